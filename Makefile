@@ -1,0 +1,70 @@
+# Every target sets up what it needs in .venv and is quick the second time. Only standard tools: make, a Python, pip.
+# PYTHON=python3.12 chooses the interpreter, VARIANT=cpu|cuda the build of fbgemm, TESTS=tests/unit what `test` runs.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help quickstart test check bench clean
+
+PYTHON ?=
+VARIANT ?= auto
+TESTS ?= tests
+WORKERS ?= auto
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip --quiet --quiet --disable-pip-version-check --no-input
+
+help:  ## list the targets
+	@echo "make TARGET, where TARGET is one of:"
+	@sed -n 's/^\([a-z]*\):.*##\(.*\)/  \1\t\2/p' Makefile | expand -t 14
+
+quickstart: .venv/.embark  ## install what training needs, then train a small model here
+	@.venv/bin/embark train quickstart --fresh
+
+test: .venv/.dev  ## run every test that can run here, with coverage
+	@$(PY) -m pytest -n $(WORKERS) --maxprocesses 8 --cov --cov-report= $(TESTS)
+	@$(PY) -m coverage report --fail-under=90
+
+check: .venv/.dev  ## ruff, mypy --strict and the import contracts
+	@code=0; \
+	$(PY) -m ruff check || code=1; \
+	$(PY) -m mypy || code=1; \
+	.venv/bin/lint-imports || code=1; \
+	exit $$code
+
+bench: .venv/.dev  ## measure this machine's CPU against stock TorchRec
+	@$(PY) bench/cpu_speed.py
+
+clean:  ## remove .venv, caches and coverage files; runs/ stays
+	@rm -rf .venv dist build htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: a file inside .venv is newer than everything that decided what was installed.
+
+.venv/.made:
+	@why=""; \
+	for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	  if reason=$$("$$python" src/embark/stack.py usable 2>/dev/null); then \
+	    echo "Making .venv with $$("$$python" --version)"; \
+	    "$$python" -m venv .venv || { echo "$$python -m venv failed: apt-get install -y python3-venv" >&2; exit 1; }; \
+	    touch $@; exit 0; \
+	  fi; \
+	  why+="  $$python: $${reason:-not found, or older than Python 3.11}"$$'\n'; \
+	done; \
+	printf 'No Python 3.11 or newer that can make .venv:\n%sInstall one (apt-get install -y python3 python3-venv) or say which: make PYTHON=/path/to/python3.12\n' "$$why" >&2; \
+	exit 1
+
+.venv/.stack: .venv/.made src/embark/stack.toml src/embark/stack.py
+	@$(PY) src/embark/stack.py install --python $(PY) --variant $(VARIANT)
+	@touch $@
+
+.venv/.embark: .venv/.stack pyproject.toml
+	@echo "Installing Embark"
+	@$(PIP) install -e '.[columns,tensorboard]'
+	@touch $@
+
+.venv/.dev: .venv/.stack pyproject.toml
+	@echo "Installing Embark and what its tests need"
+	@$(PIP) install -e '.[dev]'
+	@touch .venv/.embark $@

@@ -1,0 +1,41 @@
+"""`embark` and `python -m embark`: runs a verb and turns what it raises into an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import CycloptsError
+
+from embark.cli import app
+from embark.console import Console
+from embark.errors import EmbarkError, ExitCode, UserError
+
+
+def main() -> None:
+    """The entry point."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: Sequence[str]) -> int:
+    """Run one verb; no error of ours leaves a traceback."""
+    console = Console(json="--json" in words, quiet="--quiet" in words or "-q" in words)
+    try:
+        return int(app(list(words), exit_on_error=False, print_error=False, result_action="return_value") or 0)
+    except CycloptsError as error:
+        console.error(UserError(str(error), fix="embark --help"))
+        return ExitCode.BAD_INPUT
+    except EmbarkError as error:
+        console.error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        console.error(EmbarkError("stopped by Ctrl-C"))
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:  # the reader of a pipe has gone; leave without a word
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    main()

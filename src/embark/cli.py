@@ -1,0 +1,137 @@
+"""The verbs. Each turns words into one call and one exit code; none imports torch before it must."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+
+from embark import __version__
+from embark.console import Console
+from embark.errors import ExitCode, UserError, nearest
+
+app = App(
+    name="embark",
+    help="Train recommendation models on TorchRec, from a laptop to a GPU fleet, from one spec.",
+    version=__version__,
+    help_format="plaintext",
+)
+
+
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """What every verb takes."""
+
+    json: Flag = False
+    """Print JSON for programs, nothing for people."""
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="", show_default=False)] = False
+    """Print results, warnings and errors only."""
+
+    def console(self) -> Console:
+        return Console(json=self.json, quiet=self.quiet)
+
+
+SPEC_HELP = "A TOML file, a preset's name (laptop, quickstart, criteo-1tb, mlperf-dcnv2), or module:function."
+SET_HELP = "Override a field: --set train.batch_size=4096. May be given many times."
+Spec = Annotated[str, Parameter(help=SPEC_HELP)]
+Settings = Annotated[tuple[str, ...], Parameter(name=("--set", "-s"), help=SET_HELP, negative="", show_default=False)]
+
+
+@app.command
+def train(
+    spec: Spec,
+    /,
+    *,
+    set_: Settings = (),
+    fresh: Flag = False,
+    manners: Manners | None = None,
+) -> int:
+    """Train a spec here: on the CPU, on one GPU, or as a rank under torchrun.
+
+    A run that was stopped goes on from its last checkpoint; one that is finished is left alone.
+
+    Parameters
+    ----------
+    fresh
+        Begin in a new directory (NAME-2, NAME-3, …) whatever there is already.
+    """
+    from embark.spec import load_spec
+    from embark.stack import require_stack
+
+    console = (manners or Manners()).console()
+    run = load_spec(spec, set_)
+    require_stack()
+    from embark.train.loop import train as train_run
+
+    train_run(run, [console.view()], fresh=fresh)
+    return ExitCode.DONE
+
+
+@app.command
+def init(
+    preset: str = "quickstart",
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
+    force: Flag = False,
+    manners: Manners | None = None,
+) -> int:
+    """Write a starter spec: laptop, quickstart, criteo-1tb or mlperf-dcnv2.
+
+    Parameters
+    ----------
+    preset
+        What to start from.
+    out
+        The file to write; PRESET.toml where it is not given, `-` for standard output.
+    force
+        Overwrite the file if it exists.
+    """
+    from embark.spec import PRESETS
+    from embark.spec.starter import starter
+    from embark.store import write_whole
+
+    console = (manners or Manners()).console()
+    if preset not in PRESETS:
+        raise UserError(f"{preset}: no such preset", fix=nearest(preset, PRESETS))
+    text = starter(preset)
+    path = out or Path(f"{preset}.toml")
+    if str(path) == "-":
+        console.raw(text)
+        return ExitCode.DONE
+    if path.exists() and not force:
+        raise UserError(f"{path}: exists already", fix="--force overwrites it; --out FILE writes elsewhere")
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    console.data({"path": str(path), "preset": preset})
+    console.text(f"wrote {path}; next: embark train {path}")
+    return ExitCode.DONE
+
+
+@app.command
+def doctor(*, manners: Manners | None = None) -> int:
+    """Is this machine ready: versions that match, GPUs, memory, disk. Exit code 1 if something is wrong."""
+    from embark.doctor import examine
+
+    console = (manners or Manners()).console()
+    findings = examine()
+    console.table(
+        [{"": "ok" if f.ok else "WRONG", "what": f.name, "found": f.found, "expected": f.expected, "fix": f.fix}
+         for f in findings],
+    )
+    return ExitCode.DONE if all(f.ok for f in findings) else ExitCode.OTHER
+
+
+@app.command
+def completion(shell: Literal["bash", "zsh", "fish"], /, *, manners: Manners | None = None) -> int:
+    """Print a script that completes verbs and flags: `source <(embark completion bash)`."""
+    (manners or Manners()).console().raw(app.generate_completion(shell=shell))
+    return ExitCode.DONE

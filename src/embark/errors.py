@@ -1,0 +1,112 @@
+"""Every error a user can meet, and the exit code each one ends the process with.
+
+    EmbarkError            1   anything else
+    ├── UserError         64   the input is wrong; never retry
+    │   ├── SpecError          … in the spec or in --set
+    │   ├── DataError          … in the data the spec names
+    │   └── MissingPackage     … an extra that is not installed
+    ├── Fault             70   something broke that a retry may cure
+    ├── Preempted         75   saved; start me again
+    └── Interrupted      130   Ctrl-C
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """What the process says to the shell, to torchrun and to a job controller."""
+
+    DONE = 0
+    OTHER = 1
+    BAD_INPUT = 64
+    FAULT = 70
+    PREEMPTED = 75
+    INTERRUPTED = 130
+
+
+class EmbarkError(Exception):
+    """The root of the tree. `what` went wrong and, where known, the `fix`."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.OTHER
+
+    def __init__(self, what: str, *, fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  fix: {self.fix}" if self.fix else self.what
+
+
+class UserError(EmbarkError):
+    """The input is wrong. Running it again gives the same error."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One wrong thing in a spec: where it stands, what it is, what to write instead."""
+
+    where: str
+    """File and line, or the `--set` argument."""
+    field: str
+    """Dotted name, such as `train.batch_size`."""
+    value: str
+    """What was written, as the user wrote it; empty where nothing was."""
+    what: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.where}: {self.field}" if self.where else self.field
+        written = f" = {self.value}" if self.value else ""
+        fix = f"\n    fix: {self.fix}" if self.fix else ""
+        return f"{place}{written}\n    {self.what}{fix}"
+
+
+class SpecError(UserError):
+    """All the mistakes of one spec, at once."""
+
+    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+        self.mistakes = tuple(mistakes)
+        count = "1 mistake" if len(self.mistakes) == 1 else f"{len(self.mistakes)} mistakes"
+        super().__init__(f"{count} in the spec\n" + "\n".join(f"  {m}" for m in self.mistakes))
+
+
+class DataError(UserError):
+    """The data that the spec names is missing, or is not what the spec says."""
+
+
+class MissingPackage(UserError):
+    """A package of an extra is needed and not installed."""
+
+
+class Fault(EmbarkError):
+    """Something outside the input broke; the run can be started again."""
+
+    exit_code = ExitCode.FAULT
+
+
+class Preempted(EmbarkError):
+    """The machine is being taken away; what could be saved is saved."""
+
+    exit_code = ExitCode.PREEMPTED
+
+
+class Interrupted(EmbarkError):
+    """Ctrl-C."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`did you mean …?`, or the names there are, for the fix of a misspelt name."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else "one of: " + ", ".join(names)

@@ -1,0 +1,14 @@
+"""What a run is."""
+
+from embark.spec.data import DataSpec
+from embark.spec.load import load_spec, resolve
+from embark.spec.model import ModelSpec, Table
+from embark.spec.presets import PRESETS
+from embark.spec.run import PlaceSpec, RunSpec, StoreSpec, WatchSpec
+from embark.spec.train import TrainSpec
+from embark.spec.write import to_toml
+
+__all__ = [
+    "PRESETS", "DataSpec", "ModelSpec", "PlaceSpec", "RunSpec", "StoreSpec", "Table", "TrainSpec",
+    "WatchSpec", "load_spec", "resolve", "to_toml",
+]

@@ -1,0 +1,184 @@
+"""From a TOML file, a preset's name or a Python function to a `RunSpec`, with every mistake explained."""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from embark.errors import Mistake, SpecError, UserError, nearest
+from embark.spec.model import ModelSpec, Table
+from embark.spec.place_in_file import line_of
+from embark.spec.presets import PRESETS
+from embark.spec.run import RunSpec
+
+Raw = dict[str, Any]
+
+
+def load_spec(source: str, sets: Sequence[str] = ()) -> RunSpec:
+    """Read `source` (`run.toml`, `quickstart`, `my.module:function`), then apply `key=value` settings."""
+    text, raw, where = _read(source)
+    return resolve(raw, sets, where=where, text=text)
+
+
+def resolve(raw: Mapping[str, Any], sets: Sequence[str] = (), *, where: str = "", text: str = "") -> RunSpec:
+    """Turn nested dicts into a `RunSpec`, or raise one `SpecError` that names all mistakes."""
+    settings, mistakes = _parse_settings(sets)
+    merged = _deep_copy(raw)
+    for key, value in settings.items():
+        mistakes += _put(merged, key, value)
+    from_set = {key: f"--set {key}" for key in settings}
+
+    def placed(mistake: Mistake) -> Mistake:
+        place = next((p for k, p in from_set.items() if (mistake.field + ".").startswith(k + ".")), "")
+        if not place and text:
+            place = f"{where}:{line_of(text, mistake.field)}"
+        return Mistake(place or where, mistake.field, mistake.value, mistake.what, mistake.fix)
+
+    spec: RunSpec | None = None
+    try:
+        spec = RunSpec.model_validate(merged)
+    except ValidationError as error:
+        mistakes += [placed(m) for m in _explain(error)]
+    if spec is not None:
+        mistakes += [placed(m) for m in spec.mistakes()]
+    if mistakes or spec is None:
+        raise SpecError(mistakes)
+    return spec
+
+
+def _read(source: str) -> tuple[str, Raw, str]:
+    """The text (for line numbers), the nested dicts, and what to call the place."""
+    path = Path(source)
+    if path.is_file():
+        return _read_toml(path)
+    if source in PRESETS:
+        return "", PRESETS[source]().model_dump(exclude_unset=True), f"preset {source}"
+    if ":" in source:
+        return "", _call(source).model_dump(exclude_unset=True), source
+    if path.suffix == ".toml" or "/" in source:
+        raise UserError(f"{source}: no such file", fix="`embark init` writes a starter spec")
+    raise UserError(f"{source}: neither a file nor a preset", fix=nearest(source, PRESETS))
+
+
+def _read_toml(path: Path) -> tuple[str, Raw, str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        raw = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as text: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: not TOML: {error}", fix="strings are in quotes, sections in [brackets]") from error
+    raw.setdefault("name", path.stem)
+    return text, raw, str(path)
+
+
+def _call(reference: str) -> RunSpec:
+    module_name, _, function_name = reference.partition(":")
+    try:
+        spec = getattr(importlib.import_module(module_name), function_name)()
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"{reference}: {error}", fix="write module:function, both importable from here") from error
+    if not isinstance(spec, RunSpec):
+        raise UserError(f"{reference}: returned {type(spec).__name__}, not a RunSpec")
+    return spec
+
+
+def _parse_settings(sets: Sequence[str]) -> tuple[Raw, list[Mistake]]:
+    settings: Raw = {}
+    mistakes: list[Mistake] = []
+    for argument in sets:
+        key, equals, value = argument.partition("=")
+        if not equals or not key.strip():
+            mistakes.append(
+                Mistake(f"--set {argument}", argument, "", "is not key=value", "--set train.batch_size=4096")
+            )
+        else:
+            settings[key.strip()] = _value(value.strip())
+    return settings, mistakes
+
+
+def _value(text: str) -> Any:
+    """A TOML value; anything that is none is a plain string, so that quotes are not needed."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _put(raw: Raw, key: str, value: Any) -> list[Mistake]:
+    *parents, last = key.split(".")
+    at: Any = raw
+    for name in parents:
+        if isinstance(at, list) and name.isdigit() and int(name) < len(at):
+            at = at[int(name)]
+        elif isinstance(at, dict):
+            at = at.setdefault(name, {})
+        else:
+            break
+    if not isinstance(at, dict):
+        return [Mistake(f"--set {key}", key, str(value), "leads to no section of the spec")]
+    at[last] = value
+    return []
+
+
+def _deep_copy(raw: Any) -> Any:
+    if isinstance(raw, Mapping):
+        return {k: _deep_copy(v) for k, v in raw.items()}
+    return [_deep_copy(v) for v in raw] if isinstance(raw, list | tuple) else raw
+
+
+def _explain(error: ValidationError) -> list[Mistake]:
+    """Pydantic's errors in our words, one for each field (a union gives several)."""
+    mistakes: dict[str, Mistake] = {}
+    for item in error.errors():
+        is_unknown = item["type"] == "extra_forbidden"
+        field, section = _field_of(item["loc"], is_unknown=is_unknown)
+        if is_unknown:
+            what, fix = "no such field", nearest(str(item["loc"][-1]), section.model_fields)
+        elif item["type"] == "missing":
+            what, fix = "is required", ""
+        else:
+            what, fix = f"{item['msg'][:1].lower()}{item['msg'][1:]}{_meaning(section, field)}", ""
+        value = "" if item["type"] == "missing" else _shown(item["input"])
+        mistakes.setdefault(field, Mistake("", field, value, what, fix))
+    return list(mistakes.values())
+
+
+def _field_of(loc: tuple[int | str, ...], *, is_unknown: bool) -> tuple[str, type[BaseModel]]:
+    """The dotted field that pydantic's location means, and the section that holds it."""
+    names: list[str] = []
+    section: type[BaseModel] = RunSpec
+    holder = section
+    for position, part in enumerate(loc):
+        if isinstance(part, int):
+            names.append(str(part))
+        elif part in section.model_fields:
+            names.append(part)
+            holder, section = section, _inner_section(section, part)
+        elif is_unknown and position == len(loc) - 1:
+            names.append(part)
+            holder = section
+        # anything else is the tag of a union's branch
+    return ".".join(names), holder
+
+
+def _inner_section(section: type[BaseModel], field: str) -> type[BaseModel]:
+    if (section, field) == (ModelSpec, "tables"):
+        return Table
+    annotation = section.model_fields[field].annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else section
+
+
+def _meaning(section: type[BaseModel], field: str) -> str:
+    info = section.model_fields.get(field.rsplit(".", 1)[-1])
+    return f"\n    {field}: {info.description}" if info and info.description else ""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"

@@ -1,0 +1,64 @@
+"""`[model]`: the network and its tables."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from embark.spec.section import Section
+
+Rows = Annotated[int, Field(gt=0, le=2**31 - 1)]  # ids are 32 bits wide
+LayerSizes = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
+
+
+class Table(Section):
+    """One embedding table and the sparse feature (data column) that looks it up."""
+
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)
+    """Name of the table and of its column in the data: letters, digits, underscores."""
+    rows: Rows
+    """Number of ids the table holds: 0 to rows − 1."""
+    dim: PositiveInt | None = None
+    """Width of a row; `model.embedding_dim` where it is not given."""
+    pooling: Literal["sum", "mean"] = "sum"
+    """How the rows of a sample's several ids become one vector."""
+    multi_hot: PositiveInt = 1
+    """The most ids one sample has in this feature."""
+
+
+class ModelSpec(Section):
+    """What is trained: DLRM or DLRM-DCNv2 over any list of tables."""
+
+    kind: Literal["dlrm", "dcnv2"] = "dlrm"
+    """`dlrm`: all pairwise dot products. `dcnv2`: low-rank cross layers."""
+    num_dense: NonNegativeInt = 13
+    """Number of dense (floating-point) features; 0 for none at all."""
+    embedding_dim: PositiveInt = 64
+    """Width of the embedding rows. The bottom MLP's last layer follows it."""
+    bottom_mlp: LayerSizes = (512, 256)
+    """Hidden layers over the dense features; one of `embedding_dim` is added behind them."""
+    top_mlp: LayerSizes = (512, 256)
+    """Hidden layers over the interaction; one of size 1 is added behind them."""
+    num_cross_layers: PositiveInt = 3
+    """`dcnv2` only: number of cross layers."""
+    cross_rank: PositiveInt = 512
+    """`dcnv2` only: rank of each cross layer's matrix."""
+    num_tables: PositiveInt = 26
+    """Number of tables, named `cat_0`, `cat_1`, …, where `tables` is not given."""
+    rows_per_table: Rows | Annotated[tuple[Rows, ...], Field(strict=False)] = 100_000
+    """Rows of each of them: one number for all, or a list of `num_tables` numbers."""
+    tables: Annotated[tuple[Table, ...], Field(strict=False)] = ()
+    """The tables one by one (`[[model.tables]]`); replaces `num_tables` and `rows_per_table`."""
+
+    def table_list(self) -> tuple[Table, ...]:
+        """Every table with its width filled in."""
+        tables = self.tables or tuple(
+            Table(name=f"cat_{i}", rows=rows) for i, rows in enumerate(self._rows_list())
+        )
+        return tuple(t if t.dim else t.model_copy(update={"dim": self.embedding_dim}) for t in tables)
+
+    def _rows_list(self) -> tuple[int, ...]:
+        if isinstance(self.rows_per_table, int):
+            return (self.rows_per_table,) * self.num_tables
+        return self.rows_per_table

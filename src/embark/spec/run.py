@@ -1,0 +1,134 @@
+"""A run: all sections together, and what must hold between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from embark.errors import Mistake
+from embark.spec.data import DataSpec
+from embark.spec.model import ModelSpec
+from embark.spec.section import Section
+from embark.spec.train import TrainSpec
+
+
+class PlaceSpec(Section):
+    """`[place]`: what it runs on."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto`: a GPU where there is one, else the CPU."""
+    timeout_s: PositiveInt = 600
+    """How long a rank waits for the others before it gives up."""
+
+
+class StoreSpec(Section):
+    """`[store]`: where the run's files go."""
+
+    root: str = "runs"
+    """The run directory is `<root>/<name>`."""
+    checkpoint_every: NonNegativeInt = 0
+    """Save every so many steps, besides at the end."""
+    checkpoint_at_end: bool = True
+    """Save the trained model."""
+    keep_checkpoints: PositiveInt = 2
+    """How many of the newest to keep."""
+
+
+class WatchSpec(Section):
+    """`[watch]`: what is told while it runs."""
+
+    every: PositiveInt = 50
+    """Steps between two `step` events: the points of the curves."""
+    tensorboard: bool = True
+    """Write TensorBoard curves into the run directory."""
+
+
+class RunSpec(Section):
+    """One run, whole."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
+    """Names the run directory: letters, digits, dots, dashes, underscores."""
+    model: ModelSpec = ModelSpec()
+    data: DataSpec = DataSpec()
+    train: TrainSpec = TrainSpec()
+    place: PlaceSpec = PlaceSpec()
+    store: StoreSpec = StoreSpec()
+    watch: WatchSpec = WatchSpec()
+
+    def mistakes(self) -> Iterator[Mistake]:
+        """What is wrong between fields that are each right alone."""
+        yield from _model_mistakes(self.model)
+        yield from _data_mistakes(self)
+        yield from _train_mistakes(self)
+
+
+def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:
+    rows = model.rows_per_table
+    if not model.tables and isinstance(rows, tuple) and len(rows) != model.num_tables:
+        yield _mistake(
+            "model.rows_per_table", rows, f"lists {len(rows)} tables, but model.num_tables is {model.num_tables}",
+            f"set model.num_tables = {len(rows)}, or give one number for all tables",
+        )
+    names = [t.name for t in model.tables]
+    for name in sorted({n for n in names if names.count(n) > 1}):
+        yield _mistake("model.tables", name, "two tables have this name", "give each table a name of its own")
+    if model.kind == "dlrm":
+        for index, table in enumerate(model.tables):
+            if table.dim not in (None, model.embedding_dim):
+                yield _mistake(
+                    f"model.tables.{index}.dim", table.dim,
+                    f"DLRM takes dot products between rows, so every table is model.embedding_dim = "
+                    f"{model.embedding_dim} wide",
+                    f"leave dim out, set it to {model.embedding_dim}, or set model.kind = \"dcnv2\"",
+                )
+    for index, table in enumerate(model.table_list()):
+        if table.dim and table.dim % 4:
+            field = f"model.tables.{index}.dim" if index < len(model.tables) and model.tables[index].dim else ""
+            yield _mistake(
+                field or "model.embedding_dim", table.dim, "FBGEMM's kernels take widths that are multiples of 4",
+                f"use {(table.dim + 3) // 4 * 4}",
+            )
+            break
+
+
+def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    data, model = spec.data, spec.model
+    if data.kind == "columns":
+        if not data.path:
+            yield _mistake("data.path", "", "data.kind is \"columns\" and no file is named", "set data.path")
+        if len(data.dense_columns) != model.num_dense:
+            yield _mistake(
+                "data.dense_columns", list(data.dense_columns),
+                f"names {len(data.dense_columns)} columns, but model.num_dense is {model.num_dense}",
+                f"set model.num_dense = {len(data.dense_columns)}",
+            )
+    elif data.path:
+        yield _mistake(
+            "data.path", data.path, "is read only when data.kind is \"columns\"", 'set data.kind = "columns"'
+        )
+    elif data.num_train_samples < spec.train.batch_size:
+        yield _mistake(
+            "train.batch_size", spec.train.batch_size,
+            f"is more than the {data.num_train_samples} samples of data.num_train_samples", "make it smaller",
+        )
+
+
+def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    train = spec.train
+    if train.optimizer == "adam" and spec.place.device == "cpu":
+        yield _mistake(
+            "train.optimizer", train.optimizer, "FBGEMM has no fused Adam on the CPU",
+            'use "rowwise_adagrad", "adagrad" or "sgd", or a GPU',
+        )
+    if train.decay == "none" and (train.decay_steps or train.decay_start_step):
+        field = "train.decay_steps" if train.decay_steps else "train.decay_start_step"
+        yield _mistake(
+            field, train.decay_steps or train.decay_start_step, "has no effect while train.decay is \"none\"",
+            'set train.decay = "linear", "polynomial" or "cosine"',
+        )
+
+
+def _mistake(field: str, value: object, what: str, fix: str) -> Mistake:
+    return Mistake(where="", field=field, value=str(value), what=what, fix=fix)

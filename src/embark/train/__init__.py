@@ -1,0 +1,16 @@
+"""The trainer: the only room that knows torch."""
+
+import logging
+import os
+import warnings
+
+# OpenMP's threads spin while they wait. Beside any other busy process that makes a step on a CPU twenty times
+# slower (bench/LOG.md), so they are told to give up soon. It is read when torch loads, hence here.
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+
+# What torch and TorchRec say about their own insides is no news to whoever trains with them.
+if not os.environ.get("EMBARK_TORCH_WARNINGS"):
+    for category in (FutureWarning, DeprecationWarning, UserWarning):
+        warnings.filterwarnings("ignore", category=category, module=r"(torch|torchrec|fbgemm_gpu|tensordict)\b")
+    for name in ("torchrec", "torch.fx._symbolic_trace", "MethodLogger-NullHandler", "Cap01Logger-NullHandler"):
+        logging.getLogger(name).setLevel(logging.ERROR)

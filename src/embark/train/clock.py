@@ -1,0 +1,58 @@
+"""How long training takes, with evaluation and saving left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+TICK_S = 0.2
+
+
+class Clock:
+    """Counts steps and seconds: since the last window, and in all."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._started = self._window_started = self._last_tick = time.perf_counter()
+        self._steps = self._window_steps = 0
+
+    def step(self) -> None:
+        self._steps += 1
+        self._window_steps += 1
+
+    def ticks(self) -> bool:
+        """True a few times a second: often enough for a progress bar, too seldom to cost anything."""
+        now = time.perf_counter()
+        if now - self._last_tick < TICK_S:
+            return False
+        self._last_tick = now
+        return True
+
+    def window(self) -> dict[str, float]:
+        """The rate since the last call."""
+        now = time.perf_counter()
+        seconds = max(now - self._window_started, 1e-9)
+        values = {
+            "samples_per_s": self._window_steps * self._batch_size / seconds,
+            "step_s": seconds / max(self._window_steps, 1),
+        }
+        self._window_started, self._window_steps = now, 0
+        return values
+
+    def whole(self) -> dict[str, float]:
+        """The rate over everything so far."""
+        seconds = max(time.perf_counter() - self._started, 1e-9)
+        samples = self._steps * self._batch_size
+        return {"train_s": seconds, "num_samples": samples, "samples_per_s": samples / seconds}
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time in here is not training."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            lost = time.perf_counter() - began
+            self._started += lost
+            self._window_started += lost

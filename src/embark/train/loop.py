@@ -1,0 +1,118 @@
+"""The run, from top to bottom: one road for a CPU, a GPU, and many ranks under torchrun."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from embark.data import Loader, Source, open_source, steps_per_epoch
+from embark.errors import EmbarkError
+from embark.spec import RunSpec
+from embark.store import RunDir
+from embark.train.batch import ToDevice
+from embark.train.build import Built, build
+from embark.train.checkpoint import load, save
+from embark.train.clock import Clock
+from embark.train.evaluation import Evaluation
+from embark.train.faults import explain, refuse_not_finite
+from embark.train.metrics import MetricWindow
+from embark.train.run import open_run
+from embark.train.signals import StopSignals, stopped_by
+from embark.train.telling import Telling, tell_start, telling
+from embark.train.world import World, check_against, join
+from embark.watch import Event, Sink
+
+
+def train(spec: RunSpec, view: Sequence[Sink] = (), *, fresh: bool = False) -> dict[str, Any]:
+    """Train what `spec` says; returns the values of the last evaluation and of the end.
+
+    The same call begins a run, goes on with one that was stopped, and leaves a finished one alone.
+    `view` is what a person watches.
+    """
+    with join(spec.place) as world, StopSignals() as signals:
+        check_against(spec, world)
+        source = open_source(spec)
+        per_epoch = steps_per_epoch(source, spec.train.batch_size)
+        num_steps = spec.train.num_steps or spec.train.num_epochs * per_epoch
+        opened = open_run(spec, world, fresh=fresh)
+        if opened.finished_step >= num_steps:
+            return _finished_before(opened.run_dir, opened.finished_step, view if world.is_first else ())
+        with telling(spec, world, opened.run_dir, view) as told:
+            try:
+                built = build(spec, world, num_steps)
+                if opened.checkpoint:
+                    load(opened.checkpoint, built.model, built.optimizers)
+                step = opened.checkpoint.step if opened.checkpoint else 0
+                tell_start(told, spec, world, opened.run_dir, source, built, step=step, num_steps=num_steps,
+                           per_epoch=per_epoch, checkpoint=opened.checkpoint)
+                return _loop(spec, world, opened.run_dir, source, built, told, signals, step, num_steps, per_epoch)
+            except (EmbarkError, RuntimeError) as raised:
+                error = raised if isinstance(raised, EmbarkError) else explain(raised)
+                told.record("error", {"text": str(error or raised)})  # whoever watches hears it from the exit
+                if error is None or error is raised:
+                    raise
+                raise error from raised
+
+
+def _loop(
+    spec: RunSpec, world: World, run_dir: RunDir, source: Source, built: Built, told: Telling, signals: StopSignals,
+    step: int, num_steps: int, per_epoch: int,
+) -> dict[str, Any]:
+    to_device = ToDevice([t.name for t in spec.model.table_list()], world.device)
+    evaluation = Evaluation(source, spec.train.batch_size, to_device, world)
+    window = MetricWindow(world.device)
+    clock = Clock(spec.train.batch_size)
+    evaluated: dict[str, Any] = {}
+    saved_step = step
+    caught = 0
+    with Loader(source, batch_size=spec.train.batch_size, rank=world.rank, world_size=world.world_size,
+                start_step=step, stop_step=num_steps) as loader:
+        batches = to_device.stream(iter(loader))
+        while step < num_steps and not caught:
+            rate = built.optimizers.set_rates(step)
+            _, logits, label = built.engine.step(batches)
+            window.add(logits, label)
+            step += 1
+            clock.step()
+            is_last = step == num_steps
+            if step % spec.watch.every == 0 or is_last:
+                metrics = window.take(world)
+                told.tell("step", {"step": step, "epoch": (step - 1) // per_epoch, "loss": metrics["log_loss"],
+                                   **metrics, "learning_rate": rate, **clock.window()})
+                refuse_not_finite(metrics["log_loss"], step)
+            elif clock.ticks():
+                told.tick({"step": step, "samples_per_s": clock.whole()["samples_per_s"]})
+            if source.num_eval_samples and (is_last or _divides(spec.train.eval_every, step)):
+                with clock.paused():
+                    evaluated = {"step": step, **evaluation.run(built.engine)}
+                    told.tell("eval", evaluated)
+            caught = signals.caught(world)
+            wants_save = _divides(spec.store.checkpoint_every, step) or caught
+            if (wants_save or (is_last and spec.store.checkpoint_at_end)) and step > saved_step:
+                with clock.paused():
+                    told.tell("save", save(run_dir, step, built.model, built.optimizers, world, {"eval": evaluated}))
+                    saved_step = step
+                    if world.is_first:
+                        run_dir.prune(spec.store.keep_checkpoints)
+    end = {"outcome": "done", "step": step, "run_dir": str(run_dir.path), **clock.whole()}
+    if step < num_steps:
+        name = signal.Signals(caught).name
+        told.tell("interrupt", {"step": step, "signal": name})
+        told.tell("end", {**end, "outcome": "interrupted"})
+        raise stopped_by(caught, f"stopped by {name} at step {step} of {num_steps}; saved in {run_dir.path}")
+    told.tell("end", end)
+    return {**evaluated, **end}
+
+
+def _divides(every: int, step: int) -> bool:
+    return bool(every) and step % every == 0
+
+
+def _finished_before(run_dir: RunDir, step: int, view: Sequence[Sink]) -> dict[str, Any]:
+    text = (f"{run_dir.path} is finished: {step} steps. --fresh runs it again in a new directory; "
+            "a larger train.num_steps or train.num_epochs goes on")
+    for sink in view:
+        sink.emit(Event("note", {"level": "info", "text": text}))
+        sink.close()
+    return {"outcome": "done", "step": step, "run_dir": str(run_dir.path)}

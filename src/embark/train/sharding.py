@@ -1,0 +1,129 @@
+"""Which table, or which part of one, lives on which rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.types import ShardingPlan, ShardingType
+
+from embark.errors import UserError
+from embark.spec import RunSpec
+from embark.train.device_memory import device_bytes, host_bytes
+from embark.train.world import World
+
+# Never data_parallel: it would take the dense optimizer and other keys in a checkpoint, so that the
+# same spec on another number of ranks could not resume.
+SHARDINGS = {
+    "table_wise": ShardingType.TABLE_WISE,
+    "row_wise": ShardingType.ROW_WISE,
+    "column_wise": ShardingType.COLUMN_WISE,
+    "table_row_wise": ShardingType.TABLE_ROW_WISE,
+    "table_column_wise": ShardingType.TABLE_COLUMN_WISE,
+}
+KERNELS = {
+    "cpu": [EmbeddingComputeKernel.FUSED.value],
+    "cuda": [EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.FUSED_UVM_CACHING.value],
+}
+
+
+class AnywhereSharder(EmbeddingBagCollectionSharder):
+    """TorchRec's sharder, with the row-wise types open on a CPU too: they run on gloo, and a plan made for a
+    fleet can then be tried on a laptop."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return [sharding.value for sharding in SHARDINGS.values()]
+
+
+def make_sharder(spec: RunSpec) -> AnywhereSharder:
+    """The sharder, with the precision of what goes over the wire."""
+    registry: Any = None
+    if spec.train.comms_dtype != "fp32":
+        kind = CommType.FP16 if spec.train.comms_dtype == "fp16" else CommType.BF16
+        registry = get_qcomm_codecs_registry(QCommsConfig(forward_precision=kind, backward_precision=kind))
+    return AnywhereSharder(qcomm_codecs_registry=registry)
+
+
+def make_plan(model: nn.Module, sharder: AnywhereSharder, spec: RunSpec, world: World) -> ShardingPlan:
+    """TorchRec's planner over this machine's true topology; the same plan on every rank."""
+    planner = EmbeddingShardingPlanner(
+        topology=true_topology(world),
+        batch_size=spec.train.batch_size // world.world_size,
+        constraints=constraints(spec, world),
+        storage_reservation=FixedPercentageStorageReservation(spec.train.memory_reserve),
+        debug=False,
+    )
+    try:
+        return planner.collective_plan(model, [sharder], dist.group.WORLD)
+    except PlannerError as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"the tables do not fit {world.world_size} × {world.device_name}: {first}",
+            fix="more ranks, smaller tables, train.table_dtype = \"fp16\", or a smaller train.memory_reserve",
+        ) from error
+
+
+def true_topology(world: World) -> Topology:
+    """TorchRec's default would take all ranks for one host with 32 GB each."""
+    return Topology(
+        world_size=world.world_size,
+        local_world_size=world.local_world_size,
+        compute_device=world.device.type,
+        hbm_cap=device_bytes(world.device) if world.device.type == "cuda" else 0,
+        ddr_cap=host_bytes() // world.local_world_size,
+    )
+
+
+def constraints(spec: RunSpec, world: World) -> dict[str, ParameterConstraints]:
+    """What the planner may choose from, and how many ids to expect."""
+    allowed = _allowed(spec, world)
+    return {
+        table.name: ParameterConstraints(
+            sharding_types=[SHARDINGS[name].value for name in allowed],
+            compute_kernels=KERNELS[world.device.type],
+            pooling_factors=[float(table.multi_hot)],
+            min_partition=min(32, table.dim or 32) if (table.dim or 0) % 32 == 0 else table.dim,
+        )
+        for table in spec.model.table_list()
+    }
+
+
+def _allowed(spec: RunSpec, world: World) -> list[str]:
+    if spec.train.sharding != "auto":
+        return [spec.train.sharding]
+    if world.world_size == 1:
+        return ["table_wise"]
+    if world.device.type == "cpu":  # the fastest over gloo; the others when asked for
+        return ["table_wise", "column_wise", "table_column_wise"]
+    return list(SHARDINGS)
+
+
+def describe(plan: ShardingPlan, spec: RunSpec) -> dict[str, Any]:
+    """The plan as plain values: what the `plan` event and `plan.txt` show."""
+    bytes_per_element = 2 if spec.train.table_dtype == "fp16" else 4
+    sizes = {t.name: t for t in spec.model.table_list()}
+    tables: list[dict[str, Any]] = []
+    per_rank: dict[int, int] = {}
+    for parameters in plan.plan.values():
+        for name, sharding in sorted(parameters.items(), key=lambda item: list(sizes).index(item[0])):
+            for shard in sharding.sharding_spec.shards:
+                num_bytes = shard.shard_sizes[0] * shard.shard_sizes[1] * bytes_per_element
+                rank = shard.placement.rank()
+                per_rank[rank] = per_rank.get(rank, 0) + num_bytes
+            tables.append({
+                "table": name,
+                "rows": sizes[name].rows,
+                "dim": sizes[name].dim,
+                "sharding": sharding.sharding_type,
+                "kernel": sharding.compute_kernel,
+                "ranks": list(sharding.ranks),
+                "bytes": sizes[name].rows * (sizes[name].dim or 0) * bytes_per_element,
+            })
+    return {"tables": tables, "per_rank": [{"rank": r, "bytes": per_rank[r]} for r in sorted(per_rank)]}

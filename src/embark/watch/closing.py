@@ -1,0 +1,158 @@
+"""The end of a run, told: the curves, the held-out metrics, and one sentence that says how it went."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from embark.watch.curve import MARK, Chart, Point, draw
+from embark.watch.history import History
+from embark.watch.names import metric
+from embark.watch.words import clean_line, count, duration, figure, finite, number, rate, short
+
+MAX_WIDTH = 100
+_SIDE_BY_SIDE = 56
+_WITH_MEANING = 92
+_LABEL = 7
+_GAP = 3
+_HEIGHT = 5
+_TOLD = ("auc", "normalized_entropy", "log_loss", "calibration")
+_BEST = {"auc": "best_auc", "log_loss": "best_log_loss"}
+
+Fit = Callable[[str], str]
+"""Puts text into letters that the stream can carry."""
+
+
+def sentence(history: History) -> str:
+    """How it went."""
+    outcome = history.end.get("outcome")
+    if outcome == "done":
+        return _result(history)
+    verb = "Failed" if outcome == "failed" else "Interrupted"
+    of = f" of {count(history.num_steps)}" if history.num_steps else ""
+    saved = history.save.get("step")
+    again = f" Saved at step {count(saved)}: start it again and it goes on from there." if saved is not None else ""
+    return f"{verb} at step {count(history.steps_done)}{of}.{again}"
+
+
+def work(history: History) -> str:
+    """`20,000 steps · 164 M samples in 5 min 12 s · 52.5 k samples/s`"""
+    end = history.end
+    steps = history.steps_done - int(finite(history.start.get("first_step")) or 0)
+    took = f"{short(end.get('num_samples'))} samples in {duration(end.get('train_s'))}"
+    return " · ".join([f"{count(steps)} steps", took, rate(end.get("samples_per_s"))])
+
+
+def curves(history: History, width: int, fit: Fit, *, ascii_only: bool) -> RenderableType | None:
+    """Loss and AUC over steps, side by side where there is room."""
+    width = min(width, MAX_WIDTH)
+    beside = width >= _SIDE_BY_SIDE
+    across = ((width - _GAP) // 2 if beside else width) - _LABEL - 2
+    if across < 8:
+        return None
+    drawn = [
+        _panel(title, line.points(), marks, across, fit, ascii_only)
+        for title, line, marks in (
+            ("loss", history.loss, history.eval_loss),
+            (metric("auc").label, history.auc, history.eval_auc),
+        )
+    ]
+    panels = [panel for panel in drawn if panel is not None]
+    if not panels:
+        return None
+    key = Text(fit("  ⠒ train") if not ascii_only else "  .' train", "cyan")
+    if history.eval:
+        key.append(fit(f"  {MARK} held out"), "magenta")
+    if not beside:
+        return Group(*panels, key)
+    grid = Table.grid(padding=(0, _GAP, 0, 0))
+    grid.add_row(*panels)
+    return Group(grid, key)
+
+
+def metrics(history: History, width: int, fit: Fit) -> RenderableType | None:
+    """The held-out metrics beside the best there could be and the last training window."""
+    if not history.eval:
+        return None
+    best = any(finite(history.eval.get(name)) is not None for name in _BEST.values())
+    meaning = width >= _WITH_MEANING
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("")
+    table.add_column("held out", justify="right", no_wrap=True)
+    if best:
+        table.add_column("best", justify="right", no_wrap=True)
+    table.add_column("train", justify="right", no_wrap=True)
+    if meaning:
+        table.add_column("")
+    for name in _TOLD:
+        cells = [metric(name).label, figure(history.eval.get(name))]
+        if best:
+            cells.append(figure(history.eval.get(_BEST[name])) if name in _BEST else "")
+        cells.append(figure(history.step.get(name)))
+        texts = [Text(fit(cell), style) for cell, style in zip(cells, ["", "bold", "", ""], strict=False)]
+        table.add_row(*texts, *([Text(metric(name).meaning, "dim")] if meaning else []))
+    return Padding(table, (0, 0, 0, 2))
+
+
+def places(history: History) -> Iterator[tuple[str, str]]:
+    """Where things are."""
+    run_dir = history.end.get("run_dir") or history.start.get("run_dir")
+    if not run_dir:
+        return
+    yield "run", clean_line(run_dir)
+    curves_dir = Path(str(run_dir)) / "tensorboard"
+    if curves_dir.is_dir():
+        yield "curves", f"tensorboard --logdir {shlex.quote(clean_line(curves_dir))}"
+
+
+def _result(history: History) -> str:
+    loss = number(history.step.get("loss"))
+    if loss is not None and not math.isfinite(loss):
+        return f"The loss is {figure(loss)}: nothing was learnt after it became so."
+    if not history.eval:
+        return f"Trained to step {count(history.steps_done)}: training loss {figure(loss)}; no samples were held out."
+    auc, best = finite(history.eval.get("auc")), finite(history.eval.get("best_auc"))
+    at = history.eval.get("step")
+    when = f" at step {count(at)}" if finite(at) not in (None, history.steps_done) else ""
+    if auc is None:
+        log_loss = figure(history.eval.get("log_loss"))
+        return f"Held-out log loss {log_loss}{when}; AUC is not defined on these samples."
+    told = f"Held-out AUC {figure(auc)}{when}"
+    if auc <= 0.5:
+        return f"{told}: no better than chance (0.5)."
+    if best is None or best <= 0.5:
+        return f"{told}, on {count(history.eval.get('num_samples'))} samples."
+    if auc >= best:
+        return f"{told}: the best any model could reach on these samples ({figure(best)})."
+    share = min(99, round(100 * (auc - 0.5) / (best - 0.5)))
+    way = f"{share} % of the way from chance (0.5) to the best any model could reach on these samples"
+    return f"{told}: {way} ({figure(best)})."
+
+
+def _panel(
+    title: str, line: Sequence[Point], marks: Sequence[Point], width: int, fit: Fit, ascii_only: bool
+) -> RenderableType | None:
+    chart = draw(line, marks, width=width, height=_HEIGHT, ascii_only=ascii_only)
+    if chart is None:
+        return None
+    text = Text(f"  {title}\n", "bold", no_wrap=True)
+    for index, row in enumerate(chart.rows):
+        label = figure(chart.high) if index == 0 else figure(chart.low) if index == len(chart.rows) - 1 else ""
+        text.append(f"  {label:>{_LABEL - 1}} ", "not bold dim")
+        for char in row:
+            text.append(char, "not bold magenta" if char in (MARK, "o") else "not bold cyan")
+        text.append("\n")
+    text.append(" " * (_LABEL + 2) + _axis(chart, width), "not bold dim")
+    return text
+
+
+def _axis(chart: Chart, width: int) -> str:
+    left, right = f"step {count(chart.first)}", count(chart.last)
+    return left + right.rjust(width - len(left)) if len(left) + len(right) < width else right.rjust(width)

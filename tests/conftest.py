@@ -1,0 +1,92 @@
+"""Skips what cannot run here and, at the end, says what was not run and what would get it.
+
+With EMBARK_REQUIRE_ALL=1, as in CI, a skip is a failure unless the test is marked `gpu`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from needs import TOOLS
+
+PROPERTY = "embark_skipped_for"
+"""Rides on the test's report, so that it crosses from xdist's workers to the session that counts."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(NotRun(), "embark_not_run")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for kind, reason in _obstacles(item):
+            item.user_properties.append((PROPERTY, kind))
+            item.add_marker(pytest.mark.skip(reason=reason))
+            break
+
+
+def _obstacles(item: pytest.Item) -> Iterator[tuple[str, str]]:
+    if item.get_closest_marker("gpu") and not has_gpu():
+        yield "gpu", "needs an NVIDIA GPU"
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            if name not in TOOLS:
+                raise pytest.UsageError(f"{item.nodeid}: needs({name!r}): tests/needs.py knows {', '.join(TOOLS)}")
+            if not TOOLS[name].is_here:
+                yield name, f"needs {name}: {TOOLS[name].how_to_get}"
+
+
+def has_gpu() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+class NotRun:
+    """Counts the skips of the whole session; with xdist it lives on the controller only."""
+
+    def __init__(self) -> None:
+        self.by_tool: Counter[str] = Counter()
+        self.others: list[str] = []
+        self.require_all = os.environ.get("EMBARK_REQUIRE_ALL") == "1"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            kind = dict(report.user_properties).get(PROPERTY)
+            self._count(report, str(kind) if kind else None)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self._count(report, None)
+
+    def _count(self, report: pytest.TestReport | pytest.CollectReport, kind: str | None) -> None:
+        if kind is not None:
+            self.by_tool[kind] += 1
+            return
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        self.others.append(f"{report.nodeid}: {reason}")
+
+    @property
+    def is_failure(self) -> bool:
+        return self.require_all and (bool(self.others) or any(kind != "gpu" for kind in self.by_tool))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.is_failure and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.by_tool and not (self.require_all and self.others):
+            return
+        terminalreporter.section("not run here")
+        for kind, count in sorted(self.by_tool.items()):
+            how = "an NVIDIA GPU" if kind == "gpu" else TOOLS[kind].how_to_get
+            terminalreporter.line(f"{kind}: {count} {'test' if count == 1 else 'tests'}; {how}")
+        if self.require_all:
+            for line in self.others:
+                terminalreporter.line(line)
+        if self.is_failure:
+            terminalreporter.line("EMBARK_REQUIRE_ALL=1: only tests marked gpu may be skipped", red=True)

@@ -1,0 +1,80 @@
+"""Programs from the system's packages that some tests need: how to tell they are here, and what would get them.
+
+    python tests/needs.py packages    # Debian packages of every program the tests name
+    python tests/needs.py missing     # those of the programs that are not here
+
+It needs only the standard library: CI runs it before anything is installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Tool:
+    programs: tuple[tuple[str, ...], ...]
+    """One of each group must be on the path."""
+    packages: tuple[str, ...]
+
+    @property
+    def is_here(self) -> bool:
+        # debootstrap and its like live in sbin, which a user's path often lacks
+        path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+        return all(any(shutil.which(name, path=path) for name in group) for group in self.programs)
+
+    @property
+    def how_to_get(self) -> str:
+        return f"apt-get install -y {' '.join(self.packages)}"
+
+
+TOOLS = {
+    "podman": Tool(
+        (("podman",), ("buildah",), ("runc",), ("debootstrap",)),
+        ("podman", "buildah", "runc", "debootstrap"),
+    ),
+    "chromium": Tool((("chromium", "chromium-browser", "google-chrome"),), ("chromium",)),
+    "prometheus": Tool((("prometheus",), ("promtool",)), ("prometheus",)),
+    "node": Tool((("node", "nodejs"),), ("nodejs",)),
+    "npm": Tool((("npm",),), ("nodejs", "npm")),
+    "tmux": Tool((("tmux",),), ("tmux",)),
+    "g++": Tool((("g++",),), ("g++",)),
+}
+
+
+def tools_used(tests: Path) -> set[str]:
+    """The tools that `@pytest.mark.needs(…)` names anywhere under `tests`, read from the source, not run."""
+    return {name for path in sorted(tests.rglob("*.py")) for name in _named_in(path)}
+
+
+def _named_in(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.needs"):
+            continue
+        for argument in node.args:
+            name = argument.value if isinstance(argument, ast.Constant) else None
+            if name not in TOOLS:
+                known = ", ".join(TOOLS)
+                sys.exit(f"{path}:{node.lineno}: needs({ast.unparse(argument)}): write one of {known}, as a literal")
+            yield str(name)
+
+
+def main(words: list[str]) -> int:
+    if words not in (["packages"], ["missing"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    names = sorted(tools_used(Path(__file__).parent))
+    wanted = [TOOLS[name] for name in names if words == ["packages"] or not TOOLS[name].is_here]
+    for package in sorted({package for tool in wanted for package in tool.packages}):
+        print(package)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,262 @@
+"""A file of one's own: read right, or refused with the file, the column, the value and the fix."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from embark.data import open_source
+from embark.data.columns import ColumnsSource
+from embark.data.synthetic import SyntheticSource
+from embark.errors import DataError, MissingPackage, SpecError
+from embark.spec import DataSpec, ModelSpec, RunSpec, Table
+
+NUM_ROWS = 500
+
+
+def model(rows: int = 50, tag_rows: int = 20, multi_hot: int = 3) -> ModelSpec:
+    return ModelSpec(
+        num_dense=2,
+        tables=(Table(name="user", rows=rows), Table(name="tags", rows=tag_rows, multi_hot=multi_hot)),
+    )
+
+
+def data(path: Path, **changes: Any) -> DataSpec:
+    return DataSpec(kind="columns", path=str(path), dense_columns=("age", "price"), **changes)
+
+
+def content() -> dict[str, list[Any]]:
+    rng = np.random.default_rng(0)
+    return {
+        "label": rng.integers(0, 2, NUM_ROWS).tolist(),
+        "age": np.arange(NUM_ROWS, dtype=float).tolist(),
+        "price": rng.normal(size=NUM_ROWS).astype(np.float32).tolist(),
+        "user": rng.integers(0, 50, NUM_ROWS).tolist(),
+        "tags": [rng.integers(0, 20, rng.integers(0, 4)).tolist() for _ in range(NUM_ROWS)],
+    }
+
+
+def write_csv(path: Path, columns: dict[str, list[Any]]) -> Path:
+    def text(cell: Any) -> str:
+        return "|".join(map(str, cell)) if isinstance(cell, list) else str(cell)
+
+    lines = [",".join(columns)] + [",".join(map(text, row)) for row in zip(*columns.values(), strict=True)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_parquet(path: Path, columns: dict[str, list[Any]]) -> Path:
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def write_npz(path: Path, columns: dict[str, list[Any]]) -> Path:
+    np.savez(path, **{name: np.array(values) for name, values in columns.items()})
+    return path
+
+
+def refusal(path: Path, change: ModelSpec | None = None, **changes: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        ColumnsSource(change or model(), data(path, **changes))
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture(params=[("d.csv", write_csv), ("d.parquet", write_parquet)], ids=["csv", "parquet"])
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Path]:
+    name, write = request.param
+
+    def make(**changes: list[Any]) -> Path:
+        return write(tmp_path / name, content() | changes)
+
+    return make
+
+
+def test_every_row_comes_out_whole_once_in_training_or_held_out(file: Callable[..., Path]):
+    source = ColumnsSource(model(), data(file()))
+    expected = content()
+    assert source.num_train_samples + source.num_eval_samples == NUM_ROWS
+    rows_seen = []
+    for batch in (source.train_rows(0, 0, source.num_train_samples), source.eval_rows(0, source.num_eval_samples)):
+        assert not batch.is_fixed
+        rows = batch.dense[:, 0].astype(int)
+        rows_seen += rows.tolist()
+        user, tags = batch.ids[: len(rows)], batch.ids[len(rows) :]
+        assert user.tolist() == [expected["user"][row] for row in rows]
+        assert batch.label.tolist() == [expected["label"][row] for row in rows]
+        assert batch.dense[:, 1].tolist() == [expected["price"][row] for row in rows]
+        ends = np.cumsum(batch.lengths[1])
+        assert [part.tolist() for part in np.split(tags, ends[:-1])] == [expected["tags"][row] for row in rows]
+    assert sorted(rows_seen) == list(range(NUM_ROWS))
+
+
+def test_an_npz_file_gives_what_the_same_csv_gives(tmp_path: Path):
+    columns = content() | {"tags": np.random.default_rng(1).integers(0, 20, (NUM_ROWS, 3)).tolist()}
+    from_csv = ColumnsSource(model(), data(write_csv(tmp_path / "d.csv", columns))).train_rows(0, 0, 100)
+    from_npz = ColumnsSource(model(), data(write_npz(tmp_path / "d.npz", columns))).train_rows(0, 0, 100)
+    assert from_npz.is_fixed
+    assert from_csv.is_fixed
+    for field in ("dense", "ids", "lengths", "label"):
+        assert np.array_equal(getattr(from_csv, field), getattr(from_npz, field))
+
+
+def test_epochs_have_orders_of_their_own_that_the_seed_fixes(tmp_path: Path):
+    path = write_csv(tmp_path / "d.csv", content())
+    source, again = ColumnsSource(model(), data(path)), ColumnsSource(model(), data(path))
+    orders = [source.train_rows(epoch, 0, 100).dense[:, 0].tolist() for epoch in (0, 1, 0)]
+    assert orders[0] == orders[2] == again.train_rows(0, 0, 100).dense[:, 0].tolist()
+    assert orders[0] != orders[1]
+    assert orders[0] != sorted(orders[0])
+
+
+def test_the_same_rows_stay_held_out_when_rows_are_added(tmp_path: Path):
+    def held_out(num_rows: int) -> set[float]:
+        part = {name: values[:num_rows] for name, values in content().items()}
+        source = ColumnsSource(model(), data(write_csv(tmp_path / "d.csv", part), eval_fraction=0.3))
+        return set(source.eval_rows(0, source.num_eval_samples).dense[:, 0].tolist())
+
+    few, all_rows = held_out(300), held_out(NUM_ROWS)
+    assert few == {row for row in all_rows if row < 300}
+    assert len(all_rows) == pytest.approx(0.3 * NUM_ROWS, abs=40)
+
+
+def test_csv_ids_may_be_separated_by_spaces_and_the_text_may_begin_with_a_byte_order_mark(tmp_path: Path):
+    path = tmp_path / "d.csv"
+    path.write_text("\ufeffuser,label,age,price,tags\n1,0,1,2, 4 5\n2,1,1,2,\n\n3,1.0,1,2,6|7\n", encoding="utf-8")
+    source = ColumnsSource(model(), data(path, eval_fraction=1e-9))
+    batch = source.train_rows(0, 0, 3)
+    order = np.argsort(batch.ids[:3])
+    assert batch.lengths[1][order].tolist() == [2, 0, 2]
+    assert batch.label[order].tolist() == [0, 1, 1]
+
+
+MISTAKES: dict[str, tuple[dict[str, list[Any]], list[str]]] = {
+    "a string id": ({"user": ["ann"] + ["1"] * 499}, ["'user'", "integer"]),
+    "a label of 2": ({"label": [0, 1, 2] + [0] * 497}, ["'label', row 3", "2", "neither 0 nor 1"]),
+    "a dense NaN": ({"age": [0.0, float("nan")] + [1.0] * 498}, ["'age', row 2", "nan"]),
+    "a dense infinity": ({"age": [float("inf")] + [1.0] * 499}, ["'age', row 1", "inf"]),
+    "a dense number too large for 32 bits": ({"age": [1e300] + [1.0] * 499}, ["'age', row 1", "1e+300"]),
+    "words for numbers": ({"price": ["cheap"] * 500}, ["'price'", "number"]),
+    "too many ids": ({"tags": [[1]] * 499 + [[1, 2, 3, 4]]}, ["'tags', row 500", "4 ids", "multi_hot = 4"]),
+    "fractional ids": ({"user": [1.5] * 500}, ["'user'", "integer"]),
+    "a negative id": ({"user": [1, -1, -7] + [0] * 497}, ["'user'", "49: 2", "-1 in row 2", "smallest here is -7"]),
+    "an id too large": ({"user": [1] * 498 + [51, 90]}, ["'user'", "49: 2", "51 in row 499", "rows = 91", '"clip"']),
+    "an id too large in a list": (
+        {"tags": [[]] * 5 + [[1, 77]] + [[2]] * 494}, ["'tags'", "19: 1", "77 in row 6", "rows = 78"]
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "says"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_wrong_value_is_named_with_its_column_and_row(
+    file: Callable[..., Path], changes: dict[str, list[Any]], says: list[str]
+):
+    message = refusal(file(**changes))
+    assert [part for part in says if part not in message] == [], message
+
+
+def test_bad_ids_of_all_columns_are_told_at_once(file: Callable[..., Path]):
+    message = refusal(file(user=[99] * 500, tags=[[88]] * 500))
+    assert "column 'user': ids outside 0 to 49: 500" in message
+    assert "column 'tags': ids outside 0 to 19: 500" in message
+    assert "user: rows = 100; tags: rows = 89" in message
+
+
+def test_clipped_ids_are_counted_in_the_notes(file: Callable[..., Path]):
+    source = ColumnsSource(model(), data(file(user=[-3, 70] + [5] * 498), on_bad_id="clip", eval_fraction=1e-9))
+    batch = source.train_rows(0, 0, 500)
+    assert sorted(set(batch.ids[:500].tolist())) == [0, 5, 49]
+    assert len(source.notes) == 1
+    assert "'user': ids outside 0 to 49: 2" in source.notes[0]
+    assert ColumnsSource(model(), data(file(), on_bad_id="clip")).notes == ()
+
+
+def test_missing_values_are_refused(tmp_path: Path):
+    lines = write_csv(tmp_path / "d.csv", content()).read_text().splitlines()
+    cells = lines[7].split(",")
+    for position, name in enumerate(["label", "age", "price", "user"]):
+        lines[7] = ",".join("" if i == position else cell for i, cell in enumerate(cells))
+        (tmp_path / "d.csv").write_text("\n".join(lines))
+        assert f"{name!r}, row 7 of the data: is empty" in refusal(tmp_path / "d.csv")
+
+
+def test_parquet_nulls_are_refused_and_counted(tmp_path: Path):
+    for name, values in {"user": [1, None, None] + [1] * 497, "tags": [[1], [2], None] + [[1]] * 497}.items():
+        message = refusal(write_parquet(tmp_path / "d.parquet", content() | {name: values}))
+        assert f"{name!r}, row " in message
+        assert "is null" in message
+    message = refusal(write_parquet(tmp_path / "d.parquet", content() | {"tags": [[1], [2, None]] + [[1]] * 498}))
+    assert "'tags', row 2 of the data: a null stands among the ids" in message
+
+
+def test_a_missing_column_is_told_with_the_nearest_name(file: Callable[..., Path]):
+    assert "no column 'lable'" in refusal(file(), label="lable")
+    assert "did you mean 'label'?" in refusal(file(), label="lable")
+
+
+def test_files_that_cannot_be_data_are_refused(tmp_path: Path):
+    assert "no such file" in refusal(tmp_path / "none.csv")
+    assert "is a directory" in refusal(tmp_path)
+    for name in ("e.csv", "e.parquet", "e.npz"):
+        (tmp_path / name).touch()
+        assert "empty" in refusal(tmp_path / name)
+    (tmp_path / "d.xlsx").write_text("x")
+    assert ".csv, .parquet, .npz" in refusal(tmp_path / "d.xlsx")
+    for name in ("d.parquet", "d.npz"):
+        (tmp_path / name).write_text("not at all")
+        assert "is not a" in refusal(tmp_path / name)
+    (tmp_path / "b.csv").write_bytes(b"label,age\n\xff\xfe,1\n")
+    assert "UTF-8" in refusal(tmp_path / "b.csv")
+    (tmp_path / "h.csv").write_text("label,age,price,user,tags\n")
+    assert "no rows" in refusal(tmp_path / "h.csv")
+    (tmp_path / "r.csv").write_text("label,age,price,user,tags\n1,2,3,4,5\n1,2,3\n")
+    assert "row 2 of the data has 3 fields" in refusal(tmp_path / "r.csv")
+    (tmp_path / "t.csv").write_text("label,age,price,user,tags,age\n1,2,3,4,5,6\n")
+    assert "2 columns named 'age'" in refusal(tmp_path / "t.csv")
+
+
+def test_npz_arrays_of_objects_of_wrong_shape_or_length_are_refused(tmp_path: Path):
+    fixed = content() | {"tags": [1] * NUM_ROWS}
+    np.savez(tmp_path / "o.npz", **{k: np.array(v, object) for k, v in fixed.items()})
+    assert "plain arrays" in refusal(tmp_path / "o.npz")
+    assert "3 dimensions" in refusal(write_npz(tmp_path / "s.npz", fixed | {"tags": [[[1]]] * NUM_ROWS}))
+    assert "2 dimensions" in refusal(write_npz(tmp_path / "s.npz", fixed | {"age": [[1.0]] * NUM_ROWS}))
+    message = refusal(write_npz(tmp_path / "l.npz", fixed | {"age": [1.0]}))
+    assert "differ" in message
+    assert "age 1" in message
+
+
+def test_the_label_cannot_be_a_feature_too(file: Callable[..., Path]):
+    assert "shown the answer" in refusal(file(), label="age")
+
+
+def test_without_pyarrow_parquet_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = write_parquet(tmp_path / "d.parquet", content())
+    real_import = builtins.__import__
+
+    def no_pyarrow(name: str, *rest: Any, **named: Any) -> Any:
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real_import(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", no_pyarrow)
+    with pytest.raises(MissingPackage, match=r'pip install "embark-rec\[columns\]"'):
+        ColumnsSource(model(), data(path))
+
+
+def test_open_source_opens_what_the_spec_names(tmp_path: Path):
+    path = write_csv(tmp_path / "d.csv", content())
+    assert isinstance(open_source(RunSpec(model=model(), data=data(path))), ColumnsSource)
+    assert isinstance(open_source(RunSpec()), SyntheticSource)
+
+
+def test_a_table_whose_ids_overflow_32_bits_is_refused():
+    with pytest.raises(SpecError, match="2147483647 rows"):
+        open_source(RunSpec(model=ModelSpec(num_tables=1, rows_per_table=2**31)))

@@ -1,0 +1,218 @@
+"""A spec is read whole, or every mistake in it is named with its place and its cure."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embark.errors import ExitCode, Mistake, SpecError, UserError
+from embark.spec import PRESETS, ModelSpec, RunSpec, Table, TrainSpec, load_spec, resolve, to_toml
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def mistakes_of(text: str, tmp_path: Path, *sets: str) -> dict[str, Mistake]:
+    with pytest.raises(SpecError) as caught:
+        load_spec(write(tmp_path, text), sets)
+    assert caught.value.exit_code == ExitCode.BAD_INPUT == 64
+    return {m.field: m for m in caught.value.mistakes}
+
+
+def test_a_misspelt_key_is_refused_with_the_nearest_right_one(tmp_path):
+    found = mistakes_of("[model]\nembeding_dim = 8\n", tmp_path)
+    mistake = found["model.embeding_dim"]
+    assert mistake.fix == "did you mean 'embedding_dim'?"
+    assert mistake.where.endswith("run.toml:2")
+    assert mistake.value == "8"
+
+
+def test_a_misspelt_section_is_refused_with_the_nearest_right_one(tmp_path):
+    assert mistakes_of("[trian]\nbatch_size = 8\n", tmp_path)["trian"].fix == "did you mean 'train'?"
+
+
+def test_a_misspelt_table_field_is_placed_on_its_own_line(tmp_path):
+    text = '[[model.tables]]\nname = "a"\nrows = 3\n[[model.tables]]\nname = "b"\nrows = 3\npoling = "sum"\n'
+    mistake = mistakes_of(text, tmp_path)["model.tables.1.poling"]
+    assert mistake.where.endswith(":7")
+    assert "pooling" in mistake.fix
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ('batch_size = "2048"', "train.batch_size"),
+        ("batch_size = 2048.5", "train.batch_size"),
+        ("batch_size = 0", "train.batch_size"),
+        ("learning_rate = true", "train.learning_rate"),
+        ("learning_rate = -1.0", "train.learning_rate"),
+        ("learning_rate = nan", "train.learning_rate"),
+        ('optimizer = "adamw"', "train.optimizer"),
+        ("batch_size = [1]", "train.batch_size"),
+    ],
+)
+def test_a_wrong_type_or_value_is_refused(tmp_path, line, field):
+    found = mistakes_of(f"[train]\n{line}\n", tmp_path)
+    assert list(found) == [field]
+    assert found[field].where.endswith(":2")
+
+
+def test_all_mistakes_are_reported_at_once(tmp_path):
+    text = '[model]\nkind = "dlm"\nrows_per_table = "x"\n[train]\nbatch_size = "1"\n[data]\nsed = 3\n'
+    assert set(mistakes_of(text, tmp_path, "place.device=gpu")) == {
+        "model.kind", "model.rows_per_table", "train.batch_size", "data.sed", "place.device",
+    }
+
+
+def test_a_mistake_in_a_setting_names_the_setting(tmp_path):
+    mistake = mistakes_of("", tmp_path, "train.num_epoch=3")["train.num_epoch"]
+    assert mistake.where == "--set train.num_epoch"
+    assert "num_epochs" in mistake.fix
+
+
+@pytest.mark.parametrize("argument", ["train.batch_size", "=3", ""])
+def test_a_setting_that_is_no_pair_is_refused(tmp_path, argument):
+    with pytest.raises(SpecError, match="is not key=value"):
+        load_spec("laptop", [argument])
+
+
+def test_a_setting_below_a_plain_value_is_refused():
+    with pytest.raises(SpecError, match="leads to no section"):
+        load_spec("laptop", ["name.x=3"])
+
+
+def test_settings_take_every_kind_of_value():
+    spec = load_spec("quickstart", [
+        "train.batch_size=4096", "model.bottom_mlp=[32, 16]", "model.kind=dcnv2", "train.learning_rate=1e-3",
+        'name="with-quotes"', "watch.tensorboard=false",
+    ])
+    assert spec.train.batch_size == 4096
+    assert spec.model.bottom_mlp == (32, 16)
+    assert spec.model.kind == "dcnv2"
+    assert spec.train.learning_rate == 1e-3
+    assert spec.name == "with-quotes"
+    assert not spec.watch.tensorboard
+
+
+def test_a_setting_reaches_into_a_table():
+    raw = {"model": {"tables": [{"name": "a", "rows": 3}, {"name": "b", "rows": 3}]}}
+    assert resolve(raw, ["model.tables.1.rows=9"]).model.tables[1].rows == 9
+
+
+def test_the_embedding_width_moves_every_table_with_it():
+    spec = load_spec("quickstart", ["model.embedding_dim=256"])
+    assert {t.dim for t in spec.model.table_list()} == {256}
+
+
+def test_a_table_of_another_width_is_refused_for_dlrm_and_taken_for_dcnv2():
+    raw = {"model": {"embedding_dim": 16, "tables": [{"name": "a", "rows": 3, "dim": 32}]}}
+    with pytest.raises(SpecError, match=r"model\.tables\.0\.dim = 32"):
+        resolve(raw)
+    assert resolve(raw, ["model.kind=dcnv2"]).model.table_list()[0].dim == 32
+
+
+def test_a_width_that_fbgemm_cannot_take_is_refused_with_the_next_one_up():
+    with pytest.raises(SpecError, match="use 32"):
+        load_spec("laptop", ["model.embedding_dim=30"])
+
+
+def test_two_tables_of_one_name_are_refused():
+    with pytest.raises(SpecError, match="two tables have this name"):
+        resolve({"model": {"tables": [{"name": "a", "rows": 3}, {"name": "a", "rows": 4}]}})
+
+
+def test_a_list_of_rows_must_have_a_number_for_each_table():
+    with pytest.raises(SpecError, match=r"set model\.num_tables = 2"):
+        resolve({"model": {"rows_per_table": [3, 4]}})
+
+
+@pytest.mark.parametrize(
+    ("sets", "what"),
+    [
+        (["data.kind=columns"], "no file is named"),
+        (["data.path=x.csv"], 'is read only when data.kind is "columns"'),
+        (["data.kind=columns", "data.path=x.csv"], "names 0 columns, but model.num_dense is 13"),
+        (["train.optimizer=adam", "place.device=cpu"], "no fused Adam on the CPU"),
+        (["train.decay_steps=5"], 'no effect while train.decay is "none"'),
+        (["train.decay_start_step=5"], 'no effect while train.decay is "none"'),
+        (["train.batch_size=1000000000"], "is more than the"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(sets, what):
+    with pytest.raises(SpecError, match=what):
+        load_spec("laptop", sets)
+
+
+def test_a_missing_file_is_refused():
+    with pytest.raises(UserError, match=r"nowhere\.toml: no such file"):
+        load_spec("nowhere.toml")
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest():
+    with pytest.raises(UserError) as caught:
+        load_spec("quikstart")
+    assert "quickstart" in caught.value.fix
+
+
+def test_text_that_is_no_toml_is_refused(tmp_path):
+    with pytest.raises(UserError, match="not TOML"):
+        load_spec(write(tmp_path, "[model\n"))
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="cannot be read as text"):
+        load_spec(str(path))
+
+
+def make_spec() -> RunSpec:
+    return RunSpec(name="from-python", train=TrainSpec(batch_size=64))
+
+
+def not_a_spec() -> int:
+    return 3
+
+
+def test_a_python_function_is_a_spec_too():
+    spec = load_spec(f"{__name__}:make_spec", ["train.num_steps=2"])
+    assert (spec.name, spec.train.batch_size, spec.train.num_steps) == ("from-python", 64, 2)
+
+
+@pytest.mark.parametrize(
+    ("reference", "what"),
+    [("no_such:thing", "No module"), ("os:no_such", "no attribute"), ("{}:not_a_spec", "not a RunSpec")],
+)
+def test_a_reference_that_gives_no_spec_is_refused(reference, what):
+    with pytest.raises(UserError, match=what):
+        load_spec(reference.format(__name__))
+
+
+def test_a_file_names_the_run_unless_it_does_so_itself(tmp_path):
+    assert load_spec(write(tmp_path, "")).name == "run"
+    assert load_spec(write(tmp_path, 'name = "mine"')).name == "mine"
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_every_preset_is_right_and_survives_toml(tmp_path, preset):
+    spec = load_spec(preset)
+    assert load_spec(write(tmp_path, to_toml(spec))) == spec
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    kind=st.sampled_from(["dlrm", "dcnv2"]),
+    dim=st.integers(1, 64).map(lambda n: 4 * n),
+    rows=st.lists(st.integers(1, 10**9), min_size=1, max_size=30),
+    rate=st.floats(0, 10),
+)
+def test_what_is_written_reads_back_the_same(tmp_path_factory, kind, dim, rows, rate):
+    tables = tuple(Table(name=f"t{i}", rows=r, pooling="mean") for i, r in enumerate(rows))
+    spec = RunSpec(model=ModelSpec(kind=kind, embedding_dim=dim, tables=tables), train=TrainSpec(learning_rate=rate))
+    path = tmp_path_factory.mktemp("spec") / "run.toml"
+    path.write_text(to_toml(spec))
+    assert load_spec(str(path)) == spec
