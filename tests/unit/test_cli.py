@@ -74,7 +74,7 @@ def test_another_model_never_goes_on_in_a_run_s_directory(capsys, tmp_path):
         (["train", "laptop", "--set", "data.kind=columns", "--set", "data.path=gone.csv",
           "--set", "model.num_dense=0"], "gone.csv"),
         (["train", "laptop", "--set", "store.root=/proc/none"], "/proc/none"),
-        (["train"], "spec"),
+        (["train"], "SPEC"),
         (["trian", "laptop"], "trian"),
         (["train", "laptop", "--frsh"], "--frsh"),
         (["init", "nothing"], "no such preset"),

@@ -18,7 +18,7 @@ class TrainSpec(Section):
     """Times the data is gone through."""
     num_steps: NonNegativeInt = 0
     """Stop after so many steps; 0 goes through all epochs."""
-    learning_rate: float = Field(default=0.02, ge=0)
+    learning_rate: float = Field(default=0.01, ge=0)
     """Of the tables, and of the dense layers where `dense_learning_rate` is not given."""
     dense_learning_rate: float | None = Field(default=None, ge=0)
     """Of the dense layers."""

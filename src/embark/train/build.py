@@ -46,7 +46,7 @@ def build(spec: RunSpec, world: World, num_steps: int) -> Built:
     fill_tables(sharded_tables(sharded), spec.model, spec.train.seed)
     if world.device.type == "cpu":
         use_fast_cpu_lookup(sharded)
-    optimizers = make_optimizers(sharded, spec.train, num_steps)
+    optimizers = make_optimizers(sharded, spec.train, num_steps, world.device)
     return Built(
         model=sharded,
         optimizers=optimizers,

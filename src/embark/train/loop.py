@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from embark.data import Loader, Source, open_source, steps_per_epoch
-from embark.errors import EmbarkError
+from embark.errors import EmbarkError, Interrupted, Preempted
 from embark.spec import RunSpec
 from embark.store import RunDir
 from embark.train.batch import ToDevice
@@ -49,7 +49,8 @@ def train(spec: RunSpec, view: Sequence[Sink] = (), *, fresh: bool = False) -> d
                 return _loop(spec, world, opened.run_dir, source, built, told, signals, step, num_steps, per_epoch)
             except (EmbarkError, RuntimeError) as raised:
                 error = raised if isinstance(raised, EmbarkError) else explain(raised)
-                told.record("error", {"text": str(error or raised)})  # whoever watches hears it from the exit
+                if not isinstance(error, Interrupted | Preempted):
+                    told.record("error", {"text": str(error or raised)})  # whoever watches hears it from the exit
                 if error is None or error is raised:
                     raise
                 raise error from raised

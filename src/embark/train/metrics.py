@@ -28,8 +28,8 @@ class MetricWindow:
     @torch.no_grad()
     def add(self, logits: Tensor, label: Tensor) -> None:
         """Count a batch. Nothing comes back to the host."""
-        scaled = (logits.clamp(-LARGEST_LOGIT, LARGEST_LOGIT) + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))
-        bins = scaled.long().clamp_(max=NUM_BINS - 1) + label.long() * NUM_BINS
+        within = logits.nan_to_num(nan=0.0).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)  # the loss keeps its NaN
+        bins = ((within + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))).long().clamp_(max=NUM_BINS - 1) + label.long() * NUM_BINS
         self._counts += torch.bincount(bins, minlength=2 * NUM_BINS)
         loss = binary_cross_entropy_with_logits(logits.float(), label, reduction="sum")
         self._sums += torch.stack([loss, logits.sigmoid().sum(), label.sum(), label.new_tensor(float(len(label)))])
