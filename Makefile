@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test check bench clean
+.PHONY: help quickstart test check bench docs clean
 
 PYTHON ?=
 VARIANT ?= auto
@@ -35,6 +35,9 @@ check: .venv/.dev  ## ruff, mypy --strict and the import contracts
 
 bench: .venv/.dev  ## measure this machine's CPU against stock TorchRec
 	@$(PY) bench/cpu_speed.py
+
+docs: .venv/.embark  ## write the pages that are made from the code
+	@$(PY) -c 'from embark.spec.starter import reference; print(reference(), end="")' > docs/spec.md
 
 clean:  ## remove .venv, caches and coverage files; runs/ stays
 	@rm -rf .venv dist build htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -8,9 +8,12 @@ import warnings
 # slower (bench/LOG.md), so they are told to give up soon. It is read when torch loads, hence here.
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
+_NO_NEWS = ("_fbgemm_torch_compat_table has no entry", "Could not determine LOCAL_WORLD_SIZE")
+
 # What torch and TorchRec say about their own insides is no news to whoever trains with them.
 if not os.environ.get("EMBARK_TORCH_WARNINGS"):
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category, module=r"(torch|torchrec|fbgemm_gpu|tensordict)\b")
     for name in ("torchrec", "torch.fx._symbolic_trace", "MethodLogger-NullHandler", "Cap01Logger-NullHandler"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger().addFilter(lambda record: not any(text in record.getMessage() for text in _NO_NEWS))

@@ -23,22 +23,27 @@ class MetricWindow:
 
     def __init__(self, device: torch.device) -> None:
         self._counts = torch.zeros(2 * NUM_BINS, dtype=torch.float64, device=device)
-        self._sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
+        self._num_samples = 0
 
     @torch.no_grad()
     def add(self, logits: Tensor, label: Tensor) -> None:
         """Count a batch. Nothing comes back to the host."""
         within = logits.nan_to_num(nan=0.0).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)  # the loss keeps its NaN
         bins = ((within + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))).long().clamp_(max=NUM_BINS - 1) + label.long() * NUM_BINS
-        self._counts += torch.bincount(bins, minlength=2 * NUM_BINS)
+        # Not bincount: on a GPU that waits for the device to learn the largest bin.
+        self._counts.index_add_(0, bins, torch.ones_like(bins, dtype=torch.float64))
         loss = binary_cross_entropy_with_logits(logits.float(), label, reduction="sum")
-        self._sums += torch.stack([loss, logits.sigmoid().sum(), label.sum(), label.new_tensor(float(len(label)))])
+        self._sums += torch.stack([loss, logits.sigmoid().sum(), label.sum()])
+        self._num_samples += len(label)
 
     def take(self, world: World) -> dict[str, float]:
         """The metrics over all ranks; the window starts anew. Undefined ones are NaN."""
-        both = world.sum_over_ranks(torch.cat([self._counts, self._sums])).cpu()
+        num_samples = self._sums.new_tensor([self._num_samples])
+        both = world.sum_over_ranks(torch.cat([self._counts, self._sums, num_samples])).cpu()
         self._counts.zero_()
         self._sums.zero_()
+        self._num_samples = 0
         negatives, positives = both[:NUM_BINS], both[NUM_BINS : 2 * NUM_BINS]
         loss, predicted, clicks, samples = both[2 * NUM_BINS :].tolist()
         return {

@@ -1,0 +1,227 @@
+"""The door to bytes: one way to read, write, list and delete, whether they live in a folder or in a bucket.
+
+    runs/big, file:///data/big    a folder of this machine
+    s3://bucket/prefix            Amazon S3 and what speaks like it (AWS_ENDPOINT_URL)
+    gs://bucket/prefix            Google Cloud Storage
+    az://container/prefix         Azure Blob Storage; the account is AZURE_STORAGE_ACCOUNT_NAME
+    anything else                 by fsspec, where the package for its scheme is installed
+
+Credentials come from where each cloud's own tools look for them, and never from a uri. A path is relative to the uri,
+with `/` between its parts. A door may be used from many threads at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
+from uuid import uuid4
+
+from embark.errors import Fault, UserError
+from embark.store.patience import Patience
+from embark.store.trouble import Missing, explain
+
+MIB = 1 << 20
+PIECE_BYTES = 16 * MIB
+"""What one request of a large read asks for: enough to hide its latency, little enough to repeat."""
+SCRATCH_SUFFIX = ".embark-part"
+
+Piece = bytes | bytearray | memoryview
+Data = Piece | Path | Iterable[Piece]
+Progress = Callable[[int, int], None]
+"""Called with the bytes done so far and the bytes in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file behind a door."""
+
+    path: str
+    size_bytes: int
+
+
+Entries = list[Entry]
+"""Inside the class, `list` is a method."""
+
+
+def open_door(uri: str | Path, patience: Patience | None = None) -> Door:
+    """The door to what lies at `uri`. Nothing is contacted before the first call; `Door.check` does it at once."""
+    text = str(uri)
+    scheme = text.partition("://")[0] if "://" in text else ""
+    patience = patience or Patience()
+    if scheme in ("", "file"):
+        from embark.store.folder import FolderDoor
+
+        return FolderDoor(_folder_of(text) if scheme else Path(text))
+    _refuse_secrets(text)
+    # The emulator of Google's store answers its JSON interface only, which gcsfs speaks and obstore does not.
+    if scheme in ("s3", "az") or (scheme == "gs" and "STORAGE_EMULATOR_HOST" not in os.environ):
+        from embark.store.bucket import open_bucket
+
+        return open_bucket(text, patience)
+    from embark.store.other import open_other
+
+    return open_other(text, patience)
+
+
+class Door(ABC):
+    """Bytes by name. What fails raises `Fault` where a retry may help, `UserError` where it will not, `Missing`
+    where the file is not there."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.uri!r})"
+
+    @abstractmethod
+    def read(self, path: str) -> bytes:
+        """All of a file."""
+
+    @abstractmethod
+    def read_into(self, path: str, start: int, into: memoryview) -> None:
+        """Fill `into` with the file's bytes from `start` on; a file that ends before that is a `Fault`."""
+
+    @abstractmethod
+    def write(self, path: str, data: Data, size_bytes: int | None = None) -> None:
+        """Make the file be `data`: its bytes, a local file's, or those of the pieces one after another. Readers see
+        the old file or the new one, whole. `size_bytes` is what the pieces come to, where it is known."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Entries:
+        """Every file below the folder `prefix`, at any depth, in order of their paths."""
+
+    @abstractmethod
+    def size(self, path: str) -> int:
+        """Of a file, in bytes."""
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Remove a file; it is no error that there is none."""
+
+    @abstractmethod
+    def delete_prefix(self, prefix: str) -> None:
+        """Remove every file below the folder `prefix`."""
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        """`length` bytes from `start` on."""
+        buffer = bytearray(length)
+        if length:
+            self.read_into(path, start, memoryview(buffer))
+        return bytes(buffer)
+
+    def exists(self, path: str) -> bool:
+        """Is there such a file?"""
+        try:
+            self.size(path)
+        except Missing:
+            return False
+        return True
+
+    def download(self, path: str, to: Path) -> None:
+        """Copy a file to this machine: it appears at `to` whole, or not at all."""
+        size = self.size(path)
+        with scratch_for(to) as scratch, scratch.open("wb") as file:
+            file.truncate(size)
+            target = file.fileno()
+
+            def fetch(start: int) -> None:
+                buffer = bytearray(min(PIECE_BYTES, size - start))
+                self.read_into(path, start, memoryview(buffer))
+                os.pwrite(target, buffer, start)
+
+            for_all(fetch, range(0, size, PIECE_BYTES), parallel=8)
+
+    def upload_many(
+        self, pairs: Iterable[tuple[Path, str]], parallel: int = 8, progress: Progress | None = None
+    ) -> None:
+        """Write each local file to its path. The first failure stops the rest and is raised."""
+        todo = [(local, path, _local_size(local)) for local, path in pairs]
+        tell = _counting(progress, sum(size for *_, size in todo))
+
+        def upload(item: tuple[Path, str, int]) -> None:
+            local, path, size = item
+            self.write(path, local)
+            tell(size)
+
+        for_all(upload, todo, parallel)
+
+    def download_many(
+        self, pairs: Iterable[tuple[str, Path]], parallel: int = 8, progress: Progress | None = None
+    ) -> None:
+        """Copy each path to its local file. The first failure stops the rest and is raised."""
+        wanted = [(path, to, self.size(path) if progress else 0) for path, to in pairs]
+        tell = _counting(progress, sum(size for *_, size in wanted))
+
+        def download(item: tuple[str, Path, int]) -> None:
+            path, to, size = item
+            self.download(path, to)
+            tell(size)
+
+        for_all(download, wanted, parallel)
+
+    def check(self) -> None:
+        """Write, read back and delete a small file: what a run does first, to fail before it trains, not after."""
+        path, text = f"embark-check-{uuid4().hex}", b"may be deleted"
+        self.write(path, text)
+        try:
+            if self.read(path) != text:
+                raise Fault(f"{self.uri}: a file read back is not what was written",
+                            fix="a proxy or a cache may stand between: go around it")
+        finally:
+            self.delete(path)
+
+    def where(self, path: str) -> str:
+        """The uri of a file, for messages."""
+        return f"{self.uri.rstrip('/')}/{path}" if path else self.uri
+
+    @contextmanager
+    def telling(self, operation: str, path: str) -> Iterator[None]:
+        """Turn what the libraries raise into the errors of the tree."""
+        trouble = None
+        try:
+            yield
+        except (MemoryError, Fault, UserError):
+            raise
+        except Exception as error:
+            trouble = explain(error, operation, self.where(path))
+        # Outside of `except`: a chained original would be printed in a traceback, with the secrets it may quote.
+        if trouble:
+            raise trouble
+
+
+def clean(path: str, may_be_empty: bool = False) -> str:
+    """`path` as every store writes it; one that would leave the store is refused."""
+    parts = PurePosixPath(path).parts
+    if ".." in parts or path.startswith("/") or (not parts and not may_be_empty):
+        raise UserError(f"{path!r} is not a path inside a store", fix="write it relative to the store's uri, no `..`")
+    return "/".join(parts)
+
+
+@contextmanager
+def scratch_for(path: Path) -> Iterator[Path]:
+    """A file beside `path` that takes its name, on disk for good, when the block ends well; else it goes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name[:100]}.{uuid4().hex[:12]}{SCRATCH_SUFFIX}")
+    try:
+        yield scratch
+        for name, target in ((scratch, path), (path.parent, None)):
+            descriptor = os.open(name, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if target:
+                scratch.replace(target)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def for_all[T](call: Callable[[T], None], items: Sequence[T], parallel: int) -> None:
+    """Call it for each item, `parallel` at a time; after a failure no further one is begun."""

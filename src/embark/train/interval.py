@@ -1,0 +1,131 @@
+"""How often to save: what a save costs against what a failure loses. Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MAX_LOST_S = 600.0
+"""What a preemption may lose where no save finishes after its notice."""
+MAX_PAUSE_SHARE = 0.1
+"""How much of the time saves may take in order to keep that."""
+MAX_EVERY_S = 3600.0
+"""However rare failures are said to be, one that nobody foresaw loses no more than about this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How many steps from one save to the next, and the reason in one sentence."""
+
+    every_steps: int
+    why: str
+
+
+def steps_between_saves(
+    save_pause_s: float, save_cost_s: float, step_s: float, mtbf_s: float, grace_s: float, *,
+    max_lost_s: float = MAX_LOST_S,
+) -> Choice:
+    """The answer to `store.checkpoint_every = "auto"`.
+
+    `save_pause_s` is how long training stands still in a save, `save_cost_s` how long it takes until the checkpoint
+    is committed; they are the same unless it is written in the background. The pause is what saving costs, so it
+    goes into `young_daly_interval_s`. Three bounds follow:
+
+    - A notice helps if the step at hand and a save fit into `grace_s`. Where they do not, the last checkpoint must
+      do. At worst the machine goes just before a commit, and `interval + save_cost_s` is lost: the interval shrinks
+      until that is `max_lost_s`, or until the pauses take `MAX_PAUSE_SHARE` of the time.
+    - A save does not begin before the one before it is committed.
+    - An interval is at most `MAX_EVERY_S` long.
+    """
+    _refuse(save_pause_s=save_pause_s, save_cost_s=save_cost_s, grace_s=grace_s)
+    _refuse_zero(step_s=step_s, mtbf_s=mtbf_s)
+    save_cost_s = max(save_cost_s, save_pause_s)
+    cheapest_s = min(young_daly_interval_s(save_pause_s, mtbf_s), MAX_EVERY_S)
+    every_s = cheapest_s
+    has_time_to_save = step_s + save_cost_s <= grace_s
+    if not has_time_to_save:
+        bearable_s = save_pause_s * (1 / MAX_PAUSE_SHARE - 1)
+        every_s = min(cheapest_s, max(max_lost_s - save_cost_s, bearable_s))
+    background_s = save_cost_s - save_pause_s
+    every_steps = max(math.floor(every_s / step_s), math.ceil(background_s / step_s), 1)
+    every_s = every_steps * step_s
+    # what trains on while a save is written is lost with it
+    share = min(expected_overhead(every_s, save_pause_s, mtbf_s) + background_s / mtbf_s, 1.0)
+    standing = f"{_span(save_pause_s)} of it standing still, " if background_s else ""
+    failures = "no failure is expected" if math.isinf(mtbf_s) else f"a failure is expected every {_span(mtbf_s)}"
+    why = (f"saving every {_count(every_steps)} ({_span(every_s)}): a save takes {_span(save_cost_s)}, {standing}and "
+           f"{failures}, so {share:.2%} of the time is lost")
+    lost = _span(every_s + save_cost_s)
+    if not has_time_to_save and every_s < 0.99 * cheapest_s:
+        why += (f"; {_span(cheapest_s)} would cost least, but a preemption leaves only {_span(grace_s)}, "
+                f"too short for a step and a save, and this way it loses at most {lost}")
+    elif not has_time_to_save:
+        why += (f"; a preemption leaves only {_span(grace_s)}, too short for a step and a save, "
+                f"and loses at most {lost}")
+    return Choice(every_steps, why)
+
+
+def young_daly_interval_s(save_cost_s: float, mean_time_between_failures_s: float) -> float:
+    """Seconds of training between two saves, the save itself left out, that lose the least time.
+
+    With d the cost of a save and M the mean time between failures:
+
+        sqrt(2 d M) * (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d     for d < 2M
+        M                                                            for d >= 2M
+
+    J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation
+    Computer Systems 22 (2006) 303-312, which refines J. W. Young, "A first order approximation to the optimum
+    checkpoint interval", CACM 17 (1974) 530-531: sqrt(2 d M). Young's is good while d < M / 2; the terms that Daly
+    adds carry it on to 2M, and past that a save rarely lasts out a failure.
+    """
+    cost_s, mtbf_s = save_cost_s, mean_time_between_failures_s
+    _refuse(save_cost_s=cost_s)
+    _refuse_zero(mean_time_between_failures_s=mtbf_s)
+    if cost_s >= 2 * mtbf_s:
+        return mtbf_s
+    if cost_s == 0 or math.isinf(mtbf_s):
+        return 0.0 if cost_s == 0 else math.inf
+    ratio = cost_s / (2 * mtbf_s)
+    return math.sqrt(2 * cost_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
+
+
+def expected_overhead(every_s: float, cost_s: float, mtbf_s: float) -> float:
+    """The share of all time that goes into saves and into training that is done again, from 0 to 1.
+
+    Daly's complete model with failures as a Poisson process: `every_s` of training take
+    M * (exp((every_s + cost_s) / M) - 1) in all. Starting again takes the same time whatever the interval, so it is
+    left out.
+    """
+    _refuse(cost_s=cost_s)
+    _refuse_zero(every_s=every_s, mtbf_s=mtbf_s)
+    if math.isinf(mtbf_s):
+        return cost_s / (every_s + cost_s)
+    exponent = (every_s + cost_s) / mtbf_s
+    if exponent > 700:  # exp() overflows; nothing is ever finished
+        return 1.0
+    return max(1 - every_s / (mtbf_s * math.expm1(exponent)), 0.0)
+
+
+def _refuse(**seconds: float) -> None:
+    for name, value in seconds.items():
+        if not (0 <= value < math.inf):
+            raise ValueError(f"{name} is {value}, not a time from 0 up")
+
+
+def _refuse_zero(**seconds: float) -> None:
+    for name, value in seconds.items():
+        if not value > 0 or (math.isinf(value) and name == "step_s"):
+            raise ValueError(f"{name} is {value}, not a time above 0")
+
+
+def _count(steps: int) -> str:
+    return "step" if steps == 1 else f"{steps:,} steps"
+
+
+def _span(seconds: float) -> str:
+    """`0.25 s`, `12 s`, `7 min`, `3.5 h`, `2 days`."""
+    for from_s, size, unit in ((172800, 86400, "days"), (3600, 3600, "h"), (120, 60, "min"), (0, 1, "s")):
+        if seconds >= from_s:
+            value = seconds / size
+            return f"{value:.2g} {unit}" if value < 99.5 else f"{value:.0f} {unit}"
+    raise ValueError(f"{seconds} is no span of time")

@@ -1,0 +1,82 @@
+"""What is kept is what some rule keeps, and always the newest."""
+
+import math
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embark.store.retention import Kept, to_delete
+
+TEN = [Kept(step) for step in range(100, 1100, 100)]
+AUC = [Kept(100, 0.71), Kept(200, 0.79), Kept(300, 0.75), Kept(400, 0.79), Kept(500, 0.70)]
+
+metrics = st.none() | st.floats(allow_nan=True, allow_infinity=True)
+runs = st.lists(st.builds(Kept, st.integers(0, 10_000), metrics), max_size=30, unique_by=lambda c: c.step)
+counts = st.integers(0, 8)
+ways = st.sampled_from(["up", "down"])
+
+
+def test_the_last_ones_stay():
+    assert to_delete(TEN, keep_last=3) == {100, 200, 300, 400, 500, 600, 700}
+
+
+def test_order_does_not_matter():
+    assert to_delete(TEN[::-1], keep_last=3) == to_delete(TEN, keep_last=3)
+
+
+def test_milestones_stay():
+    assert to_delete(TEN, keep_last=1, keep_every=300) == {100, 200, 400, 500, 700, 800}
+
+
+@pytest.mark.parametrize(
+    ("better", "num", "deleted"),
+    [("up", 1, {100, 200, 300}), ("up", 2, {100, 300}), ("up", 3, {100}), ("down", 1, {100, 200, 300, 400}),
+     ("down", 2, {200, 300, 400})],
+)
+def test_the_best_stay_and_of_equal_ones_the_newer(better: Literal["up", "down"], num: int, deleted: set[int]):
+    assert to_delete(AUC, keep_last=1, keep_best=num, better=better) == deleted
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
+@pytest.mark.parametrize("better", ["up", "down"])
+def test_what_was_not_measured_is_never_the_best(bad: float | None, better: Literal["up", "down"]):
+    run = [Kept(1, bad), Kept(2, 0.5), Kept(3, bad), Kept(4, bad)]
+    assert to_delete(run, keep_last=1, keep_best=1, better=better) == {1, 3}
+    assert to_delete(run, keep_last=1, keep_best=4, better=better) == {1, 3}
+
+
+def test_where_nothing_was_measured_only_the_other_rules_keep():
+    assert to_delete([Kept(1, math.nan), Kept(2), Kept(3)], keep_last=1, keep_best=2) == {1, 2}
+
+
+def test_the_first_step_counts_as_a_milestone():
+    assert to_delete([Kept(0), Kept(5), Kept(7)], keep_last=1, keep_every=10) == {5}
+
+
+def test_none_gives_none():
+    assert to_delete([], keep_last=2) == set()
+
+
+@given(runs, st.integers(-1, 8), counts, counts, ways)
+def test_the_newest_is_never_deleted_and_nothing_unknown_is(run, last, every, best, better):
+    deleted = to_delete(run, keep_last=last, keep_every=every, keep_best=best, better=better)
+    steps = [c.step for c in run]
+    assert deleted <= set(steps)
+    assert not run or max(steps) not in deleted
+
+
+@given(runs, counts, counts, counts, ways)
+def test_asking_again_after_deleting_deletes_nothing_more(run, last, every, best, better):
+    deleted = to_delete(run, keep_last=last, keep_every=every, keep_best=best, better=better)
+    left = [c for c in run if c.step not in deleted]
+    assert to_delete(left, keep_last=last, keep_every=every, keep_best=best, better=better) == set()
+
+
+@given(runs, counts, counts, counts, ways)
+def test_another_rule_only_ever_keeps_more(run, last, every, best, better):
+    deleted = to_delete(run, keep_last=last, keep_every=every, keep_best=best, better=better)
+    assert deleted <= to_delete(run, keep_last=last)
+    assert deleted <= to_delete(run, keep_last=last, keep_every=every)
+    assert deleted <= to_delete(run, keep_last=last, keep_best=best, better=better)
