@@ -20,6 +20,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
@@ -32,6 +33,7 @@ PIECE_BYTES = 16 * MIB
 """What one request of a large read asks for: enough to hide its latency, little enough to repeat."""
 SCRATCH_SUFFIX = ".embark-part"
 
+T = TypeVar("T")
 Piece = bytes | bytearray | memoryview
 Data = Piece | Path | Iterable[Piece]
 Progress = Callable[[int, int], None]
@@ -223,5 +225,55 @@ def scratch_for(path: Path) -> Iterator[Path]:
         scratch.unlink(missing_ok=True)
 
 
-def for_all[T](call: Callable[[T], None], items: Sequence[T], parallel: int) -> None:
+def for_all(call: Callable[[T], None], items: Sequence[T], parallel: int) -> None:
     """Call it for each item, `parallel` at a time; after a failure no further one is begun."""
+    if len(items) <= 1 or parallel <= 1:
+        for item in items:
+            call(item)
+        return
+    with ThreadPoolExecutor(min(parallel, len(items)), thread_name_prefix="embark-store") as pool:
+        running = [pool.submit(call, item) for item in items]
+        try:
+            wait(running, return_when=FIRST_EXCEPTION)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    for done in running:
+        if not done.cancelled():
+            done.result()
+
+
+def _counting(progress: Progress | None, total_bytes: int) -> Callable[[int], None]:
+    lock, done = threading.Lock(), 0
+
+    def tell(size: int) -> None:
+        nonlocal done
+        with lock:
+            done += size
+            if progress:
+                progress(done, total_bytes)
+
+    return tell
+
+
+def _local_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise explain(error, "read", str(path)) from None
+
+
+def _folder_of(uri: str) -> Path:
+    parts = urlsplit(uri)
+    if parts.netloc not in ("", "localhost"):
+        raise UserError(f"{uri} names a file on another machine", fix=f"for a folder of this one: file:///{parts.netloc}…")
+    return Path(unquote(parts.path))
+
+
+def _refuse_secrets(uri: str) -> None:
+    """A uri is written into specs, logs and messages, so nothing secret may stand in it."""
+    scheme, _, rest = uri.partition("://")
+    user, at, _ = rest.partition("/")[0].rpartition("@")
+    in_cloud = scheme in ("s3", "gs", "az")
+    if (at and (in_cloud or ":" in user)) or "sig=" in rest or (in_cloud and "?" in rest):
+        raise UserError(f"the {scheme}:// uri holds credentials or options; it may hold only a bucket and a prefix",
+                        fix="put credentials where the cloud's own tools look for them: environment, profile, role")

@@ -205,8 +205,8 @@ class _Gce(_Source):
 
     def look(self) -> Iterator[Notice]:
         self.headers = {"Metadata-Flavor": "Google"}
-        wait_s = max(round(self.poll_s), 1)
-        wait = f"?wait_for_change=true&timeout_sec={wait_s}&last_etag={self.etag}" if self.etag else ""
+        wait_s = max(round(self.poll_s), 1) if self.etag else 0
+        wait = f"?wait_for_change=true&timeout_sec={wait_s}&last_etag={self.etag}" if wait_s else ""
         text, headers = self.get(f"preempted{wait}", wait_s=wait_s)
         if headers.get("Metadata-Flavor") != "Google":
             raise ValueError("what answers is not Google's metadata server")
