@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import embark.train  # noqa: F401  before torch: it tells torch's threads how to wait
+import embark.train  # noqa: F401  isort: skip  before torch: it tells torch's threads how to wait
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -219,7 +219,7 @@ def shard(model: nn.Module, ebc_path: str) -> tuple[DistributedModelParallel, Co
     ebc = model.get_submodule(ebc_path)
     apply_optimizer_in_backward(RowWiseAdagrad, ebc.parameters(), {"lr": LEARNING_RATE})
     sharder = EmbeddingBagCollectionSharder()
-    sharding = {FEATURES[table]: table_wise(rank=0, device="cpu") for table in range(NUM_TABLES)}
+    sharding = {feature: table_wise(rank=0, device="cpu") for feature in FEATURES}
     module_plan = construct_module_sharding_plan(ebc, sharding, sharder, world_size=1, device_type="cpu")
     dmp = DistributedModelParallel(model, device=CPU, plan=ShardingPlan({ebc_path: module_plan}), sharders=[sharder])
     dense = KeyedOptimizerWrapper(
@@ -232,8 +232,8 @@ def shard(model: nn.Module, ebc_path: str) -> tuple[DistributedModelParallel, Co
 def make_tables() -> EmbeddingBagCollection:
     return EmbeddingBagCollection(
         [
-            EmbeddingBagConfig(name=FEATURES[table], num_embeddings=NUM_ROWS, embedding_dim=DIM, feature_names=[feature])
-            for table, feature in enumerate(FEATURES)
+            EmbeddingBagConfig(name=feature, num_embeddings=NUM_ROWS, embedding_dim=DIM, feature_names=[feature])
+            for feature in FEATURES
         ],
         device=torch.device("meta"),
     )

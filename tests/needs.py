@@ -2,6 +2,7 @@
 
     python tests/needs.py packages    # Debian packages of every program the tests name
     python tests/needs.py missing     # those of the programs that are not here
+    python tests/needs.py npm         # npm packages of the programs that are not here
 
 It needs only the standard library: CI runs it before anything is installed.
 """
@@ -22,16 +23,32 @@ class Tool:
     programs: tuple[tuple[str, ...], ...]
     """One of each group must be on the path."""
     packages: tuple[str, ...]
+    npm: tuple[str, ...] = ()
+    """Packages of npm that have the programs; `packages` then have npm itself."""
 
     @property
     def is_here(self) -> bool:
-        # debootstrap and its like live in sbin, which a user's path often lacks
-        path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-        return all(any(shutil.which(name, path=path) for name in group) for group in self.programs)
+        return all(any(_which(name) for name in group) for group in self.programs)
+
+    @property
+    def missing_packages(self) -> tuple[str, ...]:
+        return () if self.is_here or self._has_its_npm else self.packages
 
     @property
     def how_to_get(self) -> str:
-        return f"apt-get install -y {' '.join(self.packages)}"
+        steps = [] if self._has_its_npm else [f"apt-get install -y {' '.join(self.packages)}"]
+        steps += [f"npm install -g {' '.join(self.npm)}"] if self.npm else []
+        return " && ".join(steps)
+
+    @property
+    def _has_its_npm(self) -> bool:
+        # It may be from elsewhere, and then Debian's would be in its way.
+        return bool(self.npm and _which("npm"))
+
+
+def _which(name: str) -> str | None:
+    # debootstrap and its like live in sbin, which a user's path often lacks
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"]))
 
 
 TOOLS = {
@@ -43,6 +60,7 @@ TOOLS = {
     "prometheus": Tool((("prometheus",), ("promtool",)), ("prometheus",)),
     "node": Tool((("node", "nodejs"),), ("nodejs",)),
     "npm": Tool((("npm",),), ("nodejs", "npm")),
+    "azurite": Tool((("azurite-blob",),), ("nodejs", "npm"), npm=("azurite@3",)),
     "tmux": Tool((("tmux",),), ("tmux",)),
     "g++": Tool((("g++",),), ("g++",)),
 }
@@ -66,12 +84,16 @@ def _named_in(path: Path) -> Iterator[str]:
 
 
 def main(words: list[str]) -> int:
-    if words not in (["packages"], ["missing"]):
+    listed = {
+        "packages": lambda tool: tool.packages,
+        "missing": lambda tool: tool.missing_packages,
+        "npm": lambda tool: () if tool.is_here else tool.npm,
+    }.get(" ".join(words))
+    if not listed:
         print(__doc__, file=sys.stderr)
         return 2
-    names = sorted(tools_used(Path(__file__).parent))
-    wanted = [TOOLS[name] for name in names if words == ["packages"] or not TOOLS[name].is_here]
-    for package in sorted({package for tool in wanted for package in tool.packages}):
+    tools = [TOOLS[name] for name in tools_used(Path(__file__).parent)]
+    for package in sorted({package for tool in tools for package in listed(tool)}):
         print(package)
     return 0
 

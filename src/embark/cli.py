@@ -67,9 +67,12 @@ def train(
     console = (manners or Manners()).console()
     run = load_spec(spec, set_)
     require_stack()
-    from embark.train.loop import train as train_run
+    from embark.train.signals import StopSignals
 
-    train_run(run, [console.view()], fresh=fresh)
+    with StopSignals() as signals:  # torch takes seconds to load, and a machine can be taken away in them
+        from embark.train.loop import train as train_run
+
+        train_run(run, [console.view()], fresh=fresh, signals=signals)
     return ExitCode.DONE
 
 

@@ -150,3 +150,17 @@ def test_a_tool_that_is_not_a_literal_of_the_table_is_refused_by_the_scan(suite:
 def test_this_suite_names_only_tools_of_the_table():
     done = subprocess.run([sys.executable, TESTS / "needs.py", "packages"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_tool_of_npm_is_got_by_npm_and_npm_itself_by_apt(suite: Path):
+    source = "import pytest\n@pytest.mark.needs('of-npm')\ndef test_a(): pass\n"
+    (suite / "test_suite.py").write_text(source)
+    table = (suite / "needs.py").read_text()
+    extra = 'TOOLS["of-npm"] = Tool((("no-such-program",),), ("npm-package",), npm=("module@3",))\n'
+    for has_npm in (True, False):
+        found = f'_which = lambda name: "found" if name == "npm" and {has_npm} else None\n'
+        (suite / "needs.py").write_text(table.replace("def tools_used", extra + found + "\n\ndef tools_used"))
+        assert run_needs(suite, "missing").stdout.split() == ([] if has_npm else ["npm-package"])
+        assert run_needs(suite, "npm").stdout.split() == ["module@3"]
+        how = "npm install -g module@3" if has_npm else "apt-get install -y npm-package && npm install -g module@3"
+        assert f"of-npm: 1 test; {how}" in run_pytest(suite).stdout

@@ -50,7 +50,7 @@ def criteo_1tb() -> RunSpec:
                         top_mlp=(1024, 1024, 512, 256), num_tables=26, rows_per_table=CRITEO_1TB_ROWS),
         data=DataSpec(num_train_samples=20_000_000, num_eval_samples=1_048_576),
         train=TrainSpec(batch_size=65_536, learning_rate=0.005),
-        store=StoreSpec(checkpoint_every=0, keep_checkpoints=1),
+        store=StoreSpec(keep_checkpoints=1),
     )
 
 
@@ -66,7 +66,7 @@ def mlperf_dcnv2() -> RunSpec:
                         top_mlp=(1024, 1024, 512, 256), num_cross_layers=3, cross_rank=512, tables=tables),
         data=DataSpec(num_train_samples=20_000_000, num_eval_samples=1_048_576),
         train=TrainSpec(batch_size=65_536, learning_rate=0.005, optimizer="adagrad"),
-        store=StoreSpec(checkpoint_every=0, keep_checkpoints=1),
+        store=StoreSpec(keep_checkpoints=1),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from embark.errors import Mistake
 from embark.spec.data import DataSpec
@@ -21,19 +21,35 @@ class PlaceSpec(Section):
     """`auto`: a GPU where there is one, else the CPU."""
     timeout_s: PositiveInt = 600
     """How long a rank waits for the others before it gives up."""
+    grace_s: PositiveFloat | None = None
+    """Seconds from the notice to the end when the machine is taken away; else `EMBARK_GRACE_S`, or the cloud's own."""
+    watch_notices: bool = True
+    """On AWS, Azure and Google Cloud, ask the machine whether it is about to be taken away."""
 
 
 class StoreSpec(Section):
     """`[store]`: where the run's files go."""
 
-    root: str = "runs"
-    """The run directory is `<root>/<name>`."""
-    checkpoint_every: NonNegativeInt = 0
-    """Save every so many steps, besides at the end."""
+    root: str = Field(default="runs", min_length=1)
+    """The run directory is `<root>/<name>`: a folder, or `s3://`, `gs://`, `az://` with a bucket and a prefix."""
+    checkpoint_every: NonNegativeInt | Literal["auto"] = "auto"
+    """Save every so many steps, besides at the end; 0: never. `auto` weighs a save's cost against a failure's."""
+    hours_between_failures: PositiveFloat = 12.0
+    """What `auto` expects of the machines: some hours on spot, days otherwise."""
     checkpoint_at_end: bool = True
     """Save the trained model."""
+    in_background: bool = True
+    """Go on training while a checkpoint is written."""
     keep_checkpoints: PositiveInt = 2
     """How many of the newest to keep."""
+    keep_every: NonNegativeInt = 0
+    """Keep those of every so many steps for good, too."""
+    keep_best: NonNegativeInt = 0
+    """Keep so many with the best held-out `best_by`, too."""
+    best_by: Literal["auc", "log_loss", "normalized_entropy"] = "auc"
+    """What makes one the best."""
+    verify: Literal["checksums", "sizes"] = "checksums"
+    """What is looked at before a checkpoint is trusted."""
 
 
 class WatchSpec(Section):

@@ -12,6 +12,7 @@ with `/` between its parts. A door may be used from many threads at once.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -20,11 +21,11 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from embark.errors import Fault, UserError
+from embark.errors import EmbarkError, Fault, MissingPackage, UserError
 from embark.store.patience import Patience
 from embark.store.trouble import Missing, explain
 
@@ -34,6 +35,7 @@ PIECE_BYTES = 16 * MIB
 SCRATCH_SUFFIX = ".embark-part"
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Piece = bytes | bytearray | memoryview
 Data = Piece | Path | Iterable[Piece]
 Progress = Callable[[int, int], None]
@@ -63,18 +65,48 @@ def open_door(uri: str | Path, patience: Patience | None = None) -> Door:
         return FolderDoor(_folder_of(text) if scheme else Path(text))
     _refuse_secrets(text)
     # The emulator of Google's store answers its JSON interface only, which gcsfs speaks and obstore does not.
-    if scheme in ("s3", "az") or (scheme == "gs" and "STORAGE_EMULATOR_HOST" not in os.environ):
-        from embark.store.bucket import open_bucket
+    is_cloud = scheme in ("s3", "az") or (scheme == "gs" and "STORAGE_EMULATOR_HOST" not in os.environ)
+    try:
+        if is_cloud:
+            from embark.store.bucket import open_bucket
 
-        return open_bucket(text, patience)
-    from embark.store.other import open_other
+            return open_bucket(text, patience)
+        from embark.store.other import open_other
 
-    return open_other(text, patience)
+        return open_other(text, patience)
+    except ModuleNotFoundError as error:
+        extra = "cloud" if is_cloud else "other-stores"
+        raise MissingPackage(f"{scheme}:// needs {error.name}, which is not installed",
+                             fix=f"pip install 'embark-rec[{extra}]'") from None
+
+
+def told(operation: str) -> Callable[[F], F]:
+    """Turns what the library under a method raises into an error of the tree; the method's first argument is a path."""
+
+    def wrap(method: F) -> F:
+        @functools.wraps(method)
+        def guarded(door: Door, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(door, *args, **kwargs)
+            except EmbarkError:
+                raise
+            except door.library_errors as error:
+                path = str([*args, *kwargs.values(), ""][0])
+                trouble = explain(error, operation, door.where(path))
+            # Not inside of `except`: a chained original goes into tracebacks, with the secrets it may quote.
+            raise trouble
+
+        return cast(F, guarded)
+
+    return wrap
 
 
 class Door(ABC):
     """Bytes by name. What fails raises `Fault` where a retry may help, `UserError` where it will not, `Missing`
     where the file is not there."""
+
+    library_errors: tuple[type[Exception], ...] = (OSError,)
+    """What the library below raises of its own; anything else is a mistake in Python code and goes through as it is."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -126,6 +158,7 @@ class Door(ABC):
             return False
         return True
 
+    @told("download")
     def download(self, path: str, to: Path) -> None:
         """Copy a file to this machine: it appears at `to` whole, or not at all."""
         size = self.size(path)
@@ -182,20 +215,6 @@ class Door(ABC):
     def where(self, path: str) -> str:
         """The uri of a file, for messages."""
         return f"{self.uri.rstrip('/')}/{path}" if path else self.uri
-
-    @contextmanager
-    def telling(self, operation: str, path: str) -> Iterator[None]:
-        """Turn what the libraries raise into the errors of the tree."""
-        trouble = None
-        try:
-            yield
-        except (MemoryError, Fault, UserError):
-            raise
-        except Exception as error:
-            trouble = explain(error, operation, self.where(path))
-        # Outside of `except`: a chained original would be printed in a traceback, with the secrets it may quote.
-        if trouble:
-            raise trouble
 
 
 def clean(path: str, may_be_empty: bool = False) -> str:

@@ -1,33 +1,39 @@
-"""The layout of a run on disk, and what in it counts as there."""
+"""The layout of a run: `<root>/<name>`, on this machine or behind a uri.
+
+    spec.toml  plan.txt  events.jsonl  tensorboard/  checkpoints/
+"""
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
-import re
-import shutil
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-STEP_NAME = re.compile(r"^step-(\d{9,})$")
-COMMIT_MARK = "commit.json"
+from embark.store.door import Door, open_door
+from embark.store.shelf import Shelf
 
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint that was committed whole."""
-
-    path: Path
-    step: int
-    commit: dict[str, Any]
+SMALL_FILES = ("spec.toml", "plan.txt", "events.jsonl")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunDir:
-    """`<root>/<name>`: spec, plan, events, curves, checkpoints."""
+    """A run's files. Behind a uri, the small ones are written here and copied there at each save."""
 
-    path: Path
+    uri: str
+
+    @property
+    def is_remote(self) -> bool:
+        return "://" in self.uri and not self.uri.startswith("file://")
+
+    @cached_property
+    def path(self) -> Path:
+        """Where this machine has the small files."""
+        if not self.is_remote:
+            return Path(self.uri.removeprefix("file://")).expanduser()
+        cache = Path(os.environ.get("EMBARK_CACHE", "~/.cache/embark")).expanduser()
+        return cache / "runs" / hashlib.sha256(self.uri.encode()).hexdigest()[:16] / self.uri.rsplit("/", 1)[-1]
 
     @property
     def spec(self) -> Path:
@@ -45,62 +51,45 @@ class RunDir:
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    @cached_property
+    def door(self) -> Door:
+        return open_door(self.uri if self.is_remote else self.path)
 
-    def checkpoint_path(self, step: int) -> Path:
-        """Where the checkpoint of `step` goes. Until it is committed nobody takes it for one."""
-        return self.checkpoints / f"step-{step:09d}"
+    @cached_property
+    def shelf(self) -> Shelf:
+        """The run's checkpoints."""
+        return Shelf(open_door(f"{self.uri}/checkpoints" if self.is_remote else self.path / "checkpoints"))
 
-    def committed(self) -> list[Checkpoint]:
-        """The whole checkpoints, oldest first."""
-        found = (read_checkpoint(path) for path in sorted(self.checkpoints.glob("step-*")))
-        return sorted((c for c in found if c), key=lambda c: c.step)
+    def exists(self) -> bool:
+        """Has a run been here?"""
+        return bool(self.door.list()) if self.is_remote else self.path.exists()
 
-    def newest(self) -> Checkpoint | None:
-        """The last whole checkpoint."""
-        whole = self.committed()
-        return whole[-1] if whole else None
+    def fetch(self) -> None:
+        """Bring the small files here, so that a run can go on from another machine."""
+        if self.is_remote:
+            there = {e.path for e in self.door.list()}
+            self.door.download_many([(n, self.path / n) for n in SMALL_FILES if n in there])
 
-    def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep`. The mark goes first, so that a half-removed one is none."""
-        for checkpoint in self.committed()[:-keep]:
-            (checkpoint.path / COMMIT_MARK).unlink()
-            shutil.rmtree(checkpoint.path)
+    def publish(self) -> None:
+        """Copy the small files to where the run lives."""
+        if self.is_remote:
+            curves = sorted(p for p in self.tensorboard.rglob("*") if p.is_file())
+            small = [self.path / name for name in SMALL_FILES if (self.path / name).is_file()]
+            self.door.upload_many([(p, p.relative_to(self.path).as_posix()) for p in [*small, *curves]])
 
 
-def numbered(path: Path) -> Path:
-    """`path`, or `path-2`, `path-3`, …: the first that does not exist yet."""
-    number, free = 1, path
+def run_uri(root: str, name: str) -> str:
+    """`<root>/<name>`."""
+    return f"{root.rstrip('/')}/{name}" if root.rstrip("/") else f"/{name}"
+
+
+def numbered(root: str, name: str) -> RunDir:
+    """The run of that name, or of `name-2`, `name-3`, …: the first that is not there yet."""
+    number, free = 1, RunDir(run_uri(root, name))
     while free.exists():
         number += 1
-        free = path.with_name(f"{path.name}-{number}")
+        free = RunDir(run_uri(root, f"{name}-{number}"))
     return free
-
-
-def begin_checkpoint(path: Path) -> None:
-    """An empty directory, with what an unfinished save left there gone."""
-    if path.exists():
-        shutil.rmtree(path)
-    path.mkdir(parents=True)
-
-
-def commit_checkpoint(path: Path, values: dict[str, Any]) -> None:
-    """Make the checkpoint exist: the sizes of its files, written last and in one rename."""
-    files = {f.relative_to(path).as_posix(): f.stat().st_size for f in sorted(path.rglob("*")) if f.is_file()}
-    write_whole(path / COMMIT_MARK, json.dumps({**values, "files": files}, indent=1) + "\n")
-
-
-def read_checkpoint(path: Path) -> Checkpoint | None:
-    """The checkpoint at `path`, or None unless every file its mark names is there at its full size."""
-    match = STEP_NAME.match(path.name)
-    try:
-        commit = json.loads((path / COMMIT_MARK).read_text())
-        is_whole = all((path / name).stat().st_size == size for name, size in commit["files"].items())
-    except (OSError, ValueError, KeyError):
-        return None
-    return Checkpoint(path, int(match[1]), commit) if match and is_whole else None
 
 
 def write_whole(path: Path, text: str) -> None:

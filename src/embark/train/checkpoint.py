@@ -1,54 +1,172 @@
-"""Saving and loading everything a run needs to go on."""
+"""Saving everything a run needs to go on, while it goes on; and finding the newest that is whole."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from embark.store import Checkpoint, RunDir, begin_checkpoint, commit_checkpoint
-from embark.train.optimizers import Optimizers
+from embark.errors import EmbarkError, Fault
+from embark.spec import RunSpec, to_toml
+from embark.store import Checkpoint, FileMark, Kept, MarkedDoor, RunDir, checkpoint_name, to_delete
+from embark.train.build import Built
+from embark.train.dcp_files import plain_errors, reader, writer
+from embark.train.metrics import MetricWindow
+from embark.train.rng import random_state, set_random_state
+from embark.train.staging import Staging, State
 from embark.train.world import World
+from embark.watch import plan_text
 
 
-def save(
-    run_dir: RunDir, step: int, model: DistributedModelParallel, optimizers: Optimizers, world: World,
-    values: dict[str, Any],
-) -> dict[str, Any]:
-    """Write the checkpoint of `step`, each rank its own shards; returns the values of the `save` event."""
-    started = time.perf_counter()
-    path = run_dir.checkpoint_path(step)
-    if world.is_first:
-        begin_checkpoint(path)
-    _wait(world)
-    dcp.save(_state(model, optimizers), checkpoint_id=path)
-    if world.is_first:
-        commit_checkpoint(path, {"step": step, "world_size": world.world_size, **values})
-    _wait(world)
-    return {"step": step, "path": str(path), "bytes": _bytes_in(path), "save_s": time.perf_counter() - started}
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """How a save went. The same on every rank but for the times."""
+
+    step: int
+    pause_s: float
+    """How long training stood still."""
+    cost_s: float
+    """From the beginning to the commit."""
+    num_bytes: int
+    uri: str
+    error: EmbarkError | None = None
 
 
-def load(checkpoint: Checkpoint, model: DistributedModelParallel, optimizers: Optimizers) -> None:
-    """Read it back, at any number of ranks and under any plan."""
-    optimizers.init_state()
-    state = _state(model, optimizers)
-    dcp.load(state, checkpoint_id=checkpoint.path)
-    model.load_state_dict(state["model"])
-    optimizers.both.load_state_dict(state["optimizers"])
+class Checkpointer:
+    """One save at a time, in a thread of its own with a process group of its own."""
 
+    def __init__(self, spec: RunSpec, run_dir: RunDir, built: Built, window: MetricWindow, world: World) -> None:
+        self._spec = spec
+        self._run_dir = run_dir
+        self._shelf = run_dir.shelf
+        self._built = built
+        self._window = window
+        self._world = world
+        self._group = dist.new_group(backend="gloo") if world.world_size > 1 else None
+        self._staging = Staging()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="embark-save")
+        self._running: Future[Saved] | None = None
 
-def _state(model: DistributedModelParallel, optimizers: Optimizers) -> dict[str, Any]:
-    return {"model": model.state_dict(), "optimizers": optimizers.both.state_dict()}
+    def begin(self, step: int, values: dict[str, Any]) -> list[Saved]:
+        """Copy the state and begin to write it; returns what was still being written and is done now."""
+        before = self.wait()
+        started = time.perf_counter()
+        state = self._staging.copy(self._state())
+        pause_s = time.perf_counter() - started
+        self._running = self._thread.submit(self._write, step, state, values, started, pause_s)
+        return before
 
+    def done(self) -> list[Saved]:
+        """The save that has ended since the last look, if one has."""
+        return self.wait() if self._running and self._running.done() else []
 
-def _wait(world: World) -> None:
-    if world.world_size > 1:
-        dist.barrier()
+    def wait(self) -> list[Saved]:
+        """The save under way, when it has ended."""
+        running, self._running = self._running, None
+        return [running.result()] if running else []
 
+    def close(self) -> None:
+        """Let a save under way end. What it raised was told, or will be by whoever closes."""
+        self._thread.shutdown(wait=True)
 
-def _bytes_in(path: Path) -> int:
-    return sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+    def load_newest(self, tell: Callable[[str], None]) -> Checkpoint | None:
+        """Go on from the newest that is whole; a damaged one is named and passed over. All ranks take the same."""
+        for checkpoint in reversed(self._agreed(self._shelf.committed)):
+            damage = self._damage(checkpoint)
+            if not damage:
+                self._load(checkpoint)
+                return checkpoint
+            tell(f"{self._shelf.where(checkpoint.step)} is damaged and passed over: {damage}")
+        return None
+
+    def _damage(self, checkpoint: Checkpoint) -> str:
+        if self._spec.store.verify == "sizes":
+            entries = self._agreed(lambda: self._shelf.door.list(checkpoint.name))
+            there = {e.path.removeprefix(f"{checkpoint.name}/"): e.size_bytes for e in entries}
+            wrong = [n for n, mark in checkpoint.files.items() if there.get(n) != mark.size_bytes]
+            return f"{wrong[0]} is missing or cut short" if wrong else ""
+        found = self._shelf.damage(checkpoint, self._world.rank, self._world.world_size)
+        return next((d for d in self._world.gathered(found) if d), "")
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        self._built.optimizers.init_state()
+        state = self._state(is_load=True)
+        here = f"random.{self._world.rank}"
+        source = reader(self._shelf.door, checkpoint.name)
+        saved_names = source.read_metadata().state_dict_metadata
+        if not any(name.startswith(f"{here}.") for name in saved_names):  # there were fewer ranks then
+            state.pop(here)
+        with plain_errors("load"):
+            dcp.load(state, storage_reader=source)
+        self._built.model.load_state_dict(state["model"])
+        self._built.optimizers.both.load_state_dict({"state": state["optimizers"]})
+        self._window.set_state(state["metrics"], self._world)
+        if here in state:
+            set_random_state(state[here], self._world.device)
+
+    def _state(self, *, is_load: bool = False) -> State:
+        """Tensors only, by name. Everything else a run knows follows from its spec and its step."""
+        return {
+            "model": self._built.model.state_dict(),
+            "optimizers": self._built.optimizers.both.state_dict()["state"],
+            "metrics": self._window.empty_state() if is_load else self._window.state(self._world),
+            f"random.{self._world.rank}": random_state(self._world.device),
+        }
+
+    def _write(self, step: int, state: State, values: dict[str, Any], started: float, pause_s: float) -> Saved:
+        """In the thread. What goes wrong on one rank is known to all before anything is committed."""
+        door = MarkedDoor(self._shelf.door)
+        error: EmbarkError | None = None
+        num_bytes = 0
+        try:
+            self._together(lambda: self._shelf.begin(step) if self._world.is_first else None)
+            with plain_errors("save"):
+                dcp.save(state, storage_writer=writer(door, checkpoint_name(step)), process_group=self._group,
+                         no_dist=self._group is None)
+            marks = self._together(lambda: self._marks(step, door))
+            num_bytes = sum(mark.size_bytes for of_rank in marks for mark in of_rank.values())
+            self._together(lambda: self._commit(step, marks, values) if self._world.is_first else None)
+        except EmbarkError as raised:
+            error = raised
+        cost_s = time.perf_counter() - started
+        return Saved(step, pause_s, cost_s, num_bytes, self._shelf.where(step), error)
+
+    def _marks(self, step: int, door: MarkedDoor) -> dict[str, FileMark]:
+        if self._world.is_first:
+            door.write(f"{checkpoint_name(step)}/spec.toml", to_toml(self._spec).encode())
+            door.write(f"{checkpoint_name(step)}/plan.txt", plan_text(self._built.layout).encode())
+        return {path.removeprefix(f"{checkpoint_name(step)}/"): mark for path, mark in door.marks.items()}
+
+    def _commit(self, step: int, marks: list[dict[str, FileMark]], values: dict[str, Any]) -> None:
+        files = {name: mark for of_rank in marks for name, mark in of_rank.items()}
+        self._shelf.commit(step, files, {"world_size": self._world.world_size, **values})
+        store = self._spec.store
+        kept = [Kept(c.step, c.values.get("eval", {}).get(store.best_by)) for c in self._shelf.committed()]
+        for old in to_delete(kept, keep_last=store.keep_checkpoints, keep_every=store.keep_every,
+                             keep_best=store.keep_best, better="up" if store.best_by == "auc" else "down"):
+            self._shelf.remove(old)
+        self._run_dir.publish()
+
+    def _together(self, call: Callable[[], Any]) -> list[Any]:
+        """Call it on every rank and give each rank what all returned; if one raised, all raise."""
+        result, trouble = None, ("", "")
+        try:
+            result = call()
+        except EmbarkError as error:
+            trouble = (error.what, error.fix)
+        except OSError as error:
+            trouble = (str(error), "")
+        everywhere = self._world.gathered((result, trouble), self._group)
+        for _, (what, fix) in everywhere:
+            if what:
+                raise Fault(what, fix=fix)
+        return [returned for returned, _ in everywhere]
+
+    def _agreed(self, call: Callable[[], Any]) -> Any:
+        """What rank 0 found, on every rank."""
+        return self._together(lambda: call() if self._world.is_first else None)[0]

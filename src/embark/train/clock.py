@@ -40,6 +40,10 @@ class Clock:
         self._window_started, self._window_steps = now, 0
         return values
 
+    def step_s(self) -> float:
+        """A step's mean time."""
+        return (time.perf_counter() - self._started) / max(self._steps, 1)
+
     def whole(self) -> dict[str, float]:
         """The rate over everything so far."""
         seconds = max(time.perf_counter() - self._started, 1e-9)

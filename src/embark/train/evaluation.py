@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -25,13 +25,15 @@ class Evaluation:
         self._world = world
         self._best: dict[str, float] | None = None
 
-    def run(self, engine: PipelineEngine) -> dict[str, float]:
-        """Metrics over all ranks; all of them must call it."""
+    def run(self, engine: PipelineEngine, is_stopping: Callable[[], bool]) -> dict[str, float]:
+        """Metrics over all ranks; all of them must call it. Empty where the run was asked to stop meanwhile."""
         started = time.perf_counter()
         window = MetricWindow(self._world.device)
         best = MetricWindow(torch.device("cpu")) if self._best is None else None
         with engine.evaluating() as model:
             for batch in self._batches():
+                if is_stopping():
+                    return {}
                 _, (_, logits, label) = model(self._to_device(batch).to(self._world.device, non_blocking=True))
                 window.add(logits[: batch.num_samples], label[: batch.num_samples])
                 if best is not None and batch.best_probability is not None:

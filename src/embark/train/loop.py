@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,25 +11,34 @@ from embark.spec import RunSpec
 from embark.store import RunDir
 from embark.train.batch import ToDevice
 from embark.train.build import Built, build
-from embark.train.checkpoint import load, save
+from embark.train.checkpoint import Checkpointer
 from embark.train.clock import Clock
 from embark.train.evaluation import Evaluation
 from embark.train.faults import explain, refuse_not_finite
 from embark.train.metrics import MetricWindow
+from embark.train.notices import NoticeWatch, detect_cloud, grace_seconds
+from embark.train.pace import Pace
 from embark.train.run import open_run
+from embark.train.saving import Saving
 from embark.train.signals import StopSignals, stopped_by
+from embark.train.stopping import Together
 from embark.train.telling import Telling, tell_start, telling
 from embark.train.world import World, check_against, join
 from embark.watch import Event, Sink
 
 
-def train(spec: RunSpec, view: Sequence[Sink] = (), *, fresh: bool = False) -> dict[str, Any]:
+def train(
+    spec: RunSpec, view: Sequence[Sink] = (), *, fresh: bool = False, signals: StopSignals | None = None
+) -> dict[str, Any]:
     """Train what `spec` says; returns the values of the last evaluation and of the end.
 
     The same call begins a run, goes on with one that was stopped, and leaves a finished one alone.
-    `view` is what a person watches.
+    `view` is what a person watches; `signals`, entered before, has listened since before torch was there.
     """
-    with join(spec.place) as world, StopSignals() as signals:
+    if signals is None:
+        with StopSignals() as entered:
+            return train(spec, view, fresh=fresh, signals=entered)
+    with join(spec.place) as world, _notices(spec, world) as notices:
         check_against(spec, world)
         source = open_source(spec)
         per_epoch = steps_per_epoch(source, spec.train.batch_size)
@@ -41,12 +49,20 @@ def train(spec: RunSpec, view: Sequence[Sink] = (), *, fresh: bool = False) -> d
         with telling(spec, world, opened.run_dir, view) as told:
             try:
                 built = build(spec, world, num_steps)
-                if opened.checkpoint:
-                    load(opened.checkpoint, built.model, built.optimizers)
-                step = opened.checkpoint.step if opened.checkpoint else 0
+                window = MetricWindow(world.device)
+                checkpointer = Checkpointer(spec, opened.run_dir, built, window, world)
+                checkpoint = checkpointer.load_newest(told.warn)
+                step = checkpoint.step if checkpoint else 0
                 tell_start(told, spec, world, opened.run_dir, source, built, step=step, num_steps=num_steps,
-                           per_epoch=per_epoch, checkpoint=opened.checkpoint)
-                return _loop(spec, world, opened.run_dir, source, built, told, signals, step, num_steps, per_epoch)
+                           per_epoch=per_epoch)
+                grace_s = spec.place.grace_s or grace_seconds(detect_cloud())
+                saving = Saving(checkpointer, Pace(spec, step, grace_s), told, step)
+                together = Together(signals, notices, world)
+                try:
+                    return _loop(spec, world, opened.run_dir, source, built, window, told, saving, together, step,
+                                 num_steps, per_epoch)
+                finally:
+                    checkpointer.close()
             except (EmbarkError, RuntimeError) as raised:
                 error = raised if isinstance(raised, EmbarkError) else explain(raised)
                 if not isinstance(error, Interrupted | Preempted):
@@ -57,20 +73,18 @@ def train(spec: RunSpec, view: Sequence[Sink] = (), *, fresh: bool = False) -> d
 
 
 def _loop(
-    spec: RunSpec, world: World, run_dir: RunDir, source: Source, built: Built, told: Telling, signals: StopSignals,
-    step: int, num_steps: int, per_epoch: int,
+    spec: RunSpec, world: World, run_dir: RunDir, source: Source, built: Built, window: MetricWindow, told: Telling,
+    saving: Saving, together: Together, step: int, num_steps: int, per_epoch: int,
 ) -> dict[str, Any]:
     to_device = ToDevice([t.name for t in spec.model.table_list()], world.device)
     evaluation = Evaluation(source, spec.train.batch_size, to_device, world)
-    window = MetricWindow(world.device)
     clock = Clock(spec.train.batch_size)
     evaluated: dict[str, Any] = {}
-    saved_step = step
-    caught = 0
+    decision = together.decide()
     with Loader(source, batch_size=spec.train.batch_size, rank=world.rank, world_size=world.world_size,
                 start_step=step, stop_step=num_steps) as loader:
         batches = to_device.stream(iter(loader))
-        while step < num_steps and not caught:
+        while step < num_steps and not decision.stop:
             rate = built.optimizers.set_rates(step)
             _, logits, label = built.engine.step(batches)
             window.add(logits, label)
@@ -86,24 +100,33 @@ def _loop(
                 told.tick({"step": step, "samples_per_s": clock.whole()["samples_per_s"]})
             if source.num_eval_samples and (is_last or _divides(spec.train.eval_every, step)):
                 with clock.paused():
-                    evaluated = {"step": step, **evaluation.run(built.engine)}
-                    told.tell("eval", evaluated)
-            caught = signals.caught(world)
-            wants_save = _divides(spec.store.checkpoint_every, step) or caught
-            if (wants_save or (is_last and spec.store.checkpoint_at_end)) and step > saved_step:
+                    result = evaluation.run(built.engine, together.is_stopping)
+                    if result:
+                        evaluated = {"step": step, **result}
+                        told.tell("eval", evaluated)
+            decision = together.decide(is_save_due=saving.is_due(step))
+            if decision.is_save_due and not is_last and not decision.stop:
                 with clock.paused():
-                    told.tell("save", save(run_dir, step, built.model, built.optimizers, world, {"eval": evaluated}))
-                    saved_step = step
-                    if world.is_first:
-                        run_dir.prune(spec.store.keep_checkpoints)
-    end = {"outcome": "done", "step": step, "run_dir": str(run_dir.path), **clock.whole()}
+                    saving.begin(step, evaluated, clock.step_s())
+                if not spec.store.in_background:
+                    saving.wait()
+            saving.tell_done()
+    wants_last = spec.store.checkpoint_at_end or decision.is_save_due or bool(decision.stop)
+    with clock.paused():
+        saving.finish(step, evaluated, wants_last=wants_last)
+    end = {"outcome": "done", "step": step, "run_dir": run_dir.uri, **clock.whole()}
     if step < num_steps:
-        name = signal.Signals(caught).name
-        told.tell("interrupt", {"step": step, "signal": name})
+        told.tell("interrupt", {"step": step, "signal": decision.stop})
         told.tell("end", {**end, "outcome": "interrupted"})
-        raise stopped_by(caught, f"stopped by {name} at step {step} of {num_steps}; saved in {run_dir.path}")
+        kept = f"; saved in {run_dir.uri}" if step else ""
+        raise stopped_by(decision.stop, f"stopped by {decision.stop} at step {step} of {num_steps}{kept}")
     told.tell("end", end)
     return {**evaluated, **end}
+
+
+def _notices(spec: RunSpec, world: World) -> NoticeWatch:
+    """One rank of each machine asks for all of its ranks."""
+    return NoticeWatch(is_asking=spec.place.watch_notices and world.local_rank == 0)
 
 
 def _divides(every: int, step: int) -> bool:
@@ -111,9 +134,9 @@ def _divides(every: int, step: int) -> bool:
 
 
 def _finished_before(run_dir: RunDir, step: int, view: Sequence[Sink]) -> dict[str, Any]:
-    text = (f"{run_dir.path} is finished: {step} steps. --fresh runs it again in a new directory; "
+    text = (f"{run_dir.uri} is finished: {step} steps. --fresh runs it again in a new directory; "
             "a larger train.num_steps or train.num_epochs goes on")
     for sink in view:
         sink.emit(Event("note", {"level": "info", "text": text}))
         sink.close()
-    return {"outcome": "done", "step": step, "run_dir": str(run_dir.path)}
+    return {"outcome": "done", "step": step, "run_dir": run_dir.uri}

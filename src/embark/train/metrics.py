@@ -30,17 +30,33 @@ class MetricWindow:
     def add(self, logits: Tensor, label: Tensor) -> None:
         """Count a batch. Nothing comes back to the host."""
         within = logits.nan_to_num(nan=0.0).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)  # the loss keeps its NaN
-        bins = ((within + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))).long().clamp_(max=NUM_BINS - 1) + label.long() * NUM_BINS
+        bins = ((within + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))).long().clamp_(max=NUM_BINS - 1)
+        bins += label.long() * NUM_BINS
         # Not bincount: on a GPU that waits for the device to learn the largest bin.
         self._counts.index_add_(0, bins, torch.ones_like(bins, dtype=torch.float64))
         loss = binary_cross_entropy_with_logits(logits.float(), label, reduction="sum")
         self._sums += torch.stack([loss, logits.sigmoid().sum(), label.sum()])
         self._num_samples += len(label)
 
+    def state(self, world: World) -> Tensor:
+        """The window of all ranks together, for a checkpoint."""
+        mine = torch.cat([self._counts, self._sums, self._sums.new_tensor([self._num_samples])])
+        return world.sum_over_ranks(mine)
+
+    def empty_state(self) -> Tensor:
+        """Where a checkpoint's window is read into."""
+        return torch.zeros(2 * NUM_BINS + 4, dtype=torch.float64, device=self._counts.device)
+
+    def set_state(self, state: Tensor, world: World) -> None:
+        """Go on from there: rank 0 holds it for all, whatever their number was."""
+        if world.is_first:
+            self._counts.copy_(state[: 2 * NUM_BINS])
+            self._sums.copy_(state[2 * NUM_BINS : -1])
+            self._num_samples = int(state[-1])
+
     def take(self, world: World) -> dict[str, float]:
         """The metrics over all ranks; the window starts anew. Undefined ones are NaN."""
-        num_samples = self._sums.new_tensor([self._num_samples])
-        both = world.sum_over_ranks(torch.cat([self._counts, self._sums, num_samples])).cpu()
+        both = self.state(world).cpu()
         self._counts.zero_()
         self._sums.zero_()
         self._num_samples = 0

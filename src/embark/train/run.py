@@ -1,58 +1,51 @@
-"""Which directory a run goes into, and whether it begins, goes on or is finished already."""
+"""Which directory a run goes into, and whether it is finished already."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from embark.errors import EmbarkError, UserError
 from embark.spec import RunSpec, load_spec
-from embark.store import Checkpoint, RunDir, numbered, read_checkpoint
+from embark.store import RunDir, numbered, run_uri
 from embark.train.world import World
 from embark.watch import read_events
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A run's directory, and what to go on from."""
+    """A run's directory, and how far a run in it went that ended by itself."""
 
     run_dir: RunDir
-    checkpoint: Checkpoint | None
     finished_step: int
-    """Steps of a run that ended by itself; 0 where it did not."""
 
 
 def open_run(spec: RunSpec, world: World, *, fresh: bool) -> Opened:
     """Rank 0 looks and decides; the others are told, so that all see the same."""
-    decided = ["", "", "0", ""]
+    decided: tuple[str, int, EmbarkError | None] = ("", 0, None)
     if world.is_first:
         try:
             opened = _decide(spec, fresh=fresh)
-            checkpoint = str(opened.checkpoint.path) if opened.checkpoint else ""
-            decided = [str(opened.run_dir.path), checkpoint, str(opened.finished_step), ""]
+            decided = (opened.run_dir.uri, opened.finished_step, None)
         except EmbarkError as error:
-            decided[3] = f"{error.what}\0{error.fix}"
-    path, checkpoint, finished_step, error_text = world.agree("\n\n".join(decided)).split("\n\n", 3)
-    if error_text:
-        what, _, fix = error_text.partition("\0")
-        raise UserError(what, fix=fix)
-    return Opened(RunDir(Path(path)), read_checkpoint(Path(checkpoint)) if checkpoint else None, int(finished_step))
+            decided = ("", 0, error)
+    uri, finished_step, refused = world.gathered(decided)[0]
+    if refused:
+        raise refused
+    return Opened(RunDir(uri), finished_step)
 
 
 def _decide(spec: RunSpec, *, fresh: bool) -> Opened:
-    path = Path(spec.store.root).expanduser() / spec.name
-    run_dir = RunDir(numbered(path) if fresh else path)
-    checkpoint: Checkpoint | None = None
-    finished_step = 0
+    root = spec.store.root
+    run_dir = numbered(root, spec.name) if fresh else RunDir(run_uri(root, spec.name))
+    run_dir.fetch()
     if run_dir.spec.is_file():
         _refuse_another_run(run_dir, spec)
-        checkpoint = run_dir.newest()
-        finished_step = _finished_step(run_dir)
     try:
         run_dir.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{run_dir.path}: {error.strerror}", fix="set store.root to a writable directory") from error
-    return Opened(run_dir, checkpoint, finished_step)
+    run_dir.door.check()
+    return Opened(run_dir, _finished_step(run_dir))
 
 
 def _refuse_another_run(run_dir: RunDir, spec: RunSpec) -> None:
@@ -66,7 +59,7 @@ def _refuse_another_run(run_dir: RunDir, spec: RunSpec) -> None:
     ]
     if other:
         raise UserError(
-            f"{run_dir.path} holds a run with another {', '.join(other)}",
+            f"{run_dir.uri} holds a run with another {', '.join(other)}",
             fix="--fresh begins a new directory beside it; or choose another --set name=…",
         )
 

@@ -1,23 +1,22 @@
-"""Ctrl-C and SIGTERM: finish the step, save, leave. A second Ctrl-C leaves at once."""
+"""What asks a run to stop: Ctrl-C, SIGTERM, SIGUSR1, or the cloud's notice that the machine goes. Knows no torch, so
+that it can listen from the first moment on."""
 
 from __future__ import annotations
 
 import signal
 from types import FrameType, TracebackType
 
-import torch
-
 from embark.errors import EmbarkError, Interrupted, Preempted
-from embark.train.world import World
 
-HANDLED = (signal.SIGINT, signal.SIGTERM)
+NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "notice")
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignals:
-    """Catches the signals while it is entered; every rank learns of what any of them caught."""
+    """Remembers the first signal while it is entered. A second Ctrl-C leaves at once."""
 
     def __init__(self) -> None:
-        self._caught = 0
+        self.caught = ""
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopSignals:
@@ -30,23 +29,13 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def caught(self, world: World) -> int:
-        """The signal that any rank caught, or 0; the same answer on every rank, at the same step."""
-        if world.world_size == 1:
-            return self._caught
-        flags = torch.zeros(len(HANDLED), dtype=torch.int32)
-        if self._caught:
-            flags[HANDLED.index(signal.Signals(self._caught))] = 1
-        world.sum_over_ranks(flags)
-        return next((int(number) for number, flag in zip(HANDLED, flags.tolist(), strict=True) if flag), 0)
-
     def _catch(self, number: int, _frame: FrameType | None) -> None:
-        if self._caught and number == signal.SIGINT:
+        if self.caught and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._caught = number
+        self.caught = self.caught or signal.Signals(number).name
 
 
-def stopped_by(number: int, what: str) -> EmbarkError:
-    """The error that ends a run which a signal stopped."""
+def stopped_by(name: str, what: str) -> EmbarkError:
+    """The error that ends a run which was asked to stop."""
     fix = "the same command goes on from there"
-    return Interrupted(what, fix=fix) if number == signal.SIGINT else Preempted(what, fix=fix)
+    return Interrupted(what, fix=fix) if name == "SIGINT" else Preempted(what, fix=fix)

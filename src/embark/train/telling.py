@@ -9,7 +9,7 @@ from typing import Any
 from embark.data import Source
 from embark.errors import MissingPackage
 from embark.spec import RunSpec, to_toml
-from embark.store import Checkpoint, RunDir, write_whole
+from embark.store import RunDir, write_whole
 from embark.train.build import Built
 from embark.train.world import World
 from embark.watch import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
@@ -26,6 +26,10 @@ class Telling:
     def tell(self, kind: str, values: dict[str, Any]) -> None:
         """To everyone."""
         self._all.emit(Event(kind, values))
+
+    def warn(self, text: str) -> None:
+        """A sentence that a person should read."""
+        self.tell("note", {"level": "warning", "text": text})
 
     def record(self, kind: str, values: dict[str, Any]) -> None:
         """Into the run's files only."""
@@ -58,18 +62,20 @@ def telling(spec: RunSpec, world: World, run_dir: RunDir, view: Sequence[Sink]) 
         yield told
     finally:
         told.close()
+        if world.is_first:
+            run_dir.publish()
 
 
 def tell_start(
     told: Telling, spec: RunSpec, world: World, run_dir: RunDir, source: Source, built: Built, *, step: int,
-    num_steps: int, per_epoch: int, checkpoint: Checkpoint | None,
+    num_steps: int, per_epoch: int,
 ) -> None:
     """What is about to run, and how it is laid out."""
     if world.is_first:
         write_whole(run_dir.spec, to_toml(spec))
         write_whole(run_dir.plan, plan_text(built.layout))
     told.tell("start", {
-        "name": spec.name, "run_dir": str(run_dir.path), "device": world.device.type,
+        "name": spec.name, "run_dir": run_dir.uri, "device": world.device.type,
         "device_name": world.device_name, "world_size": world.world_size, "engine": built.engine.name,
         "engine_reason": built.engine.reason, "precision": built.precision, "num_steps": num_steps,
         "first_step": step, "steps_per_epoch": per_epoch, "batch_size": spec.train.batch_size,
@@ -79,5 +85,5 @@ def tell_start(
     told.tell("plan", built.layout)
     for note in source.notes:
         told.tell("note", {"level": "warning", "text": note})
-    if checkpoint:
-        told.tell("resume", {"step": step, "path": str(checkpoint.path)})
+    if step:
+        told.tell("resume", {"step": step, "path": run_dir.shelf.where(step)})

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,12 +45,19 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def agree(self, text: str) -> str:
-        """Rank 0's `text`, on every rank."""
-        box = [text]
-        if self.world_size > 1:
-            dist.broadcast_object_list(box, src=0, device=torch.device("cpu") if _has_cpu_backend() else None)
-        return box[0]
+    def sum_of(self, numbers: list[int]) -> list[int]:
+        """Add small whole numbers up over all ranks, on the CPU."""
+        if self.world_size == 1:
+            return numbers
+        return self.sum_over_ranks(torch.tensor(numbers, dtype=torch.int32)).tolist()
+
+    def gathered(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+        """Every rank's `value`, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group)
+        return values
 
 
 @contextmanager
@@ -115,7 +123,3 @@ def _device(place: PlaceSpec, local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
-
-
-def _has_cpu_backend() -> bool:
-    return "cpu" in str(dist.get_backend_config())

@@ -15,7 +15,7 @@ import pytest
 from embark.data import open_source
 from embark.data.columns import ColumnsSource
 from embark.data.synthetic import SyntheticSource
-from embark.errors import DataError, MissingPackage, SpecError
+from embark.errors import DataError, MissingPackage
 from embark.spec import DataSpec, ModelSpec, RunSpec, Table
 
 NUM_ROWS = 500
@@ -257,6 +257,3 @@ def test_open_source_opens_what_the_spec_names(tmp_path: Path):
     assert isinstance(open_source(RunSpec()), SyntheticSource)
 
 
-def test_a_table_whose_ids_overflow_32_bits_is_refused():
-    with pytest.raises(SpecError, match="2147483647 rows"):
-        open_source(RunSpec(model=ModelSpec(num_tables=1, rows_per_table=2**31)))

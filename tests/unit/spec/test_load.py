@@ -120,6 +120,11 @@ def test_a_width_that_fbgemm_cannot_take_is_refused_with_the_next_one_up():
         load_spec("laptop", ["model.embedding_dim=30"])
 
 
+def test_a_table_whose_ids_overflow_32_bits_is_refused():
+    with pytest.raises(SpecError, match="less than or equal to 2147483647"):
+        load_spec("laptop", [f"model.rows_per_table={2**31}"])
+
+
 def test_two_tables_of_one_name_are_refused():
     with pytest.raises(SpecError, match="two tables have this name"):
         resolve({"model": {"tables": [{"name": "a", "rows": 3}, {"name": "a", "rows": 4}]}})

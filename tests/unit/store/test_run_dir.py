@@ -1,75 +1,131 @@
-"""A checkpoint is either committed whole or invisible."""
+"""A checkpoint is either committed whole or invisible; a run's directory is found again."""
 
-import json
+import hashlib
 
 import pytest
 
-from embark.store import RunDir, begin_checkpoint, commit_checkpoint, numbered, read_checkpoint, write_whole
+from embark.errors import DataError
+from embark.store import FileMark, MarkedDoor, RunDir, Shelf, numbered, open_door, run_uri, write_whole
 
 
-def make_checkpoint(run_dir: RunDir, step: int) -> None:
-    path = run_dir.checkpoint_path(step)
-    begin_checkpoint(path)
-    (path / "shard.distcp").write_bytes(b"x" * 100)
-    commit_checkpoint(path, {"step": step})
+def put(shelf: Shelf, step: int, text: bytes = b"x" * 100) -> None:
+    door = MarkedDoor(shelf.door)
+    door.write(f"step-{step:09d}/rank-00000-00.bin", text)
+    marks = {path.split("/", 1)[1]: mark for path, mark in door.marks.items()}
+    shelf.commit(step, marks, {"world_size": 2})
 
 
 @pytest.fixture
-def run_dir(tmp_path) -> RunDir:
-    run_dir = RunDir(tmp_path / "run")
+def shelf(tmp_path) -> Shelf:
+    shelf = RunDir(str(tmp_path / "run")).shelf
     for step in (100, 200, 1_000_000_000):
-        make_checkpoint(run_dir, step)
-    return run_dir
+        put(shelf, step)
+    return shelf
 
 
-def test_the_newest_is_the_largest_step_not_the_last_name(run_dir):
-    assert run_dir.newest().step == 1_000_000_000
-    assert [c.step for c in run_dir.committed()] == [100, 200, 1_000_000_000]
+def steps(shelf: Shelf) -> list[int]:
+    return [c.step for c in shelf.committed()]
 
 
-def test_without_its_mark_it_does_not_exist(run_dir):
-    (run_dir.checkpoint_path(200) / "commit.json").unlink()
-    assert [c.step for c in run_dir.committed()] == [100, 1_000_000_000]
+def file_of(tmp_path, step: int, name: str = "rank-00000-00.bin"):
+    return tmp_path / "run" / "checkpoints" / f"step-{step:09d}" / name
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "mark_cut", "mark_other"])
-def test_a_damaged_one_does_not_exist(run_dir, damage):
-    path = run_dir.checkpoint_path(1_000_000_000)
-    if damage == "cut":
-        (path / "shard.distcp").write_bytes(b"x" * 99)
-    elif damage == "gone":
-        (path / "shard.distcp").unlink()
-    elif damage == "mark_cut":
-        (path / "commit.json").write_text('{"files": {')
+def test_they_are_in_order_of_steps_not_of_names(shelf):
+    assert steps(shelf) == [100, 200, 1_000_000_000]
+
+
+def test_the_mark_keeps_what_it_was_given(shelf):
+    first = shelf.committed()[0]
+    assert first.values["world_size"] == 2
+    assert first.num_bytes == 100
+    assert first.files == {"rank-00000-00.bin": FileMark(100, hashlib.sha256(b"x" * 100).hexdigest())}
+
+
+def test_without_its_mark_it_does_not_exist(shelf, tmp_path):
+    file_of(tmp_path, 200, "commit.json").unlink()
+    assert steps(shelf) == [100, 1_000_000_000]
+    assert shelf.unfinished() == [200]
+
+
+@pytest.mark.parametrize("text", ['{"files": {', "[]", '{"step": 1}', '{"step": 1, "files": {"a": 3}}', ""])
+def test_with_a_mark_that_is_none_it_does_not_exist(shelf, tmp_path, text):
+    file_of(tmp_path, 200, "commit.json").write_text(text)
+    assert steps(shelf) == [100, 1_000_000_000]
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [("cut", "99 bytes instead of 100"), ("gone", "rank-00000-00.bin"), ("flipped", "its bytes changed")],
+)
+def test_damage_is_named(shelf, tmp_path, damage, what):
+    path = file_of(tmp_path, 200)
+    if damage == "gone":
+        path.unlink()
     else:
-        (path / "commit.json").write_text(json.dumps({"step": 1}))
-    assert run_dir.newest().step == 200
+        path.write_bytes(b"x" * 99 if damage == "cut" else b"x" * 99 + b"y")
+    by_step = {c.step: c for c in shelf.committed()}
+    assert what in shelf.damage(by_step[200])
+    assert shelf.damage(by_step[100]) == ""
 
 
-def test_the_mark_keeps_what_it_was_given(run_dir):
-    assert read_checkpoint(run_dir.checkpoint_path(100)).commit["step"] == 100
+def test_ranks_share_the_looking(shelf, tmp_path):
+    door = MarkedDoor(shelf.door)
+    for name in ("a", "b", "c"):
+        door.write(f"step-000000300/{name}", name.encode())
+    shelf.commit(300, {p.split("/")[1]: m for p, m in door.marks.items()}, {})
+    checkpoint = next(c for c in shelf.committed() if c.step == 300)
+    file_of(tmp_path, 300, "b").write_text("B")
+    assert [bool(shelf.damage(checkpoint, part, 3)) for part in range(3)] == [False, True, False]
 
 
-def test_pruning_keeps_the_newest(run_dir):
-    run_dir.prune(keep=1)
-    assert [p.name for p in run_dir.checkpoints.iterdir()] == ["step-1000000000"]
+def test_a_file_that_did_not_arrive_is_never_committed(shelf):
+    with pytest.raises(DataError, match="is not there"):
+        shelf.commit(300, {"rank-00001-00.bin": FileMark(3, "")}, {})
+    assert 300 not in steps(shelf)
 
 
-def test_beginning_anew_clears_what_an_unfinished_save_left(run_dir):
-    path = run_dir.checkpoint_path(100)
-    begin_checkpoint(path)
-    assert list(path.iterdir()) == []
+def test_removing_leaves_nothing(shelf, tmp_path):
+    shelf.remove(200)
+    assert steps(shelf) == [100, 1_000_000_000]
+    assert not [e for e in shelf.door.list() if e.path.startswith("step-000000200")]
+
+
+def test_a_marked_door_marks_pieces_bytes_and_files(tmp_path):
+    door = MarkedDoor(open_door(tmp_path / "d"))
+    (tmp_path / "f").write_bytes(b"abc")
+    door.write("a", iter([b"a", memoryview(b"bc")]), 3)
+    door.write("b", b"abc")
+    door.write("c", tmp_path / "f")
+    assert set(door.marks.values()) == {FileMark(3, hashlib.sha256(b"abc").hexdigest())}
+    assert door.read("a") == door.read_range("c", 0, 3) == b"abc"
+    assert door.size("b") == 3
+    door.delete("a")
+    door.delete_prefix("b")
+    assert {e.path for e in door.list()} == {"b", "c"}
 
 
 def test_a_run_without_checkpoints_has_none(tmp_path):
-    assert RunDir(tmp_path / "none").newest() is None
+    assert RunDir(str(tmp_path / "none")).shelf.committed() == []
 
 
 def test_numbering_takes_the_first_free_name(tmp_path):
-    assert numbered(tmp_path / "run").name == "run"
+    root = str(tmp_path)
+    assert numbered(root, "run").uri == f"{root}/run"
     (tmp_path / "run").mkdir()
     (tmp_path / "run-2").mkdir()
-    assert numbered(tmp_path / "run").name == "run-3"
+    assert numbered(root, "run").uri == f"{root}/run-3"
+    assert run_uri("s3://bucket/runs/", "a") == "s3://bucket/runs/a"
+
+
+def test_a_remote_run_keeps_its_small_files_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("EMBARK_CACHE", str(tmp_path))
+    one, two = RunDir("s3://bucket/a/run"), RunDir("s3://bucket/b/run")
+    assert one.is_remote
+    assert one.path != two.path
+    assert one.path.is_relative_to(tmp_path)
+    assert not RunDir(f"file://{tmp_path}/x").is_remote
+    assert RunDir(f"file://{tmp_path}/x").path == tmp_path / "x"
 
 
 def test_writing_whole_replaces_and_leaves_nothing_beside(tmp_path):

@@ -1,0 +1,84 @@
+"""The door to a folder of this machine, a mounted one included."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from embark.errors import Fault
+from embark.store.door import SCRATCH_SUFFIX, Data, Door, Entries, Entry, clean, scratch_for, told
+from embark.store.trouble import DAMAGED
+
+
+class FolderDoor(Door):
+    """Files below `root`, which comes into being with the first one."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root))
+        self.root = root.expanduser()
+
+    @told("read")
+    def read(self, path: str) -> bytes:
+        return (self.root / clean(path)).read_bytes()
+
+    @told("read")
+    def read_into(self, path: str, start: int, into: memoryview) -> None:
+        with (self.root / clean(path)).open("rb", buffering=0) as file:
+            file.seek(start)
+            done = 0
+            while done < len(into):
+                count = file.readinto(into[done:])
+                if not count:
+                    raise Fault(f"{self.where(path)} ends {len(into) - done} bytes before what was asked of it",
+                                fix=DAMAGED)
+                done += count
+
+    @told("write")
+    def write(self, path: str, data: Data, size_bytes: int | None = None) -> None:
+        with scratch_for(self.root / clean(path)) as scratch:
+            if isinstance(data, Path):
+                shutil.copyfile(data, scratch)
+                return
+            pieces = [data] if isinstance(data, bytes | bytearray | memoryview) else data
+            with scratch.open("wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+
+    @told("list")
+    def list(self, prefix: str = "") -> Entries:
+        return sorted(self._below(clean(prefix, may_be_empty=True)), key=lambda entry: entry.path)
+
+    @told("look at")
+    def size(self, path: str) -> int:
+        file = self.root / clean(path)
+        if not file.is_file():
+            raise FileNotFoundError(path)
+        return file.stat().st_size
+
+    @told("delete")
+    def delete(self, path: str) -> None:
+        (self.root / clean(path)).unlink(missing_ok=True)
+
+    @told("delete")
+    def delete_prefix(self, prefix: str) -> None:
+        folder = self.root / clean(prefix)
+        if folder.is_dir():
+            shutil.rmtree(folder)
+
+    @told("read")
+    def download(self, path: str, to: Path) -> None:
+        with scratch_for(to) as scratch:
+            shutil.copyfile(self.root / clean(path), scratch)
+
+    def _below(self, prefix: str) -> Entries:
+        found: Entries = []
+        for folder, _, names in os.walk(self.root / prefix):
+            for name in names:
+                file = Path(folder, name)
+                # Another process may remove a file while this walks.
+                with suppress(FileNotFoundError):
+                    if not name.endswith(SCRATCH_SUFFIX):
+                        found.append(Entry(file.relative_to(self.root).as_posix(), file.stat().st_size))
+        return found

@@ -1,0 +1,172 @@
+"""The checkpoints of a run. One without its mark does not exist; the mark is written last and says what must be there.
+
+    step-000001000/rank-00000-00.bin …   each rank's shards
+    step-000001000/index.json            which tensor is where in them
+    step-000001000/spec.toml, plan.txt   what was run, and how it was laid out
+    step-000001000/commit.json           the mark: every file with its size and checksum, and what the run knew
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from embark.errors import DataError, EmbarkError
+from embark.store.door import Data, Door, Entries, Piece
+from embark.store.trouble import Missing
+
+MARK = "commit.json"
+NAME = re.compile(r"^step-(\d{9,})$")
+PIECE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """What a file must be."""
+
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One that was committed."""
+
+    step: int
+    files: Mapping[str, FileMark]
+    values: Mapping[str, Any]
+    """What the run wrote beside it: world size, last evaluation."""
+
+    @property
+    def name(self) -> str:
+        return checkpoint_name(self.step)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(mark.size_bytes for mark in self.files.values())
+
+
+class Shelf:
+    """Where a run's checkpoints stand."""
+
+    def __init__(self, door: Door) -> None:
+        self.door = door
+
+    def committed(self) -> list[Checkpoint]:
+        """Those with a mark that can be read, oldest first."""
+        names = {e.path.split("/")[0] for e in self.door.list() if e.path.endswith(f"/{MARK}")}
+        found = (self._read(name) for name in names if NAME.match(name))
+        return sorted((c for c in found if c), key=lambda c: c.step)
+
+    def begin(self, step: int) -> None:
+        """Clear what an unfinished save left. Its mark goes first, so that it is none while the rest goes."""
+        self.remove(step)
+
+    def commit(self, step: int, files: Mapping[str, FileMark], values: Mapping[str, Any]) -> None:
+        """Make the checkpoint exist, after seeing that every file of every rank has arrived."""
+        sizes = {e.path.removeprefix(f"{checkpoint_name(step)}/"): e.size_bytes for e in self._files(step)}
+        absent = sorted(name for name, mark in files.items() if sizes.get(name) != mark.size_bytes)
+        if absent:
+            raise DataError(f"{self.door.where(checkpoint_name(step))}: {absent[0]} was written and is not there",
+                            fix="ranks on several machines need a store.root that all of them share, or a uri")
+        marks = {name: [mark.size_bytes, mark.sha256] for name, mark in sorted(files.items())}
+        text = json.dumps({"step": step, **values, "files": marks}, indent=1) + "\n"
+        self.door.write(f"{checkpoint_name(step)}/{MARK}", text.encode())
+
+    def damage(self, checkpoint: Checkpoint, part: int = 0, num_parts: int = 1) -> str:
+        """What is wrong with it, in a sentence; empty if nothing. Ranks share the work, a part of the files each."""
+        for name, mark in list(checkpoint.files.items())[part::num_parts]:
+            path = f"{checkpoint.name}/{name}"
+            try:
+                found = self._mark_of(path, mark.size_bytes)
+            except EmbarkError as error:
+                return f"{path}: {error.what}"
+            if found != mark:
+                changed = "its bytes changed" if found.size_bytes == mark.size_bytes else (
+                    f"{found.size_bytes:,} bytes instead of {mark.size_bytes:,}")
+                return f"{path}: {changed}"
+        return ""
+
+    def remove(self, step: int) -> None:
+        """Delete the checkpoint of `step`."""
+        self.door.delete(f"{checkpoint_name(step)}/{MARK}")
+        self.door.delete_prefix(checkpoint_name(step))
+
+    def unfinished(self) -> list[int]:
+        """Steps whose save never ended."""
+        names = {e.path.split("/")[0] for e in self.door.list()}
+        whole = {c.name for c in self.committed()}
+        return sorted(int(match[1]) for name in names - whole if (match := NAME.match(name)))
+
+    def where(self, step: int) -> str:
+        """The uri of a checkpoint, for messages."""
+        return self.door.where(checkpoint_name(step))
+
+    def _files(self, step: int) -> Entries:
+        return self.door.list(checkpoint_name(step))
+
+    def _read(self, name: str) -> Checkpoint | None:
+        try:
+            values = json.loads(self.door.read(f"{name}/{MARK}"))
+            files = {n: FileMark(int(size), str(digest)) for n, (size, digest) in values.pop("files").items()}
+            return Checkpoint(int(values["step"]), files, values)
+        except (Missing, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def _mark_of(self, path: str, size_bytes: int) -> FileMark:
+        actual = self.door.size(path)
+        digest = hashlib.sha256()
+        if actual == size_bytes:
+            for start in range(0, actual, PIECE_BYTES):
+                digest.update(self.door.read_range(path, start, min(PIECE_BYTES, actual - start)))
+        return FileMark(actual, digest.hexdigest())
+
+
+class MarkedDoor(Door):
+    """A door that remembers the size and checksum of everything written through it."""
+
+    def __init__(self, door: Door) -> None:
+        super().__init__(door.uri)
+        self._door = door
+        self.marks: dict[str, FileMark] = {}
+
+    def write(self, path: str, data: Data, size_bytes: int | None = None) -> None:
+        if not isinstance(data, bytes | bytearray | memoryview | Iterable):
+            data = data.read_bytes()
+        digest, counted = hashlib.sha256(), [0]
+
+        def passing() -> Iterator[Piece]:
+            for piece in [data] if isinstance(data, bytes | bytearray | memoryview) else data:
+                digest.update(piece)
+                counted[0] += memoryview(piece).nbytes
+                yield piece
+
+        self._door.write(path, passing(), size_bytes)
+        self.marks[path] = FileMark(counted[0], digest.hexdigest())
+
+    def read(self, path: str) -> bytes:
+        return self._door.read(path)
+
+    def read_into(self, path: str, start: int, into: memoryview) -> None:
+        self._door.read_into(path, start, into)
+
+    def list(self, prefix: str = "") -> Entries:
+        return self._door.list(prefix)
+
+    def size(self, path: str) -> int:
+        return self._door.size(path)
+
+    def delete(self, path: str) -> None:
+        self._door.delete(path)
+
+    def delete_prefix(self, prefix: str) -> None:
+        self._door.delete_prefix(prefix)
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder of a step."""
+    return f"step-{step:09d}"
