@@ -34,7 +34,8 @@ from torch.futures import Future
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.store.door import Door, for_all, open_door
-from embark.train.dcp_index import INDEX, Chunk, Place, index_text, read_index
+from embark.store.index import INDEX, Place
+from embark.train.dcp_index import Chunk, index_text, read_metadata
 from embark.train.dcp_spans import PIECE_BYTES, Span, spans_of, together
 
 
@@ -145,7 +146,7 @@ class DoorReader(StorageReader):
         path = _join(self.prefix, INDEX)
         self._trouble = None
         try:
-            return read_index(self.door.read(path), self.door.where(path))
+            return read_metadata(self.door.read(path), self.door.where(path))
         except EmbarkError as error:
             # Raised here, DCP would log it and look for an index of this rank's own, and lose what was wrong.
             self._trouble = error

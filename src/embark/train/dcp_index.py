@@ -1,12 +1,8 @@
-"""What a checkpoint holds and where in its files each piece lies: DCP's metadata as JSON, checked as it is read."""
+"""DCP's metadata from and to the index of a checkpoint, whose file `store/index.py` defines."""
 
 from __future__ import annotations
 
-import json
-import math
-import re
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -20,20 +16,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from embark.errors import Fault
-
-INDEX = "index.json"
-FORMAT = "embark-checkpoint-1"
-FILE_NAME = re.compile(r"rank-\d{5,}-\d{2,}\.bin")
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A range of a file."""
-
-    file: str
-    start: int
-    num_bytes: int
+from embark.store.index import ITEM_BYTES, ChunkEntry, Index, Place, TensorEntry, read_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,74 +30,35 @@ class Chunk:
 
 def index_text(metadata: Metadata, places: dict[MetadataIndex, Place]) -> str:
     """The index of a checkpoint whose pieces were written to `places`."""
-    tensors: dict[str, Any] = {}
-    values: dict[str, Any] = {}
+    tensors: dict[str, TensorEntry] = {}
+    values: dict[str, Place] = {}
     for name, saved in metadata.state_dict_metadata.items():
         if isinstance(saved, BytesStorageMetadata):
-            values[name] = _written(places[MetadataIndex(name)])
+            values[name] = places[MetadataIndex(name)]
             continue
-        chunks = [
-            {"offsets": list(chunk.offsets), "sizes": list(chunk.sizes),
-             **_written(places[MetadataIndex(name, chunk.offsets)])}
+        chunks = tuple(
+            ChunkEntry(tuple(chunk.offsets), tuple(chunk.sizes), places[MetadataIndex(name, chunk.offsets)])
             for chunk in saved.chunks
-        ]
+        )
         dtype = str(saved.properties.dtype).removeprefix("torch.")
-        tensors[name] = {"dtype": dtype, "size": list(saved.size), "chunks": chunks}
-    paths = {name: list(path) for name, path in (metadata.planner_data or {}).items()}
-    return json.dumps({"format": FORMAT, "tensors": tensors, "values": values, "paths": paths}) + "\n"
+        if dtype not in ITEM_BYTES:
+            raise Fault(f"{name} is of {dtype}, which no checkpoint holds", fix=f"one of: {', '.join(ITEM_BYTES)}")
+        tensors[name] = TensorEntry(dtype, tuple(saved.size), chunks)
+    return Index(tensors, values, metadata.planner_data or {}).to_json()
 
 
-def read_index(text: bytes, where: str) -> Metadata:
+def read_metadata(text: bytes, where: str) -> Metadata:
     """DCP's metadata from an index; one that Embark did not write, or that was changed since, is refused."""
-    try:
-        index = json.loads(text)
-        if index["format"] != FORMAT:
-            raise ValueError(f"format {index['format']!r}, and this Embark reads {FORMAT!r}")
-        return _metadata(index)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-    raise Fault(f"{where} is not the index of a checkpoint: {reason}",
-                fix="it was damaged, or another program wrote it: take another checkpoint")
-
-
-def _metadata(index: dict[str, Any]) -> Metadata:
+    index = read_index(text, where)
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     stored: dict[MetadataIndex, Chunk] = {}
-    for name, tensor in index["tensors"].items():
-        dtype = DTYPES[tensor["dtype"]]
-        size = _sizes(tensor["size"])
-        chunks = []
-        for number, written in enumerate(tensor["chunks"]):
-            chunk = Chunk(_place(written), dtype, _sizes(written["sizes"]))
-            offsets = _sizes(written["offsets"])
-            if chunk.place.num_bytes != math.prod(chunk.sizes) * dtype.itemsize:
-                raise ValueError(f"{name}: {chunk.place.num_bytes} bytes for {chunk.sizes} of {tensor['dtype']}")
-            ends = [offset + length for offset, length in zip(offsets, chunk.sizes, strict=True)]
-            if any(end > limit for end, limit in zip(ends, size, strict=True)):
-                raise ValueError(f"{name}: a part that ends at {ends} of {size}")
-            stored[MetadataIndex(name, offsets, number)] = chunk
-            chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(chunk.sizes)))
-        described[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(size), chunks)
-    for name, written in index["values"].items():
+    for name, tensor in index.tensors.items():
+        dtype = getattr(torch, tensor.dtype)
+        for number, chunk in enumerate(tensor.chunks):
+            stored[MetadataIndex(name, chunk.offsets, number)] = Chunk(chunk.place, dtype, chunk.sizes)
+        chunks = [ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in tensor.chunks]
+        described[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(tensor.size), chunks)
+    for name, place in index.values.items():
         described[name] = BytesStorageMetadata()
-        stored[MetadataIndex(name)] = Chunk(_place(written))
-    paths = {name: tuple(path) for name, path in index["paths"].items()}
-    return Metadata(described, planner_data=paths, storage_data=stored, storage_meta=StorageMeta())
-
-
-def _written(place: Place) -> dict[str, Any]:
-    return {"file": place.file, "start": place.start, "bytes": place.num_bytes}
-
-
-def _place(written: dict[str, Any]) -> Place:
-    file = written["file"]
-    if not FILE_NAME.fullmatch(file):
-        raise ValueError(f"{file!r} is not the name of a checkpoint's file")
-    start, num_bytes = _sizes([written["start"], written["bytes"]])
-    return Place(file, start, num_bytes)
-
-
-def _sizes(numbers: list[Any]) -> tuple[int, ...]:
-    if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError(f"{numbers!r} are not sizes")
-    return tuple(numbers)
+        stored[MetadataIndex(name)] = Chunk(place)
+    return Metadata(described, planner_data=dict(index.paths), storage_data=stored, storage_meta=StorageMeta())

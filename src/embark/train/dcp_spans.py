@@ -16,6 +16,8 @@ PIECE_BYTES = 32 << 20
 """Host memory that one thread takes at a time, however large the table."""
 GAP_BYTES = 256 << 10
 """Wanted ranges that are no further apart are read at once: a request costs more than the bytes between."""
+JOINED_BYTES = 4 << 20
+"""At most so many: they are copied once more, and what is large is better read side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def together(spans: list[Span]) -> list[list[Span]]:
         if groups:
             first, last = groups[-1][0], groups[-1][-1]
             is_near = span.file == last.file and 0 <= span.start - (last.start + last.num_bytes) <= GAP_BYTES
-            if is_near and span.start + span.num_bytes - first.start <= PIECE_BYTES:
+            if is_near and span.start + span.num_bytes - first.start <= JOINED_BYTES:
                 groups[-1].append(span)
                 continue
         groups.append([span])

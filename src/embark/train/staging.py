@@ -43,7 +43,7 @@ class Staging:
             Shard(self._copy_tensor(f"{name}#{i}", shard.tensor), by_offset[tuple(shard.metadata.shard_offsets)])
             for i, shard in enumerate(value.local_shards())
         ]
-        metadata.tensor_properties.pin_memory = False
+        metadata.tensor_properties.pin_memory = any(shard.tensor.is_pinned() for shard in shards)
         return ShardedTensor._init_from_local_shards_and_global_metadata(
             shards, sharded_tensor_metadata=metadata, process_group=value._process_group
         )
