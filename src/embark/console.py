@@ -5,12 +5,13 @@ from __future__ import annotations
 import json as jsonlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
 
-from embark.errors import EmbarkError
+from embark.errors import EmbarkError, UserError
 from embark.watch.events import Event, Sink
 from embark.watch.plain import plain
 from embark.watch.words import NOTHING, clean, clean_line, for_encoding
@@ -93,6 +94,26 @@ class Console:
         _print(self.err, [("error: ", "bold red"), (error.what, "")])
         if error.fix:
             _print(self.err, [("  fix: ", "green"), (error.fix, "")])
+
+    def confirm(self, question: str, flag: str) -> bool:
+        """Ask a person; where there is none to ask, only `flag` says yes."""
+        if self.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UserError("nobody is here to ask whether to go on", fix=f"{flag} goes on without asking")
+        _print(self.err, [(f"{question} [y/N]", "bold")])
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    @contextmanager
+    def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar while the block runs, of bytes done so far; on a terminal only."""
+        if self.json or self.quiet or not self.err.is_terminal:
+            yield lambda _done: None
+            return
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.err, transient=True) as bar:
+            task = bar.add_task(clean_line(what), total=total)
+            yield lambda done: bar.update(task, completed=done)
 
     def view(self) -> Sink:
         """Where a run's events go to be seen: a terminal view, or JSON lines on stdout under `json`."""

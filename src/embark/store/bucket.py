@@ -78,7 +78,8 @@ class BucketDoor(Door):
     @told("list")
     def list(self, prefix: str = "") -> Entries:
         batches = obstore.list(self._store, clean(prefix, may_be_empty=True) or None)
-        found = [Entry(item["path"], item["size"]) for batch in batches for item in batch]
+        found = [Entry(item["path"], item["size"], item["last_modified"].timestamp())
+                 for batch in batches for item in batch]
         return sorted(found, key=lambda entry: entry.path)
 
     @told("look at")

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
@@ -48,6 +48,8 @@ class Entry:
 
     path: str
     size_bytes: int
+    modified_s: float | None = field(default=None, compare=False)
+    """Unix time of its last change, where the store says it."""
 
 
 Entries = list[Entry]
@@ -142,6 +144,10 @@ class Door(ABC):
     @abstractmethod
     def delete_prefix(self, prefix: str) -> None:
         """Remove every file below the folder `prefix`."""
+
+    def unfinished(self, prefix: str = "") -> Entries:
+        """What writes that never ended left below `prefix`, where the store shows such."""
+        return []
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         """`length` bytes from `start` on."""

@@ -48,7 +48,11 @@ class FolderDoor(Door):
 
     @told("list")
     def list(self, prefix: str = "") -> Entries:
-        return sorted(self._below(clean(prefix, may_be_empty=True)), key=lambda entry: entry.path)
+        return [entry for entry in self._below(prefix) if not entry.path.endswith(SCRATCH_SUFFIX)]
+
+    @told("list")
+    def unfinished(self, prefix: str = "") -> Entries:
+        return [entry for entry in self._below(prefix) if entry.path.endswith(SCRATCH_SUFFIX)]
 
     @told("look at")
     def size(self, path: str) -> int:
@@ -74,11 +78,11 @@ class FolderDoor(Door):
 
     def _below(self, prefix: str) -> Entries:
         found: Entries = []
-        for folder, _, names in os.walk(self.root / prefix):
+        for folder, _, names in os.walk(self.root / clean(prefix, may_be_empty=True)):
             for name in names:
                 file = Path(folder, name)
                 # Another process may remove a file while this walks.
                 with suppress(FileNotFoundError):
-                    if not name.endswith(SCRATCH_SUFFIX):
-                        found.append(Entry(file.relative_to(self.root).as_posix(), file.stat().st_size))
-        return found
+                    about = file.stat()
+                    found.append(Entry(file.relative_to(self.root).as_posix(), about.st_size, about.st_mtime))
+        return sorted(found, key=lambda entry: entry.path)

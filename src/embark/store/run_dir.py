@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from embark.errors import UserError, nearest
 from embark.store.door import Door, open_door
 from embark.store.shelf import Shelf
 
@@ -76,6 +77,22 @@ class RunDir:
             curves = sorted(p for p in self.tensorboard.rglob("*") if p.is_file())
             small = [self.path / name for name in SMALL_FILES if (self.path / name).is_file()]
             self.door.upload_many([(p, p.relative_to(self.path).as_posix()) for p in [*small, *curves]])
+
+
+def find_run(word: str, root: str = "runs") -> RunDir:
+    """The run that a person means: its directory, its name under `root`, or its uri."""
+    here = [RunDir(uri) for uri in (word, run_uri(root, word)) if Path(uri.removeprefix("file://")).expanduser().is_dir()]
+    if "://" in word and not word.startswith("file://"):
+        here = [RunDir(word.rstrip("/"))]
+    for run in here:
+        if run.door.exists("spec.toml") or run.shelf.door.list():
+            return run
+    if here:
+        raise UserError(f"{here[0].uri} is not a run's directory: it has neither a spec.toml nor checkpoints/",
+                        fix="name the directory that `embark train` wrote, such as runs/quickstart")
+    names = [path.name for path in Path(root).glob("*") if path.is_dir()] if Path(root).is_dir() else []
+    raise UserError(f"{word}: no such run, neither a directory nor a name under {root}/",
+                    fix=nearest(word, names) if names else "`embark train` writes one; a uri is one too")
 
 
 def run_uri(root: str, name: str) -> str:

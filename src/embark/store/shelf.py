@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from embark.errors import DataError, EmbarkError
+from embark.errors import DataError
 from embark.store.door import Data, Door, Entries, Piece
 from embark.store.trouble import Missing
 
@@ -39,7 +40,7 @@ class Checkpoint:
     step: int
     files: Mapping[str, FileMark]
     values: Mapping[str, Any]
-    """What the run wrote beside it: world size, last evaluation."""
+    """What the run wrote beside it: time of the commit, world size, last evaluation."""
 
     @property
     def name(self) -> str:
@@ -74,22 +75,29 @@ class Shelf:
             raise DataError(f"{self.door.where(checkpoint_name(step))}: {absent[0]} was written and is not there",
                             fix="ranks on several machines need a store.root that all of them share, or a uri")
         marks = {name: [mark.size_bytes, mark.sha256] for name, mark in sorted(files.items())}
-        text = json.dumps({"step": step, **values, "files": marks}, indent=1) + "\n"
+        text = json.dumps({"step": step, "time_s": round(time.time(), 3), **values, "files": marks}, indent=1) + "\n"
         self.door.write(f"{checkpoint_name(step)}/{MARK}", text.encode())
 
     def damage(self, checkpoint: Checkpoint, part: int = 0, num_parts: int = 1) -> str:
         """What is wrong with it, in a sentence; empty if nothing. Ranks share the work, a part of the files each."""
-        for name, mark in list(checkpoint.files.items())[part::num_parts]:
+        return next(self.damages(checkpoint, list(checkpoint.files)[part::num_parts]), "")
+
+    def damages(
+        self, checkpoint: Checkpoint, names: Iterable[str] | None = None, tell: Callable[[int], None] | None = None
+    ) -> Iterator[str]:
+        """Each file that is not what the mark says, in a sentence. `tell` hears of the bytes as they are looked at."""
+        for name in checkpoint.files if names is None else names:
+            mark = checkpoint.files[name]
             path = f"{checkpoint.name}/{name}"
             try:
-                found = self._mark_of(path, mark.size_bytes)
-            except EmbarkError as error:
-                return f"{path}: {error.what}"
+                found = self._mark_of(path, mark.size_bytes, tell)
+            except Missing as error:  # an outage is none: it must not cost a checkpoint
+                yield f"{path}: {error.what}"
+                continue
             if found != mark:
                 changed = "its bytes changed" if found.size_bytes == mark.size_bytes else (
                     f"{found.size_bytes:,} bytes instead of {mark.size_bytes:,}")
-                return f"{path}: {changed}"
-        return ""
+                yield f"{path}: {changed}"
 
     def remove(self, step: int) -> None:
         """Delete the checkpoint of `step`."""
@@ -98,7 +106,7 @@ class Shelf:
 
     def unfinished(self) -> list[int]:
         """Steps whose save never ended."""
-        names = {e.path.split("/")[0] for e in self.door.list()}
+        names = {e.path.split("/")[0] for e in [*self.door.list(), *self.door.unfinished()]}
         whole = {c.name for c in self.committed()}
         return sorted(int(match[1]) for name in names - whole if (match := NAME.match(name)))
 
@@ -113,16 +121,20 @@ class Shelf:
         try:
             values = json.loads(self.door.read(f"{name}/{MARK}"))
             files = {n: FileMark(int(size), str(digest)) for n, (size, digest) in values.pop("files").items()}
-            return Checkpoint(int(values["step"]), files, values)
+            checkpoint = Checkpoint(int(values["step"]), files, values)
+            return checkpoint if checkpoint.name == name else None
         except (Missing, ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def _mark_of(self, path: str, size_bytes: int) -> FileMark:
+    def _mark_of(self, path: str, size_bytes: int, tell: Callable[[int], None] | None) -> FileMark:
         actual = self.door.size(path)
         digest = hashlib.sha256()
         if actual == size_bytes:
             for start in range(0, actual, PIECE_BYTES):
-                digest.update(self.door.read_range(path, start, min(PIECE_BYTES, actual - start)))
+                num_bytes = min(PIECE_BYTES, actual - start)
+                digest.update(self.door.read_range(path, start, num_bytes))
+                if tell:
+                    tell(num_bytes)
         return FileMark(actual, digest.hexdigest())
 
 

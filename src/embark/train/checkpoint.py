@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 from embark.errors import EmbarkError, Fault
 from embark.spec import RunSpec, to_toml
-from embark.store import Checkpoint, FileMark, Kept, MarkedDoor, RunDir, checkpoint_name, to_delete
+from embark.store import Checkpoint, FileMark, MarkedDoor, RunDir, checkpoint_name, reasons_by_spec
 from embark.train.build import Built
 from embark.train.dcp_files import plain_errors, reader, writer
 from embark.train.metrics import MetricWindow
@@ -35,6 +36,9 @@ class Saved:
     num_bytes: int
     uri: str
     error: EmbarkError | None = None
+    """Why it could not be saved."""
+    untidy: EmbarkError | None = None
+    """It is saved, but what comes after failed: removing old ones, or copying the run's small files."""
 
 
 class Checkpointer:
@@ -51,6 +55,8 @@ class Checkpointer:
         self._staging = Staging()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embark-save")
         self._running: Future[Saved] | None = None
+        self._spoilt: set[int] = set()
+        """Steps found unfinished or damaged at the start: none counts as kept, and they go with the first commit."""
 
     def begin(self, step: int, values: dict[str, Any]) -> list[Saved]:
         """Copy the state and begin to write it; returns what was still being written and is done now."""
@@ -76,11 +82,17 @@ class Checkpointer:
 
     def load_newest(self, tell: Callable[[str], None]) -> Checkpoint | None:
         """Go on from the newest that is whole; a damaged one is named and passed over. All ranks take the same."""
-        for checkpoint in reversed(self._agreed(self._shelf.committed)):
+        found, unfinished = self._agreed(lambda: (self._shelf.committed(), self._shelf.unfinished()))
+        self._spoilt = set(unfinished)
+        for step in unfinished:
+            if not found or step > found[-1].step:
+                tell(f"{self._shelf.where(step)} has no mark that can be read and is passed over: its save never ended")
+        for checkpoint in reversed(found):
             damage = self._damage(checkpoint)
             if not damage:
                 self._load(checkpoint)
                 return checkpoint
+            self._spoilt.add(checkpoint.step)
             tell(f"{self._shelf.where(checkpoint.step)} is damaged and passed over: {damage}")
         return None
 
@@ -90,8 +102,8 @@ class Checkpointer:
             there = {e.path.removeprefix(f"{checkpoint.name}/"): e.size_bytes for e in entries}
             wrong = [n for n, mark in checkpoint.files.items() if there.get(n) != mark.size_bytes]
             return f"{wrong[0]} is missing or cut short" if wrong else ""
-        found = self._shelf.damage(checkpoint, self._world.rank, self._world.world_size)
-        return next((d for d in self._world.gathered(found) if d), "")
+        rank, world_size = self._world.rank, self._world.world_size
+        return next((d for d in self._together(lambda: self._shelf.damage(checkpoint, rank, world_size)) if d), "")
 
     def _load(self, checkpoint: Checkpoint) -> None:
         self._built.optimizers.init_state()
@@ -105,6 +117,7 @@ class Checkpointer:
             dcp.load(state, storage_reader=source)
         self._built.model.load_state_dict(state["model"])
         self._built.optimizers.both.load_state_dict({"state": state["optimizers"]})
+        self._built.optimizers.set_step(checkpoint.step)
         self._window.set_state(state["metrics"], self._world)
         if here in state:
             set_random_state(state[here], self._world.device)
@@ -122,6 +135,7 @@ class Checkpointer:
         """In the thread. What goes wrong on one rank is known to all before anything is committed."""
         door = MarkedDoor(self._shelf.door)
         error: EmbarkError | None = None
+        untidy: EmbarkError | None = None
         num_bytes = 0
         try:
             self._together(lambda: self._shelf.begin(step) if self._world.is_first else None)
@@ -133,8 +147,16 @@ class Checkpointer:
             self._together(lambda: self._commit(step, marks, values) if self._world.is_first else None)
         except EmbarkError as raised:
             error = raised
+            if self._world.is_first:  # what was written would only help to fill the disk
+                with suppress(EmbarkError):
+                    self._shelf.remove(step)
+        else:
+            try:
+                self._together(lambda: self._tidy() if self._world.is_first else None)
+            except EmbarkError as raised:  # from here on it is saved, whatever else goes wrong
+                untidy = raised
         cost_s = time.perf_counter() - started
-        return Saved(step, pause_s, cost_s, num_bytes, self._shelf.where(step), error)
+        return Saved(step, pause_s, cost_s, num_bytes, self._shelf.where(step), error, untidy)
 
     def _marks(self, step: int, door: MarkedDoor) -> dict[str, FileMark]:
         if self._world.is_first:
@@ -145,11 +167,15 @@ class Checkpointer:
     def _commit(self, step: int, marks: list[dict[str, FileMark]], values: dict[str, Any]) -> None:
         files = {name: mark for of_rank in marks for name, mark in of_rank.items()}
         self._shelf.commit(step, files, {"world_size": self._world.world_size, **values})
-        store = self._spec.store
-        kept = [Kept(c.step, c.values.get("eval", {}).get(store.best_by)) for c in self._shelf.committed()]
-        for old in to_delete(kept, keep_last=store.keep_checkpoints, keep_every=store.keep_every,
-                             keep_best=store.keep_best, better="up" if store.best_by == "auc" else "down"):
-            self._shelf.remove(old)
+        self._spoilt.discard(step)
+
+    def _tidy(self) -> None:
+        """What is no longer wanted goes, and the run's small files follow."""
+        whole = [c for c in self._shelf.committed() if c.step not in self._spoilt]
+        old = {step for step, reasons in reasons_by_spec(self._spec.store, whole).items() if not reasons}
+        for unwanted in sorted(old | self._spoilt):
+            self._shelf.remove(unwanted)
+        self._spoilt.clear()
         self._run_dir.publish()
 
     def _together(self, call: Callable[[], Any]) -> list[Any]:

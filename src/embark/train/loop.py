@@ -101,6 +101,7 @@ def _loop(
             if source.num_eval_samples and (is_last or _divides(spec.train.eval_every, step)):
                 with clock.paused():
                     result = evaluation.run(built.engine, together.is_stopping)
+                    built.optimizers.set_step(step)
                     if result:
                         evaluated = {"step": step, **result}
                         told.tell("eval", evaluated)

@@ -56,6 +56,11 @@ class Optimizers:
         _set_rate(self._dense_groups, _dense_rate(self._train) * factor)
         return table_rate
 
+    def set_step(self, step: int) -> None:
+        """Tell fused Adam how many steps it has taken. It counts lookups, those of an evaluation among them, and a
+        checkpoint does not hold its count: either would change what comes next."""
+        self.both.set_optimizer_step(step)
+
     def init_state(self) -> None:
         """Make the dense optimizer's state exist. Adam makes it at the first step, so that without this a load
         would find nothing to fill and silently restore nothing."""

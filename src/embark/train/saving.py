@@ -57,6 +57,8 @@ class Saving:
                 continue
             self._told.tell("save", {"step": saved.step, "path": saved.uri, "bytes": saved.num_bytes,
                                      "save_s": saved.cost_s, "pause_s": saved.pause_s})
+            if saved.untidy:
+                self._told.warn(f"step {saved.step} is saved, but {saved.untidy.what}. {saved.untidy.fix}".strip())
             choice = self._pace.saved(saved.step, pause_s=saved.pause_s, cost_s=saved.cost_s,
                                       step_s=max(self._step_s, 1e-6))
             if is_last:

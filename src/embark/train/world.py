@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from embark.errors import Fault, Mistake, SpecError, UserError
 from embark.spec import PlaceSpec, RunSpec
+from embark.train.faults import explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,11 @@ def join(place: PlaceSpec) -> Iterator[World]:
                     fix="start all ranks with torchrun, with one rendezvous endpoint they can all reach") from error
     try:
         yield World(rank, world_size, local_rank, local_world_size, device)
+    except RuntimeError as error:  # of torch, raised where no run is open yet that would tell of it
+        known = explain(error)
+        if known is None:
+            raise
+        raise known from error
     finally:
         dist.destroy_process_group()
 
