@@ -10,7 +10,7 @@ from typing import Any
 from embark.console import Console
 from embark.errors import ExitCode
 from embark.store import RunDir
-from embark.store.compare import Change, Difference, compare
+from embark.store.compare import Change, Difference, TensorChange, compare
 from embark.store.inspect import Standing, Stock, Verdict, judge, num_bytes_to_verify, prune, take_stock, verify
 from embark.watch.words import NOTHING, figure, many, size
 
@@ -28,8 +28,8 @@ def show(console: Console, run: RunDir) -> ExitCode:
 def check(console: Console, run: RunDir) -> ExitCode:
     """Whether every byte of it is what was written."""
     stock = take_stock(run)
-    with console.progress("reading", num_bytes_to_verify(stock)) as show_done:
-        stock = verify(run, stock, _adding(show_done))
+    with console.progress("reading") as show_done:
+        stock = verify(run, stock, _adding(show_done, num_bytes_to_verify(stock)))
     damaged = [one for one in stock.standing if one.state == "damaged"]
     code = ExitCode.OTHER if damaged else ExitCode.DONE
     if console.json:
@@ -66,8 +66,8 @@ def diff(console: Console, run: RunDir, step_a: int, step_b: int) -> ExitCode:
     """What differs between two of them."""
     stock = take_stock(run)
     a, b = stock.committed(step_a), stock.committed(step_b)
-    with console.progress("comparing", 1) as show_done:
-        found = compare(run.shelf, a, b, lambda done, total: show_done(done / max(total, 1)))
+    with console.progress("comparing") as show_done:
+        found = compare(run.shelf, a, b, show_done)
     if console.json:
         console.data({"run": run.uri, "difference": found})
         return ExitCode.DONE
@@ -80,6 +80,83 @@ def diff(console: Console, run: RunDir, step_a: int, step_b: int) -> ExitCode:
     if found.tensors:
         console.table([_tensor_row(change) for change in found.tensors], title="tensors")
     num_other = len(found.tensors) + len(found.shapes) + len(found.only_in_a) + len(found.only_in_b)
-    console.result(f"{many(num_other, 'tensor')} differ, {found.num_same:,} the same; "
-                   f"{many(len(found.spec), 'field')} of the spec and {many(len(found.plan), 'line')} of the plan differ")
+    console.result(f"differing: {num_other:,} of {many(num_other + found.num_same, 'tensor')}, "
+                   f"{many(len(found.spec), 'field')} of the spec, {many(len(found.plan), 'line')} of the plan")
     return ExitCode.DONE
+
+
+def _table(console: Console, run: RunDir, stock: Stock) -> None:
+    metric = stock.rules.best_by if stock.rules else ""
+    headings = {"step": "step", "when": "when", "size": "size", "ranks": "ranks", "metric": metric.replace("_", " "),
+                "kept": "kept because"}
+    if not metric:
+        del headings["metric"]
+    if not console.quiet:
+        console.table([_row(one) for one in stock.standing], headings, title=run.shelf.door.uri)
+    if stock.no_rules:
+        console.warning(f"why each is kept is not known: {stock.no_rules}")
+    for one in stock.standing:
+        for damage in one.damage:
+            console.warning(f"step {one.step} is damaged: {damage}")
+
+
+def _row(one: Standing) -> dict[str, object]:
+    kept = ", ".join(one.kept) or "no rule"
+    measured = figure(one.metric) if one.metric is not None else ""
+    if measured and one.metric_step not in (None, one.step):
+        measured += f" (step {one.metric_step})"
+    return {"step": one.step, "when": _when(one.time_s), "size": size(one.size_bytes), "ranks": one.num_ranks,
+            "metric": measured, "kept": kept if one.state == "committed" else one.state.upper()}
+
+
+def _verdicts(console: Console, run: RunDir, verdicts: Sequence[Verdict]) -> None:
+    if verdicts and not console.quiet:
+        rows = [{"step": v.step, "size": size(v.size_bytes), "": "goes" if v.goes else "stays", "why": v.why}
+                for v in verdicts]
+        console.table(rows, title=run.shelf.door.uri)
+
+
+def _change_table(console: Console, title: str, changes: Sequence[Change], found: Difference) -> None:
+    if changes:
+        headings = {"what": title, "a": f"step {found.a}", "b": f"step {found.b}"}
+        console.table([{"what": c.what, "a": _shown(c.a), "b": _shown(c.b)} for c in changes], headings)
+
+
+def _tensor_row(change: TensorChange) -> dict[str, object]:
+    not_finite = {"NaN or infinite": change.num_not_finite} if change.num_not_finite else {}
+    return {
+        "tensor": change.name, "dtype": change.dtype, "shape": " × ".join(f"{n:,}" for n in change.shape) or "scalar",
+        "elements differing": change.num_differing, "max abs": change.max_abs, "max relative": change.max_relative,
+        **not_finite,
+    }
+
+
+def _as_data(run: RunDir, stock: Stock) -> dict[str, object]:
+    return {
+        "run": run.uri, "best_by": stock.rules.best_by if stock.rules else None,
+        "checkpoints": [
+            {"step": one.step, "state": one.state, "time_s": one.time_s, "size_bytes": one.size_bytes,
+             "num_ranks": one.num_ranks, "metric": one.metric, "metric_step": one.metric_step, "kept": one.kept,
+             "damage": one.damage, "uri": run.shelf.where(one.step)}
+            for one in stock.standing
+        ],
+    }
+
+
+def _when(time_s: float | None) -> str:
+    return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S") if time_s else NOTHING
+
+
+def _shown(value: Any) -> object:
+    return value if value is None or isinstance(value, int | float) else str(value)
+
+
+def _adding(show_done: Callable[[int, int], None], total: int) -> Callable[[int], None]:
+    done = 0
+
+    def tell(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        show_done(done, total)
+
+    return tell

@@ -120,6 +120,52 @@ def init(
 
 
 @app.command
+def checkpoints(
+    run: str,
+    /,
+    *,
+    verify: Flag = False,
+    prune: Flag = False,
+    diff: Annotated[tuple[int, int] | None, Parameter(negative="", show_default=False)] = None,
+    yes: Flag = False,
+    dry_run: Flag = False,
+    manners: Manners | None = None,
+) -> int:
+    """List a run's checkpoints: when, how large, and why each is kept.
+
+    Parameters
+    ----------
+    run
+        A run's directory, its name under ./runs, or its uri.
+    verify
+        Read every byte and say which are damaged. Exit code 1 if one is.
+    prune
+        Remove what the run's own [store] rules let go, and what unfinished saves left.
+    diff
+        Show what differs between the checkpoints of two steps.
+    yes
+        With --prune: do not ask.
+    dry_run
+        With --prune: only show what would go.
+    """
+    from embark.store import find_run
+
+    console = (manners or Manners()).console()
+    if verify + prune + (diff is not None) > 1:
+        raise UserError("--verify, --prune and --diff are three questions", fix="ask one at a time")
+    if (yes or dry_run) and not prune:
+        raise UserError("--yes and --dry-run are for --prune", fix="add --prune, or leave them out")
+    from embark import checkpoints as verb
+
+    found = find_run(run)
+    if diff is not None:
+        return verb.diff(console, found, *diff)
+    if prune:
+        return verb.clear(console, found, is_sure=yes, dry_run=dry_run)
+    return verb.check(console, found) if verify else verb.show(console, found)
+
+
+@app.command
 def doctor(*, manners: Manners | None = None) -> int:
     """Is this machine ready: versions that match, GPUs, memory, disk. Exit code 1 if something is wrong."""
     from embark.doctor import examine

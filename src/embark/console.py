@@ -103,17 +103,17 @@ class Console:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     @contextmanager
-    def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar while the block runs, of bytes done so far; on a terminal only."""
+    def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """A bar while the block runs, told the bytes done and the bytes in all; on a terminal only."""
         if self.json or self.quiet or not self.err.is_terminal:
-            yield lambda _done: None
+            yield lambda _done, _total: None
             return
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self.err, transient=True) as bar:
-            task = bar.add_task(clean_line(what), total=total)
-            yield lambda done: bar.update(task, completed=done)
+            task = bar.add_task(clean_line(what), total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
 
     def view(self) -> Sink:
         """Where a run's events go to be seen: a terminal view, or JSON lines on stdout under `json`."""

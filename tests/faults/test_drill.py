@@ -14,7 +14,7 @@ from faults.conftest import Ranks, Run
 pytestmark = pytest.mark.slow
 
 NUM_STEPS = 90
-KILLS_PER_SEED = 10
+AIMS = ("start-up",) * 3 + ("anywhere",) * 2 + ("save",) * 3 + ("between",) * 2
 MAX_STEPS_OF_A_LIFE = 9
 SEEDS = (11, 23, 37, 41, 59)
 SETS = (f"train.num_steps={NUM_STEPS}", "store.checkpoint_every=5", "train.eval_every=30")
@@ -36,10 +36,12 @@ def test_fifty_kills_at_random_instants_change_no_loss(run, undisturbed, seed):
     chance = random.Random(seed)
     landed: Counter[str] = Counter()
     survivors: Counter[int] = Counter()
-    for _ in range(KILLS_PER_SEED):
+    aims = list(AIMS)
+    chance.shuffle(aims)
+    for aim in aims:
         began_s = time.time()
         ranks = run.start(2)
-        wait_for_an_instant(run, ranks, chance)
+        wait_for_an_instant(run, ranks, aim, chance, start_up_s(undisturbed))
         victims = chance.choice([(0,), (1,), (0, 1)])
         ranks.kill(signal.SIGKILL, *victims)
         landed[where_it_landed(run, began_s)] += 1
@@ -57,35 +59,67 @@ def test_fifty_kills_at_random_instants_change_no_loss(run, undisturbed, seed):
     assert run.unfinished() == []
     assert evaluations(run) == evaluations(undisturbed)
     assert set(survivors) <= {70}, run.output()
-    assert landed["before the first step"]
+    assert landed["before the first step"] >= 2
     assert landed["in a save"] + landed["in a removal"]
     assert landed["between saves"]
 
 
-def wait_for_an_instant(run: Run, ranks: Ranks, chance: random.Random) -> None:
-    """In start-up, or some steps on, and then anywhere within a step or two: no faster machine outruns it."""
-    began = time.monotonic()
-    if chance.random() < 0.3:
-        delay_s = chance.uniform(0.0, 0.5)
-    else:
+POINTS = {
+    "the state is copied": (1, "embark.train.staging:Staging.copy", "", 2),
+    "a shard is written": (1, "embark.store.folder:FolderDoor.write", "rank-00001", 1),
+    "the index is to be written": (0, "embark.store.folder:FolderDoor.write", "index.json", 1),
+    "the mark is to be written": (0, "embark.store.folder:FolderDoor.write", "commit.json", 1),
+    "the mark is written": (0, "embark.store.shelf:Shelf.committed", "", 3),
+    "an old one has lost its mark": (0, "embark.store.folder:FolderDoor.delete_prefix", "step-", 4),
+}
+
+
+def test_a_kill_at_each_point_of_a_save_changes_no_loss(run, undisturbed):
+    run.sets = SETS
+    for point, (rank, method, word, count) in POINTS.items():
+        ranks = run.start(2, hook="faults.hooks:die_in", victim=rank, method=method, word=word, count=count)
+        codes = ends(ranks)
+        assert codes[rank] == -signal.SIGKILL, f"{point}: {codes}\n{run.output()}"
+        assert codes[1 - rank] == 70, f"{point}: {codes}\n{run.output()}"
+    assert run.ends(2) == [0, 0], run.output()
+    assert {step: set(losses) for step, losses in run.losses().items()} == {
+        step: set(losses) for step, losses in undisturbed.losses().items()}
+    assert run.unfinished() == []
+    assert run.committed() == undisturbed.committed()
+
+
+def wait_for_an_instant(run: Run, ranks: Ranks, aim: str, chance: random.Random, start_up_s: float) -> None:
+    """By what the run does, not by the clock alone: no machine is too fast or too slow for it."""
+    began_s = time.time()
+    delay_s = chance.uniform(0.0, 0.02)
+    if aim == "start-up":
+        delay_s = chance.uniform(0.0, 0.8 * start_up_s)
+    elif aim == "anywhere":
         num_starts = len(run.events("start"))
         ranks.until(lambda: len(run.events("start")) > num_starts)
-        first = run.events("start")[-1]["first_step"]
-        wanted = first + chance.randint(1, MAX_STEPS_OF_A_LIFE)
-        ranks.until(lambda: [e for e in run.events("start", "step")[-10:] if e.get("step", 0) >= wanted])
-        began = time.monotonic()
+        wanted = run.events("start")[-1]["first_step"] + chance.randint(1, MAX_STEPS_OF_A_LIFE)
+        ranks.until(lambda: run.events("step") and run.events("step")[-1]["step"] >= wanted)
         delay_s = chance.uniform(0.0, 0.1)
-    while time.monotonic() < began + delay_s:
+    elif aim == "save":
+        ranks.until(lambda: bool(touched(run, began_s)))
+    elif aim == "between":
+        ranks.until(lambda: bool([e for e in run.events("save") if e["time_s"] > began_s]))
+    until = time.monotonic() + delay_s
+    while time.monotonic() < until:
         time.sleep(0.001)
 
 
 def where_it_landed(run: Run, began_s: float) -> str:
-    folders = {step: run.path / "checkpoints" / f"step-{step:09d}" for step in run.unfinished()}
-    touched = [step for step, folder in folders.items() if changed_s(folder) > began_s]  # the rest is of other lives
-    if touched:
-        return "in a save" if max(touched) > max(run.committed(), default=0) else "in a removal"
+    if unfinished := touched(run, began_s):
+        return "in a save" if max(unfinished) > max(run.committed(), default=0) else "in a removal"
     steps = [e for e in run.events("step") if e["time_s"] > began_s]
     return "between saves" if steps else "before the first step"
+
+
+def touched(run: Run, began_s: float) -> list[int]:
+    """Steps that a save was writing, or a removal deleting, in this life; others may be left of earlier ones."""
+    folders = {step: run.path / "checkpoints" / f"step-{step:09d}" for step in run.unfinished()}
+    return [step for step, folder in folders.items() if changed_s(folder) > began_s]
 
 
 def changed_s(folder: Path) -> float:
@@ -93,6 +127,11 @@ def changed_s(folder: Path) -> float:
         return folder.stat().st_mtime
     except FileNotFoundError:  # a survivor removes
         return 0.0
+
+
+def start_up_s(run: Run) -> float:
+    """From the fork, as near as the run's own files tell, to the first step."""
+    return run.events("step")[0]["time_s"] - (run.directory / "spec.toml").stat().st_mtime
 
 
 def ends(ranks: Ranks) -> list[int]:

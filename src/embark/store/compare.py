@@ -178,9 +178,11 @@ def _spec(shelf: Shelf, checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _plan(shelf: Shelf, checkpoint: Checkpoint) -> dict[str, Any]:
     """A line for each table and each rank, by its first word or by `rank N`."""
-    lines = [" ".join(line.split()) for line in _text(shelf, checkpoint, "plan.txt").splitlines() if line.strip()]
-    return dict(line.split(": " if line.startswith("rank ") and ": " in line else " ", 1) if " " in line
-                else (line, "") for line in lines)
+    plan: dict[str, Any] = {}
+    for line in _text(shelf, checkpoint, "plan.txt").splitlines():
+        name, _, rest = " ".join(line.split()).partition(": " if line.startswith("rank ") else " ")
+        plan |= {name: rest} if name else {}
+    return plan
 
 
 def _known(checkpoint: Checkpoint) -> dict[str, Any]:

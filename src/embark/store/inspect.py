@@ -21,7 +21,7 @@ State = Literal["committed", "damaged", "unfinished"]
 Tell = Callable[[int], None]
 """Called with the bytes looked at since the last call."""
 MAY_BE_LIVE_S = 3600.0
-"""A save that wrote something so recently may still be going on: a large file in a bucket shows nothing till its end."""
+"""A save that wrote something so recently may still be going on: of a large file a bucket shows nothing till its end."""
 READERS = 4
 
 

@@ -51,7 +51,7 @@ class Checkpointer:
         self._built = built
         self._window = window
         self._world = world
-        self._group = dist.new_group(backend="gloo") if world.world_size > 1 else None
+        self._group = dist.new_group(backend="gloo", timeout=world.timeout) if world.world_size > 1 else None
         self._staging = Staging()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embark-save")
         self._running: Future[Saved] | None = None

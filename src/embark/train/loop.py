@@ -112,6 +112,8 @@ def _loop(
                 if not spec.store.in_background:
                     saving.wait()
             saving.tell_done()
+            if problem := together.new_problem():
+                told.tell("note", {"level": "info", "text": problem})
     wants_last = spec.store.checkpoint_at_end or decision.is_save_due or bool(decision.stop)
     with clock.paused():
         saving.finish(step, evaluated, wants_last=wants_last)

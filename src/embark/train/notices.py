@@ -10,6 +10,7 @@ import math
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ def grace_seconds(environment: str | None, environ: Mapping[str, str] = os.envir
     return min(GRACES[name][0] for name in known)
 
 
-class _Source:
+class _Source(ABC):
     """One cloud's metadata service."""
 
     cloud = variable = remedy = prefix = ""
@@ -140,9 +141,9 @@ class _Source:
         self.headers: dict[str, str] = {}
         self.hint: Notice | None = None
 
+    @abstractmethod
     def look(self) -> Iterator[Notice]:
         """Ask once."""
-        raise NotImplementedError
 
     def found(self, what: str, deadline_s: float | None = None) -> Notice:
         return Notice(self.cloud, what, deadline_s, self.grace_s, time.time())
@@ -215,7 +216,8 @@ class _Gce(_Source):
             yield self.found("preempted")
         with suppress(OSError, HTTPException):
             if self.get("maintenance-event")[0].strip() == "TERMINATE_ON_HOST_MAINTENANCE":
-                yield self.found("host maintenance")
+                # Up to an hour ahead on machines with GPUs: to stop now would be to start again here, and stop again.
+                self.hint = self.hint or self.found("host maintenance")
 
 
 _SOURCES: dict[str, type[_Source]] = {source.cloud: source for source in (_Aws, _Azure, _Gce)}

@@ -25,13 +25,28 @@ class Together:
         self._signals = signals
         self._notices = notices
         self._world = world
+        self._has_taken_hint = False
+        self._has_told_problem = False
 
     def decide(self, *, is_save_due: bool = False) -> Decision:
-        """Whether the next step comes. Rank 0 alone says when to save."""
+        """Whether the next step comes. Rank 0 says when to save; so does, once, a hint that a machine may go."""
         caught = self._signals.caught or ("notice" if self._notices.notice() else "")
-        flags = [int(name == caught) for name in NAMES] + [int(is_save_due and self._world.is_first)]
-        *stops, save = self._world.sum_of(flags)
-        return Decision(next((name for name, flag in zip(NAMES, stops, strict=True) if flag), ""), bool(save))
+        wants_save = (is_save_due and self._world.is_first) or self._takes_hint()
+        *stops, saves = self._world.sum_of([*(int(name == caught) for name in NAMES), int(wants_save)])
+        return Decision(next((name for name, flag in zip(NAMES, stops, strict=True) if flag), ""), bool(saves))
+
+    def new_problem(self) -> str:
+        """Why no notice would be seen, once."""
+        if self._has_told_problem or not self._notices.problem:
+            return ""
+        self._has_told_problem = True
+        return self._notices.problem
+
+    def _takes_hint(self) -> bool:
+        if self._has_taken_hint or not self._notices.hint():
+            return False
+        self._has_taken_hint = True
+        return True
 
     def is_stopping(self) -> bool:
         """The same question between steps, as in an evaluation."""

@@ -26,6 +26,8 @@ class World:
     local_rank: int
     local_world_size: int
     device: torch.device
+    timeout: timedelta = timedelta(minutes=10)
+    """How long to wait for another rank."""
 
     @property
     def is_first(self) -> bool:
@@ -78,7 +80,7 @@ def join(place: PlaceSpec) -> Iterator[World]:
         raise Fault(f"rank {rank} of {world_size} could not join the others: {error}",
                     fix="start all ranks with torchrun, with one rendezvous endpoint they can all reach") from error
     try:
-        yield World(rank, world_size, local_rank, local_world_size, device)
+        yield World(rank, world_size, local_rank, local_world_size, device, timeout)
     except RuntimeError as error:  # of torch, raised where no run is open yet that would tell of it
         known = explain(error)
         if known is None:

@@ -167,6 +167,7 @@ def test_small_tensors_that_lie_together_are_read_at_once(tmp_path):
 
 def test_a_table_larger_than_a_piece_goes_and_comes_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(dcp_spans, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(dcp_spans, "JOINED_BYTES", 1000)
     monkeypatch.setattr(dcp_files, "PIECE_BYTES", 1000)
     full = torch.randn(300, 7)
     save({"t": full}, tmp_path)
@@ -283,6 +284,18 @@ def test_it_serves_dcp_directly_and_in_the_background(tmp_path):
     dcp.load(found, storage_reader=reader(tmp_path, "a"))
     assert torch.equal(found["t"], state["t"])
     assert found["lr"] == 0.1
+
+
+@pytest.mark.gpu
+def test_a_gpus_tensors_go_and_come_in_pieces(tmp_path, monkeypatch):
+    for module in (dcp_spans, dcp_files):
+        monkeypatch.setattr(module, "PIECE_BYTES", 1 << 20)
+    full = torch.randn(100_000, 16, device="cuda")
+    save({"t": full, "half": full.bfloat16()}, tmp_path)
+    state = {"t": torch.zeros_like(full), "half": torch.zeros_like(full, dtype=torch.bfloat16)}
+    load(state, tmp_path)
+    assert torch.equal(state["t"], full)
+    assert torch.equal(state["half"], full.bfloat16())
 
 
 RANKS = """
