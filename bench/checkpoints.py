@@ -123,9 +123,12 @@ def saves_and_loads(bench: Bench, times: int) -> tuple[float, float]:
     num_bytes = sum(t.numel() * t.element_size() for t in state.values() if isinstance(t, torch.Tensor))
     file = bench.folder / "torch.pt"
     pauses_s: list[float] = []
+    processor_s: list[float] = []
 
     def in_background() -> None:
+        began_s = time.process_time()
         pauses_s.append(bench.save(wait=True)[0])
+        processor_s.append(time.process_time() - began_s)
 
     roads: dict[str, Callable[[], object]] = {
         "Embark: save, checksums, synced": in_background,
@@ -154,7 +157,7 @@ def saves_and_loads(bench: Bench, times: int) -> tuple[float, float]:
     pause_s, cost_s = statistics.median(pauses_s), statistics.median(took_s["Embark: save, checksums, synced"])
     print(f"  training stands still for {pause_s:.3f} s of a save in the background ({min(pauses_s):.3f} to "
           f"{max(pauses_s):.3f}; the first {first_pause_s:.3f}), {cost_s:.3f} s in the foreground: "
-          f"{cost_s / pause_s:.1f}x less")
+          f"{cost_s / pause_s:.1f}x less; a save takes {statistics.median(processor_s):.2f} s of processor time")
     file.unlink()
     return pause_s, cost_s
 
@@ -185,14 +188,16 @@ def stall(bench: Bench, num_windows: int, window_s: float, pause_s: float, cost_
     plain, saving = statistics.median(rates[False]), statistics.median(rates[True])
     step_s = statistics.median(steps_s)
     # Neighbours in time are compared with each other, then the median is taken: the machine's mood drops out.
-    lost_s = statistics.median(window_s * (1 - b / a) for a, b in zip(rates[False], rates[True], strict=True))
+    losses_s = [window_s * (1 - b / a) for a, b in zip(rates[False], rates[True], strict=True)]
+    low_s, lost_s, high_s = statistics.quantiles(losses_s, n=4)
     choice = steps_between_saves(pause_s, statistics.median(costs_s), step_s,
                                  bench.spec.store.hours_between_failures * 3600, 30.0)
     auto_s = choice.every_steps * step_s
     print(f"  {num_windows} windows of {window_s:.0f} s each way: {plain:,.0f} samples/s, with a save in it "
           f"{saving:,.0f}; a save under way took {statistics.median(costs_s):.2f} s")
-    print(f"  a save costs {lost_s:.2f} s of training: {lost_s / FREQUENT_S:.2%} saved every {FREQUENT_S:.0f} s, "
-          f"{lost_s / auto_s:.2%} at auto's interval of {auto_s:.0f} s")
+    print(f"  a save costs {lost_s:.2f} s of training (half of the pairs: {low_s:.2f} to {high_s:.2f}): "
+          f"{lost_s / FREQUENT_S:.2%} saved every {FREQUENT_S:.0f} s, {lost_s / auto_s:.2%} (to {high_s / auto_s:.2%}) "
+          f"at auto's interval of {auto_s:.0f} s")
     print(f"  auto says: {choice.why}")
 
 

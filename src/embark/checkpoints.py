@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -152,11 +153,12 @@ def _shown(value: Any) -> object:
 
 
 def _adding(show_done: Callable[[int, int], None], total: int) -> Callable[[int], None]:
-    done = 0
+    lock, done = threading.Lock(), 0
 
     def tell(num_bytes: int) -> None:
         nonlocal done
-        done += num_bytes
-        show_done(done, total)
+        with lock:
+            done += num_bytes
+            show_done(done, total)
 
     return tell

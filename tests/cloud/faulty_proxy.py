@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ EXPIRED = (
     b"<Token-0>%s</Token-0></Error>"
 )
 DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+DROPPED = b"<Error><Code>NoSuchUpload</Code><Message>The upload does not exist.</Message></Error>"
 FOR_ONE_HOP = ("connection", "transfer-encoding", "content-length", "date", "server")
 
 
@@ -23,7 +25,8 @@ FOR_ONE_HOP = ("connection", "transfer-encoding", "content-length", "date", "ser
 class Proxy:
     port: int
     fault: Callable[[str, str], str] = lambda method, path: ""
-    """By a request's method and path: 503, 429, hang, reset, expired, denied, cut, short, or empty for none."""
+    """By a request's method and path: 503, 429, hang, reset, lost, dropped, expired, denied, cut, short;
+    empty for none."""
     seen: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     closing: threading.Event = field(default_factory=threading.Event)
 
@@ -45,7 +48,7 @@ class Proxy:
 @contextlib.contextmanager
 def proxy_to(target_port: int) -> Iterator[Proxy]:
     proxy = Proxy(0)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(proxy, target_port))
+    server = _Server(("127.0.0.1", 0), _handler(proxy, target_port))
     server.daemon_threads = True
     proxy.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -57,6 +60,13 @@ def proxy_to(target_port: int) -> Iterator[Proxy]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that has given up is what these tests are about; anything else is told."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def _handler(proxy: Proxy, target_port: int) -> type[BaseHTTPRequestHandler]:
@@ -71,10 +81,7 @@ def _handler(proxy: Proxy, target_port: int) -> type[BaseHTTPRequestHandler]:
                 proxy.closing.wait(60)
                 self.close_connection = True
             elif fault == "reset":
-                # Closing with nothing to linger for sends RST, where an ordinary close would send FIN.
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                self.connection.close()
-                self.close_connection = True
+                self.reset()
             elif fault in ("503", "429"):
                 self.answer(int(fault), b"<Error><Code>SlowDown</Code><Message>Reduce your rate.</Message></Error>")
             elif fault == "expired":
@@ -82,10 +89,18 @@ def _handler(proxy: Proxy, target_port: int) -> type[BaseHTTPRequestHandler]:
                 self.answer(400, EXPIRED % token.encode())
             elif fault == "denied":
                 self.answer(403, DENIED)
+            elif fault == "dropped":
+                self.answer(404, DROPPED)
             else:
                 self.forward(body, fault)
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any  # noqa: N815
+
+        def reset(self) -> None:
+            # Closing with nothing to linger for sends RST, where an ordinary close would send FIN.
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            self.close_connection = True
 
         def forward(self, body: bytes, fault: str) -> None:
             behind = http.client.HTTPConnection("127.0.0.1", target_port, timeout=30)
@@ -95,7 +110,10 @@ def _handler(proxy: Proxy, target_port: int) -> type[BaseHTTPRequestHandler]:
             headers = {k: v for k, v in answer.getheaders() if k.lower() not in FOR_ONE_HOP}
             length = int(answer.headers.get("Content-Length") or 0) if self.command == "HEAD" else len(data)
             behind.close()
-            if fault == "cut":
+            if fault == "lost":
+                # It was done, and nobody hears of it.
+                self.reset()
+            elif fault == "cut":
                 self.answer(answer.status, data[: len(data) // 2], headers, len(data))
                 self.close_connection = True
             elif fault == "short":

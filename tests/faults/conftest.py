@@ -157,10 +157,14 @@ class Run:
     name: str = "run"
     root: str = ""
     sets: tuple[str, ...] = ()
+    cache: Path | None = None
+    """Where a run behind a uri has its small files: the EMBARK_CACHE of the ranks that are started next."""
     started: list[Ranks] = field(default_factory=list)
 
     @property
     def path(self) -> Path:
+        if self.cache:
+            return next(self.cache.glob(f"runs/*/{self.name}"), self.cache / "nothing yet")
         return self.directory / self.name
 
     def start(self, num_ranks: int, *sets: str, env: dict[str, str] | None = None, hook: str = "",
@@ -169,6 +173,7 @@ class Run:
         if not spec.exists():
             spec.write_text(SPEC)
         every = (f"store.root={self.root or self.directory}", f"name={self.name}", *self.sets, *sets)
+        env = {**(env or {}), **({"EMBARK_CACHE": str(self.cache)} if self.cache else {})}
         words = ["train", str(spec), *(word for one in every for word in ("--set", one))]
         pids = self.zygote.fork(num_ranks, words, cwd=self.directory, log=self.directory / f"{self.name}.log",
                                 env=env, hook=hook, **hook_words)

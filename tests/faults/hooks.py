@@ -9,19 +9,30 @@ import time
 from typing import Any
 
 
-def die_in(rank: int, victim: int, method: str, word: str, count: int) -> None:
-    """SIGKILL itself as `module:Class.method` is called with `word` in its first argument for the `count`-th time."""
+def die_in(rank: int, victim: int, method: str, word: str) -> None:
+    """SIGKILL itself as `module:Class.method` is first called with `word` in its first argument; or, where `method` is
+    "removal", as an old checkpoint has lost its mark and nothing else yet."""
     if rank != victim:
         return
-    left = [count]
+    committed: list[str] = []
 
     def before(words: tuple[Any, ...]) -> None:
         if word in str(words[:1]):
-            left[0] -= 1
-            if not left[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    _before(method, before)
+    def written(words: tuple[Any, ...]) -> None:
+        if words[0].endswith("commit.json"):
+            committed.append(words[0])
+
+    def removed(words: tuple[Any, ...]) -> None:
+        if committed and words[0] < committed[-1].partition("/")[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if method == "removal":
+        _before("embark.store.folder:FolderDoor.write", written)
+        _before("embark.store.folder:FolderDoor.delete_prefix", removed)
+    else:
+        _before(method, before)
 
 
 def slow(rank: int, method: str, word: str, seconds: float, mark: str, only: int = -1) -> None:
@@ -35,6 +46,22 @@ def slow(rank: int, method: str, word: str, seconds: float, mark: str, only: int
             time.sleep(seconds)
 
     _before(method, before)
+
+
+def resave(rank: int, step: int) -> None:
+    """Write what a resume has loaded, untrained, as the checkpoint of `step`."""
+    from embark.train.checkpoint import Checkpointer
+
+    load = Checkpointer.load_newest
+
+    def load_and_save(self: Checkpointer, tell: Any) -> Any:
+        loaded = load(self, tell)
+        self.begin(step, {})
+        (saved,) = self.wait()
+        assert saved.error is None, saved.error
+        return loaded
+
+    Checkpointer.load_newest = load_and_save  # type: ignore[method-assign]
 
 
 def hasty(rank: int, **fields: float) -> None:

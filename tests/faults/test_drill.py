@@ -18,7 +18,7 @@ AIMS = ("start-up",) * 3 + ("anywhere",) * 2 + ("save",) * 3 + ("between",) * 2
 MAX_STEPS_OF_A_LIFE = 9
 SEEDS = (11, 23, 37, 41, 59)
 SETS = (f"train.num_steps={NUM_STEPS}", "store.checkpoint_every=5", "train.eval_every=30")
-CONTROLLER_WAITS_S = 3.0
+CONTROLLER_WAITS_S = 5.0
 """As a job controller does, the drill ends a rank that outlives the other for so long."""
 
 
@@ -44,8 +44,14 @@ def test_fifty_kills_at_random_instants_change_no_loss(run, undisturbed, seed):
         wait_for_an_instant(run, ranks, aim, chance, start_up_s(undisturbed))
         victims = chance.choice([(0,), (1,), (0, 1)])
         ranks.kill(signal.SIGKILL, *victims)
-        landed[where_it_landed(run, began_s)] += 1
-        survivors.update(code for code in ends(ranks) if code != -signal.SIGKILL)
+        where = where_it_landed(run, began_s)
+        landed[where] += 1
+        for survivor in set(range(2)) - set(victims):
+            code = ends(ranks)[survivor]
+            survivors[code] += 1
+            # In start-up a rank may wait for one that never comes, for as long as place.timeout_s.
+            assert code == 70 or (code == -signal.SIGKILL and where == "before the first step"), run.output()
+        ranks.codes()
         assert not set(run.committed()) & set(run.unfinished())
     assert run.ends(2) == [0, 0], run.output()
 
@@ -58,29 +64,30 @@ def test_fifty_kills_at_random_instants_change_no_loss(run, undisturbed, seed):
     assert not wrong, f"seed {seed}"
     assert run.unfinished() == []
     assert evaluations(run) == evaluations(undisturbed)
-    assert set(survivors) <= {70}, run.output()
-    assert landed["before the first step"] >= 2
+    assert landed["before the first step"]
     assert landed["in a save"] + landed["in a removal"]
     assert landed["between saves"]
 
 
 POINTS = {
-    "the state is copied": (1, "embark.train.staging:Staging.copy", "", 2),
-    "a shard is written": (1, "embark.store.folder:FolderDoor.write", "rank-00001", 1),
-    "the index is to be written": (0, "embark.store.folder:FolderDoor.write", "index.json", 1),
-    "the mark is to be written": (0, "embark.store.folder:FolderDoor.write", "commit.json", 1),
-    "the mark is written": (0, "embark.store.shelf:Shelf.committed", "", 3),
-    "an old one has lost its mark": (0, "embark.store.folder:FolderDoor.delete_prefix", "step-", 4),
+    "the state is copied": (1, "embark.train.staging:Staging.copy", "", "between saves"),
+    "a shard is to be written": (1, "embark.store.folder:FolderDoor.write", "rank-00001", "in a save"),
+    "the index is to be written": (0, "embark.store.folder:FolderDoor.write", "index.json", "in a save"),
+    "the mark is to be written": (0, "embark.store.folder:FolderDoor.write", "commit.json", "in a save"),
+    "the mark is written": (0, "embark.train.checkpoint:Checkpointer._tidy", "", "between saves"),
+    "an old one has lost its mark": (0, "removal", "", "in a removal"),
 }
 
 
 def test_a_kill_at_each_point_of_a_save_changes_no_loss(run, undisturbed):
     run.sets = SETS
-    for point, (rank, method, word, count) in POINTS.items():
-        ranks = run.start(2, hook="faults.hooks:die_in", victim=rank, method=method, word=word, count=count)
+    for point, (rank, method, word, expected) in POINTS.items():
+        began_s = time.time()
+        ranks = run.start(2, hook="faults.hooks:die_in", victim=rank, method=method, word=word)
         codes = ends(ranks)
         assert codes[rank] == -signal.SIGKILL, f"{point}: {codes}\n{run.output()}"
         assert codes[1 - rank] == 70, f"{point}: {codes}\n{run.output()}"
+        assert (point, where_it_landed(run, began_s)) == (point, expected)
     assert run.ends(2) == [0, 0], run.output()
     assert {step: set(losses) for step, losses in run.losses().items()} == {
         step: set(losses) for step, losses in undisturbed.losses().items()}
@@ -93,7 +100,7 @@ def wait_for_an_instant(run: Run, ranks: Ranks, aim: str, chance: random.Random,
     began_s = time.time()
     delay_s = chance.uniform(0.0, 0.02)
     if aim == "start-up":
-        delay_s = chance.uniform(0.0, 0.8 * start_up_s)
+        delay_s = chance.uniform(0.0, 0.5 * start_up_s)
     elif aim == "anywhere":
         num_starts = len(run.events("start"))
         ranks.until(lambda: len(run.events("start")) > num_starts)

@@ -25,7 +25,8 @@ def shell(command: str, directory: Path) -> subprocess.CompletedProcess:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("guide", "expected"), [("own-data.md", "Held-out AUC 0.7"), ("ranks.md", "step-000000020")]
+    ("guide", "expected"),
+    [("own-data.md", "Held-out AUC 0.7"), ("ranks.md", "step-000000020"), ("checkpoints.md", "none is damaged")],
 )
 def test_a_guide_s_commands_run(tmp_path, guide, expected):
     output = ""

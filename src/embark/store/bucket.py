@@ -16,7 +16,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from embark.errors import Fault, MissingPackage, UserError
 from embark.store.door import MIB, PIECE_BYTES, Data, Door, Entries, Entry, clean, told
 from embark.store.patience import GaveUp, Patience, patiently
-from embark.store.trouble import DAMAGED, Missing, explain, is_unanswered
+from embark.store.trouble import DAMAGED, Missing, explain, is_unanswered, is_upload_gone
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -73,7 +73,15 @@ class BucketDoor(Door):
         elif size_bytes is not None and size_bytes <= PIECE_BYTES:
             data = b"".join(data)
         part_bytes = 64 * MIB if size_bytes is None else max(PIECE_BYTES, -(-size_bytes // MAX_PARTS))
-        obstore.put(self._store, clean(path), data, chunk_size=part_bytes, max_concurrency=NUM_PARTS_AT_ONCE)
+        before = None if size_bytes is not None and size_bytes <= part_bytes else self._version(path)
+        try:
+            obstore.put(self._store, clean(path), data, chunk_size=part_bytes, max_concurrency=NUM_PARTS_AT_ONCE)
+        except FileNotFoundError as error:
+            # Where the answer to the last request was lost, it is sent again, and then the upload is no more: it is
+            # the file. So another file than before, of the right size, is the one that was sent.
+            after = self._version(path) if is_upload_gone(error) else None
+            if after in (None, before) or (size_bytes is not None and after[1] != size_bytes):
+                raise
 
     @told("list")
     def list(self, prefix: str = "") -> Entries:
@@ -103,6 +111,13 @@ class BucketDoor(Door):
     def _delete(self, asked: str, paths: Sequence[str]) -> None:
         # A delete of many is a POST, which obstore does not send again; but to delete twice does no harm.
         patiently(lambda: obstore.delete(self._store, paths), self._patience, is_unanswered)
+
+    def _version(self, path: str) -> tuple[str, int] | None:
+        """What tells a file from another under the same name; None where there is none."""
+        with suppress(FileNotFoundError):
+            found = obstore.head(self._store, clean(path))
+            return str(found["e_tag"]), found["size"]
+        return None
 
     def _short(self, path: str, num_bytes: int) -> Fault:
         return Fault(f"{self.where(path)} came {num_bytes} bytes short", fix=DAMAGED)

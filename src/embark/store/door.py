@@ -16,8 +16,7 @@ import functools
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -26,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
+from embark.store.parallel import for_all
 from embark.store.patience import Patience
 from embark.store.trouble import Missing, explain
 
@@ -34,7 +34,6 @@ PIECE_BYTES = 16 * MIB
 """What one request of a large read asks for: enough to hide its latency, little enough to repeat."""
 SCRATCH_SUFFIX = ".embark-part"
 
-T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Piece = bytes | bytearray | memoryview
 Data = Piece | Path | Iterable[Piece]
@@ -173,11 +172,13 @@ class Door(ABC):
             target = file.fileno()
 
             def fetch(start: int) -> None:
-                buffer = bytearray(min(PIECE_BYTES, size - start))
-                self.read_into(path, start, memoryview(buffer))
-                os.pwrite(target, buffer, start)
+                left = memoryview(bytearray(min(PIECE_BYTES, size - start)))
+                self.read_into(path, start, left)
+                while left:
+                    written = os.pwrite(target, left, start)
+                    left, start = left[written:], start + written
 
-            for_all(fetch, range(0, size, PIECE_BYTES), parallel=8)
+            for_all(fetch, range(0, size, PIECE_BYTES), parallel=4)
 
     def upload_many(
         self, pairs: Iterable[tuple[Path, str]], parallel: int = 8, progress: Progress | None = None
@@ -248,23 +249,6 @@ def scratch_for(path: Path) -> Iterator[Path]:
                 scratch.replace(target)
     finally:
         scratch.unlink(missing_ok=True)
-
-
-def for_all(call: Callable[[T], None], items: Sequence[T], parallel: int) -> None:
-    """Call it for each item, `parallel` at a time; after a failure no further one is begun."""
-    if len(items) <= 1 or parallel <= 1:
-        for item in items:
-            call(item)
-        return
-    with ThreadPoolExecutor(min(parallel, len(items)), thread_name_prefix="embark-store") as pool:
-        running = [pool.submit(call, item) for item in items]
-        try:
-            wait(running, return_when=FIRST_EXCEPTION)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-    for done in running:
-        if not done.cancelled():
-            done.result()
 
 
 def _counting(progress: Progress | None, total_bytes: int) -> Callable[[int], None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import Literal
 
 from embark.errors import UserError
 from embark.spec import StoreSpec, resolve
-from embark.store.door import Entry, for_all
+from embark.store.door import Entry
 from embark.store.retention import Reason, metric_of, reasons_by_spec
 from embark.store.run_dir import RunDir
 from embark.store.shelf import MARK, NAME, Checkpoint
@@ -19,10 +18,9 @@ from embark.store.trouble import Missing
 
 State = Literal["committed", "damaged", "unfinished"]
 Tell = Callable[[int], None]
-"""Called with the bytes looked at since the last call."""
+"""Called with the bytes looked at since the last call, from several threads."""
 MAY_BE_LIVE_S = 3600.0
-"""A save that wrote something so recently may still be going on: of a large file a bucket shows nothing till its end."""
-READERS = 4
+"""A save that wrote something so recently may still be going on: of a large file a bucket shows nothing yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,19 +163,7 @@ def _rules_of(run: RunDir) -> tuple[StoreSpec | None, str]:
 def _verified(run: RunDir, one: Standing, tell: Tell | None) -> Standing:
     if not one.committed:
         return one
-    checkpoint, lock, found = one.committed, threading.Lock(), dict[str, str]()
-
-    def count(num_bytes: int) -> None:
-        with lock:
-            if tell:
-                tell(num_bytes)
-
-    def look(name: str) -> None:
-        for damage in run.shelf.damages(checkpoint, [name], count):
-            found[name] = damage
-
-    for_all(look, list(checkpoint.files), READERS)
-    damage = tuple(found[name] for name in sorted(found))
+    damage = tuple(run.shelf.damages(one.committed, tell=tell))
     return replace(one, state="damaged" if damage else "committed", damage=damage)
 
 

@@ -12,17 +12,20 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from embark.errors import DataError
 from embark.store.door import Data, Door, Entries, Piece
+from embark.store.parallel import for_all
 from embark.store.trouble import Missing
 
 MARK = "commit.json"
 NAME = re.compile(r"^step-(\d{9,})$")
 PIECE_BYTES = 16 * 2**20
+NUM_READERS = 4
+"""Files that are looked at side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +83,21 @@ class Shelf:
 
     def damage(self, checkpoint: Checkpoint, part: int = 0, num_parts: int = 1) -> str:
         """What is wrong with it, in a sentence; empty if nothing. Ranks share the work, a part of the files each."""
-        return next(self.damages(checkpoint, list(checkpoint.files)[part::num_parts]), "")
+        return next(iter(self.damages(checkpoint, list(checkpoint.files)[part::num_parts])), "")
 
     def damages(
-        self, checkpoint: Checkpoint, names: Iterable[str] | None = None, tell: Callable[[int], None] | None = None
-    ) -> Iterator[str]:
-        """Each file that is not what the mark says, in a sentence. `tell` hears of the bytes as they are looked at."""
-        for name in checkpoint.files if names is None else names:
-            mark = checkpoint.files[name]
-            path = f"{checkpoint.name}/{name}"
-            try:
-                found = self._mark_of(path, mark.size_bytes, tell)
-            except Missing as error:  # an outage is none: it must not cost a checkpoint
-                yield f"{path}: {error.what}"
-                continue
-            if found != mark:
-                changed = "its bytes changed" if found.size_bytes == mark.size_bytes else (
-                    f"{found.size_bytes:,} bytes instead of {mark.size_bytes:,}")
-                yield f"{path}: {changed}"
+        self, checkpoint: Checkpoint, names: Sequence[str] | None = None, tell: Callable[[int], None] | None = None
+    ) -> list[str]:
+        """Each file that is not what the mark says, in a sentence. `tell` hears of the bytes as they are looked at; it
+        is called from several threads."""
+        looked_at = list(checkpoint.files) if names is None else names
+        found: dict[str, str] = {}
+
+        def look(name: str) -> None:
+            found[name] = self._damage_of(f"{checkpoint.name}/{name}", checkpoint.files[name], tell)
+
+        for_all(look, looked_at, NUM_READERS)
+        return [found[name] for name in looked_at if found[name]]
 
     def remove(self, step: int) -> None:
         """Delete the checkpoint of `step`."""
@@ -126,16 +126,23 @@ class Shelf:
         except (Missing, ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def _mark_of(self, path: str, size_bytes: int, tell: Callable[[int], None] | None) -> FileMark:
-        actual = self.door.size(path)
+    def _damage_of(self, path: str, mark: FileMark, tell: Callable[[int], None] | None) -> str:
         digest = hashlib.sha256()
-        if actual == size_bytes:
+        try:
+            actual = self.door.size(path)
+            if actual != mark.size_bytes:
+                return f"{path}: {actual:,} bytes instead of {mark.size_bytes:,}"
+            # One buffer for all pieces: fresh memory costs more than the hashing.
+            buffer = memoryview(bytearray(min(PIECE_BYTES, actual)))
             for start in range(0, actual, PIECE_BYTES):
-                num_bytes = min(PIECE_BYTES, actual - start)
-                digest.update(self.door.read_range(path, start, num_bytes))
+                piece = buffer[: actual - start]
+                self.door.read_into(path, start, piece)
+                digest.update(piece)
                 if tell:
-                    tell(num_bytes)
-        return FileMark(actual, digest.hexdigest())
+                    tell(len(piece))
+        except Missing as error:  # an outage is none: it must not cost a checkpoint
+            return f"{path}: {error.what}"
+        return "" if digest.hexdigest() == mark.sha256 else f"{path}: its bytes changed"
 
 
 class MarkedDoor(Door):

@@ -64,6 +64,8 @@ KNOWN = (
           ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed", "401")),
     Known(Fault, "access is denied", ALLOW,
           ("AccessDenied", "AuthorizationFailure", "AuthorizationPermissionMismatch", "403")),
+    Known(Fault, "the store has dropped the upload", "start again: the run goes on from its last checkpoint",
+          ("NoSuchUpload",)),
     Known(Fault, "the file is shorter than what was asked of it", DAMAGED,
           ("InvalidRange", "416"), ("Wanted range", "but object was only")),
 )
@@ -104,6 +106,11 @@ def is_unanswered(error: Exception) -> bool:
     """Did obstore's request get no answer, and was it not sent again?"""
     text = str(error)
     return "HttpError" in text and "retries: 0" in text and not STATUS.search(text)
+
+
+def is_upload_gone(error: Exception) -> bool:
+    """Does the store not know the upload that was to be completed? It is so, too, where an earlier try completed it."""
+    return "NoSuchUpload" in CODE.findall(str(error))
 
 
 def without_secrets(text: str) -> str:

@@ -19,6 +19,7 @@ from embark.train.build import Built
 from embark.train.dcp_files import plain_errors, reader, writer
 from embark.train.metrics import MetricWindow
 from embark.train.rng import random_state, set_random_state
+from embark.train.rowwise_state import RowwiseRecut
 from embark.train.staging import Staging, State
 from embark.train.world import World
 from embark.watch import plan_text
@@ -56,7 +57,7 @@ class Checkpointer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embark-save")
         self._running: Future[Saved] | None = None
         self._spoilt: set[int] = set()
-        """Steps found unfinished or damaged at the start: none counts as kept, and they go with the first commit."""
+        """Steps unfinished or damaged: none counts as kept, and they go with the next commit."""
 
     def begin(self, step: int, values: dict[str, Any]) -> list[Saved]:
         """Copy the state and begin to write it; returns what was still being written and is done now."""
@@ -110,11 +111,13 @@ class Checkpointer:
         state = self._state(is_load=True)
         here = f"random.{self._world.rank}"
         source = reader(self._shelf.door, checkpoint.name)
-        saved_names = source.read_metadata().state_dict_metadata
-        if not any(name.startswith(f"{here}.") for name in saved_names):  # there were fewer ranks then
+        saved = source.read_metadata()
+        if not any(name.startswith(f"{here}.") for name in saved.state_dict_metadata):  # there were fewer ranks then
             state.pop(here)
+        recut = RowwiseRecut(saved)
         with plain_errors("load"):
-            dcp.load(state, storage_reader=source)
+            dcp.load({**state, "optimizers": recut.prepare(state["optimizers"])}, storage_reader=source)
+        recut.fill()
         self._built.model.load_state_dict(state["model"])
         self._built.optimizers.both.load_state_dict({"state": state["optimizers"]})
         self._built.optimizers.set_step(checkpoint.step)
@@ -147,7 +150,8 @@ class Checkpointer:
             self._together(lambda: self._commit(step, marks, values) if self._world.is_first else None)
         except EmbarkError as raised:
             error = raised
-            if self._world.is_first:  # what was written would only help to fill the disk
+            self._spoilt.add(step)
+            if self._world.is_first and not self._run_dir.is_remote:  # it would only help to fill the disk
                 with suppress(EmbarkError):
                     self._shelf.remove(step)
         else:

@@ -33,10 +33,14 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from embark.errors import EmbarkError, Fault, UserError
-from embark.store.door import Door, for_all, open_door
+from embark.store.door import Door, open_door
 from embark.store.index import INDEX, Place
+from embark.store.parallel import for_all
 from embark.train.dcp_index import Chunk, index_text, read_metadata
-from embark.train.dcp_spans import PIECE_BYTES, Span, spans_of, together
+from embark.train.dcp_spans import Span, spans_of, together
+
+PIECE_BYTES = 4 << 20
+"""Of a tensor at a time: what was just hashed is still in the processor's cache when it is written."""
 
 
 def save(state: dict[str, Any], to: Door | str | Path, prefix: str = "", threads: int = 4) -> None:
@@ -258,6 +262,9 @@ def plain_errors(verb: str) -> Iterator[None]:
         if isinstance(cause, EmbarkError):
             raise cause from None
     rank, (cause, _) = failures[0]
+    if str(cause).startswith("Size mismatch between saved") and str(cause).endswith(".momentum1"):
+        raise UserError(f"row-wise Adagrad's state of a table cut into columns fits no other cut: {cause}",
+                        fix="go on with the train.sharding and the number of ranks it was saved with") from None
     if str(cause).startswith(("Missing key in checkpoint", "Size mismatch between saved")):
         raise UserError(f"the checkpoint is of another model: {cause}",
                         fix="take the spec that was saved with it, or start a run of another name") from None

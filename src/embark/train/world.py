@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from embark.errors import Fault, Mistake, SpecError, UserError
 from embark.spec import PlaceSpec, RunSpec
@@ -72,10 +73,8 @@ def join(place: PlaceSpec) -> Iterator[World]:
     backend = backend_for(device)
     timeout = timedelta(seconds=place.timeout_s)
     try:
-        if "MASTER_ADDR" in os.environ:
-            dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
-        else:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        store = _meeting_store(rank, world_size, local_world_size, timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise Fault(f"rank {rank} of {world_size} could not join the others: {error}",
                     fix="start all ranks with torchrun, with one rendezvous endpoint they can all reach") from error
@@ -108,6 +107,20 @@ def check_against(spec: RunSpec, world: World) -> None:
 def backend_for(device: torch.device) -> str:
     """NCCL, with gloo beside it: saving in the background and agreeing on a step go over the CPU."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def _meeting_store(rank: int, world_size: int, local_world_size: int, timeout: timedelta) -> dist.Store:
+    """Where the ranks find each other; in this process alone where nothing says that there are others."""
+    if "MASTER_ADDR" not in os.environ:
+        return dist.HashStore()
+    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
+    store.set_timeout(timeout)
+    if local_world_size < world_size:
+        return store
+    # torchrun gives all its restarts one store, where ranks would find the addresses of the dead (pytorch#135712).
+    # Its count tells them apart on one machine; on several each counts alone, and torchrun itself has to be told
+    # TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
+    return dist.PrefixStore(f"restart-{_env('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
 def _env(name: str, default: int) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from embark.watch.patient_file import PatientFile
 from embark.watch.plain import plain
 
 
@@ -42,12 +44,12 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-        self._file = path.open("a", encoding="utf-8")
+        self._file = PatientFile(path, "ab")
         if cut:  # a line the last run did not finish must not swallow our first
-            self._file.write("\n")
+            self._file.write(b"\n")
 
     def emit(self, event: Event) -> None:
-        self._file.write(event.to_json() + "\n")
+        self._file.write(f"{event.to_json()}\n".encode())
         self._file.flush()
 
     def close(self) -> None:
@@ -65,8 +67,10 @@ class Fanout:
             sink.emit(event)
 
     def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
+        """All of them, whatever one raises."""
+        with ExitStack() as closing:
+            for sink in reversed(self._sinks):
+                closing.callback(sink.close)
 
 
 def read_events(path: Path) -> Iterator[Event]:

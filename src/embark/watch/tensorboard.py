@@ -10,6 +10,7 @@ from typing import Any
 from embark.errors import MissingPackage
 from embark.watch.events import Event
 from embark.watch.names import find
+from embark.watch.patient_file import PatientFile
 from embark.watch.words import number
 
 
@@ -35,7 +36,7 @@ class TensorBoardSink:
         directory.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads a directory's files in the order of their names: the time comes first.
         name = f"events.out.tfevents.{time.time():017.6f}.{os.uname().nodename}.{os.getpid()}"
-        self._records: Any = RecordWriter((directory / name).open("wb"))
+        self._records: Any = RecordWriter(PatientFile(directory / name, "wb"))
         self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def emit(self, event: Event) -> None:

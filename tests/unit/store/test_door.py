@@ -121,6 +121,16 @@ def test_a_failed_download_leaves_nothing(tmp_path):
     assert not list((tmp_path / "here").iterdir())
 
 
+def test_a_download_goes_on_where_the_disk_took_only_a_part(tmp_path, monkeypatch):
+    door = open_door("memory://short-writes")
+    data = os.urandom(100_000)
+    door.write("a", data)
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, piece, start: pwrite(fd, piece[:999], start))
+    door.download("a", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == data
+
+
 def test_patience_retries_what_may_pass_and_counts(monkeypatch):
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)

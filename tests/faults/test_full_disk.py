@@ -1,0 +1,86 @@
+"""A disk that fills up costs no checkpoint: training goes on with a warning, and what was saved stays whole."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from faults.conftest import Run
+
+pytestmark = pytest.mark.slow
+
+KIB_FOR_TWO = 1100
+"""A checkpoint of this run takes 420 KiB; the third is written before the first is removed."""
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Path]:
+    """A file system of its own, small and truly full when it is."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={KIB_FOR_TWO}k", "tmpfs", str(where)]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"only root may mount a small disk: {mounted.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", "--lazy", str(where)], check=True)
+
+
+def test_a_full_disk_is_told_and_costs_no_checkpoint(zygote, tmp_path, disk, whole):
+    run = Run(zygote, tmp_path, name="disk", sets=("store.checkpoint_every=2",))
+    assert run.ends(2) == [70, 70], run.output()
+    assert (run.committed(), run.unfinished()) == ([2, 4], [])
+    for step in (6, 8, 10):
+        assert f"step {step} could not be saved: could not write {disk}/checkpoints/step-{step:09d}/" in run.warnings()
+    assert "no space left on device. Training goes on; the checkpoint before it is whole" in run.warnings()
+    assert run.last_step() == 12
+    assert f"error: could not write {disk}/checkpoints/step-000000012/" in run.output()
+    assert "fix: free some space, or point store.root at a larger disk" in run.output()
+
+    subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
+    assert run.ends(2) == [0, 0], run.output()
+    assert run.committed() == [10, 12]
+    assert {step: set(told) for step, told in run.losses().items()} == {
+        step: set(told) for step, told in whole.losses().items()}
+
+
+def test_a_disk_filled_to_the_last_byte_stops_nothing(zygote, tmp_path, disk):
+    """By another program: not even a line of events fits any more, until there is room again."""
+    run = Run(zygote, tmp_path, name="disk", sets=("train.num_steps=100000", "train.num_epochs=10000",
+                                                   "watch.tensorboard=true", "store.keep_checkpoints=1"))
+    ranks = run.start(2)
+    ranks.until(lambda: bool(run.events("save")))
+    saved, filling = run.committed(), disk / "filling"
+    fill(filling)
+    ranks.until(lambda: run.output().count("could not be saved") >= 2)
+    assert run.committed() == saved
+    filling.unlink()
+    ranks.until(lambda: run.committed() != saved)
+    ranks.kill(signal.SIGTERM)
+    assert ranks.codes() == [75, 75], run.output()
+    assert sorted(run.losses()) == list(range(1, run.committed()[-1] + 1))
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_70(zygote, tmp_path, disk):
+    run = Run(zygote, tmp_path, name="disk", sets=("train.num_steps=100000", "train.num_epochs=10000"))
+    ranks = run.start(2)
+    ranks.until(lambda: bool(run.events("save")))
+    fill(disk / "filling")
+    ranks.until(lambda: "could not be saved" in run.output())
+    ranks.kill(signal.SIGTERM)
+    assert ranks.codes() == [70, 70], run.output()
+    assert "no space left on device" in run.output()
+    assert "Traceback" not in run.output()
+    assert run.committed()
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        for size in (65536, 4096, 64, 1):
+            with suppress(OSError):
+                while file.write(bytes(size)):
+                    pass
