@@ -36,7 +36,7 @@ def check(console: Console, run: RunDir) -> ExitCode:
     if console.json:
         console.data(_as_data(run, stock))
         return code
-    _table(console, run, stock)
+    _table(console, run, stock, has_rows=not console.quiet)
     num_whole = sum(one.state == "committed" for one in stock.standing)
     said = f", {many(len(damaged), 'checkpoint')} damaged" if damaged else ", none is damaged"
     console.result(f"{many(num_whole, 'checkpoint')} whole{said}; {size(num_bytes_to_verify(stock))} read")
@@ -86,13 +86,13 @@ def diff(console: Console, run: RunDir, step_a: int, step_b: int) -> ExitCode:
     return ExitCode.DONE
 
 
-def _table(console: Console, run: RunDir, stock: Stock) -> None:
+def _table(console: Console, run: RunDir, stock: Stock, *, has_rows: bool = True) -> None:
     metric = stock.rules.best_by if stock.rules else ""
     headings = {"step": "step", "when": "when", "size": "size", "ranks": "ranks", "metric": metric.replace("_", " "),
                 "kept": "kept because"}
     if not metric:
         del headings["metric"]
-    if not console.quiet:
+    if has_rows:
         console.table([_row(one) for one in stock.standing], headings, title=run.shelf.door.uri)
     if stock.no_rules:
         console.warning(f"why each is kept is not known: {stock.no_rules}")

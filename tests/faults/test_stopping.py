@@ -35,8 +35,8 @@ BEFORE = {
 def test_sigterm_loses_nothing(run, whole, tmp_path, place):
     method, word = PLACES[place]
     mark = tmp_path / "mark"
-    ranks = run.start(2, "train.eval_every=2", "store.checkpoint_every=2", hook="faults.hooks:slow", method=method, word=word, seconds=0.25,
-                      mark=str(mark))
+    ranks = run.start(2, "train.eval_every=2", "store.checkpoint_every=2", hook="faults.hooks:slow", method=method,
+                      word=word, seconds=0.25, mark=str(mark))
     ranks.until(lambda: mark.exists() and run.last_step() >= (1 if place in ("a step", "the loader") else 2))
     ranks.kill(signal.SIGTERM)
     codes, stopped = ranks.codes(WITHIN_S), run.last_step()

@@ -262,9 +262,6 @@ def plain_errors(verb: str) -> Iterator[None]:
         if isinstance(cause, EmbarkError):
             raise cause from None
     rank, (cause, _) = failures[0]
-    if str(cause).startswith("Size mismatch between saved") and str(cause).endswith(".momentum1"):
-        raise UserError(f"row-wise Adagrad's state of a table cut into columns fits no other cut: {cause}",
-                        fix="go on with the train.sharding and the number of ranks it was saved with") from None
     if str(cause).startswith(("Missing key in checkpoint", "Size mismatch between saved")):
         raise UserError(f"the checkpoint is of another model: {cause}",
                         fix="take the spec that was saved with it, or start a run of another name") from None

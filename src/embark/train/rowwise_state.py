@@ -43,10 +43,12 @@ class RowwiseRecut:
 
     def _place(self, parameter: str, name: str, value: Any) -> Any:
         was = self._saved.get(f"optimizers.{parameter}.{name}")
-        is_rowwise = name.endswith(SUFFIX) and isinstance(value, ShardedTensor) and len(value.size()) == 1
-        if not is_rowwise or not isinstance(was, TensorStorageMetadata) or was.size == value.size():
+        if not (name.endswith(SUFFIX) and isinstance(value, ShardedTensor) and isinstance(was, TensorStorageMetadata)):
             return value
-        loaded = torch.empty(was.size, dtype=value.dtype)
+        about = value.metadata()  # asked for its size, a ShardedTensor warns that it is deprecated
+        if len(about.size) != 1 or was.size == about.size:
+            return value
+        loaded = torch.empty(was.size, dtype=about.tensor_properties.dtype)
         self._recut.append((value, loaded, self._widths(parameter)))
         return loaded
 

@@ -101,7 +101,7 @@ def _allowed(spec: RunSpec, world: World) -> list[str]:
     if world.world_size == 1:
         return ["table_wise"]
     # Row-wise Adagrad keeps one number a row and column shard: cut into columns, a table learns something else, and
-    # its checkpoint fits no other number of ranks.
+    # the losses would depend on the number of ranks.
     by_column = [] if spec.train.optimizer == "rowwise_adagrad" else ["column_wise", "table_column_wise"]
     if world.device.type == "cpu":  # the fastest over gloo; the others when asked for
         return ["table_wise", *(by_column or ["row_wise"])]
