@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from cyclopts import CycloptsError
-
-from embark.cli import app
-from embark.console import Console
 from embark.errors import EmbarkError, ExitCode, UserError
 
 
 def main() -> None:
     """The entry point."""
-    sys.exit(run(sys.argv[1:]))
+    words = sys.argv[1:]
+    if words[:1] == ["train"]:
+        # Until the trainer listens itself: the rest is imported below, and a machine can be taken away meanwhile.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.PREEMPTED))
+    sys.exit(run(words))
 
 
 def run(words: Sequence[str]) -> int:
     """Run one verb; no error of ours leaves a traceback."""
+    from cyclopts import CycloptsError
+
+    from embark.cli import app
+    from embark.console import Console
+
     console = Console(json="--json" in words, quiet="--quiet" in words or "-q" in words)
     try:
         return int(app(list(words), exit_on_error=False, print_error=False, result_action="return_value") or 0)
