@@ -15,7 +15,8 @@ def main() -> None:
     words = sys.argv[1:]
     if words[:1] == ["train"]:
         # Until the trainer listens itself: the rest is imported below, and a machine can be taken away meanwhile.
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.PREEMPTED))
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, lambda *_: os._exit(ExitCode.PREEMPTED))
     sys.exit(run(words))
 
 

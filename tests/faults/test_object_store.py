@@ -60,7 +60,7 @@ def test_a_killed_run_goes_on_from_another_machine(remote, whole, zygote, tmp_pa
 
 
 def test_what_passes_is_waited_out(remote, whole):
-    ranks = remote.start(2)
+    ranks = remote.start(2, max_retries=9, give_up_s=60)  # all six faults may meet the same request
     ranks.until(lambda: remote.run.last_step() > 0)
     for fault in ("503", "reset", "429"):
         remote.proxy.fail(fault, 2)
