@@ -150,6 +150,7 @@ def test_json_lines_to_a_reader_who_is_gone_do_not_end_the_run():
         for step in range(3):
             view.emit(Event("step", {"step": step}))
         view.close()
+        assert os.readlink(f"/proc/self/fd/{stream.fileno()}") == os.devnull
 
 
 def test_every_line_of_json_is_flushed():

@@ -168,7 +168,7 @@ def test_a_mix_is_let_through_on_request_but_a_missing_package_is_not(monkeypatc
 
 
 def test_the_wrong_torchmetrics_does_not_stop_training(monkeypatch: pytest.MonkeyPatch):
-    require_with(monkeypatch, CPU | {"torchmetrics": None})
+    assert require_with(monkeypatch, CPU | {"torchmetrics": None}) is None
 
 
 def test_on_a_gpu_machine_the_fix_is_the_cuda_build(monkeypatch: pytest.MonkeyPatch):

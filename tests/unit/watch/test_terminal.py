@@ -163,11 +163,16 @@ def test_an_interrupted_run_on_the_screen(shown, make_events):
 
 def test_a_reader_who_goes_away_does_not_end_the_run(make_events):
     class Gone(StringIO):
+        num_tries = 0
+
         def write(self, text):
+            self.num_tries += 1
             raise OSError(5, "Input/output error")
 
     for force_terminal in (False, True):
-        view = TerminalView(Console(file=Gone(), force_terminal=force_terminal))
+        gone = Gone()
+        view = TerminalView(Console(file=gone, force_terminal=force_terminal))
         for event in make_events():
             view.emit(event)
         view.close()
+        assert gone.num_tries > 0
