@@ -36,8 +36,7 @@ def quickstart() -> RunSpec:
         model=ModelSpec(num_dense=13, embedding_dim=64, bottom_mlp=(512, 256), top_mlp=(512, 256),
                         num_tables=26, rows_per_table=100_000),
         data=DataSpec(num_train_samples=2_000_000, num_eval_samples=131_072),
-        train=TrainSpec(batch_size=2_048, learning_rate=0.02, dense_learning_rate=0.01, decay="linear",
-                        eval_every=250),
+        train=TrainSpec(batch_size=2_048, learning_rate=0.01, decay="linear", eval_every=250),
         watch=WatchSpec(every=20),
     )
 

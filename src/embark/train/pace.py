@@ -28,6 +28,11 @@ class Pace:
             return time.monotonic() - self._began_s > FIRST_SAVE_S
         return step >= self._next_step
 
+    def begun(self, step: int, step_s: float) -> None:
+        """A save is under way. The next waits until its cost is known or, if it fails, for as long as the first."""
+        if self._every == "auto":
+            self._next_step = step + max(1, int(FIRST_SAVE_S / step_s))
+
     def saved(self, step: int, *, pause_s: float, cost_s: float, step_s: float) -> Choice | None:
         """Learn from a save what it costs; with `auto`, choose when the next one comes."""
         if self._every != "auto":

@@ -26,9 +26,10 @@ class Saving:
 
     def begin(self, step: int, evaluated: dict[str, Any], step_s: float) -> None:
         """Copy the state; the rest goes on behind the training."""
-        self._step_s = step_s
+        self._step_s = max(step_s, 1e-6)
         self._tell(self._checkpointer.begin(step, {"eval": evaluated}))
         self._saved_step = step
+        self._pace.begun(step, self._step_s)
 
     def tell_done(self) -> None:
         """Tell of a save that has ended meanwhile."""

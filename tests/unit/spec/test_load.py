@@ -203,6 +203,12 @@ def test_a_file_names_the_run_unless_it_does_so_itself(tmp_path):
 
 
 @pytest.mark.parametrize("preset", list(PRESETS))
+def test_one_setting_moves_the_rate_of_all_that_a_preset_trains(preset):
+    """`--set train.learning_rate=0` must leave no layer learning behind the user's back."""
+    assert load_spec(preset, ["train.learning_rate=0"]).train.dense_learning_rate is None
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
 def test_every_preset_is_right_and_survives_toml(tmp_path, preset):
     spec = load_spec(preset)
     assert load_spec(write(tmp_path, to_toml(spec))) == spec

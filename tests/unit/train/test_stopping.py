@@ -87,6 +87,9 @@ def test_auto_measures_one_save_and_then_keeps_to_what_it_costs(monkeypatch):
     began = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: began + FIRST_SAVE_S + 1)
     assert auto.is_due(2)
+    auto.begun(2, step_s=0.1)
+    assert not any(auto.is_due(step) for step in range(3, 200))  # one at a time: its cost is not known yet
+    assert auto.is_due(202)  # it failed: try again
     choice = auto.saved(2, pause_s=0.5, cost_s=2, step_s=0.1)
     # Young: sqrt(2 × 0.5 s × 3600 s) = 60 s, that is 600 steps of 0.1 s.
     assert choice.every_steps == pytest.approx(600, rel=0.02)
