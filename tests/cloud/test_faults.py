@@ -47,6 +47,16 @@ def test_a_passing_fault_is_waited_out(door, proxy, fault):
     assert [entry.path for entry in door.list()] == ["a"]
 
 
+def test_faults_of_several_kinds_in_a_row_are_waited_out(door, proxy):
+    """A delete of many is a POST: obstore sends it again after a 503, but not after a reset."""
+    door.write("a", b"1")
+    faults = iter(["503", "reset", "503", "reset"])
+    proxy.fault = lambda method, path: next(faults, "")
+    door.delete("a")
+    assert not door.exists("a")
+    assert next(faults, None) is None
+
+
 @pytest.fixture
 def big(tmp_path):
     path = tmp_path / "big"

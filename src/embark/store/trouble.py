@@ -103,9 +103,11 @@ def explain(error: Exception, operation: str, where: str) -> EmbarkError:
 
 
 def is_unanswered(error: Exception) -> bool:
-    """Did obstore's request get no answer, and was it not sent again?"""
+    """Did obstore's last request get no answer, with retries left? It sends a POST again after a bad answer only."""
     text = str(error)
-    return "HttpError" in text and "retries: 0" in text and not STATUS.search(text)
+    counts = re.search(r"\bretries: (\d+),\s+max_retries: (\d+)", text)
+    has_retries_left = counts is None or int(counts[1]) < int(counts[2])
+    return "HttpError" in text and has_retries_left and not STATUS.search(text)
 
 
 def is_upload_gone(error: Exception) -> bool:
