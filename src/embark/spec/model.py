@@ -58,6 +58,11 @@ class ModelSpec(Section):
         )
         return tuple(t if t.dim else t.model_copy(update={"dim": self.embedding_dim}) for t in tables)
 
+    @property
+    def gives_tables(self) -> bool:
+        """The spec says which tables there are; else prepared data may."""
+        return bool(self.tables) or not self.model_fields_set.isdisjoint({"num_tables", "rows_per_table"})
+
     def _rows_list(self) -> tuple[int, ...]:
         if isinstance(self.rows_per_table, int):
             return (self.rows_per_table,) * self.num_tables

@@ -120,15 +120,43 @@ def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                 f"names {len(data.dense_columns)} columns, but model.num_dense is {model.num_dense}",
                 f"set model.num_dense = {len(data.dense_columns)}",
             )
+    elif data.kind == "prepared":
+        if not data.path:
+            yield _mistake("data.path", "", "data.kind is \"prepared\" and no folder is named", "set data.path")
+        yield from _prepare_mistakes(data)
     elif data.path:
         yield _mistake(
-            "data.path", data.path, "is read only when data.kind is \"columns\"", 'set data.kind = "columns"'
+            "data.path", data.path, "is not read while data.kind is \"synthetic\"",
+            'set data.kind = "prepared" or "columns"',
         )
     elif data.num_train_samples < spec.train.batch_size:
         yield _mistake(
             "train.batch_size", spec.train.batch_size,
             f"is more than the {data.num_train_samples} samples of data.num_train_samples", "make it smaller",
         )
+
+
+def _prepare_mistakes(data: DataSpec) -> Iterator[Mistake]:
+    prepare = data.prepare
+    needs = {"file": ("validation_files", prepare.validation_files), "column": ("split_column", prepare.split_column)}
+    for split, (field, value) in needs.items():
+        if split == prepare.split and not value:
+            yield _mistake(
+                f"data.prepare.{field}", value, f'is needed where data.prepare.split is "{split}"', "name it"
+            )
+        elif split != prepare.split and value:
+            yield _mistake(
+                f"data.prepare.{field}", value, f'has no effect while data.prepare.split is "{prepare.split}"',
+                f'set data.prepare.split = "{split}"',
+            )
+    if data.eval_fraction + prepare.test_fraction >= 1:
+        yield _mistake(
+            "data.prepare.test_fraction", prepare.test_fraction,
+            f"leaves nothing to train on beside data.eval_fraction = {data.eval_fraction}", "make one of them smaller",
+        )
+    roles = [data.label, *data.dense_columns, *prepare.sparse_columns, *prepare.list_columns, *prepare.ignored_columns]
+    for name in sorted({n for n in roles if roles.count(n) > 1}):
+        yield _mistake("data.prepare", name, "the column is named in two roles", "leave it in one")
 
 
 def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:

@@ -8,6 +8,7 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel
 
+from embark.spec.model import Table
 from embark.spec.presets import PRESETS
 from embark.spec.run import RunSpec
 
@@ -32,13 +33,21 @@ def reference() -> str:
         section = info.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
             lines += [f"## `[{name}]`", "", (section.__doc__ or "").strip().splitlines()[0], "", *_table(section), ""]
-            if "tables" in section.model_fields:
-                from embark.spec.model import Table
-
-                lines += ["### `[[model.tables]]`", "", (Table.__doc__ or "").strip(), "", *_table(Table), ""]
+            for inner, kind in _inner_sections(section):
+                brackets = ("[[", "]]") if kind is Table else ("[", "]")
+                lines += [f"### `{brackets[0]}{name}.{inner}{brackets[1]}`", "", (kind.__doc__ or "").strip(), "",
+                          *_table(kind), ""]
         else:
             lines += [f"`{name}` (default `{info.default!r}`): {info.description}", ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _inner_sections(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    for name, info in section.model_fields.items():
+        if name == "tables":
+            yield name, Table
+        elif isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield name, info.annotation
 
 
 def _lines(section: str, part: BaseModel) -> Iterator[str]:
@@ -46,11 +55,15 @@ def _lines(section: str, part: BaseModel) -> Iterator[str]:
     later: list[str] = []
     for name, value in values.items():
         info = type(part).model_fields[name]
+        if isinstance(value, dict):
+            if value:
+                later += ["", f"[{section}.{name}]", *_lines(f"{section}.{name}", getattr(part, name))]
+            continue
         if isinstance(value, list) and value and isinstance(value[0], dict):
             for row in value:
                 later += ["", f"[[{section}.{name}]]", tomli_w.dumps(row).strip()]
             continue
-        yield f"# {info.description}"
+        yield f"# {_one_line(info.description)}"
         yield f"{name} = {_inline(value)}"
     yield from later
 
@@ -65,9 +78,19 @@ def _inline(value: object) -> str:
 def _table(section: type[BaseModel]) -> list[str]:
     rows = ["| field | default | meaning |", "|---|---|---|"]
     for name, info in section.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            continue  # has a table of its own
         default = "required" if info.is_required() else f"`{_default(info.default)}`"
-        rows.append(f"| `{name}` | {default} | {info.description} |")
+        rows.append(f"| `{name}` | {_cell(default)} | {_cell(_one_line(info.description))} |")
     return rows
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _default(value: object) -> str:

@@ -139,7 +139,7 @@ def test_a_list_of_rows_must_have_a_number_for_each_table():
     ("sets", "what"),
     [
         (["data.kind=columns"], "no file is named"),
-        (["data.path=x.csv"], 'is read only when data.kind is "columns"'),
+        (["data.path=x.csv"], 'is not read while data.kind is "synthetic"'),
         (["data.kind=columns", "data.path=x.csv"], "names 0 columns, but model.num_dense is 13"),
         (["train.optimizer=adam", "place.device=cpu"], "no fused Adam on the CPU"),
         (["train.decay_steps=5"], 'no effect while train.decay is "none"'),

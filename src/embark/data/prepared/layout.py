@@ -1,0 +1,232 @@
+"""How a block of rows lies in memory and on disk: the same bytes in a file, in pinned memory and on a GPU.
+
+A block of n rows holds, each from a multiple of 64 bytes on:
+
+    counts    int64 [R]            how many ids each of the R ragged features has in the block
+    label     uint8 [n]
+    dense     f4 or f2 [n, D]
+    groups    [F, n, multi_hot]    one for all features of the same width and number of ids, narrowest first
+    ragged    lengths [n], ids [c] one after the other for each ragged feature
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A sparse column, whose ids are 0 to rows − 1."""
+
+    name: str
+    rows: int
+    multi_hot: int = 1
+    """The most ids a row has; exactly so many unless it is ragged."""
+    is_ragged: bool = False
+
+    @property
+    def id_dtype(self) -> np.dtype[Any]:
+        """The narrowest that holds every id."""
+        return _narrowest(self.rows - 1)
+
+    @property
+    def length_dtype(self) -> np.dtype[Any]:
+        """Of the lengths of a ragged feature."""
+        return _narrowest(self.multi_hot)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Features that lie together, as one array [F, n, multi_hot]."""
+
+    dtype: np.dtype[Any]
+    multi_hot: int
+    members: tuple[int, ...]
+    """Their positions among the features."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """An array in a block."""
+
+    start: int
+    """In bytes, from the block's first."""
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape))
+
+    def of(self, block: NDArray[np.uint8]) -> NDArray[Any]:
+        """The array, without a copy."""
+        return block[self.start : self.start + self.size_bytes].view(self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Where everything is in a block of `num_rows`."""
+
+    num_rows: int
+    size_bytes: int
+    counts: Field
+    label: Field
+    dense: Field
+    groups: tuple[Field, ...]
+    """As `Layout.groups`."""
+    ragged: tuple[tuple[Field, Field], ...]
+    """Lengths and ids of each of `Layout.ragged`."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the columns are, and so where they lie."""
+
+    dense: tuple[str, ...]
+    features: tuple[Feature, ...]
+    dense_bits: int = 32
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The fixed features, those of the same kind together."""
+        kinds = sorted({(f.id_dtype.itemsize, f.multi_hot) for f in self.features if not f.is_ragged})
+        return tuple(
+            Group(np.dtype(f"<{'i4' if size == 4 else f'u{size}'}"), ids, tuple(
+                i for i, f in enumerate(self.features)
+                if not f.is_ragged and (f.id_dtype.itemsize, f.multi_hot) == (size, ids)
+            ))
+            for size, ids in kinds
+        )
+
+    @cached_property
+    def ragged(self) -> tuple[int, ...]:
+        """Positions of the features whose rows have different numbers of ids."""
+        return tuple(i for i, f in enumerate(self.features) if f.is_ragged)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Every block of the same number of rows lies the same way."""
+        return not self.ragged
+
+    @property
+    def dense_dtype(self) -> np.dtype[Any]:
+        return np.dtype("<f2" if self.dense_bits == 16 else "<f4")
+
+    def map(self, num_rows: int, counts: Sequence[int] = ()) -> Map:
+        """Where everything is in a block of `num_rows` whose ragged features have `counts` ids."""
+        end = 0
+
+        def field(dtype: Any, *shape: int) -> Field:
+            nonlocal end
+            made = Field(end, np.dtype(dtype), shape)
+            end = -(-(end + made.size_bytes) // ALIGNMENT) * ALIGNMENT
+            return made
+
+        return Map(
+            num_rows,
+            counts=field("<i8", len(self.ragged)),
+            label=field("u1", num_rows),
+            dense=field(self.dense_dtype, num_rows, len(self.dense)),
+            groups=tuple(field(g.dtype, len(g.members), num_rows, g.multi_hot) for g in self.groups),
+            ragged=tuple(
+                (field(self.features[i].length_dtype, num_rows), field(self.features[i].id_dtype, count))
+                for i, count in zip(self.ragged, counts, strict=True)
+            ),
+            size_bytes=end,
+        )
+
+    def map_of(self, block: NDArray[np.uint8], num_rows: int) -> Map:
+        """The map of a block that is there, by its own counts."""
+        counts = block[: 8 * len(self.ragged)].view("<i8")
+        return self.map(num_rows, [int(c) for c in counts])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "dense": list(self.dense),
+            "dense_bits": self.dense_bits,
+            "features": [
+                {"name": f.name, "rows": f.rows, "multi_hot": f.multi_hot, "is_ragged": f.is_ragged}
+                for f in self.features
+            ],
+        }
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Layout:
+        return Layout(tuple(value["dense"]), tuple(Feature(**f) for f in value["features"]), value["dense_bits"])
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows on their way into a block."""
+
+    label: NDArray[Any]
+    """[n]: 0 or 1."""
+    dense: NDArray[np.float32]
+    """[n, D]"""
+    ids: tuple[NDArray[Any], ...]
+    """Of each feature: [n, multi_hot], or, where it is ragged, all ids one after the other."""
+    lengths: tuple[NDArray[Any] | None, ...]
+    """[n] of each ragged feature; None of the others."""
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def cut(self, start: int, stop: int) -> Rows:
+        """Rows `start` to `stop`."""
+        ids: list[NDArray[Any]] = []
+        lengths: list[NDArray[Any] | None] = []
+        for values, counts in zip(self.ids, self.lengths, strict=True):
+            if counts is None:
+                ids.append(values[start:stop])
+                lengths.append(None)
+            else:
+                first, num = int(counts[:start].sum()), int(counts[start:stop].sum())
+                ids.append(values[first : first + num])
+                lengths.append(counts[start:stop])
+        return Rows(self.label[start:stop], self.dense[start:stop], tuple(ids), tuple(lengths))
+
+    @staticmethod
+    def join(several: Iterable[Rows]) -> Rows:
+        """All of them, one behind the other."""
+        rows = list(several)
+        if len(rows) == 1:
+            return rows[0]
+        return Rows(
+            np.concatenate([r.label for r in rows]),
+            np.concatenate([r.dense for r in rows]),
+            tuple(np.concatenate(parts) for parts in zip(*(r.ids for r in rows), strict=True)),
+            tuple(
+                None if parts[0] is None else np.concatenate(parts)
+                for parts in zip(*(r.lengths for r in rows), strict=True)
+            ),
+        )
+
+
+def fill(layout: Layout, rows: Rows) -> NDArray[np.uint8]:
+    """The block of `rows`. Ids are not checked here: who makes them answers for them."""
+    counts = [len(rows.ids[i]) for i in layout.ragged]
+    where = layout.map(len(rows), counts)
+    block = np.zeros(where.size_bytes, np.uint8)
+    where.counts.of(block)[:] = counts
+    where.label.of(block)[:] = rows.label
+    where.dense.of(block)[:] = rows.dense
+    for group, field in zip(layout.groups, where.groups, strict=True):
+        array = field.of(block)
+        for position, member in enumerate(group.members):
+            array[position] = rows.ids[member].reshape(len(rows), group.multi_hot)
+    for member, (lengths, ids) in zip(layout.ragged, where.ragged, strict=True):
+        lengths.of(block)[:] = rows.lengths[member]
+        ids.of(block)[:] = rows.ids[member]
+    return block
+
+
+def _narrowest(largest: int) -> np.dtype[Any]:
+    return np.dtype("u1" if largest < 1 << 8 else "<u2" if largest < 1 << 16 else "<i4")
