@@ -30,7 +30,6 @@ from embark.train.batch import ToDevice
 from embark.train.build import Built, build
 from embark.train.checkpoint import Checkpointer
 from embark.train.interval import steps_between_saves
-from embark.train.metrics import MetricWindow
 from embark.train.world import World, join
 
 FREQUENT_S = 20.0
@@ -43,7 +42,6 @@ class Bench:
     spec: RunSpec
     world: World
     built: Built
-    window: MetricWindow
     checkpointer: Checkpointer
     folder: Path
     step: int = 0
@@ -106,10 +104,9 @@ def main() -> None:
 def opened(preset: str, folder: Path | None) -> Iterator[Bench]:
     spec = load_spec(preset, ["place.device=cpu", "store.keep_checkpoints=1"])
     with tempfile.TemporaryDirectory(dir=folder) as scratch, join(spec.place) as world:
-        built = build(spec, world, num_steps=100_000)
-        window = MetricWindow(world.device)
-        checkpointer = Checkpointer(spec, RunDir(f"{scratch}/run"), built, window, world)
-        bench = Bench(spec, world, built, window, checkpointer, Path(scratch))
+        built = build(spec, world, 100_000, open_source(spec))
+        checkpointer = Checkpointer(spec, RunDir(f"{scratch}/run"), built, world)
+        bench = Bench(spec, world, built, checkpointer, Path(scratch))
         train(bench, num_steps=3)
         try:
             yield bench
@@ -214,8 +211,7 @@ def train(bench: Bench, num_steps: int, stream: Iterator[Any] | None = None) -> 
     feed = stream or itertools.islice(batches(bench), num_steps)
     for _ in range(num_steps):
         bench.built.optimizers.set_rates(bench.step)
-        _, logits, label = bench.built.engine.step(feed)
-        bench.window.add(logits, label)
+        bench.built.engine.step(feed, bench.step)
 
 
 def torch_save(state: dict[str, Any], file: Path, *, sync: bool) -> None:

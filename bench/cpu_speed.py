@@ -31,11 +31,10 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from embark.data import open_source
+from embark.data import Source, open_source
 from embark.spec import RunSpec, load_spec
 from embark.train.batch import DeviceBatch, ToDevice
 from embark.train.build import build
-from embark.train.metrics import MetricWindow
 from embark.train.world import World, join
 
 NUM_TABLES = 26
@@ -95,7 +94,8 @@ def run(spec: RunSpec, world: World, num_steps: int) -> list[Result]:
         as_torchrec(ready(source.eval_rows(i * batch_size, (i + 1) * batch_size)))
         for i in range(max(1, 40_000 // batch_size))
     ]
-    contenders = [plain_pytorch(), stock_torchrec(autocast=False), stock_torchrec(autocast=True), ours(spec, world)]
+    contenders = [plain_pytorch(), stock_torchrec(autocast=False), stock_torchrec(autocast=True),
+                  ours(spec, world, source)]
     turn_s: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     turns = [batches[start : start + STEPS_PER_TURN] for start in range(0, num_steps, STEPS_PER_TURN)]
     for turn in turns:
@@ -195,17 +195,15 @@ def stock_torchrec(autocast: bool) -> Contender:
     return Contender(f"stock TorchRec DMP, {'bf16' if autocast else 'fp32'}", train, logits)
 
 
-def ours(spec: RunSpec, world: World) -> Contender:
+def ours(spec: RunSpec, world: World, source: Source) -> Contender:
     """What `embark train` runs: the same model, its engine, its schedule and its metrics."""
-    built = build(spec, world, num_steps=1000)
-    window = MetricWindow(CPU)
+    built = build(spec, world, 1000, source)
 
     def train(turn: Sequence[Batch]) -> None:
         feed = iter([DeviceBatch(b.dense_features, b.sparse_features, b.labels) for b in turn])
         for step in range(len(turn)):
             built.optimizers.set_rates(step)
-            _, scores, labels = built.engine.step(feed)
-            window.add(scores, labels)
+            built.engine.step(feed, step)
 
     def logits(batch: Batch) -> Tensor:
         with built.engine.evaluating() as model:

@@ -165,6 +165,146 @@ def checkpoints(
     return verb.check(console, found) if verify else verb.show(console, found)
 
 
+data = App(name="data", help="Prepare, make, check and copy what models learn from.", help_format="plaintext")
+app.command(data)
+
+
+@data.command
+def prepare(
+    spec: Spec,
+    /,
+    *,
+    set_: Settings = (),
+    dry_run: Flag = False,
+    fresh: Flag = False,
+    manners: Manners | None = None,
+) -> int:
+    """Turn the files of [data.prepare] into prepared data at data.path.
+
+    What the spec does not say of the columns is guessed; --dry-run shows how. A preparation that was stopped goes on.
+
+    Parameters
+    ----------
+    dry_run
+        Only show what each column is taken for and why, and the memory it will take.
+    fresh
+        Begin anew, whatever is at data.path already.
+    """
+    from embark.data_verbs import prepare_data
+    from embark.spec import load_spec
+
+    console = (manners or Manners()).console()
+    return prepare_data(console, load_spec(spec, set_), spec, dry_run=dry_run, fresh=fresh)
+
+
+@data.command
+def make(
+    spec: Spec,
+    /,
+    *,
+    set_: Settings = (),
+    out: str = "",
+    force: Flag = False,
+    manners: Manners | None = None,
+) -> int:
+    """Write the synthetic samples of a spec as prepared data: any size, any skew, one id or many.
+
+    Parameters
+    ----------
+    out
+        The folder to write; data.path where it is not given.
+    force
+        Replace the prepared data that is there.
+    """
+    from embark.data_verbs import make_data
+    from embark.spec import load_spec
+
+    console = (manners or Manners()).console()
+    return make_data(console, load_spec(spec, set_), out, force=force)
+
+
+@data.command
+def check(place: str, /, *, manners: Manners | None = None) -> int:
+    """Read prepared data through: is it whole, is every value in range, does a column give the label away.
+
+    Exit code 1 if something is wrong. Hints change nothing.
+
+    Parameters
+    ----------
+    place
+        A folder or a uri of prepared data, or a spec that names it.
+    """
+    from embark.data_verbs import check_data
+
+    return check_data((manners or Manners()).console(), place)
+
+
+@data.command
+def copy(
+    source: str,
+    target: str,
+    /,
+    *,
+    verify: Flag = False,
+    dry_run: Flag = False,
+    force: Flag = False,
+    manners: Manners | None = None,
+) -> int:
+    """Copy data between this machine and s3://, gs://, az://. A copy that was stopped goes on.
+
+    Parameters
+    ----------
+    source
+        A folder, a file or a uri. What is below it goes to the same paths below TARGET.
+    target
+        A folder or a uri.
+    verify
+        Read everything back and compare checksums; prepared data that comes here is always so compared.
+    dry_run
+        Only show what would be copied.
+    force
+        Replace what is at TARGET already.
+    """
+    from embark.data_copy import copy as copy_data
+
+    console = (manners or Manners()).console()
+    return copy_data(console, source, target, verify=verify, dry_run=dry_run, force=force)
+
+
+@app.command
+def bench(
+    spec: Spec = "quickstart",
+    /,
+    *,
+    set_: Settings = (),
+    seconds: float = 8.0,
+    peers: Annotated[bool, Parameter(negative="--no-peers")] = True,
+    profile: Flag = False,
+    manners: Manners | None = None,
+) -> int:
+    """Train a spec's first batches here by Embark and by stock TorchRec, and compare: samples a second, side by side.
+
+    Parameters
+    ----------
+    seconds
+        How long to measure each contender.
+    peers
+        Measure stock TorchRec too, in fp32 and in bf16 autocast.
+    profile
+        Show instead where the time of Embark's own step goes.
+    """
+    from embark.bench import compare, show_profile
+    from embark.spec import load_spec
+    from embark.stack import require_stack
+
+    console = (manners or Manners()).console()
+    run = load_spec(spec, set_)
+    if seconds <= 0:
+        raise UserError(f"--seconds {seconds:g} is no time", fix="--seconds 8")
+    require_stack()
+    return show_profile(console, run) if profile else compare(console, run, seconds=seconds, peers=peers)
+
+
 @app.command
 def doctor(*, manners: Manners | None = None) -> int:
     """Is this machine ready: versions that match, GPUs, memory, disk. Exit code 1 if something is wrong."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -19,6 +20,7 @@ from embark.watch.words import NOTHING, clean, clean_line, for_encoding
 if TYPE_CHECKING:  # rich is a tenth of a second, and `embark --help` has no use for it
     from rich.console import Console as RichConsole
 
+_LOG_EVERY_S = 20.0
 _PIPE_WIDTH = 160
 """A pipe has no width: wide enough that tables keep their cells whole."""
 
@@ -108,12 +110,42 @@ class Console:
         if self.json or self.quiet or not self.err.is_terminal:
             yield lambda _done, _total: None
             return
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
 
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+                   TimeRemainingColumn())
         with Progress(*columns, console=self.err, transient=True) as bar:
             task = bar.add_task(clean_line(what), total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    @contextmanager
+    def stages(self) -> Iterator[Callable[[str, float, str], None]]:
+        """While the block runs, told the stage, the share of it that is done, and what else to say.
+
+        A bar on a terminal; in a log, a line now and then.
+        """
+        if self.json or self.quiet:
+            yield lambda _stage, _share, _more: None
+            return
+        if not self.err.is_terminal:
+            yield self._log_stages()
+            return
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
+                   TextColumn("{task.fields[more]}", markup=False))
+        with Progress(*columns, console=self.err, transient=True) as bar:
+            task = bar.add_task("", total=1.0, more="")
+            yield lambda stage, share, more: bar.update(
+                task, description=clean_line(stage), completed=share, more=clean_line(more)
+            )
 
     def view(self) -> Sink:
         """Where a run's events go to be seen: a terminal view, or JSON lines on stdout under `json`."""
@@ -122,6 +154,17 @@ class Console:
         from embark.watch.terminal import TerminalView
 
         return TerminalView(self.out, quiet=self.quiet)
+
+    def _log_stages(self) -> Callable[[str, float, str], None]:
+        said_s = time.monotonic()
+
+        def tell(stage: str, share: float, more: str) -> None:
+            nonlocal said_s
+            if time.monotonic() - said_s >= _LOG_EVERY_S:
+                said_s = time.monotonic()
+                _print(self.err, [(f"{stage} {share:.0%} {more}".rstrip(), "")])
+
+        return tell
 
     def _table_for_a_person(
         self, rows: Sequence[Mapping[str, object]], headings: Mapping[str, str], title: str

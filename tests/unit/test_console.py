@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pty
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -187,6 +188,36 @@ def test_colour_only_on_a_terminal_and_never_under_no_color(env, terminal, colou
     text = said(env, terminal=terminal)
     assert b"no" in text
     assert (b"31m" in text) is coloured
+
+
+STAGES = """
+from embark.console import Console
+with Console().stages() as tell:
+    tell("reading", 0.25, "1.0 M rows/s")
+    tell("writing [x]", 0.5, "0:05 left")
+"""
+
+
+def test_stages_are_a_bar_on_a_terminal():
+    ours, theirs = pty.openpty()
+    subprocess.run([sys.executable, "-c", STAGES], env={**os.environ, "COLUMNS": "100", "TERM": "xterm"}, stderr=theirs,
+                   check=True)
+    os.close(theirs)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", os.read(ours, 65536).decode())
+    for word in ("writing [x]", "50%", "0:05 left"):
+        assert word in text
+
+
+def test_stages_are_a_line_now_and_then_in_a_log_and_nothing_for_programs(capsys, monkeypatch):
+    monkeypatch.setattr("embark.console._LOG_EVERY_S", 0.0)
+    with Console().stages() as tell:
+        tell("reading", 0.25, "1.0 M rows/s")
+    assert capsys.readouterr().err == "reading 25% 1.0 M rows/s\n"
+    monkeypatch.setattr("embark.console._LOG_EVERY_S", 60.0)
+    for console in (Console(), Console(json=True), Console(quiet=True)):
+        with console.stages() as tell:
+            tell("reading", 0.25, "")
+        assert capsys.readouterr() == ("", "")
 
 
 def test_importing_it_brings_neither_rich_nor_torch_nor_numpy():

@@ -26,7 +26,8 @@ def shell(command: str, directory: Path) -> subprocess.CompletedProcess:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("guide", "expected"),
-    [("own-data.md", "Held-out AUC 0.7"), ("ranks.md", "step-000000020"), ("checkpoints.md", "none is damaged")],
+    [("own-data.md", "Held-out AUC 0.7"), ("data.md", "Held-out AUC 0.8"), ("ranks.md", "step-000000020"),
+     ("checkpoints.md", "none is damaged")],
 )
 def test_a_guide_s_commands_run(tmp_path, guide, expected):
     output = ""

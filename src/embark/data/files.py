@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 import itertools
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -47,9 +48,12 @@ class Cells:
 
 
 def read_columns(path: Path, wanted: Sequence[Wanted]) -> list[Cells]:
-    """The wanted columns in the order asked for, all of the same number of rows, at least one."""
-    if path.is_dir():
-        raise DataError(f"{path}: is a directory", fix="data.path names one file")
+    """The wanted columns in the order asked for, all of the same number of rows, at least one.
+
+    A folder or a glob means all its Parquet files, in order of their names, one behind the other.
+    """
+    if path.is_dir() or (not path.exists() and glob.has_magic(str(path))):
+        return _read_many(path, wanted)
     if not path.is_file():
         raise DataError(f"{path}: no such file", fix="data.path is looked up from the directory the run starts in")
     readers = {".csv": _read_csv, ".parquet": _read_parquet, ".npz": _read_npz}
@@ -66,6 +70,23 @@ def read_columns(path: Path, wanted: Sequence[Wanted]) -> list[Cells]:
         sizes = ", ".join(f"{w.name} {c.num_rows}" for w, c in zip(wanted, columns, strict=True))
         raise DataError(f"{path}: the columns differ in their number of rows: {sizes}")
     return columns
+
+
+def _read_many(path: Path, wanted: Sequence[Wanted]) -> list[Cells]:
+    """Such as NVTabular writes them; `_metadata` and `_file_list.txt` stand beside them and are not read."""
+    found = path.glob("*.parquet") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
+    files = sorted(file for file in found if file.is_file() and not file.name.startswith(("_", ".")))
+    if not files:
+        raise DataError(f"{path}: there is no Parquet file",
+                        fix="data.path names a file, or a folder or a glob of .parquet files")
+    if others := [file.name for file in files if file.suffix.lower() != ".parquet"]:
+        raise DataError(f"{path}: {others[0]} is not Parquet; several files are read only of that",
+                        fix="narrow the glob, such as *.parquet; or name the one file")
+    columns = [_read_parquet(file, wanted) for file in files]
+    joined = [_joined(list(parts)) for parts in zip(*columns, strict=True)]
+    if not joined[0].num_rows:
+        raise DataError(f"{path}: the files have columns, but no rows")
+    return joined
 
 
 def bad_cell(path: Path, column: str, row: int, what: str, fix: str = "") -> DataError:

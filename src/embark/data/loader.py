@@ -1,9 +1,7 @@
-"""Batches for one rank: which samples a step takes, and a thread that has them ready."""
+"""Batches for one rank: which samples a step takes, and threads that have them ready."""
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from types import TracebackType
@@ -12,23 +10,18 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.data.ahead import Ahead
 from embark.data.batch import Batch, Source
 from embark.errors import DataError, UserError
 
 
 def steps_per_epoch(source: Source, batch_size: int) -> int:
     """Whole batches in an epoch; the odd rest is left out, so that every rank has as many."""
-    steps = source.num_train_samples // batch_size
-    if steps == 0:
-        raise DataError(
-            f"the data has {source.num_train_samples} rows to train on, fewer than train.batch_size = {batch_size}",
-            fix=f"set train.batch_size to {max(source.num_train_samples, 1)} or less, or bring more data",
-        )
-    return steps
+    return _steps_per_epoch(source.num_train_samples, batch_size)
 
 
 class Loader:
-    """One rank's share of the global steps `start_step` to `stop_step`, made ahead of time by one thread.
+    """One rank's share of the global steps `start_step` to `stop_step`, made ahead of time by threads.
 
     It is gone through once: a second pass raises, for it would be silently empty.
     """
@@ -43,29 +36,22 @@ class Loader:
         start_step: int,
         stop_step: int,
         depth: int = 2,
+        num_threads: int = 1,
     ) -> None:
         self._source = source
-        self._batch_size = batch_size
-        self._samples_per_rank = _samples_per_rank(batch_size, world_size)
-        self._rank = rank
-        self._steps = range(start_step, max(start_step, stop_step))
-        self._steps_per_epoch = steps_per_epoch(source, batch_size)
-        self._depth = max(1, depth)
-        self._ready: deque[Batch] = deque()
-        self._changed = threading.Condition()
-        self._error: BaseException | None = None
-        self._is_closed = False
-        self._thread: threading.Thread | None = None
+        self._share = Share(source.num_train_samples, batch_size, rank, world_size, start_step, stop_step)
+        self._ahead = Ahead(self._make, len(self._share), depth=depth, num_threads=num_threads)
+        self._is_begun = False
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._share)
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._thread is not None or self._is_closed:
+        if self._is_begun or self._ahead.is_closed:
             raise RuntimeError("a Loader is gone through once; make another one for another pass")
-        self._thread = threading.Thread(target=self._produce, name="embark-loader", daemon=True)
-        self._thread.start()
-        return self._consume()
+        self._is_begun = True
+        self._ahead.start()
+        return self._ahead.take()
 
     def __enter__(self) -> Self:
         return self
@@ -76,45 +62,33 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """Stop the thread and drop what it had ready; it ends after the batch it is making."""
-        with self._changed:
-            self._is_closed = True
-            self._ready.clear()
-            self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        """Stop the threads and drop what they had ready; each ends after the batch it is making."""
+        self._ahead.close()
 
-    def _consume(self) -> Iterator[Batch]:
-        for _ in self._steps:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ready or self._error or self._is_closed)
-                if self._is_closed:
-                    raise RuntimeError("the Loader was closed before its last batch")
-                if not self._ready and self._error is not None:
-                    raise self._error
-                batch = self._ready.popleft()
-                self._changed.notify_all()
-            yield batch
+    def _make(self, number: int) -> Batch:
+        return self._source.train_rows(*self._share.of(number))
 
-    def _produce(self) -> None:
-        try:
-            for step in self._steps:
-                batch = self._batch_of(step)
-                with self._changed:
-                    self._changed.wait_for(lambda: len(self._ready) < self._depth or self._is_closed)
-                    if self._is_closed:
-                        return
-                    self._ready.append(batch)
-                    self._changed.notify_all()
-        except BaseException as error:
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
 
-    def _batch_of(self, step: int) -> Batch:
-        epoch, step_in_epoch = divmod(step, self._steps_per_epoch)
-        start = step_in_epoch * self._batch_size + self._rank * self._samples_per_rank
-        return self._source.train_rows(epoch, start, start + self._samples_per_rank)
+class Share:
+    """Which samples one rank takes in each of the global steps `start_step` to `stop_step`."""
+
+    def __init__(
+        self, num_train_samples: int, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int
+    ) -> None:
+        self.samples_per_rank: int = _samples_per_rank(batch_size, world_size)
+        self._batch_size = batch_size
+        self._rank = rank
+        self._steps = range(start_step, max(start_step, stop_step))
+        self._steps_per_epoch = _steps_per_epoch(num_train_samples, batch_size)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def of(self, number: int) -> tuple[int, int, int]:
+        """Epoch, first sample and the one behind the last, of the `number`-th of the steps."""
+        epoch, step_in_epoch = divmod(self._steps[number], self._steps_per_epoch)
+        start = step_in_epoch * self._batch_size + self._rank * self.samples_per_rank
+        return epoch, start, start + self.samples_per_rank
 
 
 def eval_batches(source: Source, *, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
@@ -132,6 +106,16 @@ def eval_batches(source: Source, *, batch_size: int, rank: int, world_size: int)
         else:
             some = source.eval_rows(start, stop) if stop > start else source.eval_rows(num_samples - 1, num_samples)
             yield replace(_filled_up(some, size), num_valid=stop - start)
+
+
+def _steps_per_epoch(num_train_samples: int, batch_size: int) -> int:
+    steps = num_train_samples // batch_size
+    if steps == 0:
+        raise DataError(
+            f"the data has {num_train_samples} rows to train on, fewer than train.batch_size = {batch_size}",
+            fix=f"set train.batch_size to {max(num_train_samples, 1)} or less, or bring more data",
+        )
+    return steps
 
 
 def _samples_per_rank(batch_size: int, world_size: int) -> int:

@@ -50,8 +50,9 @@ class TrainSpec(Section):
     """How tables are laid over the ranks; `auto` lets TorchRec's planner choose for each."""
     memory_reserve: float = Field(default=0.15, ge=0, lt=1)
     """Share of each device's memory the planner leaves to activations and buffers."""
-    engine: Literal["auto", "pipeline"] = "auto"
-    """`pipeline`: TorchRec's `TrainPipelineSparseDist`."""
+    engine: Literal["auto", "captured", "pipeline"] = "auto"
+    """`captured`: the whole step as one CUDA graph. `pipeline`: TorchRec's `TrainPipelineSparseDist`, which takes
+    anything. `auto`: `captured` on a GPU where the run allows it."""
     eval_every: NonNegativeInt = 0
     """Evaluate on the held-out samples every so many steps, besides at the end."""
     seed: NonNegativeInt = 1

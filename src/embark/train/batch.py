@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
@@ -34,6 +36,22 @@ class DeviceBatch(Pipelineable):
 
     def pin_memory(self) -> DeviceBatch:
         return DeviceBatch(self.dense.pin_memory(), self.sparse.pin_memory(), self.label.pin_memory())
+
+
+def pinned(device: torch.device) -> Callable[[int], NDArray[np.uint8]] | None:
+    """Memory that a GPU copies from at full speed, for batches to be made in; None where there is no GPU.
+
+    Each piece is a block of torch's own pinned memory from its first byte on, so torch knows of the copies from it
+    and gives it out again only when they are done.
+    """
+    if device.type != "cuda":
+        return None
+
+    def allocate(size_bytes: int) -> NDArray[np.uint8]:
+        torch.cuda.set_device(device)  # a thread begins with GPU 0
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+
+    return allocate
 
 
 class ToDevice:
@@ -66,6 +84,8 @@ class ToDevice:
             offsets = torch.cat([flat.new_zeros(1), flat.cumsum(0, dtype=torch.int32)])
             parts = (flat, offsets, per_key, offset_per_key)
             if batch.is_fixed:
+                if self._device.type == "cuda":  # once, not for every batch
+                    parts = (flat.pin_memory(), offsets.pin_memory(), per_key, offset_per_key)
                 self._fixed[stride] = parts
         flat, offsets, per_key, offset_per_key = parts
         return KeyedJaggedTensor(

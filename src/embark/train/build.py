@@ -6,17 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from embark.data import Source
 from embark.spec import RunSpec
+from embark.train.choosing import make_engine
 from embark.train.cpu_lookup import use_fast_cpu_lookup
-from embark.train.engine import PipelineEngine
+from embark.train.engine import Engine
 from embark.train.initial import fill_tables
+from embark.train.metrics import MetricWindow
 from embark.train.model import Recommender
 from embark.train.optimizers import Optimizers, fuse_into_backward, make_optimizers
 from embark.train.precision import choose_precision, set_matmul_precision
-from embark.train.sharding import describe, make_plan, make_sharder
+from embark.train.sharding import describe, make_plan, make_sharder, sharded_tables
 from embark.train.world import World
 
 
@@ -26,14 +28,16 @@ class Built:
 
     model: DistributedModelParallel
     optimizers: Optimizers
-    engine: PipelineEngine
+    engine: Engine
+    window: MetricWindow
+    """What the engine counts its predictions in."""
     precision: str
     layout: dict[str, Any]
     """The sharding plan in plain values."""
     num_parameters: int
 
 
-def build(spec: RunSpec, world: World, num_steps: int) -> Built:
+def build(spec: RunSpec, world: World, num_steps: int, source: Source) -> Built:
     """Put it together in the order TorchRec needs: optimizer into backward, plan, shard, fill, pipeline."""
     torch.manual_seed(spec.train.seed)
     precision = choose_precision(spec.train, world.device)
@@ -47,19 +51,16 @@ def build(spec: RunSpec, world: World, num_steps: int) -> Built:
     if world.device.type == "cpu":
         use_fast_cpu_lookup(sharded)
     optimizers = make_optimizers(sharded, spec.train, num_steps, world.device)
+    window = MetricWindow(world.device)
     return Built(
         model=sharded,
         optimizers=optimizers,
-        engine=PipelineEngine(sharded, optimizers, world.device),
+        engine=make_engine(spec, world, plan, sharded, model, optimizers, precision, window, source),
+        window=window,
         precision=precision,
         layout=describe(plan, spec),
         num_parameters=_num_parameters(spec, model),
     )
-
-
-def sharded_tables(model: DistributedModelParallel) -> ShardedEmbeddingBagCollection:
-    """The tables inside a sharded model."""
-    return next(m for m in model.modules() if isinstance(m, ShardedEmbeddingBagCollection))
 
 
 def _num_parameters(spec: RunSpec, model: Recommender) -> int:

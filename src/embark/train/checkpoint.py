@@ -17,7 +17,6 @@ from embark.spec import RunSpec, to_toml
 from embark.store import Checkpoint, FileMark, MarkedDoor, RunDir, checkpoint_name, reasons_by_spec
 from embark.train.build import Built
 from embark.train.dcp_files import plain_errors, reader, writer
-from embark.train.metrics import MetricWindow
 from embark.train.rng import random_state, set_random_state
 from embark.train.rowwise_state import RowwiseRecut
 from embark.train.staging import Staging, State
@@ -45,12 +44,12 @@ class Saved:
 class Checkpointer:
     """One save at a time, in a thread of its own with a process group of its own."""
 
-    def __init__(self, spec: RunSpec, run_dir: RunDir, built: Built, window: MetricWindow, world: World) -> None:
+    def __init__(self, spec: RunSpec, run_dir: RunDir, built: Built, world: World) -> None:
         self._spec = spec
         self._run_dir = run_dir
         self._shelf = run_dir.shelf
         self._built = built
-        self._window = window
+        self._window = built.window
         self._world = world
         self._group = dist.new_group(backend="gloo", timeout=world.timeout) if world.world_size > 1 else None
         self._staging = Staging()
@@ -63,6 +62,7 @@ class Checkpointer:
         """Copy the state and begin to write it; returns what was still being written and is done now."""
         before = self.wait()
         started = time.perf_counter()
+        self._built.engine.settle(step)
         state = self._staging.copy(self._state())
         pause_s = time.perf_counter() - started
         self._running = self._thread.submit(self._write, step, state, values, started, pause_s)

@@ -10,7 +10,7 @@ import torch
 
 from embark.data import Batch, Source, eval_batches
 from embark.train.batch import ToDevice
-from embark.train.engine import PipelineEngine
+from embark.train.engine import Engine
 from embark.train.metrics import MetricWindow
 from embark.train.world import World
 
@@ -25,7 +25,7 @@ class Evaluation:
         self._world = world
         self._best: dict[str, float] | None = None
 
-    def run(self, engine: PipelineEngine, is_stopping: Callable[[], bool]) -> dict[str, float]:
+    def run(self, engine: Engine, is_stopping: Callable[[], bool]) -> dict[str, float]:
         """Metrics over all ranks; all of them must call it. Empty where the run was asked to stop meanwhile."""
         started = time.perf_counter()
         window = MetricWindow(self._world.device)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from embark.data import Loader, Source, open_source, steps_per_epoch
+from embark.data import Source, fit_spec, open_source, steps_per_epoch
 from embark.errors import EmbarkError, Interrupted, Preempted
 from embark.spec import RunSpec
-from embark.store import RunDir
-from embark.train.batch import ToDevice
+from embark.store import RunDir, open_door
+from embark.train.batch import ToDevice, pinned
 from embark.train.build import Built, build
+from embark.train.captured.kernel_cache import keep_kernels_in
 from embark.train.checkpoint import Checkpointer
 from embark.train.clock import Clock
+from embark.train.engine import Part
 from embark.train.evaluation import Evaluation
-from embark.train.faults import explain, refuse_not_finite
-from embark.train.metrics import MetricWindow
+from embark.train.faults import explain, refuse_trouble
 from embark.train.notices import NoticeWatch, detect_cloud, grace_seconds
 from embark.train.pace import Pace
 from embark.train.run import open_run
@@ -39,8 +40,9 @@ def train(
         with StopSignals() as entered:
             return train(spec, view, fresh=fresh, signals=entered)
     with join(spec.place) as world, _notices(spec, world) as notices:
+        spec = fit_spec(spec, open_door=open_door)
         check_against(spec, world)
-        source = open_source(spec)
+        source = open_source(spec, open_door=open_door, allocate=pinned(world.device))
         per_epoch = steps_per_epoch(source, spec.train.batch_size)
         num_steps = spec.train.num_steps or spec.train.num_epochs * per_epoch
         opened = open_run(spec, world, fresh=fresh)
@@ -48,9 +50,9 @@ def train(
             return _finished_before(opened.run_dir, opened.finished_step, view if world.is_first else ())
         with telling(spec, world, opened.run_dir, view) as told:
             try:
-                built = build(spec, world, num_steps)
-                window = MetricWindow(world.device)
-                checkpointer = Checkpointer(spec, opened.run_dir, built, window, world)
+                keep_kernels_in(opened.run_dir.path)
+                built = build(spec, world, num_steps, source)
+                checkpointer = Checkpointer(spec, opened.run_dir, built, world)
                 checkpoint = checkpointer.load_newest(told.warn)
                 step = checkpoint.step if checkpoint else 0
                 tell_start(told, spec, world, opened.run_dir, source, built, step=step, num_steps=num_steps,
@@ -59,7 +61,7 @@ def train(
                 saving = Saving(checkpointer, Pace(spec, step, grace_s), told, step)
                 together = Together(signals, notices, world)
                 try:
-                    return _loop(spec, world, opened.run_dir, source, built, window, told, saving, together, step,
+                    return _loop(spec, world, opened.run_dir, source, built, told, saving, together, step,
                                  num_steps, per_epoch)
                 finally:
                     checkpointer.close()
@@ -73,29 +75,28 @@ def train(
 
 
 def _loop(
-    spec: RunSpec, world: World, run_dir: RunDir, source: Source, built: Built, window: MetricWindow, told: Telling,
-    saving: Saving, together: Together, step: int, num_steps: int, per_epoch: int,
+    spec: RunSpec, world: World, run_dir: RunDir, source: Source, built: Built, told: Telling, saving: Saving,
+    together: Together, step: int, num_steps: int, per_epoch: int,
 ) -> dict[str, Any]:
     to_device = ToDevice([t.name for t in spec.model.table_list()], world.device)
     evaluation = Evaluation(source, spec.train.batch_size, to_device, world)
     clock = Clock(spec.train.batch_size)
     evaluated: dict[str, Any] = {}
     decision = together.decide()
-    with Loader(source, batch_size=spec.train.batch_size, rank=world.rank, world_size=world.world_size,
-                start_step=step, stop_step=num_steps) as loader:
-        batches = to_device.stream(iter(loader))
+    part = Part(spec.train.batch_size, world.rank, world.world_size, start_step=step, stop_step=num_steps)
+    with built.engine.feed(source, part) as batches:
         while step < num_steps and not decision.stop:
             rate = built.optimizers.set_rates(step)
-            _, logits, label = built.engine.step(batches)
-            window.add(logits, label)
+            built.engine.step(batches, step)
             step += 1
             clock.step()
             is_last = step == num_steps
             if step % spec.watch.every == 0 or is_last:
-                metrics = window.take(world)
+                metrics = built.window.take(world)
                 told.tell("step", {"step": step, "epoch": (step - 1) // per_epoch, "loss": metrics["log_loss"],
                                    **metrics, "learning_rate": rate, **clock.window()})
-                refuse_not_finite(metrics["log_loss"], step)
+                trouble = next((t for t in world.gathered(built.engine.trouble()) if t), None)
+                refuse_trouble(metrics["log_loss"], trouble, source, spec, step, per_epoch)
             elif clock.ticks():
                 told.tick({"step": step, "samples_per_s": clock.whole()["samples_per_s"]})
             if source.num_eval_samples and (is_last or _divides(spec.train.eval_every, step)):

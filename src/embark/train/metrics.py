@@ -26,9 +26,18 @@ class MetricWindow:
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)
         self._num_samples = 0
 
-    @torch.no_grad()
     def add(self, logits: Tensor, label: Tensor) -> None:
         """Count a batch. Nothing comes back to the host."""
+        self.accumulate(logits, label)
+        self.count(len(label))
+
+    def count(self, num_samples: int) -> None:
+        """How many samples were accumulated: the part that the host knows."""
+        self._num_samples += num_samples
+
+    @torch.no_grad()
+    def accumulate(self, logits: Tensor, label: Tensor) -> None:
+        """The part that the device does, in tensors that stay where they are."""
         within = logits.nan_to_num(nan=0.0).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)  # the loss keeps its NaN
         bins = ((within + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))).long().clamp_(max=NUM_BINS - 1)
         bins += label.long() * NUM_BINS
@@ -36,7 +45,15 @@ class MetricWindow:
         self._counts.index_add_(0, bins, torch.ones_like(bins, dtype=torch.float64))
         loss = binary_cross_entropy_with_logits(logits.float(), label, reduction="sum")
         self._sums += torch.stack([loss, logits.sigmoid().sum(), label.sum()])
-        self._num_samples += len(label)
+
+    def clone_sums(self) -> tuple[Tensor, Tensor]:
+        """What was accumulated, to be put back with `set_sums`."""
+        return self._counts.clone(), self._sums.clone()
+
+    def set_sums(self, kept: tuple[Tensor, Tensor]) -> None:
+        """Forget what was accumulated since `clone_sums`."""
+        self._counts.copy_(kept[0])
+        self._sums.copy_(kept[1])
 
     def state(self, world: World) -> Tensor:
         """The window of all ranks together, for a checkpoint."""

@@ -56,6 +56,15 @@ class Optimizers:
         _set_rate(self._dense_groups, _dense_rate(self._train) * factor)
         return table_rate
 
+    def rates(self) -> tuple[float, float]:
+        """What was set last: the tables' and the dense layers'."""
+        return self._table_groups[0]["lr"], self._dense_groups[0]["lr"]
+
+    @property
+    def dense_kind(self) -> str:
+        """The name of the dense layers' optimizer."""
+        return self._train.dense_optimizer
+
     def set_step(self, step: int) -> None:
         """Tell fused Adam how many steps it has taken. It counts lookups, those of an evaluation among them, and a
         checkpoint does not hold its count: either would change what comes next."""

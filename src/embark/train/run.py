@@ -65,9 +65,10 @@ def _refuse_another_run(run_dir: RunDir, spec: RunSpec) -> None:
 
 
 def _must_match(spec: RunSpec) -> dict[str, list[str]]:
+    free = {"cache_gb", "cache_dir", "prepare"}  # change nothing of what is read, or in what order
     return {
         "model": list(type(spec.model).model_fields),
-        "data": list(type(spec.data).model_fields),
+        "data": [name for name in type(spec.data).model_fields if name not in free],
         "train": ["batch_size", "optimizer", "dense_optimizer", "table_dtype", "seed"],
     }
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlannerError
-from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.distributed.types import CacheParams, ShardingPlan, ShardingType
 
 from embark.errors import UserError
 from embark.spec import RunSpec
@@ -84,15 +84,32 @@ def true_topology(world: World) -> Topology:
 def constraints(spec: RunSpec, world: World) -> dict[str, ParameterConstraints]:
     """What the planner may choose from, and how many ids to expect."""
     allowed = _allowed(spec, world)
+    # Rows that live in the host's memory are fetched for the next batch while this one trains.
+    cache = CacheParams(prefetch_pipeline=True) if _may_spill(spec, world) else None
     return {
         table.name: ParameterConstraints(
             sharding_types=[SHARDINGS[name].value for name in allowed],
             compute_kernels=KERNELS[world.device.type],
             pooling_factors=[float(table.multi_hot)],
             min_partition=min(32, table.dim or 32) if (table.dim or 0) % 32 == 0 else table.dim,
+            cache_params=cache,
         )
         for table in spec.model.table_list()
     }
+
+
+def has_tables_on_the_host(plan: ShardingPlan) -> bool:
+    """The devices hold some tables only as a cache."""
+    kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+    return any(p.compute_kernel == kernel for parameters in plan.plan.values() for p in parameters.values())
+
+
+def _may_spill(spec: RunSpec, world: World) -> bool:
+    if world.device.type != "cuda":
+        return False
+    size = 2 if spec.train.table_dtype == "fp16" else 4
+    num_bytes = sum(t.rows * (t.dim or 0) * size for t in spec.model.table_list())
+    return num_bytes > device_bytes(world.device) * (1 - spec.train.memory_reserve) * world.world_size / 2
 
 
 def _allowed(spec: RunSpec, world: World) -> list[str]:
@@ -106,6 +123,11 @@ def _allowed(spec: RunSpec, world: World) -> list[str]:
     if world.device.type == "cpu":  # the fastest over gloo; the others when asked for
         return ["table_wise", *(by_column or ["row_wise"])]
     return [name for name in SHARDINGS if by_column or "column" not in name]
+
+
+def sharded_tables(model: nn.Module) -> ShardedEmbeddingBagCollection:
+    """The tables inside a sharded model."""
+    return next(m for m in model.modules() if isinstance(m, ShardedEmbeddingBagCollection))
 
 
 def describe(plan: ShardingPlan, spec: RunSpec) -> dict[str, Any]:

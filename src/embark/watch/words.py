@@ -12,7 +12,8 @@ NOTHING = "–"
 _STEPS = ("", " k", " M", " B", " T")
 _SIZES = (" B", " kB", " MB", " GB", " TB", " PB")
 _BIDI = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-_ASCII = str.maketrans({"…": "...", "×": "x", "·": "-", "–": "-", "●": "o", "→": "->", "⠒": "-"})
+_ASCII = str.maketrans({"…": "...", "×": "x", "·": "-", "–": "-", "●": "o", "→": "->", "⠒": "-",
+                        **dict(zip("▁▂▃▄▅▆▇█", "_.-=+*%#", strict=True))})
 
 
 def number(value: Any) -> float | None:

@@ -203,7 +203,8 @@ def test_a_missing_column_is_told_with_the_nearest_name(file: Callable[..., Path
 
 def test_files_that_cannot_be_data_are_refused(tmp_path: Path):
     assert "no such file" in refusal(tmp_path / "none.csv")
-    assert "is a directory" in refusal(tmp_path)
+    assert "no Parquet file" in refusal(tmp_path)
+    assert "no Parquet file" in refusal(tmp_path / "*.parquet")
     for name in ("e.csv", "e.parquet", "e.npz"):
         (tmp_path / name).touch()
         assert "empty" in refusal(tmp_path / name)
@@ -257,3 +258,31 @@ def test_open_source_opens_what_the_spec_names(tmp_path: Path):
     assert isinstance(open_source(RunSpec()), SyntheticSource)
 
 
+
+
+@pytest.mark.parametrize("ending", ["", "part_*.parquet"], ids=["folder", "glob"])
+def test_a_folder_of_parquet_is_its_files_one_behind_the_other(tmp_path: Path, ending: str):
+    """As NVTabular writes it, with what it puts beside the parts."""
+    columns = content()
+    for part, (start, stop) in enumerate([(0, 120), (120, 120), (120, 333), (333, NUM_ROWS)]):
+        some = {name: values[start:stop] for name, values in columns.items()}
+        arrays = {"tags": pyarrow.array(some.pop("tags"), pyarrow.list_(pyarrow.int64())),
+                  "user": pyarrow.array(some.pop("user"), pyarrow.int64())}
+        floats = {name: pyarrow.array(values, pyarrow.float32()) for name, values in some.items()}
+        pyarrow.parquet.write_table(pyarrow.table({**arrays, **floats}), tmp_path / f"part_{part}.parquet")
+    (tmp_path / "_metadata").write_bytes(b"not a part")
+    (tmp_path / "_metadata.json").write_text("{}")
+    (tmp_path / "_file_list.txt").write_text("3\npart_0.parquet\n")
+    found = ColumnsSource(model(), data(tmp_path / ending))
+    (tmp_path / "one").mkdir()
+    alone = ColumnsSource(model(), data(write_parquet(tmp_path / "one" / "d.parquet", columns)))
+    assert found.num_train_samples + found.num_eval_samples == NUM_ROWS
+    for field in ("dense", "ids", "lengths", "label"):
+        one, other = (getattr(source.train_rows(1, 0, 400), field) for source in (found, alone))
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_glob_of_anything_but_parquet_is_refused(tmp_path: Path):
+    write_csv(tmp_path / "a.csv", content())
+    write_csv(tmp_path / "b.csv", content())
+    assert "a.csv is not Parquet" in refusal(tmp_path / "*.csv")

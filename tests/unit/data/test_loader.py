@@ -96,6 +96,22 @@ def test_an_error_in_the_thread_reaches_the_consumer_after_the_batches_before_it
             next(batches)
 
 
+@pytest.mark.parametrize("num_threads", [2, 5])
+def test_many_threads_keep_the_order_and_an_error_its_place(num_threads: int):
+    class Uneven(Numbers):
+        def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
+            time.sleep(0.004 if start % 40 == 0 else 0)
+            return super().train_rows(epoch, start, stop)
+
+    with Loader(Uneven(1_000, fails_at=405), batch_size=10, rank=0, world_size=1, start_step=0, stop_step=80,
+                num_threads=num_threads) as loader:
+        batches = iter(loader)
+        assert [next(batches).label[0] for _ in range(40)] == list(range(0, 400, 10))
+        with pytest.raises(DataError, match="on fire"):
+            next(batches)
+    assert loader_threads() == 0
+
+
 def test_close_stops_a_thread_that_waits_on_a_full_queue():
     loader = Loader(Numbers(1_000), batch_size=10, rank=0, world_size=1, start_step=0, stop_step=100, depth=1)
     next(iter(loader))

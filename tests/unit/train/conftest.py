@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from embark.data import open_source
 from embark.spec import PlaceSpec, RunSpec, resolve
 from embark.train.build import Built, build
 from embark.train.world import World, join
@@ -75,6 +76,7 @@ def built(tiny, alone):
     """A function from settings to a model ready to train."""
 
     def make(*sets: str) -> Built:
-        return build(tiny(*sets), alone, num_steps=100)
+        spec = tiny(*sets)
+        return build(spec, alone, 100, open_source(spec))
 
     return make

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from embark.data import open_source
 from embark.store import RunDir
 from embark.train.build import build, sharded_tables
 from embark.train.checkpoint import Checkpointer
 from embark.train.initial import local_shards
-from embark.train.metrics import MetricWindow
 from embark.train.world import join
 
 WIDE = ("model.embedding_dim=64", "model.num_tables=2", "store.checkpoint_every=6", "train.num_steps=6")
@@ -22,9 +22,9 @@ def loaded(tiny):
     def load(run_dir: str, sharding: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         spec = tiny(*WIDE, f"train.sharding={sharding}")
         with join(spec.place) as world:
-            made = build(spec, world, num_steps=6)
+            made = build(spec, world, 6, open_source(spec))
             notes: list[str] = []
-            checkpointer = Checkpointer(spec, RunDir(run_dir), made, MetricWindow(world.device), world)
+            checkpointer = Checkpointer(spec, RunDir(run_dir), made, world)
             assert checkpointer.load_newest(notes.append).step == 6
             assert notes == []
             states = {

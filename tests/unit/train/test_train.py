@@ -13,7 +13,7 @@ from embark.spec import resolve
 from embark.train import loop
 from embark.train.build import sharded_tables
 from embark.train.device_memory import host_bytes
-from embark.train.faults import explain, refuse_not_finite
+from embark.train.faults import explain
 from embark.train.initial import local_shards
 from embark.train.loop import train
 from embark.train.precision import choose_precision, has_amx
@@ -171,7 +171,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(train_tiny):
 
 
 def test_a_loss_that_is_no_number_ends_the_run_with_its_step(train_tiny):
-    with pytest.raises(EmbarkError, match="the loss is nan at step"):
+    with pytest.raises(EmbarkError, match=r"the loss is no number at step \d+; every value of the batch is one"):
         train_tiny("train.optimizer=sgd", "train.dense_optimizer=sgd", "train.learning_rate=1e30")
 
 
@@ -190,7 +190,6 @@ def test_what_torch_raises_is_told_in_our_words():
     assert isinstance(explain(torch.OutOfMemoryError("CUDA out of memory. Tried …")), UserError)
     assert isinstance(explain(torch.distributed.DistBackendError("NCCL …")), Fault)
     assert explain(RuntimeError("shape '[2]' is invalid")) is None
-    refuse_not_finite(0.5, 3)
 
 
 def test_precision_follows_the_processor(tiny, tmp_path, monkeypatch):

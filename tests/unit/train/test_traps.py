@@ -1,18 +1,19 @@
 """TorchRec's traps, each avoided. A test is named for its trap."""
 
-import copy
-
 import pytest
 import torch
 from torch.distributed.run import get_args_parser
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 
+from embark.data import open_source
 from embark.errors import SpecError, UserError
 from embark.spec import PlaceSpec
 from embark.train import sharding
-from embark.train.build import sharded_tables
 from embark.train.initial import local_shards
+from embark.train.sharding import sharded_tables
 from embark.train.world import World, backend_for, join
+
+ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 
 
 def weights(built) -> dict[str, torch.Tensor]:
@@ -21,7 +22,8 @@ def weights(built) -> dict[str, torch.Tensor]:
     return {**tables, **dense}
 
 
-def test_data_parallel_tables_are_never_planned(tiny, alone):
+def test_data_parallel_tables_are_never_planned(tiny, alone, monkeypatch):
+    monkeypatch.setattr(sharding, "device_bytes", lambda device: 141 * 10**9)
     wide = World(rank=0, world_size=16, local_rank=0, local_world_size=8, device=torch.device("cuda"))
     for world in (alone, wide):
         for constraint in sharding.constraints(tiny(), world).values():
@@ -67,7 +69,7 @@ def test_the_storage_reservation_is_the_exact_one(tiny, alone, monkeypatch):
     monkeypatch.setattr(sharding, "EmbeddingShardingPlanner", Planner)
     from embark.train.build import build
 
-    build(tiny(), alone, 10)
+    build(tiny(), alone, 10, open_source(tiny()))
     assert isinstance(seen[0]["storage_reservation"], FixedPercentageStorageReservation)
     assert seen[0]["batch_size"] == 128
 
@@ -167,11 +169,14 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
 
 
 def take_steps(made, spec, num_steps: int) -> list[float]:
-    from embark.data import open_source
     from embark.train.batch import ToDevice
 
     source = open_source(spec)
     size = spec.train.batch_size
     batches = ToDevice([t.name for t in spec.model.table_list()], torch.device("cpu")).stream(
         [source.train_rows(0, i * size, (i + 1) * size) for i in range(num_steps + 2)])
-    return [float(copy.copy(made.engine.step(batches)[0])) for _ in range(num_steps)]
+    losses = []
+    for step in range(num_steps):
+        made.engine.step(batches, step)
+        losses.append(made.window.take(ALONE)["log_loss"])
+    return losses

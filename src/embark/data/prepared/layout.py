@@ -11,6 +11,7 @@ A block of n rows holds, each from a multiple of 64 bytes on:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,7 +65,7 @@ class Field:
 
     @property
     def size_bytes(self) -> int:
-        return self.dtype.itemsize * int(np.prod(self.shape))
+        return self.dtype.itemsize * math.prod(self.shape)
 
     def of(self, block: NDArray[np.uint8]) -> NDArray[Any]:
         """The array, without a copy."""

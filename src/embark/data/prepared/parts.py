@@ -1,0 +1,157 @@
+"""Part files in memory: mapped when first used, and read ahead of time by a thread."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.data.prepared.layout import Layout
+from embark.data.prepared.manifest import Part
+from embark.errors import DataError
+
+_MOST_MAPPED = 4_096
+"""A process may have 65,530 mappings, the kernel's default."""
+_MOST_BLOCKS = 64
+_MOST_ADVISED_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The arrays of a block, without a copy."""
+
+    label: NDArray[np.uint8]
+    dense: NDArray[Any]
+    groups: tuple[NDArray[Any], ...]
+    """[F, n, multi_hot] of each of `Layout.groups`."""
+    ragged: tuple[tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]], ...]
+    """Lengths [n], ids, and where each row's begin [n + 1], of each of `Layout.ragged`."""
+
+
+def views(layout: Layout, block: NDArray[np.uint8], num_rows: int) -> Block:
+    """The arrays in the bytes of a block."""
+    where = layout.map_of(block, num_rows)
+    ragged = []
+    for lengths_field, ids_field in where.ragged:
+        lengths = lengths_field.of(block)
+        offsets = np.zeros(num_rows + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        ragged.append((lengths, ids_field.of(block), offsets))
+    return Block(where.label.of(block), where.dense.of(block), tuple(f.of(block) for f in where.groups), tuple(ragged))
+
+
+class OpenPart:
+    """One mapped file. The mapping goes with the last reference to it."""
+
+    def __init__(self, path: Path, part: Part, layout: Layout, block_rows: int) -> None:
+        self._layout, self._part, self._block_rows = layout, part, block_rows
+        with path.open("rb") as file:
+            if (size_bytes := os.fstat(file.fileno()).st_size) != part.size_bytes:
+                raise wrong_size(str(path), size_bytes, part.size_bytes)
+            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        if len(mapped) <= _MOST_ADVISED_BYTES:
+            mapped.madvise(mmap.MADV_WILLNEED)
+        self._bytes = np.frombuffer(mapped, np.uint8)
+        self._block_bytes = layout.map(block_rows).size_bytes if layout.is_fixed else 0
+        self._blocks: dict[int, Block] = {}
+
+    def block(self, index: int) -> Block:
+        """The arrays of a block; the latest are kept."""
+        found = self._blocks.get(index)
+        if found is None:
+            start = index * self._block_bytes if self._layout.is_fixed else self._part.block_starts[index]
+            num_rows = min(self._block_rows, self._part.rows - index * self._block_rows)
+            found = views(self._layout, self._bytes[start:], num_rows)
+            if len(self._blocks) >= _MOST_BLOCKS:
+                self._blocks.clear()
+            self._blocks[index] = found
+        return found
+
+
+class Parts(Protocol):
+    """Where part files are had from."""
+
+    def using(self, part: Part) -> AbstractContextManager[OpenPart]:
+        """The part, which stays while the block runs; copy what is to stay longer."""
+        ...
+
+    def expect(self, parts: Sequence[Part]) -> None:
+        """These are used next, in this order."""
+        ...
+
+
+class LocalParts:
+    """Parts below a directory."""
+
+    def __init__(self, directory: Path, layout: Layout, block_rows: int) -> None:
+        self._directory, self._layout, self._block_rows = directory, layout, block_rows
+        self._open: OrderedDict[str, OpenPart] = OrderedDict()
+        self._lock = threading.Lock()
+        self._ahead = ReadAhead(self._opened)
+
+    @contextmanager
+    def using(self, part: Part) -> Iterator[OpenPart]:
+        yield self._open.get(part.file) or self._opened(part)
+
+    def expect(self, parts: Sequence[Part]) -> None:
+        self._ahead.start(parts[:2])
+
+    def _opened(self, part: Part) -> OpenPart:
+        with self._lock:
+            found = self._open.get(part.file)
+            if found is None:
+                path = self._directory / part.file
+                try:
+                    found = OpenPart(path, part, self._layout, self._block_rows)
+                except OSError as error:
+                    raise DataError(f"{path}: {error.strerror}", fix=AGAIN) from None
+                if len(self._open) >= _MOST_MAPPED:
+                    self._open.popitem(last=False)
+                self._open[part.file] = found
+            return found
+
+
+class ReadAhead:
+    """Opens parts before they are used. Its threads live while there is something to do."""
+
+    def __init__(self, open_part: Callable[[Part], object], num_threads: int = 1) -> None:
+        self._open_part, self._num_threads = open_part, num_threads
+        self._todo: list[Part] = []
+        self._lock = threading.Lock()
+        self._num_running = 0
+
+    def start(self, parts: Sequence[Part]) -> None:
+        """Open these, and forget what was to be opened before."""
+        with self._lock:
+            self._todo = list(parts)
+            num_more = min(len(parts), self._num_threads) - self._num_running
+            self._num_running += max(0, num_more)
+        for _ in range(num_more):
+            threading.Thread(target=self._run, name="embark-read-ahead", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._todo:
+                    self._num_running -= 1
+                    return
+                part = self._todo.pop(0)
+            with suppress(Exception):  # who uses the part meets the same trouble, and tells it
+                self._open_part(part)
+
+
+AGAIN = "`embark data check` says what is whole; copy or prepare the data again"
+
+
+def wrong_size(where: str, size_bytes: int, expected_bytes: int) -> DataError:
+    """A part that is not what the manifest says."""
+    return DataError(f"{where}: has {size_bytes:,} bytes, the manifest says {expected_bytes:,}", fix=AGAIN)

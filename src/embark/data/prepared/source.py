@@ -1,0 +1,211 @@
+"""Prepared data as batches: rows out of mapped blocks, one copy for each group of columns."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.data.batch import Batch
+from embark.data.prepared.layout import Layout
+from embark.data.prepared.manifest import Manifest, Part
+from embark.data.prepared.order import EpochOrder, Piece, row_order
+from embark.data.prepared.parts import Block, Parts, views
+from embark.data.prepared.picking import Picked, Rows, move, move_features, ragged_ids, ragged_lengths
+from embark.data.prepared.raw import RawBatch
+from embark.spec.data import DataSpec
+
+Allocate = Callable[[int], NDArray[np.uint8]]
+"""So many bytes, the first at a multiple of 16."""
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+_MOST_ORDERS = 3
+_MOST_ROW_ORDERS = 16
+_MOST_BUFFERS = 64
+_NUM_AHEAD = 4
+"""Parts that are told to come."""
+
+
+class PreparedSource:
+    """The rows of a prepared data set, in a new order each epoch.
+
+    The order depends on `data.seed`, `data.shuffle` and the epoch. Every method may be called from many threads.
+    """
+
+    def __init__(
+        self, manifest: Manifest, names: Sequence[str], data: DataSpec, parts: Parts, allocate: Allocate | None = None
+    ) -> None:
+        self.layout: Layout = manifest.layout
+        self._data, self._parts, self._allocate = data, parts, allocate or _plain
+        self._train_parts = manifest.parts.get("train", ())
+        self._eval_parts = manifest.parts.get(data.eval_split, ())
+        self._block_rows = manifest.block_rows
+        self._eval_order = EpochOrder([p.rows for p in self._eval_parts], self._block_rows)
+        self.num_train_samples: int = manifest.num_rows("train")
+        self.num_eval_samples: int = self._eval_order.num_rows
+        self.notes: tuple[str, ...] = _notes(manifest, data)
+        """What a person should know of the data."""
+        self._picked = Picked.of(self.layout, names)
+        self._lock = threading.Lock()
+        self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
+        self._row_orders: OrderedDict[tuple[int, int, int], NDArray[np.int64]] = OrderedDict()
+        self._fixed_lengths: OrderedDict[int, NDArray[np.int32]] = OrderedDict()
+        self._buffers: OrderedDict[tuple[int, int], Block] = OrderedDict()
+        self._told = (-1, -1)
+
+    def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
+        """Rows `start` to `stop` of the epoch's own order."""
+        return self._batch(epoch, self._epoch(epoch).pieces(start, stop), stop - start)
+
+    def eval_rows(self, start: int, stop: int) -> Batch:
+        """Rows of `data.eval_split`, as the files have them."""
+        return self._batch(None, self._eval_order.pieces(start, stop), stop - start)
+
+    def train_raw(self, epoch: int, start: int, stop: int, into: NDArray[np.uint8]) -> RawBatch:
+        """The same rows as `train_rows`, as the bytes of one block with all the layout's columns."""
+        return self._raw(epoch, self._epoch(epoch).pieces(start, stop), stop - start, into)
+
+    def eval_raw(self, start: int, stop: int, into: NDArray[np.uint8]) -> RawBatch:
+        """The same rows as `eval_rows`, as the bytes of one block."""
+        return self._raw(None, self._eval_order.pieces(start, stop), stop - start, into)
+
+    def _raw(self, epoch: int | None, pieces: list[Piece], num_rows: int, into: NDArray[np.uint8]) -> RawBatch:
+        if not self.layout.is_fixed:
+            raise ValueError("there are no raw batches where rows have different numbers of ids")
+        out = self._views_of(into, num_rows)
+        at = 0
+        for piece in pieces:
+            end = at + piece.stop - piece.start
+            with self._block(epoch, piece) as (block, rows):
+                move(out.label[at:end], block.label, rows)
+                move(out.dense[at:end], block.dense, rows)
+                for target, group in zip(out.groups, block.groups, strict=True):
+                    move_features(target[:, at:end], group, rows)
+            at = end
+        return RawBatch(into, num_rows, self.layout)
+
+    def _batch(self, epoch: int | None, pieces: list[Piece], num_rows: int) -> Batch:
+        picked = self._picked
+        dense = self._new(np.float32, num_rows, len(self.layout.dense))
+        label = self._new(np.float32, num_rows)
+        if picked.is_fixed:
+            lengths, starts = self._lengths_of(num_rows), picked.fixed_starts(num_rows)
+        else:
+            lengths = self._ragged_lengths(epoch, pieces, num_rows)
+            starts = list(accumulate((int(n) for n in lengths.sum(axis=1, dtype=np.int64)), initial=0))
+        ids = self._new(np.int32, starts[-1])
+        ragged_at = [starts[feature.place] for feature in picked.ragged]
+        at = 0
+        for piece in pieces:
+            end = at + piece.stop - piece.start
+            with self._block(epoch, piece) as (block, rows):
+                move(label[at:end], block.label, rows)
+                move(dense[at:end], block.dense, rows)
+                for run in picked.runs:
+                    target = ids[starts[run.place] : starts[run.place + run.num]]
+                    features = block.groups[run.group][run.first : run.first + run.num]
+                    move_features(target.reshape(run.num, num_rows, run.multi_hot)[:, at:end], features, rows)
+                for number, feature in enumerate(picked.ragged):
+                    some = ragged_ids(block, feature.index, rows)
+                    ids[ragged_at[number] : ragged_at[number] + len(some)] = some
+                    ragged_at[number] += len(some)
+            at = end
+        return Batch(dense, ids, lengths, label, is_fixed=picked.is_fixed)
+
+    def _ragged_lengths(self, epoch: int | None, pieces: list[Piece], num_rows: int) -> NDArray[np.int32]:
+        lengths = self._picked.fixed_lengths(num_rows)
+        at = 0
+        for piece in pieces:
+            end = at + piece.stop - piece.start
+            with self._block(epoch, piece) as (block, rows):
+                for feature in self._picked.ragged:
+                    lengths[feature.place, at:end] = ragged_lengths(block, feature.index, rows)
+            at = end
+        return lengths
+
+    @contextmanager
+    def _block(self, epoch: int | None, piece: Piece) -> Iterator[tuple[Block, Rows]]:
+        """The arrays to copy from, and which rows."""
+        self._tell_what_comes(epoch, piece)
+        parts = self._eval_parts if epoch is None else self._train_parts
+        with self._parts.using(parts[piece.part]) as part:
+            yield part.block(piece.block), self._rows(epoch, piece)
+
+    def _rows(self, epoch: int | None, piece: Piece) -> Rows:
+        if epoch is None or self._data.shuffle != "rows":
+            return slice(piece.start, piece.stop)
+        with self._lock:
+            order = _kept(self._row_orders, (epoch, piece.part, piece.block),
+                          lambda: row_order(self._data.seed, epoch, piece), _MOST_ROW_ORDERS)
+        return order[piece.start : piece.stop]
+
+    def _epoch(self, epoch: int) -> EpochOrder:
+        def make() -> EpochOrder:
+            return EpochOrder([p.rows for p in self._train_parts], self._block_rows, shuffle=self._data.shuffle,
+                              seed=self._data.seed, epoch=epoch)
+
+        with self._lock:
+            return _kept(self._orders, epoch, make, _MOST_ORDERS)
+
+    def _tell_what_comes(self, epoch: int | None, piece: Piece) -> None:
+        """Once for each part that is begun: the parts behind it, into the next epoch where it is the last."""
+        if (-1 if epoch is None else epoch, piece.part) == self._told:
+            return
+        self._told = (-1 if epoch is None else epoch, piece.part)
+        coming: list[Part] = []
+        if epoch is None:
+            coming = list(self._eval_parts[piece.part + 1 : piece.part + 1 + _NUM_AHEAD])
+        else:
+            order = self._epoch(epoch).parts
+            at = int(np.flatnonzero(order == piece.part)[0])
+            coming = [self._train_parts[p] for p in order[at + 1 : at + 1 + _NUM_AHEAD]]
+            if len(coming) < _NUM_AHEAD:
+                following = self._epoch(epoch + 1).parts[: _NUM_AHEAD - len(coming)]
+                coming += [self._train_parts[p] for p in following]
+        self._parts.expect(coming)
+
+    def _lengths_of(self, num_rows: int) -> NDArray[np.int32]:
+        """The same array every time."""
+        with self._lock:
+            return _kept(self._fixed_lengths, num_rows, lambda: self._picked.fixed_lengths(num_rows), _MOST_ORDERS)
+
+    def _views_of(self, into: NDArray[np.uint8], num_rows: int) -> Block:
+        """Buffers come again and again, and for small batches finding the fields costs as much as filling them."""
+        key = (int(into.ctypes.data), num_rows)
+        with self._lock:
+            return _kept(self._buffers, key, lambda: views(self.layout, into, num_rows), _MOST_BUFFERS)
+
+    def _new(self, dtype: type[np.generic], *shape: int) -> NDArray[Any]:
+        size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if not size_bytes:
+            return np.empty(shape, dtype)
+        return self._allocate(size_bytes).view(dtype).reshape(shape)
+
+
+def _kept(kept: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], most: int) -> Value:
+    """What was made for `key`; the least lately used are forgotten."""
+    if key in kept:
+        kept.move_to_end(key)
+        return kept[key]
+    made = kept[key] = make()
+    if len(kept) > most:
+        kept.popitem(last=False)
+    return made
+
+
+def _plain(size_bytes: int) -> NDArray[np.uint8]:
+    return np.empty(size_bytes, np.uint8)
+
+
+def _notes(manifest: Manifest, data: DataSpec) -> tuple[str, ...]:
+    if manifest.num_rows(data.eval_split):
+        return ()
+    return (f"the data has no {data.eval_split} rows, so nothing is evaluated",)

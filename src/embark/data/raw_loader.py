@@ -1,0 +1,101 @@
+"""Raw batches for one rank, in a ring of buffers that go round: filled by threads, given back by who used them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.data.ahead import Ahead
+from embark.data.loader import Share
+from embark.data.prepared.raw import RawBatch, RawSource
+
+
+class RawLoader:
+    """One rank's share of the global steps `start_step` to `stop_step`, as the bytes of blocks.
+
+    A batch's buffer is filled anew only after `release(batch)`. At most `max_held` batches may be out at a time.
+    It is gone through once.
+    """
+
+    def __init__(
+        self,
+        source: RawSource,
+        *,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        start_step: int,
+        stop_step: int,
+        allocate: Callable[[int], NDArray[np.uint8]] | None = None,
+        depth: int = 2,
+        num_threads: int = 1,
+        max_held: int = 2,
+    ) -> None:
+        self._source = source
+        self._share = Share(source.num_train_samples, batch_size, rank, world_size, start_step, stop_step)
+        self._max_held = max_held
+        size_bytes = source.layout.map(self._share.samples_per_rank).size_bytes
+        allocate = allocate or (lambda size: np.empty(size, np.uint8))
+        # Each batch begun and each held has one, so a thread never waits for one that a later batch has taken.
+        self._free = [allocate(size_bytes) for _ in range(max(1, depth) + num_threads + max_held)]
+        self._out: dict[int, RawBatch] = {}
+        self._changed = threading.Condition()
+        self._ahead = Ahead(self._make, len(self._share), depth=depth, num_threads=num_threads)
+        self._is_begun = self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._share)
+
+    def __iter__(self) -> Iterator[RawBatch]:
+        if self._is_begun or self._is_closed:
+            raise RuntimeError("a RawLoader is gone through once; make another one for another pass")
+        self._is_begun = True
+        self._ahead.start()
+        return self._hand_out()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def release(self, batch: RawBatch) -> None:
+        """The batch is copied or used up: its buffer may be filled again."""
+        with self._changed:
+            if self._out.pop(id(batch), None) is not batch:
+                raise RuntimeError("this batch is not out: it was released before, or another loader's")
+            self._free.append(batch.buffer)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop the threads. Batches that are out stay as they are."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._ahead.close()
+
+    def _hand_out(self) -> Iterator[RawBatch]:
+        batches = self._ahead.take()
+        for _ in range(len(self._share)):
+            with self._changed:
+                if len(self._out) >= self._max_held:
+                    raise RuntimeError(f"{self._max_held} batches are out, the most there may be: release one first")
+            batch = next(batches)
+            with self._changed:
+                self._out[id(batch)] = batch
+            yield batch
+
+    def _make(self, number: int) -> RawBatch:
+        with self._changed:
+            self._changed.wait_for(lambda: self._free or self._is_closed)
+            if self._is_closed:
+                raise RuntimeError("the RawLoader was closed")
+            buffer = self._free.pop()
+        return self._source.train_raw(*self._share.of(number), buffer)

@@ -1,0 +1,1 @@
+"""`embark bench`: this trainer and stock TorchRec on the same batches, on this machine, in one run."""

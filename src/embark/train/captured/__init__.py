@@ -1,0 +1,1 @@
+"""The captured engine: a step that the host only starts."""

@@ -1,0 +1,311 @@
+"""Triton kernels of the dense network: what cuBLAS does not do in one pass.
+
+Sums over the batch are kept for a fixed number of portions of it and added up afterwards, so that a run repeats to
+the bit.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MAX_VECTORS = 64
+"""More would not fit the registers."""
+SGD = tl.constexpr(0)
+ADAGRAD = tl.constexpr(1)
+ADAM = tl.constexpr(2)
+
+
+def num_portions(num_samples: int) -> int:
+    """Portions of the batch whose sums are kept apart: enough to keep a large card's multiprocessors busy."""
+    return min(1024, max(128, num_samples // 64))
+
+
+def interact(bottom: Tensor | None, pooled: Tensor, out: Tensor, *, num_vectors: int, dim: int) -> None:
+    """The vectors that are passed on, then the dots of all pairs i < j, into the first columns of `out`."""
+    grid = (pooled.shape[0],)
+    _interact[grid](
+        pooled if bottom is None else bottom, pooled, out, 0 if bottom is None else bottom.stride(0), pooled.stride(0),
+        out.stride(0), N=num_vectors,
+        VECTORS=max(16, triton.next_power_of_2(num_vectors)), D=dim, DIM=max(16, triton.next_power_of_2(dim)),
+        HAS_BOTTOM=bottom is not None, num_warps=1 if dim <= 64 else 2,
+    )
+
+
+def interact_backward(
+    bottom: Tensor | None, pooled: Tensor, grad: Tensor, grad_bottom: Tensor | None, grad_pooled: Tensor,
+    *, num_vectors: int, dim: int,
+) -> None:
+    """From the gradient of `interact`'s output to those of its inputs."""
+    grid = (pooled.shape[0],)
+    _interact_backward[grid](
+        pooled if bottom is None else bottom, pooled, grad, grad_pooled if grad_bottom is None else grad_bottom,
+        grad_pooled, 0 if bottom is None else bottom.stride(0), pooled.stride(0), grad_pooled.stride(0), grad.stride(0),
+        N=num_vectors,
+        VECTORS=max(16, triton.next_power_of_2(num_vectors)), D=dim, DIM=max(16, triton.next_power_of_2(dim)),
+        HAS_BOTTOM=bottom is not None, num_warps=1 if dim <= 64 else 2,
+    )
+
+
+def relu_backward(grad: Tensor, active: Tensor | None, sums: Tensor) -> None:
+    """Zero `grad` in place where `active` is not above zero, and write its column sums, by portions, into `sums`."""
+    num_samples, width = grad.shape
+    rows = triton.cdiv(num_samples, sums.shape[0])
+    block = 64 if width <= 64 else 128
+    _relu_backward[(sums.shape[0], triton.cdiv(width, block))](
+        grad, grad if active is None else active, sums, num_samples, width, grad.stride(0),
+        grad.stride(0) if active is None else active.stride(0), sums.stride(0), rows,
+        HAS_RELU=active is not None, ROWS=min(16, triton.next_power_of_2(rows)), COLUMNS=block, num_warps=2,
+    )
+
+
+def head(
+    active: Tensor, weight: Tensor, bias: Tensor, label: Tensor, logits: Tensor, grad: Tensor, sums: Tensor,
+    grad_sums: Tensor, *, width: int, num_global: int, has_relu: bool,
+) -> None:
+    """The last layer, the loss's gradient and the way back to the layer before, in one pass over `active`.
+
+    `sums` gets, by portions, the gradient of `weight` and behind it that of `bias`; `grad_sums` the column sums of
+    `grad`, which is what the bias of the layer before wants.
+    """
+    num_samples = active.shape[0]
+    rows = triton.cdiv(num_samples, sums.shape[0])
+    _head[(sums.shape[0],)](
+        active, weight, bias, label, logits, grad, sums, grad_sums, num_samples, width, active.stride(0),
+        grad.stride(0), sums.stride(0), grad_sums.stride(0), rows, 1.0 / num_global, HAS_RELU=has_relu,
+        ROWS=min(8 if width > 256 else 16, triton.next_power_of_2(rows)), WIDTH=triton.next_power_of_2(width),
+        num_warps=8 if width > 512 else 4,
+    )
+
+
+def cross(first: Tensor, up: Tensor, crossed: Tensor, out: Tensor) -> None:
+    """out = first * up + crossed"""
+    _cross[(triton.cdiv(out.numel(), 1024),)](first, up, crossed, out, out.numel(), BLOCK=1024, num_warps=4)
+
+
+def cross_backward(
+    grad: Tensor, first: Tensor, up: Tensor, grad_up: Tensor, grad_first: Tensor, sums: Tensor, *, is_first_call: bool
+) -> None:
+    """grad_up = grad * first; grad_first (+)= grad * up; the column sums of grad_up, by portions, into `sums`."""
+    num_samples, width = grad.shape
+    rows = triton.cdiv(num_samples, sums.shape[0])
+    _cross_backward[(sums.shape[0], triton.cdiv(width, 128))](
+        grad, first, up, grad_up, grad_first, sums, num_samples, width, grad.stride(0), sums.stride(0), rows,
+        IS_FIRST=is_first_call, ROWS=min(16, triton.next_power_of_2(rows)), COLUMNS=128, num_warps=4,
+    )
+
+
+def move(
+    master: Tensor, places: Tensor, grads: Tensor, shadow: Tensor, state: Tensor, second_state: Tensor, rates: Tensor,
+    step: Tensor, *, optimizer: str, eps: float,
+) -> None:
+    """One step of the dense optimizer over all parameters, and their rounded copy that the next step computes with."""
+    kind = {"sgd": SGD, "adagrad": ADAGRAD, "adam": ADAM}[optimizer].value
+    _move[(triton.cdiv(master.numel(), 1024),)](
+        master, places, grads, shadow, state, second_state, rates, step, master.numel(), eps, KIND=kind, BLOCK=1024,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _vectors(
+    bottom, pooled, sample, bottom_stride, pooled_stride, N: tl.constexpr, VECTORS: tl.constexpr, D: tl.constexpr,
+    DIM: tl.constexpr, HAS_BOTTOM: tl.constexpr,
+):
+    vector = tl.arange(0, VECTORS)
+    columns = tl.arange(0, DIM)
+    is_column = (columns < D)[None, :]
+    offset = 1 if HAS_BOTTOM else 0
+    at = pooled + sample * pooled_stride + (vector - offset)[:, None] * D + columns[None, :]
+    is_pooled = ((vector >= offset) & (vector < N))[:, None] & is_column
+    vectors = tl.load(at, mask=is_pooled, other=0.0)
+    if HAS_BOTTOM:
+        first = tl.load(bottom + sample * bottom_stride + columns, mask=columns < D, other=0.0)
+        vectors = tl.where((vector == 0)[:, None], first[None, :], vectors)
+    return vectors
+
+
+@triton.jit
+def _interact(
+    bottom, pooled, out, bottom_stride, pooled_stride, out_stride, N: tl.constexpr, VECTORS: tl.constexpr,
+    D: tl.constexpr, DIM: tl.constexpr, HAS_BOTTOM: tl.constexpr,
+):
+    sample = tl.program_id(0).to(tl.int64)
+    vectors = _vectors(bottom, pooled, sample, bottom_stride, pooled_stride, N, VECTORS, D, DIM, HAS_BOTTOM)
+    dots = tl.dot(vectors, tl.trans(vectors), input_precision="ieee")
+    first = tl.arange(0, VECTORS)[:, None]
+    second = tl.arange(0, VECTORS)[None, :]
+    columns = tl.arange(0, DIM)
+    to = out + sample * out_stride
+    passed_on: tl.constexpr = D if HAS_BOTTOM else N * D
+    if HAS_BOTTOM:
+        passed = tl.load(bottom + sample * bottom_stride + columns, mask=columns < D, other=0.0)
+        tl.store(to + columns, passed, mask=columns < D)
+    else:
+        is_value = (first < N) & (columns < D)[None, :]
+        tl.store(to + first * D + columns[None, :], vectors, mask=is_value)
+    pair = first * (2 * N - first - 1) // 2 + second - first - 1
+    tl.store(to + passed_on + pair, dots.to(out.dtype.element_ty), mask=(first < second) & (second < N))
+
+
+@triton.jit
+def _interact_backward(
+    bottom, pooled, grad, grad_bottom, grad_pooled, bottom_stride, pooled_stride, grad_pooled_stride, grad_stride,
+    N: tl.constexpr, VECTORS: tl.constexpr, D: tl.constexpr, DIM: tl.constexpr, HAS_BOTTOM: tl.constexpr,
+):
+    sample = tl.program_id(0).to(tl.int64)
+    vectors = _vectors(bottom, pooled, sample, bottom_stride, pooled_stride, N, VECTORS, D, DIM, HAS_BOTTOM)
+    first = tl.arange(0, VECTORS)[:, None]
+    second = tl.arange(0, VECTORS)[None, :]
+    low = tl.minimum(first, second)
+    high = tl.maximum(first, second)
+    pair = low * (2 * N - low - 1) // 2 + high - low - 1
+    passed_on: tl.constexpr = D if HAS_BOTTOM else N * D
+    come = grad + sample * grad_stride
+    cells = tl.load(come + passed_on + pair, mask=(low < high) & (high < N), other=0.0)
+    back = tl.dot(cells, vectors, input_precision="ieee")
+    vector = tl.arange(0, VECTORS)
+    columns = tl.arange(0, DIM)
+    is_value = (vector < N)[:, None] & (columns < D)[None, :]
+    if HAS_BOTTOM:
+        passed = tl.load(come + columns, mask=columns < D, other=0.0).to(tl.float32)
+        back += tl.where((vector == 0)[:, None], passed[None, :], 0.0)
+        to_bottom = tl.broadcast_to((grad_bottom + sample * bottom_stride + columns)[None, :], [VECTORS, DIM])
+        tl.store(to_bottom, back.to(grad_bottom.dtype.element_ty), mask=is_value & (vector == 0)[:, None])
+    else:
+        passed = tl.load(come + vector[:, None] * D + columns[None, :], mask=is_value, other=0.0)
+        back += passed.to(tl.float32)
+    offset = 1 if HAS_BOTTOM else 0
+    to = grad_pooled + sample * grad_pooled_stride + (vector - offset)[:, None] * D + columns[None, :]
+    tl.store(to, back.to(grad_pooled.dtype.element_ty), mask=is_value & (vector >= offset)[:, None])
+
+
+@triton.jit
+def _relu_backward(
+    grad, active, sums, num_samples, width, grad_stride, active_stride, sums_stride, rows_each,
+    HAS_RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):
+    portion = tl.program_id(0)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = columns < width
+    total = tl.zeros([COLUMNS], tl.float32)
+    begin = portion * rows_each
+    end = tl.minimum(begin + rows_each, num_samples)
+    for start in range(begin, end, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        is_value = (rows < end)[:, None] & is_column[None, :]
+        at = grad + rows.to(tl.int64)[:, None] * grad_stride + columns[None, :]
+        value = tl.load(at, mask=is_value, other=0.0)
+        if HAS_RELU:
+            height = tl.load(active + rows.to(tl.int64)[:, None] * active_stride + columns[None, :], mask=is_value,
+                             other=0.0)
+            value = tl.where(height > 0, value, 0.0).to(grad.dtype.element_ty)
+            tl.store(at, value, mask=is_value)
+        total += tl.sum(value.to(tl.float32), axis=0)
+    tl.store(sums + portion.to(tl.int64) * sums_stride + columns, total, mask=is_column)
+
+
+@triton.jit
+def _head(
+    active, weight, bias, label, logits, grad, sums, grad_sums, num_samples, width, active_stride, grad_stride,
+    sums_stride, grad_sums_stride, rows_each, share, HAS_RELU: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):
+    portion = tl.program_id(0)
+    columns = tl.arange(0, WIDTH)
+    is_column = columns < width
+    factor = tl.load(weight + columns, mask=is_column, other=0.0).to(tl.float32)
+    shift = tl.load(bias).to(tl.float32)
+    weight_total = tl.zeros([WIDTH], tl.float32)
+    grad_total = tl.zeros([WIDTH], tl.float32)
+    bias_total = tl.zeros([ROWS], tl.float32)
+    begin = portion * rows_each
+    end = tl.minimum(begin + rows_each, num_samples)
+    for start in range(begin, end, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        is_row = rows < end
+        is_value = is_row[:, None] & is_column[None, :]
+        height = tl.load(active + rows.to(tl.int64)[:, None] * active_stride + columns[None, :], mask=is_value,
+                         other=0.0).to(tl.float32)
+        logit = tl.sum(height * factor[None, :], axis=1) + shift
+        tl.store(logits + rows, logit, mask=is_row)
+        chance = 1.0 / (1.0 + tl.exp(-logit))
+        slope = (chance - tl.load(label + rows, mask=is_row, other=0.0)) * share
+        slope = tl.where(is_row, slope, 0.0)
+        back = slope[:, None] * factor[None, :]
+        if HAS_RELU:
+            back = tl.where(height > 0, back, 0.0)
+        back = back.to(grad.dtype.element_ty)
+        tl.store(grad + rows.to(tl.int64)[:, None] * grad_stride + columns[None, :], back, mask=is_value)
+        grad_total += tl.sum(back.to(tl.float32), axis=0)
+        weight_total += tl.sum(height * slope[:, None], axis=0)
+        bias_total += slope
+    to = sums + portion.to(tl.int64) * sums_stride
+    tl.store(to + columns, weight_total, mask=is_column)
+    tl.store(to + width, tl.sum(bias_total, axis=0))
+    tl.store(grad_sums + portion.to(tl.int64) * grad_sums_stride + columns, grad_total, mask=is_column)
+
+
+@triton.jit
+def _cross(first, up, crossed, out, num_values, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_value = at < num_values
+    value = tl.load(first + at, mask=is_value).to(tl.float32) * tl.load(up + at, mask=is_value).to(tl.float32)
+    value += tl.load(crossed + at, mask=is_value).to(tl.float32)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=is_value)
+
+
+@triton.jit
+def _cross_backward(
+    grad, first, up, grad_up, grad_first, sums, num_samples, width, stride, sums_stride, rows_each,
+    IS_FIRST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):
+    portion = tl.program_id(0)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.float32)
+    begin = portion * rows_each
+    end = tl.minimum(begin + rows_each, num_samples)
+    for start in range(begin, end, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        is_value = (rows < end)[:, None] & (columns < width)[None, :]
+        at = rows.to(tl.int64)[:, None] * stride + columns[None, :]
+        come = tl.load(grad + at, mask=is_value, other=0.0).to(tl.float32)
+        to_up = (come * tl.load(first + at, mask=is_value, other=0.0).to(tl.float32)).to(grad_up.dtype.element_ty)
+        tl.store(grad_up + at, to_up, mask=is_value)
+        to_first = come * tl.load(up + at, mask=is_value, other=0.0).to(tl.float32)
+        if not IS_FIRST:
+            to_first += tl.load(grad_first + at, mask=is_value, other=0.0).to(tl.float32)
+        tl.store(grad_first + at, to_first.to(grad_first.dtype.element_ty), mask=is_value)
+        total += tl.sum(to_up.to(tl.float32), axis=0)
+    tl.store(sums + portion.to(tl.int64) * sums_stride + columns, total, mask=columns < width)
+
+
+@triton.jit
+def _move(
+    master, places, grads, shadow, state, second_state, rates, step, num_values, eps, KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_value = at < num_values
+    place = tl.load(places + at, mask=is_value, other=0)
+    grad = tl.load(grads + place, mask=is_value, other=0.0)
+    value = tl.load(master + at, mask=is_value, other=0.0)
+    rate = tl.load(rates + 1)
+    if KIND == ADAGRAD:
+        squares = tl.load(state + at, mask=is_value, other=0.0) + grad * grad
+        tl.store(state + at, squares, mask=is_value)
+        change = rate * grad / (tl.sqrt(squares) + eps)
+    elif KIND == ADAM:
+        count = (tl.load(step) + 1).to(tl.float32)
+        mean = 0.9 * tl.load(state + at, mask=is_value, other=0.0) + 0.1 * grad
+        squares = 0.999 * tl.load(second_state + at, mask=is_value, other=0.0) + 0.001 * grad * grad
+        tl.store(state + at, mean, mask=is_value)
+        tl.store(second_state + at, squares, mask=is_value)
+        first_share = 1.0 - tl.exp(count * -0.10536051565782628)
+        second_share = 1.0 - tl.exp(count * -0.0010005003335835344)
+        change = rate * (mean / first_share) / (tl.sqrt(squares / second_share) + eps)
+    else:
+        change = rate * grad
+    value = tl.where(rate == 0.0, value, value - change)
+    tl.store(master + at, value, mask=is_value)
+    tl.store(shadow + place, value.to(shadow.dtype.element_ty), mask=is_value)

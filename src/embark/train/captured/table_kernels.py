@@ -1,0 +1,203 @@
+"""Triton kernels over the tables: look rows up, and update each touched row once.
+
+They work on FBGEMM's own storage, so TorchRec goes on owning the weights. FBGEMM's kernels take the learning rate from
+the host when they are launched, and a graph would replay the first one for ever: these read it on the device.
+
+Gradients of a row are added up in the order of the batch, whatever the card does in parallel, so a run repeats to the
+bit: ids are sorted; a tile of sorted ids adds up its runs of equal ids by one matrix product; a second kernel joins
+the runs that cross from tile to tile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+NO_KEY = tl.constexpr(2147483647)
+"""Sorts last: an id that is not there, or is another rank's."""
+FIELDS = tl.constexpr(10)
+"""Numbers that describe a shard; see `captured.lookup`."""
+ROWWISE_ADAGRAD = tl.constexpr(0)
+ADAGRAD = tl.constexpr(1)
+SGD = tl.constexpr(2)
+# The quickest of those tried on an H200 (bench/LOG.md), for rows of 64 and of 128.
+TILE = 32
+TILE_WARPS = 4
+TILES_AT_A_TIME = 16
+SAMPLES_AT_A_TIME = 8
+
+
+def look_up(
+    ids: Tensor, weights: Tensor, shards: Tensor, out: Tensor, keys: Tensor, trouble: Tensor, step: Tensor,
+    *, num_samples: int, max_dim: int,
+) -> None:
+    """Pool the rows of every shard into its columns of `out`, and write the sort key of every id.
+
+    An id outside its table counts as none, and the first step it happened in is kept in `trouble`.
+    """
+    grid = (triton.cdiv(num_samples, SAMPLES_AT_A_TIME), shards.shape[0])
+    _look_up[grid](
+        ids, weights, shards, out, keys, trouble, step, num_samples, out.stride(0),
+        BLOCK=SAMPLES_AT_A_TIME, DIM=triton.next_power_of_2(max_dim), num_warps=1 if max_dim <= 64 else 2,
+    )
+
+
+def update(
+    keys: Tensor, order: Tensor, places: Tensor, grads: Tensor, weights: Tensor, state: Tensor, state_shifts: Tensor,
+    shard_of: Tensor, partial: Tensor, rates: Tensor, *, dim: int, eps: float, optimizer: str,
+) -> None:
+    """Move every row whose key is in `keys` (sorted) by the sum of its gradients, which stand at `places[order]`."""
+    num_keys = keys.numel()
+    num_tiles = triton.cdiv(num_keys, TILE)
+    kind = {"rowwise_adagrad": ROWWISE_ADAGRAD, "adagrad": ADAGRAD, "sgd": SGD}[optimizer].value
+    common: dict[str, Any] = {
+        "KIND": kind, "DIM": triton.next_power_of_2(dim), "TILE": TILE, "HAS_SHIFTS": state_shifts.numel() > 1,
+    }
+    _update_tiles[(num_tiles,)](
+        keys, order, places, grads, weights, state, state_shifts, shard_of, partial, rates, num_keys, dim, eps,
+        num_warps=TILE_WARPS, **common,
+    )
+    _update_crossing[(num_tiles,)](
+        keys, order, partial, weights, state, state_shifts, shard_of, rates, num_keys, num_tiles, dim, eps,
+        MANY=TILES_AT_A_TIME, num_warps=1, **common,
+    )
+
+
+def partial_shape(num_keys: int, dim: int) -> tuple[int, int, int]:
+    """Of what the two kernels of an update hand each other."""
+    return triton.cdiv(num_keys, TILE), 2, triton.next_power_of_2(dim)
+
+
+@triton.jit
+def _look_up(
+    ids, weights, shards, out, keys, trouble, step, num_samples, out_stride, BLOCK: tl.constexpr, DIM: tl.constexpr
+):
+    shard = tl.program_id(1)
+    about = shards + shard * FIELDS
+    ids_start = tl.load(about)
+    num_ids = tl.load(about + 1).to(tl.int32)
+    first_row = tl.load(about + 2).to(tl.int32)
+    num_rows = tl.load(about + 3).to(tl.int32)
+    table_rows = tl.load(about + 4).to(tl.int32)
+    weights_start = tl.load(about + 5)
+    dim = tl.load(about + 6).to(tl.int32)
+    column = tl.load(about + 7)
+    first_key = tl.load(about + 8).to(tl.int32)
+    keys_start = tl.load(about + 9)
+    samples = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_sample = samples < num_samples
+    columns = tl.arange(0, DIM)
+    is_column = columns < dim
+    total = tl.zeros([BLOCK, DIM], tl.float32)
+    for which in range(num_ids):
+        place = samples.to(tl.int64) * num_ids + which
+        id_ = tl.load(ids + ids_start + place, mask=is_sample, other=-1)
+        row = id_ - first_row
+        is_mine = (row >= 0) & (row < num_rows) & (id_ < table_rows)
+        is_bad = (id_ < -1) | (id_ >= table_rows)
+        if tl.max(is_bad.to(tl.int32), axis=0) > 0:
+            tl.atomic_min(trouble, (tl.load(step) << 20) | shard)
+        element = weights_start + row.to(tl.int64)[:, None] * dim + columns[None, :]
+        total += tl.load(weights + element, mask=is_mine[:, None] & is_column[None, :], other=0.0).to(tl.float32)
+        tl.store(keys + keys_start + place, tl.where(is_mine, first_key + row, NO_KEY), mask=is_sample)
+    to = out + samples.to(tl.int64)[:, None] * out_stride + column + columns[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), mask=is_sample[:, None] & is_column[None, :])
+
+
+@triton.jit
+def _update_tiles(
+    keys, order, places, grads, weights, state, state_shifts, shard_of, partial, rates, num_keys, dim, eps,
+    KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, HAS_SHIFTS: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    within = tl.arange(0, TILE)
+    at = tile * TILE + within
+    key = tl.load(keys + at, mask=at < num_keys, other=NO_KEY)
+    is_key = key != NO_KEY
+    position = tl.load(order + at, mask=is_key, other=0)
+    columns = tl.arange(0, DIM)
+    is_column = columns < dim
+    place = tl.load(places + position, mask=is_key, other=0)
+    grad = tl.load(grads + place[:, None] + columns[None, :], mask=is_key[:, None] & is_column[None, :], other=0.0)
+    is_same = key[:, None] == key[None, :]
+    total = tl.dot(is_same.to(grad.dtype), grad, input_precision="ieee")
+    before = tl.load(keys + at - 1, mask=(at > 0) & (at <= num_keys), other=-1)
+    left = tl.load(keys + tile * TILE - 1, mask=tile > 0, other=-1)
+    right = tl.load(keys + (tile + 1) * TILE, mask=(tile + 1) * TILE < num_keys, other=-1)
+    comes_from_left = is_key & (key == left)
+    goes_on_right = is_key & (key == right)
+    is_whole_first = is_key & (key != before) & (~comes_from_left) & (~goes_on_right)
+    _move_rows(key, position, total, is_whole_first, weights, state, state_shifts, shard_of, rates, dim, eps,
+               KIND, DIM, HAS_SHIFTS)
+    slot = partial + (tile * 2).to(tl.int64) * DIM + columns
+    tl.store(tl.broadcast_to(slot[None, :], [TILE, DIM]), total, mask=(comes_from_left & (within == 0))[:, None])
+    starts_here = goes_on_right & (~comes_from_left) & (within == TILE - 1)
+    tl.store(tl.broadcast_to(slot[None, :], [TILE, DIM]) + DIM, total, mask=starts_here[:, None])
+
+
+@triton.jit
+def _update_crossing(
+    keys, order, partial, weights, state, state_shifts, shard_of, rates, num_keys, num_tiles, dim, eps,
+    KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, HAS_SHIFTS: tl.constexpr, MANY: tl.constexpr,
+):
+    """A run of equal ids that leaves its tile: the tile it starts in adds up what the tiles behind it hold of it."""
+    tile = tl.program_id(0)
+    last = tile * TILE + TILE - 1
+    if last + 1 < num_keys:
+        key = tl.load(keys + last)
+        left = tl.load(keys + tile * TILE - 1, mask=tile > 0, other=-1)
+        if (key == tl.load(keys + last + 1)) & (key != NO_KEY) & (key != left):
+            columns = tl.arange(0, DIM)
+            total = tl.load(partial + (tile * 2 + 1).to(tl.int64) * DIM + columns)
+            next_tile = tile + 1
+            goes_on = 1
+            while goes_on > 0:
+                tiles = next_tile + tl.arange(0, MANY)
+                first = tl.load(keys + tiles * TILE, mask=tiles < num_tiles, other=-1)
+                is_part = first == key
+                element = (tiles * 2).to(tl.int64)[:, None] * DIM + columns[None, :]
+                total += tl.sum(tl.load(partial + element, mask=is_part[:, None], other=0.0), axis=0)
+                goes_on = tl.min(is_part.to(tl.int32), axis=0)
+                next_tile += MANY
+            one = tl.arange(0, 1)
+            position = tl.load(order + last + one)
+            _move_rows(key + one, position, total[None, :], one == 0, weights, state, state_shifts, shard_of, rates,
+                       dim, eps, KIND, DIM, HAS_SHIFTS)
+
+
+@triton.jit
+def _move_rows(
+    key, position, total, is_row, weights, state, state_shifts, shard_of, rates, dim, eps, KIND: tl.constexpr,
+    DIM: tl.constexpr, HAS_SHIFTS: tl.constexpr,
+):
+    rate = tl.load(rates)
+    columns = tl.arange(0, DIM)
+    is_element = is_row[:, None] & (columns < dim)[None, :]
+    element = key.to(tl.int64)[:, None] * dim + columns[None, :]
+    row = tl.load(weights + element, mask=is_element, other=0.0)
+    if KIND == ROWWISE_ADAGRAD:
+        if HAS_SHIFTS:
+            shift = tl.load(state_shifts + tl.load(shard_of + position, mask=is_row, other=0), mask=is_row, other=0)
+        else:
+            shift = tl.load(state_shifts) + tl.zeros_like(key).to(tl.int64)
+        at = state + key.to(tl.int64) + shift
+        squares = tl.load(at, mask=is_row, other=0.0) + tl.sum(total * total, axis=1) / dim
+        tl.store(at, squares, mask=is_row)
+        change = total * (rate / (tl.sqrt(squares) + eps))[:, None]
+    elif KIND == ADAGRAD:
+        squares = tl.load(state + element, mask=is_element, other=0.0) + total * total
+        tl.store(state + element, squares, mask=is_element)
+        change = rate * total / (tl.sqrt(squares) + eps)
+    else:
+        change = rate * total
+    # At a rate of zero no bit may move, and -0.0 less -0.0 is 0.0.
+    tl.store(weights + element, tl.where(rate == 0.0, row, row - change), mask=is_element)
+
+
+def new_trouble(device: torch.device) -> Tensor:
+    """Where a lookup notes the first bad id: the step, and below 20 bits the shard."""
+    return torch.full((1,), torch.iinfo(torch.int64).max, dtype=torch.int64, device=device)

@@ -1,0 +1,97 @@
+"""Raw batches in a ring of buffers: none is filled again before it is given back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prepared_rows import make_prepared
+
+from embark.data.prepared.source import PreparedSource
+from embark.data.raw_loader import RawLoader
+
+
+def wanted(source: PreparedSource, step: int, batch_size: int = 96) -> bytes:
+    """What the batch of a step must hold."""
+    epoch, in_epoch = divmod(step, source.num_train_samples // batch_size)
+    buffer = np.empty(source.layout.map(batch_size).size_bytes, np.uint8)
+    source.train_raw(epoch, in_epoch * batch_size, (in_epoch + 1) * batch_size, buffer)
+    return fields(source, buffer, batch_size)
+
+
+def fields(source: PreparedSource, buffer: np.ndarray, num_rows: int = 96) -> bytes:
+    """A block without what lies between its fields, which is anything."""
+    where = source.layout.map(num_rows)
+    return b"".join(f.of(buffer).tobytes() for f in (where.label, where.dense, *where.groups))
+
+
+@pytest.mark.parametrize(("num_threads", "depth", "max_held"), [(1, 1, 1), (1, 2, 3), (3, 2, 2), (4, 8, 5)])
+def test_a_batch_stays_as_it_is_until_it_is_released(tmp_path: Path, num_threads: int, depth: int, max_held: int):
+    source = make_prepared(tmp_path).open()
+    with RawLoader(source, batch_size=96, rank=0, world_size=1, start_step=3, stop_step=40, depth=depth,
+                   num_threads=num_threads, max_held=max_held) as loader:
+        held = []
+        for step, batch in enumerate(loader, start=3):
+            held.append((step, batch))
+            if len(held) == max_held:
+                time.sleep(0.003)  # long enough for threads that would overrun it
+                for number, (of_step, one) in enumerate(held):
+                    assert fields(source, one.buffer) == wanted(source, of_step), (step, number)
+                loader.release(held.pop(0)[1])
+    assert step == 39
+
+
+def test_memory_is_asked_for_once_whatever_the_number_of_steps(tmp_path: Path):
+    source = make_prepared(tmp_path).open()
+    given: list[np.ndarray] = []
+
+    def allocate(size_bytes: int) -> np.ndarray:
+        given.append(np.zeros(size_bytes, np.uint8))
+        return given[-1]
+
+    with RawLoader(source, batch_size=96, rank=0, world_size=1, start_step=0, stop_step=60, depth=2, num_threads=2,
+                   max_held=2, allocate=allocate) as loader:
+        for batch in loader:
+            assert any(batch.buffer is one for one in given)
+            loader.release(batch)
+    assert len(given) == 6
+
+
+def test_to_hold_more_than_was_said_is_an_error_rather_than_a_wait_for_ever(tmp_path: Path):
+    source = make_prepared(tmp_path).open()
+    with RawLoader(source, batch_size=96, rank=0, world_size=1, start_step=0, stop_step=10, max_held=2) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        next(batches)
+        with pytest.raises(RuntimeError, match="release one first"):
+            next(batches)
+        loader.release(first)
+        with pytest.raises(RuntimeError, match="not out"):
+            loader.release(first)
+
+
+def test_ranks_share_a_step(tmp_path: Path):
+    source = make_prepared(tmp_path).open()
+    found = []
+    for rank in range(4):
+        with RawLoader(source, batch_size=96, rank=rank, world_size=4, start_step=5, stop_step=6) as loader:
+            batch = next(iter(loader))
+            found.append(source.layout.map(24).dense.of(batch.buffer).copy())
+    np.testing.assert_array_equal(np.concatenate(found), source.train_rows(0, 480, 576).dense)
+
+
+def test_close_ends_threads_that_wait_for_a_buffer(tmp_path: Path):
+    source = make_prepared(tmp_path).open()
+    loader = RawLoader(source, batch_size=96, rank=0, world_size=1, start_step=0, stop_step=100, num_threads=3)
+    batches = iter(loader)
+    next(batches)
+    time.sleep(0.05)
+    loader.close()
+    assert not [t for t in threading.enumerate() if t.name == "embark-loader"]
+    with pytest.raises(RuntimeError):
+        next(batches)
+    with pytest.raises(RuntimeError, match="once"):
+        iter(loader)

@@ -1,0 +1,159 @@
+"""A copy is whole and the same, or not there; one that was stopped goes on."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from embark.errors import DataError, Fault
+from embark.store import open_door
+from embark.store.folder import FolderDoor
+from embark.store.transfer import STATE, Item, Transfer, digest
+
+FILES = {"manifest.json": b"{}", "train/0.bin": b"a" * 1_000, "train/1.bin": b"b" * 2_000, "validation/0.bin": b"c"}
+LAST = ("manifest.json",)
+
+
+class Stopped(FolderDoor):
+    """A target that is killed on a file, and remembers what was written."""
+
+    def __init__(self, root, on=""):
+        super().__init__(root)
+        self.on, self.written = on, []
+
+    def write(self, path, data, size_bytes=None):
+        if path == self.on:
+            raise KeyboardInterrupt
+        self.written.append(path)
+        super().write(path, data, size_bytes)
+
+
+@pytest.fixture
+def source(tmp_path):
+    door = open_door(tmp_path / "source")
+    for path, data in FILES.items():
+        door.write(path, data)
+    return door
+
+
+def items(has_checksums=True):
+    return [Item(path, len(data), hashlib.sha256(data).hexdigest() if has_checksums else "")
+            for path, data in FILES.items()]
+
+
+def copy(source, target, *, mark="m", verify=False, listed=None, progress=None):
+    transfer = Transfer(source, target, listed or items(), mark=mark, parallel=1)
+    plan = transfer.plan(LAST)
+    transfer.run(plan, verify=verify, progress=progress)
+    return plan
+
+
+def content(door):
+    return {entry.path: door.read(entry.path) for entry in door.list()}
+
+
+@pytest.mark.parametrize("has_checksums", [True, False])
+def test_everything_arrives_and_the_manifest_last(source, tmp_path, has_checksums):
+    target, told = Stopped(tmp_path / "target"), []
+    copy(source, target, listed=items(has_checksums), verify=True, progress=lambda *now: told.append(now))
+    assert content(target) == FILES
+    assert target.written[0] == STATE
+    assert target.written[-1] == "manifest.json"
+    assert told[-1] == (2 * 3_003, 2 * 3_003)
+
+
+@pytest.mark.parametrize("on", [STATE, "train/0.bin", "validation/0.bin", "manifest.json"])
+def test_a_stopped_copy_leaves_no_manifest_and_goes_on(source, tmp_path, on):
+    with pytest.raises(KeyboardInterrupt):
+        copy(source, Stopped(tmp_path / "target", on))
+    assert "manifest.json" not in content(open_door(tmp_path / "target"))
+    again = Stopped(tmp_path / "target")
+    plan = copy(source, again)
+    assert content(again) == FILES
+    num_before = {STATE: 0, "train/0.bin": 0, "validation/0.bin": 2, "manifest.json": 3}[on]
+    assert len(plan.done) == num_before
+    assert len([path for path in again.written if path != STATE]) == 4 - num_before
+
+
+def test_a_whole_copy_is_not_copied_again(source, tmp_path):
+    target = Stopped(tmp_path / "target")
+    copy(source, target)
+    again = Stopped(tmp_path / "target")
+    plan = copy(source, again)
+    assert (plan.todo, plan.last, again.written) == ((), (), [])
+    assert len(plan.done) == 4
+
+
+def test_a_file_of_the_same_size_that_was_there_before_is_compared_and_replaced(source, tmp_path):
+    target = open_door(tmp_path / "target")
+    target.write("train/0.bin", b"x" * 1_000)
+    target.write("train/1.bin", FILES["train/1.bin"])
+    plan = copy(source, target)
+    assert [item.path for item in plan.done] == ["train/1.bin"]
+    assert content(target) == FILES
+
+
+def test_such_a_file_is_not_trusted_after_a_stop_either(source, tmp_path):
+    """It has the right size and a copy is under way, but it is not of this copy."""
+    open_door(tmp_path / "target").write("validation/0.bin", b"x")
+    with pytest.raises(KeyboardInterrupt):
+        copy(source, Stopped(tmp_path / "target", "train/1.bin"))
+    target = open_door(tmp_path / "target")
+    copy(source, target)
+    assert content(target) == FILES
+
+
+def test_files_of_another_copy_are_not_trusted(source, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        copy(source, Stopped(tmp_path / "target", "validation/0.bin"), mark="another")
+    target = open_door(tmp_path / "target")
+    target.write("train/0.bin", b"z" * 1_000)
+    copy(source, target)
+    assert content(target) == FILES
+
+
+def test_a_missing_file_of_a_finished_copy_is_brought_and_the_manifest_is_away_meanwhile(source, tmp_path):
+    target = Stopped(tmp_path / "target")
+    copy(source, target)
+    target.delete("train/1.bin")
+    with pytest.raises(KeyboardInterrupt):
+        copy(source, Stopped(tmp_path / "target", "train/1.bin"))
+    assert not target.exists("manifest.json")
+    copy(source, target)
+    assert content(target) == FILES
+
+
+def test_a_damaged_source_is_not_copied(source, tmp_path):
+    source.write("train/1.bin", b"B" * 2_000)
+    target = open_door(tmp_path / "target")
+    with pytest.raises(DataError, match="not what it was said to be"):
+        copy(source, target)
+    assert not target.exists("train/1.bin")
+    assert not target.exists("manifest.json")
+
+
+def test_what_the_target_spoils_is_found_when_it_is_read_back(source, tmp_path):
+    class Spoiling(FolderDoor):
+        def write(self, path, data, size_bytes=None):
+            pieces = b"".join(data) if not isinstance(data, bytes) else data
+            super().write(path, b"Z" + pieces[1:] if path == "train/1.bin" else pieces)
+
+    target = Spoiling(tmp_path / "target")
+    with pytest.raises(Fault, match=r"train/1\.bin is not what was copied"):
+        copy(source, target, verify=True)
+    assert not target.exists("manifest.json")
+    assert not target.exists("train/1.bin")
+
+
+def test_what_the_target_loses_is_found_without_reading(source, tmp_path):
+    class Losing(FolderDoor):
+        def write(self, path, data, size_bytes=None):
+            super().write(path, list(data)[:0] if path == "train/1.bin" else data)
+
+    with pytest.raises(Fault, match="has 0 bytes after the copy"):
+        copy(source, Losing(tmp_path / "target"))
+
+
+def test_a_digest_is_that_of_the_bytes(source):
+    assert digest(source, "train/0.bin", 1_000) == hashlib.sha256(FILES["train/0.bin"]).hexdigest()
