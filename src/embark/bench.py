@@ -20,7 +20,8 @@ def compare(console: Console, spec: RunSpec, *, seconds: float, peers: bool) -> 
     rows = [_row(row) for row in found["rows"]]
     limit = found["roofline"]
     rows.append({"": "what this device could do", "samples/s": f"{limit['samples_per_s']:,.0f}",
-                 "ms a step": f"{limit['step_ms']:.3f}", "first step, s": "", "Embark is": f"{limit['share']:.0%} of it"})
+                 "ms a step": f"{limit['step_ms']:.3f}", "first step, s": "",
+                 "Embark is": f"{limit['share']:.0%} of it"})
     console.text(f"{spec.name}, batch {found['batch_size']:,}, {found['device']}, torch {found['torch']}")
     console.table(rows)
     console.text(

@@ -14,6 +14,9 @@ from embark.data.ahead import Ahead
 from embark.data.loader import Share
 from embark.data.prepared.raw import RawBatch, RawSource
 
+SHEAF_ROWS = 16_384
+"""About how many rows a thread makes before it hands them over."""
+
 
 class RawLoader:
     """One rank's share of the global steps `start_step` to `stop_step`, as the bytes of blocks.
@@ -35,17 +38,24 @@ class RawLoader:
         depth: int = 2,
         num_threads: int = 1,
         max_held: int = 2,
+        sheaf_rows: int = SHEAF_ROWS,
     ) -> None:
         self._source = source
         self._share = Share(source.num_train_samples, batch_size, rank, world_size, start_step, stop_step)
         self._max_held = max_held
-        size_bytes = source.layout.map(self._share.samples_per_rank).size_bytes
+        self._size_bytes = source.layout.map(self._share.samples_per_rank).size_bytes
         allocate = allocate or (lambda size: np.empty(size, np.uint8))
-        # Each batch begun and each held has one, so a thread never waits for one that a later batch has taken.
-        self._free = [allocate(size_bytes) for _ in range(max(1, depth) + num_threads + max_held)]
+        # Small batches are made several at a time: to hand one from thread to thread costs as much as to fill it.
+        self._sheaf = max(1, min(sheaf_rows // self._share.samples_per_rank, len(self._share)))
+        num_sheaves = -(-len(self._share) // self._sheaf)
+        depth = -(-max(1, depth) // self._sheaf)
+        # Each batch begun, the sheaf being handed out and each batch held have one, so a thread never waits for one
+        # that a later batch has taken.
+        num_buffers = (depth + num_threads + 1) * self._sheaf + max_held
+        self._free = [allocate(self._size_bytes) for _ in range(num_buffers)]
         self._out: dict[int, RawBatch] = {}
         self._changed = threading.Condition()
-        self._ahead = Ahead(self._make, len(self._share), depth=depth, num_threads=num_threads)
+        self._ahead = Ahead(self._make, num_sheaves, depth=depth, num_threads=num_threads)
         self._is_begun = self._is_closed = False
 
     def __len__(self) -> int:
@@ -82,20 +92,22 @@ class RawLoader:
         self._ahead.close()
 
     def _hand_out(self) -> Iterator[RawBatch]:
-        batches = self._ahead.take()
-        for _ in range(len(self._share)):
-            with self._changed:
-                if len(self._out) >= self._max_held:
-                    raise RuntimeError(f"{self._max_held} batches are out, the most there may be: release one first")
-            batch = next(batches)
-            with self._changed:
-                self._out[id(batch)] = batch
-            yield batch
+        for sheaf in self._ahead.take():
+            for batch in sheaf:
+                with self._changed:
+                    if self._is_closed:
+                        raise RuntimeError("the RawLoader was closed")
+                    if len(self._out) >= self._max_held:
+                        raise RuntimeError(
+                            f"{self._max_held} batches are out, the most there may be: release one first")
+                    self._out[id(batch)] = batch
+                yield batch
 
-    def _make(self, number: int) -> RawBatch:
+    def _make(self, number: int) -> list[RawBatch]:
+        steps = range(number * self._sheaf, min((number + 1) * self._sheaf, len(self._share)))
         with self._changed:
-            self._changed.wait_for(lambda: self._free or self._is_closed)
+            self._changed.wait_for(lambda: len(self._free) >= len(steps) or self._is_closed)
             if self._is_closed:
                 raise RuntimeError("the RawLoader was closed")
-            buffer = self._free.pop()
-        return self._source.train_raw(*self._share.of(number), buffer)
+            buffers = [self._free.pop() for _ in steps]
+        return self._source.train_raws([self._share.of(step) for step in steps], buffers)

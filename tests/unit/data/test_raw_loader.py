@@ -28,11 +28,14 @@ def fields(source: PreparedSource, buffer: np.ndarray, num_rows: int = 96) -> by
     return b"".join(f.of(buffer).tobytes() for f in (where.label, where.dense, *where.groups))
 
 
+@pytest.mark.parametrize("sheaf_rows", [1, 300, 16_384])
 @pytest.mark.parametrize(("num_threads", "depth", "max_held"), [(1, 1, 1), (1, 2, 3), (3, 2, 2), (4, 8, 5)])
-def test_a_batch_stays_as_it_is_until_it_is_released(tmp_path: Path, num_threads: int, depth: int, max_held: int):
+def test_a_batch_stays_as_it_is_until_it_is_released(
+    tmp_path: Path, num_threads: int, depth: int, max_held: int, sheaf_rows: int
+):
     source = make_prepared(tmp_path).open()
     with RawLoader(source, batch_size=96, rank=0, world_size=1, start_step=3, stop_step=40, depth=depth,
-                   num_threads=num_threads, max_held=max_held) as loader:
+                   num_threads=num_threads, max_held=max_held, sheaf_rows=sheaf_rows) as loader:
         held = []
         for step, batch in enumerate(loader, start=3):
             held.append((step, batch))
@@ -53,11 +56,11 @@ def test_memory_is_asked_for_once_whatever_the_number_of_steps(tmp_path: Path):
         return given[-1]
 
     with RawLoader(source, batch_size=96, rank=0, world_size=1, start_step=0, stop_step=60, depth=2, num_threads=2,
-                   max_held=2, allocate=allocate) as loader:
+                   max_held=2, allocate=allocate, sheaf_rows=200) as loader:
         for batch in loader:
             assert any(batch.buffer is one for one in given)
             loader.release(batch)
-    assert len(given) == 6
+    assert len(given) == (1 + 2 + 1) * 2 + 2  # sheaves of two: one ready, two being made, one handed out; two held
 
 
 def test_to_hold_more_than_was_said_is_an_error_rather_than_a_wait_for_ever(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,4 +32,10 @@ class RawSource(Protocol):
 
     def train_raw(self, epoch: int, start: int, stop: int, into: NDArray[np.uint8]) -> RawBatch:
         """Samples `start` to `stop` of the epoch's order, written into `into`."""
+        ...
+
+    def train_raws(
+        self, ranges: Sequence[tuple[int, int, int]], intos: Sequence[NDArray[np.uint8]]
+    ) -> list[RawBatch]:
+        """Several (epoch, start, stop) of one length, each as `train_raw` gives it."""
         ...

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -60,6 +60,7 @@ class PreparedSource:
         self._fixed_lengths: OrderedDict[int, NDArray[np.int32]] = OrderedDict()
         self._buffers: OrderedDict[tuple[int, int], Block] = OrderedDict()
         self._told = (-1, -1)
+        self._own = threading.local()
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """Rows `start` to `stop` of the epoch's own order."""
@@ -72,6 +73,28 @@ class PreparedSource:
     def train_raw(self, epoch: int, start: int, stop: int, into: NDArray[np.uint8]) -> RawBatch:
         """The same rows as `train_rows`, as the bytes of one block with all the layout's columns."""
         return self._raw(epoch, self._epoch(epoch).pieces(start, stop), stop - start, into)
+
+    def train_raws(
+        self, ranges: Sequence[tuple[int, int, int]], intos: Sequence[NDArray[np.uint8]]
+    ) -> list[RawBatch]:
+        """Each as `train_raw` gives it. Where rows are gathered one by one and the ranges follow each other, they are
+        gathered together and dealt out: numpy's calls cost more than a small batch's rows."""
+        num_rows = ranges[0][2] - ranges[0][1]
+        follows = all(b[0] == a[0] and b[1] == a[2] for a, b in pairwise(ranges))
+        if self._data.shuffle != "rows" or not follows or len(ranges) == 1:
+            return [self.train_raw(*one, into) for one, into in zip(ranges, intos, strict=True)]
+        epoch, start, stop = ranges[0][0], ranges[0][1], ranges[-1][2]
+        scratch = self._scratch(self.layout.map(stop - start).size_bytes)
+        self.train_raw(epoch, start, stop, scratch)
+        together = self._views_of(scratch, stop - start)
+        for number, into in enumerate(intos):
+            rows = slice(number * num_rows, (number + 1) * num_rows)
+            out = self._views_of(into, num_rows)
+            move(out.label, together.label, rows)
+            move(out.dense, together.dense, rows)
+            for target, group in zip(out.groups, together.groups, strict=True):
+                move_features(target, group, rows)
+        return [RawBatch(into, num_rows, self.layout) for into in intos]
 
     def eval_raw(self, start: int, stop: int, into: NDArray[np.uint8]) -> RawBatch:
         """The same rows as `eval_rows`, as the bytes of one block."""
@@ -182,6 +205,13 @@ class PreparedSource:
         key = (int(into.ctypes.data), num_rows)
         with self._lock:
             return _kept(self._buffers, key, lambda: views(self.layout, into, num_rows), _MOST_BUFFERS)
+
+    def _scratch(self, size_bytes: int) -> NDArray[np.uint8]:
+        """The calling thread's own: new memory would be faulted in page by page each time."""
+        held: NDArray[np.uint8] | None = getattr(self._own, "scratch", None)
+        if held is None or len(held) != size_bytes:
+            held = self._own.scratch = np.empty(size_bytes, np.uint8)
+        return held
 
     def _new(self, dtype: type[np.generic], *shape: int) -> NDArray[Any]:
         size_bytes = math.prod(shape) * np.dtype(dtype).itemsize

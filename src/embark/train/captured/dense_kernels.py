@@ -296,13 +296,13 @@ def _move(
         tl.store(state + at, squares, mask=is_value)
         change = rate * grad / (tl.sqrt(squares) + eps)
     elif KIND == ADAM:
-        count = (tl.load(step) + 1).to(tl.float32)
+        count = (tl.load(step) + 1).to(tl.float64)  # 1 - 0.999^n keeps four digits in single precision
         mean = 0.9 * tl.load(state + at, mask=is_value, other=0.0) + 0.1 * grad
         squares = 0.999 * tl.load(second_state + at, mask=is_value, other=0.0) + 0.001 * grad * grad
         tl.store(state + at, mean, mask=is_value)
         tl.store(second_state + at, squares, mask=is_value)
-        first_share = 1.0 - tl.exp(count * -0.10536051565782628)
-        second_share = 1.0 - tl.exp(count * -0.0010005003335835344)
+        first_share = (1.0 - tl.exp(count * -0.10536051565782628)).to(tl.float32)
+        second_share = (1.0 - tl.exp(count * -0.0010005003335835344)).to(tl.float32)
         change = rate * (mean / first_share) / (tl.sqrt(squares / second_share) + eps)
     else:
         change = rate * grad

@@ -149,10 +149,11 @@ class TorchOps:
             state.addcmul_(grad, grad)
             change = rate * grad / (state.sqrt() + eps)
         elif optimizer == "adam":
-            count = step + 1
+            count = (step + 1).double()
             state.lerp_(grad, 0.1)
             second_state.mul_(0.999).addcmul_(grad, grad, value=0.001)
-            change = rate * (state / (1 - 0.9**count)) / ((second_state / (1 - 0.999**count)).sqrt() + eps)
+            first_share, second_share = (1 - 0.9**count).float(), (1 - 0.999**count).float()
+            change = rate * (state / first_share) / ((second_state / second_share).sqrt() + eps)
         else:
             change = rate * grad
         master.copy_(torch.where(rate == 0, master, master - change))
