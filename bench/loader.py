@@ -3,7 +3,11 @@
 Both read the same rows, one-hot and of Criteo 1TB's shape, out of the page cache, and take turns. The peer is
 `InMemoryBinaryCriteoIterDataPipe` under `DataLoader(pipe, batch_size=None, collate_fn=lambda x: x)`, as TorchRec's DLRM
 example has it, with 0, 1 and 2 worker processes and with and without `shuffle_batches`. It holds all rows in memory,
-where Embark maps them. Where there is a GPU all batches are in pinned memory.
+where Embark maps them.
+
+Batches end in pinned memory: where there is a GPU in CUDA's, the peer's by `pin_memory=True`; where there is none in
+pages locked by `mlock`, the peer's by one copy into buffers that are there already, which is less than CUDA would ask
+of it. The peer without that copy is shown too: then a batch is partly a view of the rows themselves.
 
 What a ready batch is: of the peer, its dense features, a KeyedJaggedTensor and labels. Of Embark, the same
 (`KeyedJaggedTensor`), or the bytes of a block (`raw`), which the device decodes.
@@ -12,8 +16,10 @@ What a ready batch is: of the peer, its dense features, a KeyedJaggedTensor and 
 """
 
 import argparse
+import ctypes
 import gc
 import json
+import mmap
 import os
 import statistics
 import tempfile
@@ -27,6 +33,7 @@ from typing import Any
 import embark.train  # noqa: F401  isort: skip  before torch: it tells torch's threads how to wait
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 from torchrec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
 
@@ -48,6 +55,7 @@ DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device(
 class Contender:
     name: str
     is_peer: bool
+    """One that Embark is measured against: it pins too."""
     epoch: Callable[[int], Iterator[object]]
     """From a batch size to an epoch's batches."""
 
@@ -74,7 +82,7 @@ def main() -> None:
     if args.json:
         report = {
             "num_rows": args.num_rows, "num_threads": args.num_threads, "cores": len(os.sched_getaffinity(0)),
-            "memory": "pinned" if DEVICE.type == "cuda" else "plain", "torch": torch.__version__,
+            "memory": "pinned" if DEVICE.type == "cuda" else "locked", "torch": torch.__version__,
             "results": [asdict(result) for result in results],
         }
         args.json.write_text(json.dumps(report, indent=2) + "\n")
@@ -113,13 +121,45 @@ def open_ours(directory: Path, shuffle: str) -> PreparedSource:
     return source
 
 
+def locked(size_bytes: int) -> NDArray[np.uint8]:
+    """Pages that stay where they are, as pinned ones do."""
+    memory = mmap.mmap(-1, max(size_bytes, 1))
+    buffer = np.frombuffer(memory, np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mlock(ctypes.c_void_p(buffer.ctypes.data), ctypes.c_size_t(size_bytes)):
+        raise OSError(ctypes.get_errno(), "mlock: raise the limit with ulimit -l unlimited")
+    return buffer
+
+
+ALLOCATE = pinned(DEVICE) or locked
+
+
+class Pinning:
+    """Copies the peer's batches into a ring of locked buffers; its lengths and offsets are the same in every batch."""
+
+    def __init__(self) -> None:
+        self._ring: list[list[torch.Tensor]] = []
+        self._next = 0
+
+    def __call__(self, batch: Any) -> object:
+        parts = [batch.dense_features, batch.sparse_features.values(), batch.labels]
+        if len(self._ring) < 4:
+            self._ring.append([
+                torch.from_numpy(locked(p.numel() * p.element_size())).view(p.dtype).view(p.shape) for p in parts])
+        held = self._ring[self._next % 4]
+        self._next += 1
+        for to, part in zip(held, parts, strict=True):
+            to.copy_(part)
+        return held
+
+
 def ours(directory: Path, num_threads: int) -> list[Contender]:
     share: dict[str, Any] = {"rank": 0, "world_size": 1, "start_step": 0, "num_threads": num_threads, "depth": 4}
     names = [f"cat_{i}" for i in range(len(CRITEO_1TB_ROWS))]
 
     def raw(source: PreparedSource, batch_size: int) -> Iterator[object]:
         num_steps = source.num_train_samples // batch_size
-        with RawLoader(source, batch_size=batch_size, stop_step=num_steps, allocate=pinned(DEVICE), **share) as loader:
+        with RawLoader(source, batch_size=batch_size, stop_step=num_steps, allocate=ALLOCATE, **share) as loader:
             for batch in loader:
                 yield batch
                 loader.release(batch)
@@ -143,26 +183,27 @@ def ours(directory: Path, num_threads: int) -> list[Contender]:
 def peers(directory: Path) -> list[Contender]:
     paths = {f"{name}_paths": [str(directory / f"{name}.npy")] for name in ("dense", "sparse", "labels")}
 
-    def contender(num_workers: int, shuffle: bool) -> Contender:
+    def contender(num_workers: int, shuffle: bool, *, must_pin: bool = True) -> Contender:
         def epoch(batch_size: int) -> Iterator[object]:
             pipe = InMemoryBinaryCriteoIterDataPipe(
                 "train", **paths, batch_size=batch_size, rank=0, world_size=1, drop_last=True, shuffle_batches=shuffle
             )
             loader: DataLoader[object] = DataLoader(
-                pipe, batch_size=None, pin_memory=DEVICE.type == "cuda", collate_fn=lambda batch: batch,
+                pipe, batch_size=None, pin_memory=must_pin and DEVICE.type == "cuda", collate_fn=lambda batch: batch,
                 num_workers=num_workers, **({"prefetch_factor": 4} if num_workers else {}),
             )
-            return iter(loader)
+            return map(Pinning(), loader) if must_pin and DEVICE.type != "cuda" else iter(loader)
 
-        ending = ", shuffle_batches" if shuffle else ""
-        return Contender(f"DataLoader, {num_workers} workers{ending}", True, epoch)
+        ending = (", shuffle_batches" if shuffle else "") + ("" if must_pin else ", NOT pinned")
+        return Contender(f"DataLoader, {num_workers} workers{ending}", must_pin, epoch)
 
-    return [contender(num_workers, shuffle) for shuffle in (False, True) for num_workers in (0, 1, 2)]
+    pinning = [contender(num_workers, shuffle) for shuffle in (False, True) for num_workers in (0, 1, 2)]
+    return [*pinning, contender(0, False, must_pin=False)]
 
 
 def check(directory: Path) -> None:
     """Both give the same rows: the first batch of each, in the order of the files."""
-    peer: Any = next(peers(directory)[0].epoch(1_024))
+    peer: Any = next(peers(directory)[-1].epoch(1_024))
     source = open_ours(directory, "none")
     batch = ToDevice(list(peer.sparse_features.keys()), torch.device("cpu"))(source.train_rows(0, 0, 1_024))
     decoder = RawDecoder(source.layout, [f.name for f in source.layout.features], 1_024, DEVICE)
@@ -201,7 +242,7 @@ def samples_per_s(contender: Contender, batch_size: int, num_batches: int) -> fl
 
 
 def print_table(results: list[Result], args: argparse.Namespace) -> None:
-    memory = "pinned" if DEVICE.type == "cuda" else "plain"
+    memory = "CUDA's pinned" if DEVICE.type == "cuda" else "locked"
     print(f"{args.num_rows:,} rows, {len(os.sched_getaffinity(0))} cores, {args.num_threads} loader threads, {memory} "
           f"memory, median of {args.rounds} epochs\n")
     for batch_size in args.batch_sizes:
@@ -216,7 +257,7 @@ def print_table(results: list[Result], args: argparse.Namespace) -> None:
         for peer in (result for result in of_size if result.is_peer):
             ratios = ", ".join(
                 f"{result.samples_per_s / peer.samples_per_s:.1f}× ({result.name.removeprefix('Embark, ')})"
-                for result in of_size if not result.is_peer
+                for result in of_size if result.name.startswith("Embark")
             )
             print(f"  {peer.name:36} {ratios}")
         print()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+Keys = NDArray[np.uint64] | NDArray[np.uint32]
+"""32 bits where they always suffice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,13 @@ class SparseColumn:
     """Of a list: more are cut."""
     rows: int | None = None
     """Of its table, where the spec gives them."""
+    column: str = ""
+    """Its name in the input, where a table cannot be named so."""
+
+    @property
+    def source(self) -> str:
+        """The column of the input it comes from."""
+        return self.column or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,8 @@ class Schema:
     split_column: str = ""
     why: dict[str, str] = field(default_factory=dict)
     """By column, for a person: what it was taken for and why."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """By column, for a person: some of its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +115,7 @@ class RawRows:
     """[n]: 0 or 1."""
     dense: NDArray[np.float32]
     """[n, D], as they are; NaN where missing."""
-    keys: tuple[NDArray[np.uint64], ...]
+    keys: tuple[Keys, ...]
     """Of each sparse column: the number, or 64 bits of hash of the text. [n], or of a list all one after the other."""
     lengths: tuple[NDArray[np.int32] | None, ...]
     """[n] of each list, after cutting; None of the others."""
@@ -120,6 +132,13 @@ class RawRows:
     """Lines this piece took, the bad ones and the header among them."""
     texts: tuple[dict[int, str] | None, ...] = ()
     """Of each text column: some hashes and the words they stand for, for people to read."""
+    positions: NDArray[np.int64] | None = None
+    """[n]: the byte of the file, unpacked, that each row begins at; of Parquet, the row of the file. A split by
+    chance draws by it, so that the size of the pieces changes nothing. None: by the segment's start and `lines`."""
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    """Why rows were left out and how many for each reason, where the reader counts them all; see `bad_rows.py`."""
+    read_bytes: int = 0
+    """Of the input, as it lies there, that this piece took, where the reader knows."""
 
     def __len__(self) -> int:
         return len(self.label)

@@ -1,0 +1,345 @@
+"""Cells of an Arrow column as numbers and as keys; those that are neither are marked, never raised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.data.prepare.pieces import SparseColumn
+from embark.data.prepare.words import as_text, buffers_of, hash_words, trim
+from embark.errors import DataError
+
+Mask = NDArray[np.bool_]
+
+_LIST_BYTES = 1 << 20
+_INTEGER = r"^[+-]?[0-9]+$"
+_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_TRUE, _FALSE = ["true", "yes"], ["false", "no"]
+_HEX_DIGITS = np.full(256, 255, np.uint8)
+_HEX_DIGITS[list(b"0123456789abcdef")] = range(16)
+_HEX_DIGITS[list(b"ABCDEF")] = range(10, 16)
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A column of numbers."""
+
+    values: NDArray[np.float64]
+    """[n]; NaN where missing or bad."""
+    is_bad: Mask | None
+    """[n]: there is something, and it is no finite number of 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseCells:
+    """A sparse column."""
+
+    keys: NDArray[np.uint64]
+    """[n], or of a list all one after the other."""
+    lengths: NDArray[np.int32] | None = None
+    """[n] of a list."""
+    is_missing: Mask | None = None
+    """[n] of no list."""
+    is_bad: Mask | None = None
+    """[n]: the cell, or one value of the list, is not what the column holds."""
+    num_cut: int = 0
+    texts: dict[int, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """How the cells of an input are to be read."""
+
+    missing: tuple[str, ...]
+    """Text that stands for no value."""
+    list_delimiter: str = "|"
+    """Between the values of a cell of text."""
+
+    def numbers(self, array: Any, *, may_be_word: bool = False) -> Numbers:
+        """A dense column, or a label, which `may_be_word`: true, false, yes or no."""
+        import pyarrow.types as types
+
+        array = plain(array)
+        kind = array.type
+        if types.is_null(kind):
+            return Numbers(np.full(len(array), np.nan), None)
+        if is_words(kind):
+            return _numbers_of_text(self.without_missing(array), may_be_word)
+        if types.is_timestamp(kind):
+            unit_s = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[kind.unit]
+            return _finite(_floats(array.cast("int64")) * unit_s, array)
+        if types.is_date32(kind):
+            return _finite(_floats(array.cast("int32")) * 86_400.0, array)
+        if types.is_date64(kind):
+            return _finite(_floats(array.cast("int64")) * 1e-3, array)
+        if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+            return _finite(_floats(array), array)
+        raise DataError(f"holds {kind}, which is no number")
+
+    def keys(self, array: Any, column: SparseColumn) -> SparseCells:
+        """A sparse column: one key a row, or a list of them."""
+        array = plain(array)
+        if not column.is_list:
+            return self._one_key(array, column.kind)
+        # Short values in long cells come to many times their text while they are hashed, so not all at once.
+        num_slices = min(-(-array.nbytes // _LIST_BYTES), len(array))
+        if num_slices > 1:
+            step = -(-len(array) // num_slices)
+            return _joined([self._lists(array[i : i + step], column) for i in range(0, len(array), step)])
+        return self._lists(array, column)
+
+    def _lists(self, array: Any, column: SparseColumn) -> SparseCells:
+        values, lengths = self._values_of_lists(array)
+        found = self._one_key(values, column.kind)
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        is_bad = None
+        if found.is_bad is not None:
+            is_bad = np.bincount(owner[found.is_bad], minlength=len(lengths)) > 0
+        keys = found.keys
+        if found.is_missing is not None:
+            is_there = ~found.is_missing
+            keys, owner = keys[is_there], owner[is_there]
+            lengths = np.bincount(owner, minlength=len(lengths))
+        is_long = lengths > column.max_ids
+        num_cut = int(is_long.sum())
+        if num_cut:
+            place = np.arange(len(keys)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            keys = keys[place < column.max_ids]
+            lengths = np.minimum(lengths, column.max_ids)
+        return SparseCells(keys, lengths.astype(np.int32), None, is_bad, num_cut, found.texts)
+
+    def without_missing(self, array: Any) -> Any:
+        """Text with nulls where it stands for no value."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not self.missing:
+            return array
+        # Most columns have none of them, and only short cells can be one.
+        _, lengths, _ = buffers_of(array)
+        longest = max(len(text.encode()) for text in self.missing)
+        if not len(lengths) or lengths.min() > longest:
+            return array
+        kind = pa.binary() if array.type in (pa.binary(), pa.string()) else pa.large_binary()
+        spellings = pa.array([text.encode() for text in self.missing], kind)
+        is_missing = pc.is_in(_as_bytes(array), value_set=spellings)
+        return pc.if_else(is_missing, pa.scalar(None, array.type), array)
+
+    def _one_key(self, array: Any, kind: str) -> SparseCells:
+        import pyarrow as pa
+        import pyarrow.types as types
+
+        if types.is_null(array.type):
+            array = array.cast(pa.string())
+        if kind == "text":
+            if not is_words(array.type):
+                array = array.cast(pa.string())
+            array = self.without_missing(trim(array))
+            hashed = hash_words(array)
+            return SparseCells(hashed.keys, is_missing=_nulls(array), texts=hashed.texts)
+        if is_words(array.type):
+            array = self.without_missing(trim(array))
+            keys, is_bad = _hexadecimal(array) if kind == "hex" else _integers_of_text(array)
+        else:
+            keys, is_bad = _integers(array)
+        is_missing = _nulls(array)
+        if types.is_floating(array.type):
+            is_nan = np.isnan(_floats(array))
+            is_missing = is_nan if is_nan.any() else None
+        return SparseCells(keys, is_missing=is_missing, is_bad=is_bad)
+
+    def _values_of_lists(self, array: Any) -> tuple[Any, NDArray[np.int64]]:
+        """All values one after the other, and how many each row has."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if is_words(array.type):
+            array = self.without_missing(trim(array))
+            array = pc.split_pattern(as_text(array), self.list_delimiter)
+        elif not is_list(array.type):
+            # One value is a list of one, no value an empty one.
+            is_there = array.is_valid().to_numpy(zero_copy_only=False)
+            return array.drop_null(), is_there.astype(np.int64)
+        counted = pc.list_value_length(array).fill_null(0)
+        lengths = counted.to_numpy(zero_copy_only=False).astype(np.int64)
+        values = plain(pc.list_flatten(array))
+        if is_list(values.type) or pa.types.is_nested(values.type):
+            raise DataError(f"holds {array.type}: lists of lists are not read")
+        return values, lengths
+
+
+def _joined(slices: list[SparseCells]) -> SparseCells:
+    lengths = [s.lengths for s in slices if s.lengths is not None]
+    bad = [np.zeros(len(n), np.bool_) if s.is_bad is None else s.is_bad for s, n in zip(slices, lengths, strict=True)]
+    texts = {key: text for s in slices for key, text in (s.texts or {}).items()}
+    return SparseCells(
+        np.concatenate([s.keys for s in slices]), np.concatenate(lengths),
+        is_bad=np.concatenate(bad) if any(s.is_bad is not None for s in slices) else None,
+        num_cut=sum(s.num_cut for s in slices), texts=texts if slices[0].texts is not None else None,
+    )
+
+
+def plain(array: Any) -> Any:
+    """One piece, and words of a dictionary spelled out."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if types.is_string_view(array.type):
+        array = array.cast(pa.string())
+    elif types.is_binary_view(array.type) or types.is_fixed_size_binary(array.type):
+        array = array.cast(pa.binary())
+    return array
+
+
+def is_words(kind: Any) -> bool:
+    """Text or bytes."""
+    import pyarrow.types as types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind)
+                or types.is_large_binary(kind))
+
+
+def is_list(kind: Any) -> bool:
+    """Several values a cell."""
+    import pyarrow.types as types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _numbers_of_text(array: Any, may_be_word: bool) -> Numbers:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    text = as_text(array)
+    try:
+        return _finite(_floats(text.cast(pa.float64())), array)
+    except pa.ArrowInvalid:
+        pass
+    text = pc.ascii_trim_whitespace(text)
+    if may_be_word:
+        word = pc.ascii_lower(text)
+        text = pc.if_else(pc.is_in(word, value_set=pa.array(_TRUE)), "1",
+                          pc.if_else(pc.is_in(word, value_set=pa.array(_FALSE)), "0", text))
+    is_number = pc.match_substring_regex(text, _NUMBER)
+    numbers = pc.if_else(is_number, text, pa.scalar(None, text.type))
+    return _finite(_floats(pc.replace_substring_regex(numbers, r"^\+", "").cast(pa.float64())), array)
+
+
+def _finite(values: NDArray[np.float64], array: Any) -> Numbers:
+    """What is there and is no number of 32 bits is bad; NaN itself is how numbers say that they are missing."""
+    import pyarrow.compute as pc
+
+    is_odd = ~(np.abs(values) <= _LARGEST)
+    if not is_odd.any():
+        return Numbers(values, None)
+    is_bad = is_odd & ~np.isnan(values)
+    if is_words(array.type):
+        is_nan = pc.equal(pc.ascii_lower(pc.ascii_trim_whitespace(as_text(array))), "nan").fill_null(True)
+        is_bad |= is_odd & ~is_nan.to_numpy(zero_copy_only=False)
+    if not is_bad.any():
+        return Numbers(values, None)
+    return Numbers(np.where(is_bad, np.nan, values), is_bad)
+
+
+def _floats(array: Any) -> NDArray[np.float64]:
+    """Nulls become NaN."""
+    import pyarrow as pa
+
+    if array.type != pa.float64():
+        array = array.cast(pa.float64(), safe=False)
+    result: NDArray[np.float64] = array.to_numpy(zero_copy_only=False)
+    return result
+
+
+def _integers(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if types.is_floating(array.type) or types.is_decimal(array.type):
+        values = _floats(array)
+        is_odd = ~((np.floor(values) == values) & (np.abs(values) < 2.0**63))
+        is_bad = is_odd & ~np.isnan(values)
+        keys = np.where(is_odd, 0, values).astype(np.int64).view(np.uint64)
+        return keys, is_bad if is_bad.any() else None
+    if types.is_temporal(array.type):
+        array = array.cast(pa.int32() if types.is_date32(array.type) or types.is_time32(array.type) else pa.int64())
+    if not (types.is_integer(array.type) or types.is_boolean(array.type)):
+        raise DataError(f"holds {array.type}, which is no integer")
+    array = array.cast(pa.uint64() if types.is_uint64(array.type) else pa.int64())
+    whole: NDArray[Any] = array.fill_null(0).to_numpy(zero_copy_only=False)
+    return whole.view(np.uint64), None
+
+
+def _integers_of_text(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    text = as_text(array)
+    try:
+        return _integers(text.cast(pa.int64()))
+    except pa.ArrowInvalid:
+        pass
+    # One by one, since there are few distinct ones among the cells that a cast to 64 bits with sign refuses.
+    is_integer = pc.match_substring_regex(text, _INTEGER).fill_null(True).to_numpy(zero_copy_only=False)
+    keys, is_bad = np.zeros(len(text), np.uint64), ~is_integer
+    is_short = pc.less(pc.binary_length(text), 19).fill_null(True).to_numpy(zero_copy_only=False)
+    easy = pc.if_else(_arrow(is_integer & is_short), text, pa.scalar(None, text.type))
+    keys[:] = _integers(pc.replace_substring_regex(easy, r"^\+", "").cast(pa.int64()))[0]
+    for row in np.flatnonzero(is_integer & ~is_short):
+        value = int(text[int(row)].as_py())
+        if -(1 << 63) <= value < 1 << 64:
+            keys[row] = value & ((1 << 64) - 1)
+        else:
+            is_bad[row] = True
+    return keys, is_bad if is_bad.any() else None
+
+
+def _hexadecimal(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
+    """Up to 16 digits, with `0x` before them or not."""
+    starts, lengths, text = buffers_of(array)
+    keys = np.zeros(len(array), np.uint64)
+    last = len(text) - 1
+    if last < 0:
+        text, last = np.zeros(1, np.uint8), 0
+    has_prefix = (lengths > 2) & (text[np.minimum(starts, last)] == ord("0"))
+    has_prefix &= (text[np.minimum(starts + 1, last)] | 32) == ord("x")
+    starts, lengths = starts + 2 * has_prefix, lengths - 2 * has_prefix
+    is_bad = lengths > 16
+    for place in range(int(min(lengths.max(initial=0), 16))):
+        is_here = lengths > place
+        digit = _HEX_DIGITS[text[np.minimum(starts + place, last)]]
+        is_bad |= is_here & (digit == 255)
+        keys = np.where(is_here, (keys << np.uint64(4)) | (digit & np.uint8(15)), keys)
+    is_null = _nulls(array)
+    is_bad |= lengths == 0 if is_null is None else (lengths == 0) & ~is_null
+    return keys, is_bad if is_bad.any() else None
+
+
+def _nulls(array: Any) -> Mask | None:
+    if not array.null_count:
+        return None
+    result: Mask = array.is_null().to_numpy(zero_copy_only=False)
+    return result
+
+
+def _as_bytes(array: Any) -> Any:
+    import pyarrow as pa
+
+    twins = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+    if array.type not in twins:
+        return array
+    return pa.Array.from_buffers(twins[array.type], len(array), array.buffers(), array.null_count, array.offset)
+
+
+def _arrow(mask: Mask) -> Any:
+    import pyarrow as pa
+
+    return pa.array(mask)

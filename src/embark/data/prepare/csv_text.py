@@ -1,0 +1,222 @@
+"""Any delimited text: rows cut where quotes allow it, fields parsed by pyarrow, wrong ones counted."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from embark.data.prepare.pieces import BadRow, InputFile, Inputs, RawRows, Schema, Segment
+from embark.data.prepare.raw_rows import Place, RowMaker
+from embark.data.prepare.row_cuts import RowBlock, Runaway, cut_rows, without_odd_rows
+from embark.data.prepare.text_stream import TextStream, head, is_gzip
+from embark.errors import DataError, MissingPackage, nearest
+from embark.spec.run import RunSpec
+
+BOM = b"\xef\xbb\xbf"
+_SCAN_BYTES = 8 << 20
+_HEADER_BYTES = 1 << 20
+_STAND_INS = (b"\x1f", b"\x1e", b"\x1d", b"\x1c", b"\x02", b"\x01")
+"""Characters that text does not have: one of them takes the place of a delimiter of several."""
+_MAX_CHUNK_BYTES = 1 << 30
+
+
+class CsvReader:
+    """Delimited text, plain or gzip."""
+
+    def __init__(self, schema: Schema, spec: RunSpec, inputs: Inputs) -> None:
+        try:
+            import pyarrow.csv  # noqa: F401
+        except ImportError as error:
+            raise MissingPackage("pyarrow reads delimited text", fix="pip install 'embark-rec[columns]'") from error
+        self._schema = schema
+        self._inputs = inputs
+        self._maker = RowMaker(schema, spec.data.prepare)
+        self._delimiter = schema.delimiter.encode()
+        self._has_quotes = len(self._delimiter) == 1
+        """A delimiter of several characters knows no quotes."""
+
+    def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
+        """Pieces of about that size, cut between rows. Gzip cannot be entered in the middle, and to look for quotes
+        in a remote file would be to fetch it twice: these are one segment each."""
+        whole = [Segment(file, 0, 0, file.size_bytes)]
+        is_remote = self._inputs.local_path(file.uri) is None
+        if file.size_bytes <= segment_bytes or is_remote or is_gzip(self._inputs, file):
+            return whole
+        cuts = self._cuts_by_quotes(file, segment_bytes) if self._finds_quote(file) else self._cuts(file, segment_bytes)
+        bounds = [0, *cuts, file.size_bytes]
+        return [Segment(file, i, start, stop) for i, (start, stop) in enumerate(pairwise(bounds))]
+
+    def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
+        """The segment's rows in order."""
+        file, has_header = segment.file, False
+        columns: Sequence[str] = self._schema.columns
+        if self._schema.has_header:
+            columns, has_header = self._columns_of(file)
+        stream = TextStream(self._inputs, file, segment.start, segment.stop, min(chunk_bytes, _MAX_CHUNK_BYTES))
+        pieces, first_byte = stream.pieces, segment.start
+        if segment.start == 0:
+            pieces, first_byte = _without_bom(pieces)
+        is_header_next, line = has_header and segment.start == 0, 0
+        for cut in cut_rows(pieces, self._delimiter, has_quotes=self._has_quotes, first_byte=first_byte):
+            num_lines, line = cut.stop_line - line, cut.stop_line
+            if isinstance(cut, Runaway):
+                if is_header_next:
+                    raise DataError(f"{file.uri}: the header cannot be read: {cut.why}")
+                place = Place(np.zeros(0, np.int64), np.zeros(0, np.int64), num_lines, stream.take_read_bytes(),
+                              [BadRow(cut.line, cut.why)])
+                yield self._maker.make(_empty(columns).column, place, file.uri)
+                continue
+            text, rows = cut.text, np.flatnonzero(~cut.is_blank)
+            if is_header_next and len(rows):
+                behind = int(cut.starts[rows[0] + 1] - cut.starts[0]) if rows[0] + 1 < len(cut.starts) else len(text)
+                text, rows, is_header_next = text[behind:], rows[1:], False
+            table, wrong = self._parse(text, columns, file)
+            bad = [BadRow(int(cut.lines[rows[number]]), f"its fields are {fields} instead of {len(columns)}")
+                   for number, fields in wrong.items()]
+            rows = np.delete(rows, list(wrong))
+            if table.num_rows != len(rows):
+                raise DataError(f"{file.uri}: {len(rows)} rows were counted from byte {cut.starts[0]:,} on, "
+                                f"and {table.num_rows} read", fix="say so to the authors of Embark, with the lines")
+            place = Place(cut.lines[rows], cut.starts[rows], num_lines, stream.take_read_bytes(), bad)
+            yield self._maker.make(table.column, place, file.uri)
+
+    def _parse(self, text: bytes, columns: Sequence[str], file: InputFile) -> tuple[Any, dict[int, int]]:
+        """The wanted columns as bytes; and of the rows with a wrong number of fields, which are left out, that number
+        by their place among those that are no empty lines."""
+        import pyarrow as pa
+
+        delimiter = self._delimiter
+        if len(delimiter) > 1:
+            _refuse_quotes(text, delimiter, file)
+            stand_in = next((c for c in _STAND_INS if c not in text), None)
+            if stand_in is None:
+                raise DataError(f"{file.uri}: is no text: it has control characters of every kind")
+            text, delimiter = text.replace(delimiter, stand_in), stand_in
+        try:
+            return self._table(text, delimiter, columns), {}
+        except pa.ArrowInvalid:
+            # pyarrow could leave them out itself, but for those that are no UTF-8.
+            text, wrong = without_odd_rows(text, delimiter, len(columns), has_quotes=self._has_quotes)
+        try:
+            return self._table(text, delimiter, columns), wrong
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{file.uri}: is not delimited text that can be read: {error}") from error
+
+    def _table(self, text: bytes, delimiter: bytes, columns: Sequence[str]) -> Any:
+        import pyarrow as pa
+        import pyarrow.csv as arrow_csv
+
+        if not text:
+            return _empty(columns)
+        has_quotes, wanted = self._has_quotes and b'"' in text, self._maker.columns
+        return arrow_csv.read_csv(
+            pa.py_buffer(text),
+            read_options=arrow_csv.ReadOptions(
+                column_names=list(columns), use_threads=False, block_size=len(text) + 1),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=delimiter.decode("latin-1"), quote_char='"' if has_quotes else False,
+                newlines_in_values=has_quotes, ignore_empty_lines=True),
+            convert_options=arrow_csv.ConvertOptions(
+                check_utf8=False, column_types={name: pa.binary() for name in wanted}, include_columns=wanted,
+                strings_can_be_null=False),
+        )
+
+    def _columns_of(self, file: InputFile) -> tuple[Sequence[str], bool]:
+        """The columns in this file's own order, and whether it has a header: pieces that `split` made have none."""
+        text = head(self._inputs, file, _HEADER_BYTES).removeprefix(BOM)
+        first = next((row for row in fields_of(text, self._schema.delimiter) if row), [])
+        names = header_names(first)
+        known = self._schema.columns
+        lacking = [name for name in self._maker.columns if name not in names]
+        if not lacking:
+            return names, True
+        if len(names) == len(known) and not set(names) & set(known):
+            return known, False
+        raise DataError(f"{file.uri}: its header has no column " + ", ".join(map(repr, lacking)),
+                        fix=nearest(lacking[0], names) + " Every file has the columns of the first one")
+
+    def _finds_quote(self, file: InputFile) -> bool:
+        if not self._has_quotes:
+            return False
+        return any(b'"' in self._inputs.read(file.uri, start, _SCAN_BYTES)
+                   for start in range(0, file.size_bytes, _SCAN_BYTES))
+
+    def _cuts(self, file: InputFile, segment_bytes: int) -> list[int]:
+        """Behind the first line end from each multiple of `segment_bytes` on."""
+        cuts: list[int] = []
+        for target in range(segment_bytes, file.size_bytes, segment_bytes):
+            at = max(target, cuts[-1] if cuts else 0)
+            while at < file.size_bytes:
+                some = self._inputs.read(file.uri, at, 1 << 16)
+                end = some.find(b"\n")
+                at += len(some) if end < 0 else end + 1
+                if end >= 0 or not some:
+                    break
+            if at < file.size_bytes and at > (cuts[-1] if cuts else 0):
+                cuts.append(at)
+        return cuts
+
+    def _cuts_by_quotes(self, file: InputFile, segment_bytes: int) -> list[int]:
+        """The same where a line end may be within quotes, which only reading from the start on tells."""
+        cuts: list[int] = []
+        target = segment_bytes
+        pieces, first_byte = _without_bom(TextStream(self._inputs, file, 0, file.size_bytes, _SCAN_BYTES).pieces)
+        for cut in cut_rows(pieces, self._delimiter, first_byte=first_byte):
+            if not isinstance(cut, RowBlock):
+                continue
+            while (position := int(np.searchsorted(cut.starts, target))) < len(cut.starts):
+                cuts.append(int(cut.starts[position]))
+                target = cuts[-1] - cuts[-1] % segment_bytes + segment_bytes
+        return cuts
+
+
+def fields_of(text: bytes, delimiter: str) -> Iterator[list[str]]:
+    """Rows of text as Python's csv reads them: for the few that a header or a guess needs."""
+    words = text.decode("utf-8", errors="replace").replace("\0", "\ufffd")
+    if len(delimiter) > 1:
+        yield from (line.split(delimiter) if line else [] for line in words.splitlines())
+        return
+    csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
+    try:
+        yield from csv.reader(io.StringIO(words, newline=""), delimiter=delimiter)
+    except csv.Error:
+        return
+
+
+def header_names(cells: Sequence[str]) -> tuple[str, ...]:
+    """Names of the columns; one without, such as the index that pandas writes, is named by its place."""
+    return tuple(cell.strip() or f"column_{position}" for position, cell in enumerate(cells))
+
+
+def _empty(columns: Sequence[str]) -> Any:
+    import pyarrow as pa
+
+    return pa.table({name: pa.array([], pa.binary()) for name in columns})
+
+
+def _without_bom(pieces: Iterator[bytes]) -> tuple[Iterator[bytes], int]:
+    first = next(pieces, b"")
+    while 0 < len(first) < len(BOM) and (more := next(pieces, b"")):
+        first += more
+    has_bom = first.startswith(BOM)
+
+    def rest() -> Iterator[bytes]:
+        yield first[len(BOM) :] if has_bom else first
+        yield from pieces
+
+    return rest(), len(BOM) if has_bom else 0
+
+
+def _refuse_quotes(text: bytes, delimiter: bytes, file: InputFile) -> None:
+    if b'"' not in text:
+        return
+    mark = re.escape(delimiter)
+    if re.search(rb'(?:\A|\n|' + mark + rb')"[^"\n]*"(?:' + mark + rb'|\r?\n|\Z)', text):
+        raise DataError(f"{file.uri}: has fields in quotes between delimiters of {len(delimiter)} characters",
+                        fix="write the file with a delimiter of one character, or without the quotes")

@@ -1,0 +1,285 @@
+"""What each column of the input is: what the spec says, and where it is silent what the columns look like."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from embark.data.prepare.pieces import InputFile, Inputs, Schema, SparseColumn
+from embark.data.prepare.roles import Judgement, is_zero_one, judge, kind_of
+from embark.data.prepare.sampling import CRITEO_COLUMNS, Column, Sample, take_sample
+from embark.data.prepare.schema_text import describe, toml_of
+from embark.errors import DataError, nearest
+from embark.spec.model import Table
+from embark.spec.run import RunSpec
+
+__all__ = ["describe", "guess_schema", "toml_of"]
+
+_MAX_NAME = 128
+_MAX_SHOWN = 12
+
+
+def guess_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
+    """Looks into the first file and some others. What cannot be told is asked, in an error with the lines to add."""
+    if not files:
+        raise DataError("data.prepare.input names no file", fix='set it: input = "data/*.csv"')
+    names = set(_named(spec))
+    sample = take_sample(spec.data.prepare, names, inputs, files)
+    if sample.format == "criteo":
+        return _criteo(spec, sample)
+    where = files[0].uri
+    _refuse_unknown(spec, sample, where)
+    _check_label(spec, sample, where)
+    return _schema(spec, sample, where)
+
+
+def table_name(column: str) -> str:
+    """A table can be named with letters, digits and underscores only: `User ID` becomes `User_ID`."""
+    name = re.sub(r"[^A-Za-z0-9_]+", "_", column).strip("_") or "column"
+    return (name if not name[0].isdigit() else f"_{name}")[:_MAX_NAME]
+
+
+@dataclass(slots=True)
+class _Choice:
+    """The roles as they are found."""
+
+    dense: list[str] = field(default_factory=list)
+    sparse: list[tuple[str, Judgement]] = field(default_factory=list)
+    """And lists, in the order of the columns."""
+    ignored: list[str] = field(default_factory=list)
+    why: dict[str, str] = field(default_factory=dict)
+
+
+def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
+    prepare, columns = spec.data.prepare, [column.name for column in sample.columns]
+    tables = {_column_of(table.name, columns): table for table in spec.model.tables}
+    choice = _choose(spec, sample, tables)
+    if not choice.sparse:
+        reasons = "; ".join(f"{name} {choice.why[name]}" for name in columns if name in choice.why)
+        raise DataError(f"{where}: no column was taken for ids, and a model needs one: {reasons}",
+                        fix='name them: data.prepare.sparse_columns = ["…"]')
+    by_name = dict(choice.sparse)
+    order = [name for name in tables if name in by_name] if tables else list(by_name)
+    sparse = _with_tables(spec, [_sparse(spec, name, by_name[name], tables.get(name)) for name in order], where)
+    dense = tuple(spec.data.dense_columns) or tuple(choice.dense)
+    if "num_dense" in spec.model.model_fields_set and spec.model.num_dense != len(dense):
+        found = ", ".join(dense) or "none"
+        raise DataError(f"{where}: model.num_dense = {spec.model.num_dense}, and the dense columns are: {found}",
+                        fix=f"set model.num_dense = {len(dense)} or leave it out, or name them in data.dense_columns")
+    examples = {column.name: _examples(column) for column in sample.columns}
+    return Schema(
+        sample.format, spec.data.label, dense, sparse, tuple(columns), tuple(choice.ignored), sample.delimiter,
+        sample.has_header, prepare.split_column, {name: choice.why[name] for name in columns}, examples,
+    )
+
+
+def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table]) -> _Choice:
+    data, prepare = spec.data, spec.data.prepare
+    is_sparse_given = bool(prepare.sparse_columns or tables)
+    guesses_dense = not data.dense_columns and (
+        not (is_sparse_given or prepare.list_columns)
+        or ("num_dense" in spec.model.model_fields_set and spec.model.num_dense > 0)
+    )
+    choice = _Choice()
+    for column in sample.columns:
+        name, said = column.name, ""
+        guessed = judge(column, prepare.list_delimiter)
+        if name == data.label:
+            above = prepare.label_above
+            said = "is data.label" + ("" if above is None else f", 1 where it is above {above:g}")
+        elif prepare.split_column == name:
+            said = "is data.prepare.split_column"
+        elif name in data.dense_columns:
+            said = "is named in data.dense_columns"
+        elif name in prepare.ignored_columns:
+            choice.ignored.append(name)
+            said = "is named in data.prepare.ignored_columns"
+        elif role := _named_role(spec, column, tables.get(name)):
+            choice.sparse.append((name, role))
+            said = role.why
+        if said:
+            choice.why[name] = said
+            continue
+        choice.why[name] = guessed.why
+        if guessed.role == "dense" and guesses_dense:
+            choice.dense.append(name)
+        elif guessed.role in ("sparse", "list") and not is_sparse_given:
+            kind = "hex" if name in prepare.hex_columns else guessed.kind
+            choice.sparse.append((name, Judgement(guessed.role, guessed.why, kind)))
+        else:
+            choice.ignored.append(name)
+            if guessed.role == "dense":
+                choice.why[name] += ("; not among data.dense_columns" if data.dense_columns else
+                                     "; the spec names the sparse columns and no dense one")
+            elif guessed.role in ("sparse", "list"):
+                choice.why[name] += "; not among " + ("model.tables" if tables else "data.prepare.sparse_columns")
+    return choice
+
+
+def _named_role(spec: RunSpec, column: Column, table: Table | None) -> Judgement | None:
+    """Where the spec says that the column is sparse or a list."""
+    prepare, name = spec.data.prepare, column.name
+    is_list = name in prepare.list_columns or (table is not None and table.multi_hot > 1)
+    if not is_list and name not in prepare.sparse_columns and table is None:
+        return None
+    if column.type == "nested":
+        raise DataError(f"column {name!r} holds structures, which are not read", fix="write it as a list of values")
+    delimiter = prepare.list_delimiter if is_list and column.type == "text" else ""
+    kind = "hex" if name in prepare.hex_columns else kind_of(column, delimiter)
+    if column.type == "list" and not is_list:
+        is_list = True  # the file knows better than the spec, which says only that it is sparse
+    by = (f"is table {table.name} of [model]" if table is not None else
+          f"is named in data.prepare.{'list_columns' if name in prepare.list_columns else 'sparse_columns'}")
+    return Judgement("list" if is_list else "sparse", by, kind)
+
+
+def _sparse(spec: RunSpec, name: str, judgement: Judgement, table: Table | None) -> SparseColumn:
+    is_list = judgement.role == "list"
+    called = table.name if table else table_name(name)
+    most = (table.multi_hot if table else spec.data.prepare.max_ids) if is_list else 1
+    return SparseColumn(called, judgement.kind, is_list, most, table.rows if table else None,
+                        column="" if called == name else name)
+
+
+def _with_tables(spec: RunSpec, sparse: list[SparseColumn], where: str) -> tuple[SparseColumn, ...]:
+    """Each with a name of its own, and with the rows that `num_tables` and `rows_per_table` give."""
+    if spec.model.tables:
+        return tuple(sparse)
+    if not spec.model.gives_tables:
+        return tuple(_unique(sparse))
+    tables = spec.model.table_list()
+    by_name = {column.name: column for column in sparse}
+    if all(table.name in by_name for table in tables):
+        return tuple(_renamed(by_name[table.name], table) for table in tables)
+    if len(tables) != len(sparse):
+        names = ", ".join(column.source for column in sparse)
+        raise DataError(f"{where}: model.num_tables is {len(tables)}, and {len(sparse)} columns were taken for ids: "
+                        f"{names}", fix=f"set model.num_tables = {len(sparse)}, or leave num_tables and "
+                        "rows_per_table out of [model], so that the data says them")
+    return tuple(_renamed(column, table) for column, table in zip(sparse, tables, strict=True))
+
+
+def _renamed(column: SparseColumn, table: Table) -> SparseColumn:
+    source = column.source
+    return SparseColumn(table.name, column.kind, column.is_list, column.max_ids, table.rows,
+                        column="" if source == table.name else source)
+
+
+def _unique(sparse: Sequence[SparseColumn]) -> Iterator[SparseColumn]:
+    taken = {column.name for column in sparse if not column.column}
+    for column in sparse:
+        name, number = column.name, 2
+        while column.column and name in taken:
+            name, number = f"{column.name[: _MAX_NAME - 8]}_{number}", number + 1
+        taken.add(name)
+        source = column.source
+        yield SparseColumn(name, column.kind, column.is_list, column.max_ids, None, "" if source == name else source)
+
+
+def _criteo(spec: RunSpec, sample: Sample) -> Schema:
+    dense, names = CRITEO_COLUMNS[1:14], CRITEO_COLUMNS[14:]
+    prepare = spec.data.prepare
+    is_own = spec.data.dense_columns not in ((), dense) or prepare.sparse_columns not in ((), names)
+    if is_own or prepare.list_columns or prepare.ignored_columns:
+        raise DataError("the input is Criteo's, whose columns are all taken: int_0 to int_12 and cat_0 to cat_25",
+                        fix='leave the columns out of the spec; or set data.prepare.format = "csv", header = false '
+                            "and column_names to choose among them")
+    if "num_dense" in spec.model.model_fields_set and spec.model.num_dense != len(dense):
+        raise DataError(f"model.num_dense = {spec.model.num_dense}, and Criteo has {len(dense)}",
+                        fix=f"set model.num_dense = {len(dense)}, or leave it out")
+    tables = spec.model.table_list() if spec.model.gives_tables else ()
+    if tables and len(tables) != len(names):
+        raise DataError(f"[model] has {len(tables)} tables, and Criteo has {len(names)} sparse columns",
+                        fix=f"set model.num_tables = {len(names)}, or leave the tables out, so that the data says them")
+    by_name = {table.name: table for table in tables}
+    chosen = [by_name[n] for n in names] if set(by_name) == set(names) else list(tables)
+    sparse = tuple(
+        SparseColumn(table.name, "hex", rows=table.rows, column="" if table.name == name else name)
+        for name, table in zip(names, chosen, strict=True)
+    ) if chosen else tuple(SparseColumn(name, "hex") for name in names)
+    why = {"label": "is the first of Criteo's 40 fields", **dict.fromkeys(dense, "is one of Criteo's 13 integers"),
+           **dict.fromkeys(names, "is one of Criteo's 26 hexadecimal ids")}
+    examples = {column.name: _examples(column) for column in sample.columns}
+    return Schema("criteo", "label", dense, sparse, CRITEO_COLUMNS, why=why, examples=examples)
+
+
+def _named(spec: RunSpec) -> Iterator[str]:
+    """The columns that the spec names, the label among them."""
+    yield from (name for _, name in _said(spec))
+    yield spec.data.label
+
+
+def _said(spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """Where the spec names a column, and the name; all but the label."""
+    data, prepare = spec.data, spec.data.prepare
+    for where, names in (
+        ("data.dense_columns", data.dense_columns), ("data.prepare.sparse_columns", prepare.sparse_columns),
+        ("data.prepare.list_columns", prepare.list_columns), ("data.prepare.hex_columns", prepare.hex_columns),
+        ("data.prepare.ignored_columns", prepare.ignored_columns),
+        ("data.prepare.split_column", (prepare.split_column,) if prepare.split_column else ()),
+        ("model.tables", tuple(table.name for table in spec.model.tables)),
+    ):
+        yield from ((where, name) for name in names)
+
+
+def _column_of(table: str, columns: Sequence[str]) -> str:
+    """The column that a table of the spec means."""
+    return next((name for name in columns if table in (name, table_name(name))), table)
+
+
+def _refuse_unknown(spec: RunSpec, sample: Sample, where: str) -> None:
+    columns = [column.name for column in sample.columns]
+    wrong = []
+    for said, name in _said(spec):
+        is_known = _column_of(name, columns) in columns if said == "model.tables" else name in columns
+        if not is_known:
+            wrong.append(f"{said} names {name!r}: {nearest(name, columns)}")
+    if wrong:
+        raise DataError(f"{where}: " + "\n  ".join(["the spec names columns that are not there", *wrong]),
+                        fix=_columns_fix(sample, columns))
+
+
+def _check_label(spec: RunSpec, sample: Sample, where: str) -> None:
+    label, above = spec.data.label, spec.data.prepare.label_above
+    columns = {column.name: column for column in sample.columns}
+    found = columns.get(label)
+    if found is None:
+        candidates = [column.name for column in sample.columns if is_zero_one(column)]
+        which = "these hold 0 and 1: " + ", ".join(candidates) if candidates else "no column holds just 0 and 1"
+        lines = f'[data]\nlabel = "{candidates[0] if candidates else "…"}"'
+        if not candidates:
+            lines += "\n[data.prepare]\nlabel_above = 3  # the label is 1 where the column is larger"
+        raise DataError(f"{where}: has no column {label!r}, which data.label names; {which}",
+                        fix=_columns_fix(sample, list(columns)) + f", and say which is the label:\n{lines}")
+    if above is None and not is_zero_one(found):
+        values = sorted(set(found.cells))
+        middle = _threshold(values)
+        raise DataError(f"{where}: data.label is {label!r}, which holds {_some(values)} and not 0 and 1",
+                        fix=f"say what makes a 1:\n[data.prepare]\nlabel_above = {middle}" if middle else
+                        "name a column of numbers in data.label")
+
+
+def _threshold(values: Sequence[str]) -> str:
+    try:
+        numbers = sorted(float(value) for value in values)
+    except ValueError:
+        return ""
+    return f"{numbers[(len(numbers) - 1) // 2]:g}" if len(numbers) > 1 else ""
+
+
+def _columns_fix(sample: Sample, columns: Sequence[str]) -> str:
+    has = f"the columns are: {_some(columns)}"
+    if sample.format == "csv" and not sample.has_header:
+        return (f"{has}; the file was taken to have no header: data.prepare.column_names names them, "
+                "data.prepare.header = true says that the first line does")
+    return has
+
+
+def _examples(column: Column) -> str:
+    return _some(list(dict.fromkeys(column.cells))[:3], limit=3) or "nothing"
+
+
+def _some(values: Sequence[str], limit: int = _MAX_SHOWN) -> str:
+    short = [value if len(value) <= 24 else value[:24] + "…" for value in values[:limit]]
+    return ", ".join(short) + (f" and {len(values) - limit} more" if len(values) > limit else "")

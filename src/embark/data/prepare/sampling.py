@@ -1,0 +1,277 @@
+"""A look into the input before it is read: its format, its delimiter, its header and some of its rows."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from embark.data.prepare.arrow_cells import is_list, is_words, plain
+from embark.data.prepare.csv_text import BOM, fields_of, header_names
+from embark.data.prepare.parquet import broken, open_parquet
+from embark.data.prepare.pieces import InputFile, Inputs
+from embark.data.prepare.text_stream import head, is_gzip
+from embark.errors import DataError
+from embark.spec.data import PrepareSpec
+
+Format = Literal["criteo", "csv", "parquet"]
+Type = Literal["text", "integer", "float", "boolean", "time", "list", "nested"]
+
+_HEAD_BYTES = 256 << 10
+_MORE_BYTES = 128 << 10
+_MAX_ROWS = 10_000
+_DELIMITERS = (",", "\t", ";", "::", "|", "\x01", " ")
+"""The more common first."""
+CRITEO_COLUMNS = ("label", *(f"int_{i}" for i in range(13)), *(f"cat_{i}" for i in range(26)))
+_NOT_TEXT = {
+    b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "packed by zstd", b"BZh": "packed by bzip2",
+    b"\xfd7zXZ": "packed by xz", b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16",
+    b"ARROW1": "an Arrow file", b"ORC": "an ORC file", b"Obj\x01": "an Avro file",
+}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_HEX_ID = re.compile(r"[0-9a-fA-F]{8}")
+_NAME = re.compile(r"[A-Za-z_][\w .:/()-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What was seen of a column."""
+
+    name: str
+    cells: tuple[str, ...]
+    """As text, in order, without the missing ones; of lists all values."""
+    num_rows: int
+    num_missing: int = 0
+    type: Type = "text"
+    """What the file says; `text` where it says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was seen of the input."""
+
+    format: Format
+    columns: tuple[Column, ...]
+    num_rows: int
+    delimiter: str = ""
+    has_header: bool = False
+
+
+def take_sample(
+    prepare: PrepareSpec, known_names: Collection[str], inputs: Inputs, files: Sequence[InputFile]
+) -> Sample:
+    """Some rows from the start of the first file, and from the middle and the end of the input. Names that the spec
+    uses are `known_names`: where the first line has one of them, it is a header."""
+    empty = [file.uri for file in files if not file.size_bytes]
+    if empty:
+        raise DataError(f"{empty[0]}: the file is empty", fix="leave it out of data.prepare.input, or write it again")
+    first = files[0]
+    format = _format_of(prepare, inputs, first)
+    if odd := [f.uri for f in files if (_format_of_name(f.name) == "parquet") != (format == "parquet")
+               and _format_of_name(f.name)]:
+        raise DataError(f"the input mixes formats: {first.uri} is {format}, {odd[0]} is not",
+                        fix="name the files of one format in data.prepare.input")
+    if format == "parquet":
+        return _sample_parquet(prepare, inputs, files)
+    text = head(inputs, first, _HEAD_BYTES).removeprefix(BOM)
+    if not text.strip():
+        raise DataError(f"{first.uri}: has no rows")
+    is_open = prepare.format == "auto" and prepare.delimiter in ("", "\t") and not prepare.column_names
+    if format == "criteo" or (is_open and prepare.header is not True and _is_criteo(first, text)):
+        return _sample_criteo(text)
+    return _sample_text(prepare, known_names, inputs, files, text)
+
+
+def _format_of(prepare: PrepareSpec, inputs: Inputs, file: InputFile) -> Format:
+    start = inputs.read(file.uri, 0, 8)
+    is_parquet = start.startswith(b"PAR1")
+    if prepare.format == "parquet" or (prepare.format == "auto" and is_parquet):
+        return "parquet"
+    if prepare.format == "auto" and _format_of_name(file.name) == "parquet":
+        raise DataError(f"{file.uri}: is called Parquet, and does not begin as Parquet does",
+                        fix='write it again, or set data.prepare.format = "csv" if it is text')
+    if is_parquet:
+        raise DataError(f"{file.uri}: is a Parquet file", fix='set data.prepare.format = "parquet", or leave it out')
+    for magic, what in _NOT_TEXT.items():
+        if start.startswith(magic):
+            raise DataError(f"{file.uri}: is {what}, which is not read",
+                            fix="make it UTF-8 text, plain or packed by gzip, or Parquet")
+    return "criteo" if prepare.format == "criteo" else "csv"
+
+
+def _format_of_name(name: str) -> Literal["", "parquet", "text"]:
+    name = name.lower()
+    if name.endswith((".parquet", ".pq")):
+        return "parquet"
+    return "text" if name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt", ".dat")) else ""
+
+
+def _is_criteo(file: InputFile, text: bytes) -> bool:
+    """Most of the first rows are a label, 13 integers and 26 hexadecimal ids."""
+    rows = [line.split("\t") for line in text.decode(errors="replace").splitlines()[:100]]
+    if len(rows) > 1 and len(text) >= _HEAD_BYTES:
+        rows.pop()
+    num_right = sum(len(row) == 40 and row[0] in ("0", "1") and _is_criteo_tail(row[1:]) for row in rows)
+    if num_right > 0.5 * len(rows):
+        return True
+    if sum(len(row) == 39 and _is_criteo_tail(row) for row in rows) > 0.5 * len(rows):
+        raise DataError(f"{file.uri}: has Criteo's columns but no label: 39 fields instead of 40",
+                        fix="it is the test file of a contest; prepare the training file, and hold rows of it out")
+    return False
+
+
+def _sample_criteo(text: bytes) -> Sample:
+    rows = [line.split("\t") for line in text.decode(errors="replace").splitlines()[:100]]
+    rows = [row for row in rows if len(row) == len(CRITEO_COLUMNS)]
+    columns = tuple(_column(name, [row[i] for row in rows], {""}) for i, name in enumerate(CRITEO_COLUMNS))
+    return Sample("criteo", columns, len(rows), "\t")
+
+
+def _is_criteo_tail(fields: Sequence[str]) -> bool:
+    integers, ids = fields[:13], fields[13:]
+    return (all(not f or f.removeprefix("-").isdigit() for f in integers)
+            and all(not f or _HEX_ID.fullmatch(f) for f in ids) and any(ids))
+
+
+def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inputs, files: Sequence[InputFile],
+                 text: bytes) -> Sample:
+    first = files[0]
+    delimiter = prepare.delimiter or _guess_delimiter(first, text, known_names)
+    rows = _whole_rows(text, delimiter, is_cut=len(text) >= _HEAD_BYTES - len(BOM))
+    if not rows:
+        raise DataError(f"{first.uri}: has no whole row in its first {len(text):,} bytes",
+                        fix="say in data.prepare.delimiter what stands between the fields")
+    has_header = _has_header(prepare, known_names, rows)
+    if has_header and prepare.column_names:
+        raise DataError("data.prepare.column_names is for files without a header, and data.prepare.header is true",
+                        fix="leave one of them out")
+    num_fields = len(rows[0]) if has_header else Counter(map(len, rows)).most_common(1)[0][0]
+    names = header_names(rows[0]) if has_header else tuple(prepare.column_names)
+    if not names:
+        names = tuple(f"column_{i}" for i in range(num_fields))
+    if len(names) != num_fields:
+        raise DataError(f"{first.uri}: has {num_fields} fields a row between {delimiter!r}, and "
+                        f"data.prepare.column_names has {len(names)} names", fix="name every column, in order")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{first.uri}: has two columns named " + ", ".join(map(repr, twice)), fix="rename one of them")
+    body = rows[1:] if has_header else rows
+    body += itertools.chain.from_iterable(_more_rows(inputs, files, delimiter))
+    body = [row for row in body if len(row) == num_fields and (not has_header or header_names(row) != names)]
+    if not body:
+        raise DataError(f"{first.uri}: has columns, but no rows")
+    missing = set(prepare.missing)
+    columns = tuple(_column(name, [row[i].strip() for row in body], missing) for i, name in enumerate(names))
+    return Sample("csv", columns, len(body), delimiter, has_header)
+
+
+def _more_rows(inputs: Inputs, files: Sequence[InputFile], delimiter: str) -> Iterable[list[list[str]]]:
+    """From further on: rows at the start of a file are often of one kind."""
+    for file in dict.fromkeys([files[0], files[len(files) // 2], files[-1]]):
+        if is_gzip(inputs, file):
+            if file is not files[0]:
+                yield _whole_rows(head(inputs, file, _MORE_BYTES).removeprefix(BOM), delimiter, is_cut=True)
+            continue
+        for start in (file.size_bytes // 2, file.size_bytes - _MORE_BYTES):
+            if start > _HEAD_BYTES:
+                text = inputs.read(file.uri, start, _MORE_BYTES)
+                # From the middle of a quoted field, or of a row; rows of a wrong length are dropped by the caller.
+                yield _whole_rows(text.partition(b"\n")[2], delimiter, is_cut=True)
+
+
+def _whole_rows(text: bytes, delimiter: str, *, is_cut: bool) -> list[list[str]]:
+    rows = [row for row in fields_of(text, delimiter) if row]
+    return rows[:-1] if is_cut and len(rows) > 1 else rows
+
+
+def _guess_delimiter(file: InputFile, text: bytes, known_names: Collection[str]) -> str:
+    """What cuts most rows into the same number of fields, and into the most."""
+    best: tuple[Any, ...] = ()
+    found = ""
+    for rank, candidate in enumerate(_DELIMITERS):
+        rows = _whole_rows(text, candidate, is_cut=len(text) >= _HEAD_BYTES - len(BOM))[:200]
+        if not rows:
+            continue
+        num_fields, count = Counter(map(len, rows)).most_common(1)[0]
+        if num_fields < 2:
+            continue
+        is_named = bool(set(header_names(rows[0])) & set(known_names))
+        score = (is_named, candidate != " ", round(count / len(rows), 1), num_fields, -rank)
+        if count >= 0.7 * len(rows) and score > best:
+            best, found = score, candidate
+    if not found:
+        raise DataError(f"{file.uri}: nothing cuts its rows into fields: tried comma, tab, ';', '::', '|' and space",
+                        fix='say it: data.prepare.delimiter = "…"')
+    return found
+
+
+def _has_header(prepare: PrepareSpec, known_names: Collection[str], rows: Sequence[Sequence[str]]) -> bool:
+    if prepare.header != "auto":
+        return bool(prepare.header)
+    if prepare.column_names:
+        return False
+    first = [cell.strip() for cell in rows[0]]
+    if set(first) & set(known_names):
+        return True
+    filled = [cell for cell in first if cell]
+    if any(_NUMBER.fullmatch(cell) for cell in filled) or len(set(filled)) < len(filled):
+        return False
+    below = [[row[i].strip() for row in rows[1:] if i < len(row)] for i in range(len(first))]
+    if any(cell in cells for cell, cells in zip(first, below, strict=True) if cell):
+        return False
+    has_numbers = any(cells and all(_NUMBER.fullmatch(c) for c in cells if c) and any(cells) for cells in below)
+    return has_numbers or all(_NAME.fullmatch(cell) for cell in filled)
+
+
+def _sample_parquet(prepare: PrepareSpec, inputs: Inputs, files: Sequence[InputFile]) -> Sample:
+    file = files[0]
+    with open_parquet(inputs, file) as parquet:
+        import pyarrow as pa
+
+        names = parquet.schema_arrow.names
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise DataError(f"{file.uri}: has two columns named " + ", ".join(map(repr, twice)), fix="rename one")
+        try:
+            batch = next(parquet.iter_batches(_MAX_ROWS, use_threads=False), None)
+        except (pa.ArrowException, OSError) as error:
+            raise broken(file, error) from error
+    if batch is None or not batch.num_rows:
+        raise DataError(f"{file.uri}: has columns, but no rows")
+    missing = set(prepare.missing)
+    columns = tuple(_arrow_column(name, plain(batch.column(i)), missing) for i, name in enumerate(names))
+    return Sample("parquet", columns, batch.num_rows)
+
+
+def _arrow_column(name: str, array: Any, missing: set[str]) -> Column:
+    import pyarrow.compute as pc
+    import pyarrow.types as types
+
+    kind, values = array.type, array
+    if is_list(kind):
+        values = plain(pc.list_flatten(array))
+    if types.is_nested(values.type):
+        return Column(name, (), len(array), type="nested")
+    cells = [_text(value) for value in values.to_pylist()]
+    if is_list(kind):
+        there = tuple(cell for cell in cells if cell not in missing)
+        return Column(name, there, len(array), array.null_count, "list")
+    of: Type = (
+        "text" if is_words(kind) or types.is_null(kind) else "boolean" if types.is_boolean(kind)
+        else "integer" if types.is_integer(kind) else "time" if types.is_temporal(kind) else "float"
+    )
+    return _column(name, cells, missing, of)
+
+
+def _column(name: str, cells: Sequence[str], missing: set[str], of: Type = "text") -> Column:
+    there = tuple(cell for cell in cells if cell not in missing)
+    return Column(name, there, len(cells), len(cells) - len(there), of)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,127 @@
+"""Words as numbers: 64 bits of hash of each text of an Arrow array, the same on every machine and for good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.data.hashing import Hashes, hash_counters
+
+_KEY = 0x656D6261726B2D77
+_MAX_SHOWN = 100
+_MAX_SHOWN_CHARS = 80
+_TRIAL_ROWS = 4_096
+_WORTH_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """The words of an array."""
+
+    keys: Hashes
+    """[n]; of a null, anything."""
+    texts: dict[int, str]
+    """The most frequent of them, by hash, for people to read."""
+
+
+def hash_words(array: Any) -> Hashed:
+    """The hash of each text of a String, Binary, LargeString or LargeBinary array, without the spaces around it.
+
+    Id maps outlive the program, so this hash never changes: its definition is the plain one in the tests.
+    """
+    import pyarrow as pa
+
+    if isinstance(array, pa.DictionaryArray):
+        encoded = array
+    elif _repeats(array):
+        encoded = array.dictionary_encode()
+    else:
+        trimmed = trim(array)
+        return Hashed(hash_bytes(trimmed), _shown(trimmed.slice(0, _MAX_SHOWN)))
+    words = trim(encoded.dictionary)
+    if not len(words):
+        return Hashed(np.zeros(len(array), np.uint64), {})
+    indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
+    counts = np.bincount(indices, minlength=len(words))
+    top = np.sort(np.argsort(counts, kind="stable")[::-1][:_MAX_SHOWN])
+    return Hashed(hash_bytes(words)[indices], _shown(words.take(pa.array(top))))
+
+
+def hash_bytes(array: Any) -> Hashes:
+    """The hash of each value, eight of its bytes at a time; of a null, anything."""
+    starts, lengths, text = buffers_of(array)
+    # Eight more bytes, so that the last word of the last value can be read whole.
+    padded = np.concatenate([text, np.zeros(8, np.uint8)])
+    words = np.ndarray((len(text) + 1,), "<u8", padded.data, strides=(1,))
+    hashes = hash_counters(_KEY, lengths)
+    rows = np.flatnonzero(lengths > 0)
+    at, left = starts[rows], lengths[rows]
+    while len(rows):
+        word = words[at]
+        is_last = left < 8
+        if is_last.any():
+            word[is_last] &= (np.uint64(1) << (left[is_last] * 8).astype(np.uint64)) - np.uint64(1)
+        hashes[rows] = hash_counters(hashes[rows], word)
+        goes_on = left > 8
+        rows, at, left = rows[goes_on], at[goes_on] + 8, left[goes_on] - 8
+    return hashes
+
+
+def trim(array: Any) -> Any:
+    """Without ASCII white space at the ends; the same array where there is none."""
+    import pyarrow.compute as pc
+
+    starts, lengths, text = buffers_of(array)
+    filled = np.flatnonzero(lengths)
+    if not len(filled):
+        return array
+    first, last = text[starts[filled]], text[starts[filled] + lengths[filled] - 1]
+    if first.min() > 32 and last.min() > 32:
+        return array
+    return pc.ascii_trim_whitespace(as_text(array))
+
+
+def as_text(array: Any) -> Any:
+    """Binary seen as String, in place: the bytes are not looked at."""
+    import pyarrow as pa
+
+    twins = {pa.binary(): pa.string(), pa.large_binary(): pa.large_string()}
+    if array.type not in twins:
+        return array
+    return pa.Array.from_buffers(twins[array.type], len(array), array.buffers(), array.null_count, array.offset)
+
+
+def buffers_of(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
+    """Where each value starts, how long it is (0 of a null), and the bytes they lie in."""
+    import pyarrow.types as types
+
+    is_large = types.is_large_string(array.type) or types.is_large_binary(array.type)
+    _, offsets_buffer, data = array.buffers()
+    if not len(array) or offsets_buffer is None:
+        return np.zeros(len(array), np.int64), np.zeros(len(array), np.int64), np.zeros(0, np.uint8)
+    offsets = np.frombuffer(offsets_buffer, "<i8" if is_large else "<i4")
+    offsets = offsets[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    text = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    # Only the bytes in use: a slice of a long array would drag all of it along.
+    text = text[offsets[0] : offsets[-1]]
+    offsets -= offsets[0]
+    lengths = np.diff(offsets)
+    if array.null_count:
+        lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    return offsets[:-1], lengths, text
+
+
+def _repeats(array: Any) -> bool:
+    """Whether to hash each distinct word once instead of each value; judged by the first few thousand."""
+    some = array.slice(0, _TRIAL_ROWS)
+    return len(some) > 0 and len(some.unique()) < _WORTH_SHARE * len(some)
+
+
+def _shown(words: Any) -> dict[int, str]:
+    words = words.drop_null()
+    texts = (word.as_buffer().to_pybytes() for word in words)
+    return {int(key): text.decode(errors="replace")[:_MAX_SHOWN_CHARS]
+            for key, text in zip(hash_bytes(words), texts, strict=True)}

@@ -1,0 +1,122 @@
+"""Paths, globs and folders mean the files that a person would expect."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embark.data.prepare.inputs import LocalInputs, glob_pattern
+from embark.data_inputs import StoreInputs, open_inputs
+from embark.errors import DataError
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("day_0.csv", "day_1.csv", "day_10.csv", "notes.md", "_SUCCESS", ".hidden.csv", "out/part_0.parquet",
+                 "out/part_1.parquet", "out/_metadata", "out/_file_list.txt", "out/schema.pbtxt", "deep/a/x.csv",
+                 "deep/a/b/y.csv", "odd/[1].csv"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return tmp_path
+
+
+def found(tree: Path, pattern: str) -> list[str]:
+    return [file.uri for file in LocalInputs(str(tree)).find(pattern)]
+
+
+@pytest.mark.parametrize(("pattern", "expected"), [
+    ("day_0.csv", ["day_0.csv"]),
+    ("day_*.csv", ["day_0.csv", "day_1.csv", "day_10.csv"]),
+    ("day_?.csv", ["day_0.csv", "day_1.csv"]),
+    ("day_[!1]*.csv", ["day_0.csv"]),
+    ("deep/*.csv", None),
+    ("deep/*/*.csv", ["deep/a/x.csv"]),
+    ("deep/**/*.csv", ["deep/a/b/y.csv", "deep/a/x.csv"]),
+    ("**/*.csv", ["day_0.csv", "day_1.csv", "day_10.csv", "deep/a/b/y.csv", "deep/a/x.csv", "odd/[1].csv"]),
+    ("out", ["out/part_0.parquet", "out/part_1.parquet"]),
+    ("out/", ["out/part_0.parquet", "out/part_1.parquet"]),
+    ("out/*", ["out/part_0.parquet", "out/part_1.parquet", "out/schema.pbtxt"]),
+    ("odd/[1].csv", ["odd/[1].csv"]),
+])
+def test_a_pattern_means_these_files(tree: Path, pattern: str, expected: list[str] | None):
+    if expected is None:
+        with pytest.raises(DataError, match="no such file"):
+            found(tree, pattern)
+    else:
+        assert found(tree, pattern) == expected
+        assert found(tree, f"{tree}/{pattern}") == [f"{tree}/{name}" for name in expected]
+
+
+def test_a_file_uri_is_a_path(tree: Path):
+    (tree / "a b.csv").touch()
+    assert found(tree, f"file://{tree}/a%20b.csv") == [f"{tree}/a b.csv"]
+
+
+@pytest.mark.parametrize(("pattern", "hint"), [
+    ("day_3.csv", "did you mean 'day_"),
+    ("dya_*.csv", "did you mean 'day_"),
+    ("data/*.csv", "looked up from the directory"),
+    ("out/part_9.parquet", "did you mean 'out/part_"),
+])
+def test_what_is_not_there_is_told_with_what_is(tree: Path, pattern: str, hint: str):
+    with pytest.raises(DataError) as caught:
+        found(tree, pattern)
+    assert pattern in caught.value.what
+    assert hint in caught.value.fix
+
+
+def test_an_empty_folder_is_an_error(tree: Path):
+    (tree / "nothing").mkdir()
+    (tree / "nothing" / "_SUCCESS").touch()
+    with pytest.raises(DataError, match="holds no data files"):
+        found(tree, "nothing")
+
+
+def test_bytes_are_those_asked_for_and_fewer_at_the_end(tree: Path):
+    inputs = LocalInputs(str(tree))
+    assert inputs.read("day_0.csv", 4, 3) == b"0.c"
+    assert inputs.read("day_0.csv", 7, 100) == b"sv"
+    assert inputs.read("day_0.csv", 9, 100) == b""
+    with pytest.raises(DataError, match=r"nowhere.csv: No such file"):
+        inputs.read("nowhere.csv", 0, 1)
+
+
+def test_a_changed_file_is_told_from_the_old_one(tree: Path):
+    inputs = LocalInputs(str(tree))
+    before = inputs.find("day_0.csv")[0]
+    assert before.size_bytes == 9
+    os.utime(tree / "day_0.csv", ns=(1, 1))
+    assert inputs.find("day_0.csv")[0] != before
+
+
+def test_a_process_that_starts_elsewhere_finds_the_same_files(tree: Path, monkeypatch):
+    monkeypatch.chdir(tree)
+    inputs, files = open_inputs("day_0.csv")
+    sent = pickle.dumps((inputs, files[0].uri))
+    code = "import pickle, sys; i, u = pickle.load(sys.stdin.buffer); sys.stdout.buffer.write(i.read(u, 0, 99))"
+    done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, cwd="/", check=True)
+    assert done.stdout == b"day_0.csv"
+
+
+def test_each_file_comes_once_in_the_order_they_are_named(tree: Path, monkeypatch):
+    monkeypatch.chdir(tree)
+    inputs, files = open_inputs(["day_1.csv", "day_*.csv"])
+    assert [file.name for file in files] == ["day_1.csv", "day_0.csv", "day_10.csv"]
+    assert isinstance(inputs, StoreInputs)
+    assert inputs.local_path("day_0.csv") == str(tree / "day_0.csv")
+    with pytest.raises(DataError, match="names no file"):
+        open_inputs(())
+
+
+@pytest.mark.parametrize(("glob", "path", "is_match"), [
+    ("a*c", "abc", True), ("a*c", "a/c", False), ("**/c", "c", True), ("**/c", "a/b/c", True), ("**", "a/b", True),
+    ("a[0-9].csv", "a5.csv", True), ("a[!0-9].csv", "a5.csv", False), ("a.csv", "abcsv", False), ("[", "[", True),
+])
+def test_a_glob_matches_within_folders(glob: str, path: str, is_match: bool):
+    assert bool(glob_pattern(glob).fullmatch(path)) == is_match

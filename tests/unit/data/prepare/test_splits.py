@@ -1,0 +1,68 @@
+"""A row's split depends on the row alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embark.data.prepare.pieces import InputFile, RawRows, Segment
+from embark.data.prepare.splits import check_splits, split_of_file, split_rows
+from embark.errors import DataError, UserError
+
+
+def rows_at(positions, split=None) -> RawRows:
+    num = len(positions)
+    return RawRows(np.arange(num), np.zeros(num, np.float32), np.zeros((num, 0), np.float32), (), (), (),
+                   positions=np.asarray(positions, np.int64), split=split)
+
+
+FILES = [InputFile(f"data/day_{i}.gz", 10) for i in range(4)]
+
+
+def test_chance_gives_the_shares_asked_for_and_does_not_see_the_segment(make_spec):
+    data = make_spec({"test_fraction": 0.05}, eval_fraction=0.2).data
+    positions = np.arange(100_000) * 243
+    whole = split_rows(data, 1, Segment(FILES[1], 0, 0, 10**9), rows_at(positions))
+    shares = np.bincount(whole, minlength=3) / len(whole)
+    assert shares == pytest.approx([0.75, 0.2, 0.05], abs=0.01)
+    pieces = [split_rows(data, 1, Segment(FILES[1], i, i, 10**9), rows_at(some))
+              for i, some in enumerate(np.array_split(positions, 7))]
+    assert np.concatenate(pieces).tolist() == whole.tolist()
+
+
+def test_another_seed_or_file_draws_otherwise(make_spec):
+    rows, segment = rows_at(np.arange(5000)), Segment(FILES[0], 0, 0, 1)
+    draws = [split_rows(make_spec(seed=seed).data, index, segment, rows) for seed, index in [(1, 0), (2, 0), (1, 1)]]
+    assert (draws[0] != draws[1]).any()
+    assert (draws[0] != draws[2]).any()
+
+
+def test_files_go_where_their_names_say(make_spec):
+    data = make_spec({"split": "file", "validation_files": ["day_2"], "test_files": ["day_[3-9].gz"]}).data
+    assert [split_of_file(data, file) for file in FILES] == [0, 0, 1, 2]
+    check_splits(data, FILES)
+    split = split_rows(data, 2, Segment(FILES[2], 0, 0, 1), rows_at(range(5)))
+    assert split.tolist() == [1] * 5
+
+
+def test_a_name_that_no_file_has_is_refused_with_those_there_are(make_spec):
+    with pytest.raises(DataError, match=r"'day_23'.*\n.*day_0\.gz"):
+        check_splits(make_spec({"split": "file", "validation_files": ["day_23"]}).data, FILES)
+
+
+def test_no_file_left_to_train_on_is_refused(make_spec):
+    with pytest.raises(DataError, match="every file"):
+        check_splits(make_spec({"split": "file", "test_files": ["*"]}).data, FILES)
+
+
+def test_fractions_that_leave_nothing_are_refused(make_spec):
+    with pytest.raises(UserError, match="leave no rows to train on"):
+        check_splits(make_spec({"test_fraction": 0.6}, eval_fraction=0.4).data, FILES)
+
+
+def test_a_column_says_it_itself(make_spec):
+    data = make_spec({"split": "column", "split_column": "part"}).data
+    said = np.array([0, 2, 1], np.uint8)
+    assert split_rows(data, 0, Segment(FILES[0], 0, 0, 1), rows_at(range(3), said)).tolist() == [0, 2, 1]
+    with pytest.raises(UserError, match="split_column"):
+        split_rows(data, 0, Segment(FILES[0], 0, 0, 1), rows_at(range(3)))
