@@ -40,7 +40,7 @@ from torchrec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
 from embark.data import Loader, fit_spec, open_source
 from embark.data.prepared import MANIFEST, Feature, Layout, Manifest, PartWriter, Rows
 from embark.data.prepared.source import PreparedSource
-from embark.data.raw_loader import RawLoader
+from embark.data.raw_loader import RawLoader, num_together
 from embark.spec import resolve
 from embark.spec.presets import CRITEO_1TB_ROWS
 from embark.train.batch import ToDevice, pinned
@@ -159,10 +159,11 @@ def ours(directory: Path, num_threads: int) -> list[Contender]:
 
     def raw(source: PreparedSource, batch_size: int) -> Iterator[object]:
         num_steps = source.num_train_samples // batch_size
-        with RawLoader(source, batch_size=batch_size, stop_step=num_steps, allocate=ALLOCATE, **share) as loader:
-            for batch in loader:
-                yield batch
-                loader.release(batch)
+        with RawLoader(source, batch_size=batch_size, stop_step=num_steps, allocate=ALLOCATE,
+                       room=num_together(batch_size), **share) as loader:
+            for batches in loader:
+                yield from range(batches.num_batches)
+                loader.release(batches)
 
     def decoded(source: PreparedSource, batch_size: int) -> Iterator[object]:
         to_device = ToDevice(names, DEVICE)
@@ -208,7 +209,7 @@ def check(directory: Path) -> None:
     batch = ToDevice(list(peer.sparse_features.keys()), torch.device("cpu"))(source.train_rows(0, 0, 1_024))
     decoder = RawDecoder(source.layout, [f.name for f in source.layout.features], 1_024, DEVICE)
     buffer = np.empty(decoder.size_bytes, np.uint8)
-    source.train_raw(0, 0, 1_024, buffer)
+    source.train_raw([(0, 0, 1_024)], buffer)
     dense, ids, label = decoder.decode(torch.from_numpy(buffer).to(DEVICE))
     for found in ((batch.dense, batch.sparse.values(), batch.label), (dense.cpu(), ids.cpu(), label.cpu())):
         assert torch.equal(found[0], peer.dense_features)

@@ -12,17 +12,23 @@ from numpy.typing import NDArray
 
 from embark.data.ahead import Ahead
 from embark.data.loader import Share
-from embark.data.prepared.raw import RawBatch, RawSource
+from embark.data.prepared.raw import RawBatches, RawSource
 
-SHEAF_ROWS = 16_384
-"""About how many rows a thread makes before it hands them over."""
+TOGETHER_ROWS = 65_536
+MOST_TOGETHER = 8
+"""Batches that are made together: as many as come to about so many rows, and no more than this."""
+
+
+def num_together(samples_per_rank: int) -> int:
+    """How many batches of this size go together: to hand one from thread to thread costs as much as to fill a small
+    one, and small copies do not run beside each other."""
+    return max(1, min(MOST_TOGETHER, TOGETHER_ROWS // samples_per_rank))
 
 
 class RawLoader:
-    """One rank's share of the global steps `start_step` to `stop_step`, as the bytes of blocks.
+    """One rank's share of the global steps `start_step` to `stop_step`, as the bytes of blocks, several steps in one.
 
-    A batch's buffer is filled anew only after `release(batch)`. At most `max_held` batches may be out at a time.
-    It is gone through once.
+    A buffer is filled anew only after `release`. At most `max_held` may be out at a time. It is gone through once.
     """
 
     def __init__(
@@ -38,30 +44,26 @@ class RawLoader:
         depth: int = 2,
         num_threads: int = 1,
         max_held: int = 2,
-        sheaf_rows: int = SHEAF_ROWS,
+        room: int = 1,
     ) -> None:
         self._source = source
         self._share = Share(source.num_train_samples, batch_size, rank, world_size, start_step, stop_step)
         self._max_held = max_held
-        self._size_bytes = source.layout.map(self._share.samples_per_rank).size_bytes
+        self._room = room
+        num_fills = -(-len(self._share) // room)
+        size_bytes = source.layout.map(room * self._share.samples_per_rank).size_bytes
         allocate = allocate or (lambda size: np.empty(size, np.uint8))
-        # Small batches are made several at a time: to hand one from thread to thread costs as much as to fill it.
-        self._sheaf = max(1, min(sheaf_rows // self._share.samples_per_rank, len(self._share)))
-        num_sheaves = -(-len(self._share) // self._sheaf)
-        depth = -(-max(1, depth) // self._sheaf)
-        # Each batch begun, the sheaf being handed out and each batch held have one, so a thread never waits for one
-        # that a later batch has taken.
-        num_buffers = (depth + num_threads + 1) * self._sheaf + max_held
-        self._free = [allocate(self._size_bytes) for _ in range(num_buffers)]
-        self._out: dict[int, RawBatch] = {}
+        # Each one begun and each held has one, so a thread never waits for one that a later one has taken.
+        self._free = [allocate(size_bytes) for _ in range(max(1, depth) + num_threads + max_held)]
+        self._out: dict[int, RawBatches] = {}
         self._changed = threading.Condition()
-        self._ahead = Ahead(self._make, num_sheaves, depth=depth, num_threads=num_threads)
+        self._ahead = Ahead(self._make, num_fills, depth=depth, num_threads=num_threads)
         self._is_begun = self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._share)
 
-    def __iter__(self) -> Iterator[RawBatch]:
+    def __iter__(self) -> Iterator[RawBatches]:
         if self._is_begun or self._is_closed:
             raise RuntimeError("a RawLoader is gone through once; make another one for another pass")
         self._is_begun = True
@@ -76,12 +78,12 @@ class RawLoader:
     ) -> None:
         self.close()
 
-    def release(self, batch: RawBatch) -> None:
-        """The batch is copied or used up: its buffer may be filled again."""
+    def release(self, batches: RawBatches) -> None:
+        """They are copied or used up: their buffer may be filled again."""
         with self._changed:
-            if self._out.pop(id(batch), None) is not batch:
-                raise RuntimeError("this batch is not out: it was released before, or another loader's")
-            self._free.append(batch.buffer)
+            if self._out.pop(id(batches), None) is not batches:
+                raise RuntimeError("these are not out: they were released before, or are another loader's")
+            self._free.append(batches.buffer)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -91,23 +93,26 @@ class RawLoader:
             self._changed.notify_all()
         self._ahead.close()
 
-    def _hand_out(self) -> Iterator[RawBatch]:
-        for sheaf in self._ahead.take():
-            for batch in sheaf:
-                with self._changed:
-                    if self._is_closed:
-                        raise RuntimeError("the RawLoader was closed")
-                    if len(self._out) >= self._max_held:
-                        raise RuntimeError(
-                            f"{self._max_held} batches are out, the most there may be: release one first")
-                    self._out[id(batch)] = batch
-                yield batch
+    def _hand_out(self) -> Iterator[RawBatches]:
+        made = self._ahead.take()
+        while True:
+            with self._changed:
+                if self._is_closed:
+                    raise RuntimeError("the RawLoader was closed")
+                if len(self._out) >= self._max_held:
+                    raise RuntimeError(f"{self._max_held} are out, the most there may be: release one first")
+            batches = next(made, None)
+            if batches is None:
+                return
+            with self._changed:
+                self._out[id(batches)] = batches
+            yield batches
 
-    def _make(self, number: int) -> list[RawBatch]:
-        steps = range(number * self._sheaf, min((number + 1) * self._sheaf, len(self._share)))
+    def _make(self, number: int) -> RawBatches:
+        steps = range(number * self._room, min((number + 1) * self._room, len(self._share)))
         with self._changed:
-            self._changed.wait_for(lambda: len(self._free) >= len(steps) or self._is_closed)
+            self._changed.wait_for(lambda: self._free or self._is_closed)
             if self._is_closed:
                 raise RuntimeError("the RawLoader was closed")
-            buffers = [self._free.pop() for _ in steps]
-        return self._source.train_raws([self._share.of(step) for step in steps], buffers)
+            buffer = self._free.pop()
+        return self._source.train_raw([self._share.of(step) for step in steps], buffer, self._room)

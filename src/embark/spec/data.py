@@ -85,8 +85,9 @@ class DataSpec(Section):
     """`columns` and `[data.prepare]`: share of the rows held out for evaluation, chosen by `data.seed`."""
     eval_split: Literal["validation", "test"] = "validation"
     """`prepared` only: the rows to evaluate on."""
-    shuffle: Literal["rows", "blocks", "none"] = "rows"
-    """`prepared` only: a new order each epoch of files, blocks and the rows in them; of files and blocks; or none."""
+    shuffle: Literal["auto", "rows", "blocks", "none"] = "auto"
+    """`prepared` only: a new order each epoch of files, blocks of 32,768 rows and the rows in them (`rows`), of files
+    and blocks (`blocks`, some times faster), or none. `auto`: `rows` up to 4 million rows, then `blocks`."""
     cache_gb: PositiveFloat = 50.0
     """`prepared` from an object store only: how much of it is kept on the local disk."""
     cache_dir: str = ""

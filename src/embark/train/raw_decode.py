@@ -20,12 +20,14 @@ class RawDecoder:
     cast for each group of columns, one gather where the groups' order is not the model's, one cast of the label.
     """
 
-    def __init__(self, layout: Layout, names: Sequence[str], num_rows: int, device: torch.device) -> None:
+    def __init__(
+        self, layout: Layout, names: Sequence[str], num_rows: int, device: torch.device, room: int = 1
+    ) -> None:
         if not layout.is_fixed:
             raise ValueError("there are no raw batches where rows have different numbers of ids")
-        where = layout.map(num_rows)
+        where = layout.map(room * num_rows)
         self.size_bytes: int = where.size_bytes
-        """Of a raw batch."""
+        """Of `room` batches, which lie together."""
         self._num_rows = num_rows
         self._label, self._dense, self._groups = where.label, where.dense, where.groups
         # A feature of several ids is as many lines of `num_rows` ids, which lie together.
@@ -39,19 +41,20 @@ class RawDecoder:
         self._num_lines = num_lines
         self._order = None if wanted == list(range(num_lines)) else torch.tensor(wanted, device=device)
 
-    def decode(self, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Dense [B, D] in float32, ids in int32, feature by feature, and labels [B] in float32.
+    def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Of one of the batches: dense [B, D] in float32, ids in int32, feature by feature, and labels [B] in float32.
 
         Dense values that are stored as float32 stay in `buffer`: it must not be filled again while they are used.
         """
-        dense = _view(buffer, self._dense).to(torch.float32)
-        label = _view(buffer, self._label).to(torch.float32)
+        rows = slice(number * self._num_rows, (number + 1) * self._num_rows)
+        dense = _view(buffer, self._dense)[rows].to(torch.float32)
+        label = _view(buffer, self._label)[rows].to(torch.float32)
         ids = torch.empty(self._num_lines * self._num_rows, dtype=torch.int32, device=buffer.device)
         start = 0
         for field in self._groups:
-            group = _view(buffer, field).reshape(-1)
-            ids[start : start + len(group)].copy_(group)
-            start += len(group)
+            group = _view(buffer, field)[:, rows]
+            ids[start : start + group.numel()].view(group.shape).copy_(group)
+            start += group.numel()
         if self._order is not None:
             ids = ids.view(self._num_lines, self._num_rows).index_select(0, self._order).view(-1)
         return dense, ids, label

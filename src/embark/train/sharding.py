@@ -28,10 +28,6 @@ SHARDINGS = {
     "table_row_wise": ShardingType.TABLE_ROW_WISE,
     "table_column_wise": ShardingType.TABLE_COLUMN_WISE,
 }
-KERNELS = {
-    "cpu": [EmbeddingComputeKernel.FUSED.value],
-    "cuda": [EmbeddingComputeKernel.FUSED.value, EmbeddingComputeKernel.FUSED_UVM_CACHING.value],
-}
 
 
 class AnywhereSharder(EmbeddingBagCollectionSharder):
@@ -52,22 +48,30 @@ def make_sharder(spec: RunSpec) -> AnywhereSharder:
 
 
 def make_plan(model: nn.Module, sharder: AnywhereSharder, spec: RunSpec, world: World) -> ShardingPlan:
-    """TorchRec's planner over this machine's true topology; the same plan on every rank."""
-    planner = EmbeddingShardingPlanner(
-        topology=true_topology(world),
-        batch_size=spec.train.batch_size // world.world_size,
-        constraints=constraints(spec, world),
-        storage_reservation=FixedPercentageStorageReservation(spec.train.memory_reserve),
-        debug=False,
-    )
-    try:
-        return planner.collective_plan(model, [sharder], dist.group.WORLD)
-    except PlannerError as error:
-        first = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"the tables do not fit {world.world_size} × {world.device_name}: {first}",
-            fix="more ranks, smaller tables, train.table_dtype = \"fp16\", or a smaller train.memory_reserve",
-        ) from error
+    """TorchRec's planner over this machine's true topology; the same plan on every rank.
+
+    All tables in the devices' memory, if they fit; only else some in the host's: the planner by itself would weigh the
+    two, and rows that come from the host cost more than it thinks.
+    """
+    for may_spill in (False, True):
+        planner = EmbeddingShardingPlanner(
+            topology=true_topology(world),
+            batch_size=spec.train.batch_size // world.world_size,
+            constraints=constraints(spec, world, may_spill=may_spill),
+            storage_reservation=FixedPercentageStorageReservation(spec.train.memory_reserve),
+            debug=False,
+        )
+        try:
+            return planner.collective_plan(model, [sharder], dist.group.WORLD)
+        except PlannerError as error:
+            if world.device.type == "cuda" and not may_spill:
+                continue
+            first = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"the tables do not fit {world.world_size} × {world.device_name}: {first}",
+                fix="more ranks, smaller tables, train.table_dtype = \"fp16\", or a smaller train.memory_reserve",
+            ) from error
+    raise AssertionError("the second try returns or raises")
 
 
 def true_topology(world: World) -> Topology:
@@ -81,15 +85,18 @@ def true_topology(world: World) -> Topology:
     )
 
 
-def constraints(spec: RunSpec, world: World) -> dict[str, ParameterConstraints]:
+def constraints(spec: RunSpec, world: World, *, may_spill: bool = False) -> dict[str, ParameterConstraints]:
     """What the planner may choose from, and how many ids to expect."""
     allowed = _allowed(spec, world)
+    kernels = [EmbeddingComputeKernel.FUSED.value]
+    if may_spill:
+        kernels.append(EmbeddingComputeKernel.FUSED_UVM_CACHING.value)
     # Rows that live in the host's memory are fetched for the next batch while this one trains.
-    cache = CacheParams(prefetch_pipeline=True) if _may_spill(spec, world) else None
+    cache = CacheParams(prefetch_pipeline=True) if may_spill else None
     return {
         table.name: ParameterConstraints(
             sharding_types=[SHARDINGS[name].value for name in allowed],
-            compute_kernels=KERNELS[world.device.type],
+            compute_kernels=kernels,
             pooling_factors=[float(table.multi_hot)],
             min_partition=min(32, table.dim or 32) if (table.dim or 0) % 32 == 0 else table.dim,
             cache_params=cache,
@@ -102,14 +109,6 @@ def has_tables_on_the_host(plan: ShardingPlan) -> bool:
     """The devices hold some tables only as a cache."""
     kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
     return any(p.compute_kernel == kernel for parameters in plan.plan.values() for p in parameters.values())
-
-
-def _may_spill(spec: RunSpec, world: World) -> bool:
-    if world.device.type != "cuda":
-        return False
-    size = 2 if spec.train.table_dtype == "fp16" else 4
-    num_bytes = sum(t.rows * (t.dim or 0) * size for t in spec.model.table_list())
-    return num_bytes > device_bytes(world.device) * (1 - spec.train.memory_reserve) * world.world_size / 2
 
 
 def _allowed(spec: RunSpec, world: World) -> list[str]:

@@ -23,13 +23,27 @@ def test_a_raw_batch_decodes_to_what_the_host_decodes(tmp_path: Path, shuffle: s
     for start, stop in [(0, 1_000), (60, 70), (64, 128), (130, 500), (999, 1_000)]:
         decoder = RawDecoder(made.layout, names, stop - start, torch.device("cpu"))
         buffer = np.full(decoder.size_bytes, 0xEE, np.uint8)
-        source.train_raw(2, start, stop, buffer)
+        source.train_raw([(2, start, stop)], buffer)
         dense, ids, label = decoder.decode(torch.from_numpy(buffer))
         batch = source.train_rows(2, start, stop)
         assert (dense.dtype, ids.dtype, label.dtype) == (torch.float32, torch.int32, torch.float32)
         np.testing.assert_array_equal(dense, batch.dense)
         np.testing.assert_array_equal(ids, batch.ids)
         np.testing.assert_array_equal(label, batch.label)
+
+
+def test_each_of_several_batches_in_one_buffer_decodes_to_its_own(tmp_path: Path):
+    made = make_prepared(tmp_path, dense_bits=16)
+    source = made.open()
+    decoder = RawDecoder(made.layout, [f.name for f in FIXED], 70, torch.device("cpu"), room=4)
+    buffer = np.full(decoder.size_bytes, 0xEE, np.uint8)
+    ranges = [(1, 30, 100), (1, 100, 170), (2, 0, 70)]
+    source.train_raw(ranges, buffer, room=4)
+    for number, one in enumerate(ranges):
+        batch = source.train_rows(*one)
+        for found, expected in zip(decoder.decode(torch.from_numpy(buffer), number),
+                                   (batch.dense, batch.ids, batch.label), strict=True):
+            np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("names", [["huge"], ["pair", "edge", "wide", "middle", "many"], ["tiny", "small"]])
@@ -40,7 +54,7 @@ def test_some_features_in_an_order_of_the_models_own(tmp_path: Path, names: list
     source = made.open(model={"tables": tables})
     decoder = RawDecoder(made.layout, names, 90, torch.device("cpu"))
     buffer = np.zeros(decoder.size_bytes, np.uint8)
-    source.train_raw(0, 30, 120, buffer)
+    source.train_raw([(0, 30, 120)], buffer)
     dense, ids, _ = decoder.decode(torch.from_numpy(buffer))
     assert dense.shape == (90, 0)
     np.testing.assert_array_equal(ids, source.train_rows(0, 30, 120).ids)
@@ -60,7 +74,7 @@ def test_ragged_features_have_no_raw_batches(tmp_path: Path):
     with pytest.raises(ValueError, match="different numbers of ids"):
         RawDecoder(made.layout, ["a"], 10, torch.device("cpu"))
     with pytest.raises(ValueError, match="different numbers of ids"):
-        made.open().train_raw(0, 0, 10, np.zeros(10_000, np.uint8))
+        made.open().train_raw([(0, 0, 10)], np.zeros(10_000, np.uint8))
 
 
 @pytest.mark.gpu
@@ -79,7 +93,7 @@ def test_on_a_gpu_and_in_a_graph_it_decodes_the_same(tmp_path: Path):
         decoded = decoder.decode(on_device)
     buffer = torch.empty(decoder.size_bytes, dtype=torch.uint8, pin_memory=True)
     for start in (0, 128, 500):
-        source.train_raw(0, start, start + 128, buffer.numpy())
+        source.train_raw([(0, start, start + 128)], buffer.numpy())
         on_device.copy_(buffer)
         graph.replay()
         batch = source.train_rows(0, start, start + 128)

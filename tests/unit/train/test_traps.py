@@ -22,8 +22,7 @@ def weights(built) -> dict[str, torch.Tensor]:
     return {**tables, **dense}
 
 
-def test_data_parallel_tables_are_never_planned(tiny, alone, monkeypatch):
-    monkeypatch.setattr(sharding, "device_bytes", lambda device: 141 * 10**9)
+def test_data_parallel_tables_are_never_planned(tiny, alone):
     wide = World(rank=0, world_size=16, local_rank=0, local_world_size=8, device=torch.device("cuda"))
     for world in (alone, wide):
         for constraint in sharding.constraints(tiny(), world).values():

@@ -1,4 +1,4 @@
-"""A batch as it lies in a block: raw bytes, to be decoded where they are used."""
+"""Batches as they lie in a block: raw bytes, to be decoded where they are used."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from numpy.typing import NDArray
 
 from embark.data.prepared.layout import Layout
 
+Range = tuple[int, int, int]
+"""Epoch, first sample, the one behind the last."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RawBatch:
-    """A block of `num_rows` rows, whose fields are where `layout.map(num_rows)` says."""
+class RawBatches:
+    """`num_batches` batches of `num_rows` rows, one behind the other in a block that has room for `room` of them, whose
+    fields are where `layout.map(room * num_rows)` says."""
 
     buffer: NDArray[np.uint8]
     num_rows: int
     layout: Layout
+    num_batches: int = 1
+    room: int = 1
 
 
 class RawSource(Protocol):
@@ -30,12 +36,6 @@ class RawSource(Protocol):
     @property
     def layout(self) -> Layout: ...
 
-    def train_raw(self, epoch: int, start: int, stop: int, into: NDArray[np.uint8]) -> RawBatch:
-        """Samples `start` to `stop` of the epoch's order, written into `into`."""
-        ...
-
-    def train_raws(
-        self, ranges: Sequence[tuple[int, int, int]], intos: Sequence[NDArray[np.uint8]]
-    ) -> list[RawBatch]:
-        """Several (epoch, start, stop) of one length, each as `train_raw` gives it."""
+    def train_raw(self, ranges: Sequence[Range], into: NDArray[np.uint8], room: int = 1) -> RawBatches:
+        """Samples of each range, which are all of one length, in the epoch's order, written into `into`."""
         ...

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from embark.data.batch import Batch
 from embark.data.prepared.layout import Layout
 from embark.data.prepared.manifest import Manifest, Part
-from embark.data.prepared.order import EpochOrder, Piece, row_order
+from embark.data.prepared.order import EpochOrder, Piece, Shuffle, row_order
 from embark.data.prepared.parts import Block, Parts, views
 from embark.data.prepared.picking import Picked, Rows, move, move_features, ragged_ids, ragged_lengths
-from embark.data.prepared.raw import RawBatch
+from embark.data.prepared.raw import Range, RawBatches
 from embark.spec.data import DataSpec
 
 Allocate = Callable[[int], NDArray[np.uint8]]
@@ -30,6 +30,8 @@ Value = TypeVar("Value")
 _MOST_ORDERS = 3
 _MOST_ROW_ORDERS = 16
 _MOST_BUFFERS = 64
+_FEW_ROWS = 4_000_000
+"""Up to so many a loader is never what training waits for."""
 _NUM_AHEAD = 4
 """Parts that are told to come."""
 
@@ -45,6 +47,8 @@ class PreparedSource:
     ) -> None:
         self.layout: Layout = manifest.layout
         self._data, self._parts, self._allocate = data, parts, allocate or _plain
+        self._shuffle: Shuffle = data.shuffle if data.shuffle != "auto" else (
+            "rows" if manifest.num_rows("train") <= _FEW_ROWS else "blocks")
         self._train_parts = manifest.parts.get("train", ())
         self._eval_parts = manifest.parts.get(data.eval_split, ())
         self._block_rows = manifest.block_rows
@@ -60,7 +64,6 @@ class PreparedSource:
         self._fixed_lengths: OrderedDict[int, NDArray[np.int32]] = OrderedDict()
         self._buffers: OrderedDict[tuple[int, int], Block] = OrderedDict()
         self._told = (-1, -1)
-        self._own = threading.local()
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """Rows `start` to `stop` of the epoch's own order."""
@@ -70,42 +73,25 @@ class PreparedSource:
         """Rows of `data.eval_split`, as the files have them."""
         return self._batch(None, self._eval_order.pieces(start, stop), stop - start)
 
-    def train_raw(self, epoch: int, start: int, stop: int, into: NDArray[np.uint8]) -> RawBatch:
+    def train_raw(self, ranges: Sequence[Range], into: NDArray[np.uint8], room: int = 1) -> RawBatches:
         """The same rows as `train_rows`, as the bytes of one block with all the layout's columns."""
-        return self._raw(epoch, self._epoch(epoch).pieces(start, stop), stop - start, into)
-
-    def train_raws(
-        self, ranges: Sequence[tuple[int, int, int]], intos: Sequence[NDArray[np.uint8]]
-    ) -> list[RawBatch]:
-        """Each as `train_raw` gives it. Where rows are gathered one by one and the ranges follow each other, they are
-        gathered together and dealt out: numpy's calls cost more than a small batch's rows."""
+        pieces: list[tuple[int | None, Piece]] = []
+        # Ranges that follow each other are one to copy: a call costs more than a small batch's rows.
+        for epoch, start, stop in _joined(ranges):
+            pieces += [(epoch, piece) for piece in self._epoch(epoch).pieces(start, stop)]
         num_rows = ranges[0][2] - ranges[0][1]
-        follows = all(b[0] == a[0] and b[1] == a[2] for a, b in pairwise(ranges))
-        if self._data.shuffle != "rows" or not follows or len(ranges) == 1:
-            return [self.train_raw(*one, into) for one, into in zip(ranges, intos, strict=True)]
-        epoch, start, stop = ranges[0][0], ranges[0][1], ranges[-1][2]
-        scratch = self._scratch(self.layout.map(stop - start).size_bytes)
-        self.train_raw(epoch, start, stop, scratch)
-        together = self._views_of(scratch, stop - start)
-        for number, into in enumerate(intos):
-            rows = slice(number * num_rows, (number + 1) * num_rows)
-            out = self._views_of(into, num_rows)
-            move(out.label, together.label, rows)
-            move(out.dense, together.dense, rows)
-            for target, group in zip(out.groups, together.groups, strict=True):
-                move_features(target, group, rows)
-        return [RawBatch(into, num_rows, self.layout) for into in intos]
+        self._fill(pieces, self._views_of(into, room * num_rows))
+        return RawBatches(into, num_rows, self.layout, len(ranges), room)
 
-    def eval_raw(self, start: int, stop: int, into: NDArray[np.uint8]) -> RawBatch:
+    def eval_raw(self, start: int, stop: int, into: NDArray[np.uint8]) -> RawBatches:
         """The same rows as `eval_rows`, as the bytes of one block."""
-        return self._raw(None, self._eval_order.pieces(start, stop), stop - start, into)
+        pieces = [(None, piece) for piece in self._eval_order.pieces(start, stop)]
+        self._fill(pieces, self._views_of(into, stop - start))
+        return RawBatches(into, stop - start, self.layout)
 
-    def _raw(self, epoch: int | None, pieces: list[Piece], num_rows: int, into: NDArray[np.uint8]) -> RawBatch:
-        if not self.layout.is_fixed:
-            raise ValueError("there are no raw batches where rows have different numbers of ids")
-        out = self._views_of(into, num_rows)
+    def _fill(self, pieces: Sequence[tuple[int | None, Piece]], out: Block) -> None:
         at = 0
-        for piece in pieces:
+        for epoch, piece in pieces:
             end = at + piece.stop - piece.start
             with self._block(epoch, piece) as (block, rows):
                 move(out.label[at:end], block.label, rows)
@@ -113,7 +99,6 @@ class PreparedSource:
                 for target, group in zip(out.groups, block.groups, strict=True):
                     move_features(target[:, at:end], group, rows)
             at = end
-        return RawBatch(into, num_rows, self.layout)
 
     def _batch(self, epoch: int | None, pieces: list[Piece], num_rows: int) -> Batch:
         picked = self._picked
@@ -163,7 +148,7 @@ class PreparedSource:
             yield part.block(piece.block), self._rows(epoch, piece)
 
     def _rows(self, epoch: int | None, piece: Piece) -> Rows:
-        if epoch is None or self._data.shuffle != "rows":
+        if epoch is None or self._shuffle != "rows":
             return slice(piece.start, piece.stop)
         with self._lock:
             order = _kept(self._row_orders, (epoch, piece.part, piece.block),
@@ -172,7 +157,7 @@ class PreparedSource:
 
     def _epoch(self, epoch: int) -> EpochOrder:
         def make() -> EpochOrder:
-            return EpochOrder([p.rows for p in self._train_parts], self._block_rows, shuffle=self._data.shuffle,
+            return EpochOrder([p.rows for p in self._train_parts], self._block_rows, shuffle=self._shuffle,
                               seed=self._data.seed, epoch=epoch)
 
         with self._lock:
@@ -202,16 +187,11 @@ class PreparedSource:
 
     def _views_of(self, into: NDArray[np.uint8], num_rows: int) -> Block:
         """Buffers come again and again, and for small batches finding the fields costs as much as filling them."""
+        if not self.layout.is_fixed:
+            raise ValueError("there are no raw batches where rows have different numbers of ids")
         key = (int(into.ctypes.data), num_rows)
         with self._lock:
             return _kept(self._buffers, key, lambda: views(self.layout, into, num_rows), _MOST_BUFFERS)
-
-    def _scratch(self, size_bytes: int) -> NDArray[np.uint8]:
-        """The calling thread's own: new memory would be faulted in page by page each time."""
-        held: NDArray[np.uint8] | None = getattr(self._own, "scratch", None)
-        if held is None or len(held) != size_bytes:
-            held = self._own.scratch = np.empty(size_bytes, np.uint8)
-        return held
 
     def _new(self, dtype: type[np.generic], *shape: int) -> NDArray[Any]:
         size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
@@ -229,6 +209,18 @@ def _kept(kept: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], mo
     if len(kept) > most:
         kept.popitem(last=False)
     return made
+
+
+def _joined(ranges: Sequence[Range]) -> list[Range]:
+    """Fewer and longer ones, where one begins as the one before it ends."""
+    joined = [ranges[0]]
+    for epoch, start, stop in ranges[1:]:
+        before = joined[-1]
+        if (epoch, start) == (before[0], before[2]):
+            joined[-1] = (epoch, before[1], stop)
+        else:
+            joined.append((epoch, start, stop))
+    return joined
 
 
 def _plain(size_bytes: int) -> NDArray[np.uint8]:

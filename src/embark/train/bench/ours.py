@@ -54,4 +54,4 @@ def _kept(batch: Any, device: torch.device) -> Any:
         return batch
     copy = batch.buffer.clone()
     batch.release(None)
-    return Filled(copy.pin_memory() if device.type == "cuda" else copy, lambda event: None)
+    return Filled(copy.pin_memory() if device.type == "cuda" else copy, lambda event: None, batch.num_batches)

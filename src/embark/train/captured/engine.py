@@ -62,9 +62,13 @@ class CapturedEngine:
         self._bad_id, self._bad_loss = (torch.full_like(self._step, NO_STEP) for _ in range(2))
         self._slots = [torch.zeros(form.size_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
         self._streams = _Streams(self._device) if self._is_gpu else None
-        self._graphs: list[torch.cuda.CUDAGraph] = []
-        self._waiting: Filled | None = None
-        self._num_done = 0
+        self._graphs: list[list[torch.cuda.CUDAGraph]] = []
+        """By slot, and by the batch's place in it."""
+        self._filled: Filled | None = None
+        """What is in the slot in use."""
+        self._following: Filled | None = None
+        """What is on its way into the other."""
+        self._slot = self._number = 0
         self._is_built = False
 
     def feed(self, source: Source, part: Part) -> AbstractContextManager[Iterator[Filled]]:
@@ -76,15 +80,13 @@ class CapturedEngine:
         if not self._is_built:
             self._build(step)
         table_rate, dense_rate = self._parts.optimizers.rates()
+        self._set_rates(table_rate, dense_rate)
+        self._next_batch(batches)
         if self._streams is None:
-            filled = next(batches)
-            self._slots[0].copy_(filled.buffer)
-            filled.release(None)
-            self._set_rates(table_rate, dense_rate)
-            self._body(0)
+            self._body(self._slot, self._number)
         else:
-            self._replay(batches, table_rate, dense_rate)
-        self._num_done += 1
+            self._graphs[self._slot][self._number].replay()
+            self._streams.done[self._slot].record(torch.cuda.current_stream())
         self._window.count(self._num_samples)
 
     def settle(self, step: int) -> None:
@@ -110,25 +112,30 @@ class CapturedEngine:
         finally:
             self.model.train()
 
-    def _replay(self, batches: Iterator[Filled], table_rate: float, dense_rate: float) -> None:
-        streams = self._streams
-        assert streams is not None
-        now = self._num_done % 2
-        if self._num_done == 0:
-            self._copy(next(batches), now)
-        current = torch.cuda.current_stream()
-        current.wait_event(streams.copied[now])
-        self._set_rates(table_rate, dense_rate)
-        self._graphs[now].replay()
-        streams.done[now].record(current)
-        following = next(batches, None)
-        if following is not None:
-            self._copy(following, 1 - now)
+    def _next_batch(self, batches: Iterator[Filled]) -> None:
+        """Make the next batch the one that `slot` and `number` say; what comes behind it is on its way already."""
+        self._number += 1
+        if self._filled is not None and self._number < self._filled.num_batches:
+            return
+        if self._filled is None:
+            self._following = next(batches)
+            self._copy(self._following, 1 - self._slot)
+        elif self._following is None:
+            raise StopIteration
+        self._filled, self._slot, self._number = self._following, 1 - self._slot, 0
+        if self._streams is not None:
+            torch.cuda.current_stream().wait_event(self._streams.copied[self._slot])
+        self._following = next(batches, None)
+        if self._following is not None:
+            self._copy(self._following, 1 - self._slot)
 
     def _copy(self, filled: Filled, slot: int) -> None:
-        """Bring a batch into a slot as soon as the step that read it last is done."""
+        """Bring batches into a slot as soon as the step that read it last is done."""
+        if self._streams is None:
+            self._slots[slot].copy_(filled.buffer)
+            filled.release(None)
+            return
         streams = self._streams
-        assert streams is not None
         with torch.cuda.stream(streams.copy):
             streams.copy.wait_event(streams.done[slot])
             self._slots[slot].copy_(filled.buffer, non_blocking=True)
@@ -209,7 +216,7 @@ class CapturedEngine:
         streams.main.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(streams.main):
             for _ in range(2):
-                self._body(0, has_ids=False)
+                self._body(0, 0, has_ids=False)
         torch.cuda.current_stream().wait_stream(streams.main)
         for tensor, before in zip((flat.master, flat.state, flat.second_state, flat.shadow, self._step), kept,
                                   strict=True):
@@ -219,17 +226,19 @@ class CapturedEngine:
         torch.cuda.synchronize()
         pool = None
         for slot in range(2):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=streams.main, capture_error_mode="thread_local"):
-                self._body(slot)
-            pool = graph.pool()
-            self._graphs.append(graph)
+            self._graphs.append([])
+            for number in range(self.form.room):
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool, stream=streams.main, capture_error_mode="thread_local"):
+                    self._body(slot, number)
+                pool = graph.pool()
+                self._graphs[slot].append(graph)
 
-    def _body(self, slot: int, *, has_ids: bool = True) -> None:
+    def _body(self, slot: int, number: int, *, has_ids: bool = True) -> None:
         """The step."""
         network, exchange, flat = self._network, self._exchange, self._flat
         train = self._parts.spec.train
-        dense, ids, label = self.form.decode(self._slots[slot])
+        dense, ids, label = self.form.decode(self._slots[slot], number)
         if not has_ids:
             ids = torch.full_like(ids, -1)
         network.inputs[:, : dense.shape[1]] = dense

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from embark.data import Batch, Loader, Source
 from embark.data.prepared.layout import Layout
-from embark.data.prepared.raw import RawBatch, RawSource
-from embark.data.raw_loader import RawLoader
+from embark.data.prepared.raw import RawBatches, RawSource
+from embark.data.raw_loader import RawLoader, num_together
 from embark.train.batch import pinned
 from embark.train.engine import Part
 from embark.train.raw_decode import RawDecoder
 
 ALIGNMENT = 64
 MAX_HELD = 4
-"""Raw batches on their way to the device at a time."""
+"""Raw buffers on their way to the device at a time."""
 
 
 class Form(Protocol):
@@ -35,8 +35,14 @@ class Form(Protocol):
     @property
     def size_bytes(self) -> int: ...
 
-    def decode(self, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Dense [B, num_dense], ids [all], label [B] of a buffer on the device; no value passes through the host."""
+    @property
+    def room(self) -> int:
+        """Batches that a buffer has room for."""
+        ...
+
+    def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Dense [B, num_dense], ids [all], label [B] of one of the batches of a buffer on the device; no value passes
+        through the host."""
         ...
 
     def feed(self, source: Any, part: Part, device: torch.device) -> AbstractContextManager[Iterator[Filled]]:
@@ -46,11 +52,12 @@ class Form(Protocol):
 
 @dataclass(frozen=True)
 class Filled:
-    """A batch in host memory, and what to call when it has been copied."""
+    """Batches in host memory, and what to call when they have been copied."""
 
     buffer: Tensor
     release: Any
     """Takes the event after which the memory may be used again."""
+    num_batches: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +72,17 @@ class PackedForm:
     def size_bytes(self) -> int:
         return self._starts[-1]
 
+    @property
+    def room(self) -> int:
+        return 1
+
     @contextmanager
     def feed(self, source: Source, part: Part, device: torch.device) -> Iterator[Iterator[Filled]]:
         """Made by a loader, packed by one more thread."""
         with Loader(source, **asdict(part)) as loader:
             yield iter(Packer(loader, self, is_pinned=device.type == "cuda"))
 
-    def decode(self, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Views."""
         label, dense, ids, _ = self._starts
         n = self.num_samples
@@ -111,23 +122,25 @@ class RawForm:
     """A block of prepared rows as it lies on disk: the host copies bytes, the device makes numbers of them."""
 
     def __init__(self, layout: Layout, names: list[str], num_samples: int, device: torch.device) -> None:
-        self._decoder = RawDecoder(layout, names, num_samples, device)
+        self.room = num_together(num_samples)
+        self._decoder = RawDecoder(layout, names, num_samples, device, self.room)
         self.size_bytes = self._decoder.size_bytes
 
-    def decode(self, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self._decoder.decode(buffer)
+    def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        return self._decoder.decode(buffer, number)
 
     @contextmanager
     def feed(self, source: RawSource, part: Part, device: torch.device) -> Iterator[Iterator[Filled]]:
         with RawLoader(source, **asdict(part), allocate=pinned(device), depth=4, num_threads=_num_threads(),
-                       max_held=MAX_HELD) as loader:
+                       max_held=MAX_HELD, room=self.room) as loader:
             yield _released_when_copied(loader)
 
 
 def _released_when_copied(loader: RawLoader) -> Iterator[Filled]:
-    copied: deque[tuple[RawBatch, Any]] = deque()
-    for batch in loader:
-        yield Filled(torch.from_numpy(batch.buffer), lambda event, batch=batch: copied.append((batch, event)))
+    copied: deque[tuple[RawBatches, Any]] = deque()
+    for batches in loader:
+        yield Filled(torch.from_numpy(batches.buffer), lambda event, held=batches: copied.append((held, event)),
+                     batches.num_batches)
         while copied and (len(copied) >= MAX_HELD - 1 or copied[0][1] is None or copied[0][1].query()):
             done, event = copied.popleft()
             if event is not None:

@@ -179,3 +179,11 @@ def test_threads_that_read_at_once_get_what_one_alone_gets(tmp_path: Path):
     source = made.open()
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda span: source.train_rows(*span).ids.tobytes(), spans)) == alone
+
+
+@pytest.mark.parametrize(("few_rows", "as_with"), [(10_000, "rows"), (100, "blocks")])
+def test_auto_shuffles_rows_of_little_data_and_blocks_of_much(tmp_path, monkeypatch, few_rows, as_with):
+    monkeypatch.setattr("embark.data.prepared.source._FEW_ROWS", few_rows)
+    made = make_prepared(tmp_path)
+    ours = made.open(shuffle="auto").train_rows(0, 0, 500)
+    np.testing.assert_array_equal(ours.dense, made.open(shuffle=as_with).train_rows(0, 0, 500).dense)
