@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
 from embark import __version__
-from embark.console import Console
+from embark.catalog_cli import catalog
 from embark.errors import ExitCode, UserError, nearest
+from embark.manners import Flag, Manners
 
 app = App(
     name="embark",
@@ -18,24 +18,6 @@ app = App(
     version=__version__,
     help_format="plaintext",
 )
-
-
-Flag = Annotated[bool, Parameter(negative="", show_default=False)]
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, slots=True)
-class Manners:
-    """What every verb takes."""
-
-    json: Flag = False
-    """Print JSON for programs, nothing for people."""
-    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="", show_default=False)] = False
-    """Print results, warnings and errors only."""
-
-    def console(self) -> Console:
-        return Console(json=self.json, quiet=self.quiet)
-
 
 SPEC_HELP = "A TOML file, a preset's name (laptop, quickstart, criteo-1tb, mlperf-dcnv2), or module:function."
 SET_HELP = "Override a field: --set train.batch_size=4096. May be given many times."
@@ -269,6 +251,9 @@ def copy(
 
     console = (manners or Manners()).console()
     return copy_data(console, source, target, verify=verify, dry_run=dry_run, force=force)
+
+
+app.command(catalog)
 
 
 @app.command

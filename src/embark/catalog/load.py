@@ -1,0 +1,232 @@
+"""Reads the catalog's files, checks all of it, and names every mistake at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from embark.catalog.machine import (
+    CLOUDS,
+    LINKS,
+    Catalog,
+    Fabric,
+    Gpu,
+    Machine,
+    Price,
+    Quota,
+    Reserve,
+    Source,
+    Volume,
+)
+from embark.catalog.rows import CatalogError, Row, csv_rows, toml_rows
+from embark.errors import Mistake, UserError
+
+HERE = Path(__file__).parent
+MACHINE_COLUMNS = (
+    "name", "also", "cloud", "machine_type", "gpu", "num_gpus", "total_gpu_memory_gib", "num_hosts", "vcpus",
+    "memory_gib", "link", "network_gbit_per_s", "fabric", "fabric_gbit_per_s", "num_fabric_devices", "local_disk_gb",
+    "gke_accelerator", "quota", "source", "date", "confidence",
+)
+PRICE_COLUMNS = (
+    "machine", "region", "on_demand_usd_per_hour", "spot_usd_per_hour", "commit_1y_discount", "commit_3y_discount",
+    "source", "date", "confidence",
+)
+MEMORY_RATIOS = (0.97, 1.08)
+"""What a cloud publishes over what its cards hold: some write GB for GiB, 7 % more, and some leave out a little."""
+
+T = TypeVar("T")
+
+
+def load_catalog() -> Catalog:
+    """The shipped catalog, with newer prices where the user has taken some in."""
+    return _load(prices_path())
+
+
+@cache
+def _load(newer: Path) -> Catalog:
+    return read_catalog(HERE, newer if newer.exists() else None)
+
+
+def prices_path() -> Path:
+    """Where `embark catalog refresh` keeps what it took in."""
+    home = os.environ.get("XDG_DATA_HOME", "")
+    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
+    return base / "embark" / "prices.csv"
+
+
+def forget() -> None:
+    """Read the files again at the next call."""
+    _load.cache_clear()
+
+
+def read_catalog(folder: Path, newer: Path | None = None) -> Catalog:
+    """A folder of catalog files; `newer` is a price file whose rows go before those that are older."""
+    mistakes: list[Mistake] = []
+    try:
+        catalog = _read(folder, mistakes)
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}", fix="install Embark again") from error
+    if mistakes:
+        raise CatalogError("the catalog", mistakes)
+    if newer is None:
+        return catalog
+    taken_in = read_prices(newer, catalog.machines, fix=f"remove {newer}, or take in a whole one")
+    return Catalog(catalog.machines, catalog.gpus, catalog.fabrics, catalog.quotas, catalog.volumes, catalog.sources,
+                   newest(catalog.prices, taken_in))
+
+
+def read_prices(path: Path, machines: Collection[str], *, fix: str = "") -> dict[tuple[str, str], Price]:
+    """A price file from outside: its sources may be any text."""
+    mistakes: list[Mistake] = []
+    try:
+        rows = csv_rows(path, PRICE_COLUMNS, "machine", mistakes)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    prices = _prices(rows, machines, None)
+    if mistakes:
+        raise CatalogError(str(path), mistakes, fix=fix)
+    return prices
+
+
+def newest(
+    old: Mapping[tuple[str, str], Price], new: Mapping[tuple[str, str], Price]
+) -> dict[tuple[str, str], Price]:
+    """For each machine and region the row of the later date; of one date, the new one."""
+    merged = dict(old)
+    for place, price in new.items():
+        if place not in merged or price.origin.date >= merged[place].origin.date:
+            merged[place] = price
+    return merged
+
+
+def _read(folder: Path, mistakes: list[Mistake]) -> Catalog:
+    sources = {row.name: _source(row) for row in toml_rows(folder / "sources.toml", mistakes)}
+    gpus = {row.name: _gpu(row) for row in toml_rows(folder / "gpus.toml", mistakes)}
+    fabrics = {row.name: _fabric(row) for row in toml_rows(folder / "fabrics.toml", mistakes)}
+    quotas = {row.name: _quota(row) for row in toml_rows(folder / "quotas.toml", mistakes)}
+    reserves = {row.name: _reserve(row) for row in toml_rows(folder / "reserves.toml", mistakes)}
+    volumes = {row.name: _volume(row) for row in toml_rows(folder / "volumes.toml", mistakes)}
+    machines: dict[str, Machine] = {}
+    names: set[str] = set()
+    rows = csv_rows(folder / "machines.csv", MACHINE_COLUMNS, "name", mistakes)
+    for row in rows:
+        machine = _machine(row, gpus, fabrics, quotas, reserves, sources)
+        for name in (row.name, *row.texts("also")):
+            if name.lower() in names:
+                row.wrong("name", f"{name} stands twice")
+            names.add(name.lower())
+        if machine is not None:
+            machines[machine.name] = machine
+    # A machine that has a mistake is no unknown machine to its prices.
+    prices = _prices(csv_rows(folder / "prices.csv", PRICE_COLUMNS, "machine", mistakes),
+                     [row.name for row in rows], sources)
+    return Catalog(machines, gpus, fabrics, quotas, volumes, sources, prices)
+
+
+def _machine(
+    row: Row, gpus: Mapping[str, Gpu], fabrics: Mapping[str, Fabric], quotas: Mapping[str, Quota],
+    reserves: Mapping[str, Reserve], sources: Collection[str],
+) -> Machine | None:
+    name, cloud = row.text("name"), row.text("cloud", one_of=CLOUDS)
+    gpu, fabric = gpus.get(row.text("gpu", one_of=gpus)), fabrics.get(row.text("fabric", one_of=fabrics))
+    quota, reserve = quotas.get(row.text("quota", required=False, one_of=quotas)), reserves.get(cloud)
+    num_gpus, num_hosts = row.whole("num_gpus") or 0, row.whole("num_hosts") or 0
+    link = row.text("link", one_of=LINKS)
+    published_gib = row.number("total_gpu_memory_gib")
+    vcpus, memory_gib = row.number("vcpus"), row.number("memory_gib")
+    networks = row.number("network_gbit_per_s"), row.number("fabric_gbit_per_s"), row.whole("num_fabric_devices")
+    also, machine_type = row.texts("also"), row.text("machine_type", required=False)
+    label = row.text("gke_accelerator", required=False)
+    disk_gb, origin = row.number("local_disk_gb", zero=True), row.origin(sources)
+    if not num_gpus or not num_hosts:
+        row.wrong("num_gpus" if not num_gpus else "num_hosts", "should be 1 or more")
+        return None
+    if num_gpus % num_hosts:
+        row.wrong("num_hosts", f"does not divide {num_gpus} accelerators")
+    if (num_gpus == 1) != (link == ""):
+        row.wrong("link", f"{num_gpus} accelerators: " + ("no link" if num_gpus == 1 else "what joins them?"))
+    if gpu is None or fabric is None or reserve is None:
+        return None
+    for what, held in (("fabric", fabric), ("quota", quota)):
+        if held is not None and held.cloud != cloud:
+            row.wrong(what, f"is of {held.cloud}, the machine of {cloud}")
+    sum_gib = num_gpus * gpu.memory_gib
+    ratio = 1.0 if published_gib is None else published_gib / sum_gib
+    if ratio < MEMORY_RATIOS[0] or ratio > MEMORY_RATIOS[1]:
+        row.wrong("total_gpu_memory_gib", f"{num_gpus} x {gpu.memory_gib:g} GiB of {gpu.name} are {sum_gib:g}")
+    return Machine(name, also, cloud, machine_type, gpu, num_gpus, num_hosts, vcpus, memory_gib, link, networks[0],
+                   fabric, networks[1], networks[2], disk_gb, label, quota, reserve, origin)
+
+
+def _prices(
+    rows: Iterable[Row], machines: Collection[str], sources: Collection[str] | None
+) -> dict[tuple[str, str], Price]:
+    prices: dict[tuple[str, str], Price] = {}
+    for row in rows:
+        place = row.text("machine", one_of=machines), row.text("region")
+        on_demand, spot = row.number("on_demand_usd_per_hour"), row.number("spot_usd_per_hour")
+        price = Price(*place, on_demand, spot, row.number("commit_1y_discount", below=1),
+                      row.number("commit_3y_discount", below=1), row.origin(sources))
+        if on_demand is not None and spot is not None and spot >= on_demand:
+            row.wrong("spot_usd_per_hour", f"is not below on demand, {on_demand:g}",
+                      "leave it empty where there is no spot offer")
+        if place in prices:
+            row.wrong("region", f"a second price for {place[0]} in {place[1]}")
+        prices[place] = price
+    return prices
+
+
+def _gpu(row: Row) -> Gpu:
+    gpu = Gpu(
+        row.name, row.text("kind", one_of=("gpu", "tpu")), row.needed("memory_mib"), row.number("seen_mib"),
+        row.number("hbm_gbyte_per_s"), row.number("bf16_tflops"), row.number("fp16_tflops"), row.number("tf32_tflops"),
+        row.number("fp32_tflops"), row.number("nvlink_gbyte_per_s"), row.number("pcie_gbyte_per_s"),
+        row.number("ici_gbyte_per_s"), row.origin(),
+    )
+    if gpu.seen_mib is not None and gpu.seen_mib > gpu.memory_mib:
+        row.wrong("seen_mib", f"is more than memory_mib, {gpu.memory_mib:g}")
+    return _done(row, gpu)
+
+
+def _fabric(row: Row) -> Fabric:
+    return _done(row, Fabric(
+        row.name, row.text("title"), row.text("cloud", one_of=CLOUDS), row.text("transport"),
+        row.text("kubernetes_resource", required=False), row.texts("kubernetes_also"),
+        row.texts("kubernetes_annotations"), row.origin(),
+    ))
+
+
+def _quota(row: Row) -> Quota:
+    return _done(row, Quota(
+        row.name, row.text("cloud", one_of=CLOUDS), row.text("unit"), row.text("on_demand", required=False),
+        row.text("on_demand_code", required=False), row.text("spot", required=False),
+        row.text("spot_code", required=False), row.texts("also"), row.origin(),
+    ))
+
+
+def _reserve(row: Row) -> Reserve:
+    return _done(row, Reserve(
+        row.name, row.steps("memory_steps"), row.needed("memory_mib"), row.steps("vcpu_steps"),
+        row.number("seen_share", below=1.001), row.origin(),
+    ))
+
+
+def _volume(row: Row) -> Volume:
+    return _done(row, Volume(
+        row.name, row.text("title"), row.text("cloud", one_of=CLOUDS), row.text("kind", one_of=("object", "file")),
+        row.number("mbyte_per_s_per_tib"), row.number("min_tib"), row.number("max_tib"),
+        row.number("limit_gbit_per_s"), row.text("limit_scope", required=False), row.number("usd_per_gib_month"),
+        row.text("price_region", required=False), row.origin(),
+    ))
+
+
+def _source(row: Row) -> Source:
+    return _done(row, Source(row.text("title"), row.text("url")))
+
+
+def _done(row: Row, value: T) -> T:
+    row.done()
+    return value

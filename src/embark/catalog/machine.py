@@ -1,0 +1,246 @@
+"""What the clouds offer, as values. `None`, or an empty text, is what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+CLOUDS = ("aws", "azure", "gcp")
+LINKS = ("", "nvlink", "pcie", "ici")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a row comes from."""
+
+    source: str
+    date: str
+    """Year and month, or the day."""
+    confidence: str
+    """`read`: taken from a machine-readable listing. `documented`: as a public page says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One accelerator: a GPU, or a chip of a TPU. Rates are dense, links count both directions together."""
+
+    name: str
+    kind: str
+    """`gpu` or `tpu`."""
+    memory_mib: float
+    seen_mib: float | None
+    """What a driver shows of it; less than the listing says."""
+    hbm_gbyte_per_s: float | None
+    bf16_tflops: float | None
+    fp16_tflops: float | None
+    tf32_tflops: float | None
+    fp32_tflops: float | None
+    nvlink_gbyte_per_s: float | None
+    pcie_gbyte_per_s: float | None
+    ici_gbyte_per_s: float | None
+    origin: Origin
+
+    @property
+    def memory_gib(self) -> float:
+        return self.memory_mib / 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """What carries traffic between machines."""
+
+    name: str
+    title: str
+    cloud: str
+    transport: str
+    kubernetes_resource: str
+    """What a pod puts among its limits; empty where it needs none."""
+    kubernetes_also: tuple[str, ...]
+    kubernetes_annotations: tuple[str, ...]
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What the cloud counts, and what it calls it."""
+
+    name: str
+    cloud: str
+    unit: str
+    on_demand: str
+    on_demand_code: str
+    spot: str
+    spot_code: str
+    also: tuple[str, ...]
+    """Others that must be raised besides."""
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """What a cloud's Kubernetes node keeps back from pods."""
+
+    cloud: str
+    memory_steps: tuple[tuple[float, float], ...]
+    """Up to so many GiB, this share is kept."""
+    memory_mib: float
+    vcpu_steps: tuple[tuple[float, float], ...]
+    seen_share: float | None
+    origin: Origin
+
+    def allocatable_gib(self, memory_gib: float) -> float:
+        """What pods may ask for of a machine's memory. Without `seen_share`, an upper bound."""
+        seen_gib = memory_gib * (1.0 if self.seen_share is None else self.seen_share)
+        return max(0.0, seen_gib - _kept(seen_gib, self.memory_steps) - self.memory_mib / 1024)
+
+    def allocatable_vcpus(self, vcpus: float) -> float:
+        return vcpus - _kept(vcpus, self.vcpu_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine, or a slice of a TPU. Per host: `vcpus`, `memory_gib`, networks and disk. In all: accelerators."""
+
+    name: str
+    also: tuple[str, ...]
+    """Other names it goes by."""
+    cloud: str
+    machine_type: str
+    """What the cloud calls the host, where that is not the name."""
+    gpu: Gpu
+    num_gpus: int
+    num_hosts: int
+    vcpus: float | None
+    memory_gib: float | None
+    link: str
+    """What joins the accelerators of one host: `nvlink`, `pcie`, `ici`; empty where there is one."""
+    network_gbit_per_s: float | None
+    fabric: Fabric
+    fabric_gbit_per_s: float | None
+    """A host's share of the fabric, for traffic between accelerators."""
+    num_fabric_devices: int | None
+    local_disk_gb: float | None
+    gke_accelerator: str
+    """The value of the node label `cloud.google.com/gke-accelerator`, or its TPU counterpart."""
+    quota: Quota | None
+    reserve: Reserve
+    origin: Origin
+
+    @property
+    def gpu_memory_gib(self) -> float:
+        return self.num_gpus * self.gpu.memory_gib
+
+    @property
+    def gpus_per_host(self) -> int:
+        return self.num_gpus // self.num_hosts
+
+    @property
+    def link_gbyte_per_s(self) -> float | None:
+        """Between two accelerators of a host, both directions together."""
+        by_link = {"nvlink": self.gpu.nvlink_gbyte_per_s, "pcie": self.gpu.pcie_gbyte_per_s,
+                   "ici": self.gpu.ici_gbyte_per_s}
+        return by_link.get(self.link)
+
+    @property
+    def allocatable_gib(self) -> float | None:
+        """Memory of a host that pods may ask for."""
+        return None if self.memory_gib is None else self.reserve.allocatable_gib(self.memory_gib)
+
+    @property
+    def allocatable_vcpus(self) -> float | None:
+        return None if self.vcpus is None else self.reserve.allocatable_vcpus(self.vcpus)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a machine costs in a region."""
+
+    machine: str
+    region: str
+    on_demand_usd_per_hour: float | None
+    spot_usd_per_hour: float | None
+    commit_1y_discount: float | None
+    """The share of the on-demand price that a year's commitment takes off."""
+    commit_3y_discount: float | None
+    origin: Origin
+
+    def committed_usd_per_hour(self, years: int) -> float | None:
+        """For one year or three."""
+        discount = {1: self.commit_1y_discount, 3: self.commit_3y_discount}[years]
+        if self.on_demand_usd_per_hour is None or discount is None:
+            return None
+        return self.on_demand_usd_per_hour * (1 - discount)
+
+    @property
+    def spot_saving(self) -> float | None:
+        """The share of the on-demand price that spot takes off."""
+        if self.on_demand_usd_per_hour is None or self.spot_usd_per_hour is None:
+            return None
+        return 1 - self.spot_usd_per_hour / self.on_demand_usd_per_hour
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """Where data and checkpoints may lie."""
+
+    name: str
+    title: str
+    cloud: str
+    kind: str
+    """`object` or `file`."""
+    mbyte_per_s_per_tib: float | None
+    """Reads, in 10^6 bytes; an object store has no such figure."""
+    min_tib: float | None
+    max_tib: float | None
+    limit_gbit_per_s: float | None
+    limit_scope: str
+    usd_per_gib_month: float | None
+    price_region: str
+    origin: Origin
+
+    def gbyte_per_s(self, tib: float) -> float | None:
+        """What so many TiB of it read, in 10^9 bytes a second."""
+        if self.mbyte_per_s_per_tib is not None:
+            return tib * self.mbyte_per_s_per_tib / 1000
+        return None if self.limit_gbit_per_s is None else self.limit_gbit_per_s / 8
+
+    def usd_per_month(self, tib: float) -> float | None:
+        return None if self.usd_per_gib_month is None else tib * 1024 * self.usd_per_gib_month
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who is behind a row's `source`."""
+
+    title: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Everything, by name."""
+
+    machines: Mapping[str, Machine]
+    gpus: Mapping[str, Gpu]
+    fabrics: Mapping[str, Fabric]
+    quotas: Mapping[str, Quota]
+    volumes: Mapping[str, Volume]
+    sources: Mapping[str, Source]
+    prices: Mapping[tuple[str, str], Price]
+    """By machine and region."""
+
+    def prices_of(self, machine: Machine) -> list[Price]:
+        """In every region that has it, by the region's name."""
+        return sorted((p for p in self.prices.values() if p.machine == machine.name), key=lambda p: p.region)
+
+    def urls(self, source: str) -> list[str]:
+        """Where to read on: the pages behind a row's `source`."""
+        return [self.sources[name].url if name in self.sources else name for name in source.split("+")]
+
+
+def _kept(amount: float, steps: tuple[tuple[float, float], ...]) -> float:
+    kept, below = 0.0, 0.0
+    for up_to, share in steps:
+        kept += share * max(0.0, min(amount, up_to) - below)
+        below = up_to
+    return kept

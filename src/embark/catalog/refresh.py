@@ -1,0 +1,77 @@
+"""Takes in a newer price file: all of it is checked before anything changes, and only newer rows count."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from embark.catalog.load import PRICE_COLUMNS, newest, read_prices
+from embark.catalog.machine import Catalog, Price
+from embark.errors import UserError
+
+Places = Mapping[tuple[str, str], Price]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A price that is another now."""
+
+    machine: str
+    region: str
+    old: Price | None
+    """None where the catalog had no price."""
+    new: Price
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """What taking a file in does."""
+
+    changes: tuple[Change, ...]
+    num_same: int
+    """Rows that say what was known."""
+    num_older: int
+    """Rows that are older than what was known; they are left out."""
+    text: str
+    """What to keep: the newest of every row that was ever taken in."""
+
+
+def refreshed(catalog: Catalog, file: Path, stored: Path, today: datetime.date) -> Refreshed:
+    """What changes when `file` is taken in over the catalog and over what is `stored` already. Writes nothing."""
+    new = read_prices(file, catalog.machines, fix="nothing was changed; mend the file and take it in again")
+    if not new:
+        raise UserError(f"{file}: has no prices", fix="one row for each machine and region below the heading")
+    late = sorted(price.origin.date for price in new.values() if price.origin.date > today.isoformat())
+    if late:
+        raise UserError(f"{file}: is dated {late[-1]}, and today is {today}",
+                        fix="nothing was changed; a date to come would outlast every later price")
+    changes, num_same, num_older = [], 0, 0
+    for place, price in new.items():
+        old = catalog.prices.get(place)
+        if old is not None and price.origin.date < old.origin.date:
+            num_older += 1
+        elif old is not None and _figures(old) == _figures(price):
+            num_same += 1
+        else:
+            changes.append(Change(*place, old, price))
+    before = read_prices(stored, catalog.machines) if stored.exists() else {}
+    return Refreshed(tuple(changes), num_same, num_older, _to_csv(newest(before, new)))
+
+
+def _figures(price: Price) -> tuple[float | None, ...]:
+    return (price.on_demand_usd_per_hour, price.spot_usd_per_hour, price.commit_1y_discount, price.commit_3y_discount)
+
+
+def _to_csv(prices: Places) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(PRICE_COLUMNS)
+    for _, price in sorted(prices.items()):
+        figures = ("" if figure is None else repr(figure) for figure in _figures(price))
+        origin = price.origin
+        writer.writerow([price.machine, price.region, *figures, origin.source, origin.date, origin.confidence])
+    return out.getvalue()

@@ -1,0 +1,131 @@
+"""Finds machines and prices; where there is none, says what is near."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from embark.catalog.machine import CLOUDS, Catalog, Machine, Price, Volume
+from embark.errors import UserError, nearest
+
+Sort = Literal["price", "memory", "name"]
+NUM_NEAR = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a machine must have to be listed."""
+
+    words: tuple[str, ...] = ()
+    """Each found somewhere in its names, its cloud, its accelerator or its fabric."""
+    cloud: str = ""
+    gpu: str = ""
+    """An accelerator's name, or its beginning: A100 is A100-80GB too."""
+    region: str = ""
+    min_memory_gib: float = 0.0
+    """Of accelerator memory, over the whole machine."""
+
+
+def find(catalog: Catalog, name: str) -> Machine:
+    """By any of its names, in any case."""
+    wanted = name.strip().lower()
+    for machine in catalog.machines.values():
+        if wanted in (known.lower() for known in (machine.name, *machine.also)):
+            return machine
+    raise UserError(f"{name!r}: no such machine", fix=_near_machines(catalog, wanted))
+
+
+def find_volume(catalog: Catalog, name: str) -> Volume:
+    if name not in catalog.volumes:
+        raise UserError(f"{name!r}: no such volume", fix=nearest(name, catalog.volumes))
+    return catalog.volumes[name]
+
+
+def price_in(catalog: Catalog, machine: Machine, region: str) -> Price:
+    """Its price in a region that has it. What the price leaves open is `None` in it."""
+    price = catalog.prices.get((machine.name, region))
+    if price is not None:
+        return price
+    regions = [price.region for price in catalog.prices_of(machine)]
+    if not regions:
+        raise UserError(f"{machine.name}: the catalog has no price of it in any region",
+                        fix="take in a price file that has one: embark catalog refresh FILE")
+    raise UserError(f"{machine.name}: not offered in {region}", fix="regions that have it: " + ", ".join(regions))
+
+
+def cheapest(prices: Iterable[Price]) -> Price | None:
+    """By the price on demand, then by spot; of those without either, none."""
+    known = [p for p in prices if p.on_demand_usd_per_hour is not None or p.spot_usd_per_hour is not None]
+    return min(known, key=_cost_order, default=None)
+
+
+def search(catalog: Catalog, wanted: Wanted, sort: Sort = "name") -> list[tuple[Machine, Price | None]]:
+    """Machines that have all that is wanted, each with its price in the region, or its lowest."""
+    _check(catalog, wanted)
+    found: list[tuple[Machine, Price | None]] = []
+    for machine in catalog.machines.values():
+        if not _has(machine, wanted):
+            continue
+        if not wanted.region:
+            found.append((machine, cheapest(catalog.prices_of(machine))))
+        elif (price := catalog.prices.get((machine.name, wanted.region))) is not None:
+            found.append((machine, price))
+    if sort == "price":
+        return sorted(found, key=lambda pair: (pair[1] is None, *(_cost_order(pair[1]) if pair[1] else ())))
+    if sort == "memory":
+        return sorted(found, key=lambda pair: pair[0].gpu_memory_gib)
+    return found
+
+
+def compare(catalog: Catalog, names: Sequence[str], region: str = "") -> list[tuple[Machine, Price | None]]:
+    """Machines side by side, in the order asked for. All names that are wrong are told at once."""
+    machines, wrong = [], []
+    for name in names:
+        try:
+            machines.append(find(catalog, name))
+        except UserError as error:
+            wrong.append(error)
+    if wrong:
+        raise UserError("\n".join(error.what for error in wrong), fix="\n       ".join(error.fix for error in wrong))
+    return [(m, price_in(catalog, m, region) if region else cheapest(catalog.prices_of(m))) for m in machines]
+
+
+def regions(catalog: Catalog) -> list[str]:
+    return sorted({region for _, region in catalog.prices})
+
+
+def _has(machine: Machine, wanted: Wanted) -> bool:
+    text = " ".join((machine.name, *machine.also, machine.machine_type, machine.cloud, machine.gpu.name,
+                     machine.gpu.kind, machine.fabric.name)).lower()
+    return (
+        all(word.lower() in text for word in wanted.words)
+        and wanted.cloud in ("", machine.cloud)
+        and machine.gpu.name.lower().startswith(wanted.gpu.lower())
+        and machine.gpu_memory_gib >= wanted.min_memory_gib
+    )
+
+
+def _check(catalog: Catalog, wanted: Wanted) -> None:
+    if wanted.cloud and wanted.cloud not in CLOUDS:
+        raise UserError(f"{wanted.cloud!r}: no such cloud", fix=nearest(wanted.cloud, CLOUDS))
+    if not any(name.lower().startswith(wanted.gpu.lower()) for name in catalog.gpus):
+        raise UserError(f"{wanted.gpu!r}: no such accelerator", fix=nearest(wanted.gpu, catalog.gpus))
+    if wanted.region and wanted.region not in regions(catalog):
+        close = difflib.get_close_matches(wanted.region, regions(catalog), n=NUM_NEAR, cutoff=0.4)
+        fix = "did you mean " + " or ".join(close) + "?" if close else "embark catalog show MACHINE lists its regions"
+        raise UserError(f"{wanted.region!r}: the catalog knows no such region", fix=fix)
+
+
+def _near_machines(catalog: Catalog, wanted: str) -> str:
+    by_name = {known.lower(): m.name for m in catalog.machines.values() for known in (m.name, *m.also)}
+    holding = [name for name in by_name if len(wanted) > 1 and wanted in name]
+    close = difflib.get_close_matches(wanted, by_name, n=4 * NUM_NEAR, cutoff=0.5)
+    names = list(dict.fromkeys(by_name[name] for name in (*holding, *close)))[:NUM_NEAR]
+    return "did you mean " + " or ".join(names) + "?" if names else "embark catalog list shows them all"
+
+
+def _cost_order(price: Price) -> tuple[bool, float, float]:
+    on_demand, spot = price.on_demand_usd_per_hour, price.spot_usd_per_hour
+    return on_demand is None, on_demand or 0.0, spot if spot is not None else float("inf")

@@ -1,0 +1,137 @@
+"""The shipped data: every row has its source, and what it says adds up."""
+
+import csv
+import re
+
+import pytest
+
+from embark.catalog.load import HERE
+from embark.catalog.search import find
+
+GUIDES_NAME = [
+    "p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "ND96asr_v4", "ND96amsr_A100_v4", "ND96isr_H100_v5",
+    *(f"a2-highgpu-{n}g" for n in (1, 2, 4, 8)), *(f"a2-ultragpu-{n}g" for n in (1, 2, 4, 8)),
+    *(f"a3-highgpu-{n}g" for n in (1, 2, 4, 8)),
+    "n1-standard-8+1xT4", "g2-standard-8", "n1-standard-8+1xV100",
+    "v2-8", "v3-8", "v4-8", "v4-32", "v4-4096", "v5e-4", "v5p-8",
+]
+SUCCESSORS = [
+    "p5e.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge", "p6-b300.48xlarge", "a3-megagpu-8g", "a3-ultragpu-8g",
+    "a4-highgpu-8g", "a4x-highgpu-4g", "ND96isr_H200_v5", "ND128isr_NDR_GB200_v6", "v6e-8", "v6e-256",
+]
+
+
+@pytest.mark.parametrize("name", GUIDES_NAME + SUCCESSORS)
+def test_every_machine_that_guides_name_and_its_successor_is_there(catalog, name):
+    assert find(catalog, name).num_gpus >= 1
+
+
+def test_every_row_has_a_source_a_date_and_a_confidence(catalog):
+    held = [catalog.machines, catalog.gpus, catalog.fabrics, catalog.quotas, catalog.volumes, catalog.prices]
+    origins = [row.origin for rows in held for row in rows.values()]
+    assert len(origins) > 1_300
+    for origin in origins:
+        assert re.fullmatch(r"20\d\d-\d\d(-\d\d)?", origin.date)
+        assert origin.confidence in ("read", "documented")
+        assert all(url.startswith("https://") for url in catalog.urls(origin.source)), origin.source
+
+
+def test_accelerators_times_memory_is_what_the_cloud_publishes(catalog):
+    with (HERE / "machines.csv").open(newline="") as file:
+        published = {row["name"]: float(row["total_gpu_memory_gib"]) for row in csv.DictReader(file)
+                     if row["total_gpu_memory_gib"]}
+    assert len(published) > 130
+    for name, gib in published.items():
+        # Some clouds write GB for GiB: 24 GB are 22.35 GiB.
+        assert 0.97 <= gib / catalog.machines[name].gpu_memory_gib <= 1.08, name
+
+
+def test_prices_are_positive_and_spot_is_below_on_demand(catalog):
+    num_both = 0
+    for price in catalog.prices.values():
+        figures = price.on_demand_usd_per_hour, price.spot_usd_per_hour
+        assert any(figure is not None for figure in figures), price
+        assert all(figure > 0 for figure in figures if figure is not None), price
+        if None not in figures:
+            num_both += 1
+            assert price.spot_usd_per_hour < price.on_demand_usd_per_hour, price
+    assert num_both > 1_000
+
+
+def test_a_machine_costs_about_as_much_for_each_accelerator_in_every_region(catalog):
+    """One slipped digit, or a price without its cards, stands out."""
+    for machine in catalog.machines.values():
+        known = [p.on_demand_usd_per_hour for p in catalog.prices_of(machine) if p.on_demand_usd_per_hour is not None]
+        if known:
+            assert max(known) / min(known) < 2, machine.name
+
+
+def test_larger_sizes_of_one_family_cost_in_proportion(catalog):
+    for family in ("a2-highgpu", "a2-ultragpu", "a3-highgpu"):
+        one = catalog.prices[f"{family}-1g", "us-central1"].on_demand_usd_per_hour
+        assert catalog.prices[f"{family}-8g", "us-central1"].on_demand_usd_per_hour == pytest.approx(8 * one, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "region", "on_demand", "spot"),
+    [
+        ("p4d.24xlarge", "us-west-2", 21.96, 10.71), ("p5.48xlarge", "us-west-2", 55.04, 20.39),
+        ("p5en.48xlarge", "us-west-2", 63.30, 26.83), ("Standard_ND96asr_v4", "eastus", 27.20, 2.99),
+        ("Standard_ND96isr_H100_v5", "eastus", 98.32, None), ("a2-highgpu-8g", "us-central1", 29.39, 16.97),
+        ("a3-highgpu-8g", "us-central1", 87.83, 52.70), ("v4-8", "us-central2", 12.88, 3.69),
+        ("a3-ultragpu-8g", "europe-west4", None, 55.27), ("g2-standard-4", "us-central1", 0.71, None),
+    ],
+)
+def test_prices_that_were_read(catalog, name, region, on_demand, spot):
+    price = catalog.prices[name, region]
+    for have, expected in ((price.on_demand_usd_per_hour, on_demand), (price.spot_usd_per_hour, spot)):
+        assert have is None if expected is None else have == pytest.approx(expected, abs=0.005)
+
+
+def test_a_price_of_700_dollars_is_the_source_s_placeholder_and_not_taken(catalog):
+    assert ("v6e-1", "us-central1") in catalog.prices
+    assert not [p for p in catalog.prices.values() if p.on_demand_usd_per_hour == 700]
+
+
+@pytest.mark.parametrize(
+    ("name", "num", "resource"),
+    [("p4d.24xlarge", 4, "vpc.amazonaws.com/efa"), ("p5.48xlarge", 32, "vpc.amazonaws.com/efa"),
+     ("p5en.48xlarge", 16, "vpc.amazonaws.com/efa"), ("p6-b200.48xlarge", 8, "vpc.amazonaws.com/efa"),
+     ("ND96isr_H100_v5", 8, "rdma/ib"), ("a3-highgpu-8g", 4, ""), ("a3-megagpu-8g", 8, ""),
+     ("a3-ultragpu-8g", 8, "")],
+)
+def test_a_machine_s_fabric_devices_and_what_pods_ask_for(catalog, name, num, resource):
+    machine = find(catalog, name)
+    assert machine.num_fabric_devices == num
+    assert machine.fabric.kubernetes_resource == resource
+
+
+def test_pods_get_less_than_the_machine_has_and_most_of_it(catalog):
+    for machine in catalog.machines.values():
+        assert 0.6 < machine.allocatable_gib / machine.memory_gib < 1, machine.name
+        assert 0.9 < machine.allocatable_vcpus / machine.vcpus < 1, machine.name
+
+
+def test_what_a_gke_node_keeps_is_by_its_published_steps(catalog):
+    reserve = find(catalog, "a2-highgpu-8g").reserve
+    kept_gib = 4 * 0.25 + 4 * 0.20 + 8 * 0.10 + 112 * 0.06 + (680 - 128) * 0.02 + 100 / 1024
+    assert reserve.allocatable_gib(680) == pytest.approx(680 - kept_gib)
+    assert reserve.allocatable_vcpus(96) == pytest.approx(96 - 0.06 - 0.01 - 0.01 - 92 * 0.0025)
+
+
+def test_the_slices_of_a_tpu_are_whole_hosts(catalog):
+    slices = [m for m in catalog.machines.values() if m.gpu.kind == "tpu"]
+    assert len(slices) > 40
+    for machine in slices:
+        assert machine.gpus_per_host * machine.num_hosts == machine.num_gpus
+        assert machine.gpus_per_host in (1, 4, 8)
+    assert find(catalog, "v4-8").num_gpus == 4
+    assert find(catalog, "v5e-16").num_hosts == 4
+
+
+def test_storage_reads_as_fast_as_the_tib_that_are_paid_for(catalog):
+    assert catalog.volumes["fsx-lustre-1000"].gbyte_per_s(1.2) == pytest.approx(1.2)
+    assert catalog.volumes["filestore-zonal"].gbyte_per_s(10) == pytest.approx(2.726)
+    assert catalog.volumes["s3-standard"].gbyte_per_s(1) == catalog.volumes["s3-standard"].gbyte_per_s(100) == 12.5
+    assert catalog.volumes["fsx-lustre-125"].usd_per_month(1.2) == pytest.approx(178.2, abs=0.1)
+    assert {volume.cloud for volume in catalog.volumes.values()} == {"aws", "azure", "gcp"}
