@@ -11,6 +11,11 @@ from embark.__main__ import run
 SMALL = ("-s", "place.device=cpu", "-s", "train.batch_size=256", "--seconds", "0.2")
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "220")
+
+
 @pytest.mark.parametrize("engine", ["pipeline", "captured"])
 def test_embark_and_stock_torchrec_are_measured_in_one_run(capsys, engine):
     assert run(["bench", "laptop", *SMALL, "-s", f"train.engine={engine}", "--json", "-s", "train.precision=bf16"]) == 0

@@ -146,7 +146,8 @@ def saved(capsys, tmp_path):
     return tmp_path / "runs" / "laptop" / "checkpoints"
 
 
-def test_checkpoints_lists_verifies_compares_and_prunes(capsys, saved):
+def test_checkpoints_lists_verifies_compares_and_prunes(capsys, saved, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     assert run(["checkpoints", "laptop"]) == 0
     listed = capsys.readouterr().out
     assert "newest" in listed

@@ -19,6 +19,11 @@ SMALL = ["--set", "data.num_train_samples=5000", "--set", "data.num_eval_samples
 
 
 @pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "220")
+
+
+@pytest.fixture(autouse=True)
 def in_a_directory_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
