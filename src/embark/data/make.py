@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from embark.data.prepared.part_writer import PART_BYTES
 from embark.data.processes import each_result, num_cores
 from embark.data.statistics import compute_statistics
 from embark.data.synthetic import SyntheticSource
+from embark.data.whole_file import write_whole
 from embark.errors import UserError
 from embark.spec.run import RunSpec
 
@@ -94,8 +94,8 @@ def _finish(
     statistics = compute_statistics(out, manifest, memory_bytes=memory_bytes, num_workers=num_workers, tell=tell)
     text = json.dumps(statistics, indent=1) + "\n"
     whole = replace(manifest, statistics_sha256=hashlib.sha256(text.encode()).hexdigest())
-    _write_whole(out / STATISTICS, text)
-    _write_whole(out / MANIFEST, whole.to_text())
+    write_whole(out / STATISTICS, text)
+    write_whole(out / MANIFEST, whole.to_text())
     return whole
 
 
@@ -158,14 +158,3 @@ def _rows(layout: Layout, batch: Batch) -> Rows:
         return Rows(batch.label, batch.dense, ids, tuple(batch.lengths))
     shaped = tuple(values.reshape(-1, f.multi_hot) for values, f in zip(ids, layout.features, strict=True))
     return Rows(batch.label, batch.dense, shaped, (None,) * len(ids))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Readers see the old file or the new one, whole, and on disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)

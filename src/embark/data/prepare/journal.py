@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from embark.data.whole_file import write_whole
 from embark.errors import UserError
 
 PREPARING = ".preparing"
@@ -72,21 +73,6 @@ class Journal:
         """All is done."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
-
-def write_whole(path: Path, text: str) -> None:
-    """The file with this text, or as it was before."""
-    partial = path.with_name(f"{path.name}.part")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    # The name is on disk only when its directory is.
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _text(value: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from embark.data.prepare.bad_rows import BadRows, gather, is_hopeless, refuse_too_many
 from embark.data.prepare.budget import Budget, budget_of, segment_bytes_of
 from embark.data.prepare.ids import how_of
-from embark.data.prepare.journal import PREPARING, Journal, write_whole
+from embark.data.prepare.journal import PREPARING, Journal
 from embark.data.prepare.memory import MemoryWatch
 from embark.data.prepare.pieces import InputFile, Inputs, Schema
 from embark.data.prepare.pool import Pool
@@ -24,6 +24,7 @@ from embark.data.prepare.splits import check_splits
 from embark.data.prepare.transform import transform_of
 from embark.data.prepare.work import IDS, Kind, Preparation, Result, Task
 from embark.data.prepared.manifest import MANIFEST, SPLITS, STATISTICS, Manifest, Part
+from embark.data.whole_file import write_whole
 from embark.errors import DataError, UserError
 
 if TYPE_CHECKING:
