@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.prepare.pieces import InputFile, Inputs, Segment
-from embark.errors import DataError
+from embark.data.prepare.text_stream import ahead, is_gzip, unpacked
 
 PAD_BYTES = 64
 """Bytes before and behind the text in a chunk's buffer, so that words may be read around its first and last byte."""
 LONGEST_LINE_BYTES = 64 << 10
 """What is kept of a line that does not fit a chunk: enough to say what it is."""
-_PACKED_BYTES = 1 << 20
+_TEXT_BYTES = 4 << 20
 _REMOTE_BYTES = 8 << 20
-_NUM_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +40,6 @@ def text_segments(inputs: Inputs, file: InputFile, segment_bytes: int) -> list[S
     num = 1 if is_gzip(inputs, file) else max(1, round(file.size_bytes / segment_bytes))
     cuts = [file.size_bytes * i // num for i in range(num + 1)]
     return [Segment(file, i, start, stop) for i, (start, stop) in enumerate(pairwise(cuts))]
-
-
-def is_gzip(inputs: Inputs, file: InputFile) -> bool:
-    """By its first bytes, whatever its name."""
-    return inputs.read(file.uri, 0, 2) == b"\x1f\x8b"
 
 
 def text_chunks(inputs: Inputs, segment: Segment, chunk_bytes: int) -> Iterator[TextChunk]:
@@ -181,21 +172,14 @@ class _Stream:
 
     def __init__(self, blocks: Iterator[tuple[bytes, int]]) -> None:
         self.read_bytes = 0
-        self._blocks = blocks
-        self._ready: queue.Queue[tuple[bytes, int] | BaseException | None] = queue.Queue(_NUM_AHEAD)
+        self._blocks = ahead(blocks)
         self._block = memoryview(b"")
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._produce, name="embark-read-ahead", daemon=True)
-        self._thread.start()
 
     def readinto(self, view: memoryview) -> int:
         if not self._block:
-            got = self._ready.get()
+            got = next(self._blocks, None)
             if got is None:
-                self._ready.put(None)  # whoever asks again hears the same
                 return 0
-            if isinstance(got, BaseException):
-                raise got
             self._block = memoryview(got[0])
             self.read_bytes += got[1]
         num = min(len(view), len(self._block))
@@ -204,22 +188,7 @@ class _Stream:
         return num
 
     def close(self) -> None:
-        self._is_closed = True
-        while self._thread.is_alive():
-            try:
-                self._ready.get(timeout=0.05)
-            except queue.Empty:
-                continue
-
-    def _produce(self) -> None:
-        try:
-            for block in self._blocks:
-                if self._is_closed:
-                    return
-                self._ready.put(block)
-            self._ready.put(None)
-        except BaseException as error:
-            self._ready.put(error)
+        self._blocks.close()
 
 
 def _remote(inputs: Inputs, file: InputFile, start: int, block_bytes: int) -> Iterator[tuple[bytes, int]]:
@@ -229,35 +198,13 @@ def _remote(inputs: Inputs, file: InputFile, start: int, block_bytes: int) -> It
 
 
 def _unpacked(inputs: Inputs, file: InputFile) -> Iterator[tuple[bytes, int]]:
-    """Text and how many packed bytes it took. Members that follow one another are one text, as gunzip has it."""
-    path = inputs.local_path(file.uri)
-    num_lines = start = 0
-    unpacker = zlib.decompressobj(wbits=31)
-    source = FileIO(path) if path is not None else None
-    try:
-        while packed := source.read(_PACKED_BYTES) if source else inputs.read(file.uri, start, _REMOTE_BYTES):
-            start, told = start + len(packed), len(packed)
-            while packed:
-                if unpacker.eof:
-                    packed = packed.lstrip(b"\0")  # tapes pad with zeros
-                    if not packed:
-                        break
-                    unpacker = zlib.decompressobj(wbits=31)
-                text = unpacker.decompress(packed, 4 * _PACKED_BYTES)
-                packed = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
-                if text:
-                    num_lines += text.count(b"\n")
-                    yield text, told
-                    told = 0
-    except zlib.error as error:
-        raise _bad_gzip(file, f"damaged within the first {start:,}", num_lines, str(error)) from None
-    finally:
-        if source:
-            source.close()
-    if not unpacker.eof:
-        raise _bad_gzip(file, f"cut short at {start:,}", num_lines, "it ends in the middle of its data")
+    """Text, and how many packed bytes it took."""
+    packed_bytes = told_bytes = 0
 
+    def count(num_bytes: int) -> None:
+        nonlocal packed_bytes
+        packed_bytes += num_bytes
 
-def _bad_gzip(file: InputFile, where: str, num_lines: int, why: str) -> DataError:
-    return DataError(f"{file.uri}: the gzip file is {where} of {file.size_bytes:,} bytes, after {num_lines:,} lines: "
-                     f"{why}", fix="get the file again: what comes behind that place is lost in this copy")
+    for text in unpacked(inputs, file, _TEXT_BYTES, count):
+        yield text, packed_bytes - told_bytes
+        told_bytes = packed_bytes

@@ -5,10 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from typing import TypeVar
 
 from embark.data.prepare.pieces import InputFile, Inputs
 from embark.errors import DataError
+
+Made = TypeVar("Made")
 
 GZIP_MAGIC = b"\x1f\x8b"
 _PACKED_BYTES = 1 << 20
@@ -29,10 +32,11 @@ class TextStream:
 
     def __init__(self, inputs: Inputs, file: InputFile, start: int, stop: int, piece_bytes: int) -> None:
         self._told_bytes = self._read_bytes = 0
+        self.pieces: Iterator[bytes]
         if is_gzip(inputs, file):
-            self.pieces = _ahead(unpacked(inputs, file, piece_bytes, self._count))
+            self.pieces = ahead(unpacked(inputs, file, piece_bytes, self._count))
         else:
-            self.pieces = _ahead(_plain(inputs, file, start, stop, piece_bytes, self._count))
+            self.pieces = ahead(_plain(inputs, file, start, stop, piece_bytes, self._count))
 
     def take_read_bytes(self) -> int:
         """Of the file as it lies there, since this was asked last."""
@@ -60,7 +64,7 @@ def unpacked(
     inputs: Inputs, file: InputFile, piece_bytes: int, count: Callable[[int], None] = _nobody
 ) -> Iterator[bytes]:
     """What a gzip file holds, of however many members; one that is cut short or damaged is refused."""
-    unpacker, at, num_out = zlib.decompressobj(_GZIP), 0, 0
+    unpacker, at, num_out, num_lines = zlib.decompressobj(_GZIP), 0, 0, 0
     is_open = False
     while packed := inputs.read(file.uri, at, _PACKED_BYTES):
         at += len(packed)
@@ -74,25 +78,26 @@ def unpacked(
             try:
                 text = unpacker.decompress(packed, piece_bytes)
             except zlib.error as error:
-                raise _damaged(file, f"is damaged ({error})", at, num_out) from None
+                raise _damaged(file, "damaged within the first", at, num_lines, num_out, f" ({error})") from None
             packed = unpacker.unconsumed_tail
             if unpacker.eof:
                 packed, unpacker, is_open = unpacker.unused_data, zlib.decompressobj(_GZIP), False
             if text:
                 num_out += len(text)
+                num_lines += text.count(b"\n")
                 yield text
     if is_open:
         text = unpacker.flush()
         if not unpacker.eof:
-            raise _damaged(file, "is cut short", at, num_out + len(text))
+            raise _damaged(file, "cut short at", at, num_lines + text.count(b"\n"), num_out + len(text))
         yield text
 
 
-def _damaged(file: InputFile, what: str, at: int, num_out: int) -> DataError:
+def _damaged(file: InputFile, what: str, at: int, num_lines: int, num_out: int, why: str = "") -> DataError:
     return DataError(
-        f"{file.uri}: the gzip file {what}: it ends or breaks within byte {at:,} of {file.size_bytes:,}, "
-        f"after {num_out:,} bytes of text",
-        fix="copy or download it again; `gzip -t` says whether it is whole",
+        f"{file.uri}: the gzip file is {what} {at:,} of {file.size_bytes:,} bytes, after {num_lines:,} lines, "
+        f"{num_out:,} bytes of text{why}",
+        fix="copy or download it again: what comes behind that place is lost in this copy",
     )
 
 
@@ -109,12 +114,12 @@ def _plain(
         yield piece
 
 
-def _ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def ahead(pieces: Iterator[Made]) -> Generator[Made, None, None]:
     """The same pieces, made by a thread; an error comes where the piece would have."""
-    ready: queue.Queue[bytes | BaseException | None] = queue.Queue(_DEPTH)
+    ready: queue.Queue[Made | BaseException | None] = queue.Queue(_DEPTH)
     is_over = threading.Event()
 
-    def put(item: bytes | BaseException | None) -> bool:
+    def put(item: Made | BaseException | None) -> bool:
         while not is_over.is_set():
             try:
                 ready.put(item, timeout=0.1)
