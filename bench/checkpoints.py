@@ -29,7 +29,7 @@ from embark.store import RunDir
 from embark.train.batch import ToDevice
 from embark.train.build import Built, build
 from embark.train.checkpoint import Checkpointer
-from embark.train.interval import steps_between_saves
+from embark.store.interval import steps_between_saves
 from embark.train.world import World, join
 
 FREQUENT_S = 20.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from embark.spec import RunSpec
-from embark.train.interval import Choice, steps_between_saves
+from embark.store.interval import Choice, steps_between_saves
 
 FIRST_SAVE_S = 20.0
 """With `auto`, the first save comes early: it is how the cost of one becomes known."""

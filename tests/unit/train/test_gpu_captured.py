@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from embark.errors import DataError, EmbarkError
+from embark.train.initial import local_shards
 
 pytestmark = pytest.mark.gpu
 GPU = ("place.device=cuda", "train.num_steps=40", "data.num_train_samples=16384", "train.eps=1e-4")
+QUICK = ("place.device=cuda", "train.num_steps=200", "data.num_train_samples=409600", "train.batch_size=2048",
+         "model.num_dense=13", "model.embedding_dim=64", "model.bottom_mlp=[512, 256]", "model.top_mlp=[512, 256]",
+         "model.num_tables=26", "model.rows_per_table=100000", "train.learning_rate=0.01")
 RAGGED = ("data.ragged=true", "model.tables=[{name='a', rows=9, multi_hot=4, pooling='mean'}, "
           "{name='b', rows=60, multi_hot=3}, {name='c', rows=5}]")
 
@@ -25,6 +30,32 @@ def test_in_fp32_the_losses_are_those_of_the_pipeline(train_tiny, sets):
     captured = train_tiny(*GPU, *sets)
     assert captured.of("start")[0]["engine"] == "captured"
     assert captured.losses() == pytest.approx(pipeline.losses(), rel=2e-4)
+
+
+def test_over_200_steps_the_engines_part_no_more_than_one_bit_would_make_the_pipeline_part(train_tiny, monkeypatch):
+    """Adagrad turns the last bit of a small gradient into a whole step, so losses part whatever computes them; by SGD,
+    which does not, they stay the same."""
+    from embark.train import build
+
+    fill = build.fill_tables
+
+    def fill_and_nudge(tables, model, seed):
+        fill(tables, model, seed)
+        with torch.no_grad():
+            for _, shard, _, _ in local_shards(tables):
+                shard.mul_(1 + 2**-23)
+
+    def losses(engine, *sets):
+        return train_tiny(*QUICK, f"train.engine={engine}", *sets).losses()
+
+    sgd = ("train.optimizer=sgd", "train.dense_optimizer=sgd")
+    assert losses("captured", *sgd) == pytest.approx(losses("pipeline", *sgd), abs=1e-6)
+    pipeline, captured = losses("pipeline"), losses("captured")
+    assert captured[:10] == pytest.approx(pipeline[:10], abs=1e-6)
+    monkeypatch.setattr(build, "fill_tables", fill_and_nudge)
+    nudged = losses("pipeline")
+    assert _parted(pipeline, nudged) > 0
+    assert _parted(pipeline, captured) <= 2 * _parted(pipeline, nudged)
 
 
 @pytest.mark.parametrize("sets", [(), ("model.kind=dcnv2",), ("model.num_dense=0",), RAGGED])
@@ -127,3 +158,8 @@ def test_too_little_memory_is_told_with_what_would_help(train_tiny):
     with pytest.raises(EmbarkError, match="out of GPU memory") as caught:
         train_tiny(*GPU, "train.batch_size=16384", "model.top_mlp=[2000000]", "train.num_steps=1")
     assert "batch_size" in str(caught.value.fix)
+
+
+def _parted(losses, others):
+    """How far apart, on average."""
+    return sum(abs(a - b) for a, b in zip(losses, others, strict=True)) / len(losses)

@@ -367,5 +367,5 @@ def test_a_notice_cannot_be_changed():
 
 
 def test_it_needs_no_torch():
-    code = "import sys, embark.train.notices, embark.train.interval; sys.exit('torch' in sys.modules)"
+    code = "import sys, embark.train.notices, embark.store.interval; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from embark.train.interval import (
+from embark.store.interval import (
     MAX_EVERY_S,
     MAX_LOST_S,
     MAX_PAUSE_SHARE,
