@@ -18,6 +18,8 @@ CLAIMS = Path(__file__).with_name("claims.csv")
 REGIONS = {"aws": "us-west-2", "azure": "eastus", "gcp": "us-central1"}
 TOLERANCE = 0.05
 GB_PER_GIB = 1.073741824
+OF_TERMS = {"gcp-price-list", "gcp-terms", "gcp-tpu-cud", "aws-terms", "azure-terms"}
+"""Sources of discounts and of blocks, where another has the price."""
 
 HEAD = """# What the guides say, and what it is
 
@@ -51,9 +53,11 @@ def _line(catalog: Catalog, claim: dict[str, str]) -> str:
     if claim["value"] and value and not any(abs(v / float(claim["value"]) - 1) <= TOLERANCE for v in value):
         today = f"**{today}**"
     is_discount = claim["field"] in ("1 year saves", "3 years save")
-    names = [name for name in origin.source.split("+") if (name == "gcp-cud") == is_discount]
-    sources = ", ".join(_linked(catalog, name) for name in names)
-    return f"| `{claim['subject']}` | {field} | {claim['said']} | {today} | {sources}, {origin.date} |"
+    names = origin.source.split("+")
+    chosen = [name for name in names if (name in OF_TERMS) == is_discount] or names
+    sources = ", ".join(_linked(catalog, name) for name in chosen)
+    doubt = "" if origin.is_confirmed else ", not confirmed"
+    return f"| `{claim['subject']}` | {field} | {claim['said']} | {today} | {sources}, {origin.date}{doubt} |"
 
 
 def _linked(catalog: Catalog, name: str) -> str:

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from embark.catalog.load import forget, load_catalog, prices_path
-from embark.catalog.machine import Catalog, Machine, Price
+from embark.catalog.machine import Catalog, Machine, Origin, Price
 from embark.catalog.refresh import Change, refreshed
 from embark.catalog.search import Sort, Wanted, compare, find, price_in, search
+from embark.catalog_tables import GAP, fitting_table
 from embark.console import Console
 from embark.errors import ExitCode, UserError
 from embark.watch.words import many
@@ -24,25 +25,46 @@ LIST_HEADINGS = {
     "vcpus": "vCPUs", "memory_gib": "RAM GiB", "fabric": "fabric", "fabric_gbit_per_s": "Gbit/s",
     "on_demand_usd_per_hour": "$/h", "spot_usd_per_hour": "spot $/h", "region": "in",
 }
-PRICE_HEADINGS = {
-    "region": "region", "on_demand_usd_per_hour": "on demand $/h", "spot_usd_per_hour": "spot $/h",
-    "spot_saving": "spot saves", "commit_1y_usd_per_hour": "1 year $/h", "commit_3y_usd_per_hour": "3 years $/h",
-    "date": "date", "source": "source",
+PEOPLE_LIST_HEADINGS = {
+    "machine": "machine", "cloud": "cloud", "gpus": "accelerators", "gpu_memory_gib": "GiB", "vcpus": "vCPUs",
+    "memory_gib": "RAM GiB", "fabric": "fabric", "fabric_gbit_per_s": "Gbit/s", "on_demand_usd_per_hour": "$/h",
+    "spot_usd_per_hour": "spot $/h", "region": "in",
 }
+LIST_LEAVES_OUT = ("fabric", "cloud", "vcpus", "memory_gib", "fabric_gbit_per_s", "region")
+PRICE_HEADINGS = {
+    "region": "region", "on_demand_usd_per_hour": "on demand", "spot_usd_per_hour": "spot",
+    "spot_saving": "saves", "commit_1y_usd_per_hour": "1 year", "commit_3y_usd_per_hour": "3 years",
+    "block_usd_per_hour": "block", "date": "date", "confidence": "confidence", "source": "source",
+}
+PRICE_LEAVES_OUT = ("source", "date", "confidence", "spot_saving")
 VOLUME_HEADINGS = {
     "volume": "volume", "cloud": "cloud", "kind": "kind", "mbyte_per_s_per_tib": "MB/s a TiB",
     "limit_gbit_per_s": "limit Gbit/s", "limit_scope": "for", "min_tib": "from TiB", "max_tib": "to TiB",
-    "usd_per_gib_month": "$/GiB month", "price_region": "in", "date": "date",
+    "usd_per_gib_month": "$/GiB month", "price_region": "in", "date": "date", "confidence": "confidence",
+    "price_confidence": "of its price",
 }
+VOLUME_LEAVES_OUT = (
+    "kind", "limit_scope", "date", "cloud", "max_tib", "confidence", "price_region", "price_confidence",
+    "limit_gbit_per_s", "min_tib", "usd_per_gib_month", "mbyte_per_s_per_tib",
+)
 
 
 def list_machines(console: Console, wanted: Wanted, sort: Sort) -> ExitCode:
     """Machines that have what is wanted, each with its price in the region or its lowest anywhere."""
     found = search(load_catalog(), wanted, sort)
-    console.table([_row(machine, price) for machine, price in found], LIST_HEADINGS)
+    rows = [_row(machine, price) for machine, price in found]
+    if console.json:
+        console.table(rows, LIST_HEADINGS)
+        return ExitCode.DONE
+    for (machine, _), row in zip(found, rows, strict=True):
+        row |= {"machine": _short(machine), "gpus": f"{machine.num_gpus} x {machine.gpu.name}"}
+    fitting_table(console, rows, PEOPLE_LIST_HEADINGS, LIST_LEAVES_OUT)
     unpriced = [machine.name for machine, price in found if price is None]
     if unpriced:
         console.text(f"\nno price known: {', '.join(unpriced)}", style="dim")
+    booked = [_short(machine) for machine, price in found if price is not None and not machine.is_on_demand]
+    if booked:
+        console.text(f"\nnot sold on demand, $/h is the list price if any: {', '.join(booked)}", style="dim")
     if found and not wanted.region:
         console.text("\nprices are the lowest on demand anywhere; --region asks for one region", style="dim")
     return ExitCode.DONE
@@ -56,13 +78,20 @@ def show_machine(console: Console, name: str, region: str) -> ExitCode:
     if console.json:
         console.data({**asdict(machine), "allocatable_gib": machine.allocatable_gib,
                       "allocatable_vcpus": machine.allocatable_vcpus, "gpu_memory_gib": machine.gpu_memory_gib,
-                      "link_gbyte_per_s": machine.link_gbyte_per_s, "prices": [_price_row(price) for price in prices]})
+                      "link_gbyte_per_s": machine.link_gbyte_per_s, "is_confirmed": machine.is_confirmed,
+                      "spot_interruptions": asdict(catalog.interruptions(machine, region)),
+                      "prices": [_price_row(price) for price in prices]})
         return ExitCode.DONE
-    console.table([{"what": what, "is": value} for what, value in _facts(catalog, machine).items()],
-                  {"what": "", "is": machine.name})
+    facts = _facts(catalog, machine) | _spot_facts(catalog, machine, region)
+    console.table([{"what": what, "is": value} for what, value in facts.items()], {"what": "", "is": machine.name})
     if prices:
-        console.text("")
-        console.table([_price_row(price) for price in prices], PRICE_HEADINGS)
+        console.text("\ndollars an hour", style="dim")
+        rows = [_price_row(price) for price in prices]
+        empty = tuple(key for key in ("commit_1y_usd_per_hour", "commit_3y_usd_per_hour", "block_usd_per_hour")
+                      if all(row[key] is None for row in rows))
+        fitting_table(console, rows, {key: PRICE_HEADINGS[key] for key in PRICE_HEADINGS if key not in empty},
+                      PRICE_LEAVES_OUT)
+        _say_sources(console, catalog, prices)
     _say_missing(console, machine, prices, region)
     return ExitCode.DONE
 
@@ -77,10 +106,16 @@ def compare_machines(console: Console, names: Sequence[str], region: str) -> Exi
     if console.json:
         console.table([_row(machine, price) | _ratios(machine, price) for machine, price in pairs])
         return ExitCode.DONE
-    columns = {machine.name: _facts(catalog, machine) | _price_facts(machine, price) for machine, price in pairs}
-    whats = [what for what in next(iter(columns.values())) if what != "source"]
-    console.table([{"": what} | {name: facts[what] for name, facts in columns.items()} for what in whats],
-                  {name: name for name in ("", *columns)})
+    columns = {_short(machine): _in_short(machine) | _price_facts(machine, price) |
+               {"interruptions a day": f"{24 * catalog.interruptions(machine, region).per_hour:.2g}"}
+               for machine, price in pairs}
+    whats = list(next(iter(columns.values())))
+    for number, names_here in enumerate(_that_fit(console, columns)):
+        if number:
+            console.text("")
+        console.table([{"": what} | {name: columns[name][what] for name in names_here} for what in whats],
+                      {name: name for name in ("", *names_here)})
+    console.text("\na figure with ? is not confirmed; `embark catalog show NAME` says where each is from", style="dim")
     return ExitCode.DONE
 
 
@@ -90,15 +125,19 @@ def list_volumes(console: Console, tib: float) -> ExitCode:
         raise UserError(f"--tib {tib:g} is no size", fix="--tib 1.2")
     rows: list[dict[str, object]] = []
     for volume in load_catalog().volumes.values():
-        row: dict[str, object] = {"volume": volume.name, **asdict(volume), "date": volume.origin.date}
+        row: dict[str, object] = {"volume": volume.name, **asdict(volume), "date": volume.origin.date,
+                                  "confidence": volume.origin.confidence,
+                                  "price_confidence": volume.usd_per_gib_month and volume.price_origin.confidence}
         if tib:
             fits = tib >= (volume.min_tib or 0) and tib <= (volume.max_tib or tib)
             row |= {"gbyte_per_s": volume.gbyte_per_s(tib) if fits else None,
                     "usd_per_month": volume.usd_per_month(tib) if fits else None}
         rows.append(row)
     headings = VOLUME_HEADINGS | {"gbyte_per_s": f"GB/s of {tib:g} TiB", "usd_per_month": "$ a month"}
-    narrow = set() if console.json else {"kind", "limit_scope", "date"}
-    console.table(rows, {key: heading for key, heading in headings.items() if key in rows[0] and key not in narrow})
+    fitting_table(console, rows, {key: heading for key, heading in headings.items() if key in rows[0]},
+                  VOLUME_LEAVES_OUT)
+    doubted = [volume.name for volume in load_catalog().volumes.values() if not volume.price_origin.is_confirmed]
+    console.text(f"\nnot confirmed, the price at least: {', '.join(doubted)}", style="dim")
     return ExitCode.DONE
 
 
@@ -147,7 +186,8 @@ def _price_row(price: Price) -> dict[str, object]:
         "spot_usd_per_hour": price.spot_usd_per_hour, "spot_saving": None if saving is None else f"{saving:.0%}",
         "commit_1y_usd_per_hour": price.committed_usd_per_hour(1),
         "commit_3y_usd_per_hour": price.committed_usd_per_hour(3),
-        "date": price.origin.date, "source": price.origin.source,
+        "block_usd_per_hour": price.block_usd_per_hour, "date": price.origin.date,
+        "confidence": price.origin.confidence, "source": price.origin.source,
     }
 
 
@@ -158,6 +198,29 @@ def _change_row(change: Change) -> dict[str, object]:
         "was_usd_per_hour": old and old.on_demand_usd_per_hour, "is_usd_per_hour": change.new.on_demand_usd_per_hour,
         "spot_was_usd_per_hour": old and old.spot_usd_per_hour, "spot_is_usd_per_hour": change.new.spot_usd_per_hour,
         "date": change.new.origin.date,
+    }
+
+
+def _in_short(machine: Machine) -> dict[str, str]:
+    """What fits a narrow column; a question mark where it is not confirmed."""
+    gpu, own, cards = machine.gpu, machine.origin, machine.gpu.origin
+    link = f"{machine.link}, {_bare(machine.link_gbyte_per_s, cards)}" if machine.link else "one alone"
+    return {
+        "accelerators": f"{machine.num_gpus} x {gpu.name}",
+        "hosts": str(machine.num_hosts),
+        "GiB each, in all": f"{gpu.memory_gib:,.4g}, {machine.gpu_memory_gib:,.0f}",
+        "memory GB/s each": _bare(gpu.hbm_gbyte_per_s, cards),
+        "bf16 TFLOP/s each": _bare(gpu.bf16_tflops, cards),
+        "fp32 TFLOP/s each": _bare(gpu.fp32_tflops, cards),
+        "joined by, GB/s": link,
+        "vCPUs a host": _bare(machine.vcpus, own),
+        "RAM GiB a host": _bare(machine.memory_gib, own),
+        "RAM for pods": _bare(machine.allocatable_gib, own),
+        "network Gbit/s": _bare(machine.network_gbit_per_s, own),
+        "fabric": machine.fabric.name,
+        "fabric Gbit/s": _bare(machine.fabric_gbit_per_s, own),
+        "local disk GB": _bare(machine.local_disk_gb, own),
+        "sold on demand": "yes" if machine.is_on_demand else "no",
     }
 
 
@@ -189,20 +252,31 @@ def _facts(catalog: Catalog, machine: Machine) -> dict[str, str]:
         "local disk": "none" if machine.local_disk_gb == 0 else _known(machine.local_disk_gb, f"GB{each}"),
         "quota": _quota_words(quota.on_demand, quota.on_demand_code, quota.unit) if quota else UNKNOWN,
         "quota for spot": _quota_words(quota.spot, quota.spot_code, quota.unit) if quota else UNKNOWN,
-        "source": f"{', '.join(catalog.urls(machine.origin.source))} ({machine.origin.date}, "
-                  f"{machine.origin.confidence})",
+        "sold": ", ".join(machine.sold) or "on demand, spot",
+        "source": _from(catalog, machine.origin),
+        "of the accelerator": _from(catalog, gpu.origin),
+        "of the fabric": _from(catalog, fabric.origin),
+        "of the quota": _from(catalog, quota.origin) if quota else UNKNOWN,
     }
+
+
+def _spot_facts(catalog: Catalog, machine: Machine, region: str) -> dict[str, str]:
+    interruption = catalog.interruptions(machine, region)
+    titles = [catalog.sources[name].title for name in interruption.origin.source.split("+")]
+    return {"spot is lost": f"{24 * interruption.per_hour:.2g} times a day; {', '.join(titles)} "
+                            f"({interruption.origin.date}, {interruption.origin.confidence})"}
 
 
 def _price_facts(machine: Machine, price: Price | None) -> dict[str, str]:
     ratios = _ratios(machine, price)
     return {
-        "on demand": f"{_usd(price.on_demand_usd_per_hour)} in {price.region}" if price else UNKNOWN,
+        "on demand": _usd(price.on_demand_usd_per_hour) if price else UNKNOWN,
         "spot": _usd(price.spot_usd_per_hour) if price else UNKNOWN,
+        "in": price.region if price else UNKNOWN,
         "1 year committed": _usd(price.committed_usd_per_hour(1)) if price else UNKNOWN,
         "3 years committed": _usd(price.committed_usd_per_hour(3)) if price else UNKNOWN,
         "each accelerator": _usd(ratios["usd_per_gpu_hour"]),
-        "each TiB of its memory": _usd(ratios["usd_per_gpu_tib_hour"]),
+        "each TiB of theirs": _usd(ratios["usd_per_gpu_tib_hour"]),
     }
 
 
@@ -210,6 +284,13 @@ def _ratios(machine: Machine, price: Price | None) -> dict[str, float | None]:
     usd = price.on_demand_usd_per_hour if price else None
     return {"usd_per_gpu_hour": None if usd is None else usd / machine.num_gpus,
             "usd_per_gpu_tib_hour": None if usd is None else usd * 1024 / machine.gpu_memory_gib}
+
+
+def _say_sources(console: Console, catalog: Catalog, prices: Sequence[Price]) -> None:
+    origins = dict.fromkeys((price.origin.source, price.origin.confidence) for price in prices)
+    for source, confidence in origins:
+        titles = [catalog.sources[name].title if name in catalog.sources else name for name in source.split("+")]
+        console.text(f"{confidence}: {'; '.join(titles)}", style="dim")
 
 
 def _say_missing(console: Console, machine: Machine, prices: Sequence[Price], region: str) -> None:
@@ -220,6 +301,35 @@ def _say_missing(console: Console, machine: Machine, prices: Sequence[Price], re
         console.result(f"{machine.name}: no price on demand known{f' in {region}' if region else ''}")
     elif region and prices[0].spot_usd_per_hour is None:
         console.result(f"{machine.name}: no spot price known in {region}")
+
+
+def _from(catalog: Catalog, origin: Origin) -> str:
+    return f"{', '.join(catalog.urls(origin.source))} ({origin.date}, {origin.confidence})"
+
+
+def _short(machine: Machine) -> str:
+    """Azure puts Standard_ before every name; people leave it out."""
+    return machine.name.removeprefix("Standard_")
+
+
+def _that_fit(console: Console, columns: dict[str, dict[str, str]]) -> list[list[str]]:
+    """Machines in as many groups as there must be for each to fit the terminal."""
+    labels = max(len(what) for what in next(iter(columns.values()))) + GAP
+    groups: list[list[str]] = [[]]
+    used = labels
+    for name, facts in columns.items():
+        wide = max(len(name), *(len(value) for value in facts.values())) + GAP
+        if groups[-1] and used + wide - GAP > console.out.width:
+            groups.append([])
+            used = labels
+        groups[-1].append(name)
+        used += wide
+    return groups
+
+
+def _bare(value: float | None, origin: Origin) -> str:
+    doubt = "" if origin.is_confirmed else "?"
+    return UNKNOWN if value is None else (f"{value:,.4g}" if value < 1000 else f"{value:,.0f}") + doubt
 
 
 def _known(value: float | None, unit: str) -> str:

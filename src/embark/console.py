@@ -184,7 +184,7 @@ class Console:
             heading_text = Text(for_encoding(clean_line(heading), encoding))
             table.add_column(heading_text, justify="right" if right else "left", overflow="fold")
         for row in rows:
-            table.add_row(*(Text(for_encoding(_cell(row.get(key)), encoding)) for key in headings))
+            table.add_row(*(Text(for_encoding(cell_text(row.get(key)), encoding)) for key in headings))
         self.out.print(table)
 
 
@@ -239,11 +239,12 @@ def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
 
 
-def _cell(value: object) -> str:
+def cell_text(value: object) -> str:
+    """A value as a table shows it."""
     if value is None or value == "":
         return NOTHING
     if isinstance(value, Enum):
-        return _cell(value.value)
+        return cell_text(value.value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -251,5 +252,5 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     if isinstance(value, (list, tuple)):
-        return ", ".join(_cell(held) for held in value)
+        return ", ".join(cell_text(held) for held in value)
     return clean_line(value)

@@ -55,7 +55,47 @@ def test_list_as_json_has_units_in_its_names(capsys):
 
 
 def test_list_says_which_have_no_price(capsys):
-    assert "no price known: Standard_ND96isr_H200_v5" in told(capsys, "list", "h200", "--cloud", "azure").out
+    assert "no price known: Standard_ND128isr_GB300_v6" in told(capsys, "list", "gb300", "--cloud", "azure").out
+
+
+def test_list_says_which_are_not_sold_on_demand(capsys):
+    assert "not sold on demand, $/h is the list price if any: a3-highgpu-1g, a3-highgpu-2g, a3-highgpu-4g\n" in told(
+        capsys, "list", "a3-high").out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 160])
+@pytest.mark.parametrize(
+    "words",
+    [["list"], ["list", "--cloud", "azure"], ["volumes"], ["volumes", "--tib", "12"],
+     ["compare", "p4d.24xlarge", "ND128isr_NDR_GB200_v6", "a3-megagpu-8g", "v5e-16"]],
+)
+def test_a_table_is_no_wider_than_the_terminal_and_breaks_no_name(capsys, monkeypatch, words, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = told(capsys, *words, "-q").out
+    lines = out.splitlines()
+    assert max(len(line) for line in lines) <= columns
+    names = {"list": ["ND128isr_NDR_GB200_v6"], "compare": ["p4d.24xlarge", "ND128isr_NDR_GB200_v6", "v5litepod-16"],
+             "volumes": ["azure-managed-lustre-125"]}
+    if columns >= 80 or words[0] != "list":
+        assert all(name in out for name in names[words[0]])
+
+
+def test_what_a_narrow_table_leaves_out_a_wide_one_has(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = told(capsys, "list", "p5").out.splitlines()[0].split()
+    monkeypatch.setenv("COLUMNS", "160")
+    wide = told(capsys, "list", "p5").out.splitlines()[0].split()
+    assert {"machine", "$/h", "spot"} <= set(narrow) < set(wide)
+    assert "fabric" in wide
+
+
+def test_show_says_what_is_confirmed_and_how_often_spot_is_lost(capsys):
+    out = told(capsys, "show", "p6-b300.48xlarge").out
+    assert re.search(r"of the accelerator\s+https://\S+ \(2026-11, unconfirmed\)", out)
+    assert "0.22 times a day; assumed" in out
+    shown = json.loads(told(capsys, "show", "v2-8", "--json").out)
+    assert shown["is_confirmed"] is False
+    assert shown["spot_interruptions"]["origin"]["confidence"] == "documented"
 
 
 def test_quiet_leaves_out_the_remarks(capsys):
@@ -79,7 +119,7 @@ def test_show_of_a_slice_counts_hosts(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["ND96isr_H200_v5"], "no price known in any region"),
+        (["ND128isr_GB300_v6"], "no price known in any region"),
         (["p5e.48xlarge"], "no price on demand known"),
         (["ND96isr_H100_v5", "--region", "eastus"], "no spot price known in eastus"),
     ],
@@ -90,8 +130,11 @@ def test_a_missing_price_is_said_and_is_no_fault(capsys, words, said):
 
 def test_compare_sets_machines_side_by_side(capsys):
     out = told(capsys, "compare", "p5.48xlarge", "ND96isr_H100_v5").out
-    assert "Standard_ND96isr_H100_v5" in out
+    assert "ND96isr_H100_v5" in out
     assert re.search(r"each accelerator\s+\$6\.88/h\s+\$12\.29/h", out)
+    doubted = told(capsys, "compare", "p6-b300.48xlarge", "a4-highgpu-8g").out
+    assert re.search(r"memory GB/s each\s+8,000\?\s+8,000\s", doubted)
+    assert re.search(r"sold on demand\s+yes\s+no\s", doubted)
     rows = json.loads(told(capsys, "compare", "p5.48xlarge", "p4d.24xlarge", "--json").out)
     assert rows[0]["usd_per_gpu_hour"] == pytest.approx(6.88)
 

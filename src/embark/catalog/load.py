@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -11,9 +12,11 @@ from typing import TypeVar
 from embark.catalog.machine import (
     CLOUDS,
     LINKS,
+    WAYS,
     Catalog,
     Fabric,
     Gpu,
+    Interruption,
     Machine,
     Price,
     Quota,
@@ -22,18 +25,20 @@ from embark.catalog.machine import (
     Volume,
 )
 from embark.catalog.rows import CatalogError, Row, csv_rows, toml_rows
-from embark.errors import Mistake, UserError
+from embark.errors import Mistake, UserError, nearest
 
 HERE = Path(__file__).parent
 MACHINE_COLUMNS = (
     "name", "also", "cloud", "machine_type", "gpu", "num_gpus", "total_gpu_memory_gib", "num_hosts", "vcpus",
     "memory_gib", "link", "network_gbit_per_s", "fabric", "fabric_gbit_per_s", "num_fabric_devices", "local_disk_gb",
-    "gke_accelerator", "quota", "source", "date", "confidence",
+    "gke_accelerator", "quota", "sold", "source", "date", "confidence",
 )
 PRICE_COLUMNS = (
     "machine", "region", "on_demand_usd_per_hour", "spot_usd_per_hour", "commit_1y_discount", "commit_3y_discount",
     "source", "date", "confidence",
 )
+OPTIONAL_PRICE_COLUMNS = ("block_usd_per_hour",)
+INTERRUPTION_COLUMNS = ("cloud", "machine", "region", "spot_interruptions_per_hour", "source", "date", "confidence")
 MEMORY_RATIOS = (0.97, 1.08)
 """What a cloud publishes over what its cards hold: some write GB for GiB, 7 % more, and some leave out a little."""
 
@@ -74,15 +79,14 @@ def read_catalog(folder: Path, newer: Path | None = None) -> Catalog:
     if newer is None:
         return catalog
     taken_in = read_prices(newer, catalog.machines, fix=f"remove {newer}, or take in a whole one")
-    return Catalog(catalog.machines, catalog.gpus, catalog.fabrics, catalog.quotas, catalog.volumes, catalog.sources,
-                   newest(catalog.prices, taken_in))
+    return replace(catalog, prices=newest(catalog.prices, taken_in))
 
 
 def read_prices(path: Path, machines: Collection[str], *, fix: str = "") -> dict[tuple[str, str], Price]:
     """A price file from outside: its sources may be any text."""
     mistakes: list[Mistake] = []
     try:
-        rows = csv_rows(path, PRICE_COLUMNS, "machine", mistakes)
+        rows = csv_rows(path, PRICE_COLUMNS, "machine", mistakes, OPTIONAL_PRICE_COLUMNS)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
     prices = _prices(rows, machines, None)
@@ -121,9 +125,12 @@ def _read(folder: Path, mistakes: list[Mistake]) -> Catalog:
         if machine is not None:
             machines[machine.name] = machine
     # A machine that has a mistake is no unknown machine to its prices.
-    prices = _prices(csv_rows(folder / "prices.csv", PRICE_COLUMNS, "machine", mistakes),
-                     [row.name for row in rows], sources)
-    return Catalog(machines, gpus, fabrics, quotas, volumes, sources, prices)
+    known = [row.name for row in rows]
+    prices = _prices(csv_rows(folder / "prices.csv", PRICE_COLUMNS, "machine", mistakes, OPTIONAL_PRICE_COLUMNS),
+                     known, sources)
+    interruptions = _interruptions(csv_rows(folder / "interruptions.csv", INTERRUPTION_COLUMNS, "cloud", mistakes),
+                                   known, sources, mistakes)
+    return Catalog(machines, gpus, fabrics, quotas, volumes, sources, prices, interruptions)
 
 
 def _machine(
@@ -141,6 +148,10 @@ def _machine(
     also, machine_type = row.texts("also"), row.text("machine_type", required=False)
     label = row.text("gke_accelerator", required=False)
     disk_gb, origin = row.number("local_disk_gb", zero=True), row.origin(sources)
+    sold = row.texts("sold")
+    for way in sold:
+        if way not in WAYS:
+            row.wrong("sold", f"{way} is no way to sell", nearest(way, WAYS))
     if not num_gpus or not num_hosts:
         row.wrong("num_gpus" if not num_gpus else "num_hosts", "should be 1 or more")
         return None
@@ -158,7 +169,7 @@ def _machine(
     if ratio < MEMORY_RATIOS[0] or ratio > MEMORY_RATIOS[1]:
         row.wrong("total_gpu_memory_gib", f"{num_gpus} x {gpu.memory_gib:g} GiB of {gpu.name} are {sum_gib:g}")
     return Machine(name, also, cloud, machine_type, gpu, num_gpus, num_hosts, vcpus, memory_gib, link, networks[0],
-                   fabric, networks[1], networks[2], disk_gb, label, quota, reserve, origin)
+                   fabric, networks[1], networks[2], disk_gb, label, quota, reserve, origin, sold)
 
 
 def _prices(
@@ -169,7 +180,7 @@ def _prices(
         place = row.text("machine", one_of=machines), row.text("region")
         on_demand, spot = row.number("on_demand_usd_per_hour"), row.number("spot_usd_per_hour")
         price = Price(*place, on_demand, spot, row.number("commit_1y_discount", below=1),
-                      row.number("commit_3y_discount", below=1), row.origin(sources))
+                      row.number("commit_3y_discount", below=1), row.origin(sources), row.number("block_usd_per_hour"))
         if on_demand is not None and spot is not None and spot >= on_demand:
             row.wrong("spot_usd_per_hour", f"is not below on demand, {on_demand:g}",
                       "leave it empty where there is no spot offer")
@@ -177,6 +188,22 @@ def _prices(
             row.wrong("region", f"a second price for {place[0]} in {place[1]}")
         prices[place] = price
     return prices
+
+
+def _interruptions(
+    rows: Iterable[Row], machines: Collection[str], sources: Collection[str], mistakes: list[Mistake]
+) -> dict[tuple[str, str, str], Interruption]:
+    interruptions: dict[tuple[str, str, str], Interruption] = {}
+    for row in rows:
+        cloud, machine = row.text("cloud", one_of=CLOUDS), row.text("machine", required=False, one_of=machines)
+        place = cloud, machine, row.text("region", required=False)
+        if place in interruptions:
+            row.wrong("machine", "a second rate for the same place")
+        interruptions[place] = Interruption(row.needed("spot_interruptions_per_hour"), row.origin(sources))
+    for cloud in CLOUDS:
+        if (cloud, "", "") not in interruptions:
+            mistakes.append(Mistake("interruptions.csv", cloud, "", "no rate for the cloud as a whole"))
+    return interruptions
 
 
 def _gpu(row: Row) -> Gpu:
@@ -215,11 +242,13 @@ def _reserve(row: Row) -> Reserve:
 
 
 def _volume(row: Row) -> Volume:
+    origin = row.origin()
+    price_origin = row.origin(of="price_") if row.has("price_source") else origin
     return _done(row, Volume(
         row.name, row.text("title"), row.text("cloud", one_of=CLOUDS), row.text("kind", one_of=("object", "file")),
         row.number("mbyte_per_s_per_tib"), row.number("min_tib"), row.number("max_tib"),
         row.number("limit_gbit_per_s"), row.text("limit_scope", required=False), row.number("usd_per_gib_month"),
-        row.text("price_region", required=False), row.origin(),
+        row.text("price_region", required=False), origin, price_origin,
     ))
 
 

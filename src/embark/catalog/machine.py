@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 CLOUDS = ("aws", "azure", "gcp")
 LINKS = ("", "nvlink", "pcie", "ici")
+WAYS = ("on-demand", "spot", "block", "flex-start", "reserved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,12 @@ class Origin:
     date: str
     """Year and month, or the day."""
     confidence: str
-    """`read`: taken from a machine-readable listing. `documented`: as a public page says it."""
+    """`read`: from a machine-readable listing or a source file. `documented`: as a public page says it. `unconfirmed`:
+    neither was at hand, or it is an assumption."""
+
+    @property
+    def is_confirmed(self) -> bool:
+        return self.confidence != "unconfirmed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,18 @@ class Machine:
     quota: Quota | None
     reserve: Reserve
     origin: Origin
+    sold: tuple[str, ...] = ()
+    """How it can be had, of `WAYS`; empty for both on demand and spot."""
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether one can be started when it is wanted, as far as the cloud has room."""
+        return not self.sold or "on-demand" in self.sold
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the machine, its accelerator and its fabric all are."""
+        return self.origin.is_confirmed and self.gpu.origin.is_confirmed and self.fabric.origin.is_confirmed
 
     @property
     def gpu_memory_gib(self) -> float:
@@ -163,6 +181,8 @@ class Price:
     """The share of the on-demand price that a year's commitment takes off."""
     commit_3y_discount: float | None
     origin: Origin
+    block_usd_per_hour: float | None = None
+    """Of a block of days booked ahead: Capacity Blocks of AWS, the calendar mode of Google."""
 
     def committed_usd_per_hour(self, years: int) -> float | None:
         """For one year or three."""
@@ -177,6 +197,15 @@ class Price:
         if self.on_demand_usd_per_hour is None or self.spot_usd_per_hour is None:
             return None
         return 1 - self.spot_usd_per_hour / self.on_demand_usd_per_hour
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """How often spot takes a machine back."""
+
+    per_hour: float
+    """Expected interruptions of one machine in an hour that it runs."""
+    origin: Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +226,8 @@ class Volume:
     usd_per_gib_month: float | None
     price_region: str
     origin: Origin
+    price_origin: Origin
+    """Of the price alone: speed and size often stand on another page."""
 
     def gbyte_per_s(self, tib: float) -> float | None:
         """What so many TiB of it read, in 10^9 bytes a second."""
@@ -228,10 +259,20 @@ class Catalog:
     sources: Mapping[str, Source]
     prices: Mapping[tuple[str, str], Price]
     """By machine and region."""
+    spot_interruptions: Mapping[tuple[str, str, str], Interruption]
+    """By cloud, machine and region; an empty text is any."""
 
     def prices_of(self, machine: Machine) -> list[Price]:
         """In every region that has it, by the region's name."""
         return sorted((p for p in self.prices.values() if p.machine == machine.name), key=lambda p: p.region)
+
+    def interruptions(self, machine: Machine, region: str) -> Interruption:
+        """What is nearest to it: of the machine in the region, of the machine, of its cloud."""
+        rows, cloud = self.spot_interruptions, machine.cloud
+        for place in ((cloud, machine.name, region), (cloud, machine.name, "")):
+            if place in rows:
+                return rows[place]
+        return rows[cloud, "", ""]
 
     def urls(self, source: str) -> list[str]:
         """Where to read on: the pages behind a row's `source`."""

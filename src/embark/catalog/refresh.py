@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from embark.catalog.load import PRICE_COLUMNS, newest, read_prices
+from embark.catalog.load import OPTIONAL_PRICE_COLUMNS, PRICE_COLUMNS, newest, read_prices
 from embark.catalog.machine import Catalog, Price
 from embark.errors import UserError
 
@@ -63,15 +63,16 @@ def refreshed(catalog: Catalog, file: Path, stored: Path, today: datetime.date) 
 
 
 def _figures(price: Price) -> tuple[float | None, ...]:
-    return (price.on_demand_usd_per_hour, price.spot_usd_per_hour, price.commit_1y_discount, price.commit_3y_discount)
+    return (price.on_demand_usd_per_hour, price.spot_usd_per_hour, price.commit_1y_discount, price.commit_3y_discount,
+            price.block_usd_per_hour)
 
 
 def _to_csv(prices: Places) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(PRICE_COLUMNS)
+    writer.writerow((*PRICE_COLUMNS, *OPTIONAL_PRICE_COLUMNS))
     for _, price in sorted(prices.items()):
-        figures = ("" if figure is None else repr(figure) for figure in _figures(price))
+        *figures, block = ("" if figure is None else repr(figure) for figure in _figures(price))
         origin = price.origin
-        writer.writerow([price.machine, price.region, *figures, origin.source, origin.date, origin.confidence])
+        writer.writerow([price.machine, price.region, *figures, origin.source, origin.date, origin.confidence, block])
     return out.getvalue()

@@ -14,7 +14,7 @@ from embark.catalog.machine import Origin
 from embark.errors import Mistake, UserError, nearest
 
 DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?")
-CONFIDENCES = ("read", "documented")
+CONFIDENCES = ("read", "documented", "unconfirmed")
 
 
 class CatalogError(UserError):
@@ -109,17 +109,20 @@ class Row:
             self.wrong(field, "steps should rise, and shares lie between 0 and 1")
         return steps
 
-    def origin(self, sources: Iterable[str] | None = None) -> Origin:
-        """Source, date and confidence; with `sources`, only what is named there may be a source."""
-        source = self.text("source")
+    def origin(self, sources: Iterable[str] | None = None, of: str = "") -> Origin:
+        """Source, date and confidence; with `sources`, only what is named there may be a source. `of`: a part's own."""
+        source = self.text(of + "source")
         known = None if sources is None else set(sources)
         for part in source.split("+") if known is not None and source else ():
             if part not in (known or ()):
-                self.wrong("source", "not in sources.toml", nearest(part, known or ()))
-        date = self.text("date")
+                self.wrong(of + "source", "not in sources.toml", nearest(part, known or ()))
+        date = self.text(of + "date")
         if date and not DATE.fullmatch(date):
-            self.wrong("date", "should be a date such as 2026-11 or 2026-11-15")
-        return Origin(source, date, self.text("confidence", one_of=CONFIDENCES))
+            self.wrong(of + "date", "should be a date such as 2026-11 or 2026-11-15")
+        return Origin(source, date, self.text(of + "confidence", one_of=CONFIDENCES))
+
+    def has(self, field: str) -> bool:
+        return field in self._values
 
     def done(self) -> None:
         """What nobody asked for is a misspelt field."""
@@ -147,8 +150,10 @@ def toml_rows(path: Path, mistakes: list[Mistake]) -> list[Row]:
     return rows
 
 
-def csv_rows(path: Path, columns: Sequence[str], key: str, mistakes: list[Mistake]) -> list[Row]:
-    """Every row of a CSV file that has just these columns, in any order."""
+def csv_rows(
+    path: Path, columns: Sequence[str], key: str, mistakes: list[Mistake], optional: Sequence[str] = ()
+) -> list[Row]:
+    """Every row of a CSV file that has just these columns, in any order; the optional ones may be left out."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
@@ -161,11 +166,12 @@ def csv_rows(path: Path, columns: Sequence[str], key: str, mistakes: list[Mistak
         if column not in header:
             mistakes.append(Mistake(f"{path.name}:1", column, "", "no such column", f"columns: {','.join(columns)}"))
     for column in dict.fromkeys(header):
-        if column not in columns:
-            mistakes.append(Mistake(f"{path.name}:1", column, "", "unknown column", nearest(column, columns)))
+        if column not in (*columns, *optional):
+            nearest_column = nearest(column, (*columns, *optional))
+            mistakes.append(Mistake(f"{path.name}:1", column, "", "unknown column", nearest_column))
         elif header.count(column) > 1:
             mistakes.append(Mistake(f"{path.name}:1", column, "", "stands twice"))
-    if set(header) != set(columns) or len(header) != len(columns):
+    if set(header) - set(optional) != set(columns) or len(header) != len(set(header)):
         return []
     rows = []
     for number, cells in lines[1:]:

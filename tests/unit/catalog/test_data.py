@@ -1,6 +1,7 @@
 """The shipped data: every row has its source, and what it says adds up."""
 
 import csv
+import math
 import re
 
 import pytest
@@ -17,7 +18,8 @@ GUIDES_NAME = [
 ]
 SUCCESSORS = [
     "p5e.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge", "p6-b300.48xlarge", "a3-megagpu-8g", "a3-ultragpu-8g",
-    "a4-highgpu-8g", "a4x-highgpu-4g", "ND96isr_H200_v5", "ND128isr_NDR_GB200_v6", "v6e-8", "v6e-256",
+    "a4-highgpu-8g", "a4x-highgpu-4g", "a4x-maxgpu-4g-metal", "ND96isr_H200_v5", "ND128isr_NDR_GB200_v6",
+    "ND128isr_GB300_v6", "v6e-8", "v6e-256",
 ]
 
 
@@ -27,12 +29,14 @@ def test_every_machine_that_guides_name_and_its_successor_is_there(catalog, name
 
 
 def test_every_row_has_a_source_a_date_and_a_confidence(catalog):
-    held = [catalog.machines, catalog.gpus, catalog.fabrics, catalog.quotas, catalog.volumes, catalog.prices]
+    held = [catalog.machines, catalog.gpus, catalog.fabrics, catalog.quotas, catalog.volumes, catalog.prices,
+            catalog.spot_interruptions]
     origins = [row.origin for rows in held for row in rows.values()]
+    origins += [volume.price_origin for volume in catalog.volumes.values()]
     assert len(origins) > 1_300
     for origin in origins:
         assert re.fullmatch(r"20\d\d-\d\d(-\d\d)?", origin.date)
-        assert origin.confidence in ("read", "documented")
+        assert origin.confidence in ("read", "documented", "unconfirmed")
         assert all(url.startswith("https://") for url in catalog.urls(origin.source)), origin.source
 
 
@@ -50,7 +54,7 @@ def test_prices_are_positive_and_spot_is_below_on_demand(catalog):
     num_both = 0
     for price in catalog.prices.values():
         figures = price.on_demand_usd_per_hour, price.spot_usd_per_hour
-        assert any(figure is not None for figure in figures), price
+        assert any(figure is not None for figure in (*figures, price.block_usd_per_hour)), price
         assert all(figure > 0 for figure in figures if figure is not None), price
         if None not in figures:
             num_both += 1
@@ -80,12 +84,56 @@ def test_larger_sizes_of_one_family_cost_in_proportion(catalog):
         ("Standard_ND96isr_H100_v5", "eastus", 98.32, None), ("a2-highgpu-8g", "us-central1", 29.39, 16.97),
         ("a3-highgpu-8g", "us-central1", 87.83, 52.70), ("v4-8", "us-central2", 12.88, 3.69),
         ("a3-ultragpu-8g", "europe-west4", None, 55.27), ("g2-standard-4", "us-central1", 0.71, None),
+        ("a2-megagpu-16g", "us-central1", 55.74, None), ("Standard_ND96isr_H200_v5", "eastus2", 84.80, None),
+        ("a4-highgpu-8g", "us-central1", None, 39.63),
     ],
 )
 def test_prices_that_were_read(catalog, name, region, on_demand, spot):
     price = catalog.prices[name, region]
     for have, expected in ((price.on_demand_usd_per_hour, on_demand), (price.spot_usd_per_hour, spot)):
         assert have is None if expected is None else have == pytest.approx(expected, abs=0.005)
+
+
+def test_most_of_the_catalog_is_confirmed_and_every_price_of_a_machine_but_one(catalog):
+    doubted = [price.machine for price in catalog.prices.values() if not price.origin.is_confirmed]
+    assert doubted == ["Standard_ND128isr_NDR_GB200_v6"]
+    confirmed = [machine.name for machine in catalog.machines.values() if machine.is_confirmed]
+    assert {"p4d.24xlarge", "p5.48xlarge", "Standard_ND96isr_H100_v5", "a3-highgpu-8g", "v5p-8"} <= set(confirmed)
+    # Its accelerator's datasheet was not at hand, though the machine's listing was.
+    assert catalog.machines["p6-b300.48xlarge"].origin.is_confirmed
+    assert "p6-b300.48xlarge" not in confirmed
+
+
+@pytest.mark.parametrize(
+    ("name", "region", "one_year", "three_years"),
+    [("p5.48xlarge", "us-east-1", 34.68, 23.78), ("p6-b300.48xlarge", "us-east-1", 112.15, 61.52),
+     ("Standard_ND96isr_H100_v5", "eastus", 62.92, 43.16), ("Standard_ND96isr_H200_v5", "eastus2", 46.52, 42.22),
+     ("a2-highgpu-8g", "us-central1", 18.51, 10.29), ("a3-highgpu-1g", "us-central1", 7.62, 4.82)],
+)
+def test_commitments_cost_what_was_published(catalog, name, region, one_year, three_years):
+    price = catalog.prices[name, region]
+    assert price.committed_usd_per_hour(1) == pytest.approx(one_year, rel=0.005)
+    assert price.committed_usd_per_hour(3) == pytest.approx(three_years, rel=0.005)
+
+
+def test_what_is_not_sold_on_demand_says_how_it_is(catalog):
+    assert not find(catalog, "p5e.48xlarge").is_on_demand
+    assert "flex-start" in find(catalog, "a3-highgpu-4g").sold
+    assert find(catalog, "a3-highgpu-8g").is_on_demand
+    assert catalog.prices["a4-highgpu-8g", "us-central1"].block_usd_per_hour == pytest.approx(90.216)
+    assert catalog.prices["p5.48xlarge", "us-east-1"].block_usd_per_hour < 55.04
+
+
+def test_spot_is_lost_at_the_rate_nearest_to_the_machine(catalog):
+    p5, p4d = find(catalog, "p5.48xlarge"), find(catalog, "p4d.24xlarge")
+    of_aws = catalog.interruptions(p4d, "us-east-1")
+    assert catalog.interruptions(p5, "us-east-1").per_hour < of_aws.per_hour
+    assert catalog.interruptions(p5, "eu-west-2") == catalog.interruptions(p5, "") == of_aws
+    assert not of_aws.origin.is_confirmed
+    # Ten of a hundred a day: ninety are left after 24 hours.
+    gcp = catalog.interruptions(find(catalog, "a2-highgpu-8g"), "us-central1")
+    assert math.exp(-24 * gcp.per_hour) == pytest.approx(0.9, abs=1e-3)
+    assert all(0 < catalog.interruptions(machine, "").per_hour < 0.1 for machine in catalog.machines.values())
 
 
 def test_a_price_of_700_dollars_is_the_source_s_placeholder_and_not_taken(catalog):
@@ -97,8 +145,10 @@ def test_a_price_of_700_dollars_is_the_source_s_placeholder_and_not_taken(catalo
     ("name", "num", "resource"),
     [("p4d.24xlarge", 4, "vpc.amazonaws.com/efa"), ("p5.48xlarge", 32, "vpc.amazonaws.com/efa"),
      ("p5en.48xlarge", 16, "vpc.amazonaws.com/efa"), ("p6-b200.48xlarge", 8, "vpc.amazonaws.com/efa"),
-     ("ND96isr_H100_v5", 8, "rdma/ib"), ("a3-highgpu-8g", 4, ""), ("a3-megagpu-8g", 8, ""),
-     ("a3-ultragpu-8g", 8, "")],
+     ("p4de.24xlarge", 4, "vpc.amazonaws.com/efa"), ("p5e.48xlarge", 32, "vpc.amazonaws.com/efa"),
+     ("p6-b300.48xlarge", 16, "vpc.amazonaws.com/efa"), ("ND96isr_H100_v5", 8, "rdma/ib"),
+     ("ND128isr_GB300_v6", 4, "rdma/ib"), ("a3-highgpu-8g", 4, ""), ("a3-megagpu-8g", 8, ""),
+     ("a3-ultragpu-8g", 8, ""), ("a4-highgpu-8g", 8, ""), ("a4x-highgpu-4g", 4, "")],
 )
 def test_a_machine_s_fabric_devices_and_what_pods_ask_for(catalog, name, num, resource):
     machine = find(catalog, name)

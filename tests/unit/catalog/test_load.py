@@ -24,7 +24,7 @@ def mistakes(folder):
 
 
 def test_the_copy_is_whole(folder):
-    assert len(read_catalog(folder).machines) == 140
+    assert len(read_catalog(folder).machines) == 142
 
 
 def test_all_mistakes_are_told_at_once(folder):
@@ -33,7 +33,7 @@ def test_all_mistakes_are_told_at_once(folder):
     spoil(folder / "prices.csv", "p4d.24xlarge,us-west-2,21.95764,10.7084", "p4d.24xlarge,us-west-2,21.95764,30")
     error = mistakes(folder)
     price_line = line_of(folder / "prices.csv", "21.95764,30")
-    assert "gpus.toml:4: T4 hbm_gbyte_per_s = fast" in error.what
+    assert f"gpus.toml:{line_of(folder / 'gpus.toml', '[T4]')}: T4 hbm_gbyte_per_s = fast" in error.what
     assert f"machines.csv:{line_of(folder / 'machines.csv', 'awz')}: p4d.24xlarge cloud = awz" in error.what
     assert "did you mean 'aws'" in error.what
     assert f"prices.csv:{price_line}: p4d.24xlarge spot_usd_per_hour = 30" in error.what
@@ -58,8 +58,16 @@ def test_all_mistakes_are_told_at_once(folder):
         ("prices.csv", "p4d.24xlarge,us-west-2", "p4d.24xlarge,us-east-2", "a second price"),
         ("prices.csv", "us-west-2,21.95764", "us-west-2,-21", "more than 0"),
         ("prices.csv", "us-west-2,21.95764", "us-west-2,nan", "should be a number"),
-        ("prices.csv", "us-west-2,21.95764,", "us-west-2,21.95764,1,", "has 10 cells, the heading has 9"),
+        ("prices.csv", "us-west-2,21.95764,", "us-west-2,21.95764,1,", "has 11 cells, the heading has 10"),
         ("prices.csv", "0.37,0.65", "37,65", "should be less than 1"),
+        ("prices.csv", "confidence,block_usd_per_hour", "confidence,blok_usd_per_hour", "'block_usd_per_hour'?"),
+        ("machines.csv", "spot flex-start", "spot flex-strt", "did you mean 'flex-start'?"),
+        ("interruptions.csv", "azure,,,", "azure,,eastus,", "no rate for the cloud as a whole"),
+        ("interruptions.csv", "p5.48xlarge", "p5.48xlarg", "did you mean 'p5.48xlarge'?"),
+        ("interruptions.csv", "0.025", "-1", "should be more than 0"),
+        ("interruptions.csv", "spot-gcp", "spot-gpc", "not in sources.toml"),
+        ("volumes.toml", 'price_confidence = "documented"', 'price_confidence = "sure"', "price_confidence = sure"),
+        ("volumes.toml", 'price_date = "2026-11"', 'price_dat = "2026-11"', "price_dat"),
         ("prices.csv", "machine,region", "machine,regoin", "did you mean 'region'?"),
         ("gpus.toml", "memory_mib = 16384", "memory = 16384", "no such field"),
         ("gpus.toml", "seen_mib = 143771", "seen_mib = 999999", "is more than memory_mib"),

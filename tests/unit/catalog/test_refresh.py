@@ -22,7 +22,7 @@ def price_file(folder, name, *rows):
 
 def test_a_change_holds_the_old_price_and_the_new(catalog, tmp_path):
     file = price_file(tmp_path, "new.csv", "p4d.24xlarge,us-west-2,20,9,0.1,0.2,x,2026-11-01,read",
-                      "a2-megagpu-16g,us-central1,55.5,,,,x,2026-11,documented")
+                      "a4x-highgpu-4g,us-central1,55.5,,,,x,2026-11,documented")
     done = refreshed(catalog, file, tmp_path / "stored.csv", TODAY)
     first, second = done.changes
     assert (first.old, first.new.on_demand_usd_per_hour) == (catalog.prices[P4D], 20)
@@ -35,6 +35,14 @@ def test_what_is_kept_reads_back_the_same(catalog, tmp_path):
     kept = tmp_path / "stored.csv"
     kept.write_text(refreshed(catalog, file, kept, TODAY).text)
     assert read_prices(kept, catalog.machines) == read_prices(file, catalog.machines)
+
+
+def test_the_price_of_a_block_may_come_too_and_is_kept(catalog, tmp_path):
+    file = tmp_path / "new.csv"
+    file.write_text(HEAD.rstrip() + ",block_usd_per_hour\np5e.48xlarge,us-east-2,,,,,x,2026-11-01,read,39.8\n")
+    kept = tmp_path / "stored.csv"
+    kept.write_text(refreshed(catalog, file, kept, TODAY).text)
+    assert read_prices(kept, catalog.machines)["p5e.48xlarge", "us-east-2"].block_usd_per_hour == 39.8
 
 
 def test_rows_that_are_older_or_the_same_are_counted_and_change_nothing(catalog, tmp_path):

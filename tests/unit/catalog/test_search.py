@@ -67,8 +67,8 @@ def test_what_is_misspelt_is_named_with_what_is_near(catalog, wanted, what, fix)
 
 
 def test_lists_are_sorted_and_what_has_no_price_comes_last(catalog):
-    by_price = search(catalog, Wanted(words=("nd96",)), "price")
-    assert names(by_price)[-1] == "Standard_ND96isr_H200_v5"
+    by_price = search(catalog, Wanted(words=("nd", "infiniband")), "price")
+    assert names(by_price)[-1] == "Standard_ND128isr_GB300_v6"
     assert by_price[-1][1] is None
     known = [p.on_demand_usd_per_hour for _, p in search(catalog, Wanted(cloud="aws"), "price")
              if p and p.on_demand_usd_per_hour]
@@ -85,9 +85,9 @@ def test_a_region_without_the_machine_brings_those_that_have_it(catalog):
 
 def test_a_machine_without_any_price_says_so(catalog):
     with pytest.raises(UserError, match="no price of it in any region") as caught:
-        price_in(catalog, find(catalog, "ND96isr_H200_v5"), "eastus")
+        price_in(catalog, find(catalog, "ND128isr_GB300_v6"), "eastus")
     assert "refresh" in caught.value.fix
-    assert cheapest(catalog.prices_of(find(catalog, "ND96isr_H200_v5"))) is None
+    assert cheapest(catalog.prices_of(find(catalog, "ND128isr_GB300_v6"))) is None
 
 
 def test_a_price_that_is_missing_is_none_and_what_hangs_on_it_too(catalog):
