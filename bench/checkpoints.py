@@ -26,10 +26,10 @@ import torch
 from embark.data import Loader, open_source
 from embark.spec import RunSpec, load_spec
 from embark.store import RunDir
+from embark.store.interval import steps_between_saves
 from embark.train.batch import ToDevice
 from embark.train.build import Built, build
 from embark.train.checkpoint import Checkpointer
-from embark.store.interval import steps_between_saves
 from embark.train.world import World, join
 
 FREQUENT_S = 20.0

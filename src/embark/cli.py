@@ -9,8 +9,9 @@ from cyclopts import App, Parameter
 
 from embark import __version__
 from embark.catalog_cli import catalog
+from embark.place_cli import plan
 from embark.errors import ExitCode, UserError, nearest
-from embark.manners import Flag, Manners
+from embark.manners import Flag, Manners, Settings, Spec
 
 app = App(
     name="embark",
@@ -18,11 +19,6 @@ app = App(
     version=__version__,
     help_format="plaintext",
 )
-
-SPEC_HELP = "A TOML file, a preset's name (laptop, quickstart, criteo-1tb, mlperf-dcnv2), or module:function."
-SET_HELP = "Override a field: --set train.batch_size=4096. May be given many times."
-Spec = Annotated[str, Parameter(help=SPEC_HELP)]
-Settings = Annotated[tuple[str, ...], Parameter(name=("--set", "-s"), help=SET_HELP, negative="", show_default=False)]
 
 
 @app.command
@@ -52,9 +48,10 @@ def train(
     from embark.train.signals import StopSignals
 
     with StopSignals() as signals:  # torch takes seconds to load, and a machine can be taken away in them
+        from embark.foresight import foresee
         from embark.train.loop import train as train_run
 
-        train_run(run, [console.view()], fresh=fresh, signals=signals)
+        train_run(run, [console.view()], fresh=fresh, signals=signals, foresee=foresee)
     return ExitCode.DONE
 
 
@@ -253,6 +250,7 @@ def copy(
     return copy_data(console, source, target, verify=verify, dry_run=dry_run, force=force)
 
 
+app.command(plan)
 app.command(catalog)
 
 
@@ -265,6 +263,7 @@ def bench(
     seconds: float = 8.0,
     peers: Annotated[bool, Parameter(negative="--no-peers")] = True,
     profile: Flag = False,
+    calibrate: Flag = False,
     manners: Manners | None = None,
 ) -> int:
     """Train a spec's first batches here by Embark and by stock TorchRec, and compare: samples a second, side by side.
@@ -277,8 +276,11 @@ def bench(
         Measure stock TorchRec too, in fp32 and in bf16 autocast.
     profile
         Show instead where the time of Embark's own step goes.
+    calibrate
+        Measure instead what this machine moves, computes and holds, and keep it for embark plan: some minutes.
     """
     from embark.bench import compare, show_profile
+    from embark.calibrate import calibrate as calibrate_here
     from embark.spec import load_spec
     from embark.stack import require_stack
 
@@ -286,7 +288,11 @@ def bench(
     run = load_spec(spec, set_)
     if seconds <= 0:
         raise UserError(f"--seconds {seconds:g} is no time", fix="--seconds 8")
+    if profile and calibrate:
+        raise UserError("--profile and --calibrate are two questions", fix="ask one at a time")
     require_stack()
+    if calibrate:
+        return calibrate_here(console, run, seconds=seconds)
     return show_profile(console, run) if profile else compare(console, run, seconds=seconds, peers=peers)
 
 

@@ -24,3 +24,8 @@ class Manners:
 
     def console(self) -> Console:
         return Console(json=self.json, quiet=self.quiet)
+
+SPEC_HELP = "A TOML file, a preset's name (laptop, quickstart, criteo-1tb, mlperf-dcnv2), or module:function."
+SET_HELP = "Override a field: --set train.batch_size=4096. May be given many times."
+Spec = Annotated[str, Parameter(help=SPEC_HELP)]
+Settings = Annotated[tuple[str, ...], Parameter(name=("--set", "-s"), help=SET_HELP, negative="", show_default=False)]

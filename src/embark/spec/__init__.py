@@ -3,8 +3,9 @@
 from embark.spec.data import DataSpec
 from embark.spec.load import load_spec, resolve
 from embark.spec.model import ModelSpec, Table
+from embark.spec.place import PlaceSpec
 from embark.spec.presets import PRESETS
-from embark.spec.run import PlaceSpec, RunSpec, StoreSpec, WatchSpec
+from embark.spec.run import RunSpec, StoreSpec, WatchSpec
 from embark.spec.train import TrainSpec
 from embark.spec.write import to_toml
 

@@ -10,21 +10,9 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from embark.errors import Mistake
 from embark.spec.data import DataSpec
 from embark.spec.model import ModelSpec
+from embark.spec.place import PlaceSpec
 from embark.spec.section import Section
 from embark.spec.train import TrainSpec
-
-
-class PlaceSpec(Section):
-    """`[place]`: what it runs on."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto`: a GPU where there is one, else the CPU."""
-    timeout_s: PositiveInt = 600
-    """How long a rank waits for the others before it gives up."""
-    grace_s: PositiveFloat | None = None
-    """Seconds from the notice to the end when the machine is taken away; else `EMBARK_GRACE_S`, or the cloud's own."""
-    watch_notices: bool = True
-    """On AWS, Azure and Google Cloud, ask the machine whether it is about to be taken away."""
 
 
 class StoreSpec(Section):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 TICK_S = 0.2
+MAX_WINDOWS = 1000
 
 
 class Clock:
@@ -16,6 +19,7 @@ class Clock:
         self._batch_size = batch_size
         self._started = self._window_started = self._last_tick = time.perf_counter()
         self._steps = self._window_steps = 0
+        self._window_times: deque[float] = deque(maxlen=MAX_WINDOWS)
 
     def step(self) -> None:
         self._steps += 1
@@ -38,11 +42,17 @@ class Clock:
             "step_s": seconds / max(self._window_steps, 1),
         }
         self._window_started, self._window_steps = now, 0
+        self._window_times.append(values["step_s"])
         return values
 
     def step_s(self) -> float:
         """A step's mean time."""
         return (time.perf_counter() - self._started) / max(self._steps, 1)
+
+    def usual_step_s(self) -> float:
+        """The median of the windows; the first holds compilation and warming up, and counts only where it is all."""
+        times = list(self._window_times)
+        return statistics.median(times[1:] or times) if times else self.step_s()
 
     def whole(self) -> dict[str, float]:
         """The rate over everything so far."""

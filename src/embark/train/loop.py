@@ -14,6 +14,7 @@ from embark.train.build import Built, build
 from embark.train.captured.kernel_cache import keep_kernels_in
 from embark.train.checkpoint import Checkpointer
 from embark.train.clock import Clock
+from embark.train.device_memory import peak_bytes
 from embark.train.engine import Part
 from embark.train.evaluation import Evaluation
 from embark.train.faults import explain, refuse_trouble
@@ -23,22 +24,24 @@ from embark.train.run import open_run
 from embark.train.saving import Saving
 from embark.train.signals import StopSignals, stopped_by
 from embark.train.stopping import Together
-from embark.train.telling import Telling, tell_start, telling
+from embark.train.telling import Foresee, Telling, tell_foresight, tell_start, telling
 from embark.train.world import World, check_against, join
 from embark.watch import Event, Sink
 
 
 def train(
-    spec: RunSpec, view: Sequence[Sink] = (), *, fresh: bool = False, signals: StopSignals | None = None
+    spec: RunSpec, view: Sequence[Sink] = (), *, fresh: bool = False, signals: StopSignals | None = None,
+    foresee: Foresee | None = None,
 ) -> dict[str, Any]:
     """Train what `spec` says; returns the values of the last evaluation and of the end.
 
     The same call begins a run, goes on with one that was stopped, and leaves a finished one alone.
-    `view` is what a person watches; `signals`, entered before, has listened since before torch was there.
+    `view` is what a person watches; `signals`, entered before, has listened since before torch was there; `foresee`
+    says what the run should take on this machine, and is told beside what it took.
     """
     if signals is None:
         with StopSignals() as entered:
-            return train(spec, view, fresh=fresh, signals=entered)
+            return train(spec, view, fresh=fresh, signals=entered, foresee=foresee)
     with join(spec.place) as world, _notices(spec, world) as notices:
         spec = fit_spec(spec, open_door=open_door)
         check_against(spec, world)
@@ -57,6 +60,7 @@ def train(
                 step = checkpoint.step if checkpoint else 0
                 tell_start(told, spec, world, opened.run_dir, source, built, step=step, num_steps=num_steps,
                            per_epoch=per_epoch)
+                tell_foresight(told, spec, world, built, foresee)
                 grace_s = spec.place.grace_s or grace_seconds(detect_cloud())
                 saving = Saving(checkpointer, Pace(spec, step, grace_s), told, step)
                 together = Together(signals, notices, world)
@@ -118,7 +122,8 @@ def _loop(
     wants_last = spec.store.checkpoint_at_end or decision.is_save_due or bool(decision.stop)
     with clock.paused():
         saving.finish(step, evaluated, wants_last=wants_last)
-    end = {"outcome": "done", "step": step, "run_dir": run_dir.uri, **clock.whole()}
+    end = {"outcome": "done", "step": step, "run_dir": run_dir.uri, **clock.whole(), "step_s": clock.usual_step_s(),
+           "peak_bytes": peak_bytes(world.device)}
     if step < num_steps:
         told.tell("interrupt", {"step": step, "signal": decision.stop})
         told.tell("end", {**end, "outcome": "interrupted"})

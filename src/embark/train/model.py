@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
@@ -19,10 +21,7 @@ class Recommender(nn.Module):
     def __init__(self, model: ModelSpec, train: TrainSpec, device: torch.device, *, is_bf16: bool) -> None:
         super().__init__()
         tables = model.table_list()
-        # On `meta`, so that no rank ever holds a table whole: sharding gives each its part.
-        self.tables = EmbeddingBagCollection(
-            tables=[_config(t, train) for t in tables], device=torch.device("meta")
-        )
+        self.tables = tables_without_values(tables, train)
         self.names = [t.name for t in tables]
         self.dense = dense_network(model).to(device)
         self.is_bf16 = is_bf16
@@ -44,6 +43,11 @@ def ordered_values(pooled: KeyedTensor, names: list[str]) -> Tensor:
     if pooled.keys() == names:
         return pooled.values()
     return torch.cat([pooled[name] for name in names], dim=1)
+
+
+def tables_without_values(tables: Iterable[Table], train: TrainSpec) -> EmbeddingBagCollection:
+    """On `meta`, so that no rank ever holds a table whole: sharding gives each its part."""
+    return EmbeddingBagCollection(tables=[_config(t, train) for t in tables], device=torch.device("meta"))
 
 
 def dense_network(model: ModelSpec) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torchrec.distributed.types import CacheParams, ShardingPlan, ShardingType
 from embark.errors import UserError
 from embark.spec import RunSpec
 from embark.train.device_memory import device_bytes, host_bytes
+from embark.train.plan_search import OrderedEnumerator, is_long_search, narrowed, proposers
 from embark.train.world import World
 
 # Never data_parallel: it would take the dense optimizer and other keys in a checkpoint, so that the
@@ -48,40 +50,66 @@ def make_sharder(spec: RunSpec) -> AnywhereSharder:
 
 
 def make_plan(model: nn.Module, sharder: AnywhereSharder, spec: RunSpec, world: World) -> ShardingPlan:
-    """TorchRec's planner over this machine's true topology; the same plan on every rank.
-
-    All tables in the devices' memory, if they fit; only else some in the host's: the planner by itself would weigh the
-    two, and rows that come from the host cost more than it thinks.
-    """
-    for may_spill in (False, True):
-        planner = EmbeddingShardingPlanner(
-            topology=true_topology(world),
-            batch_size=spec.train.batch_size // world.world_size,
-            constraints=constraints(spec, world, may_spill=may_spill),
-            storage_reservation=FixedPercentageStorageReservation(spec.train.memory_reserve),
-            debug=False,
+    """TorchRec's planner over this machine's true topology; the same plan on every rank."""
+    try:
+        return first_plan(
+            spec, world, true_topology(world), lambda p: p.collective_plan(model, [sharder], dist.group.WORLD)
         )
+    except PlannerError as error:
+        raise UserError(
+            f"the tables do not fit {world.world_size} × {world.device_name}: {first_line(error)}",
+            fix="more ranks, smaller tables, train.table_dtype = \"fp16\", or a smaller train.memory_reserve",
+        ) from error
+
+
+def first_plan(
+    spec: RunSpec, world: World, topology: Topology, ask: Callable[[EmbeddingShardingPlanner], ShardingPlan]
+) -> ShardingPlan:
+    """All tables in the devices' memory, if they fit; only else some in the host's: the planner by itself would weigh
+    the two, and rows that come from the host cost more than it thinks. Raises the last try's `PlannerError`."""
+    for may_spill in (False, True):
         try:
-            return planner.collective_plan(model, [sharder], dist.group.WORLD)
-        except PlannerError as error:
-            if world.device.type == "cuda" and not may_spill:
-                continue
-            first = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"the tables do not fit {world.world_size} × {world.device_name}: {first}",
-                fix="more ranks, smaller tables, train.table_dtype = \"fp16\", or a smaller train.memory_reserve",
-            ) from error
+            return ask(make_planner(spec, world, topology, may_spill=may_spill))
+        except PlannerError:
+            if may_spill or world.device.type != "cuda":
+                raise
     raise AssertionError("the second try returns or raises")
 
 
+def make_planner(spec: RunSpec, world: World, topology: Topology, *, may_spill: bool) -> EmbeddingShardingPlanner:
+    """The planner that decides, here and for machines that are only thought of."""
+    batch_size = max(1, spec.train.batch_size // world.world_size)
+    allowed = constraints(spec, world, may_spill=may_spill)
+    is_long = is_long_search(allowed, topology)
+    if is_long:
+        allowed = narrowed(allowed, spec, topology, may_spill=may_spill)
+    return EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=batch_size,
+        enumerator=OrderedEnumerator(topology, batch_size, allowed),
+        proposer=proposers(is_long=is_long),
+        constraints=allowed,
+        storage_reservation=FixedPercentageStorageReservation(spec.train.memory_reserve),
+        stats=[],
+        debug=False,
+    )
+
+
 def true_topology(world: World) -> Topology:
-    """TorchRec's default would take all ranks for one host with 32 GB each."""
+    """Of the machines this process runs on."""
+    num_bytes = device_bytes(world.device) if world.device.type == "cuda" else 0
+    return topology_of(world, num_bytes, host_bytes())
+
+
+def topology_of(world: World, device_bytes: int, host_bytes: int, **rates: float) -> Topology:
+    """TorchRec's default would take all ranks for one host with 32 GB each. `host_bytes` are a whole host's."""
     return Topology(
         world_size=world.world_size,
         local_world_size=world.local_world_size,
         compute_device=world.device.type,
-        hbm_cap=device_bytes(world.device) if world.device.type == "cuda" else 0,
-        ddr_cap=host_bytes() // world.local_world_size,
+        hbm_cap=device_bytes,
+        ddr_cap=host_bytes // world.local_world_size,
+        **rates,
     )
 
 
@@ -103,6 +131,11 @@ def constraints(spec: RunSpec, world: World, *, may_spill: bool = False) -> dict
         )
         for table in spec.model.table_list()
     }
+
+
+def first_line(error: PlannerError) -> str:
+    """What the planner says, without the advice below it."""
+    return str(error).strip().splitlines()[0].strip()
 
 
 def has_tables_on_the_host(plan: ShardingPlan) -> bool:

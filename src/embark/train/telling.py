@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,12 @@ from embark.errors import MissingPackage
 from embark.spec import RunSpec, to_toml
 from embark.store import RunDir, write_whole
 from embark.train.build import Built
+from embark.train.device_memory import device_bytes, host_bytes
 from embark.train.world import World
 from embark.watch import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
+
+Foresee = Callable[[RunSpec, dict[str, Any]], dict[str, Any] | None]
+"""From a spec and the machine at hand to what the run should take there."""
 
 
 class Telling:
@@ -87,3 +91,16 @@ def tell_start(
         told.tell("note", {"level": "warning", "text": note})
     if step:
         told.tell("resume", {"step": step, "path": run_dir.shelf.where(step)})
+
+
+def tell_foresight(told: Telling, spec: RunSpec, world: World, built: Built, foresee: Foresee | None) -> None:
+    """What the run should take here, said before it has taken anything."""
+    if foresee is None or not world.is_first:
+        return
+    foreseen = foresee(spec, {
+        "device": world.device.type, "device_name": world.device_name, "engine": built.engine.name,
+        "precision": built.precision, "world_size": world.world_size, "host_bytes": host_bytes(),
+        "device_bytes": device_bytes(world.device) if world.device.type == "cuda" else 0,
+    })
+    if foreseen is not None:
+        told.tell("predict", foreseen)

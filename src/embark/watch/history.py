@@ -23,6 +23,7 @@ class History:
         self.eval: Mapping[str, Any] = {}
         self.save: Mapping[str, Any] = {}
         self.end: Mapping[str, Any] = {}
+        self.predict: Mapping[str, Any] = {}
         self.steps_done = 0
         self.seconds_left: float | None = None
         self.loss = Series()
@@ -60,6 +61,8 @@ class History:
         elif event.kind == "save":
             self.save = values
             self._ticks.clear()
+        elif event.kind == "predict":
+            self.predict = values
         elif event.kind == "resume":
             self.steps_done = int(finite(values.get("step")) or 0)
         elif event.kind == "end":

@@ -43,7 +43,7 @@ def roofline(spec: RunSpec, batches: Sequence[Batch], precision: str, device: to
     if spec.model.kind == "dlrm":
         vectors = len(spec.model.table_list()) + bool(spec.model.num_dense)
         flops += 6.0 * num_samples * vectors * (vectors - 1) / 2 * spec.model.embedding_dim
-    return Roofline(num_bytes, flops, _bandwidth(device), _matrix_rate(device, precision))
+    return Roofline(num_bytes, flops, bandwidth(device), matrix_rate(device, precision))
 
 
 def _table_bytes(spec: RunSpec, batches: Sequence[Batch], size: int) -> float:
@@ -72,13 +72,24 @@ def _dense_bytes(spec: RunSpec, size: int) -> float:
     return spec.train.batch_size * (4.0 * size * widths + 4 * (spec.model.num_dense + 1))
 
 
-def _bandwidth(device: torch.device) -> float:
+def bandwidth(device: torch.device) -> float:
+    """Bytes read and written a second by a copy within the device's memory."""
     values = torch.empty(1 << (28 if device.type == "cuda" else 24), device=device)
     other = torch.empty_like(values)
     return 2 * values.numel() * 4 / _best_s(lambda: other.copy_(values), device)
 
 
-def _matrix_rate(device: torch.device, precision: str) -> float:
+def upload_rate(device: torch.device) -> float:
+    """Bytes a second from pinned host memory to the device."""
+    if device.type != "cuda":
+        return bandwidth(device)
+    values = torch.empty(1 << 26, pin_memory=True)
+    there = torch.empty_like(values, device=device)
+    return values.numel() * 4 / _best_s(lambda: there.copy_(values, non_blocking=True), device)
+
+
+def matrix_rate(device: torch.device, precision: str) -> float:
+    """Operations a second of a large matrix product."""
     size = 8192 if device.type == "cuda" else 1024
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))

@@ -1,0 +1,45 @@
+"""What `embark plan` says of a run on this very machine: handed to the trainer, which sets it beside what came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embark.catalog import load_catalog
+from embark.plan.calibration import CPU, calibration_for, load_calibrations
+from embark.plan.closed_form import closed_form
+from embark.plan.memory import device_parts, host_parts
+from embark.plan.placement import TooLarge
+from embark.plan.step_time import step_time
+from embark.plan.this_machine import gpu_of, this_cluster
+from embark.spec import RunSpec
+
+
+def foresee(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
+    """Bytes and step time of `spec` on the machine that `here` describes; None where nothing is known of it."""
+    is_cpu = here["device"] == "cpu"
+    engine, precision = here["engine"], here["precision"]
+    if is_cpu:
+        calibration = load_calibrations()[CPU]
+    else:
+        gpu = gpu_of(here["device_name"], here["device_bytes"], load_catalog())
+        if gpu is None:
+            return None
+        calibration = calibration_for(gpu)
+    if engine not in calibration.engines:
+        return None
+    cluster = this_cluster(device=here["device"], num_ranks=here["world_size"], device_bytes=here["device_bytes"],
+                           host_bytes=here["host_bytes"])
+    try:
+        placement = closed_form(spec, cluster)
+    except TooLarge:
+        return None
+    step = step_time(spec, placement, cluster, engine, precision, calibration)
+    parts = (
+        host_parts(spec, placement, cluster.ranks_per_host, calibration, is_cpu=True, engine=engine,
+                   precision=precision)
+        if is_cpu else device_parts(spec, placement, engine, precision, calibration)
+    )
+    ranks = cluster.ranks_per_host if is_cpu else 1
+    is_calibrated = calibration.is_measured and (not is_cpu or calibration.title == here["device_name"])
+    return {"step_s": step.total_s, "is_calibrated": is_calibrated, "bound_by": step.bound_by,
+            "peak_bytes": sum(parts.values()) / ranks, "parts": parts, "basis": step.basis}

@@ -1,0 +1,157 @@
+"""The whole catalog: every machine in every useful number, ranked, with the front of what nothing else beats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from embark.catalog import Machine, Price, Wanted, search
+from embark.plan.cost import Way
+from embark.plan.estimate import Estimate, Estimator
+from embark.plan.placement import all_table_bytes
+from embark.plan.prediction import Prediction, Setup
+
+Order = Literal["dollars", "hours"]
+MAX_NODES = 16
+LEAST_GAIN = 0.02
+"""Twice the machines that take less than this off the time are the last that are tried."""
+BEYOND = 4.0
+"""Times the front's longest and dearest: what a picture shows besides it."""
+Told = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What an estimate must keep."""
+
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+
+    def keeps(self, estimate: Estimate, way: Way) -> bool:
+        total_s, usd = estimate.total_s(way), estimate.total_usd(way)
+        if self.deadline_s is not None and (total_s is None or total_s > self.deadline_s):
+            return False
+        return self.budget_usd is None or (usd is not None and usd <= self.budget_usd)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the catalog has for a run."""
+
+    way: Way
+    fitting: tuple[Estimate, ...]
+    """Fits and has a price, in the order of the catalog."""
+    unpriced: tuple[Estimate, ...]
+    """Fits, but what it costs is not known."""
+    too_small: tuple[Setup, ...]
+    """The most that was thought of, of machines on which it fits in no number."""
+    num_tried: int
+    why_not: Prediction | None = None
+    """Of the largest that is too small, where nothing fits."""
+
+
+def survey(
+    estimator: Estimator, *, cloud: str = "", max_nodes: int = MAX_NODES, told: Told | None = None
+) -> Survey:
+    """Every machine that the region has, 1, 2, 4, … of it, for as long as more of them help."""
+    pairs = search(estimator.catalog, Wanted(cloud=cloud, region=estimator.region))
+    fitting: list[Estimate] = []
+    unpriced: list[Estimate] = []
+    too_small: list[Setup] = []
+    num_tried = 0
+    for number, (machine, _) in enumerate(pairs):
+        if told is not None:
+            told(number, len(pairs))
+        counts = node_counts(machine, estimator.spec.train.batch_size, max_nodes)
+        tried = list(_of_machine(estimator, machine, estimator.price_of(machine), counts))
+        num_tried += len(tried)
+        fits = [e for e in tried if e.fits]
+        fitting += [e for e in fits if e.total_usd(estimator.way) is not None]
+        unpriced += [e for e in fits if e.total_usd(estimator.way) is None]
+        if counts and not fits:
+            too_small.append(Setup(estimator.spec, machine, counts[-1]))
+    why_not = None
+    if too_small and not fitting and not unpriced:
+        why_not = estimator.predict(max(too_small, key=lambda s: s.num_nodes * s.machine.gpu_memory_gib))
+    return Survey(estimator.way, tuple(fitting), tuple(unpriced), tuple(too_small), num_tried, why_not)
+
+
+def ranked(found: Iterable[Estimate], way: Way, by: Order, bounds: Bounds | None = None) -> list[Estimate]:
+    """Those inside the bounds, best first; of equals the one that takes less of the other, then of fewer machines."""
+    kept = [e for e in found if bounds is None or bounds.keeps(e, way)]
+
+    def key(e: Estimate) -> tuple[float, float, int]:
+        usd, total_s = e.total_usd(way), e.total_s(way)
+        pair = (usd if usd is not None else float("inf"), total_s if total_s is not None else float("inf"))
+        return (*(pair if by == "dollars" else pair[::-1]), e.setup.num_nodes)
+
+    return sorted(kept, key=key)
+
+
+def front(found: Iterable[Estimate], way: Way) -> list[Estimate]:
+    """Those that no other beats in both dollars and hours: from the fastest to the cheapest. What is rough is left out:
+    a guess should not push a forecast aside."""
+    kept: list[Estimate] = []
+    cheapest_usd = float("inf")
+    for estimate in ranked((e for e in found if not e.is_rough), way, "hours"):
+        usd = estimate.total_usd(way)
+        if usd is not None and estimate.total_s(way) is not None and usd < cheapest_usd:
+            kept.append(estimate)
+            cheapest_usd = usd
+    return kept
+
+
+def worth_drawing(found: Survey) -> list[Estimate]:
+    """The front, and what is not far beyond its ends: the rest would press it into a corner."""
+    best = front(found.fitting, found.way) or list(found.fitting)
+    most_s = BEYOND * max((e.total_s(found.way) or 0.0 for e in best), default=0.0)
+    most_usd = BEYOND * max((e.total_usd(found.way) or 0.0 for e in best), default=0.0)
+    return [e for e in found.fitting
+            if (e.total_s(found.way) or 0.0) <= most_s and (e.total_usd(found.way) or 0.0) <= most_usd]
+
+
+def node_counts(machine: Machine, batch_size: int, max_nodes: int) -> list[int]:
+    """1, 2, 4, … as far as a batch can be dealt out equally. Larger slices of a TPU have rows of their own: there it is
+    the hosts that are counted."""
+    most = max_nodes if machine.gpu.kind != "tpu" else 1 if machine.num_hosts <= max_nodes else 0
+    counts: list[int] = []
+    num = 1
+    while num <= most:
+        if batch_size % (num * machine.num_gpus) == 0:
+            counts.append(num)
+        num *= 2
+    return counts
+
+
+def could_hold(machine: Machine, num_nodes: int, table_bytes: float) -> bool:
+    """Whether all memory of devices and hosts together is as large as the tables. Less needs no prediction."""
+    hosts_gib = machine.num_hosts * (machine.memory_gib or 0.0)
+    return table_bytes <= num_nodes * (machine.gpu_memory_gib + hosts_gib) * 1024**3
+
+
+def _of_machine(
+    estimator: Estimator, machine: Machine, price: Price | None, counts: Iterable[int]
+) -> Iterable[Estimate]:
+    ways: tuple[Way, ...] = tuple(dict.fromkeys((estimator.way, "on_demand", "spot")))
+    table_bytes = all_table_bytes(estimator.spec)
+    before_s: float | None = None
+    for num in counts:
+        if not could_hold(machine, num, table_bytes):
+            continue
+        estimate = estimator(machine, num, price=price, ways=ways)
+        yield estimate
+        total_s = estimate.total_s(estimator.way)
+        if before_s is not None and total_s is not None and total_s > before_s * (1 - LEAST_GAIN):
+            return
+        before_s = total_s
+
+
+def name_of(estimate: Estimate) -> str:
+    """`2 x p5.48xlarge`, by the shortest of its names."""
+    return counted(estimate.setup.machine, estimate.setup.num_nodes)
+
+
+def counted(machine: Machine, num_nodes: int) -> str:
+    short = min((machine.name, *machine.also), key=lambda name: (not machine.name.endswith(name), len(name)))
+    return short if num_nodes == 1 else f"{num_nodes} x {short}"

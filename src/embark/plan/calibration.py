@@ -1,0 +1,189 @@
+"""What was measured on real machines, and how it is carried over to those that were not."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from embark.catalog import Gpu
+from embark.errors import UserError
+
+SHIPPED = Path(__file__).parent / "calibration.toml"
+CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device moves and computes, in units a second."""
+
+    copy_bytes: float
+    """Within its memory: read and written, both counted."""
+    matmul_flops: dict[str, float]
+    """Of a large matrix product, by precision: `fp32`, `tf32`, `bf16`."""
+    upload_bytes: float
+    """From pinned host memory to the device; on a CPU, the same as `copy_bytes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFit:
+    """What an engine adds to the floor that bytes and arithmetic set. Fitted to measured steps."""
+
+    host_s: float
+    """Host time of a step whatever its size: what a step cannot be shorter than."""
+    host_layer_s: float
+    """… and for each dense layer."""
+    start_s: float
+    """Device time of a step whatever its size."""
+    layer_s: float
+    """… and for each dense layer."""
+    tables: float
+    """Times the time that the tables' bytes alone would take."""
+    activations: float
+    """Times the time that the dense layers' values alone would take."""
+    matmul: float
+    """Times the time that the arithmetic alone would take."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFit:
+    """What a process holds besides what is counted. Measured."""
+
+    context_bytes: float
+    """CUDA's context, kernels and libraries; on a CPU, the interpreter and its libraries."""
+    workspace_bytes: float
+    """Matrix libraries' working memory."""
+    activations: float
+    """Bytes held at the peak for each byte of activations that is counted."""
+    fragmentation: float
+    """What the allocator holds for each byte of activations at the peak."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """One device."""
+
+    device: str
+    """The catalog's name of the accelerator, or `cpu`."""
+    title: str
+    """As the driver or the kernel names it."""
+    date: str
+    versions: str
+    rates: Rates
+    engines: dict[str, EngineFit]
+    """By engine; on a CPU only `pipeline`."""
+    memory: dict[str, MemoryFit]
+    is_measured: bool = True
+    """False: scaled from another device by the two datasheets."""
+    basis: str = ""
+
+
+def calibration_path() -> Path:
+    """Where `embark bench --calibrate` keeps what it measured here."""
+    home = os.environ.get("XDG_DATA_HOME", "")
+    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
+    return base / "embark" / "calibration.toml"
+
+
+def load_calibrations() -> dict[str, Calibration]:
+    """By device: those that come with Embark, replaced by what was measured on this machine."""
+    return _load(calibration_path())
+
+
+def forget() -> None:
+    """Read the files again at the next call."""
+    _load.cache_clear()
+
+
+@cache
+def _load(own: Path) -> dict[str, Calibration]:
+    found = read_calibrations(SHIPPED)
+    if own.exists():
+        found |= read_calibrations(own)
+    return found
+
+
+def read_calibrations(path: Path) -> dict[str, Calibration]:
+    try:
+        tables = tomllib.loads(path.read_text())
+        return {name: _calibration(name, table) for name, table in tables.items()}
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        fix = "remove it; embark bench --calibrate makes another"
+        raise UserError(f"{path}: not a calibration: {error}", fix=fix) from error
+
+
+def calibration_for(gpu: Gpu, known: dict[str, Calibration] | None = None) -> Calibration:
+    """What was measured on this accelerator, or an estimate from the nearest that was."""
+    known = load_calibrations() if known is None else known
+    if gpu.name in known:
+        return known[gpu.name]
+    base = known["H200"]
+    return _scaled(base, gpu)
+
+
+def _scaled(base: Calibration, gpu: Gpu) -> Calibration:
+    """Rates by the ratio of the datasheets; what is fixed in time stays."""
+    from embark.catalog import load_catalog
+
+    of_base = load_catalog().gpus[base.device]
+    memory = _ratio(gpu.hbm_gbyte_per_s, of_base.hbm_gbyte_per_s)
+    matmul = {
+        "bf16": _ratio(gpu.bf16_tflops or gpu.fp16_tflops, of_base.bf16_tflops),
+        "tf32": _ratio(gpu.tf32_tflops or gpu.fp32_tflops or _share(gpu.bf16_tflops, 0.5), of_base.tf32_tflops),
+        "fp32": _ratio(gpu.fp32_tflops or _share(gpu.bf16_tflops, 0.07), of_base.fp32_tflops),
+    }
+    upload = _ratio(gpu.pcie_gbyte_per_s, of_base.pcie_gbyte_per_s) if gpu.pcie_gbyte_per_s else 1.0
+    rates = Rates(
+        base.rates.copy_bytes * memory,
+        {name: rate * matmul[name] for name, rate in base.rates.matmul_flops.items()},
+        base.rates.upload_bytes * min(1.0, upload),
+    )
+    return replace(
+        base, device=gpu.name, title=gpu.name, rates=rates, is_measured=False,
+        basis=f"an estimate: measured on {base.title}, scaled by the datasheets of {base.device} and {gpu.name}",
+    )
+
+
+def to_toml(calibration: Calibration) -> str:
+    """As a table of the file that `read_calibrations` reads."""
+    rates, lines = calibration.rates, []
+    lines += [f'[{_key(calibration.device)}]', f'title = "{calibration.title}"', f'date = "{calibration.date}"',
+              f'versions = "{calibration.versions}"', "", f'[{_key(calibration.device)}.rates]',
+              f"copy_bytes = {rates.copy_bytes:.4g}", f"upload_bytes = {rates.upload_bytes:.4g}"]
+    lines.append("matmul_flops = { " + ", ".join(f"{k} = {v:.4g}" for k, v in rates.matmul_flops.items()) + " }")
+    for section, fits in (("engines", calibration.engines), ("memory", calibration.memory)):
+        for engine, fit in fits.items():
+            lines += ["", f"[{_key(calibration.device)}.{section}.{engine}]"]
+            lines += [f"{name} = {getattr(fit, name):.4g}" for name in fit.__dataclass_fields__]
+    return "\n".join(lines) + "\n"
+
+
+def _calibration(name: str, table: dict[str, Any]) -> Calibration:
+    rates = table["rates"]
+    return Calibration(
+        name, table["title"], table["date"], table["versions"],
+        Rates(float(rates["copy_bytes"]), {k: float(v) for k, v in rates["matmul_flops"].items()},
+              float(rates["upload_bytes"])),
+        {engine: EngineFit(**_numbers(fit)) for engine, fit in table["engines"].items()},
+        {engine: MemoryFit(**_numbers(fit)) for engine, fit in table["memory"].items()},
+        basis=f"measured on {table['title']}, {table['date']}",
+    )
+
+
+def _numbers(table: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in table.items()}
+
+
+def _ratio(of: float | None, to: float | None) -> float:
+    return 1.0 if not of or not to else of / to
+
+
+def _share(value: float | None, share: float) -> float | None:
+    return None if value is None else value * share
+
+
+def _key(name: str) -> str:
+    return f'"{name}"' if not name.replace("-", "").replace("_", "").isalnum() else name

@@ -1,0 +1,295 @@
+"""Where the tables go, without torch and in milliseconds: TorchRec's way of searching, over sums instead of shards."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from embark.plan.placement import Cluster, Placement, Shard, TooLarge, all_table_bytes
+from embark.plan.shard_costs import Option, is_long_search, narrowed, options_of, ranks_per_group
+from embark.spec import RunSpec, Table
+
+MAX_GRID = 1_000
+"""Combinations that are all tried, where so few are possible."""
+NUM_STRIDES = {"part": 4, "sum": 12}
+"""Of a long search, by what a way is judged by: its part, or the sum of its parts."""
+FASTER = 1 - 1e-9
+"""What is less of a gain is the rounding of sums: of equals the first is kept, which has the least on the host."""
+
+Choice = tuple[int, ...]
+"""Of each table, which of its options."""
+
+
+def closed_form(spec: RunSpec, cluster: Cluster, *, by_its_rates: bool = False) -> Placement:
+    """All tables in the devices' memory, if they fit; only else some in the host's, as the trainer does it.
+
+    The cluster's own rates count only `by_its_rates`: the trainer's planner does not know them, and the answer is to be
+    what the run then does.
+    """
+    if not by_its_rates:
+        cluster = replace(cluster, intra_gbyte_per_s=0.0, inter_gbyte_per_s=0.0)
+    tables = spec.model.table_list()
+    for may_spill in (False, True) if cluster.device == "cuda" else (False,):
+        options = [options_of(table, spec, cluster, may_spill=may_spill) for table in tables]
+        is_long = is_long_search(spec, cluster, may_spill=may_spill)
+        if is_long:
+            rank_room = room(spec, cluster)[cluster.device == "cpu"]
+            options = [narrowed(of, table, spec, cluster, rank_room, may_spill=may_spill)
+                       for of, table in zip(options, tables, strict=True)]
+        found = _best(_proposals(options, is_long=is_long), options, spec, cluster)
+        if found is not None:
+            return _placement(tables, found, cluster)
+    raise TooLarge(_why(spec, cluster))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    options: list[Option]
+    ranks: list[Sequence[int]]
+    """Of each table, the rank of each part."""
+    step_s: float
+    """Of the busiest rank."""
+
+
+def _best(
+    proposals: Iterator[Choice], options: list[list[Option]], spec: RunSpec, cluster: Cluster
+) -> _Found | None:
+    best: _Found | None = None
+    seen: set[Choice] = set()
+    for choice in proposals:
+        if choice in seen:
+            continue
+        seen.add(choice)
+        packing = _Packing(spec, cluster, below_s=math.inf if best is None else best.step_s * FASTER)
+        best = packing.place([of[index] for of, index in zip(options, choice, strict=True)]) or best
+    return best
+
+
+def _proposals(options: list[list[Option]], *, is_long: bool) -> Iterator[Choice]:
+    if is_long:
+        yield from _greedy(options, by_sum=False, num_strides=NUM_STRIDES["part"])
+        yield from _greedy(options, by_sum=True, num_strides=NUM_STRIDES["sum"])
+        return
+    if math.prod(len(of) for of in options) <= MAX_GRID:
+        yield from itertools.product(*(_ordered(of, by_sum=False) for of in options))
+    yield from _greedy(options, by_sum=False)
+    yield from _greedy(options, by_sum=True)
+    for kind in {option.sharding: None for of in options for option in of}:
+        yield tuple(next(i for i in _ordered(of, by_sum=False) if of[i].sharding == kind) for of in options)
+
+
+def _greedy(options: list[list[Option]], *, by_sum: bool, num_strides: int = 0) -> Iterator[Choice]:
+    """Each table's fastest way first; then the next way of the table that takes the most memory, again and again."""
+    orders = [_ordered(of, by_sum=by_sum) for of in options]
+    current = [0] * len(options)
+    heap: list[tuple[float, float, float, float, int]] = []
+
+    def push(table: int) -> None:
+        if current[table] + 1 < len(orders[table]):
+            held = options[table][orders[table][current[table]]]
+            heapq.heappush(heap, (-held.device_bytes, -held.all_device_bytes, -held.host_bytes, -held.all_host_bytes,
+                                  table))
+
+    for table in range(len(options)):
+        push(table)
+    yield tuple(order[0] for order in orders)
+    num_steps = sum(len(of) - 1 for of in options)
+    done = 0
+    for end in _stride_ends(num_steps, num_strides) if num_strides else range(1, num_steps + 1):
+        while done < end:
+            table = heapq.heappop(heap)[-1]
+            current[table] += 1
+            done += 1
+            push(table)
+        yield tuple(order[index] for order, index in zip(orders, current, strict=True))
+
+
+def _stride_ends(num_steps: int, num_strides: int) -> Iterator[int]:
+    """Strides that grow from one step: the first move the large tables and count the most."""
+    end = 0
+    while end < num_steps:
+        end = min(num_steps, max(end + 1, int(end * num_steps ** (1 / num_strides))))
+        yield end
+
+
+def _ordered(options: list[Option], *, by_sum: bool) -> list[int]:
+    return sorted(range(len(options)), key=lambda i: options[i].all_s if by_sum else options[i].part_s)
+
+
+class _Packing:
+    """One try: what every rank has left, and how long its step has become."""
+
+    def __init__(self, spec: RunSpec, cluster: Cluster, *, below_s: float) -> None:
+        self.below_s = below_s
+        """A try that is no faster is given up."""
+        self.longest_s = 0.0
+        self.num_ranks = cluster.num_ranks
+        self.group = ranks_per_group(cluster)
+        device, host = room(spec, cluster)
+        self.device_left = [device] * self.num_ranks
+        self.host_left = [host] * self.num_ranks
+        self.step_s = [0.0] * self.num_ranks
+        self.group_s = [0.0] * (self.num_ranks // self.group)
+        self.queue: list[tuple[float, int, int]] = []
+        """Ranks by their step; entries that no longer hold are passed over."""
+
+    def place(self, options: list[Option]) -> _Found | None:
+        """Those on all ranks first, then by size, each to the ranks with the least to do that can hold it."""
+        ranks: list[Sequence[int]] = [()] * len(options)
+        on_all = [i for i, option in enumerate(options) if option.sharding == "row_wise"]
+        if not self._on_all_ranks([options[i] for i in on_all]):
+            return None
+        for index in on_all:
+            ranks[index] = range(options[index].num_parts)
+        self.queue = [(self.step_s[r], r % self.group, r) for r in range(self.num_ranks)]
+        heapq.heapify(self.queue)
+        others = [i for i, option in enumerate(options) if option.sharding != "row_wise"]
+        others.sort(key=lambda i: (-options[i].all_device_bytes, -options[i].all_host_bytes))
+        for index in others:
+            option = options[index]
+            in_a_group = option.sharding in ("table_row_wise", "table_column_wise")
+            found = self._in_a_group(option) if in_a_group else self._anywhere(option)
+            if found is None or self.longest_s >= self.below_s:
+                return None
+            ranks[index] = found
+        return _Found(options, ranks, self.longest_s)
+
+    def _on_all_ranks(self, options: list[Option]) -> bool:
+        # Part k of each lies on rank k: sums of differences, since ranks times tables would be too many.
+        device, host = [0.0] * (self.num_ranks + 1), [0.0] * (self.num_ranks + 1)
+        for option in options:
+            for sums, part, last in ((device, option.device_bytes, option.last_device_bytes),
+                                     (host, option.host_bytes, option.last_host_bytes)):
+                sums[0] += part
+                sums[option.num_parts - 1] += last - part
+                sums[option.num_parts] -= last
+        each_s = sum(option.part_s for option in options)
+        for rank, (on_device, on_host) in enumerate(
+            zip(itertools.accumulate(device[:-1]), itertools.accumulate(host[:-1]), strict=True)
+        ):
+            self.device_left[rank] -= on_device
+            self.host_left[rank] -= on_host
+            self.step_s[rank] += each_s
+        self.group_s = [seconds + each_s * self.group for seconds in self.group_s]
+        self.longest_s = each_s
+        return min(self.device_left) >= 0 and min(self.host_left) >= 0 and each_s < self.below_s
+
+    def _anywhere(self, option: Option) -> list[int] | None:
+        ranks: list[int] = []
+        for _ in range(option.num_parts):
+            passed: list[tuple[float, int, int]] = []
+            chosen = -1
+            while self.queue and chosen < 0:
+                entry = heapq.heappop(self.queue)
+                if entry[0] != self.step_s[entry[2]]:
+                    continue
+                if self._fits(option, entry[2]):
+                    chosen = entry[2]
+                else:
+                    passed.append(entry)
+            for entry in passed:
+                heapq.heappush(self.queue, entry)
+            if chosen < 0:
+                return None
+            self._take(chosen, option)
+            ranks.append(chosen)
+        return ranks
+
+    def _in_a_group(self, option: Option) -> list[int] | None:
+        first = min(range(len(self.group_s)), key=self.group_s.__getitem__)
+        found = self._in_group(first, option)
+        if found is not None:
+            return found
+        for group in sorted(range(len(self.group_s)), key=self.group_s.__getitem__):
+            found = None if group == first else self._in_group(group, option)
+            if found is not None:
+                return found
+        return None
+
+    def _in_group(self, group: int, option: Option) -> list[int] | None:
+        members = range(group * self.group, (group + 1) * self.group)
+        if option.sharding == "table_row_wise":
+            used = list(members[:option.num_parts])
+            if not all(self._fits(option, r, is_last=r == used[-1]) for r in used):
+                return None
+            for rank in members:  # one without rows waits for the others all the same
+                self._take(rank, option, is_last=rank == used[-1], has_rows=rank <= used[-1])
+            return used
+        before = [(r, self.device_left[r], self.host_left[r], self.step_s[r]) for r in members]
+        group_s, longest_s = self.group_s[group], self.longest_s
+        ranks: list[int] = []
+        for _ in range(option.num_parts):
+            fitting = [(self.step_s[r], r) for r in members if self._fits(option, r)]
+            if not fitting:
+                for rank, device, host, step_s in before:
+                    self.device_left[rank], self.host_left[rank], self.step_s[rank] = device, host, step_s
+                self.group_s[group], self.longest_s = group_s, longest_s
+                return None
+            ranks.append(min(fitting)[1])
+            self._take(ranks[-1], option)
+        return ranks
+
+    def _fits(self, option: Option, rank: int, *, is_last: bool = False) -> bool:
+        device, host = _bytes(option, is_last=is_last)
+        return device <= self.device_left[rank] and host <= self.host_left[rank]
+
+    def _take(self, rank: int, option: Option, *, is_last: bool = False, has_rows: bool = True) -> None:
+        if has_rows:
+            device, host = _bytes(option, is_last=is_last)
+            self.device_left[rank] -= device
+            self.host_left[rank] -= host
+        self.step_s[rank] += option.part_s
+        self.longest_s = max(self.longest_s, self.step_s[rank])
+        if rank // self.group < len(self.group_s):
+            self.group_s[rank // self.group] += option.part_s
+        heapq.heappush(self.queue, (self.step_s[rank], rank % self.group, rank))
+
+
+def room(spec: RunSpec, cluster: Cluster) -> tuple[float, float]:
+    """What tables may take of a rank's device, and of its part of the host."""
+    return cluster.device_bytes * (1 - spec.train.memory_reserve), cluster.host_bytes / ranks_per_group(cluster)
+
+
+def _bytes(option: Option, *, is_last: bool) -> tuple[float, float]:
+    if is_last:
+        return option.last_device_bytes, option.last_host_bytes
+    return option.device_bytes, option.host_bytes
+
+
+def _placement(tables: Sequence[Table], found: _Found, cluster: Cluster) -> Placement:
+    shards: list[Shard] = []
+    for table, option, ranks in zip(tables, found.options, found.ranks, strict=True):
+        rows = [option.num_rows] * (option.num_parts - 1) + [option.last_rows]
+        shards += [Shard(table.name, rank, num_rows, option.num_columns, option.memory)
+                   for rank, num_rows in zip(ranks, rows, strict=True)]
+    shardings = {table.name: option.sharding for table, option in zip(tables, found.options, strict=True)}
+    return Placement(cluster.num_ranks, tuple(shards), shardings, "closed form")
+
+
+def _why(spec: RunSpec, cluster: Cluster) -> str:
+    device_room, host_room = (part * cluster.num_ranks for part in room(spec, cluster))
+    needs = [options_of(table, spec, cluster, may_spill=cluster.device == "cuda")
+             for table in spec.model.table_list()]
+    of_ranks = f"the {cluster.num_ranks:,} ranks'" if cluster.num_ranks > 1 else "one rank's"
+    tables = f"tables of {_gib(all_table_bytes(spec))} GiB with their optimizer's state"
+    if cluster.device == "cpu":
+        need = sum(min(o.all_host_bytes for o in of) for of in needs)
+        return f"{tables} need {_gib(need)} GiB with the buffers of a batch, of {of_ranks} {_gib(host_room)} GiB"
+    need = sum(min(o.all_device_bytes for o in of if o.memory == "device") for of in needs)
+    said = (f"{tables} need {_gib(need)} GiB of device memory with the buffers of a batch, and {of_ranks} devices "
+            f"have {_gib(device_room)} GiB for them ({spec.train.memory_reserve:.0%} is kept free)")
+    if need <= device_room:
+        said += ", in parts too small for them"
+    if cluster.device == "cuda":
+        cached = sum(min(o.all_device_bytes for o in of if o.memory == "host") for of in needs)
+        on_host = sum(min(o.all_host_bytes for o in of if o.memory == "host") for of in needs)
+        said += (f"; with all rows in host memory it would be {_gib(on_host)} of {_gib(host_room)} GiB there and "
+                 f"{_gib(cached)} GiB for caches and buffers on the devices")
+    return said
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:,.1f}"

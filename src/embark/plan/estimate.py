@@ -1,0 +1,103 @@
+"""All that is foreseen of a run on so many of a machine: memory, time, money, storage. And who is asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from embark.catalog import Catalog, Machine, Price, cheapest, price_in
+from embark.plan.cost import WAYS, Bill, Way, bills, failures_of, usd_per_hour, with_storage
+from embark.plan.prediction import Prediction, Setup
+from embark.plan.storage import Need, Offer, best_offer, need_of, offers
+from embark.plan.workload import Workload
+from embark.spec import RunSpec
+
+Predict = Callable[[Setup], Prediction]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A run on a setup. Without bills, need and offers where it does not fit."""
+
+    prediction: Prediction
+    price: Price | None
+    """In the region asked for, or where it is lowest; None: no price is known."""
+    bills: dict[Way, Bill] = field(default_factory=dict)
+    need: Need | None = None
+    offers: tuple[Offer, ...] = ()
+
+    @property
+    def setup(self) -> Setup:
+        return self.prediction.setup
+
+    @property
+    def fits(self) -> bool:
+        return self.prediction.fits
+
+    @property
+    def is_rough(self) -> bool:
+        """TPUs are planned by their memory; their time is scaled from a GPU's, and another trainer runs on them."""
+        return self.setup.machine.gpu.kind == "tpu"
+
+    def total_s(self, way: Way) -> float | None:
+        """Of the whole run, paid that way."""
+        bill = self.bills.get(way)
+        return None if bill is None or bill.time is None else bill.time.total_s
+
+    def total_usd(self, way: Way) -> float | None:
+        bill = self.bills.get(way)
+        return None if bill is None else bill.total_usd
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """A run to foresee on any machine. `predict` is asked; everything else is arithmetic."""
+
+    spec: RunSpec
+    workload: Workload
+    catalog: Catalog
+    predict: Predict
+    region: str = ""
+    """Empty: wherever the machine is cheapest."""
+    way: Way = "on_demand"
+    """The way to pay that decides."""
+
+    def __call__(
+        self, machine: Machine, num_nodes: int, *, price: Price | None = None, ways: tuple[Way, ...] = WAYS
+    ) -> Estimate:
+        """Raises `UserError` where the region does not have the machine."""
+        prediction = self.predict(Setup(self.spec, machine, num_nodes))
+        if price is None:
+            price = self.price_of(machine)
+        if not prediction.fits or prediction.step is None:
+            return Estimate(prediction, price)
+        region = price.region if price is not None else self.region
+        said = self.spec.store.hours_between_failures if self._says_hours else None
+        failures = {way: failures_of(self.catalog, machine, num_nodes, region, way, said_hours=said,
+                                     said_grace_s=self.spec.place.grace_s) for way in ways}
+        made = bills(prediction, self.workload, price, failures)
+        first = made[self.way]
+        need = need_of(prediction, self.workload, first.saves, first.failures)
+        found = offers(self.catalog, prediction.setup, need)
+        best = best_offer(found)
+        if best is not None and best.usd_per_month is not None:
+            made = {way: with_storage(bill, best.usd_per_month) for way, bill in made.items()}
+        return Estimate(prediction, price, made, need, tuple(found))
+
+    def predicts(self, machine: Machine, num_nodes: int) -> bool:
+        """Whether it fits, and no more."""
+        return self.predict(Setup(self.spec, machine, num_nodes)).fits
+
+    def price_of(self, machine: Machine) -> Price | None:
+        """In the region, or the lowest for the way that decides."""
+        if self.region:
+            return price_in(self.catalog, machine, self.region)
+        prices = self.catalog.prices_of(machine)
+        paid = {p.region: usd for p in prices if (usd := usd_per_hour(p, self.way)) is not None}
+        if paid:
+            return min((p for p in prices if p.region in paid), key=lambda p: paid[p.region])
+        return cheapest(prices) or (prices[0] if prices else None)
+
+    @property
+    def _says_hours(self) -> bool:
+        return "hours_between_failures" in self.spec.store.model_fields_set

@@ -1,0 +1,167 @@
+"""Bytes that a run takes on the fullest rank and on a host, part by part: counted where the trainer's own buffers are
+known, measured where they are a library's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embark.plan.calibration import Calibration
+from embark.plan.placement import Placement, shard_bytes, table_value_bytes
+from embark.plan.work import Layers, layers_of, lookups_of, padded
+from embark.spec import RunSpec
+
+CACHE_SHARE = 0.2
+"""Of a table in the host's memory, what TorchRec keeps on the device."""
+NCCL_BYTES = 0.6e9
+"""Of a rank that talks to others: NCCL's channels and buffers. An estimate."""
+LOADER_BATCHES = 12
+"""Batches in host memory at a time, for each rank: loader, packer and what is on its way."""
+UPDATE_TILE = 32
+DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Bytes on a rank that follow from the spec, and the activations that a library's allocator multiplies."""
+
+    tables: float
+    state: float
+    dense: float
+    activations: float
+    inputs: float
+    exchange: float
+
+
+def device_parts(
+    spec: RunSpec, placement: Placement, engine: str, precision: str, calibration: Calibration
+) -> dict[str, float]:
+    """Of the fullest rank of a GPU run."""
+    fit = calibration.memory[engine]
+    rank = fullest_rank(spec, placement)
+    counted = (captured if engine == "captured" else pipelined)(spec, placement, rank, precision)
+    held = counted.activations * fit.activations
+    parts = {
+        "tables": counted.tables,
+        "optimizer state": counted.state,
+        "dense layers": counted.dense,
+        "activations": held,
+        "input buffers": counted.inputs,
+        "exchange": counted.exchange,
+        "fragmentation": held * fit.fragmentation,
+        "CUDA and libraries": fit.context_bytes + fit.workspace_bytes,
+        "NCCL": NCCL_BYTES if placement.num_ranks > 1 else 0.0,
+    }
+    return {name: size for name, size in parts.items() if size}
+
+
+def fullest_rank(spec: RunSpec, placement: Placement) -> int:
+    sizes: dict[int, float] = {}
+    for shard in placement.shards:
+        share = 1.0 if shard.memory == "device" else CACHE_SHARE
+        sizes[shard.rank] = sizes.get(shard.rank, 0.0) + share * shard_bytes(shard, spec)
+    return max(sizes, key=lambda rank: (sizes[rank], -rank), default=0)
+
+
+def captured(spec: RunSpec, placement: Placement, rank: int, precision: str) -> Counted:
+    """The captured engine allocates everything before the first step: this is that list."""
+    layers, model = layers_of(spec.model), spec.model
+    size = 2 if precision == "bf16" else 4
+    samples = spec.train.batch_size / placement.num_ranks
+    tables = model.table_list()
+    num_ids = sum(t.multi_hot for t in tables)
+    widths = padded(model.num_dense) if layers.bottom else 0
+    widths += 2 * sum(padded(layer.num_out) for layer in (*layers.bottom, *layers.top[:-1]))
+    wide = padded(layers.middle_width)
+    if layers.up:
+        cross = len(layers.up)
+        widths += (2 * cross + 5) * wide + 2 * sum(padded(layer.num_out) for layer in layers.down)
+    else:
+        widths += 2 * sum(t.dim or 0 for t in tables) + 2 * wide
+    looked_up = lookups_of(spec, placement, rank, size)
+    num_keys = sum(spec.train.batch_size * _multi_hot(spec, s.table) for s in placement.of_rank(rank))
+    dim = max((s.num_columns for s in placement.of_rank(rank)), default=0)
+    # Place, shard, key, sorted key and order of each id; what two kernels hand each other; the sort's own memory.
+    keys = num_keys * (8 + 2 + 4 + 4 + 8 + 8 * _power_of_2(dim) / UPDATE_TILE + 24)
+    on_device, state = _table_bytes(spec, placement, rank)
+    exchange = 0.0
+    if placement.num_ranks > 1:
+        wire = size if spec.train.comms_dtype == "fp32" else 2
+        exchange = wire * (2 * looked_up.pooled_values + samples * sum(t.dim or 0 for t in tables))
+        exchange += 4 * (3 * looked_up.num_ids + samples * num_ids) + 8 * (looked_up.num_ids + samples * num_ids)
+    return Counted(
+        on_device, state, _flat_dense_bytes(spec, layers, size, samples), samples * (widths * size + 4) + keys,
+        2 * samples * 4 * (1 + model.num_dense + num_ids), exchange,
+    )
+
+
+def pipelined(spec: RunSpec, placement: Placement, rank: int, precision: str) -> Counted:
+    """What autograd keeps and makes for TorchRec's pipeline: each pooled vector and its gradient in fp32, both again in
+    the layers' precision, each layer's output and its gradient. How much of it lives at once is measured."""
+    layers, model = layers_of(spec.model), spec.model
+    size = 2 if precision == "bf16" else 4
+    samples = spec.train.batch_size / placement.num_ranks
+    tables = model.table_list()
+    pooled = sum(t.dim or 0 for t in tables)
+    looked_up = lookups_of(spec, placement, rank, 4)
+    kept = samples * (pooled * (4 + size) + layers.output_width * size) + 48 * looked_up.num_ids
+    on_device, state = _table_bytes(spec, placement, rank)
+    num_ids = sum(t.multi_hot for t in tables)
+    exchange = 0.0 if placement.num_ranks == 1 else 4 * 2 * (looked_up.pooled_values + samples * pooled)
+    states = DENSE_STATES[spec.train.dense_optimizer]
+    return Counted(
+        on_device, state, layers.num_values * (4 * (2 + states) + (2 if size == 2 else 0)), kept,
+        3 * samples * (4 * (1 + model.num_dense) + (8 + 8) * num_ids), exchange,
+    )
+
+
+def host_parts(
+    spec: RunSpec, placement: Placement, ranks_per_host: int, calibration: Calibration, *, is_cpu: bool, engine: str,
+    precision: str,
+) -> dict[str, float]:
+    """Of one whole host, with all its ranks."""
+    fit = calibration.memory["host" if not is_cpu else engine]
+    tables = spec.model.table_list()
+    num_ids = sum(t.multi_hot for t in tables)
+    samples = spec.train.batch_size / placement.num_ranks
+    batch = samples * 4 * (1 + spec.model.num_dense + 2 * num_ids)
+    ranks = range(min(ranks_per_host, placement.num_ranks))
+    on_host = sum(shard_bytes(s, spec) for r in ranks for s in placement.of_rank(r) if is_cpu or s.memory == "host")
+    on_device = sum(shard_bytes(s, spec) for r in ranks for s in placement.of_rank(r))
+    parts = {"tables": on_host, "processes": fit.context_bytes * len(ranks),
+             "loader": LOADER_BATCHES * batch * len(ranks)}
+    if spec.store.in_background and (spec.store.checkpoint_every != 0 or spec.store.checkpoint_at_end):
+        parts["checkpoint copy"] = on_device
+    if is_cpu:
+        rank = fullest_rank(spec, placement)
+        counted = pipelined(spec, placement, rank, precision)
+        parts["dense layers"] = counted.dense * len(ranks)
+        parts["activations"] = counted.activations * fit.activations * (1 + fit.fragmentation) * len(ranks)
+    return {name: size for name, size in parts.items() if size}
+
+
+def _table_bytes(spec: RunSpec, placement: Placement, rank: int) -> tuple[float, float]:
+    """On the device: rows, and optimizer state."""
+    rows = state = 0.0
+    for shard in placement.of_rank(rank):
+        share = 1.0 if shard.memory == "device" else CACHE_SHARE
+        values = shard.num_rows * shard.num_columns * table_value_bytes(spec)
+        rows += share * values
+        state += share * (shard_bytes(shard, spec) - values)
+    return rows, state
+
+
+def _flat_dense_bytes(spec: RunSpec, layers: Layers, size: int, samples: float) -> float:
+    """Master, places, two states, gradients, the copy that is computed with, and sums over portions of the batch."""
+    head, before = layers.top[-1], (*layers.bottom, *layers.down, *layers.up, *layers.top[:-1])
+    weights = sum(padded(layer.num_out) * padded(layer.num_in) for layer in before)
+    in_all = padded(weights + sum(padded(layer.num_out) for layer in before if layer.has_bias) + head.num_in + 1)
+    portions = min(1024, max(128, samples // 64)) if size == 2 else 1
+    return layers.num_values * (4 + 8 + 4 + 4) + in_all * (4 + size) + 4 * portions * (in_all - weights)
+
+
+def _multi_hot(spec: RunSpec, name: str) -> int:
+    return next(t.multi_hot for t in spec.model.table_list() if t.name == name)
+
+
+def _power_of_2(value: int) -> int:
+    return 1 << max(0, value - 1).bit_length()

@@ -1,0 +1,89 @@
+"""Which rank holds which part of which table, and in whose memory. The words that every planner's answer is put in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from embark.spec import RunSpec, Table
+
+Memory = Literal["device", "host"]
+STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
+"""What an optimizer keeps beside a table: bytes for each row, and for each value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A part of a table on one rank."""
+
+    table: str
+    rank: int
+    num_rows: int
+    num_columns: int
+    memory: Memory = "device"
+    """`host`: the rows live in the host's memory, and the device holds a cache of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """All shards. Tables keep the spec's order."""
+
+    num_ranks: int
+    shards: tuple[Shard, ...]
+    shardings: dict[str, str]
+    """By table: `table_wise`, `row_wise`, …"""
+    made_by: str
+    """`TorchRec's planner`, or `closed form`."""
+
+    def of_rank(self, rank: int) -> list[Shard]:
+        return [s for s in self.shards if s.rank == rank]
+
+    @property
+    def is_on_host(self) -> bool:
+        """Some rows live in host memory."""
+        return any(s.memory == "host" for s in self.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a planner needs to know of the machines: ranks, and the memory that each may fill with tables."""
+
+    num_ranks: int
+    ranks_per_host: int
+    device_bytes: float
+    """Of one accelerator, as its driver shows it; 0 on a CPU."""
+    host_bytes: float
+    """Of a whole host."""
+    device: Literal["cuda", "cpu", "tpu"] = "cuda"
+    intra_gbyte_per_s: float = 0.0
+    """From one rank to the others of its host, one direction; 0: not known."""
+    inter_gbyte_per_s: float = 0.0
+    """From one rank to the ranks of other hosts, one direction; 0: not known."""
+
+
+class TooLarge(Exception):
+    """The tables do not fit the cluster, by any way that was tried. Its text says why."""
+
+
+class Planner(Protocol):
+    """Puts a spec's tables on a cluster, or raises `TooLarge`."""
+
+    def __call__(self, spec: RunSpec, cluster: Cluster) -> Placement: ...
+
+
+def shard_bytes(shard: Shard, spec: RunSpec) -> float:
+    """Of its rows and its optimizer's state."""
+    a_row, a_value = STATE_BYTES[spec.train.optimizer]
+    values = shard.num_rows * shard.num_columns
+    return values * (table_value_bytes(spec) + a_value) + shard.num_rows * a_row
+
+
+def table_value_bytes(spec: RunSpec) -> int:
+    return 2 if spec.train.table_dtype == "fp16" else 4
+
+
+def all_table_bytes(spec: RunSpec, tables: Iterable[Table] | None = None) -> float:
+    """Of all rows of all tables with their optimizer's state."""
+    tables = spec.model.table_list() if tables is None else tables
+    return sum(shard_bytes(Shard(t.name, 0, t.rows, t.dim or 0), spec) for t in tables)

@@ -1,0 +1,90 @@
+"""What is predicted of a run on so many machines: the words that memory, time, cost and verdict share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from embark.catalog import Machine
+from embark.plan.placement import Placement
+from embark.spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A spec on so many of a machine."""
+
+    spec: RunSpec
+    machine: Machine
+    num_nodes: int
+    """Machines, or slices of a TPU."""
+
+    @property
+    def num_ranks(self) -> int:
+        return self.num_nodes * self.machine.num_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes on the fullest rank, part by part."""
+
+    device: dict[str, float]
+    """`tables`, `optimizer state`, `dense layers`, `activations`, `input buffers`, `exchange`, `fragmentation`,
+    `CUDA and NCCL`: in this order, those that are there."""
+    device_limit: float
+    """What the accelerator has, as its driver shows it."""
+    host: dict[str, float]
+    """Of one whole host: `tables`, `processes`, `loader`, `checkpoint copy`."""
+    host_limit: float
+    """What pods may ask for of it; 0: not known."""
+
+    @property
+    def device_total(self) -> float:
+        return sum(self.device.values())
+
+    @property
+    def host_total(self) -> float:
+        return sum(self.host.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.device_total <= self.device_limit and (not self.host_limit or self.host_total <= self.host_limit)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of one step, part by part. Parts overlap as the engine lets them; `total_s` is what remains."""
+
+    parts_s: dict[str, float]
+    """`lookup and update`, `dense layers`, `optimizer`, `all-to-all`, `all-reduce`, `host memory`, `launches`,
+    `copy to the device`, `loader`, `storage`."""
+    total_s: float
+    bound_by: str
+    """The part that sets it."""
+    is_calibrated: bool
+    """The rates were measured on this accelerator; else they are scaled from its datasheet: an estimate."""
+    basis: str
+    """A sentence on where the rates come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a run takes on a setup."""
+
+    setup: Setup
+    engine: str
+    """`captured` or `pipeline`."""
+    engine_why: str
+    placement: Placement | None
+    """None where the tables do not fit at all."""
+    memory: MemoryUse
+    step: StepTime | None
+    """None where it does not fit."""
+    fits: bool
+    why: str
+    """One sentence: why it fits, or what is too large for what."""
+    notes: tuple[str, ...] = field(default=())
+    """Assumptions and doubts worth a line each."""
+
+    @property
+    def samples_per_s(self) -> float:
+        return 0.0 if self.step is None else self.setup.spec.train.batch_size / self.step.total_s

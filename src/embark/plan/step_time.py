@@ -1,0 +1,196 @@
+"""Seconds of a step: bytes and arithmetic over measured rates, traffic over links and fabric, input over its roads. The
+slowest of what runs side by side wins, as the engine lets it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from embark.plan.calibration import Calibration, EngineFit
+from embark.plan.placement import Cluster, Placement
+from embark.plan.prediction import StepTime
+from embark.plan.work import Layers, Lookups, layers_of, lookups_of
+from embark.spec import RunSpec
+
+SORT_BYTES = 100.0
+"""Moved for each id to bring equal ones together: four passes of a radix sort over keys and places, there and back."""
+PASSES = 4.0
+"""A layer's output is written and read, its gradient is written and read."""
+LINK_SHARE = 0.75
+"""Of a link's bandwidth, what collectives get within a host. An estimate: one card was measured."""
+FABRIC_SHARE = 0.8
+"""… and between hosts. An estimate."""
+LINK_LATENCY_S = 20e-6
+FABRIC_LATENCY_S = 40e-6
+"""A collective's own time, however little it carries. Estimates."""
+MESSAGE_S = 0.8e-6
+"""… and for each other rank of an all-to-all between hosts."""
+LOADER_BYTES_PER_S = 12e9
+"""What a rank's loader threads bring from the page cache to pinned memory: 78 million samples of 160 bytes by two of
+them (bench/RESULTS.md)."""
+RANKS_LOOKED_AT = 64
+"""Of a large cluster, the busiest so many ranks are computed through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes that leave one rank in a step, one direction."""
+
+    within_host: float
+    between_hosts: float
+
+
+def step_time(
+    spec: RunSpec, placement: Placement, cluster: Cluster, engine: str, precision: str, calibration: Calibration,
+    *, host_memory_bytes_per_s: float = 0.0, storage_bytes_per_s: float = 0.0,
+) -> StepTime:
+    """Of the slowest rank."""
+    fit = calibration.engines[engine]
+    layers = layers_of(spec.model)
+    samples = spec.train.batch_size / placement.num_ranks
+    size = 2 if precision == "bf16" else 4
+    rank, looked_up = _busiest(spec, placement, size)
+    dense_s = _dense_s(layers, spec, samples, precision, fit, calibration, size)
+    tables_s = fit.tables * _table_bytes(looked_up, size) / calibration.rates.copy_bytes
+    parts = {
+        "lookup and update": tables_s,
+        "dense layers": dense_s,
+        "launches": fit.start_s + fit.layer_s * len(layers.all),
+        "all-to-all": 0.0,
+        "all-reduce": 0.0,
+        "host memory": looked_up.host_bytes / (host_memory_bytes_per_s or calibration.rates.upload_bytes),
+    }
+    if placement.num_ranks > 1:
+        parts["all-to-all"] = _all_to_all_s(spec, placement, cluster, rank, samples, size)
+        parts["all-reduce"] = _all_reduce_s(4.0 * layers.num_values, cluster)
+    device_s = sum(parts.values())
+    if engine == "pipeline":
+        # DDP reduces gradients while the layers before still compute theirs.
+        device_s -= min(parts["all-reduce"], 0.5 * dense_s)
+    beside = _beside(spec, cluster, samples, fit, layers, calibration, storage_bytes_per_s)
+    total_s = max(device_s, *beside.values())
+    bound_by = max(beside, key=lambda name: beside[name])
+    if beside[bound_by] <= device_s:
+        bound_by = max(parts, key=lambda name: parts[name])
+    return StepTime({name: s for name, s in {**parts, **beside}.items() if s}, total_s, bound_by,
+                    calibration.is_measured, calibration.basis)
+
+
+def features(spec: RunSpec, placement: Placement, precision: str, calibration: Calibration) -> tuple[float, ...]:
+    """What a fit multiplies: 1, layers, and the seconds that tables', activations' bytes and arithmetic alone take."""
+    layers, samples = layers_of(spec.model), spec.train.batch_size / placement.num_ranks
+    size = 2 if precision == "bf16" else 4
+    _, looked_up = _busiest(spec, placement, size)
+    rates = calibration.rates
+    return (
+        1.0, float(len(layers.all)), _table_bytes(looked_up, size) / rates.copy_bytes,
+        _activation_bytes(layers, spec, samples, size) / rates.copy_bytes,
+        samples * layers.flops_per_sample / rates.matmul_flops[precision],
+    )
+
+
+def _beside(
+    spec: RunSpec, cluster: Cluster, samples: float, fit: EngineFit, layers: Layers, calibration: Calibration,
+    storage_bytes_per_s: float,
+) -> dict[str, float]:
+    """What goes on while the device computes."""
+    batch_bytes = samples * sample_bytes(spec)
+    beside = {"host": fit.host_s + fit.host_layer_s * len(layers.all)}
+    if cluster.device != "cpu":
+        beside["copy to the device"] = batch_bytes / calibration.rates.upload_bytes
+        beside["loader"] = batch_bytes / LOADER_BYTES_PER_S
+    if storage_bytes_per_s:
+        beside["storage"] = spec.train.batch_size * sample_bytes(spec) / storage_bytes_per_s
+    return beside
+
+
+def sample_bytes(spec: RunSpec) -> float:
+    """Label, dense features and ids, four bytes each."""
+    return 4.0 * (1 + spec.model.num_dense + sum(t.multi_hot for t in spec.model.table_list()))
+
+
+def _dense_s(
+    layers: Layers, spec: RunSpec, samples: float, precision: str, fit: EngineFit, calibration: Calibration, size: int
+) -> float:
+    rates = calibration.rates
+    return (
+        fit.activations * _activation_bytes(layers, spec, samples, size) / rates.copy_bytes
+        + fit.matmul * samples * layers.flops_per_sample / rates.matmul_flops[precision]
+    )
+
+
+def _activation_bytes(layers: Layers, spec: RunSpec, samples: float, size: int) -> float:
+    pooled = sum(t.dim or 0 for t in spec.model.table_list())
+    return PASSES * size * samples * (layers.output_width + 2 * pooled)
+
+
+def _table_bytes(looked_up: Lookups, size: int) -> float:
+    return looked_up.device_bytes + 2 * looked_up.pooled_values * size + SORT_BYTES * looked_up.num_ids
+
+
+def _busiest(spec: RunSpec, placement: Placement, size: int) -> tuple[int, Lookups]:
+    """The rank with the most to look up. Of many ranks, those whose tables promise the most are computed."""
+    hot = {t.name: t.multi_hot / t.rows for t in spec.model.table_list()}
+    promise: dict[int, float] = {}
+    for shard in placement.shards:
+        promise[shard.rank] = promise.get(shard.rank, 0.0) + hot[shard.table] * shard.num_rows * shard.num_columns
+    ranks = sorted(promise, key=lambda rank: -promise[rank])[:RANKS_LOOKED_AT] or [0]
+    found = [(rank, lookups_of(spec, placement, rank, size)) for rank in ranks]
+    return max(found, key=lambda pair: _table_bytes(pair[1], size))
+
+
+def _all_to_all_s(
+    spec: RunSpec, placement: Placement, cluster: Cluster, rank: int, samples: float, size: int
+) -> float:
+    """Ids there; pooled vectors back; their gradients there."""
+    wire = size if spec.train.comms_dtype == "fp32" else 2
+    pooled = _pooled_traffic(spec, placement, cluster, rank, wire)
+    ids = 4.0 * samples * sum(t.multi_hot for t in spec.model.table_list())
+    share = _share_between_hosts(cluster)
+    return 2 * _seconds(pooled, cluster, is_all_to_all=True) + _seconds(
+        Traffic(ids * (1 - share), ids * share), cluster, is_all_to_all=True
+    )
+
+
+def _pooled_traffic(spec: RunSpec, placement: Placement, cluster: Cluster, rank: int, wire: int) -> Traffic:
+    """A whole row's vector goes to its sample's rank. A table cut by rows gives a part of each vector on every rank of
+    its: all parts travel, but those of one host are added up before they leave it."""
+    batch = spec.train.batch_size
+    share = _share_between_hosts(cluster)
+    within = between = 0.0
+    for shard in placement.of_rank(rank):
+        size = float(batch * shard.num_columns * wire)
+        if placement.shardings.get(shard.table) in ("table_row_wise", "grid_shard"):
+            within += size
+            between += size / cluster.ranks_per_host * share
+        else:
+            within += size * (1 - share)
+            between += size * share
+    received = batch / placement.num_ranks * wire * sum(t.dim or 0 for t in spec.model.table_list())
+    return Traffic(max(within, received * (1 - share)), max(between, received * share))
+
+
+def _all_reduce_s(num_bytes: float, cluster: Cluster) -> float:
+    """Within the host, then between hosts by all ranks of a host at once."""
+    per_host, hosts = cluster.ranks_per_host, max(1, cluster.num_ranks // cluster.ranks_per_host)
+    within = 2 * num_bytes * (per_host - 1) / per_host
+    between = 2 * num_bytes / per_host * (hosts - 1) / hosts
+    return _seconds(Traffic(within, between), cluster, is_all_to_all=False)
+
+
+def _seconds(traffic: Traffic, cluster: Cluster, *, is_all_to_all: bool) -> float:
+    return sum(_legs(traffic, cluster, is_all_to_all=is_all_to_all))
+
+
+def _legs(traffic: Traffic, cluster: Cluster, *, is_all_to_all: bool) -> Iterator[float]:
+    if traffic.within_host and cluster.ranks_per_host > 1:
+        rate = (cluster.intra_gbyte_per_s or cluster.inter_gbyte_per_s or 1.0) * 1e9 * LINK_SHARE
+        yield LINK_LATENCY_S + traffic.within_host / rate
+    if traffic.between_hosts and cluster.num_ranks > cluster.ranks_per_host:
+        rate = (cluster.inter_gbyte_per_s or 1.0) * 1e9 * FABRIC_SHARE
+        others = cluster.num_ranks if is_all_to_all else 0
+        yield FABRIC_LATENCY_S + MESSAGE_S * others + traffic.between_hosts / rate
+
+
+def _share_between_hosts(cluster: Cluster) -> float:
+    return 1 - min(cluster.ranks_per_host, cluster.num_ranks) / cluster.num_ranks

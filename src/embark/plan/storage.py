@@ -1,0 +1,180 @@
+"""What a run reads and writes each second, and which storage of the cloud gives it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from embark.catalog import Catalog, Machine, Volume
+from embark.plan.prediction import Prediction, Setup
+from embark.plan.saves import NETWORK_SHARE, UNKNOWN_NETWORK_GBIT_PER_S, Failures, Saves
+from embark.plan.workload import Workload
+from embark.store.interval import MAX_LOST_S
+from embark.watch.words import size
+
+GIB, TIB = 1024**3, 1024**4
+TIB_STEP = 0.1
+"""Sizes are rounded up to this."""
+
+Again = Literal["drawn", "memory", "disk", "storage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What storage must do while the run trains at its full rate."""
+
+    sample_bytes: float
+    data_bytes: float
+    """To hold; 0 where samples are drawn."""
+    kept_bytes: float
+    """Of the checkpoints that are there at once: those that are kept, and the one being written."""
+    samples_gbyte_per_s: float
+    """What all ranks together take in."""
+    file_gbyte_per_s: float
+    """What a file system must give, all machines together: each reads its own rows."""
+    object_gbyte_per_s: float
+    """What an object store must give, all machines together: each fetches every file that holds rows of its own."""
+    again: Again
+    """Where an epoch after the first comes from: `drawn` as the first is, each machine's `memory`, its `disk`, or
+    `storage` again."""
+    reads_why: str
+    write_gbyte_per_s: float
+    """To end a save before the next begins, all machines together; a last one alone within ten minutes."""
+    grace_gbyte_per_s: float | None
+    """To end a save between a preemption's notice and the end; None where there is no notice."""
+    num_hosts: int
+
+    @property
+    def tib(self) -> float:
+        """To hold it all."""
+        return (self.data_bytes + self.kept_bytes) / TIB
+
+    @property
+    def file_gbyte_per_s_per_host(self) -> float:
+        return self.file_gbyte_per_s / self.num_hosts
+
+    @property
+    def object_gbyte_per_s_per_host(self) -> float:
+        return self.object_gbyte_per_s / self.num_hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A volume, of the size that the run needs of it."""
+
+    volume: Volume
+    tib: float
+    gbyte_per_s: float | None
+    """What all machines together can have of it."""
+    needed_gbyte_per_s: float
+    """Reads and writes."""
+    usd_per_month: float | None
+    is_enough: bool
+    why: str
+
+
+def need_of(prediction: Prediction, workload: Workload, saves: Saves, failures: Failures) -> Need:
+    """For a prediction that fits."""
+    setup = prediction.setup
+    store, num_hosts = setup.spec.store, setup.num_nodes * setup.machine.num_hosts
+    rate = prediction.samples_per_s * workload.sample_bytes / 1e9
+    read = rate if workload.is_stored else 0.0
+    again, why = _again(prediction, workload)
+    kept = store.keep_checkpoints + store.keep_best + (1 if saves.every_steps else 0)
+    return Need(
+        sample_bytes=workload.sample_bytes,
+        data_bytes=workload.data_bytes if workload.is_stored else 0.0,
+        kept_bytes=kept * saves.checkpoint_bytes,
+        samples_gbyte_per_s=rate, file_gbyte_per_s=read,
+        object_gbyte_per_s=read * fetches_per_file(workload, num_hosts), again=again, reads_why=why,
+        write_gbyte_per_s=saves.checkpoint_bytes / max(saves.every_s or MAX_LOST_S, saves.write_s) / 1e9,
+        grace_gbyte_per_s=saves.checkpoint_bytes / failures.grace_s / 1e9 if failures.has_notice else None,
+        num_hosts=num_hosts,
+    )
+
+
+def fetches_per_file(workload: Workload, num_hosts: int) -> float:
+    """How many hosts fetch a file of an object store: its rows follow each other in the epoch's order, and a step
+    deals them to the hosts in stretches of a batch's share each."""
+    from embark.data.prepared.part_writer import PART_BYTES
+
+    rows_per_file = PART_BYTES / workload.sample_bytes
+    rows_per_host = workload.batch_size / num_hosts
+    return min(float(num_hosts), rows_per_file / rows_per_host + 1)
+
+
+def offers(catalog: Catalog, setup: Setup, need: Need) -> list[Offer]:
+    """Every volume of the machine's cloud: those that are enough first, the cheapest of them before all."""
+    found = [_offer(volume, setup.machine, need) for volume in catalog.volumes.values()
+             if volume.cloud == setup.machine.cloud]
+    return sorted(found, key=lambda o: (not o.is_enough, o.usd_per_month is None, o.usd_per_month or 0.0))
+
+
+def best_offer(found: list[Offer]) -> Offer | None:
+    """The cheapest that is enough and has a price; else one that is enough; else none."""
+    return found[0] if found and found[0].is_enough else None
+
+
+def _again(prediction: Prediction, workload: Workload) -> tuple[Again, str]:
+    setup = prediction.setup
+    data, machine = setup.spec.data, setup.machine
+    each, held = f"samples of {workload.sample_bytes:.0f} bytes", size(workload.data_bytes)
+    if not workload.is_stored:
+        return "drawn", f"each machine draws its samples: nothing is read; prepared, they would be {each}"
+    if data.kind == "columns":
+        return "memory", f"{each}; the file is held in memory, all of it by each rank"
+    if "://" in data.path and not data.path.startswith("file://"):
+        if workload.data_bytes <= data.cache_gb * 1e9:
+            return "disk", f"{each}; data.cache_gb = {data.cache_gb:g} keeps all {held} on each machine's disk"
+        disk = machine.local_disk_gb or 0.0
+        advice = f"; the local disk of {disk:,.0f} GB would hold them" if workload.data_bytes <= disk * 1e9 else ""
+        return "storage", (f"{each}; data.cache_gb = {data.cache_gb:g} does not keep the {held}, so every epoch is "
+                           f"fetched again{advice}")
+    free = max(0.0, prediction.memory.host_limit - prediction.memory.host_total)
+    if workload.data_bytes <= free:
+        return "memory", f"{each}; all {held} stay in each machine's memory: only the first epoch is read from storage"
+    return "storage", (f"{each}; {held} do not stay in the {free / GIB:,.0f} GiB of memory that each machine has left: "
+                       "every epoch is read from storage")
+
+
+def _offer(volume: Volume, machine: Machine, need: Need) -> Offer:
+    host_rate = (machine.network_gbit_per_s or UNKNOWN_NETWORK_GBIT_PER_S) / 8 * NETWORK_SHARE
+    hosts_rate = host_rate * need.num_hosts
+    is_object = volume.kind == "object"
+    needed = need.write_gbyte_per_s + (need.object_gbyte_per_s if is_object else need.file_gbyte_per_s)
+    tib, limit = max(need.tib, volume.min_tib or 0.0), math.inf
+    if is_object:
+        if volume.limit_gbit_per_s is not None:
+            of_limit = volume.limit_gbit_per_s / 8
+            limit = of_limit * need.num_hosts if volume.limit_scope == "one machine" else of_limit
+    elif volume.mbyte_per_s_per_tib is None:
+        return Offer(volume, _rounded(tib), None, needed, volume.usd_per_month(_rounded(tib)), is_enough=False,
+                     why="its speed is not known")
+    else:
+        tib = max(tib, needed * 1000 / volume.mbyte_per_s_per_tib)
+        if volume.max_tib is not None and tib > volume.max_tib:
+            tib = volume.max_tib
+        tib = _rounded(tib)
+        limit = tib * volume.mbyte_per_s_per_tib / 1000
+    rate = min(limit, hosts_rate)
+    is_enough = needed <= rate * (1 + 1e-9) and tib * (1 + 1e-9) >= need.tib
+    usd = volume.usd_per_month(tib)
+    return Offer(volume, tib, rate, needed, usd, is_enough, _why(volume, need, tib, rate, limit, is_enough, usd))
+
+
+def _why(
+    volume: Volume, need: Need, tib: float, rate: float, limit: float, is_enough: bool, usd: float | None
+) -> str:
+    if tib < need.tib * (1 - 1e-9):
+        return f"holds at most {volume.max_tib:g} TiB"
+    if not is_enough:
+        return "the machines' network is too slow" if rate < limit else (
+            f"at most {volume.limit_gbit_per_s:g} Gbit/s for {volume.limit_scope}" if volume.kind == "object"
+            else f"at most {volume.max_tib:g} TiB")
+    return "" if usd is not None else "its price is not known"
+
+
+def _rounded(tib: float) -> float:
+    """Up, to a step."""
+    return round(math.ceil(tib / TIB_STEP - 1e-9) * TIB_STEP, 6)

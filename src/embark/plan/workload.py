@@ -1,0 +1,94 @@
+"""How much there is to train: samples, steps, evaluations, and the bytes of a sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embark.errors import UserError
+from embark.spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DataSize:
+    """How much data there is, counted where the spec cannot know it."""
+
+    num_train_samples: int
+    num_eval_samples: int | None = None
+    """None: not counted; a hundredth of the others is assumed."""
+    data_bytes: float | None = None
+    """Of all of it as it is stored; None: as the format's rows come to."""
+    source: str = "--samples"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The whole run, no machine in it."""
+
+    num_train_samples: int
+    """In one epoch."""
+    num_eval_samples: int
+    batch_size: int
+    num_steps: int
+    """Of the whole run."""
+    num_evals: int
+    """Times that the held-out samples are gone through."""
+    sample_bytes: float
+    """As prepared data holds it."""
+    data_bytes: float
+    """Of all samples of an epoch and those held out."""
+    is_stored: bool
+    """The samples are read from storage; else each machine draws them itself."""
+    source: str
+    """Who says how many samples there are."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.num_train_samples // self.batch_size
+
+    @property
+    def num_epochs(self) -> float:
+        return self.num_steps / self.steps_per_epoch
+
+    @property
+    def eval_steps(self) -> int:
+        """Batches of all evaluations together."""
+        return self.num_evals * -(-self.num_eval_samples // self.batch_size)
+
+
+def workload_of(spec: RunSpec, counted: DataSize | None = None) -> Workload:
+    """What a spec trains. `counted` wins over the spec; without it, only synthetic data has a known size."""
+    train, data = spec.train, spec.data
+    if counted is not None:
+        num_train, source = counted.num_train_samples, counted.source
+        num_eval = num_train // 100 if counted.num_eval_samples is None else counted.num_eval_samples
+        if counted.num_eval_samples is None and data.kind == "synthetic":
+            num_eval = data.num_eval_samples
+    elif data.kind == "synthetic":
+        num_train, num_eval, source = data.num_train_samples, data.num_eval_samples, "data.num_train_samples"
+    elif train.num_steps:
+        num_train, num_eval, source = train.num_steps * train.batch_size, 0, "train.num_steps, taken for one epoch"
+    else:
+        raise UserError(f"{data.path}: how many samples it has is not to be seen from here", fix="--samples N says it")
+    if num_train < train.batch_size:
+        raise UserError(f"{num_train:,} samples ({source}) are fewer than train.batch_size = {train.batch_size:,}",
+                        fix=f"set train.batch_size to {max(num_train, 1)} or less, or count again")
+    num_steps = train.num_steps or train.num_epochs * (num_train // train.batch_size)
+    row_bytes = sample_bytes(spec)
+    stored_bytes = counted.data_bytes if counted is not None else None
+    return Workload(
+        num_train, num_eval, train.batch_size, num_steps,
+        num_evals=1 + ((num_steps - 1) // train.eval_every if train.eval_every else 0) if num_eval else 0,
+        sample_bytes=row_bytes,
+        data_bytes=(num_train + num_eval) * row_bytes if stored_bytes is None else stored_bytes,
+        is_stored=data.kind != "synthetic", source=source,
+    )
+
+
+def sample_bytes(spec: RunSpec) -> float:
+    """Of one row of a full block of the prepared format. What is ragged is taken at its longest."""
+    from embark.data.prepared.layout import Feature, Layout
+    from embark.data.prepared.manifest import BLOCK_ROWS
+
+    features = tuple(Feature(t.name, t.rows, t.multi_hot) for t in spec.model.table_list())
+    dense = tuple(f"dense_{i}" for i in range(spec.model.num_dense))
+    return Layout(dense, features, spec.data.prepare.dense_bits).map(BLOCK_ROWS).size_bytes / BLOCK_ROWS

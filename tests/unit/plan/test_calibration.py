@@ -1,0 +1,69 @@
+"""Measurements are kept, read again, and carried over to other cards as estimates."""
+
+from __future__ import annotations
+
+import pytest
+
+from embark.catalog import load_catalog
+from embark.errors import UserError
+from embark.plan.calibration import (
+    calibration_for,
+    calibration_path,
+    forget,
+    load_calibrations,
+    read_calibrations,
+    to_toml,
+)
+from embark.plan.this_machine import gpu_of
+
+
+def test_what_ships_was_measured_on_an_h200_and_on_a_cpu():
+    shipped = load_calibrations()
+    assert set(shipped) == {"H200", "cpu"}
+    assert all(c.is_measured and c.date and c.versions for c in shipped.values())
+    assert set(shipped["H200"].engines) == {"captured", "pipeline"}
+
+
+def test_a_calibration_is_read_as_it_was_written(tmp_path):
+    shipped = load_calibrations()["H200"]
+    (tmp_path / "one.toml").write_text(to_toml(shipped))
+    assert read_calibrations(tmp_path / "one.toml") == {"H200": shipped}
+
+
+def test_what_was_measured_here_goes_before_what_ships(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    text = to_toml(load_calibrations()["H200"]).replace("NVIDIA H200", "my own card")
+    calibration_path().parent.mkdir(parents=True)
+    calibration_path().write_text(text)
+    forget()
+    assert load_calibrations()["H200"].title == "my own card"
+    assert "cpu" in load_calibrations()
+
+
+def test_other_cards_are_estimates_by_their_datasheets():
+    catalog, h200 = load_catalog(), load_calibrations()["H200"]
+    h100 = calibration_for(catalog.gpus["H100"])
+    assert not h100.is_measured
+    assert "estimate" in h100.basis
+    of = catalog.gpus["H100"].hbm_gbyte_per_s / catalog.gpus["H200"].hbm_gbyte_per_s
+    assert h100.rates.copy_bytes == pytest.approx(h200.rates.copy_bytes * of)
+    assert calibration_for(catalog.gpus["H200"]).is_measured
+
+
+@pytest.mark.parametrize("text", ["[H200]\ntitle = 1", "not toml", "[H200]\n"])
+def test_a_damaged_file_is_refused_with_its_name(tmp_path, text):
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(UserError, match=r"bad\.toml: not a calibration"):
+        read_calibrations(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize(("title", "gib", "name"), [
+    ("NVIDIA H200", 140, "H200"), ("NVIDIA A100-SXM4-80GB", 80, "A100-80GB"), ("NVIDIA A100-SXM4-40GB", 40, "A100"),
+    ("NVIDIA H100 80GB HBM3", 80, "H100"), ("Tesla T4", 15, "T4"), ("NVIDIA L4", 22, "L4"),
+])
+def test_a_drivers_name_is_found_in_the_catalog(title, gib, name):
+    assert gpu_of(title, gib * 2**30, load_catalog()).name == name
+
+
+def test_an_unknown_card_is_none():
+    assert gpu_of("NVIDIA GeForce RTX 9090", 24 * 2**30, load_catalog()) is None

@@ -1,0 +1,70 @@
+"""A fit finds again what measurements were made from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from embark.plan.calibration import Calibration, EngineFit, MemoryFit, Rates
+from embark.plan.fit import Measured, fit_engine, fit_memory, fitted, non_negative, whole
+from embark.plan.memory import device_parts
+from embark.plan.placement import Cluster
+from embark.plan.step_time import step_time
+from embark.spec import load_spec
+
+RATES = Rates(4e12, {"fp32": 5e13, "tf32": 4e14, "bf16": 8e14}, 5e10)
+GRAPH = EngineFit(0.0, 0.0, 2e-5, 2e-5, 2.5, 0.3, 1.2)
+PIPELINE = EngineFit(4e-3, 3e-4, 0.0, 0.0, 2.0, 5.0, 1.0)
+HELD = MemoryFit(1.3e9, 1e8, 1.0, 0.05)
+TRUTH = Calibration("H200", "a card", "2026-11-15", "", RATES, {"captured": GRAPH, "pipeline": PIPELINE},
+                    {"captured": HELD, "pipeline": MemoryFit(1.4e9, 1e8, 1.25, 0.6)})
+SHAPES = {
+    "plain": (), "deep": ("model.top_mlp=[1024, 1024, 512, 256]", "model.embedding_dim=128"),
+    "crossed": ("model.kind=dcnv2", "model.num_tables=10"), "few": ("model.num_tables=3",),
+}
+
+
+def measured(engine: str, *, noise: float = 0.0) -> list[Measured]:
+    """What a machine that is exactly as TRUTH says would show."""
+    found = []
+    for name, sets in SHAPES.items():
+        for batch in (512, 4_096, 32_768, 262_144):
+            spec = load_spec("quickstart", [f"name={name}", f"train.batch_size={batch}", *sets])
+            step_s = step_time(spec, whole(spec), Cluster(1, 1, 0, 0), engine, "bf16", TRUTH).total_s
+            used = sum(device_parts(spec, whole(spec), engine, "bf16", TRUTH).values())
+            step_s *= 1 + noise * (1 if batch == 4_096 else 0)
+            found.append(Measured(spec, engine, "bf16", step_s, used, used - 1.3e9, 0.0))
+    return found
+
+
+def test_a_captured_engine_is_found_again():
+    found = fit_engine(TRUTH, measured("captured"))
+    for name in ("start_s", "layer_s", "tables", "matmul"):
+        assert getattr(found, name) == pytest.approx(getattr(GRAPH, name), rel=0.02)
+    assert found.host_s == 0
+
+
+def test_a_pipeline_that_waits_for_its_host_is_found_again_though_some_steps_were_disturbed():
+    found = fit_engine(TRUTH, measured("pipeline", noise=0.1))
+    assert found.host_s == pytest.approx(PIPELINE.host_s, rel=0.02)
+    assert found.host_layer_s == pytest.approx(PIPELINE.host_layer_s, rel=0.05)
+    assert found.activations == pytest.approx(PIPELINE.activations, rel=0.1)
+
+
+def test_memory_is_found_again():
+    found = fit_memory(measured("captured"))
+    assert found.context_bytes + found.workspace_bytes == pytest.approx(1.4e9, rel=0.01)
+    assert found.activations * (1 + found.fragmentation) == pytest.approx(1.05, rel=0.01)
+
+
+def test_a_fit_keeps_the_rates_and_has_every_engine_that_was_measured():
+    base = replace(TRUTH, engines={}, memory={})
+    found = fitted(base, [*measured("captured"), *measured("pipeline")])
+    assert found.rates == RATES
+    assert set(found.engines) == set(found.memory) == {"captured", "pipeline"}
+
+
+def test_least_squares_never_go_below_zero():
+    assert non_negative([[1.0, 1.0], [1.0, 2.0]], [2.0, 1.0])[1] == 0
+    assert non_negative([[1.0, 0.0], [0.0, 2.0]], [3.0, 4.0]) == pytest.approx([3.0, 2.0])
