@@ -39,6 +39,7 @@ bench: .venv/.dev  ## measure this machine's CPU against stock TorchRec
 docs: .venv/.embark  ## write the pages that are made from the code
 	@$(PY) -c 'from embark.spec.starter import reference; print(reference(), end="")' > docs/spec.md
 	@$(PY) docs/make_prices.py > docs/prices.md
+	@$(PY) docs/make_lint.py > docs/lint.md
 
 clean:  ## remove .venv, caches and coverage files; runs/ stays
 	@rm -rf .venv dist build htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

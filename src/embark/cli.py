@@ -9,9 +9,9 @@ from cyclopts import App, Parameter
 
 from embark import __version__
 from embark.catalog_cli import catalog
-from embark.place_cli import plan
 from embark.errors import ExitCode, UserError, nearest
 from embark.manners import Flag, Manners, Settings, Spec
+from embark.place_cli import lint, plan, render
 
 app = App(
     name="embark",
@@ -251,6 +251,8 @@ def copy(
 
 
 app.command(plan)
+app.command(render)
+app.command(lint)
 app.command(catalog)
 
 

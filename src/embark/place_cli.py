@@ -7,7 +7,10 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from embark.errors import UserError
 from embark.manners import Flag, Manners, Settings, Spec
+
+Codes = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
 
 def plan(
@@ -63,3 +66,76 @@ def plan(
     console = (manners or Manners()).console()
     asked = Asked(across, by or "", deadline, budget, cloud, region, spot, max_nodes, picture, exact, samples)
     return plan_run(console, load_spec(spec, set_), asked)
+
+
+def render(
+    spec: Spec,
+    /,
+    *,
+    set_: Settings = (),
+    target: str = "",
+    out: Path | None = None,
+    diff: Flag = False,
+    force: Flag = False,
+    manners: Manners | None = None,
+) -> int:
+    """Write every file that place.target needs on place.machine: manifests, image, cluster, storage, scripts; linted.
+
+    A file that was edited by hand since it was rendered is left as it is, and told; exit code 1 then.
+
+    Parameters
+    ----------
+    target
+        Instead of place.target: job, jobset, trainjob, pytorchjob, ray, torchx, vertex, vm, tpu-vm or compose.
+    out
+        The folder to write into; deploy/NAME where it is not given.
+    diff
+        Write nothing; show what would change in the folder. Exit code 1 if anything would.
+    force
+        Write over files that were edited by hand, too.
+    """
+    from embark.render_verb import render_run
+    from embark.spec import load_spec
+
+    console = (manners or Manners()).console()
+    if diff and force:
+        raise UserError("--diff writes nothing, --force writes over edits", fix="leave one out")
+    settings = (*set_, f"place.target={target}") if target else set_
+    return render_run(console, load_spec(spec, settings), out, diff=diff, force=force)
+
+
+def lint(
+    *files: Path,
+    fix: Flag = False,
+    dry_run: Flag = False,
+    select: Codes = (),
+    ignore: Codes = (),
+    rules: Flag = False,
+    manners: Manners | None = None,
+) -> int:
+    """Find the mistakes in manifests, Dockerfiles and scripts that validate and yet hang or train nothing.
+
+    Files are read together: a Job of one may need a Service of another. Exit code 1 while an error is left.
+
+    Parameters
+    ----------
+    files
+        Files and folders.
+    fix
+        Mend what can be mended without a person.
+    dry_run
+        With --fix: only show the changes.
+    select
+        Only these rules: --select EMB101. May be given many times.
+    ignore
+        All rules but these.
+    rules
+        List the rules instead.
+    """
+    from embark.lint_verb import lint as lint_paths
+    from embark.lint_verb import show_rules
+
+    console = (manners or Manners()).console()
+    if rules:
+        return show_rules(console)
+    return lint_paths(console, files, fix=fix, dry_run=dry_run, select=select, ignore=ignore)

@@ -1,0 +1,1 @@
+"""What to hand over: the files the clouds need, and what reads them for mistakes."""

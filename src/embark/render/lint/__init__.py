@@ -1,0 +1,1 @@
+"""Finds the mistakes that validate and yet hang, or train nothing, in anyone's manifests, images and scripts."""
