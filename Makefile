@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test check bench docs clean
+.PHONY: help quickstart test check bench docs examples clean
 
 PYTHON ?=
 VARIANT ?= auto
@@ -40,6 +40,10 @@ docs: .venv/.embark  ## write the pages that are made from the code
 	@$(PY) -c 'from embark.spec.starter import reference; print(reference(), end="")' > docs/spec.md
 	@$(PY) docs/make_prices.py > docs/prices.md
 	@$(PY) docs/make_lint.py > docs/lint.md
+
+examples: .venv/.embark  ## write examples/cloud_deployment, which is rendered
+	@rm -rf examples/cloud_deployment
+	@XDG_DATA_HOME=/nonexistent $(PY) -m embark.render.example_tree examples/cloud_deployment
 
 clean:  ## remove .venv, caches and coverage files; runs/ stays
 	@rm -rf .venv dist build htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

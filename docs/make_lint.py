@@ -49,6 +49,8 @@ and Python, Dockerfiles, shell scripts with the manifests inside their here-docu
 and requirements files. Nothing is executed, no YAML tag is followed, and no network is used. Files above 2 MB, binary
 files, text that is not UTF-8, YAML that is nested too deep or full of aliases: each is one finding.
 
+A finding that is meant as it is gets a comment on its line or right above it: `# embark-lint: ignore EMB129`, and why.
+
 A fix changes the text in place and leaves the rest, comments too, byte for byte. A file that would not read as before
 after a fix is not changed.
 

@@ -1,6 +1,6 @@
 """Skips what cannot run here and, at the end, says what was not run and what would get it.
 
-With EMBARK_REQUIRE_ALL=1, as in CI, a skip is a failure unless the test is marked `gpu`.
+With EMBARK_REQUIRE_ALL=1, as in CI, a skip is a failure unless the test is marked `gpu` or `schemas`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
     # The GPU kernels then run on the CPU, in Triton's interpreter. Triton reads it as it is first imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
+BY_HAND = {"gpu": "an NVIDIA GPU", "schemas": "the definitions of JobSet, Kueue, KubeRay and eksctl in EMBARK_SCHEMAS"}
+"""What is run by hand, and what it takes."""
 PROPERTY = "embark_skipped_for"
 """Rides on the test's report, so that it crosses from xdist's workers to the session that counts."""
 
@@ -37,6 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _obstacles(item: pytest.Item) -> Iterator[tuple[str, str]]:
     if item.get_closest_marker("gpu") and not has_gpu():
         yield "gpu", "needs an NVIDIA GPU"
+    if item.get_closest_marker("schemas") and not os.environ.get("EMBARK_SCHEMAS"):
+        yield "schemas", BY_HAND["schemas"]
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             if name not in TOOLS:
@@ -75,7 +79,7 @@ class NotRun:
 
     @property
     def is_failure(self) -> bool:
-        return self.require_all and (bool(self.others) or any(kind != "gpu" for kind in self.by_tool))
+        return self.require_all and (bool(self.others) or any(kind not in BY_HAND for kind in self.by_tool))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -87,10 +91,10 @@ class NotRun:
             return
         terminalreporter.section("not run here")
         for kind, count in sorted(self.by_tool.items()):
-            how = "an NVIDIA GPU" if kind == "gpu" else TOOLS[kind].how_to_get
+            how = BY_HAND[kind] if kind in BY_HAND else TOOLS[kind].how_to_get
             terminalreporter.line(f"{kind}: {count} {'test' if count == 1 else 'tests'}; {how}")
         if self.require_all:
             for line in self.others:
                 terminalreporter.line(line)
         if self.is_failure:
-            terminalreporter.line("EMBARK_REQUIRE_ALL=1: only tests marked gpu may be skipped", red=True)
+            terminalreporter.line("EMBARK_REQUIRE_ALL=1: only tests marked gpu or schemas may be skipped", red=True)

@@ -27,7 +27,7 @@ def shell(command: str, directory: Path) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize(
     ("guide", "expected"),
     [("own-data.md", "Held-out AUC 0.7"), ("data.md", "Held-out AUC 0.8"), ("ranks.md", "step-000000020"),
-     ("checkpoints.md", "none is damaged")],
+     ("checkpoints.md", "none is damaged"), ("render.md", "nothing found")],
 )
 def test_a_guide_s_commands_run(tmp_path, guide, expected):
     output = ""

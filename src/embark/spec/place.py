@@ -37,9 +37,9 @@ class PlaceSpec(Section):
     """A machine of `embark catalog list`, such as `p5.48xlarge`; its accelerators are the ranks. Empty: this one."""
     nodes: PositiveInt = 1
     """How many of them."""
-    region: str = Field(default="", pattern=r"^[a-z0-9-]*$", max_length=40)
+    region: str = Field(default="", pattern=r"^[a-z0-9][a-z0-9-]*$|^$", max_length=40)
     """The cloud's region; empty: the cheapest that has the machine."""
-    zone: str = Field(default="", pattern=r"^[A-Za-z0-9-]*$", max_length=40)
+    zone: str = Field(default="", pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*$|^$", max_length=40)
     """The zone in it, where one must be named; empty: the region's first."""
     spot: bool = False
     """Take machines that the cloud may take back, at its lower price."""
@@ -53,7 +53,7 @@ class PlaceSpec(Section):
     """Of Kubernetes, for all of the run's objects."""
     service_account: str = Field(default="embark", max_length=63, pattern=_LABEL)
     """Of Kubernetes: who the pods are."""
-    identity: str = Field(default="", max_length=256, pattern=r"^[A-Za-z0-9:/@._+=,-]*$")
+    identity: str = Field(default="", max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9:/@._+=,-]*$|^$")
     """Who the pods are to the cloud: the ARN of an IAM role, the client id of an Azure managed identity, or the email
     of a Google service account. Empty: what EKS Pod Identity or the machines themselves grant."""
     account: str = Field(default="", max_length=100, pattern=r"^[a-z0-9][a-z0-9:.-]*$|^$")
@@ -62,7 +62,7 @@ class PlaceSpec(Section):
     """Of Azure: the one that holds the containers which `az://…` names."""
     queue: str = Field(default="", max_length=63, pattern=rf"{_LABEL}|^$")
     """A Kueue queue: the pods start all together or not at all. Empty: as they come."""
-    volume: str = Field(default="", max_length=60, pattern=r"^[a-z0-9-]*$")
+    volume: str = Field(default="", max_length=60, pattern=r"^[a-z0-9][a-z0-9-]*$|^$")
     """A file system of `embark catalog volumes` to mount at `volume_path`, besides or instead of an object store."""
     volume_path: str = Field(default="/mnt/data", max_length=200, pattern=r"^(/[A-Za-z0-9._-]+)+$")
     """Where it is seen in the container."""

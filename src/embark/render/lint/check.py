@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,12 @@ from embark.catalog.load import load_catalog
 from embark.errors import UserError, nearest
 from embark.render.lint.edit import diff, fixed, still_reads
 from embark.render.lint.read import Files, kind_of, read_files, read_sources
-from embark.render.lint.rule import Finding, Rule, World
+from embark.render.lint.rule import Finding, Hit, Rule, World
 from embark.render.lint.rules import ALL_RULES
 from embark.render.lint.source import Source
 
 MAX_PASSES = 12
+_IGNORE = re.compile(r"embark-lint: ignore((?:[ ,]+EMB\d+)+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,21 @@ def lint_files(files: Files, rules: Sequence[Rule] = ALL_RULES) -> list[Finding]
     found: dict[tuple[str, Source, int, str], Finding] = {}
     for rule in rules:
         for hit in rule.check(world):
-            found.setdefault((rule.code, hit.place.source, hit.place.start, hit.what), Finding(rule, hit))
+            if not is_ignored(rule, hit):
+                found.setdefault((rule.code, hit.place.source, hit.place.start, hit.what), Finding(rule, hit))
     order = {id(source): number for number, source in enumerate(files.sources)}
     return sorted(found.values(), key=lambda one: (order.get(id(one.hit.place.source), 0), one.hit.place.start,
                                                    one.rule.code))
+
+
+def is_ignored(rule: Rule, hit: Hit) -> bool:
+    """A comment on the finding's own line, or right above it, says `embark-lint: ignore` and the rule's code."""
+    source, line = hit.place.source, hit.place.line
+    told = [source.line(line)]
+    while line > 1 and source.line(line - 1).lstrip().startswith("#"):
+        line -= 1
+        told.append(source.line(line))
+    return any(rule.code in match.group(1) for text in told for match in _IGNORE.finditer(text))
 
 
 def fix_paths(

@@ -28,6 +28,12 @@ class Source:
         """Counted from 1."""
         return bisect.bisect_right(self.starts, index)
 
+    def line(self, number: int) -> str:
+        """The text of a line, counted from 1; empty past the end."""
+        if not 0 < number <= len(self.starts):
+            return ""
+        return self.text[self.starts[number - 1]:self.end_of_line(self.starts[number - 1])]
+
     def start_of_line(self, index: int) -> int:
         return self.starts[self.line_of(index) - 1]
 

@@ -1,0 +1,80 @@
+# Trains dlrm on 2 x p4d.24xlarge: 16 ranks, by TorchX. The cluster needs Volcano. TorchX writes no tolerations:
+# GPU nodes must have no taint, or the API server the ExtendedResourceToleration plugin. torchx run --workspace
+# '' -s kubernetes -cfg queue=default,namespace=embark cloud_component.py:train
+# Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
+# was edited by hand is not overwritten unasked.
+"""A TorchX component: the run as an application of TorchX."""
+
+import torchx.specs as specs
+
+NAME = 'dlrm'
+IMAGE = 'registry.example.com/embark:0.1.0-torch2.13.0'
+NUM_NODES = 2
+NUM_PROCESSES = 8
+NUM_CPUS = 92
+MEMORY_MB = 1094656
+DEVICES = {'vpc.amazonaws.com/efa': 4}
+LABELS = {'node.kubernetes.io/instance-type': 'p4d.24xlarge', 'topology.kubernetes.io/zone': 'us-west-2b'}
+ENVIRONMENT = {'PYTHONUNBUFFERED': '1',
+ 'NCCL_DEBUG': 'WARN',
+ 'TORCH_FR_BUFFER_SIZE': '2000',
+ 'TORCH_NCCL_DUMP_ON_TIMEOUT': '1',
+ 'EMBARK_GRACE_S': '120',
+ 'OMP_NUM_THREADS': '11',
+ 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE': '1',
+ 'NCCL_SOCKET_IFNAME': 'eth0',
+ 'HOME': '/tmp',
+ 'EMBARK_SPEC_BASE64': 'bmFtZSA9ICJkbHJtIgoKW21vZGVsXQpraW5kID0gImRscm0iCm51bV9kZW5zZSA9IDEzCmVtYmVkZGluZ19kaW0gPSAxMjgKYm90dG9tX21scCA9IFsKICAgIDUxMiwKICAgIDI1NiwKXQp0b3BfbWxwID0gWwogICAgMTAyNCwKICAgIDEwMjQsCiAgICA1MTIsCiAgICAyNTYsCl0KbnVtX2Nyb3NzX2xheWVycyA9IDMKY3Jvc3NfcmFuayA9IDUxMgpudW1fdGFibGVzID0gMjYKcm93c19wZXJfdGFibGUgPSBbCiAgICA0MDAwMDAwMCwKICAgIDM5MDYwLAogICAgMTcyOTUsCiAgICA3NDI0LAogICAgMjAyNjUsCiAgICAzLAogICAgNzEyMiwKICAgIDE1NDMsCiAgICA2MywKICAgIDQwMDAwMDAwLAogICAgMzA2Nzk1NiwKICAgIDQwNTI4MiwKICAgIDEwLAogICAgMjIwOSwKICAgIDExOTM4LAogICAgMTU1LAogICAgNCwKICAgIDk3NiwKICAgIDE0LAogICAgNDAwMDAwMDAsCiAgICA0MDAwMDAwMCwKICAgIDQwMDAwMDAwLAogICAgNTkwMTUyLAogICAgMTI5NzMsCiAgICAxMDgsCiAgICAzNiwKXQp0YWJsZXMgPSBbXQoKW2RhdGFdCmtpbmQgPSAicHJlcGFyZWQiCnBhdGggPSAiL21udC9kYXRhL2NyaXRlby0xdGIiCmxhYmVsID0gImxhYmVsIgpkZW5zZV9jb2x1bW5zID0gW10KZXZhbF9mcmFjdGlvbiA9IDAuMQpldmFsX3NwbGl0ID0gInZhbGlkYXRpb24iCnNodWZmbGUgPSAiYXV0byIKY2FjaGVfZ2IgPSA1MC4wCmNhY2hlX2RpciA9ICIiCm9uX2JhZF9pZCA9ICJyZWZ1c2UiCm51bV90cmFpbl9zYW1wbGVzID0gMjAwMDAwMDAKbnVtX2V2YWxfc2FtcGxlcyA9IDEwNDg1NzYKemlwZl9leHBvbmVudCA9IDEuMgpzaWduYWwgPSAxLjAKcmFnZ2VkID0gZmFsc2UKc2VlZCA9IDEKCltkYXRhLnByZXBhcmVdCmlucHV0ID0gW10KZm9ybWF0ID0gImF1dG8iCmRlbGltaXRlciA9ICIiCmhlYWRlciA9ICJhdXRvIgpjb2x1bW5fbmFtZXMgPSBbXQpsaXN0X2RlbGltaXRlciA9ICJ8IgpzcGFyc2VfY29sdW1ucyA9IFtdCmxpc3RfY29sdW1ucyA9IFtdCmhleF9jb2x1bW5zID0gW10KaWdub3JlZF9jb2x1bW5zID0gW10KbWlzc2luZyA9IFsKICAgICIiLAogICAgIk5BIiwKICAgICJudWxsIiwKICAgICJOVUxMIiwKICAgICJOb25lIiwKICAgICJuYW4iLAogICAgIk5hTiIsCiAgICAiXFxOIiwKXQptYXhfaWRzID0gMzIKaWRzID0gImF1dG8iCm1pbl9jb3VudCA9IDEKbWF4X3Jvd3MgPSA0MDAwMDAwMApkZW5zZSA9ICJhdXRvIgpkZW5zZV9iaXRzID0gMzIKc3BsaXQgPSAiZnJhY3Rpb24iCnRlc3RfZnJhY3Rpb24gPSAwLjAKdmFsaWRhdGlvbl9maWxlcyA9IFtdCnRlc3RfZmlsZXMgPSBbXQpzcGxpdF9jb2x1bW4gPSAiIgptYXhfYmFkX3NoYXJlID0gMC4wMDEKbWVtb3J5X2diID0gMi4wCm51bV93b3JrZXJzID0gMAoKW3RyYWluXQpiYXRjaF9zaXplID0gNjU1MzYKbnVtX2Vwb2NocyA9IDEKbnVtX3N0ZXBzID0gMApsZWFybmluZ19yYXRlID0gMC4wMDUKb3B0aW1pemVyID0gInJvd3dpc2VfYWRhZ3JhZCIKZGVuc2Vfb3B0aW1pemVyID0gImFkYWdyYWQiCmVwcyA9IDFlLTA4Cndhcm11cF9zdGVwcyA9IDAKZGVjYXkgPSAibm9uZSIKZGVjYXlfc3RhcnRfc3RlcCA9IDAKZGVjYXlfc3RlcHMgPSAwCmZpbmFsX3JhdGUgPSAwLjAKcHJlY2lzaW9uID0gImF1dG8iCnRhYmxlX2R0eXBlID0gImZwMzIiCmNvbW1zX2R0eXBlID0gImZwMzIiCnNoYXJkaW5nID0gImF1dG8iCm1lbW9yeV9yZXNlcnZlID0gMC4xNQplbmdpbmUgPSAiYXV0byIKZXZhbF9ldmVyeSA9IDAKc2VlZCA9IDEKCltwbGFjZV0KZGV2aWNlID0gImF1dG8iCnRpbWVvdXRfcyA9IDYwMAp3YXRjaF9ub3RpY2VzID0gdHJ1ZQpjbG91ZCA9ICIiCm1hY2hpbmUgPSAicDRkLjI0eGxhcmdlIgpub2RlcyA9IDIKcmVnaW9uID0gInVzLXdlc3QtMiIKem9uZSA9ICJ1cy13ZXN0LTJiIgpzcG90ID0gZmFsc2UKdGFyZ2V0ID0gImpvYiIKaW1hZ2UgPSAicmVnaXN0cnkuZXhhbXBsZS5jb20vZW1iYXJrOjAuMS4wLXRvcmNoMi4xMy4wIgpuYW1lc3BhY2UgPSAiZW1iYXJrIgpzZXJ2aWNlX2FjY291bnQgPSAiZW1iYXJrIgppZGVudGl0eSA9ICIiCmFjY291bnQgPSAiIgpzdG9yYWdlX2FjY291bnQgPSAiIgpxdWV1ZSA9ICJlbWJhcmsiCnZvbHVtZSA9ICJmc3gtbHVzdHJlLTEwMDAiCnZvbHVtZV9wYXRoID0gIi9tbnQvZGF0YSIKCltzdG9yZV0Kcm9vdCA9ICJzMzovL2VtYmFyay1leGFtcGxlL3J1bnMiCmNoZWNrcG9pbnRfZXZlcnkgPSAiYXV0byIKaG91cnNfYmV0d2Vlbl9mYWlsdXJlcyA9IDEyLjAKY2hlY2twb2ludF9hdF9lbmQgPSB0cnVlCmluX2JhY2tncm91bmQgPSB0cnVlCmtlZXBfY2hlY2twb2ludHMgPSAxCmtlZXBfZXZlcnkgPSAwCmtlZXBfYmVzdCA9IDAKYmVzdF9ieSA9ICJhdWMiCnZlcmlmeSA9ICJjaGVja3N1bXMiCgpbd2F0Y2hdCmV2ZXJ5ID0gNTAKdGVuc29yYm9hcmQgPSB0cnVlCg=='}
+MAX_RETRIES = 3
+START = ('printf %s "$EMBARK_SPEC_BASE64" | base64 -d > /tmp/embark-spec.toml && exec python -m embark.ranks MEETING '
+ '-m embark train /tmp/embark-spec.toml')
+PORT = 29500
+WAIT_S = 1800
+
+
+def train(nodes: int = NUM_NODES, image: str = IMAGE) -> specs.AppDef:
+    """Trains the run that this file was written for.
+
+    Args:
+        nodes: how many machines
+        image: the container image, in a registry that the cluster reads
+    """
+    return specs.AppDef(
+        name=NAME,
+        roles=[
+            specs.Role(
+                name="trainer",
+                image=image,
+                entrypoint="/bin/bash",
+                args=["-c", START.replace("MEETING", _meeting(nodes))],
+                env=dict(ENVIRONMENT),
+                num_replicas=nodes,
+                max_retries=MAX_RETRIES,
+                retry_policy=specs.RetryPolicy.APPLICATION,
+                resource=specs.Resource(
+                    cpu=NUM_CPUS,
+                    gpu=NUM_PROCESSES,
+                    memMB=MEMORY_MB,
+                    capabilities=dict(LABELS),
+                    devices=dict(DEVICES),
+                ),
+                port_map={"rendezvous": PORT},
+            )
+        ],
+    )
+
+
+def _meeting(nodes: int) -> str:
+    """torchrun's options. TorchX puts in the macros; the shell asks for the first replica's name."""
+    options = [f"--nnodes={nodes}", f"--nproc-per-node={NUM_PROCESSES}", f"--max-restarts={MAX_RETRIES}"]
+    if nodes == 1:
+        return " ".join([*options, "--standalone"])
+    return " ".join([
+        *options,
+        f"--rdzv-id={NAME}",
+        "--rdzv-backend=c10d",
+        # $$ is a dollar sign to TorchX, which reads ${...} itself.
+        f'--rdzv-endpoint="$${{{specs.macros.rank0_env}:=localhost}}":{PORT}',
+        f'--rdzv-conf=is_host=$$([ "{specs.macros.replica_id}" = 0 ] && echo true || echo false)'
+        f",join_timeout={WAIT_S},read_timeout={WAIT_S}",
+    ])

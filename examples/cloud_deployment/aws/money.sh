@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Money and quotas. 2 x p4d.24xlarge in us-west-2, on demand: $43.92 an hour by the catalog (2026-08-22).
+# money.sh quota says whether the machines may start; money.sh budget asks for a mail.
+# Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
+# was edited by hand is not overwritten unasked.
+set -euo pipefail
+
+REGION=${REGION:-us-west-2}
+# A month's, for the alerts.
+BUDGET_USD=${BUDGET_USD:-1100}
+
+DRY_RUN=${DRY_RUN:-0}
+
+# Says a command, and runs it unless DRY_RUN is 1.
+run() {
+  printf '+' >&2
+  printf ' %q' "$@" >&2
+  printf '\n' >&2
+  if [ "$DRY_RUN" = 1 ]; then return 0; fi
+  "$@"
+}
+
+cd "$(dirname "$0")"
+
+# Whether the quota named $1 has the $2 that the run takes; $3 is what it has.
+enough() {
+  local have=${3%%.*}
+  case $have in
+    '' | None | *[!0-9-]*) printf '%s: not known from here; look in the console\n' "$1" >&2; return 0 ;;
+    -1) have=$2 ;;
+  esac
+  if [ "$have" -lt "$2" ]; then
+    printf '%s: %s of the %s that the run takes. Ask for more; it may take days.\n' "$1" "$have" "$2" >&2
+    return 1
+  fi
+  printf '%s: %s, the run takes %s\n' "$1" "$have" "$2"
+}
+
+# Looks at the quotas that the run needs.
+quota() {
+  # To ask for more: aws service-quotas request-service-quota-increase --region us-west-2 --service-code ec2 --quota-code L-417A185B --desired-value 192
+  enough 'Running On-Demand P instances' 192 "$(aws service-quotas get-service-quota --region "$REGION" --service-code ec2 --quota-code L-417A185B --query Quota.Value --output text)"
+}
+
+# A mail when the money goes. An alert stops nothing.
+budget() {
+  : "${EMAIL:?where the mails go}"
+  local account percent
+  account=000000000000
+  if [ "$DRY_RUN" = 0 ]; then account="$(aws sts get-caller-identity --query Account --output text)"; fi
+  if ! aws budgets describe-budget --account-id "$account" --budget-name embark-dlrm >/dev/null 2>&1; then
+    run aws budgets create-budget --account-id "$account" --budget "$(sed "s/AMOUNT/$BUDGET_USD/" budget.json)"
+    for percent in 50 80 100; do
+      run aws budgets create-notification \
+        --account-id "$account" \
+        --budget-name embark-dlrm \
+        --notification "NotificationType=ACTUAL,ComparisonOperator=GREATER_THAN,Threshold=$percent,ThresholdType=PERCENTAGE" \
+        --subscribers "SubscriptionType=EMAIL,Address=$EMAIL"
+    done
+  fi
+}
+
+case ${1:-} in
+  quota|budget) "$@" ;;
+  *)
+    printf 'usage: %s quota | budget\n' "$0" >&2
+    exit 64
+    ;;
+esac

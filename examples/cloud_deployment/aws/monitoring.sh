@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# CloudWatch: a mail when GPUs stand idle or a machine is dead. The agents are those of eks_cluster.yaml, or on
+# plain machines the one that cloudwatch_agent.json tells what to send.
+# Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
+# was edited by hand is not overwritten unasked.
+set -euo pipefail
+
+REGION=${REGION:-us-west-2}
+CLUSTER=${CLUSTER:-embark}
+: "${EMAIL:?where the mails go}"
+
+DRY_RUN=${DRY_RUN:-0}
+
+# Says a command, and runs it unless DRY_RUN is 1.
+run() {
+  printf '+' >&2
+  printf ' %q' "$@" >&2
+  printf '\n' >&2
+  if [ "$DRY_RUN" = 1 ]; then return 0; fi
+  "$@"
+}
+
+cd "$(dirname "$0")"
+
+run aws sns create-topic --region "$REGION" --name embark-dlrm
+TOPIC=dry-run
+if [ "$DRY_RUN" = 0 ]; then TOPIC="$(aws sns create-topic --region "$REGION" --name embark-dlrm --query TopicArn --output text)"; fi
+run aws sns subscribe \
+  --region "$REGION" \
+  --topic-arn "$TOPIC" \
+  --protocol email \
+  --notification-endpoint "$EMAIL"
+
+run aws cloudwatch put-metric-alarm \
+  --region "$REGION" \
+  --alarm-name embark-dlrm-idle-gpus \
+  --alarm-description 'Machines are paid for and do not train.' \
+  --namespace ContainerInsights \
+  --metric-name node_gpu_utilization \
+  --dimensions "Name=ClusterName,Value=$CLUSTER" \
+  --statistic Average \
+  --period 300 \
+  --evaluation-periods 6 \
+  --threshold 5 \
+  --comparison-operator LessThanThreshold \
+  --treat-missing-data notBreaching \
+  --alarm-actions "$TOPIC"
+
+run aws cloudwatch put-metric-alarm \
+  --region "$REGION" \
+  --alarm-name embark-dlrm-dead-machines \
+  --alarm-description 'A machine of the cluster does not answer.' \
+  --namespace ContainerInsights \
+  --metric-name cluster_failed_node_count \
+  --dimensions "Name=ClusterName,Value=$CLUSTER" \
+  --statistic Average \
+  --period 300 \
+  --evaluation-periods 1 \
+  --threshold 0 \
+  --comparison-operator GreaterThanThreshold \
+  --treat-missing-data notBreaching \
+  --alarm-actions "$TOPIC"

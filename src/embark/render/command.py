@@ -1,0 +1,66 @@
+"""The command that starts one machine's ranks, for each way they find the others."""
+
+from __future__ import annotations
+
+import shlex
+
+from embark.render.job import MAX_RESTARTS, PORT, Job
+from embark.render.settings import fabric_needs
+
+SPEC_PATH = "/etc/embark/spec.toml"
+WAIT_S = 1800
+"""For the last machine: one that is bought now pulls its image many minutes after the first."""
+IS_HOST = '$([ "$JOB_COMPLETION_INDEX" = 0 ] && echo true || echo false)'
+"""For a shell: the pod with index 0 keeps the store where the others meet."""
+
+
+def train_words(spec_path: str = SPEC_PATH) -> list[str]:
+    """What each rank runs."""
+    return ["-m", "embark", "train", spec_path]
+
+
+def ranks_words(*options: str, spec_path: str = SPEC_PATH) -> list[str]:
+    """torchrun by way of `embark.ranks`, which ends with what its ranks ended with."""
+    return ["python", "-m", "embark.ranks", *options, *train_words(spec_path)]
+
+
+def one_machine(job: Job, spec_path: str = SPEC_PATH) -> list[str]:
+    return ranks_words("--standalone", f"--nproc-per-node={job.num_processes}", f"--max-restarts={MAX_RESTARTS}",
+                       spec_path=spec_path)
+
+
+def meeting_options(job: Job, endpoint: str) -> list[str]:
+    """torchrun's, but for `--rdzv-conf`, which differs between the machines."""
+    return [f"--nnodes={job.num_nodes}", f"--nproc-per-node={job.num_processes}", f"--max-restarts={MAX_RESTARTS}",
+            f"--rdzv-id={job.name}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}:{PORT}"]
+
+
+def meeting_conf(is_host: str) -> str:
+    return f"--rdzv-conf=is_host={is_host},join_timeout={WAIT_S},read_timeout={WAIT_S}"
+
+
+def indexed_command(job: Job, host: str) -> list[str]:
+    """For the pods of an indexed Job: `host` is what the pod with index 0 is called. A list for `command`."""
+    needs = fabric_needs(job)
+    if job.num_nodes == 1:
+        return one_machine(job)
+    words = [*ranks_words(*meeting_options(job, host))]
+    at = words.index("-m", 3)  # the ranks' own -m; before it stand the options
+    quoted = [shlex.quote(word) for word in words]
+    # Of one pod it is known only where it runs whether it is the host, so a shell asks; all else is quoted.
+    line = " ".join([*quoted[:at], f'{meeting_conf(IS_HOST)}', *quoted[at:]])
+    return shell_command(f"exec {line}", needs.env_script)
+
+
+def shell_command(line: str, env_script: str = "") -> list[str]:
+    """A line for the shell, after the script that the fabric's plugin brings."""
+    if not env_script:
+        return ["/bin/sh", "-c", line]
+    # Google's scripts are written for bash.
+    return ["/bin/bash", "-c", f"set -e; . {shlex.quote(env_script)}; {line}"]
+
+
+def plain_command(job: Job, words: list[str]) -> list[str]:
+    """Words as they are, or in a shell where the fabric has a script to read first."""
+    script = fabric_needs(job).env_script
+    return shell_command("exec " + shlex.join(words), script) if script else words

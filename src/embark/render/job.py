@@ -1,0 +1,247 @@
+"""The run as a job: every number and name that more than one rendered file needs, worked out once from the spec."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from embark.catalog import Catalog, Machine, find, find_volume
+from embark.errors import ExitCode, Mistake, SpecError, UserError
+from embark.spec import RunSpec, to_toml
+
+PORT = 29500
+"""Of the rendezvous; torchrun's own default."""
+MAX_RESTARTS = 3
+"""Of one machine's ranks, before the pod itself is given up and replaced."""
+DEFAULT_MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
+"""Where only the cloud is named: its machine with eight A100s of 40 GB."""
+MAX_SPEC_BYTES = 900_000
+"""A ConfigMap holds 1 MiB."""
+POD_TARGETS = ("job", "jobset", "trainjob", "pytorchjob", "ray", "torchx")
+_IDENTITIES = {
+    "aws": (r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", "arn:aws:iam::123456789012:role/NAME"),
+    "azure": (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "the client id of the managed identity, a UUID"),
+    "gcp": (r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.:-]+\.iam\.gserviceaccount\.com",
+            "NAME@PROJECT.iam.gserviceaccount.com"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An environment variable and the reason for it."""
+
+    name: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """What a controller is to do when a process ends with this code."""
+
+    code: int
+    means: str
+    must_retry: bool
+
+
+EXITS = (
+    Exit(ExitCode.BAD_INPUT, "the spec or the data is wrong", must_retry=False),
+    Exit(ExitCode.FAULT, "something broke that a retry may cure", must_retry=True),
+    Exit(ExitCode.PREEMPTED, "preempted and saved", must_retry=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run on so many machines of one cloud."""
+
+    spec: RunSpec
+    machine: Machine
+    name: str
+    """The run's name as a DNS label: what Kubernetes and the clouds take for an object's name."""
+    num_nodes: int
+    num_processes: int
+    """On each node: one for each accelerator."""
+    spec_toml: str
+    """The resolved spec, which travels into the container."""
+
+    @property
+    def cloud(self) -> str:
+        return self.machine.cloud
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.num_processes
+
+    @property
+    def is_spot(self) -> bool:
+        return self.spec.place.spot
+
+    @property
+    def title(self) -> str:
+        """For a person: `quickstart on 2 x p5.48xlarge: 16 ranks`."""
+        return f"{self.spec.name} on {self.num_nodes} x {self.machine.name}: {self.world_size} ranks"
+
+    @property
+    def image(self) -> str:
+        return self.spec.place.image or default_image()
+
+    @property
+    def namespace(self) -> str:
+        return self.spec.place.namespace
+
+    @property
+    def config_name(self) -> str:
+        """Of the ConfigMap with the spec."""
+        return f"{self.name}-spec"
+
+    @property
+    def claim_name(self) -> str:
+        """Of the PersistentVolumeClaim for `place.volume`."""
+        return f"{self.name}-data"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {"app.kubernetes.io/name": "embark", "app.kubernetes.io/instance": self.name}
+
+    @property
+    def memory_gib(self) -> int | None:
+        """What a pod asks for: its machine's share for pods, less room for the agents that run on every node."""
+        share = self.machine.allocatable_gib
+        return None if share is None else max(1, math.floor(share - max(1.0, 0.03 * share)))
+
+    @property
+    def num_cpus(self) -> int | None:
+        share = self.machine.allocatable_vcpus
+        return None if share is None else max(1, math.floor(share - max(0.5, 0.03 * share)))
+
+    @property
+    def shm_gib(self) -> int:
+        """Of /dev/shm: counted to the pod's memory, so a small share of it."""
+        return max(1, min(64, (self.memory_gib or 16) // 8))
+
+
+def make_job(spec: RunSpec, catalog: Catalog) -> Job:
+    """Refuses, all at once, what cannot be rendered."""
+    machine = _machine(spec, catalog)
+    name = dns_label(spec.name)
+    job = Job(spec, machine, name, spec.place.nodes, machine.gpus_per_host, to_toml(spec))
+    mistakes = [*_target_mistakes(job), *_storage_mistakes(job, catalog), *_identity_mistakes(job)]
+    if mistakes:
+        raise SpecError(mistakes)
+    return job
+
+
+def dns_label(name: str) -> str:
+    """Lower case, letters, digits and dashes, a letter first, at most 40 long: the objects' names add to it.
+
+    A name that is cut keeps a mark of its own, so that two long names stay two.
+    """
+    label = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    label = label if label[:1].isalpha() else f"run-{label}".rstrip("-")
+    if len(label) <= 40:
+        return label
+    return f"{label[:33].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+
+
+def default_image() -> str:
+    from embark import __version__
+    from embark.stack import default_triple
+
+    return f"embark:{__version__}-torch{default_triple().torch}"
+
+
+def _machine(spec: RunSpec, catalog: Catalog) -> Machine:
+    place = spec.place
+    if not place.machine and not place.cloud:
+        raise SpecError([_mistake("place.machine", "", "files are for a machine of a cloud, and none is named",
+                                  "set it (embark catalog list shows them), or place.cloud for its usual one")])
+    try:
+        machine = find(catalog, place.machine or DEFAULT_MACHINES[place.cloud])
+    except UserError as error:
+        mistake = _mistake("place.machine", place.machine, "the catalog has no such machine", error.fix)
+        raise SpecError([mistake]) from error
+    if place.cloud not in ("", machine.cloud):
+        raise SpecError([_mistake("place.cloud", place.cloud, f"{machine.name} is of {machine.cloud}",
+                                  f"leave place.machine out for {DEFAULT_MACHINES[place.cloud]}, or name another one")])
+    return machine
+
+
+def _target_mistakes(job: Job) -> Iterator[Mistake]:
+    spec, target = job.spec, job.spec.place.target
+    is_tpu = job.machine.gpu.kind == "tpu"
+    if is_tpu and target not in ("tpu-vm", "vertex"):
+        yield _mistake("place.target", target, f"{job.machine.name} is a TPU", 'set it to "tpu-vm" or "vertex"')
+    if not is_tpu and target == "tpu-vm":
+        yield _mistake("place.target", target, f"{job.machine.name} is no TPU", 'set it to "vm", or name a TPU')
+    if target == "vertex" and job.cloud != "gcp":
+        yield _mistake("place.target", target, f"Vertex AI has no machines of {job.cloud}",
+                       'set place.cloud = "gcp", or another target')
+    if target == "vertex" and not spec.place.account:
+        yield _mistake("place.account", "", "Vertex AI needs a Google Cloud project", "set it to the project's id")
+    if target == "vertex" and not spec.store.root.startswith("gs://"):
+        yield _mistake("store.root", spec.store.root, "Vertex AI stages its files in a bucket",
+                       "set it to gs://BUCKET/runs")
+    if target == "compose" and job.num_nodes > 1:
+        yield _mistake("place.nodes", job.num_nodes, "docker compose is for one host", "set it to 1, or another target")
+    if not is_tpu and spec.train.batch_size % job.world_size:
+        lower = max(1, spec.train.batch_size // job.world_size) * job.world_size
+        yield _mistake("train.batch_size", spec.train.batch_size,
+                       f"does not divide over {job.world_size} ranks ({job.num_nodes} × {job.num_processes})",
+                       f"use {lower} or {lower + job.world_size}")
+    if len(job.spec_toml.encode()) > MAX_SPEC_BYTES:
+        yield _mistake("model.tables", len(spec.model.tables), "the spec is too long for a ConfigMap",
+                       "give the tables by model.num_tables and rows_per_table")
+    if spec.place.device == "cpu" and not is_tpu:
+        yield _mistake("place.device", "cpu", f"{job.machine.name} has {job.num_processes} accelerators",
+                       'leave it out, or set it to "auto"')
+
+
+def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
+    place, store, data = job.spec.place, job.spec.store, job.spec.data
+    bucket = {"aws": "s3://BUCKET/runs", "azure": "az://CONTAINER/runs", "gcp": "gs://BUCKET/runs"}[job.cloud]
+    if place.volume:
+        try:
+            volume = find_volume(catalog, place.volume)
+        except UserError as error:
+            yield _mistake("place.volume", place.volume, "the catalog has no such volume", error.fix)
+        else:
+            if volume.cloud != job.cloud:
+                yield _mistake("place.volume", place.volume, f"is of {volume.cloud}, the machine of {job.cloud}",
+                               "embark catalog volumes lists them")
+            elif volume.kind != "file":
+                yield _mistake("place.volume", place.volume, "is an object store: it is read by its uri, not mounted",
+                               f"leave it out and use {bucket}")
+    uses_azure = any(path.startswith("az://") for path in (store.root, data.path))
+    if uses_azure and not place.storage_account:
+        yield _mistake("place.storage_account", "", "az:// names a container, and not the account that holds it",
+                       "set it to the storage account's name")
+    if place.target == "compose":
+        return
+    if not is_shared(store.root, job) and job.num_nodes > 1:
+        yield _mistake("store.root", store.root, "each machine would keep its own part of every checkpoint",
+                       f"set it to {bucket}, or to a folder under place.volume_path with place.volume")
+    if data.kind != "synthetic" and data.path and not is_shared(data.path, job):
+        yield _mistake("data.path", data.path, f"is on this machine; a machine of {job.cloud} does not see it",
+                       f"copy it: embark data copy {data.path} {bucket.removesuffix('runs')}data")
+
+
+def _identity_mistakes(job: Job) -> Iterator[Mistake]:
+    identity = job.spec.place.identity
+    pattern, example = _IDENTITIES[job.cloud]
+    if identity and not re.fullmatch(pattern, identity):
+        yield _mistake("place.identity", identity, f"is no identity of {job.cloud}", f"it looks like {example}")
+
+
+def is_shared(path: str, job: Job) -> bool:
+    """Every machine of the job sees the same there: an object store, or the mounted volume."""
+    mount = job.spec.place.volume_path
+    return "://" in path or (bool(job.spec.place.volume) and (path == mount or path.startswith(f"{mount}/")))
+
+
+def _mistake(field: str, value: Any, what: str, fix: str) -> Mistake:
+    return Mistake("", field, str(value), what, fix)

@@ -1,0 +1,75 @@
+"""A JobSet: all pods start again together when one is lost, which is what a process group needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embark.errors import ExitCode
+from embark.render.command import indexed_command
+from embark.render.file import File
+from embark.render.job import EXITS, Job
+from embark.render.kubernetes import KEPT_S, RETRIES_PER_NODE, deadline, metadata, queued, surroundings
+from embark.render.pod import CONTAINER, pod_metadata, pod_spec
+from embark.render.yaml_text import note, yaml_text
+
+NODE = "node"
+"""Of the replicated job; a pod is NAME-node-0-i."""
+
+
+def render_jobset(job: Job) -> list[File]:
+    about = (f"Trains {job.title}. The cluster needs "
+             "the JobSet controller, 0.12 or newer. kubectl apply -f jobset.yaml")
+    return [File("jobset.yaml", yaml_text([*surroundings(job), jobset(job)], about=about))]
+
+
+def jobset(job: Job) -> dict[str, Any]:
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": queued(job, metadata(job)),
+        "spec": {
+            "network": {"enableDNSHostnames": True, "subdomain": job.name,
+                        "publishNotReadyAddresses": note(True, "the ranks meet before a pod is ready")},
+            "ttlSecondsAfterFinished": KEPT_S,
+            "failurePolicy": {
+                "maxRestarts": RETRIES_PER_NODE,
+                "restartStrategy": note("BlockingRecreate", "no new pod before every old one has let go of its GPUs"),
+                "rules": _rules(),
+            },
+            "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": _child(job)}}],
+        },
+    }
+
+
+def _child(job: Job) -> dict[str, Any]:
+    pod = pod_spec(job, indexed_command(job, f"{job.name}-{NODE}-0-0.{job.name}"))
+    return {
+        "completionMode": "Indexed",
+        "completions": job.num_nodes,
+        "parallelism": job.num_nodes,
+        "backoffLimit": note(0, "the first lost pod ends the attempt of all: the JobSet starts them again together"),
+        **deadline(job),
+        "podFailurePolicy": {"rules": [
+            note({"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                 "the reason PodFailurePolicy tells the rules above that nothing is wrong with the run"),
+            {"action": "FailJob",
+             "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": _told_codes()}},
+        ]},
+        "template": {"metadata": pod_metadata(job), "spec": pod},
+    }
+
+
+def _rules() -> list[Any]:
+    bad = [int(row.code) for row in EXITS if not row.must_retry]
+    return [
+        note({"name": "wrong", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"],
+              "onJobFailureMessagePatterns": [f"exit code {code} " for code in bad]},
+             "the spec or the data is wrong: it would be again"),
+        note({"name": "preempted", "action": "RestartJobSetAndIgnoreMaxRestarts",
+              "onJobFailureReasons": ["PodFailurePolicy"]},
+             "a machine was taken away, or the run saved and asked to be started again: not counted"),
+    ]
+
+
+def _told_codes() -> list[int]:
+    return sorted(int(row.code) for row in EXITS if row.code != ExitCode.FAULT)

@@ -1,0 +1,182 @@
+"""The pod that trains: one for each machine, the same for every kind of object that makes pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embark.render.command import SPEC_PATH
+from embark.render.fabric_pod import fabric_part
+from embark.render.job import PORT, Job
+from embark.render.settings import TOPOLOGY_PATH, grace_s, settings_of, topology_xml
+from embark.render.yaml_text import note
+
+USER_ID = 1000
+"""Of the user `embark` in the image."""
+SCRATCH = "/scratch"
+CONTAINER = "trainer"
+GPU = "nvidia.com/gpu"
+_SPOT_LABELS = {
+    "aws": ("eks.amazonaws.com/capacityType", "SPOT"),
+    "azure": ("kubernetes.azure.com/scalesetpriority", "spot"),
+    "gcp": ("cloud.google.com/gke-spot", "true"),
+}
+_IMAGE_NOTE = ("Build it with the Dockerfile, push it to your registry and set place.image to its name there, "
+               "best with its digest.")
+
+
+def pod_metadata(job: Job) -> dict[str, Any]:
+    """Labels and annotations of a pod's template."""
+    metadata: dict[str, Any] = {"labels": {**job.labels, **identity_labels(job)}}
+    annotations = fabric_part(job).annotations
+    return {**metadata, "annotations": annotations} if annotations else metadata
+
+
+def pod_spec(job: Job, command: list[str], *, container: str = CONTAINER) -> dict[str, Any]:
+    """A pod's spec. Those who own restarts themselves leave `restartPolicy` out."""
+    part = fabric_part(job)
+    spec: dict[str, Any] = {
+        "restartPolicy": note("Never", "podFailurePolicy reads exit codes, and demands it"),
+        "terminationGracePeriodSeconds": note(grace_s(job), _grace_reason(job)),
+        "serviceAccountName": job.spec.place.service_account,
+        "automountServiceAccountToken": note(False, "training does not speak to the Kubernetes API"),
+        "securityContext": pod_security(),
+        "nodeSelector": node_selector(job),
+        "tolerations": tolerations(job),
+    }
+    if job.num_nodes > 1:
+        spec["affinity"] = anti_affinity(job)
+    if part.sidecars:
+        spec["initContainers"] = part.sidecars
+    spec["containers"] = [trainer(job, command, name=container)]
+    spec["volumes"] = volumes(job)
+    return spec
+
+
+def trainer(job: Job, command: list[str], *, name: str = CONTAINER) -> dict[str, Any]:
+    """The container of the ranks."""
+    container: dict[str, Any] = {
+        "name": name,
+        "image": job.image if job.spec.place.image else note(job.image, _IMAGE_NOTE),
+        "command": command,
+        "workingDir": SCRATCH,
+        "env": environment(job),
+    }
+    if job.num_nodes > 1:
+        container["ports"] = [{"name": "rendezvous", "containerPort": PORT}]
+    return {**container, "resources": resources(job), "securityContext": container_security(job),
+            "volumeMounts": mounts(job)}
+
+
+def environment(job: Job) -> list[Any]:
+    """Each variable with its reason."""
+    rows = [note({"name": s.name, "value": s.value}, s.why) for s in settings_of(job)]
+    rows.append(note({"name": "HOME", "value": SCRATCH}, "caches and local files go to the pod's own disk"))
+    rows += [note({"name": name, "value": value}, why) for name, value, why in storage_settings(job)]
+    return rows
+
+
+def storage_settings(job: Job) -> list[tuple[str, str, str]]:
+    account = job.spec.place.storage_account
+    return [("AZURE_STORAGE_ACCOUNT_NAME", account, "the account of the az:// containers")] if account else []
+
+
+def resources(job: Job) -> dict[str, Any]:
+    """Requests leave room for what runs on every node; a GPU and a fabric device are asked for by their limits."""
+    requests: dict[str, Any] = {}
+    limits: dict[str, Any] = {GPU: job.num_processes, **fabric_part(job).limits}
+    if job.num_cpus is not None:
+        requests["cpu"] = note(str(job.num_cpus), f"of the {_number(job.machine.vcpus)} of {job.machine.name}, what is "
+                                                  "left beside the kubelet and the agents on every node")
+    if job.memory_gib is not None:
+        requests["memory"] = f"{job.memory_gib}Gi"
+        limits["memory"] = f"{job.memory_gib}Gi"
+    return {"requests": requests, "limits": limits}
+
+
+def container_security(job: Job) -> dict[str, Any]:
+    capabilities: dict[str, Any] = {"drop": ["ALL"]}
+    added = fabric_part(job).capabilities
+    if added:
+        capabilities["add"] = note(added, "the fabric pins memory; for a user who is not root the node's limit of "
+                                          "locked memory must be unlimited besides")
+    return {"allowPrivilegeEscalation": False, "capabilities": capabilities}
+
+
+def pod_security() -> dict[str, Any]:
+    return {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID,
+            "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def node_selector(job: Job) -> dict[str, Any]:
+    machine, place = job.machine, job.spec.place
+    selector: dict[str, Any] = {"node.kubernetes.io/instance-type": machine.machine_type or machine.name}
+    if job.cloud == "gcp" and machine.gke_accelerator:
+        selector["cloud.google.com/gke-accelerator"] = machine.gke_accelerator
+    if job.is_spot:
+        name, value = _SPOT_LABELS[job.cloud]
+        selector[name] = value
+    if place.zone and job.cloud != "azure":
+        selector["topology.kubernetes.io/zone"] = place.zone
+    return selector
+
+
+def tolerations(job: Job) -> list[Any]:
+    found: list[Any] = [note({"key": GPU, "operator": "Exists", "effect": "NoSchedule"},
+                             "GPU nodes are tainted, so that nothing else lands on them")]
+    if job.is_spot and job.cloud in ("azure", "gcp"):
+        name, value = _SPOT_LABELS[job.cloud]
+        found.append({"key": name, "operator": "Equal", "value": value, "effect": "NoSchedule"})
+    return found
+
+
+def anti_affinity(job: Job) -> dict[str, Any]:
+    """One pod a node."""
+    term = {"labelSelector": {"matchLabels": dict(job.labels)}, "topologyKey": "kubernetes.io/hostname"}
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+def mounts(job: Job) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"name": "spec", "mountPath": SPEC_PATH.rpartition("/")[0], "readOnly": True},
+        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "scratch", "mountPath": SCRATCH},
+    ]
+    if job.spec.place.volume:
+        found.append({"name": "data", "mountPath": job.spec.place.volume_path})
+    return found + fabric_part(job).mounts
+
+
+def volumes(job: Job) -> list[Any]:
+    found: list[Any] = [
+        {"name": "spec", "configMap": {"name": job.config_name}},
+        note({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{job.shm_gib}Gi"}},
+             "NCCL and data loaders share memory here; a container's own is 64 MB"),
+        {"name": "scratch", "emptyDir": {}},
+    ]
+    if job.spec.place.volume:
+        found.append({"name": "data", "persistentVolumeClaim": {"claimName": job.claim_name}})
+    return found + fabric_part(job).volumes
+
+
+def identity_labels(job: Job) -> dict[str, str]:
+    """Azure's webhook looks for a label on the pod."""
+    is_used = job.cloud == "azure" and (job.spec.place.identity or job.spec.place.storage_account)
+    return {"azure.workload.identity/use": "true"} if is_used else {}
+
+
+def config_data(job: Job) -> dict[str, str]:
+    """The files that the pod reads under /etc/embark."""
+    data = {SPEC_PATH.rpartition("/")[2]: job.spec_toml}
+    topology = topology_xml(job)
+    return {**data, TOPOLOGY_PATH.rpartition("/")[2]: topology} if topology else data
+
+
+def _grace_reason(job: Job) -> str:
+    if not job.is_spot:
+        return "to save after a notice; a drained node waits as long"
+    return {"aws": "what AWS gives between the notice and the end", "azure": "what Azure gives at least",
+            "gcp": "what GKE gives the pods of a spot node unless its pool is told to give more"}[job.cloud]
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:g}"

@@ -1,0 +1,23 @@
+"""Python source with values in it: they go in as literals at its head, and nowhere else."""
+
+from __future__ import annotations
+
+import ast
+import pprint
+from collections.abc import Mapping
+from typing import Any
+
+from embark.render.yaml_text import header
+
+PLACE = "CONSTANTS = None\n"
+"""The line of a body that makes way for the values."""
+
+
+def python_text(body: str, values: Mapping[str, Any], *, about: str) -> str:
+    """`body` with `NAME = literal` lines in the place of `PLACE`, under a header."""
+    before, place, after = body.partition(PLACE)
+    assert place, "the body has no place for its values"
+    literals = {name: pprint.pformat(value, width=110, sort_dicts=False) for name, value in values.items()}
+    text = header(about) + before + "".join(f"{name} = {literal}\n" for name, literal in literals.items()) + after
+    ast.parse(text)
+    return text

@@ -1,0 +1,124 @@
+"""What processes are told through their environment, per fabric, and how long they live after a notice.
+
+The values and their reasons stand in settings.toml; here is how they meet a job.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from embark.render.job import Job, Setting
+
+MAX_THREADS = 16
+TOPOLOGY_PATH = "/etc/embark/topology.xml"
+
+
+@dataclass(frozen=True, slots=True)
+class FabricNeeds:
+    """What a fabric wants of the pod that uses it, besides settings."""
+
+    hugepages_2mi: str
+    needs_ipc_lock: bool
+    networks: tuple[tuple[str, str], ...]
+    """Interface in the pod and network of the cluster, for those beside the default."""
+    daemon: str
+    """The name of the container that goes with it; empty where none does."""
+    daemon_image: str
+    env_script: str
+    """What a shell reads before the ranks start."""
+    why: str
+
+
+def settings_of(job: Job, *, is_pod: bool = True, has_fabric: bool = True) -> tuple[Setting, ...]:
+    """All of them, in order; of two with one name the fabric's own counts. `has_fabric`: nobody else sets it up."""
+    table = _table()
+    found = [_setting(row) for row in table["every"]]
+    found += _computed(job)
+    if job.num_nodes > 1:
+        found += [_setting(row) for row in table["several"] if "name" in row]
+        if is_pod:
+            found += [_setting(pod) for row in table["several"] for pod in row.get("pod", ())]
+        found += [_setting(row) for row in _fabric(job).get("settings", ())] if has_fabric else []
+        if has_fabric and topology_xml(job):
+            found.append(Setting("NCCL_TOPO_FILE", TOPOLOGY_PATH,
+                                 "which adapter is beside which GPU, which a virtual machine hides from NCCL"))
+    return tuple({setting.name: setting for setting in found}.values())
+
+
+def fabric_needs(job: Job) -> FabricNeeds:
+    """One machine alone uses no fabric, and asks for none."""
+    row = _fabric(job) if job.num_nodes > 1 else {}
+    first = int(row.get("first_interface", 1))
+    networks = tuple((f"eth{first + i}", name) for i, name in enumerate(row.get("networks", ())))
+    # A4X has four cards and half the networks of its kin.
+    num_networks = job.machine.num_fabric_devices or len(networks)
+    return FabricNeeds(
+        hugepages_2mi=str(row.get("hugepages_2mi", "")),
+        needs_ipc_lock=bool(row.get("ipc_lock", False)),
+        networks=networks[:num_networks],
+        daemon=str(row.get("daemon", "")),
+        daemon_image=str(row.get("daemon_image", "")),
+        env_script=str(row.get("env_script", "")),
+        why=str(row.get("why", "")),
+    )
+
+
+def grace_s(job: Job) -> int:
+    """Seconds from SIGTERM to SIGKILL: what the spec says, else what the cloud gives."""
+    row = _table()["grace"][job.cloud]
+    given = int(row["spot_s" if job.is_spot else "on_demand_s"])
+    asked = job.spec.place.grace_s
+    if asked is None:
+        return given
+    return max(1, min(int(asked), int(row["max_spot_s"]))) if job.is_spot else max(1, int(asked))
+
+
+def topology_xml(job: Job) -> str:
+    """For NCCL_TOPO_FILE; empty where the machine shows its topology, or it is not known."""
+    rows = [row for row in _table()["topology"].values() if job.machine.name in row["machines"]]
+    return "\n".join(_xml(rows[0])) + "\n" if rows and job.num_nodes > 1 else ""
+
+
+def _computed(job: Job) -> Iterator[Setting]:
+    grace = grace_s(job)
+    yield Setting("EMBARK_GRACE_S", str(grace), "how long there is to save after a notice; torchrun waits as long")
+    if job.num_cpus is not None:
+        threads = max(1, min(MAX_THREADS, job.num_cpus // max(1, job.num_processes)))
+        yield Setting("OMP_NUM_THREADS", str(threads), "each rank's share of the processors; torchrun would say 1")
+
+
+def _fabric(job: Job) -> Mapping[str, Any]:
+    row: Mapping[str, Any] = _table()["fabric"].get(job.machine.fabric.name, {})
+    return row
+
+
+def _setting(row: Mapping[str, Any]) -> Setting:
+    return Setting(row["name"], row["value"], row["why"])
+
+
+def _xml(row: Mapping[str, Any]) -> Iterator[str]:
+    link = f'link_speed="{row["link_speed"]}" link_width="16"'
+    number = 0
+    yield '<system version="1">'
+    for numa, node in enumerate(row["nodes"]):
+        yield (f'  <cpu numaid="{numa}" affinity="{node["affinity"]}" arch="x86_64" vendor="{row["vendor"]}" '
+               f'familyid="{row["family"]}" modelid="{row["model"]}">')
+        for switch in node["switches"]:
+            number += 1
+            yield f'    <pci busid="ffff:ff:{number:02x}.0" class="0x060400" {link}>'
+            for index, domain in enumerate(switch):
+                kind = "0x020700" if index % 2 else "0x030200"
+                yield f'      <pci busid="{domain}:00:00.0" class="{kind}" {link}/>'
+            yield "    </pci>"
+        yield "  </cpu>"
+    yield "</system>"
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("settings.toml").read_text(encoding="utf-8"))

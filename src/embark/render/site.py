@@ -1,0 +1,144 @@
+"""Where a job's machines stand, and what the things around them are called."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from embark.catalog import cheapest, load_catalog
+from embark.errors import Mistake, SpecError
+
+if TYPE_CHECKING:
+    from embark.catalog import Price
+    from embark.render.job import Job
+
+CLUSTER = "embark"
+"""One cluster for all runs: a run adds a node pool to it where it needs another machine."""
+FIRST_ZONES = {"us-east1": "b", "europe-west1": "b"}
+"""Google's regions without a zone a."""
+SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}
+BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+DEFAULT_REGIONS = {"aws": "us-west-2", "azure": "eastus", "gcp": "us-central1"}
+"""For machines of which no price is known anywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A bucket, or a container of Azure, that the run reads or writes."""
+
+    scheme: str
+    """`s3`, `gs` or `az`."""
+    name: str
+    prefix: str
+    """Below the bucket, without slashes at its ends."""
+    is_written: bool
+
+    @property
+    def uri(self) -> str:
+        return f"{self.scheme}://{self.name}" + (f"/{self.prefix}" if self.prefix else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A job's surroundings."""
+
+    region: str
+    zone: str
+    cluster: str
+    pool: str
+    """The node pool: named for the machine and for how it is paid, so that two can live beside each other."""
+    machine_type: str
+    """What the cloud calls a host."""
+    has_fabric: bool
+    """Traffic between machines goes past the ordinary network, which must be asked for."""
+
+
+def site_of(job: Job) -> Site:
+    machine = job.machine
+    region = _region(job)
+    pool = "".join(c if c.isalnum() else "-" for c in machine.name.removeprefix("Standard_").lower()).strip("-")
+    return Site(
+        region=region,
+        zone=job.spec.place.zone or _first_zone(job.cloud, region),
+        cluster=CLUSTER,
+        pool=f"{pool}-spot" if job.spec.place.spot else pool,
+        machine_type=machine.machine_type or machine.name,
+        has_fabric=machine.fabric.transport not in ("tcp", "ici"),
+    )
+
+
+def places(job: Job) -> list[Bucket]:
+    """What the run reads and writes in object stores: its data, what fills its volume, and its own files."""
+    read = [("data.path", job.spec.data.path)]
+    if job.spec.place.volume:
+        read.append(("data.path", data_source(job)))
+    found: dict[str, Bucket] = {}
+    for field, uri in (*read, ("store.root", job.spec.store.root)):
+        scheme, name, prefix = _cut(uri)
+        if scheme not in SCHEMES.values():
+            continue
+        if not BUCKET_NAME.fullmatch(name):
+            raise SpecError([Mistake("", field, uri, f"{name!r} is no bucket's name",
+                                     "small letters, digits, dots and dashes, at most 63")])
+        bucket = Bucket(scheme, name, prefix, is_written=field == "store.root")
+        found[bucket.uri] = bucket
+    return list(found.values())
+
+
+def buckets(job: Job) -> list[Bucket]:
+    """The same, each bucket once and whole."""
+    found: dict[tuple[str, str], Bucket] = {}
+    for place in places(job):
+        key = (place.scheme, place.name)
+        was_written = key in found and found[key].is_written
+        found[key] = Bucket(*key, prefix="", is_written=place.is_written or was_written)
+    return list(found.values())
+
+
+def data_source(job: Job) -> str:
+    """Where the copy to the volume comes from: `data/` beside the runs in their bucket."""
+    scheme, name, _ = _cut(job.spec.store.root)
+    folder = posixpath.basename(job.spec.data.path.rstrip("/")) or job.name
+    bucket = f"{scheme}://{name}" if scheme in SCHEMES.values() else f"{SCHEMES[job.cloud]}://your-bucket"
+    return f"{bucket}/data/{folder}"
+
+
+def price_of(job: Job) -> Price | None:
+    """In the job's region; `None` where the catalog has none."""
+    return load_catalog().prices.get((job.machine.name, site_of(job).region))
+
+
+def usd_per_hour(job: Job) -> float | None:
+    """Of all its machines, as they are paid."""
+    price = price_of(job)
+    if price is None:
+        return None
+    each = price.spot_usd_per_hour if job.spec.place.spot else price.on_demand_usd_per_hour
+    return None if each is None else each * job.num_nodes
+
+
+def _cut(uri: str) -> tuple[str, str, str]:
+    """Scheme, bucket and what is below it. Not urlsplit: that drops what it takes for a fragment, and line breaks."""
+    scheme, mark, rest = uri.partition("://")
+    name, _, prefix = rest.partition("/")
+    return (scheme, name, prefix.strip("/")) if mark else ("", "", "")
+
+
+def _region(job: Job) -> str:
+    if job.spec.place.region:
+        return job.spec.place.region
+    prices = load_catalog().prices_of(job.machine)
+    if job.spec.place.spot:
+        spot = [p for p in prices if p.spot_usd_per_hour is not None]
+        if spot:
+            return min(spot, key=lambda p: p.spot_usd_per_hour or 0.0).region
+    price = cheapest(prices)
+    return price.region if price else DEFAULT_REGIONS[job.cloud]
+
+
+def _first_zone(cloud: str, region: str) -> str:
+    if cloud == "azure":
+        return "1"
+    return f"{region}{'-' if cloud == 'gcp' else ''}{FIRST_ZONES.get(region, 'a')}"

@@ -1,0 +1,106 @@
+"""A TorchX component, `cloud_component.py`: the run as an AppDef for TorchX's Kubernetes scheduler."""
+
+from __future__ import annotations
+
+import shlex
+
+from embark.render.command import WAIT_S, ranks_words
+from embark.render.file import File
+from embark.render.job import MAX_RESTARTS, PORT, Job
+from embark.render.pod import node_selector, storage_settings
+from embark.render.python_text import python_text
+from embark.render.settings import fabric_needs, settings_of
+from embark.render.spec_in_env import VARIABLE, WRITE_IT, WRITTEN_PATH, encoded_spec
+from embark.render.yaml_text import plain
+
+
+def render_torchx(job: Job) -> list[File]:
+    return [File("cloud_component.py", component(job))]
+
+
+def component(job: Job) -> str:
+    """Python source. Every value of the spec is put in as a literal."""
+    env = {setting.name: setting.value for setting in settings_of(job)}
+    env |= {name: value for name, value, _ in storage_settings(job)}
+    env |= {"HOME": "/tmp", VARIABLE: encoded_spec(job)}
+    devices: dict[str, int] = {}
+    resource, count = job.machine.fabric.kubernetes_resource, job.machine.num_fabric_devices
+    if resource and count and job.num_nodes > 1:
+        devices[resource] = count
+    values = {
+        "NAME": job.name, "IMAGE": job.image, "NUM_NODES": job.num_nodes, "NUM_PROCESSES": job.num_processes,
+        "NUM_CPUS": job.num_cpus or job.num_processes, "MEMORY_MB": (job.memory_gib or 8) * 1024,
+        "DEVICES": devices, "LABELS": plain(node_selector(job)), "ENVIRONMENT": env, "MAX_RETRIES": MAX_RESTARTS,
+        "START": _start(job), "PORT": PORT, "WAIT_S": WAIT_S,
+    }
+    about = (f"Trains {job.title}, by TorchX. The cluster needs Volcano. TorchX writes no tolerations: GPU nodes "
+             "must have no taint, or the API server the ExtendedResourceToleration plugin. "
+             "torchx run --workspace '' -s kubernetes "
+             f"-cfg queue=default,namespace={job.namespace} cloud_component.py:train")
+    return python_text(_COMPONENT, values, about=about)
+
+
+def _start(job: Job) -> str:
+    """What the shell of a replica does, but for where it meets the others."""
+    script = fabric_needs(job).env_script
+    read = [f". {shlex.quote(script)}"] if script else []
+    words = [shlex.quote(word) for word in ranks_words(spec_path=WRITTEN_PATH)]
+    at = words.index("-m", 3)
+    return " && ".join([WRITE_IT, *read, "exec " + " ".join([*words[:at], "MEETING", *words[at:]])])
+
+
+_COMPONENT = '''\
+"""A TorchX component: the run as an application of TorchX."""
+
+import torchx.specs as specs
+
+CONSTANTS = None
+
+
+def train(nodes: int = NUM_NODES, image: str = IMAGE) -> specs.AppDef:
+    """Trains the run that this file was written for.
+
+    Args:
+        nodes: how many machines
+        image: the container image, in a registry that the cluster reads
+    """
+    return specs.AppDef(
+        name=NAME,
+        roles=[
+            specs.Role(
+                name="trainer",
+                image=image,
+                entrypoint="/bin/bash",
+                args=["-c", START.replace("MEETING", _meeting(nodes))],
+                env=dict(ENVIRONMENT),
+                num_replicas=nodes,
+                max_retries=MAX_RETRIES,
+                retry_policy=specs.RetryPolicy.APPLICATION,
+                resource=specs.Resource(
+                    cpu=NUM_CPUS,
+                    gpu=NUM_PROCESSES,
+                    memMB=MEMORY_MB,
+                    capabilities=dict(LABELS),
+                    devices=dict(DEVICES),
+                ),
+                port_map={"rendezvous": PORT},
+            )
+        ],
+    )
+
+
+def _meeting(nodes: int) -> str:
+    """torchrun's options. TorchX puts in the macros; the shell asks for the first replica's name."""
+    options = [f"--nnodes={nodes}", f"--nproc-per-node={NUM_PROCESSES}", f"--max-restarts={MAX_RETRIES}"]
+    if nodes == 1:
+        return " ".join([*options, "--standalone"])
+    return " ".join([
+        *options,
+        f"--rdzv-id={NAME}",
+        "--rdzv-backend=c10d",
+        # $$ is a dollar sign to TorchX, which reads ${...} itself.
+        f'--rdzv-endpoint="$${{{specs.macros.rank0_env}:=localhost}}":{PORT}',
+        f'--rdzv-conf=is_host=$$([ "{specs.macros.replica_id}" = 0 ] && echo true || echo false)'
+        f",join_timeout={WAIT_S},read_timeout={WAIT_S}",
+    ])
+'''

@@ -1,0 +1,169 @@
+"""Clusters have the machines, the fabric and the numbers that the spec means."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+from render_jobs import MACHINES, job_of
+
+from embark.render.around import render_around
+from embark.render.cluster_aks import render_aks
+from embark.render.cluster_eks import cluster_config
+from embark.render.cluster_gke import extra_networks, render_gke
+from embark.render.settings import fabric_needs
+from embark.render.yaml_text import plain
+
+
+def text_of(files, path: str) -> str:
+    return next(file.text for file in files if file.path == path)
+
+
+def test_machines_with_efa_stand_in_one_zone_behind_private_addresses():
+    group = plain(cluster_config(job_of("p5.48xlarge", zone="us-east-1c", region="us-east-1")))["managedNodeGroups"][1]
+    assert group["efaEnabled"] is True
+    assert group["availabilityZones"] == ["us-east-1c"]
+    assert group["privateNetworking"] is True
+    assert group["disablePodIMDS"] is False, "pods could not see a spot notice"
+    assert group["taints"][0]["key"] == "nvidia.com/gpu"
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 8])
+def test_the_machines_of_the_run_are_all_that_start_and_none_must_stay(nodes: int):
+    group = plain(cluster_config(job_of("p4d.24xlarge", nodes=nodes)))["managedNodeGroups"][1]
+    assert (group["minSize"], group["desiredCapacity"], group["maxSize"]) == (0, nodes, nodes)
+
+
+@pytest.mark.parametrize("machine", ["p4d.24xlarge", "Standard_ND96asr_v4", "a2-highgpu-8g"])
+def test_so_many_plain_machines_start_meet_and_end(machine: str):
+    files = render_around(job_of(machine, nodes=5, target="vm"))
+    loops = re.findall(r"\$\(seq 0 (\d+)\)", text_of(files, "vm.sh"))
+    assert loops
+    assert set(loops) == {"4"}
+    assert "--nnodes=5" in text_of(files, "cloud_init.yaml")
+
+
+def test_a_machine_without_efa_asks_for_none():
+    group = plain(cluster_config(job_of("g5.xlarge")))["managedNodeGroups"][1]
+    assert "efaEnabled" not in group
+
+
+def test_the_kubernetes_version_is_one_that_is_still_supported():
+    version = plain(cluster_config(job_of("p4d.24xlarge")))["metadata"]["version"]
+    assert tuple(map(int, version.split("."))) >= (1, 33)
+
+
+def test_a_machine_that_is_sold_in_blocks_says_where_its_reservation_goes():
+    group = plain(cluster_config(job_of("p5e.48xlarge")))["managedNodeGroups"][1]
+    assert group["instanceMarketOptions"] == {"marketType": "capacity-block"}
+    assert group["capacityReservation"]["capacityReservationTarget"]["capacityReservationID"].startswith("cr-")
+
+
+def test_aks_keeps_gpus_out_of_the_system_pool():
+    script = text_of(render_aks(job_of("Standard_ND96asr_v4", spot=True, nodes=3)), "aks_cluster.sh")
+    create = re.search(r"az aks create(.*?)\nfi", script, re.S).group(1)
+    pool = re.search(r"az aks nodepool add(.*?)\nfi", script, re.S).group(1)
+    assert "ND96" not in create
+    assert "--node-vm-size Standard_ND96asr_v4" in pool
+    assert "--node-count 3" in pool
+    assert "--max-count 3" in pool
+    assert "--priority Spot" in pool
+    assert "--spot-max-price=-1" in pool
+    assert "--gpu-driver None" in pool
+
+
+def test_aks_machines_with_infiniband_get_driver_and_device_plugin():
+    files = render_aks(job_of("Standard_ND96asr_v4"))
+    policy = next(d for d in yaml.safe_load_all(text_of(files, "aks_cluster.yaml")) if d["kind"] == "NicClusterPolicy")
+    resources = json.loads(policy["spec"]["sriovDevicePlugin"]["config"])["resourceList"]
+    assert [(r["resourcePrefix"], r["resourceName"]) for r in resources] == [("rdma", "ib")]
+    assert "AKSInfinibandSupport" in text_of(files, "aks_cluster.sh")
+    plain_machine = render_aks(job_of("Standard_NC24ads_A100_v4"))
+    assert "AKSInfinibandSupport" not in text_of(plain_machine, "aks_cluster.sh")
+    assert "NicClusterPolicy" not in text_of(plain_machine, "aks_cluster.yaml")
+
+
+def test_spot_s_taint_is_tolerated_by_what_readies_the_machines():
+    files = render_aks(job_of("Standard_ND96asr_v4", spot=True))
+    for name in ("gpu_operator_values.yaml", "network_operator_values.yaml"):
+        assert "kubernetes.azure.com/scalesetpriority" in text_of(files, name)
+
+
+@pytest.mark.parametrize(("machine", "num_networks"), [
+    ("a2-highgpu-8g", 0), ("a3-highgpu-8g", 4), ("a3-megagpu-8g", 8), ("a3-ultragpu-8g", 9), ("a4-highgpu-8g", 9)])
+def test_gke_has_a_network_for_each_card_of_the_fabric(machine: str, num_networks: int):
+    job = job_of(machine)
+    extra = extra_networks(job)
+    assert len(extra) == num_networks
+    objects = list(yaml.safe_load_all(text_of(render_gke(job), "gke_cluster.yaml")))
+    sets = {o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] == "GKENetworkParamSet"}
+    networks = {o["metadata"]["name"] for o in objects if o["kind"] == "Network"}
+    assert set(sets) == networks == {network.name for network in extra}
+    script = text_of(render_gke(job), "gke_cluster.sh")
+    for network in extra:
+        assert f"network={network.network},subnetwork={network.subnet}" in script
+        assert sets[network.name]["vpcSubnet"] == network.subnet
+
+
+@pytest.mark.parametrize("machine", ["a3-highgpu-8g", "a3-megagpu-8g", "a3-ultragpu-8g", "a4-highgpu-8g"])
+def test_pods_name_networks_that_the_cluster_has(machine: str):
+    job = job_of(machine)
+    assert {name for _, name in fabric_needs(job).networks} <= {network.name for network in extra_networks(job)}
+
+
+def test_gke_counts_are_what_they_say():
+    script = text_of(render_gke(job_of("a2-highgpu-8g", nodes=5, spot=True)), "gke_cluster.sh")
+    pool = re.search(r"node-pools create(.*?)\nfi", script, re.S).group(1)
+    assert "--num-nodes=5" in pool
+    assert "--total-max-nodes=5" in pool
+    assert '--node-locations="$ZONE"' in pool, "a regional pool has its count in every zone"
+    assert "--spot" in pool
+    assert "--preemptible" not in pool
+    assert "type=nvidia-tesla-a100,count=8,gpu-driver-version=" in pool
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("target", ["job", "vm"])
+def test_the_number_of_machines_is_one_number_everywhere(machine: str, target: str):
+    """No text of a run on 7 machines tells of 2, and those that differ do so by that number alone."""
+    two, seven = (render_around(job_of(machine, nodes=n, target=target, max_hours=1.0)) for n in (2, 7))
+    assert [f.path for f in two] == [f.path for f in seven]
+    changed = 0
+    for before, after in zip(two, seven, strict=True):
+        for line, other in zip(before.text.splitlines(), after.text.splitlines(), strict=False):
+            if line == other:
+                continue
+            changed += 1
+            assert re.search(r"\d", line), f"{before.path}: {line!r} became {other!r}"
+    assert changed >= 3
+    assert any(re.search(r"\b7\b", file.text) for file in seven)
+
+
+def test_the_volume_the_claim_and_the_copy_agree():
+    job = job_of("p4d.24xlarge", volume="fsx-lustre-1000")
+    files = render_around(job)
+    names = ("volume.yaml", "claim.yaml", "data_copy_job.yaml")
+    volume, claim, copy = (yaml.safe_load(text_of(files, name)) for name in names)
+    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
+    assert volume["spec"]["claimRef"] == {key: claim["metadata"][key] for key in ("namespace", "name")}
+    assert volume["spec"]["capacity"] == claim["spec"]["resources"]["requests"]
+    assert claim["metadata"]["name"] == job.claim_name
+    pod = copy["spec"]["template"]["spec"]
+    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == job.claim_name
+    assert pod["containers"][0]["command"][-2:] == ["s3://training/data/criteo", "/mnt/data/criteo"]
+    assert "1.2 GB/s" in text_of(files, "storage.sh"), "1.2 TiB at 1000 MB/s/TiB"
+    assert copy["spec"]["template"]["metadata"]["labels"] != job.labels, "the run's Service would find the copy's pod"
+
+
+@pytest.mark.parametrize(("machine", "scheme", "driver"), [
+    ("p4d.24xlarge", "s3", "s3.csi.aws.com"), ("Standard_ND96asr_v4", "az", "blob.csi.azure.com"),
+    ("a2-highgpu-8g", "gs", "gcsfuse.csi.storage.gke.io")])
+def test_a_bucket_can_be_seen_as_a_folder_and_not_written(machine: str, scheme: str, driver: str):
+    files = render_around(job_of(machine, data=f"{scheme}://clicks/criteo"))
+    volume, claim = yaml.safe_load_all(text_of(files, "bucket_volume.yaml"))
+    assert volume["spec"]["csi"]["driver"] == driver
+    assert "clicks" in json.dumps(volume["spec"]["csi"])
+    assert volume["spec"]["accessModes"] == claim["spec"]["accessModes"] == ["ReadOnlyMany"]
+    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]

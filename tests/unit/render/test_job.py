@@ -1,0 +1,103 @@
+"""From a spec to a job: names, shares and everything that cannot be rendered, told at once."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from render_jobs import job_of
+
+from embark.catalog import load_catalog
+from embark.errors import SpecError
+from embark.render.job import DEFAULT_MACHINES, dns_label, make_job
+from embark.spec import load_spec, resolve
+
+
+def mistakes_of(*sets: str, preset: str = "quickstart") -> dict[str, str]:
+    with pytest.raises(SpecError) as raised:
+        make_job(load_spec(preset, sets), load_catalog())
+    return {mistake.field: str(mistake) for mistake in raised.value.mistakes}
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=300)
+       | st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", fullmatch=True))
+def test_any_name_becomes_a_dns_label_with_room_for_more(name):
+    label = dns_label(name)
+    assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", label)
+    assert len(f"{label}-node-0-1023") <= 63
+
+
+def test_two_long_names_stay_two():
+    assert dns_label("x" * 90 + "1") != dns_label("x" * 90 + "2")
+
+
+@pytest.mark.parametrize("cloud", ["aws", "azure", "gcp"])
+def test_a_cloud_alone_names_its_usual_machine(cloud):
+    job = make_job(load_spec("quickstart", [f"place.cloud={cloud}"]), load_catalog())
+    assert job.machine.name == DEFAULT_MACHINES[cloud]
+    assert (job.cloud, job.num_processes, job.world_size) == (cloud, 8, 8)
+
+
+@pytest.mark.parametrize("machine", [m.name for m in load_catalog().machines.values() if m.gpu.kind == "gpu"])
+def test_a_pod_fits_on_its_machine_beside_what_runs_on_every_node(machine):
+    job = job_of(machine, nodes=1)
+    if job.num_cpus is not None:
+        assert 0 < job.num_cpus < job.machine.allocatable_vcpus
+    if job.memory_gib is not None:
+        assert 0 < job.memory_gib < job.machine.allocatable_gib
+        assert job.shm_gib < job.memory_gib or job.memory_gib == 1
+
+
+def test_what_cannot_be_rendered_is_told_at_once():
+    found = mistakes_of("place.machine=p5.48xlarge", "place.nodes=3", "place.volume=managed-lustre-500",
+                        "place.identity=someone@example.com", "train.batch_size=1000")
+    assert set(found) == {"store.root", "place.volume", "place.identity", "train.batch_size"}
+    assert "does not divide over 24 ranks (3 × 8)" in found["train.batch_size"]
+    assert "s3://BUCKET/runs" in found["store.root"]
+    assert "arn:aws:iam::" in found["place.identity"]
+
+
+@pytest.mark.parametrize(("sets", "field", "words"), [
+    ((), "place.machine", "none is named"),
+    (("place.machine=p5.49xlarge",), "place.machine", "p5.48xlarge"),
+    (("place.machine=p5.48xlarge", "place.cloud=gcp"), "place.cloud", "is of aws"),
+    (("place.machine=v5e-4",), "place.target", "is a TPU"),
+    (("place.cloud=aws", "place.target=tpu-vm"), "place.target", "is no TPU"),
+    (("place.cloud=aws", "place.target=vertex", "place.account=p"), "place.target", "no machines of aws"),
+    (("place.cloud=gcp", "place.target=vertex"), "place.account", "project"),
+    (("place.cloud=aws", "place.target=compose", "place.nodes=2", "store.root=s3://b/r"), "place.nodes", "one host"),
+    (("place.cloud=aws", "data.kind=prepared", "data.path=criteo"), "data.path", "embark data copy criteo s3://BUCKET/"),
+    (("place.cloud=azure", "store.root=az://c/runs"), "place.storage_account", "storage account"),
+    (("place.cloud=aws", "place.device=cpu"), "place.device", "8 accelerators"),
+    (("place.cloud=aws", "place.volume=s3-standard"), "place.volume", "not mounted"),
+    (("place.cloud=aws", "place.volume=fsx-lustre-25"), "place.volume", "fsx-lustre-250"),
+])
+def test_each_mistake_has_its_field_and_its_fix(sets, field, words):
+    found = mistakes_of(*sets)
+    assert words in found[field]
+    assert "fix:" in found[field]
+
+
+def test_a_folder_of_the_mounted_volume_is_seen_by_all():
+    job = job_of("p5.48xlarge", volume="fsx-lustre-250", root="/mnt/data/runs", data="/mnt/data/criteo")
+    assert job.claim_name == "dlrm-data"
+
+
+@pytest.mark.parametrize("field", ["image", "namespace", "service_account", "identity", "account", "queue", "volume",
+                                   "volume_path", "storage_account", "region", "zone"])
+@pytest.mark.parametrize("value", ["a b", "a\nb", "$(id)", "`id`", 'a"b', "a'b", "!!str", "a;b", "é", "x" * 500, "a#b",
+                                   "-rf", "a&b", "*"])
+def test_hostile_words_are_refused_by_the_spec(field, value):
+    with pytest.raises(SpecError) as raised:
+        resolve({"place": {"cloud": "aws", field: value}})
+    assert [mistake.field for mistake in raised.value.mistakes] == [f"place.{field}"]
+
+
+@pytest.mark.parametrize("image", [
+    "embark", "embark:1", "registry.example.com:5000/team/embark:v1.0-x", f"a.b/c@sha256:{'0' * 64}",
+    "123456789012.dkr.ecr.us-west-2.amazonaws.com/embark:v1", "us-docker.pkg.dev/my-project/repo/embark:v1",
+])
+def test_real_image_names_are_taken(image):
+    assert job_of("p5.48xlarge", image=image).image == image

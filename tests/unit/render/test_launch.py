@@ -1,0 +1,174 @@
+"""The launch script and the plain machines do, in order, what they promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from recorded_commands import STUB, run_script
+from render_jobs import job_of
+
+from embark.errors import SpecError
+from embark.render import vm_aws, vm_gcp
+from embark.render.around import render_around
+from embark.render.file import File
+from embark.render.job import EXITS
+from embark.render.launch_script import NAMES, render_launch_script
+from embark.render.money import budget_usd, needed_units
+from embark.render.tpu_vm import runtime_version
+from embark.render.vm_node import node_program, service
+
+MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
+SETTINGS = {"PROJECT": "my-project"}
+
+
+def position(commands: list[list[str]], *words: str) -> int:
+    return next(i for i, call in enumerate(commands) if all(word in call for word in words))
+
+
+@pytest.mark.parametrize("cloud", MACHINES)
+def test_a_run_makes_the_cluster_then_the_storage_then_the_job_and_follows_it(cloud: str, tmp_path: Path):
+    job = job_of(MACHINES[cloud], image="ghcr.io/me/embark:1", queue="ml")
+    ran = run_script(render_around(job), NAMES[cloud], ["--yes"], tmp_path, SETTINGS)
+    assert ran.code == 0, ran.output
+    cluster = {"aws": ("eksctl", "create", "cluster"), "azure": ("aks", "create"), "gcp": ("clusters", "create")}[cloud]
+    bucket = {"aws": ("create-bucket",), "azure": ("container-rm",), "gcp": ("buckets", "create")}[cloud]
+    made = [position(ran.commands, *cluster), position(ran.commands, *bucket),
+            position(ran.commands, "apply", "kueue.yaml"), position(ran.commands, "apply", "kubernetes_job.yaml")]
+    assert made == sorted(made)
+    assert "\ndone\n" in ran.output
+
+
+@pytest.mark.parametrize("cloud", MACHINES)
+def test_nothing_is_made_while_the_image_is_in_no_registry(cloud: str, tmp_path: Path):
+    ran = run_script(render_around(job_of(MACHINES[cloud])), NAMES[cloud], ["--yes"], tmp_path, SETTINGS)
+    assert ran.code == 64
+    assert "place.image" in ran.output
+    assert not [call for call in ran.commands if "create" in call or "apply" in call]
+
+
+def test_without_a_yes_it_asks_and_a_no_costs_nothing(tmp_path: Path):
+    files = render_around(job_of("p4d.24xlarge", image="ghcr.io/me/embark:1"))
+    ran = run_script(files, NAMES["aws"], [], tmp_path, SETTINGS)  # its standard input is empty
+    assert ran.code != 0
+    assert "USD an hour" in ran.output
+    assert not [call for call in ran.commands if "create" in call]
+
+
+def test_a_failed_job_ends_the_script_with_a_fault(tmp_path: Path):
+    files = render_around(job_of("p4d.24xlarge", image="ghcr.io/me/embark:1"))
+    broken = STUB.replace("echo Complete", "echo Failed").replace('*" get "*', '*"no such words"*')
+    ran = run_script(files, NAMES["aws"], ["--yes"], tmp_path, SETTINGS, stub=broken)
+    assert ran.code == 70, ran.output
+    assert "the job has failed" in ran.output
+
+
+def test_logs_are_of_every_pod_and_name_it(tmp_path: Path):
+    ran = run_script(render_around(job_of("p4d.24xlarge", nodes=8)), NAMES["aws"], ["logs"], tmp_path)
+    (call,) = ran.of("kubectl")
+    assert {"--follow", "--prefix", "--selector"} <= set(call)
+    assert int(call[call.index("--max-log-requests") + 1]) >= 8
+
+
+@pytest.mark.parametrize("words", [["--dry"], ["up"], ["run", "--force"]], ids=str)
+def test_an_unknown_word_is_refused_with_the_usage(words: list[str], tmp_path: Path):
+    ran = run_script(render_around(job_of("p4d.24xlarge")), NAMES["aws"], words, tmp_path)
+    assert ran.code == 64
+    assert "usage:" in ran.output
+    assert not ran.commands
+
+
+def test_clean_lets_the_machines_go_and_keeps_the_cluster(tmp_path: Path):
+    ran = run_script(render_around(job_of("p4d.24xlarge")), NAMES["aws"], ["clean", "--yes"], tmp_path)
+    assert position(ran.commands, "eksctl", "scale") > position(ran.commands, "kubectl", "delete")
+    assert not [call for call in ran.of("eksctl") if "delete" in call]
+
+
+def test_plain_machines_and_vertex_have_no_launch_script_of_kubernetes():
+    assert not render_launch_script(job_of("p4d.24xlarge", target="vm"))
+
+
+CURL = """#!/bin/bash
+case "$*" in
+  *api/token*) echo token ;;
+  *embark-rank) echo "$RANK_TAG" ;;
+  *embark-master) echo 10.0.0.5 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("rank", "is_host"), [("0", "true"), ("3", "false")])
+def test_a_plain_machine_joins_the_first_one(rank: str, is_host: str, tmp_path: Path):
+    job = job_of("p4d.24xlarge", nodes=4, target="vm", image="ghcr.io/me/embark:1")
+    node = node_program(job, vm_aws.FIND_PLACE).replace("/var/lib/embark\n", f"{tmp_path}\n")
+    files = [File("node.sh", node, True), File("programs/curl", CURL, True)]
+    ran = run_script(files, "node.sh", [], tmp_path, {"RANK_TAG": rank})
+    (call,) = [call for call in ran.of("docker") if "run" in call]
+    assert "--rdzv-endpoint=10.0.0.5:29500" in call
+    assert next(w for w in call if w.startswith("--rdzv-conf=")).startswith(f"--rdzv-conf=is_host={is_host},")
+    assert {"--nnodes=4", "--nproc-per-node=8"} <= set(call)
+    assert call[call.index("ghcr.io/me/embark:1") + 1:][:3] == ["python", "-m", "embark.ranks"]
+    assert call[-4:] == ["-m", "embark", "train", "/etc/embark/spec.toml"]
+
+
+def test_a_machine_finds_its_number_in_its_name(tmp_path: Path):
+    job = job_of("a2-highgpu-8g", nodes=3, target="vm", image="ghcr.io/me/embark:1")
+    written = yaml.safe_load(next(f.text for f in vm_gcp.render_vm(job) if f.path == "cloud_init.yaml"))["write_files"]
+    node = next(f["content"] for f in written if f["path"].endswith("embark-node"))
+    here = File("node.sh", node.replace("/var/lib/embark\n", f"{tmp_path}\n"), True)
+    ran = run_script([here], "node.sh", [], tmp_path)
+    (call,) = [call for call in ran.of("docker") if "run" in call]
+    assert "--rdzv-endpoint=dlrm-0:29500" in call
+    assert any("is_host=false" in word for word in call), "the machine is dlrm-1"
+
+
+def test_the_service_starts_again_as_the_exit_codes_say():
+    text = service(job_of("p4d.24xlarge", target="vm"))
+    assert "Restart=on-failure" in text
+    final = next(line for line in text.splitlines() if line.startswith("RestartPreventExitStatus=")).partition("=")[2]
+    assert [int(code) for code in final.split()] == [int(e.code) for e in EXITS if not e.must_retry]
+
+
+def test_what_an_ec2_machine_is_given_fits_once_packed(tmp_path: Path):
+    import gzip
+
+    text = next(f.text for f in vm_aws.render_vm(job_of("p4d.24xlarge", target="vm")) if f.path == "cloud_init.yaml")
+    assert text.startswith("#cloud-config\n")
+    assert len(gzip.compress(text.encode())) < 16_384
+
+
+def test_metadata_is_two_hops_away_for_containers(tmp_path: Path):
+    files = vm_aws.render_vm(job_of("p4d.24xlarge", target="vm"))
+    ran = run_script(files, "vm.sh", ["up"], tmp_path, {"SUBNET_ID": "subnet-1"})
+    made = [call for call in ran.of("aws") if "run-instances" in call]
+    assert len(made) == 2
+    assert all("HttpPutResponseHopLimit=2" in " ".join(call) for call in made)
+    cards = [sum(word.startswith("NetworkCardIndex=") for word in call) for call in made]
+    assert cards == [4, 4], "p4d has four EFA devices"
+
+
+def test_plain_machines_refuse_a_volume():
+    with pytest.raises(SpecError, match=r"place\.volume"):
+        vm_aws.render_vm(job_of("p4d.24xlarge", target="vm", volume="fsx-lustre-250"))
+
+
+@pytest.mark.parametrize(("machine", "version"), [
+    ("v4-8", "tpu-ubuntu2204-base"), ("v5litepod-4", "v2-alpha-tpuv5-lite"), ("v5p-8", "v2-alpha-tpuv5"),
+    ("v6e-8", "v2-alpha-tpuv6e")])
+def test_a_tpu_s_hosts_have_the_system_of_their_generation(machine: str, version: str):
+    assert runtime_version(job_of(machine, nodes=1, target="tpu-vm")) == version
+
+
+def test_quota_and_budget_grow_with_the_machines():
+    one, four = (job_of("p4d.24xlarge", nodes=n, max_hours=10.0) for n in (1, 4))
+    assert needed_units(four) == 4 * needed_units(one) == 4 * 96
+    assert needed_units(job_of("a2-highgpu-8g", nodes=4)) == 32
+    assert 3 < budget_usd(four) / budget_usd(one) < 5
+
+
+@pytest.mark.parametrize(("limit", "code"), [("95.0", 1), ("96.0", 0), ("None", 0), ("-1", 0)])
+def test_too_small_a_quota_stops_the_script(limit: str, code: int, tmp_path: Path):
+    files = render_around(job_of("p4d.24xlarge", nodes=1))
+    stub = STUB.replace("echo 123456789012345678", f"echo {limit}")
+    assert run_script(files, "money.sh", ["quota"], tmp_path, stub=stub).code == code

@@ -1,0 +1,108 @@
+"""Every rendered script is sound shell, does what it says when it runs, and changes nothing in a dry run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from recorded_commands import run_script
+from render_jobs import MACHINES, VOLUMES, job_of
+
+from embark.render.around import render_around
+from embark.render.file import File
+from embark.render.lint.check import lint_texts
+
+SETTINGS = {"PROJECT": "my-project", "EMAIL": "me@example.com", "SUBNET_ID": "subnet-1"}
+CHANGING = {
+    "aws": ("create", "put-", "run-instances", "terminate", "delete", "attach", "add-", "authorize", "subscribe",
+            "send-", "update-"),
+    "az": ("create", "delete", "add", "register", "update", "invoke", "get-credentials"),
+    "gcloud": ("create", "delete", "enable", "add-iam-policy-binding", "get-credentials", "connect", "start", "scp"),
+    "kubectl": ("apply", "delete", "create", "annotate", "patch"), "helm": ("upgrade", "repo"),
+    "eksctl": ("create", "delete", "scale"),
+}
+
+
+def cases() -> list[tuple[str, dict[str, object]]]:
+    found: list[tuple[str, dict[str, object]]] = [(machine, {"target": "job"}) for machine in MACHINES]
+    for machine, cloud in (("p4d.24xlarge", "aws"), ("Standard_ND96asr_v4", "azure"), ("a2-highgpu-8g", "gcp")):
+        found += [(machine, {"volume": volume}) for volume in VOLUMES[cloud]]
+        found.append((machine, {"target": "vm", "image": "registry.example.com/embark:1"}))
+        found.append((machine, {"spot": True, "queue": "ml", "image": "ghcr.io/me/embark:1"}))
+    found += [("p5.48xlarge", {"target": "vm", "spot": True}), ("Standard_ND96asr_v4", {"target": "vm", "spot": True}),
+              ("p4d.24xlarge", {"target": "trainjob"}), ("Standard_ND96asr_v4", {"target": "ray"}),
+              ("a2-highgpu-8g", {"target": "pytorchjob"}), ("a3-highgpu-8g", {"target": "jobset"}),
+              ("v5litepod-16", {"target": "tpu-vm"}), ("v6e-8", {"target": "tpu-vm", "spot": True, "nodes": 1})]
+    return found
+
+
+def name_of(case: tuple[str, dict[str, object]]) -> str:
+    return "-".join([case[0], *(f"{key}={value}" for key, value in case[1].items())])
+
+
+@pytest.fixture(params=cases(), ids=name_of)
+def files(request) -> list[File]:
+    machine, place = request.param
+    return render_around(job_of(machine, **place))
+
+
+def test_shellcheck_finds_nothing(files: list[File], tmp_path: Path):
+    scripts = [file for file in files if file.path.endswith(".sh")]
+    assert scripts
+    paths = []
+    for file in scripts:
+        path = tmp_path / file.path
+        path.write_text(file.text)
+        paths.append(str(path))
+    for file in files:
+        if file.path == "cloud_init.yaml":  # the programs in it are scripts too
+            for index, written in enumerate(yaml.safe_load(file.text)["write_files"]):
+                if written["content"].startswith("#!"):
+                    path = tmp_path / f"inner-{index}.sh"
+                    path.write_text(written["content"])
+                    paths.append(str(path))
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([shellcheck, "--severity=style", *paths], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_linter_finds_nothing_either(files: list[File]):
+    findings = lint_texts({file.path: file.text for file in files})
+    assert not [(one.rule.code, one.hit) for one in findings]
+
+
+def test_what_is_a_script_can_be_run_and_what_is_not_cannot(files: list[File]):
+    assert all(file.is_executable == file.text.startswith("#!") for file in files)
+
+
+def test_every_path_stands_once_and_stays_inside(files: list[File]):
+    paths = [file.path for file in files]
+    assert len(paths) == len(set(paths))
+    assert all(not path.startswith("/") and ".." not in path for path in paths)
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_none_of_it(files: list[File], tmp_path: Path):
+    verbs = {"vm.sh": ["up"], "tpu_vm.sh": ["up"], "money.sh": ["budget"]}
+    for file in files:
+        if not file.path.endswith(".sh") or file.path == "tpu_node.sh":
+            continue
+        ran = run_script(files, file.path, verbs.get(file.path, []), tmp_path, {**SETTINGS, "DRY_RUN": "1"})
+        assert ran.code == 0, (file.path, ran.output)
+        assert "+ " in ran.output, file.path
+        for words in ran.commands:
+            verb = " ".join(words[1:4])
+            assert not any(f" {w}".startswith(f" {c}") for c in CHANGING.get(words[0], ()) for w in verb.split()), words
+
+
+def test_run_for_real_every_script_ends_well(files: list[File], tmp_path: Path):
+    verbs = {"vm.sh": ["up"], "tpu_vm.sh": ["up"], "money.sh": ["budget"]}
+    for file in files:
+        if not file.path.endswith(".sh") or file.path == "tpu_node.sh":
+            continue
+        words = ["--yes", "clean"] if file.path.startswith("train_dlrm") else verbs.get(file.path, [])
+        ran = run_script(files, file.path, words, tmp_path, SETTINGS)
+        assert ran.code == 0, (file.path, ran.output)
+        assert ran.commands, file.path

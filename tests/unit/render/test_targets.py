@@ -1,0 +1,226 @@
+"""One spec, three clouds, every target: valid, clean, and different only where the clouds are."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import tomllib
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from render_jobs import job_of
+
+from embark.catalog import load_catalog
+from embark.errors import SpecError
+from embark.render.job import make_job
+from embark.render.lint.check import lint_texts
+from embark.render.lint.read import kind_of
+from embark.render.targets import TARGETS, own_files, render
+from embark.spec import load_spec, resolve
+
+CLOUDS = {"aws": ("p5.48xlarge", "g5.12xlarge"), "azure": ("Standard_ND96isr_H100_v5",),
+          "gcp": ("a2-highgpu-8g", "a3-highgpu-8g", "a3-megagpu-8g", "a3-ultragpu-8g")}
+MACHINES = [machine for machines in CLOUDS.values() for machine in machines]
+BUILT_IN = ("Namespace", "ServiceAccount", "ConfigMap", "Service", "Job")
+ELSEWHERE = {"EMB505"}
+"""Findings that another file of the cluster answers."""
+
+
+def place_of(target: str, machine: str, **place) -> dict:
+    if target == "vertex":
+        place["account"] = "my-project"
+    if target == "compose":
+        place["nodes"] = 1
+    return {"target": target, **place}
+
+
+def fits(target: str, machine: str) -> bool:
+    if target == "vertex":
+        return machine.startswith(("a2", "a3"))
+    return target == "job" or machine in ("p5.48xlarge", "Standard_ND96isr_H100_v5", "a3-megagpu-8g")
+
+
+PAIRS = [(target, machine) for target in TARGETS for machine in MACHINES if fits(target, machine)]
+
+
+def documents(files) -> list[dict]:
+    texts = [file.text for file in files if file.path.endswith(".yaml") and file.path not in
+             ("docker-compose.yaml", "vertex_job.yaml")]
+    return [document for text in texts for document in yaml.safe_load_all(text)]
+
+
+@pytest.mark.parametrize(("target", "machine"), PAIRS)
+def test_every_built_in_object_fits_its_schema(target, machine):
+    job = job_of(machine, **place_of(target, machine, spot=True, queue="team", max_hours=2.0))
+    found = documents(own_files(job))
+    assert found or target in ("torchx", "vertex", "compose")
+    for document in found:
+        if document["kind"] in BUILT_IN and document["kind"] != "Job":  # which has its own test
+            kubernetes_validate.validate(document, "1.36", strict=True)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(("target", "machine"), PAIRS)
+def test_every_file_is_clean(target, machine, nodes):
+    job = job_of(machine, **place_of(target, machine, nodes=nodes, spot=True, queue="team"))
+    kinds = (".yaml", ".sh", ".py", "Dockerfile")
+    found = lint_texts({file.path: file.text for file in own_files(job) if file.path.endswith(kinds)})
+    assert not [f"{one.rule.code} {one.path}: {one.hit.what}" for one in found if one.rule.code not in ELSEWHERE]
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "vm"])
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_all_that_is_written_together_is_clean_with_no_queue_and_no_exception(cloud, target):
+    if target == "vertex" and cloud != "gcp":
+        return
+    root = {"aws": "s3://b/runs", "azure": "az://c/runs", "gcp": "gs://b/runs"}[cloud]
+    sets = [f"place.cloud={cloud}", f"place.target={target}", f"store.root={root}", "place.storage_account=account1",
+            "place.account=my-project", f"place.nodes={1 if target == 'compose' else 2}"]
+    files = render(make_job(load_spec("quickstart", sets), load_catalog()))
+    texts = {file.path: file.text for file in files if kind_of(Path(file.path), file.text[:200].encode())}
+    assert [f"{one.rule.code} {one.path}: {one.hit.what}" for one in lint_texts(texts)] == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_the_cloud_is_one_setting(cloud, target):
+    if target == "vertex" and cloud != "gcp":
+        return
+    root = {"aws": "s3://b/runs", "azure": "az://c/runs", "gcp": "gs://b/runs"}[cloud]
+    nodes = 1 if target == "compose" else 2
+    sets = [f"place.cloud={cloud}", f"place.target={target}", f"store.root={root}", "place.storage_account=account1",
+            "place.account=my-project", f"place.nodes={nodes}"]
+    job = make_job(load_spec("quickstart", sets), load_catalog())
+    paths = {file.path for file in render(job)}
+    assert {"Dockerfile", ".dockerignore", "entrypoint.sh"} <= paths
+
+
+def test_clouds_differ_only_where_they_do():
+    """With the words of each cloud taken out, the three Jobs say the same."""
+    said = []
+    for machine in ("p4d.24xlarge", "Standard_NC96ads_A100_v4", "a2-highgpu-8g"):
+        job = documents(TARGETS["job"](job_of(machine, root="s3://b/r", storage_account="")))[-1]
+        pod = job["spec"]["template"]["spec"]
+        container = pod["containers"][0]
+        for key in ("nodeSelector", "tolerations"):
+            del pod[key]
+        for key in ("resources", "securityContext", "env"):
+            del container[key]
+        container["command"] = [word.replace("per-node=4", "per-node=8") for word in container["command"]]
+        for volume in pod["volumes"]:
+            volume.get("emptyDir", {}).pop("sizeLimit", None)
+        said.append(job)
+    assert said[0] == said[1] == said[2]
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t != "compose"])
+def test_another_number_of_nodes_changes_every_file_that_counts(target):
+    def texts(nodes: int) -> dict[str, str]:
+        job = job_of("a3-megagpu-8g", **place_of(target, "a3-megagpu-8g", nodes=nodes, queue="team"))
+        return {file.path: file.text for file in own_files(job)}
+
+    two, five = texts(2), texts(5)
+    changed = {path for path in two if two[path] != five[path]}
+    still = {"Dockerfile", ".dockerignore", "entrypoint.sh", "dist/README.md", "vertex_job.sh"}
+    assert changed >= set(two) - still
+    assert "--nnodes=2" not in "".join(five.values())
+
+
+def test_the_numbers_of_each_target():
+    assert _at("jobset", "spec", "replicatedJobs", 0, "template", "spec")["parallelism"] == 5
+    assert _at("trainjob", "spec", "trainer")["numNodes"] == 5
+    assert _at("trainjob", "spec", "trainer")["numProcPerNode"] == 8
+    pytorch = _at("pytorchjob", "spec")
+    assert pytorch["nprocPerNode"] == "8"
+    assert pytorch["elasticPolicy"]["minReplicas"] == pytorch["elasticPolicy"]["maxReplicas"] == 5
+    worker = pytorch["pytorchReplicaSpecs"]["Worker"]
+    assert worker["replicas"] == 5
+    assert [container["name"] for container in worker["template"]["spec"]["containers"]] == ["pytorch"]
+    workers = _at("ray", "spec", "workerGroupSpecs", 0)
+    assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"] == 5
+
+
+def _at(target: str, *path):
+    found = documents(TARGETS[target](job_of("p5.48xlarge", nodes=5, target=target)))[-1]
+    for key in path:
+        found = found[key]
+    return found
+
+
+def test_a_jobset_starts_all_again_and_tells_wrong_from_preempted():
+    jobset = documents(TARGETS["jobset"](job_of("p5.48xlarge", target="jobset")))[-1]["spec"]
+    rules = {rule["name"]: rule for rule in jobset["failurePolicy"]["rules"]}
+    message = "Container trainer for pod embark/dlrm-node-0-1 failed with exit code {} matching FailJob rule at index 1"
+    pattern = rules["wrong"]["onJobFailureMessagePatterns"][0]
+    assert pattern in message.format(64)
+    assert pattern not in message.format(75)
+    assert rules["preempted"]["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    child = jobset["replicatedJobs"][0]["template"]["spec"]
+    assert child["backoffLimit"] == 0
+    command = child["template"]["spec"]["containers"][0]["command"][2]
+    assert f"--rdzv-endpoint=dlrm-node-0-0.{jobset['network']['subdomain']}:29500" in command
+
+
+@pytest.mark.parametrize("machine", ["p5.48xlarge", "Standard_ND96isr_H100_v5", "a3-megagpu-8g"])
+def test_the_queue_covers_all_that_the_pods_ask_for(machine):
+    files = own_files(job_of(machine, queue="team", spot=True))
+    job = next(d for d in documents(files) if d["kind"] == "Job")
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    queue = next(d for d in documents(files) if d["kind"] == "ClusterQueue")["spec"]["resourceGroups"][0]
+    pod = job["spec"]["template"]["spec"]
+    asked = {name for one in (*pod.get("initContainers", []), *pod["containers"])
+             for kind in ("requests", "limits") for name in one["resources"][kind]}
+    assert set(queue["coveredResources"]) == asked
+    quota = {row["name"]: row["nominalQuota"] for row in queue["flavors"][0]["resources"]}
+    assert quota["nvidia.com/gpu"] == 16
+    flavor = next(d for d in documents(files) if d["kind"] == "ResourceFlavor")
+    assert flavor["spec"]["nodeLabels"] == pod["nodeSelector"]
+
+
+HOSTILE = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=60) | st.sampled_from([
+    "$(touch x)", "`id`", "'; id #", '" && id', "a\nb: c", "!!python/object:os.system", "{{x}}", "${HOME}", "x" * 300,
+    "*", "&a", "%s", "\\", "é ü", "a b/c d", "--set", "'''", '"""', "\u2028", "- x", "]]>", "$$", "EOF",
+])
+
+
+@given(name=HOSTILE, label=HOSTILE, root=HOSTILE, table=HOSTILE, target=st.sampled_from(sorted(TARGETS)))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_hostile_words_are_refused_or_quoted(name, label, root, table, target):
+    raw = {
+        "name": name, "data": {"label": label},
+        "model": {"tables": [{"name": table or "t", "rows": 10}]},
+        "train": {"batch_size": 64},
+        "place": {"machine": "a3-megagpu-8g", "target": target, "account": "my-project",
+                  "nodes": 1 if target == "compose" else 2},
+        "store": {"root": f"gs://bucket/{root}"},
+    }
+    try:
+        job = make_job(resolve(raw), load_catalog())
+    except SpecError:
+        raw["name"] = "safe"  # a hostile name is always refused; the other words may not be
+        try:
+            job = make_job(resolve(raw), load_catalog())
+        except SpecError:
+            return
+    for file in own_files(job):
+        _reads_back(file, job)
+
+
+def _reads_back(file, job) -> None:
+    if file.path.endswith(".yaml"):
+        for document in yaml.safe_load_all(file.text):
+            config = document.get("data", {}) if document.get("kind") == "ConfigMap" else {}
+            if config:
+                assert resolve(tomllib.loads(config["spec.toml"])) == job.spec
+    elif file.path.endswith(".py"):
+        tree = ast.parse(file.text)
+        calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        assert not calls & {"exec", "eval", "os.system", "__import__"}
+    elif file.path.endswith(".sh"):
+        assert shlex.split(file.text, comments=True)
+    elif file.path == "spec.toml":
+        assert resolve(tomllib.loads(file.text)) == job.spec
