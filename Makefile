@@ -40,6 +40,7 @@ docs: .venv/.embark  ## write the pages that are made from the code
 	@$(PY) -c 'from embark.spec.starter import reference; print(reference(), end="")' > docs/spec.md
 	@$(PY) docs/make_prices.py > docs/prices.md
 	@$(PY) docs/make_lint.py > docs/lint.md
+	@$(PY) docs/make_diagnose.py > docs/diagnose.md
 
 examples: .venv/.embark  ## write examples/cloud_deployment, which is rendered
 	@rm -rf examples/cloud_deployment

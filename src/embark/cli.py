@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 from embark import __version__
 from embark.catalog_cli import catalog
 from embark.errors import ExitCode, UserError, nearest
+from embark.launch_cli import cancel, diagnose, launch, logs, status
 from embark.manners import Flag, Manners, Settings, Spec
 from embark.place_cli import lint, plan, render
 
@@ -253,6 +254,11 @@ def copy(
 app.command(plan)
 app.command(render)
 app.command(lint)
+app.command(launch)
+app.command(status)
+app.command(logs)
+app.command(cancel)
+app.command(diagnose)
 app.command(catalog)
 
 

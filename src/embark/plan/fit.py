@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from embark.plan.calibration import Calibration, EngineFit, MemoryFit
 from embark.plan.memory import captured, pipelined
@@ -11,7 +12,6 @@ from embark.plan.placement import Placement, Shard
 from embark.plan.step_time import features
 from embark.spec import RunSpec
 
-SWEEPS = 20_000
 HOST_BOUND = 1.15
 """A step this close to the shortest of its model is the host's, not the device's."""
 
@@ -53,8 +53,8 @@ def fit_engine(base: Calibration, measured: Sequence[Measured]) -> EngineFit:
     for m in measured:
         shortest[m.spec.name] = min(shortest.get(m.spec.name, m.step_s), m.step_s)
     of_host = [m.step_s < HOST_BOUND * shortest[m.spec.name] for m in measured]
-    # Two sizes of a model take the same time, and enough of the others are left to learn the device's from.
-    is_host_bound = sum(of_host) > len(shortest) and len(times) - sum(of_host) >= 3
+    # Two sizes of several models take the same time, and enough of the others are left to learn the device's from.
+    is_host_bound = sum(of_host) >= 1.3 * len(shortest) and len(times) - sum(of_host) >= 3
     host = [0.0, 0.0]
     if is_host_bound:
         # Whatever else the host does makes a step longer, never shorter.
@@ -98,21 +98,25 @@ def whole(spec: RunSpec) -> Placement:
 def non_negative(
     rows: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float] | None = None
 ) -> list[float]:
-    """The x ≥ 0 for which rows · x is nearest to `values`, each times its weight, by coordinate descent: these are few
-    numbers. Without weights, relatively nearest."""
+    """The x ≥ 0 for which rows · x is nearest to `values`, each times its weight; without weights, relatively nearest.
+
+    Where some of x are 0, the others are the least squares of their columns alone: with so few, each choice is tried.
+    """
     import numpy as np
 
     weight = 1 / np.asarray(values, float) if weights is None else np.asarray(weights, float)
     matrix = np.asarray(rows, float) * weight[:, None]
-    scale = np.abs(matrix).max(0)
-    scale[scale == 0] = 1.0
-    matrix = matrix / scale
-    residual = np.asarray(values, float) * weight
-    squares = (matrix**2).sum(0)
-    x = np.zeros(matrix.shape[1])
-    for _ in range(SWEEPS):
-        for j in np.flatnonzero(squares):
-            new = max(0.0, x[j] + matrix[:, j] @ residual / squares[j])
-            residual -= matrix[:, j] * (new - x[j])
-            x[j] = new
-    return [float(v) for v in x / scale]
+    target = np.asarray(values, float) * weight
+    best, least = np.zeros(matrix.shape[1]), float(target @ target)
+    for number in range(1, matrix.shape[1] + 1):
+        for chosen in combinations(range(matrix.shape[1]), number):
+            columns = matrix[:, chosen]
+            scale = np.abs(columns).max(0)
+            if not scale.all():
+                continue
+            found = np.linalg.lstsq(columns / scale, target, rcond=None)[0] / scale
+            off = target - columns @ found
+            if (found >= 0).all() and float(off @ off) < least:
+                best, least = np.zeros(matrix.shape[1]), float(off @ off)
+                best[list(chosen)] = found
+    return [float(v) for v in best]

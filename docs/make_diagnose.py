@@ -1,0 +1,108 @@
+"""Writes docs/diagnose.md: the rules of `embark diagnose`, and how well they do on the fixtures.
+
+`make docs` runs it. The rules are read from their rows; expected.toml, beside the fixtures, says what must be found.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+from embark.launch.diagnose import Diagnosis, Rule, diagnose, load_rules, sources_of
+
+FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "diagnose"
+EXAMPLE = FIXTURES / "faulty" / "gpu_oom_one_rank.log"
+ROOMS = {
+    "EMD1": "GPUs and their driver", "EMD2": "NCCL and the network", "EMD3": "Rendezvous and torchrun",
+    "EMD4": "The machine: memory, disk, files", "EMD5": "Packages and versions", "EMD6": "Stores and credentials",
+    "EMD7": "Kubernetes, Kubeflow, Kueue", "EMD8": "Clouds, Vertex AI, Ray, TorchX, TPU",
+    "EMD9": "Training, data, pace",
+}
+
+HEAD = """# embark diagnose
+
+A run fails with a thousand lines, and the line that says why is seldom the last: one rank runs out of memory, and all
+the others complain of their network. `embark diagnose` reads all of it and says the cause in one sentence, with the
+line that shows it and a fix.
+
+```bash
+embark diagnose runs/dlrm                    # a run: its events, its spec, and the logs beside them
+embark diagnose logs/                        # a folder of logs, one a rank or one a pod; .gz too
+embark diagnose rank0.log rank1.log job.yaml # files; manifests are linted
+kubectl logs -l batch.kubernetes.io/job-name=dlrm --prefix --tail=-1 | embark diagnose -
+kubectl get events | embark diagnose - --spec dlrm.toml
+embark diagnose logs/ --json
+```
+
+The exit code is 1 where something is found, and 0 where nothing is.
+
+- **The cause comes first.** Rules are of four kinds. A `cause` ends a run by itself; a `symptom` is what the other
+  ranks then say; a `summary` is what a launcher says at the end; `slow` lets the run go on, and it should not go on so.
+  Symptoms and summaries are told as what follows from the cause, and on their own only where no cause is found. Among
+  equals, the first in time wins.
+- **What is over is not told.** A pod that waited for a node and got one, an image that was pulled at the second try: a
+  later line cures the finding.
+- **The spec helps.** With it (a run has its own, `--spec` names one) TCP where the machine has EFA, InfiniBand or
+  GPUDirect is told from NCCL's lines (`NCCL_DEBUG=INFO`), and out of memory is answered with what the plan says would
+  fit.
+- **A rank is named** where one is behind the others in its collectives, or slower than they are.
+- **Any log.** Colours, progress bars, rank and pod prefixes, interleaved lines, bytes that are no text, files of many
+  gigabytes: they are read piece by piece, in memory that does not grow. Nothing of a log is executed, and control
+  characters and secrets are not quoted.
+
+## What it looks like
+
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [HEAD + "```text", *_example(), "```", "", "## How well it does", "", *_measured(), "", "## Rules"]
+    for prefix, title in ROOMS.items():
+        lines += ["", f"### {title}", "", "| code | name | kind | looks at | cause | fix | try |"]
+        lines += ["|---|---|---|---|---|---|---|"]
+        lines += [_line(rule) for rule in load_rules() if rule.code.startswith(prefix)]
+    return "\n".join(lines) + "\n"
+
+
+def _measured() -> list[str]:
+    expected: dict[str, list[str]] = tomllib.loads((FIXTURES / "expected.toml").read_text())["faulty"]
+    num_right = sum([one.name for one in _look(FIXTURES / "faulty" / f"{name}.log")] == names
+                    for name, names in expected.items())
+    healthy = sorted((FIXTURES / "healthy").iterdir())
+    num_silent = sum(not _look(path) for path in healthy)
+    return [
+        "Every log under `tests/fixtures/diagnose` was read alone. They are excerpts in the form of the real texts,",
+        "written for this purpose; `expected.toml` says what must be found, and all of it must be, and no more.",
+        "", "| logs | number | right |", "|---|---|---|",
+        f"| faulty: the diagnosis, and no other | {len(expected)} | {num_right} |",
+        f"| healthy or unrelated: nothing | {len(healthy)} | {num_silent} |",
+        "", "The rules were written with these logs at hand, so the figures say that nothing is broken, not how often",
+        "a log that nobody has seen is understood.",
+    ]
+
+
+def _line(rule: Rule) -> str:
+    host = rule.source.split("/")[2]
+    link = f"[{rule.code}]({rule.source} \"{host}\")"
+    command = f"`{rule.command}`" if rule.command else ""
+    cells = [link, rule.name, rule.kind, ", ".join(rule.where), rule.cause, rule.fix, command]
+    plain = (cell.replace("|", "&#124;").replace("{{", "{").replace("}}", "}") for cell in cells)
+    return f"| {' | '.join(plain)} |"
+
+
+def _example() -> list[str]:
+    one = _look(EXAMPLE)[0]
+    return [
+        f"{one.code} {one.name}", f"    {one.cause}", f"    seen: rank3.log:{one.evidence.line}: {one.evidence.text}",
+        f"    follows from it: {', '.join(one.follows)}", f"    fix: {one.fix}", f"    try: {one.command}",
+    ]
+
+
+def _look(path: Path) -> tuple[Diagnosis, ...]:
+    return diagnose(sources_of([str(path)]).sources).diagnoses
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,93 @@
+"""`embark diagnose`: what went wrong, as a person and a program see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from embark.console import Console
+from embark.errors import EmbarkError, ExitCode
+from embark.launch.diagnose import Diagnosis, Report, Source, diagnose, load_rules, sources_of
+from embark.spec import RunSpec, load_spec
+from embark.watch.words import many
+
+MOST_SHOWN = 8
+
+
+def diagnose_words(console: Console, words: Sequence[str], *, spec: str = "") -> ExitCode:
+    """Look through runs and logs. Exit code 1 where something is found, 0 where nothing is."""
+    given = sources_of(words)
+    known = load_spec(spec) if spec else None
+    if known is None and given.spec is not None:
+        known = _own_spec(console, str(given.spec))
+    report = _look(given.sources, known)
+    for text in report.cut_short:
+        console.warning(f"{text}: looked at as far as it goes")
+    if given.passed_over:
+        console.text(f"passed over, as they hold no text: {many(len(given.passed_over), 'file')}", style="dim")
+    _tell(console, report)
+    return ExitCode.OTHER if report.diagnoses else ExitCode.DONE
+
+
+def show_rules(console: Console) -> ExitCode:
+    """All rules there are."""
+    console.table([{"code": rule.code, "name": rule.name, "kind": rule.kind, "looks at": ", ".join(rule.where),
+                    "cause": rule.cause} for rule in load_rules()])
+    return ExitCode.DONE
+
+
+def _look(sources: Sequence[Source], spec: RunSpec | None) -> Report:
+    if spec is None:
+        return diagnose(sources)
+    from embark.catalog import load_catalog
+    from embark.launch.diagnose.fits import what_fits
+    from embark.plan.predict import predict
+
+    catalog = load_catalog()
+    return diagnose(sources, spec=spec, catalog=catalog, what_fits=lambda of: what_fits(of, catalog, predict))
+
+
+def _own_spec(console: Console, path: str) -> RunSpec | None:
+    """A run's own spec helps, and is not needed."""
+    try:
+        return load_spec(path)
+    except EmbarkError as error:
+        console.warning(f"{path} is not used: {error.what.splitlines()[0]}")
+        return None
+
+
+def _tell(console: Console, report: Report) -> None:
+    console.data({"diagnoses": [_row(one) for one in report.diagnoses], "num_sources": report.num_sources,
+                  "cut_short": list(report.cut_short)})
+    if console.json:
+        return
+    for one in report.diagnoses[:MOST_SHOWN]:
+        _tell_one(console, one)
+    if len(report.diagnoses) > MOST_SHOWN:
+        console.text(f"and {len(report.diagnoses) - MOST_SHOWN} more: --json lists them", style="dim")
+    if not report.diagnoses:
+        console.result(f"nothing found in {many(report.num_sources, 'file')}: no line shows a fault that Embark knows")
+    else:
+        console.result(f"most likely: {report.diagnoses[0].cause}")
+
+
+def _tell_one(console: Console, one: Diagnosis) -> None:
+    style = "yellow" if one.kind == "slow" else "bold red"
+    console.text(f"{one.code} {one.name}", style=style)
+    console.text(f"    {one.cause}")
+    times = [one.ranks_words, f"{one.num_lines:,} lines" if one.num_lines > 1 else ""]
+    seen = ", ".join(word for word in times if word)
+    console.text(f"    seen: {one.evidence.place}: {one.evidence.text}{f' ({seen})' if seen else ''}")
+    if one.follows:
+        console.text(f"    follows from it: {', '.join(one.follows)}")
+    console.text(f"    fix: {one.fix}")
+    if one.command:
+        console.text(f"    try: {one.command}")
+
+
+def _row(one: Diagnosis) -> dict[str, object]:
+    return {
+        "code": one.code, "name": one.name, "kind": one.kind, "cause": one.cause, "fix": one.fix,
+        "command": one.command, "path": one.evidence.source, "line": one.evidence.line, "evidence": one.evidence.text,
+        "time": one.evidence.time, "num_lines": one.num_lines, "ranks": list(one.ranks), "follows": list(one.follows),
+        "source": one.source,
+    }

@@ -1,0 +1,108 @@
+"""The verbs about runs that are under way: hand one over, ask how it stands, read its lines, end it, find its fault."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from embark.manners import Flag, Manners, Settings, Spec
+
+Run = Annotated[str, Parameter(help="The run's name, as embark status lists it.")]
+
+
+def launch(
+    spec: Spec,
+    /,
+    *,
+    set_: Settings = (),
+    yes: Flag = False,
+    dry_run: Flag = False,
+    manners: Manners | None = None,
+) -> int:
+    """Hand a run to where its spec says: this machine, or a Kubernetes cluster. Says verdict and price, and asks.
+
+    Parameters
+    ----------
+    yes
+        Go on without asking.
+    dry_run
+        Say every command, and run none.
+    """
+    from embark.launch_verb import launch_run
+    from embark.spec import load_spec
+
+    console = (manners or Manners()).console()
+    return launch_run(console, load_spec(spec, set_), yes=yes, dry_run=dry_run)
+
+
+def status(run: str = "", /, *, manners: Manners | None = None) -> int:
+    """Say how a run stands, and why. Exit code 1 if it has failed.
+
+    Parameters
+    ----------
+    run
+        The run's name; left out, all that were launched from here.
+    """
+    from embark.launch_verb import status_run
+
+    return status_run((manners or Manners()).console(), run)
+
+
+def logs(
+    run: Run,
+    /,
+    *,
+    follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative="", show_default=False)] = False,
+    manners: Manners | None = None,
+) -> int:
+    """Print the lines of all machines of a run, merged by time.
+
+    Parameters
+    ----------
+    follow
+        Go on until the run ends; exit code 1 if it has failed.
+    """
+    from embark.launch_verb import logs_run
+
+    return logs_run((manners or Manners()).console(), run, follow=follow)
+
+
+def cancel(run: Run, /, *, yes: Flag = False, dry_run: Flag = False, manners: Manners | None = None) -> int:
+    """End a run after a last checkpoint, and say what is left and how to remove it.
+
+    Parameters
+    ----------
+    yes
+        Go on without asking.
+    dry_run
+        Say every command, and run none.
+    """
+    from embark.launch_verb import cancel_run
+
+    return cancel_run((manners or Manners()).console(), run, yes=yes, dry_run=dry_run)
+
+
+def diagnose(
+    *places: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    spec: str = "",
+    rules: Flag = False,
+    manners: Manners | None = None,
+) -> int:
+    """Say what went wrong: symptom, cause and fix, from logs, events, manifests and the spec together.
+
+    The cause comes first, with the line that shows it. Exit code 1 where something is found, 0 where nothing is.
+
+    Parameters
+    ----------
+    places
+        A run's directory, name or uri; log files; folders of them; manifests; - reads standard input.
+    spec
+        The spec that ran, where no run is named: says which network and how much memory was to be expected.
+    rules
+        List the rules instead.
+    """
+    from embark.diagnose_verb import diagnose_words, show_rules
+
+    console = (manners or Manners()).console()
+    return show_rules(console) if rules else diagnose_words(console, places, spec=spec)

@@ -1,0 +1,342 @@
+"""A Kubernetes API over HTTP, small: what kubectl asks of it while a run is launched, followed and taken back.
+
+Objects are kept as they are applied; a namespace must be there first, as on a real server, on its dry run too. What a
+scheduler, a kubelet and the Job controller would do, a test does: `pod`, `preempt`, `log`, `finish`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import yaml
+
+KINDS = {
+    "": {"namespaces": "Namespace", "serviceaccounts": "ServiceAccount", "configmaps": "ConfigMap",
+         "services": "Service", "pods": "Pod", "events": "Event", "persistentvolumeclaims": "PersistentVolumeClaim"},
+    "batch/v1": {"jobs": "Job"},
+    "jobset.x-k8s.io/v1alpha2": {"jobsets": "JobSet"},
+    "trainer.kubeflow.org/v1alpha1": {"trainjobs": "TrainJob", "trainingruntimes": "TrainingRuntime"},
+    "kubeflow.org/v1": {"pytorchjobs": "PyTorchJob"},
+    "kueue.x-k8s.io/v1beta2": {"localqueues": "LocalQueue"},
+}
+OWNERS = ("jobs", "jobsets", "trainjobs", "pytorchjobs")
+OBJECT = re.compile(
+    r"/(?:api/v1|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)"
+    r"(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?")
+
+
+class KubernetesApi:
+    """One server on a port of its own, which it keeps while it is away and comes back."""
+
+    def __init__(self, *, without: tuple[str, ...] = ()) -> None:
+        self.kinds = {group: kinds for group, kinds in KINDS.items() if group not in without}
+        self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
+        """By plural, namespace and name."""
+        self.logs: dict[str, list[str]] = {}
+        self.requests: list[tuple[str, str]] = []
+        self.deletions: list[tuple[str, str]] = []
+        """Names and propagation policies."""
+        self.is_token_good = True
+        self.refusal = ""
+        """What the server says to every job it is asked to take."""
+        self.forbidden: tuple[str, ...] = ()
+        """Plurals that the asker may not touch."""
+        self.ending_s = 0.2
+        """From a deletion to the end of the pods."""
+        self.cut_logs = 0
+        """So many followed logs are cut off after their first lines, as a proxy does."""
+        self._lock = threading.RLock()
+        self._server: ThreadingHTTPServer | None = None
+        self.port = 0
+        self.up()
+
+    def up(self) -> None:
+        handler = type("Handler", (_Handler,), {"api": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def down(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def kubeconfig(self, folder: Path) -> Path:
+        path = folder / "kubeconfig"
+        path.write_text(yaml.safe_dump({
+            "apiVersion": "v1", "kind": "Config", "current-context": "training",
+            "clusters": [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
+            "users": [{"name": "me", "user": {"token": "none-that-is-sent"}}],
+            "contexts": [{"name": "training", "context": {"cluster": "here", "user": "me"}}],
+        }))
+        return path
+
+    def put(self, plural: str, name: str, namespace: str = "embark", **fields: Any) -> dict[str, Any]:
+        with self._lock:
+            found = self.objects.setdefault((plural, namespace, name), {"metadata": {"name": name}})
+            found["metadata"].setdefault("uid", str(uuid.uuid4()))
+            found["metadata"].setdefault("creationTimestamp", _now())
+            found["metadata"].update(fields.pop("metadata", {}))
+            found.update(fields)
+            return found
+
+    def pod(self, name: str, of: str, *, index: int, container: str = "trainer", phase: str = "Pending",
+            waits: str = "", conditions: tuple[dict[str, str], ...] = (), created: str = "") -> None:
+        """As the Job controller makes it and the kubelet describes it."""
+        state: dict[str, Any] = {"Running": {"running": {"startedAt": _now()}},
+                                 "Succeeded": {"terminated": {"exitCode": 0, "reason": "Completed"}}}.get(phase, {})
+        if waits:
+            state = {"waiting": {"reason": waits}}
+        status = {"phase": phase, "conditions": list(conditions),
+                  "containerStatuses": [{"name": container, "restartCount": 0, "state": state}] if state else []}
+        metadata: dict[str, Any] = {"labels": {"app.kubernetes.io/instance": of,
+                                               "batch.kubernetes.io/job-completion-index": str(index)}}
+        if created:
+            metadata["creationTimestamp"] = created
+        self.put("pods", name, spec={"containers": [{"name": container}]}, status=status, metadata=metadata)
+
+    def preempt(self, name: str, code: int = 75) -> None:
+        status = self.objects[("pods", "embark", name)]["status"]
+        status["phase"] = "Failed"
+        status["conditions"].append({"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"})
+        status["containerStatuses"][0]["state"] = {"terminated": {"exitCode": code, "reason": "Error"}}
+
+    def log(self, pod: str, *lines: str) -> None:
+        self.logs.setdefault(pod, []).extend(f"{_now_nanos()} {line}" for line in lines)
+
+    def finish(self, plural: str, name: str, condition: str = "Complete", **more: str) -> None:
+        self.objects[(plural, "embark", name)]["status"] = {
+            "conditions": [{"type": condition, "status": "True", **more}]}
+        for (kind, _, _), found in list(self.objects.items()):
+            if kind == "pods" and found["status"]["phase"] == "Running":
+                found["status"]["phase"] = "Succeeded" if condition == "Complete" else "Failed"
+                found["status"]["containerStatuses"][0]["state"] = {"terminated": {"exitCode": 0}}
+
+    def event(self, about: str, reason: str, message: str) -> None:
+        self.put("events", f"{about}.{uuid.uuid4().hex[:8]}", involvedObject={"name": about}, reason=reason,
+                 message=message, type="Warning", lastTimestamp=_now())
+
+    def names(self, plural: str) -> set[str]:
+        return {name for kind, _, name in self.objects if kind == plural}
+
+    def delete(self, plural: str, namespace: str, name: str, policy: str) -> None:
+        with self._lock:
+            self.deletions.append((f"{plural}/{name}", policy))
+            found = self.objects[(plural, namespace, name)]
+            if plural not in OWNERS:
+                del self.objects[(plural, namespace, name)]
+                return
+            found["metadata"]["deletionTimestamp"] = _now()
+            mine = [key for key, pod in self.objects.items() if key[0] == "pods"
+                    and pod["metadata"]["labels"]["app.kubernetes.io/instance"] == name]
+            for key in mine:
+                self.objects[key]["metadata"]["deletionTimestamp"] = _now()
+
+        def end() -> None:
+            time.sleep(self.ending_s)
+            with self._lock:
+                for key in (*mine, (plural, namespace, name)):
+                    self.objects.pop(key, None)
+
+        threading.Thread(target=end, daemon=True).start()
+
+    def is_over(self, pod: str) -> bool:
+        found = self.objects.get(("pods", "embark", pod))
+        return found is None or found["status"]["phase"] in ("Succeeded", "Failed")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    api: KubernetesApi
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16
+    """Headers and body in one piece: apart, each answer waits 40 ms for the other side's acknowledgement."""
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def handle_any(self) -> None:
+        split = urlsplit(self.path)
+        query = {key: values[0] for key, values in parse_qs(split.query).items()}
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.api.requests.append((self.command, self.path))
+        if not self.api.is_token_good:  # kubectl sends none over plain HTTP, so that this is not asked of the header
+            return self._refuse(401, "Unauthorized", "Unauthorized")
+        found = self._discovery(split.path)
+        if found is not None:
+            return self._json(200, found)
+        match = OBJECT.fullmatch(split.path)
+        if match is None:
+            return self._refuse(404, "NotFound", "the server could not find the requested resource")
+        if split.path.startswith("/api/v1/namespaces") and split.path.count("/") <= 4:
+            name = split.path.split("/")[4] if split.path.count("/") == 4 else ""
+            return self._object("", "namespaces", "", name, "", query, body)
+        group = match["group"] or ""
+        if match["plural"] not in self.api.kinds.get(group, {}):
+            return self._refuse(404, "NotFound", "the server could not find the requested resource")
+        return self._object(group, match["plural"], match["namespace"] or "", match["name"] or "", match["sub"] or "",
+                            query, body)
+
+    do_GET = do_POST = do_PATCH = do_DELETE = handle_any  # noqa: N815
+
+    def _object(self, group: str, plural: str, namespace: str, name: str, sub: str, query: dict[str, str],
+                body: bytes) -> None:
+        api, key = self.api, (plural, namespace, name)
+        if plural in api.forbidden:
+            return self._refuse(403, "Forbidden", f'{plural} "{name}" is forbidden: User "me" cannot touch {plural}')
+        if sub == "log":
+            return self._log(name, query)
+        if self.command == "GET" and not name:
+            return self._json(200, self._list(group, plural, namespace, query))
+        if self.command == "GET":
+            found = api.objects.get(key)
+            return self._json(200, self._whole(group, plural, found)) if found else self._missing(plural, name)
+        if self.command == "DELETE":
+            if key not in api.objects:
+                return self._missing(plural, name)
+            options = json.loads(body or b"{}")
+            api.delete(*key, options.get("propagationPolicy", ""))
+            return self._json(200, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
+        given = yaml.safe_load(body)
+        name = name or given["metadata"]["name"]
+        if namespace and ("namespaces", "", namespace) not in api.objects:
+            return self._missing("namespaces", namespace)
+        if self.command == "POST" and (plural, namespace, name) in api.objects:
+            return self._refuse(409, "AlreadyExists", f'{plural} "{name}" already exists')
+        if plural in OWNERS and api.refusal:
+            return self._refuse(422, "Invalid", api.refusal)
+        if query.get("dryRun") == "All":
+            return self._json(200, self._whole(group, plural, given))
+        kept = {field: value for field, value in given.items() if field not in ("metadata", "apiVersion", "kind")}
+        found = api.put(plural, name, namespace, metadata=given["metadata"], **kept)
+        return self._json(201, self._whole(group, plural, found))
+
+    def _list(self, group: str, plural: str, namespace: str, query: dict[str, str]) -> dict[str, Any]:
+        wanted = dict(pair.split("=") for pair in query.get("labelSelector", "").split(",") if pair)
+        found = [one for (kind, of, _), one in list(self.api.objects.items()) if kind == plural and of == namespace
+                 and wanted.items() <= one["metadata"].get("labels", {}).items()]
+        kind = self.api.kinds[group][plural]
+        return {"kind": f"{kind}List", "apiVersion": group or "v1", "metadata": {"resourceVersion": "1"},
+                "items": [self._whole(group, plural, one) for one in found]}
+
+    def _whole(self, group: str, plural: str, found: dict[str, Any]) -> dict[str, Any]:
+        return {**found, "apiVersion": group or "v1", "kind": self.api.kinds[group][plural]}
+
+    def _log(self, pod: str, query: dict[str, str]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        since, sent = query.get("sinceTime", ""), 0
+        must_cut = query.get("follow") == "true" and self.api.cut_logs > 0
+        self.api.cut_logs -= must_cut
+        while True:
+            is_over = query.get("follow") != "true" or self.api.is_over(pod)
+            lines = self.api.logs.get(pod, [])
+            for line in lines[sent:]:
+                sent += 1
+                if line[:19] >= since[:19]:
+                    text = line if query.get("timestamps") == "true" else line.partition(" ")[2]
+                    self._chunk(f"{text}\n".encode())
+                    if must_cut:
+                        self.close_connection = True
+                        return None
+            if is_over and sent == len(self.api.logs.get(pod, [])):
+                return self._chunk(b"")
+            time.sleep(0.02)
+
+    def _chunk(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+            self.wfile.flush()
+
+    def _discovery(self, path: str) -> dict[str, Any] | None:
+        kinds = self.api.kinds
+        if path == "/version":
+            return {"major": "1", "minor": "36", "gitVersion": "v1.36.4"}
+        if path == "/api":
+            return {"kind": "APIVersions", "versions": ["v1"]}
+        if path == "/apis":
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(group) for group in kinds if group]}
+        if path == "/openapi/v3":
+            return {"paths": {_root(group)[1:]: {"serverRelativeURL": f"/openapi/v3{_root(group)}"}
+                              for group in kinds}}
+        for group, plurals in kinds.items():
+            if path == _root(group):
+                return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group or "v1", "resources": [
+                    {"name": plural, "singularName": kind.lower(), "namespaced": kind != "Namespace", "kind": kind,
+                     "verbs": ["create", "delete", "get", "list", "patch", "watch"]}
+                    for plural, kind in plurals.items()]}
+            if path == f"/openapi/v3{_root(group)}":
+                return _openapi(group, plurals)
+        return None
+
+    def _missing(self, plural: str, name: str) -> None:
+        self._refuse(404, "NotFound", f'{plural} "{name}" not found')
+
+    def _refuse(self, code: int, reason: str, message: str) -> None:
+        self._json(code, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
+                          "reason": reason, "message": message})
+
+    def _json(self, code: int, told: dict[str, Any]) -> None:
+        data = json.dumps(told).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextlib.contextmanager
+def kubernetes_api(**options: Any) -> Iterator[KubernetesApi]:
+    api = KubernetesApi(**options)
+    try:
+        yield api
+    finally:
+        api.down()
+
+
+def _root(group: str) -> str:
+    return f"/apis/{group}" if group else "/api/v1"
+
+
+def _group(group: str) -> dict[str, Any]:
+    name, _, version = group.partition("/")
+    mine = {"groupVersion": group, "version": version}
+    return {"name": name, "versions": [mine], "preferredVersion": mine}
+
+
+def _openapi(group: str, plurals: dict[str, str]) -> dict[str, Any]:
+    """Enough for kubectl to see that the server validates fields and knows dry runs itself."""
+    name, _, version = group.rpartition("/")
+    paths = {}
+    for plural, kind in plurals.items():
+        parameters = [{"name": word, "in": "query", "schema": {"type": "string"}} for word in
+                      ("fieldValidation", "dryRun", "fieldManager", "force")]
+        where = "" if kind == "Namespace" else "/namespaces/{namespace}"
+        paths[f"{_root(group)}{where}/{plural}/{{name}}"] = {"patch": {
+            "parameters": parameters, "responses": {"200": {"description": "OK"}},
+            "x-kubernetes-action": "patch",
+            "x-kubernetes-group-version-kind": {"group": name, "version": version or "v1", "kind": kind}}}
+    return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.36.4"}, "paths": paths}
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _now_nanos() -> str:
+    now_ns = time.time_ns()
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_ns // 10**9)) + f".{now_ns % 10**9:09d}Z"

@@ -1,0 +1,92 @@
+"""Many ranks train what one does: the same samples, the same start, the same losses."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.dist.conftest import command, environment
+
+pytestmark = pytest.mark.slow
+
+
+def test_four_ranks_give_the_losses_of_one(ranks, one):
+    four = ranks(4, name="four")
+    assert (one.code, four.code) == (0, 0), one.output + four.output
+    assert len(one.losses()) == 12
+    assert four.losses() == pytest.approx(one.losses(), rel=2e-5)
+    assert one.losses()[-1] < one.losses()[0]
+    for metric in ("auc", "log_loss", "normalized_entropy", "calibration", "best_auc"):
+        assert four.last_eval()[metric] == pytest.approx(one.last_eval()[metric], rel=1e-3), metric
+    assert four.last_eval()["num_samples"] == one.last_eval()["num_samples"] == 515
+
+
+@pytest.mark.parametrize("sharding", ["row_wise", "column_wise", "table_row_wise", "table_column_wise"])
+def test_every_sharding_gives_the_same_losses(ranks, one, sharding):
+    sharded = ranks(2, f"train.sharding={sharding}", name="sharded")
+    assert sharded.code == 0, sharded.output
+    layout = sharded.events("plan")[0]
+    assert {t["sharding"] for t in layout["tables"]} == {sharding}
+    assert sharded.losses() == pytest.approx(one.losses(), rel=2e-5)
+
+
+def test_row_wise_lays_every_table_over_both_ranks(ranks):
+    done = ranks(2, "train.sharding=row_wise", "train.num_steps=1")
+    layout = done.events("plan")[0]
+    assert all(t["ranks"] == [0, 1] for t in layout["tables"])
+    assert "row_wise" in (done.run_dir / "plan.txt").read_text()
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_quantized_comms_train_the_same_within_their_precision(ranks, one, dtype):
+    quantized = ranks(2, f"train.comms_dtype={dtype}")
+    assert quantized.code == 0, quantized.output
+    assert quantized.losses() != pytest.approx(one.losses(), rel=2e-6)
+    assert quantized.losses() == pytest.approx(one.losses(), rel=5e-3)
+
+
+def test_a_batch_that_does_not_divide_is_refused(ranks):
+    done = ranks(2, "train.batch_size=97")
+    assert "does not divide over 2 ranks" in done.output
+    assert "use 96 or 98" in done.output
+    assert done.code != 0
+    assert "exitcode  : 64" in done.output
+    assert not done.run_dir.exists()
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_at_one(ranks, one):
+    sets = ("store.checkpoint_every=6",)
+    first = ranks(2, *sets, "train.num_steps=6", name="run")
+    second = ranks(1, *sets, name="run")
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    assert second.events("resume")[0]["step"] == 6
+    assert second.losses()[6:] == pytest.approx(one.losses()[6:], rel=2e-5)
+
+
+def test_ranks_that_resume_give_the_same_losses_bit_for_bit(ranks):
+    sets = ("store.checkpoint_every=6", "train.dense_optimizer=adam", "train.dense_learning_rate=0.01")
+    whole = ranks(2, *sets, name="whole")
+    first = ranks(2, *sets, "train.num_steps=6", name="run")
+    second = ranks(2, *sets, name="run")
+    assert (whole.code, first.code, second.code) == (0, 0, 0), second.output
+    assert second.losses() == whole.losses()
+
+
+def test_a_signal_to_one_rank_stops_all_at_one_step(tmp_path, spec_file):
+    """Ctrl-C reaches whoever it reaches; the others must not wait for ever."""
+    sets = (f"store.root={tmp_path}", "train.num_steps=100000", "train.num_epochs=2400")
+    process = subprocess.Popen(command(2, spec_file, sets), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               text=True, env=environment(), cwd=tmp_path)
+    events = tmp_path / "ranks" / "events.jsonl"
+    deadline = time.time() + 120
+    while not (events.exists() and '"step"' in events.read_text()) and time.time() < deadline:
+        time.sleep(0.2)
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+    os.kill(int(children.stdout.split()[-1]), signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "stopped by SIGTERM" in output
+    assert output.count("exitcode  : 75") >= 1
+    assert list((tmp_path / "ranks" / "checkpoints").glob("step-*/commit.json"))

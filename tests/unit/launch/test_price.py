@@ -1,0 +1,28 @@
+"""What a launch will take is said before it is asked for."""
+
+from __future__ import annotations
+
+from embark.catalog import load_catalog
+from embark.launch.price import foretell
+from embark.spec import load_spec
+
+BASE = ["place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://bucket/runs"]
+
+
+def test_the_price_is_that_of_all_machines_as_they_are_paid_where_they_are():
+    told = foretell(load_spec("quickstart", [*BASE, "place.region=us-west-2"]))
+    price = load_catalog().prices["p5.48xlarge", "us-west-2"]
+    assert told.fits
+    assert told.usd_per_hour == 2 * price.on_demand_usd_per_hour
+    assert "an hour on demand in us-west-2" in told.price
+    assert told.total_usd is not None
+    spot = foretell(load_spec("quickstart", [*BASE, "place.region=us-west-2", "place.spot=true"]))
+    assert spot.usd_per_hour == 2 * price.spot_usd_per_hour
+    assert "on spot in us-west-2" in spot.price
+
+
+def test_data_that_is_not_here_leaves_the_price_an_hour():
+    told = foretell(load_spec("quickstart", [*BASE, "data.kind=prepared", "data.path=s3://bucket/criteo"]))
+    assert "no plan could be made" in told.sentence
+    assert told.usd_per_hour is not None
+    assert "an hour" in told.price
