@@ -14,10 +14,11 @@ from embark.console import Console
 from embark.errors import ExitCode, UserError, nearest
 from embark.plan.across import MAX_NODES, Bounds, Order, Survey, ranked, survey
 from embark.plan.cost import Way
+from embark.plan.data_size import with_data
 from embark.plan.estimate import Estimate, Estimator, Predict
 from embark.plan.placement import Cluster, Placement, Shard, TooLarge
 from embark.plan.verdict import survey_sentence, usd, verdict
-from embark.plan.workload import DataSize, workload_of
+from embark.plan.workload import workload_of
 from embark.plan_rows import estimate_data, rank_headings, rank_row, say_estimate, survey_data
 from embark.spec import RunSpec
 from embark.watch.words import duration, many
@@ -60,8 +61,7 @@ def plan_run(console: Console, spec: RunSpec, asked: Asked) -> ExitCode:
     is_across = asked.across or not spec.place.machine
     _refuse(asked, is_across=is_across)
     machine = None if is_across else _machine(catalog, spec, asked)
-    spec, data_size = _with_data(spec, asked.num_samples)
-    spec = _with_tables(spec)
+    spec, data_size = with_data(spec, asked.num_samples)
     is_spot = spec.place.spot if asked.spot is None else asked.spot
     way: Way = "spot" if is_spot else "on_demand"
     region = asked.region or ("" if is_across else spec.place.region)
@@ -154,33 +154,6 @@ def _machine(catalog: Catalog, spec: RunSpec, asked: Asked) -> Machine:
         raise UserError(f"{machine.name} is a machine of {machine.cloud}, not of {cloud}",
                         fix=f"leave the cloud out, or embark catalog list --cloud {cloud}")
     return machine
-
-
-def _with_data(spec: RunSpec, num_samples: int | None) -> tuple[RunSpec, DataSize | None]:
-    """The spec with what its data says, and the data's size, where it can be read here."""
-    said = None if num_samples is None else DataSize(num_samples)
-    if spec.data.kind != "prepared":
-        return spec, said
-    from embark.data.fitting import fitted
-    from embark.data.prepared.manifest import MANIFEST
-    from embark.data.prepared.opening import local_folder, read_manifest
-
-    folder = local_folder(spec.data.path)
-    if folder is not None and (folder / MANIFEST).is_file():
-        manifest = read_manifest(spec.data.path)
-        found = DataSize(manifest.num_rows("train"), manifest.num_rows(spec.data.eval_split), manifest.size_bytes,
-                         f"{spec.data.path}/{MANIFEST}")
-        return fitted(spec, manifest), said or found
-    if not spec.model.gives_tables:
-        raise UserError(f"{spec.data.path}: is not here to say which tables there are",
-                        fix="give [model] its tables, or plan where the data is")
-    return spec, said
-
-
-def _with_tables(spec: RunSpec) -> RunSpec:
-    """Every table written out once: hundreds of predictions ask for them."""
-    model = spec.model.model_copy(update={"tables": spec.model.table_list()})
-    return spec.model_copy(update={"model": model})
 
 
 def _closed_form() -> Predict:

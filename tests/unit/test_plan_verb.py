@@ -13,6 +13,7 @@ import pytest
 from plan_setups import written_calibration
 from prepared_rows import FIXED, make_prepared
 
+from embark.catalog.grace import POD_GRACE_S
 from embark.console import Console
 from embark.errors import EmbarkError, ExitCode
 from embark.plan.calibration import forget
@@ -262,7 +263,7 @@ def test_the_guide_names_the_constants_that_are_used():
     from embark.plan import cost, saves
 
     text = (ROOT / "docs" / "plan.md").read_text()
-    graces = (f"({saves.GRACE_S['aws']:g} s on AWS, {saves.GRACE_S['azure']:g} s on Azure, {saves.GRACE_S['gcp']:g} s "
+    graces = (f"({POD_GRACE_S['aws']:g} s on AWS, {POD_GRACE_S['azure']:g} s on Azure, {POD_GRACE_S['gcp']:g} s "
               "for pods on GKE)")
     for words in (f"{cost.BOOT_S:g} s until", f"{cost.IMAGE_S:g} s for an image", graces,
                   f"{cost.FIRST_STEP_S:g} s to the first", f"{cost.RESUMED_STEP_S:g} s to the first",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embark.catalog import load_catalog
-from embark.errors import EmbarkError, UserError
+from embark.errors import EmbarkError
 from embark.plan.cost import WAY_NAMES, Way
+from embark.plan.data_size import with_data
 from embark.plan.estimate import Estimator, Predict
 from embark.plan.verdict import usd, verdict
-from embark.plan.workload import DataSize, workload_of
+from embark.plan.workload import workload_of
 from embark.render.job import make_job
 from embark.render.site import site_of, usd_per_hour
 from embark.spec import RunSpec
@@ -36,7 +37,7 @@ def foretell(spec: RunSpec) -> Foretold:
     price = (f"{usd(per_hour)} an hour {WAY_NAMES[way]} in {region}" if per_hour is not None
              else f"a price {WAY_NAMES[way]} in {region} that the catalog does not know")
     try:
-        sized, size = _with_data(spec)
+        sized, size = with_data(spec)
         # The region that the machines are asked for in, where its prices are known at all.
         known = region if (job.machine.name, region) in catalog.prices else ""
         estimator = Estimator(sized, workload_of(sized, size), catalog, _predict(), known, way)
@@ -45,26 +46,6 @@ def foretell(spec: RunSpec) -> Foretold:
     except EmbarkError as error:
         return Foretold(True, f"{job.title}; no plan could be made: {error.what}", price, per_hour)
     return Foretold(answer.fits, answer.sentence, price, per_hour, estimate.total_usd(way))
-
-
-def _with_data(spec: RunSpec) -> tuple[RunSpec, DataSize | None]:
-    """The spec with its tables written out, and the data's size where it can be read here."""
-    size = None
-    if spec.data.kind == "prepared":
-        from embark.data.fitting import fitted
-        from embark.data.prepared.manifest import MANIFEST
-        from embark.data.prepared.opening import local_folder, read_manifest
-
-        folder = local_folder(spec.data.path)
-        if folder is not None and (folder / MANIFEST).is_file():
-            manifest = read_manifest(spec.data.path)
-            size = DataSize(manifest.num_rows("train"), manifest.num_rows(spec.data.eval_split), manifest.size_bytes,
-                            f"{spec.data.path}/{MANIFEST}")
-            spec = fitted(spec, manifest)
-        elif not spec.model.gives_tables:
-            raise UserError(f"{spec.data.path} is not here to say which tables there are")
-    model = spec.model.model_copy(update={"tables": spec.model.table_list()})
-    return spec.model_copy(update={"model": model}), size
 
 
 def _predict() -> Predict:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from embark.catalog import Catalog, Machine, Price
+from embark.catalog.grace import POD_GRACE_S
 from embark.plan.prediction import Prediction
-from embark.plan.saves import GRACE_S, Failures, SaveBytes, Saves, save_bytes, saves_of
+from embark.plan.saves import Failures, SaveBytes, Saves, save_bytes, saves_of
 from embark.plan.workload import Workload
 
 Way = Literal["on_demand", "spot", "block", "commit_1y", "commit_3y"]
@@ -192,7 +193,7 @@ def failures_of(catalog: Catalog, machine: Machine, num_nodes: int, region: str,
         num_gpus = machine.num_gpus * num_nodes
         per_hour = num_gpus / GPU_HOURS_BETWEEN_FAILURES
         why = f"an accelerator or its host fails every {GPU_HOURS_BETWEEN_FAILURES:,.0f} h of one"
-    return Failures(per_hour, said_grace_s or GRACE_S[machine.cloud], way == "spot", why)
+    return Failures(per_hour, said_grace_s or POD_GRACE_S[machine.cloud], way == "spot", why)
 
 
 def usd_per_hour(price: Price | None, way: Way) -> float | None:

@@ -13,8 +13,6 @@ from embark.store.interval import steps_between_saves
 
 DENSE_STATE_BYTES = {"sgd": 0, "adagrad": 4, "adam": 8}
 """What the dense optimizer keeps for each weight."""
-GRACE_S = {"aws": 120.0, "azure": 30.0, "gcp": 15.0}
-"""From notice to end: EC2's spot notice, Azure's Preempt event, and the pods of a GKE spot node."""
 COPY_SHARE = 0.75
 """Of the bus one way: an H200 host copied 680 MB to pinned memory in 14 ms, 48 GB/s of 64."""
 UNKNOWN_BUS_GBYTE_PER_S = 32.0

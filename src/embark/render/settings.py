@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from embark.catalog.grace import POD_GRACE_S
 from embark.render.job import Job, Setting
 
 MAX_THREADS = 16
@@ -71,7 +72,7 @@ def fabric_needs(job: Job) -> FabricNeeds:
 def grace_s(job: Job) -> int:
     """Seconds from SIGTERM to SIGKILL: what the spec says, else what the cloud gives."""
     row = _table()["grace"][job.cloud]
-    given = int(row["spot_s" if job.is_spot else "on_demand_s"])
+    given = int(POD_GRACE_S[job.cloud] if job.is_spot else row["on_demand_s"])
     asked = job.spec.place.grace_s
     if asked is None:
         return given

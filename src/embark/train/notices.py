@@ -22,16 +22,9 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import HTTPDefaultErrorHandler, HTTPErrorProcessor, HTTPHandler, OpenerDirector, Request
 
+from embark.catalog.grace import GRACES
 from embark.errors import UserError
 
-GRACES: dict[str, tuple[float, str]] = {
-    "aws": (120, "docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html, 2026-11"),
-    "azure": (30, "learn.microsoft.com/azure/virtual-machines/linux/scheduled-events: Preempt, 2026-11"),
-    "gce": (30, "docs.cloud.google.com/compute/docs/instances/spot: unless set to 120 s, 2026-11"),
-    "gke-spot": (15, "docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms: user pods, 2026-11"),
-    "kubernetes": (30, "Kubernetes 1.36 API, PodSpec.terminationGracePeriodSeconds: the default, 2026-11"),
-}
-"""How many seconds a machine or a pod stays after its notice, and who says so."""
 LINK_LOCAL = "169.254.169.254"
 DMI = Path("/sys/class/dmi/id")
 AZURE_ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"

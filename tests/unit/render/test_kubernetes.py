@@ -42,7 +42,9 @@ def words_of(job, index: str = "0") -> list[str]:
     ("Standard_ND96asr_v4", {"queue": "team", "max_hours": 5.0, "volume": "azure-netapp-premium"}),
 ], ids=str)
 def test_the_api_server_s_schemas_take_every_object(machine, place):
-    for document in objects(job_of(machine, **place)).values():
+    found = objects(job_of(machine, **place))
+    assert {"Namespace", "ServiceAccount", "ConfigMap", "Job"} <= set(found)
+    for document in found.values():
         kubernetes_validate.validate(document, VERSION, strict=True)
 
 
