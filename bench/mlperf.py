@@ -3,7 +3,8 @@
     python bench/mlperf.py
 
 Minutes are those of the results' table; samples are what a submission's rate and minutes multiply to. Batch sizes are
-those of the submissions' configurations: 6,912 samples a GPU on 8, 2,112 on 64, 1,056 on 128. HugeCTR spreads tables by
+those of the submissions' configurations: 6,912 samples a GPU on 8, 2,112 on 64, 1,056 on 128. As far as is known here,
+and its code was not read, HugeCTR spreads tables by
 rows and columns over the hosts where that is quicker, and reduces dense gradients while others are computed; Embark's
 planner has no such grid, and its captured step reduces them at its end.
 """
