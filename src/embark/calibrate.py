@@ -92,7 +92,7 @@ def as_measured(spec: RunSpec, found: dict[str, Any], *, is_gpu: bool) -> Measur
 
 def _runs(spec: RunSpec, *, is_gpu: bool) -> Iterator[RunSpec]:
     for engine in ("captured", "pipeline") if is_gpu else ("pipeline",):
-        for name, model in _models(is_gpu=is_gpu).items():
+        for name, model in calibration_models(is_gpu=is_gpu).items():
             for batch in (GPU_BATCHES if is_gpu else CPU_BATCHES)[name]:
                 train = spec.train.model_copy(update={"batch_size": batch, "engine": engine})
                 data = spec.data.model_copy(update={"num_train_samples": 16 * batch, "num_eval_samples": 0,
@@ -100,7 +100,7 @@ def _runs(spec: RunSpec, *, is_gpu: bool) -> Iterator[RunSpec]:
                 yield spec.model_copy(update={"name": name, "model": model, "train": train, "data": data})
 
 
-def _models(*, is_gpu: bool) -> dict[str, ModelSpec]:
+def calibration_models(*, is_gpu: bool) -> dict[str, ModelSpec]:
     """Hardly anything, mostly lookups, mostly layers, and several ids a feature under cross layers."""
     scale = 1 if is_gpu else 10
     many = tuple(Table(name=f"cat_{i}", rows=400_000 // scale, multi_hot=6) for i in range(20))
@@ -116,7 +116,7 @@ def _models(*, is_gpu: bool) -> dict[str, ModelSpec]:
 
 
 def _base(found: dict[str, Any]) -> Calibration:
-    rates = Rates(found["copy_bytes"], found["matmul_flops"], found["upload_bytes"])
+    rates = Rates(found["copy_bytes"], found["matmul_flops"], found["upload_bytes"], found["synthetic_values"])
     today = datetime.date.today().isoformat()
     if found["kind"] != "cuda":
         return Calibration(CPU, found["device"], today, f"torch {found['torch']}", rates, {}, {})

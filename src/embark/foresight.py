@@ -33,7 +33,8 @@ def foresee(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
         placement = closed_form(spec, cluster)
     except TooLarge:
         return None
-    step = step_time(spec, placement, cluster, engine, precision, calibration)
+    step = step_time(spec, placement, cluster, engine, precision, calibration,
+                     draws_samples=spec.data.kind == "synthetic")
     parts = (
         host_parts(spec, placement, cluster.ranks_per_host, calibration, is_cpu=True, engine=engine,
                    precision=precision)

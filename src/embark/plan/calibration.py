@@ -26,6 +26,8 @@ class Rates:
     """Of a large matrix product, by precision: `fp32`, `tf32`, `bf16`."""
     upload_bytes: float
     """From pinned host memory to the device; on a CPU, the same as `copy_bytes`."""
+    synthetic_values: float = 0.0
+    """Of the hidden model's samples, labels, features and ids that a rank's loader draws; 0: not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,14 @@ class MemoryFit:
     """CUDA's context, kernels and libraries; on a CPU, the interpreter and its libraries."""
     workspace_bytes: float
     """Matrix libraries' working memory."""
-    activations: float
-    """Bytes held at the peak for each byte of activations that is counted."""
+    pooled: float
+    """Bytes held at the peak for each byte that is counted of the tables' pooled vectors."""
+    layers: float
+    """… of the layers' outputs."""
+    ids: float
+    """… of what is kept for each id."""
     fragmentation: float
-    """What the allocator holds for each byte of activations at the peak."""
+    """What the allocator holds besides for each of these bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +146,7 @@ def _scaled(base: Calibration, gpu: Gpu) -> Calibration:
         base.rates.copy_bytes * memory,
         {name: rate * matmul[name] for name, rate in base.rates.matmul_flops.items()},
         base.rates.upload_bytes * min(1.0, upload),
+        base.rates.synthetic_values,
     )
     return replace(
         base, device=gpu.name, title=gpu.name, rates=rates, is_measured=False,
@@ -152,7 +159,8 @@ def to_toml(calibration: Calibration) -> str:
     rates, lines = calibration.rates, []
     lines += [f'[{_key(calibration.device)}]', f'title = "{calibration.title}"', f'date = "{calibration.date}"',
               f'versions = "{calibration.versions}"', "", f'[{_key(calibration.device)}.rates]',
-              f"copy_bytes = {rates.copy_bytes:.4g}", f"upload_bytes = {rates.upload_bytes:.4g}"]
+              f"copy_bytes = {rates.copy_bytes:.4g}", f"upload_bytes = {rates.upload_bytes:.4g}",
+              f"synthetic_values = {rates.synthetic_values:.4g}"]
     lines.append("matmul_flops = { " + ", ".join(f"{k} = {v:.4g}" for k, v in rates.matmul_flops.items()) + " }")
     for section, fits in (("engines", calibration.engines), ("memory", calibration.memory)):
         for engine, fit in fits.items():
@@ -166,7 +174,7 @@ def _calibration(name: str, table: dict[str, Any]) -> Calibration:
     return Calibration(
         name, table["title"], table["date"], table["versions"],
         Rates(float(rates["copy_bytes"]), {k: float(v) for k, v in rates["matmul_flops"].items()},
-              float(rates["upload_bytes"])),
+              float(rates["upload_bytes"]), float(rates["synthetic_values"])),
         {engine: EngineFit(**_numbers(fit)) for engine, fit in table["engines"].items()},
         {engine: MemoryFit(**_numbers(fit)) for engine, fit in table["memory"].items()},
         basis=f"measured on {table['title']}, {table['date']}",

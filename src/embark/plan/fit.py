@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -11,9 +11,6 @@ from embark.plan.memory import captured, pipelined
 from embark.plan.placement import Placement, Shard
 from embark.plan.step_time import features
 from embark.spec import RunSpec
-
-HOST_BOUND = 1.15
-"""A step this close to the shortest of its model is the host's, not the device's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +38,67 @@ def fitted(base: Calibration, measured: Sequence[Measured]) -> Calibration:
     memory = {name: fit_memory([m for m in measured if m.engine == name]) for name in engines}
     resident = sorted(m.resident_bytes for m in measured if m.resident_bytes)
     if resident:
-        memory["host"] = MemoryFit(resident[len(resident) // 2], 0.0, 0.0, 0.0)
+        memory["host"] = MemoryFit(resident[len(resident) // 2], 0.0, 0.0, 0.0, 0.0, 0.0)
     return replace(base, engines=engines, memory=memory)
 
 
 def fit_engine(base: Calibration, measured: Sequence[Measured]) -> EngineFit:
-    """The host's part from the steps that grow no longer with the batch, the device's from the others."""
+    """The device's part alone, or a host beside it that small steps wait for: whichever comes nearer."""
     rows = [features(m.spec, whole(m.spec), m.precision, base) for m in measured]
     times = [m.step_s for m in measured]
-    shortest: dict[str, float] = {}
-    for m in measured:
-        shortest[m.spec.name] = min(shortest.get(m.spec.name, m.step_s), m.step_s)
-    of_host = [m.step_s < HOST_BOUND * shortest[m.spec.name] for m in measured]
-    # Two sizes of several models take the same time, and enough of the others are left to learn the device's from.
-    is_host_bound = sum(of_host) >= 1.3 * len(shortest) and len(times) - sum(of_host) >= 3
-    host = [0.0, 0.0]
-    if is_host_bound:
-        # Whatever else the host does makes a step longer, never shorter.
-        least = [(r, t) for r, t, m in zip(rows, times, measured, strict=True) if t == shortest[m.spec.name]]
-        host = non_negative([r[:2] for r, _ in least], [t for _, t in least])
-        device = [0.0, 0.0, *non_negative([r[2:] for r, h in zip(rows, of_host, strict=True) if not h],
-                                          [t for t, h in zip(times, of_host, strict=True) if not h])]
-    else:
-        device = non_negative(rows, times)
-    return EngineFit(host[0], host[1], *device)
+    alone = EngineFit(0.0, 0.0, *non_negative(rows, times))
+    return min([alone, *_beside_a_host(rows, times)], key=lambda fit: _distance(fit, rows, times))
 
 
 def fit_memory(measured: Sequence[Measured]) -> MemoryFit:
-    """Bytes over what is counted: a part that is always there, and one that grows with the activations."""
-    rows, rest, held = [], [], []
+    """Bytes over what is counted: a part that is always there, and those that grow with the activations."""
+    rows, used, allocated = [], [], []
     for m in measured:
         counted = (captured if m.engine == "captured" else pipelined)(m.spec, whole(m.spec), 0, m.precision)
-        fixed = counted.tables + counted.state + counted.dense + counted.inputs + counted.exchange
-        rows.append((1.0, counted.activations))
-        rest.append((fixed, m.used_bytes))
-        held.append((fixed, m.allocated_bytes or m.used_bytes))
-    always, grows = _over(rows, rest)
-    kept = min(_over(rows, held)[1], grows) or grows
+        rows.append((1.0, counted.pooled, counted.layers, counted.ids))
+        used.append((counted.fixed, m.used_bytes))
+        allocated.append((counted.fixed, m.allocated_bytes or m.used_bytes))
+    always, *grows = _over(rows, used)
+    _, *kept = _over(rows, allocated)
+    in_all = [sum(row[number] for row in rows) for number in (1, 2, 3)]
+    wanted = sum(k * size for k, size in zip(kept, in_all, strict=True))
+    share = max(0.0, sum(g * size for g, size in zip(grows, in_all, strict=True)) / wanted - 1) if wanted else 0.0
     outside = sorted(m.used_bytes - m.reserved_bytes for m in measured if m.reserved_bytes)
     context = min(outside[len(outside) // 2], always) if outside else always
-    return MemoryFit(context, always - context, kept, grows / kept - 1 if kept else 0.0)
+    return MemoryFit(context, always - context, *(g / (1 + share) for g in grows), share)
+
+
+def _beside_a_host(rows: Sequence[Sequence[float]], times: Sequence[float]) -> Iterator[EngineFit]:
+    """From each guess at how many of the smallest steps are the host's, on to where the fit itself says the same."""
+    by_size = sorted(range(len(rows)), key=lambda i: sum(rows[i][2:]))
+    for number in range(2, len(rows) - 2):
+        of_host = set(by_size[:number])
+        for _ in range(len(rows)):
+            others = [i for i in range(len(rows)) if i not in of_host]
+            if len(of_host) < 2 or len(others) < 3:
+                break
+            host = non_negative([rows[i][:2] for i in of_host], [times[i] for i in of_host])
+            device = non_negative([rows[i][2:] for i in others], [times[i] for i in others])
+            fit = EngineFit(host[0], host[1], 0.0, 0.0, *device)
+            yield fit
+            found = {i for i, row in enumerate(rows) if _host_s(fit, row) >= _device_s(fit, row)}
+            if found == of_host:
+                break
+            of_host = found
+
+
+def _distance(fit: EngineFit, rows: Sequence[Sequence[float]], times: Sequence[float]) -> float:
+    return sum((max(_host_s(fit, row), _device_s(fit, row)) / time_s - 1) ** 2
+               for row, time_s in zip(rows, times, strict=True))
+
+
+def _host_s(fit: EngineFit, row: Sequence[float]) -> float:
+    return fit.host_s * row[0] + fit.host_layer_s * row[1]
+
+
+def _device_s(fit: EngineFit, row: Sequence[float]) -> float:
+    factors = (fit.start_s, fit.layer_s, fit.tables, fit.activations, fit.matmul)
+    return sum(factor * value for factor, value in zip(factors, row, strict=True))
 
 
 def _over(rows: Sequence[Sequence[float]], sizes: Sequence[tuple[float, float]]) -> list[float]:

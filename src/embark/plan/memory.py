@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from embark.plan.calibration import Calibration
+from embark.plan.calibration import Calibration, MemoryFit
 from embark.plan.placement import Placement, shard_bytes, table_value_bytes
 from embark.plan.work import Layers, layers_of, lookups_of, padded
 from embark.spec import RunSpec
@@ -22,14 +22,25 @@ DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Bytes on a rank that follow from the spec, and the activations that a library's allocator multiplies."""
+    """Bytes on a rank that follow from the spec; of the activations, those that a library keeps some times over."""
 
     tables: float
     state: float
     dense: float
-    activations: float
+    pooled: float
+    layers: float
+    ids: float
     inputs: float
     exchange: float
+
+    @property
+    def activations(self) -> float:
+        return self.pooled + self.layers + self.ids
+
+    @property
+    def fixed(self) -> float:
+        """What no allocator multiplies."""
+        return self.tables + self.state + self.dense + self.inputs + self.exchange
 
 
 def device_parts(
@@ -39,7 +50,7 @@ def device_parts(
     fit = calibration.memory[engine]
     rank = fullest_rank(spec, placement)
     counted = (captured if engine == "captured" else pipelined)(spec, placement, rank, precision)
-    held = counted.activations * fit.activations
+    held = _held(counted, fit)
     parts = {
         "tables": counted.tables,
         "optimizer state": counted.state,
@@ -89,7 +100,7 @@ def captured(spec: RunSpec, placement: Placement, rank: int, precision: str) -> 
         exchange = wire * (2 * looked_up.pooled_values + samples * sum(t.dim or 0 for t in tables))
         exchange += 4 * (3 * looked_up.num_ids + samples * num_ids) + 8 * (looked_up.num_ids + samples * num_ids)
     return Counted(
-        on_device, state, _flat_dense_bytes(spec, layers, size, samples), samples * (widths * size + 4) + keys,
+        on_device, state, _flat_dense_bytes(spec, layers, size, samples), 0.0, samples * (widths * size + 4), keys,
         2 * samples * 4 * (1 + model.num_dense + num_ids), exchange,
     )
 
@@ -103,13 +114,13 @@ def pipelined(spec: RunSpec, placement: Placement, rank: int, precision: str) ->
     tables = model.table_list()
     pooled = sum(t.dim or 0 for t in tables)
     looked_up = lookups_of(spec, placement, rank, 4)
-    kept = samples * (pooled * (4 + size) + layers.output_width * size) + 48 * looked_up.num_ids
     on_device, state = _table_bytes(spec, placement, rank)
     num_ids = sum(t.multi_hot for t in tables)
     exchange = 0.0 if placement.num_ranks == 1 else 4 * 2 * (looked_up.pooled_values + samples * pooled)
     states = DENSE_STATES[spec.train.dense_optimizer]
     return Counted(
-        on_device, state, layers.num_values * (4 * (2 + states) + (2 if size == 2 else 0)), kept,
+        on_device, state, layers.num_values * (4 * (2 + states) + (2 if size == 2 else 0)),
+        samples * pooled * (4 + size), samples * layers.output_width * size, 48 * looked_up.num_ids,
         3 * samples * (4 * (1 + model.num_dense) + (8 + 8) * num_ids), exchange,
     )
 
@@ -135,8 +146,12 @@ def host_parts(
         rank = fullest_rank(spec, placement)
         counted = pipelined(spec, placement, rank, precision)
         parts["dense layers"] = counted.dense * len(ranks)
-        parts["activations"] = counted.activations * fit.activations * (1 + fit.fragmentation) * len(ranks)
+        parts["activations"] = _held(counted, fit) * (1 + fit.fragmentation) * len(ranks)
     return {name: size for name, size in parts.items() if size}
+
+
+def _held(counted: Counted, fit: MemoryFit) -> float:
+    return counted.pooled * fit.pooled + counted.layers * fit.layers + counted.ids * fit.ids
 
 
 def _table_bytes(spec: RunSpec, placement: Placement, rank: int) -> tuple[float, float]:

@@ -42,9 +42,9 @@ class Traffic:
 
 def step_time(
     spec: RunSpec, placement: Placement, cluster: Cluster, engine: str, precision: str, calibration: Calibration,
-    *, host_memory_bytes_per_s: float = 0.0, storage_bytes_per_s: float = 0.0,
+    *, host_memory_bytes_per_s: float = 0.0, storage_bytes_per_s: float = 0.0, draws_samples: bool = False,
 ) -> StepTime:
-    """Of the slowest rank."""
+    """Of the slowest rank. `draws_samples`: the loader draws them as it goes, which a plan for real data leaves out."""
     fit = calibration.engines[engine]
     layers = layers_of(spec.model)
     samples = spec.train.batch_size / placement.num_ranks
@@ -68,6 +68,8 @@ def step_time(
         # DDP reduces gradients while the layers before still compute theirs.
         device_s -= min(parts["all-reduce"], 0.5 * dense_s)
     beside = _beside(spec, cluster, samples, fit, layers, calibration, storage_bytes_per_s)
+    if draws_samples and calibration.rates.synthetic_values:
+        beside["drawing samples"] = samples * sample_bytes(spec) / 4 / calibration.rates.synthetic_values
     total_s = max(device_s, *beside.values())
     bound_by = max(beside, key=lambda name: beside[name])
     if beside[bound_by] <= device_s:

@@ -80,4 +80,20 @@ def measure_rates(spec: RunSpec) -> dict[str, Any]:
             flops[precision] = matrix_rate(device, precision)
         return {"device": world.device_name, "kind": device.type, "torch": torch.__version__,
                 "device_bytes": device_bytes(device) if device.type == "cuda" else 0,
-                "copy_bytes": bandwidth(device), "upload_bytes": upload_rate(device), "matmul_flops": flops}
+                "copy_bytes": bandwidth(device), "upload_bytes": upload_rate(device), "matmul_flops": flops,
+                "synthetic_values": drawing_rate()}
+
+
+def drawing_rate(batch_size: int = 2048, num_batches: int = 200) -> float:
+    """Labels, features and ids of the hidden model's samples that a rank's loader draws a second."""
+    from embark.data import Loader, open_source
+    from embark.spec import load_spec
+
+    spec = load_spec("quickstart", [f"train.batch_size={batch_size}"])
+    source = open_source(spec)
+    with Loader(source, batch_size=batch_size, rank=0, world_size=1, start_step=0, stop_step=num_batches) as loader:
+        taken = iter(loader)
+        num_values = sum(batch.dense.size + batch.ids.size + batch.label.size for batch in [next(taken)])
+        started = time.perf_counter()
+        num_taken = sum(1 for _ in taken)
+        return num_values * num_taken / (time.perf_counter() - started)

@@ -1,0 +1,44 @@
+"""The shipped H200 calibration is the fit of the steps measured there, and meets the runs it was not fitted to."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from embark.calibrate import compared
+from embark.plan.calibration import SHIPPED, read_calibrations
+
+BENCH = Path(__file__).parents[3] / "bench"
+
+
+@pytest.fixture(scope="module")
+def bench_plan() -> ModuleType:
+    found = importlib.util.spec_from_file_location("bench_plan", BENCH / "plan.py")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_the_shipped_factors_are_what_the_recorded_steps_give(bench_plan):
+    fit, _ = bench_plan.recorded(BENCH / "h200_steps.csv")
+    shipped = read_calibrations(SHIPPED)["H200"]
+    for engine in ("captured", "pipeline"):
+        for name in shipped.engines[engine].__dataclass_fields__:
+            assert getattr(shipped.engines[engine], name) == pytest.approx(getattr(fit.engines[engine], name), rel=0.01)
+        here, there = shipped.memory[engine], fit.memory[engine]
+        assert here.context_bytes + here.workspace_bytes == pytest.approx(there.context_bytes, rel=0.01)
+        for name in ("pooled", "layers", "ids"):
+            assert getattr(here, name) * (1 + here.fragmentation) == pytest.approx(getattr(there, name), rel=0.01)
+
+
+def test_both_models_at_three_sizes_by_both_engines_are_within_what_is_promised(bench_plan):
+    _, others = bench_plan.recorded(BENCH / "h200_steps.csv")
+    shipped = read_calibrations(SHIPPED)["H200"]
+    assert len(others) == 12
+    for one in others:
+        row = compared(shipped, one)
+        assert abs(float(row["off"].rstrip("%"))) < 20, row
+        assert abs(float(row["gib_off"].rstrip("%"))) < 5, row
