@@ -65,7 +65,8 @@ def fit_memory(measured: Sequence[Measured]) -> MemoryFit:
     share = max(0.0, sum(g * size for g, size in zip(grows, in_all, strict=True)) / wanted - 1) if wanted else 0.0
     outside = sorted(m.used_bytes - m.reserved_bytes for m in measured if m.reserved_bytes)
     context = min(outside[len(outside) // 2], always) if outside else always
-    return MemoryFit(context, always - context, *(g / (1 + share) for g in grows), share)
+    pooled, layers, ids = (g / (1 + share) for g in grows)
+    return MemoryFit(context, always - context, pooled, layers, ids, share)
 
 
 def _beside_a_host(rows: Sequence[Sequence[float]], times: Sequence[float]) -> Iterator[EngineFit]:
