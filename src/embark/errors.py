@@ -4,7 +4,8 @@
     ├── UserError         64   the input is wrong; never retry
     │   ├── SpecError          … in the spec or in --set
     │   ├── DataError          … in the data the spec names
-    │   └── MissingPackage     … an extra that is not installed
+    │   ├── MissingPackage     … an extra that is not installed
+    │   └── OverBudget         … place.budget_usd is spent; saved
     ├── Fault             70   something broke that a retry may cure
     ├── Preempted         75   saved; start me again
     └── Interrupted      130   Ctrl-C
@@ -85,6 +86,10 @@ class DataError(UserError):
 
 class MissingPackage(UserError):
     """A package of an extra is needed and not installed."""
+
+
+class OverBudget(UserError):
+    """What the run may cost is spent. Started again, it would only spend more."""
 
 
 class Fault(EmbarkError):

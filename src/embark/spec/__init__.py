@@ -5,8 +5,9 @@ from embark.spec.load import load_spec, resolve
 from embark.spec.model import ModelSpec, Table
 from embark.spec.place import PlaceSpec
 from embark.spec.presets import PRESETS
-from embark.spec.run import RunSpec, StoreSpec, WatchSpec
+from embark.spec.run import RunSpec, StoreSpec
 from embark.spec.train import TrainSpec
+from embark.spec.watch import WatchSpec
 from embark.spec.write import to_toml
 
 __all__ = [

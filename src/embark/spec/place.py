@@ -23,8 +23,9 @@ _IMAGE = (
 class PlaceSpec(Section):
     """What it runs on."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto`: a GPU where there is one, else the CPU."""
+    device: Literal["auto", "cpu", "cuda", "jax", "tpu"] = "auto"
+    """`auto`: a GPU where there is one, else the CPU; where `machine` is a TPU, that. `tpu`: the trainer in JAX, on
+    TPUs. `jax`: the same on whatever JAX finds."""
     timeout_s: PositiveInt = 600
     """How long a rank waits for the others before it gives up."""
     grace_s: PositiveFloat | None = None
@@ -68,3 +69,5 @@ class PlaceSpec(Section):
     """Where it is seen in the container."""
     max_hours: PositiveFloat | None = None
     """Give up after so many hours, finished or not."""
+    budget_usd: PositiveFloat | None = None
+    """What the run's machines may cost in all: before it would pass that, it saves, ends and is not started again."""

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from embark.spec.data import DataSpec
 from embark.spec.model import ModelSpec, Table
-from embark.spec.run import RunSpec, StoreSpec, WatchSpec
+from embark.spec.run import RunSpec, StoreSpec
 from embark.spec.train import TrainSpec
+from embark.spec.watch import WatchSpec
 
 # Rows of Criteo 1TB's 26 tables with ids capped at 40 million, as MLPerf's DLRM-DCNv2 reference has them.
 CRITEO_1TB_ROWS = (

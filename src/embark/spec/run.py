@@ -13,6 +13,7 @@ from embark.spec.model import ModelSpec
 from embark.spec.place import PlaceSpec
 from embark.spec.section import Section
 from embark.spec.train import TrainSpec
+from embark.spec.watch import WatchSpec
 
 
 class StoreSpec(Section):
@@ -38,15 +39,6 @@ class StoreSpec(Section):
     """What makes one the best."""
     verify: Literal["checksums", "sizes"] = "checksums"
     """What is looked at before a checkpoint is trusted."""
-
-
-class WatchSpec(Section):
-    """`[watch]`: what is told while it runs."""
-
-    every: PositiveInt = 50
-    """Steps between two `step` events: the points of the curves."""
-    tensorboard: bool = True
-    """Write TensorBoard curves into the run directory."""
 
 
 class RunSpec(Section):

@@ -1,6 +1,6 @@
 """The layout of a run: `<root>/<name>`, on this machine or behind a uri.
 
-    spec.toml  plan.txt  events.jsonl  tensorboard/  checkpoints/
+    spec.toml  plan.txt  events.jsonl  report.html  tensorboard/  checkpoints/
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from embark.errors import UserError, nearest
 from embark.store.door import Door, open_door
 from embark.store.shelf import Shelf
 
-SMALL_FILES = ("spec.toml", "plan.txt", "events.jsonl")
+SMALL_FILES = ("spec.toml", "plan.txt", "events.jsonl", "report.html")
 
 
 @dataclass(frozen=True)

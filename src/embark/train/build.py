@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from embark.data import Source
@@ -47,6 +48,10 @@ def build(spec: RunSpec, world: World, num_steps: int, source: Source) -> Built:
     sharder = make_sharder(spec)
     plan = make_plan(model, sharder, spec, world)
     sharded = DistributedModelParallel(model, device=world.device, plan=plan, sharders=[sharder])
+    if isinstance(sharded._dmp_wrapped_module, DistributedDataParallel):
+        # Else it lays its buckets out anew after the first step, and sums over more than two ranks round otherwise
+        # from then on: a run that was resumed would not be, bit for bit, the one that was not.
+        sharded._dmp_wrapped_module.reducer._push_all_rebuilt_params()
     fill_tables(sharded_tables(sharded), spec.model, spec.train.seed)
     if world.device.type == "cpu":
         use_fast_cpu_lookup(sharded)

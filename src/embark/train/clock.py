@@ -1,4 +1,4 @@
-"""How long training takes, with evaluation and saving left out."""
+"""How long training takes, with evaluation and saving left out, and how much of it was waiting."""
 
 from __future__ import annotations
 
@@ -7,19 +7,72 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 TICK_S = 0.2
 MAX_WINDOWS = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What one rank has counted since it began."""
+
+    num_steps: int
+    train_s: float
+    input_s: float
+    """Waited for batches."""
+    agree_s: float
+    """Waited for the other ranks to decide on the next step."""
+
+
+class Waits(Protocol):
+    """Counts the time without a batch."""
+
+    def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches; what is waited for them is counted."""
+        ...
+
+    def total_s(self) -> float:
+        """So far."""
+        ...
+
+
+class HostWaits:
+    """The time that `next` took."""
+
+    def __init__(self) -> None:
+        self._total_s = 0.0
+
+    def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            began_s = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self._total_s += time.perf_counter() - began_s
+            yield batch
+
+    def total_s(self) -> float:
+        return self._total_s
+
+
 class Clock:
     """Counts steps and seconds: since the last window, and in all."""
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, batch_size: int, waits: Waits | None = None) -> None:
         self._batch_size = batch_size
         self._started = self._window_started = self._last_tick = time.perf_counter()
         self._steps = self._window_steps = 0
         self._window_times: deque[float] = deque(maxlen=MAX_WINDOWS)
+        self._input = waits or HostWaits()
+        self._window_input_s = 0.0
+        self._agreeing = _Agreeing()
+
+    def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches; what is waited for them is counted."""
+        return self._input.timed(batches)
 
     def step(self) -> None:
         self._steps += 1
@@ -37,13 +90,20 @@ class Clock:
         """The rate since the last call."""
         now = time.perf_counter()
         seconds = max(now - self._window_started, 1e-9)
+        num_steps = max(self._window_steps, 1)
+        input_s = self._input.total_s()
         values = {
             "samples_per_s": self._window_steps * self._batch_size / seconds,
-            "step_s": seconds / max(self._window_steps, 1),
+            "step_s": seconds / num_steps,
+            "input_s": (input_s - self._window_input_s) / num_steps,
         }
-        self._window_started, self._window_steps = now, 0
+        self._window_started, self._window_steps, self._window_input_s = now, 0, input_s
         self._window_times.append(values["step_s"])
         return values
+
+    def counted(self) -> Counted:
+        """Everything so far, to be compared with what the other ranks counted."""
+        return Counted(self._steps, time.perf_counter() - self._started, self._input.total_s(), self._agreeing.total_s)
 
     def step_s(self) -> float:
         """A step's mean time."""
@@ -70,3 +130,21 @@ class Clock:
             lost = time.perf_counter() - began
             self._started += lost
             self._window_started += lost
+
+    def agreeing(self) -> _Agreeing:
+        """Time in here is training, but spent on waiting for the other ranks."""
+        return self._agreeing
+
+
+class _Agreeing:
+    """Entered at every step, so one object for all of them."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._began_s = 0.0
+
+    def __enter__(self) -> None:
+        self._began_s = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.total_s += time.perf_counter() - self._began_s

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
 from embark.data import Batch, Source
 from embark.errors import DataError, EmbarkError, Fault, UserError
@@ -20,6 +18,9 @@ LOST_PEER = ("connection closed by peer", "connection reset by peer", "gloo", "n
 
 def explain(error: RuntimeError) -> EmbarkError | None:
     """The error in our words; None where it is none that we know."""
+    import torch
+    import torch.distributed as dist
+
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError):
         return UserError(f"out of GPU memory: {text.splitlines()[0]}",

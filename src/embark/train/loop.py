@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from embark.data import Source, fit_spec, open_source, steps_per_epoch
-from embark.errors import EmbarkError, Interrupted, Preempted
+from embark.errors import EmbarkError, Interrupted, OverBudget, Preempted
 from embark.spec import RunSpec
 from embark.store import RunDir, open_door
 from embark.train.batch import ToDevice, pinned
@@ -20,11 +20,14 @@ from embark.train.evaluation import Evaluation
 from embark.train.faults import explain, refuse_trouble
 from embark.train.notices import NoticeWatch, detect_cloud, grace_seconds
 from embark.train.pace import Pace
+from embark.train.purse import open_purse, unwatched, what_it_took
+from embark.train.rank_rows import RankRows, first_trouble
 from embark.train.run import open_run
 from embark.train.saving import Saving
 from embark.train.signals import StopSignals, stopped_by
 from embark.train.stopping import Together
 from embark.train.telling import Foresee, Telling, tell_foresight, tell_start, telling
+from embark.train.waiting import InputWaits
 from embark.train.world import World, check_against, join
 from embark.watch import Event, Sink
 
@@ -63,7 +66,10 @@ def train(
                 tell_foresight(told, spec, world, built, foresee)
                 grace_s = spec.place.grace_s or grace_seconds(detect_cloud())
                 saving = Saving(checkpointer, Pace(spec, step, grace_s), told, step)
-                together = Together(signals, notices, world)
+                purse = open_purse(spec, opened.run_dir, saving.longest_s) if world.is_first else None
+                together = Together(signals, notices, world, purse)
+                if note := unwatched(spec):
+                    told.warn(note)
                 try:
                     return _loop(spec, world, opened.run_dir, source, built, told, saving, together, step,
                                  num_steps, per_epoch)
@@ -71,7 +77,7 @@ def train(
                     checkpointer.close()
             except (EmbarkError, RuntimeError) as raised:
                 error = raised if isinstance(raised, EmbarkError) else explain(raised)
-                if not isinstance(error, Interrupted | Preempted):
+                if not isinstance(error, Interrupted | Preempted | OverBudget):
                     told.record("error", {"text": str(error or raised)})  # whoever watches hears it from the exit
                 if error is None or error is raised:
                     raise
@@ -84,23 +90,27 @@ def _loop(
 ) -> dict[str, Any]:
     to_device = ToDevice([t.name for t in spec.model.table_list()], world.device)
     evaluation = Evaluation(source, spec.train.batch_size, to_device, world)
-    clock = Clock(spec.train.batch_size)
+    clock = Clock(spec.train.batch_size, InputWaits(world.device))
     evaluated: dict[str, Any] = {}
     decision = together.decide()
     part = Part(spec.train.batch_size, world.rank, world.world_size, start_step=step, stop_step=num_steps)
-    with built.engine.feed(source, part) as batches:
+    with built.engine.feed(source, part) as fed, RankRows(spec, world, told, clock) as ranks:
+        batches = clock.timed(fed)
         while step < num_steps and not decision.stop:
             rate = built.optimizers.set_rates(step)
-            built.engine.step(batches, step)
+            with ranks.looking():
+                built.engine.step(batches, step)
             step += 1
             clock.step()
+            ranks.stepped()
             is_last = step == num_steps
             if step % spec.watch.every == 0 or is_last:
                 metrics = built.window.take(world)
                 told.tell("step", {"step": step, "epoch": (step - 1) // per_epoch, "loss": metrics["log_loss"],
                                    **metrics, "learning_rate": rate, **clock.window()})
-                trouble = next((t for t in world.gathered(built.engine.trouble()) if t), None)
-                refuse_trouble(metrics["log_loss"], trouble, source, spec, step, per_epoch)
+                rows = ranks.gather(built.engine.trouble())
+                ranks.tell(step, rows, is_last=is_last)
+                refuse_trouble(metrics["log_loss"], first_trouble(rows), source, spec, step, per_epoch)
             elif clock.ticks():
                 told.tick({"step": step, "samples_per_s": clock.whole()["samples_per_s"]})
             if source.num_eval_samples and (is_last or _divides(spec.train.eval_every, step)):
@@ -110,7 +120,8 @@ def _loop(
                     if result:
                         evaluated = {"step": step, **result}
                         told.tell("eval", evaluated)
-            decision = together.decide(is_save_due=saving.is_due(step))
+            with clock.agreeing():
+                decision = together.decide(is_save_due=saving.is_due(step))
             if decision.is_save_due and not is_last and not decision.stop:
                 with clock.paused():
                     saving.begin(step, evaluated, clock.step_s())
@@ -123,12 +134,13 @@ def _loop(
     with clock.paused():
         saving.finish(step, evaluated, wants_last=wants_last)
     end = {"outcome": "done", "step": step, "run_dir": run_dir.uri, **clock.whole(), "step_s": clock.usual_step_s(),
-           "peak_bytes": peak_bytes(world.device)}
+           "peak_bytes": peak_bytes(world.device), **(what_it_took(run_dir, decision.stop) if world.is_first else {})}
     if step < num_steps:
         told.tell("interrupt", {"step": step, "signal": decision.stop})
-        told.tell("end", {**end, "outcome": "interrupted"})
+        told.tell("end", {**end, "outcome": "budget" if decision.stop == "budget" else "interrupted"})
         kept = f"; saved in {run_dir.uri}" if step else ""
-        raise stopped_by(decision.stop, f"stopped by {decision.stop} at step {step} of {num_steps}{kept}")
+        why = "the budget" if decision.stop == "budget" else decision.stop
+        raise stopped_by(decision.stop, f"stopped by {why} at step {step} of {num_steps}{kept}")
     told.tell("end", end)
     return {**evaluated, **end}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from embark.spec import TrainSpec
+from embark.train.schedule import dense_rate, rate_factor
 
 TABLE_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -53,7 +53,7 @@ class Optimizers:
         factor = rate_factor(self._train, step, self._num_steps)
         table_rate = self._train.learning_rate * factor
         _set_rate(self._table_groups, table_rate)
-        _set_rate(self._dense_groups, _dense_rate(self._train) * factor)
+        _set_rate(self._dense_groups, dense_rate(self._train) * factor)
         return table_rate
 
     def rates(self) -> tuple[float, float]:
@@ -88,28 +88,11 @@ def make_optimizers(
     return Optimizers(both, dense, list(fused.param_groups), list(dense.param_groups), train, num_steps)
 
 
-def rate_factor(train: TrainSpec, step: int, num_steps: int) -> float:
-    """Share of the full rate at `step`, counted from 0: linear warm-up, then the decay."""
-    if step < train.warmup_steps:
-        return (step + 1) / train.warmup_steps
-    if train.decay == "none":
-        return 1.0
-    start = max(train.decay_start_step, train.warmup_steps)
-    length = train.decay_steps or max(1, num_steps - start)
-    done = min(1.0, max(0.0, (step - start) / length))
-    left = {
-        "linear": 1 - done,
-        "polynomial": (1 - done) ** 2,
-        "cosine": (1 + math.cos(math.pi * done)) / 2,
-    }[train.decay]
-    return train.final_rate + (1 - train.final_rate) * left
-
-
 def _dense_factory(
     train: TrainSpec, device: torch.device
 ) -> Callable[[Iterable[Any]], torch.optim.Optimizer]:
     kind = DENSE_OPTIMIZERS[train.dense_optimizer]
-    arguments = _arguments(train.dense_optimizer, train, _dense_rate(train))
+    arguments = _arguments(train.dense_optimizer, train, dense_rate(train))
     # Fused Adagrad exists on the CPU alone; there it takes half the time.
     is_fused = device.type == "cpu" or train.dense_optimizer != "adagrad"
     return lambda parameters: kind(parameters, **arguments, fused=is_fused or None)
@@ -117,10 +100,6 @@ def _dense_factory(
 
 def _arguments(name: str, train: TrainSpec, rate: float) -> dict[str, Any]:
     return {"lr": rate} if name == "sgd" else {"lr": rate, "eps": train.eps}
-
-
-def _dense_rate(train: TrainSpec) -> float:
-    return train.learning_rate if train.dense_learning_rate is None else train.dense_learning_rate
 
 
 def _set_rate(groups: list[dict[str, Any]], rate: float) -> None:

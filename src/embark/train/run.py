@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from embark.errors import EmbarkError, UserError
 from embark.spec import RunSpec, load_spec
 from embark.store import RunDir, numbered, run_uri
-from embark.train.world import World
+from embark.train.parts import Ranks
+from embark.train.purse import refuse_over_budget
 from embark.watch import read_events
 
 
@@ -19,7 +20,7 @@ class Opened:
     finished_step: int
 
 
-def open_run(spec: RunSpec, world: World, *, fresh: bool) -> Opened:
+def open_run(spec: RunSpec, world: Ranks, *, fresh: bool) -> Opened:
     """Rank 0 looks and decides; the others are told, so that all see the same."""
     decided: tuple[str, int, EmbarkError | None] = ("", 0, None)
     if world.is_first:
@@ -45,7 +46,10 @@ def _decide(spec: RunSpec, *, fresh: bool) -> Opened:
     except OSError as error:
         raise UserError(f"{run_dir.path}: {error.strerror}", fix="set store.root to a writable directory") from error
     run_dir.door.check()
-    return Opened(run_dir, _finished_step(run_dir))
+    opened = Opened(run_dir, _finished_step(run_dir))
+    if not opened.finished_step:
+        refuse_over_budget(spec, run_dir)
+    return opened
 
 
 def _refuse_another_run(run_dir: RunDir, spec: RunSpec) -> None:

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from embark.train.checkpoint import Checkpointer, Saved
 from embark.train.pace import Pace
-from embark.train.telling import Telling
+
+if TYPE_CHECKING:  # nothing in here knows torch
+    from embark.train.checkpoint import Saved
+    from embark.train.parts import Saver
+    from embark.train.telling import Telling
 
 
 class Saving:
     """Begins saves, tells how they went, and learns from them when to save next."""
 
-    def __init__(self, checkpointer: Checkpointer, pace: Pace, told: Telling, step: int) -> None:
+    def __init__(self, checkpointer: Saver, pace: Pace, told: Telling, step: int) -> None:
         self._checkpointer = checkpointer
         self._pace = pace
         self._told = told
         self._saved_step = step
         self._step_s = 0.0
         self._why = ""
+        self._longest_s = 0.0
+
+    def longest_s(self) -> float:
+        """What the longest save took, from its beginning to the commit."""
+        return self._longest_s
 
     def is_due(self, step: int) -> bool:
         return self._pace.is_due(step) and step > self._saved_step
@@ -56,6 +64,7 @@ class Saving:
                 self._told.warn(f"step {saved.step} could not be saved: {saved.error.what}. Training goes on; the "
                                 f"checkpoint before it is whole. {saved.error.fix}".strip())
                 continue
+            self._longest_s = max(self._longest_s, saved.cost_s)
             self._told.tell("save", {"step": saved.step, "path": saved.uri, "bytes": saved.num_bytes,
                                      "save_s": saved.cost_s, "pause_s": saved.pause_s})
             if saved.untidy:

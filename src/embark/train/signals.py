@@ -1,14 +1,14 @@
-"""What asks a run to stop: Ctrl-C, SIGTERM, SIGUSR1, or the cloud's notice that the machine goes. Knows no torch, so
-that it can listen from the first moment on."""
+"""What asks a run to stop: Ctrl-C, SIGTERM, SIGUSR1, the cloud's notice that the machine goes, or a budget that is
+spent. Knows no torch, so that it can listen from the first moment on."""
 
 from __future__ import annotations
 
 import signal
 from types import FrameType, TracebackType
 
-from embark.errors import EmbarkError, Interrupted, Preempted
+from embark.errors import EmbarkError, Interrupted, OverBudget, Preempted
 
-NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "notice")
+NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "notice", "budget")
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -37,5 +37,7 @@ class StopSignals:
 
 def stopped_by(name: str, what: str) -> EmbarkError:
     """The error that ends a run which was asked to stop."""
+    if name == "budget":
+        return OverBudget(what, fix="a larger place.budget_usd goes on from there")
     fix = "the same command goes on from there"
     return Interrupted(what, fix=fix) if name == "SIGINT" else Preempted(what, fix=fix)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embark.train.notices import NoticeWatch
+from embark.train.parts import Ranks
+from embark.train.purse import Purse
 from embark.train.signals import NAMES, StopSignals
-from embark.train.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +22,17 @@ class Decision:
 class Together:
     """Gathers what each rank knows. One small all-reduce a step; with one rank, none."""
 
-    def __init__(self, signals: StopSignals, notices: NoticeWatch, world: World) -> None:
+    def __init__(self, signals: StopSignals, notices: NoticeWatch, world: Ranks, purse: Purse | None = None) -> None:
         self._signals = signals
         self._notices = notices
         self._world = world
+        self._purse = purse
         self._has_taken_hint = False
         self._has_told_problem = False
 
     def decide(self, *, is_save_due: bool = False) -> Decision:
         """Whether the next step comes. Rank 0 says when to save; so does, once, a hint that a machine may go."""
-        caught = self._signals.caught or ("notice" if self._notices.notice() else "")
+        caught = self._signals.caught or ("notice" if self._notices.notice() else "") or self._money()
         wants_save = (is_save_due and self._world.is_first) or self._takes_hint()
         *stops, saves = self._world.sum_of([*(int(name == caught) for name in NAMES), int(wants_save)])
         return Decision(next((name for name, flag in zip(NAMES, stops, strict=True) if flag), ""), bool(saves))
@@ -41,6 +43,9 @@ class Together:
             return ""
         self._has_told_problem = True
         return self._notices.problem
+
+    def _money(self) -> str:
+        return "budget" if self._purse is not None and self._purse.is_empty() else ""
 
     def _takes_hint(self) -> bool:
         if self._has_taken_hint or not self._notices.hint():

@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from embark import __version__
 from embark.data import Source
 from embark.errors import MissingPackage
 from embark.spec import RunSpec, to_toml
+from embark.stack import installed
 from embark.store import RunDir, write_whole
-from embark.train.build import Built
-from embark.train.device_memory import device_bytes, host_bytes
-from embark.train.world import World
+from embark.train.copying import Copying
+from embark.train.parts import Model, Ranks, Shown
+from embark.train.purse import process_age_s, usd_per_hour
 from embark.watch import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
+from embark.watch.sending import SendingSink
 
 Foresee = Callable[[RunSpec, dict[str, Any]], dict[str, Any] | None]
 """From a spec and the machine at hand to what the run should take there."""
@@ -26,10 +29,12 @@ class Telling:
         self._files = Fanout(files)
         self._view = Fanout(view)
         self._all = Fanout([*files, *view])
+        self._senders = [sink for sink in files if isinstance(sink, SendingSink)]
 
     def tell(self, kind: str, values: dict[str, Any]) -> None:
         """To everyone."""
         self._all.emit(Event(kind, values))
+        self._tell_problems()
 
     def warn(self, text: str) -> None:
         """A sentence that a person should read."""
@@ -44,34 +49,64 @@ class Telling:
         self._view.emit(Event("progress", values))
 
     def close(self) -> None:
+        """The senders first: what they have to say of their last sending is still told."""
+        for sink in self._senders:
+            sink.hurry()  # all at once
+        Fanout(self._senders).close()
+        self._tell_problems()
         self._all.close()
+
+    def _tell_problems(self) -> None:
+        for sink in self._senders:
+            if problem := sink.take_problem():
+                self._all.emit(Event("note", {"level": "warning", "text": problem}))
 
 
 @contextmanager
-def telling(spec: RunSpec, world: World, run_dir: RunDir, view: Sequence[Sink]) -> Iterator[Telling]:
+def telling(spec: RunSpec, world: Ranks, run_dir: RunDir, view: Sequence[Sink]) -> Iterator[Telling]:
     """Open the run's files on rank 0, and close them whatever happens."""
-    files: list[Sink] = []
-    missing = ""
-    if world.is_first:
-        files.append(EventLog(run_dir.events))
-        if spec.watch.tensorboard:
-            try:
-                files.append(TensorBoardSink(run_dir.tensorboard))
-            except MissingPackage as error:
-                missing = f"no TensorBoard curves: {error.what}; {error.fix}"
+    files: list[Sink] = [EventLog(run_dir.events)] if world.is_first else []
+    missing: list[str] = []
+    for what, open_sink in _others(spec, run_dir) if world.is_first else ():
+        try:
+            files.append(open_sink())
+        except MissingPackage as error:
+            missing.append(f"no {what}: {error.what}; {error.fix}")
+        except OSError as error:
+            missing.append(f"no {what}: {error.strerror or error}")
     told = Telling(view if world.is_first else (), files)
     try:
-        if missing:
-            told.tell("note", {"level": "info", "text": missing})
-        yield told
+        for text in missing:
+            told.tell("note", {"level": "info", "text": text})
+        with Copying(run_dir, is_on=world.is_first):
+            yield told
     finally:
         told.close()
         if world.is_first:
             run_dir.publish()
 
 
+def _others(spec: RunSpec, run_dir: RunDir) -> Iterator[tuple[str, Callable[[], Sink]]]:
+    """Who is told besides the run's own record, as the spec has it. None of them can stop a run."""
+    watch = spec.watch
+    if watch.tensorboard:
+        yield "TensorBoard curves", lambda: TensorBoardSink(run_dir.tensorboard)
+    if watch.prometheus_port:
+        from embark.watch.prometheus import PrometheusSink
+
+        yield "Prometheus endpoint", lambda: PrometheusSink(spec.name, watch.prometheus_port, watch.prometheus_host)
+    if "cloudwatch" in watch.sinks:
+        from embark.watch.cloudwatch import cloudwatch_sink
+
+        yield "CloudWatch", lambda: cloudwatch_sink(spec.name, watch.cloudwatch_namespace, watch.send_every_s)
+    if "otlp" in watch.sinks:
+        from embark.watch.otlp import otlp_sink
+
+        yield "OTLP", lambda: otlp_sink(spec.name, watch.send_every_s)
+
+
 def tell_start(
-    told: Telling, spec: RunSpec, world: World, run_dir: RunDir, source: Source, built: Built, *, step: int,
+    told: Telling, spec: RunSpec, world: Shown, run_dir: RunDir, source: Source, built: Model, *, step: int,
     num_steps: int, per_epoch: int,
 ) -> None:
     """What is about to run, and how it is laid out."""
@@ -85,6 +120,9 @@ def tell_start(
         "first_step": step, "steps_per_epoch": per_epoch, "batch_size": spec.train.batch_size,
         "num_parameters": built.num_parameters, "table_bytes": sum(t["bytes"] for t in built.layout["tables"]),
         "num_train_samples": source.num_train_samples, "num_eval_samples": source.num_eval_samples,
+        "age_s": process_age_s(), "usd_per_hour": usd_per_hour(), "budget_usd": spec.place.budget_usd,
+        "num_machines": max(1, world.world_size // world.local_world_size), "is_spot": spec.place.spot,
+        "versions": {"embark": __version__, **{name: found for name, found in installed().items() if found}},
     })
     told.tell("plan", built.layout)
     for note in source.notes:
@@ -93,10 +131,12 @@ def tell_start(
         told.tell("resume", {"step": step, "path": run_dir.shelf.where(step)})
 
 
-def tell_foresight(told: Telling, spec: RunSpec, world: World, built: Built, foresee: Foresee | None) -> None:
+def tell_foresight(told: Telling, spec: RunSpec, world: Shown, built: Model, foresee: Foresee | None) -> None:
     """What the run should take here, said before it has taken anything."""
     if foresee is None or not world.is_first:
         return
+    from embark.train.device_memory import device_bytes, host_bytes
+
     foreseen = foresee(spec, {
         "device": world.device.type, "device_name": world.device_name, "engine": built.engine.name,
         "precision": built.precision, "world_size": world.world_size, "host_bytes": host_bytes(),

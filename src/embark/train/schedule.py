@@ -1,0 +1,29 @@
+"""How the rates of tables and dense layers go over the steps. Knows no torch."""
+
+from __future__ import annotations
+
+import math
+
+from embark.spec import TrainSpec
+
+
+def rate_factor(train: TrainSpec, step: int, num_steps: int) -> float:
+    """Share of the full rate at `step`, counted from 0: linear warm-up, then the decay."""
+    if step < train.warmup_steps:
+        return (step + 1) / train.warmup_steps
+    if train.decay == "none":
+        return 1.0
+    start = max(train.decay_start_step, train.warmup_steps)
+    length = train.decay_steps or max(1, num_steps - start)
+    done = min(1.0, max(0.0, (step - start) / length))
+    left = {
+        "linear": 1 - done,
+        "polynomial": (1 - done) ** 2,
+        "cosine": (1 + math.cos(math.pi * done)) / 2,
+    }[train.decay]
+    return train.final_rate + (1 - train.final_rate) * left
+
+
+def dense_rate(train: TrainSpec) -> float:
+    """The dense layers' full rate."""
+    return train.learning_rate if train.dense_learning_rate is None else train.dense_learning_rate
