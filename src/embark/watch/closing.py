@@ -36,10 +36,11 @@ def sentence(history: History) -> str:
     outcome = history.end.get("outcome")
     if outcome == "done":
         return _result(history)
-    verb = "Failed" if outcome == "failed" else "Interrupted"
+    verb = "Failed" if outcome == "failed" else "Its budget is spent: stopped" if outcome == "budget" else "Interrupted"
     of = f" of {count(history.num_steps)}" if history.num_steps else ""
     saved = history.save.get("step")
-    again = f" Saved at step {count(saved)}: start it again and it goes on from there." if saved is not None else ""
+    how = "a larger place.budget_usd goes" if outcome == "budget" else "start it again and it goes"
+    again = f" Saved at step {count(saved)}: {how} on from there." if saved is not None else ""
     return f"{verb} at step {count(history.steps_done)}{of}.{again}"
 
 
@@ -56,6 +57,14 @@ def foresight(history: History) -> str:
     said, took = (_taken(values) for values in (history.predict, history.end))
     how = "predicted" if history.predict.get("is_calibrated") else "estimated"
     return f"{how} {said}, took {took}" if said and took else ""
+
+
+def losses(history: History) -> str:
+    """`taken away twice; 41 steps (12.0 s) were redone and 1 min 35 s waited: $0.87`, and what it took in all; empty
+    where nothing was lost and nothing is known to be paid."""
+    spent = finite(history.end.get("spent_usd"))
+    lost = clean_line(history.end.get("lost") or "")
+    return " · ".join(part for part in (lost, f"${spent:,.2f} in all" if spent is not None else "") if part)
 
 
 def curves(history: History, width: int, fit: Fit, *, ascii_only: bool) -> RenderableType | None:
@@ -118,6 +127,8 @@ def places(history: History) -> Iterator[tuple[str, str]]:
     curves_dir = Path(str(run_dir)) / "tensorboard"
     if curves_dir.is_dir():
         yield "curves", f"tensorboard --logdir {shlex.quote(clean_line(curves_dir))}"
+    if (Path(str(run_dir)) / "report.html").is_file():
+        yield "report", clean_line(Path(str(run_dir)) / "report.html")
 
 
 def _result(history: History) -> str:

@@ -16,7 +16,8 @@ from embark.watch.plain import plain
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened: `start plan note step eval save resume interrupt end error`."""
+    """One thing that happened: `start plan predict note step ranks phases eval save resume interrupt
+    end error`."""
 
     kind: str
     values: Mapping[str, Any] = field(default_factory=dict)

@@ -9,13 +9,18 @@ from typing import Any
 
 from embark.errors import MissingPackage
 from embark.watch.events import Event
-from embark.watch.names import find
+from embark.watch.metrics import Reading, readings
 from embark.watch.patient_file import PatientFile
-from embark.watch.words import number
+
+GROUPS = {"step": "train", "eval": "eval", "ranks": "ranks", "phases": "phases"}
+"""By kind of event, what its tags begin with."""
+STEPS = frozenset({"last_step"})
+"""TensorBoard's own axis."""
 
 
 class TensorBoardSink:
-    """`train/<metric>` and `eval/<metric>` scalars in one event file, flushed point by point.
+    """Scalars named for the list of metrics, such as `train/loss`, `eval/auc` and `ranks/cpu_percent/<host>`, in one
+    event file, flushed point by point.
 
     TensorBoard's own `EventFileWriter` imports TensorFlow where that is installed and writes from a thread, so a
     killed run loses its last points; the record format and the messages are TensorBoard's, the file is ours.
@@ -40,10 +45,8 @@ class TensorBoardSink:
         self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def emit(self, event: Event) -> None:
-        if event.kind == "step":
-            self._scalars("train", event)
-        elif event.kind == "eval":
-            self._scalars("eval", event)
+        if event.kind in GROUPS:
+            self._scalars(event)
         elif event.kind == "resume":
             self._forget_after(event)
 
@@ -51,14 +54,13 @@ class TensorBoardSink:
         if not self._records.closed:
             self._records.close()
 
-    def _scalars(self, group: str, event: Event) -> None:
+    def _scalars(self, event: Event) -> None:
         summary = self._summaries.Summary()
-        for name, value in event.values.items():
-            metric, read = find(name), number(value)
-            if metric is None or read is None:
+        for reading in readings(event):
+            metric, tag = reading.metric, tag_of(event.kind, reading)
+            if metric.name in STEPS or event.values.get("step") is None:
                 continue
-            tag = f"{group}/{name}"
-            scalar = summary.value.add(tag=tag, simple_value=read)
+            scalar = summary.value.add(tag=tag, simple_value=reading.value)
             if tag not in self._described:
                 self._described.add(tag)
                 scalar.metadata.summary_description = f"{metric.meaning}, {metric.unit}".removesuffix(", ")
@@ -75,3 +77,9 @@ class TensorBoardSink:
     def _write(self, message: Any) -> None:
         self._records.write(message.SerializeToString())
         self._records.flush()
+
+
+def tag_of(kind: str, reading: Reading) -> str:
+    """`train/auc`, `ranks/rank_step_s/3`, `ranks/gpu_power_w/node-0/7`"""
+    own = [value for name, value in reading.labels if name != "split"]
+    return "/".join([GROUPS[kind], reading.metric.name, *own])

@@ -160,6 +160,8 @@ class TerminalView:
         self._print_indented(Text(told, "bold red" if failed else "bold"))
         if not self._quiet:
             self._print_indented(Text(self._fit(closing.work(history))))
+            if lost := closing.losses(history):
+                self._print_indented(Text(self._fit(lost)))
             if foreseen := closing.foresight(history):
                 self._print_indented(Text(self._fit(foreseen), "dim"))
             self._print(Text(""))

@@ -83,3 +83,21 @@ def test_the_time_left_follows_the_pace_and_not_the_evaluations(make_events):
     for second in range(1, 11):
         history.take(Event("progress", {"step": 100 + second * 10}, 500.0 + second))
     assert history.seconds_left == pytest.approx(80)
+
+
+def test_a_run_whose_budget_is_spent_says_what_goes_on(make_events):
+    assert closing.sentence(told(make_events("budget"))) == (
+        "Its budget is spent: stopped at step 1,000 of 1,000. Saved at step 1,000: a larger place.budget_usd goes on "
+        "from there."
+    )
+
+
+def test_what_was_lost_and_what_it_took_are_one_line(make_events):
+    events = make_events()
+    assert closing.losses(told(events)) == ""
+    *others, end = events
+    lost = "taken away twice; 41 steps (12.0 s) were redone and 1 min 35 s waited: $0.87"
+    with_lost = Event("end", {**end.values, "lost": lost, "spent_usd": 1234.5}, end.time_s)
+    assert closing.losses(told([*others, with_lost])) == f"{lost} · $1,234.50 in all"
+    paid = Event("end", {**end.values, "spent_usd": 0.5}, end.time_s)
+    assert closing.losses(told([*others, paid])) == "$0.50 in all"

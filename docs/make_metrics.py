@@ -1,0 +1,171 @@
+"""Writes docs/metrics.md: everything that is measured, from the one list of names, and where else it can be seen.
+
+`make docs` runs it. The tables are made from the list; the words around them are here.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from embark.watch.alerts import alerts
+from embark.watch.names import GROUPS, METRICS, Metric
+from embark.watch.prometheus import prometheus_name
+
+PLACES = (
+    ("`events.jsonl` in the run directory", "always",
+     "`step_s` of `step` events, `auc` of `step` and `eval`, `power_w` in `ranks`"),
+    ("TensorBoard", "`watch.tensorboard = true`, the default",
+     "`train/step_s`, `train/auc` and `eval/auc`, `ranks/gpu_power_w/HOST/GPU`"),
+    ("Prometheus, Grafana", "`watch.prometheus_port = 9464`",
+     "`embark_step_seconds`, `embark_auc{split}`, `embark_gpu_power_watts{host,gpu}`"),
+    ("CloudWatch", '`watch.sinks = ["cloudwatch"]`',
+     "`step_s`, `auc`, `gpu_power_w` in the namespace `Embark`; run and labels are dimensions"),
+    ("Azure Monitor, Cloud Monitoring, any collector", '`watch.sinks = ["otlp"]`',
+     "`embark.step_s`, `embark.auc`, `embark.gpu_power_w`; run and labels are attributes"),
+)
+
+HEAD = """# What is measured, and where to see it
+
+Every number of a run has one name. The run's own record, `events.jsonl`, is where it comes from; the terminal, the page
+of `embark watch`, TensorBoard, Prometheus, Grafana, CloudWatch and whatever takes OpenTelemetry show the same number
+under the same name, made from one list.
+
+{places}
+None of them can stop a run or slow it: what is sent goes from a thread of its own, the newest value of each series
+every `watch.send_every_s` seconds and once more at the end; a service that fails is told of once, as a note, and tried
+again. Fields of `[watch]`: [spec.md](spec.md).
+
+## What looking costs
+
+- The machines are looked at every `watch.system_every_s` seconds by one thread of one rank on each: `/proc`, the
+  counters of RDMA devices, and NVIDIA's own library. A look takes under a millisecond of processor time without GPUs.
+- All ranks' times come with the gather that a told step has anyway (`watch.every`): one gather, not two.
+- Where a step's time goes is found by torch's profiler over three steps, once a minute on a CPU, where a look costs
+  some hundredths of a second (`bench/watching.py`). On a GPU it is off unless `watch.phases_every_s` says otherwise:
+  attaching the profiler to a device takes time that differs from driver to driver.
+- Losses are the same bit for bit with all of it and with none of it; tests hold that.
+
+`input_s` is time without a batch. On a GPU the host often waits for the device to give a buffer back, and that is no
+lack of data: there the gap in the device's own stream is measured, by two events around the wait. `rank_step_s` leaves
+out the wait for the other ranks to agree on the next step; waits within a step, in an exchange, are seen by
+`rank_own_s`, which comes with the phases.
+
+## The list
+"""
+
+PROMETHEUS = """
+## Prometheus and Grafana
+
+```toml
+[watch]
+prometheus_port = 9464          # rank 0 answers under /metrics; pip install "embark-rec[prometheus]"
+```
+
+```yaml
+# prometheus.yaml
+rule_files: [embark_rules.yaml]
+scrape_configs:
+- job_name: embark
+  scrape_interval: 15s
+  static_configs: [{targets: ["HOST-OF-RANK-0:9464"]}]
+```
+
+The rules and the dashboard are made from the list too:
+
+```bash
+python -m embark.watch.export monitoring      # monitoring/embark_rules.yaml, monitoring/embark_dashboard.json
+```
+
+`promtool check rules embark_rules.yaml` passes. In Grafana: Dashboards, New, Import, the JSON file; it asks for the
+Prometheus to read. Where a spec has `watch.prometheus_port` and goes to Kubernetes, `embark render` writes both, with
+the objects by which the cluster's Prometheus finds the run.
+
+A run that ends takes its endpoint with it, and what it said last is gone with the next scrape; `EmbarkRunFailed` is
+seen only where something goes on answering for it. `embark.watch.prometheus.exposition` makes the same page from the
+events of runs, ended or not.
+
+| alert | when | for | what it says |
+|---|---|---|---|
+"""
+
+CLOUDS = """
+## CloudWatch
+
+```toml
+[watch]
+sinks = ["cloudwatch"]          # pip install "embark-rec[cloud]"
+cloudwatch_namespace = "Embark"
+send_every_s = 60
+```
+
+Region, credentials and endpoint are those of the AWS tools: `AWS_REGION`, a profile, the machine's role. The role needs
+`cloudwatch:PutMetricData` and nothing else. Every pair of a metric and its labels is one custom metric of the bill;
+`watch.system_every_s = 0` leaves the machines and ranks out, which are most of them. CloudWatch has no NaN: a loss that
+is no number is missing there.
+
+## Azure Monitor, Cloud Monitoring, and others, by OpenTelemetry
+
+```toml
+[watch]
+sinks = ["otlp"]                # pip install "embark-rec[otlp]"
+```
+
+Metrics go out as OTLP over HTTP to where OpenTelemetry's own variables say; `http://localhost:4318` where they say
+nothing, which is where a collector on the machine listens.
+
+```bash
+export OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318
+export OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20TOKEN     # where it asks for one
+export OTEL_RESOURCE_ATTRIBUTES=deployment.environment=production
+```
+
+The clouds want their own credentials on every request, which the collector has and renews. One that hands on to both:
+
+```yaml
+receivers: {otlp: {protocols: {http: {endpoint: "0.0.0.0:4318"}}}}
+processors: {batch: {}}
+exporters:
+  azuremonitor: {connection_string: "${env:APPLICATIONINSIGHTS_CONNECTION_STRING}"}   # Azure Monitor
+  googlemanagedprometheus: {}          # Cloud Monitoring; the machine's credentials
+service:
+  pipelines: {metrics: {receivers: [otlp], processors: [batch], exporters: [azuremonitor, googlemanagedprometheus]}}
+```
+
+Both exporters are in the collector's `contrib` build. They have not been run against the clouds themselves here; what
+leaves a run is tested against a receiver that reads OpenTelemetry's own messages, CloudWatch against an emulator that
+gives the values back, and Prometheus against a real one.
+"""
+
+
+def page() -> str:
+    places = ["| where | how | the name of `step_s`, `auc`, `gpu_power_w` |", "|---|---|---|",
+              *(f"| {where} | {how} | {names} |" for where, how, names in PLACES)]
+    lines = [HEAD.replace("{places}", "\n".join(places) + "\n")]
+    for group in GROUPS:
+        lines += [f"### {group}", "", "| name | unit | meaning | labels | in events | Prometheus |",
+                  "|---|---|---|---|---|---|",
+                  *(_line(one) for one in METRICS if one.group == group), ""]
+    text = "\n".join(lines).rstrip() + "\n" + PROMETHEUS
+    text += "\n".join(
+        f"| {one.name} | `{_cell(one.expression)}` | {one.minutes} min | {_cell(one.what)} |" for one in alerts())
+    return text + "\n" + CLOUDS
+
+
+def _line(one: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in one.labels)
+    found = ", ".join(_where(path) for path in one.paths)
+    return f"| `{one.name}` | {one.unit} | {_cell(one.meaning)} | {labels} | {found} | `{prometheus_name(one)}` |"
+
+
+def _where(path: str) -> str:
+    if path.startswith("#"):
+        return f"how many `{path[1:]}`"
+    return "any" if path.startswith("@") else f"`{path}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

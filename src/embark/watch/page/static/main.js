@@ -1,0 +1,160 @@
+// The page: asks the server what is new, and hands it to the panels.
+
+import { askCharts, askCurves, askDiagnosis, askRun, askRuns } from "./api.js";
+import { curvesPanel } from "./curves_panel.js";
+import { diagnosisPanel } from "./diagnosis_panel.js";
+import { aboutPanel, foresightPanel, moneyPanel } from "./foresight_panel.js";
+import { headPanel } from "./head_panel.js";
+import { logsPanel } from "./logs_panel.js";
+import { machinePanel } from "./machine_panel.js";
+import { planPanel } from "./plan_panel.js";
+import { runsPanel } from "./runs_panel.js";
+import { choices, choose, focused, isShown, told, view } from "./state.js";
+import { phasesPanel, ranksPanel } from "./step_panel.js";
+import { timelinePanel } from "./timeline_panel.js";
+import { toolbar } from "./toolbar.js";
+
+const POINTS = 1000;
+const [LOOK_MS, LOOK_HIDDEN_MS, DIAGNOSE_MS] = [1000, 10000, 30000];
+const at = (id) => document.getElementById(id);
+
+const drawHead = headPanel(at("head"));
+const drawDiagnosis = diagnosisPanel(at("diagnosis"));
+const drawCurves = curvesPanel(at("curves"), { onZoom: zoomTo });
+const drawMachines = machinePanel(at("machines"));
+const drawLogs = logsPanel(at("logs"));
+const drawRuns = runsPanel(at("runs"), { onFocus: focusOn, onToggle: toggle });
+const drawTools = toolbar(at("tools"), {
+  onChange: redraw,
+  onSmooth: resmooth,
+  onBy: changeBy,
+  onReset: () => zoomTo(null),
+});
+const ofDetail = [
+  timelinePanel(at("timeline")),
+  phasesPanel(at("phases")),
+  ranksPanel(at("ranks")),
+  planPanel(at("plan")),
+  foresightPanel(at("foresight")),
+  moneyPanel(at("money")),
+  aboutPanel(at("about")),
+];
+let diagnosed = { id: null, state: null, atMs: -Infinity };
+
+function redraw() {
+  drawTools();
+  drawRuns();
+  drawHead(focused());
+  drawCurves.now();
+  drawMachines(told.charts?.id === focused()?.id ? told.charts?.charts : null);
+  const detail = told.detail?.id === focused()?.id ? told.detail : null;
+  ofDetail.forEach((draw) => draw(detail));
+  drawDiagnosis(told.diagnosis?.id === focused()?.id ? told.diagnosis : null, detail);
+  drawLogs(focused());
+  const run = focused();
+  document.title = run ? `${run.name} · embark watch` : "embark watch";
+}
+
+async function look() {
+  try {
+    const answer = await askRuns();
+    Object.assign(told, { runs: answer.runs, nowS: answer.now_s, trouble: answer.trouble, isLive: true });
+    drawHead(focused());
+    await Promise.all([lookAtCurves().then(drawCurves.now), lookAtFocus()]);
+  } catch (error) {
+    Object.assign(told, { isLive: false, trouble: error.message });
+  }
+  setTimeout(look, document.hidden ? LOOK_HIDDEN_MS : LOOK_MS);
+  redraw();
+  document.documentElement.dataset.ready = "true";
+}
+
+async function lookAtCurves() {
+  const stale = (held) =>
+    told.runs.filter((run) => isShown(run) && held.get(run.id)?.version !== run.version).map((run) => run.id);
+  await take(told.curves, stale(told.curves), {});
+  if (view.zoom) await take(told.near, stale(told.near), near());
+}
+
+async function take(held, ids, part) {
+  if (!ids.length) return;
+  const by = choices.by;
+  const answer = await askCurves(ids, { by, points: POINTS, ...part });
+  if (by === choices.by) for (const [id, curves] of Object.entries(answer)) held.set(id, curves);
+}
+
+// A quarter more on either side, so that a small move shows no bare edge.
+function near() {
+  const [low, high] = view.zoom;
+  return { low: low - (high - low) / 4, high: high + (high - low) / 4 };
+}
+
+async function lookAtFocus() {
+  const run = focused();
+  if (!run) return;
+  if (told.detail?.id !== run.id || told.detail.version !== run.version || told.detail.state !== run.state) {
+    const by = choices.by;
+    const [detail, charts] = await Promise.all([askRun(run.id), askCharts(run.id, { by, points: 400 })]);
+    if (by === choices.by) Object.assign(told, { detail, charts: { ...charts, id: run.id } });
+  }
+  const isDue = performance.now() - diagnosed.atMs > DIAGNOSE_MS && told.diagnosis?.version !== run.version;
+  if (diagnosed.id !== run.id || diagnosed.state !== run.state || isDue) {
+    diagnosed = { id: run.id, state: run.state, atMs: performance.now() };
+    askDiagnosis(run.id)
+      .then((found) => {
+        told.diagnosis = { ...found, id: run.id, version: run.version };
+        redraw();
+      })
+      .catch(() => {});
+  }
+}
+
+function focusOn(id) {
+  choose({ focus: id });
+  redraw();
+  lookAtFocus()
+    .then(redraw)
+    .catch(() => {});
+}
+
+function toggle(id) {
+  const [on, off] = isShown({ id }) ? ["hidden", "picked"] : ["picked", "hidden"];
+  choose({ [on]: [...choices[on], id], [off]: choices[off].filter((held) => held !== id) });
+  drawRuns();
+  drawCurves.now();
+  lookAtCurves()
+    .then(drawCurves.now)
+    .catch(() => {});
+}
+
+function resmooth() {
+  drawTools();
+  drawCurves.now();
+}
+
+function zoomTo(range) {
+  view.zoom = range;
+  told.near.clear();
+  drawTools();
+  drawCurves.now();
+  if (range)
+    lookAtCurves()
+      .then(() => view.zoom === range && drawCurves.now())
+      .catch(() => {});
+}
+
+function changeBy(by) {
+  choose({ by });
+  view.zoom = null;
+  told.curves.clear();
+  told.near.clear();
+  told.detail = told.charts = null;
+  Promise.all([lookAtCurves(), lookAtFocus()])
+    .then(redraw)
+    .catch(() => {});
+}
+
+document.addEventListener("visibilitychange", () => !document.hidden && redraw());
+at("skip").addEventListener("click", () => at("main").focus());
+redraw();
+look();

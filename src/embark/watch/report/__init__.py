@@ -1,0 +1,1 @@
+"""One page about a run, or about several side by side: what was run, how it went, what it took."""
