@@ -1,0 +1,160 @@
+"""Where each row of each table lies: on which device, and in which row of what that device holds. No jax in here.
+
+Tables of one width are one array, `[devices, rows, width]`, a part on each device. Cut by rows, a table gives row `i`
+to device `(i + shift) % devices`: neighbours, of which the first are the most wanted where ids go by falling count,
+lie on all devices, and the shift lets each table begin on another. Cut by tables, it lies whole on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.errors import Mistake, SpecError, UserError
+from embark.spec import RunSpec, Table
+
+MAX_ROWS = 2**31 - 2**24
+"""Of a group on all devices together: rows are numbered in 32 bits, and some numbers mean none."""
+SHARDINGS = ("auto", "row_wise", "table_wise")
+LINE_WIDTHS = {"tpu": 128}
+"""Numbers in a line of memory, for kinds of devices that have lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One table's place in its group."""
+
+    table: Table
+    feature: int
+    """Its number among all tables."""
+    is_by_rows: bool
+    shift: int
+    """By rows: the device of row 0. By tables: the device that has it."""
+    first_row: int
+    """Where its rows begin on each device that has some."""
+    num_rows: int
+    """That a device keeps room for."""
+
+    def rows_on(self, device: int, num_devices: int) -> range:
+        """The table's rows that lie on `device`, one after another from `first_row` on."""
+        if not self.is_by_rows:
+            return range(self.table.rows if device == self.shift else 0)
+        return range((device - self.shift) % num_devices, self.table.rows, num_devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tables of one width."""
+
+    places: tuple[Place, ...]
+    dim: int
+    rows_per_device: int
+    rows_per_line: int
+    """Narrow rows that lie side by side in one line of memory; 1 where the device knows no lines."""
+    columns: tuple[int, ...]
+    """Which of a batch's columns of ids are theirs."""
+    place_of_column: tuple[int, ...]
+    """Which of `places` each of those columns looks up."""
+
+    @property
+    def lines_per_device(self) -> int:
+        return self.rows_per_device // self.rows_per_line
+
+    @property
+    def name(self) -> str:
+        """Names its arrays."""
+        return f"{self.places[0].table.name}+{len(self.places) - 1}"
+
+    def per_column(self, values: Sequence[int]) -> NDArray[np.int32]:
+        """One value a place as one value a column."""
+        return np.array([values[place] for place in self.place_of_column], np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All tables over all devices."""
+
+    groups: tuple[Group, ...]
+    num_devices: int
+    num_columns: int
+    """Of ids in a batch: `multi_hot` for each table."""
+
+    def described(self, spec: RunSpec) -> dict[str, Any]:
+        """As plain values, for the `plan` event and `plan.txt`."""
+        size = 2 if spec.train.table_dtype == "fp16" else 4
+        placed = sorted(((p, g) for g in self.groups for p in g.places), key=lambda pair: pair[0].feature)
+        tables = [
+            {"table": p.table.name, "rows": p.table.rows, "dim": g.dim,
+             "sharding": "row_wise" if p.is_by_rows else "table_wise", "kernel": "jax",
+             "ranks": list(range(self.num_devices)) if p.is_by_rows else [p.shift],
+             "bytes": p.table.rows * g.dim * size}
+            for p, g in placed
+        ]
+        held = sum(g.rows_per_device * g.dim * size for g in self.groups)
+        return {"tables": tables, "per_rank": [{"rank": r, "bytes": held} for r in range(self.num_devices)]}
+
+
+def make_layout(spec: RunSpec, num_devices: int, line_width: int = 0) -> Layout:
+    """By rows unless the spec says by tables; with one device there is nothing to cut. `line_width`: numbers in a line
+    of the device's memory, where it has lines."""
+    if spec.train.sharding not in SHARDINGS:
+        raise SpecError([Mistake("", "train.sharding", spec.train.sharding, "is not one of JAX's trainer",
+                                 'use "row_wise", "table_wise" or "auto"')])
+    is_by_rows = spec.train.sharding != "table_wise" and num_devices > 1
+    tables = spec.model.table_list()
+    starts = [sum(t.multi_hot for t in tables[:f]) for f in range(len(tables))]
+    groups = []
+    for dim in sorted({t.dim or 0 for t in tables}):
+        for features in _split([f for f, t in enumerate(tables) if t.dim == dim], tables):
+            # What is rounded to 16 bits is written row by row, and two of a line could not be at once.
+            per_line = line_width // dim if spec.train.table_dtype == "fp32" and line_width % dim == 0 else 1
+            groups.append(_group(features, tables, starts, num_devices, max(1, per_line), is_by_rows=is_by_rows))
+    return Layout(tuple(groups), num_devices, sum(t.multi_hot for t in tables))
+
+
+def _split(features: list[int], tables: Sequence[Table]) -> list[list[int]]:
+    """As few groups as 32 bits allow."""
+    split: list[list[int]] = [[]]
+    num_rows = 0
+    for feature in features:
+        rows = tables[feature].rows
+        if rows > MAX_ROWS:
+            raise UserError(f"table {tables[feature].name} has {rows:,} rows, too many for JAX's trainer",
+                            fix=f"at most {MAX_ROWS:,} rows: it numbers them in 32 bits")
+        if split[-1] and num_rows + rows > MAX_ROWS // 2:
+            split.append([])
+            num_rows = 0
+        split[-1].append(feature)
+        num_rows += rows
+    return split
+
+
+def _group(
+    features: list[int], tables: Sequence[Table], starts: list[int], num_devices: int, per_line: int, *,
+    is_by_rows: bool,
+) -> Group:
+    filled = [0] * num_devices
+    placed: dict[int, Place] = {}
+    order = features if is_by_rows else sorted(features, key=lambda f: -tables[f].rows)
+    for number, feature in enumerate(order):
+        table = tables[feature]
+        if is_by_rows:
+            num_rows, first = -(-table.rows // num_devices), filled[0]
+            placed[feature] = Place(table, feature, True, number % num_devices, first, num_rows)
+            filled = [first + num_rows] * num_devices
+        else:
+            device = filled.index(min(filled))
+            placed[feature] = Place(table, feature, False, device, filled[device], table.rows)
+            filled[device] += table.rows
+    columns = [starts[f] + hot for f in features for hot in range(tables[f].multi_hot)]
+    place_of_column = [i for i, f in enumerate(features) for _ in range(tables[f].multi_hot)]
+    rows = -(-max(filled) // per_line) * per_line
+    if rows * num_devices > MAX_ROWS:
+        raise UserError(f"{rows:,} rows on each of {num_devices} devices are more than 32 bits can number",
+                        fix='train.sharding = "row_wise"')
+    return Group(tuple(placed[f] for f in features), tables[features[0]].dim or 0, rows, per_line,
+                 tuple(columns), tuple(place_of_column))

@@ -1,0 +1,150 @@
+"""Both trainers write one form of checkpoint: what one saved the other goes on from, on any number of devices."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from embark.data import open_source
+from embark.errors import UserError
+from embark.spec import to_toml
+from embark.store import RunDir
+from embark.store.compare import compare
+from embark.tpu.built import Built
+from embark.tpu.checkpoint import Checkpointer
+from embark.tpu.evaluation import Evaluation
+from embark.tpu.world import World
+
+SOURCES = Path(__file__).parents[3] / "src"
+SETS = ("train.num_steps=20", "store.checkpoint_at_end=true", "train.dense_optimizer=adam",
+        "train.dense_learning_rate=0.01", "watch.every=5", "data.num_train_samples=2560")
+
+
+@pytest.fixture
+def world(world_of) -> World:
+    return world_of(4)
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad"])
+def test_a_checkpoint_of_torch_taken_up_and_saved_again_has_the_same_bits_and_the_same_auc(
+    tiny, train_in_torch, world, tmp_path, optimizer
+):
+    sets = (*SETS, f"train.optimizer={optimizer}", "name=of_torch")
+    told = train_in_torch(*sets)
+    run = RunDir(told.values["run_dir"])
+    spec = tiny(*sets)
+    built, checkpointer = _loaded(spec, run, world)
+    result = Evaluation(open_source(spec), built).run(lambda: False)
+    assert result["auc"] == pytest.approx(told.of("eval")[-1]["auc"], abs=1e-9)
+    assert result["log_loss"] == pytest.approx(told.of("eval")[-1]["log_loss"], abs=1e-7)
+    other = RunDir(str(tmp_path / "of_jax"))
+    shutil.copytree(run.path, other.path)
+    shutil.rmtree(other.path / "checkpoints")
+    saver = Checkpointer(spec, other, built)
+    saver.begin(21, {})
+    assert [saved.error for saved in saver.wait()] == [None]
+    shutil.move(other.path / "checkpoints" / "step-000000021", run.path / "checkpoints" / "step-000000021")
+    first, second = run.shelf.committed()
+    difference = compare(run.shelf, first, second)
+    assert all(name.startswith("random.") for name in difference.only_in_a)
+    assert not difference.only_in_b
+    assert not difference.shapes
+    # Adam's count of steps, which is the checkpoint's own.
+    assert all(change.name.endswith(".step") for change in difference.tensors)
+    assert difference.num_same > 20
+    checkpointer.close()
+    saver.close()
+
+
+def test_torch_evaluates_what_jax_trained_to_the_same_auc_and_goes_on_from_it(tiny, train_tiny, train_in_torch):
+    sets = (*SETS, "train.eval_every=20")
+    told = train_tiny(*sets, "name=handed_over", num_devices=4, fresh=False)
+    onward = train_in_torch(*sets[1:], "name=handed_over", "train.num_steps=40", fresh=False)
+    assert onward.of("resume")[0]["step"] == 20
+    whole = train_in_torch(*sets[1:], "train.num_steps=40")
+    assert onward.losses() == pytest.approx(whole.losses(), abs=1e-6)
+    assert told.of("eval")[-1]["auc"] == pytest.approx(whole.of("eval")[0]["auc"], abs=1e-6)
+    assert onward.of("eval")[-1]["auc"] == pytest.approx(whole.of("eval")[-1]["auc"], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_killed_on_eight_devices_goes_on_to_the_bit_and_on_four_to_the_same_losses(tiny, train_tiny):
+    sets = ("train.num_steps=20", "watch.every=4", "store.checkpoint_every=5", "store.in_background=false",
+            "data.num_train_samples=2560")
+    killed = RunDir(tiny(*sets, "name=killed").store.root + "/killed")
+    _killed_in_a_process_of_its_own(tiny(*sets, "name=killed"))
+    assert [c.step for c in killed.shelf.committed()] == [5, 10]
+    shutil.copytree(killed.path, killed.path.with_name("on_four"))
+    told = train_tiny(*sets, "name=killed", fresh=False)
+    on_four = train_tiny(*sets, "name=on_four", fresh=False, num_devices=4)
+    whole = train_tiny(*sets)
+    assert told.of("resume")[0]["step"] == 10
+    expected = whole.losses()
+    assert told.losses()[-3:] == expected[-3:]
+    assert told.of("eval")[-1]["auc"] == whole.of("eval")[-1]["auc"]
+    assert on_four.losses()[-3:] == pytest.approx(expected[-3:], abs=1e-6)
+    assert len(on_four.of("plan")[-1]["per_rank"]) == 4
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tiny, train_in_torch, world):
+    sets = (*SETS, "name=other")
+    run = RunDir(train_in_torch(*sets).values["run_dir"])
+    for wrong in ("train.optimizer=adagrad", "model.rows_per_table=[50,3,1000,78]", "model.top_mlp=[8]"):
+        with pytest.raises(UserError, match="of another model"):
+            _loaded(tiny(*sets, wrong), run, world)
+
+
+def test_a_damaged_checkpoint_is_named_and_passed_over(tiny, train_tiny, world):
+    sets = ("train.num_steps=8", "store.checkpoint_every=4", "store.checkpoint_at_end=true", "name=hurt")
+    run = RunDir(train_tiny(*sets, num_devices=4).values["run_dir"])
+    file = next((run.path / "checkpoints" / "step-000000008").glob("rank-*.bin"))
+    file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+    told: list[str] = []
+    built = Built(tiny(*sets), world, 8, open_source(tiny(*sets)))
+    checkpoint = Checkpointer(tiny(*sets), run, built).begin_from_newest(told.append)
+    assert checkpoint is not None
+    assert checkpoint.step == 4
+    assert "its bytes changed" in told[0]
+
+
+def _loaded(spec, run: RunDir, world: World) -> tuple[Built, Checkpointer]:
+    built = Built(spec, world, 20, open_source(spec))
+    checkpointer = Checkpointer(spec, run, built)
+    assert checkpointer.begin_from_newest(lambda text: None) is not None
+    return built, checkpointer
+
+
+KILLING = """
+import os, signal, sys
+from embark.spec import load_spec
+from embark.tpu.loop import train
+
+class KillAt:
+    def emit(self, event):
+        if event.kind == "step" and event.values["step"] == 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+    def close(self):
+        pass
+
+train(load_spec(sys.argv[1]), [KillAt()])
+"""
+
+
+def _killed_in_a_process_of_its_own(spec) -> None:
+    path = Path(spec.store.root, "killed.toml")
+    path.write_text(to_toml(spec))
+    settings = {
+        "JAX_NUM_CPU_DEVICES": "8", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(SOURCES),
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    done = subprocess.run([sys.executable, "-c", KILLING, path], env=os.environ | settings, capture_output=True,
+                          text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
