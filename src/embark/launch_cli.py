@@ -18,9 +18,13 @@ def launch(
     set_: Settings = (),
     yes: Flag = False,
     dry_run: Flag = False,
+    budget: float | None = None,
+    context: str = "",
     manners: Manners | None = None,
 ) -> int:
-    """Hand a run to where its spec says: this machine, or a Kubernetes cluster. Says verdict and price, and asks.
+    """Hand a run to where its spec says: here, Kubernetes, Ray, TorchX, Vertex AI, plain machines, TPU VMs.
+
+    Says verdict and price, and asks before it spends.
 
     Parameters
     ----------
@@ -28,25 +32,32 @@ def launch(
         Go on without asking.
     dry_run
         Say every command, and run none.
+    budget
+        Dollars: before the run would cost more it saves, ends and is not started again. The same as place.budget_usd.
+    context
+        Of kubectl, where its current one is not meant.
     """
     from embark.launch_verb import launch_run
     from embark.spec import load_spec
 
     console = (manners or Manners()).console()
-    return launch_run(console, load_spec(spec, set_), yes=yes, dry_run=dry_run)
+    sets = [*set_, *([f"place.budget_usd={budget}"] if budget is not None else [])]
+    return launch_run(console, load_spec(spec, sets), yes=yes, dry_run=dry_run, context=context)
 
 
-def status(run: str = "", /, *, manners: Manners | None = None) -> int:
+def status(run: str = "", /, *, context: str = "", manners: Manners | None = None) -> int:
     """Say how a run stands, and why. Exit code 1 if it has failed.
 
     Parameters
     ----------
     run
         The run's name; left out, all that were launched from here.
+    context
+        Only runs of this context of kubectl.
     """
     from embark.launch_verb import status_run
 
-    return status_run((manners or Manners()).console(), run)
+    return status_run((manners or Manners()).console(), run, context=context)
 
 
 def logs(

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
 from embark.console import Console
 from embark.errors import EmbarkError, ExitCode, Interrupted, UserError
-from embark.launch.backend import Cancelled, LogLine, Order, RunHandle, Status, Tell, Thing
+from embark.launch.backend import Cancelled, LogLine, Order, RunEvent, RunHandle, Status, Tell, Thing
 from embark.launch.choose import backend_for, backend_of
 from embark.launch.remembered import Remembered, all_runs, file_of, find_run, forget, now_s, place_of, remember
 from embark.launch.shell import Recorder, Shell
 from embark.spec import RunSpec, to_toml
 from embark.watch.words import clean_line, duration, many
 
+NUM_EVENTS = 5
+"""Of the last that a place said, shown with a run's status."""
 
-def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool) -> ExitCode:
+
+def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, context: str = "") -> ExitCode:
     """Verdict, price, question, then the run is handed over. With `dry_run` every command is said and none is run."""
     shell = _shell(console, dry_run)
-    place = backend_for(spec, shell, _teller(console))
+    place = backend_for(spec, shell, _teller(console), context=context)
     is_paid = bool(spec.place.machine or spec.place.cloud)
     told = _say_price(console, spec) if is_paid else {}
     with _nothing_made():
@@ -48,13 +51,13 @@ def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool) -> 
     return ExitCode.DONE
 
 
-def status_run(console: Console, name: str) -> ExitCode:
+def status_run(console: Console, name: str, *, context: str = "") -> ExitCode:
     """One run in full, or all that were launched from here. Exit code 1 if the one has failed."""
     if not name:
-        return _all(console)
-    run = find_run(name)
+        return _all(console, context)
+    run = find_run(name, context)
     status = _look(console, run)
-    _say_status(console, run, status)
+    _say_status(console, run, status, _last_events(console, run, status))
     return ExitCode.OTHER if status.state == "failed" else ExitCode.DONE
 
 
@@ -119,7 +122,7 @@ def _may_be_there(made: list[Thing]) -> str:
 
 
 def _removal(made: list[Thing]) -> str:
-    return ", then ".join(thing.remove for thing in reversed(made))
+    return ", then ".join(dict.fromkeys(thing.remove for thing in reversed(made)))
 
 
 def _say_price(console: Console, spec: RunSpec) -> dict[str, object]:
@@ -160,8 +163,8 @@ def _seen_words(ended: str) -> str:
     return ended if ended.startswith(("succeeded", "failed")) else f"been {ended}"
 
 
-def _all(console: Console) -> ExitCode:
-    shelf = all_runs()
+def _all(console: Console, context: str) -> ExitCode:
+    shelf = all_runs(context)
     names = [run.handle.name for run in shelf.runs]
     rows = []
     for run in shelf.runs:
@@ -185,12 +188,22 @@ def _all(console: Console) -> ExitCode:
     return ExitCode.DONE
 
 
-def _say_status(console: Console, run: Remembered, status: Status) -> None:
+def _last_events(console: Console, run: Remembered, status: Status) -> list[RunEvent]:
+    """What its place said of it last, where it can be asked."""
+    if status.state == "gone":
+        return []
+    try:
+        return backend_of(run.handle, Shell(), _teller(console), is_hasty=True).events(run.handle)[-NUM_EVENTS:]
+    except EmbarkError:  # the state was told, and is what was asked for
+        return []
+
+
+def _say_status(console: Console, run: Remembered, status: Status, events: list[RunEvent]) -> None:
     parts = [{"name": p.name, "index": p.index, "state": p.state, "why": p.why} for p in status.parts]
     console.data({
         "name": run.handle.name, "backend": run.handle.backend, "state": status.state, "reason": status.reason,
         "fix": status.fix, "num_restarts": status.num_restarts, "since_s": status.since_s, "parts": parts,
-        "usd_per_hour": run.handle.usd_per_hour, "run": run.handle.run_uri,
+        "usd_per_hour": run.handle.usd_per_hour, "run": run.handle.run_uri, "events": [asdict(e) for e in events],
     })
     if console.json:
         return
@@ -199,6 +212,10 @@ def _say_status(console: Console, run: Remembered, status: Status) -> None:
         console.text(f"  fix: {status.fix}", style="green")
     if parts:
         console.table(parts, {"name": "part", "index": "machine", "state": "state", "why": "why"})
+    if events:
+        rows = [{"at": _clock(e.time_s), "source": clean_line(e.source), "reason": e.reason, "text": e.text}
+                for e in events]
+        console.table(rows, {"at": "at", "source": "about", "reason": "event", "text": "what its place said last"})
     if not run.is_submitted and status.state != "gone":
         console.warning(f"its launch was cut off: embark cancel {run.handle.name} takes away what is there")
 
@@ -257,8 +274,11 @@ def _json_line(line: LogLine) -> str:
 def _log_text(line: LogLine) -> str:
     from embark.watch.words import clean
 
-    at = datetime.fromtimestamp(line.time_ns / 1e9).strftime("%H:%M:%S") if line.time_ns else "--:--:--"
-    return f"{at} {clean_line(line.source)} | {clean(line.text)}\n"
+    return f"{_clock(line.time_ns / 1e9)} {clean_line(line.source)} | {clean(line.text)}\n"
+
+
+def _clock(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s).strftime("%H:%M:%S") if time_s else "--:--:--"
 
 
 def _shell(console: Console, dry_run: bool) -> Shell:

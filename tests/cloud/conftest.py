@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
 from cloud import emulators
 from cloud.emulators import Emulator, outside_of_clouds
+from cloud.image import Store, common_folder, shared_store
 
 from embark.store.door import Door, open_door
 from embark.store.patience import Patience
@@ -42,6 +44,13 @@ def az_emulator():
 @pytest.fixture(scope="session")
 def gs_xml_emulator(s3_emulator):
     return emulators.gs_xml(s3_emulator)
+
+
+@pytest.fixture(scope="session")
+def image_store(tmp_path_factory) -> Iterator[Store]:
+    """The rendered image, built once for all workers."""
+    with shared_store(common_folder(tmp_path_factory.getbasetemp())) as store:
+        yield store
 
 
 @pytest.fixture

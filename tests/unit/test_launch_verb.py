@@ -37,9 +37,18 @@ def test_a_dry_run_needs_no_kubectl_and_gives_a_program_its_commands(target, cap
     assert ["--dry-run=server" in words for words in applied] == [False, True, False]
 
 
+def test_a_budget_on_the_command_line_travels_in_the_spec(monkeypatch):
+    from embark import launch_cli, launch_verb
+
+    seen = []
+    monkeypatch.setattr(launch_verb, "launch_run", lambda console, spec, **rest: seen.append(spec) or 0)
+    assert launch_cli.launch("quickstart", set_=tuple(AWS), budget=49.5) == 0
+    assert seen[0].place.budget_usd == 49.5
+
+
 def test_a_target_that_is_not_handed_over_is_told_with_the_way_that_there_is():
-    with pytest.raises(UserError, match="torchx") as caught:
-        launch_run(Console(), load_spec("quickstart", [*AWS, "place.target=torchx"]), yes=True, dry_run=False)
+    with pytest.raises(UserError, match="compose") as caught:
+        launch_run(Console(), load_spec("quickstart", [*AWS, "place.target=compose"]), yes=True, dry_run=False)
     assert "embark render" in caught.value.fix
 
 

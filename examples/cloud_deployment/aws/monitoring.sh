@@ -60,3 +60,10 @@ run aws cloudwatch put-metric-alarm \
   --comparison-operator GreaterThanThreshold \
   --treat-missing-data notBreaching \
   --alarm-actions "$TOPIC"
+
+# The run's own metrics; the dashboard, grafana_dashboard.json, is for Grafana to import.
+if [ "$DRY_RUN" = 1 ] || kubectl get crd podmonitors.monitoring.coreos.com >/dev/null 2>&1; then
+  run kubectl apply -f run_metrics.yaml
+else
+  printf 'The cluster has no Prometheus that reads %s.\n' podmonitors.monitoring.coreos.com
+fi

@@ -45,3 +45,10 @@ run az deployment group create \
   --name embark-rules-dlrm \
   --template-file alert_rules.json \
   --parameters workspace="$(az monitor account show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query id --output tsv)" cluster="$(az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query id --output tsv)" actionGroup="$(az monitor action-group show --resource-group "$RESOURCE_GROUP" --name embark-dlrm --query id --output tsv)" location="$LOCATION"
+
+# The run's own metrics; the dashboard, grafana_dashboard.json, is for Grafana to import.
+if [ "$DRY_RUN" = 1 ] || kubectl get crd podmonitors.azmonitoring.coreos.com >/dev/null 2>&1; then
+  run kubectl apply -f run_metrics.yaml
+else
+  printf 'The cluster has no Prometheus that reads %s.\n' podmonitors.azmonitoring.coreos.com
+fi

@@ -38,3 +38,10 @@ if [ "$DRY_RUN" = 1 ] || [ -z "$(gcloud alpha monitoring policies list --project
     --policy-from-file=idle_gpus.json \
     --notification-channels="$CHANNEL"
 fi
+
+# The run's own metrics; the dashboard, grafana_dashboard.json, is for Grafana to import.
+if [ "$DRY_RUN" = 1 ] || kubectl get crd podmonitorings.monitoring.googleapis.com >/dev/null 2>&1; then
+  run kubectl apply -f run_metrics.yaml
+else
+  printf 'The cluster has no Prometheus that reads %s.\n' podmonitorings.monitoring.googleapis.com
+fi

@@ -40,6 +40,8 @@ class Part:
     """Which of the machines."""
     state: str
     why: str = ""
+    since_s: float | None = None
+    """Unix time since when it has its machine, where the place says."""
 
 
 @dataclass(frozen=True, slots=True)

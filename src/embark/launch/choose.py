@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from embark.errors import UserError
 from embark.launch.backend import Backend, RunHandle, Tell
 from embark.launch.shell import Shell
 from embark.spec import RunSpec
+
+if TYPE_CHECKING:
+    from embark.launch.kubectl import Patience
 
 
 class Place(Backend, Protocol):
@@ -17,16 +20,19 @@ class Place(Backend, Protocol):
     def handle_of(self, spec: RunSpec) -> RunHandle: ...
 
 
-def backend_for(spec: RunSpec, shell: Shell, tell: Tell) -> Place:
-    """By `place`: without a machine and a cloud it is this machine."""
-    place = spec.place
-    if not place.machine and not place.cloud:
-        return _local(shell, tell)
-    if place.target in ("job", "jobset", "trainjob", "pytorchjob"):
-        return _kubernetes(shell, tell)
-    raise UserError(f'place.target = "{place.target}" is not handed over by embark launch',
-                    fix="embark render writes its files and the script that starts it; or set place.target to job, "
-                        "jobset, trainjob or pytorchjob")
+def backend_for(spec: RunSpec, shell: Shell, tell: Tell, *, context: str = "") -> Place:
+    """By `place`: its target and, for some targets, whether it names a machine. `context`: of kubectl, if not its own.
+    """
+    name = _name_of(spec)
+    if name not in _BACKENDS:
+        raise UserError(f'place.target = "{spec.place.target}" is not handed over by embark launch',
+                        fix="embark render writes its files and the script that starts it; or set place.target to "
+                            + ", ".join(_BY_TARGET))
+    if not context:
+        return _BACKENDS[name](shell, tell, False)
+    if name not in _IN_CONTEXTS:
+        raise UserError(f"--context is kubectl's, and this run goes to {name}", fix="leave --context out")
+    return _IN_CONTEXTS[name](shell, tell, context)
 
 
 def backend_of(handle: RunHandle, shell: Shell, tell: Tell, *, is_hasty: bool = False) -> Place:
@@ -44,10 +50,92 @@ def _local(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
 
 
 def _kubernetes(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
-    from embark.launch.kubectl import Patience
     from embark.launch.kubernetes import Kubernetes
 
-    return Kubernetes(shell, tell=tell, patience=Patience(give_up_s=0.0) if is_hasty else None)
+    return Kubernetes(shell, tell=tell, patience=_patience(is_hasty))
 
 
-_BACKENDS: dict[str, Callable[[Shell, Tell, bool], Place]] = {"local": _local, "kubernetes": _kubernetes}
+def _kubernetes_in(shell: Shell, tell: Tell, context: str) -> Place:
+    from embark.launch.kubernetes import Kubernetes
+
+    return Kubernetes(shell, tell=tell, context=context)
+
+
+def _ray(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
+    from embark.launch.ray import Ray
+
+    return Ray(shell, tell=tell, patience=_patience(is_hasty))
+
+
+def _torchx(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
+    from embark.launch.torchx import TorchX
+
+    return TorchX(shell, tell=tell, patience=_patience(is_hasty))
+
+
+def _torchx_in(shell: Shell, tell: Tell, context: str) -> Place:
+    from embark.launch.torchx import TorchX
+
+    return TorchX(shell, tell=tell, context=context)
+
+
+def _torchx_here(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
+    from embark.launch.torchx_here import TorchXHere
+
+    return TorchXHere(shell, tell=tell)
+
+
+def _vertex(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
+    from embark.launch.vertex import Vertex
+
+    return Vertex(shell, tell=tell, patience=_patience(is_hasty))
+
+
+def _vm(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
+    from embark.launch.vm import Vm
+
+    return Vm(shell, tell=tell, is_hasty=is_hasty)
+
+
+def _tpu_vm(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
+    from embark.launch.tpu_vm import TpuVm
+
+    return TpuVm(shell, tell=tell, is_hasty=is_hasty)
+
+
+def _patience(is_hasty: bool) -> Patience | None:
+    from embark.launch.kubectl import Patience
+
+    return Patience(give_up_s=0.0) if is_hasty else None
+
+
+def _name_of(spec: RunSpec) -> str:
+    """Of the backend; empty where there is none."""
+    place = spec.place
+    is_here = not place.machine and not place.cloud
+    if place.target == "ray":
+        from embark.launch.ray import address
+
+        return "ray" if is_here or address() else "kubernetes"
+    return _HERE.get(place.target, "local") if is_here else _BY_TARGET.get(place.target, "")
+
+
+_BACKENDS: dict[str, Callable[[Shell, Tell, bool], Place]] = {
+    "local": _local,
+    "kubernetes": _kubernetes,
+    "ray": _ray,
+    "torchx": _torchx,
+    "torchx-here": _torchx_here,
+    "vertex": _vertex,
+    "vm": _vm,
+    "tpu-vm": _tpu_vm,
+}
+_IN_CONTEXTS: dict[str, Callable[[Shell, Tell, str], Place]] = {"kubernetes": _kubernetes_in, "torchx": _torchx_in}
+"""Those that kubectl's contexts choose between."""
+_BY_TARGET = {
+    "job": "kubernetes", "jobset": "kubernetes", "trainjob": "kubernetes", "pytorchjob": "kubernetes",
+    "ray": "ray", "torchx": "torchx", "vertex": "vertex", "vm": "vm", "tpu-vm": "tpu-vm",
+}
+"""By `place.target`, for a machine of a cloud."""
+_HERE = {"torchx": "torchx-here"}
+"""The same where no machine is named, for targets that mean another thing than this machine as it is."""

@@ -67,7 +67,8 @@ _PREEMPTED = {
     "TerminationByKubelet": "its node shut down or ran out of something",
 }
 _EXITS = {
-    64: Reason("the spec or the data is wrong (exit code 64)", "embark logs says what; it is not tried again"),
+    64: Reason("the spec or the data is wrong (exit code 64), or its budget is spent",
+               "embark logs says what; it is not tried again"),
     70: Reason("a fault that a retry may cure (exit code 70)", "embark logs says what"),
     75: Reason("preempted and saved (exit code 75)"),
     137: Reason("killed (exit code 137): out of memory, or out of its grace", "embark logs, embark diagnose"),

@@ -13,7 +13,8 @@ from embark.watch.words import clean_line, many
 
 SUCCEEDED = ("Complete", "SuccessCriteriaMet", "Completed", "Succeeded")
 FAILED = ("Failed", "FailureTarget")
-INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
+INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index",
+                "torchx.pytorch.org/replica-id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,17 @@ class Pod:
     has_started: bool
     """Its container has a log."""
     num_container_starts: int
+    since_s: float | None = None
+    """Unix time at which its node took it."""
 
 
 def pod_of(found: Mapping[str, Any], container: str) -> Pod:
+    """`container`: the one that matters; empty: the first."""
     metadata, status = found["metadata"], found.get("status", {})
     labels = metadata.get("labels", {})
     index = next((int(labels[name]) for name in INDEX_LABELS if str(labels.get(name, "")).isdigit()), None)
-    state: dict[str, Any] = next((s for s in status.get("containerStatuses", ()) if s.get("name") == container), {})
+    state: dict[str, Any] = next(
+        (s for s in status.get("containerStatuses", ()) if s.get("name") == container or not container), {})
     now = state.get("state", {})
     disruption = _condition(status, "DisruptionTarget")
     preempted = ""
@@ -49,6 +54,7 @@ def pod_of(found: Mapping[str, Any], container: str) -> Pod:
         created=metadata.get("creationTimestamp", ""), phase=status.get("phase", "Pending"),
         is_leaving="deletionTimestamp" in metadata, preempted=preempted, why=_why(status, now),
         has_started="running" in now or "terminated" in now, num_container_starts=int(state.get("restartCount", 0)),
+        since_s=time_s(status.get("startTime")),
     )
 
 
@@ -58,7 +64,7 @@ def status_of(
     """Of an object that is there."""
     status = job.get("status", {})
     latest = newest(pods)
-    parts = tuple(Part(p.name, p.index, _part_state(p), p.preempted or p.why.text) for p in latest)
+    parts = tuple(Part(p.name, p.index, _part_state(p), p.preempted or p.why.text, p.since_s) for p in latest)
     since_s = time_s(job["metadata"].get("creationTimestamp", ""))
     lost = [p for p in pods if p.preempted]
     num_restarts = max(int(status.get("restarts", 0)), len({p.name for p in pods}) - len(latest),

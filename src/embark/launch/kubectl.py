@@ -13,11 +13,16 @@ from typing import Any, Literal
 from embark.errors import EmbarkError, Fault, UserError
 from embark.launch.backend import Tell
 from embark.launch.shell import Done, Shell
-from embark.render.operators import JOBSET_VERSION, KUEUE_VERSION, TRAINER_VERSION, TRAINING_OPERATOR_VERSION
+from embark.render.operators import (
+    JOBSET_VERSION,
+    KUBERAY_VERSION,
+    KUEUE_VERSION,
+    TRAINER_VERSION,
+    TRAINING_OPERATOR_VERSION,
+)
 from embark.watch.words import clean_line, duration
 
 Trouble = Literal["away", "token", "forbidden", "not found", "there already", "no such kind", "no cluster", "other"]
-REQUEST_S = 20
 LOGINS = {
     "aws": "aws sso login (or renew the profile's keys), then aws eks update-kubeconfig --name embark --region REGION",
     "azure": "az login, then az aks get-credentials --resource-group embark --name embark",
@@ -31,6 +36,9 @@ INSTALLS = {
                 f"'https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref={TRAINER_VERSION}'",
     "pytorchjob": f"install the training operator: {_APPLY} -k 'https://github.com/kubeflow/training-operator.git/"
                   f"manifests/overlays/standalone?ref={TRAINING_OPERATOR_VERSION}'",
+    "rayjob": "install KubeRay: helm repo add kuberay https://ray-project.github.io/kuberay-helm/ && helm install "
+              f"kuberay-operator kuberay/kuberay-operator --version {KUBERAY_VERSION} --namespace kuberay-system "
+              "--create-namespace; or export RAY_ADDRESS=http://HEAD:8265 for a Ray cluster that is there",
     "localqueue": f"install Kueue {KUEUE_VERSION}, or leave place.queue out",
 }
 """By a kind's singular: what a cluster needs that does not know it."""
@@ -57,6 +65,8 @@ class Patience:
     give_up_s: float = 180.0
     first_wait_s: float = 1.0
     longest_wait_s: float = 15.0
+    request_s: float = 20.0
+    """Of one request: one that hangs is given up, and asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +133,7 @@ class Kubectl:
 
     def words(self, verb: str, *rest: str, in_namespace: bool = True) -> list[str]:
         where = [f"--namespace={self.cluster.namespace}"] if in_namespace else []
-        limit = [] if verb == "logs" else [f"--request-timeout={REQUEST_S}s"]
+        limit = [] if verb == "logs" else [f"--request-timeout={self._patience.request_s:g}s"]
         return [*self.cluster.words, verb, *rest, *where, *limit]
 
     def raise_for(self, done: Done) -> None:

@@ -1,4 +1,4 @@
-"""Kubernetes, through kubectl: a Job, a JobSet, a TrainJob or a PyTorchJob, from the very files that are rendered."""
+"""Kubernetes, through kubectl: a Job, JobSet, TrainJob, PyTorchJob or RayJob, from the very files that are rendered."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from embark.catalog import load_catalog
 from embark.errors import Interrupted, UserError
 from embark.launch.backend import Cancelled, LogLine, Order, RunEvent, RunHandle, Status, Tell, Thing
 from embark.launch.following import Following
+from embark.launch.kube_kinds import INSTANCE, KINDS, RunKind
 from embark.launch.kube_status import Pod, event_of, pod_of, status_of
 from embark.launch.kubectl import (
     Cluster,
@@ -24,9 +25,7 @@ from embark.launch.kubectl import (
 from embark.launch.shell import Done, Lines, Shell
 from embark.render.file import File
 from embark.render.job import Job, make_job
-from embark.render.kubeflow import MUST_NAME, NODE
 from embark.render.launch_script import MANIFESTS
-from embark.render.pod import CONTAINER
 from embark.render.settings import grace_s
 from embark.render.site import site_of, usd_per_hour
 from embark.render.targets import render
@@ -35,8 +34,6 @@ from embark.store import run_uri
 from embark.watch.words import clean_line, many
 
 NAME = "kubernetes"
-CONTAINERS = {"job": CONTAINER, "jobset": CONTAINER, "trainjob": NODE, "pytorchjob": MUST_NAME}
-"""What the trainer's container is called; also the targets that this backend takes."""
 POLL_S = 5.0
 END_MARGIN_S = 60.0
 """Beyond the pods' grace, until a deleted job is gone."""
@@ -45,8 +42,13 @@ END_MARGIN_S = 60.0
 class Kubernetes:
     """The cluster that kubectl is set to when a run is launched; afterwards the one that the run is in."""
 
-    def __init__(self, shell: Shell, *, tell: Tell, patience: Patience | None = None, poll_s: float = POLL_S) -> None:
+    name = NAME
+
+    def __init__(self, shell: Shell, *, tell: Tell, patience: Patience | None = None, poll_s: float = POLL_S,
+                 context: str = "") -> None:
+        """`context`: of kubectl, for a run that is launched; empty: the current one."""
         self._shell = shell
+        self._context = context
         self._tell = tell
         self._patience = patience
         self._poll_s = poll_s
@@ -56,13 +58,14 @@ class Kubernetes:
         job = make_job(spec, load_catalog())
         kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         where: dict[str, str | int] = {
-            "context": current_context(self._shell, kubeconfig), "kubeconfig": kubeconfig, "namespace": job.namespace,
-            "object": job.name, "target": spec.place.target, "cloud": job.cloud, "num_nodes": job.num_nodes,
+            "context": self._context or current_context(self._shell, kubeconfig), "kubeconfig": kubeconfig,
+            "namespace": job.namespace,
+            "object": job.name, "target": spec.place.target, "cloud": job.cloud, "num_nodes": job.num_pods,
             "queue": spec.place.queue, "claim": job.claim_name if spec.place.volume else "",
             "config": job.config_name, "grace_s": grace_s(job), "pool": site_of(job).pool,
             "service_account": spec.place.service_account,
         }
-        return RunHandle(spec.name, NAME, where, job.title, run_uri(spec.store.root, spec.name), usd_per_hour(job))
+        return RunHandle(spec.name, self.name, where, job.title, run_uri(spec.store.root, spec.name), usd_per_hour(job))
 
     def check(self, order: Order) -> None:
         place, handle = order.spec.place, order.handle
@@ -70,10 +73,10 @@ class Kubernetes:
             raise UserError("place.image is not set: the cluster has no image to pull",
                             fix="build the Dockerfile that embark render writes, push it, and --set "
                                 "place.image=REGISTRY/embark@sha256:…")
-        kubectl, name = self._kubectl(handle), str(handle.where["object"])
-        there = kubectl.get(self._kind(handle), name)
+        kubectl, name = self._kubectl(handle), self._object(handle)
+        there = kubectl.get(self._kind(handle).name, name)
         if there is not None:
-            raise UserError(f"{self._kind(handle)}/{name} is in namespace {place.namespace} already",
+            raise UserError(f"{self._kind(handle).name}/{name} is in namespace {place.namespace} already",
                             fix=f"embark status {handle.name}; embark cancel {handle.name} takes it away, and its "
                                 "checkpoints stay; or another --set name=…")
         if place.queue and not kubectl.has("localqueues.kueue.x-k8s.io", place.queue):
@@ -88,50 +91,47 @@ class Kubernetes:
         handle, kubectl = order.handle, self._kubectl(order.handle)
         manifest = self._manifest(make_job(order.spec, load_catalog()))
         namespace, text = kubectl.cluster.namespace, manifest.text
-        try:
-            is_there = kubectl.get("namespaces", namespace, in_namespace=False) is not None
-        except Forbidden:  # who has rights in one namespace alone has been given that one
-            is_there, text = True, _without_namespace(text)
-        if not is_there:
-            # A dry run of the server knows no namespace that it has not kept.
-            order.note(Thing(f"namespace {namespace}", kubectl.cluster.line("delete", "namespace", namespace)))
-            kubectl.make_namespace()
+        # A dry run of the server knows no namespace that it has not kept.
+        if not self._make_namespace(order, kubectl):
+            text = _without_namespace(text)
         kubectl.apply(text, manifest.path, is_try=True)
-        kind, name = self._kind(handle), handle.where["object"]
+        kind, name = self._kind(handle).name, self._object(handle)
         order.note(Thing(f"{kind}/{name} with its ConfigMap, Service and service account in namespace {namespace}",
                          f"embark cancel {handle.name}"))
         kubectl.apply(text, manifest.path, is_try=False)
 
     def status(self, handle: RunHandle) -> Status:
         kubectl = self._kubectl(handle)
-        job = kubectl.get(self._kind(handle), str(handle.where["object"]))
+        job = kubectl.get(self._kind(handle).name, self._object(handle))
         if job is None:
-            return Status("gone", f"{self._kind(handle)}/{handle.where['object']} is not in namespace "
+            return Status("gone", f"{self._kind(handle).name}/{self._object(handle)} is not in namespace "
                                   f"{handle.where['namespace']}: it was deleted, or removed a day after it ended",
                           f"its checkpoints and events are in {handle.run_uri}")
-        return status_of(job, self._pods(handle), self.events(handle), num_nodes=int(handle.where["num_nodes"]),
-                         queue=str(handle.where["queue"]))
+        return status_of(self._kind(handle).read(job), self._pods(handle), self.events(handle),
+                         num_nodes=int(handle.where["num_nodes"]), queue=str(handle.where["queue"]))
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
         following = Following(lambda pod, since, goes_on: self._open_log(handle, pod, since, goes_on),
                               lambda pod, done: self._log_failed(handle, pod, done))
-        pods = self._pods(handle)
+        pods = self._log_pods(handle)
         if not pods and not follow:
             status = self.status(handle)
             raise UserError(f"{handle.name} has no pods, so no logs: it is {status.state}. {status.reason}",
                             fix=status.fix)
-        yield from following.now(pods)
+        as_read = self._kind(handle).line
+        yield from map(as_read, following.now(pods))
         if follow:
-            yield from following.on(lambda: self._pods(handle), lambda: self._is_over(handle), self._poll_s)
+            yield from map(as_read, following.on(lambda: self._log_pods(handle), lambda: self._is_over(handle),
+                                                 self._poll_s))
 
     def events(self, handle: RunHandle) -> list[RunEvent]:
-        name = str(handle.where["object"])
+        name = self._object(handle)
         found = [event_of(one) for one in self._kubectl(handle).items("events")]
         ours = [event for event in found if event.source == name or event.source.startswith(f"{name}-")]
         return sorted(ours, key=lambda event: event.time_s)
 
     def cancel(self, handle: RunHandle) -> Cancelled:
-        kubectl, kind, name = self._kubectl(handle), self._kind(handle), str(handle.where["object"])
+        kubectl, kind, name = self._kubectl(handle), self._kind(handle).name, self._object(handle)
         removed = []
         if kubectl.delete(kind, name):
             if not self._wait_until_gone(handle):
@@ -140,11 +140,23 @@ class Kubernetes:
         removed += [small for small in self._small_objects(handle) if kubectl.delete(*small.split("/"))]
         return Cancelled(tuple(removed), self._remains(handle))
 
+    def _make_namespace(self, order: Order, kubectl: Kubectl) -> bool:
+        """Where it is missing. False: there must be one, and it cannot even be asked for."""
+        namespace = kubectl.cluster.namespace
+        try:
+            is_there = kubectl.get("namespaces", namespace, in_namespace=False) is not None
+        except Forbidden:  # who has rights in one namespace alone has been given that one
+            return False
+        if not is_there:
+            order.note(Thing(f"namespace {namespace}", kubectl.cluster.line("delete", "namespace", namespace)))
+            kubectl.make_namespace()
+        return True
+
     def _wait_until_gone(self, handle: RunHandle) -> bool:
         kubectl, grace = self._kubectl(handle), int(handle.where["grace_s"])
         until_s, said = time.monotonic() + grace + END_MARGIN_S, ""
         try:
-            while kubectl.get(self._kind(handle), str(handle.where["object"])) is not None:
+            while kubectl.get(self._kind(handle).name, self._object(handle)) is not None:
                 num_up = sum(pod.phase == "Running" for pod in self._pods(handle))
                 now = f"{many(num_up, 'pod')} told to end; each saves a last checkpoint, within {grace} s"
                 if num_up and now != said:
@@ -173,7 +185,7 @@ class Kubernetes:
 
     def _small_objects(self, handle: RunHandle) -> list[str]:
         """What was made beside the job for this run alone."""
-        name, target = handle.where["object"], handle.where["target"]
+        name, target = self._object(handle), handle.where["target"]
         found = [f"configmap/{handle.where['config']}"]
         if target == "job" and int(handle.where["num_nodes"]) > 1:
             found.append(f"service/{name}")
@@ -186,11 +198,12 @@ class Kubernetes:
         return next(file for file in render(job) if file.path == path)
 
     def _open_log(self, handle: RunHandle, pod: Pod, since: str, goes_on: bool) -> Lines:
-        kubectl = self._kubectl(handle)
-        options = [f"--since-time={since}"] if since else []
+        kubectl, kind = self._kubectl(handle), self._kind(handle)
+        container = kind.log_container or kind.container
+        options = [f"--container={container}"] if container else []
+        options += ["--timestamps", *([f"--since-time={since}"] if since else [])]
         options += ["--follow"] if goes_on else []
-        return self._shell.lines(kubectl.words(
-            "logs", pod.name, f"--container={CONTAINERS[str(handle.where['target'])]}", "--timestamps", *options))
+        return self._shell.lines(kubectl.words("logs", pod.name, *options))
 
     def _log_failed(self, handle: RunHandle, pod: Pod, done: Done) -> None:
         trouble = trouble_of(done)
@@ -203,12 +216,26 @@ class Kubernetes:
         return self.status(handle).has_ended
 
     def _pods(self, handle: RunHandle) -> list[Pod]:
-        container = CONTAINERS[str(handle.where["target"])]
-        found = self._kubectl(handle).items("pods", f"app.kubernetes.io/instance={handle.where['object']}")
-        return [pod_of(one, container) for one in found]
+        """Of the machines that train."""
+        kind = self._kind(handle)
+        found = self._kubectl(handle).items("pods", f"{INSTANCE}={self._object(handle)}")
+        # The head of a Ray cluster trains nothing.
+        return [pod_of(one, kind.container) for one in found
+                if one["metadata"].get("labels", {}).get("app.kubernetes.io/component") != "head"]
 
-    def _kind(self, handle: RunHandle) -> str:
-        return MANIFESTS[str(handle.where["target"])][1]
+    def _log_pods(self, handle: RunHandle) -> list[Pod]:
+        kind = self._kind(handle)
+        if not kind.log_label:
+            return self._pods(handle)
+        found = self._kubectl(handle).items("pods", f"{kind.log_label}={self._object(handle)}")
+        return [pod_of(one, kind.log_container) for one in found]
+
+    def _kind(self, handle: RunHandle) -> RunKind:
+        return KINDS[str(handle.where["target"])]
+
+    def _object(self, handle: RunHandle) -> str:
+        """The object's name."""
+        return str(handle.where["object"])
 
     def _cluster(self, handle: RunHandle) -> Cluster:
         where = handle.where

@@ -40,7 +40,8 @@ class Local:
         self._poll_s = poll_s
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
-        num_ranks = 1 if spec.place.device == "cpu" else max(1, _num_gpus())
+        # JAX is one process for all of a machine's devices.
+        num_ranks = 1 if spec.place.device in ("cpu", "jax", "tpu") else max(1, num_gpus())
         folder = runs_folder() / "local" / spec.name
         where: dict[str, str | int] = {
             "folder": str(folder), "num_ranks": num_ranks, "cwd": str(Path.cwd()),
@@ -179,5 +180,5 @@ def _read(path: Path) -> dict[str, Any] | None:
     return read if isinstance(read, dict) else None
 
 
-def _num_gpus() -> int:
+def num_gpus() -> int:
     return len(list(Path("/dev").glob("nvidia[0-9]*")))

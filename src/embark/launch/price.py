@@ -44,8 +44,17 @@ def foretell(spec: RunSpec) -> Foretold:
         estimate = estimator(job.machine, job.num_nodes)
         answer = verdict(estimate, estimator)
     except EmbarkError as error:
-        return Foretold(True, f"{job.title}; no plan could be made: {error.what}", price, per_hour)
-    return Foretold(answer.fits, answer.sentence, price, per_hour, estimate.total_usd(way))
+        return Foretold(True, f"{job.title}; no plan could be made: {error.what}", price + _stops(spec, None), per_hour)
+    total = estimate.total_usd(way)
+    return Foretold(answer.fits, answer.sentence, price + _stops(spec, total), per_hour, total)
+
+
+def _stops(spec: RunSpec, total_usd: float | None) -> str:
+    budget = spec.place.budget_usd
+    if budget is None:
+        return ""
+    early = f", before it is done: the plan says {usd(total_usd)}" if total_usd and total_usd > budget else ""
+    return f"; it stops itself at {usd(budget)}{early}"
 
 
 def _predict() -> Predict:

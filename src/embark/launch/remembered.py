@@ -62,21 +62,22 @@ def forget(run: Remembered) -> None:
         run.path.unlink(missing_ok=True)
 
 
-def all_runs() -> Shelf:
+def all_runs(context: str = "") -> Shelf:
+    """`context`: only those of it."""
     runs, broken = [], []
     folder = runs_folder()
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         read = _read(path)
         if read is None:
             broken.append(path)
-        else:
+        elif not context or read.handle.where.get("context") == context:
             runs.append(read)
     return Shelf(tuple(sorted(runs, key=lambda run: -run.submitted_s)), tuple(broken))
 
 
-def find_run(word: str) -> Remembered:
-    """By its name; of two with one name, by NAME@PLACE."""
-    runs = all_runs().runs
+def find_run(word: str, context: str = "") -> Remembered:
+    """By its name; of two with one name, by NAME@PLACE, or by kubectl's context."""
+    runs = all_runs(context).runs
     name, _, place = word.partition("@")
     found = [run for run in runs if run.handle.name == name and (not place or place_of(run.handle) == place)]
     if len(found) == 1:

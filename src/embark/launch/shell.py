@@ -103,12 +103,24 @@ class Recorder(Shell):
 
 
 class Lines:
-    """A program that is being read. Ended by `close`, if it has not ended itself."""
+    """A program that is being read. Ended by `close`, if it has not ended itself. `is_merged`: stderr is read too."""
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], *, folder: Path | None = None, env: Mapping[str, str] | None = None,
+                 is_merged: bool = False) -> None:
         self._err = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         with open(os.devnull, "rb") as nothing:
-            self._process = _start(words, nothing, subprocess.PIPE, self._err)
+            err = subprocess.STDOUT if is_merged else self._err
+            self._process = _start(words, nothing, subprocess.PIPE, err, folder, env)
+
+    @property
+    def pid(self) -> int:
+        """Also the number of its process group: it leads one of its own."""
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._process.poll()
 
     def __iter__(self) -> Iterator[str]:
         assert self._process.stdout is not None

@@ -119,7 +119,7 @@ def _gpu_group(job: Job, site: Site) -> dict[str, Any]:
 
 
 def bucket_statements(job: Job) -> list[dict[str, Any]]:
-    """What the run may do in S3, as statements of an IAM policy: its own places and no more."""
+    """What the run may do, as statements of an IAM policy: in S3 its own places, in CloudWatch its own metrics."""
     statements: list[dict[str, Any]] = []
     for place in places(job):
         if place.scheme != "s3":
@@ -131,6 +131,10 @@ def bucket_statements(job: Job) -> list[dict[str, Any]]:
             statements.append(may_list)
         statements.append({"Effect": "Allow", "Action": WRITE_ACTIONS if place.is_written else READ_ACTIONS,
                            "Resource": below})
+    watch = job.spec.watch
+    if "cloudwatch" in watch.sinks:
+        statements.append({"Effect": "Allow", "Action": ["cloudwatch:PutMetricData"], "Resource": "*", "Condition": {
+            "StringEquals": {"cloudwatch:namespace": watch.cloudwatch_namespace}}})
     return statements
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from embark.render import tpu_gke
 from embark.render.file import File
 from embark.render.job import Job
 from embark.render.operators import install_operator
@@ -117,9 +118,10 @@ def _cluster_script(job: Job, site: Site) -> str:
                        option("--location", variable("REGION"))),
                _create_cluster(job, site)),
         "# A cluster that was there may lack this run's machines.\n"
-        + unless(_gcloud("container", "node-pools", "describe", site.pool, option("--cluster", variable("CLUSTER")),
-                         option("--location", variable("REGION"))),
-                 _create_pool(job, site)),
+        + "\n".join(
+            unless(_gcloud("container", "node-pools", "describe", pool, option("--cluster", variable("CLUSTER")),
+                           option("--location", variable("REGION"))),
+                   _create_pool(job, site, pool)) for pool in pool_names(job)),
         _run("container", "clusters", "get-credentials", variable("CLUSTER"), option("--location", variable("REGION"))),
         run("kubectl", "apply", "-f", "gke_cluster.yaml"),
     ]
@@ -175,10 +177,18 @@ def _create_cluster(job: Job, site: Site) -> str:
     return f"{why}\n{_run(*words)}"
 
 
-def _create_pool(job: Job, site: Site) -> str:
+def pool_names(job: Job) -> list[str]:
+    """Of the run's machines."""
+    pool = site_of(job).pool
+    return tpu_gke.pool_names(job, pool) if tpu_gke.is_tpu(job) else [pool]
+
+
+def _create_pool(job: Job, site: Site, pool: str) -> str:
+    if tpu_gke.is_tpu(job):
+        return _run(*tpu_gke.pool_words(job, pool, site.machine_type))
     machine = job.machine
     words: list[str] = [
-        "container", "node-pools", "create", site.pool, option("--cluster", variable("CLUSTER")),
+        "container", "node-pools", "create", pool, option("--cluster", variable("CLUSTER")),
         option("--location", variable("REGION")), option("--node-locations", variable("ZONE")),
         f"--machine-type={site.machine_type}",
         f"--accelerator=type={machine.gke_accelerator},count={machine.gpus_per_host},gpu-driver-version=latest",

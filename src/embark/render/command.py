@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from embark.render import tpu_gke
 from embark.render.job import MAX_RESTARTS, PORT, Job
 from embark.render.settings import fabric_needs
 
@@ -41,6 +42,8 @@ def meeting_conf(is_host: str) -> str:
 
 def indexed_command(job: Job, host: str) -> list[str]:
     """For the pods of an indexed Job: `host` is what the pod with index 0 is called. A list for `command`."""
+    if tpu_gke.is_tpu(job):  # one process for all chips of a host, and GKE says where the others are
+        return ["python", *train_words(), "--set", "place.device=tpu"]
     needs = fabric_needs(job)
     if job.num_nodes == 1:
         return one_machine(job)

@@ -31,6 +31,8 @@ PLACES = {
     "gcp": {"machine": "a2-highgpu-8g", "region": "us-central1", "zone": "us-central1-a", "volume": "filestore-zonal"},
 }
 ROOTS = {"aws": "s3://embark-example/runs", "azure": "az://embark-example/runs", "gcp": "gs://embark-example/runs"}
+METRICS_PORT = 9464
+"""The one that OpenTelemetry's exporters for Prometheus have."""
 OTHER_TARGETS: tuple[tuple[Target, Callable[[Job], list[File]]], ...] = (
     ("job", render_job), ("jobset", render_jobset), ("trainjob", render_trainjob), ("pytorchjob", render_pytorchjob),
     ("ray", render_ray), ("torchx", render_torchx),
@@ -51,7 +53,8 @@ def cloud_job(cloud: str) -> Job:
     preset = PRESETS["criteo-1tb"]()
     place = {"nodes": 2, "queue": "embark", "image": f"{PLACEHOLDER_REGISTRY}{default_image()}", **PLACES[cloud]}
     data = {"kind": "prepared", "path": "/mnt/data/criteo-1tb"}
-    return _job(preset, name="dlrm", place=place, data=data, store={"root": ROOTS[cloud]})
+    return _job(preset, name="dlrm", place=place, data=data, store={"root": ROOTS[cloud]},
+                watch={"prometheus_port": METRICS_PORT})
 
 
 def quickstart_job() -> Job:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from embark.catalog import Machine, cheapest, load_catalog
 from embark.render.job import Job
+from embark.render.run_metrics import DASHBOARD, OBJECTS, is_scraped
 from embark.render.settings import grace_s, settings_of
 from embark.render.site import price_of, site_of
 
@@ -124,7 +125,18 @@ embark data copy {job.spec.store.root}/{job.spec.name}/tensorboard curves && ten
 `status`: most often no machine could be had, or a taint is not tolerated.
 
 `EMAIL=you@example.com ./monitoring.sh` sets up the cloud's own alarms: GPUs that stand idle for half an hour, and
-machines that are dead."""
+machines that are dead.{_metrics_words(job)}"""
+
+
+def _metrics_words(job: Job) -> str:
+    if not is_scraped(job):
+        return ""
+    return f"""
+
+It also hands the cluster's Prometheus [{OBJECTS}]({OBJECTS}): rank 0 answers on port
+{job.spec.watch.prometheus_port} with loss, AUC, rate, every rank's step time, where a step's time goes, GPUs, memory,
+network, disks and checkpoints, and rules say when someone should look. [{DASHBOARD}]({DASHBOARD})
+shows all of it in Grafana."""
 
 
 def trouble_table(rows: Sequence[Sequence[str]]) -> str:

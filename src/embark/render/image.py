@@ -27,7 +27,8 @@ _EFA_LIBRARIES = "/opt/amazon/efa/lib /opt/amazon/ofi-nccl/lib /opt/amazon/ofi-n
 
 def render_image(job: Job) -> list[File]:
     """The same for every target, but for Ray, which must be in it, and for the fabric's libraries."""
-    text = dockerfile(fabric=image_fabric(job), has_ray=job.spec.place.target == "ray", image=job.image)
+    text = dockerfile(fabric=image_fabric(job), has_ray=job.spec.place.target == "ray", image=job.image,
+                      extras=image_extras(job))
     return [
         File("Dockerfile", text),
         File("entrypoint.sh", ENTRYPOINT, is_executable=True),
@@ -41,7 +42,14 @@ def image_fabric(job: Job) -> str:
     return {"efa": "efa", "infiniband": "verbs"}.get(job.machine.fabric.name, "none")
 
 
-def dockerfile(*, fabric: str, has_ray: bool, image: str) -> str:
+def image_extras(job: Job) -> str:
+    """What the run needs beside the trainer itself, by the names pip takes."""
+    watch = job.spec.watch
+    return ",".join([EXTRAS, *(["otlp"] if "otlp" in watch.sinks else []),
+                     *(["prometheus"] if watch.prometheus_port else [])])
+
+
+def dockerfile(*, fabric: str, has_ray: bool, image: str, extras: str = EXTRAS) -> str:
     from embark import __version__
     from embark.stack import default_triple
 
@@ -49,7 +57,7 @@ def dockerfile(*, fabric: str, has_ray: bool, image: str) -> str:
     about = (f"The image of Embark {__version__} with torch {triple.torch}, torchrec {triple.torchrec} and fbgemm "
              f"{triple.fbgemm}, which go together. docker build -t {image} . Where packages come from is pip's own "
              "matter: --build-arg PIP_INDEX_URL, or its configuration.")
-    packages = [f"embark-rec[{EXTRAS}]=={__version__}", *([f"ray[train]=={RAY_VERSION}"] if has_ray else [])]
+    packages = [f"embark-rec[{extras}]=={__version__}", *([f"ray[default,train]=={RAY_VERSION}"] if has_ray else [])]
     parts = [
         header(about).rstrip("\n"),
         f"ARG BASE={BASE}\nFROM ${{BASE}}",

@@ -11,6 +11,7 @@ from typing import Any
 
 from embark.catalog import Catalog, Machine, find, find_volume
 from embark.errors import ExitCode, Mistake, SpecError, UserError
+from embark.render import tpu_gke
 from embark.spec import RunSpec, to_toml
 
 PORT = 29500
@@ -49,7 +50,7 @@ class Exit:
 
 
 EXITS = (
-    Exit(ExitCode.BAD_INPUT, "the spec or the data is wrong", must_retry=False),
+    Exit(ExitCode.BAD_INPUT, "the spec or the data is wrong, or the budget is spent", must_retry=False),
     Exit(ExitCode.FAULT, "something broke that a retry may cure", must_retry=True),
     Exit(ExitCode.PREEMPTED, "preempted and saved", must_retry=True),
 )
@@ -74,6 +75,11 @@ class Job:
         return self.machine.cloud
 
     @property
+    def num_pods(self) -> int:
+        """One for each host: a slice of a TPU may have several."""
+        return self.num_nodes * self.machine.num_hosts
+
+    @property
     def world_size(self) -> int:
         return self.num_nodes * self.num_processes
 
@@ -84,11 +90,13 @@ class Job:
     @property
     def title(self) -> str:
         """For a person: `quickstart on 2 x p5.48xlarge: 16 ranks`."""
-        return f"{self.spec.name} on {self.num_nodes} x {self.machine.name}: {self.world_size} ranks"
+        what = f"{self.spec.name} on {self.num_nodes} x {self.machine.name}"
+        return (f"{what}: {self.num_nodes * self.machine.num_gpus} chips" if tpu_gke.is_tpu(self)
+                else f"{what}: {self.world_size} ranks")
 
     @property
     def image(self) -> str:
-        return self.spec.place.image or default_image()
+        return self.spec.place.image or default_image(has_tpu=tpu_gke.is_tpu(self))
 
     @property
     def namespace(self) -> str:
@@ -130,7 +138,8 @@ def make_job(spec: RunSpec, catalog: Catalog) -> Job:
     machine = _machine(spec, catalog)
     name = dns_label(spec.name)
     job = Job(spec, machine, name, spec.place.nodes, machine.gpus_per_host, to_toml(spec))
-    mistakes = [*_target_mistakes(job), *_storage_mistakes(job, catalog), *_identity_mistakes(job)]
+    mistakes = [*_target_mistakes(job), *_storage_mistakes(job, catalog), *_identity_mistakes(job),
+                *_budget_mistakes(job)]
     if mistakes:
         raise SpecError(mistakes)
     return job
@@ -148,10 +157,12 @@ def dns_label(name: str) -> str:
     return f"{label[:33].rstrip('-')}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
-def default_image() -> str:
+def default_image(*, has_tpu: bool = False) -> str:
     from embark import __version__
     from embark.stack import default_triple
 
+    if has_tpu:
+        return f"embark:{__version__}-tpu"
     return f"embark:{__version__}-torch{default_triple().torch}"
 
 
@@ -174,8 +185,11 @@ def _machine(spec: RunSpec, catalog: Catalog) -> Machine:
 def _target_mistakes(job: Job) -> Iterator[Mistake]:
     spec, target = job.spec, job.spec.place.target
     is_tpu = job.machine.gpu.kind == "tpu"
-    if is_tpu and target not in ("tpu-vm", "vertex"):
-        yield _mistake("place.target", target, f"{job.machine.name} is a TPU", 'set it to "tpu-vm" or "vertex"')
+    if is_tpu and target not in ("tpu-vm", "vertex", "job", "jobset"):
+        yield _mistake("place.target", target, f"{job.machine.name} is a TPU",
+                       'set it to "tpu-vm", "vertex", "job" or "jobset"')
+    if is_tpu and target in POD_TARGETS:
+        yield from tpu_gke.mistakes(job)
     if not is_tpu and target == "tpu-vm":
         yield _mistake("place.target", target, f"{job.machine.name} is no TPU", 'set it to "vm", or name a TPU')
     if target == "vertex" and job.cloud != "gcp":
@@ -222,7 +236,7 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
                        "set it to the storage account's name")
     if place.target == "compose":
         return
-    if not is_shared(store.root, job) and job.num_nodes > 1:
+    if not is_shared(store.root, job) and job.num_pods > 1:
         yield _mistake("store.root", store.root, "each machine would keep its own part of every checkpoint",
                        f"set it to {bucket}, or to a folder under place.volume_path with place.volume")
     if data.kind != "synthetic" and data.path and not is_shared(data.path, job):
@@ -235,6 +249,20 @@ def _identity_mistakes(job: Job) -> Iterator[Mistake]:
     pattern, example = _IDENTITIES[job.cloud]
     if identity and not re.fullmatch(pattern, identity):
         yield _mistake("place.identity", identity, f"is no identity of {job.cloud}", f"it looks like {example}")
+
+
+def _budget_mistakes(job: Job) -> Iterator[Mistake]:
+    from embark.render.site import site_of, usd_per_hour
+
+    budget = job.spec.place.budget_usd
+    if budget is not None and job.machine.gpu.kind == "tpu":
+        yield _mistake("place.budget_usd", f"{budget:g}", "the trainer on TPUs does not count what it costs",
+                       "leave it out; place.max_hours bounds such a run")
+    elif budget is not None and usd_per_hour(job) is None:
+        how = "on spot" if job.is_spot else "on demand"
+        yield _mistake("place.budget_usd", f"{budget:g}",
+                       f"the catalog has no price {how} of {job.machine.name} in {site_of(job).region} to keep it by",
+                       "take one in with embark catalog refresh, or leave it out")
 
 
 def is_shared(path: str, job: Job) -> bool:

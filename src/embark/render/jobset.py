@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from embark.errors import ExitCode
+from embark.render import tpu_gke
 from embark.render.command import indexed_command
 from embark.render.file import File
 from embark.render.job import EXITS, Job
@@ -26,7 +27,7 @@ def jobset(job: Job) -> dict[str, Any]:
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": queued(job, metadata(job)),
+        "metadata": _metadata(job),
         "spec": {
             "network": {"enableDNSHostnames": True, "subdomain": job.name,
                         "publishNotReadyAddresses": note(True, "the ranks meet before a pod is ready")},
@@ -36,7 +37,7 @@ def jobset(job: Job) -> dict[str, Any]:
                 "restartStrategy": note("BlockingRecreate", "no new pod before every old one has let go of its GPUs"),
                 "rules": _rules(),
             },
-            "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": _child(job)}}],
+            "replicatedJobs": [{"name": NODE, "replicas": _num_slices(job), "template": {"spec": _child(job)}}],
         },
     }
 
@@ -45,8 +46,8 @@ def _child(job: Job) -> dict[str, Any]:
     pod = pod_spec(job, indexed_command(job, f"{job.name}-{NODE}-0-0.{job.name}"))
     return {
         "completionMode": "Indexed",
-        "completions": job.num_nodes,
-        "parallelism": job.num_nodes,
+        "completions": job.num_pods // _num_slices(job),
+        "parallelism": job.num_pods // _num_slices(job),
         "backoffLimit": note(0, "the first lost pod ends the attempt of all: the JobSet starts them again together"),
         **deadline(job),
         "podFailurePolicy": {"rules": [
@@ -57,6 +58,19 @@ def _child(job: Job) -> dict[str, Any]:
         ]},
         "template": {"metadata": pod_metadata(job), "spec": pod},
     }
+
+
+def _metadata(job: Job) -> dict[str, Any]:
+    described = queued(job, metadata(job))
+    if not tpu_gke.is_tpu(job) or job.machine.num_hosts == 1:
+        return described
+    return {**described, "annotations": {
+        tpu_gke.EXCLUSIVE: note(tpu_gke.NODE_POOL, "all hosts of a slice are of one node pool, and no other run's")}}
+
+
+def _num_slices(job: Job) -> int:
+    """A slice of a TPU is a job of its own: its hosts come and go together."""
+    return job.num_nodes if tpu_gke.is_tpu(job) else 1
 
 
 def _rules() -> list[Any]:

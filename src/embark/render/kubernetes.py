@@ -51,7 +51,7 @@ def config_map(job: Job) -> dict[str, Any]:
 
 def meeting_place(job: Job) -> list[dict[str, Any]]:
     """The headless Service by which pods find the one with index 0; none where there is one pod."""
-    if job.num_nodes == 1:
+    if job.num_pods == 1:
         return []
     return [{
         "apiVersion": "v1", "kind": "Service", "metadata": metadata(job),
@@ -67,9 +67,9 @@ def meeting_place(job: Job) -> list[dict[str, Any]]:
 def training_job(job: Job) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "completionMode": note("Indexed", "pods have numbers, and names that stay"),
-        "completions": job.num_nodes,
-        "parallelism": job.num_nodes,
-        "backoffLimit": note(RETRIES_PER_NODE * job.num_nodes,
+        "completions": job.num_pods,
+        "parallelism": job.num_pods,
+        "backoffLimit": note(RETRIES_PER_NODE * job.num_pods,
                              f"a fault fails all pods: {RETRIES_PER_NODE} for each node"),
         "podReplacementPolicy": note("Failed", "a new pod comes when the old one has let go of its GPUs"),
         "ttlSecondsAfterFinished": KEPT_S,
@@ -77,7 +77,7 @@ def training_job(job: Job) -> dict[str, Any]:
         "podFailurePolicy": {"rules": failure_rules()},
     }
     pod = pod_spec(job, indexed_command(job, f"{job.name}-0.{job.name}"))
-    if job.num_nodes > 1:
+    if job.num_pods > 1:
         pod = {"subdomain": note(job.name, "with the Service of this name: pod i is NAME-i.NAME"), **pod}
     spec["template"] = {"metadata": pod_metadata(job), "spec": pod}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": queued(job, metadata(job)), "spec": spec}
@@ -103,7 +103,7 @@ def metadata(job: Job, name: str = "") -> dict[str, Any]:
 def queued(job: Job, described: dict[str, Any]) -> dict[str, Any]:
     """With the label by which Kueue takes an object into its queue; without one, that is said to people and linter."""
     if not job.spec.place.queue:
-        if job.num_nodes == 1 or job.spec.place.target == "ray":  # Ray places its workers itself
+        if job.num_pods == 1 or job.spec.place.target == "ray":  # Ray places its workers itself
             return described
         why = "embark-lint: ignore EMB129: place.queue is not set, so pods start as room comes and wait for each other"
         return {**described, "name": note(described["name"], why)}

@@ -55,7 +55,7 @@ def _quota(job: Job) -> dict[str, Any]:
     quota: dict[str, Any] = {}
     for name, amount in each.items():
         number, unit = _split(str(amount))
-        total = (number + BESIDE.get(name, 0)) * job.num_nodes
+        total = (number + BESIDE.get(name, 0)) * job.num_pods
         total += RAY_HEAD.get(name, 0) if job.spec.place.target == "ray" else 0
         quota[name] = f"{total}{unit}" if unit else total
     first = next(iter(quota))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from embark.render.cluster_aks import pool_name
-from embark.render.cluster_gke import project_setting
+from embark.render.cluster_gke import pool_names, project_setting
 from embark.render.file import File
 from embark.render.job import EXITS, Job
 from embark.render.operators import install_kueue
@@ -232,6 +232,7 @@ def _gcp(job: Job) -> tuple[list[str], str, str, str]:
         [project_setting(job), setting("REGION", site.region), setting("ZONE", site.zone),
          "export CLUSTER PROJECT REGION ZONE"],
         "gcloud auth print-access-token >/dev/null",
-        run("gcloud", "container", "node-pools", "delete", site.pool, Shell('--cluster="$CLUSTER"'), *where, "--quiet"),
+        "\n".join(run("gcloud", "container", "node-pools", "delete", pool, Shell('--cluster="$CLUSTER"'), *where,
+                      "--quiet") for pool in pool_names(job)),
         run("gcloud", "container", "clusters", "delete", variable("CLUSTER"), *where, "--quiet"),
     )

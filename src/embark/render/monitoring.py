@@ -9,6 +9,7 @@ from typing import Any
 from embark.render.cluster_gke import project_setting
 from embark.render.file import File
 from embark.render.job import Job
+from embark.render.run_metrics import apply_run_metrics, is_scraped, render_run_metrics
 from embark.render.shell_text import (
     PRELUDE,
     Shell,
@@ -25,15 +26,12 @@ from embark.render.shell_text import (
 from embark.render.site import site_of
 from embark.render.vm_node import LOG
 from embark.render.yaml_text import note, yaml_text
-
-IDLE_PERCENT = 5
-IDLE_MINUTES = 30
-"""Longer than a checkpoint, an evaluation and a restart take."""
+from embark.watch.alerts import IDLE_MINUTES, IDLE_PERCENT, alerts
 
 
 def render_monitoring(job: Job) -> list[File]:
     """`monitoring.sh`, and the files it hands to the cloud's agents."""
-    return {"aws": _aws, "azure": _azure, "gcp": _gcp}[job.cloud](job)
+    return [*{"aws": _aws, "azure": _azure, "gcp": _gcp}[job.cloud](job), *render_run_metrics(job)]
 
 
 def is_vm(job: Job) -> bool:
@@ -84,6 +82,7 @@ def _aws(job: Job) -> list[File]:
         f"{topic}\nTOPIC=dry-run\nif [ \"$DRY_RUN\" = 0 ]; then TOPIC={arn}; fi\n{subscribe}",
         *parts,
         *([_aws_agent(job)] if is_vm(job) else []),
+        *apply_run_metrics(job),
     )
     files = [File("monitoring.sh", text, is_executable=True)]
     if is_vm(job):
@@ -141,6 +140,8 @@ def azure_rules(job: Job) -> dict[str, Any]:
         rule("DeadMachines", 'sum(kube_node_status_condition{condition="Ready",status!="true"}) > 0', 5,
              "A machine of the cluster does not answer."),
     ]
+    if is_scraped(job):
+        rules += [rule(one.name, one.expression, max(1, one.minutes), one.what) for one in alerts()]
     return {
         "$schema": "https://schema.management.azure.com/schemas/2019-04-01/deploymentTemplate.json#",
         "contentVersion": "1.0.0.0",
@@ -190,7 +191,8 @@ def _azure(job: Job) -> list[File]:
     ]
     text = script(
         "Azure Monitor: the GPUs' metrics in managed Prometheus, and a mail when they stand idle or a machine is dead.",
-        "\n".join([*settings, setting("CLUSTER", site.cluster)]), PRELUDE, 'cd "$(dirname "$0")"', mail, *steps)
+        "\n".join([*settings, setting("CLUSTER", site.cluster)]), PRELUDE, 'cd "$(dirname "$0")"', mail, *steps,
+        *apply_run_metrics(job))
     return [
         File("monitoring.sh", text, is_executable=True),
         File("dcgm_pod_monitor.yaml", yaml_text([pod_monitor()], about="What managed Prometheus reads of the GPUs.")),
@@ -257,7 +259,7 @@ fi""",
         "Cloud Monitoring: a mail when GPUs stand idle. On GKE the metrics are those of --monitoring=SYSTEM,DCGM; "
         "plain machines get the Ops Agent.",
         "\n".join([project_setting(job), setting("ZONE", site_of(job).zone), needed("EMAIL", "where the mails go")]),
-        PRELUDE, 'cd "$(dirname "$0")"', *parts)
+        PRELUDE, 'cd "$(dirname "$0")"', *parts, *apply_run_metrics(job))
     return [File("monitoring.sh", text, is_executable=True),
             File("idle_gpus.json", json.dumps(gcp_policy(job), indent=2) + "\n"), *files]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from embark.render import tpu_gke
 from embark.render.command import SPEC_PATH
 from embark.render.fabric_pod import fabric_part
 from embark.render.job import PORT, Job
@@ -39,11 +40,11 @@ def pod_spec(job: Job, command: list[str], *, container: str = CONTAINER) -> dic
         "terminationGracePeriodSeconds": note(grace_s(job), _grace_reason(job)),
         "serviceAccountName": job.spec.place.service_account,
         "automountServiceAccountToken": note(False, "training does not speak to the Kubernetes API"),
-        "securityContext": pod_security(),
+        "securityContext": tpu_gke.pod_security() if tpu_gke.is_tpu(job) else pod_security(),
         "nodeSelector": node_selector(job),
         "tolerations": tolerations(job),
     }
-    if job.num_nodes > 1:
+    if job.num_pods > 1:
         spec["affinity"] = anti_affinity(job)
     if part.sidecars:
         spec["initContainers"] = part.sidecars
@@ -61,15 +62,21 @@ def trainer(job: Job, command: list[str], *, name: str = CONTAINER) -> dict[str,
         "workingDir": SCRATCH,
         "env": environment(job),
     }
-    if job.num_nodes > 1:
-        container["ports"] = [{"name": "rendezvous", "containerPort": PORT}]
+    ports = [{"name": "rendezvous", "containerPort": PORT}] if job.num_nodes > 1 else []
+    if tpu_gke.is_tpu(job):
+        ports = tpu_gke.ports() if job.num_pods > 1 else []
+    if job.spec.watch.prometheus_port:
+        ports.append({"name": "metrics", "containerPort": job.spec.watch.prometheus_port})
+    if ports:
+        container["ports"] = ports
     return {**container, "resources": resources(job), "securityContext": container_security(job),
             "volumeMounts": mounts(job)}
 
 
 def environment(job: Job) -> list[Any]:
     """Each variable with its reason."""
-    rows = [note({"name": s.name, "value": s.value}, s.why) for s in settings_of(job)]
+    others = ("NCCL_", "TORCH_") if tpu_gke.is_tpu(job) else ()
+    rows = [note({"name": s.name, "value": s.value}, s.why) for s in settings_of(job) if not s.name.startswith(others)]
     rows.append(note({"name": "HOME", "value": SCRATCH}, "caches and local files go to the pod's own disk"))
     rows += [note({"name": name, "value": value}, why) for name, value, why in storage_settings(job)]
     return rows
@@ -83,7 +90,7 @@ def storage_settings(job: Job) -> list[tuple[str, str, str]]:
 def resources(job: Job) -> dict[str, Any]:
     """Requests leave room for what runs on every node; a GPU and a fabric device are asked for by their limits."""
     requests: dict[str, Any] = {}
-    limits: dict[str, Any] = {GPU: job.num_processes, **fabric_part(job).limits}
+    limits: dict[str, Any] = {accelerator(job): job.num_processes, **fabric_part(job).limits}
     if job.num_cpus is not None:
         requests["cpu"] = note(str(job.num_cpus), f"of the {_number(job.machine.vcpus)} of {job.machine.name}, what is "
                                                   "left beside the kubelet and the agents on every node")
@@ -93,7 +100,14 @@ def resources(job: Job) -> dict[str, Any]:
     return {"requests": requests, "limits": limits}
 
 
+def accelerator(job: Job) -> str:
+    """The resource that a pod asks for."""
+    return tpu_gke.RESOURCE if tpu_gke.is_tpu(job) else GPU
+
+
 def container_security(job: Job) -> dict[str, Any]:
+    if tpu_gke.is_tpu(job):
+        return tpu_gke.container_security()
     capabilities: dict[str, Any] = {"drop": ["ALL"]}
     added = fabric_part(job).capabilities
     if added:
@@ -110,7 +124,9 @@ def pod_security() -> dict[str, Any]:
 def node_selector(job: Job) -> dict[str, Any]:
     machine, place = job.machine, job.spec.place
     selector: dict[str, Any] = {"node.kubernetes.io/instance-type": machine.machine_type or machine.name}
-    if job.cloud == "gcp" and machine.gke_accelerator:
+    if tpu_gke.is_tpu(job):
+        selector = tpu_gke.selector(job)
+    elif job.cloud == "gcp" and machine.gke_accelerator:
         selector["cloud.google.com/gke-accelerator"] = machine.gke_accelerator
     if job.is_spot:
         name, value = _SPOT_LABELS[job.cloud]
@@ -121,8 +137,9 @@ def node_selector(job: Job) -> dict[str, Any]:
 
 
 def tolerations(job: Job) -> list[Any]:
-    found: list[Any] = [note({"key": GPU, "operator": "Exists", "effect": "NoSchedule"},
-                             "GPU nodes are tainted, so that nothing else lands on them")]
+    kind = "TPU" if tpu_gke.is_tpu(job) else "GPU"
+    found: list[Any] = [note({"key": accelerator(job), "operator": "Exists", "effect": "NoSchedule"},
+                             f"{kind} nodes are tainted, so that nothing else lands on them")]
     if job.is_spot and job.cloud in ("azure", "gcp"):
         name, value = _SPOT_LABELS[job.cloud]
         found.append({"key": name, "operator": "Equal", "value": value, "effect": "NoSchedule"})

@@ -14,6 +14,7 @@ from typing import Any
 
 from embark.catalog.grace import POD_GRACE_S
 from embark.render.job import Job, Setting
+from embark.render.site import usd_per_hour
 
 MAX_THREADS = 16
 TOPOLOGY_PATH = "/etc/embark/topology.xml"
@@ -88,6 +89,10 @@ def topology_xml(job: Job) -> str:
 def _computed(job: Job) -> Iterator[Setting]:
     grace = grace_s(job)
     yield Setting("EMBARK_GRACE_S", str(grace), "how long there is to save after a notice; torchrun waits as long")
+    price = usd_per_hour(job)
+    if price is not None:
+        yield Setting("EMBARK_USD_PER_HOUR", f"{price:g}",
+                      "of all machines, as the catalog has it: the run says what it cost, and keeps place.budget_usd")
     if job.num_cpus is not None:
         threads = max(1, min(MAX_THREADS, job.num_cpus // max(1, job.num_processes)))
         yield Setting("OMP_NUM_THREADS", str(threads), "each rank's share of the processors; torchrun would say 1")

@@ -15,6 +15,8 @@ from embark.render.kubernetes import render_job
 from embark.render.kueue import render_kueue
 from embark.render.ray import render_ray
 from embark.render.torchx import render_torchx
+from embark.render.tpu_gke import is_tpu
+from embark.render.tpu_image import render_tpu_image
 from embark.render.vertex import render_vertex
 
 Render = Callable[[Job], list[File]]
@@ -45,5 +47,5 @@ def own_files(job: Job) -> list[File]:
     target = job.spec.place.target
     files = TARGETS[target](job) if target in TARGETS else []
     if target != "tpu-vm":
-        files = [*files, *render_image(job)]
+        files = [*files, *(render_tpu_image(job) if is_tpu(job) else render_image(job))]
     return [*files, *render_kueue(job)] if target in QUEUED else files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 from embark.render.command import WAIT_S, ranks_words
 from embark.render.file import File
@@ -29,8 +30,9 @@ def component(job: Job) -> str:
         devices[resource] = count
     values = {
         "NAME": job.name, "IMAGE": job.image, "NUM_NODES": job.num_nodes, "NUM_PROCESSES": job.num_processes,
-        "NUM_CPUS": job.num_cpus or job.num_processes, "MEMORY_MB": (job.memory_gib or 8) * 1024,
-        "DEVICES": devices, "LABELS": plain(node_selector(job)), "ENVIRONMENT": env, "MAX_RETRIES": MAX_RESTARTS,
+        "NUM_GPUS": job.num_processes, "NUM_CPUS": job.num_cpus or job.num_processes,
+        "MEMORY_MB": (job.memory_gib or 8) * 1024, "DEVICES": devices, "LABELS": plain(node_selector(job)),
+        "ENVIRONMENT": env, "MAX_RETRIES": MAX_RESTARTS,
         "START": _start(job), "PORT": PORT, "WAIT_S": WAIT_S,
     }
     about = (f"Trains {job.title}, by TorchX. The cluster needs Volcano. TorchX writes no tolerations: GPU nodes "
@@ -38,6 +40,21 @@ def component(job: Job) -> str:
              "torchx run --workspace '' -s kubernetes "
              f"-cfg queue=default,namespace={job.namespace} cloud_component.py:train")
     return python_text(_COMPONENT, values, about=about)
+
+
+def component_here(*, name: str, num_nodes: int, num_processes: int, use_gpu: bool, python: str, spec_path: str,
+                   port: int, env: Mapping[str, str]) -> str:
+    """The same for processes of this machine, by TorchX's `local_cwd`: no image, and a spec that lies here."""
+    words = [shlex.quote(word) for word in [python, *ranks_words(spec_path=spec_path)[1:]]]
+    at = words.index("-m", 3)
+    values = {
+        "NAME": name, "IMAGE": "", "NUM_NODES": num_nodes, "NUM_PROCESSES": num_processes,
+        "NUM_GPUS": num_processes if use_gpu else 0, "NUM_CPUS": num_processes, "MEMORY_MB": 1024, "DEVICES": {},
+        "LABELS": {},
+        "ENVIRONMENT": dict(env), "MAX_RETRIES": 0, "START": "exec " + " ".join([*words[:at], "MEETING", *words[at:]]),
+        "PORT": port, "WAIT_S": WAIT_S,
+    }
+    return python_text(_COMPONENT, values, about=f"Trains {name} on this machine, by TorchX.")
 
 
 def _start(job: Job) -> str:
@@ -78,7 +95,7 @@ def train(nodes: int = NUM_NODES, image: str = IMAGE) -> specs.AppDef:
                 retry_policy=specs.RetryPolicy.APPLICATION,
                 resource=specs.Resource(
                     cpu=NUM_CPUS,
-                    gpu=NUM_PROCESSES,
+                    gpu=NUM_GPUS,
                     memMB=MEMORY_MB,
                     capabilities=dict(LABELS),
                     devices=dict(DEVICES),

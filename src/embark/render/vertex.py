@@ -15,6 +15,7 @@ from embark.render.settings import settings_of
 from embark.render.shell_text import command, script
 from embark.render.site import site_of
 from embark.render.spec_in_env import VARIABLE, WRITE_IT, WRITTEN_PATH, encoded_spec
+from embark.render.tpu_gke import topology
 from embark.render.yaml_text import note, yaml_text
 
 BOOT_DISK_GB = 200
@@ -24,8 +25,6 @@ ACCELERATORS = {
     "GB200": "NVIDIA_GB200",
 }
 """Vertex AI's names of the catalog's GPUs."""
-TOPOLOGIES = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-"""Of v5e and v6e, by chips."""
 
 
 def render_vertex(job: Job) -> list[File]:
@@ -89,15 +88,15 @@ def machine_spec(job: Job) -> dict[str, Any]:
     family = machine.name.partition("-")[0]
     if family in ("v2", "v3") and machine.num_hosts == 1:
         return {"machineType": "cloud-tpu", "acceleratorType": f"TPU_{family.upper()}", "acceleratorCount": 8}
-    if family in ("v5litepod", "v6e") and machine.num_gpus in TOPOLOGIES:
-        return {"machineType": machine.machine_type, "tpuTopology": TOPOLOGIES[machine.num_gpus]}
+    if family in ("v5litepod", "v6e") and topology(job):
+        return {"machineType": machine.machine_type, "tpuTopology": topology(job)}
     raise _refused(job, f"Vertex AI trains on no {machine.name}", 'take v5e or v6e, or set place.target = "tpu-vm"')
 
 
 def _start(job: Job) -> str:
     """Vertex AI says in RANK and WORLD_SIZE which machine this is, and torchrun's ranks have theirs from torchrun."""
     if _is_tpu(job):
-        return f"{WRITE_IT} && exec python -m embark train {WRITTEN_PATH}"
+        return f"{WRITE_IT} && exec python -m embark train {WRITTEN_PATH} --set place.device=tpu"
     if job.num_nodes == 1:
         words = ranks_words("--standalone", f"--nproc-per-node={job.num_processes}", spec_path=WRITTEN_PATH)
         return f"{WRITE_IT} && exec env -u RANK -u WORLD_SIZE -u MASTER_ADDR -u MASTER_PORT {shlex.join(words)}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from embark.render.file import File
 from embark.render.job import Job
 from embark.render.shell_text import (
@@ -18,6 +21,7 @@ from embark.render.shell_text import (
     verbs,
 )
 from embark.render.site import Site, buckets, site_of
+from embark.render.steps import Step, Words, step_text
 from embark.render.vm_node import LOG, USAGE, cloud_init, find_by_name, refuse_volume
 from embark.render.volumes_azure import storage_account_setting
 
@@ -51,58 +55,102 @@ def _script(job: Job) -> str:
     )
 
 
-def _up(job: Job, site: Site) -> str:
-    group = ("--resource-group", variable("RESOURCE_GROUP"))
-    has_set = job.num_nodes > 1 and not job.spec.place.spot
+_GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
+
+
+def around_steps(job: Job, site: Site) -> list[Step]:
+    """What the machines stand in. All of it is in one resource group, and goes with it."""
+    steps = [
+        Step("the resource group, with all that is in it",
+             (("az", "group", "create", "--name", variable("RESOURCE_GROUP"), "--location", variable("LOCATION")),),
+             remove=(end_words(),)),
+        Step("", (("az", "network", "vnet", "create", *_GROUP, "--name", "embark", "--subnet-name", "machines"),)),
+        Step("", (("az", "network", "nsg", "create", *_GROUP, "--name", "embark"),),
+             why="Machines of one network may talk; from outside nothing comes in. The public address is for their way "
+                 "out."),
+    ]
+    if _has_set(job):
+        steps += [
+            Step("", (("az", "ppg", "create", *_GROUP, "--name", job.name, "--location", variable("LOCATION"),
+                       "--intent-vm-sizes", site.machine_type),),
+                 why="In one availability set the machines share an InfiniBand fabric; in one proximity group they are "
+                     "near."),
+            Step("", (("az", "vm", "availability-set", "create", *_GROUP, "--name", job.name, "--ppg", job.name,
+                       "--platform-fault-domain-count", "1", "--platform-update-domain-count", "1"),)),
+        ]
+    return steps
+
+
+def start_words(job: Job, site: Site, given: Sequence[str]) -> Words:
+    """One machine, number `$rank`. `given` says who may log in and what it does at its first start."""
     words: list[str] = [
-        "az", "vm", "create", *group, "--name", Shell(f'"{job.name}-$rank"'), "--size", site.machine_type,
-        "--image", variable("VM_IMAGE"), "--admin-username", "embark", "--generate-ssh-keys",
-        "--custom-data", "cloud_init.yaml", "--os-disk-size-gb", "256", "--assign-identity", "[system]",
+        "az", "vm", "create", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'), "--size", site.machine_type,
+        "--image", variable("VM_IMAGE"), "--admin-username", "embark", *given,
+        "--os-disk-size-gb", "256", "--assign-identity", "[system]",
         "--vnet-name", "embark", "--subnet", "machines", "--nsg", "embark", "--public-ip-sku", "Standard",
         "--tags", f"embark-run={job.name}",
     ]
-    steps = [
-        run("az", "group", "create", "--name", variable("RESOURCE_GROUP"), "--location", variable("LOCATION")),
-        run("az", "network", "vnet", "create", *group, "--name", "embark", "--subnet-name", "machines"),
-        "# Machines of one network may talk; from outside nothing comes in. The public address is for their way out.",
-        run("az", "network", "nsg", "create", *group, "--name", "embark"),
-    ]
-    if has_set:
+    if _has_set(job):
         words += ["--availability-set", job.name, "--ppg", job.name]
-        steps += [
-            "# In one availability set the machines share an InfiniBand fabric; in one proximity group they are near.",
-            run("az", "ppg", "create", *group, "--name", job.name, "--location", variable("LOCATION"),
-                "--intent-vm-sizes", site.machine_type),
-            run("az", "vm", "availability-set", "create", *group, "--name", job.name, "--ppg", job.name,
-                "--platform-fault-domain-count", "1", "--platform-update-domain-count", "1"),
-        ]
     if job.spec.place.spot:
         words += ["--priority", "Spot", "--eviction-policy", "Delete", "--max-price=-1"]
-    there = command("az", "vm", "show", *group, "--name", Shell(f'"{job.name}-$rank"'))
-    grants = _grants(job)
-    loop = f"""\
-for rank in $(seq 0 {job.num_nodes - 1}); do
-  if ! {there} >/dev/null 2>&1; then
-{run(*words, indent="    ")}{grants}
-  fi
-done"""
-    return "\n".join(["local rank", *steps, loop])
+    return tuple(words)
 
 
-def _grants(job: Job) -> str:
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """Roles of a machine's own identity, `$principal`, in the storage account, `$account`."""
+
+    principal: Words
+    account: Words
+    grants: tuple[Words, ...]
+
+
+def grant_words(job: Job) -> Grants:
     """The machine's own identity may use the run's containers."""
-    lines = []
+    grants = []
     for bucket in buckets(job):
         if bucket.scheme != "az":
             continue
-        principal = output_of("az", "vm", "show", "--resource-group", variable("RESOURCE_GROUP"), "--name",
-                              Shell(f'"{job.name}-$rank"'), "--query", "identity.principalId", "--output", "tsv")
-        account = output_of("az", "storage", "account", "show", "--name", variable("STORAGE_ACCOUNT"),
-                            "--query", "id", "--output", "tsv")
         role = "Storage Blob Data Contributor" if bucket.is_written else "Storage Blob Data Reader"
-        lines.append(run("az", "role", "assignment", "create", "--role", role, "--assignee-object-id", principal,
-                         "--assignee-principal-type", "ServicePrincipal", "--scope",
-                         Shell(f"{account}/blobServices/default/containers/{quote(bucket.name)}"), indent="    "))
+        grants.append(("az", "role", "assignment", "create", "--role", role, "--assignee-object-id",
+                       Shell('"$principal"'), "--assignee-principal-type", "ServicePrincipal", "--scope",
+                       Shell(f'"$account"/blobServices/default/containers/{quote(bucket.name)}')))
+    return Grants(
+        principal=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'),
+                   "--query", "identity.principalId", "--output", "tsv"),
+        account=("az", "storage", "account", "show", "--name", variable("STORAGE_ACCOUNT"),
+                 "--query", "id", "--output", "tsv"),
+        grants=tuple(grants))
+
+
+def end_words() -> Words:
+    return ("az", "group", "delete", "--name", variable("RESOURCE_GROUP"), "--yes")
+
+
+def _has_set(job: Job) -> bool:
+    return job.num_nodes > 1 and not job.spec.place.spot
+
+
+def _up(job: Job, site: Site) -> str:
+    words = start_words(job, site, ["--generate-ssh-keys", "--custom-data", "cloud_init.yaml"])
+    there = command("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'))
+    loop = f"""\
+for rank in $(seq 0 {job.num_nodes - 1}); do
+  if ! {there} >/dev/null 2>&1; then
+{run(*words, indent="    ")}{_grants(job)}
+  fi
+done"""
+    return "\n".join(["local rank", *(step_text(step) for step in around_steps(job, site)), loop])
+
+
+def _grants(job: Job) -> str:
+    words = grant_words(job)
+    lines = []
+    for grant in words.grants:
+        line = run(*grant, indent="    ")
+        line = line.replace('"$principal"', str(output_of(*words.principal)))
+        lines.append(line.replace('"$account"', str(output_of(*words.account))))
     return "".join(f"\n{line}" for line in lines)
 
 
@@ -112,7 +160,7 @@ def _followed(job: Job) -> list[str]:
     follow = command("az", "vm", "run-command", "invoke", *group, "--name", Shell(f'"{job.name}-${{1:-0}}"'),
                      "--command-id", "RunShellScript", "--scripts", f"tail --lines=200 {LOG}",
                      "--query", "value[0].message", "--output", "tsv")
-    end = run("az", "group", "delete", "--name", variable("RESOURCE_GROUP"), "--yes")
+    end = run(*end_words())
     return [
         function("status", "Which machines there are.", listing),
         function("logs", "What one machine said last.", follow),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from embark.render.cluster_gke import project_setting
 from embark.render.file import File
 from embark.render.job import Job
@@ -14,11 +16,11 @@ from embark.render.shell_text import (
     run,
     script,
     setting,
-    unless,
     variable,
     verbs,
 )
 from embark.render.site import Site, site_of
+from embark.render.steps import Step, Words, step_text
 from embark.render.vm_node import LOG, USAGE, cloud_init, find_by_name, refuse_volume
 
 IMAGE_FAMILY, IMAGE_PROJECT = "common-cu129-ubuntu-2204-nvidia-580", "deeplearning-platform-release"
@@ -51,56 +53,79 @@ def _script(job: Job) -> str:
     )
 
 
-def _up(job: Job, site: Site) -> str:
-    machine = job.machine
+_PROJECT = option("--project", variable("PROJECT"))
+_ZONE = option("--zone", variable("ZONE"))
+
+
+def around_steps(job: Job) -> list[Step]:
+    """What the machines stand in."""
+    name = f"embark-{job.name}"
+    rule = Step("the firewall rule of its machines",
+                (("gcloud", "compute", "firewall-rules", "create", name, option("--network", variable("NETWORK")),
+                  "--allow=tcp,udp,icmp", f"--source-tags={name}", f"--target-tags={name}", _PROJECT),),
+                unless=("gcloud", "compute", "firewall-rules", "describe", name, _PROJECT),
+                remove=(("gcloud", "compute", "firewall-rules", "delete", name, "--quiet", _PROJECT),))
+    if job.num_nodes == 1:
+        return [rule]
+    region = Shell('--region="${ZONE%-*}"')
+    return [rule, Step(
+        "the placement policy of its machines",
+        (("gcloud", "compute", "resource-policies", "create", "group-placement", name, region,
+          "--collocation=collocated", _PROJECT),),
+        unless=("gcloud", "compute", "resource-policies", "describe", name, region, _PROJECT),
+        remove=(("gcloud", "compute", "resource-policies", "delete", name, region, "--quiet", _PROJECT),))]
+
+
+def start_words(job: Job, site: Site, given: Sequence[str]) -> Words:
+    """One machine, number `$rank`. `given` says who may log in and what it does at its first start."""
     words: list[str] = [
-        "compute", "instances", "create", Shell(f'"{job.name}-$rank"'), option("--zone", variable("ZONE")),
+        "gcloud", "compute", "instances", "create", Shell(f'"{job.name}-$rank"'), _ZONE,
         f"--machine-type={site.machine_type}", "--maintenance-policy=TERMINATE",
         option("--image-family", variable("IMAGE_FAMILY")), option("--image-project", variable("IMAGE_PROJECT")),
         "--boot-disk-size=200GB", "--boot-disk-type=hyperdisk-balanced" if site.machine_type.startswith("a4")
         else "--boot-disk-type=pd-balanced",
         Shell('--network-interface="network=$NETWORK,nic-type=GVNIC"'),
-        "--metadata-from-file=user-data=cloud_init.yaml", "--scopes=cloud-platform",
+        *given, "--scopes=cloud-platform",
         f"--labels=embark-run={job.name}", f"--tags=embark-{job.name}",
     ]
     if not site.machine_type.startswith(BUILT_IN):
-        words.append(f"--accelerator=type={machine.gke_accelerator},count={machine.num_gpus}")
+        words.append(f"--accelerator=type={job.machine.gke_accelerator},count={job.machine.num_gpus}")
     if job.spec.place.spot:
         words += ["--provisioning-model=SPOT", "--instance-termination-action=STOP"]
-    steps = [
-        unless(_gcloud("compute", "firewall-rules", "describe", f"embark-{job.name}"),
-               _run("compute", "firewall-rules", "create", f"embark-{job.name}",
-                    option("--network", variable("NETWORK")), "--allow=tcp,udp,icmp",
-                    f"--source-tags=embark-{job.name}", f"--target-tags=embark-{job.name}")),
-    ]
     if job.num_nodes > 1:
         words.append(f"--resource-policies=embark-{job.name}")
-        region = Shell('--region="${ZONE%-*}"')
-        steps.append(unless(
-            _gcloud("compute", "resource-policies", "describe", f"embark-{job.name}", region),
-            _run("compute", "resource-policies", "create", "group-placement", f"embark-{job.name}", region,
-                 "--collocation=collocated")))
-    name = (Shell(f'"{job.name}-$rank"'), option("--zone", variable("ZONE")))
-    there = _gcloud("compute", "instances", "describe", *name)
-    again = _run("compute", "instances", "start", *name)
+    return (*words, _PROJECT)
+
+
+def again_words(job: Job) -> Words:
+    """Starts a machine that was taken back and stopped."""
+    return ("gcloud", "compute", "instances", "start", Shell(f'"{job.name}-$rank"'), _ZONE, _PROJECT)
+
+
+def end_words(job: Job) -> Words:
+    return ("gcloud", "compute", "instances", "delete", Shell(f'"{job.name}-$rank"'), _ZONE, "--quiet", _PROJECT)
+
+
+def _up(job: Job, site: Site) -> str:
+    words = start_words(job, site, ["--metadata-from-file=user-data=cloud_init.yaml"])
+    there = _gcloud("compute", "instances", "describe", Shell(f'"{job.name}-$rank"'), _ZONE)
     loop = f"""\
 for rank in $(seq 0 {job.num_nodes - 1}); do
   if ! {there} >/dev/null 2>&1; then
-{_run(*words, indent="    ")}
+{run(*words, indent="    ")}
   else
     # It may have been taken back and stopped; one that runs is left alone.
-    {again}
+    {run(*again_words(job))}
   fi
 done"""
-    return "\n".join(["local rank", *steps, loop])
+    return "\n".join(["local rank", *(step_text(step) for step in around_steps(job)), loop])
 
 
 def _followed(job: Job) -> list[str]:
     listing = _gcloud("compute", "instances", "list", f"--filter=labels.embark-run={job.name}")
     follow = _gcloud("compute", "ssh", Shell(f'"{job.name}-${{1:-0}}"'), option("--zone", variable("ZONE")),
                      option("--command", f"tail --follow=name --lines=100 {LOG}"))
-    end = _run("compute", "instances", "delete", Shell(f'"{job.name}-$rank"'), option("--zone", variable("ZONE")),
-               "--quiet")
+    end = run(*end_words(job))
     return [
         function("status", "Which machines there are.", listing),
         function("logs", "What one machine says.", follow),
@@ -115,7 +140,3 @@ done"""),
 
 def _gcloud(*words: str) -> str:
     return command("gcloud", *words, option("--project", variable("PROJECT")))
-
-
-def _run(*words: str, indent: str = "") -> str:
-    return run("gcloud", *words, option("--project", variable("PROJECT")), indent=indent)

@@ -139,6 +139,13 @@ def test_the_lines_of_several_ranks_are_told_apart(tmp_path):
     assert not any("[default" in line.text for line in lines)
 
 
+@pytest.mark.parametrize(("device", "num_ranks"), [("auto", 4), ("cpu", 1), ("jax", 1)])
+def test_a_rank_for_each_gpu_but_one_process_of_jax(monkeypatch, device, num_ranks):
+    monkeypatch.setattr("embark.launch.local.num_gpus", lambda: 4)
+    spec = load_spec("quickstart", [f"place.device={device}"])
+    assert Local(Shell(), tell=print).handle_of(spec).where["num_ranks"] == num_ranks
+
+
 def test_a_dry_run_says_the_command_and_leaves_nothing(tmp_path, capsys):
     assert launch_run(Console(), load_spec("laptop", ["name=dry", *SMALL]), yes=False, dry_run=True) == 0
     assert "-m embark train" in capsys.readouterr().out

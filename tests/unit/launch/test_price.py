@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from embark.catalog import load_catalog
+from embark.errors import SpecError
 from embark.launch.price import foretell
 from embark.spec import load_spec
 
@@ -26,3 +29,17 @@ def test_data_that_is_not_here_leaves_the_price_an_hour():
     assert "no plan could be made" in told.sentence
     assert told.usd_per_hour is not None
     assert "an hour" in told.price
+
+
+def test_a_budget_is_said_with_the_price_and_that_it_ends_the_run_early():
+    assert "stops itself" not in foretell(load_spec("quickstart", BASE)).price
+    tight = foretell(load_spec("quickstart", [*BASE, "place.budget_usd=0.01"]))
+    assert "; it stops itself at $0.01, before it is done: the plan says $" in tight.price
+    roomy = foretell(load_spec("quickstart", [*BASE, "place.budget_usd=100000"]))
+    assert roomy.price.endswith("; it stops itself at $100,000")
+
+
+def test_a_budget_without_a_price_to_keep_it_by_is_refused():
+    sets = ["place.machine=p5.48xlarge", "place.region=af-south-1", "place.budget_usd=50"]
+    with pytest.raises(SpecError, match=r"place\.budget_usd"):
+        foretell(load_spec("quickstart", sets))

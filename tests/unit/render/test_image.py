@@ -66,7 +66,7 @@ def test_the_build_sees_no_data_and_no_credentials():
 
 
 def test_ray_is_in_the_image_that_needs_it():
-    assert "ray[train]==" in dockerfile_of("p5.48xlarge", target="ray")
+    assert "ray[default,train]==" in dockerfile_of("p5.48xlarge", target="ray")
     assert "ray" not in dockerfile_of("p5.48xlarge").lower().replace("array", "")
 
 

@@ -63,7 +63,8 @@ def test_what_cannot_be_rendered_is_told_at_once():
     ((), "place.machine", "none is named"),
     (("place.machine=p5.49xlarge",), "place.machine", "p5.48xlarge"),
     (("place.machine=p5.48xlarge", "place.cloud=gcp"), "place.cloud", "is of aws"),
-    (("place.machine=v5e-4",), "place.target", "is a TPU"),
+    (("place.machine=v5e-4", "place.target=trainjob"), "place.target", "is a TPU"),
+    (("place.machine=v5e-16", "place.target=job"), "store.root", "its own part"),
     (("place.cloud=aws", "place.target=tpu-vm"), "place.target", "is no TPU"),
     (("place.cloud=aws", "place.target=vertex", "place.account=p"), "place.target", "no machines of aws"),
     (("place.cloud=gcp", "place.target=vertex"), "place.account", "project"),
@@ -73,6 +74,8 @@ def test_what_cannot_be_rendered_is_told_at_once():
     (("place.cloud=aws", "place.device=cpu"), "place.device", "8 accelerators"),
     (("place.cloud=aws", "place.volume=s3-standard"), "place.volume", "not mounted"),
     (("place.cloud=aws", "place.volume=fsx-lustre-25"), "place.volume", "fsx-lustre-250"),
+    (("place.machine=p5.48xlarge", "place.region=af-south-1", "place.budget_usd=5"), "place.budget_usd", "no price"),
+    (("place.machine=v5e-4", "place.target=tpu-vm", "place.budget_usd=5"), "place.budget_usd", "place.max_hours"),
 ])
 def test_each_mistake_has_its_field_and_its_fix(sets, field, words):
     found = mistakes_of(*sets)

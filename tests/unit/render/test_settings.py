@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,6 +14,7 @@ import embark.render.settings as module
 from embark.catalog import load_catalog
 from embark.catalog.grace import GRACES
 from embark.render.settings import fabric_needs, grace_s, settings_of, topology_xml
+from embark.render.site import usd_per_hour
 
 TABLE = tomllib.loads(Path(module.__file__).with_name("settings.toml").read_text())
 
@@ -80,3 +82,12 @@ def test_the_topology_pairs_every_gpu_with_its_adapter(machine):
     for switch in (pci for pci in root.iter("pci") if list(pci)):
         assert len({pci.get("class") for pci in switch}) == 2
     assert topology_xml(job_of(machine, nodes=1)) == ""
+
+
+def test_a_run_is_told_the_price_of_all_its_machines_where_it_is_known():
+    job = job_of("p5.48xlarge")
+    values = {setting.name: setting.value for setting in settings_of(job)}
+    assert float(values["EMBARK_USD_PER_HOUR"]) == pytest.approx(usd_per_hour(job), rel=1e-5)
+    unpriced = replace(job, spec=job.spec.model_copy(
+        update={"place": job.spec.place.model_copy(update={"region": "af-south-1"})}))
+    assert "EMBARK_USD_PER_HOUR" not in {setting.name for setting in settings_of(unpriced)}

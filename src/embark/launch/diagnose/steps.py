@@ -6,21 +6,17 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from embark.launch.diagnose.finding import Evidence, Seen
 from embark.launch.diagnose.rule import rule_named
 from embark.launch.diagnose.scan import Listen
 from embark.launch.diagnose.source import Source
+from embark.watch.alerts import INPUT_SHARE, SLOW_RANK, SLOW_STEP
 from embark.watch.words import duration, finite
 
-SLOW_RANK = 1.3
-"""Times the median of all ranks."""
-SLOW_STEP = 2.0
-"""Times what the plan foresaw on a machine that was calibrated."""
-LOADER_SHARE = 0.3
-"""Of a step, what waiting for data may take."""
 MIN_STEPS = 3
 MAX_KEPT = 4096
 
@@ -34,6 +30,10 @@ class Steps:
 
     def __init__(self) -> None:
         self._by_rank: dict[int, list[float]] = {}
+        self._own: dict[int, list[float]] = {}
+        """As rank 0 gathered them from all: each rank's, less its wait for the others."""
+        self._looks: dict[int, list[float]] = {}
+        """The same, from looks at where a step's time goes, which also see the waits within a step."""
         self._loader: list[tuple[float, float, Evidence]] = []
         self._first: dict[int, Evidence] = {}
         self._predicted: dict[str, Any] = {}
@@ -69,6 +69,10 @@ class Steps:
                     if "loss" in event and event["loss"] is None and not is_nan:
                         is_nan = True
                         self._found.append(Seen(rule_named("loss-not-a-number"), evidence))
+                elif kind == "ranks":
+                    self._take_ranks(event, evidence)
+                elif kind == "phases":
+                    self._keep_all(self._looks, event.get("own_s"), evidence)
                 elif kind == "save":
                     saved = step
                 elif kind == "predict":
@@ -84,7 +88,12 @@ class Steps:
         yield from self._slower_than_planned()
 
     def _straggler(self) -> Iterator[Seen]:
-        medians = {rank: statistics.median(times) for rank, times in self._by_rank.items() if len(times) >= MIN_STEPS}
+        # A step's whole time, as each rank alone tells it, is the same for all: the fast wait for the slow.
+        found = [one for times in (self._looks, self._own or self._by_rank) for one in self._slow_rank(times)]
+        yield from found[:1]
+
+    def _slow_rank(self, by_rank: Mapping[int, list[float]]) -> Iterator[Seen]:
+        medians = {rank: statistics.median(times) for rank, times in by_rank.items() if len(times) >= MIN_STEPS}
         if len(medians) < 3:
             return
         usual_s = statistics.median(medians.values())
@@ -100,7 +109,7 @@ class Steps:
         if len(self._loader) < MIN_STEPS:
             return
         share = statistics.median(wait_s / step_s for wait_s, step_s, _ in self._loader)
-        if share < LOADER_SHARE:
+        if share < INPUT_SHARE:
             return
         yield Seen(rule_named("slow-loader"), self._loader[0][2],
                    cause=f"{share:.0%} of a step is spent waiting for data: the loader, not the device, sets the pace")
@@ -120,10 +129,10 @@ class Steps:
         step_s = finite(event.get("step_s"))
         if step_s is None or step_s <= 0:
             return
-        self._keep(evidence.rank or 0, step_s, evidence)
+        self._keep(self._by_rank, evidence.rank or 0, step_s, evidence)
         if len(self._slow) < MAX_KEPT:
             self._slow.append((step_s, evidence))
-        wait_s = finite(event.get("loader_s"))
+        wait_s = finite(event.get("input_s"))
         if wait_s is not None and len(self._loader) < MAX_KEPT:
             self._loader.append((wait_s, step_s, evidence))
 
@@ -135,13 +144,29 @@ class Steps:
         if step_s <= 0:
             return
         if evidence.rank is not None:
-            self._keep(evidence.rank, step_s, evidence)
+            self._keep(self._by_rank, evidence.rank, step_s, evidence)
         waited = _LOADER_S.search(text)
         if waited and len(self._loader) < MAX_KEPT:
             self._loader.append((_seconds(waited), step_s, evidence))
 
-    def _keep(self, rank: int, step_s: float, evidence: Evidence) -> None:
-        times = self._by_rank.setdefault(rank, []) if len(self._by_rank) < MAX_KEPT else self._by_rank.get(rank, [])
+    def _take_ranks(self, event: dict[str, Any], evidence: Evidence) -> None:
+        self._keep_all(self._own, event.get("step_s"), evidence)
+        waits, times = event.get("input_s"), event.get("step_s")
+        if not isinstance(waits, list) or not isinstance(times, list) or len(self._loader) >= MAX_KEPT:
+            return
+        pairs = [(finite(wait), finite(step)) for wait, step in zip(waits, times, strict=False)]
+        known = [(wait, step) for wait, step in pairs if wait is not None and step]
+        if known:
+            self._loader.append((*max(known), evidence))
+
+    def _keep_all(self, by_rank: dict[int, list[float]], told: object, evidence: Evidence) -> None:
+        for rank, value in enumerate(told if isinstance(told, list) else ()):
+            step_s = finite(value)
+            if step_s:
+                self._keep(by_rank, rank, step_s, replace(evidence, rank=rank))
+
+    def _keep(self, by_rank: dict[int, list[float]], rank: int, step_s: float, evidence: Evidence) -> None:
+        times = by_rank.setdefault(rank, []) if len(by_rank) < MAX_KEPT else by_rank.get(rank, [])
         if len(times) < MAX_KEPT:
             times.append(step_s)
         self._first.setdefault(rank, evidence)
@@ -163,7 +188,7 @@ def _rank(event: dict[str, Any]) -> int | None:
 
 def _short(event: dict[str, Any]) -> str:
     """What of an event a person wants to see."""
-    names = ("event", "rank", "step", "loss", "step_s", "loader_s", "first_step")
+    names = ("event", "rank", "step", "loss", "step_s", "input_s", "own_s", "first_step")
     return json.dumps({name: event[name] for name in names if name in event})
 
 

@@ -85,6 +85,10 @@ def steps(count: int, **values: object) -> list[dict]:
     return [{"event": "step", "step": 10 * (n + 1), "loss": 0.5, **values} for n in range(count)]
 
 
+def ranks(count: int, **values: object) -> list[dict]:
+    return [{"event": "ranks", "step": 10 * (n + 1), "systems": [], **values} for n in range(count)]
+
+
 @pytest.mark.parametrize(
     ("rows", "name"),
     [
@@ -94,11 +98,15 @@ def steps(count: int, **values: object) -> list[dict]:
         ([{"event": "predict", "step_s": 0.02, "is_calibrated": True}, *steps(5, step_s=0.09)], "slower-than-planned"),
         ([*steps(5, step_s=0.1), *steps(5, step_s=0.1, rank=1), *steps(5, step_s=0.1, rank=2),
           *steps(5, step_s=0.2, rank=3)], "straggler"),
-        (steps(5, step_s=0.1, loader_s=0.06), "slow-loader"),
+        ([*steps(5, step_s=0.2), *ranks(5, step_s=[0.1, 0.1, 0.1, 0.2])], "straggler"),
+        ([{"event": "phases", "own_s": [0.1, None, 0.1, 0.1, 0.2]}] * 3, "straggler"),
+        (steps(5, step_s=0.1, input_s=0.06), "slow-loader"),
+        (ranks(5, step_s=[0.1, 0.1], input_s=[0.0, 0.06]), "slow-loader"),
         ([{"event": "error", "text": "out of GPU memory: CUDA out of memory. Tried to allocate 2.00 GiB"}],
          "gpu-out-of-memory"),
     ],
-    ids=["NaN", "restart from 0", "slow", "straggler", "loader", "error"],
+    ids=["NaN", "restart from 0", "slow", "straggler", "straggler by ranks", "straggler by phases", "loader",
+         "loader of one rank", "error"],
 )
 def test_events_are_judged(look, rows, name):
     report = look(events(*rows), "events.jsonl")
@@ -113,9 +121,11 @@ def test_events_are_judged(look, rows, name):
          {"event": "start", "first_step": 30}, {"event": "end", "outcome": "done"}],
         [{"event": "predict", "step_s": 0.02, "is_calibrated": False}, *steps(5, step_s=0.09)],
         [{"event": "predict", "step_s": 0.02, "is_calibrated": True}, *steps(5, step_s=0.025)],
-        [{"event": "step"}, {"event": 7}, {}],
+        [{"event": "step"}, {"event": 7}, {}, {"event": "ranks", "step_s": 3, "input_s": [None, "x"]},
+         {"event": "ranks", "step_s": [None, "x"], "input_s": {}}, {"event": "phases", "own_s": "no"}],
+        [*steps(5, step_s=0.2), *ranks(5, step_s=[0.1, 0.11, 0.1, 0.1], input_s=[0.0, 0.01, 0.0, 0.0])],
     ],
-    ids=["resumed", "not calibrated", "as planned", "odd"],
+    ids=["resumed", "not calibrated", "as planned", "odd", "ranks alike"],
 )
 def test_events_of_a_healthy_run_say_nothing(look, rows):
     assert look(events(*rows) + "{cut", "events.jsonl").diagnoses == ()

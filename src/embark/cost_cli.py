@@ -1,0 +1,56 @@
+"""The verbs about being ready and about money: is the machine or the account fit, and what does a run cost."""
+
+from __future__ import annotations
+
+from embark.errors import UserError
+from embark.manners import Flag, Manners, Settings
+
+
+def doctor(
+    spec: str = "",
+    /,
+    *,
+    set_: Settings = (),
+    cloud: Flag = False,
+    machine: str = "",
+    manners: Manners | None = None,
+) -> int:
+    """Is this machine ready: versions that match, GPUs, links, memory, disk, limits. With --cloud: is the account.
+
+    Exit code 1 if something is wrong; a warning changes nothing.
+
+    Parameters
+    ----------
+    spec
+        With --cloud: the spec whose machines, region and bucket are asked about.
+    cloud
+        Ask the account instead: who pays, quotas, whether the machine is sold there, budgets, the bucket.
+    machine
+        With --cloud: a machine of embark catalog list, where no spec names one.
+    """
+    from embark.doctor_verb import examine_cloud, examine_machine
+
+    console = (manners or Manners()).console()
+    if not cloud:
+        if spec or machine or set_:
+            raise UserError("a spec, --machine and --set are for --cloud", fix="embark doctor --cloud SPEC")
+        return examine_machine(console)
+    from embark.spec import load_spec
+
+    return examine_cloud(console, load_spec(spec or "quickstart", [*([f"place.machine={machine}"] if machine else []),
+                                                                   *set_]))
+
+
+def cost(run: str, /, *, budget: float | None = None, manners: Manners | None = None) -> int:
+    """Say what a run has cost so far, what it went into, and what it will come to. Exit code 1 if past its budget.
+
+    Parameters
+    ----------
+    run
+        The name it was launched by, its directory, its name under ./runs, or its uri.
+    budget
+        Dollars it may cost; else its own place.budget_usd, at which it stops by itself.
+    """
+    from embark.cost_verb import show_cost
+
+    return show_cost((manners or Manners()).console(), run, budget_usd=budget)

@@ -1,0 +1,51 @@
+"""The machine that is looked at: its files, its environment and its programs. A test shows another one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TIMEOUT_S = 20.0
+MAX_CHARS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Where to look."""
+
+    root: Path = Path("/")
+    """What `/proc`, `/sys` and `/dev` are below."""
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    run_dir: Path = Path("runs")
+    """Where runs would write."""
+
+    def path(self, text: str) -> Path:
+        return self.root / text.lstrip("/")
+
+    def read(self, text: str) -> str:
+        """Of a file; empty where it is not there or may not be read."""
+        try:
+            return self.path(text).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def home(self, text: str) -> Path:
+        """Below the user's own folder."""
+        return Path(self.env.get("HOME") or "~").expanduser() / text
+
+    def ask(self, *words: str, timeout_s: float = TIMEOUT_S) -> str | None:
+        """What a program prints; None where there is none, or it fails."""
+        import subprocess
+
+        program = shutil.which(words[0], path=self.env.get("PATH", ""))
+        if program is None:
+            return None
+        try:
+            done = subprocess.run([program, *words[1:]], capture_output=True, text=True, errors="replace",
+                                  stdin=subprocess.DEVNULL, timeout=timeout_s, check=False, env=dict(self.env))
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout[:MAX_CHARS] if done.returncode == 0 else None

@@ -1,0 +1,96 @@
+"""Whether ranks of this machine reach each other, asked of torch in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embark.doctor.check import Check
+from embark.doctor.here import Here
+
+MODULE = "embark.train.probe"
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What torch said."""
+
+    cuda: str | None = None
+    """The version that torch was built for."""
+    nccl: str = ""
+    num_gpus: int = 0
+    arches: list[str] = field(default_factory=list)
+    trouble: str = ""
+    """Why it could not be asked, or what CUDA said."""
+    reduce: dict[str, Any] = field(default_factory=dict)
+
+
+class Probe:
+    """Runs while other things are looked at."""
+
+    def __init__(self, here: Here, command: list[str] | None = None) -> None:
+        command = command or [sys.executable, "-P", "-m", MODULE]
+        self._folder = tempfile.TemporaryDirectory(prefix="embark-doctor-")
+        self._answer = Path(self._folder.name, "answer.json")
+        self._process = subprocess.Popen([*command, str(self._answer)], stdin=subprocess.DEVNULL,
+                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=dict(here.env),
+                                         start_new_session=True)
+
+    def facts(self, limit_s: float = LIMIT_S) -> Facts:
+        """Waits for it; ends it where it takes too long."""
+        try:
+            _, err = self._process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            self.end()
+            return Facts(trouble=f"it did not answer within {limit_s:.0f} s")
+        try:
+            told = json.loads(self._answer.read_text(encoding="utf-8"))
+            return Facts(told["cuda"], told["nccl"], int(told["num_gpus"]), list(told["arches"]), told["trouble"],
+                         dict(told["reduce"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            lines = err.decode(errors="replace").strip().splitlines()
+            return Facts(trouble=lines[-1] if lines else f"it ended with {self._process.returncode}")
+
+    def end(self) -> None:
+        """With its ranks, which are in its session."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        self._folder.cleanup()
+
+
+def ranks(facts: Facts, num_gpus: int) -> Iterator[Check]:
+    """`num_gpus` as the driver sees them."""
+    if facts.trouble and not facts.reduce:
+        yield Check("torch runs", "wrong", facts.trouble, "import torch works",
+                    f"{sys.executable} -m embark.stack install puts a matched torch, torchrec and fbgemm in")
+        return
+    if facts.trouble or (num_gpus and facts.num_gpus < num_gpus):
+        found = facts.trouble or f"torch sees {facts.num_gpus} of {num_gpus} GPUs"
+        yield Check("torch runs", "wrong" if facts.cuda else "ok", found, "torch sees every GPU",
+                    "CUDA_VISIBLE_DEVICES hides some, or the driver and the build do not match" if facts.cuda else "")
+    yield _reduced(facts)
+
+
+def _reduced(facts: Facts) -> Check:
+    told = facts.reduce
+    backend, num_ranks = str(told.get("backend", "")), int(told.get("num_ranks", 0))
+    name = "nccl" if backend == "nccl" else "gloo"
+    over = f"{num_ranks} GPUs" if backend == "nccl" else f"{num_ranks} processes"
+    if told.get("error"):
+        fix = ("NCCL_DEBUG=INFO says why; embark diagnose reads its log" if backend == "nccl" else
+               "does this machine's own name resolve? GLOO_SOCKET_IFNAME=lo tries the loopback device")
+        return Check(name, "wrong", f"no all-reduce over {over}: {told['error']}", "an all-reduce", fix)
+    version = f"NCCL {facts.nccl}, " if backend == "nccl" and facts.nccl else ""
+    speed = float(told.get("bytes_per_s", 0.0)) / 1e9
+    alone = f"; NCCL {facts.nccl} has but one GPU to try" if backend != "nccl" and facts.nccl else ""
+    return Check(name, "ok", f"{version}all-reduce over {over} at {speed:,.3g} GB/s{alone}", "an all-reduce")

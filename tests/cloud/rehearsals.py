@@ -1,0 +1,59 @@
+"""Rehearsals of the quickstart for the tests: the verb itself, in a process of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PLACES = {"aws": ("p4d.24xlarge", "s3://training/runs"), "azure": ("Standard_ND96asr_v4", "az://training/runs"),
+          "gcp": ("a2-highgpu-8g", "gs://training/runs")}
+SETS = ("model.num_tables=4", "model.embedding_dim=16", "model.bottom_mlp=[32]", "model.top_mlp=[32]",
+        "train.precision=fp32", "watch.tensorboard=false", "place.storage_account=training")
+NUM_STEPS = 60
+LIMIT = "8m"
+"""A machine that runs other tests meanwhile is slow."""
+
+
+def rehearse_quickstart(cloud: str, *flags: str, target: str = "job", path: Path | None = None) -> dict[str, Any]:
+    """Two pods of two processes. `path` comes before the others that programs are looked for in."""
+    machine, root = PLACES[cloud]
+    sets = [*SETS, f"place.machine={machine}", f"store.root={root}", f"place.target={target}"]
+    words = ["quickstart", "--nodes", "2", "--steps", str(NUM_STEPS), "--limit", LIMIT, *flags,
+             *(word for one in sets for word in ("--set", one))]
+    return rehearse(*words, path=path)
+
+
+def rehearse(*words: str, path: Path | None = None, timeout_s: float = 600.0) -> dict[str, Any]:
+    """What `embark rehearse --json` answers."""
+    before = f"{path}{os.pathsep}" if path else ""
+    done = subprocess.run([sys.executable, "-m", "embark", "rehearse", *words, "--json"], text=True,
+                          capture_output=True, timeout=timeout_s, check=False,
+                          env={**os.environ, "PATH": before + os.environ["PATH"], "COLUMNS": "200"})
+    assert done.stdout, done.stderr
+    answer = json.loads(done.stdout)
+    assert done.returncode == (0 if answer["ok"] else 1)
+    return answer
+
+
+def undisturbed_loss(common: Path) -> float:
+    """Of the quickstart that nothing happened to; found out once for all workers of a session."""
+    with (common / "embark-undisturbed.json").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if text := file.read():
+            return float.fromhex(json.loads(text))
+        answer = rehearse_quickstart("aws", "--engine", "processes")
+        assert_trained(answer)
+        file.write(json.dumps(answer["final_loss"].hex()))
+        return answer["final_loss"]
+
+
+def assert_trained(answer: dict[str, Any]) -> None:
+    assert answer["ok"], answer
+    assert (answer["steps"], answer["world_sizes"][-1], len(answer["pods"])) == (NUM_STEPS, 4, 2)
+    assert [check["ok"] for check in answer["checks"]] == [True] * len(answer["checks"])

@@ -1,0 +1,51 @@
+"""Rendered jobs of each cloud and kind, run as processes: they train to the end, whatever happens to a pod."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from cloud.image import common_folder
+from cloud.rehearsals import assert_trained, rehearse_quickstart, undisturbed_loss
+
+pytestmark = pytest.mark.slow
+
+ENGINE = ("--engine", "processes")
+LAST_STEP = 25
+"""A fault at a later step might come when the run is over already."""
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory) -> float:
+    return undisturbed_loss(common_folder(tmp_path_factory.getbasetemp()))
+
+
+@pytest.mark.parametrize(("cloud", "target"), [("azure", "jobset"), ("gcp", "trainjob")])
+def test_a_rendered_job_trains_to_the_end_and_alike_on_every_cloud(cloud, target, undisturbed):
+    answer = rehearse_quickstart(cloud, *ENGINE, target=target)
+    assert_trained(answer)
+    assert answer["final_loss"] == undisturbed
+
+
+def test_a_pod_that_is_killed_comes_back_and_the_run_goes_on_bit_for_bit(undisturbed):
+    step = random.SystemRandom().randrange(2, LAST_STEP)
+    answer = rehearse_quickstart("azure", *ENGINE, "--kill", f"1@step{step}")
+    assert_trained(answer)
+    assert answer["final_loss"] == undisturbed, f"killed at step {step}"
+    assert answer["resumed_from"]
+    assert any(end["preempted"] and end["code"] == 137 for end in answer["ends"])
+
+
+def test_a_preempted_pod_saves_in_its_grace_and_loses_no_step(undisturbed):
+    answer = rehearse_quickstart("gcp", *ENGINE, "--preempt", "0@step10")
+    assert_trained(answer)
+    assert answer["final_loss"] == undisturbed
+    assert answer["lost_steps"] == 0
+    assert [end["code"] for end in answer["ends"]] == [75, 75, 0, 0]  # the other pod's end counts as no failure
+
+
+def test_a_pod_that_stands_still_is_waited_for(undisturbed):
+    answer = rehearse_quickstart("aws", *ENGINE, "--pause", "1@step10+4s", target="pytorchjob")
+    assert_trained(answer)
+    assert answer["final_loss"] == undisturbed
+    assert answer["resumed_from"] == []

@@ -1,0 +1,122 @@
+"""A run that answers Prometheus is found by the cluster's own; one that does not is left alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+
+import botocore.session
+import pytest
+import yaml
+from botocore.validate import ParamValidator
+from recorded_commands import run_script
+from render_jobs import job_of
+
+from embark.render.around import render_around
+from embark.render.cluster_eks import bucket_statements
+from embark.render.image import render_image
+from embark.render.kubernetes import render_job
+from embark.render.lint.check import lint_texts
+from embark.render.run_metrics import objects
+from embark.spec.watch import WatchSpec
+from embark.watch.alerts import alerts
+from embark.watch.names import METRICS
+
+MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
+KINDS = {"aws": ["PodMonitor", "PrometheusRule"], "azure": ["PodMonitor"], "gcp": ["PodMonitoring", "Rules"]}
+SETTINGS = {"PROJECT": "my-project", "EMAIL": "me@example.com"}
+
+
+def watched(cloud: str, watch: WatchSpec, **place: object):
+    job = job_of(MACHINES[cloud], **place)
+    return replace(job, spec=job.spec.model_copy(update={"watch": watch}))
+
+
+ANSWERS = WatchSpec(prometheus_port=9464)
+
+
+@pytest.mark.parametrize("cloud", MACHINES)
+def test_by_default_there_is_nothing_to_find(cloud):
+    files = {file.path for file in render_around(job_of(MACHINES[cloud]))}
+    assert not files & {"run_metrics.yaml", "grafana_dashboard.json", "cloudwatch_dashboard.json"}
+
+
+@pytest.mark.parametrize("cloud", MACHINES)
+def test_the_first_pod_is_read_by_the_name_of_its_port(cloud):
+    job = watched(cloud, ANSWERS)
+    files = {file.path: file.text for file in render_around(job)}
+    found = list(yaml.safe_load_all(files["run_metrics.yaml"]))
+    assert [one["kind"] for one in found] == KINDS[cloud]
+    spec = found[0]["spec"]
+    [endpoint] = spec.get("podMetricsEndpoints") or spec["endpoints"]
+    training = next(one for one in yaml.safe_load_all(render_job(job)[0].text) if one["kind"] == "Job")
+    template = training["spec"]["template"]
+    ports = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
+    assert ports[endpoint["port"]] == 9464
+    wanted = spec["selector"]["matchLabels"]
+    assert wanted.pop("batch.kubernetes.io/job-completion-index") == "0"
+    assert wanted.items() <= template["metadata"]["labels"].items()
+    assert found[0]["metadata"]["namespace"] == training["metadata"]["namespace"]
+    assert json.loads(files["grafana_dashboard.json"])["title"] == "Embark"
+
+
+@pytest.mark.needs("prometheus")
+@pytest.mark.parametrize("cloud", ["aws", "gcp"])
+def test_promtool_takes_the_rules_that_are_handed_to_the_cluster(cloud, tmp_path):
+    rules = yaml.safe_load(yaml.safe_dump(objects(watched(cloud, ANSWERS))[1]["spec"]))
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    done = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(alerts())} rules found" in done.stdout
+
+
+def test_azure_has_the_rules_in_its_own_file():
+    def rules(watch):
+        files = {file.path: file.text for file in render_around(watched("azure", watch))}
+        return json.loads(files["alert_rules.json"])["resources"][0]["properties"]["rules"]
+
+    assert {one.name for one in alerts()} == {rule["alert"] for rule in rules(ANSWERS)} - {
+        rule["alert"] for rule in rules(WatchSpec())}
+    assert all(rule["for"].startswith("PT") and rule["for"] != "PT0M" for rule in rules(ANSWERS))
+
+
+@pytest.mark.parametrize("cloud", MACHINES)
+def test_the_script_hands_it_over_and_the_linter_finds_nothing(cloud, tmp_path):
+    sinks = ("cloudwatch",) if cloud == "aws" else ("otlp",)
+    files = render_around(watched(cloud, WatchSpec(prometheus_port=9464, sinks=sinks)))
+    assert not lint_texts({file.path: file.text for file in files})
+    ran = run_script(files, "monitoring.sh", [], tmp_path, {**SETTINGS, "DRY_RUN": "1"})
+    assert ran.code == 0
+    assert "kubectl apply -f run_metrics.yaml" in ran.output
+    ran = run_script(files, "monitoring.sh", [], tmp_path, SETTINGS)
+    assert (ran.code, "has no Prometheus" in ran.output) == (0, True)  # the programs here answer "get" with 1
+
+
+def test_cloudwatch_gets_a_dashboard_of_the_metrics_that_are_sent_to_it(tmp_path):
+    files = render_around(watched("aws", WatchSpec(sinks=("cloudwatch",), cloudwatch_namespace="Ads/Embark")))
+    body = json.loads({file.path: file.text for file in files}["cloudwatch_dashboard.json"])
+    searches = [widget["properties"]["metrics"][0][0]["expression"] for widget in body["widgets"]]
+    assert "SEARCH('{\"Ads/Embark\",run,host,gpu} MetricName=\"gpu_power_w\" run=\"dlrm\"', 'Average', 60)" in searches
+    assert len(searches) == len([one for one in METRICS if one.group != "The run"])
+    ran = run_script(files, "monitoring.sh", [], tmp_path, SETTINGS)
+    [words] = [words for words in ran.of("aws") if words[2] == "put-dashboard"]
+    given = dict(zip(words[3::2], words[4::2], strict=True))
+    model = botocore.session.get_session().get_service_model("cloudwatch").operation_model("PutDashboard")
+    called = {"DashboardName": given["--dashboard-name"], "DashboardBody": given["--dashboard-body"]}
+    assert not ParamValidator().validate(called, model.input_shape).has_errors()
+    assert given["--dashboard-body"] == "file://cloudwatch_dashboard.json"
+
+
+def test_the_run_s_role_may_send_what_it_sends_and_no_more():
+    statements = bucket_statements(watched("aws", WatchSpec(sinks=("cloudwatch",))))
+    [sends] = [one for one in statements if one["Action"] == ["cloudwatch:PutMetricData"]]
+    assert sends["Condition"] == {"StringEquals": {"cloudwatch:namespace": "Embark"}}
+    assert not [one for one in bucket_statements(watched("aws", ANSWERS)) if "cloudwatch" in str(one)]
+
+
+def test_the_image_has_what_the_run_needs():
+    text = render_image(watched("aws", WatchSpec(prometheus_port=9464, sinks=("otlp",))))[0].text
+    assert "embark-rec[cloud,columns,tensorboard,otlp,prometheus]==" in text
+    assert "embark-rec[cloud,columns,tensorboard]==" in render_image(watched("aws", WatchSpec()))[0].text
