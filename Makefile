@@ -41,6 +41,7 @@ docs: .venv/.embark  ## write the pages that are made from the code
 	@$(PY) docs/make_prices.py > docs/prices.md
 	@$(PY) docs/make_lint.py > docs/lint.md
 	@$(PY) docs/make_diagnose.py > docs/diagnose.md
+	@$(PY) docs/make_metrics.py > docs/metrics.md
 
 examples: .venv/.embark  ## write examples/cloud_deployment, which is rendered
 	@rm -rf examples/cloud_deployment

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
     # The GPU kernels then run on the CPU, in Triton's interpreter. Triton reads it as it is first imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
-BY_HAND = {"gpu": "an NVIDIA GPU", "schemas": "the definitions of JobSet, Kueue, KubeRay and eksctl in EMBARK_SCHEMAS"}
+BY_HAND = {"gpu": "an NVIDIA GPU", "schemas": "the definitions of JobSet, Kueue, KubeRay and eksctl in EMBARK_SCHEMAS",
+           "tpu": "pip install 'jax[tpu]', whose compiler needs no TPU"}
 """What is run by hand, and what it takes."""
 PROPERTY = "embark_skipped_for"
 """Rides on the test's report, so that it crosses from xdist's workers to the session that counts."""
@@ -41,6 +43,8 @@ def _obstacles(item: pytest.Item) -> Iterator[tuple[str, str]]:
         yield "gpu", "needs an NVIDIA GPU"
     if item.get_closest_marker("schemas") and not os.environ.get("EMBARK_SCHEMAS"):
         yield "schemas", BY_HAND["schemas"]
+    if item.get_closest_marker("tpu") and find_spec("libtpu") is None:
+        yield "tpu", BY_HAND["tpu"]
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             if name not in TOOLS:

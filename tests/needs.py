@@ -53,14 +53,16 @@ def _which(name: str) -> str | None:
 
 TOOLS = {
     "podman": Tool(
-        (("podman",), ("buildah",), ("runc",), ("debootstrap",)),
-        ("podman", "buildah", "runc", "debootstrap"),
+        (("podman",), ("buildah",), ("runc",), ("debootstrap",), ("iptables",)),
+        # The last three are for containers that find each other by name.
+        ("podman", "buildah", "runc", "debootstrap", "netavark", "aardvark-dns", "iptables"),
     ),
     "chromium": Tool((("chromium", "chromium-browser", "google-chrome"),), ("chromium",)),
     "prometheus": Tool((("prometheus",), ("promtool",)), ("prometheus",)),
     "node": Tool((("node", "nodejs"),), ("nodejs",)),
     "npm": Tool((("npm",),), ("nodejs", "npm")),
     "azurite": Tool((("azurite-blob",),), ("nodejs", "npm"), npm=("azurite@3",)),
+    "sshd": Tool((("sshd",), ("ssh",), ("ssh-keygen",)), ("openssh-server", "openssh-client")),
     "tmux": Tool((("tmux",),), ("tmux",)),
     "g++": Tool((("g++",),), ("g++",)),
 }

@@ -9,10 +9,14 @@ from cyclopts import App, Parameter
 
 from embark import __version__
 from embark.catalog_cli import catalog
+from embark.cost_cli import cost, doctor
 from embark.errors import ExitCode, UserError, nearest
 from embark.launch_cli import cancel, diagnose, launch, logs, status
 from embark.manners import Flag, Manners, Settings, Spec
 from embark.place_cli import lint, plan, render
+from embark.rehearse_cli import rehearse
+from embark.report_cli import compare, report
+from embark.watch_cli import watch
 
 app = App(
     name="embark",
@@ -31,7 +35,7 @@ def train(
     fresh: Flag = False,
     manners: Manners | None = None,
 ) -> int:
-    """Train a spec here: on the CPU, on one GPU, or as a rank under torchrun.
+    """Train a spec here: on the CPU, on one GPU, as a rank under torchrun, or in JAX on TPUs.
 
     A run that was stopped goes on from its last checkpoint; one that is finished is left alone.
 
@@ -45,14 +49,27 @@ def train(
 
     console = (manners or Manners()).console()
     run = load_spec(spec, set_)
-    require_stack()
+    from embark.tpu.packages import require_jax, wants_jax
     from embark.train.signals import StopSignals
 
-    with StopSignals() as signals:  # torch takes seconds to load, and a machine can be taken away in them
-        from embark.foresight import foresee
-        from embark.train.loop import train as train_run
+    is_in_jax = wants_jax(run)
+    if is_in_jax:
+        require_jax(run)
+    else:
+        require_stack()
+    with StopSignals() as signals:  # torch and jax take seconds to load, and a machine can be taken away in them
+        from embark.report_verb import ReportAtEnd
 
-        train_run(run, [console.view()], fresh=fresh, signals=signals, foresee=foresee)
+        view = [ReportAtEnd(), console.view()]
+        if is_in_jax:
+            from embark.tpu.loop import train as train_in_jax
+
+            train_in_jax(run, view, fresh=fresh, signals=signals)
+        else:
+            from embark.foresight import foresee
+            from embark.train.loop import train as train_run
+
+            train_run(run, view, fresh=fresh, signals=signals, foresee=foresee)
     return ExitCode.DONE
 
 
@@ -254,11 +271,16 @@ def copy(
 app.command(plan)
 app.command(render)
 app.command(lint)
+app.command(rehearse)
 app.command(launch)
 app.command(status)
 app.command(logs)
 app.command(cancel)
 app.command(diagnose)
+app.command(cost)
+app.command(watch)
+app.command(report)
+app.command(compare)
 app.command(catalog)
 
 
@@ -304,18 +326,7 @@ def bench(
     return show_profile(console, run) if profile else compare(console, run, seconds=seconds, peers=peers)
 
 
-@app.command
-def doctor(*, manners: Manners | None = None) -> int:
-    """Is this machine ready: versions that match, GPUs, memory, disk. Exit code 1 if something is wrong."""
-    from embark.doctor import examine
-
-    console = (manners or Manners()).console()
-    findings = examine()
-    console.table(
-        [{"": "ok" if f.ok else "WRONG", "what": f.name, "found": f.found, "expected": f.expected, "fix": f.fix}
-         for f in findings],
-    )
-    return ExitCode.DONE if all(f.ok for f in findings) else ExitCode.OTHER
+app.command(doctor)
 
 
 @app.command

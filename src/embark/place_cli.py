@@ -29,6 +29,7 @@ def plan(
     samples: int | None = None,
     picture: Path | None = None,
     exact: Flag = False,
+    tpu_compile: str = "",
     manners: Manners | None = None,
 ) -> int:
     """Say what a run will take before it is paid for: what fits, step time, hours, dollars. Needs no torch, no network.
@@ -59,11 +60,18 @@ def plan(
         With --across: draw cost against time into this SVG file.
     exact
         Let TorchRec's own planner place the tables. Needs torch.
+    tpu_compile
+        Instead, compile the step for these chips, such as v5e:2x4, and show the memory that the compiler plans. Needs
+        jax[tpu], but no TPU.
     """
     from embark.plan_verb import Asked, plan_run
     from embark.spec import load_spec
 
     console = (manners or Manners()).console()
+    if tpu_compile:
+        from embark.tpu_verb import plan_compiled
+
+        return plan_compiled(console, load_spec(spec, set_), tpu_compile)
     asked = Asked(across, by or "", deadline, budget, cloud, region, spot, max_nodes, picture, exact, samples)
     return plan_run(console, load_spec(spec, set_), asked)
 

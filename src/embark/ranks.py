@@ -50,7 +50,9 @@ def exit_code(codes: Iterable[int], stopped_by: int = 0) -> int:
     if stopped_by:
         # Whatever the ranks managed to do, the machine is going: start again elsewhere, from the last checkpoint.
         return ExitCode.PREEMPTED
-    faults = ended - {ExitCode.PREEMPTED}
+    # When one rank has ended preempted, torchrun tells the others to stop, some of them on their way out already.
+    preempted = {int(ExitCode.PREEMPTED), -int(signal.SIGTERM)} if ExitCode.PREEMPTED in ended else set()
+    faults = ended - preempted
     if not faults:
         return ExitCode.PREEMPTED if ended else ExitCode.DONE
     if any(code < 0 or code == ExitCode.FAULT for code in faults):

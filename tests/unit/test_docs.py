@@ -27,7 +27,9 @@ def shell(command: str, directory: Path) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize(
     ("guide", "expected"),
     [("own-data.md", "Held-out AUC 0.7"), ("data.md", "Held-out AUC 0.8"), ("ranks.md", "step-000000020"),
-     ("checkpoints.md", "none is damaged"), ("render.md", "nothing found")],
+     ("checkpoints.md", "none is damaged"), ("render.md", "nothing found"), ("tpu.md", "fits one v5litepod-8"),
+     ("report.md", "wrote both.html"),
+     ("cost.md", "of its budget of")],
 )
 def test_a_guide_s_commands_run(tmp_path, guide, expected):
     output = ""
