@@ -1,7 +1,8 @@
 """`python -m embark.ranks …` is torchrun, except for how it ends: its exit code says what its ranks' codes say.
 
 torchrun ends with 1 whatever its ranks ended with, so no job controller could tell a preempted run from a wrong spec;
-it starts ranks again that ended because the spec is wrong; and it kills them 30 seconds after a SIGTERM, saved or not.
+it starts ranks again that ended because the spec is wrong; it kills them 30 seconds after a SIGTERM, saved or not; and
+nobody could say whose line is whose.
 All words and all `PET_…` variables are torchrun's own:
 
     python -m embark.ranks --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d … -m embark train spec.toml
@@ -13,6 +14,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterable, MutableMapping, Sequence
 
 from embark.errors import EmbarkError, ExitCode
@@ -27,6 +29,7 @@ def main(words: Sequence[str] | None = None) -> int:
     # As process 1 of a container Python ignores SIGTERM, and torch takes seconds to load.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.PREEMPTED))
     wait_for_ranks(os.environ)
+    tell_ranks_apart(os.environ)
     from embark.console import Console
     from embark.train.agent import launch
 
@@ -69,6 +72,17 @@ def wait_for_ranks(environ: MutableMapping[str, str]) -> None:
         return  # the ranks refuse it, with a better sentence
     if math.isfinite(grace_s) and grace_s > 0:
         environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(max(1, int(grace_s) - 1)))
+
+
+def tell_ranks_apart(environ: MutableMapping[str, str]) -> None:
+    """Every line of a rank begins with its number over all machines, as torch's own errors do."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:  # nowhere to write: torchrun passes lines through files
+        return
+    environ.setdefault("PET_TEE", "3")
+    environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank${rank}]:")
+    environ.setdefault("PYTHONUNBUFFERED", "1")  # torchrun reads their lines from files, which Python fills in blocks
 
 
 if __name__ == "__main__":

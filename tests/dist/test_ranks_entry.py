@@ -43,8 +43,9 @@ def ends(folder: Path, body: str, *options: str, **environ: str) -> tuple[int, s
 
 
 def test_ranks_that_end_well_end_well(tmp_path):
-    code, output, starts = ends(tmp_path, MEET + "dist.destroy_process_group()")
+    code, output, starts = ends(tmp_path, MEET + "dist.destroy_process_group(); print('hello')")
     assert (code, starts) == (0, [1, 1]), output
+    assert {"[rank0]:hello", "[rank1]:hello"} <= set(output.splitlines()), output
 
 
 @pytest.mark.parametrize("code", [64, 75])

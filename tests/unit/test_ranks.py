@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from embark.ranks import exit_code, wait_for_ranks
+from embark.ranks import exit_code, tell_ranks_apart, wait_for_ranks
 from embark.render.job import EXITS
 
 
@@ -41,3 +41,11 @@ def test_torchrun_waits_as_long_as_the_cloud_gives(grace, expected):
     environ = {"EMBARK_GRACE_S": grace}
     wait_for_ranks(environ)
     assert environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") == expected
+
+
+def test_lines_are_told_by_their_rank_unless_someone_has_said_otherwise():
+    environ = {"PET_TEE": "0"}
+    tell_ranks_apart(environ)
+    assert environ["PET_TEE"] == "0"
+    assert environ["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] == "[rank${rank}]:"
+    assert environ["PYTHONUNBUFFERED"] == "1"

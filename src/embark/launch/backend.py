@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from embark.spec import RunSpec
@@ -73,6 +74,17 @@ class LogLine:
     text: str
     index: int | None = None
     """Which of the machines."""
+
+
+_RANK = re.compile(r"\[rank(\d{1,6})\]:")
+
+
+def by_rank(line: LogLine) -> LogLine:
+    """With the rank that `embark.ranks` put before the line beside the machine it ran on."""
+    rank = _RANK.match(line.text)
+    if rank is None:
+        return line
+    return replace(line, source=f"{line.source} rank {rank[1]}", text=line.text[rank.end():])
 
 
 @dataclass(frozen=True, slots=True)

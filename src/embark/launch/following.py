@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from embark.launch.backend import LogLine
+from embark.launch.backend import LogLine, by_rank
 from embark.launch.kube_status import Pod
 from embark.launch.shell import Arriving, Done, Lines
 
@@ -125,7 +125,7 @@ def line_of(pod: Pod, text: str) -> LogLine:
     """Of `kubectl logs --timestamps`."""
     stamp, _, rest = text.partition(" ")
     at_ns = time_ns(stamp)
-    return LogLine(at_ns, pod.name, rest if at_ns else text, pod.index)
+    return by_rank(LogLine(at_ns, pod.name, rest if at_ns else text, pod.index))
 
 
 def time_ns(stamp: str) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from embark.launch.backend import LogLine, Tell
+from embark.launch.backend import LogLine, Tell, by_rank
 from embark.launch.following import time_ns
 from embark.launch.shell import Arriving, Lines
 from embark.launch.ssh import Host, Ssh
@@ -39,7 +39,7 @@ class _Place:
         self.following_line = int(first) + 1
         stamp, _, said = rest.partition(" ")
         at_ns = time_ns(stamp)
-        return LogLine(at_ns, host.name, said if at_ns else rest, host.index)
+        return by_rank(LogLine(at_ns, host.name, said if at_ns else rest, host.index))
 
 
 class Reading:

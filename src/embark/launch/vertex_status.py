@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embark.launch.backend import LogLine, Part, RunEvent, State, Status
+from embark.launch.backend import LogLine, Part, RunEvent, State, Status, by_rank
 from embark.launch.following import time_ns
 from embark.launch.kube_reasons import Reason, why_exited
 from embark.launch.kube_status import time_s
@@ -110,7 +110,7 @@ def entry_line(entry: Mapping[str, Any]) -> LogLine:
     task = _task(entry)
     match = _TASK.fullmatch(task)
     index = None if match is None else (0 if match[1] == "0" else 1) + int(match[2])
-    return LogLine(time_ns(str(entry.get("timestamp", ""))), task or "vertex", _message(entry), index)
+    return by_rank(LogLine(time_ns(str(entry.get("timestamp", ""))), task or "vertex", _message(entry), index))
 
 
 def entry_event(entry: Mapping[str, Any]) -> RunEvent | None:

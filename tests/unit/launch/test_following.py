@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from embark.launch.following import Following, time_ns
+from embark.launch.following import Following, line_of, time_ns
 from embark.launch.kube_reasons import Reason
 from embark.launch.kube_status import Pod
 from embark.launch.shell import Done, Lines, Shell
@@ -85,3 +85,10 @@ def test_a_log_that_cannot_be_read_is_told():
 )
 def test_times_keep_their_nanoseconds(stamp, expected):
     assert time_ns(stamp) == expected
+
+
+def test_a_line_is_told_with_its_rank_and_without_one_with_its_pod():
+    by_rank = line_of(pod("dlrm-1"), "2026-11-15T10:00:00.000000001Z [rank5]:  train  step 20")
+    assert (by_rank.source, by_rank.text) == ("dlrm-1 rank 5", "  train  step 20")
+    assert by_rank.time_ns % 1000 == 1
+    assert line_of(pod("dlrm-1"), "2026-11-15T10:00:00Z pulling data").source == "dlrm-1"

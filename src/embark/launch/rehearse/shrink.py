@@ -30,6 +30,7 @@ SAVES = 10
 _PROCESSES = re.compile(r"(--nproc[-_]per[-_]node(?:=|\s+))([\w$(){}]+)")
 _PROCESSES_WORD = re.compile(r"--nproc[-_]per[-_]node")
 _BUCKET = re.compile(r"\b(s3|gs|az|abfss?|adl)://[^\s\"',;]+")
+PRICE_VARIABLE = "EMBARK_USD_PER_HOUR"
 _NPROC_VARIABLES = ("PET_NPROC_PER_NODE", "NPROC_PER_NODE")
 
 
@@ -153,8 +154,17 @@ def _fewer_processes(job: dict[str, Any], objects: Sequence[dict[str, Any]], cou
             words = container.get(key)
             if isinstance(words, list):
                 container[key] = _with_processes([str(word) for word in words], count, changes)
+        _no_price(container, changes)
         for row in rows(container, "env"):
             _smaller_variable(row, count, changes)
+
+
+def _no_price(container: Any, changes: list[Change]) -> None:
+    """What is rehearsed costs nothing, and would else stop at a budget."""
+    kept = [row for row in rows(container, "env") if row.get("name") != PRICE_VARIABLE]
+    if len(kept) < len(list(rows(container, "env"))):
+        changes.append(Change(f"variable {PRICE_VARIABLE}", "a price", "not set: this machine costs nothing"))
+        container["env"] = kept
 
 
 def _smaller_variable(row: Any, count: int, changes: list[Change]) -> None:
