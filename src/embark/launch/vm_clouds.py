@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ class Made:
     """Of one that is stopped or gone, as the cloud says it."""
 
 
-class Cloud:
+class Cloud(ABC):
     """The machines of one job. Each cloud says how it makes, lists, reaches and ends them."""
 
     name = ""
@@ -62,44 +63,44 @@ class Cloud:
         self.values: dict[str, str | Sequence[str]] = dict(settings)
 
     @classmethod
+    @abstractmethod
     def settings(cls, job: Job) -> dict[str, str]:
         """The same variables as the rendered script has, and the same ones may be set outside."""
-        raise NotImplementedError
 
+    @abstractmethod
     def who(self) -> tuple[str, ...]:
         """The command that says whether one is logged in."""
-        raise NotImplementedError
 
+    @abstractmethod
     def steps(self) -> list[Step]:
         """What stands around the machines, each made once."""
-        raise NotImplementedError
 
-    def ready(self, note: Callable[[Thing], None]) -> None:
+    def ready(self, note: Callable[[Thing], None]) -> None:  # noqa: B027 - most clouds need nothing
         """What must be found out or made before a machine is started, besides."""
 
+    @abstractmethod
     def machines(self) -> list[Made]:
         """One for each number that was ever started and is known yet."""
-        raise NotImplementedError
 
-    def create(self, index: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def create(self, index: int) -> None: ...
 
+    @abstractmethod
     def wake(self, machine: Made) -> None:
         """Starts one that is stopped."""
-        raise NotImplementedError
 
-    def delete(self, machines: Sequence[Made]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def delete(self, machines: Sequence[Made]) -> None: ...
 
-    def host(self, machine: Made) -> Host:
-        raise NotImplementedError
+    @abstractmethod
+    def host(self, machine: Made) -> Host: ...
 
+    @abstractmethod
     def host_key(self, machine: Made) -> str:
         """As the cloud itself vouches for it; empty while it does not yet."""
-        raise NotImplementedError
 
-    def events(self) -> list[RunEvent]:
-        raise NotImplementedError
+    @abstractmethod
+    def events(self) -> list[RunEvent]: ...
 
     @property
     def rest_goes_too(self) -> bool:
