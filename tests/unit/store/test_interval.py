@@ -138,7 +138,8 @@ def test_the_bounds_hold_between_them(pause_s, background_s, step_s, mtbf_s, gra
     assert every_s >= (cost_s - pause_s) * 0.999, "a save would begin before the last was committed"
     assert every_s <= max(cheapest_s, cost_s - pause_s) + slack_s, "never rarer than what costs least"
     assert every_s <= max(MAX_EVERY_S, cost_s - pause_s) + slack_s
-    if not has_time and max(cost_s - pause_s, pause_s / MAX_PAUSE_SHARE, 2 * slack_s) < MAX_LOST_S - cost_s:
+    # Between the bounds there must be room for a whole number of steps.
+    if not has_time and max(cost_s - pause_s, pause_s / MAX_PAUSE_SHARE, slack_s) + slack_s < MAX_LOST_S - cost_s:
         assert every_s + cost_s <= MAX_LOST_S * 1.001, "a preemption would lose more than is borne"
     if has_time:
         assert "preemption" not in choice.why
