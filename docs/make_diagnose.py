@@ -28,6 +28,7 @@ line that shows it and a fix.
 
 ```bash
 embark diagnose runs/dlrm                    # a run: its events, its spec, and the logs beside them
+embark diagnose dlrm                         # one that was launched: its place is asked for its events and logs too
 embark diagnose logs/                        # a folder of logs, one a rank or one a pod; .gz too
 embark diagnose rank0.log rank1.log job.yaml # files; manifests are linted
 kubectl logs -l batch.kubernetes.io/job-name=dlrm --prefix --tail=-1 | embark diagnose -
@@ -43,9 +44,11 @@ The exit code is 1 where something is found, and 0 where nothing is.
   equals, the first in time wins.
 - **What is over is not told.** A pod that waited for a node and got one, an image that was pulled at the second try: a
   later line cures the finding.
+- **All of it counts together.** For a run that was launched that is what Kubernetes (or Ray, Vertex AI, the machines)
+  says of it, every rank's log, the run's own events and its spec; manifests beside them are linted.
 - **The spec helps.** With it (a run has its own, `--spec` names one) TCP where the machine has EFA, InfiniBand or
   GPUDirect is told from NCCL's lines (`NCCL_DEBUG=INFO`), and out of memory is answered with what the plan says would
-  fit.
+  fit. One machine on TCP among others with a fabric is told without it.
 - **A rank is named** where one is behind the others in its collectives, or slower than they are.
 - **Any log.** Colours, progress bars, rank and pod prefixes, interleaved lines, bytes that are no text, files of many
   gigabytes: they are read piece by piece, in memory that does not grow. Nothing of a log is executed, and control
@@ -79,7 +82,9 @@ def _measured() -> list[str]:
         f"| faulty: the diagnosis, and no other | {len(expected)} | {num_right} |",
         f"| healthy or unrelated: nothing | {len(healthy)} | {num_silent} |",
         "", "The rules were written with these logs at hand, so the figures say that nothing is broken, not how often",
-        "a log that nobody has seen is understood.",
+        "a log that nobody has seen is understood. Of 54 that were written to find out, 22 got the right cause at",
+        "once, 9 a lesser or a wrong one, 7 that Python ended with an error, and 16 nothing; of 10 harmless ones that",
+        "look dangerous one was told as a fault. Rules were mended and added for them, and they are counted above.",
     ]
 
 

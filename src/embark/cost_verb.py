@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from embark.console import Console
 from embark.errors import ExitCode, UserError
 from embark.launch.costs import Cost, cost_of
 from embark.watch.interruptions import losses_sentence
 from embark.watch.words import clean_line, count, duration
 
+Stop = Callable[[str], object]
+"""Ends a run by the name it was launched by, after a last checkpoint."""
 _HEADINGS = {"part": "", "time": "time", "usd": "$", "share": "share", "what": "what"}
 
 
-def show_cost(console: Console, word: str, *, budget_usd: float | None) -> ExitCode:
-    """Exit code 1 where it has passed its budget, or will at its pace."""
+def show_cost(console: Console, word: str, *, budget_usd: float | None, stop: Stop | None = None) -> ExitCode:
+    """Exit code 1 where it has passed its budget, or will at its pace. With `stop` such a run is ended by it."""
     if budget_usd is not None and budget_usd <= 0:
         raise UserError(f"--budget {budget_usd:g} is no money", fix="--budget 50")
     cost = cost_of(word, console.warning)
     limit = budget_usd if budget_usd is not None else cost.budget_usd
+    if stop is not None and limit is None:
+        raise UserError("--stop needs a budget to stop at", fix="--budget 50, or place.budget_usd in the spec")
     told = _against(cost, limit)
     console.data(_for_programs(cost, limit, told))
     if not console.json:
         _for_people(console, cost, told)
+    if stop is not None and told and not told[0] and cost.spent_usd is not None:
+        _end(console, cost, stop)
     return ExitCode.OTHER if told and not told[0] else ExitCode.DONE
+
+
+def _end(console: Console, cost: Cost, stop: Stop) -> None:
+    if cost.can_be_stopped:
+        stop(cost.name)
+    elif cost.is_up:
+        raise UserError(f"{cost.name} is up and was not launched from here, so it cannot be stopped from here",
+                        fix="stop it where it was started: it saves on SIGTERM")
+    else:
+        console.text("it is not up: there is nothing to stop")
 
 
 def _against(cost: Cost, limit: float | None) -> tuple[bool, str] | None:
@@ -35,7 +53,7 @@ def _against(cost: Cost, limit: float | None) -> tuple[bool, str] | None:
     total = cost.total_usd
     if total is not None and total > limit:
         stop = (f"it stops itself at ${cost.budget_usd:,.2f}" if cost.budget_usd is not None
-                else f"embark cancel {cost.name} ends it after a last checkpoint; place.budget_usd would have")
+                else f"--stop, or embark cancel {cost.name}, ends it after a checkpoint; place.budget_usd would have")
         return False, f"at this pace it will pass its budget of ${limit:,.2f} by ${total - limit:,.2f}; {stop}"
     return True, f"within its budget of ${limit:,.2f}"
 

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from embark.console import Console
 from embark.errors import EmbarkError, ExitCode
 from embark.launch.diagnose import Diagnosis, Report, Source, diagnose, load_rules, sources_of
+from embark.launch.diagnose.source import NOTHING, Given
 from embark.spec import RunSpec, load_spec
-from embark.watch.words import many
+from embark.watch.words import clean_line, many
+
+if TYPE_CHECKING:
+    from embark.launch.diagnose.launched import Launched
 
 MOST_SHOWN = 8
 
 
 def diagnose_words(console: Console, words: Sequence[str], *, spec: str = "") -> ExitCode:
     """Look through runs and logs. Exit code 1 where something is found, 0 where nothing is."""
-    given = sources_of(words)
     known = load_spec(spec) if spec else None
-    if known is None and given.spec is not None:
-        known = _own_spec(console, str(given.spec))
-    report = _look(given.sources, known)
+    with tempfile.TemporaryDirectory(prefix="embark-diagnose-") as folder:
+        launched = _launched(console, words, Path(folder))
+        given = _given(console, words, launched)
+        if known is None and given.spec is not None:
+            known = _own_spec(console, str(given.spec))
+        known = known or next((run.spec for run in launched.values() if run.spec), None)
+        is_run = len(words) == 1 and (bool(launched) or given.spec is not None)
+        report = _look(given.sources, known, _names(spec or str(given.spec or ""), words[0] if is_run else ""))
     for text in report.cut_short:
         console.warning(f"{text}: looked at as far as it goes")
     if given.passed_over:
         console.text(f"passed over, as they hold no text: {many(len(given.passed_over), 'file')}", style="dim")
-    _tell(console, report)
+    _tell(console, report, list(launched.values()))
     return ExitCode.OTHER if report.diagnoses else ExitCode.DONE
 
 
@@ -35,15 +47,49 @@ def show_rules(console: Console) -> ExitCode:
     return ExitCode.DONE
 
 
-def _look(sources: Sequence[Source], spec: RunSpec | None) -> Report:
+def _launched(console: Console, words: Sequence[str], folder: Path) -> dict[str, Launched]:
+    """Of the words, those that a run was launched by. A file or folder of that name is meant where there is one."""
+    from embark.launch.diagnose.launched import launched_run
+
+    found = {}
+    for word in words:
+        if word.startswith("-") or "/" in word or Path(word).exists():
+            continue
+        if (run := launched_run(word, folder, console.warning)) is not None:
+            found[word] = run
+            for note in run.notes:
+                console.warning(note)
+    return found
+
+
+def _given(console: Console, words: Sequence[str], launched: Mapping[str, Launched]) -> Given:
+    """What lies in files, and for a run that was launched what its place said and its own directory holds."""
+    rest = [word for word in words if word not in launched]
+    given = sources_of(rest) if rest or not launched else NOTHING
+    for run in launched.values():
+        given += Given(run.sources, None, ())
+        try:
+            given += sources_of([run.run_uri]) if run.run_uri else NOTHING
+        except EmbarkError as error:
+            console.warning(f"{run.name}: its directory cannot be read from here: {error.what}")
+    return given
+
+
+def _names(spec: str, run: str) -> dict[str, str]:
+    """What stands for SPEC and RUN in a command, where it is known, so that it can be run as it is."""
+    return {name: shlex.quote(word) for name, word in (("SPEC", spec), ("RUN", run)) if word}
+
+
+def _look(sources: Sequence[Source], spec: RunSpec | None, names: Mapping[str, str]) -> Report:
     if spec is None:
-        return diagnose(sources)
+        return diagnose(sources, names=names)
     from embark.catalog import load_catalog
     from embark.launch.diagnose.fits import what_fits
     from embark.plan.predict import predict
 
     catalog = load_catalog()
-    return diagnose(sources, spec=spec, catalog=catalog, what_fits=lambda of: what_fits(of, catalog, predict))
+    return diagnose(sources, spec=spec, catalog=catalog, names=names,
+                    what_fits=lambda of, whose: what_fits(of, catalog, predict, whose))
 
 
 def _own_spec(console: Console, path: str) -> RunSpec | None:
@@ -55,11 +101,16 @@ def _own_spec(console: Console, path: str) -> RunSpec | None:
         return None
 
 
-def _tell(console: Console, report: Report) -> None:
+def _tell(console: Console, report: Report, launched: Sequence[Launched]) -> None:
     console.data({"diagnoses": [_row(one) for one in report.diagnoses], "num_sources": report.num_sources,
-                  "cut_short": list(report.cut_short)})
+                  "cut_short": list(report.cut_short),
+                  "runs": [{"name": run.name, "state": run.status.state if run.status else "",
+                            "reason": run.status.reason if run.status else ""} for run in launched]})
     if console.json:
         return
+    for run in launched:
+        if run.words:
+            console.text(f"{run.name}: {clean_line(run.words)}")
     for one in report.diagnoses[:MOST_SHOWN]:
         _tell_one(console, one)
     if len(report.diagnoses) > MOST_SHOWN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -56,7 +57,16 @@ def _tell(console: Console, checks: Iterable[Check], about: str) -> ExitCode:
 def _line(console: Console, check: Check) -> None:
     """What is not well is told under `quiet` too, by the sentence at the end."""
     expected = f"; expected {check.expected}" if check.verdict != "ok" and check.expected else ""
-    console.text(f"{_MARKS[check.verdict]:<8}{check.name:<{_NAME_WIDTH}} {check.found}{expected}",
-                 style=_STYLES[check.verdict])
+    head = f"{_MARKS[check.verdict]:<8}{check.name:<{_NAME_WIDTH}} "
+    for line in _folded(head, f"{check.found}{expected}", console.out.width if console.out.is_terminal else 0):
+        console.text(line, style=_STYLES[check.verdict])
     if check.fix:
         console.text(f"{'':8}{'':{_NAME_WIDTH}} fix: {check.fix}", style="green")
+
+
+def _folded(head: str, text: str, width: int) -> list[str]:
+    """On a terminal what is found stays in its column; a fix is left whole, to be copied. 0: no terminal."""
+    if not width or len(head) + len(text) <= width:
+        return [head + text]
+    return textwrap.wrap(text, max(width, len(head) + 20), initial_indent=head, subsequent_indent=" " * len(head),
+                         break_long_words=False, break_on_hyphens=False)

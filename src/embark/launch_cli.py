@@ -107,7 +107,7 @@ def diagnose(
     Parameters
     ----------
     places
-        A run's directory, name or uri; log files; folders of them; manifests; - reads standard input.
+        A run, by its directory, uri or the name it was launched by; log files; folders of them; manifests; - for stdin.
     spec
         The spec that ran, where no run is named: says which network and how much memory was to be expected.
     rules

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from embark.__main__ import run
 from embark.catalog import load_catalog
 from embark.console import Console
 from embark.cost_verb import show_cost
@@ -235,3 +236,67 @@ def test_the_price_of_the_launch_counts_though_the_catalog_has_another(tmp_path,
     cluster(time.time() - 2000, None, phase="Pending")
     _, answer = told(capsys, "dlrm")
     assert (answer["usd_per_hour"], answer["price"]) == (3600.0, "the catalog's on the day of the launch")
+
+
+@pytest.mark.parametrize(("budget", "is_ended"), [(100.0, True), (500.0, True), (100_000.0, False)],
+                         ids=["spent", "would be passed", "enough"])
+def test_a_launched_run_that_would_pass_its_budget_is_stopped(tmp_path, capsys, cluster, budget, is_ended):
+    now = time.time()
+    write_run(tmp_path / "elsewhere" / "dlrm", killed_once(now + 85, usd_per_hour=3600.0))
+    launch(str(tmp_path / "elsewhere" / "dlrm"))
+    cluster(now - 500, now - 250)
+    ended: list[str] = []
+    assert show_cost(Console(), "dlrm", budget_usd=budget, stop=ended.append) == int(is_ended)
+    assert ended == (["dlrm"] if is_ended else [])
+
+
+def test_a_run_is_stopped_by_the_command_with_its_checkpoint_whole(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("EMBARK_USD_PER_HOUR", "36000")
+    events, checkpoints = tmp_path / "runs/laptop/events.jsonl", tmp_path / "runs/laptop/checkpoints"
+    assert run(["launch", "laptop", "--yes", "--set", "train.num_steps=1000000", "--set", "watch.every=1"]) == 0
+    try:
+        until(lambda: events.is_file() and '"event": "step"' in events.read_text())
+        assert run(["cost", "laptop", "--budget", "100000000"]) == 0
+        assert not list(checkpoints.glob("*"))
+        assert run(["cost", "laptop", "--budget", "0.01", "--stop", "--yes"]) == 1
+        assert list(checkpoints.iterdir())
+        assert run(["checkpoints", "laptop", "--verify"]) == 0
+    finally:
+        run(["cancel", "laptop", "--yes"])
+
+
+def until(is_so, limit_s: float = 60.0) -> None:
+    end_s = time.time() + limit_s
+    while not is_so():
+        assert time.time() < end_s
+        time.sleep(0.1)
+
+
+def test_without_a_price_nothing_is_stopped(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() + 85))
+    ended: list[str] = []
+    assert show_cost(Console(), "dlrm", budget_usd=1.0, stop=ended.append) == 1
+    assert "is not known: the run has no price" in capsys.readouterr().out
+    assert ended == []
+
+
+def test_stopping_without_a_budget_is_refused(tmp_path):
+    write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() + 85, usd_per_hour=3600.0))
+    with pytest.raises(UserError, match="needs a budget"):
+        show_cost(Console(), "dlrm", budget_usd=None, stop=lambda name: None)
+
+
+def test_a_run_that_was_not_launched_from_here_cannot_be_stopped_from_here(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "live", killed_once(time.time() + 85, usd_per_hour=3600.0))
+    write_run(tmp_path / "runs" / "dead", killed_once(time.time() - 5000, usd_per_hour=3600.0))
+    ended: list[str] = []
+    with pytest.raises(UserError, match="not launched from here"):
+        show_cost(Console(), "live", budget_usd=1.0, stop=ended.append)
+    assert show_cost(Console(), "dead", budget_usd=1.0, stop=ended.append) == 1
+    assert "nothing to stop" in capsys.readouterr().out
+    assert ended == []
+
+
+def test_stopping_is_for_people(capsys):
+    assert run(["cost", "dlrm", "--budget", "5", "--stop", "--json"]) == 64
+    assert "--json" in capsys.readouterr().err

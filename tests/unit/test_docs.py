@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from embark_server import embark_server
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w+) (run|file=(\S+))\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -18,8 +19,15 @@ ENVIRONMENT = {
 }
 
 
-def shell(command: str, directory: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=directory, env=ENVIRONMENT, text=True,
+@pytest.fixture(scope="module")
+def embark(tmp_path_factory) -> dict[str, str]:
+    """An environment whose `embark` has loaded torch already, and whose `embark-python` runs a script so."""
+    with embark_server(tmp_path_factory.mktemp("embark"), ENVIRONMENT, ("embark", "embark-python")) as programs:
+        yield {**ENVIRONMENT, "PATH": f"{programs}{os.pathsep}{ENVIRONMENT['PATH']}"}
+
+
+def shell(command: str, directory: Path, env: dict[str, str] = ENVIRONMENT) -> subprocess.CompletedProcess:
+    return subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=directory, env=env, text=True,
                           capture_output=True, timeout=240, check=False)
 
 
@@ -31,13 +39,13 @@ def shell(command: str, directory: Path) -> subprocess.CompletedProcess:
      ("report.md", "wrote both.html"),
      ("cost.md", "of its budget of")],
 )
-def test_a_guide_s_commands_run(tmp_path, guide, expected):
+def test_a_guide_s_commands_run(tmp_path, embark, guide, expected):
     output = ""
     blocks = BLOCK.findall((ROOT / "docs" / guide).read_text())
     assert len(blocks) >= 3
     for _language, kind, name, text in blocks:
         if kind == "run":
-            done = shell(text, tmp_path)
+            done = shell(text, tmp_path, embark)
             assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
             output += done.stdout
         else:
@@ -67,8 +75,8 @@ def test_the_example_script_takes_the_flags_of_torchrec_s_own(tmp_path):
         ("--dataset_path gone.parquet", "gone.parquet"),
     ],
 )
-def test_the_example_script_refuses_what_cannot_be(tmp_path, flags, what):
-    done = shell(f"python {SCRIPT} {flags}", tmp_path)
+def test_the_example_script_refuses_what_cannot_be(tmp_path, embark, flags, what):
+    done = shell(f"embark-python {SCRIPT} {flags}", tmp_path, embark)
     assert done.returncode == 64
     assert what in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,7 +1,8 @@
-"""Which clouds this machine has credentials for, and where from. Only names of places are read, never a secret."""
+"""Which clouds this machine has credentials for, and where from. Only names of places are told, never a secret."""
 
 from __future__ import annotations
 
+import json
 import stat
 from collections.abc import Callable, Iterator
 
@@ -71,7 +72,7 @@ def _azure(here: Here) -> Iterator[Source]:
         yield "the environment's service principal", "", ""
     if token := env.get("AZURE_FEDERATED_TOKEN_FILE"):
         yield from _file(here, token, "workload identity", "AZURE_FEDERATED_TOKEN_FILE")
-    if here.home(".azure/azureProfile.json").is_file():
+    if _has_subscription(here):
         yield "az login", "", ""
 
 
@@ -80,6 +81,15 @@ def _gcp(here: Here) -> Iterator[Source]:
         yield from _file(here, key, "a key file", "GOOGLE_APPLICATION_CREDENTIALS")
     if here.home(".config/gcloud/application_default_credentials.json").is_file():
         yield "gcloud auth application-default login", "", ""
+
+
+def _has_subscription(here: Here) -> bool:
+    """az writes this file when it is first run; who has logged in has subscriptions in it. No secret is in it."""
+    try:
+        told = json.loads(here.home(".azure/azureProfile.json").read_text(encoding="utf-8-sig", errors="replace"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(told, dict) and bool(told.get("subscriptions"))
 
 
 def _file(here: Here, path: str, source: str, name: str) -> Iterator[Source]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embark.doctor.check import Check
+from embark.doctor.check import Check, judged
 from embark.doctor.here import Here
 
 MODULE = "embark.train.probe"
@@ -79,6 +79,9 @@ def ranks(facts: Facts, num_gpus: int) -> Iterator[Check]:
         yield Check("torch runs", "wrong" if facts.cuda else "ok", found, "torch sees every GPU",
                     "CUDA_VISIBLE_DEVICES hides some, or the driver and the build do not match" if facts.cuda else "")
     yield _reduced(facts)
+    if (said := facts.reduce.get("nccl_error")) is not None:
+        yield judged("nccl", not said, said or f"NCCL {facts.nccl} starts on the one GPU", "it starts",
+                     "NCCL_DEBUG=INFO says why; embark diagnose reads its log")
 
 
 def _reduced(facts: Facts) -> Check:
@@ -92,5 +95,4 @@ def _reduced(facts: Facts) -> Check:
         return Check(name, "wrong", f"no all-reduce over {over}: {told['error']}", "an all-reduce", fix)
     version = f"NCCL {facts.nccl}, " if backend == "nccl" and facts.nccl else ""
     speed = float(told.get("bytes_per_s", 0.0)) / 1e9
-    alone = f"; NCCL {facts.nccl} has but one GPU to try" if backend != "nccl" and facts.nccl else ""
-    return Check(name, "ok", f"{version}all-reduce over {over} at {speed:,.3g} GB/s{alone}", "an all-reduce")
+    return Check(name, "ok", f"{version}all-reduce over {over} at {speed:,.3g} GB/s", "an all-reduce")

@@ -46,6 +46,8 @@ class Cost:
     budget_usd: float | None
     notes: tuple[str, ...] = ()
     """What could not be counted."""
+    can_be_stopped: bool = False
+    """It was launched from here, and has not ended."""
 
     @property
     def held_s(self) -> float:
@@ -94,6 +96,7 @@ def cost_of(word: str, tell: Tell, *, now_s: float | None = None) -> Cost:
         is_up=is_up, spending=found, lead_s=_lead_s(events, status, now_s, notes), usd_per_hour=priced.usd_per_hour,
         price=priced.source, predicted_usd=_predicted_usd(spec),
         budget_usd=spec.place.budget_usd if spec else None, notes=tuple(notes),
+        can_be_stopped=status is not None and not status.has_ended,
     )
 
 

@@ -35,6 +35,8 @@ def main() -> int:
     except RuntimeError as error:
         facts["trouble"] = str(error).splitlines()[0]
     facts["reduce"] = reduce_here(int(facts["num_gpus"]))
+    if facts["num_gpus"] == 1 and facts["nccl"]:
+        facts["reduce"]["nccl_error"] = nccl_alone()
     with open(sys.argv[1], "w", encoding="utf-8") as file:
         json.dump(facts, file)
     return 0
@@ -55,6 +57,16 @@ def reduce_here(num_gpus: int) -> dict[str, Any]:
         with open(os.path.join(folder, "told"), encoding="utf-8") as file:
             told |= json.load(file)
     return told
+
+
+def nccl_alone() -> str:
+    """One GPU has nobody to send to, but NCCL can start on it or not: what it says, or nothing."""
+    with tempfile.TemporaryDirectory(prefix="embark-doctor-") as folder:
+        try:
+            mp.start_processes(_rank, ("nccl", 1, folder), nprocs=1, start_method="spawn")
+        except Exception as error:
+            return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    return ""
 
 
 def _rank(rank: int, backend: str, num_ranks: int, folder: str) -> None:

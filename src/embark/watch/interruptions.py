@@ -52,6 +52,8 @@ class Losses:
     down_s: float
     usd: float | None
     """None where no price is known."""
+    is_open: bool = False
+    """After the last of them it has not gone on yet: its steps are still to be redone."""
 
 
 def interruptions(events: Iterable[Event]) -> tuple[Interruption, ...]:
@@ -94,7 +96,8 @@ def losses(
         usd = usd_per_hour * paid_s / 3600
     return Losses(len(found), sum(one.reason == "preempted" for one in found), sum(one.lost_steps for one in found),
                   sum(one.redone_s for one in found),
-                  sum(one.down_s - (one.away_s if one.reason == "interrupted" else 0.0) for one in found), usd)
+                  sum(one.down_s - (one.away_s if one.reason == "interrupted" else 0.0) for one in found), usd,
+                  bool(found) and found[-1].resumed_s is None and found[-1].lost_steps > 0)
 
 
 def held_share(one: Interruption, num_machines: int, *, is_spot: bool) -> float:
@@ -113,7 +116,8 @@ def losses_sentence(lost: Losses) -> str:
     verb_of_steps = "was" if lost.lost_steps == 1 else "were"
     redone = "no step was redone"
     if lost.lost_steps:
-        redone = f"{many(lost.lost_steps, 'step')} ({duration(lost.redone_s)}) {verb_of_steps} redone"
+        when = f"{verb_of_steps} redone" if not lost.is_open else "to redo" if lost.num == 1 else "redone or to redo"
+        redone = f"{many(lost.lost_steps, 'step')} ({duration(lost.redone_s)}) {when}"
     usd = "" if lost.usd is None else f": ${lost.usd:,.2f}"
     return f"{verb} {times}; {redone} and {duration(lost.down_s)} waited{usd}"
 

@@ -38,7 +38,6 @@ def test_what_the_environment_has_is_named(machine, env: dict[str, str], text: s
 
 @pytest.mark.parametrize(("path", "text"), [
     (".aws/credentials", "aws: ~/.aws/credentials"), (".aws/config", "aws: ~/.aws/config"),
-    (".azure/azureProfile.json", "azure: az login"),
     (".config/gcloud/application_default_credentials.json", "gcp: gcloud auth application-default login"),
 ])
 def test_what_the_clouds_own_tools_left_is_named(machine, path: str, text: str):
@@ -48,6 +47,19 @@ def test_what_the_clouds_own_tools_left_is_named(machine, path: str, text: str):
     file.chmod(0o600)
     check = found(machine)
     assert (check.verdict, check.found) == ("ok", text)
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ('\ufeff{"installationId": "x", "subscriptions": [{"id": "Wq7-do-not-show-me-Zx9", "state": "Enabled"}]}',
+     "azure: az login"),
+    ('\ufeff{"installationId": "x"}', "none found"), ('{"subscriptions": []}', "none found"), ("{", "none found"),
+    ("[]", "none found"),
+], ids=["logged in", "az was run once", "logged out", "cut", "odd"])
+def test_az_counts_where_it_was_logged_in_with_and_not_where_it_was_only_run(machine, text: str, told: str):
+    file = machine.home / ".azure" / "azureProfile.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(text, encoding="utf-8")
+    assert found(machine).found.startswith(told)
 
 
 @pytest.mark.parametrize("name", [

@@ -74,6 +74,17 @@ def test_gpus_that_reduce_are_told_with_their_speed():
     assert check.found == "NCCL 2.28.3, all-reduce over 8 GPUs at 410 GB/s"
 
 
+@pytest.mark.parametrize(("error", "verdict", "words"), [
+    ("", "ok", "NCCL 2.28.3 starts on the one GPU"),
+    ("ncclSystemError: System call failed", "wrong", "ncclSystemError: System call failed"),
+])
+def test_nccl_is_tried_on_one_gpu_too(error: str, verdict: str, words: str):
+    alone = {"backend": "gloo", "num_ranks": 2, "error": "", "bytes_per_s": 2e9, "nccl_error": error}
+    gloo, nccl = ranks(asked(told(cuda="13.0", nccl="2.28.3", num_gpus=1, reduce=alone)), 1)
+    assert (gloo.name, gloo.verdict) == ("gloo", "ok")
+    assert (nccl.name, nccl.verdict, nccl.found) == ("nccl", verdict, words)
+
+
 def test_ranks_that_do_not_reach_each_other_are_wrong():
     broken = {"backend": "gloo", "num_ranks": 2, "error": "Gloo connectFullMesh failed", "bytes_per_s": 0.0}
     (check,) = ranks(asked(told(reduce=broken)), 0)

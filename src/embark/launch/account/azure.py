@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,10 @@ _DENIED = ("AuthorizationFailed", "does not have authorization", "Forbidden")
 
 def azure_account(need: Need, shell: Shell) -> Iterator[Check]:
     """Where it is not known who asks, nothing else is asked."""
+    if shutil.which("az") is None:
+        yield Check("account", "wrong", "az, Azure's command line, is not installed", "az on the path",
+                    "pip install azure-cli, then az login")
+        return
     who = _ask(shell, "account", "account", "show")
     if isinstance(who, Check):
         yield who

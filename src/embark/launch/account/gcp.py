@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,10 @@ _DISABLED = ("SERVICE_DISABLED", "has not been used in project", "is disabled")
 
 def gcp_account(need: Need, shell: Shell) -> Iterator[Check]:
     """Where it is not known who asks and which project pays, nothing else is asked."""
+    if shutil.which("gcloud") is None:
+        yield Check("account", "wrong", "gcloud, Google Cloud's command line, is not installed", "gcloud on the path",
+                    "https://cloud.google.com/sdk/docs/install, then gcloud auth login")
+        return
     project = need.job.spec.place.account
     accounts = _ask(shell, "account", "auth", "list", "--filter=status:ACTIVE")
     if isinstance(accounts, Check):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from embark.catalog import Catalog
-from embark.launch.diagnose.finding import Diagnosis, Evidence, Seen
+from embark.launch.diagnose.finding import Diagnosis, Evidence, Seen, Whose
 from embark.launch.diagnose.nccl_log import NcclLog
 from embark.launch.diagnose.rule import Rule, load_rules
 from embark.launch.diagnose.scan import Scan
@@ -20,8 +21,11 @@ from embark.watch.words import clean_line
 
 MAX_QUOTED = 300
 TIERS = {"cause": 0, "symptom": 1, "summary": 2, "slow": 3}
-OUT_OF_MEMORY = ("gpu-out-of-memory", "host-out-of-memory", "killed")
-WhatFits = Callable[[RunSpec], str]
+OUT_OF_MEMORY: Mapping[str, Whose] = {
+    "gpu-out-of-memory": "device", "tables-do-not-fit": "device", "host-out-of-memory": "host", "killed": "host",
+}
+"""Rules that the plan has a word on, and whose memory it is about."""
+WhatFits = Callable[[RunSpec, Whose], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,10 @@ def diagnose(
     catalog: Catalog | None = None,
     what_fits: WhatFits | None = None,
     rules: Sequence[Rule] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> Report:
-    """Look through all sources, together. `what_fits` is asked where memory ran out and the spec is known."""
+    """Look through all sources, together. `what_fits` is asked where memory ran out and the spec is known. `names`:
+    what to put into a command for words like SPEC."""
     nccl, steps, versions = NcclLog(), Steps(), Versions()
     scan = Scan(load_rules() if rules is None else rules,
                 (*nccl.listeners, *steps.listeners, *versions.listeners))
@@ -58,9 +64,20 @@ def diagnose(
             scan.read(source, order)
     seen += scan.found
     seen += [*nccl.findings(spec, catalog), *steps.findings(), *versions.findings()]
-    told = [_told(one, spec, what_fits) for one in _ranked(_without_weaker(seen))]
+    told = [_named(_told(one, spec, what_fits), names or {}) for one in _ranked(_without_weaker(_merged(seen)))]
     diagnoses = [*_joined(told), *_lint(sources)]
     return Report(tuple(diagnoses), len(sources), tuple(scan.cut_short))
+
+
+def _merged(seen: Sequence[Seen]) -> list[Seen]:
+    """What the lines and a check both saw is told once, by the first of them."""
+    together: dict[str, Seen] = {}
+    for one in seen:
+        known = together.get(one.rule.code)
+        together[one.rule.code] = one if known is None else replace(
+            known, num_lines=known.num_lines + one.num_lines, ranks=known.ranks | one.ranks,
+            cause=known.cause or one.cause, fix=known.fix or one.fix, command=known.command or one.command)
+    return list(together.values())
 
 
 def _without_weaker(seen: Sequence[Seen]) -> list[Seen]:
@@ -98,13 +115,21 @@ def _told(one: Seen, spec: RunSpec | None, what_fits: WhatFits | None) -> Diagno
     rule = one.rule
     values = _Values(one.values)
     fix = one.fix or rule.fix.format_map(values)
-    if rule.name in OUT_OF_MEMORY and spec is not None and what_fits is not None and (words := what_fits(spec)):
+    whose = OUT_OF_MEMORY.get(rule.name)
+    if whose is not None and spec is not None and what_fits is not None and (words := what_fits(spec, whose)):
         fix = f"{words}. Else: {fix}"
     return Diagnosis(
         rule.code, rule.name, rule.kind, one.cause or rule.cause.format_map(values), fix,
         one.command or rule.command.format_map(values), _quoted(one.first), one.num_lines, tuple(sorted(one.ranks)),
         rule.source,
     )
+
+
+def _named(one: Diagnosis, names: Mapping[str, str]) -> Diagnosis:
+    command = one.command
+    for name, word in names.items():
+        command = word.join(re.split(rf"(?<![\w-]){name}(?![\w-])", command))
+    return replace(one, command=command)
 
 
 def _lint(sources: Sequence[Source]) -> Iterator[Diagnosis]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from embark.launch.diagnose.rule import Rule
 
 MAX_RANKS_TOLD = 6
+Whose = Literal["device", "host"]
+"""Memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from embark.catalog import Catalog, find
 from embark.errors import UserError
+from embark.launch.diagnose.finding import Whose
 from embark.plan.prediction import Prediction, Setup
 from embark.spec import RunSpec
 
@@ -14,8 +15,9 @@ GIB = 1024.0**3
 MOST_TIMES = 64
 
 
-def what_fits(spec: RunSpec, catalog: Catalog, predict: Predict) -> str:
-    """A sentence on the spec's machine, and the nearest change that fits it; empty where the spec names no machine."""
+def what_fits(spec: RunSpec, catalog: Catalog, predict: Predict, whose: Whose = "device") -> str:
+    """A sentence on the spec's machine, and the nearest change that fits it; empty where the spec names no machine.
+    `whose`: of which the memory ran out."""
     if not spec.place.machine:
         return ""
     try:
@@ -25,8 +27,13 @@ def what_fits(spec: RunSpec, catalog: Catalog, predict: Predict) -> str:
     setup = Setup(spec, machine, spec.place.nodes)
     now = predict(setup)
     where = f"{spec.place.nodes} x {machine.name}"
+    memory = now.memory
+    if now.fits and whose == "host":
+        parts = ", ".join(f"{name} {size / GIB:,.1f}" for name, size in memory.host.items() if size)
+        limit = f" of {memory.host_limit / GIB:,.1f}" if memory.host_limit else ""
+        return (f"the plan says a host of {where} needs {memory.host_total / GIB:,.1f}{limit} GiB ({parts}): give the "
+                "container at least that and /dev/shm besides, or look for what else takes memory there")
     if now.fits:
-        memory = now.memory
         return (f"the plan says it fits {where}, with {memory.device_total / GIB:,.1f} of "
                 f"{memory.device_limit / GIB:,.1f} GiB on the fullest rank: look for another process on the GPU "
                 "(nvidia-smi), or for memory that is not the model's")

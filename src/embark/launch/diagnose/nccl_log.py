@@ -13,7 +13,9 @@ from embark.launch.diagnose.scan import Listen
 from embark.spec import RunSpec
 
 MAX_RANKS = 100_000
-_NETWORK = re.compile(r"NCCL INFO (?:Using network (?P<network>[\w ./-]+?)\s*$|NET/(?P<plain>Socket) : Using)")
+MAX_HOSTS = 20_000
+_NETWORK = re.compile(r"(?:(?P<host>[\w.-]+):\d+:\d+ \[\d+\] )?NCCL INFO "
+                      r"(?:Using network (?P<network>[\w ./-]+?)\s*$|NET/(?P<plain>Socket) : Using)")
 _WORK = re.compile(r"(?:Rank (?P<rank>\d+)\].*)?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed "
                    r"(?:NCCL )?work: (?P<completed>-?\d+)")
 _TRANSPORTS = {"libfabric": "EFA", "verbs": "InfiniBand or RoCE", "tcpx": "GPUDirect-TCPX", "tcpxo": "GPUDirect-TCPXO"}
@@ -24,7 +26,10 @@ class NcclLog:
 
     def __init__(self) -> None:
         self._sockets: Evidence | None = None
-        self._fabric: Evidence | None = None
+        self._fabric: str = ""
+        """A network that is no socket, where one was taken."""
+        self._by_host: dict[str, Evidence | None] = {}
+        """The line that says a host took sockets; None of one that took another network, first or last."""
         self._work: dict[int, tuple[int, Evidence]] = {}
 
     @property
@@ -34,7 +39,9 @@ class NcclLog:
 
     def findings(self, spec: RunSpec | None, catalog: Catalog | None) -> Iterator[Seen]:
         """What the lines come to."""
-        if self._sockets is not None and self._fabric is None and spec is not None and catalog is not None:
+        if self._fabric:
+            yield from self._some_without()
+        elif self._sockets is not None and spec is not None and catalog is not None:
             yield from self._slow_fabric(self._sockets, spec, catalog)
         yield from self._lagging()
 
@@ -57,6 +64,19 @@ class NcclLog:
         fix = f"see that {pod}, and that the image holds the NCCL plugin for {wanted}; `embark render` writes both"
         yield Seen(rule_named("tcp-instead-of-fabric"), sockets, cause=cause, fix=fix)
 
+    def _some_without(self) -> Iterator[Seen]:
+        """A machine that took sockets where another of the same log has a fabric: no spec is needed to see it."""
+        # Logs of several runs may lie together: hosts of one run have names that differ in their numbers alone.
+        joined = {_stem(host) for host, line in self._by_host.items() if line is None}
+        without = {host: line for host, line in self._by_host.items() if line is not None and _stem(host) in joined}
+        if not without:
+            return
+        told = ", ".join(sorted(without)[:8])
+        cause = (f"NCCL talks over plain TCP sockets on {told}, and the others take {self._fabric}: all ranks wait for "
+                 "the slow one, or hang")
+        yield Seen(rule_named("tcp-instead-of-fabric"), min(without.values(), key=lambda line: line.order), cause=cause,
+                   num_lines=len(without))
+
     def _lagging(self) -> Iterator[Seen]:
         """The rank that has enqueued the fewest collectives is the one that did not come."""
         if len(self._work) < 2:
@@ -75,17 +95,23 @@ class NcclLog:
         found = _NETWORK.search(text)
         if not found:
             return
-        is_socket = (found["network"] or found["plain"]) == "Socket"
-        if is_socket and self._sockets is None:
-            self._sockets = evidence
-        elif not is_socket and self._fabric is None:
-            self._fabric = evidence
+        network, host = found["network"] or found["plain"], found["host"] or ""
+        if network == "Socket":
+            self._sockets = self._sockets or evidence
+        else:
+            self._fabric = self._fabric or network
+        if host and (host in self._by_host or len(self._by_host) < MAX_HOSTS):
+            self._by_host[host] = self._by_host.get(host, evidence) if network == "Socket" else None
 
     def _hear_work(self, text: str, evidence: Evidence) -> None:
         found = _WORK.search(text)
         rank = evidence.rank if found and found["rank"] is None else int(found["rank"]) if found else None
         if found and rank is not None and len(self._work) < MAX_RANKS:
             self._work.setdefault(rank, (int(found["enqueued"]), evidence))
+
+
+def _stem(host: str) -> str:
+    return re.sub(r"\d+", "0", host)
 
 
 def _speed(gbit_per_s: float | None) -> str:

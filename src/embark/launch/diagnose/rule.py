@@ -26,6 +26,8 @@ class Pattern:
     needle: bytes
     """Stands in every line that matches, folded as keys of lines are. It is searched for first, since that is quick."""
     regex: re.Pattern[str]
+    also: bytes = b""
+    """Stands in every such line too: for a needle that many lines have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,10 @@ def _rule(row: Mapping[str, Any]) -> Rule:
     if unknown or row["kind"] not in get_args(Kind) or set(where) - set(get_args(Where)):
         raise ValueError(f"{row['code']}: {unknown or row['kind']}")
     patterns = [_text(text) for text in row.get("text", ())]
-    patterns += [_like(needle, regex) for needle, regex in row.get("like", ())]
+    patterns += [_like(*words) for words in row.get("like", ())]
     return Rule(
         code=row["code"], name=row["name"], kind=cast(Kind, row["kind"]), where=cast("tuple[Where, ...]", where),
-        patterns=tuple(patterns), cured_by=tuple(_like(needle, regex) for needle, regex in row.get("cured_by", ())),
+        patterns=tuple(patterns), cured_by=tuple(_like(*words) for words in row.get("cured_by", ())),
         unless=tuple(row.get("unless", ())), explains=tuple(row.get("explains", ())), cause=row["cause"],
         fix=row["fix"], command=row.get("command", ""), source=row["source"], num_least=row.get("num_least", 1),
     )
@@ -91,5 +93,5 @@ def _text(text: str) -> Pattern:
     return Pattern(fold(text), re.compile(begin + re.escape(text) + end))
 
 
-def _like(needle: str, regex: str) -> Pattern:
-    return Pattern(fold(needle), re.compile(regex))
+def _like(needle: str, regex: str, also: str = "") -> Pattern:
+    return Pattern(fold(needle), re.compile(regex), fold(also))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -19,9 +20,12 @@ MAX_QUOTED = 280
 MAX_KNOWN, MAX_KNOWN_BYTES = 100_000, 400
 """How many forms of lines are known again, and how long they may be."""
 MAX_HEARD = 200_000
-"""Lines that a check is told of; more of them say no more."""
+"""Lines of one kind that a check is told of; more of them say no more."""
 _SAFE = re.compile(r"[\w./:@+\-]{1,200}")
 """A value from a log may stand in a command that a person copies: nothing a shell would read may be in it."""
+_CONDITION = re.compile(r"(?i)\b(?:if|when|whenever|unless)\s+"
+                        r"(?:the |an? |any |your |(?:you|we) (?:see|get|hit|meet)\b.{0,60})?[\"'`«“(\[]*$")
+"""Before a text: it says what to do should it come, not that it came."""
 
 Hear = Callable[[str, Evidence], None]
 Listen = tuple[bytes, Hear]
@@ -39,7 +43,10 @@ class Scan:
             for pattern in rule.cured_by:
                 self._patterns.setdefault(pattern.needle, []).append((pattern, rule, True))
         self._listeners = {fold(needle.decode()): hear for needle, hear in listeners}
-        self._num_heard = 0
+        self._needles = {*self._patterns, *self._listeners}
+        self._num_heard: Counter[bytes] = Counter()
+        self._deaf: set[bytes] = set()
+        """Needles of checks alone that have heard enough."""
         self._known: dict[bytes, tuple[bytes, ...]] = {}
         self._open: dict[tuple[str, str], Seen] = {}
         """By code and subject: a pod, where the line names one."""
@@ -87,7 +94,7 @@ class Scan:
         new = dict(zip(fresh, self._needles_in(fresh), strict=True))
         for line in some:
             needles = self._known.get(line.key) or new.get(line.key)
-            if needles:
+            if needles and not (self._deaf and self._deaf.issuperset(needles)):
                 yield line, needles
         if len(self._known) < MAX_KNOWN:
             self._known.update((key, needles) for key, needles in new.items() if len(key) <= MAX_KNOWN_BYTES)
@@ -97,13 +104,17 @@ class Scan:
         text = b"\n".join(keys)
         starts = [0, *accumulate(len(key) + 1 for key in keys)]
         found: list[tuple[bytes, ...]] = [()] * len(keys)
-        for needle in {**self._patterns, **self._listeners}:
+        for needle in self._needles - self._deaf:
             place = text.find(needle)
             while place >= 0:
                 at = bisect_right(starts, place) - 1
-                found[at] += (needle,)
+                if self._may_matter(needle, keys[at]):
+                    found[at] += (needle,)
                 place = text.find(needle, starts[at + 1])
         return found
+
+    def _may_matter(self, needle: bytes, key: bytes) -> bool:
+        return needle in self._listeners or any(pattern.also in key for pattern, _, _ in self._patterns[needle])
 
     def _look(
         self, line: Line, needles: Sequence[bytes], name: str, order: int, only: Callable[[Rule], bool] | None
@@ -115,19 +126,28 @@ class Scan:
                 for pattern, rule, is_cure in self._patterns.get(needle, ()):
                     if (only is not None and not only(rule)) or not (match := pattern.regex.search(text)):
                         continue
+                    if _CONDITION.search(text, max(0, match.start() - 100), match.start()):
+                        continue
                     found = match.groupdict(default="")
                     if is_cure:
                         cured.append((rule, found.get("subject", "")))
                     elif rule.code not in taken:
                         taken[rule.code] = rule, _evidence(name, line, order, text, match.start()), found
-                if only is None and needle in self._listeners and self._num_heard < MAX_HEARD:
-                    self._num_heard += 1
-                    self._listeners[needle](text, _evidence(name, line, order, text, 0))
+                if only is None and needle in self._listeners:
+                    self._hear(needle, text, _evidence(name, line, order, text, 0))
         for rule, subject in cured:
             self._cure(rule, subject)
         for code, (rule, evidence, values) in taken.items():
             if not any(code == cure.code for cure, _ in cured):
                 self._take(rule, evidence, values)
+
+    def _hear(self, needle: bytes, text: str, evidence: Evidence) -> None:
+        """Each kind of line has its own measure: a long run's steps must not drown what is said at its end."""
+        self._num_heard[needle] += 1
+        if self._num_heard[needle] <= MAX_HEARD:
+            self._listeners[needle](text, evidence)
+        elif needle not in self._patterns:
+            self._deaf.add(needle)
 
     def _take(self, rule: Rule, evidence: Evidence, values: Mapping[str, str]) -> None:
         key = (rule.code, values.get("subject", ""))

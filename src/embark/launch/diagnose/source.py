@@ -53,6 +53,13 @@ class Given:
     passed_over: tuple[str, ...]
     """Files that hold no text."""
 
+    def __add__(self, other: Given) -> Given:
+        """Both, in this order; the first spec counts."""
+        return Given(self.sources + other.sources, self.spec or other.spec, self.passed_over + other.passed_over)
+
+
+NOTHING = Given((), None, ())
+
 
 def sources_of(words: Sequence[str]) -> Given:
     """Each word a run's directory, name or uri; a log; a folder of logs; or `-`."""
@@ -74,7 +81,7 @@ def sources_of(words: Sequence[str]) -> Given:
             paths.append(path)
             named.add(path)
         else:
-            folder = path if path.is_dir() and not _is_run(path) else _run_folder(word)
+            folder = path if path.is_dir() else _run_folder(word)
             if spec is None and (folder / "spec.toml").is_file():
                 spec = folder / "spec.toml"
             paths += _below(folder)
@@ -90,10 +97,6 @@ def _run_folder(word: str) -> Path:
     run = find_run(word)
     run.fetch()
     return run.path
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "spec.toml").is_file() or (folder / "events.jsonl").is_file()
 
 
 def _source(path: Path | None) -> Source:

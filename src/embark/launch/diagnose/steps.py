@@ -14,6 +14,7 @@ from embark.launch.diagnose.finding import Evidence, Seen
 from embark.launch.diagnose.rule import rule_named
 from embark.launch.diagnose.scan import Listen
 from embark.launch.diagnose.source import Source
+from embark.launch.diagnose.systems import Systems
 from embark.watch.alerts import INPUT_SHARE, SLOW_RANK, SLOW_STEP
 from embark.watch.words import duration, finite
 
@@ -39,6 +40,7 @@ class Steps:
         self._predicted: dict[str, Any] = {}
         self._slow: list[tuple[float, Evidence]] = []
         self._found: list[Seen] = []
+        self._systems = Systems()
 
     @property
     def listeners(self) -> tuple[Listen, ...]:
@@ -71,6 +73,7 @@ class Steps:
                         self._found.append(Seen(rule_named("loss-not-a-number"), evidence))
                 elif kind == "ranks":
                     self._take_ranks(event, evidence)
+                    self._systems.take(event.get("systems"), evidence)
                 elif kind == "phases":
                     self._keep_all(self._looks, event.get("own_s"), evidence)
                 elif kind == "save":
@@ -86,6 +89,7 @@ class Steps:
         yield from self._straggler()
         yield from self._slow_loader()
         yield from self._slower_than_planned()
+        yield from self._systems.findings()
 
     def _straggler(self) -> Iterator[Seen]:
         # A step's whole time, as each rank alone tells it, is the same for all: the fast wait for the slow.

@@ -137,10 +137,12 @@ def test_an_answer_that_is_no_json_is_a_warning(cli, tmp_path):
     assert asked()["quota"].verdict == "warning"
 
 
-def test_a_missing_az_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path):
+def test_a_missing_az_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="az is not installed"):
-        asked()
+    (check,) = asked().values()
+    assert (check.name, check.verdict) == ("account", "wrong")
+    assert check.found == "az, Azure's command line, is not installed"
+    assert check.fix.startswith("pip install azure-cli")
 
 
 def test_no_machine_and_no_cloud_is_a_question():

@@ -120,3 +120,11 @@ def test_what_gcloud_refuses_is_one_sentence_with_its_fix(cli, said: str, verdic
     assert found["quota"].verdict == verdict
     assert words in found["quota"].fix
     assert found["machine offered"].verdict == "ok"
+
+
+def test_a_missing_gcloud_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (check,) = asked().values()
+    assert (check.name, check.verdict) == ("account", "wrong")
+    assert "gcloud, Google Cloud's command line, is not installed" in check.found
+    assert check.fix

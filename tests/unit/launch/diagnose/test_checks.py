@@ -28,7 +28,7 @@ def look(tmp_path):
     def looked(text: str, name: str = "train.log", spec=None, fits=None):
         (tmp_path / name).write_text(text)
         catalog = load_catalog()
-        asked = None if fits is None else lambda of: what_fits(of, catalog, fits)
+        asked = None if fits is None else lambda of, kind: what_fits(of, catalog, fits, kind)
         return diagnose(sources_of([str(tmp_path / name)]).sources, spec=spec, catalog=catalog, what_fits=asked)
 
     return looked
@@ -77,6 +77,19 @@ def test_out_of_memory_of_what_should_fit_says_so(look):
     assert "the plan says it fits 2 x p5.48xlarge" in report.diagnoses[0].fix
 
 
+@pytest.mark.parametrize("line", ["Reason: OOMKilled\n", "failed (exitcode: -9) local_rank: 1 (pid: 75)\n"])
+def test_a_host_out_of_memory_is_answered_with_the_host_s_memory_not_the_gpu_s(look, line):
+    fix = look(line, spec=spec_on("p5.48xlarge"), fits=predict).diagnoses[0].fix
+    assert "a host of 2 x p5.48xlarge needs" in fix
+    assert "processes" in fix
+    assert "nvidia-smi" not in fix
+
+
+def test_tables_that_the_planner_cannot_place_are_answered_with_what_would_fit(look):
+    report = look("torchrec.distributed.planner.types.PlannerError: …\n", spec=spec_on("g5.xlarge", 1), fits=predict)
+    assert (report.diagnoses[0].name, "place.nodes=" in report.diagnoses[0].fix) == ("tables-do-not-fit", True)
+
+
 def events(*rows: dict) -> str:
     return "".join(json.dumps({"time_s": 1.0, "rank": 0, **row}) + "\n" for row in rows)
 
@@ -86,7 +99,7 @@ def steps(count: int, **values: object) -> list[dict]:
 
 
 def ranks(count: int, **values: object) -> list[dict]:
-    return [{"event": "ranks", "step": 10 * (n + 1), "systems": [], **values} for n in range(count)]
+    return [{"event": "ranks", "step": 10 * (n + 1), **values} for n in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -102,11 +115,13 @@ def ranks(count: int, **values: object) -> list[dict]:
         ([{"event": "phases", "own_s": [0.1, None, 0.1, 0.1, 0.2]}] * 3, "straggler"),
         (steps(5, step_s=0.1, input_s=0.06), "slow-loader"),
         (ranks(5, step_s=[0.1, 0.1], input_s=[0.0, 0.06]), "slow-loader"),
+        (ranks(3, systems=[{"host": "a", "gpus": [{"index": 3, "temperature_c": 91.0}]}]), "gpu-throttled"),
+        (ranks(2, systems=[{"host": "a", "host_used_bytes": 96e9, "host_bytes": 100e9}]), "host-memory-nearly-full"),
         ([{"event": "error", "text": "out of GPU memory: CUDA out of memory. Tried to allocate 2.00 GiB"}],
          "gpu-out-of-memory"),
     ],
     ids=["NaN", "restart from 0", "slow", "straggler", "straggler by ranks", "straggler by phases", "loader",
-         "loader of one rank", "error"],
+         "loader of one rank", "hot", "memory", "error"],
 )
 def test_events_are_judged(look, rows, name):
     report = look(events(*rows), "events.jsonl")
@@ -124,11 +139,24 @@ def test_events_are_judged(look, rows, name):
         [{"event": "step"}, {"event": 7}, {}, {"event": "ranks", "step_s": 3, "input_s": [None, "x"]},
          {"event": "ranks", "step_s": [None, "x"], "input_s": {}}, {"event": "phases", "own_s": "no"}],
         [*steps(5, step_s=0.2), *ranks(5, step_s=[0.1, 0.11, 0.1, 0.1], input_s=[0.0, 0.01, 0.0, 0.0])],
+        [*ranks(2, systems=[{"host": "a", "gpus": [{"index": 3, "temperature_c": 91.0}]}]),
+         *ranks(5, systems=[{"host": "a", "gpus": [{"index": 3, "temperature_c": 70.0}]}])],
+        [*ranks(2, systems=[{"host": "a", "host_used_bytes": 96e9, "host_bytes": 100e9}]),
+         *ranks(1, systems=[{"host": "a", "host_used_bytes": 60e9, "host_bytes": 100e9}])],
+        ranks(3, systems=[{"host": 3}, {"host": "a", "gpus": {"x": 1}}, None, {"host": "b", "gpus": [7, {}]}]),
     ],
-    ids=["resumed", "not calibrated", "as planned", "odd", "ranks alike"],
+    ids=["resumed", "not calibrated", "as planned", "odd", "ranks alike", "hot for a moment", "memory that went down",
+         "odd systems"],
 )
 def test_events_of_a_healthy_run_say_nothing(look, rows):
     assert look(events(*rows) + "{cut", "events.jsonl").diagnoses == ()
+
+
+def test_what_a_log_and_an_event_both_show_is_told_once(tmp_path):
+    (tmp_path / "events.jsonl").write_text(events({"event": "step", "step": 2, "loss": None, "step_s": 0.1}))
+    (tmp_path / "train.log").write_text("[rank0]: train step 2/30 loss NaN AUC 0.5000\n")
+    (one,) = diagnose(sources_of([str(tmp_path)]).sources).diagnoses
+    assert (one.name, one.num_lines, one.ranks) == ("loss-not-a-number", 2, (0,))
 
 
 def test_versions_that_do_not_go_together_are_told_with_the_right_ones(look):

@@ -16,7 +16,7 @@ from embark.launch.diagnose.lines import fold
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "diagnose"
 EXPECTED: dict[str, list[str]] = tomllib.loads((FIXTURES / "expected.toml").read_text())["faulty"]
 HEALTHY = sorted(path.name for path in (FIXTURES / "healthy").iterdir())
-BY_CHECKS = {"tcp-instead-of-fabric", "checkpoint-ignored", "slower-than-planned"}
+BY_CHECKS = {"checkpoint-ignored", "slower-than-planned", "host-memory-nearly-full"}
 """Rules that no log alone can show: test_checks.py has them."""
 
 GUIDES = {
@@ -61,6 +61,25 @@ GUIDES = {
     "jobs that stay suspended": "job-suspended",
     "fall-back to TCP": "tcp-instead-of-fabric",
     "restarts that ignore checkpoints": "checkpoint-ignored",
+    "Indexed is missing, so no pod has that name": "rendezvous-name-unknown",
+    "nobody is the rendezvous's host": "rendezvous-unreachable",
+    "backoffLimit 6 is spent": "backoff-limit-reached",
+    "podFailurePolicy beside OnFailure, numProcPerNode auto": "refused-by-server",
+    "a grace that is shorter than a save": "notice-shorter-than-save",
+    "a grace that ran out": "killed",
+    "one pod of a plain Job has no node": "waits-in-scheduling",
+    "training on one node where four were meant": "world-size-wrong",
+    "training-operator's overlay and the device plugin's file are gone": "install-source-gone",
+    "stock image without libfabric": "libfabric-missing",
+    "aws-ofi-nccl is not in the image": "network-plugin-missing",
+    "an implicit placement group without capacity": "no-capacity",
+    "NCCL_TOPO_FILE is not in the container": "topology-file-missing",
+    "NCCL_SOCKET_IFNAME=eth0 where there is none": "no-network-interface",
+    "an image of the wrong name": "image-not-pulled",
+    "a TPU runtime of another generation": "tpu-not-ready",
+    "fbgemm has no XLA kernels": "no-kernel-for-backend",
+    "rendezvous that hangs": "rendezvous-timed-out",
+    "one preempted node": "pod-preempted",
 }
 
 
@@ -97,8 +116,9 @@ def test_every_rule_is_shown_by_a_log():
 
 
 @pytest.mark.parametrize("row", GUIDES)
-def test_every_row_of_the_guides_tables_has_a_rule(row):
+def test_every_row_of_the_guides_tables_has_a_rule_and_a_log_that_shows_it(row):
     assert GUIDES[row] in {rule.name for rule in load_rules()}
+    assert GUIDES[row] in BY_CHECKS or any(names[0] == GUIDES[row] for names in EXPECTED.values())
 
 
 def test_codes_and_names_are_unique_and_refer_to_rules_that_are_there():
@@ -109,7 +129,9 @@ def test_codes_and_names_are_unique_and_refer_to_rules_that_are_there():
         assert {*rule.unless, *rule.explains} <= codes, rule.code
         assert rule.code not in (*rule.unless, *rule.explains)
         assert rule.source.startswith("https://")
-        assert rule.command or rule.fix
+        assert rule.fix
+        assert rule.command, rule.code
+        assert "…" not in rule.command, "a command is run as it stands, or with its words in capitals filled in"
 
 
 def test_a_command_of_embark_s_is_one_of_its_verbs():
@@ -128,6 +150,7 @@ def test_whatever_a_pattern_matches_has_its_needle(rule):
     for pattern in (*rule.patterns, *rule.cured_by):
         for runs in literal_runs(parser.parse(pattern.regex.pattern)):
             assert any(pattern.needle in fold(run) for run in runs), pattern.regex.pattern
+            assert any(pattern.also in fold(run) for run in runs), pattern.regex.pattern
 
 
 def test_the_search_for_literal_runs_knows_what_must_be_there():
