@@ -15,6 +15,9 @@ WORKERS ?= auto
 PY := .venv/bin/python
 PIP := $(PY) -m pip --quiet --quiet --disable-pip-version-check --no-input
 
+# The TPU's compiler, as this JAX wants it. Beside the packages: among them, JAX would look for TPUs at every start.
+LIBTPU := from importlib.metadata import requires; print(next(r.partition(";")[0] for r in requires("jax") if r.startswith("libtpu")))
+
 help:  ## list the targets
 	@echo "make TARGET, where TARGET is one of:"
 	@sed -n 's/^\([a-z]*\):.*##\(.*\)/  \1\t\2/p' Makefile | expand -t 14
@@ -78,4 +81,5 @@ clean:  ## remove .venv, caches and coverage files; runs/ stays
 .venv/.dev: .venv/.stack pyproject.toml
 	@echo "Installing Embark and what its tests need"
 	@$(PIP) install -e '.[dev]'
+	@[ "$$(uname -m)" != x86_64 ] || $(PIP) install --no-deps --upgrade --target .venv/libtpu "$$($(PY) -c '$(LIBTPU)')"
 	@touch .venv/.embark $@

@@ -17,15 +17,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 CONTENDERS = ("stock fp32", "stock bf16", "embark", "jax")
 NUM_BATCHES = 16
 WARM_UP_STEPS = 20
+MOST_STEPS = 10**9
 _JOINED = ExitStack()
 """Held until the process ends: a group of ranks that nobody holds is left again."""
 
@@ -59,7 +59,7 @@ def measured(contender: str, spec_name: str, sets: list[str], seconds: float) ->
     from embark.spec import load_spec
 
     spec = load_spec(spec_name, sets)
-    run, wait, name, device = _jax(spec) if contender == "jax" else _torch(spec, contender)
+    run, wait, name, device = made_jax(spec) if contender == "jax" else _torch(spec, contender)
     began = time.perf_counter()
     run(1)
     wait()
@@ -84,13 +84,15 @@ Made = tuple[Callable[[int], None], Callable[[], None], str, str]
 """Train so many steps; wait for the device; the contender's name; the device's."""
 
 
-def _jax(spec: Any) -> Made:
+def made_jax(spec: Any) -> Made:
+    """The trainer in JAX, ready to step."""
     import jax
 
     from embark.data import open_source
+    from embark.data.ahead import Ahead
     from embark.spec import PlaceSpec
     from embark.tpu.built import Built
-    from embark.tpu.feed import to_devices
+    from embark.tpu.feed import NUM_AHEAD, to_devices
     from embark.tpu.state import initial_state
     from embark.tpu.world import join
 
@@ -98,23 +100,19 @@ def _jax(spec: Any) -> Made:
     if world.num_devices > 1:
         raise SystemExit(f"JAX sees {world.num_devices} devices, and this compares one: set CUDA_VISIBLE_DEVICES=0")
     source = open_source(spec)
-    built = Built(spec, world, 10**9, source)
+    built = Built(spec, world, MOST_STEPS, source)
     built.state = initial_state(spec, built.places, world)
     size = spec.train.batch_size
     num_batches = min(NUM_BATCHES, source.num_train_samples // size)
     batches = [source.train_rows(0, i * size, (i + 1) * size) for i in range(num_batches)]
-    steps = iter(range(10**9))
+    steps = iter(range(MOST_STEPS))
 
-    def ahead() -> Iterator[Any]:
-        """The next batch is on its way while this one trains, as in a run."""
-        following = None
-        for batch in cycle(batches):
-            placed = to_devices(batch, spec, built.places, world)
-            if following is not None:
-                yield following
-            following = placed
-
-    feed = ahead()
+    # A thread puts the next batches on the device while this one trains, as in a run.
+    ahead = Ahead(lambda number: to_devices(batches[number % num_batches], spec, built.places, world), MOST_STEPS,
+                  depth=NUM_AHEAD)
+    ahead.start()
+    _JOINED.callback(ahead.close)
+    feed = ahead.take()
 
     def run(num_steps: int) -> None:
         for _ in range(num_steps):

@@ -6,6 +6,7 @@ With EMBARK_REQUIRE_ALL=1, as in CI, a skip is a failure unless the test is mark
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -18,9 +19,9 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
     # The GPU kernels then run on the CPU, in Triton's interpreter. Triton reads it as it is first imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
-BY_HAND = {"gpu": "an NVIDIA GPU", "schemas": "the definitions of JobSet, Kueue, KubeRay and eksctl in EMBARK_SCHEMAS",
-           "tpu": "pip install 'jax[tpu]', whose compiler needs no TPU"}
+BY_HAND = {"gpu": "an NVIDIA GPU", "schemas": "the definitions of JobSet, Kueue, KubeRay and eksctl in EMBARK_SCHEMAS"}
 """What is run by hand, and what it takes."""
+TPU_COMPILER = "make .venv/.dev, which gets the TPU's compiler; or pip install 'jax[tpu]'"
 PROPERTY = "embark_skipped_for"
 """Rides on the test's report, so that it crosses from xdist's workers to the session that counts."""
 
@@ -43,14 +44,19 @@ def _obstacles(item: pytest.Item) -> Iterator[tuple[str, str]]:
         yield "gpu", "needs an NVIDIA GPU"
     if item.get_closest_marker("schemas") and not os.environ.get("EMBARK_SCHEMAS"):
         yield "schemas", BY_HAND["schemas"]
-    if item.get_closest_marker("tpu") and find_spec("libtpu") is None:
-        yield "tpu", BY_HAND["tpu"]
+    if item.get_closest_marker("tpu") and not has_tpu_compiler():
+        yield "tpu", TPU_COMPILER
     for marker in item.iter_markers("needs"):
         for name in marker.args:
             if name not in TOOLS:
                 raise pytest.UsageError(f"{item.nodeid}: needs({name!r}): tests/needs.py knows {', '.join(TOOLS)}")
             if not TOOLS[name].is_here:
                 yield name, f"needs {name}: {TOOLS[name].how_to_get}"
+
+
+def has_tpu_compiler() -> bool:
+    """Installed, or where `make` puts it: beside the packages, so that JAX on a CPU does not look for TPUs."""
+    return find_spec("libtpu") is not None or Path(sys.prefix, "libtpu", "libtpu", "libtpu.so").is_file()
 
 
 def has_gpu() -> bool:
@@ -95,7 +101,8 @@ class NotRun:
             return
         terminalreporter.section("not run here")
         for kind, count in sorted(self.by_tool.items()):
-            how = BY_HAND[kind] if kind in BY_HAND else TOOLS[kind].how_to_get
+            known = BY_HAND | {"tpu": TPU_COMPILER}
+            how = known[kind] if kind in known else TOOLS[kind].how_to_get
             terminalreporter.line(f"{kind}: {count} {'test' if count == 1 else 'tests'}; {how}")
         if self.require_all:
             for line in self.others:

@@ -7,6 +7,7 @@ from typing import Any
 from embark.console import Console
 from embark.errors import ExitCode
 from embark.spec import RunSpec
+from embark.watch.words import size
 
 
 def compare(console: Console, spec: RunSpec, *, seconds: float, peers: bool) -> int:
@@ -28,6 +29,24 @@ def compare(console: Console, spec: RunSpec, *, seconds: float, peers: bool) -> 
         f"A step moves {limit['bytes_per_step'] / 1e9:.3g} GB at a measured {limit['bytes_per_s'] / 1e12:.3g} TB/s and "
         f"computes {limit['flops_per_step'] / 1e12:.3g} TFLOP at a measured {limit['flops_per_s'] / 1e12:.3g} TFLOP/s."
     )
+    return ExitCode.DONE
+
+
+def measure_in_jax(console: Console, spec: RunSpec, *, seconds: float) -> int:
+    """The same of JAX's trainer, which has no peer here: stock TorchRec runs in torch."""
+    from embark.tpu.bench import bench
+
+    found = bench(spec, seconds=seconds, tell=lambda name: console.text(f"measured {name}"))
+    if console.json:
+        console.data(found)
+        return ExitCode.DONE
+    console.text(f"{spec.name}, batch {found['batch_size']:,}, {found['device']}, jax {found['jax']}")
+    rows = []
+    for row in found["rows"]:
+        shown = _row({**row, "ratio": 1.0})
+        del shown["Embark is"]
+        rows.append(shown | ({"memory": size(row["memory_bytes"])} if "memory_bytes" in row else {}))
+    console.table(rows)
     return ExitCode.DONE
 
 

@@ -61,12 +61,13 @@ def train(
         from embark.report_verb import ReportAtEnd
 
         view = [ReportAtEnd(), console.view()]
+        from embark.foresight import foresee
+
         if is_in_jax:
             from embark.tpu.loop import train as train_in_jax
 
-            train_in_jax(run, view, fresh=fresh, signals=signals)
+            train_in_jax(run, view, fresh=fresh, signals=signals, foresee=foresee)
         else:
-            from embark.foresight import foresee
             from embark.train.loop import train as train_run
 
             train_run(run, view, fresh=fresh, signals=signals, foresee=foresee)
@@ -298,6 +299,8 @@ def bench(
 ) -> int:
     """Train a spec's first batches here by Embark and by stock TorchRec, and compare: samples a second, side by side.
 
+    With place.device=jax it is JAX's trainer alone that is measured.
+
     Parameters
     ----------
     seconds
@@ -309,10 +312,11 @@ def bench(
     calibrate
         Measure instead what this machine moves, computes and holds, and keep it for embark plan: some minutes.
     """
-    from embark.bench import compare, show_profile
+    from embark.bench import compare, measure_in_jax, show_profile
     from embark.calibrate import calibrate as calibrate_here
     from embark.spec import load_spec
     from embark.stack import require_stack
+    from embark.tpu.packages import require_jax, wants_jax
 
     console = (manners or Manners()).console()
     run = load_spec(spec, set_)
@@ -320,6 +324,11 @@ def bench(
         raise UserError(f"--seconds {seconds:g} is no time", fix="--seconds 8")
     if profile and calibrate:
         raise UserError("--profile and --calibrate are two questions", fix="ask one at a time")
+    if wants_jax(run):
+        if profile or calibrate:
+            raise UserError("--profile and --calibrate are of the torch trainer", fix="leave place.device=jax out")
+        require_jax(run)
+        return measure_in_jax(console, run, seconds=seconds)
     require_stack()
     if calibrate:
         return calibrate_here(console, run, seconds=seconds)

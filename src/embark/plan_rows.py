@@ -102,7 +102,8 @@ def _say_memory(console: Console, prediction: Prediction) -> None:
     memory = prediction.memory
     sizes = {**memory.device, "in all": memory.device_total, "there is": memory.device_limit}
     rows = [{"part": name, "gib": round(num / GIB, 2)} for name, num in sizes.items()]
-    console.table(rows, {"part": "memory of the fullest rank", "gib": "GiB"})
+    whose = "a chip" if prediction.setup.machine.gpu.kind == "tpu" else "the fullest rank"
+    console.table(rows, {"part": f"memory of {whose}", "gib": "GiB"})
     limit = f" of {memory.host_limit / GIB:,.0f}" if memory.host_limit else ""
     parts = ", ".join(f"{name} {num / GIB:,.1f}" for name, num in memory.host.items())
     console.text(f"of a host: {memory.host_total / GIB:,.1f}{limit} GiB ({parts})", style="dim")

@@ -17,6 +17,7 @@ from embark.plan.cost import Way
 from embark.plan.data_size import with_data
 from embark.plan.estimate import Estimate, Estimator, Predict
 from embark.plan.placement import Cluster, Placement, Shard, TooLarge
+from embark.plan.prediction import Prediction, Setup
 from embark.plan.verdict import survey_sentence, usd, verdict
 from embark.plan.workload import workload_of
 from embark.plan_rows import estimate_data, rank_headings, rank_row, say_estimate, survey_data
@@ -170,19 +171,25 @@ def _exact() -> Predict:
     from embark.stack import require_stack
 
     require_stack()
-    return lambda setup: predict(setup, planner=_torchrec)
+
+    def ask(setup: Setup) -> Prediction:
+        if setup.machine.gpu.kind == "tpu":
+            raise UserError("--exact asks TorchRec's planner, and TorchRec does not run on a TPU",
+                            fix="leave --exact out")
+        return predict(setup, planner=_torchrec)
+
+    return ask
 
 
 def _torchrec(spec: RunSpec, cluster: Cluster) -> Placement:
     """What `train/`, which alone knows torch, offers; in the plan's own words."""
-    if cluster.device == "tpu":
-        raise UserError("--exact asks TorchRec's planner, and TorchRec does not run on a TPU", fix="leave --exact out")
     from embark.train.offline_plan import DoesNotFit, offline_plan
 
     try:
         plan = offline_plan(
             spec, num_ranks=cluster.num_ranks, ranks_per_host=cluster.ranks_per_host,
-            device_bytes=cluster.device_bytes, host_bytes=cluster.host_bytes, device=cluster.device,
+            device_bytes=cluster.device_bytes, host_bytes=cluster.host_bytes,
+            device="cpu" if cluster.device == "cpu" else "cuda",
         )
     except DoesNotFit as error:
         raise TooLarge(f"TorchRec's planner finds no place for the tables: {error}") from error

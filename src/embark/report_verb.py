@@ -202,7 +202,8 @@ def _findings(run: RunDir, spec: RunSpec | None, warn: Callable[[str], None]) ->
             from embark.plan.predict import predict
 
             catalog = load_catalog()
-            found = diagnose(sources, spec=spec, catalog=catalog, what_fits=lambda of: what_fits(of, catalog, predict))
+            found = diagnose(sources, spec=spec, catalog=catalog,
+                             what_fits=lambda of, whose: what_fits(of, catalog, predict, whose))
     except EmbarkError as error:
         warn(f"no diagnosis: {error.what}")
         return None

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 
 from embark.catalog import load_catalog
 from embark.console import Console
-from embark.errors import ExitCode, UserError
+from embark.errors import ExitCode
 from embark.plan.data_size import with_data
-from embark.plan.predict import predict
-from embark.plan.prediction import MemoryUse, Setup
+from embark.plan.predict import SEEN_SHARE
+from embark.plan.tpu import tpu_precision
+from embark.plan.tpu_layout import lay_out
+from embark.plan.tpu_memory import VMEM_BYTES, ChipMemory, chip_memory
 from embark.spec import RunSpec
 from embark.tpu.aot import Compiled, compile_for
-from embark.watch.words import size
-
-NAMES = {"v5e": ("v5litepod", 1), "v6e": ("v6e", 1), "v5p": ("v5p", 2), "v4": ("v4", 2)}
-"""What the cloud calls each kind, and how many it counts for a chip: of some it counts the cores."""
+from embark.watch.words import NOTHING, size
 
 
 def plan_compiled(console: Console, spec: RunSpec, topology: str) -> ExitCode:
@@ -25,46 +23,42 @@ def plan_compiled(console: Console, spec: RunSpec, topology: str) -> ExitCode:
     with console.stages() as tell:
         tell(f"compiling for {topology}", 0.0, "a minute or two")
         compiled = compile_for(spec, topology)
-    machine, ours = _planned(spec, compiled)
+    chip = load_catalog().gpus[f"TPU-{topology.partition(':')[0]}"]
+    ours = planned_beside(spec, compiled)
+    limit_bytes = (chip.seen_mib or chip.memory_mib * SEEN_SHARE) * 2**20
     sentence = (f"{spec.name} compiles for {topology}: {size(compiled.peak_bytes)} on each of {compiled.num_chips} "
                 f"chips, {compiled.batch_per_chip:,} samples each")
     if console.json:
-        planned = None if ours is None else {"machine": machine, "device_bytes": ours.device,
-                                             "device_limit_bytes": ours.device_limit}
+        planned = {"chip": chip.name, **asdict(ours), "argument_bytes": ours.arguments,
+                   "temporary_bytes": ours.temporaries, "peak_bytes": ours.compiled, "device_bytes": ours.parts(),
+                   "device_limit_bytes": limit_bytes}
         console.data({**asdict(compiled), "peak_bytes": compiled.peak_bytes, "verdict": sentence, "planned": planned})
         return ExitCode.DONE
     console.result(sentence)
     if not console.quiet:
-        _say(console, compiled, machine, ours)
+        _say(console, compiled, ours, limit_bytes)
     return ExitCode.DONE
 
 
-def _say(console: Console, compiled: Compiled, machine: str, ours: MemoryUse | None) -> None:
-    said = {
-        "tables, state, dense layers, batch": compiled.argument_bytes, "during a step": compiled.temporary_bytes,
-        "results not in place": compiled.output_bytes - compiled.shared_bytes, "program": compiled.code_bytes,
-        "in all": compiled.peak_bytes,
-    }
-    console.table([{"a chip's memory": part, "the compiler": size(num)} for part, num in said.items()])
-    if ours is None:
-        console.text(f"{machine} is not in the catalog, so embark plan says nothing of it", style="dim")
-        return
-    rows = [{f"embark plan, {machine}": part, "bytes": size(num)} for part, num in ours.device.items()]
-    console.table([*rows, {f"embark plan, {machine}": f"in all, of {size(ours.device_limit)}",
-                           "bytes": size(ours.device_total)}])
+def planned_beside(spec: RunSpec, compiled: Compiled) -> ChipMemory:
+    """What `embark plan` counts for a chip of the same kind and number."""
+    kind = compiled.topology.partition(":")[0]
+    return chip_memory(spec, lay_out(spec, compiled.num_chips), compiled.num_chips,
+                       tpu_precision(spec.train.precision), VMEM_BYTES.get(f"TPU-{kind}", 0.0))
+
+
+def _say(console: Console, compiled: Compiled, ours: ChipMemory, limit_bytes: float) -> None:
+    rows = [
+        ("tables, state, dense layers, batch", compiled.argument_bytes, ours.arguments),
+        ("during a step", compiled.temporary_bytes, ours.temporaries),
+        ("results not in place", compiled.output_bytes - compiled.shared_bytes, None),
+        ("program", compiled.code_bytes, ours.program),
+        ("in all", compiled.peak_bytes, ours.compiled),
+        ("batches that wait besides", None, ours.ahead),
+        ("there is", None, limit_bytes),
+    ]
+    console.table([{"a chip's memory": part, "the compiler": NOTHING if theirs is None else size(theirs),
+                    "embark plan": NOTHING if own is None else size(own)} for part, theirs, own in rows])
+    if compiled.sparsecores:
+        console.text(f"{compiled.sparsecores}; embark plan counts the lookup without them", style="dim")
     console.text(f"compiled in {compiled.compile_s:.0f} s; nothing is said of speed", style="dim")
-
-
-def _planned(spec: RunSpec, compiled: Compiled) -> tuple[str, MemoryUse | None]:
-    """Of the slice of the catalog that has these chips."""
-    kind, _, shape = compiled.topology.partition(":")
-    name, per_chip = NAMES[kind]
-    num_chips = math.prod(int(side) for side in shape.split("x"))
-    machine = f"{name}-{num_chips * per_chip}"
-    found = load_catalog().machines.get(machine)
-    if found is None:
-        return machine, None
-    try:
-        return machine, predict(Setup(spec, found, 1)).memory
-    except UserError:
-        return machine, None

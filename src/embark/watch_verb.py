@@ -118,7 +118,8 @@ def _diagnosed(sources: Sequence[Source], spec_path: Path) -> list[Mapping[str, 
     except EmbarkError:  # a run's own spec helps, and is not needed
         spec = None
     catalog = load_catalog()
-    report = diagnose(sources, spec=spec, catalog=catalog, what_fits=lambda of: what_fits(of, catalog, predict))
+    report = diagnose(sources, spec=spec, catalog=catalog,
+                      what_fits=lambda of, whose: what_fits(of, catalog, predict, whose))
     return [{"name": one.name, "kind": one.kind, "cause": one.cause, "fix": one.fix, "command": one.command,
              "evidence": one.evidence.text, "place": Path(one.evidence.source).name, "line": one.evidence.line}
             for one in report.diagnoses]

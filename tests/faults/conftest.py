@@ -56,6 +56,12 @@ checkpoint_every = 5
 every = 1
 tensorboard = false
 """
+# All that a run would import by itself; the last is compiled as it is, which takes half a second.
+TORCH = ("embark.__main__", "embark.train.loop", "embark.watch.terminal", "torch.distributed.checkpoint",
+         "torch.distributed.optim")
+JAX = ("embark.__main__", "embark.tpu.loop", "embark.watch.terminal")
+KIB_FOR_TWO = 1100
+"""A checkpoint of this run takes 420 KiB; the third is written before the first is removed."""
 ENDS_S = 60.0
 """How long anything is waited for."""
 
@@ -63,11 +69,11 @@ ENDS_S = 60.0
 class Zygote:
     """Starts ranks, and knows how those that ended ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: tuple[str, ...] = TORCH, **settings: str) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("COV", "GCE_", "AWS_"))}
-        env |= {"OMP_NUM_THREADS": "1", "AWS_EC2_METADATA_DISABLED": "true"}
+        env |= {"OMP_NUM_THREADS": "1", "AWS_EC2_METADATA_DISABLED": "true", **settings}
         paths = [str(TESTS), str(TESTS.parent / "src"), *filter(None, [env.get("PYTHONPATH")])]
-        self._process = subprocess.Popen([sys.executable, str(Path(__file__).parent / "zygote.py")],
+        self._process = subprocess.Popen([sys.executable, str(Path(__file__).parent / "zygote.py"), *modules],
                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                          env={**env, "PYTHONPATH": os.pathsep.join(paths)})
         self._pending = b""
@@ -230,6 +236,16 @@ def zygote() -> Iterator[Zygote]:
     made.close()
 
 
+@pytest.fixture(scope="session")
+def jax_zygote(tmp_path_factory) -> Iterator[Zygote]:
+    """Each process that it forks has two devices. What the first compiles the others need not."""
+    made = Zygote(JAX, JAX_NUM_CPU_DEVICES="2", JAX_DISABLE_MOST_OPTIMIZATIONS="1",
+                  JAX_COMPILATION_CACHE_DIR=str(tmp_path_factory.mktemp("programs")),
+                  JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1")
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def run(zygote, tmp_path) -> Iterator[Run]:
     """A run in this test's own directory."""
@@ -249,3 +265,16 @@ def whole(zygote, tmp_path_factory) -> Run:
     made = Run(zygote, tmp_path_factory.mktemp("whole"))
     assert made.ends(2) == [0, 0], made.output()
     return made
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Path]:
+    """A file system of its own, small and truly full when it is."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={KIB_FOR_TWO}k", "tmpfs", str(where)]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"only root may mount a small disk: {mounted.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", "--lazy", str(where)], check=True)

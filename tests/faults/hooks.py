@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -33,6 +34,25 @@ def die_in(rank: int, victim: int, method: str, word: str) -> None:
         _before("embark.store.folder:FolderDoor.delete_prefix", removed)
     else:
         _before(method, before)
+
+
+def die_writing(rank: int, victim: int, word: str) -> None:
+    """SIGKILL itself with half of the first piece of a file with `word` in its name on the disk."""
+    if rank != victim:
+        return
+    from embark.store.folder import FolderDoor
+
+    write = FolderDoor.write
+
+    def half_of(data: Any) -> Iterator[Any]:
+        for piece in data:
+            yield piece[: len(piece) // 2]
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def write_half(self: FolderDoor, path: str, data: Any, size_bytes: int | None = None) -> None:
+        write(self, path, half_of(data) if word in path else data, size_bytes)
+
+    FolderDoor.write = write_half  # type: ignore[method-assign]
 
 
 def slow(rank: int, method: str, word: str, seconds: float, mark: str, only: int = -1) -> None:

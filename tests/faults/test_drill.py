@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from faults.conftest import Ranks, Run
+from faults.conftest import ENDS_S, Ranks, Run
 
 pytestmark = pytest.mark.slow
 
@@ -142,6 +142,10 @@ def start_up_s(run: Run) -> float:
 
 
 def ends(ranks: Ranks) -> list[int]:
+    """From the first rank's end on the other is waited for: on a busy machine they are long on their way to it."""
+    until = time.monotonic() + ENDS_S
+    while all(ranks.zygote.code(pid) is None for pid in ranks.pids) and time.monotonic() < until:
+        time.sleep(0.01)
     until = time.monotonic() + CONTROLLER_WAITS_S
     while ranks.are_up() and time.monotonic() < until:
         time.sleep(0.01)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,22 +11,6 @@ import pytest
 from faults.conftest import Run
 
 pytestmark = pytest.mark.slow
-
-KIB_FOR_TWO = 1100
-"""A checkpoint of this run takes 420 KiB; the third is written before the first is removed."""
-
-
-@pytest.fixture
-def disk(tmp_path) -> Iterator[Path]:
-    """A file system of its own, small and truly full when it is."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={KIB_FOR_TWO}k", "tmpfs", str(where)]
-    mounted = subprocess.run(mount, capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"only root may mount a small disk: {mounted.stderr.strip()}")
-    yield where
-    subprocess.run(["umount", "--lazy", str(where)], check=True)
 
 
 def test_a_full_disk_is_told_and_costs_no_checkpoint(zygote, tmp_path, disk, whole):

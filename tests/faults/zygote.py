@@ -1,7 +1,8 @@
-"""A process that has imported torch once and forks ranks on request: real processes, without four seconds each.
+"""A process that has imported torch or jax once and forks ranks on request: real processes, without four seconds each.
 
-Run as a program it takes one JSON request a line on stdin and answers on stdout: `{"pids": …}` to a request, and
-`{"pid": …, "code": …}` whenever a rank has ended. It has one thread, so that what it forks is whole.
+Run as a program, with the names of what it imports, it takes one JSON request a line on stdin and answers on stdout:
+`{"pids": …}` to a request, and `{"pid": …, "code": …}` whenever a rank has ended. It has one thread, so that what it
+forks is whole.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from typing import Any
 
 
 def main() -> None:
-    # All that a run would import by itself; the last is compiled as it is, which takes half a second.
-    for name in ("embark.__main__", "embark.train.loop", "embark.watch.terminal", "torch.distributed.checkpoint",
-                 "torch.distributed.optim"):
+    for name in sys.argv[1:]:
         importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) != 1:
         sys.exit("a zygote with threads would fork broken ranks")

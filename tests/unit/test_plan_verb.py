@@ -268,6 +268,7 @@ def test_the_guide_names_the_constants_that_are_used():
     for words in (f"{cost.BOOT_S:g} s until", f"{cost.IMAGE_S:g} s for an image", graces,
                   f"{cost.FIRST_STEP_S:g} s to the first", f"{cost.RESUMED_STEP_S:g} s to the first",
                   f"{cost.REPLACEMENT_S:g} s until there", f"takes {cost.EVAL_SHARE:g} of",
-                  f"{cost.GPU_HOURS_BETWEEN_FAILURES:,.0f} hours", f"{saves.WRITE_GBYTE_PER_S:g} GB/s a rank",
+                  f"{cost.GPU_HOURS_BETWEEN_FAILURES:,.0f} hours", f"{saves.WRITE_GBYTE_PER_S:g} GB/s a process",
+                  f"{cost.TPU_FIRST_STEP_S:g} s on TPUs",
                   f"{saves.COPY_SHARE:g} of the bus", f"{saves.NETWORK_SHARE:g} of the network"):
         assert words in text

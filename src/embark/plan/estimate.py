@@ -36,7 +36,8 @@ class Estimate:
 
     @property
     def is_rough(self) -> bool:
-        """TPUs are planned by their memory; their time is scaled from a GPU's, and another trainer runs on them."""
+        """TPUs are planned by their memory; their time is the least that their datasheets allow, and was never
+        measured."""
         return self.setup.machine.gpu.kind == "tpu"
 
     def total_s(self, way: Way) -> float | None:

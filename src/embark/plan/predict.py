@@ -8,6 +8,7 @@ from embark.plan.memory import device_parts, host_parts
 from embark.plan.placement import Cluster, Placement, Planner, TooLarge, all_table_bytes
 from embark.plan.prediction import MemoryUse, Prediction, Setup, StepTime
 from embark.plan.step_time import step_time
+from embark.plan.tpu import predict_on_tpu
 from embark.spec import RunSpec
 
 GIB = 1024.0**3
@@ -23,6 +24,8 @@ def predict(
     setup: Setup, *, planner: Planner | None = None, calibration: Calibration | None = None
 ) -> Prediction:
     """Never raises for what does not fit: the answer says so."""
+    if setup.machine.gpu.kind == "tpu":
+        return predict_on_tpu(setup, cluster_of(setup))
     calibration = calibration or calibration_for(setup.machine.gpu)
     precision = precision_on(setup.spec, has_bf16=_has_bf16(setup.machine))
     return predict_on(setup, cluster_of(setup), precision, calibration, planner)

@@ -29,7 +29,8 @@ class MemoryUse:
 
     device: dict[str, float]
     """`tables`, `optimizer state`, `dense layers`, `activations`, `input buffers`, `exchange`, `fragmentation`,
-    `CUDA and NCCL`: in this order, those that are there."""
+    `CUDA and libraries`, `NCCL`: in this order, those that are there. On a TPU `tables`, `optimizer state`,
+    `dense layers`, `batches`, `exchange and activations`, `tables copied`, `program`."""
     device_limit: float
     """What the accelerator has, as its driver shows it."""
     host: dict[str, float]
@@ -72,7 +73,7 @@ class Prediction:
 
     setup: Setup
     engine: str
-    """`captured` or `pipeline`."""
+    """`captured` or `pipeline`; on TPUs `jax`."""
     engine_why: str
     placement: Placement | None
     """None where the tables do not fit at all."""

@@ -18,9 +18,9 @@ COPY_SHARE = 0.75
 UNKNOWN_BUS_GBYTE_PER_S = 32.0
 """One way, where the catalog has no figure: PCIe of the fourth generation."""
 WRITE_GBYTE_PER_S = 1.25
-"""Of one rank, with checksums and commit: 680 MB took 0.45 to 0.62 s on an H200's host."""
+"""Of one process, with checksums and commit: 680 MB took 0.45 to 0.62 s on an H200's host."""
 LOAD_GBYTE_PER_S = 1.4
-"""Of one rank, every checksum verified: as measured on two cores of a Xeon."""
+"""Of one process, every checksum verified: as measured on two cores of a Xeon."""
 NETWORK_SHARE = 0.7
 """Of a host's network that a store's many requests together reach; an assumption."""
 UNKNOWN_NETWORK_GBIT_PER_S = 25.0
@@ -46,10 +46,12 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class SaveBytes:
-    """What is written: in all, by the rank and by the host that have the most."""
+    """What is written: in all, and the most that a rank has, that a process writes, that a host writes."""
 
     checkpoint: float
     rank: float
+    process: float
+    """A rank has one of its own; on TPUs all chips of a host share one."""
     host: float
 
 
@@ -102,7 +104,7 @@ def save_bytes(prediction: Prediction) -> SaveBytes:
     by_rank[0] += _dense_bytes(setup.spec)
     each = setup.machine.gpus_per_host
     host = max(sum(by_rank[i : i + each]) for i in range(0, len(by_rank), each))
-    return SaveBytes(sum(by_rank), max(by_rank), host)
+    return SaveBytes(sum(by_rank), max(by_rank), host if setup.machine.gpu.kind == "tpu" else max(by_rank), host)
 
 
 def saves_of(
@@ -116,8 +118,8 @@ def saves_of(
     spec, machine = setup.spec, setup.machine
     network_gbit = machine.network_gbit_per_s or UNKNOWN_NETWORK_GBIT_PER_S
     host_rate = network_gbit / 8 * NETWORK_SHARE * 1e9
-    write_s = max(written.rank / (WRITE_GBYTE_PER_S * 1e9), written.host / host_rate) + COMMIT_S
-    load_s = max(written.rank / (LOAD_GBYTE_PER_S * 1e9), written.host / host_rate)
+    write_s = max(written.process / (WRITE_GBYTE_PER_S * 1e9), written.host / host_rate) + COMMIT_S
+    load_s = max(written.process / (LOAD_GBYTE_PER_S * 1e9), written.host / host_rate)
     bus = (machine.gpu.pcie_gbyte_per_s or 2 * UNKNOWN_BUS_GBYTE_PER_S) / 2 * COPY_SHARE * 1e9
     pause_s = written.rank / bus if spec.store.in_background else write_s
     write_s = max(write_s, pause_s)

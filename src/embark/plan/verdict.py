@@ -62,8 +62,11 @@ def fits_sentence(estimate: Estimate, way: Way) -> str:
     if step is None:
         raise ValueError("what fits has a step")
     basis = "" if step.is_calibrated else ", an estimate"
-    takes = f"a step of {setup.spec.train.batch_size:,} samples takes {step.total_s * 1e3:.3g} ms{basis}, bound by " \
-            f"{step.bound_by}"
+    least = ""
+    if estimate.is_rough:
+        least, basis = "at least ", ", an estimate from datasheets, unmeasured"
+    takes = f"a step of {setup.spec.train.batch_size:,} samples takes {least}{step.total_s * 1e3:.3g} ms{basis}, " \
+            f"bound by {step.bound_by}"
     return (f"{setup.spec.name} fits {setup_words(setup.machine, setup.num_nodes)}: {prediction.why}; {takes}; "
             f"{run_words(bill)}{_other_way(estimate, way)}")
 

@@ -146,6 +146,12 @@ def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
             "train.optimizer", train.optimizer, "FBGEMM has no fused Adam on the CPU",
             'use "rowwise_adagrad", "adagrad" or "sgd", or a GPU',
         )
+    if train.sparsecore == "on" and spec.place.device in ("cpu", "cuda"):
+        yield _mistake(
+            "train.sparsecore", train.sparsecore,
+            f'only TPUs have SparseCores, and place.device = "{spec.place.device}"',
+            'place.device = "tpu", or leave train.sparsecore out',
+        )
     if train.decay == "none" and (train.decay_steps or train.decay_start_step):
         field = "train.decay_steps" if train.decay_steps else "train.decay_start_step"
         yield _mistake(

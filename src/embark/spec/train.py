@@ -53,6 +53,9 @@ class TrainSpec(Section):
     engine: Literal["auto", "captured", "pipeline"] = "auto"
     """`captured`: the whole step as one CUDA graph. `pipeline`: TorchRec's `TrainPipelineSparseDist`, which takes
     anything. `auto`: `captured` on a GPU where the run allows it."""
+    sparsecore: Literal["auto", "on", "off"] = "auto"
+    """Look up and move rows of tables on a TPU's SparseCores. `auto`: where the chip has them, jax-tpu-embedding is
+    installed and the run allows it. `on`: or not at all."""
     eval_every: NonNegativeInt = 0
     """Evaluate on the held-out samples every so many steps, besides at the end."""
     seed: NonNegativeInt = 1

@@ -36,6 +36,8 @@ class Compiled:
     shared_bytes: int
     code_bytes: int
     compile_s: float
+    sparsecores: str = ""
+    """What they do in the step, or why they do nothing; empty where the chip has none."""
 
     @property
     def peak_bytes(self) -> int:
@@ -56,10 +58,9 @@ def compile_for(spec: RunSpec, topology: str) -> Compiled:
     from jax.sharding import PartitionSpec as P
 
     from embark.tpu.exchange import AXIS
-    from embark.tpu.feed import guessed_capacities
-    from embark.tpu.layout import LINE_WIDTHS, make_layout
     from embark.tpu.optimizers import check_optimizers
-    from embark.tpu.step import batch_shapes, make_programs, state_shapes
+    from embark.tpu.sparsecore_choice import choose_cores
+    from embark.tpu.step import state_shapes
 
     check_optimizers(spec.train)
     try:
@@ -72,31 +73,52 @@ def compile_for(spec: RunSpec, topology: str) -> Compiled:
         raise UserError(f"train.batch_size = {spec.train.batch_size} does not divide over {num_chips} chips",
                         fix=f"train.batch_size={spec.train.batch_size // num_chips * num_chips or num_chips}")
     mesh = Mesh(np.array(devices), (AXIS,))
-    layout = make_layout(spec, num_chips, LINE_WIDTHS["tpu"])
     precision = "bf16" if spec.train.precision == "auto" else spec.train.precision
-    programs = make_programs(spec, layout, guessed_capacities(spec, layout), mesh, precision)
+    choice = choose_cores(spec, devices[0].device_kind, num_chips)
+    programs, layout, batch = (_on_cores if choice.cores else _ordinary)(spec, mesh, precision, choice.cores)
     whole = NamedSharding(mesh, P())
     rates = jax.ShapeDtypeStruct((2,), np.float32, sharding=whole)
     step = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
     started = time.perf_counter()
     program: Any = programs.train
     try:
-        lowered = program.lower(state_shapes(spec, layout, mesh), batch_shapes(spec, layout, mesh), rates, step)
+        lowered = program.lower(state_shapes(spec, layout, mesh), batch, rates, step)
         planned = lowered.compile().memory_analysis()
     except Exception as error:
         raise _explained(error, topology) from error
     return Compiled(
         topology, num_chips, spec.train.batch_size // num_chips, planned.argument_size_in_bytes,
         planned.temp_size_in_bytes, planned.output_size_in_bytes, planned.alias_size_in_bytes,
-        planned.generated_code_size_in_bytes, time.perf_counter() - started,
+        planned.generated_code_size_in_bytes, time.perf_counter() - started, choice.reason,
     )
+
+
+def _ordinary(spec: RunSpec, mesh: Any, precision: str, cores: int) -> tuple[Any, Any, Any]:
+    """Programs, where tables lie, and what a batch is."""
+    from embark.tpu.feed import guessed_capacities
+    from embark.tpu.layout import LINE_WIDTHS, make_layout
+    from embark.tpu.step import batch_shapes, make_programs
+
+    layout = make_layout(spec, mesh.size, LINE_WIDTHS["tpu"])
+    programs = make_programs(spec, layout, guessed_capacities(spec, layout), mesh, precision)
+    return programs, layout, batch_shapes(spec, layout, mesh)
+
+
+def _on_cores(spec: RunSpec, mesh: Any, precision: str, cores: int) -> tuple[Any, Any, Any]:
+    """The same with SparseCores."""
+    from embark.tpu.sparsecore import make_programs
+    from embark.tpu.sparsecore_feed import batch_shapes
+    from embark.tpu.sparsecore_layout import make_stacks
+
+    layout = make_stacks(spec, mesh.size, cores)
+    return make_programs(spec, layout, mesh, precision), layout, batch_shapes(spec, layout, mesh)
 
 
 def _require_compiler(topology: str) -> None:
     if topology.partition(":")[0] not in TOPOLOGIES or ":" not in topology:
         raise UserError(f"{topology}: not a kind of TPU and its chips", fix=f"such as {WORDS}")
     for name in ("jax", "libtpu"):
-        if find_spec(name) is None:
+        if find_spec(name) is None and not (name == "libtpu" and os.environ.get("TPU_LIBRARY_PATH")):
             raise MissingPackage(f"compiling for TPUs needs {name}, which is not installed",
                                  fix="pip install 'embark-rec[tpu]'; it needs no TPU")
 

@@ -16,6 +16,7 @@ from embark.tpu.feed import DeviceBatch, capacities
 from embark.tpu.layout import LINE_WIDTHS, Layout, make_layout
 from embark.tpu.metrics import Window
 from embark.tpu.optimizers import check_optimizers
+from embark.tpu.sparsecore_choice import Choice, choose_cores
 from embark.tpu.state import empty_counts
 from embark.tpu.step import Programs, State, make_programs, state_shapes, weight_shapes
 from embark.tpu.world import World, choose_precision
@@ -41,12 +42,12 @@ class Built:
     def __init__(self, spec: RunSpec, world: World, num_steps: int, source: Source) -> None:
         check_optimizers(spec.train)
         self.spec, self.world, self._num_steps = spec, world, num_steps
-        self.places: Layout = make_layout(spec, world.num_devices, LINE_WIDTHS.get(world.kind, 0))
         self.precision = choose_precision(spec, world)
-        room = capacities(source, spec, self.places)
-        self._programs: Programs = make_programs(spec, self.places, room, world.mesh, self.precision)
+        choice = choose_cores(spec, world.mesh.devices.flat[0].device_kind, world.num_devices)
+        self.places, self._programs = self._on_cores(choice) if choice.cores else self._ordinary(source)
         self._counts_shape = state_shapes(spec, self.places, world.mesh)["counts"]
-        self.engine = Engine("jax", "the whole step as one program of XLA")
+        whole = "the whole step as one program of XLA"
+        self.engine = Engine("sparsecore" if choice.cores else "jax", "; ".join(filter(None, (whole, choice.reason))))
         self.layout: dict[str, Any] = self.places.described(spec)
         self.num_parameters = sum(t.rows * (t.dim or 0) for t in spec.model.table_list()) + sum(
             math.prod(shape) for shape in weight_shapes(spec).values()
@@ -92,6 +93,20 @@ class Built:
     def evaluate(self, counts: jax.Array, batch: DeviceBatch) -> tuple[jax.Array, jax.Array]:
         """Count a batch that nothing is learnt from."""
         return self._programs.evaluate(self.state, counts, batch)
+
+    def _ordinary(self, source: Source) -> tuple[Layout, Programs]:
+        """Rows go between devices by an exchange."""
+        places = make_layout(self.spec, self.world.num_devices, LINE_WIDTHS.get(self.world.kind, 0))
+        room = capacities(source, self.spec, places)
+        return places, make_programs(self.spec, places, room, self.world.mesh, self.precision)
+
+    def _on_cores(self, choice: Choice) -> tuple[Layout, Programs]:
+        """Rows are looked up and moved by SparseCores."""
+        from embark.tpu import sparsecore
+        from embark.tpu.sparsecore_layout import make_stacks
+
+        places = make_stacks(self.spec, self.world.num_devices, choice.cores)
+        return places, sparsecore.make_programs(self.spec, places, self.world.mesh, self.precision)
 
     def _look(self) -> None:
         """What the devices found wrong."""

@@ -20,12 +20,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from embark.spec import TrainSpec
 from embark.tpu.layout import Group
 from embark.tpu.optimizers import row_steps
 
 AXIS = "devices"
+BATCH_AXES = {"dense": 0, "ids": 1, "label": 0, "valid": 0}
+"""Which axis of a batch's arrays goes over samples, and so over devices."""
 Arrays = tuple[jax.Array, jax.Array | None]
 """A device's rows and their state, a line of one or several rows each; one number a row has no lines."""
 
@@ -212,6 +215,11 @@ class _Round:
     """[K]: which of the keys go."""
     slot: jax.Array
     """[K]: and where among all that go."""
+
+
+def samples_on(axis: int) -> PartitionSpec:
+    """How an array lies over the devices whose `axis` goes over samples."""
+    return PartitionSpec(*[None] * axis, AXIS)
 
 
 def _numbered(ordered: jax.Array, none: int) -> tuple[jax.Array, jax.Array]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,10 +14,11 @@ from embark.data import Batch, Source
 from embark.data.ahead import Ahead
 from embark.data.loader import Share
 from embark.spec import RunSpec
+from embark.tpu.exchange import BATCH_AXES
 from embark.tpu.layout import Group, Layout
 from embark.tpu.world import World
 
-DeviceBatch = dict[str, jax.Array]
+DeviceBatch = dict[str, Any]
 NUM_AHEAD = 2
 HEADROOM = 1.25
 """Over the most that any pair of devices exchanged in the first batch. A batch that needs more goes in rounds."""
@@ -43,22 +43,30 @@ def train_batches(
 
 def to_devices(batch: Batch, spec: RunSpec, layout: Layout, world: World, *, is_eval: bool = False) -> DeviceBatch:
     """A process's part of a batch, shared by its devices."""
+    if layout.cores:
+        from embark.tpu import sparsecore_feed
+
+        return sparsecore_feed.to_devices(batch, spec, layout, world, is_eval=is_eval)
     ids = id_columns(batch, spec, layout)
     arrays: dict[str, NDArray[Any]] = {"dense": batch.dense, "ids": ids, "label": batch.label}
     if is_eval:
         arrays["valid"] = np.arange(len(batch.label)) < batch.num_samples
-    return {name: world.to_devices(values) for name, values in arrays.items()}
+    return {name: world.to_devices(values, axis=BATCH_AXES[name]) for name, values in arrays.items()}
 
 
 def id_columns(batch: Batch, spec: RunSpec, layout: Layout) -> NDArray[np.int32]:
-    """[b, columns]: `multi_hot` places for each table, −1 where a sample has fewer ids."""
+    """[columns, b]: `multi_hot` columns for each table, −1 where a sample has fewer ids. With one id a table that is
+    how a batch lies already; the devices turn it over faster than a host would."""
     num_samples = len(batch.label)
-    columns = np.empty((num_samples, layout.num_columns), np.int32)
+    num_tables = sum(len(group.places) for group in layout.groups)
+    if batch.is_fixed and layout.num_columns == num_tables and batch.ids.size == num_tables * num_samples:
+        return batch.ids.reshape(num_tables, num_samples)
+    columns = np.empty((layout.num_columns, num_samples), np.int32)
     at = start = 0
     for table, lengths in zip(spec.model.table_list(), batch.lengths, strict=True):
         num_ids = int(lengths.sum())
         ids = batch.ids[start : start + num_ids]
-        target = columns[:, at : at + table.multi_hot]
+        target = columns[at : at + table.multi_hot].T
         if num_ids == num_samples * table.multi_hot and (batch.is_fixed or (lengths == table.multi_hot).all()):
             target[:] = ids.reshape(num_samples, table.multi_hot)
         else:
@@ -76,7 +84,7 @@ def capacities(source: Source, spec: RunSpec, layout: Layout) -> tuple[int, ...]
     if num_devices == 1:
         return tuple(most)
     num_samples = min(num_devices, MOST_LOOKED_AT) * per_device
-    ids = id_columns(source.train_rows(0, 0, num_samples), spec, layout)
+    ids = id_columns(source.train_rows(0, 0, num_samples), spec, layout).T
     parts = np.split(ids, min(num_devices, MOST_LOOKED_AT))
     return tuple(
         min(limit, _rounded(HEADROOM * max(_most_asked(part, group, num_devices) for part in parts)))

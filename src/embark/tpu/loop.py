@@ -10,39 +10,42 @@ from typing import Any
 import jax
 
 from embark.data import Source, fit_spec, open_source, steps_per_epoch
-from embark.errors import EmbarkError, Interrupted, OverBudget, Preempted
 from embark.spec import RunSpec
 from embark.store import RunDir, open_door
 from embark.tpu.built import Built
 from embark.tpu.checkpoint import Checkpointer
-from embark.tpu.clock import Clock
 from embark.tpu.evaluation import Evaluation
 from embark.tpu.faults import explain, peak_bytes
 from embark.tpu.feed import train_batches
 from embark.tpu.world import World, check_against, join
+from embark.train.clock import Clock
+from embark.train.ending import end_run, finished_before, recorded_errors
 from embark.train.faults import refuse_trouble
 from embark.train.notices import NoticeWatch, detect_cloud, grace_seconds
 from embark.train.pace import Pace
-from embark.train.purse import open_purse, unwatched, what_it_took
+from embark.train.purse import open_purse, unwatched
+from embark.train.rank_times import RankTimes
 from embark.train.run import open_run
 from embark.train.saving import Saving
-from embark.train.signals import StopSignals, stopped_by
+from embark.train.signals import StopSignals
 from embark.train.stopping import Together
-from embark.train.telling import Telling, tell_start, telling
-from embark.watch import Event, Sink
+from embark.train.telling import Foresee, Telling, tell_foresight, tell_start, telling
+from embark.watch import Sink
 
 
 def train(
-    spec: RunSpec, view: Sequence[Sink] = (), *, fresh: bool = False, signals: StopSignals | None = None
+    spec: RunSpec, view: Sequence[Sink] = (), *, fresh: bool = False, signals: StopSignals | None = None,
+    foresee: Foresee | None = None,
 ) -> dict[str, Any]:
     """Train what `spec` says; returns the values of the last evaluation and of the end.
 
     The same call begins a run, goes on with one that was stopped, here or by the torch trainer, and leaves a finished
-    one alone. `view` is what a person watches; `signals`, entered before, has listened since before jax was there.
+    one alone. `view` is what a person watches; `signals`, entered before, has listened since before jax was there;
+    `foresee` says what the run should take here.
     """
     if signals is None:
         with StopSignals() as entered:
-            return train(spec, view, fresh=fresh, signals=entered)
+            return train(spec, view, fresh=fresh, signals=entered, foresee=foresee)
     with join(spec.place) as world, NoticeWatch(is_asking=spec.place.watch_notices) as notices:
         spec = fit_spec(spec, open_door=open_door)
         check_against(spec, world)
@@ -51,34 +54,27 @@ def train(
         num_steps = spec.train.num_steps or spec.train.num_epochs * per_epoch
         opened = open_run(spec, world, fresh=fresh)
         if opened.finished_step >= num_steps:
-            return _finished_before(opened.run_dir, opened.finished_step, view if world.is_first else ())
-        with telling(spec, world, opened.run_dir, view) as told:
+            return finished_before(opened.run_dir, opened.finished_step, view if world.is_first else ())
+        with telling(spec, world, opened.run_dir, view) as told, recorded_errors(told, explain):
+            _keep_programs_in(opened.run_dir, world)
+            built = Built(spec, world, num_steps, source)
+            checkpointer = Checkpointer(spec, opened.run_dir, built)
             try:
-                _keep_programs_in(opened.run_dir, world)
-                built = Built(spec, world, num_steps, source)
-                checkpointer = Checkpointer(spec, opened.run_dir, built)
-                try:
-                    checkpoint = checkpointer.begin_from_newest(told.warn)
-                    step = checkpoint.step if checkpoint else 0
-                    tell_start(told, spec, _shown(world), opened.run_dir, source, built, step=step,
-                               num_steps=num_steps, per_epoch=per_epoch)
-                    grace_s = spec.place.grace_s or grace_seconds(detect_cloud())
-                    saving = Saving(checkpointer, Pace(spec, step, grace_s), told, step)
-                    purse = open_purse(spec, opened.run_dir, saving.longest_s) if world.is_first else None
-                    together = Together(signals, notices, world, purse)
-                    if note := unwatched(spec):
-                        told.warn(note)
-                    return _loop(spec, opened.run_dir, source, built, told, saving, together,
-                                 _Steps(step, num_steps, per_epoch))
-                finally:
-                    checkpointer.close()
-            except (EmbarkError, RuntimeError) as raised:
-                error = raised if isinstance(raised, EmbarkError) else explain(raised)
-                if not isinstance(error, Interrupted | Preempted | OverBudget):
-                    told.record("error", {"text": str(error or raised)})  # whoever watches hears it from the exit
-                if error is None or error is raised:
-                    raise
-                raise error from raised
+                checkpoint = checkpointer.begin_from_newest(told.warn)
+                step = checkpoint.step if checkpoint else 0
+                tell_start(told, spec, _shown(world), opened.run_dir, source, built, step=step, num_steps=num_steps,
+                           per_epoch=per_epoch)
+                tell_foresight(told, spec, _shown(world), built, foresee)
+                grace_s = spec.place.grace_s or grace_seconds(detect_cloud())
+                saving = Saving(checkpointer, Pace(spec, step, grace_s), told, step)
+                purse = open_purse(spec, opened.run_dir, saving.longest_s) if world.is_first else None
+                together = Together(signals, notices, world, purse)
+                if note := unwatched(spec):
+                    told.warn(note)
+                return _loop(spec, opened.run_dir, source, built, told, saving, together,
+                             _Steps(step, num_steps, per_epoch))
+            finally:
+                checkpointer.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +95,11 @@ def _loop(
     clock = Clock(spec.train.batch_size)
     evaluated: dict[str, Any] = {}
     decision = together.decide()
-    with train_batches(source, spec, built.places, world, step, steps.stop) as batches:
+    with (
+        train_batches(source, spec, built.places, world, step, steps.stop) as fed,
+        RankTimes(told, clock, _hosts_every_s(spec, world), world.rank, is_sampling=True) as hosts,
+    ):
+        batches = clock.timed(fed)
         while step < steps.stop and not decision.stop:
             rate = built.step(next(batches), step)
             step += 1
@@ -109,6 +109,8 @@ def _loop(
                 metrics = built.metrics()
                 told.tell("step", {"step": step, "epoch": (step - 1) // steps.per_epoch, "loss": metrics["log_loss"],
                                    **metrics, "learning_rate": rate, **clock.window()})
+                if _hosts_every_s(spec, world):
+                    hosts.tell(step, world.gathered(hosts.mine()), is_last=is_last)
                 refuse_trouble(metrics["log_loss"], built.trouble(), source, spec, step, steps.per_epoch)
             elif clock.ticks():
                 told.tick({"step": step, "samples_per_s": clock.whole()["samples_per_s"]})
@@ -118,7 +120,8 @@ def _loop(
                     if result:
                         evaluated = {"step": step, **result}
                         told.tell("eval", evaluated)
-            decision = together.decide(is_save_due=saving.is_due(step))
+            with clock.agreeing():
+                decision = together.decide(is_save_due=saving.is_due(step))
             if decision.is_save_due and not is_last and not decision.stop:
                 with clock.paused():
                     saving.begin(step, evaluated, clock.step_s())
@@ -127,19 +130,8 @@ def _loop(
             saving.tell_done()
             if problem := together.new_problem():
                 told.tell("note", {"level": "info", "text": problem})
-    wants_last = spec.store.checkpoint_at_end or decision.is_save_due or bool(decision.stop)
-    with clock.paused():
-        saving.finish(step, evaluated, wants_last=wants_last)
-    end = {"outcome": "done", "step": step, "run_dir": run_dir.uri, **clock.whole(), "step_s": clock.usual_step_s(),
-           "peak_bytes": peak_bytes(world), **(what_it_took(run_dir, decision.stop) if world.is_first else {})}
-    if step < steps.stop:
-        told.tell("interrupt", {"step": step, "signal": decision.stop})
-        told.tell("end", {**end, "outcome": "budget" if decision.stop == "budget" else "interrupted"})
-        kept = f"; saved in {run_dir.uri}" if step else ""
-        why = "the budget" if decision.stop == "budget" else decision.stop
-        raise stopped_by(decision.stop, f"stopped by {why} at step {step} of {steps.stop}{kept}")
-    told.tell("end", end)
-    return {**evaluated, **end}
+    return end_run(spec, run_dir, world, told, saving, clock, decision, evaluated, step=step, num_steps=steps.stop,
+                   peak_bytes=lambda: peak_bytes(world))
 
 
 def _keep_programs_in(run_dir: RunDir, world: World) -> None:
@@ -156,14 +148,10 @@ def _shown(world: World) -> SimpleNamespace:
     )
 
 
+def _hosts_every_s(spec: RunSpec, world: World) -> float:
+    """How often each process, which is a host's, tells its times: where there is one, the run's are its own."""
+    return spec.watch.system_every_s if world.world_size > 1 else 0.0
+
+
 def _divides(every: int, step: int) -> bool:
     return bool(every) and step % every == 0
-
-
-def _finished_before(run_dir: RunDir, step: int, view: Sequence[Sink]) -> dict[str, Any]:
-    text = (f"{run_dir.uri} is finished: {step} steps. --fresh runs it again in a new directory; "
-            "a larger train.num_steps or train.num_epochs goes on")
-    for sink in view:
-        sink.emit(Event("note", {"level": "info", "text": text}))
-        sink.close()
-    return {"outcome": "done", "step": step, "run_dir": run_dir.uri}

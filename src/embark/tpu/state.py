@@ -72,8 +72,9 @@ def _zeros(shape: tuple[int, ...], sharding: NamedSharding) -> Callable[[], jax.
 
 def table_pieces(array: jax.Array, group: Group, world: World) -> Iterator[tuple[Place, int, Array]]:
     """A group's rows as this process is to save them: the table, the first row of a piece, and its rows on the host.
-    Every process must go through it to the end: several of them put rows into order by an exchange of their devices."""
-    if world.world_size == 1:
+    Every process must go through it to the end: several of them put rows into order by an exchange of their devices, as
+    do SparseCores, whose rows lie as no host knows them."""
+    if world.world_size == 1 and not group.cores:
         yield from _pieces_here(array, group, world)
         return
     for place in group.places:
@@ -94,26 +95,30 @@ def _pieces_here(array: jax.Array, group: Group, world: World) -> Iterator[tuple
 
 def _pieces_of_many(array: jax.Array, place: Place, group: Group, world: World) -> Iterator[tuple[int, Array]]:
     """A block of rows of every device at a time, put into the order of the table by an exchange between devices."""
-    num_devices = world.num_devices
+    num_parts = world.num_devices * group.parts_per_device
     if not place.is_by_rows:
         for at, device in world.local_devices:
             if at == place.shift:
                 yield 0, _part_on(array, device, group)[place.first_row : place.first_row + place.table.rows].copy()
         return
     per_line = group.rows_per_line if array.ndim > 1 else 1
-    unit = math.lcm(per_line, num_devices)
+    unit = math.lcm(per_line, num_parts)
     row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize // per_line
     done, end = place.first_row, place.first_row + place.num_rows
     while done < end:
         begin = done // per_line * per_line
         num_rows = unit * min(max(1, BLOCK_BYTES // row_bytes // unit), _power_of_two(-(-(end - begin) // unit)))
-        block = _ordering(world.mesh, num_rows, per_line)(array, begin // per_line, place.shift)
+        if group.cores:
+            cut = _cutting(world.mesh, group.cores, num_rows)(array, begin)
+            block = _ordering(world.mesh, num_parts, num_rows, 1)(cut, 0, place.shift)
+        else:
+            block = _ordering(world.mesh, num_parts, num_rows, per_line)(array, begin // per_line, place.shift)
         stop = min(begin + num_rows, end)
-        low = (done - place.first_row) * num_devices
-        high = min((stop - place.first_row) * num_devices, place.table.rows)
+        low = (done - place.first_row) * num_parts
+        high = min((stop - place.first_row) * num_parts, place.table.rows)
         for at, device in world.local_devices:
             piece = next(np.asarray(s.data) for s in block.addressable_shards if s.device == device)
-            first = (begin - place.first_row) * num_devices + at * num_rows
+            first = (begin - place.first_row) * num_parts + at * num_rows * group.parts_per_device
             used = piece[max(0, low - first) : max(0, high - first)]
             if len(used):
                 yield max(low, first), used.copy()
@@ -121,19 +126,38 @@ def _pieces_of_many(array: jax.Array, place: Place, group: Group, world: World) 
 
 
 @lru_cache
-def _ordering(mesh: Mesh, num_rows: int, per_line: int) -> Callable[..., jax.Array]:
-    """`num_rows` of every device from a line on, in the order of a table whose first row device `shift` has."""
-    num_devices = mesh.devices.size
+def _ordering(mesh: Mesh, num_parts: int, num_rows: int, per_line: int) -> Callable[..., jax.Array]:
+    """`num_rows` of every part of a device from a line on, in the order of a table whose first row part `shift` has."""
 
     def ordered(array: jax.Array, line: jax.Array, shift: jax.Array) -> jax.Array:
         lines = jnp.arange(num_rows // per_line, dtype=jnp.int32) + line
-        by_device = array.reshape(num_devices, -1, *array.shape[1:])
-        part = by_device.at[:, lines].get(mode="fill", fill_value=0)
+        by_part = array.reshape(num_parts, -1, *array.shape[1:])
+        part = by_part.at[:, lines].get(mode="fill", fill_value=0)
         width = () if array.ndim == 1 else (-1,)
-        by_row = part.reshape(num_devices, num_rows, *width).swapaxes(0, 1)
-        return jnp.roll(by_row, -shift, axis=1).reshape(num_rows * num_devices, *width)
+        by_row = part.reshape(num_parts, num_rows, *width).swapaxes(0, 1)
+        return jnp.roll(by_row, -shift, axis=1).reshape(num_rows * num_parts, *width)
 
     return jax.jit(ordered, out_shardings=NamedSharding(mesh, P(AXIS)))
+
+
+@lru_cache
+def _cutting(mesh: Mesh, cores: int, num_rows: int) -> Callable[..., jax.Array]:
+    """`num_rows` of every core from a row on, zeros behind its last. They are cut out of the numbers one after another,
+    which is how they lie: for rows the compiler would first lay the whole table out anew."""
+
+    def cut(array: jax.Array, begin: jax.Array) -> jax.Array:
+        per_core, width = array.shape[0] // cores, array.shape[1]
+        num_cut = min(num_rows, per_core)
+        start = jnp.minimum(begin, per_core - num_cut)
+        places = jnp.arange(num_rows, dtype=jnp.int32) + begin - start
+        parts = []
+        for core in range(cores):
+            first = (core * per_core + start) * width
+            rows = jax.lax.dynamic_slice_in_dim(array.reshape(-1), first, num_cut * width).reshape(num_cut, width)
+            parts.append(rows.at[places].get(mode="fill", fill_value=0))
+        return jnp.concatenate(parts)
+
+    return jax.jit(jax.shard_map(cut, mesh=mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False))
 
 
 def _placed(group: Group, shape: jax.ShapeDtypeStruct, world: World, rows_of: RowsOf | None) -> jax.Array:
@@ -143,23 +167,60 @@ def _placed(group: Group, shape: jax.ShapeDtypeStruct, world: World, rows_of: Ro
     if rows_of is not None:
         blocks = [(place, block) for place in group.places for block in range(-(-place.table.rows // ROWS_PER_BLOCK))]
         with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="embark-fill") as pool:
-            for _ in pool.map(partial(_fill, held, rows_of, world.num_devices), blocks):
+            for _ in pool.map(partial(_fill, held, rows_of, world.num_devices, group), blocks):
                 pass
+    if group.cores:
+        return _laid_out(held, shape, world)
     part_shape = (shape.shape[0] // world.num_devices, *shape.shape[1:])
     parts = [jax.device_put(held.pop(at).reshape(part_shape), device) for at, device in world.local_devices]
     return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, parts)
 
 
-def _fill(held: dict[int, Array], rows_of: RowsOf, num_devices: int, part: tuple[Place, int]) -> None:
+def _laid_out(held: dict[int, Array], shape: jax.ShapeDtypeStruct, world: World) -> jax.Array:
+    """Into an array that lies as SparseCores want it, a block of every device at a time: turned over as a whole, it
+    would need the room of several."""
+    rows = next(iter(held.values()))
+    num_rows = min(len(rows), max(1, BLOCK_BYTES // rows[0].nbytes))
+    array = _empty_rows(shape.shape, shape.format)()
+    write = _writing(world.mesh, shape.format)
+    for start in range(0, len(rows), num_rows):
+        begin = min(start, len(rows) - num_rows)
+        parts = [jax.device_put(held[at][begin : begin + num_rows].reshape(-1), device)
+                 for at, device in world.local_devices]
+        block_shape = (world.num_devices * num_rows * shape.shape[1],)
+        array = write(array, jax.make_array_from_single_device_arrays(block_shape, world.rows, parts), begin)
+    return array
+
+
+@lru_cache
+def _empty_rows(shape: tuple[int, ...], form: Any) -> Callable[[], jax.Array]:
+    return jax.jit(lambda: jnp.zeros(shape, jnp.float32), out_shardings=form)
+
+
+@lru_cache
+def _writing(mesh: Mesh, form: Any) -> Callable[..., jax.Array]:
+    """Rows of every device from one on, in place: as numbers one after another, like `_cutting`."""
+
+    def written(array: jax.Array, block: jax.Array, begin: jax.Array) -> jax.Array:
+        flat = jax.lax.dynamic_update_slice_in_dim(array.reshape(-1), block, begin * array.shape[1], axis=0)
+        return flat.reshape(array.shape)
+
+    mapped = jax.shard_map(written, mesh=mesh, in_specs=(P(AXIS), P(AXIS), P()), out_specs=P(AXIS), check_vma=False)
+    return jax.jit(mapped, donate_argnums=0, out_shardings=form)
+
+
+def _fill(held: dict[int, Array], rows_of: RowsOf, num_devices: int, group: Group, part: tuple[Place, int]) -> None:
     place, block = part
-    first = block * ROWS_PER_BLOCK
-    wanted = {at: _overlap(place.rows_on(at, num_devices), first) for at in held}
+    first, cores = block * ROWS_PER_BLOCK, group.parts_per_device
+    num_parts = num_devices * cores
+    wanted = {(at, core): _overlap(place.rows_on(at * cores + core, num_parts), first)
+              for at in held for core in range(cores)}
     if not any(len(rows) for rows in wanted.values()):
         return
     values = rows_of(place.table, block)
-    for at, rows in wanted.items():
+    for (at, core), rows in wanted.items():
         if len(rows):
-            start = place.first_row + rows[0] // (num_devices if place.is_by_rows else 1)
+            start = core * group.rows_per_part + place.first_row + rows[0] // (num_parts if place.is_by_rows else 1)
             held[at][start : start + len(rows)] = values[rows.start - first : rows.stop - first : rows.step]
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Format
+from jax.experimental.layout import Layout as Tiles
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from embark.spec import RunSpec
-from embark.tpu.exchange import AXIS, Exchange, Wanted
+from embark.tpu.exchange import AXIS, BATCH_AXES, Exchange, Wanted, samples_on
 from embark.tpu.initial import dense_shapes
 from embark.tpu.layout import Layout
 from embark.tpu.metrics import NUM_BINS, counted, losses, sums_of
@@ -37,12 +39,14 @@ class Programs:
 
 def make_programs(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], mesh: Mesh, precision: str) -> Programs:
     """Nothing is compiled before the first call."""
-    body = _Body(spec, layout, capacities, precision)
+    body = _Exchanged(spec, layout, capacities, precision)
     specs = state_specs(spec, layout)
     rows, whole = P(AXIS), P()
     mapped = partial(jax.shard_map, mesh=mesh, check_vma=False)
-    train = mapped(body.train, in_specs=(specs, rows, whole, whole), out_specs=(specs, whole))
-    evaluate = mapped(body.evaluate, in_specs=(specs, rows, rows), out_specs=(rows, whole))
+    batch = {name: samples_on(BATCH_AXES[name]) for name in ("dense", "ids", "label")}
+    seen = batch | {"valid": samples_on(BATCH_AXES["valid"])}
+    train = mapped(body.train, in_specs=(specs, batch, whole, whole), out_specs=(specs, whole))
+    evaluate = mapped(body.evaluate, in_specs=(specs, rows, seen), out_specs=(rows, whole))
     return Programs(jax.jit(train, donate_argnums=0), jax.jit(evaluate, donate_argnums=1))
 
 
@@ -65,10 +69,23 @@ def state_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> State:
         "dense_state": {name: (shape,) * num_states for name, shape in dense.items()},
         "counts": jax.ShapeDtypeStruct((num_devices * 2 * NUM_BINS,), jnp.int32),
     }
-    return jax.tree.map(
+    placed: State = jax.tree.map(
         lambda shape, axes: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(mesh, axes)),
         shapes, state_specs(spec, layout),
     )
+    if layout.cores:
+        for kind in ("tables", "slots"):
+            placed[kind] = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=table_form(mesh))
+                            for name, rows in placed[kind].items()}
+    return placed
+
+
+def table_form(mesh: Mesh) -> Any:
+    """How SparseCores want their rows: one after another, nothing between them."""
+    sharding = NamedSharding(mesh, P(AXIS))
+    if mesh.devices.flat[0].platform != "tpu":
+        return sharding
+    return Format(Tiles(major_to_minor=(0, 1), tiling=((8,),)), sharding)
 
 
 def state_specs(spec: RunSpec, layout: Layout) -> State:
@@ -97,32 +114,23 @@ def weight_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
 def batch_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """What a batch of training is."""
     size = spec.train.batch_size
-    forms = {"dense": ((size, spec.model.num_dense), jnp.float32), "ids": ((size, layout.num_columns), jnp.int32),
+    forms = {"dense": ((size, spec.model.num_dense), jnp.float32), "ids": ((layout.num_columns, size), jnp.int32),
              "label": ((size,), jnp.float32)}
-    return {name: jax.ShapeDtypeStruct(*form, sharding=NamedSharding(mesh, P(AXIS))) for name, form in forms.items()}
+    return {name: jax.ShapeDtypeStruct(*form, sharding=NamedSharding(mesh, samples_on(BATCH_AXES[name])))
+            for name, form in forms.items()}
 
 
-class _Body:
-    """What one device does; every method runs inside `shard_map`."""
+class Body:
+    """What one device does; every method runs inside `shard_map`. How rows are looked up and moved is left open."""
 
-    def __init__(self, spec: RunSpec, layout: Layout, capacities: tuple[int, ...], precision: str) -> None:
+    def __init__(self, spec: RunSpec, layout: Layout, precision: str) -> None:
         self._spec, self._layout, self._precision = spec, layout, precision
-        self._exchanges = [
-            Exchange(group, layout.num_devices, capacity, spec.train)
-            for group, capacity in zip(layout.groups, capacities, strict=True)
-        ]
-        tables = spec.model.table_list()
-        self._rows_of_column = np.array([t.rows for t in tables for _ in range(t.multi_hot)], np.int32)
-        self._table_of_column = np.array([f for f, t in enumerate(tables) for _ in range(t.multi_hot)], np.int32)
-        self._num_tables = len(tables)
 
     def train(
-        self, state: State, batch: dict[str, jax.Array], rates: jax.Array, step: jax.Array
+        self, state: State, batch: dict[str, Any], rates: jax.Array, step: jax.Array
     ) -> tuple[State, dict[str, jax.Array]]:
         spec = self._spec
-        ids, bad_table = self._checked(batch["ids"])
-        wanted = self._wanted(ids)
-        pooled = self._pooled(state, wanted)
+        pooled, wanted, bad_table = self._looked_up(state, batch)
 
         def loss_of(dense: Any, pooled: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
             logits = logits_of(spec.model, self._precision, dense, batch["dense"], pooled)
@@ -139,14 +147,52 @@ class _Body:
         }
         return {"tables": tables, "slots": slots, "dense": dense, "dense_state": dense_state, "counts": counts}, told
 
-    def evaluate(
-        self, state: State, counts: jax.Array, batch: dict[str, jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:
-        ids, _ = self._checked(batch["ids"])
-        pooled = self._pooled(state, self._wanted(ids))
+    def evaluate(self, state: State, counts: jax.Array, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+        pooled, _, _ = self._looked_up(state, batch)
         logits = logits_of(self._spec.model, self._precision, state["dense"], batch["dense"], pooled)
         counts = counted(counts, logits, batch["label"], batch["valid"])
         return counts, jax.lax.psum(sums_of(logits, batch["label"], batch["valid"]), AXIS)
+
+    def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], Any, jax.Array]:
+        """One vector [b, dim] for each table, in the order of the model; what their update will need; and the first
+        table that has an id which is no row's."""
+        raise NotImplementedError
+
+    def _moved_tables(
+        self, state: State, wanted: Any, grads: list[jax.Array], rate: jax.Array
+    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """Rows and their state after the step."""
+        raise NotImplementedError
+
+    def _moved_dense(
+        self, state: State, grads: dict[str, jax.Array], rate: jax.Array, step: jax.Array
+    ) -> tuple[dict[str, jax.Array], dict[str, tuple[jax.Array, ...]]]:
+        weights, states = {}, {}
+        for name, weight in state["dense"].items():
+            weights[name], states[name] = moved_dense(
+                self._spec.train, weight, state["dense_state"][name], grads[name], rate, step
+            )
+        return weights, states
+
+
+class _Exchanged(Body):
+    """Rows go between devices by an exchange of XLA's."""
+
+    def __init__(self, spec: RunSpec, layout: Layout, capacities: tuple[int, ...], precision: str) -> None:
+        super().__init__(spec, layout, precision)
+        self._exchanges = [
+            Exchange(group, layout.num_devices, capacity, spec.train)
+            for group, capacity in zip(layout.groups, capacities, strict=True)
+        ]
+        tables = spec.model.table_list()
+        self._rows_of_column = np.array([t.rows for t in tables for _ in range(t.multi_hot)], np.int32)
+        self._table_of_column = np.array([f for f, t in enumerate(tables) for _ in range(t.multi_hot)], np.int32)
+        self._num_tables = len(tables)
+
+    def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], Any, jax.Array]:
+        ids, bad_table = self._checked(batch["ids"].T)
+        wanted = self._wanted(ids)
+        return self._pooled(state, wanted), wanted, bad_table
 
     def _checked(self, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Ids that are no row's made −1, which looks nothing up; and the first table that has one."""
@@ -182,14 +228,3 @@ class _Body:
             if slot is not None:
                 slots[group.name] = slot
         return tables, slots
-
-    def _moved_dense(
-        self, state: State, grads: dict[str, jax.Array], rate: jax.Array, step: jax.Array
-    ) -> tuple[dict[str, jax.Array], dict[str, tuple[jax.Array, ...]]]:
-        weights, states = {}, {}
-        for name, weight in state["dense"].items():
-            weights[name], states[name] = moved_dense(
-                self._spec.train, weight, state["dense_state"][name], grads[name], rate, step
-            )
-        return weights, states
-

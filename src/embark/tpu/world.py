@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 
 from embark.errors import Fault, Mistake, SpecError, UserError
 from embark.spec import PlaceSpec, RunSpec
-from embark.tpu.exchange import AXIS
+from embark.tpu.exchange import AXIS, samples_on
 
 DEFAULT_PORT = 29500
+MAX_SILENCE_S = 100
+"""Of a process, before it counts as dead: JAX's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +70,19 @@ class World:
     @property
     def rows(self) -> NamedSharding:
         """A part of the first axis on each device."""
-        return NamedSharding(self.mesh, P(AXIS))
+        return NamedSharding(self.mesh, samples_on(0))
 
     @property
     def whole(self) -> NamedSharding:
         """All of it on every device."""
         return NamedSharding(self.mesh, P())
 
-    def to_devices(self, values: NDArray[Any]) -> jax.Array:
-        """This process's samples to its devices, as its part of an array over all of them."""
+    def to_devices(self, values: NDArray[Any], *, axis: int = 0) -> jax.Array:
+        """This process's samples to its devices, as its part of an array over all of them; `axis` goes over samples."""
+        sharding = NamedSharding(self.mesh, samples_on(axis))
         if self.world_size == 1:
-            return jax.device_put(values, self.rows)
-        return jax.make_array_from_process_local_data(self.rows, values)
+            return jax.device_put(values, sharding)
+        return jax.make_array_from_process_local_data(sharding, values)
 
     def replicated(self, values: NDArray[Any]) -> jax.Array:
         """The same on every device; every process brings the same values."""
@@ -177,10 +180,12 @@ def _join_others(place: PlaceSpec) -> bool:
     address, processes, rank = _described()
     if processes == 1:
         return False
+    # JAX's own answer to SIGTERM would take ours away, and leave a run that is to stop running.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         if processes is None:
             return place.device != "jax" and _join_slice(place.timeout_s)
-        jax.distributed.initialize(address, processes, rank, initialization_timeout=place.timeout_s)
+        jax.distributed.initialize(address, processes, rank, **_waits(place.timeout_s))
     except RuntimeError as error:
         raise Fault(f"process {rank or 0} of {processes or 'a slice'} could not join the others: "
                     f"{str(error).splitlines()[0]}",
@@ -191,10 +196,16 @@ def _join_others(place: PlaceSpec) -> bool:
 def _join_slice(timeout_s: int) -> bool:
     """GKE describes a slice's hosts in the environment, a TPU machine in its metadata: JAX asks both."""
     try:
-        jax.distributed.initialize(initialization_timeout=timeout_s)
+        jax.distributed.initialize(**_waits(timeout_s))
     except ValueError:  # neither describes one
         return False
     return True
+
+
+def _waits(timeout_s: int) -> dict[str, int]:
+    """For the others to come; and, once they are there, for a sign of life. A process that hangs with its devices, as
+    all do when one has died, is ended by JAX after the latter."""
+    return {"initialization_timeout": timeout_s, "heartbeat_timeout_seconds": min(timeout_s, MAX_SILENCE_S)}
 
 
 def _described() -> tuple[str | None, int | None, int | None]:

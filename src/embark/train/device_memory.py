@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def device_bytes(device: torch.device) -> int:
     """The GPU's whole memory."""
+    import torch
+
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def peak_bytes(device: torch.device) -> int:
     """What the run holds of the device, libraries and all; on a CPU, the most that this process has held."""
     if device.type == "cuda":
+        import torch
+
         free, total = torch.cuda.mem_get_info(device)
         return int(total - free)
     return peak_resident_bytes()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from embark.data import Source, fit_spec, open_source, steps_per_epoch
-from embark.errors import EmbarkError, Interrupted, OverBudget, Preempted
 from embark.spec import RunSpec
 from embark.store import RunDir, open_door
 from embark.train.batch import ToDevice, pinned
@@ -15,21 +14,22 @@ from embark.train.captured.kernel_cache import keep_kernels_in
 from embark.train.checkpoint import Checkpointer
 from embark.train.clock import Clock
 from embark.train.device_memory import peak_bytes
+from embark.train.ending import end_run, finished_before, recorded_errors
 from embark.train.engine import Part
 from embark.train.evaluation import Evaluation
 from embark.train.faults import explain, refuse_trouble
 from embark.train.notices import NoticeWatch, detect_cloud, grace_seconds
 from embark.train.pace import Pace
-from embark.train.purse import open_purse, unwatched, what_it_took
+from embark.train.purse import open_purse, unwatched
 from embark.train.rank_rows import RankRows, first_trouble
 from embark.train.run import open_run
 from embark.train.saving import Saving
-from embark.train.signals import StopSignals, stopped_by
+from embark.train.signals import StopSignals
 from embark.train.stopping import Together
 from embark.train.telling import Foresee, Telling, tell_foresight, tell_start, telling
 from embark.train.waiting import InputWaits
 from embark.train.world import World, check_against, join
-from embark.watch import Event, Sink
+from embark.watch import Sink
 
 
 def train(
@@ -53,35 +53,27 @@ def train(
         num_steps = spec.train.num_steps or spec.train.num_epochs * per_epoch
         opened = open_run(spec, world, fresh=fresh)
         if opened.finished_step >= num_steps:
-            return _finished_before(opened.run_dir, opened.finished_step, view if world.is_first else ())
-        with telling(spec, world, opened.run_dir, view) as told:
+            return finished_before(opened.run_dir, opened.finished_step, view if world.is_first else ())
+        with telling(spec, world, opened.run_dir, view) as told, recorded_errors(told, explain):
+            keep_kernels_in(opened.run_dir.path)
+            built = build(spec, world, num_steps, source)
+            checkpointer = Checkpointer(spec, opened.run_dir, built, world)
+            checkpoint = checkpointer.load_newest(told.warn)
+            step = checkpoint.step if checkpoint else 0
+            tell_start(told, spec, world, opened.run_dir, source, built, step=step, num_steps=num_steps,
+                       per_epoch=per_epoch)
+            tell_foresight(told, spec, world, built, foresee)
+            grace_s = spec.place.grace_s or grace_seconds(detect_cloud())
+            saving = Saving(checkpointer, Pace(spec, step, grace_s), told, step)
+            purse = open_purse(spec, opened.run_dir, saving.longest_s) if world.is_first else None
+            together = Together(signals, notices, world, purse)
+            if note := unwatched(spec):
+                told.warn(note)
             try:
-                keep_kernels_in(opened.run_dir.path)
-                built = build(spec, world, num_steps, source)
-                checkpointer = Checkpointer(spec, opened.run_dir, built, world)
-                checkpoint = checkpointer.load_newest(told.warn)
-                step = checkpoint.step if checkpoint else 0
-                tell_start(told, spec, world, opened.run_dir, source, built, step=step, num_steps=num_steps,
-                           per_epoch=per_epoch)
-                tell_foresight(told, spec, world, built, foresee)
-                grace_s = spec.place.grace_s or grace_seconds(detect_cloud())
-                saving = Saving(checkpointer, Pace(spec, step, grace_s), told, step)
-                purse = open_purse(spec, opened.run_dir, saving.longest_s) if world.is_first else None
-                together = Together(signals, notices, world, purse)
-                if note := unwatched(spec):
-                    told.warn(note)
-                try:
-                    return _loop(spec, world, opened.run_dir, source, built, told, saving, together, step,
-                                 num_steps, per_epoch)
-                finally:
-                    checkpointer.close()
-            except (EmbarkError, RuntimeError) as raised:
-                error = raised if isinstance(raised, EmbarkError) else explain(raised)
-                if not isinstance(error, Interrupted | Preempted | OverBudget):
-                    told.record("error", {"text": str(error or raised)})  # whoever watches hears it from the exit
-                if error is None or error is raised:
-                    raise
-                raise error from raised
+                return _loop(spec, world, opened.run_dir, source, built, told, saving, together, step,
+                             num_steps, per_epoch)
+            finally:
+                checkpointer.close()
 
 
 def _loop(
@@ -130,19 +122,8 @@ def _loop(
             saving.tell_done()
             if problem := together.new_problem():
                 told.tell("note", {"level": "info", "text": problem})
-    wants_last = spec.store.checkpoint_at_end or decision.is_save_due or bool(decision.stop)
-    with clock.paused():
-        saving.finish(step, evaluated, wants_last=wants_last)
-    end = {"outcome": "done", "step": step, "run_dir": run_dir.uri, **clock.whole(), "step_s": clock.usual_step_s(),
-           "peak_bytes": peak_bytes(world.device), **(what_it_took(run_dir, decision.stop) if world.is_first else {})}
-    if step < num_steps:
-        told.tell("interrupt", {"step": step, "signal": decision.stop})
-        told.tell("end", {**end, "outcome": "budget" if decision.stop == "budget" else "interrupted"})
-        kept = f"; saved in {run_dir.uri}" if step else ""
-        why = "the budget" if decision.stop == "budget" else decision.stop
-        raise stopped_by(decision.stop, f"stopped by {why} at step {step} of {num_steps}{kept}")
-    told.tell("end", end)
-    return {**evaluated, **end}
+    return end_run(spec, run_dir, world, told, saving, clock, decision, evaluated, step=step, num_steps=num_steps,
+                   peak_bytes=lambda: peak_bytes(world.device))
 
 
 def _notices(spec: RunSpec, world: World) -> NoticeWatch:
@@ -152,12 +133,3 @@ def _notices(spec: RunSpec, world: World) -> NoticeWatch:
 
 def _divides(every: int, step: int) -> bool:
     return bool(every) and step % every == 0
-
-
-def _finished_before(run_dir: RunDir, step: int, view: Sequence[Sink]) -> dict[str, Any]:
-    text = (f"{run_dir.uri} is finished: {step} steps. --fresh runs it again in a new directory; "
-            "a larger train.num_steps or train.num_epochs goes on")
-    for sink in view:
-        sink.emit(Event("note", {"level": "info", "text": text}))
-        sink.close()
-    return {"outcome": "done", "step": step, "run_dir": run_dir.uri}

@@ -6,7 +6,13 @@ from typing import Any, Protocol
 
 
 class Ranks(Protocol):
-    """Those that train together."""
+    """Those that train together: processes, each with one device or, in JAX, with a machine's."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
 
     @property
     def is_first(self) -> bool: ...

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from embark.train.committing import Saved
 from embark.train.pace import Pace
-
-if TYPE_CHECKING:  # nothing in here knows torch
-    from embark.train.checkpoint import Saved
-    from embark.train.parts import Saver
-    from embark.train.telling import Telling
+from embark.train.parts import Saver
+from embark.train.telling import Telling
 
 
 class Saving:

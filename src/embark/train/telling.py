@@ -140,6 +140,7 @@ def tell_foresight(told: Telling, spec: RunSpec, world: Shown, built: Model, for
     foreseen = foresee(spec, {
         "device": world.device.type, "device_name": world.device_name, "engine": built.engine.name,
         "precision": built.precision, "world_size": world.world_size, "host_bytes": host_bytes(),
+        "local_world_size": world.local_world_size,
         "device_bytes": device_bytes(world.device) if world.device.type == "cuda" else 0,
     })
     if foreseen is not None:

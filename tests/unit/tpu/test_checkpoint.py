@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -101,17 +102,90 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tiny, train_in_torch, worl
             _loaded(tiny(*sets, wrong), run, world)
 
 
-def test_a_damaged_checkpoint_is_named_and_passed_over(tiny, train_tiny, world):
-    sets = ("train.num_steps=8", "store.checkpoint_every=4", "store.checkpoint_at_end=true", "name=hurt")
-    run = RunDir(train_tiny(*sets, num_devices=4).values["run_dir"])
-    file = next((run.path / "checkpoints" / "step-000000008").glob("rank-*.bin"))
-    file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+def _cut(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+
+
+def _flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    file.write_bytes(data)
+
+
+DAMAGES = {
+    "a part cut short": ("rank-00000-02.bin", _cut, r"rank-00000-02.bin: [\d,]+ bytes instead of [\d,]+"),
+    "a byte flipped": ("rank-00000-00.bin", _flip, "rank-00000-00.bin: its bytes changed"),
+    "a part gone": ("rank-00000-01.bin", Path.unlink, "is damaged and passed over: .*there is no .*rank-00000-01.bin"),
+    "the index damaged": ("index.json", _flip, "index.json: its bytes changed"),
+    "the mark gone": ("commit.json", Path.unlink, "has no mark that can be read and is passed over"),
+    "the mark garbled": ("commit.json", _cut, "has no mark that can be read and is passed over"),
+}
+SAVING_TWICE = ("train.num_steps=8", "store.checkpoint_every=4", "store.checkpoint_at_end=true",
+                "data.num_eval_samples=0")
+
+
+def test_a_damaged_checkpoint_is_named_and_passed_over(tiny, train_tiny, world, tmp_path):
+    spec = tiny(*SAVING_TWICE)
+    original = RunDir(train_tiny(*SAVING_TWICE, num_devices=4).values["run_dir"])
+    built = Built(spec, world, 8, open_source(spec))
+    for damage, (name, spoil, message) in DAMAGES.items():
+        run = _copy_of(original, tmp_path / damage)
+        spoil(run.path / "checkpoints" / "step-000000008" / name)
+        step, told = _begun(spec, run, built)
+        assert (damage, step, len(told)) == (damage, 4, 1)
+        assert re.search(f"step-000000008.*{message}", told[0]), told
+
+
+def test_sizes_alone_find_a_part_cut_short_and_no_byte_flipped(tiny, train_tiny, world):
+    spec = tiny(*SAVING_TWICE, "store.verify=sizes")
+    run = RunDir(train_tiny(*SAVING_TWICE, num_devices=4).values["run_dir"])
+    built = Built(spec, world, 8, open_source(spec))
+    newest = run.path / "checkpoints" / "step-000000008"
+    _flip(newest / "rank-00000-00.bin")
+    assert _begun(spec, run, built) == (8, [])
+    _cut(newest / "rank-00000-00.bin")
+    step, told = _begun(spec, run, built)
+    assert step == 4
+    assert "rank-00000-00.bin is missing or cut short" in told[0]
+
+
+def test_with_all_damaged_it_begins_with_the_initial_weights_and_says_so(tiny, train_tiny, world, tmp_path):
+    spec = tiny(*SAVING_TWICE)
+    run = RunDir(train_tiny(*SAVING_TWICE, num_devices=4).values["run_dir"])
+    for folder in (run.path / "checkpoints").iterdir():
+        _cut(folder / "rank-00000-00.bin")
+    spoilt, fresh = (Built(spec, world, 8, open_source(spec)) for _ in range(2))
+    step, told = _begun(spec, run, spoilt)
+    assert (step, len(told)) == (None, 2)
+    assert _begun(spec, RunDir(str(tmp_path / "nothing")), fresh) == (None, [])
+    for mine, theirs in zip(jax.tree.leaves(spoilt.state), jax.tree.leaves(fresh.state), strict=True):
+        assert (mine == theirs).all()
+
+
+def test_what_was_spoilt_goes_with_the_next_commit_and_never_counts_as_kept(tiny, train_tiny, world):
+    spec = tiny(*SAVING_TWICE, "store.keep_checkpoints=1")
+    run = RunDir(train_tiny(*SAVING_TWICE, num_devices=4).values["run_dir"])
+    _cut(run.path / "checkpoints" / "step-000000008" / "rank-00000-00.bin")
+    built = Built(spec, world, 8, open_source(spec))
+    checkpointer = Checkpointer(spec, run, built)
+    checkpointer.begin_from_newest(lambda text: None)
+    checkpointer.begin(7, {})
+    assert [(saved.error, saved.untidy) for saved in checkpointer.wait()] == [(None, None)]
+    checkpointer.close()
+    assert [c.step for c in run.shelf.committed()] == [7]
+
+
+def _copy_of(run: RunDir, path: Path) -> RunDir:
+    shutil.copytree(run.path, path)
+    return RunDir(str(path))
+
+
+def _begun(spec, run: RunDir, built: Built) -> tuple[int | None, list[str]]:
+    """The step that is gone on from, and what was said."""
     told: list[str] = []
-    built = Built(tiny(*sets), world, 8, open_source(tiny(*sets)))
-    checkpoint = Checkpointer(tiny(*sets), run, built).begin_from_newest(told.append)
-    assert checkpoint is not None
-    assert checkpoint.step == 4
-    assert "its bytes changed" in told[0]
+    checkpoint = Checkpointer(spec, run, built).begin_from_newest(told.append)
+    return checkpoint.step if checkpoint else None, told
 
 
 def _loaded(spec, run: RunDir, world: World) -> tuple[Built, Checkpointer]:

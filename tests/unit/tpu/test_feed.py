@@ -18,7 +18,7 @@ def test_a_sample_with_fewer_ids_than_places_has_none_in_the_rest():
         dense=np.zeros((3, 0), np.float32), ids=np.array([1, 2, 3, 4, 0, 2], np.int32),
         lengths=np.array([[2, 0, 1], [1, 1, 1]], np.int32), label=np.zeros(3, np.float32), is_fixed=False,
     )
-    assert id_columns(batch, spec, make_layout(spec, 1)).tolist() == [[1, 2, 4], [-1, -1, 0], [3, -1, 2]]
+    assert id_columns(batch, spec, make_layout(spec, 1)).T.tolist() == [[1, 2, 4], [-1, -1, 0], [3, -1, 2]]
 
 
 def test_every_row_has_one_place_and_the_devices_hold_as_many_each():

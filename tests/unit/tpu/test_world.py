@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -16,13 +17,28 @@ from embark.spec import to_toml
 from embark.store import RunDir
 from embark.tpu.world import _described
 
+LATE = """
+import os, sys, time
+from embark.__main__ import run
+from embark.data.synthetic import SyntheticSource
+
+make, naps_s = SyntheticSource.train_rows, [0.5] * 3  # the first call looks at ids, and trains nothing
+
+def late(*words):
+    time.sleep(naps_s.pop() if naps_s else 0)
+    return make(*words)
+
+if os.environ["JAX_PROCESS_ID"] == "1":
+    SyntheticSource.train_rows = late
+sys.exit(run(["train", "pair.toml", "--quiet"]))
+"""
 SOURCES = Path(__file__).parents[3] / "src"
 SETS = ("train.num_steps=12", "watch.every=3", "store.checkpoint_at_end=true", "data.num_train_samples=2560")
 
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_and_save_a_checkpoint_together(tiny, train_tiny, tmp_path):
-    spec = tiny(*SETS, "name=pair", "store.checkpoint_every=6")
+    spec = tiny(*SETS, "name=pair", "store.checkpoint_every=6", "watch.system_every_s=0.05")
     (tmp_path / "pair.toml").write_text(to_toml(spec))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -42,6 +58,17 @@ def test_two_processes_train_as_one_and_save_a_checkpoint_together(tiny, train_t
     assert onward.of("eval")[0]["auc"] == pytest.approx(alone.of("eval")[0]["auc"], abs=1e-6)
     whole = train_tiny(*SETS[1:], "train.num_steps=18", num_devices=4)
     assert onward.losses()[4:] == pytest.approx(whole.losses()[4:], abs=1e-6)
+    _check_ranks(onward.of("ranks"))
+    assert alone.of("ranks") == []
+
+
+def _check_ranks(told: list[dict[str, Any]]) -> None:
+    """Each process tells its own times; the second is the one whose first batches come late."""
+    assert (told[0]["step"], told[-1]["step"]) == (3, 12)
+    assert {len(one[name]) for one in told for name in ("step_s", "input_s")} == {2}
+    assert told[0]["input_s"][1] > max(0.5 / 3, told[0]["input_s"][0])
+    assert all(step_s > 0 for one in told for step_s in one["step_s"])
+    assert {machine["rank"] for one in told for machine in one["systems"]} == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -85,5 +112,5 @@ def _started(where: Path, address: str, rank: int) -> subprocess.Popen[str]:
         "JAX_NUM_CPU_DEVICES": "2", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(SOURCES), "COLUMNS": "120",
         "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
     }
-    return subprocess.Popen([sys.executable, "-m", "embark", "train", "pair.toml", "--quiet"], cwd=where,
-                            env=os.environ | settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", LATE], cwd=where, env=os.environ | settings,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -8,6 +8,7 @@ import torch
 from embark.train.clock import Clock, Counted, HostWaits
 from embark.train.phases import PHASES
 from embark.train.rank_rows import RankRows, Row, first_trouble
+from embark.train.rank_times import RankTime
 from embark.train.telling import Telling
 from embark.train.waiting import InputWaits
 
@@ -72,7 +73,7 @@ def test_a_rank_s_own_time_leaves_out_its_wait_for_the_others(tiny, alone):
 def test_trouble_is_that_of_the_lowest_rank_that_has_any():
     none = row(Counted(1, 1.0, 0.0, 0.0))
     assert first_trouble([none, none]) is None
-    assert first_trouble([none, row(none.counted, trouble=("id", 3, "user"))]) == ("id", 3, "user")
+    assert first_trouble([none, row(none.time.counted, trouble=("id", 3, "user"))]) == ("id", 3, "user")
 
 
 @pytest.mark.parametrize("waits", [HostWaits(), InputWaits(torch.device("cpu"))])
@@ -129,7 +130,7 @@ class Seen:
 
 
 def row(counted, system=None, trouble=None):
-    return Row(trouble, counted, system, None, False)
+    return Row(trouble, RankTime(counted, system), None, False)
 
 
 def slow_numbers(num, wait_s):

@@ -167,3 +167,12 @@ def test_nobody_waited_for_a_run_that_was_stopped_by_hand():
     lost = losses([by_hand], 3600.0)
     assert lost.down_s == 10.0
     assert lost.usd == pytest.approx(10.0)
+
+
+def test_steps_that_nobody_has_redone_yet_are_not_said_to_be():
+    once = [*start(0), *steps(10, 0, 100), save(40.5, 60), Event("error", {"text": "no space left", "step": 100}, 61.0)]
+    assert losses_sentence(losses(interruptions(once))) == "stopped once; 40 steps (20.0 s) to redo and 0.00 s waited"
+    back = [*once, *start(150, 60), *steps(170, 60, 100)]
+    assert "40 steps (20.0 s) were redone" in losses_sentence(losses(interruptions(back)))
+    again = [*back, Event("error", {"text": "no space left", "step": 100}, 200.0)]
+    assert "80 steps (40.0 s) redone or to redo" in losses_sentence(losses(interruptions(again)))

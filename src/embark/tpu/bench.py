@@ -1,0 +1,100 @@
+"""How fast JAX's trainer steps here, from batches that are in the host's memory before the clock starts."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from itertools import count, cycle
+from typing import Any
+
+import jax
+
+from embark.data import Source, fit_spec, open_source
+from embark.errors import UserError
+from embark.spec import RunSpec
+from embark.store import open_door
+from embark.tpu.built import Built
+from embark.tpu.faults import peak_bytes
+from embark.tpu.feed import DeviceBatch, to_devices
+from embark.tpu.state import initial_state
+from embark.tpu.world import World, check_against, join
+
+NUM_BATCHES = 16
+WARM_UP_STEPS = 10
+ROUNDS = 5
+ENDLESS = 10**9
+"""More steps than a bench takes: the learning rate does not end."""
+
+
+class Stepping:
+    """The trainer, ready to step; each batch is cut up and copied to the devices as in a run, one ahead."""
+
+    def __init__(self, spec: RunSpec, world: World, source: Source) -> None:
+        self.built = Built(spec, world, ENDLESS, source)
+        self.built.state = initial_state(spec, self.built.places, world)
+        self._batches = self._ahead(spec, world, source)
+        self._numbers = count()
+
+    def run(self, num_steps: int) -> None:
+        """Nothing is waited for."""
+        for _ in range(num_steps):
+            self.built.step(next(self._batches), next(self._numbers))
+
+    def wait(self) -> None:
+        jax.block_until_ready(self.built.state)
+
+    def _ahead(self, spec: RunSpec, world: World, source: Source) -> Iterator[DeviceBatch]:
+        size = spec.train.batch_size
+        num_batches = min(NUM_BATCHES, source.num_train_samples // size)
+        if not num_batches:
+            raise UserError(f"the data has fewer than train.batch_size = {size} samples",
+                            fix="a smaller train.batch_size")
+        batches = [source.train_rows(0, i * size, (i + 1) * size) for i in range(num_batches)]
+        following = None
+        for batch in cycle(batches):
+            placed = to_devices(batch, spec, self.built.places, world)
+            if following is not None:
+                yield following
+            following = placed
+
+
+def bench(spec: RunSpec, *, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Samples a second of all devices together, a step's time, and memory where JAX tells it."""
+    with join(spec.place) as world:
+        if world.world_size > 1:
+            raise UserError("embark bench measures one process", fix="run it on one host")
+        spec = fit_spec(spec, open_door=open_door)
+        check_against(spec, world)
+        began = time.perf_counter()
+        stepping = Stepping(spec, world, open_source(spec, open_door=open_door))
+        stepping.run(1)
+        stepping.wait()
+        first_s = time.perf_counter() - began
+        times = _timed(stepping, seconds)
+        name = f"Embark, {stepping.built.engine.name}, {stepping.built.precision}, from memory"
+        tell(name)
+        step_s = statistics.median(times)
+        row = {"name": name, "samples_per_s": spec.train.batch_size / step_s, "step_ms": step_s * 1e3,
+               "fastest_ms": min(times) * 1e3, "slowest_ms": max(times) * 1e3, "first_step_s": first_s}
+        if held := peak_bytes(world):
+            row["memory_bytes"] = held
+        return {"batch_size": spec.train.batch_size, "device": world.device_name, "jax": jax.__version__,
+                "rows": [row]}
+
+
+def _timed(stepping: Stepping, seconds: float) -> list[float]:
+    """Seconds of a step, in rounds."""
+    stepping.run(WARM_UP_STEPS)
+    stepping.wait()
+    began = time.perf_counter()
+    stepping.run(3)
+    stepping.wait()
+    num_steps = max(3, int(seconds / ROUNDS / ((time.perf_counter() - began) / 3)))
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        stepping.run(num_steps)
+        stepping.wait()
+        times.append((time.perf_counter() - began) / num_steps)
+    return times
