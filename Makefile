@@ -26,7 +26,7 @@ quickstart: .venv/.embark  ## install what training needs, then train a small mo
 	@.venv/bin/embark train quickstart --fresh
 
 test: .venv/.dev  ## run every test that can run here, with coverage
-	@$(PY) -m pytest -n $(WORKERS) --maxprocesses 8 --cov --cov-report= $(TESTS)
+	@$(PY) -m pytest -n $(WORKERS) --dist worksteal --maxprocesses 8 --cov --cov-report= $(TESTS)
 	@$(PY) -m coverage report --fail-under=90
 
 check: .venv/.dev  ## ruff, mypy --strict and the import contracts

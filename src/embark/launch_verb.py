@@ -44,10 +44,10 @@ def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, con
         remember(run)
         place.submit(replace(order, note=made.append))
         remember(replace(run, is_submitted=True))
-    console.data({"name": handle.name, "backend": handle.backend, "where": dict(handle.where),
-                  "run": handle.run_uri, "usd_per_hour": handle.usd_per_hour, **told})
-    console.result(f"{clean_line(handle.title)}: handed over")
-    console.text(f"embark status {handle.name}; embark logs {handle.name} --follow; embark cancel {handle.name}")
+        console.data({"name": handle.name, "backend": handle.backend, "where": dict(handle.where),
+                      "run": handle.run_uri, "usd_per_hour": handle.usd_per_hour, **told})
+        console.result(f"{clean_line(handle.title)}: handed over")
+        console.text(f"embark status {handle.name}; embark logs {handle.name} --follow; embark cancel {handle.name}")
     return ExitCode.DONE
 
 

@@ -24,9 +24,7 @@ from embark.render.image import render_image
 
 ROOT = Path(__file__).parents[2]
 NAME = "localhost/embark:test"
-WARM = "localhost/embark:warm"
-"""The same with the bytecode of what a rank imports, which the Dockerfile leaves out for size: ranks start in half the
-time, and some tests start many."""
+BASE = "localhost/base:12"
 LIMITS = ("--ulimit", "nofile=20000:20000", "--ulimit", "nproc=4096:4096")
 DRIVERS = ("overlay", "vfs")
 """vfs copies the whole image for every container, and works everywhere."""
@@ -101,7 +99,6 @@ def make_store(folder: Path) -> Store:
     store = next(store for store in (Store(folder, driver) for driver in DRIVERS) if can_run(store, rootfs))
     shutil.rmtree(rootfs)
     build(store)
-    warm(store)
     store.wrapper.mkdir()
     wrapper = store.wrapper / "podman"
     options = " ".join([*store.options, "--runtime", "runc"])
@@ -132,9 +129,9 @@ def make_base(rootfs: Path) -> None:
 def can_run(store: Store, rootfs: Path) -> bool:
     """Takes the base in, and a container of it runs."""
     with subprocess.Popen(["tar", "-C", str(rootfs), "-c", "."], stdout=subprocess.PIPE) as tar:
-        taken = store.podman("import", "-", "localhost/base:12", stdin=tar.stdout, check=False)
+        taken = store.podman("import", "-", BASE, stdin=tar.stdout, check=False)
     if taken.returncode == 0 and tar.returncode == 0:
-        tried = store.podman("run", "--rm", "--network", "none", *LIMITS, "localhost/base:12", "true", check=False)
+        tried = store.podman("run", "--rm", "--network", "none", *LIMITS, BASE, "true", check=False)
         if tried.returncode == 0:
             return True
     forget(store)
@@ -156,18 +153,10 @@ def build(store: Store) -> None:
                    check=True, timeout=300, capture_output=True)
     arguments, volumes = as_pip_is_configured()
     command = ["buildah", *store.options, "bud", "--isolation", "chroot", "--network", "host", *volumes, *arguments,
-               "--build-arg", "BASE=localhost/base:12", "--build-arg", "VARIANT=cpu", "--build-arg", "FABRIC=none",
+               "--build-arg", f"BASE={BASE}", "--build-arg", "VARIANT=cpu", "--build-arg", "FABRIC=none",
                "-t", NAME, str(context)]
     done = subprocess.run(command, text=True, capture_output=True, timeout=900)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-
-
-def warm(store: Store) -> None:
-    store.podman("run", "--name", "warm", "--user", "0", "--network", "none", *LIMITS, "--entrypoint", "python", NAME,
-                 "-c", "import embark.train.loop, torch.distributed.run")
-    store.podman("commit", "--change", "USER 1000:1000", "--change", 'ENTRYPOINT ["/opt/embark/bin/entrypoint.sh"]',
-                 "warm", WARM)
-    store.podman("rm", "warm")
 
 
 def as_pip_is_configured() -> tuple[list[str], list[str]]:

@@ -24,6 +24,15 @@ def test_it_is_not_root_and_says_so(image_store):
     print(f"image: {config['Size'] / 1e9:.2f} GB")
 
 
+def test_what_a_rank_imports_is_compiled_since_its_user_could_not_write_that(image_store):
+    code = ("import importlib.util as found, pathlib\n"
+            "for name in ('torch', 'torchrec', 'embark'):\n"
+            "    cached = found.cache_from_source(found.find_spec(name).origin)\n"
+            "    print(name, pathlib.Path(cached).exists())")
+    told = image_store.run("python", "-c", code).stdout.splitlines()
+    assert told == ["torch True", "torchrec True", "embark True"]
+
+
 def test_alone_it_trains_the_quickstart(image_store):
     process = subprocess.Popen(["podman", *image_store.options, "--runtime", "runc", "run", "--rm", "--name", "alone",
                                 "--network", "none", *LIMITS, NAME], text=True, stdout=subprocess.PIPE,

@@ -91,6 +91,19 @@ def test_an_expired_token_is_told_at_once_with_the_cloud_s_own_login(api):
     assert not told, "waiting does not renew a token"
 
 
+def test_a_token_that_expires_while_a_log_is_followed_is_told_too(api):
+    handle = launched("place.nodes=1")
+    api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
+    api.log("dlrm-0-a", "before")
+    lines = place(patience=SHORT).logs(handle, follow=True)
+    assert next(lines).text == "before"
+    api.is_token_good = False
+    api.down()
+    api.up()
+    with pytest.raises(UserError, match="does not know who you are any more"):
+        next(lines)
+
+
 def test_what_the_server_refuses_is_refused_before_anything_of_the_run_is_made(api):
     api.refusal = 'Job.batch "dlrm" is invalid: spec.completions: Invalid value'
     with pytest.raises(UserError, match=r"spec\.completions: Invalid value") as caught:
@@ -206,6 +219,20 @@ def test_a_real_ctrl_c_ends_a_kubectl_that_hangs(api, tmp_path):
     assert process.returncode == ExitCode.INTERRUPTED, told
     assert "there may be by now: namespace embark" in told
     assert "Traceback" not in told
+
+
+def test_ctrl_c_as_the_hand_over_is_told_says_what_is_there(api, monkeypatch):
+    """The very last moment: all is made, and the terminal has not heard of it."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    console = Console(quiet=True)
+    monkeypatch.setattr(Console, "result", interrupt)
+    with pytest.raises(Interrupted, match=r"job\.batch/dlrm") as caught:
+        launch_run(console, spec_of(), yes=True, dry_run=False)
+    assert "embark cancel dlrm" in caught.value.fix
+    assert find_run("dlrm").is_submitted
 
 
 def test_what_a_launch_that_was_cut_off_left_is_taken_away_by_cancel(api, monkeypatch, tmp_path):

@@ -78,46 +78,52 @@ class Terminal:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_a_run_waits_for_its_machines_survives_a_worker_s_death_and_ends_as_if_undisturbed(tmp_path):
+def test_runs_wait_for_machines_survive_a_worker_s_death_end_as_if_undisturbed_and_are_cancelled(tmp_path):
+    """One cluster for all of it: its start is what takes time."""
     with ray_cluster((1,)) as cluster:
         here = Terminal(tmp_path, cluster)
-        here.launch("clicks")
-        status = until(lambda: here.status("clicks"), lambda s: "waits for" in s["reason"])
-        assert status["state"] == "pending"
-        assert status["reason"] == "waits for 2 x {CPU: 1}: the cluster has 1"
-        assert "add machines" in status["fix"]
-
-        cluster.add(1)
-        shelf = RunDir(str(tmp_path / "runs" / "clicks")).shelf
-        until(lambda: len(shelf.committed()), lambda count: count >= 1)
-        assert len(ranks_of(cluster)) == 4, "torchrun and a rank on each machine"
-        os.kill(a_worker(cluster), signal.SIGKILL)
-
-        told = here.embark("logs", "clicks", "--follow")
-        assert "succeeded" in told.splitlines()[-1]
-        assert re.search(r"(?m)^\d\d:\d\d:\d\d rank 0 \|   saved     step 200/200", told)
-        assert "1 worker lost so far" in here.embark("status", "clicks")
-        assert here.status("clicks")["num_restarts"] == 1
-        assert not ranks_of(cluster), "ranks outlived their worker"
-    starts = [event for event in here.events("clicks") if event["event"] == "start"]
-    assert len(starts) == 2
+        waits_for_its_machines_and_survives_a_worker_s_death(here, cluster)
+        cancel_leaves_a_checkpoint_of_the_step_that_it_came_at(here)
     assert losses(here.events("clicks")) == losses(undisturbed(here))
 
 
-def test_cancel_leaves_a_checkpoint_of_the_step_that_it_came_at(tmp_path):
-    with ray_cluster((1, 1)) as cluster:
-        here = Terminal(tmp_path, cluster)
-        here.launch("long", "train.num_steps=100000", "store.checkpoint_every=0")
-        until(lambda: here.events("long"), lambda events: any(event["event"] == "step" for event in events))
-        told = here.embark("cancel", "long", "--yes")
-        assert "removed Ray job embark-long-" in told
-        (saved,) = RunDir(str(tmp_path / "runs" / "long")).shelf.committed()
-        assert saved.name in told
-        last = max(event["step"] for event in here.events("long") if event["event"] == "step")
-        assert saved.name == f"step-{last:09d}"
-        assert here.status("long")["state"] == "gone"
-        assert "removed the record of Ray job" in here.embark("cancel", "long", "--yes")
-        assert "does not know embark-long-" in here.status("long")["reason"]
+def waits_for_its_machines_and_survives_a_worker_s_death(here: Terminal, cluster: RayCluster) -> None:
+    here.launch("clicks")
+    status = until(lambda: here.status("clicks"), lambda s: "waits for" in s["reason"])
+    assert status["state"] == "pending"
+    assert status["reason"] == "waits for 2 x {CPU: 1}: the cluster has 1"
+    assert "add machines" in status["fix"]
+
+    cluster.add(1)
+    shelf = RunDir(str(here.folder / "runs" / "clicks")).shelf
+    until(lambda: len(ranks_of(cluster)), lambda count: count == 4)  # torchrun and a rank on each machine
+    victim = a_worker(cluster)  # found out now: it takes a while, and the run does not wait
+    until(lambda: len(shelf.committed()), lambda count: count >= 1, every_s=0.02)
+    os.kill(victim, signal.SIGKILL)
+
+    told = here.embark("logs", "clicks", "--follow")
+    assert "succeeded" in told.splitlines()[-1]
+    assert re.search(r"(?m)^\d\d:\d\d:\d\d rank 0 \|   saved     step 200/200", told)
+    assert "1 worker lost so far" in here.embark("status", "clicks")
+    assert here.status("clicks")["num_restarts"] == 1
+    assert not ranks_of(cluster), "ranks outlived their worker"
+    events = here.events("clicks")
+    assert [event["world_size"] for event in events if event["event"] == "start"] == [2, 2]
+    assert events[-1]["event"] == "end"
+
+
+def cancel_leaves_a_checkpoint_of_the_step_that_it_came_at(here: Terminal) -> None:
+    here.launch("long", "train.num_steps=100000", "store.checkpoint_every=0")
+    until(lambda: here.events("long"), lambda events: any(event["event"] == "step" for event in events))
+    told = here.embark("cancel", "long", "--yes")
+    assert "removed Ray job embark-long-" in told
+    (saved,) = RunDir(str(here.folder / "runs" / "long")).shelf.committed()
+    assert saved.name in told
+    last = max(event["step"] for event in here.events("long") if event["event"] == "step")
+    assert saved.name == f"step-{last:09d}"
+    assert here.status("long")["state"] == "gone"
+    assert "removed the record of Ray job" in here.embark("cancel", "long", "--yes")
+    assert "does not know embark-long-" in here.status("long")["reason"]
 
 
 def undisturbed(here: Terminal) -> list[dict[str, Any]]:
@@ -152,11 +158,11 @@ def a_worker(cluster: RayCluster) -> int:
     return int(next(a["pid"] for a in actors if a["class_name"] == "RayTrainWorker" and a["state"] == "ALIVE"))
 
 
-def until(look: Any, is_so: Any, limit_s: float = 300.0) -> Any:
+def until(look: Any, is_so: Any, limit_s: float = 300.0, every_s: float = 0.5) -> Any:
     end_s = time.monotonic() + limit_s
     while True:
         seen = look()
         if is_so(seen):
             return seen
         assert time.monotonic() < end_s, seen
-        time.sleep(0.5)
+        time.sleep(every_s)

@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
-from cloud.image import WARM, common_folder
-from cloud.rehearsals import assert_trained, rehearse_quickstart, undisturbed_loss
+from cloud.image import BASE, NAME, common_folder
+from cloud.rehearsals import assert_trained, rehearse, rehearse_quickstart, undisturbed_loss
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("podman")]
 
-ENGINE = ("--engine", "podman", "--image", WARM)
+ENGINE = ("--engine", "podman", "--image", NAME)
 LAST_STEP = 25
+SLEEPS = """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: sleeps}
+spec:
+  completionMode: Indexed
+  parallelism: 3
+  completions: 3
+  template:
+    spec:
+      restartPolicy: Never
+      containers: [{name: c, image: any, command: [sleep, "300"]}]
+"""
+HUNGRY = """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: hungry}
+spec:
+  completionMode: Indexed
+  backoffLimit: 0
+  template:
+    spec:
+      restartPolicy: Never
+      containers:
+      - name: c
+        image: any
+        command: [python3, -c, "held = bytearray(300 << 20)"]
+        resources: {limits: {memory: 128Mi, cpu: 500m}}
+"""
 
 
 @pytest.fixture(scope="session")
@@ -19,28 +53,61 @@ def undisturbed(tmp_path_factory) -> float:
     return undisturbed_loss(common_folder(tmp_path_factory.getbasetemp()))
 
 
-@pytest.mark.parametrize("cloud", ["aws", "azure", "gcp"])
-def test_the_pods_of_a_rendered_job_meet_by_name_and_train_to_the_end(cloud, image_store, undisturbed):
-    answer = rehearse_quickstart(cloud, *ENGINE, path=image_store.wrapper)
-    assert_trained(answer)
-    assert answer["engine"] == "podman"
-    assert answer["final_loss"] == undisturbed
-    assert_nothing_is_left(image_store)
-
-
 @pytest.mark.parametrize(("cloud", "target", "fault"), [
+    ("gcp", "job", ""),
     ("aws", "job", "--kill=0@step{step}"),
+    ("azure", "job", "--cut=1@step{step}+5s"),
     ("azure", "jobset", "--preempt=1@step{step}"),
     ("gcp", "trainjob", "--pause=1@step{step}+4s"),
-    ("gcp", "job", "--cut=1@step{step}+5s"),
 ])
-def test_whatever_happens_to_a_pod_the_run_ends_as_if_nothing_had(cloud, target, fault, image_store, undisturbed):
+def test_pods_meet_by_name_and_whatever_happens_to_one_the_run_ends_as_if_nothing_had(
+    cloud, target, fault, image_store, undisturbed
+):
     step = random.SystemRandom().randrange(2, LAST_STEP)
-    answer = rehearse_quickstart(cloud, *ENGINE, fault.format(step=step), target=target, path=image_store.wrapper)
+    faults = [fault.format(step=step)] if fault else []
+    answer = rehearse_quickstart(cloud, *ENGINE, *faults, target=target, path=image_store.wrapper)
     assert_trained(answer)
+    assert answer["engine"] == "podman"
     assert answer["final_loss"] == undisturbed, f"at step {step}"
     assert bool(answer["resumed_from"]) == (fault.startswith(("--kill", "--preempt")))
     assert_nothing_is_left(image_store)
+
+
+def test_a_pod_has_the_memory_that_its_limit_says_and_no_more(image_store, tmp_path):
+    (tmp_path / "job.yaml").write_text(HUNGRY)
+    answer = rehearse(str(tmp_path / "job.yaml"), "--engine", "podman", "--image", BASE, path=image_store.wrapper)
+    assert [end["code"] for end in answer["ends"]] == [137]
+    assert answer["verdict"] == ("hungry-0 was killed without a notice (exit code 137), as what passes its memory "
+                                 "limit of 128 MiB is")
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.4, 1.5])
+def test_ctrl_c_leaves_no_container_no_network_and_no_folder(after_s, image_store, tmp_path):
+    """Also while the containers are being made."""
+    (tmp_path / "job.yaml").write_text(SLEEPS)
+    words = [sys.executable, "-m", "embark", "rehearse", "job.yaml", "--engine", "podman", "--image", BASE]
+    env = {**os.environ, "PATH": f"{image_store.wrapper}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "200",
+           "TMPDIR": str(tmp_path / "folders"), "PYTHONUNBUFFERED": "1"}
+    (tmp_path / "folders").mkdir()
+    with subprocess.Popen(words, text=True, cwd=tmp_path, env=env, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert any("pods are containers of" in line for line in process.stdout)
+        (folder,) = (tmp_path / "folders").glob("embark-rehearse-*")
+        while folder.name not in networks(image_store) and process.poll() is None:
+            time.sleep(0.05)
+        time.sleep(after_s)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "stopped by SIGINT" in err
+    assert folder.name not in networks(image_store)
+    assert folder.name not in image_store.podman("ps", "--all", "--format", "{{.Names}}").stdout
+    assert not folder.exists()
+
+
+def networks(image_store) -> set[str]:
+    return set(image_store.podman("network", "ls", "--format", "{{.Name}}").stdout.split())
 
 
 def assert_nothing_is_left(image_store) -> None:

@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import boto3
 import pytest
 from cloud import emulators
 from ssh_servers import servers
@@ -57,6 +57,8 @@ def moto(tmp_path_factory):
 def machines(tmp_path, monkeypatch, environment, moto):
     """EC2's machines are where their numbers say: a server on loopback each, and folders for disks."""
     environment(moto.env)
+    for name in [name for name in os.environ if name.startswith("COV")]:  # `aws` is a Python program that is not ours
+        monkeypatch.delenv(name)
     with servers(tmp_path, "dlrm-0", "dlrm-1") as (made, _, _):
         programs = tmp_path / "programs"
         programs.mkdir()
@@ -100,14 +102,13 @@ def machines(tmp_path, monkeypatch, environment, moto):
                 continue
 
 
-def aws(*words: str) -> dict:
-    done = subprocess.run(["aws", *words, "--output", "json"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout or "{}")
+def ec2():
+    """The test's own eyes and hands."""
+    return boto3.client("ec2", region_name="us-east-1")
 
 
 def instances() -> list[dict]:
-    told = aws("ec2", "describe-instances", "--region", "us-east-1", "--filters", "Name=tag:embark-run,Values=dlrm")
+    told = ec2().describe_instances(Filters=[{"Name": "tag:embark-run", "Values": ["dlrm"]}])
     return [one for reservation in told["Reservations"] for one in reservation["Instances"]]
 
 
@@ -137,7 +138,7 @@ def test_the_whole_life_of_a_run_on_spot_machines(tmp_path, machines, capsys):
     assert sorted(said) == [f"rank 0 of {first}", f"rank 1 of {first}"]
 
     # The first machine is taken away: another comes, at another address, and the other rank is told of it.
-    aws("ec2", "terminate-instances", "--region", "us-east-1", "--instance-ids", made["0"]["InstanceId"])
+    ec2().terminate_instances(InstanceIds=[made["0"]["InstanceId"]])
     lost = next((tmp_path / "dlrm-0").glob("i-*/started.json"))
     os.killpg(json.loads(lost.read_text())["pid"], signal.SIGKILL)
     hasty = Vm(Shell(), tell=lambda _: None, is_hasty=True).status(handle)

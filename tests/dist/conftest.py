@@ -1,4 +1,4 @@
-"""Real ranks: processes under torchrun, joined by gloo."""
+"""Real ranks, joined by gloo: under torchrun, or forked by a process that has imported torch already."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faults.conftest import Zygote
 
 SPEC = """
 name = "ranks"
@@ -74,8 +76,8 @@ class Ranks:
         return self.events("eval")[-1]
 
 
-def command(num_ranks: int, spec: Path, sets: tuple[str, ...], more: tuple[str, ...] = ()) -> list[str]:
-    embark = ["-m", "embark", "train", str(spec), *(w for s in sets for w in ("--set", s)), *more]
+def command(num_ranks: int, spec: Path, sets: tuple[str, ...]) -> list[str]:
+    embark = ["-m", "embark", "train", str(spec), *(w for s in sets for w in ("--set", s))]
     if num_ranks == 1:
         return [sys.executable, *embark]
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}", *embark]
@@ -85,29 +87,57 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def train(directory: Path, num_ranks: int, *sets: str, name: str = "ranks", more: tuple[str, ...] = ()) -> Ranks:
-    """Train on so many ranks and wait for the end."""
-    spec = directory / "ranks.toml"
-    spec.write_text(SPEC)
-    done = subprocess.run(command(num_ranks, spec, (f"store.root={directory}", f"name={name}", *sets), more),
+def train(directory: Path, num_ranks: int, *sets: str, name: str = "ranks") -> Ranks:
+    """Train on so many ranks under torchrun and wait for the end."""
+    spec = written_spec(directory)
+    done = subprocess.run(command(num_ranks, spec, (f"store.root={directory}", f"name={name}", *sets)),
                           capture_output=True, text=True, timeout=240, env=environment(), cwd=directory)
     return Ranks(done.returncode, done.stdout + done.stderr, directory / name)
 
 
-@pytest.fixture(scope="session")
-def one(tmp_path_factory) -> Ranks:
-    """The run of one process that the others are held against."""
-    return train(tmp_path_factory.mktemp("one"), 1)
+def forked(zygote: Zygote, directory: Path, num_ranks: int, *sets: str, name: str = "ranks", hook: str = "") -> Ranks:
+    """The same without torchrun, and without four seconds of imports for each rank."""
+    every = (f"store.root={directory}", f"name={name}", *sets)
+    words = ["train", str(written_spec(directory)), *(word for one in every for word in ("--set", one))]
+    log = directory / f"{name}.log"
+    pids = zygote.fork(num_ranks, words, cwd=directory, log=log, hook=hook)
+    codes = [zygote.code(pid, 240.0) for pid in pids]
+    assert None not in codes, "not ended"
+    output = "".join(Path(f"{log}.{rank}").read_text() for rank in range(num_ranks))
+    return Ranks(max(map(abs, codes)), output, directory / name)
 
 
-@pytest.fixture
-def spec_file(tmp_path) -> Path:
-    path = tmp_path / "ranks.toml"
+def written_spec(directory: Path) -> Path:
+    path = directory / "ranks.toml"
     path.write_text(SPEC)
     return path
 
 
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    made = Zygote()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def one(zygote, tmp_path_factory) -> Ranks:
+    """The run of one process that the others are held against."""
+    return forked(zygote, tmp_path_factory.mktemp("one"), 1)
+
+
 @pytest.fixture
-def ranks(tmp_path):
+def spec_file(tmp_path) -> Path:
+    return written_spec(tmp_path)
+
+
+@pytest.fixture
+def ranks(zygote, tmp_path):
+    """`forked` in this test's own directory."""
+    return partial(forked, zygote, tmp_path)
+
+
+@pytest.fixture
+def torchrun(tmp_path):
     """`train` in this test's own directory."""
     return partial(train, tmp_path)

@@ -6,8 +6,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("sharding", ["table_wise", "row_wise", "column_wise", "table_row_wise"])
-def test_two_captured_ranks_give_the_losses_of_the_pipeline(ranks, one, sharding):
-    two = ranks(2, "train.engine=captured", f"train.sharding={sharding}")
+def test_two_captured_ranks_give_the_losses_of_the_pipeline(ranks, torchrun, one, sharding):
+    start = torchrun if sharding == "table_wise" else ranks
+    two = start(2, "train.engine=captured", f"train.sharding={sharding}")
     assert two.code == 0, two.output
     assert two.events("start")[0]["engine"] == "captured"
     assert {t["sharding"] for t in two.events("plan")[0]["tables"]} == {sharding}

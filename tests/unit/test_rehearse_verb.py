@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,6 +57,12 @@ def test_it_says_what_is_not_as_in_the_cluster_which_engine_it_takes_and_how_it_
     assert "rehearsed: 1 pod ended well" in out
 
 
+def test_limits_that_processes_do_not_have_are_told(capfd):
+    limited = (POD % "exit 0").replace("image: ", "resources: {limits: {memory: 64Mi}}, image: ")
+    assert run(["rehearse", manifest(limited)]) == 0
+    assert "limits of memory and CPU: the container's → none" in capfd.readouterr().out
+
+
 def test_what_fails_ends_with_1_a_sentence_and_a_fix(capfd):
     assert run(["rehearse", manifest(POD % "exec no-such-program")]) == 1
     out = capfd.readouterr().out
@@ -81,8 +88,6 @@ def test_a_folder_is_taken_whole_and_the_job_that_trains_is_found(capfd):
 
 
 def test_kept_folders_are_told_with_the_command_that_removes_them(capfd):
-    import shutil
-
     assert run(["rehearse", manifest(), "--keep", "--json"]) == 0
     folder, _, how = json.loads(capfd.readouterr().out)["kept"].partition("; ")
     assert Path(folder).is_dir()
@@ -159,6 +164,28 @@ def test_stopped_by_a_signal_it_leaves_nothing(number):
     assert f"stopped by {number.name}" in err
     assert not Path(folder).exists()
     assert not [path for path in Path("/proc").glob("[0-9]*/cwd") if is_in(path, folder)]
+
+
+def test_stopped_by_a_signal_what_was_to_be_kept_is_kept_and_told():
+    words = [sys.executable, "-m", "embark", "rehearse", manifest(POD % "pwd; exec sleep 300"), "--engine", "processes",
+             "--keep"]
+    with subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        folder = next(line.split("| ")[1].strip() for line in process.stdout if "/embark-rehearse-" in line)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    root = next(path for path in Path(folder).parents if path.name.startswith("embark-rehearse-"))
+    assert f"kept: {root}; rm -r {root} removes it" in err
+    assert root.is_dir()
+    assert not [path for path in Path("/proc").glob("[0-9]*/cwd") if is_in(path, folder)]
+    shutil.rmtree(root)
+
+
+def test_with_nothing_to_keep_an_error_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "own"))
+    (tmp_path / "own").mkdir()
+    words = [sys.executable, "-m", "embark", "rehearse", manifest(), "--engine", "podman", "--keep"]
+    assert subprocess.run(words, capture_output=True, timeout=60, check=False).returncode == 64
+    assert list((tmp_path / "own").iterdir()) == []
 
 
 def is_in(path: Path, folder: str) -> bool:

@@ -67,9 +67,9 @@ def dockerfile(*, fabric: str, has_ray: bool, image: str, extras: str = EXTRAS) 
         _why("The fabric's libraries, without which NCCL falls back to TCP, in silence. The host has the rest.")
         + "# hadolint ignore=DL3003,DL3008\n" + _fabric_step(),
         f"ENV PATH={_HOME}/bin:$PATH \\\n    PYTHONUNBUFFERED=1 \\\n    PIP_DISABLE_PIP_VERSION_CHECK=1",
-        _why("An environment of its own that sees the base's torch.") + "# hadolint ignore=DL3013\n"
-        + _run(f"python3 -m venv --system-site-packages {_HOME}", _triple_step(),
-               f"find {_HOME} -name __pycache__ -prune -exec rm -rf {{}} +"),
+        _why("An environment of its own that sees the base's torch. Its bytecode stays: not being root, a rank could "
+             "write none, and would compile torch anew at each start.") + "# hadolint ignore=DL3013\n"
+        + _run(f"python3 -m venv --system-site-packages {_HOME}", _triple_step()),
         _why("Wheels in dist/ come before the package index; they are seen here and not kept.")
         + "WORKDIR /tmp/dist\nRUN --mount=type=bind,source=dist,target=/tmp/dist \\\n    "
         + f"python -m pip install --no-cache-dir --find-links . {shlex.join(packages)}",

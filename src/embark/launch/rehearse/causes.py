@@ -15,6 +15,8 @@ from embark.launch.rehearse.services import why_not
 from embark.launch.rehearse.shrink import Run, launch_of
 from embark.launch.rehearse.workload import Workload
 
+KILLED = 137
+"""128 and SIGKILL."""
 _NO_FILE = re.compile(r"can't open file '([^']+)'|No module named '?([\w.]+)'?|([\w./-]+\.py): No such file")
 _NO_PROGRAM = re.compile(r'exec: "([^"]+)": (?:executable file not found|stat|no such file)|'
                          r'executable file `([^`]+)` not found|([\w./-]+): (?:command )?not found')
@@ -47,7 +49,7 @@ def find_cause(case: Case) -> Cause:
     """The first that fits: what the manifest itself makes sure of comes before what the lines say."""
     checks: Sequence[Callable[[Case], Cause | None]] = (
         _missing, _undefined, _no_program, _no_script, _unresolvable, _not_as_many, _stopped_with_zero, _alone,
-        _refused_by_the_run, _too_slow, _from_lines, _too_long,
+        _refused_by_the_run, _too_slow, _out_of_memory, _from_lines, _too_long,
     )
     for check in checks:
         if (cause := check(case)) is not None:
@@ -184,6 +186,21 @@ def _refused_by_the_run(case: Case) -> Cause | None:
             said = [line.removeprefix("error: ") for line in lines[first:first + 3]]
             return Cause(f"the run refuses its spec or its data: {'; '.join(said)}",
                          "mend what it names; where the image is older than the spec, build it anew")
+    return None
+
+
+def _out_of_memory(case: Case) -> Cause | None:
+    """A container engine does not always say so, but here nobody else kills a pod in silence."""
+    if case.outcome.finish != "failed":
+        return None
+    killed = {end.pod for end in case.outcome.ends
+              if end.code == KILLED and not end.is_disrupted and not end.is_deleted}
+    for pod in case.pods:
+        if pod.name in killed:
+            limit = (f"its memory limit of {pod.memory_bytes / 2**20:,.0f} MiB" if pod.memory_bytes
+                     else "this machine's memory")
+            return Cause(f"{pod.name} was killed without a notice (exit code {KILLED}), as what passes {limit} is",
+                         "a higher limits.memory, or a command that holds less; embark plan says what a run takes")
     return None
 
 

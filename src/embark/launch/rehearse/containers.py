@@ -6,7 +6,6 @@ import ipaddress
 import os
 import random
 import resource
-import secrets
 from pathlib import Path
 
 from embark.errors import Fault, UserError
@@ -22,6 +21,9 @@ WIDE_NOFILE = 1_048_576
 """What podman asks for by itself; where the hard limit is lower, a container would not start."""
 SHM = "/dev/shm"
 ENGINES = ("podman", "docker")
+DNS = ("--dns-option", "timeout:1", "--dns-option", "attempts:2")
+"""torch asks for the name of every address that leaves it. A cluster knows at once that a pod has gone; here that
+question may go to a server of the world outside, and be waited for."""
 _FAST_S = 30.0
 _SLOW_S = 120.0
 
@@ -49,12 +51,14 @@ class Containers:
         self._image = image
         self._names = names
         self._shell = shell
-        self._id = f"embark-rehearse-{secrets.token_hex(4)}"
+        self._id = folders.root.name
+        """Of the network and, with a number, of each container: what belongs together is called alike."""
         self._subnet: ipaddress.IPv4Network | None = None
         self._addresses: dict[str, str] = {}
 
     def changes(self) -> list[Change]:
-        return [Change("image", "of the manifest", f"{self._image}, run by {self.name}")]
+        return [Change("image", "of the manifest", f"{self._image}, run by {self.name}"),
+                Change("names that are asked for", "answered by the cluster", "given up after 2 s")]
 
     def begin(self) -> None:
         chosen = random.Random()  # not the run's: two rehearsals at one time must differ
@@ -74,7 +78,7 @@ class Containers:
         address = str(self._subnet[FIRST_ADDRESS + start.number % 200])
         self._addresses[start.key] = address
         words = [self.name, "run", "--name", self._called(start), "--hostname", pod.hostname, "--network", self._id,
-                 "--ip", address, *self._aliases(start), *self._mounts(start, address), *self._limits(start),
+                 "--ip", address, *DNS, *self._aliases(start), *self._mounts(start, address), *self._limits(start),
                  *self._may(start)]
         env = {name: value.replace(POD_IP, address) for name, value in pod.env.items()}
         # By the environment of the client: what is on a command line, everybody on the machine can read. Not those
@@ -113,9 +117,10 @@ class Containers:
                    self._called(start))
 
     def close(self, *, keep: bool) -> str:
-        names = [f"{self._id}-{key.rpartition('#')[2]}" for key in self._addresses]
+        names = self._there()
         if keep:
-            self._change("kill", *names)
+            for name in names:
+                self._change("kill", name)
             return (f"{self.folders.root} and containers {self._id}-*; {self.name} rm -f {' '.join(names)}; "
                     f"{self.name} network rm {self._id}; rm -r {self.folders.root} removes them")
         if names:
@@ -123,6 +128,12 @@ class Containers:
         if self._subnet is not None:
             self._change("network", "rm", self._id)
         return ""
+
+    def _there(self) -> list[str]:
+        """The containers that were made: of several names to remove, podman removes none where one is not there."""
+        told = self._shell.ask([self.name, "ps", "--all", "--filter", f"name={self._id}", "--format", "{{.Names}}"],
+                               timeout_s=_SLOW_S)
+        return told.out.split()
 
     def _refuse_nameless(self) -> None:
         """Podman with its older network plugins makes networks where no name resolves."""

@@ -6,7 +6,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -51,6 +51,8 @@ class Ended:
     code: int
     at_s: float
     is_disrupted: bool
+    is_deleted: bool = False
+    """By the controller, which starts all again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,9 @@ class Controller:
     """Runs a workload's pods on an engine until they end, or the time is over."""
 
     def __init__(self, workload: Workload, judge: Judge, engine: Engine, reader: EventReader, listener: Listener, *,
-                 faults: Sequence[Fault] = (), limit_s: float, restart_s: float = RESTART_S) -> None:
+                 faults: Sequence[Fault] = (), limit_s: float, restart_s: float = RESTART_S,
+                 held: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """`held` puts off what would interrupt it: a pod that is being started is nobody's to end yet."""
         self._slots = {pod.name: _Slot(pod) for pod in workload.pods}
         self._by_index = {pod.index: pod.name for pod in workload.pods}
         self._judge = judge
@@ -108,6 +112,7 @@ class Controller:
         self._limit_s = limit_s
         self._deadline_s = workload.deadline_s
         self._restart_s = restart_s
+        self._held = held
         self._arriving = Arriving()
         self._starts: dict[str, _Slot] = {}
         self._num_starts = 0
@@ -168,9 +173,10 @@ class Controller:
             slot.start = Start(slot.pod, self._num_starts, slot.generation)
             self._num_starts += 1
             slot.start_at_s, slot.is_disrupted, slot.is_deleted = None, False, False
-            slot.lines = self._engine.start(slot.start)
-            self._starts[slot.start.key] = slot
-            self._arriving.add(slot.start.key, slot.lines)
+            with self._held():
+                slot.lines = self._engine.start(slot.start)
+                self._starts[slot.start.key] = slot
+                self._arriving.add(slot.start.key, slot.lines)
 
     def _take(self, wait_s: float) -> None:
         for key, text in self._arriving.take(wait_s):
@@ -194,7 +200,7 @@ class Controller:
     def _ended(self, slot: _Slot, done: Done) -> None:
         code = done.code if done.code >= 0 else 128 - done.code
         slot.start = slot.lines = slot.kill_at_s = None
-        self._ends.append(Ended(slot.pod.name, code, self._now, slot.is_disrupted))
+        self._ends.append(Ended(slot.pod.name, code, self._now, slot.is_disrupted, slot.is_deleted))
         if slot.is_deleted:
             if not any(one.runs for one in self._slots.values()):
                 self._begin_again()

@@ -22,8 +22,7 @@ from embark.launch.shell import Lines
 
 LOOPBACK = "127.0.0.1"
 _MARK = "EMBARK_REHEARSAL_POD"
-_KEPT = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "COVERAGE_PROCESS_START",
-         "COVERAGE_PROCESS_CONFIG")
+_KEPT = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 """What a process needs of this machine; of an image it would have its own."""
 _SHIMS = {"python": "", "python3": "", "torchrun": "-m torch.distributed.run", "embark": "-m embark"}
 _PORT = re.compile(r"(?P<host>[\w.-]+):(?P<port>\d{2,5})\b")
@@ -38,9 +37,11 @@ class Processes:
     name = "processes"
     can_cut = False
 
-    def __init__(self, folders: Folders, names: Names) -> None:
+    def __init__(self, folders: Folders, names: Names, *, has_limits: bool = False) -> None:
+        """`has_limits`: the pods have limits of memory or CPU that a container here would have too."""
         self.folders = folders
         self._names = names
+        self._has_limits = has_limits
         self._ports: dict[str, str] = {}
         self._running: dict[str, Lines] = {}
         self._starts: list[Start] = []
@@ -50,6 +51,7 @@ class Processes:
             Change("pods", "containers of the image", f"processes of {sys.executable} on this machine, as its user"),
             Change("names of pods", "those that a Service makes resolvable", f"{LOOPBACK}, and a free port for each"),
             Change("paths of mounts", "in the container", "folders of this machine, in commands, variables and files"),
+            *([Change("limits of memory and CPU", "the container's", "none")] if self._has_limits else []),
         ]
 
     def begin(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
@@ -92,7 +93,9 @@ def rehearse(prepared: Prepared, asked: Asked, listener: Listener, *,
     root = Path(mkdtemp(prefix="embark-rehearse-"))
     root.chmod(0o755)
     engine: Engine | None = None
-    before = {number: signal.signal(number, _stop) for number in _STOPS}
+    kept = ""
+    stops = Stops()
+    before = {number: signal.signal(number, stops.come) for number in _STOPS}
     try:
         engine, why = choose_engine(prepared, asked, Folders(root), Shell())
         if any(fault.kind == "cut" for fault in prepared.faults) and not engine.can_cut:
@@ -102,14 +105,19 @@ def rehearse(prepared: Prepared, asked: Asked, listener: Listener, *,
         engine.begin()
         reader = EventReader(_run_folder(prepared, engine))
         outcome = Controller(workload, prepared.judge, engine, reader, listener, faults=prepared.faults,
-                             limit_s=asked.limit_s).run()
+                             limit_s=asked.limit_s, held=stops.held).run()
         verdict = judge_outcome(Case(workload, outcome, prepared.run, asked.num_processes))
         kept = engine.close(keep=True) if asked.keep else ""
         return Rehearsed(verdict, outcome, engine.name, kept)
+    except Interrupted as stopped:
+        if engine is None or not asked.keep:
+            raise
+        stops.is_over = True
+        kept = engine.close(keep=True)
+        raise Interrupted(f"{stopped.what}; kept: {kept}") from None
     finally:  # Ctrl-C and a SIGTERM pass here too, and a second one does not come between
-        for number in _STOPS:
-            signal.signal(number, signal.SIG_IGN)
-        if not asked.keep:
+        stops.is_over = True
+        if not kept:
             if engine is not None:
                 engine.close(keep=False)
             shutil.rmtree(root, ignore_errors=True)
@@ -117,8 +125,34 @@ def rehearse(prepared: Prepared, asked: Asked, listener: Listener, *,
             signal.signal(number, handler)
 
 
-def _stop(number: int, _: object) -> None:
-    raise Interrupted(f"stopped by {signal.Signals(number).name}")
+class Stops:
+    """Ctrl-C and its like: at once, after what must not be cut in two, or not at all once all is being taken away."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._is_held = False
+        self._came = 0
+
+    def come(self, number: int, _: object) -> None:
+        if self.is_over:
+            return
+        self._came = number
+        if not self._is_held:
+            self._raise()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+        if self._came:
+            self._raise()
+
+    def _raise(self) -> None:
+        name, self._came = signal.Signals(self._came).name, 0
+        raise Interrupted(f"stopped by {name}")
 
 
 def choose_engine(prepared: Prepared, asked: Asked, folders: Folders, shell: Shell) -> tuple[Engine, str]:
@@ -129,7 +163,9 @@ def choose_engine(prepared: Prepared, asked: Asked, folders: Folders, shell: She
     reasons: list[str] = []
     for name in wanted:
         if name == "processes":
-            return Processes(folders, names), "; ".join([*reasons, "pods are processes of this machine"])
+            has_limits = any(pod.memory_bytes or pod.cpus for pod in prepared.workload.pods)
+            return (Processes(folders, names, has_limits=has_limits),
+                    "; ".join([*reasons, "pods are processes of this machine"]))
         if not usable(name, shell):
             if asked.engine == name:
                 raise UserError(f"{name} is not here, or does not answer", fix=f"{name} info says why; or "

@@ -27,17 +27,25 @@ class Answers(Shell):
     def __init__(self, programs: Sequence[str] = (), images: Sequence[str] = ()) -> None:
         self.programs, self.images = programs, images
         self.network = '[{"dns_enabled": true}]'
+        self.containers: list[str] = []
         self.changed: list[list[str]] = []
 
     def ask(self, words, *, stdin="", timeout_s=60.0) -> Done:
         if words[1] == "network":
             return Done(0, self.network)
+        if words[1] == "ps":
+            begin = words[words.index("--filter") + 1].removeprefix("name=")
+            return Done(0, "".join(f"{name}\n" for name in self.containers if name.startswith(begin)))
         if words[0] not in self.programs:
             raise UserError(f"{words[0]} is not installed")
         return Done(0 if words[1] == "info" or words[-1] in self.images else 1)
 
     def change(self, words, *, stdin="", stdin_name="", timeout_s=60.0) -> Done:
         self.changed.append(list(words))
+        if words[1] == "rm":
+            names = words[words.index("0") + 1:]
+            if set(names) <= set(self.containers):  # podman 4.3 ends with 0 and removes none where one is not there
+                self.containers = [name for name in self.containers if name not in names]
         return Done(0)
 
 
@@ -69,6 +77,11 @@ def test_a_container_answers_to_the_names_of_its_pod_and_to_no_other(monkeypatch
     hosts = next(one.split(":")[0] for one in after(words, "--volume") if one.endswith(":/etc/hosts:ro"))
     address = after(words, "--ip")[0]
     assert Path(hosts).read_text() == (f"127.0.0.1 localhost\n{address} dlrm-0.dlrm.embark.svc.cluster.local dlrm-0\n")
+
+
+def test_a_name_that_nobody_knows_is_not_waited_for(monkeypatch, tmp_path):
+    words, _ = words_of(monkeypatch, tmp_path)
+    assert after(words, "--dns-option") == ["timeout:1", "attempts:2"]
 
 
 def test_it_is_who_the_manifest_says_and_may_what_it_says(monkeypatch, tmp_path):
@@ -113,6 +126,19 @@ def test_what_was_made_is_removed_and_kept_only_on_request(tmp_path):
     assert engine.close(keep=False) == ""
     assert shell.changed[-1] == ["podman", "network", "rm", network]
     assert network in engine.close(keep=True)
+
+
+def test_a_pod_that_was_never_made_does_not_save_the_others_from_removal(monkeypatch, tmp_path):
+    """As when Ctrl-C comes while the second container is being made."""
+    monkeypatch.setattr(containers, "Lines", lambda words, **_: None)
+    shell = Answers()
+    engine = Containers("podman", IMAGE, Folders(tmp_path / "embark-rehearse-one"), prepared().workload.names, shell)
+    engine.begin()
+    for number, pod in enumerate(prepared().workload.pods):
+        engine.start(Start(pod, number, 0))
+    shell.containers = ["embark-rehearse-one-0", "embark-rehearse-another-0"]
+    engine.close(keep=False)
+    assert shell.containers == ["embark-rehearse-another-0"]
 
 
 def test_a_network_without_names_is_refused_and_removed(tmp_path):

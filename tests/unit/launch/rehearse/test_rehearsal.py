@@ -1,13 +1,15 @@
-"""Every manifest of the examples can be rehearsed as it stands."""
+"""Every manifest of the examples can be rehearsed as it stands; and when Ctrl-C comes."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
+from embark.errors import Interrupted
 from embark.launch.rehearse.objects import manifest_texts
-from embark.launch.rehearse.rehearsal import Asked, prepare
+from embark.launch.rehearse.rehearsal import Asked, Stops, prepare
 from embark.launch.rehearse.shrink import BUCKETS, launch_of
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "cloud_deployment"
@@ -38,3 +40,20 @@ def test_the_examples_pods_find_each_other_and_fit_this_machine(path):
 
 def test_there_are_examples_of_every_kind_on_every_cloud():
     assert len(FILES) == 13
+
+
+def test_ctrl_c_comes_at_once_but_not_between_a_pod_s_start_and_knowing_of_it():
+    stops, started = Stops(), []
+
+    def start() -> None:
+        with stops.held():
+            stops.come(signal.SIGINT, None)
+            started.append("pod")
+
+    with pytest.raises(Interrupted, match="SIGINT"):
+        start()
+    assert started == ["pod"]
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        stops.come(signal.SIGTERM, None)
+    stops.is_over = True
+    stops.come(signal.SIGINT, None)  # all is being taken away already

@@ -89,6 +89,21 @@ def test_what_diagnose_knows_it_says():
     assert verdict.evidence
 
 
+@pytest.mark.parametrize(("end", "is_told"), [
+    (Ended("dlrm-0", 137, 5.0, False), True),
+    (Ended("dlrm-0", 137, 5.0, True), False),
+    (Ended("dlrm-0", 137, 5.0, False, is_deleted=True), False),
+    (Ended("dlrm-0", 1, 5.0, False), False),
+])
+def test_a_pod_that_nobody_killed_and_is_killed_was_out_of_memory(end, is_told):
+    one = case(replace(GOOD, is_done=False), finish="failed", ends=[end])
+    pods = tuple(replace(pod, memory_bytes=128 << 20) for pod in one.workload.pods)
+    verdict = judge_outcome(replace(one, workload=replace(one.workload, pods=pods)))
+    assert (verdict.sentence == "dlrm-0 was killed without a notice (exit code 137), as what passes its memory "
+                                "limit of 128 MiB is") == is_told
+    assert ("limits.memory" in verdict.fix) == is_told
+
+
 def test_what_nobody_knows_is_the_controllers_word_and_the_last_line():
     tails = {"dlrm-0": ("first", "it went wrong somehow")}
     verdict = judge_outcome(case(Progress(), finish="failed", ends=[Ended("dlrm-0", 1, 3.0, False)], tails=tails))
