@@ -39,7 +39,9 @@ def start(folder: Path, body: str, *options: str, **environ: str) -> subprocess.
 def ends(folder: Path, body: str, *options: str, **environ: str) -> tuple[int, str, list[int]]:
     process = start(folder, body, *(options or ("--standalone",)), **environ)
     output, _ = process.communicate(timeout=120)
-    return process.returncode, output, [len((folder / f"starts-{rank}").read_text()) for rank in (0, 1)]
+    marks = [folder / f"starts-{rank}" for rank in (0, 1)]
+    # A rank may be ended before its first line: the other was quicker.
+    return process.returncode, output, [len(mark.read_text()) if mark.exists() else 0 for mark in marks]
 
 
 def test_ranks_that_end_well_end_well(tmp_path):
@@ -51,7 +53,7 @@ def test_ranks_that_end_well_end_well(tmp_path):
 @pytest.mark.parametrize("code", [64, 75])
 def test_a_final_code_comes_through_and_nothing_is_started_again(tmp_path, code):
     ended, output, starts = ends(tmp_path, f"sys.exit({code})", "--standalone", "--max-restarts=3")
-    assert (ended, starts) == (code, [1, 1]), output
+    assert (ended, max(starts)) == (code, 1), output
     assert f"with {code}" in output
 
 

@@ -58,8 +58,14 @@ def test_a_program_that_is_not_there_is_told_with_where_to_get_it(monkeypatch):
 
 def test_ctrl_c_ends_the_program_too(tmp_path):
     mark = tmp_path / "pid"
-    timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
+
+    def interrupt() -> None:
+        until_s = time.monotonic() + 50
+        while not (mark.exists() and mark.read_text()) and time.monotonic() < until_s:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         Shell().ask(python(f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(60)"))
     with pytest.raises(ProcessLookupError):

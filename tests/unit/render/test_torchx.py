@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import runpy
+import signal
 import subprocess
 import tomllib
 import warnings
@@ -14,6 +15,15 @@ from shell_words import words_of
 
 from embark.render.torchx import render_torchx
 from embark.spec import resolve
+
+
+@pytest.fixture(autouse=True)
+def own_signals():
+    """TorchX's local scheduler takes SIGINT and SIGTERM for itself."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def replicas_of(job, folder, *words: str):

@@ -34,9 +34,11 @@ def what_fits(spec: RunSpec, catalog: Catalog, predict: Predict, whose: Whose = 
         return (f"the plan says a host of {where} needs {memory.host_total / GIB:,.1f}{limit} GiB ({parts}): give the "
                 "container at least that and /dev/shm besides, or look for what else takes memory there")
     if now.fits:
+        is_tpu = machine.gpu.kind == "tpu"
+        device, seen = ("chip", "fuser -v /dev/accel* /dev/vfio/*") if is_tpu else ("GPU", "nvidia-smi")
         return (f"the plan says it fits {where}, with {memory.device_total / GIB:,.1f} of "
-                f"{memory.device_limit / GIB:,.1f} GiB on the fullest rank: look for another process on the GPU "
-                "(nvidia-smi), or for memory that is not the model's")
+                f"{memory.device_limit / GIB:,.1f} GiB on the fullest rank: look for another process on the {device} "
+                f"({seen}), or for memory that is not the model's")
     offers = [words for words in (_smaller_batch(setup, predict), _more_nodes(setup, predict)) if words]
     rest = f"; would fit: {', or '.join(offers)}" if offers else "; no smaller batch and no number of them up to " \
         f"{MOST_TIMES * spec.place.nodes} would do: a machine with more memory, or train.table_dtype = \"fp16\""

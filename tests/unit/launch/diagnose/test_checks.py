@@ -176,3 +176,10 @@ def test_a_manifest_beside_the_log_is_linted(tmp_path):
     report = diagnose(sources_of([str(tmp_path)]).sources)
     assert report.diagnoses[0].name == "rendezvous-timed-out"
     assert "undefined-variable" in [one.name for one in report.diagnoses]
+
+
+@pytest.mark.parametrize(("machine", "seen"), [("p5.48xlarge", "on the GPU (nvidia-smi)"),
+                                               ("v5litepod-64", "on the chip (fuser -v /dev/accel*")])
+def test_what_fits_and_still_ran_out_is_looked_for_on_that_kind_of_device(machine, seen):
+    spec = spec_on(machine, nodes=1)
+    assert seen in what_fits(spec, load_catalog(), predict)
