@@ -6,6 +6,7 @@ With EMBARK_REQUIRE_ALL=1, as in CI, a skip is a failure unless the test is mark
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -27,6 +28,9 @@ PROPERTY = "embark_skipped_for"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts what goes to its background so, and all that is started from there would be deaf to Ctrl-C too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(NotRun(), "embark_not_run")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -120,7 +121,7 @@ def batch_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> dict[str, jax.Sha
             for name, form in forms.items()}
 
 
-class Body:
+class Body(ABC):
     """What one device does; every method runs inside `shard_map`. How rows are looked up and moved is left open."""
 
     def __init__(self, spec: RunSpec, layout: Layout, precision: str) -> None:
@@ -153,16 +154,16 @@ class Body:
         counts = counted(counts, logits, batch["label"], batch["valid"])
         return counts, jax.lax.psum(sums_of(logits, batch["label"], batch["valid"]), AXIS)
 
+    @abstractmethod
     def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], Any, jax.Array]:
         """One vector [b, dim] for each table, in the order of the model; what their update will need; and the first
         table that has an id which is no row's."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _moved_tables(
         self, state: State, wanted: Any, grads: list[jax.Array], rate: jax.Array
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         """Rows and their state after the step."""
-        raise NotImplementedError
 
     def _moved_dense(
         self, state: State, grads: dict[str, jax.Array], rate: jax.Array, step: jax.Array
