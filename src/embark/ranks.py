@@ -53,11 +53,12 @@ def exit_code(codes: Iterable[int], stopped_by: int = 0) -> int:
     if stopped_by:
         # Whatever the ranks managed to do, the machine is going: start again elsewhere, from the last checkpoint.
         return ExitCode.PREEMPTED
-    # When one rank has ended preempted, torchrun tells the others to stop, some of them on their way out already.
-    preempted = {int(ExitCode.PREEMPTED), -int(signal.SIGTERM)} if ExitCode.PREEMPTED in ended else set()
-    faults = ended - preempted
+    # When one rank has ended, torchrun tells the others to stop, some of them before they could listen.
+    faults = ended - {int(ExitCode.PREEMPTED), -int(signal.SIGTERM)}
     if not faults:
-        return ExitCode.PREEMPTED if ended else ExitCode.DONE
+        if ExitCode.PREEMPTED in ended:
+            return ExitCode.PREEMPTED
+        return ExitCode.FAULT if ended else ExitCode.DONE
     if any(code < 0 or code == ExitCode.FAULT for code in faults):
         return ExitCode.FAULT
     return max(faults)

@@ -20,6 +20,7 @@ from embark.render.job import EXITS
     ([75, -15, 70], 0, 70),
     ([-15], 0, 70),
     ([1, 75], 0, 1),
+    ([1, -15], 0, 1),
     ([1, -11], 0, 70),
     ([75, 75], signal.SIGTERM, 75),
     ([-9, 75], signal.SIGTERM, 75),
