@@ -165,5 +165,8 @@ def test_ctrl_c_ends_the_verb_well(tmp_path: Path):
         assert process.stdout is not None
         assert process.stdout.readline().startswith("http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
-        _, complaints = process.communicate(timeout=30)
+        try:
+            _, complaints = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert (process.returncode, complaints) == (ExitCode.DONE, "")
