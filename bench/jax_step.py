@@ -25,7 +25,6 @@ from typing import Any
 CONTENDERS = ("stock fp32", "stock bf16", "embark", "jax")
 NUM_BATCHES = 16
 WARM_UP_STEPS = 20
-MOST_STEPS = 10**9
 _JOINED = ExitStack()
 """Held until the process ends: a group of ranks that nobody holds is left again."""
 
@@ -89,37 +88,17 @@ def made_jax(spec: Any) -> Made:
     import jax
 
     from embark.data import open_source
-    from embark.data.ahead import Ahead
     from embark.spec import PlaceSpec
-    from embark.tpu.built import Built
-    from embark.tpu.feed import NUM_AHEAD, to_devices
-    from embark.tpu.state import initial_state
+    from embark.tpu.bench import Stepping
     from embark.tpu.world import join
 
     world = _JOINED.enter_context(join(PlaceSpec(device="jax")))
     if world.num_devices > 1:
         raise SystemExit(f"JAX sees {world.num_devices} devices, and this compares one: set CUDA_VISIBLE_DEVICES=0")
-    source = open_source(spec)
-    built = Built(spec, world, MOST_STEPS, source)
-    built.state = initial_state(spec, built.places, world)
-    size = spec.train.batch_size
-    num_batches = min(NUM_BATCHES, source.num_train_samples // size)
-    batches = [source.train_rows(0, i * size, (i + 1) * size) for i in range(num_batches)]
-    steps = iter(range(MOST_STEPS))
-
-    # A thread puts the next batches on the device while this one trains, as in a run.
-    ahead = Ahead(lambda number: to_devices(batches[number % num_batches], spec, built.places, world), MOST_STEPS,
-                  depth=NUM_AHEAD)
-    ahead.start()
-    _JOINED.callback(ahead.close)
-    feed = ahead.take()
-
-    def run(num_steps: int) -> None:
-        for _ in range(num_steps):
-            built.step(next(feed), next(steps))
-
-    name = f"JAX {jax.__version__}, {built.precision}, from memory"
-    return run, lambda: jax.block_until_ready(built.state), name, world.device_name
+    stepping = Stepping(spec, world, open_source(spec))
+    _JOINED.callback(stepping.close)
+    name = f"JAX {jax.__version__}, {stepping.built.precision}, from memory"
+    return stepping.run, stepping.wait, name, world.device_name
 
 
 def _torch(spec: Any, contender: str) -> Made:

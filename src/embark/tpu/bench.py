@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from itertools import count, cycle
+from collections.abc import Callable
+from contextlib import closing
+from itertools import count
 from typing import Any
 
 import jax
 
-from embark.data import Source, fit_spec, open_source
+from embark.data import Batch, Source, fit_spec, open_source
+from embark.data.ahead import Ahead
 from embark.errors import UserError
 from embark.spec import RunSpec
 from embark.store import open_door
 from embark.tpu.built import Built
 from embark.tpu.faults import peak_bytes
-from embark.tpu.feed import DeviceBatch, to_devices
+from embark.tpu.feed import NUM_AHEAD, to_devices
 from embark.tpu.state import initial_state
 from embark.tpu.world import World, check_against, join
 
@@ -28,35 +30,28 @@ ENDLESS = 10**9
 
 
 class Stepping:
-    """The trainer, ready to step; each batch is cut up and copied to the devices as in a run, one ahead."""
+    """The trainer, ready to step; a thread puts the next batches on the devices meanwhile, as in a run."""
 
     def __init__(self, spec: RunSpec, world: World, source: Source) -> None:
         self.built = Built(spec, world, ENDLESS, source)
         self.built.state = initial_state(spec, self.built.places, world)
-        self._batches = self._ahead(spec, world, source)
+        batches = _batches(spec, source)
+        self._ahead = Ahead(lambda number: to_devices(batches[number % len(batches)], spec, self.built.places, world),
+                            ENDLESS, depth=NUM_AHEAD)
+        self._ahead.start()
+        self._placed = self._ahead.take()
         self._numbers = count()
 
     def run(self, num_steps: int) -> None:
         """Nothing is waited for."""
         for _ in range(num_steps):
-            self.built.step(next(self._batches), next(self._numbers))
+            self.built.step(next(self._placed), next(self._numbers))
 
     def wait(self) -> None:
         jax.block_until_ready(self.built.state)
 
-    def _ahead(self, spec: RunSpec, world: World, source: Source) -> Iterator[DeviceBatch]:
-        size = spec.train.batch_size
-        num_batches = min(NUM_BATCHES, source.num_train_samples // size)
-        if not num_batches:
-            raise UserError(f"the data has fewer than train.batch_size = {size} samples",
-                            fix="a smaller train.batch_size")
-        batches = [source.train_rows(0, i * size, (i + 1) * size) for i in range(num_batches)]
-        following = None
-        for batch in cycle(batches):
-            placed = to_devices(batch, spec, self.built.places, world)
-            if following is not None:
-                yield following
-            following = placed
+    def close(self) -> None:
+        self._ahead.close()
 
 
 def bench(spec: RunSpec, *, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -67,11 +62,11 @@ def bench(spec: RunSpec, *, seconds: float, tell: Callable[[str], None]) -> dict
         spec = fit_spec(spec, open_door=open_door)
         check_against(spec, world)
         began = time.perf_counter()
-        stepping = Stepping(spec, world, open_source(spec, open_door=open_door))
-        stepping.run(1)
-        stepping.wait()
-        first_s = time.perf_counter() - began
-        times = _timed(stepping, seconds)
+        with closing(Stepping(spec, world, open_source(spec, open_door=open_door))) as stepping:
+            stepping.run(1)
+            stepping.wait()
+            first_s = time.perf_counter() - began
+            times = _timed(stepping, seconds)
         name = f"Embark, {stepping.built.engine.name}, {stepping.built.precision}, from memory"
         tell(name)
         step_s = statistics.median(times)
@@ -98,3 +93,11 @@ def _timed(stepping: Stepping, seconds: float) -> list[float]:
         stepping.wait()
         times.append((time.perf_counter() - began) / num_steps)
     return times
+
+
+def _batches(spec: RunSpec, source: Source) -> list[Batch]:
+    size = spec.train.batch_size
+    num_batches = min(NUM_BATCHES, source.num_train_samples // size)
+    if not num_batches:
+        raise UserError(f"the data has fewer than train.batch_size = {size} samples", fix="a smaller train.batch_size")
+    return [source.train_rows(0, i * size, (i + 1) * size) for i in range(num_batches)]
