@@ -59,7 +59,7 @@ clean:  ## remove .venv, caches and coverage files; runs/ stays
 .venv/.made:
 	@why=""; \
 	for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
-	  if reason=$$("$$python" src/embark/stack.py usable 2>/dev/null); then \
+	  if reason=$$("$$python" src/embark/stack/versions.py usable 2>/dev/null); then \
 	    echo "Making .venv with $$("$$python" --version)"; \
 	    "$$python" -m venv .venv || { echo "$$python -m venv failed: apt-get install -y python3-venv" >&2; exit 1; }; \
 	    touch $@; exit 0; \
@@ -69,8 +69,8 @@ clean:  ## remove .venv, caches and coverage files; runs/ stays
 	printf 'No Python 3.11 or newer that can make .venv:\n%sInstall one (apt-get install -y python3 python3-venv) or say which: make PYTHON=/path/to/python3.12\n' "$$why" >&2; \
 	exit 1
 
-.venv/.stack: .venv/.made src/embark/stack.toml src/embark/stack.py
-	@$(PY) src/embark/stack.py install --python $(PY) --variant $(VARIANT)
+.venv/.stack: .venv/.made src/embark/stack/versions.toml src/embark/stack/versions.py
+	@$(PY) src/embark/stack/versions.py install --python $(PY) --variant $(VARIANT)
 	@touch $@
 
 .venv/.embark: .venv/.stack pyproject.toml

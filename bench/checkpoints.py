@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import embark.train  # noqa: F401  isort: skip  before torch: it tells torch's threads how to wait
+import embark.trainers.torch  # noqa: F401  isort: skip  before torch: it tells torch's threads how to wait
 import torch
 
 from embark.data import Loader, open_source
 from embark.spec import RunSpec, load_spec
 from embark.store import RunDir
-from embark.store.interval import steps_between_saves
-from embark.train.batch import ToDevice
-from embark.train.build import Built, build
-from embark.train.checkpoint import Checkpointer
-from embark.train.world import World, join
+from embark.store.checkpoint_interval import steps_between_saves
+from embark.trainers.torch.batch import ToDevice
+from embark.trainers.torch.build import Built, build
+from embark.trainers.torch.checkpoint import Checkpointer
+from embark.trainers.torch.world import World, join
 
 FREQUENT_S = 20.0
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import embark.train  # noqa: F401  isort: skip  before torch: it tells torch's threads how to wait
+import embark.trainers.torch  # noqa: F401  isort: skip  before torch: it tells torch's threads how to wait
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -33,9 +33,9 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from embark.data import Source, open_source
 from embark.spec import RunSpec, load_spec
-from embark.train.batch import DeviceBatch, ToDevice
-from embark.train.build import build
-from embark.train.world import World, join
+from embark.trainers.torch.batch import DeviceBatch, ToDevice
+from embark.trainers.torch.build import build
+from embark.trainers.torch.world import World, join
 
 NUM_TABLES = 26
 NUM_ROWS = 100_000

@@ -89,8 +89,8 @@ def made_jax(spec: Any) -> Made:
 
     from embark.data import open_source
     from embark.spec import PlaceSpec
-    from embark.tpu.bench import Stepping
-    from embark.tpu.world import join
+    from embark.trainers.jax.bench import Stepping
+    from embark.trainers.jax.world import join
 
     world = _JOINED.enter_context(join(PlaceSpec(device="jax")))
     if world.num_devices > 1:
@@ -103,11 +103,11 @@ def made_jax(spec: Any) -> Made:
 
 def _torch(spec: Any, contender: str) -> Made:
     from embark.data import open_source
-    from embark.train.bench.ours import Ours
-    from embark.train.bench.roofline import wait
-    from embark.train.bench.stock import Stock
-    from embark.train.precision import set_matmul_precision
-    from embark.train.world import join
+    from embark.trainers.torch.bench.ours import Ours
+    from embark.trainers.torch.bench.roofline import wait
+    from embark.trainers.torch.bench.stock import Stock
+    from embark.trainers.torch.precision import set_matmul_precision
+    from embark.trainers.torch.world import join
 
     world = _JOINED.enter_context(join(spec.place))
     source = open_source(spec)

@@ -30,7 +30,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import embark.train  # noqa: F401  isort: skip  before torch: it tells torch's threads how to wait
+import embark.trainers.torch  # noqa: F401  isort: skip  before torch: it tells torch's threads how to wait
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -43,8 +43,8 @@ from embark.data.prepared.source import PreparedSource
 from embark.data.raw_loader import RawLoader, num_together
 from embark.spec import resolve
 from embark.spec.presets import CRITEO_1TB_ROWS
-from embark.train.batch import ToDevice, pinned
-from embark.train.raw_decode import RawDecoder
+from embark.trainers.torch.batch import ToDevice, pinned
+from embark.trainers.torch.raw_decode import RawDecoder
 
 NUM_DENSE = 13
 CHUNK_ROWS = 262_144

@@ -16,8 +16,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from embark.model.placement import Cluster, Placement, Shard, all_table_bytes, shard_bytes
 from embark.plan.closed_form import closed_form
-from embark.plan.placement import Cluster, Placement, Shard, all_table_bytes, shard_bytes
 from embark.spec import DataSpec, ModelSpec, RunSpec, TrainSpec
 
 MAX_ROWS = 2**31 - 1
@@ -33,7 +33,7 @@ def main() -> None:
           f"{options.ranks} ranks of 80 GiB; {os.cpu_count()} cores")
     ours = _timed("closed form", closed_form, spec, cluster)
     began = time.perf_counter()
-    from embark.train import plan_search
+    from embark.trainers.torch import plan_search
 
     print(f"{'import of torch and torchrec':28} {time.perf_counter() - began:8.2f} s")
     theirs = _timed("TorchRec's planner", by_torchrec, spec, cluster)
@@ -55,7 +55,7 @@ def model_of(num_tables: int, optimizer: str, batch_size: int) -> RunSpec:
 
 
 def by_torchrec(spec: RunSpec, cluster: Cluster) -> Placement:
-    from embark.train.offline_plan import offline_plan
+    from embark.trainers.torch.offline_plan import offline_plan
 
     plan = offline_plan(
         spec, num_ranks=cluster.num_ranks, ranks_per_host=cluster.ranks_per_host, device_bytes=cluster.device_bytes,

@@ -17,20 +17,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from embark.calibrate import ROW_HEADINGS, as_measured, calibration_models, compared
 from embark.catalog import load_catalog
-from embark.manners import Manners
+from embark.cli.options import OutputOptions
 from embark.plan.calibration import CPU, Calibration, load_calibrations
 from embark.plan.fit import Measured, fitted
 from embark.plan.this_machine import gpu_of
 from embark.spec import RunSpec, load_spec
-from embark.train.bench.measure import measure_apart, rates_apart
+from embark.trainers.torch.bench.calibrate import ROW_HEADINGS, as_measured, calibration_models, compared
+from embark.trainers.torch.bench.measure import measure_apart, rates_apart
 
-GPU_RUNS = [(preset, batch, engine) for preset in ("quickstart", "criteo-1tb") for engine in ("captured", "pipeline")
+GPU_RUNS = [(preset, batch, engine) for preset in ("quickstart", "criteo-1tb") for engine in ("cuda_graph", "pipeline")
             for batch in (2_048, 16_384, 65_536)]
 CPU_RUNS = [("laptop", 1_024, "pipeline"), ("laptop", 8_192, "pipeline"), ("quickstart", 2_048, "pipeline"),
             ("quickstart", 8_192, "pipeline")]
-PROCESSES = {"captured": 1, "pipeline": 3}
+PROCESSES = {"cuda_graph": 1, "pipeline": 3}
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     if asked.measured:
         calibration, rest = recorded(asked.measured)
         print(calibration.engines, calibration.memory, sep="\n")
-        Manners().console().table([compared(calibration, one) for one in rest], ROW_HEADINGS)
+        OutputOptions().console().table([compared(calibration, one) for one in rest], ROW_HEADINGS)
         return
     place = "place.device=cpu" if asked.cpu else "place.device=cuda"
     device = CPU
@@ -59,7 +59,7 @@ def main() -> None:
         rows.append(compared(calibration, as_measured(spec, _middle(found), is_gpu=not asked.cpu)))
         print(rows[-1], "ms in each process:", [round(one["step_s"] * 1e3, 3) for one in found], flush=True)
     print(f"{calibration.title}, calibrated {calibration.date}, {calibration.versions}")
-    Manners().console().table(rows, ROW_HEADINGS)
+    OutputOptions().console().table(rows, ROW_HEADINGS)
 
 
 def recorded(path: Path) -> tuple[Calibration, list[Measured]]:

@@ -1,4 +1,4 @@
-"""Saving and loading a checkpoint: Embark's files behind a door, to a folder and to emulators of the clouds, beside
+"""Saving and loading a checkpoint: Embark's files behind a object_store, to a folder and to emulators of the clouds, beside
 `torch.save`, DCP's own `FileSystemWriter` and its `FsspecWriter`, all in one run on this machine.
 
     python bench/stores.py [--mib 256] [--times 3]
@@ -31,8 +31,8 @@ from cloud import emulators
 from rich.console import Console
 from rich.table import Table
 
-from embark.store.door import Door, open_door
-from embark.train.dcp_files import load, save
+from embark.store.object_store import ObjectStore, open_store
+from embark.trainers.torch.dcp_files import load, save
 
 State = dict[str, torch.Tensor]
 Road = tuple[str, Callable[[State], None], Callable[[State], None]]
@@ -76,30 +76,30 @@ def roads(folder: Path, stack: ExitStack) -> list[Road]:
         ("DCP FileSystemWriter, 2 threads",
          lambda state: dcp.save(state, storage_writer=dcp.FileSystemWriter(dcp_folder, thread_count=2)),
          lambda state: dcp.load(state, storage_reader=dcp.FileSystemReader(dcp_folder))),
-        road("Embark, local folder", open_door(folder / "embark"), 2),
+        road("Embark, local folder", open_store(folder / "embark"), 2),
     ]
     s3 = stack.enter_context(emulators.s3())
     os.environ.update(s3.env)
-    found.append(road("Embark, s3 (moto)", open_door(s3.uri), 4))
+    found.append(road("Embark, s3 (moto)", open_store(s3.uri), 4))
     try:
         found.append(fsspec_road("DCP FsspecWriter, s3fs (moto), 4 threads", s3))
     except ImportError:
         Console().print("no s3fs here, so DCP's FsspecWriter is not measured: pip install s3fs")
     os.environ.update(emulators.gs_xml(s3).env)
-    found.append(road("Embark, gs by XML (moto)", open_door(s3.uri.replace("s3://", "gs://")), 4))
+    found.append(road("Embark, gs by XML (moto)", open_store(s3.uri.replace("s3://", "gs://")), 4))
     if shutil.which("azurite-blob"):
         az = stack.enter_context(emulators.az())
         os.environ.update(az.env)
-        found.append(road("Embark, az (azurite)", open_door(az.uri), 4))
+        found.append(road("Embark, az (azurite)", open_store(az.uri), 4))
     gs = stack.enter_context(emulators.gs())
     os.environ.update(gs.env)
-    found.append(road("Embark, gs by gcsfs (gcp-storage-emulator)", open_door(gs.uri), 4))
+    found.append(road("Embark, gs by gcsfs (gcp-storage-emulator)", open_store(gs.uri), 4))
     return found
 
 
-def road(name: str, door: Door, threads: int) -> Road:
+def road(name: str, object_store: ObjectStore, threads: int) -> Road:
     prefix = uuid4().hex
-    return name, lambda state: save(state, door, prefix, threads), lambda state: load(state, door, prefix, threads)
+    return name, lambda state: save(state, object_store, prefix, threads), lambda state: load(state, object_store, prefix, threads)
 
 
 def fsspec_road(name: str, s3: emulators.Emulator) -> Road:

@@ -14,11 +14,11 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from embark.manners import Manners
+from embark.cli.options import OutputOptions
+from embark.cli.plan_tpu import planned_beside
 from embark.plan.tpu_memory import ChipMemory
 from embark.spec import RunSpec, load_spec
-from embark.tpu.aot import Compiled, compile_for
-from embark.tpu_verb import planned_beside
+from embark.trainers.jax.aot import Compiled, compile_for
 
 WIDE = "model.num_tables=4 model.rows_per_table=4000000 model.embedding_dim=128"
 SMALL = "model.num_tables=2 model.rows_per_table=1000000 model.bottom_mlp=[256] model.top_mlp=[256]"
@@ -85,7 +85,7 @@ def main() -> None:
             if (topology, name, sets) not in known:
                 spec = load_spec(name, [*sets.split(), "train.sparsecore=off"])
                 add(asked.out, Row(name, sets, compile_for(spec, topology)))
-    Manners().console().table([compared(row) for row in recorded(asked.measured or asked.out)], HEADINGS)
+    OutputOptions().console().table([compared(row) for row in recorded(asked.measured or asked.out)], HEADINGS)
 
 
 def recorded(path: Path) -> list[Row]:

@@ -11,17 +11,17 @@ import time
 import torch
 
 from embark.data import open_source
+from embark.events.events import Event
+from embark.events.metrics import Latest
+from embark.events.system import SystemSampler
+from embark.run.clock import Clock
 from embark.spec import PlaceSpec, RunSpec, load_spec
-from embark.train.build import build
-from embark.train.clock import Clock
-from embark.train.engine import Part
-from embark.train.phases import NUM_STEPS, Looks
-from embark.train.rank_rows import LOOK_EVERY_S
-from embark.train.waiting import InputWaits
-from embark.train.world import join
-from embark.watch.events import Event
-from embark.watch.metrics import Latest
-from embark.watch.system import SystemSampler
+from embark.trainers.torch.build import build
+from embark.trainers.torch.engines.pipeline import Part
+from embark.trainers.torch.phases import NUM_STEPS, Looks
+from embark.trainers.torch.rank_rows import LOOK_EVERY_S
+from embark.trainers.torch.waiting import InputWaits
+from embark.trainers.torch.world import join
 
 CPU = torch.device("cpu")
 WARM_STEPS = 10

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from embark.render.lint.check import lint_paths, lint_texts
-from embark.render.lint.rule import Rule
-from embark.render.lint.rules import ALL_RULES, ROOMS
+from embark.lint.check import lint_paths, lint_texts
+from embark.lint.rule import Rule
+from embark.lint.rules import ALL_RULES, ROOMS
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "lint"
 EXAMPLE = FIXTURES / "guides" / "aws__option_a_using_torchrun_kubernetes_job_r.yaml"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from embark.watch.alerts import alerts
-from embark.watch.names import GROUPS, METRICS, Metric
-from embark.watch.prometheus import prometheus_name
+from embark.events.alerts import alerts
+from embark.events.names import GROUPS, METRICS, Metric
+from embark.events.sinks.prometheus import prometheus_name
 
 PLACES = (
     ("`events.jsonl` in the run directory", "always",
@@ -73,7 +73,7 @@ scrape_configs:
 The rules and the dashboard are made from the list too:
 
 ```bash
-python -m embark.watch.export monitoring      # monitoring/embark_rules.yaml, monitoring/embark_dashboard.json
+python -m embark.events.sinks.export monitoring      # monitoring/embark_rules.yaml, monitoring/embark_dashboard.json
 ```
 
 `promtool check rules embark_rules.yaml` passes. In Grafana: Dashboards, New, Import, the JSON file; it asks for the
@@ -81,7 +81,7 @@ Prometheus to read. Where a spec has `watch.prometheus_port` and goes to Kuberne
 the objects by which the cluster's Prometheus finds the run.
 
 A run that ends takes its endpoint with it, and what it said last is gone with the next scrape; `EmbarkRunFailed` is
-seen only where something goes on answering for it. `embark.watch.prometheus.exposition` makes the same page from the
+seen only where something goes on answering for it. `embark.events.sinks.prometheus.exposition` makes the same page from the
 events of runs, ended or not.
 
 | alert | when | for | what it says |

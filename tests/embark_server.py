@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-MODULES = ("embark.__main__", "embark.train.loop", "embark.watch.terminal", "torch.distributed.checkpoint",
+MODULES = ("embark.__main__", "embark.trainers.torch.loop", "embark.events.sinks.terminal", "torch.distributed.checkpoint",
            "torch.distributed.optim")
 CLIENT = """#!{python} -IS
 import json, os, socket, sys

@@ -3,12 +3,12 @@
 from functools import cache
 
 from embark.catalog.load import HERE, read_catalog
+from embark.model.placement import Placement, Shard
+from embark.plan.cached_planner import CachedPlanner
 from embark.plan.calibration import calibration_for, read_calibrations
 from embark.plan.estimate import Estimator
-from embark.plan.placement import Placement, Shard
 from embark.plan.predict import predict
 from embark.plan.prediction import MemoryUse, Prediction, Setup, StepTime
-from embark.plan.remembered import Remembered
 from embark.plan.workload import workload_of
 from embark.spec import load_spec
 
@@ -48,7 +48,7 @@ def written_calibration(folder):
 def real_estimator(folder, spec="criteo-1tb", sets=(), data_size=None, **more):
     """Predictions of the real closed form by the fixed calibration."""
     known = read_calibrations(written_calibration(folder))
-    planner = Remembered()
+    planner = CachedPlanner()
     loaded = load_spec(spec, sets) if isinstance(spec, str) else spec
 
     def ask(setup):
@@ -67,7 +67,7 @@ def made(setup, step_s=0.01, *, fits=True, is_calibrated=False, why="made by han
     placement = dealt_out(spec.model.table_list(), ranks)
     step = StepTime({"dense layers": step_s}, step_s, "dense layers", is_calibrated, "by hand")
     memory = MemoryUse({"tables": 1e9}, 40e9, {"processes": 1e9}, 500 * 1024.0**3)
-    return Prediction(setup, "captured", "by hand", placement if fits else None, memory, step if fits else None, fits,
+    return Prediction(setup, "cuda_graph", "by hand", placement if fits else None, memory, step if fits else None, fits,
                       why)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from embark.launch.ssh import Host, ssh_words, trust
+from embark.launch.backends.vm.ssh import Host, ssh_words, trust
 
 START_S = 20
 

@@ -24,8 +24,8 @@ def run(words: Sequence[str]) -> int:
     """Run one verb; no error of ours leaves a traceback."""
     from cyclopts import CycloptsError
 
-    from embark.cli import app
-    from embark.console import Console
+    from embark.cli.app import app
+    from embark.cli.console import Console
 
     console = Console(json="--json" in words, quiet="--quiet" in words or "-q" in words)
     try:

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "src" / "embark"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 400
 VAGUE = {"utils", "util", "common", "helpers", "helper", "misc"}
-MAY_PRINT = {"console.py", "watch/terminal.py", "stack.py"}
+MAY_PRINT = {"cli/console.py", "events/sinks/terminal.py", "stack/versions.py"}
 """stack.py is also a script that runs before rich is installed."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embark.stack import Variant, default_triple
+from embark.stack.versions import Variant, default_triple
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -83,7 +83,7 @@ def test_the_example_script_refuses_what_cannot_be(tmp_path, embark, flags, what
 
 
 def test_the_readme_s_verbs_are_those_that_exist():
-    from embark.cli import app
+    from embark.cli.app import app
 
     named = set(re.findall(r"^\| `embark (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
     assert named == {name for name in app if not name.startswith("-")}

@@ -76,7 +76,7 @@ def train_machine(config: dict) -> None:
         with open(spec, "w", encoding="utf-8") as file:
             file.write(config["spec"])
         command = [
-            sys.executable, "-m", "embark.ranks",
+            sys.executable, "-m", "embark.torchrun",
             f"--nnodes={NUM_MACHINES}", f"--nproc-per-node={NUM_PROCESSES}", f"--node-rank={machine}",
             f"--master-addr={host}", f"--master-port={port}", f"--log-dir={folder}", "--tee=3",
             "-m", "embark", "train", spec,

@@ -8,32 +8,32 @@ from embark.data.batch import Batch, Source
 from embark.data.loader import Loader, eval_batches, steps_per_epoch
 
 if TYPE_CHECKING:
-    from embark.data.prepared.opening import OpenDoor
+    from embark.data.prepared.opening import OpenStore
     from embark.data.prepared.source import Allocate
     from embark.spec.run import RunSpec
 
 __all__ = ["Batch", "Loader", "Source", "eval_batches", "fit_spec", "open_source", "steps_per_epoch"]
 
 
-def fit_spec(spec: RunSpec, *, open_door: OpenDoor | None = None) -> RunSpec:
+def fit_spec(spec: RunSpec, *, open_store: OpenStore | None = None) -> RunSpec:
     """The spec with what only its data can say; of prepared data, the tables and the number of dense columns."""
     if spec.data.kind != "prepared":
         return spec
-    from embark.data.fitting import fitted
     from embark.data.prepared.opening import read_manifest
+    from embark.data.resolve import fitted
 
-    return fitted(spec, read_manifest(spec.data.path, open_door))
+    return fitted(spec, read_manifest(spec.data.path, open_store))
 
 
-def open_source(spec: RunSpec, *, open_door: OpenDoor | None = None, allocate: Allocate | None = None) -> Source:
+def open_source(spec: RunSpec, *, open_store: OpenStore | None = None, allocate: Allocate | None = None) -> Source:
     """The source that `data.kind` names, checked and ready.
 
-    `open_door` leads into object stores; `allocate` gives the memory of batches, where the source can choose it.
+    `open_store` leads into object stores; `allocate` gives the memory of batches, where the source can choose it.
     """
     if spec.data.kind == "prepared":
         from embark.data.prepared.opening import open_prepared
 
-        return open_prepared(spec, open_door, allocate)
+        return open_prepared(spec, open_store, allocate)
     if spec.data.kind == "columns":
         from embark.data.columns import ColumnsSource
 

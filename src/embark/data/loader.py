@@ -10,8 +10,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.ahead import Ahead
 from embark.data.batch import Batch, Source
+from embark.data.prefetcher import Prefetcher
 from embark.errors import DataError, UserError
 
 
@@ -40,7 +40,7 @@ class Loader:
     ) -> None:
         self._source = source
         self._share = Share(source.num_train_samples, batch_size, rank, world_size, start_step, stop_step)
-        self._ahead = Ahead(self._make, len(self._share), depth=depth, num_threads=num_threads)
+        self._ahead = Prefetcher(self._make, len(self._share), depth=depth, num_threads=num_threads)
         self._is_begun = False
 
     def __len__(self) -> int:

@@ -31,9 +31,9 @@ from embark.data.prepared.part_writer import PART_BYTES
 from embark.data.processes import each_result, num_cores
 from embark.data.statistics import compute_statistics
 from embark.data.synthetic import SyntheticSource
-from embark.data.whole_file import write_whole
 from embark.errors import UserError
 from embark.spec.run import RunSpec
+from embark.store.atomic_file import write_atomic
 
 MIN_ROWS_TO_SHARE = 1_000_000
 """Below this, one process is done before another has started."""
@@ -94,8 +94,8 @@ def _finish(
     statistics = compute_statistics(out, manifest, memory_bytes=memory_bytes, num_workers=num_workers, tell=tell)
     text = json.dumps(statistics, indent=1) + "\n"
     whole = replace(manifest, statistics_sha256=hashlib.sha256(text.encode()).hexdigest())
-    write_whole(out / STATISTICS, text)
-    write_whole(out / MANIFEST, whole.to_text())
+    write_atomic(out / STATISTICS, text)
+    write_atomic(out / MANIFEST, whole.to_text())
     return whole
 
 

@@ -10,8 +10,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.ahead import Ahead
 from embark.data.loader import Share
+from embark.data.prefetcher import Prefetcher
 from embark.data.prepared.raw import RawBatches, RawSource
 
 TOGETHER_ROWS = 65_536
@@ -57,7 +57,7 @@ class RawLoader:
         self._free = [allocate(size_bytes) for _ in range(max(1, depth) + num_threads + max_held)]
         self._out: dict[int, RawBatches] = {}
         self._changed = threading.Condition()
-        self._ahead = Ahead(self._make, num_fills, depth=depth, num_threads=num_threads)
+        self._ahead = Prefetcher(self._make, num_fills, depth=depth, num_threads=num_threads)
         self._is_begun = self._is_closed = False
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from embark.data.batch import Batch
 from embark.data.hashing import Hashes, bell, hash_counters, stream_key, stream_keys, uniform
-from embark.data.hidden_model import HiddenModel, Parts
+from embark.data.teacher_model import HiddenModel, Parts
 from embark.spec.data import DataSpec
 from embark.spec.model import ModelSpec, Table
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator
 
-from embark import stack
 from embark.doctor.check import Check, of_finding
 from embark.doctor.here import Here
+from embark.stack import versions as stack
 
 __all__ = ["Check", "Here", "examine"]
 

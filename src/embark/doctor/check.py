@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from embark.stack import Finding
+from embark.stack.versions import Finding
 
 Verdict = Literal["ok", "warning", "wrong"]
 GIB = 2**30

@@ -129,7 +129,7 @@ def _builds(here: Here, found: list[Gpu], packages: Mapping[str, str | None]) ->
     text = "; ".join(f"{number} x {name}" for name, number in names.items()) + f"; driver {found[0].driver}"
     torch = packages.get("torch") or ""
     is_cpu_build = torch.endswith("+cpu") or bool(packages.get("fbgemm-gpu-cpu") and not packages.get("fbgemm-gpu"))
-    fix = f"{sys.executable} -m embark.stack install --variant cuda"
+    fix = f"{sys.executable} -m embark.stack.versions install --variant cuda"
     return judged("gpu", not is_cpu_build, text + ("; torch or fbgemm is a CPU build" if is_cpu_build else ""),
                   "CUDA builds of torch and fbgemm for this GPU", fix)
 

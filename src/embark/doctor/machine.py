@@ -11,9 +11,9 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 
-from embark import stack
 from embark.doctor.check import GIB, Check, judged, size_text
 from embark.doctor.here import Here
+from embark.stack import versions as stack
 
 MIN_SHM_BYTES = 1 * GIB
 """NCCL and processes that load pass data through /dev/shm; a container's default of 64 MiB ends in a bus error."""

@@ -16,7 +16,7 @@ from typing import Any
 from embark.doctor.check import Check, judged
 from embark.doctor.here import Here
 
-MODULE = "embark.train.probe"
+MODULE = "embark.trainers.torch.probe"
 LIMIT_S = 120.0
 
 
@@ -72,7 +72,7 @@ def ranks(facts: Facts, num_gpus: int) -> Iterator[Check]:
     """`num_gpus` as the driver sees them."""
     if facts.trouble and not facts.reduce:
         yield Check("torch runs", "wrong", facts.trouble, "import torch works",
-                    f"{sys.executable} -m embark.stack install puts a matched torch, torchrec and fbgemm in")
+                    f"{sys.executable} -m embark.stack.versions install puts a matched torch, torchrec and fbgemm in")
         return
     if facts.trouble or (num_gpus and facts.num_gpus < num_gpus):
         found = facts.trouble or f"torch sees {facts.num_gpus} of {num_gpus} GPUs"

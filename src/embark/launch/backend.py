@@ -33,7 +33,7 @@ class RunHandle:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Replica:
     """One machine's share of a run: a pod, or a process group."""
 
     name: str
@@ -53,7 +53,7 @@ class Status:
     reason: str = ""
     """Why it waits, failed or restarts; what there is to say of it while it runs."""
     fix: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Replica, ...] = ()
     since_s: float | None = None
     """Unix time when the run began."""
     num_restarts: int = 0
@@ -80,7 +80,7 @@ _RANK = re.compile(r"\[rank(\d{1,6})\]:")
 
 
 def by_rank(line: LogLine) -> LogLine:
-    """With the rank that `embark.ranks` put before the line beside the machine it ran on."""
+    """With the rank that `embark.torchrun` put before the line beside the machine it ran on."""
     rank = _RANK.match(line.text)
     if rank is None:
         return line
@@ -99,7 +99,7 @@ class RunEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class Resource:
     """Something that a launch makes or leaves, and the command that removes it."""
 
     what: str
@@ -111,29 +111,29 @@ class Cancelled:
     """What was taken away, and what is still there."""
 
     removed: tuple[str, ...] = ()
-    remains: tuple[Thing, ...] = ()
+    remains: tuple[Resource, ...] = ()
     is_complete: bool = True
     """False: it was told to end, and had not yet when the waiting was over."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class LaunchRequest:
     """A run to hand over."""
 
     spec: RunSpec
     handle: RunHandle
-    note: Callable[[Thing], None] = field(default=lambda _: None)
+    note: Callable[[Resource], None] = field(default=lambda _: None)
     """Told of each thing before it is made, so that whatever stops a launch, what may be there is known."""
 
 
 class Backend(Protocol):
     """One place that runs can be handed to."""
 
-    def check(self, order: Order) -> None:
+    def check(self, order: LaunchRequest) -> None:
         """Raises where it cannot be handed over; changes nothing."""
         ...
 
-    def submit(self, order: Order) -> None: ...
+    def submit(self, order: LaunchRequest) -> None: ...
 
     def status(self, handle: RunHandle) -> Status: ...
 

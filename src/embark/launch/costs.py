@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 from embark.catalog import find, load_catalog
 from embark.errors import EmbarkError, UserError
+from embark.events import Event, read_events
+from embark.events.attempts import attempts
+from embark.events.spending import Spending, spending
+from embark.formatting import format_duration
 from embark.launch.backend import Status, Tell
-from embark.launch.choose import backend_of
-from embark.launch.remembered import Remembered
-from embark.launch.remembered import find_run as find_launched
+from embark.launch.backend_selection import backend_of
+from embark.launch.run_registry import RunRecord
+from embark.launch.run_registry import find_run as find_launched
 from embark.launch.shell import Shell
 from embark.render.job import DEFAULT_MACHINES, Job, dns_label
-from embark.render.site import price_of, usd_per_hour
+from embark.render.location import price_of, usd_per_hour
 from embark.spec import RunSpec, load_spec
 from embark.store import RunDir
 from embark.store import find_run as find_dir
-from embark.watch import Event, read_events
-from embark.watch.attempts import attempts
-from embark.watch.spending import Spending, spending
-from embark.watch.words import duration
 
 ALIVE_S = 300.0
 """A run that nobody launched from here, and that said something so lately, is taken to be under way."""
@@ -118,7 +118,7 @@ class _Price:
         return cls(now, f"the catalog's of {price.origin.date} for {price.region}, from {price.origin.source}")
 
 
-def _launched(word: str) -> Remembered | None:
+def _launched(word: str) -> RunRecord | None:
     try:
         return find_launched(word)
     except UserError as error:
@@ -127,13 +127,13 @@ def _launched(word: str) -> Remembered | None:
         return None
 
 
-def _run_dir(word: str, launched: Remembered | None) -> RunDir | None:
+def _run_dir(word: str, launched: RunRecord | None) -> RunDir | None:
     if launched is not None:
         return RunDir(launched.handle.run_uri) if launched.handle.run_uri else None
     return find_dir(word)
 
 
-def _status(launched: Remembered | None, tell: Tell, notes: list[str]) -> Status | None:
+def _status(launched: RunRecord | None, tell: Tell, notes: list[str]) -> Status | None:
     if launched is None:
         return None
     try:
@@ -156,7 +156,7 @@ def _events(run_dir: RunDir | None, notes: list[str], *, is_only: bool) -> list[
     return list(read_events(run_dir.events)) if run_dir.events.is_file() else []
 
 
-def _spec(run_dir: RunDir | None, launched: Remembered | None) -> RunSpec | None:
+def _spec(run_dir: RunDir | None, launched: RunRecord | None) -> RunSpec | None:
     if launched is not None:
         import tomllib
 
@@ -198,7 +198,7 @@ def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes:
         return 0.0
     if status.num_restarts:
         notes.append(f"it was restarted {status.num_restarts} times, and what it waited for machines is counted too")
-    notes.append(f"counted from {duration(now_s - began_s)} ago, when its machines took it: it has no events yet")
+    notes.append(f"counted from {format_duration(now_s - began_s)} ago, when its machines took it: it has no events yet")
     return max(0.0, now_s - began_s)
 
 

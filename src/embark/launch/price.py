@@ -12,7 +12,7 @@ from embark.plan.estimate import Estimator, Predict
 from embark.plan.verdict import usd, verdict
 from embark.plan.workload import workload_of
 from embark.render.job import make_job
-from embark.render.site import site_of, usd_per_hour
+from embark.render.location import site_of, usd_per_hour
 from embark.spec import RunSpec
 
 
@@ -58,8 +58,8 @@ def _stops(spec: RunSpec, total_usd: float | None) -> str:
 
 
 def _predict() -> Predict:
+    from embark.plan.cached_planner import CachedPlanner
     from embark.plan.predict import predict
-    from embark.plan.remembered import Remembered
 
-    planner = Remembered()
+    planner = CachedPlanner()
     return lambda setup: predict(setup, planner=planner)

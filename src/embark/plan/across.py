@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embark.catalog import Machine, Price, Wanted, search
+from embark.model.placement import all_table_bytes
 from embark.plan.cost import Way
 from embark.plan.estimate import Estimate, Estimator
-from embark.plan.placement import all_table_bytes
 from embark.plan.prediction import Prediction, Setup
 
 Order = Literal["dollars", "hours"]

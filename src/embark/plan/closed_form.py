@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from embark.plan.placement import Cluster, Placement, Shard, TooLarge, all_table_bytes
-from embark.plan.shard_costs import Option, is_long_search, narrowed, options_of, ranks_per_group
+from embark.model.placement import Cluster, Placement, Shard, TooLarge, all_table_bytes
+from embark.model.sharding_costs import Option, is_long_search, narrowed, options_of, ranks_per_group
 from embark.spec import RunSpec, Table
 
 MAX_GRID = 1_000

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from embark.catalog import Catalog, Machine, Price
-from embark.catalog.grace import POD_GRACE_S
+from embark.catalog.grace_periods import POD_GRACE_S
 from embark.plan.prediction import Prediction
 from embark.plan.saves import Failures, SaveBytes, Saves, save_bytes, saves_of
 from embark.plan.workload import Workload

@@ -13,9 +13,9 @@ def with_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec, D
     said = None if num_samples is None else DataSize(num_samples)
     if spec.data.kind != "prepared":
         return _written_out(spec), said
-    from embark.data.fitting import fitted
     from embark.data.prepared.manifest import MANIFEST
     from embark.data.prepared.opening import local_folder, read_manifest
+    from embark.data.resolve import fitted
 
     folder = local_folder(spec.data.path)
     if folder is not None and (folder / MANIFEST).is_file():

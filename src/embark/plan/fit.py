@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from embark.model.placement import Placement, Shard
 from embark.plan.calibration import Calibration, EngineFit, MemoryFit
 from embark.plan.memory import captured, pipelined
-from embark.plan.placement import Placement, Shard
 from embark.plan.step_time import features
 from embark.spec import RunSpec
 
@@ -54,7 +54,7 @@ def fit_memory(measured: Sequence[Measured]) -> MemoryFit:
     """Bytes over what is counted: a part that is always there, and those that grow with the activations."""
     rows, used, allocated = [], [], []
     for m in measured:
-        counted = (captured if m.engine == "captured" else pipelined)(m.spec, whole(m.spec), 0, m.precision)
+        counted = (captured if m.engine == "cuda_graph" else pipelined)(m.spec, whole(m.spec), 0, m.precision)
         rows.append((1.0, counted.pooled, counted.layers, counted.ids))
         used.append((counted.fixed, m.used_bytes))
         allocated.append((counted.fixed, m.allocated_bytes or m.used_bytes))

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from embark.model.placement import Placement, shard_bytes, table_value_bytes
+from embark.model.work import Layers, layers_of, lookups_of, padded
 from embark.plan.calibration import Calibration, MemoryFit
-from embark.plan.placement import Placement, shard_bytes, table_value_bytes
-from embark.plan.work import Layers, layers_of, lookups_of, padded
 from embark.spec import RunSpec
 
 CACHE_SHARE = 0.2
@@ -49,7 +49,7 @@ def device_parts(
     """Of the fullest rank of a GPU run."""
     fit = calibration.memory[engine]
     rank = fullest_rank(spec, placement)
-    counted = (captured if engine == "captured" else pipelined)(spec, placement, rank, precision)
+    counted = (captured if engine == "cuda_graph" else pipelined)(spec, placement, rank, precision)
     held = _held(counted, fit)
     parts = {
         "tables": counted.tables,

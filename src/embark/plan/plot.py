@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from embark.events.curve import draw
+from embark.formatting import format_duration
 from embark.plan.across import Survey, front, worth_drawing
 from embark.plan.axes import LOG_FROM, dollar_words
-from embark.watch.curve import draw
-from embark.watch.words import duration
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DOT = "·"
@@ -42,7 +42,7 @@ def plot(found: Survey, *, width: int, height: int, ascii_only: bool) -> list[st
     sides = [ends[0], *[""] * (height - 2), ends[1]]
     lines = [f"{side:>{margin - 1}} {wall}{''.join(row)}".rstrip() for side, row in zip(sides, rows, strict=True)]
     lines.append(" " * margin + corner + floor * inner)
-    first, last = duration(min(p[1] for p in points)), duration(max(p[1] for p in points))
+    first, last = format_duration(min(p[1] for p in points)), format_duration(max(p[1] for p in points))
     lines.append(" " * (margin + 1) + first + last.rjust(inner - len(first)))
     return lines
 

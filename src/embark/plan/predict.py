@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from embark.catalog import Machine
+from embark.model.placement import Cluster, Placement, Planner, TooLarge, all_table_bytes
 from embark.plan.calibration import Calibration, calibration_for
 from embark.plan.memory import device_parts, host_parts
-from embark.plan.placement import Cluster, Placement, Planner, TooLarge, all_table_bytes
 from embark.plan.prediction import MemoryUse, Prediction, Setup, StepTime
 from embark.plan.step_time import step_time
 from embark.plan.tpu import predict_on_tpu
@@ -86,7 +86,7 @@ def choose_engine(spec: RunSpec, cluster: Cluster, placement: Placement) -> tupl
         return "pipeline", "some tables live in the host's memory"
     if spec.train.table_dtype != "fp32":
         return "pipeline", "fp16 tables round at random, which FBGEMM does"
-    return "captured", "the whole step as one CUDA graph"
+    return "cuda_graph", "the whole step as one CUDA graph"
 
 
 def precision_on(spec: RunSpec, *, has_bf16: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from embark.catalog import Machine
-from embark.plan.placement import Placement
+from embark.model.placement import Placement
 from embark.spec import RunSpec
 
 

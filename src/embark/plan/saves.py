@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from embark.plan.placement import all_table_bytes, shard_bytes
+from embark.model.placement import all_table_bytes, shard_bytes
+from embark.model.work import layers_of
 from embark.plan.prediction import Prediction
-from embark.plan.work import layers_of
 from embark.spec import RunSpec
-from embark.store.interval import steps_between_saves
+from embark.store.checkpoint_interval import steps_between_saves
 
 DENSE_STATE_BYTES = {"sgd": 0, "adagrad": 4, "adam": 8}
 """What the dense optimizer keeps for each weight."""

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from embark.model.placement import Cluster, Placement
+from embark.model.work import Layers, Lookups, layers_of, lookups_of
 from embark.plan.calibration import Calibration, EngineFit
-from embark.plan.placement import Cluster, Placement
 from embark.plan.prediction import StepTime
-from embark.plan.work import Layers, Lookups, layers_of, lookups_of
 from embark.spec import RunSpec
 
 SORT_BYTES = 100.0

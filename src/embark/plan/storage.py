@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embark.catalog import Catalog, Machine, Volume
+from embark.formatting import format_bytes
 from embark.plan.prediction import Prediction, Setup
 from embark.plan.saves import NETWORK_SHARE, UNKNOWN_NETWORK_GBIT_PER_S, Failures, Saves
 from embark.plan.workload import Workload
-from embark.store.interval import MAX_LOST_S
-from embark.watch.words import size
+from embark.store.checkpoint_interval import MAX_LOST_S
 
 GIB, TIB = 1024**3, 1024**4
 TIB_STEP = 0.1
@@ -119,7 +119,7 @@ def best_offer(found: list[Offer]) -> Offer | None:
 def _again(prediction: Prediction, workload: Workload) -> tuple[Again, str]:
     setup = prediction.setup
     data, machine = setup.spec.data, setup.machine
-    each, held = f"samples of {workload.sample_bytes:.0f} bytes", size(workload.data_bytes)
+    each, held = f"samples of {workload.sample_bytes:.0f} bytes", format_bytes(workload.data_bytes)
     if not workload.is_stored:
         return "drawn", f"each machine draws its samples: nothing is read; prepared, they would be {each}"
     if data.kind == "columns":

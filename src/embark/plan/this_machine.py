@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from embark.catalog import Catalog, Gpu
-from embark.plan.placement import Cluster
+from embark.model.placement import Cluster
 
 
 def gpu_of(title: str, memory_bytes: float, catalog: Catalog) -> Gpu | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from embark.plan.placement import Cluster, Placement, TooLarge, all_table_bytes
+from embark.model.placement import Cluster, Placement, TooLarge, all_table_bytes
+from embark.model.tpu_layout import lay_out, placement_on
 from embark.plan.prediction import MemoryUse, Prediction, Setup
-from embark.plan.tpu_layout import lay_out, placement_on
 from embark.plan.tpu_memory import VMEM_BYTES, chip_memory, copied_bytes, host_parts
 from embark.plan.tpu_time import tpu_step_time
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from embark.model.tpu_layout import LINE, Rows, lined_bytes, tiled_bytes
+from embark.model.work import Layers, layers_of
 from embark.plan.memory import DENSE_STATES
-from embark.plan.tpu_layout import LINE, Rows, lined_bytes, tiled_bytes
-from embark.plan.work import Layers, layers_of
 from embark.spec import RunSpec
 
 HISTOGRAM_BYTES = 2 * 16_384 * 4

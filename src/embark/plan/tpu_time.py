@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from embark.catalog import Gpu
+from embark.model.tpu_layout import LINE, Rows
+from embark.model.work import Layers, layers_of
 from embark.plan.prediction import StepTime
 from embark.plan.step_time import LOADER_BYTES_PER_S, PASSES, sample_bytes
-from embark.plan.tpu_layout import LINE, Rows
-from embark.plan.work import Layers, layers_of
 from embark.spec import RunSpec
 
 PASSES_OF_IDS = 6

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embark.catalog import Machine
+from embark.formatting import format_duration, pluralize
+from embark.model.placement import all_table_bytes
 from embark.plan.across import MAX_NODES, Survey, could_hold, counted, name_of, node_counts, ranked, survey
 from embark.plan.cost import WAY_NAMES, Bill, Way
 from embark.plan.estimate import Estimate, Estimator
-from embark.plan.placement import all_table_bytes
-from embark.watch.words import duration, many
 
 GIB = 1024**3
 MOST_RANKS = 1024
@@ -76,7 +76,7 @@ def run_words(bill: Bill) -> str:
     if bill.time is None:
         return f"{WAY_NAMES[bill.way]} the run would never end: {bill.missing}"
     money = usd(bill.total_usd) + " " + WAY_NAMES[bill.way] if bill.total_usd is not None else f"({bill.missing})"
-    return f"the run takes {duration(bill.time.total_s)} and {money}"
+    return f"the run takes {format_duration(bill.time.total_s)} and {money}"
 
 
 def nearest(estimate: Estimate, estimator: Estimator, max_nodes: int = MAX_NODES) -> list[Near]:
@@ -101,7 +101,7 @@ def survey_sentence(found: Survey, kept: list[Estimate], name: str, *, max_nodes
     if not cheapest:
         if found.unpriced:
             num = len({e.setup.machine.name for e in found.unpriced})
-            return f"{name} fits {many(num, 'machine')} here, but what they cost {WAY_NAMES[found.way]} is not known"
+            return f"{name} fits {pluralize(num, 'machine')} here, but what they cost {WAY_NAMES[found.way]} is not known"
         if found.why_not is None:
             return f"{name}: no machine here can share its batch equally among its ranks"
         largest = counted(found.why_not.setup.machine, found.why_not.setup.num_nodes)
@@ -186,7 +186,7 @@ def _offer_words(estimate: Estimate, way: Way) -> str:
 
 def _short_words(estimate: Estimate, way: Way) -> str:
     bill = estimate.bills[way]
-    took = "" if bill.time is None else f", {duration(bill.time.total_s)}"
+    took = "" if bill.time is None else f", {format_duration(bill.time.total_s)}"
     region = "" if estimate.price is None else f" in {estimate.price.region}"
     return f"{name_of(estimate)}{region}, {usd(bill.total_usd)} {WAY_NAMES[way]}{took}"
 

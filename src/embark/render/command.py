@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from embark.render import tpu_gke
 from embark.render.job import MAX_RESTARTS, PORT, Job
 from embark.render.settings import fabric_needs
+from embark.render.targets import tpu_gke
 
 SPEC_PATH = "/etc/embark/spec.toml"
 WAIT_S = 1800
@@ -21,8 +21,8 @@ def train_words(spec_path: str = SPEC_PATH) -> list[str]:
 
 
 def ranks_words(*options: str, spec_path: str = SPEC_PATH) -> list[str]:
-    """torchrun by way of `embark.ranks`, which ends with what its ranks ended with."""
-    return ["python", "-m", "embark.ranks", *options, *train_words(spec_path)]
+    """torchrun by way of `embark.torchrun`, which ends with what its ranks ended with."""
+    return ["python", "-m", "embark.torchrun", *options, *train_words(spec_path)]
 
 
 def one_machine(job: Job, spec_path: str = SPEC_PATH) -> list[str]:

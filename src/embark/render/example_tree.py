@@ -7,18 +7,18 @@ from dataclasses import replace
 from importlib.resources import files as package_files
 
 from embark.catalog import load_catalog
-from embark.render.around import render_around
 from embark.render.file import File
-from embark.render.guides import render_guides
+from embark.render.guides.guides import render_guides
 from embark.render.image import render_image
+from embark.render.infrastructure import render_around
 from embark.render.job import Job, default_image, make_job
-from embark.render.jobset import render_jobset
-from embark.render.kubeflow import render_pytorchjob, render_trainjob
-from embark.render.kubernetes import render_job
-from embark.render.kueue import render_kueue
 from embark.render.launch_script import PLACEHOLDER_REGISTRY
-from embark.render.ray import render_ray
-from embark.render.torchx import render_torchx
+from embark.render.targets.jobset import render_jobset
+from embark.render.targets.kubeflow import render_pytorchjob, render_trainjob
+from embark.render.targets.kubernetes import render_job
+from embark.render.targets.kueue import render_kueue
+from embark.render.targets.ray import render_ray
+from embark.render.targets.torchx import render_torchx
 from embark.render.yaml_text import header
 from embark.spec import PRESETS, RunSpec
 from embark.spec.place import Target
@@ -83,7 +83,7 @@ def short_toml(spec: RunSpec) -> str:
 def requirements() -> str:
     """The matched versions, for pip."""
     from embark import __version__
-    from embark.stack import default_triple
+    from embark.stack.versions import default_triple
 
     triple = default_triple()
     words = [word for words in triple.pip_arguments("cuda") for word in words if word != "install"]

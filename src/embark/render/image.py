@@ -51,7 +51,7 @@ def image_extras(job: Job) -> str:
 
 def dockerfile(*, fabric: str, has_ray: bool, image: str, extras: str = EXTRAS) -> str:
     from embark import __version__
-    from embark.stack import default_triple
+    from embark.stack.versions import default_triple
 
     triple = default_triple()
     about = (f"The image of Embark {__version__} with torch {triple.torch}, torchrec {triple.torchrec} and fbgemm "
@@ -101,7 +101,7 @@ def _fabric_step() -> str:
 
 
 def _triple_step() -> str:
-    from embark.stack import default_triple
+    from embark.stack.versions import default_triple
 
     def steps(words: list[list[str]]) -> str:
         lines = [shlex.join(["python", "-m", "pip", each[0], "--no-cache-dir", *each[1:]]) for each in words]

@@ -11,7 +11,7 @@ from typing import Any
 
 from embark.catalog import Catalog, Machine, find, find_volume
 from embark.errors import ExitCode, Mistake, SpecError, UserError
-from embark.render import tpu_gke
+from embark.render.targets import tpu_gke
 from embark.spec import RunSpec, to_toml
 
 PORT = 29500
@@ -159,7 +159,7 @@ def dns_label(name: str) -> str:
 
 def default_image(*, has_tpu: bool = False) -> str:
     from embark import __version__
-    from embark.stack import default_triple
+    from embark.stack.versions import default_triple
 
     if has_tpu:
         return f"embark:{__version__}-tpu"
@@ -252,7 +252,7 @@ def _identity_mistakes(job: Job) -> Iterator[Mistake]:
 
 
 def _budget_mistakes(job: Job) -> Iterator[Mistake]:
-    from embark.render.site import site_of, usd_per_hour
+    from embark.render.location import site_of, usd_per_hour
 
     budget = job.spec.place.budget_usd
     if budget is not None and job.machine.gpu.kind == "tpu":

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from embark.render.cluster_aks import pool_name
-from embark.render.cluster_gke import pool_names, project_setting
+from embark.render.clouds.azure.cluster import pool_name
+from embark.render.clouds.azure.volumes import storage_account_setting
+from embark.render.clouds.gcp.cluster import pool_names, project_setting
 from embark.render.file import File
 from embark.render.job import EXITS, Job
-from embark.render.operators import install_kueue
+from embark.render.location import price_of, site_of, usd_per_hour
 from embark.render.pod import CONTAINER
 from embark.render.shell_text import PRELUDE, Shell, command, function, quote, run, script, setting, variable
-from embark.render.site import price_of, site_of, usd_per_hour
-from embark.render.volumes_azure import storage_account_setting
+from embark.render.targets.operators import install_kueue
 
 NAMES = {"aws": "train_dlrm_aws.sh", "azure": "train_dlrm_azure.sh", "gcp": "train_dlrm_gcp.sh"}
 TOOLS = {

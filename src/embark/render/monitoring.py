@@ -6,9 +6,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from embark.render.cluster_gke import project_setting
+from embark.events.alerts import IDLE_MINUTES, IDLE_PERCENT, alerts
+from embark.render.clouds.gcp.cluster import project_setting
 from embark.render.file import File
 from embark.render.job import Job
+from embark.render.location import site_of
 from embark.render.run_metrics import apply_run_metrics, is_scraped, render_run_metrics
 from embark.render.shell_text import (
     PRELUDE,
@@ -23,10 +25,8 @@ from embark.render.shell_text import (
     unless,
     variable,
 )
-from embark.render.site import site_of
-from embark.render.vm_node import LOG
+from embark.render.targets.vm_node import LOG
 from embark.render.yaml_text import note, yaml_text
-from embark.watch.alerts import IDLE_MINUTES, IDLE_PERCENT, alerts
 
 
 def render_monitoring(job: Job) -> list[File]:

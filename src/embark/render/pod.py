@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from embark.render import tpu_gke
 from embark.render.command import SPEC_PATH
 from embark.render.fabric_pod import fabric_part
 from embark.render.job import PORT, Job
 from embark.render.settings import TOPOLOGY_PATH, grace_s, settings_of, topology_xml
+from embark.render.targets import tpu_gke
 from embark.render.yaml_text import note
 
 USER_ID = 1000

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from embark.events.alerts import Alert, alerts
+from embark.events.grafana import dashboard_text
+from embark.events.names import GROUPS, METRICS, RUN, Metric
 from embark.render.file import File
 from embark.render.job import POD_TARGETS, Job
+from embark.render.location import site_of
 from embark.render.shell_text import Shell, command, run
-from embark.render.site import site_of
 from embark.render.yaml_text import note, yaml_text
-from embark.watch.alerts import Alert, alerts
-from embark.watch.grafana import dashboard_text
-from embark.watch.names import GROUPS, METRICS, RUN, Metric
 
 PORT_NAME = "metrics"
 OBJECTS = "run_metrics.yaml"

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from embark.catalog.grace import POD_GRACE_S
+from embark.catalog.grace_periods import POD_GRACE_S
 from embark.render.job import Job, Setting
-from embark.render.site import usd_per_hour
+from embark.render.location import usd_per_hour
 
 MAX_THREADS = 16
 TOPOLOGY_PATH = "/etc/embark/topology.xml"

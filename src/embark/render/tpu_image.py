@@ -5,7 +5,7 @@ from __future__ import annotations
 from embark.render.file import File
 from embark.render.job import Job
 from embark.render.pod import SCRATCH
-from embark.render.tpu_vm import packages
+from embark.render.targets.tpu_vm import packages
 from embark.render.yaml_text import header
 
 BASE = "python:3.12-slim-bookworm"

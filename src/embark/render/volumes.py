@@ -9,8 +9,8 @@ from typing import Any
 from embark.catalog import Volume, find_volume, load_catalog
 from embark.render.file import File
 from embark.render.job import POD_TARGETS, Job
+from embark.render.location import data_source
 from embark.render.shell_text import Shell, command
-from embark.render.site import data_source
 from embark.render.yaml_text import note, yaml_text
 
 GIB_PER_TIB = 1024

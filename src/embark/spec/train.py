@@ -50,7 +50,7 @@ class TrainSpec(Section):
     """How tables are laid over the ranks; `auto` lets TorchRec's planner choose for each."""
     memory_reserve: float = Field(default=0.15, ge=0, lt=1)
     """Share of each device's memory the planner leaves to activations and buffers."""
-    engine: Literal["auto", "captured", "pipeline"] = "auto"
+    engine: Literal["auto", "cuda_graph", "pipeline"] = "auto"
     """`captured`: the whole step as one CUDA graph. `pipeline`: TorchRec's `TrainPipelineSparseDist`, which takes
     anything. `auto`: `captured` on a GPU where the run allows it."""
     sparsecore: Literal["auto", "on", "off"] = "auto"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embark.spec import StoreSpec
-from embark.store.shelf import Checkpoint
+from embark.store.checkpoint_store import Checkpoint
 
 Reason = Literal["newest", "every", "best"]
 

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 
 from embark.errors import UserError, nearest
-from embark.store.door import Door, open_door
-from embark.store.shelf import Shelf
+from embark.store.checkpoint_store import CheckpointStore
+from embark.store.object_store import ObjectStore, open_store
 
 SMALL_FILES = ("spec.toml", "plan.txt", "events.jsonl", "report.html")
 
@@ -53,30 +53,30 @@ class RunDir:
         return self.path / "tensorboard"
 
     @cached_property
-    def door(self) -> Door:
-        return open_door(self.uri if self.is_remote else self.path)
+    def store(self) -> ObjectStore:
+        return open_store(self.uri if self.is_remote else self.path)
 
     @cached_property
-    def shelf(self) -> Shelf:
+    def shelf(self) -> CheckpointStore:
         """The run's checkpoints."""
-        return Shelf(open_door(f"{self.uri}/checkpoints" if self.is_remote else self.path / "checkpoints"))
+        return CheckpointStore(open_store(f"{self.uri}/checkpoints" if self.is_remote else self.path / "checkpoints"))
 
     def exists(self) -> bool:
         """Has a run been here?"""
-        return bool(self.door.list()) if self.is_remote else self.path.exists()
+        return bool(self.store.list()) if self.is_remote else self.path.exists()
 
     def fetch(self) -> None:
         """Bring the small files here, so that a run can go on from another machine."""
         if self.is_remote:
-            there = {e.path for e in self.door.list()}
-            self.door.download_many([(n, self.path / n) for n in SMALL_FILES if n in there])
+            there = {e.path for e in self.store.list()}
+            self.store.download_many([(n, self.path / n) for n in SMALL_FILES if n in there])
 
     def publish(self) -> None:
         """Copy the small files to where the run lives."""
         if self.is_remote:
             curves = sorted(p for p in self.tensorboard.rglob("*") if p.is_file())
             small = [self.path / name for name in SMALL_FILES if (self.path / name).is_file()]
-            self.door.upload_many([(p, p.relative_to(self.path).as_posix()) for p in [*small, *curves]])
+            self.store.upload_many([(p, p.relative_to(self.path).as_posix()) for p in [*small, *curves]])
 
 
 def find_run(word: str, root: str = "runs") -> RunDir:
@@ -85,7 +85,7 @@ def find_run(word: str, root: str = "runs") -> RunDir:
     if "://" in word and not word.startswith("file://"):
         here = [RunDir(word.rstrip("/"))]
     for run in here:
-        if run.door.exists("spec.toml") or run.shelf.door.list():
+        if run.store.exists("spec.toml") or run.shelf.store.list():
             return run
     if here:
         raise UserError(f"{here[0].uri} is not a run's directory: it has neither a spec.toml nor checkpoints/",
@@ -109,7 +109,7 @@ def numbered(root: str, name: str) -> RunDir:
     return free
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Write so that a reader sees the old text or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,4 +1,4 @@
-"""Files from one door to another: many at a time, going on where it stopped, and known to be the same."""
+"""Files from one store to another: many at a time, going on where it stopped, and known to be the same."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from embark.errors import DataError, EmbarkError, Fault
-from embark.store.door import PIECE_BYTES, Door, Progress
-from embark.store.folder import FolderDoor
+from embark.store.errors import Missing
+from embark.store.local_store import LocalStore
+from embark.store.object_store import PIECE_BYTES, ObjectStore, Progress
 from embark.store.parallel import for_all
-from embark.store.trouble import Missing
 
 STATE = ".embark-copy.json"
 """At the target while a copy is under way: what it copies, and which files were there before it."""
@@ -50,7 +50,7 @@ class Plan:
 class Transfer:
     """One copy from `source` to `target`. A second one with the same `mark` goes on where the first stopped."""
 
-    def __init__(self, source: Door, target: Door, items: Sequence[Item], *, mark: str, parallel: int = 8) -> None:
+    def __init__(self, source: ObjectStore, target: ObjectStore, items: Sequence[Item], *, mark: str, parallel: int = 8) -> None:
         self.source, self.target = source, target
         self._items, self._mark, self._parallel = tuple(items), mark, parallel
 
@@ -122,7 +122,7 @@ class Transfer:
         return item.sha256 or digest(self.source, item.path, item.size_bytes)
 
     def _copy(self, item: Item, tell: Callable[[int], None]) -> None:
-        if isinstance(self.target, FolderDoor) and not isinstance(self.source, FolderDoor):
+        if isinstance(self.target, LocalStore) and not isinstance(self.source, LocalStore):
             self.source.download(item.path, self.target.root / item.path)
             tell(item.size_bytes)
             return
@@ -149,10 +149,10 @@ class Transfer:
                         fix="run the same command again; if it stays so, check the source: embark data check")
 
 
-def digest(door: Door, path: str, size_bytes: int, tell: Callable[[int], None] | None = None) -> str:
+def digest(store: ObjectStore, path: str, size_bytes: int, tell: Callable[[int], None] | None = None) -> str:
     """SHA-256 of a file, read piece by piece."""
     found = hashlib.sha256()
-    for piece in _pieces(door, path, size_bytes):
+    for piece in _pieces(store, path, size_bytes):
         found.update(piece)
         if tell:
             tell(len(piece))
@@ -162,7 +162,7 @@ def digest(door: Door, path: str, size_bytes: int, tell: Callable[[int], None] |
 class _Read:
     """A file's pieces; one that is not what it must be raises before its end, so that it is not written."""
 
-    def __init__(self, source: Door, item: Item, tell: Callable[[int], None]) -> None:
+    def __init__(self, source: ObjectStore, item: Item, tell: Callable[[int], None]) -> None:
         self._source, self._item, self._tell = source, item, tell
         self.trouble: EmbarkError | None = None
 
@@ -182,12 +182,12 @@ class _Read:
             raise
 
 
-def _pieces(door: Door, path: str, size_bytes: int) -> Iterator[bytes]:
-    if isinstance(door, FolderDoor):
-        yield from _file_pieces(door.root / path)
+def _pieces(store: ObjectStore, path: str, size_bytes: int) -> Iterator[bytes]:
+    if isinstance(store, LocalStore):
+        yield from _file_pieces(store.root / path)
         return
     for start in range(0, size_bytes, PIECE_BYTES):
-        yield door.read_range(path, start, min(PIECE_BYTES, size_bytes - start))
+        yield store.read_range(path, start, min(PIECE_BYTES, size_bytes - start))
 
 
 def _file_pieces(path: Path) -> Iterator[bytes]:

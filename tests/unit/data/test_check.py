@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from embark.data.check import check
+from embark.data.column_histograms import bars, column_rows
 from embark.data.leaks import auc
 from embark.data.make import _finish
-from embark.data.pictures import bars, column_rows
 from embark.data.prepared import STATISTICS, Feature, Layout, Manifest, PartWriter, Rows
 
 NUM = 2_000

@@ -103,7 +103,7 @@ def test_a_torch_that_does_not_load_is_wrong_with_its_own_last_line():
     (check,) = ranks(asked(command), 0)
     assert check.verdict == "wrong"
     assert "libcudart.so.13" in check.found
-    assert "embark.stack install" in check.fix
+    assert "embark.stack.versions install" in check.fix
 
 
 def test_a_torch_that_hangs_is_ended():

@@ -72,11 +72,11 @@ def test_an_old_driver_that_knows_fewer_fields_is_read_too(machine):
 def test_cpu_builds_beside_a_gpu_are_wrong(machine, here: dict[str, str | None]):
     verdict, _, fix = of(gpus(machine.here, smi(machine, H200), here))["gpu"]
     assert verdict == "wrong"
-    assert fix.endswith("-m embark.stack install --variant cuda")
+    assert fix.endswith("-m embark.stack.versions install --variant cuda")
 
 
 def test_the_fix_for_cpu_builds_is_a_command_that_exists():
-    words = [sys.executable, "-m", "embark.stack", "install", "--variant", "cuda", "--dry-run"]
+    words = [sys.executable, "-m", "embark.stack.versions", "install", "--variant", "cuda", "--dry-run"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 

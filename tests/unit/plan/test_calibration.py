@@ -21,7 +21,7 @@ def test_what_ships_was_measured_on_an_h200_and_on_a_cpu():
     shipped = load_calibrations()
     assert set(shipped) == {"H200", "cpu"}
     assert all(c.is_measured and c.date and c.versions for c in shipped.values())
-    assert set(shipped["H200"].engines) == {"captured", "pipeline"}
+    assert set(shipped["H200"].engines) == {"cuda_graph", "pipeline"}
 
 
 def test_a_calibration_is_read_as_it_was_written(tmp_path):

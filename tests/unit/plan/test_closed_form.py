@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark.catalog import load_catalog
+from embark.model.placement import Cluster, TooLarge, shard_bytes
+from embark.model.sharding_costs import options_of
 from embark.plan.closed_form import closed_form, room
-from embark.plan.placement import Cluster, TooLarge, shard_bytes
-from embark.plan.shard_costs import options_of
 from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec
 
 GIB = 2**30

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from embark.model.placement import Cluster
 from embark.plan.calibration import Calibration, EngineFit, MemoryFit, Rates
 from embark.plan.fit import Measured, fit_engine, fit_memory, fitted, non_negative, whole
 from embark.plan.memory import device_parts
-from embark.plan.placement import Cluster
 from embark.plan.step_time import step_time
 from embark.spec import load_spec
 
@@ -17,8 +17,8 @@ RATES = Rates(4e12, {"fp32": 5e13, "tf32": 4e14, "bf16": 8e14}, 5e10)
 GRAPH = EngineFit(0.0, 0.0, 2e-5, 2e-5, 2.5, 0.3, 1.2)
 PIPELINE = EngineFit(4e-3, 3e-4, 0.0, 0.0, 2.0, 5.0, 1.0)
 HELD = MemoryFit(1.3e9, 1e8, 0.0, 1.0, 1.2, 0.05)
-TRUTH = Calibration("H200", "a card", "2026-11-15", "", RATES, {"captured": GRAPH, "pipeline": PIPELINE},
-                    {"captured": HELD, "pipeline": MemoryFit(1.4e9, 1e8, 1.7, 0.7, 3.0, 0.3)})
+TRUTH = Calibration("H200", "a card", "2026-11-15", "", RATES, {"cuda_graph": GRAPH, "pipeline": PIPELINE},
+                    {"cuda_graph": HELD, "pipeline": MemoryFit(1.4e9, 1e8, 1.7, 0.7, 3.0, 0.3)})
 SHAPES = {
     "plain": (), "deep": ("model.top_mlp=[1024, 1024, 512, 256]", "model.embedding_dim=128"),
     "crossed": ("model.kind=dcnv2", "model.num_tables=10"), "few": ("model.num_tables=3",),
@@ -39,7 +39,7 @@ def measured(engine: str, *, noise: float = 0.0) -> list[Measured]:
 
 
 def test_a_captured_engine_is_found_again():
-    found = fit_engine(TRUTH, measured("captured"))
+    found = fit_engine(TRUTH, measured("cuda_graph"))
     for name in ("start_s", "layer_s", "tables", "matmul"):
         assert getattr(found, name) == pytest.approx(getattr(GRAPH, name), rel=0.02)
     assert found.host_s == 0
@@ -53,7 +53,7 @@ def test_a_pipeline_that_waits_for_its_host_is_found_again_though_some_steps_wer
 
 
 def test_memory_is_found_again():
-    for engine in ("captured", "pipeline"):
+    for engine in ("cuda_graph", "pipeline"):
         found, truth = fit_memory(measured(engine)), TRUTH.memory[engine]
         always = truth.context_bytes + truth.workspace_bytes
         assert found.context_bytes + found.workspace_bytes == pytest.approx(always, rel=0.01)
@@ -64,9 +64,9 @@ def test_memory_is_found_again():
 
 def test_a_fit_keeps_the_rates_and_has_every_engine_that_was_measured():
     base = replace(TRUTH, engines={}, memory={})
-    found = fitted(base, [*measured("captured"), *measured("pipeline")])
+    found = fitted(base, [*measured("cuda_graph"), *measured("pipeline")])
     assert found.rates == RATES
-    assert set(found.engines) == set(found.memory) == {"captured", "pipeline"}
+    assert set(found.engines) == set(found.memory) == {"cuda_graph", "pipeline"}
 
 
 def test_least_squares_never_go_below_zero():

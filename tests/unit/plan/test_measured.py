@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from embark.calibrate import compared
 from embark.plan.calibration import SHIPPED, read_calibrations
+from embark.trainers.torch.bench.calibrate import compared
 
 BENCH = Path(__file__).parents[3] / "bench"
 
@@ -25,7 +25,7 @@ def bench_plan() -> ModuleType:
 def test_the_shipped_factors_are_what_the_recorded_steps_give(bench_plan):
     fit, _ = bench_plan.recorded(BENCH / "h200_steps.csv")
     shipped = read_calibrations(SHIPPED)["H200"]
-    for engine in ("captured", "pipeline"):
+    for engine in ("cuda_graph", "pipeline"):
         for name in shipped.engines[engine].__dataclass_fields__:
             assert getattr(shipped.engines[engine], name) == pytest.approx(getattr(fit.engines[engine], name), rel=0.01)
         here, there = shipped.memory[engine], fit.memory[engine]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embark.catalog import find, load_catalog
-from embark.plan.placement import all_table_bytes
+from embark.model.placement import all_table_bytes
 from embark.plan.predict import choose_engine, cluster_of, predict
 from embark.plan.prediction import Setup
 from embark.spec import load_spec

@@ -10,10 +10,10 @@ import pytest
 
 from embark.__main__ import run
 from embark.catalog import load_catalog
+from embark.model.tpu_layout import lay_out
 from embark.plan.predict import predict
 from embark.plan.prediction import Prediction, Setup
 from embark.plan.saves import save_bytes
-from embark.plan.tpu_layout import lay_out
 from embark.plan.tpu_time import tpu_step_time
 from embark.spec import load_spec
 

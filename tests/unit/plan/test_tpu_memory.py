@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from embark.model.tpu_layout import lay_out
 from embark.plan import tpu_memory
-from embark.plan.tpu_layout import lay_out
 from embark.plan.tpu_memory import chip_memory, host_parts
 from embark.spec import RunSpec, load_spec
 
@@ -59,7 +59,7 @@ def test_a_row_is_written_as_it_is_read(tmp_path):
 
 
 def test_the_counts_are_the_trainer_s_own():
-    built, feed, metrics = (pytest.importorskip(f"embark.tpu.{name}") for name in ("built", "feed", "metrics"))
+    built, feed, metrics = (pytest.importorskip(f"embark.trainers.jax.{name}") for name in ("built", "feed", "metrics"))
     assert tpu_memory.BATCHES_AHEAD == built.MAX_IN_FLIGHT + feed.NUM_AHEAD + 1
     assert tpu_memory.HISTOGRAM_BYTES == 2 * metrics.NUM_BINS * 4
 

@@ -18,9 +18,9 @@ from botocore.validate import ParamValidator
 from recorded_commands import run_script
 from render_jobs import job_of
 
-from embark.render.around import render_around
-from embark.render.cluster_eks import bucket_statements
-from embark.render.money import aws_budget
+from embark.render.budgets import aws_budget
+from embark.render.clouds.aws.cluster import bucket_statements
+from embark.render.infrastructure import render_around
 
 CLI = Path(__file__).parents[2] / "fixtures" / "cli"
 SETTINGS = {"PROJECT": "my-project", "EMAIL": "me@example.com", "SUBNET_ID": "subnet-1"}

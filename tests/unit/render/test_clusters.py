@@ -9,10 +9,10 @@ import pytest
 import yaml
 from render_jobs import MACHINES, job_of
 
-from embark.render.around import render_around
-from embark.render.cluster_aks import render_aks
-from embark.render.cluster_eks import cluster_config
-from embark.render.cluster_gke import extra_networks, render_gke
+from embark.render.clouds.aws.cluster import cluster_config
+from embark.render.clouds.azure.cluster import render_aks
+from embark.render.clouds.gcp.cluster import extra_networks, render_gke
+from embark.render.infrastructure import render_around
 from embark.render.settings import fabric_needs
 from embark.render.yaml_text import plain
 

@@ -15,10 +15,10 @@ from recorded_commands import run_script
 from render_jobs import job_of
 
 from embark.errors import SpecError, UserError
-from embark.render.around import render_around
+from embark.render.infrastructure import render_around
 from embark.render.shell_text import Shell, command, comment, option, script, setting
-from embark.render.tpu_vm import render_tpu_vm
-from embark.render.vm_node import cloud_init
+from embark.render.targets.tpu_vm import render_tpu_vm
+from embark.render.targets.vm_node import cloud_init
 
 NASTY = (
     "$(touch pwned)", "`touch pwned`", "'; touch pwned; '", '"; touch pwned; "', "a\ntouch pwned\n", "!!python/none",

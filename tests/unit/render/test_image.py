@@ -13,7 +13,7 @@ import pytest
 from render_jobs import job_of
 
 from embark.render.image import BASE, ENTRYPOINT, render_image
-from embark.stack import default_triple
+from embark.stack.versions import default_triple
 
 BIN = Path(sys.executable).parent
 

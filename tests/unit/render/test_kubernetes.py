@@ -13,8 +13,8 @@ import yaml
 from render_jobs import MACHINES, job_of
 
 from embark.render.job import EXITS
-from embark.render.kubernetes import render_job
 from embark.render.settings import grace_s
+from embark.render.targets.kubernetes import render_job
 from embark.spec import resolve
 
 VERSION = "1.36"
@@ -88,7 +88,7 @@ def test_torchrun_understands_the_command():
     from torch.distributed.run import config_from_args, parse_args
 
     words = words_of(job_of("p5.48xlarge"))
-    assert words[:3] == ["python", "-m", "embark.ranks"]
+    assert words[:3] == ["python", "-m", "embark.torchrun"]
     config, _, arguments = config_from_args(parse_args(words[3:]))
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (2, 2, 8, 3)
     assert config.rdzv_configs["is_host"] == "true"

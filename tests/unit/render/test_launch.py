@@ -10,14 +10,15 @@ from recorded_commands import STUB, run_script
 from render_jobs import job_of
 
 from embark.errors import SpecError
-from embark.render import vm_aws, vm_gcp
-from embark.render.around import render_around
+from embark.render.budgets import budget_usd, needed_units
+from embark.render.clouds.aws import vm as vm_aws
+from embark.render.clouds.gcp import vm as vm_gcp
 from embark.render.file import File
+from embark.render.infrastructure import render_around
 from embark.render.job import EXITS
 from embark.render.launch_script import NAMES, render_launch_script
-from embark.render.money import budget_usd, needed_units
-from embark.render.tpu_vm import runtime_version
-from embark.render.vm_node import node_program, service
+from embark.render.targets.tpu_vm import runtime_version
+from embark.render.targets.vm_node import node_program, service
 
 MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
 SETTINGS = {"PROJECT": "my-project"}
@@ -108,7 +109,7 @@ def test_a_plain_machine_joins_the_first_one(rank: str, is_host: str, tmp_path: 
     assert "--rdzv-endpoint=10.0.0.5:29500" in call
     assert next(w for w in call if w.startswith("--rdzv-conf=")).startswith(f"--rdzv-conf=is_host={is_host},")
     assert {"--nnodes=4", "--nproc-per-node=8"} <= set(call)
-    assert call[call.index("ghcr.io/me/embark:1") + 1:][:3] == ["python", "-m", "embark.ranks"]
+    assert call[call.index("ghcr.io/me/embark:1") + 1:][:3] == ["python", "-m", "embark.torchrun"]
     assert call[-4:] == ["-m", "embark", "train", "/etc/embark/spec.toml"]
 
 

@@ -13,15 +13,15 @@ from botocore.validate import ParamValidator
 from recorded_commands import run_script
 from render_jobs import job_of
 
-from embark.render.around import render_around
-from embark.render.cluster_eks import bucket_statements
+from embark.events.alerts import alerts
+from embark.events.names import METRICS
+from embark.lint.check import lint_texts
+from embark.render.clouds.aws.cluster import bucket_statements
 from embark.render.image import render_image
-from embark.render.kubernetes import render_job
-from embark.render.lint.check import lint_texts
+from embark.render.infrastructure import render_around
 from embark.render.run_metrics import objects
+from embark.render.targets.kubernetes import render_job
 from embark.spec.watch import WatchSpec
-from embark.watch.alerts import alerts
-from embark.watch.names import METRICS
 
 MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
 KINDS = {"aws": ["PodMonitor", "PrometheusRule"], "azure": ["PodMonitor"], "gcp": ["PodMonitoring", "Rules"]}

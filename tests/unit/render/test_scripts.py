@@ -11,9 +11,9 @@ import yaml
 from recorded_commands import run_script
 from render_jobs import MACHINES, VOLUMES, job_of
 
-from embark.render.around import render_around
+from embark.lint.check import lint_texts
 from embark.render.file import File
-from embark.render.lint.check import lint_texts
+from embark.render.infrastructure import render_around
 
 SETTINGS = {"PROJECT": "my-project", "EMAIL": "me@example.com", "SUBNET_ID": "subnet-1"}
 CHANGING = {

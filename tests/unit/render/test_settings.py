@@ -12,9 +12,9 @@ from render_jobs import MACHINES, job_of
 
 import embark.render.settings as module
 from embark.catalog import load_catalog
-from embark.catalog.grace import GRACES
+from embark.catalog.grace_periods import GRACES
+from embark.render.location import usd_per_hour
 from embark.render.settings import fabric_needs, grace_s, settings_of, topology_xml
-from embark.render.site import usd_per_hour
 
 TABLE = tomllib.loads(Path(module.__file__).with_name("settings.toml").read_text())
 

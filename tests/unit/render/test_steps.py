@@ -6,10 +6,13 @@ import pytest
 from render_jobs import job_of
 from shell_words import words_of
 
-from embark.render import tpu_vm, vm_aws, vm_azure, vm_gcp
+from embark.render.clouds.aws import vm as vm_aws
+from embark.render.clouds.azure import vm as vm_azure
+from embark.render.clouds.gcp import vm as vm_gcp
+from embark.render.location import site_of
 from embark.render.shell_text import Shell, command
-from embark.render.site import site_of
 from embark.render.steps import Step, filled, step_text
+from embark.render.targets import tpu_vm
 
 VALUES = {
     "NAME": "dlrm", "REGION": "us-east-1", "ZONE": "us-central1-a", "AMI": "resolve:ssm:/a/b", "SUBNET_ID": "subnet 1",

@@ -16,10 +16,10 @@ from render_jobs import job_of
 
 from embark.catalog import load_catalog
 from embark.errors import SpecError
+from embark.lint.check import lint_texts
+from embark.lint.read import kind_of
 from embark.render.job import make_job
-from embark.render.lint.check import lint_texts
-from embark.render.lint.read import kind_of
-from embark.render.targets import TARGETS, own_files, render
+from embark.render.render import TARGETS, own_files, render
 from embark.spec import load_spec, resolve
 
 CLOUDS = {"aws": ("p5.48xlarge", "g5.12xlarge"), "azure": ("Standard_ND96isr_H100_v5",),

@@ -13,7 +13,7 @@ import pytest
 from render_jobs import job_of
 from shell_words import words_of
 
-from embark.render.torchx import render_torchx
+from embark.render.targets.torchx import render_torchx
 from embark.spec import resolve
 
 
@@ -56,7 +56,7 @@ def test_the_first_replica_holds_the_store_and_all_know_its_name(tmp_path):
     run = replicas_of(job_of("p5.48xlarge"), tmp_path)
     for index, params in enumerate(run.request.role_params["trainer"]):
         words = words_of(params.args[2].partition("exec ")[2], TORCHX_RANK0_HOST="first.host")
-        assert words[:3] == ["python", "-m", "embark.ranks"]
+        assert words[:3] == ["python", "-m", "embark.torchrun"]
         assert "--rdzv-endpoint=first.host:29500" in words
         assert any(word.startswith(f"--rdzv-conf=is_host={'true' if index == 0 else 'false'},") for word in words)
         assert "--nnodes=2" in words

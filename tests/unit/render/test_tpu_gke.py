@@ -13,9 +13,9 @@ from render_jobs import job_of
 
 from embark.catalog import load_catalog
 from embark.errors import SpecError
-from embark.render.lint.check import lint_texts
-from embark.render.targets import render
-from embark.render.tpu_gke import topology
+from embark.lint.check import lint_texts
+from embark.render.render import render
+from embark.render.targets.tpu_gke import topology
 
 CASES = [
     ("v5litepod-16", {"target": "jobset", "nodes": 2, "spot": True}), ("v6e-8", {"target": "job", "nodes": 1}),

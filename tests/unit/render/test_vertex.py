@@ -15,7 +15,7 @@ from render_jobs import job_of
 from shell_words import words_of
 
 from embark.errors import SpecError
-from embark.render.vertex import ACCELERATORS, render_vertex
+from embark.render.targets.vertex import ACCELERATORS, render_vertex
 
 GPU_MACHINES = ["n1-standard-8+1xT4", "g2-standard-48", "a2-highgpu-8g", "a2-ultragpu-8g", "a3-highgpu-8g",
                 "a3-megagpu-8g", "a3-ultragpu-8g", "a4-highgpu-8g"]

@@ -5,25 +5,25 @@ import hashlib
 import pytest
 
 from embark.errors import DataError
-from embark.store import FileMark, MarkedDoor, RunDir, Shelf, numbered, open_door, run_uri, write_whole
+from embark.store import CheckpointStore, FileMark, MarkedStore, RunDir, numbered, open_store, run_uri, write_atomic
 
 
-def put(shelf: Shelf, step: int, text: bytes = b"x" * 100) -> None:
-    door = MarkedDoor(shelf.door)
-    door.write(f"step-{step:09d}/rank-00000-00.bin", text)
-    marks = {path.split("/", 1)[1]: mark for path, mark in door.marks.items()}
+def put(shelf: CheckpointStore, step: int, text: bytes = b"x" * 100) -> None:
+    store = MarkedStore(shelf.store)
+    store.write(f"step-{step:09d}/rank-00000-00.bin", text)
+    marks = {path.split("/", 1)[1]: mark for path, mark in store.marks.items()}
     shelf.commit(step, marks, {"world_size": 2})
 
 
 @pytest.fixture
-def shelf(tmp_path) -> Shelf:
+def shelf(tmp_path) -> CheckpointStore:
     shelf = RunDir(str(tmp_path / "run")).shelf
     for step in (100, 200, 1_000_000_000):
         put(shelf, step)
     return shelf
 
 
-def steps(shelf: Shelf) -> list[int]:
+def steps(shelf: CheckpointStore) -> list[int]:
     return [c.step for c in shelf.committed()]
 
 
@@ -70,10 +70,10 @@ def test_damage_is_named(shelf, tmp_path, damage, what):
 
 
 def test_ranks_share_the_looking(shelf, tmp_path):
-    door = MarkedDoor(shelf.door)
+    store = MarkedStore(shelf.store)
     for name in ("a", "b", "c"):
-        door.write(f"step-000000300/{name}", name.encode())
-    shelf.commit(300, {p.split("/")[1]: m for p, m in door.marks.items()}, {})
+        store.write(f"step-000000300/{name}", name.encode())
+    shelf.commit(300, {p.split("/")[1]: m for p, m in store.marks.items()}, {})
     checkpoint = next(c for c in shelf.committed() if c.step == 300)
     file_of(tmp_path, 300, "b").write_text("B")
     assert [bool(shelf.damage(checkpoint, part, 3)) for part in range(3)] == [False, True, False]
@@ -88,21 +88,21 @@ def test_a_file_that_did_not_arrive_is_never_committed(shelf):
 def test_removing_leaves_nothing(shelf, tmp_path):
     shelf.remove(200)
     assert steps(shelf) == [100, 1_000_000_000]
-    assert not [e for e in shelf.door.list() if e.path.startswith("step-000000200")]
+    assert not [e for e in shelf.store.list() if e.path.startswith("step-000000200")]
 
 
 def test_a_marked_door_marks_pieces_bytes_and_files(tmp_path):
-    door = MarkedDoor(open_door(tmp_path / "d"))
+    store = MarkedStore(open_store(tmp_path / "d"))
     (tmp_path / "f").write_bytes(b"abc")
-    door.write("a", iter([b"a", memoryview(b"bc")]), 3)
-    door.write("b", b"abc")
-    door.write("c", tmp_path / "f")
-    assert set(door.marks.values()) == {FileMark(3, hashlib.sha256(b"abc").hexdigest())}
-    assert door.read("a") == door.read_range("c", 0, 3) == b"abc"
-    assert door.size("b") == 3
-    door.delete("a")
-    door.delete_prefix("b")
-    assert {e.path for e in door.list()} == {"b", "c"}
+    store.write("a", iter([b"a", memoryview(b"bc")]), 3)
+    store.write("b", b"abc")
+    store.write("c", tmp_path / "f")
+    assert set(store.marks.values()) == {FileMark(3, hashlib.sha256(b"abc").hexdigest())}
+    assert store.read("a") == store.read_range("c", 0, 3) == b"abc"
+    assert store.size("b") == 3
+    store.delete("a")
+    store.delete_prefix("b")
+    assert {e.path for e in store.list()} == {"b", "c"}
 
 
 def test_a_run_without_checkpoints_has_none(tmp_path):
@@ -129,7 +129,7 @@ def test_a_remote_run_keeps_its_small_files_here(tmp_path, monkeypatch):
 
 
 def test_writing_whole_replaces_and_leaves_nothing_beside(tmp_path):
-    write_whole(tmp_path / "a" / "f", "one")
-    write_whole(tmp_path / "a" / "f", "two")
+    write_atomic(tmp_path / "a" / "f", "one")
+    write_atomic(tmp_path / "a" / "f", "two")
     assert (tmp_path / "a" / "f").read_text() == "two"
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["f"]

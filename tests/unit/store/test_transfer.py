@@ -7,15 +7,15 @@ import hashlib
 import pytest
 
 from embark.errors import DataError, Fault
-from embark.store import open_door
-from embark.store.folder import FolderDoor
+from embark.store import open_store
+from embark.store.local_store import LocalStore
 from embark.store.transfer import STATE, Item, Transfer, digest
 
 FILES = {"manifest.json": b"{}", "train/0.bin": b"a" * 1_000, "train/1.bin": b"b" * 2_000, "validation/0.bin": b"c"}
 LAST = ("manifest.json",)
 
 
-class Stopped(FolderDoor):
+class Stopped(LocalStore):
     """A target that is killed on a file, and remembers what was written."""
 
     def __init__(self, root, on=""):
@@ -31,10 +31,10 @@ class Stopped(FolderDoor):
 
 @pytest.fixture
 def source(tmp_path):
-    door = open_door(tmp_path / "source")
+    store = open_store(tmp_path / "source")
     for path, data in FILES.items():
-        door.write(path, data)
-    return door
+        store.write(path, data)
+    return store
 
 
 def items(has_checksums=True):
@@ -49,8 +49,8 @@ def copy(source, target, *, mark="m", verify=False, listed=None, progress=None):
     return plan
 
 
-def content(door):
-    return {entry.path: door.read(entry.path) for entry in door.list()}
+def content(store):
+    return {entry.path: store.read(entry.path) for entry in store.list()}
 
 
 @pytest.mark.parametrize("has_checksums", [True, False])
@@ -67,7 +67,7 @@ def test_everything_arrives_and_the_manifest_last(source, tmp_path, has_checksum
 def test_a_stopped_copy_leaves_no_manifest_and_goes_on(source, tmp_path, on):
     with pytest.raises(KeyboardInterrupt):
         copy(source, Stopped(tmp_path / "target", on))
-    assert "manifest.json" not in content(open_door(tmp_path / "target"))
+    assert "manifest.json" not in content(open_store(tmp_path / "target"))
     again = Stopped(tmp_path / "target")
     plan = copy(source, again)
     assert content(again) == FILES
@@ -86,7 +86,7 @@ def test_a_whole_copy_is_not_copied_again(source, tmp_path):
 
 
 def test_a_file_of_the_same_size_that_was_there_before_is_compared_and_replaced(source, tmp_path):
-    target = open_door(tmp_path / "target")
+    target = open_store(tmp_path / "target")
     target.write("train/0.bin", b"x" * 1_000)
     target.write("train/1.bin", FILES["train/1.bin"])
     plan = copy(source, target)
@@ -96,10 +96,10 @@ def test_a_file_of_the_same_size_that_was_there_before_is_compared_and_replaced(
 
 def test_such_a_file_is_not_trusted_after_a_stop_either(source, tmp_path):
     """It has the right size and a copy is under way, but it is not of this copy."""
-    open_door(tmp_path / "target").write("validation/0.bin", b"x")
+    open_store(tmp_path / "target").write("validation/0.bin", b"x")
     with pytest.raises(KeyboardInterrupt):
         copy(source, Stopped(tmp_path / "target", "train/1.bin"))
-    target = open_door(tmp_path / "target")
+    target = open_store(tmp_path / "target")
     copy(source, target)
     assert content(target) == FILES
 
@@ -107,7 +107,7 @@ def test_such_a_file_is_not_trusted_after_a_stop_either(source, tmp_path):
 def test_files_of_another_copy_are_not_trusted(source, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         copy(source, Stopped(tmp_path / "target", "validation/0.bin"), mark="another")
-    target = open_door(tmp_path / "target")
+    target = open_store(tmp_path / "target")
     target.write("train/0.bin", b"z" * 1_000)
     copy(source, target)
     assert content(target) == FILES
@@ -126,7 +126,7 @@ def test_a_missing_file_of_a_finished_copy_is_brought_and_the_manifest_is_away_m
 
 def test_a_damaged_source_is_not_copied(source, tmp_path):
     source.write("train/1.bin", b"B" * 2_000)
-    target = open_door(tmp_path / "target")
+    target = open_store(tmp_path / "target")
     with pytest.raises(DataError, match="not what it was said to be"):
         copy(source, target)
     assert not target.exists("train/1.bin")
@@ -134,7 +134,7 @@ def test_a_damaged_source_is_not_copied(source, tmp_path):
 
 
 def test_what_the_target_spoils_is_found_when_it_is_read_back(source, tmp_path):
-    class Spoiling(FolderDoor):
+    class Spoiling(LocalStore):
         def write(self, path, data, size_bytes=None):
             pieces = b"".join(data) if not isinstance(data, bytes) else data
             super().write(path, b"Z" + pieces[1:] if path == "train/1.bin" else pieces)
@@ -147,7 +147,7 @@ def test_what_the_target_spoils_is_found_when_it_is_read_back(source, tmp_path):
 
 
 def test_what_the_target_loses_is_found_without_reading(source, tmp_path):
-    class Losing(FolderDoor):
+    class Losing(LocalStore):
         def write(self, path, data, size_bytes=None):
             super().write(path, list(data)[:0] if path == "train/1.bin" else data)
 

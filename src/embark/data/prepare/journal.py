@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from embark.data.whole_file import write_whole
 from embark.errors import UserError
+from embark.store.atomic_file import write_atomic
 
 PREPARING = ".preparing"
 _SETTINGS = "settings.json"
@@ -46,7 +46,7 @@ class Journal:
         settings = json.loads(json.dumps(settings))
         path = self.directory / _SETTINGS
         if not path.exists():
-            write_whole(path, _text(settings))
+            write_atomic(path, _text(settings))
             return False
         differing = _differences("", json.loads(path.read_text()), settings)
         if differing:
@@ -67,7 +67,7 @@ class Journal:
         """The task is done."""
         path = self.directory / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(record))
+        write_atomic(path, json.dumps(record))
 
     def remove(self) -> None:
         """All is done."""

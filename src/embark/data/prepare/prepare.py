@@ -24,8 +24,8 @@ from embark.data.prepare.splits import check_splits
 from embark.data.prepare.transform import transform_of
 from embark.data.prepare.work import IDS, Kind, Preparation, Result, Task
 from embark.data.prepared.manifest import MANIFEST, SPLITS, STATISTICS, Manifest, Part
-from embark.data.whole_file import write_whole
 from embark.errors import DataError, UserError
+from embark.store.atomic_file import write_atomic
 
 if TYPE_CHECKING:
     from embark.data.prepared.layout import Layout
@@ -249,9 +249,9 @@ class _Run:
             tell=self.teller.pass_on,
         )
         text = json.dumps(statistics, indent=1) + "\n"
-        write_whole(out / STATISTICS, text)
+        write_atomic(out / STATISTICS, text)
         manifest = replace(manifest, statistics_sha256=hashlib.sha256(text.encode()).hexdigest())
-        write_whole(out / MANIFEST, manifest.to_text())
+        write_atomic(out / MANIFEST, manifest.to_text())
         self.teller.end_stage()
         return manifest
 

@@ -37,7 +37,7 @@ _MOST_AHEAD = 4
 _WANTED_S = 1.0
 
 
-class PartDoor(Protocol):
+class PartStore(Protocol):
     """What is needed of a store."""
 
     uri: str
@@ -57,18 +57,18 @@ class _Held:
 
 
 class CachedParts:
-    """Parts behind a door, through a directory of at most `limit_bytes`."""
+    """Parts behind a store, through a directory of at most `limit_bytes`."""
 
     def __init__(
-        self, door: PartDoor, directory: Path, limit_bytes: int, layout: Layout, block_rows: int, largest_bytes: int
+        self, store: PartStore, directory: Path, limit_bytes: int, layout: Layout, block_rows: int, largest_bytes: int
     ) -> None:
         if largest_bytes > limit_bytes:
             raise DataError(
-                f"{door.uri}: has a part of {largest_bytes / 1e9:.3g} GB, more than data.cache_gb = "
+                f"{store.uri}: has a part of {largest_bytes / 1e9:.3g} GB, more than data.cache_gb = "
                 f"{limit_bytes / 1e9:.3g}",
                 fix=f"set data.cache_gb to {2 * largest_bytes / 1e9:.2g} or more",
             )
-        self._door, self._directory, self._limit_bytes = door, directory, limit_bytes
+        self._store, self._directory, self._limit_bytes = store, directory, limit_bytes
         self._layout, self._block_rows = layout, block_rows
         self._num_ahead = min(_MOST_AHEAD, limit_bytes // max(1, largest_bytes) - 1)
         self._held: OrderedDict[str, _Held] = OrderedDict()
@@ -192,7 +192,7 @@ class CachedParts:
         room = self._room(part)
         try:
             for is_last in (False, True):
-                self._door.download(part.file, room)
+                self._store.download(part.file, room)
                 with room.open("rb") as file:
                     found = hashlib.file_digest(file, "sha256").hexdigest()
                 if found == part.sha256:
@@ -201,7 +201,7 @@ class CachedParts:
                     return
                 if is_last:
                     raise DataError(
-                        f"{self._door.uri.rstrip('/')}/{part.file}: its checksum is {found[:16]}…, the manifest says "
+                        f"{self._store.uri.rstrip('/')}/{part.file}: its checksum is {found[:16]}…, the manifest says "
                         f"{part.sha256[:16]}…", fix=AGAIN,
                     )
         finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from embark.data.prepared.cache import CachedParts, PartDoor
+from embark.data.prepared.cache import CachedParts, PartStore
 from embark.data.prepared.manifest import MANIFEST, Manifest, Part
 from embark.data.prepared.parts import AGAIN, LocalParts, Parts
 from embark.data.prepared.source import Allocate, PreparedSource
@@ -19,7 +19,7 @@ from embark.spec.run import RunSpec
 _MOST_TOLD = 5
 
 
-class DataDoor(PartDoor, Protocol):
+class DataStore(PartStore, Protocol):
     """The way into a store, handed in by who knows stores."""
 
     def read(self, path: str) -> bytes: ...
@@ -31,13 +31,13 @@ class DataDoor(PartDoor, Protocol):
         ...
 
 
-OpenDoor = Callable[[str], DataDoor]
+OpenStore = Callable[[str], DataStore]
 
 
-def open_prepared(spec: RunSpec, open_door: OpenDoor | None = None, allocate: Allocate | None = None) -> PreparedSource:
+def open_prepared(spec: RunSpec, open_store: OpenStore | None = None, allocate: Allocate | None = None) -> PreparedSource:
     """The data at `data.path`, for a spec that fits it (`fitting.fitted`)."""
     data = spec.data
-    manifest = read_manifest(data.path, open_door)
+    manifest = read_manifest(data.path, open_store)
     wanted = [*manifest.parts.get("train", ()), *manifest.parts.get(data.eval_split, ())]
     _refuse_bad_block_sizes(data.path, manifest, wanted)
     folder = local_folder(data.path)
@@ -46,24 +46,24 @@ def open_prepared(spec: RunSpec, open_door: OpenDoor | None = None, allocate: Al
         _refuse_incomplete(data.path, wanted, {part.file: _size_of(folder / part.file) for part in wanted})
         parts = LocalParts(folder, manifest.layout, manifest.block_rows)
     else:
-        door = _door(data.path, open_door)
-        _refuse_incomplete(data.path, wanted, {entry.path: entry.size_bytes for entry in door.list()})
+        store = _store(data.path, open_store)
+        _refuse_incomplete(data.path, wanted, {entry.path: entry.size_bytes for entry in store.list()})
         parts = CachedParts(
-            door, cache_directory(data.path, data.cache_dir), round(data.cache_gb * 1e9), manifest.layout,
+            store, cache_directory(data.path, data.cache_dir), round(data.cache_gb * 1e9), manifest.layout,
             manifest.block_rows, max((part.size_bytes for part in wanted), default=0),
         )
     return PreparedSource(manifest, [t.name for t in spec.model.table_list()], data, parts, allocate)
 
 
-def read_manifest(path: str, open_door: OpenDoor | None = None) -> Manifest:
+def read_manifest(path: str, open_store: OpenStore | None = None) -> Manifest:
     """Of the data set at `path`, a folder or a uri."""
     where = f"{path.rstrip('/')}/{MANIFEST}"
     folder = local_folder(path)
     if folder is None:
-        door = _door(path, open_door)
-        if not door.exists(MANIFEST):
+        store = _store(path, open_store)
+        if not store.exists(MANIFEST):
             raise _no_data(path, f"there is no {MANIFEST}")
-        return Manifest.from_text(door.read(MANIFEST).decode("utf-8", "replace"), where)
+        return Manifest.from_text(store.read(MANIFEST).decode("utf-8", "replace"), where)
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -87,10 +87,10 @@ def cache_directory(uri: str, chosen: str = "") -> Path:
     return (base if chosen else base / "embark" / "data") / name
 
 
-def _door(path: str, open_door: OpenDoor | None) -> DataDoor:
-    if open_door is None:
+def _store(path: str, open_store: OpenStore | None) -> DataStore:
+    if open_store is None:
         raise DataError(f"{path}: only folders of this machine are read here", fix="copy it first: embark data copy")
-    return open_door(path)
+    return open_store(path)
 
 
 def _no_data(path: str, what: str) -> DataError:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from embark.data.prepare.inputs import LocalInputs, glob_pattern
-from embark.data_inputs import StoreInputs, open_inputs
+from embark.data.remote_inputs import StoreInputs, open_inputs
 from embark.errors import DataError
 
 

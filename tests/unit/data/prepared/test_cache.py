@@ -25,12 +25,12 @@ from embark.data.prepared.cache import CachedParts
 from embark.data.prepared.opening import cache_directory
 from embark.errors import DataError, Fault
 from embark.spec import resolve
-from embark.store.folder import FolderDoor
+from embark.store.local_store import LocalStore
 
 URI = "far://bucket/prepared"
 
 
-class FarDoor(FolderDoor):
+class FarStore(LocalStore):
     """A folder that stands for a store, slow where asked."""
 
     def __init__(self, root: Path, delay_s: float = 0.0) -> None:
@@ -85,9 +85,9 @@ def watching(directory: Path) -> Iterator[list[int]]:
 @pytest.mark.parametrize("num_parts", [1, 2.5, 6])
 def test_rows_are_those_of_the_folder_and_the_cache_keeps_to_its_size(tmp_path: Path, num_parts: float):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
-    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", num_parts)), open_door=lambda uri: FarDoor(made.path))
-    door = FarDoor(made.path)
-    far, near = open_source(spec, open_door=lambda uri: door), made.open()
+    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", num_parts)), open_store=lambda uri: FarStore(made.path))
+    store = FarStore(made.path)
+    far, near = open_source(spec, open_store=lambda uri: store), made.open()
     assert len(made.manifest.parts["train"]) > 8
     with watching(cache_directory(URI, str(tmp_path / "cache"))) as sizes:
         for epoch in range(2):
@@ -96,43 +96,43 @@ def test_rows_are_those_of_the_folder_and_the_cache_keeps_to_its_size(tmp_path: 
                 np.testing.assert_array_equal(found.ids, wanted.ids)
             np.testing.assert_array_equal(far.eval_rows(0, 150).ids, near.eval_rows(0, 150).ids)
     assert 0 < max(sizes) <= num_parts * largest_bytes(made)
-    assert len(door.fetched) > len(made.manifest.parts["train"]), "two epochs do not fit"
+    assert len(store.fetched) > len(made.manifest.parts["train"]), "two epochs do not fit"
 
 
 def test_with_room_for_all_each_part_is_fetched_once(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
-    door = FarDoor(made.path)
-    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 100)), open_door=lambda uri: door)
+    store = FarStore(made.path)
+    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 100)), open_store=lambda uri: store)
     for _ in range(2):
-        source = open_source(spec, open_door=lambda uri: door)
+        source = open_source(spec, open_store=lambda uri: store)
         for epoch in range(2):
             source.train_rows(epoch, 0, 1_000)
-    assert sorted(door.fetched) == sorted(p.file for p in made.manifest.parts["train"])
+    assert sorted(store.fetched) == sorted(p.file for p in made.manifest.parts["train"])
 
 
 def test_the_next_parts_of_the_epoch_are_fetched_before_they_are_used(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
-    door = FarDoor(made.path)
-    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 100)), open_door=lambda uri: door)
-    open_source(spec, open_door=lambda uri: door).train_rows(0, 0, 1)
+    store = FarStore(made.path)
+    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 100)), open_store=lambda uri: store)
+    open_source(spec, open_store=lambda uri: store).train_rows(0, 0, 1)
     for _ in range(200):
-        if len(door.fetched) == 5:
+        if len(store.fetched) == 5:
             break
         time.sleep(0.01)
     parts = made.manifest.parts["train"]
     numbers = made.open().train_rows(0, 0, 1_000).dense[:, 0]
     order = list(dict.fromkeys((numbers // parts[0].rows).astype(int).tolist()))
-    assert set(door.fetched) == {parts[part].file for part in order[:5]}
+    assert set(store.fetched) == {parts[part].file for part in order[:5]}
 
 
 def test_the_longest_unused_goes_first(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
     parts = made.manifest.parts["train"][:4]
-    door, size = FarDoor(made.path), largest_bytes(made)
+    store, size = FarStore(made.path), largest_bytes(made)
     directory = tmp_path / "cache"
 
     def cached() -> CachedParts:
-        return CachedParts(door, directory, 3 * size, made.layout, made.manifest.block_rows, size)
+        return CachedParts(store, directory, 3 * size, made.layout, made.manifest.block_rows, size)
 
     for age, part in zip((30, 10, 20), parts, strict=False):
         cache = cached()
@@ -150,10 +150,10 @@ def test_a_part_in_use_is_never_removed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(cache_module, "_LONGEST_WAIT_S", 0.2)
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
     first, second = made.manifest.parts["train"][:2]
-    door, size = FarDoor(made.path), largest_bytes(made)
+    store, size = FarStore(made.path), largest_bytes(made)
     directory = tmp_path / "cache"
     here, other = (
-        CachedParts(door, directory, size, made.layout, made.manifest.block_rows, size) for _ in range(2)
+        CachedParts(store, directory, size, made.layout, made.manifest.block_rows, size) for _ in range(2)
     )
     with here.using(first), pytest.raises(Fault, match=r"no room.*other processes use all"), other.using(second):
         pass
@@ -163,10 +163,10 @@ def test_a_part_in_use_is_never_removed(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_part_that_is_only_kept_at_hand_is_let_go_when_another_process_wants_the_room(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
     first, second = made.manifest.parts["train"][:2]
-    door, size = FarDoor(made.path), largest_bytes(made)
+    store, size = FarStore(made.path), largest_bytes(made)
 
     here, other = (
-        CachedParts(door, tmp_path / "cache", size, made.layout, made.manifest.block_rows, size) for _ in range(2)
+        CachedParts(store, tmp_path / "cache", size, made.layout, made.manifest.block_rows, size) for _ in range(2)
     )
     is_had = threading.Event()
 
@@ -187,18 +187,18 @@ import json, sys
 from pathlib import Path
 from embark.data import fit_spec, open_source
 from embark.spec import resolve
-from embark.store.folder import FolderDoor
+from embark.store.local_store import FolderStore
 
 fetched = []
-class Door(FolderDoor):
+class ObjectStore(FolderStore):
     def download(self, path, to):
         fetched.append(path)
         super().download(path, to)
 
 raw, folder, rank = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-spec = fit_spec(resolve(raw), open_door=lambda uri: Door(folder))
-door = Door(folder)
-source = open_source(spec, open_door=lambda uri: door)
+spec = fit_spec(resolve(raw), open_store=lambda uri: ObjectStore(folder))
+store = ObjectStore(folder)
+source = open_source(spec, open_store=lambda uri: store)
 seen = []
 for epoch in range(3):
     for start in range(0, 1000, 50):
@@ -234,13 +234,13 @@ def test_two_processes_share_one_cache(tmp_path: Path, num_parts: int):
 
 def test_a_download_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
-    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 5)), open_door=lambda uri: FarDoor(made.path))
+    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 5)), open_store=lambda uri: FarStore(made.path))
     for part in made.manifest.parts["train"]:
         file = made.path / part.file
         damaged = bytearray(file.read_bytes())
         damaged[100] ^= 1
         file.write_bytes(damaged)
-    source = open_source(spec, open_door=lambda uri: FarDoor(made.path))
+    source = open_source(spec, open_store=lambda uri: FarStore(made.path))
     with pytest.raises(DataError, match=r"far://bucket/prepared/train/part-.*checksum"):
         source.train_rows(0, 0, 10)
     assert not list(cache_directory(URI, str(tmp_path / "cache")).glob("*.bin"))
@@ -249,23 +249,23 @@ def test_a_download_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path
 def test_a_download_that_was_damaged_on_the_way_is_fetched_again(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
 
-    class Damaging(FarDoor):
+    class Damaging(FarStore):
         def download(self, path: str, to: Path) -> None:
             super().download(path, to)
             if self.fetched.count(path) == 1:
                 to.write_bytes(b"x" * to.stat().st_size)
 
-    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 5)), open_door=lambda uri: FarDoor(made.path))
-    source = open_source(spec, open_door=lambda uri: Damaging(made.path))
+    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 5)), open_store=lambda uri: FarStore(made.path))
+    source = open_source(spec, open_store=lambda uri: Damaging(made.path))
     np.testing.assert_array_equal(source.train_rows(0, 0, 1_000).ids, made.open().train_rows(0, 0, 1_000).ids)
 
 
 def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
-    door, size = FarDoor(made.path), largest_bytes(made)
+    store, size = FarStore(made.path), largest_bytes(made)
     directory = tmp_path / "cache"
     one, two, three = made.manifest.parts["train"][:3]
-    cached = CachedParts(door, directory, size, made.layout, made.manifest.block_rows, size)
+    cached = CachedParts(store, directory, size, made.layout, made.manifest.block_rows, size)
     (directory / f"{one.sha256}.bin.room").write_bytes(b"0" * size)
     (directory / f".{two.sha256}.bin.room.0123456789ab.embark-part").write_bytes(b"0" * size)
     (directory / f"{three.sha256}.bin").write_bytes(b"cut short")
@@ -277,24 +277,24 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path):
 def test_a_store_that_fails_is_heard_of_by_who_reads(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
 
-    class Broken(FarDoor):
+    class Broken(FarStore):
         def download(self, path: str, to: Path) -> None:
             raise Fault("the store is on fire")
 
-    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 5)), open_door=lambda uri: FarDoor(made.path))
-    source = open_source(spec, open_door=lambda uri: Broken(made.path))
+    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 5)), open_store=lambda uri: FarStore(made.path))
+    source = open_source(spec, open_store=lambda uri: Broken(made.path))
     with pytest.raises(Fault, match="on fire"):
         source.train_rows(0, 0, 10)
 
 
 def test_a_cache_too_small_for_one_part_is_refused_with_a_size_that_will_do(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
-    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 0.5)), open_door=lambda uri: FarDoor(made.path))
+    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 0.5)), open_store=lambda uri: FarStore(made.path))
     with pytest.raises(DataError, match=r"data\.cache_gb") as caught:
-        open_source(spec, open_door=lambda uri: FarDoor(made.path))
+        open_source(spec, open_store=lambda uri: FarStore(made.path))
     size_gb = float(caught.value.fix.split("to ")[1].split(" or")[0])
     spec = spec.model_copy(update={"data": spec.data.model_copy(update={"cache_gb": size_gb})})
-    open_source(spec, open_door=lambda uri: FarDoor(made.path)).train_rows(0, 0, 1_000)
+    open_source(spec, open_store=lambda uri: FarStore(made.path)).train_rows(0, 0, 1_000)
 
 
 def test_data_that_changed_under_its_uri_is_never_mixed_with_what_is_cached(tmp_path: Path):
@@ -302,8 +302,8 @@ def test_data_that_changed_under_its_uri_is_never_mixed_with_what_is_cached(tmp_
     raw = raw_spec(before, tmp_path / "cache", 100)
 
     def ids(made: Made) -> bytes:
-        spec = fit_spec(resolve(raw), open_door=lambda uri: FarDoor(made.path))
-        return open_source(spec, open_door=lambda uri: FarDoor(made.path)).train_rows(0, 0, 900).ids.tobytes()
+        spec = fit_spec(resolve(raw), open_store=lambda uri: FarStore(made.path))
+        return open_source(spec, open_store=lambda uri: FarStore(made.path)).train_rows(0, 0, 900).ids.tobytes()
 
     first = ids(before)
     shutil.rmtree(tmp_path / "far")

@@ -11,13 +11,13 @@ from prepared_rows import RAGGED, make_prepared
 from embark.data import fit_spec, open_source
 from embark.errors import DataError
 from embark.spec import resolve
-from embark.store import open_door
+from embark.store import open_store
 
 
 def refusal(path: str | Path, **data: object) -> str:
     spec = resolve({"data": {"kind": "prepared", "path": str(path), **data}})
     with pytest.raises(DataError) as caught:
-        open_source(fit_spec(spec, open_door=open_door), open_door=open_door)
+        open_source(fit_spec(spec, open_store=open_store), open_store=open_store)
     assert str(path) in str(caught.value)
     assert caught.value.fix
     return str(caught.value)

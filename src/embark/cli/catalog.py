@@ -1,0 +1,101 @@
+"""The words of `embark catalog`; `catalog_verbs` does what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+
+from embark.cli.options import OutputOptions
+
+catalog = App(name="catalog", help="What the clouds offer: machines, prices, storage.", help_format="plaintext")
+Region = Annotated[str, Parameter(help="A region, such as us-east-1, eastus, us-central1.")]
+
+
+@catalog.command(name="list")
+def list_(
+    *words: str,
+    cloud: str = "",
+    gpu: str = "",
+    region: Region = "",
+    min_memory: float = 0.0,
+    sort: Literal["price", "memory", "name"] = "name",
+    output: OutputOptions | None = None,
+) -> int:
+    """List machines with their accelerators, memory, fabric and price. No network is needed.
+
+    Parameters
+    ----------
+    words
+        What the name, the accelerator or the fabric must hold: `p5`, `h100`, `infiniband`.
+    cloud
+        aws, azure or gcp.
+    gpu
+        An accelerator, or its beginning: A100 is A100-80GB too.
+    min_memory
+        GiB of accelerator memory the whole machine must have.
+    sort
+        By price, by accelerator memory, or by name within each cloud.
+    """
+    from embark.catalog import Wanted
+    from embark.cli.catalog_output import list_machines
+
+    wanted = Wanted(words, cloud, gpu, region, min_memory)
+    return list_machines((output or OutputOptions()).console(), wanted, sort)
+
+
+@catalog.command
+def show(name: str, /, *, region: Region = "", output: OutputOptions | None = None) -> int:
+    """Show all that is known of a machine, and its price in every region.
+
+    Parameters
+    ----------
+    name
+        A machine: p4d.24xlarge, ND96asr_v4, a2-highgpu-8g, v5e-4.
+    """
+    from embark.cli.catalog_output import show_machine
+
+    return show_machine((output or OutputOptions()).console(), name, region)
+
+
+@catalog.command
+def compare(*names: str, region: Region = "", output: OutputOptions | None = None) -> int:
+    """Set machines side by side.
+
+    Parameters
+    ----------
+    names
+        Two machines or more.
+    """
+    from embark.cli.catalog_output import compare_machines
+
+    return compare_machines((output or OutputOptions()).console(), names, region)
+
+
+@catalog.command
+def volumes(*, tib: float = 0.0, output: OutputOptions | None = None) -> int:
+    """List storage: how fast each TiB of it reads, and what it costs.
+
+    Parameters
+    ----------
+    tib
+        A size: how fast that much reads, and what it costs a month.
+    """
+    from embark.cli.catalog_output import list_volumes
+
+    return list_volumes((output or OutputOptions()).console(), tib)
+
+
+@catalog.command
+def refresh(file: Path, /, *, output: OutputOptions | None = None) -> int:
+    """Take in a newer price file. Its rows go before the catalog's wherever they are not older.
+
+    Parameters
+    ----------
+    file
+        A CSV with the columns of the catalog's own: machine, region, prices, discounts, source, date, confidence.
+    """
+    from embark.cli.catalog_output import take_in
+
+    return take_in((output or OutputOptions()).console(), file)

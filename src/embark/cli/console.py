@@ -1,0 +1,256 @@
+"""The only place that prints: for a person by default, for a program under `--json`."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING, TextIO
+
+from embark.errors import EmbarkError, UserError
+from embark.events.events import Event, Sink
+from embark.events.jsonable import to_jsonable
+from embark.formatting import MISSING, strip_control_chars, to_encoding, to_one_line
+
+if TYPE_CHECKING:  # rich is a tenth of a second, and `embark --help` has no use for it
+    from rich.console import Console as RichConsole
+
+_LOG_EVERY_S = 20.0
+_PIPE_WIDTH = 160
+"""A pipe has no width: wide enough that tables keep their cells whole."""
+
+
+class Console:
+    """What a verb says. Answers go to stdout, warnings and errors to stderr.
+
+    Under `json` stdout carries JSON and nothing else. Under `quiet` only results, warnings and errors are said.
+    """
+
+    def __init__(self, json: bool = False, quiet: bool = False) -> None:
+        self.json = json
+        self.quiet = quiet
+
+    @cached_property
+    def out(self) -> RichConsole:
+        """Standard output."""
+        return _rich_console(sys.stdout, stderr=False)
+
+    @cached_property
+    def err(self) -> RichConsole:
+        """Standard error."""
+        return _rich_console(sys.stderr, stderr=True)
+
+    def text(self, message: str, style: str = "") -> None:
+        """A line or more for a person."""
+        if not self.json and not self.quiet:
+            _print(self.out, [(message, style)])
+
+    def result(self, message: str) -> None:
+        """The one sentence that a verb was asked for: said under `quiet` too."""
+        if not self.json:
+            _print(self.out, [(message, "bold")])
+
+    def data(self, answer: Mapping[str, object]) -> None:
+        """The answer for a program: one JSON object, under `json` only."""
+        if self.json:
+            _write_json(sys.stdout, answer, indent=2)
+
+    def raw(self, text: str) -> None:
+        """Text for another program to read: a file, a script."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def table(
+        self,
+        rows: Sequence[Mapping[str, object]],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+        title: str = "",
+    ) -> None:
+        """Rows as a table, or as one JSON array. `columns`: which keys, in which order, under which headings."""
+        if columns is None:
+            columns = list(dict.fromkeys(key for row in rows for key in row))
+        headings = dict(columns) if isinstance(columns, Mapping) else {key: key.replace("_", " ") for key in columns}
+        if self.json:
+            _write_json(sys.stdout, [{key: row.get(key) for key in headings} for row in rows], indent=2)
+            return
+        self._table_for_a_person(rows, headings, title)
+
+    def warning(self, message: str) -> None:
+        """Something the user should know, that stops nothing."""
+        if self.json:
+            _write_json(sys.stderr, {"warning": strip_control_chars(message)})
+        else:
+            _print(self.err, [("warning: ", "yellow"), (message, "")])
+
+    def error(self, error: EmbarkError) -> None:
+        """What went wrong, and its fix."""
+        if self.json:
+            told = {"error": strip_control_chars(error.what), "fix": strip_control_chars(error.fix), "exit_code": int(error.exit_code)}
+            _write_json(sys.stderr, told)
+            return
+        _print(self.err, [("error: ", "bold red"), (error.what, "")])
+        if error.fix:
+            _print(self.err, [("  fix: ", "green"), (error.fix, "")])
+
+    def confirm(self, question: str, flag: str) -> bool:
+        """Ask a person; where there is none to ask, only `flag` says yes."""
+        if self.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UserError("nobody is here to ask whether to go on", fix=f"{flag} goes on without asking")
+        _print(self.err, [(f"{question} [y/N]", "bold")])
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """A bar while the block runs, told the bytes done and the bytes in all; on a terminal only."""
+        if self.json or self.quiet or not self.err.is_terminal:
+            yield lambda _done, _total: None
+            return
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+                   TimeRemainingColumn())
+        with Progress(*columns, console=self.err, transient=True) as bar:
+            task = bar.add_task(to_one_line(what), total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    @contextmanager
+    def stages(self) -> Iterator[Callable[[str, float, str], None]]:
+        """While the block runs, told the stage, the share of it that is done, and what else to say.
+
+        A bar on a terminal; in a log, a line now and then.
+        """
+        if self.json or self.quiet:
+            yield lambda _stage, _share, _more: None
+            return
+        if not self.err.is_terminal:
+            yield self._log_stages()
+            return
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
+                   TextColumn("{task.fields[more]}", markup=False))
+        with Progress(*columns, console=self.err, transient=True) as bar:
+            task = bar.add_task("", total=1.0, more="")
+            yield lambda stage, share, more: bar.update(
+                task, description=to_one_line(stage), completed=share, more=to_one_line(more)
+            )
+
+    def view(self) -> Sink:
+        """Where a run's events go to be seen: a terminal view, or JSON lines on stdout under `json`."""
+        if self.json:
+            return JsonView(sys.stdout)
+        from embark.events.sinks.terminal import TerminalView
+
+        return TerminalView(self.out, quiet=self.quiet)
+
+    def _log_stages(self) -> Callable[[str, float, str], None]:
+        said_s = time.monotonic()
+
+        def tell(stage: str, share: float, more: str) -> None:
+            nonlocal said_s
+            if time.monotonic() - said_s >= _LOG_EVERY_S:
+                said_s = time.monotonic()
+                _print(self.err, [(f"{stage} {share:.0%} {more}".rstrip(), "")])
+
+        return tell
+
+    def _table_for_a_person(
+        self, rows: Sequence[Mapping[str, object]], headings: Mapping[str, str], title: str
+    ) -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        encoding = self.out.encoding
+        if title:
+            _print(self.out, [(to_one_line(title), "bold")])
+        if not rows:
+            _print(self.out, [("nothing to show", "dim")])
+            return
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        for key, heading in headings.items():
+            right = all(_is_number(row.get(key)) for row in rows)
+            heading_text = Text(to_encoding(to_one_line(heading), encoding))
+            table.add_column(heading_text, justify="right" if right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(to_encoding(cell_text(row.get(key)), encoding)) for key in headings))
+        self.out.print(table)
+
+
+class JsonView:
+    """The events of a run, a JSON object a line. A reader who goes away does not end the run."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._gone = False
+
+    def emit(self, event: Event) -> None:
+        if event.kind == "progress" or self._gone:
+            return
+        try:
+            self._stream.write(event.to_json() + "\n")
+            self._stream.flush()
+        except OSError:
+            self._gone = True
+            # What is still in the buffer would raise again when the process ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def close(self) -> None:
+        """Every line was flushed as it was written."""
+
+
+def _rich_console(stream: TextIO, *, stderr: bool) -> RichConsole:
+    from rich.console import Console as RichConsole
+
+    # FORCE_COLOR must not put a moving bar into a log, so what the stream is decides, not what rich guesses.
+    on_terminal = stream.isatty()
+    width = None if on_terminal or os.environ.get("COLUMNS") else _PIPE_WIDTH
+    return RichConsole(
+        stderr=stderr, force_terminal=on_terminal, width=width, markup=False, emoji=False, highlight=False
+    )
+
+
+def _print(console: RichConsole, parts: Sequence[tuple[str, str]]) -> None:
+    """Text just as it stands: nothing in it is markup, and nothing moves the cursor."""
+    from rich.text import Text
+
+    console.print(
+        Text.assemble(*((to_encoding(strip_control_chars(text), console.encoding), style) for text, style in parts)), soft_wrap=True
+    )
+
+
+def _write_json(stream: TextIO, value: object, indent: int | None = None) -> None:
+    stream.write(jsonlib.dumps(to_jsonable(value), indent=indent, allow_nan=False) + "\n")
+    stream.flush()
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+
+
+def cell_text(value: object) -> str:
+    """A value as a table shows it."""
+    if value is None or value == "":
+        return MISSING
+    if isinstance(value, Enum):
+        return cell_text(value.value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(cell_text(held) for held in value)
+    return to_one_line(value)

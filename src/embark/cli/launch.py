@@ -1,0 +1,119 @@
+"""The verbs about runs that are under way: hand one over, ask how it stands, read its lines, end it, find its fault."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from embark.cli.options import Flag, OutputOptions, Settings, Spec
+
+Run = Annotated[str, Parameter(help="The run's name, as embark status lists it.")]
+
+
+def launch(
+    spec: Spec,
+    /,
+    *,
+    set_: Settings = (),
+    yes: Flag = False,
+    dry_run: Flag = False,
+    budget: float | None = None,
+    context: str = "",
+    output: OutputOptions | None = None,
+) -> int:
+    """Hand a run to where its spec says: here, Kubernetes, Ray, TorchX, Vertex AI, plain machines, TPU VMs.
+
+    Says verdict and price, and asks before it spends.
+
+    Parameters
+    ----------
+    yes
+        Go on without asking.
+    dry_run
+        Say every command, and run none.
+    budget
+        Dollars: before the run would cost more it saves, ends and is not started again. The same as place.budget_usd.
+    context
+        Of kubectl, where its current one is not meant.
+    """
+    from embark.cli.launch_output import launch_run
+    from embark.spec import load_spec
+
+    console = (output or OutputOptions()).console()
+    sets = [*set_, *([f"place.budget_usd={budget}"] if budget is not None else [])]
+    return launch_run(console, load_spec(spec, sets), yes=yes, dry_run=dry_run, context=context)
+
+
+def status(run: str = "", /, *, context: str = "", output: OutputOptions | None = None) -> int:
+    """Say how a run stands, and why. Exit code 1 if it has failed.
+
+    Parameters
+    ----------
+    run
+        The run's name; left out, all that were launched from here.
+    context
+        Only runs of this context of kubectl.
+    """
+    from embark.cli.launch_output import status_run
+
+    return status_run((output or OutputOptions()).console(), run, context=context)
+
+
+def logs(
+    run: Run,
+    /,
+    *,
+    follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative="", show_default=False)] = False,
+    output: OutputOptions | None = None,
+) -> int:
+    """Print the lines of all machines of a run, merged by time.
+
+    Parameters
+    ----------
+    follow
+        Go on until the run ends; exit code 1 if it has failed.
+    """
+    from embark.cli.launch_output import logs_run
+
+    return logs_run((output or OutputOptions()).console(), run, follow=follow)
+
+
+def cancel(run: Run, /, *, yes: Flag = False, dry_run: Flag = False, output: OutputOptions | None = None) -> int:
+    """End a run after a last checkpoint, and say what is left and how to remove it.
+
+    Parameters
+    ----------
+    yes
+        Go on without asking.
+    dry_run
+        Say every command, and run none.
+    """
+    from embark.cli.launch_output import cancel_run
+
+    return cancel_run((output or OutputOptions()).console(), run, yes=yes, dry_run=dry_run)
+
+
+def diagnose(
+    *places: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    spec: str = "",
+    rules: Flag = False,
+    output: OutputOptions | None = None,
+) -> int:
+    """Say what went wrong: symptom, cause and fix, from logs, events, manifests and the spec together.
+
+    The cause comes first, with the line that shows it. Exit code 1 where something is found, 0 where nothing is.
+
+    Parameters
+    ----------
+    places
+        A run, by its directory, uri or the name it was launched by; log files; folders of them; manifests; - for stdin.
+    spec
+        The spec that ran, where no run is named: says which network and how much memory was to be expected.
+    rules
+        List the rules instead.
+    """
+    from embark.cli.diagnose import diagnose_words, show_rules
+
+    console = (output or OutputOptions()).console()
+    return show_rules(console) if rules else diagnose_words(console, places, spec=spec)

@@ -1,0 +1,149 @@
+"""The verbs about where a run goes: what it takes there, the files to hand over, and what is wrong with such files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from embark.cli.options import Flag, OutputOptions, Settings, Spec
+from embark.errors import UserError
+
+Codes = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
+
+
+def plan(
+    spec: Spec,
+    /,
+    *,
+    set_: Settings = (),
+    across: Flag = False,
+    by: Literal["dollars", "hours"] | None = None,
+    deadline: float | None = None,
+    budget: float | None = None,
+    cloud: str = "",
+    region: str = "",
+    spot: Annotated[bool | None, Parameter(negative="--on-demand", show_default=False)] = None,
+    max_nodes: int = 16,
+    samples: int | None = None,
+    picture: Path | None = None,
+    exact: Flag = False,
+    tpu_compile: str = "",
+    output: OutputOptions | None = None,
+) -> int:
+    """Say what a run will take before it is paid for: what fits, step time, hours, dollars. Needs no torch, no network.
+
+    On place.machine and place.nodes; where no machine is named, on all of the catalog. Exit code 1 if it does not fit.
+
+    Parameters
+    ----------
+    across
+        Rank every machine of the catalog in every useful number, whatever place.machine is.
+    by
+        With --across: cheapest first, or fastest first. With a budget alone: fastest first.
+    deadline
+        Hours the whole run may take.
+    budget
+        Dollars the whole run may cost.
+    cloud
+        aws, azure or gcp: no other cloud's machines.
+    region
+        A region's prices; else wherever the machine is cheapest.
+    spot
+        Pay for spot machines, or on demand; else as place.spot says.
+    max_nodes
+        The most machines of a kind that are tried.
+    samples
+        Samples in an epoch, where the data is not here to be counted.
+    picture
+        With --across: draw cost against time into this SVG file.
+    exact
+        Let TorchRec's own planner place the tables. Needs torch.
+    tpu_compile
+        Instead, compile the step for these chips, such as v5e:2x4, and show the memory that the compiler plans. Needs
+        jax[tpu], but no TPU.
+    """
+    from embark.cli.plan_output import Asked, plan_run
+    from embark.spec import load_spec
+
+    console = (output or OutputOptions()).console()
+    if tpu_compile:
+        from embark.cli.plan_tpu import plan_compiled
+
+        return plan_compiled(console, load_spec(spec, set_), tpu_compile)
+    asked = Asked(across, by or "", deadline, budget, cloud, region, spot, max_nodes, picture, exact, samples)
+    return plan_run(console, load_spec(spec, set_), asked)
+
+
+def render(
+    spec: Spec,
+    /,
+    *,
+    set_: Settings = (),
+    target: str = "",
+    out: Path | None = None,
+    diff: Flag = False,
+    force: Flag = False,
+    output: OutputOptions | None = None,
+) -> int:
+    """Write every file that place.target needs on place.machine: manifests, image, cluster, storage, scripts; linted.
+
+    A file that was edited by hand since it was rendered is left as it is, and told; exit code 1 then.
+
+    Parameters
+    ----------
+    target
+        Instead of place.target: job, jobset, trainjob, pytorchjob, ray, torchx, vertex, vm, tpu-vm or compose.
+    out
+        The folder to write into; deploy/NAME where it is not given.
+    diff
+        Write nothing; show what would change in the folder. Exit code 1 if anything would.
+    force
+        Write over files that were edited by hand, too.
+    """
+    from embark.cli.render import render_run
+    from embark.spec import load_spec
+
+    console = (output or OutputOptions()).console()
+    if diff and force:
+        raise UserError("--diff writes nothing, --force writes over edits", fix="leave one out")
+    settings = (*set_, f"place.target={target}") if target else set_
+    return render_run(console, load_spec(spec, settings), out, diff=diff, force=force)
+
+
+def lint(
+    *files: Path,
+    fix: Flag = False,
+    dry_run: Flag = False,
+    select: Codes = (),
+    ignore: Codes = (),
+    rules: Flag = False,
+    output: OutputOptions | None = None,
+) -> int:
+    """Find the mistakes in manifests, Dockerfiles and scripts that validate and yet hang or train nothing.
+
+    Files are read together: a Job of one may need a Service of another. Exit code 1 while an error is left.
+
+    Parameters
+    ----------
+    files
+        Files and folders.
+    fix
+        Mend what can be mended without a person.
+    dry_run
+        With --fix: only show the changes.
+    select
+        Only these rules: --select EMB101. May be given many times.
+    ignore
+        All rules but these.
+    rules
+        List the rules instead.
+    """
+    from embark.cli.lint import lint as lint_paths
+    from embark.cli.lint import show_rules
+
+    console = (output or OutputOptions()).console()
+    if rules:
+        return show_rules(console)
+    return lint_paths(console, files, fix=fix, dry_run=dry_run, select=select, ignore=ignore)

@@ -1,0 +1,187 @@
+"""Curves as the browser draws them: few points, ready as JSON text, made once for each state of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from embark.dashboard.runs import Run
+from embark.events.downsample import Floats, means, thin
+from embark.events.names import find
+from embark.report.rows import STEP, TIME, Rows
+from embark.report.timeline import FUTURE_S, PHASES, Story
+
+SHOWN = ("loss", "auc", "normalized_entropy", "samples_per_s", "step_s", "learning_rate")
+EVAL_OF = {"loss": "log_loss", "auc": "auc", "normalized_entropy": "normalized_entropy"}
+"""Which measure of an evaluation is laid over which curve."""
+MAX_POINTS = 4000
+MAX_LINES = 8
+"""More lines than that in one chart become their mean, least and greatest."""
+_MAX_REMEMBERED = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What part of a curve is asked for."""
+
+    by: Literal["step", "time"] = "step"
+    low: float = -math.inf
+    high: float = math.inf
+    num_points: int = 1000
+
+
+class Remembered:
+    """Texts that were made before; the ones not asked for the longest go first."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[tuple[object, ...], str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def text(self, key: tuple[object, ...], make: Callable[[], str]) -> str:
+        with self._lock:
+            if key in self._texts:
+                self._texts.move_to_end(key)
+                return self._texts[key]
+        made = make()
+        with self._lock:
+            self._texts[key] = made
+            while len(self._texts) > _MAX_REMEMBERED:
+                self._texts.popitem(last=False)
+        return made
+
+
+def curves_text(run: Run, window: Window, remembered: Remembered, now_s: float) -> str:
+    """JSON: `version`, and of each curve `x`, `y`, the means `mx`, `my` and the evaluations `ex`, `ey`."""
+    with run.lock:
+        version, story = run.version, run.story
+
+        def make() -> str:
+            return ",".join(f'"{name}":{_curve(story, name, window, now_s)}' for name in SHOWN)
+
+        return f'{{"version":{version},"curves":{{{remembered.text((run.id, version, window), make)}}}}}'
+
+
+def charts_text(run: Run, window: Window, remembered: Remembered, now_s: float) -> str:
+    """JSON of the charts of one run: where a step's time goes, its ranks, its GPUs, its hosts."""
+    with run.lock:
+        version, story = run.version, run.story
+
+        def make() -> str:
+            return ",".join(_chart(chart, story, window, now_s) for chart in _charts(story))
+
+        return f'{{"version":{version},"charts":[{remembered.text((run.id, version, window, "charts"), make)}]}}'
+
+
+def as_json(values: Floats, digits: int = 7) -> str:
+    """Numbers with as many digits as are seen; null for what is none."""
+    form = f"%.{digits}g"
+    return "[" + ",".join([form % v if math.isfinite(v) else "null" for v in values.tolist()]) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Chart:
+    key: str
+    title: str
+    unit: str
+    rows: Rows
+    lines: Sequence[tuple[str, str]]
+    """Label and column."""
+
+
+def _charts(story: Story) -> Iterator[_Chart]:
+    machines, phases = story.machines, story.phases
+    if len(phases):
+        yield _Chart("phases", "Step time by part", "s", phases,
+                     [(name.replace("_", "-"), name) for name in PHASES])
+    ranks = [(f"rank {name.removeprefix('step_s.')}", name) for name in story.ranks.names if name.startswith("step_s.")]
+    if ranks:
+        yield _Chart("ranks", "Step time of each rank", "s", story.ranks, ranks)
+    for key, title, unit in (
+        ("util_percent", "GPU utilisation", "%"), ("used_bytes", "GPU memory", "B"), ("power_w", "GPU power", "W"),
+        ("temperature_c", "GPU temperature", "°C"),
+    ):
+        lines = [(_gpu_label(name), name) for name in machines.names if ".gpu." in name and name.endswith(f".{key}")]
+        if lines:
+            yield _Chart(key, title, unit, machines, lines)
+    for key, title, unit, ends in (
+        ("cpu", "CPU", "%", {"cpu_percent": ""}),
+        ("memory", "Host memory", "B", {"host_used_bytes": "used", "resident_bytes": "this run"}),
+        ("network", "Network", "B/s", {"net_in_bytes_per_s": "in", "net_out_bytes_per_s": "out"}),
+        ("disk", "Disk", "B/s", {"disk_read_bytes_per_s": "read", "disk_write_bytes_per_s": "write"}),
+    ):
+        hosts = len({name.partition(".")[0] for name in machines.names})
+        lines = [(_host_label(name, word, hosts), name) for end, word in ends.items()
+                 for name in machines.names if ".gpu." not in name and name.endswith(f".{end}")]
+        if lines:
+            yield _Chart(key, title, unit, machines, lines)
+
+
+def _gpu_label(name: str) -> str:
+    host, _, index, _ = name.split(".", 3)
+    return f"GPU {index}" if host == "0" else f"host {host} GPU {index}"
+
+
+def _host_label(name: str, word: str, num_hosts: int) -> str:
+    host = f"host {name.partition('.')[0]}" if num_hosts > 1 else ""
+    return " ".join(part for part in (host, word) if part) or "host"
+
+
+def _chart(chart: _Chart, story: Story, window: Window, now_s: float) -> str:
+    read = [(label, *_part(chart.rows, column, story, window, now_s)) for label, column in chart.lines]
+    read = [(label, xs, ys) for label, xs, ys in read if np.isfinite(ys).any()]
+    lines = _gathered(read) if len(read) > MAX_LINES and chart.key != "phases" else read
+    texts = []
+    for label, xs, ys in lines:
+        few_xs, few_ys = (means if chart.key == "phases" else thin)(xs, ys, window.num_points)
+        texts.append(f'{{"label":{json.dumps(label)},"x":{as_json(few_xs, 9)},"y":{as_json(few_ys)}}}')
+    return (f'{{"key":"{chart.key}","title":"{chart.title}","unit":"{chart.unit}","num_lines":{len(read)},'
+            f'"lines":[{",".join(texts)}]}}')
+
+
+def _gathered(read: Sequence[tuple[str, Floats, Floats]]) -> list[tuple[str, Floats, Floats]]:
+    xs = read[0][1]
+    alike = np.vstack([ys for _, own, ys in read if len(own) == len(xs)])
+    known = np.isfinite(alike)
+    num = np.maximum(known.sum(axis=0), 1)
+    gap = np.where(known.any(axis=0), 0.0, np.nan)
+    return [
+        ("greatest", xs, np.where(known, alike, -np.inf).max(axis=0) + gap),
+        ("mean", xs, np.where(known, alike, 0).sum(axis=0) / num + gap),
+        ("least", xs, np.where(known, alike, np.inf).min(axis=0) + gap),
+    ]
+
+
+def _curve(story: Story, name: str, window: Window, now_s: float) -> str:
+    xs, ys = _part(story.steps, name, story, window, now_s)
+    few, mean = thin(xs, ys, window.num_points), means(xs, ys, window.num_points // 2)
+    parts = {"x": as_json(few[0], 9), "y": as_json(few[1]), "mx": as_json(mean[0], 9), "my": as_json(mean[1])}
+    if name in EVAL_OF:
+        ex, ey = thin(*_part(story.evals, EVAL_OF[name], story, window, now_s), window.num_points)
+        parts |= {"ex": as_json(ex, 9), "ey": as_json(ey)}
+    told = find(name)
+    better = f'"{told.better}"' if told and told.better else "null"
+    return "{" + ",".join(f'"{key}":{text}' for key, text in parts.items()) + f',"better":{better}}}'
+
+
+def _part(rows: Rows, name: str, story: Story, window: Window, now_s: float) -> tuple[Floats, Floats]:
+    """The points inside the window, and one on either side of it so that lines run on to its edges."""
+    by = STEP if window.by == "step" else TIME
+    xs, ys = rows.column(name, by, until_s=_until_s(rows, now_s))
+    if by == TIME:
+        xs = xs - (story.first_s if story.first_s is not None else xs[0] if len(xs) else 0.0)
+    first = max(0, int(np.searchsorted(xs, window.low, side="left")) - 1)
+    last = int(np.searchsorted(xs, window.high, side="right")) + 1
+    return xs[first:last], ys[first:last]
+
+
+def _until_s(rows: Rows, now_s: float) -> float:
+    """A few times from the future are mistakes; where most are, another machine's clock is ahead, and all count."""
+    times = rows.last(64)[TIME]
+    return now_s + FUTURE_S if len(times) and float(np.nanmedian(times)) <= now_s + FUTURE_S else math.inf

@@ -1,0 +1,221 @@
+"""The page's server: a few addresses that are read and never written."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from embark.dashboard.access import HEADERS, Guard
+from embark.dashboard.api import detail, summary
+from embark.dashboard.curves import MAX_POINTS, Remembered, Window, charts_text, curves_text
+from embark.dashboard.logs import log_answer
+from embark.dashboard.metrics_endpoint import metrics_text
+from embark.dashboard.runs import Run, Runs
+from embark.dashboard.static_files import static_files
+from embark.errors import UserError
+from embark.events.jsonable import to_jsonable
+from embark.events.sinks.prometheus import CONTENT_TYPE
+from embark.formatting import to_finite
+
+MAX_IDS = 64
+DIAGNOSE_S = 15.0
+"""A run is looked through for faults no more often than that."""
+IDLE_S = 60.0
+EVERYWHERE = ("0.0.0.0", "::", "[::]")
+
+Query = dict[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class PageServer:
+    """One that is up."""
+
+    url: str
+    """To open; with its token, where it has one."""
+    port: int
+
+
+@contextmanager
+def serve_page(
+    runs: Runs, *, host: str = "127.0.0.1", ports: Sequence[int] = (0,), token: str = ""
+) -> Iterator[PageServer]:
+    """Serve until the block ends, at the first of the ports that is free; 0 is any."""
+    server = _first_free(host, ports, runs, token)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread.start()
+    shown = socket.gethostname() if host in EVERYWHERE else f"[{host.strip('[]')}]" if ":" in host else host
+    port = int(server.server_address[1])
+    try:
+        yield PageServer(f"http://{shown}:{port}/" + (f"?token={token}" if token else ""), port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)
+
+
+def _first_free(host: str, ports: Sequence[int], runs: Runs, token: str) -> _Server:
+    for port in ports:
+        try:
+            return _Server(host, port, runs, token)
+        except (OSError, OverflowError) as error:
+            trouble = getattr(error, "strerror", None) or str(error)
+    raise UserError(f"{host} port {ports[-1]} cannot be served: {trouble}", fix="--port 0 takes any port that is free")
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, host: str, port: int, runs: Runs, token: str) -> None:
+        self.runs = runs
+        self.remembered = Remembered()
+        self.diagnoses = _Diagnoses(runs)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host.strip("[]"), port), _Handler)
+        # a cookie is the whole host's, whatever the port: two pages must not share one
+        self.guard = Guard(token, f"embark_watch_{self.server_address[1]}")
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away is no fault."""
+
+
+class _Diagnoses:
+    """What is wrong with each run: asked for at most once in a while, by one thread at a time."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._lock = threading.Lock()
+        self._found: dict[str, tuple[int, float, list[Any], str]] = {}
+
+    def of(self, run: Run) -> dict[str, Any]:
+        with self._lock:
+            version, when_s, found, trouble = self._found.get(run.id, (-1, -math.inf, [], ""))
+            if version != run.version and time.monotonic() - when_s > DIAGNOSE_S:
+                version, trouble = run.version, ""
+                try:
+                    found = [to_jsonable(one) for one in self._runs.known.diagnose(run.place)]
+                except Exception as error:  # the page lives on without it, and says why
+                    found, trouble = [], str(error).partition("\n")[0]
+                self._found[run.id] = (version, time.monotonic(), found, trouble)
+            return {"found": found, "trouble": trouble}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    server_version = "embark"
+    sys_version = ""
+    timeout = IDLE_S
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        guard = self.server.guard
+        if not guard.is_our_name(self.headers.get("Host", "")):
+            return self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "This name is not this page's: open localhost.")
+        try:
+            parts = urlsplit(self.path)
+            query = parse_qs(parts.query, max_num_fields=32)
+        except ValueError:
+            return self._refuse(HTTPStatus.BAD_REQUEST, "No such address.")
+        given = query.get("token", [""])[0]
+        if guard.token and given and guard.knows(given):
+            # the token leaves the address, so that it is not in the history or on a screenshot
+            return self._send(HTTPStatus.SEE_OTHER, "text/plain", b"", {"Location": "/",
+                                                                        "Set-Cookie": guard.set_cookie()})
+        if not guard.is_let_in(dict(self.headers)):
+            return self._refuse(HTTPStatus.UNAUTHORIZED,
+                                "This page needs its token: open the address that embark watch printed.",
+                                {"WWW-Authenticate": "Bearer"})
+        static = static_files().get(parts.path)
+        if static is not None:
+            return self._send(HTTPStatus.OK, *static)
+        if parts.path == "/metrics":
+            return self._send(HTTPStatus.OK, CONTENT_TYPE, metrics_text(self.server.runs).encode())
+        answer = self._answer(parts.path.split("/")[1:], query)
+        if answer is None:
+            return self._refuse(HTTPStatus.NOT_FOUND, "No such address.")
+        return self._send(HTTPStatus.OK, "application/json", answer.encode())
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _answer(self, path: list[str], query: Query) -> str | None:
+        runs, now_s = self.server.runs, time.time()
+        match path:
+            case ["api", "runs"]:
+                told = [summary(run, runs.known, now_s) for run in runs.all()]
+                return _json({"now_s": now_s, "trouble": runs.trouble, "runs": told})
+            case ["api", "curves"]:
+                wanted = query.get("ids", [""])[0].split(",")[:MAX_IDS]
+                found = [run for run in map(runs.get, wanted) if run is not None]
+                window, kept = _window(query), self.server.remembered
+                texts = [f'"{run.id}":{curves_text(run, window, kept, now_s)}' for run in found]
+                return "{" + ",".join(texts) + "}"
+            case ["api", "runs", run_id, *rest]:
+                run = runs.get(run_id)
+                return None if run is None else self._answer_of(run, rest, query, now_s)
+        return None
+
+    def _answer_of(self, run: Run, rest: list[str], query: Query, now_s: float) -> str | None:
+        known = self.server.runs.known
+        match rest:
+            case []:
+                return _json(detail(run, known, now_s))
+            case ["charts"]:
+                return charts_text(run, _window(query), self.server.remembered, now_s)
+            case ["diagnosis"]:
+                return _json(self.server.diagnoses.of(run))
+            case ["logs"]:
+                file = int(to_finite(_number(query, "file")) or 0)
+                return _json(log_answer(run, known, file=file, words=query.get("words", [""])[0][:200]))
+        return None
+
+    def _refuse(self, status: HTTPStatus, words: str, more: dict[str, str] | None = None) -> None:
+        self._send(status, "text/plain; charset=utf-8", f"{words}\n".encode(), more)
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes, more: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **HEADERS, **(more or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base class refuses, a method we do not have among it, with our headers and none of its words."""
+        self.close_connection = True
+        status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
+        self._refuse(status, status.phrase, {"Allow": "GET, HEAD", "Connection": "close"})
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are nobody's news."""
+
+
+def _window(query: Query) -> Window:
+    low, high = (_number(query, name) for name in ("from", "to"))
+    num = to_finite(_number(query, "points"))
+    return Window(
+        "time" if query.get("by") == ["time"] else "step", -math.inf if low is None else low,
+        math.inf if high is None else high, int(min(MAX_POINTS, max(10, 1000 if num is None else num))),
+    )
+
+
+def _number(query: Query, name: str) -> float | None:
+    try:
+        return to_finite(float(query[name][0]))
+    except (KeyError, ValueError):
+        return None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(to_jsonable(value), allow_nan=False, separators=(",", ":"))

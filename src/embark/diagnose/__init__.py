@@ -1,0 +1,8 @@
+"""What went wrong with a run: from its logs, events, manifests and spec to causes, each with its evidence and a fix."""
+
+from embark.diagnose.diagnose import Report, diagnose
+from embark.diagnose.finding import Diagnosis, Evidence
+from embark.diagnose.rule import Rule, load_rules
+from embark.diagnose.source import Source, sources_of
+
+__all__ = ["Diagnosis", "Evidence", "Report", "Rule", "Source", "diagnose", "load_rules", "sources_of"]

@@ -1,0 +1,176 @@
+"""Looks through a log for what rules know, and for the few figures that checks want."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from embark.diagnose.finding import Evidence, Seen
+from embark.diagnose.lines import Line, fold, lines, pieces, rank_of, time_of
+from embark.diagnose.rule import Pattern, Rule
+from embark.diagnose.source import Source
+
+MAX_SUBJECTS = 500
+MAX_QUOTED = 280
+"""Letters of a line."""
+MAX_KNOWN, MAX_KNOWN_BYTES = 100_000, 400
+"""How many forms of lines are known again, and how long they may be."""
+MAX_HEARD = 200_000
+"""Lines of one kind that a check is told of; more of them say no more."""
+_SAFE = re.compile(r"[\w./:@+\-]{1,200}")
+"""A value from a log may stand in a command that a person copies: nothing a shell would read may be in it."""
+_CONDITION = re.compile(r"(?i)\b(?:if|when|whenever|unless)\s+"
+                        r"(?:the |an? |any |your |(?:you|we) (?:see|get|hit|meet)\b.{0,60})?[\"'`«“(\[]*$")
+"""Before a text: it says what to do should it come, not that it came."""
+
+Hear = Callable[[str, Evidence], None]
+Listen = tuple[bytes, Hear]
+"""A needle, and who is told of every line that has it."""
+
+
+class Scan:
+    """What rules have found so far, over all sources."""
+
+    def __init__(self, rules: Sequence[Rule], listeners: Sequence[Listen] = ()) -> None:
+        self._patterns: dict[bytes, list[tuple[Pattern, Rule, bool]]] = {}
+        for rule in rules:
+            for pattern in rule.patterns:
+                self._patterns.setdefault(pattern.needle, []).append((pattern, rule, False))
+            for pattern in rule.cured_by:
+                self._patterns.setdefault(pattern.needle, []).append((pattern, rule, True))
+        self._listeners = {fold(needle.decode()): hear for needle, hear in listeners}
+        self._needles = {*self._patterns, *self._listeners}
+        self._num_heard: Counter[bytes] = Counter()
+        self._deaf: set[bytes] = set()
+        """Needles of checks alone that have heard enough."""
+        self._known: dict[bytes, tuple[bytes, ...]] = {}
+        self._open: dict[tuple[str, str], Seen] = {}
+        """By code and subject: a pod, where the line names one."""
+        self.cut_short: list[str] = []
+        """Sources that could not be read to their end."""
+
+    @property
+    def found(self) -> list[Seen]:
+        """One for each rule, of those that no later line cured."""
+        together: dict[str, Seen] = {}
+        for (code, _), seen in self._open.items():
+            known = together.get(code)
+            if known is None:
+                together[code] = seen
+            else:
+                together[code] = replace(known, num_lines=known.num_lines + seen.num_lines,
+                                         ranks=known.ranks | seen.ranks)
+        return [seen for seen in together.values() if seen.num_lines >= seen.rule.num_least]
+
+    def read(self, source: Source, order: int, *, only: Callable[[Rule], bool] | None = None) -> None:
+        """Look through a source, the `order`th of all; with `only`, for some rules and no checks."""
+        file = source.open()
+        try:
+            for some in lines(file):
+                for line, needles in self._lines_with_needles(some):
+                    self._look(line, needles, source.name, order, only)
+        except (EOFError, OSError) as error:  # a log that was cut while it was packed or copied still says something
+            self.cut_short.append(f"{source.name}: {error}")
+        finally:
+            if source.path is not None:
+                file.close()
+
+    def take_line(self, text: str, evidence: Evidence) -> None:
+        """Look at one line that is at hand."""
+        key = fold(text)
+        for needle, patterns in self._patterns.items():
+            if needle in key:
+                for pattern, rule, is_cure in patterns:
+                    if not is_cure and (match := pattern.regex.search(text)):
+                        self._take(rule, evidence, match.groupdict(default=""))
+
+    def _lines_with_needles(self, some: Sequence[Line]) -> Iterator[tuple[Line, Sequence[bytes]]]:
+        """Those that may match. Which needles a line has depends on its key alone, so each key is searched once."""
+        fresh = list({line.key for line in some if line.key not in self._known})
+        new = dict(zip(fresh, self._needles_in(fresh), strict=True))
+        for line in some:
+            needles = self._known.get(line.key) or new.get(line.key)
+            if needles and not (self._deaf and self._deaf.issuperset(needles)):
+                yield line, needles
+        if len(self._known) < MAX_KNOWN:
+            self._known.update((key, needles) for key, needles in new.items() if len(key) <= MAX_KNOWN_BYTES)
+
+    def _needles_in(self, keys: Sequence[bytes]) -> list[tuple[bytes, ...]]:
+        """Of each key; all of them are searched at once, which is quicker than one by one."""
+        text = b"\n".join(keys)
+        starts = [0, *accumulate(len(key) + 1 for key in keys)]
+        found: list[tuple[bytes, ...]] = [()] * len(keys)
+        for needle in self._needles - self._deaf:
+            place = text.find(needle)
+            while place >= 0:
+                at = bisect_right(starts, place) - 1
+                if self._may_matter(needle, keys[at]):
+                    found[at] += (needle,)
+                place = text.find(needle, starts[at + 1])
+        return found
+
+    def _may_matter(self, needle: bytes, key: bytes) -> bool:
+        return needle in self._listeners or any(pattern.also in key for pattern, _, _ in self._patterns[needle])
+
+    def _look(
+        self, line: Line, needles: Sequence[bytes], name: str, order: int, only: Callable[[Rule], bool] | None
+    ) -> None:
+        taken: dict[str, tuple[Rule, Evidence, Mapping[str, str]]] = {}
+        cured: list[tuple[Rule, str]] = []
+        for needle in needles:
+            for text in pieces(line, needle):
+                for pattern, rule, is_cure in self._patterns.get(needle, ()):
+                    if (only is not None and not only(rule)) or not (match := pattern.regex.search(text)):
+                        continue
+                    if _CONDITION.search(text, max(0, match.start() - 100), match.start()):
+                        continue
+                    found = match.groupdict(default="")
+                    if is_cure:
+                        cured.append((rule, found.get("subject", "")))
+                    elif rule.code not in taken:
+                        taken[rule.code] = rule, _evidence(name, line, order, text, match.start()), found
+                if only is None and needle in self._listeners:
+                    self._hear(needle, text, _evidence(name, line, order, text, 0))
+        for rule, subject in cured:
+            self._cure(rule, subject)
+        for code, (rule, evidence, values) in taken.items():
+            if not any(code == cure.code for cure, _ in cured):
+                self._take(rule, evidence, values)
+
+    def _hear(self, needle: bytes, text: str, evidence: Evidence) -> None:
+        """Each kind of line has its own measure: a long run's steps must not drown what is said at its end."""
+        self._num_heard[needle] += 1
+        if self._num_heard[needle] <= MAX_HEARD:
+            self._listeners[needle](text, evidence)
+        elif needle not in self._patterns:
+            self._deaf.add(needle)
+
+    def _take(self, rule: Rule, evidence: Evidence, values: Mapping[str, str]) -> None:
+        key = (rule.code, values.get("subject", ""))
+        known = self._open.get(key)
+        if known is not None:
+            self._open[key] = known.more(evidence)
+        elif len(self._open) < MAX_SUBJECTS:
+            safe = {name: value for name, value in values.items() if _SAFE.fullmatch(value)}
+            ranks = frozenset() if evidence.rank is None else frozenset({evidence.rank})
+            self._open[key] = Seen(rule, evidence, 1, ranks, safe)
+
+    def _cure(self, rule: Rule, subject: str) -> None:
+        for key in [k for k in self._open if k[0] == rule.code and (not subject or not k[1] or k[1] == subject)]:
+            del self._open[key]
+
+
+def _evidence(name: str, line: Line, order: int, text: str, at: int) -> Evidence:
+    return Evidence(name, line.number, _around(text, at), (order, line.number), time_of(text), rank_of(text))
+
+
+def _around(text: str, at: int) -> str:
+    """What of a long line is worth quoting."""
+    if len(text) <= MAX_QUOTED:
+        return text
+    begin = max(0, min(at - MAX_QUOTED // 4, len(text) - MAX_QUOTED))
+    return ("…" if begin else "") + text[begin : begin + MAX_QUOTED]

@@ -1,0 +1,49 @@
+"""Versions that a log names, held against those that work together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from embark.diagnose.finding import Evidence, Seen
+from embark.diagnose.rule import rule_named
+from embark.diagnose.scan import Listen
+from embark.stack.versions import check
+
+_PINNED = re.compile(
+    r"(?<![\w-])(torchrec|torch|fbgemm[-_]gpu(?:[-_]cpu)?)(?:==|-)(\d+\.\d+(?:\.\d+)?(?:\+\w+)?)(?![\w.])"
+)
+
+
+class Versions:
+    """Hears what pip says it installed, or what is installed."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, Evidence]] = {}
+
+    @property
+    def listeners(self) -> tuple[Listen, ...]:
+        return ((b"successfully installed", self._hear), (b"torch==", self._hear), (b"torchrec==", self._hear),
+                (b"fbgemm-gpu", self._hear), (b"fbgemm_gpu", self._hear))
+
+    def findings(self) -> Iterator[Seen]:
+        """Only where two or more of the three are known, and they do not go together."""
+        here: dict[str, str | None] = {name: version for name, (version, _) in self._found.items()}
+        if "torch" not in here or len(here) < 2:
+            return
+        wrong = [finding for finding in check(here, gpu="fbgemm-gpu" in here)
+                 if not finding.ok and finding.found is not None and finding.name in here]
+        if not wrong:
+            return
+        have = ", ".join(f"{name} {version}" for name, version in here.items())
+        better = "; ".join(f"{finding.name} {finding.expected}" for finding in wrong)
+        pins = " ".join(f"{finding.name}=={finding.expected.partition(',')[0].split()[-1]}" for finding in wrong)
+        last = max((evidence for _, evidence in self._found.values()), key=lambda evidence: evidence.order)
+        yield Seen(rule_named("versions-do-not-match"), last, cause=f"{have} do not work together: expected {better}",
+                   command=f"pip install {pins}")
+
+    def _hear(self, text: str, evidence: Evidence) -> None:
+        if "Requirement already" in text or "Collecting " in text or "requires " in text:
+            return
+        for found in _PINNED.finditer(text):
+            self._found[found[1].replace("_", "-")] = found[2], evidence

@@ -1,0 +1,199 @@
+"""An AWS account, by boto3: who it is, quotas, zones, budgets, the bucket, spot prices."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from embark.doctor.account.bucket import bucket_check
+from embark.doctor.account.need import Need, quota_check
+from embark.doctor.check import Check, judged
+from embark.errors import MissingPackage
+from embark.formatting import to_one_line
+
+PRICE_MOVED = 0.25
+"""A spot price that is so far from the catalog's is worth a word."""
+LOGIN = "aws sso login, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
+_UNKNOWN_KEY = ("InvalidClientTokenId", "UnrecognizedClientException", "AuthFailure", "InvalidAccessKeyId")
+_BAD_SIGNATURE = ("SignatureDoesNotMatch", "InvalidSignatureException", "IncompleteSignature")
+_DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "Forbidden", "403")
+
+
+def aws_account(need: Need) -> Iterator[Check]:
+    """Where it is not known who asks, nothing else is asked."""
+    try:
+        import boto3
+        import botocore.exceptions
+        from botocore.config import Config
+    except ImportError:
+        raise MissingPackage("asking an AWS account needs boto3, which is not installed",
+                             fix="pip install 'embark-rec[cloud]'") from None
+    config = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 2, "mode": "standard"})
+    try:
+        session = boto3.Session(region_name=need.region)
+    except botocore.exceptions.ProfileNotFound as error:
+        yield Check("account", "wrong", to_one_line(error), "a profile that is there", "aws configure list-profiles")
+        return
+
+    def client(name: str, region: str = "") -> Any:
+        """Made when it is asked: each reads megabytes of AWS's own description."""
+        return session.client(name, region_name=region or need.region, config=config)
+
+    told: dict[str, str] = {}
+    who = _asked("account", "sts:GetCallerIdentity", lambda: _identity(client("sts"), need, told))
+    yield from who
+    if who[0].verdict != "ok":
+        return
+    account, ec2 = told["Account"], client("ec2")
+    questions: tuple[tuple[str, str, Callable[[], list[Check]]], ...] = (
+        ("machine offered", "ec2:DescribeInstanceTypeOfferings", lambda: _offered(ec2, need)),
+        ("quota", "servicequotas:GetServiceQuota, ec2:DescribeInstances and ec2:DescribeInstanceTypes",
+         lambda: _quota(client("service-quotas"), ec2, need)),
+        ("spot price", "ec2:DescribeSpotPriceHistory", lambda: _spot_price(ec2, need)),
+        ("budgets", "budgets:ViewBudget", lambda: _budgets(client("budgets", "us-east-1"), account)),
+    )
+    for name, action, question in questions:
+        yield from _asked(name, action, question)
+    if (bucket := bucket_check(need.job.spec)) is not None:
+        yield bucket
+
+
+def families_of(quota_name: str) -> tuple[str, ...]:
+    """Of `All P4, P3 and P2 Spot Instance Requests` and `Running On-Demand G and VT instances`: `p4 p3 p2`, `g vt`."""
+    middle = re.sub(r"^(Running On-Demand|All)|(Spot Instance Requests|instances)$", "", quota_name)
+    return tuple(word.lower() for word in re.findall(r"\b[A-Z]+\d*\b", middle))
+
+
+def counts_to(instance_type: str, families: tuple[str, ...]) -> bool:
+    """Whether a machine counts towards a quota of these families: `p5en.48xlarge` to `p5` and `p`, and not to `g`."""
+    letters = re.match(r"[a-z]+", instance_type)
+    family = instance_type.partition(".")[0]
+    return any(family.startswith(one) if one[-1].isdigit() else letters is not None and letters.group() == one
+               for one in families)
+
+
+def _identity(sts: Any, need: Need, told: dict[str, str]) -> list[Check]:
+    """Into `told` goes what AWS answers."""
+    told |= sts.get_caller_identity()
+    wanted = need.job.spec.place.account
+    found = f"{told['Account']} as {told['Arn']}"
+    return [judged("account", not wanted or wanted == told["Account"], found, f"account {wanted}" if wanted else "",
+                   "AWS_PROFILE chooses another; or correct place.account")]
+
+
+def _offered(ec2: Any, need: Need) -> list[Check]:
+    machine = need.site.machine_type
+    pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
+        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [machine]}])
+    zones = sorted({row["Location"] for page in pages for row in page["InstanceTypeOfferings"]})
+    zone = need.job.spec.place.zone
+    if not zones:
+        return [Check("machine offered", "wrong", f"no {machine} in {need.region}", f"{machine} in {need.region}",
+                      f"another place.region: {need.other_regions()}")]
+    return [judged("machine offered", not zone or zone in zones, f"{machine} in {', '.join(zones)}",
+                   f"in {zone or need.region}", f"set place.zone to one of {', '.join(zones)}")]
+
+
+def _quota(quotas: Any, ec2: Any, need: Need) -> list[Check]:
+    name, code = need.quota
+    if not code:
+        return [Check("quota", "warning", f"which quota counts {need.job.machine.name} {need.way} is not known",
+                      fix=f"https://{need.region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas")]
+    try:
+        limit = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"]
+    except quotas.exceptions.NoSuchResourceException:  # never changed for this account
+        limit = quotas.get_aws_default_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"]
+    used = _vcpus_in_use(ec2, families_of(name), is_spot=need.job.is_spot)
+    fix = (f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
+           f"--desired-value {used + need.num_units:g} --region {need.region}: it may take days")
+    return [quota_check(need, name, float(limit), used, need.num_units, fix)]
+
+
+def _vcpus_in_use(ec2: Any, families: tuple[str, ...], *, is_spot: bool) -> float:
+    pages = ec2.get_paginator("describe_instances").paginate(
+        Filters=[{"Name": "instance-state-name", "Values": ["pending", "running"]}])
+    running: Counter[str] = Counter()
+    for page in pages:
+        for instance in (one for reservation in page["Reservations"] for one in reservation["Instances"]):
+            is_of_it = (instance.get("InstanceLifecycle") == "spot") == is_spot
+            if is_of_it and counts_to(instance["InstanceType"], families):
+                running[instance["InstanceType"]] += 1
+    if not running:
+        return 0.0
+    # A machine counts whole, whatever share of its processors it was started with.
+    kinds = ec2.get_paginator("describe_instance_types").paginate(InstanceTypes=sorted(running))
+    return float(sum(running[kind["InstanceType"]] * kind["VCpuInfo"]["DefaultVCpus"]
+                     for page in kinds for kind in page["InstanceTypes"]))
+
+
+def _spot_price(ec2: Any, need: Need) -> list[Check]:
+    if not need.job.is_spot:
+        return []
+    machine = need.site.machine_type
+    told = ec2.describe_spot_price_history(InstanceTypes=[machine], ProductDescriptions=["Linux/UNIX"],
+                                           StartTime=datetime.now(UTC), MaxResults=100)
+    prices = {row["AvailabilityZone"]: float(row["SpotPrice"]) for row in told["SpotPriceHistory"]}
+    if not prices:
+        return [Check("spot price", "warning", f"none for {machine} in {need.region} now", "one",
+                      "it may not be sold on spot there: another place.region, or place.spot = false")]
+    zone, price = min(prices.items(), key=lambda row: row[1])
+    known = need.usd_per_hour
+    found = f"${price:,.2f} an hour in {zone} now; the catalog says {f'${known:,.2f}' if known else 'nothing'}"
+    is_near = known is not None and abs(price - known) <= PRICE_MOVED * known
+    return [judged("spot price", is_near, found, f"within {PRICE_MOVED:.0%} of the catalog",
+                   "embark catalog refresh FILE takes today's price in; plans and costs reckon with the catalog's",
+                   bad="warning")]
+
+
+def _budgets(client: Any, account: str) -> list[Check]:
+    told = client.describe_budgets(AccountId=account).get("Budgets", [])
+    rows = []
+    passed = False
+    for budget in told:
+        limit = float(budget.get("BudgetLimit", {}).get("Amount", 0))
+        spent = float(budget.get("CalculatedSpend", {}).get("ActualSpend", {}).get("Amount", 0))
+        passed = passed or bool(limit and spent >= limit)
+        rows.append(f"{budget['BudgetName']}: ${spent:,.0f} of ${limit:,.0f}")
+    if not rows:
+        return [Check("budgets", "warning", "none: nobody is told when the money goes", "one",
+                      "EMAIL=you@example.com ./money.sh budget, in the folder that embark render writes")]
+    return [judged("budgets", not passed, "; ".join(rows), "none used up", "an alert stops nothing: look at the bill",
+                   bad="warning")]
+
+
+def _asked(name: str, action: str, question: Callable[[], list[Check]]) -> list[Check]:
+    """What AWS answers, or in one sentence why it does not."""
+    import botocore.exceptions as wrong
+
+    try:
+        return question()
+    except (wrong.NoCredentialsError, wrong.PartialCredentialsError):
+        return [Check(name, "wrong", "no credentials for AWS were found", "some", LOGIN)]
+    except (wrong.UnauthorizedSSOTokenError, wrong.SSOTokenLoadError, wrong.TokenRetrievalError):
+        return [Check(name, "wrong", "the login of the AWS profile has expired", "a login that holds", "aws sso login")]
+    except (wrong.EndpointConnectionError, wrong.HTTPClientError) as error:
+        return [Check(name, "wrong", f"AWS cannot be reached: {to_one_line(error)}", "an answer",
+                      "the network, a proxy, AWS_ENDPOINT_URL, or a region's name that is misspelt")]
+    except wrong.ClientError as error:
+        return [_refused(name, action, error.response.get("Error", {}))]
+    except (wrong.BotoCoreError, KeyError, ValueError) as error:
+        return [Check(name, "warning", f"AWS's answer cannot be read: {to_one_line(error)}", "an answer", "ask again")]
+
+
+def _refused(name: str, action: str, error: dict[str, Any]) -> Check:
+    code, said = str(error.get("Code", "")), to_one_line(error.get("Message", ""))
+    if code in _EXPIRED:
+        return Check(name, "wrong", "the credentials for AWS have expired", "credentials that hold", LOGIN)
+    if code in _UNKNOWN_KEY:
+        return Check(name, "wrong", "AWS does not know this access key", "a key that is there and active", LOGIN)
+    if code in _BAD_SIGNATURE:
+        return Check(name, "wrong", "AWS refuses the signature: the secret key is another one, or the clock is wrong",
+                     "a key with its own secret", LOGIN)
+    if code in _DENIED:
+        return Check(name, "warning", f"not known: this identity may not ask ({code})", f"{action} allowed",
+                     f"an administrator can allow {action}; or ask in the console")
+    return Check(name, "warning", f"AWS refused: {code}: {said}", "an answer", "ask again, or look in the console")

@@ -1,0 +1,10 @@
+"""What is happening: events, the names of what they measure, and where they are shown.
+
+The terminal view is not imported here: it needs rich, which most of those who read events do not.
+"""
+
+from embark.events.events import Event, EventLog, Fanout, Sink, read_events
+from embark.events.plan_text import plan_text
+from embark.events.sinks.tensorboard import TensorBoardSink
+
+__all__ = ["Event", "EventLog", "Fanout", "Sink", "TensorBoardSink", "plan_text", "read_events"]

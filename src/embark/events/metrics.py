@@ -1,0 +1,138 @@
+"""From events to readings: which metric, of what, how much."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from embark.events.events import Event
+from embark.events.names import LEARNING, METRICS, Metric
+from embark.formatting import to_float
+
+Labels = tuple[tuple[str, str], ...]
+"""Names and values, in the order of the metric's `labels`."""
+
+ENDS = frozenset({"end", "error", "interrupt"})
+SPLITS = {"step": "train", "eval": "eval"}
+_PART = re.compile(r"(?P<field>\w+)(?:\[(?P<label>\w+)\])?")
+_NAMED_BY = {"host": "host", "gpu": "index"}
+"""By what a row in a list says who it is; a plain number in a list is told by its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One number at one time."""
+
+    metric: Metric
+    labels: Labels
+    value: float
+    time_s: float
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """One way from an event to a metric."""
+
+    metric: Metric
+    parts: tuple[tuple[str, str], ...]
+    """Field and label; no label where the field is the value or what holds it."""
+    first: Labels
+
+
+def readings(event: Event, *, null_is_nan: bool = False) -> Iterator[Reading]:
+    """Every metric that an event tells. In events from a file a null of what is learnt was a NaN."""
+    step = to_float(event.values.get("step"))
+    whole = int(step) if step is not None and math.isfinite(step) else None
+    for path in _PATHS.get(event.kind, ()):
+        for labels, held in _held(event.values, path.parts, path.first):
+            value = math.nan if held is None and null_is_nan and path.metric.group == LEARNING else to_float(held)
+            if value is None:
+                continue
+            yield Reading(path.metric, labels, value, event.time_s, whole)
+
+
+class Latest:
+    """The newest value of everything a run has told, and how often things happened."""
+
+    def __init__(self, events: Iterable[Event] = (), *, null_is_nan: bool = False) -> None:
+        self._null_is_nan = null_is_nan
+        self._newest: dict[tuple[str, Labels], Reading] = {}
+        self._counts: dict[str, int] = dict.fromkeys(_COUNTED, 0)
+        self._is_running = False
+        self._time_s: float | None = None
+        for event in events:
+            self.take(event)
+
+    def take(self, event: Event) -> None:
+        for reading in readings(event, null_is_nan=self._null_is_nan):
+            self._newest[reading.metric.name, reading.labels] = reading
+        if event.kind in self._counts:
+            self._counts[event.kind] += 1
+        if event.kind == "start":
+            self._forget_machines()
+        if event.kind != "note":
+            self._is_running = event.kind not in ENDS
+        self._time_s = event.time_s if self._time_s is None else max(self._time_s, event.time_s)
+
+    def readings(self) -> Iterator[Reading]:
+        """In the order of the list."""
+        if self._time_s is None:
+            return
+        by_name: dict[str, list[Reading]] = {}
+        for reading in self._newest.values():
+            by_name.setdefault(reading.metric.name, []).append(reading)
+        for metric in METRICS:
+            path = metric.paths[0]
+            if path.startswith("#"):
+                yield Reading(metric, (), float(self._counts[path[1:]]), self._time_s)
+            elif path == "@running":
+                yield Reading(metric, (), float(self._is_running), self._time_s)
+            elif path == "@time":
+                yield Reading(metric, (), self._time_s, self._time_s)
+            else:
+                yield from by_name.get(metric.name, ())
+
+    def _forget_machines(self) -> None:
+        """A run that starts again may do so on fewer ranks and other machines."""
+        self._newest = {key: one for key, one in self._newest.items() if not {"rank", "host"} & set(one.metric.labels)}
+
+
+def _held(held: Any, parts: tuple[tuple[str, str], ...], labels: Labels) -> Iterator[tuple[Labels, Any]]:
+    if not parts:
+        yield labels, held
+        return
+    (field, label), rest = parts[0], parts[1:]
+    if not isinstance(held, Mapping) or field not in held:
+        return
+    inner = held[field]
+    if not label:
+        yield from _held(inner, rest, labels)
+    elif isinstance(inner, Mapping):
+        for key, value in inner.items():
+            yield from _held(value, rest, (*labels, (label, str(key))))
+    elif isinstance(inner, list | tuple):
+        for place, value in enumerate(inner):
+            named = value.get(_NAMED_BY.get(label, label), place) if isinstance(value, Mapping) else place
+            if not (value is None and not rest):  # a rank that did not say
+                yield from _held(value, rest, (*labels, (label, str(named))))
+
+
+def _read_paths() -> dict[str, tuple[_Path, ...]]:
+    found: dict[str, list[_Path]] = {}
+    for metric in METRICS:
+        for path in metric.paths:
+            if path[0] in "#@":
+                continue
+            kind, _, fields = path.partition(".")
+            parts = tuple((part["field"], part["label"] or "") for part in _PART.finditer(fields))
+            first: Labels = (("split", SPLITS[kind]),) if metric.has_splits else ()
+            found.setdefault(kind, []).append(_Path(metric, parts, first))
+    return {kind: tuple(paths) for kind, paths in found.items()}
+
+
+_PATHS = _read_paths()
+_COUNTED = tuple(metric.paths[0][1:] for metric in METRICS if metric.paths[0].startswith("#"))

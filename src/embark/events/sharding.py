@@ -1,0 +1,92 @@
+"""A sharding plan in a few lines: tables that are alike share one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from embark.formatting import format_bytes, format_count, pluralize, to_finite, to_one_line
+
+MAX_LINES = 5
+
+Table = Mapping[str, Any]
+Row = tuple[str, str, str, str]
+"""Which tables, how large they are, how and where they are split, their bytes."""
+
+
+def plan_rows(tables: Sequence[Table]) -> list[Row]:
+    """As fine as fits into a few lines; with very unlike tables, the largest and how many more there are."""
+    for alike in (_same_place, _same_shape, _same_sharding):
+        groups = _grouped(tables, alike)
+        if len(groups) <= MAX_LINES:
+            return [_row(group) for group in groups]
+    groups.sort(key=_bytes, reverse=True)
+    rest = [table for group in groups[MAX_LINES - 1 :] for table in group]
+    largest = [_row(group) for group in groups[: MAX_LINES - 1]]
+    return [*largest, ("and", pluralize(len(rest), "more table"), "", format_bytes(_bytes(rest)))]
+
+
+def rank_line(per_rank: Sequence[Mapping[str, Any]]) -> str:
+    """`83.2 MB to 91.0 MB on each of 8 ranks`; empty for one rank."""
+    held = [read for read in (to_finite(rank.get("bytes")) for rank in per_rank) if read is not None]
+    if len(held) < 2:
+        return ""
+    least, most = format_bytes(min(held)), format_bytes(max(held))
+    return f"{least if least == most else f'{least} to {most}'} on each of {len(held):,} ranks"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 0`, `ranks 0–7`, `ranks 0, 2, 5`, `12 ranks`"""
+    there = sorted(set(ranks))
+    if not there:
+        return "no rank"
+    if len(there) == 1:
+        return f"rank {there[0]}"
+    if there[-1] - there[0] == len(there) - 1:
+        return f"ranks {there[0]}–{there[-1]}"
+    return "ranks " + ", ".join(map(str, there)) if len(there) <= 4 else f"{len(there)} ranks"
+
+
+def _same_place(table: Table) -> tuple[Any, ...]:
+    return (*_same_shape(table), tuple(table.get("ranks") or ()))
+
+
+def _same_shape(table: Table) -> tuple[Any, ...]:
+    return (table.get("rows"), table.get("dim"), *_same_sharding(table))
+
+
+def _same_sharding(table: Table) -> tuple[Any, ...]:
+    return (table.get("sharding"), table.get("kernel"))
+
+
+def _grouped(tables: Sequence[Table], alike: Callable[[Table], tuple[Any, ...]]) -> list[list[Table]]:
+    groups: dict[tuple[Any, ...], list[Table]] = {}
+    for table in tables:
+        groups.setdefault(alike(table), []).append(table)
+    return list(groups.values())
+
+
+def _row(group: Sequence[Table]) -> Row:
+    names = [to_one_line(table.get("table", "")) for table in group]
+    label = ", ".join(names) if len(names) < 3 else f"{names[0]} … {names[-1]}"
+    shape = f"{_span(group, 'rows')} rows × {_span(group, 'dim')}"
+    if len(group) > 1:
+        shape = f"{pluralize(len(group), 'table')} × {shape}"
+    first = group[0]
+    how = to_one_line(first.get("sharding", ""))
+    kernel = to_one_line(first.get("kernel", ""))
+    ranks = [rank for table in group for rank in table.get("ranks") or ()]
+    spread = any(table.get("ranks") != first.get("ranks") for table in group)
+    where = f"{how}{f' ({kernel})' if kernel else ''} {'over' if spread else 'on'} {ranks_text(ranks)}"
+    return label, shape, where, format_bytes(_bytes(group))
+
+
+def _span(group: Sequence[Table], name: str) -> str:
+    values = [read for read in (to_finite(table.get(name)) for table in group) if read is not None]
+    if not values:
+        return format_count(None)
+    return format_count(values[0]) if min(values) == max(values) else f"{format_count(min(values))} to {format_count(max(values))}"
+
+
+def _bytes(group: Sequence[Table]) -> float:
+    return sum(to_finite(table.get("bytes")) or 0 for table in group)

@@ -1,0 +1,150 @@
+"""The metrics as Prometheus reads them: a page of text that it fetches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from embark.errors import MissingPackage
+from embark.events.events import Event
+from embark.events.metrics import Latest, Reading
+from embark.events.names import METRICS, Metric
+from embark.formatting import to_one_line
+
+PREFIX = "embark_"
+RUN = "run"
+"""The label that tells runs apart."""
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of what `exposition` returns."""
+MISSING = "a Prometheus endpoint needs the prometheus-client package, which is not installed"
+FIX = 'pip install "embark-rec[prometheus]"'
+
+# Prometheus wants whole words, base units and, of counters, a total.
+_ENDINGS = (("_per_s", "_per_second", 1.0), ("_event_s", "_event_timestamp_seconds", 1.0), ("_s", "_seconds", 1.0),
+            ("_w", "_watts", 1.0), ("_c", "_celsius", 1.0), ("_percent", "_ratio", 0.01))
+
+
+def prometheus_name(metric: Metric) -> str:
+    """`embark_step_seconds` for `step_s`, `embark_saves_total` for `num_saves`"""
+    if metric.kind == "counter":
+        return f"{PREFIX}{metric.name.removeprefix('num_')}_total"
+    for ending, whole, _ in _ENDINGS:
+        if metric.name.endswith(ending):
+            return PREFIX + metric.name.removesuffix(ending) + whole
+    return PREFIX + metric.name
+
+
+def prometheus_scale(metric: Metric) -> float:
+    """What a value is multiplied by on its way: a percentage becomes a ratio."""
+    return next((scale for ending, _, scale in _ENDINGS if metric.name.endswith(ending)), 1.0)
+
+
+def exposition(runs: Mapping[str, Iterable[Event] | Latest]) -> str:
+    """The newest metrics of runs, by their names, as a page for Prometheus.
+
+    Events are gone through from the first; whoever is asked often keeps a `Latest` of each run and hands that in.
+    """
+    kept = {name: told if isinstance(told, Latest) else Latest(told, null_is_nan=True) for name, told in runs.items()}
+    return _text(kept)
+
+
+class PrometheusSink:
+    """Answers under `/metrics` from a thread of its own, as long as the run goes."""
+
+    def __init__(self, run: str, port: int, host: str = "0.0.0.0") -> None:
+        prometheus = _client()
+        self._latest = Latest()
+        self._lock = threading.Lock()
+        registry = prometheus.CollectorRegistry()
+        registry.register(_Page({run: self._latest}, self._lock))
+        self._server = _listen(prometheus.make_wsgi_app(registry), port, host)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="embark-prometheus", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_port)
+
+    def emit(self, event: Event) -> None:
+        with self._lock:
+            self._latest.take(event)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=2.0)
+
+
+class _Page:
+    """What prometheus-client asks for at every fetch."""
+
+    def __init__(self, runs: Mapping[str, Latest], lock: threading.Lock | None = None) -> None:
+        self._runs = runs
+        self._lock = lock or threading.Lock()
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        with self._lock:
+            told = [(run, reading) for run, latest in self._runs.items() for reading in latest.readings()]
+        by_name: dict[str, list[tuple[str, Reading]]] = {}
+        for run, reading in told:
+            by_name.setdefault(reading.metric.name, []).append((run, reading))
+        for metric in METRICS:
+            if metric.name not in by_name:
+                continue
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = kind(prometheus_name(metric), _sentence(metric), labels=[RUN, *metric.labels])
+            for run, reading in by_name[metric.name]:
+                labels = [run, *(to_one_line(value) for _, value in reading.labels)]
+                family.add_metric(labels, reading.value * prometheus_scale(metric))
+            yield family
+
+
+def _listen(app: Any, port: int, host: str) -> Any:
+    """prometheus-client's own server asks DNS for its name as it starts, which can take long where there is none."""
+    import socket
+    from socketserver import TCPServer, ThreadingMixIn
+    from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+    class Server(ThreadingMixIn, WSGIServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        daemon_threads = True
+
+        def server_bind(self) -> None:
+            TCPServer.server_bind(self)
+            self.server_name, self.server_port = host, self.server_address[1]
+            self.setup_environ()
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Who went away in the middle of an answer is nobody's fault."""
+
+    class Quiet(WSGIRequestHandler):
+        timeout = 10
+
+        def log_message(self, format: str, *args: object) -> None:
+            """The terminal is the run's."""
+
+    server = Server((host, port), Quiet)
+    server.set_app(app)
+    return server
+
+
+def _text(runs: Mapping[str, Latest]) -> str:
+    prometheus = _client()
+    registry = prometheus.CollectorRegistry()
+    registry.register(_Page(runs))
+    return str(prometheus.generate_latest(registry).decode())
+
+
+def _sentence(metric: Metric) -> str:
+    return f"{metric.meaning[0].upper()}{metric.meaning[1:]}."
+
+
+def _client() -> Any:
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise MissingPackage(MISSING, fix=FIX) from error
+    return prometheus_client

@@ -1,0 +1,85 @@
+"""The curves, as TensorBoard reads them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from embark.errors import MissingPackage
+from embark.events.events import Event
+from embark.events.metrics import Reading, readings
+from embark.events.sinks.resilient_file import PatientFile
+
+GROUPS = {"step": "train", "eval": "eval", "ranks": "ranks", "phases": "phases"}
+"""By kind of event, what its tags begin with."""
+STEPS = frozenset({"last_step"})
+"""TensorBoard's own axis."""
+
+
+class TensorBoardSink:
+    """Scalars named for the list of metrics, such as `train/loss`, `eval/auc` and `ranks/cpu_percent/<host>`, in one
+    event file, flushed point by point.
+
+    TensorBoard's own `EventFileWriter` imports TensorFlow where that is installed and writes from a thread, so a
+    killed run loses its last points; the record format and the messages are TensorBoard's, the file is ours.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError as error:
+            raise MissingPackage(
+                "TensorBoard curves need the tensorboard package, which is not installed",
+                fix='pip install "embark-rec[tensorboard]", or set watch.tensorboard = false',
+            ) from error
+        self._events: Any = event_pb2
+        self._summaries: Any = summary_pb2
+        self._described: set[str] = set()
+        directory.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads a directory's files in the order of their names: the time comes first.
+        name = f"events.out.tfevents.{time.time():017.6f}.{os.uname().nodename}.{os.getpid()}"
+        self._records: Any = RecordWriter(PatientFile(directory / name, "wb"))
+        self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def emit(self, event: Event) -> None:
+        if event.kind in GROUPS:
+            self._scalars(event)
+        elif event.kind == "resume":
+            self._forget_after(event)
+
+    def close(self) -> None:
+        if not self._records.closed:
+            self._records.close()
+
+    def _scalars(self, event: Event) -> None:
+        summary = self._summaries.Summary()
+        for reading in readings(event):
+            metric, tag = reading.metric, tag_of(event.kind, reading)
+            if metric.name in STEPS or event.values.get("step") is None:
+                continue
+            scalar = summary.value.add(tag=tag, simple_value=reading.value)
+            if tag not in self._described:
+                self._described.add(tag)
+                scalar.metadata.summary_description = f"{metric.meaning}, {metric.unit}".removesuffix(", ")
+        if summary.value:
+            step = int(event.values["step"])
+            self._write(self._events.Event(wall_time=event.time_s, step=step, summary=summary))
+
+    def _forget_after(self, event: Event) -> None:
+        """Tell TensorBoard to drop what a killed run wrote after the checkpoint that this one goes on from."""
+        log = self._events.SessionLog(status=self._events.SessionLog.START)
+        step = int(event.values["step"]) + 1
+        self._write(self._events.Event(wall_time=event.time_s, step=step, session_log=log))
+
+    def _write(self, message: Any) -> None:
+        self._records.write(message.SerializeToString())
+        self._records.flush()
+
+
+def tag_of(kind: str, reading: Reading) -> str:
+    """`train/auc`, `ranks/rank_step_s/3`, `ranks/gpu_power_w/node-0/7`"""
+    own = [value for name, value in reading.labels if name != "split"]
+    return "/".join([GROUPS[kind], reading.metric.name, *own])

@@ -1,0 +1,1 @@
+"""One folder for each place a run can be launched on."""

@@ -1,0 +1,337 @@
+"""A Ray cluster that is there: the rendered Ray Train script, handed to its Jobs API over HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from embark.catalog import load_catalog
+from embark.errors import EmbarkError, Interrupted, Mistake, SpecError, UserError
+from embark.formatting import format_duration, pluralize
+from embark.launch.backend import Cancelled, LaunchRequest, LogLine, Resource, RunEvent, RunHandle, Status, Tell
+from embark.launch.backends.kubernetes.kubectl import Patience
+from embark.launch.backends.ray.status import can_hold, events_of, line_of, resources_text, status_of
+from embark.launch.http import Answer, Service, Web
+from embark.launch.run_registry import now_s
+from embark.launch.shell import Shell
+from embark.render.job import dns_label, make_job
+from embark.render.location import usd_per_hour
+from embark.render.settings import grace_s
+from embark.render.targets.ray import SCRIPT
+from embark.render.targets.ray_script import script_text
+from embark.spec import RunSpec, to_toml
+from embark.store import run_uri
+
+NAME = "ray"
+SPEC = "spec.toml"
+DASHBOARD = "http://127.0.0.1:8265"
+ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+"""Variables that Ray's own commands read."""
+GRACE_S = 120
+"""For a last checkpoint, where the spec says nothing else: the machines stay."""
+END_MARGIN_S = 30.0
+POLL_S = 2.0
+BYTES_PER_POLL_S = 1 << 20
+"""The log comes whole each time it is asked for: a long one is asked for less often."""
+ACTIVE = ("PENDING", "RUNNING")
+RUN = "embark_run"
+"""The key of a job's metadata that has the run's name."""
+
+
+def address() -> str:
+    """Of the cluster that Ray's own commands would go to; empty where there is none."""
+    for variable in ADDRESSES:
+        value = os.environ.get(variable, "").rstrip("/")
+        if value.startswith(("http://", "https://")):
+            return value
+        if value in ("auto", "local"):
+            return DASHBOARD
+        if value:
+            raise UserError(f"{variable}={value} is not where a Ray cluster takes jobs",
+                            fix=f"export {variable}=http://HEAD:8265, the address of its dashboard")
+    started = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    return DASHBOARD if started.exists() else ""
+
+
+class Ray:
+    """The cluster at `address()` when a run is launched; afterwards the one that the run is in."""
+
+    def __init__(self, shell: Shell, *, tell: Tell, patience: Patience | None = None, poll_s: float = POLL_S) -> None:
+        self._shell = shell
+        self._tell = tell
+        self._patience = patience
+        self._poll_s = poll_s
+
+    def handle_of(self, spec: RunSpec) -> RunHandle:
+        where = address()
+        if not where:
+            raise UserError("there is no Ray cluster to hand it to",
+                            fix="export RAY_ADDRESS=http://HEAD:8265; ray start --head starts one here; or name a "
+                                "place.machine, and it goes to Kubernetes as a RayJob")
+        share, title, price = self._share(spec, where)
+        identity = f"embark-{dns_label(spec.name)}-{int(now_s())}"
+        found: dict[str, str | int] = {"context": where, "id": identity, **share}
+        return RunHandle(spec.name, NAME, found, title, run_uri(spec.store.root, spec.name), price)
+
+    def check(self, order: LaunchRequest) -> None:
+        handle = order.handle
+        jobs = self._read(handle, "api/jobs/") or []
+        same = [job for job in jobs if (job.get("metadata") or {}).get(RUN) == handle.name
+                and job.get("status") in ACTIVE]
+        if same:
+            raise UserError(f"{handle.name} is on the Ray cluster {handle.where['context']} already: "
+                            f"{same[0].get('submission_id')}",
+                            fix=f"embark status {handle.name}; embark cancel {handle.name} ends it; or another "
+                                "--set name=…")
+        if self._shell.is_dry:
+            return
+        wanted, num_machines = _resources(handle), int(handle.where["num_machines"])
+        num_there = can_hold(self._nodes(handle), wanted)
+        if num_there < num_machines:
+            self._tell(f"the cluster has {pluralize(num_there, 'machine')} with {resources_text(wanted)}, and the run takes "
+                       f"{num_machines}: it waits until they are there")
+
+    def submit(self, order: LaunchRequest) -> None:
+        handle, web = order.handle, self._web(order.handle)
+        where, identity = handle.where["context"], str(handle.where["id"])
+        package = _package(order.spec, handle)
+        name = f"_ray_pkg_{hashlib.sha256(package).hexdigest()[:16]}.zip"
+        job = {
+            "entrypoint": f"python {SCRIPT}", "submission_id": identity, "metadata": {RUN: handle.name},
+            "runtime_env": {"working_dir": f"gcs://{name}", "env_vars": {
+                # So long after the notice Ray kills the job.
+                "RAY_JOB_STOP_WAIT_TIME_S": str(handle.where["grace_s"]),
+                "EMBARK_GRACE_S": str(max(1, int(handle.where["grace_s"]) - 10)),
+            }},
+        }
+        order.note(Resource(f"the job {identity} of the Ray cluster {where}", f"embark cancel {handle.name}"))
+        sent = web.change("PUT", f"{where}/api/packages/gcs/{name}", package, body_name=f"{SCRIPT} and {SPEC}",
+                          kind="application/octet-stream")
+        if not sent.is_ok:
+            raise web.refused(sent, "take the run's files")
+        answer = web.change("POST", f"{where}/api/jobs/", json.dumps(job).encode(), body_name="the job")
+        # A request that is repeated because its answer was lost finds itself there already.
+        if not answer.is_ok and not self._job(handle):
+            raise web.refused(answer, "take the job")
+
+    def status(self, handle: RunHandle) -> Status:
+        job = self._job(handle)
+        if job is None:
+            return Status("gone", f"the Ray cluster {handle.where['context']} does not know {handle.where['id']}: it "
+                                  "was deleted, or the cluster was started anew",
+                          f"its checkpoints and events are in {handle.run_uri}")
+        actors, groups = self._of_job(handle, job, "actors"), self._of_job(handle, job, "placement_groups")
+        return status_of(job, actors, groups, self._nodes(handle), num_machines=int(handle.where["num_machines"]),
+                         name=handle.name, run_uri=handle.run_uri)
+
+    def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
+        num_seen, stamped = 0, dict[str, None]()
+        while True:
+            is_over = not follow or self.status(handle).has_ended
+            answer = self._web(handle).ask(f"{self._url(handle)}/logs")
+            if answer.is_missing:
+                raise UserError(f"the Ray cluster has no log of {handle.name}", fix=f"embark status {handle.name}")
+            if not answer.is_ok:
+                raise self._web(handle).refused(answer, "give its log")
+            text = str((answer.json() or {}).get("logs", ""))
+            # The last line may not be whole yet.
+            whole = text if is_over else text[:text.rfind("\n") + 1]
+            for raw in whole[num_seen:].splitlines():
+                line = line_of(raw)
+                # Two of Ray's nodes on one machine both pass on what is written there.
+                if line.time_ns and raw in stamped:
+                    continue
+                stamped[raw] = None
+                if len(stamped) > 10_000:
+                    del stamped[next(iter(stamped))]
+                yield line
+            num_seen = len(whole)
+            if is_over:
+                return
+            time.sleep(max(self._poll_s, len(answer.body) / BYTES_PER_POLL_S))
+
+    def events(self, handle: RunHandle) -> list[RunEvent]:
+        job = self._job(handle)
+        return [] if job is None else events_of(job, self._of_job(handle, job, "actors"), self._nodes(handle))
+
+    def cancel(self, handle: RunHandle) -> Cancelled:
+        """The script passes SIGTERM on to the ranks, which save and end; Ray waits for it as long as their grace is."""
+        web, identity = self._web(handle), str(handle.where["id"])
+        remains = (Resource(f"checkpoints and events in {handle.run_uri}", "nothing removes them unasked"),
+                   Resource(f"the Ray cluster {handle.where['context']}", "whoever started it ends it"))
+        record = Resource(f"the record and the log of Ray job {identity}", f"embark cancel {handle.name} once more")
+        job = self._job(handle)
+        if job is None and not self._shell.is_dry:
+            return Cancelled((), remains)
+        if self._shell.is_dry or (job is not None and job.get("status") in ACTIVE):
+            answer = web.change("POST", f"{self._url(handle)}/stop")
+            if not answer.is_ok:
+                raise web.refused(answer, "stop it")
+            is_complete = self._wait_until_ended(handle)
+            # Not deleted at once: Ray still writes how it ended, and would make it anew.
+            return Cancelled((f"Ray job {identity}",) if is_complete else (), (record, *remains), is_complete)
+        web.change("DELETE", self._url(handle))
+        return Cancelled((f"the record of Ray job {identity}",), remains)
+
+    def _wait_until_ended(self, handle: RunHandle) -> bool:
+        grace = int(handle.where["grace_s"])
+        until_s = time.monotonic() + grace + END_MARGIN_S
+        self._tell(f"the ranks were told to end; they save a last checkpoint, within {format_duration(grace)}")
+        try:
+            while not self._shell.is_dry:
+                job = self._job(handle)
+                if job is None or job.get("status") not in ACTIVE:
+                    return True
+                if time.monotonic() > until_s:
+                    return False
+                time.sleep(min(self._poll_s, 1.0))
+        except KeyboardInterrupt:
+            raise Interrupted(f"stopped waiting; {handle.name} was told to end, and Ray goes on ending it",
+                              fix=f"embark cancel {handle.name} once more takes the rest away") from None
+        return True
+
+    def _share(self, spec: RunSpec, where: str) -> tuple[dict[str, str | int], str, float | None]:
+        """What each machine gives, the run's title, and its price where its machine is named."""
+        place = spec.place
+        if place.machine or place.cloud:
+            job = make_job(spec, load_catalog())
+            share: dict[str, str | int] = {
+                "num_machines": job.num_nodes, "num_processes": job.num_processes,
+                "num_cpus": job.num_cpus or job.num_processes, "use_gpu": 1, "grace_s": grace_s(job)}
+            return share, job.title, usd_per_hour(job)
+        num_gpus, num_cpus = 0, 1
+        if not self._shell.is_dry:
+            found = self._web_of(where).ask(f"{where}/api/v0/nodes?{_query()}").json()
+            nodes = [node.get("resources_total", {}) for node in _rows(found) if node.get("state") == "ALIVE"]
+            num_gpus = 0 if place.device == "cpu" else _nth(nodes, "GPU", place.nodes)
+            num_cpus = max(1, _nth(nodes, "CPU", place.nodes))
+        num_processes = max(1, num_gpus)
+        if mistakes := list(_mistakes(spec, num_gpus, num_processes, is_known=not self._shell.is_dry)):
+            raise SpecError(mistakes)
+        share = {"num_machines": place.nodes, "num_processes": num_processes, "num_cpus": num_cpus,
+                 "use_gpu": int(num_gpus > 0), "grace_s": int(place.grace_s or GRACE_S)}
+        is_told = self._shell.is_dry and place.device != "cpu"
+        ranks = "a rank for each GPU" if is_told else pluralize(place.nodes * num_processes, "rank")
+        return share, f"{spec.name} on {pluralize(place.nodes, 'machine')} of a Ray cluster: {ranks}", None
+
+    def _job(self, handle: RunHandle) -> Mapping[str, Any] | None:
+        found = self._read(handle, f"api/jobs/{quote(str(handle.where['id']))}")
+        return found if isinstance(found, dict) else None
+
+    def _of_job(self, handle: RunHandle, job: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
+        """Those of its driver; none before that has begun. Older clusters do not tell, and then nothing is known."""
+        number = job.get("job_id")
+        if not number:
+            return []
+        key = "creator_job_id" if kind == "placement_groups" else "job_id"
+        with suppress(EmbarkError):
+            return _rows(self._read(handle, f"api/v0/{kind}?{_query({key: str(number)})}"))
+        return []
+
+    def _nodes(self, handle: RunHandle) -> list[Mapping[str, Any]]:
+        with suppress(EmbarkError):
+            return _rows(self._read(handle, f"api/v0/nodes?{_query()}"))
+        return []
+
+    def _read(self, handle: RunHandle, path: str) -> Any:
+        """None where it is not there."""
+        answer: Answer = self._web(handle).ask(f"{handle.where['context']}/{path}")
+        if answer.is_missing:
+            return None
+        if not answer.is_ok:
+            raise self._web(handle).refused(answer, "say how things stand")
+        return answer.json()
+
+    def _url(self, handle: RunHandle) -> str:
+        return f"{handle.where['context']}/api/jobs/{quote(str(handle.where['id']))}"
+
+    def _web(self, handle: RunHandle) -> Web:
+        return self._web_of(str(handle.where["context"]))
+
+    def _web_of(self, where: str) -> Web:
+        service = Service(f"the Ray cluster {where}",
+                          f"is it up, and its dashboard's port open? curl {where}/api/version",
+                          "export RAY_AUTH_TOKEN, or RAY_JOB_HEADERS='{\"Authorization\": \"Bearer …\"}'")
+        return Web(self._shell, service, tell=self._tell, patience=self._patience, headers=_headers)
+
+
+def _package(spec: RunSpec, handle: RunHandle) -> bytes:
+    """The script and the spec, as Ray takes a working directory; the same bytes for the same run."""
+    where = handle.where
+    script = script_text(
+        name=str(where["id"]), spec_path=SPEC, num_machines=int(where["num_machines"]),
+        num_processes=int(where["num_processes"]), num_cpus=int(where["num_cpus"]), use_gpu=bool(where["use_gpu"]))
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in ((SCRIPT, script), (SPEC, to_toml(spec))):
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
+    return held.getvalue()
+
+
+def _mistakes(spec: RunSpec, num_gpus: int, num_processes: int, *, is_known: bool) -> Iterator[Mistake]:
+    """Of a run on machines that no catalog describes."""
+    place, store, data = spec.place, spec.store, spec.data
+    if is_known and place.device == "cuda" and not num_gpus:
+        yield Mistake("", "place.device", "cuda", "the Ray cluster has not so many machines with GPUs",
+                      'add them, or set place.device = "cpu"')
+    if "://" not in store.root and not store.root.startswith("/"):
+        yield Mistake("", "store.root", store.root, "is a folder beside the run, which Ray removes with it",
+                      "set it to s3://BUCKET/runs, or to a folder that every machine of the cluster sees, from /")
+    if data.kind != "synthetic" and data.path and "://" not in data.path and not data.path.startswith("/"):
+        yield Mistake("", "data.path", data.path, "is beside this command, and not beside the run",
+                      "name it from /, as the cluster's machines see it")
+    world_size = place.nodes * num_processes
+    if spec.train.batch_size % world_size:
+        lower = max(1, spec.train.batch_size // world_size) * world_size
+        yield Mistake("", "train.batch_size", str(spec.train.batch_size),
+                      f"does not divide over {pluralize(world_size, 'rank')}", f"use {lower} or {lower + world_size}")
+
+
+def _resources(handle: RunHandle) -> dict[str, float]:
+    """Of one machine."""
+    where = handle.where
+    gpus = {"GPU": float(where["num_processes"])} if where["use_gpu"] else {}
+    return {"CPU": float(where["num_cpus"]), **gpus}
+
+
+def _nth(nodes: list[Mapping[str, float]], name: str, count: int) -> int:
+    """What each of the `count` best machines has; where there are fewer, what each of those has that have any."""
+    best = sorted((int(node.get(name, 0)) for node in nodes), reverse=True)[:count]
+    return min((value for value in best if value), default=0)
+
+
+def _headers() -> dict[str, str]:
+    """Asked for each time, and never kept: they let one in."""
+    found: dict[str, str] = {}
+    if token := os.environ.get("RAY_AUTH_TOKEN", ""):
+        found["Authorization"] = f"Bearer {token}"
+    if given := os.environ.get("RAY_JOB_HEADERS", ""):
+        try:
+            found |= {str(key): str(value) for key, value in json.loads(given).items()}
+        except (ValueError, AttributeError) as error:
+            raise UserError("RAY_JOB_HEADERS is no JSON object",
+                            fix="such as '{\"Authorization\": \"Bearer …\"}'") from error
+    return found
+
+
+def _query(filters: Mapping[str, str] | None = None) -> str:
+    """Of Ray's state API."""
+    words = [("detail", "true"), ("limit", "10000")]
+    for key, value in (filters or {}).items():
+        words += [("filter_keys", key), ("filter_predicates", "="), ("filter_values", value)]
+    return urlencode(words)
+
+
+def _rows(found: Any) -> list[Mapping[str, Any]]:
+    """Of the state API's answer."""
+    inner = ((found or {}).get("data") or {}).get("result") or {}
+    return list(inner.get("result") or ())

@@ -1,0 +1,133 @@
+"""TorchX's Kubernetes scheduler: `torchx run` makes a Volcano job of the rendered component; kubectl follows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from embark.catalog import load_catalog
+from embark.errors import MissingPackage, UserError
+from embark.formatting import to_one_line
+from embark.launch.backend import LaunchRequest, Resource, RunHandle
+from embark.launch.backends.kubernetes.backend import Kubernetes
+from embark.launch.backends.kubernetes.kubectl import Cluster, NoSuchKind, current_context, trouble_error, trouble_of
+from embark.launch.run_registry import runs_folder
+from embark.launch.shell import Done
+from embark.render.job import make_job
+from embark.render.targets.torchx import component
+from embark.spec import RunSpec
+from embark.store import write_atomic
+
+NAME = "torchx"
+COMPONENT = "cloud_component.py"
+APP = "app.json"
+SUBMIT_S = 120.0
+INSTALL_VOLCANO = ("helm repo add volcano-sh https://volcano-sh.github.io/helm-charts && helm install volcano "
+                   "volcano-sh/volcano --namespace volcano-system --create-namespace; or another place.target")
+
+
+class TorchX(Kubernetes):
+    """Volcano names the object, so the name that it gave is kept beside the component."""
+
+    name = NAME
+
+    def handle_of(self, spec: RunSpec) -> RunHandle:
+        handle = super().handle_of(spec)
+        # Two contexts may each have a run of this name.
+        mark = re.sub(r"[^A-Za-z0-9.-]+", "-", str(handle.where["context"])) or "current"
+        folder = runs_folder() / "torchx" / f"{spec.name}@{mark}"
+        return replace(handle, where={**handle.where, "folder": str(folder), "config": ""})
+
+    def check(self, order: LaunchRequest) -> None:
+        require_torchx(is_dry=self._shell.is_dry)
+        place, cluster = order.spec.place, self._cluster(order.handle)
+        if not place.image:
+            raise UserError("place.image is not set: the cluster has no image to pull",
+                            fix="build the Dockerfile that embark render writes, push it, and --set "
+                                "place.image=REGISTRY/embark@sha256:…")
+        now = current_context(self._shell, cluster.kubeconfig)
+        if now != cluster.context and not self._shell.is_dry:
+            raise UserError(f"TorchX goes to kubectl's current context, which is {now}, not {cluster.context}",
+                            fix=f"kubectl config use-context {cluster.context}")
+        kubectl = self._kubectl(order.handle)
+        stem = f"{order.handle.where['object']}-"
+        try:
+            jobs = kubectl.items(self._kind(order.handle).name)
+        except NoSuchKind as error:
+            raise NoSuchKind("the cluster has no Volcano, which TorchX's Kubernetes scheduler needs",
+                             fix=INSTALL_VOLCANO) from error
+        same = [one["metadata"]["name"] for one in jobs
+                if re.fullmatch(re.escape(stem) + r"[a-z0-9]+", str(one["metadata"]["name"])) and not _has_ended(one)]
+        if same:
+            raise UserError(f"the Volcano job {same[0]} is in namespace {place.namespace} already",
+                            fix=f"embark status {order.handle.name}; embark cancel {order.handle.name} takes it away")
+
+    def submit(self, order: LaunchRequest) -> None:
+        handle, place = order.handle, order.spec.place
+        folder = Path(str(handle.where["folder"]))
+        if not self._shell.is_dry:
+            (folder / APP).unlink(missing_ok=True)
+            write_atomic(folder / COMPONENT, component(make_job(order.spec, load_catalog())))
+        self._make_namespace(order, self._kubectl(handle))
+        order.note(Resource(f"the Volcano job {handle.where['object']}-… in namespace {place.namespace}",
+                         f"embark cancel {handle.name}"))
+        done = self._shell.change(
+            [sys.executable, "-m", "torchx.cli.main", "run", "--json", "--workspace", "", "--scheduler", "kubernetes",
+             "--scheduler_args", f"queue={place.queue or 'default'},namespace={place.namespace}",
+             f"{folder / COMPONENT}:train"], timeout_s=SUBMIT_S)
+        if self._shell.is_dry:
+            return
+        if not done.is_ok:
+            raise self._refused(done, handle)
+        write_atomic(folder / APP, json.dumps({"name": _app_name(done.out)}))
+
+    def _object(self, handle: RunHandle) -> str:
+        """The name that TorchX gave it; where it was not kept, that of the newest that begins like it."""
+        folder = Path(str(handle.where.get("folder", "")))
+        try:
+            return str(json.loads((folder / APP).read_text())["name"])
+        except (OSError, ValueError, KeyError):
+            pass
+        stem = f"{handle.where['object']}-"
+        kind = self._kind(handle).name
+        found = [one["metadata"] for one in self._kubectl(handle).items(kind)
+                 if re.fullmatch(re.escape(stem) + r"[a-z0-9]+", str(one["metadata"]["name"]))]
+        newest = max(found, key=lambda one: str(one.get("creationTimestamp", "")), default=None)
+        return str(newest["name"]) if newest else str(handle.where["object"])
+
+    def _small_objects(self, handle: RunHandle) -> list[str]:
+        return []
+
+    def _refused(self, done: Done, handle: RunHandle) -> Exception:
+        cluster: Cluster = self._cluster(handle)
+        if trouble_of(done) in ("away", "token", "forbidden"):
+            return trouble_error(done, cluster)
+        lines = [line for line in done.err.splitlines() if line.strip()]
+        return UserError(f"TorchX did not take it: {to_one_line(lines[-1])[:600] if lines else f'code {done.code}'}",
+                         fix=f"{sys.executable} -m torchx.cli.main run --dryrun … says more")
+
+
+def require_torchx(*, is_dry: bool = False) -> None:
+    if not is_dry and find_spec("torchx") is None:
+        raise MissingPackage("TorchX is not installed", fix="pip install 'torchx-nightly[kubernetes]'")
+
+
+def _app_name(out: str) -> str:
+    """Of `{"app_id": "namespace:name", …}`."""
+    told = next((line for line in reversed(out.splitlines()) if line.startswith("{")), "{}")
+    try:
+        return str(json.loads(told)["app_id"]).rpartition(":")[2]
+    except (ValueError, KeyError) as error:
+        raise UserError(f"TorchX did not say what it made: {to_one_line(out)[:200]}",
+                        fix="pip install a newer torchx-nightly: --json is needed") from error
+
+
+def _has_ended(job: dict[str, object]) -> bool:
+    from embark.launch.backends.kubernetes.kinds import KINDS
+
+    status = KINDS["torchx"].read(job)["status"]
+    return bool(status["conditions"])

@@ -1,0 +1,1 @@
+"""The tpu_vm backend."""

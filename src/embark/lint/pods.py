@@ -1,0 +1,234 @@
+"""Pods wherever they are described: in Jobs, JobSets, Kubeflow's and Ray's objects, Deployments, or bare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from embark.lint.launch import Launch, launch_of_words, words_of
+from embark.lint.read import Document
+from embark.lint.source import Place
+from embark.lint.yaml_nodes import NOTHING, Node
+
+GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+TPU_RESOURCE = "google.com/tpu"
+
+
+@dataclass(frozen=True)  # no slots: what many rules ask for is kept
+class Container:
+    """A container, or the `trainer` of a TrainJob."""
+
+    node: Node
+    name: Node
+    image: Node
+    command: Node
+    args: Node
+    env: Node
+    limits: Node
+    requests: Node
+
+    @cached_property
+    def environment(self) -> dict[str, tuple[Node, Node]]:
+        """Each variable's entry and value, in order."""
+        return {entry["name"].text: (entry, entry["value"]) for entry in self.env if entry["name"]}
+
+    @property
+    def env_values(self) -> dict[str, str]:
+        return {name: value.text for name, (_, value) in self.environment.items() if value}
+
+    @property
+    def has_env_from(self) -> bool:
+        return bool(self.node["envFrom"])
+
+    @cached_property
+    def launch(self) -> Launch | None:
+        return launch_of_words([*words_of(self.command), *words_of(self.args)], environment=self.env_values)
+
+    @property
+    def argv_nodes(self) -> list[Node]:
+        return [*self.command, *self.args]
+
+    def amount(self, resource: str) -> Node:
+        """Of a resource: its limit, else its request."""
+        return self.limits[resource] or self.requests[resource]
+
+    @cached_property
+    def num_gpus(self) -> int:
+        return sum(self.amount(name).whole or 0 for name in GPU_RESOURCES)
+
+    @property
+    def is_accelerated(self) -> bool:
+        return self.num_gpus > 0 or bool(self.amount(TPU_RESOURCE))
+
+    @property
+    def place(self) -> Place:
+        found = self.name.place or self.node.place
+        assert found is not None
+        return found
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod's template."""
+
+    document: Document
+    role: str
+    """Which of the object's templates: `Worker`, `head`; empty where there is one."""
+    holder: Node
+    """What holds the template: a Job's spec, a ReplicaSpec."""
+    metadata: Node
+    spec: Node
+    containers: tuple[Container, ...]
+    sidecars: tuple[Container, ...]
+    """Init containers that stay: `restartPolicy: Always`."""
+    is_whole: bool = True
+    """Not so where a runtime that is not among the files fills in the rest."""
+
+    @cached_property
+    def main(self) -> Container | None:
+        """The one with accelerators, else the one that starts torchrun, else the first."""
+        for container in self.containers:
+            if container.is_accelerated:
+                return container
+        for container in self.containers:
+            launch = container.launch
+            if launch is not None and launch.is_torchrun:
+                return container
+        return self.containers[0] if self.containers else None
+
+    @property
+    def num_gpus(self) -> int:
+        return sum(container.num_gpus for container in self.containers)
+
+    @cached_property
+    def is_training(self) -> bool:
+        """It has accelerators, or starts torchrun, and is no service."""
+        if self.document.kind in ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "RayService"):
+            launches = [container.launch for container in self.containers]
+            return any(launch is not None and launch.is_torchrun for launch in launches)
+        if self.document.kind in ("PyTorchJob", "TrainJob"):
+            return True
+        main = self.main
+        if main is None:
+            return False
+        launch = main.launch
+        return any(c.is_accelerated for c in self.containers) or (launch is not None and launch.is_torchrun)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {name: self.metadata["labels"][name].text for name in self.metadata["labels"].names}
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return {name: self.metadata["annotations"][name].text for name in self.metadata["annotations"].names}
+
+    @cached_property
+    def selector(self) -> dict[str, str]:
+        """Node labels it asks for, by nodeSelector or by a required affinity for one value."""
+        found = {name: self.spec["nodeSelector"][name].text for name in self.spec["nodeSelector"].names}
+        terms = self.spec.at("affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms")
+        for term in terms:
+            for expression in term["matchExpressions"]:
+                values = expression["values"].words
+                if expression["operator"].text == "In" and len(values) == 1:
+                    found.setdefault(expression["key"].text, values[0])
+        return found
+
+    def tolerates(self, key: str, value: str = "") -> bool:
+        for toleration in self.spec["tolerations"]:
+            operator = toleration["operator"].text or "Equal"
+            if not toleration["key"] and operator == "Exists":
+                return True
+            if toleration["key"].text == key and (operator == "Exists" or toleration["value"].text == value
+                                                  or not value):
+                return True
+        return False
+
+    def volume(self, name: str) -> Node:
+        return next((volume for volume in self.spec["volumes"] if volume["name"].text == name), NOTHING)
+
+    def mounted(self, container: Container, path: str) -> Node:
+        """The volume at a path of a container."""
+        for mount in container.node["volumeMounts"]:
+            if mount["mountPath"].text.rstrip("/") == path:
+                return self.volume(mount["name"].text) or mount
+        return NOTHING
+
+    @property
+    def place(self) -> Place:
+        main = self.main
+        return main.place if main is not None else self.document.place
+
+
+def pods_of(document: Document) -> Iterator[Pod]:
+    """Every pod template of an object."""
+    spec, kind = document.root["spec"], document.kind
+    if document.api.startswith("batch.volcano.sh"):
+        for task in spec["tasks"]:
+            yield from _pod(document, task["name"].text, task)
+    elif kind in ("Job", "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"):
+        yield from _pod(document, "", spec)
+    elif kind == "CronJob":
+        yield from _pod(document, "", spec.at("jobTemplate.spec"))
+    elif kind == "Pod" and spec:
+        yield _made(document, "", document.root, document.root["metadata"], spec)
+    elif kind == "JobSet":
+        for job in spec["replicatedJobs"]:
+            yield from _pod(document, job["name"].text, job.at("template.spec"))
+    elif kind in ("TrainingRuntime", "ClusterTrainingRuntime"):
+        for job in spec.at("template.spec.replicatedJobs"):
+            yield from _pod(document, job["name"].text, job.at("template.spec"))
+    elif kind == "TrainJob":
+        yield _train_job(document)
+    elif kind in ("RayCluster", "RayJob", "RayService"):
+        cluster = spec if kind == "RayCluster" else spec["rayClusterSpec"] or spec["rayClusterConfig"]
+        yield from _pod(document, "head", cluster["headGroupSpec"])
+        for group in cluster["workerGroupSpecs"]:
+            yield from _pod(document, group["groupName"].text, group)
+    elif document.api.startswith("kubeflow.org/"):
+        for replicas in (key for key in spec.names if key.endswith("ReplicaSpecs")):
+            for role in spec[replicas].names:
+                yield from _pod(document, role, spec[replicas][role])
+
+
+def patches(document: Document) -> list[Node]:
+    """The Job specs that a TrainJob's patches change."""
+    found = []
+    for patch in document.root.at("spec.runtimePatches"):
+        for job in patch.at("trainingRuntimeSpec.template.spec.replicatedJobs"):
+            found.append(job)
+    return found
+
+
+def container_of(node: Node) -> Container:
+    return Container(node, node["name"], node["image"], node["command"], node["args"], node["env"],
+                     node.at("resources.limits"), node.at("resources.requests"))
+
+
+def _pod(document: Document, role: str, holder: Node) -> Iterator[Pod]:
+    template = holder["template"]
+    if template["spec"]:
+        yield _made(document, role, holder, template["metadata"], template["spec"])
+
+
+def _made(document: Document, role: str, holder: Node, metadata: Node, spec: Node) -> Pod:
+    sidecars = [one for one in spec["initContainers"] if one["restartPolicy"].text == "Always"]
+    return Pod(document, role, holder, metadata, spec, tuple(container_of(one) for one in spec["containers"]),
+               tuple(container_of(one) for one in sidecars))
+
+
+def _train_job(document: Document) -> Pod:
+    """The trainer, with what the patches add to its pod."""
+    trainer = document.root.at("spec.trainer")
+    specs = [job.at("template.spec.template.spec") for job in patches(document) if job["name"].text == "node"]
+    spec = next((one for one in specs if one), NOTHING)
+    metadata = next((job.at("template.spec.template.metadata") for job in patches(document)), NOTHING)
+    added = next((one for one in spec["containers"] if one["name"].text == "node"), NOTHING)
+    # A merged view: the patch's container has mounts and security, the trainer has the rest.
+    pairs = {**(added.pairs or {}), **(trainer.pairs or {})}
+    node = Node(trainer.place or document.root.place, pairs=pairs)
+    container = Container(node, NOTHING, trainer["image"], trainer["command"], trainer["args"], trainer["env"],
+                          trainer.at("resourcesPerNode.limits"), trainer.at("resourcesPerNode.requests"))
+    is_whole = document.root.at("spec.runtimeRef.name").text == "torch-distributed"
+    return Pod(document, "node", document.root["spec"], metadata, spec, (container,), (), is_whole)

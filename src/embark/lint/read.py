@@ -1,0 +1,280 @@
+"""Files from disk to what can be looked at. Bad input becomes a finding, never a traceback; nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from embark.errors import UserError
+from embark.lint.dockerfile import Dockerfile, read_dockerfile
+from embark.lint.shell import Command, read_shell
+from embark.lint.source import Place, Source
+from embark.lint.yaml_nodes import BadYaml, Node, read_yaml
+
+Kind = Literal["yaml", "shell", "dockerfile", "python", "requirements"]
+MAX_BYTES = 2 * 1024 * 1024
+MAX_FILES = 10_000
+MAX_PYTHON_DEPTH = 200
+SUFFIXES: dict[str, Kind] = {
+    ".yaml": "yaml", ".yml": "yaml", ".json": "yaml", ".sh": "shell", ".bash": "shell", ".py": "python",
+    ".dockerfile": "dockerfile", ".containerfile": "dockerfile",
+}
+_SHELL_START = re.compile(rb"#!\s*/\S*\b(?:ba|da|z|k)?sh\b|#!\s*/usr/bin/env\s+(?:ba|da|z|k)?sh\b")
+_PYTHON_START = re.compile(rb"#!.*\bpython")
+_TEMPLATE = re.compile(r"\{\{[-\s]*[.\w$\"]|\{%")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One YAML document: a Kubernetes object, a cluster file, or anything else."""
+
+    source: Source
+    root: Node
+
+    @property
+    def kind(self) -> str:
+        return self.root["kind"].text
+
+    @property
+    def api(self) -> str:
+        return self.root["apiVersion"].text
+
+    @property
+    def name(self) -> str:
+        return self.root.at("metadata.name").text
+
+    @property
+    def namespace(self) -> str:
+        return self.root.at("metadata.namespace").text or "default"
+
+    @property
+    def place(self) -> Place:
+        """Of its name, else of its kind, else of its beginning."""
+        for node in (self.root.at("metadata.name"), self.root["kind"], self.root):
+            if node.place is not None:
+                return node.place
+        return Place(self.source, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Shell text: a script, or what a Dockerfile runs."""
+
+    source: Source
+    commands: tuple[Command, ...]
+    is_image: bool = False
+
+
+@dataclass(frozen=True)  # no slots: what many rules ask for is kept
+class PythonFile:
+    source: Source
+    tree: ast.Module
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def all_calls(self) -> list[tuple[str, ast.Call]]:
+        """Each with the name of what is called."""
+        return [(ast.unparse(node.func), node) for node in self.nodes if isinstance(node, ast.Call)]
+
+    def place(self, node: ast.AST) -> Place:
+        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+        end_line, end_column = getattr(node, "end_lineno", line), getattr(node, "end_col_offset", column)
+        return Place(self.source, self._index(line, column), self._index(end_line, end_column))
+
+    def calls(self, *names: str) -> list[ast.Call]:
+        """Calls of these names, with or without what stands before the last dot."""
+        return [call for dotted, call in self.all_calls
+                if any(dotted == name or dotted.endswith("." + name) for name in names)]
+
+    def _index(self, line: int, column: int) -> int:
+        start = self.source.starts[min(line, len(self.source.starts)) - 1]
+        end = self.source.starts[line] if line < len(self.source.starts) else len(self.source.text)
+        # ast counts bytes of UTF-8.
+        return start + len(self.source.text[start:end].encode()[:column].decode(errors="ignore"))
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A file, or the rest of one, that could not be read."""
+
+    source: Source
+    index: int
+    what: str
+    fix: str
+    is_ours: bool = True
+    """Not so where the file is of a kind that is none of the linter's business."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """All that was given, read."""
+
+    sources: tuple[Source, ...]
+    documents: tuple[Document, ...]
+    scripts: tuple[Script, ...]
+    dockerfiles: tuple[Dockerfile, ...]
+    pythons: tuple[PythonFile, ...]
+    requirements: tuple[Source, ...]
+    unread: tuple[Unread, ...]
+
+
+def read_files(paths: Sequence[Path]) -> Files:
+    """Files, and those below folders that are of a kind the linter reads."""
+    return read_sources(_load(path, named=named) for path, named in _expand(paths))
+
+
+def read_sources(loaded: Iterable[tuple[Source, Kind | None] | Unread]) -> Files:
+    """The same of text that is at hand, each with its kind."""
+    reader = _Reader()
+    for one in loaded:
+        if isinstance(one, Unread):
+            reader.unread.append(one)
+            reader.sources.append(one.source)
+        else:
+            reader.take(*one)
+    return Files(tuple(reader.sources), tuple(reader.documents), tuple(reader.scripts), tuple(reader.dockerfiles),
+                 tuple(reader.pythons), tuple(reader.requirements), tuple(reader.unread))
+
+
+def kind_of(path: Path, head: bytes = b"") -> Kind | None:
+    """By the file's name, else by its first line."""
+    name = path.name.lower()
+    if name.startswith(("dockerfile", "containerfile")):
+        return "dockerfile"
+    if re.fullmatch(r"requirements.*\.(txt|in)", name):
+        return "requirements"
+    if path.suffix.lower() in SUFFIXES:
+        return SUFFIXES[path.suffix.lower()]
+    if _SHELL_START.match(head):
+        return "shell"
+    return "python" if _PYTHON_START.match(head) else None
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.sources: list[Source] = []
+        self.documents: list[Document] = []
+        self.scripts: list[Script] = []
+        self.dockerfiles: list[Dockerfile] = []
+        self.pythons: list[PythonFile] = []
+        self.requirements: list[Source] = []
+        self.unread: list[Unread] = []
+
+    def take(self, source: Source, kind: Kind | None) -> None:
+        self.sources.append(source)
+        if kind == "yaml":
+            self._yaml(source, source.text)
+        elif kind == "shell":
+            self._shell(source)
+        elif kind == "dockerfile":
+            self.dockerfiles.append(read_dockerfile(source))
+            self.scripts.append(Script(source, self.dockerfiles[-1].commands, is_image=True))
+        elif kind == "python":
+            self._python(source)
+        elif kind == "requirements":
+            self.requirements.append(source)
+        else:
+            self.unread.append(Unread(source, 0, "is no YAML, shell, Dockerfile, Python or requirements file",
+                                      "leave it out, or give it the suffix of what it is", is_ours=False))
+
+    def _yaml(self, source: Source, text: str, *, is_certain: bool = True) -> None:
+        roots, bad = read_yaml(source, text)
+        if bad is not None and not is_certain:
+            return
+        for root in roots:
+            held = list(root["items"]) if root["kind"].text.endswith("List") and root["items"].items else [root]
+            self.documents += [Document(source, one) for one in held]
+        if bad is not None:
+            self.unread.append(_bad_yaml(source, bad))
+
+    def _shell(self, source: Source) -> None:
+        commands = read_shell(source)
+        self.scripts.append(Script(source, tuple(commands)))
+        for command in commands:
+            place = command.document
+            if place is not None and re.search(r"^\s*(?:apiVersion|kind):", place.text, re.MULTILINE):
+                # Blanks before it keep every place of the document that of the script.
+                before = re.sub(r"[^\n]", " ", source.text[: place.start])
+                self._yaml(source, before + place.text, is_certain=False)
+
+    def _python(self, source: Source) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                tree = ast.parse(source.text)
+            if _depth(tree) > MAX_PYTHON_DEPTH:
+                raise RecursionError("nested too deep")
+            self.pythons.append(PythonFile(source, tree))
+        except SyntaxError as error:
+            line = min(max(error.lineno or 1, 1), len(source.starts))
+            self.unread.append(Unread(source, source.starts[line - 1], f"is no Python: {error.msg}", "mend that line"))
+        except (ValueError, RecursionError, MemoryError) as error:
+            self.unread.append(Unread(source, 0, f"is no Python that can be read: {error}", "mend the file"))
+
+
+def _bad_yaml(source: Source, bad: BadYaml) -> Unread:
+    index = source.starts[min(bad.line, len(source.starts)) - 1]
+    if _TEMPLATE.search(source.text):
+        return Unread(source, index, f"is a template, not YAML: {bad.what}",
+                      "lint what it becomes: helm template CHART > all.yaml")
+    return Unread(source, index, f"is no YAML that can be read: {bad.what}", "mend that line")
+
+
+def _load(path: Path, *, named: bool) -> tuple[Source, Kind | None] | Unread:
+    empty = Source.of(path, "")
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > MAX_BYTES:
+            what = f"is {size_bytes / 1e6:,.0f} MB; a manifest or a script is smaller than {MAX_BYTES / 1e6:.0f} MB"
+            return Unread(empty, 0, what, "give the manifest alone")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)  # a pipe or a device has no size to ask for
+    except OSError as error:
+        if named:
+            raise UserError(f"{path}: {error.strerror}") from error
+        return Unread(empty, 0, f"cannot be read: {error.strerror}", "see who may read it")
+    if len(data) > MAX_BYTES:
+        return Unread(empty, 0, f"is longer than {MAX_BYTES / 1e6:.0f} MB", "give the manifest alone")
+    if b"\0" in data:
+        return Unread(empty, 0, "is binary", "give text")
+    try:
+        text = data.decode("utf-8-sig" if data.startswith(b"\xef\xbb\xbf") else "utf-8")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        return Unread(empty, 0, f"is not UTF-8: byte {data[error.start]:#04x} in line {line}", "save it as UTF-8")
+    return Source.of(path, text), kind_of(path, data[:200])
+
+
+def _expand(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
+    seen: set[Path] = set()
+    for path in paths:
+        found = _below(path) if path.is_dir() else [path]
+        for one in found:
+            if one not in seen:
+                seen.add(one)
+                yield one, one == path
+                if len(seen) > MAX_FILES:
+                    raise UserError(f"{path}: more than {MAX_FILES:,} files", fix="name the folder of the manifests")
+
+
+def _below(folder: Path) -> list[Path]:
+    found = [path for path in sorted(folder.rglob("*")) if kind_of(path) is not None and path.is_file()]
+    return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+
+
+def _depth(tree: ast.AST) -> int:
+    """How deep the tree goes, found without recursion."""
+    depth, level = 0, [tree]
+    while level:
+        depth += 1
+        level = [below for node in level for below in ast.iter_child_nodes(node)]
+    return depth

@@ -1,0 +1,260 @@
+"""EMB3xx: images, the packages in them, and what must not be in them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from embark.lint.dockerfile import Dockerfile
+from embark.lint.rule import Hit, Rules, World
+from embark.lint.settings import set_in_pods
+from embark.lint.source import Place, Source
+from embark.stack.versions import Triple, default_triple, load_triples
+
+RULES = Rules()
+PINS = "https://github.com/meta-pytorch/torchrec#installation"
+SECRETS = "https://kubernetes.io/docs/concepts/configuration/secret/"
+_STACK = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
+_TORCH_TAG = re.compile(r"pytorch/pytorch:(\d+\.\d+)")
+_REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*"
+                          r"(?:(===?|~=|>=|<=|!=|<|>)\s*([\w.*+!]+))?")
+_SECRET_NAME = re.compile(r"(?:^|_)(?:SECRET(?:_ACCESS)?_KEY|SECRET|PASSWORD|PASSWD|TOKEN|API_?KEY|PRIVATE_KEY|"
+                          r"ACCOUNT_KEY|ACCESS_KEY_ID|CONNECTION_STRING|SAS_TOKEN)$", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"AKIA[0-9A-Z]{16}|ASIA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY|hf_[A-Za-z0-9]{30,}|"
+                           r"gh[pousr]_[A-Za-z0-9]{36,}|AccountKey=[A-Za-z0-9+/=]{40,}|sk-[A-Za-z0-9]{32,}")
+_PLACEHOLDER = re.compile(r"^$|^[<\[{$%]|x{3,}|\*{3,}|\.\.\.|\$\(|\$\{|change-?me|your[-_]|example|placeholder|"
+                          r"^(?:true|false|none|null|\d)$", re.IGNORECASE)
+_SECRET_FILE = re.compile(r"(?:^|/)(?:\.aws|\.env|\.netrc|id_rsa|id_ed25519|credentials(?:\.json)?|"
+                          r"service-?account[\w-]*\.json|[\w-]+\.pem|kubeconfig)/?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A package that is asked for."""
+
+    name: str
+    version: str
+    """Empty where any will do."""
+    place: Place
+
+
+@RULES.add("EMB301", "image-not-pinned", "warning",
+           "The tag names another image tomorrow: ranks that start later, or on another node, run other code.",
+           "https://kubernetes.io/docs/concepts/containers/images/#image-names")
+def image_not_pinned(world: World) -> Iterator[Hit]:
+    fix = "a tag of its own for each build, or better its digest: IMAGE@sha256:…"
+    for pod in world.pods:
+        if pod.is_training:
+            for container in pod.containers:
+                if _is_floating(container.image.text) and container.image.place is not None:
+                    yield Hit(container.image.place, f"{container.image.text} is not one image", fix)
+    for dockerfile in _training_images(world):
+        for image, place in dockerfile.base_images():
+            if _is_floating(image) and "$" not in image and image != "scratch":
+                yield Hit(place, f"{image} is not one image", "FROM a version, or better its digest")
+
+
+@RULES.add("EMB302", "stack-mismatch", "error",
+           "torch, torchrec and fbgemm are built for each other: another mix fails at import with an ABI error.", PINS)
+def stack_mismatch(world: World) -> Iterator[Hit]:
+    for group in _pins(world):
+        exact = {pin.name: pin for pin in group if pin.name in _STACK and pin.version}
+        minor = _minor(exact["torch"].version) if "torch" in exact else ()
+        known = next((triple for triple in load_triples() if _minor(triple.torch) == minor), None)
+        wrong = [pin for name, pin in exact.items() if name != "torch" and not _goes_with(pin, exact, known)]
+        if wrong:
+            triple = known or default_triple()
+            names = " and ".join(f"{pin.name} {pin.version}" for pin in wrong)
+            beside = "torch" if "torch" in exact else "torchrec"
+            yield Hit(wrong[0].place, f"{names} is not built for {beside} {exact[beside].version}",
+                      f"torch=={triple.torch} torchrec=={triple.torchrec} fbgemm-gpu=={triple.fbgemm}")
+
+
+@RULES.add("EMB303", "stack-not-pinned", "warning",
+           "Unpinned, pip takes the newest of each, and they need not go together.", PINS)
+def stack_not_pinned(world: World) -> Iterator[Hit]:
+    triple = default_triple()
+    for group in _pins(world):
+        loose = [pin for pin in group if pin.name in _STACK and not pin.version]
+        if loose and any(pin.name in ("torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu") for pin in group):
+            yield Hit(loose[0].place, f"{', '.join(pin.name for pin in loose)} in any version",
+                      f"torch=={triple.torch} torchrec=={triple.torchrec} fbgemm-gpu=={triple.fbgemm}")
+
+
+@RULES.add("EMB304", "image-too-old", "warning",
+           "No torchrec of today is built for that torch: what pip adds fails at import.", PINS)
+def image_too_old(world: World) -> Iterator[Hit]:
+    oldest = min(_minor(triple.torch) for triple in load_triples())
+    wanted = f"pytorch/pytorch:{default_triple().torch}-cuda13.0-cudnn9-runtime"
+    places = [(c.image.text, c.image.place) for pod in world.pods if pod.is_training for c in pod.containers]
+    places += [(image, place) for dockerfile in world.files.dockerfiles for image, place in dockerfile.base_images()]
+    for image, place in places:
+        tag = _TORCH_TAG.search(image)
+        if tag is not None and _minor(tag[1]) < oldest and place is not None:
+            needed = ".".join(map(str, oldest))
+            yield Hit(place, f"{image} has torch {tag[1]}; torchrec of today needs {needed} or newer",
+                      f"{wanted}, with torchrec {default_triple().torchrec} and fbgemm-gpu {default_triple().fbgemm}")
+
+
+@RULES.add("EMB305", "image-runs-as-root", "warning",
+           "The container runs as root, and what breaks out of it is root on the node.",
+           "https://docs.docker.com/build/building/best-practices/#user")
+def image_runs_as_root(world: World) -> Iterator[Hit]:
+    for dockerfile in _training_images(world):
+        users = [one for one in dockerfile.last_stage if one.name == "USER"]
+        named = users[-1].text.partition(":")[0] if users else ""
+        if named in ("", "root", "0"):
+            last = dockerfile.last_stage[-1].place if dockerfile.last_stage else Place(dockerfile.source, 0, 0)
+            yield Hit(users[-1].place if users else last, "the image runs as root", "USER 1000 before ENTRYPOINT")
+
+
+@RULES.add("EMB306", "no-efa-in-image", "warning",
+           "A stock image has neither libfabric nor aws-ofi-nccl: NCCL goes over TCP and says nothing.",
+           "https://github.com/aws-samples/awsome-distributed-training/blob/main/1.architectures/efa-cheatsheet.md")
+def no_efa_in_image(world: World) -> Iterator[Hit]:
+    for job in world.jobs:
+        asks = job.container.amount("vpc.amazonaws.com/efa") or any(n.startswith("FI_") for n in
+                                                                    job.container.environment)
+        image = job.container.image
+        if asks and re.match(r"(?:docker\.io/)?(?:pytorch/pytorch|nvidia/cuda|python):", image.text) and image.place:
+            yield Hit(image.place, f"{image.text} has no libfabric and no aws-ofi-nccl",
+                      "an image with the EFA installer's libfabric and aws-ofi-nccl, such as AWS Deep Learning "
+                      "Containers")
+
+
+@RULES.add("EMB307", "secret-in-file", "error",
+           "A secret in a manifest, a script or an image is in the repository, in the API and in every copy.", SECRETS)
+def secret_in_file(world: World) -> Iterator[Hit]:
+    found: list[tuple[str, str, Place]] = [(name, value, place) for _, _, name, value, place in set_in_pods(world)]
+    found += [one for script in world.files.scripts for command in script.commands for one in command.assignments]
+    found += [one for dockerfile in world.files.dockerfiles for one in dockerfile.environment]
+    for name, value, place in found:
+        is_secret = _SECRET_NAME.search(name) and len(value) >= 8 and not _PLACEHOLDER.search(value)
+        if _SECRET_VALUE.search(value) or is_secret:
+            yield Hit(place, f"{name} holds a secret in plain text",
+                      "a Secret and valueFrom.secretKeyRef, or better the cloud's own identity for pods; and revoke it")
+    for document in world.documents:
+        if document.kind in ("ConfigMap", "Secret"):
+            for held in (document.root["data"], document.root["stringData"]):
+                for node in held.values():
+                    if _SECRET_VALUE.search(node.text) and node.place is not None:
+                        yield Hit(node.place, f"{document.kind} {document.name} holds a key in plain text",
+                                  "keep it in the cloud's secret store, and revoke this one")
+
+
+@RULES.add("EMB308", "secret-copied-into-image", "error", "Whoever can pull the image has the credentials.", SECRETS)
+def secret_copied_into_image(world: World) -> Iterator[Hit]:
+    for dockerfile in world.files.dockerfiles:
+        for one in dockerfile.instructions:
+            if one.name in ("COPY", "ADD"):
+                files = [word for word in one.words if not word.startswith("--")][:-1]
+                for word in files:
+                    if _SECRET_FILE.search(word):
+                        yield Hit(one.place, f"{word} goes into the image", "RUN --mount=type=secret, or an identity")
+
+
+@RULES.add("EMB309", "no-such-package", "error", "PyPI has no such package: pip ends with an error.",
+           "https://cloud.google.com/sdk/docs/install")
+def no_such_package(world: World) -> Iterator[Hit]:
+    for group in _pins(world):
+        for pin in group:
+            if pin.name in ("google-cloud-sdk", "gcloud-sdk"):
+                yield Hit(pin.place, f"PyPI has no {pin.name}",
+                          "install gcloud from Google's apt repository or its archive; it is no Python package")
+
+
+@RULES.add("EMB310", "docker-small-shm", "warning",
+           "Docker gives a container 64 MB of /dev/shm: several processes on GPUs end in a bus error.",
+           "https://docs.docker.com/reference/cli/docker/container/run/")
+def docker_small_shm(world: World) -> Iterator[Hit]:
+    for command in world.commands:
+        if not command.begins("docker", "run") and not command.begins("podman", "run"):
+            continue
+        several = re.search(r"--nproc[-_]per[-_]node[= ](\S+)", " ".join(command.argv))
+        if command.has("--gpus") and several and several[1] != "1" and not command.has("--shm-size", "--ipc"):
+            yield Hit(command.place, f"{several[1]} processes share 64 MB of /dev/shm", "--shm-size=16g, or --ipc=host")
+
+
+def _pins(world: World) -> Iterator[list[Pin]]:
+    """Packages that are installed together: by one pip, one requirements file, or one Vertex job."""
+    for script in world.files.scripts:
+        for command in script.commands:
+            words = command.argv
+            if words[:3] in (["python", "-m", "pip"], ["python3", "-m", "pip"]):
+                words = words[2:]
+            if words[:2] in (["pip", "install"], ["pip3", "install"]) or words[:3] == ["uv", "pip", "install"]:
+                held = [_pin(word.text, word.place) for word in command.words if not word.text.startswith("-")]
+                yield [pin for pin in held if pin is not None and pin.name not in ("pip", "pip3", "install", "uv")]
+    for source in world.files.requirements:
+        yield list(_requirements(source))
+    for file in world.files.pythons:
+        for _, call in file.all_calls:
+            for key in call.keywords:
+                if key.arg in ("requirements", "install_requires", "pip_packages") and isinstance(key.value, ast.List):
+                    texts = [(item.value, file.place(item)) for item in key.value.elts
+                             if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+                    yield [pin for text, place in texts if (pin := _pin(text, place))]
+
+
+def _requirements(source: Source) -> Iterator[Pin]:
+    for number, line in enumerate(source.text.split("\n")):
+        text = line.partition("#")[0].strip()
+        if text and not text.startswith("-"):
+            start = source.starts[number]
+            pin = _pin(text, Place(source, start, start + len(line)))
+            if pin is not None:
+                yield pin
+
+
+def _pin(text: str, place: Place) -> Pin | None:
+    match = _REQUIREMENT.match(text)
+    if match is None:
+        return None
+    exact = match[3] if match[2] in ("==", "===", "~=") else ""
+    return Pin(re.sub(r"[-_.]+", "-", match[1]).lower(), exact or "", place)
+
+
+def _goes_with(pin: Pin, exact: dict[str, Pin], known: Triple | None) -> bool:
+    """Whether a torchrec or fbgemm belongs to the torch beside it, or to the torchrec where there is no torch."""
+    if known is not None:
+        wanted = known.torchrec if pin.name == "torchrec" else known.fbgemm
+        plain = pin.version.partition("+")[0]
+        return wanted.startswith(plain[:-1]) if plain.endswith(".*") else plain == wanted
+    beside = exact.get("torch")
+    if beside is not None:
+        return _minor(pin.version) == _torchrec_minor(_minor(beside.version))
+    return "torchrec" not in exact or _minor(pin.version) == _minor(exact["torchrec"].version)
+
+
+def _torchrec_minor(torch: tuple[int, ...]) -> tuple[int, ...]:
+    """torchrec and fbgemm are released with every torch: 0.5 with 2.1, 1.0 with 2.5, 1.6 with 2.11."""
+    if len(torch) < 2 or torch[0] != 2:
+        return ()
+    return (1, torch[1] - 5) if torch[1] >= 5 else (0, torch[1] + 4)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _is_floating(image: str) -> bool:
+    if not image or "@sha256:" in image:
+        return False
+    tag = image.rpartition("/")[2].partition(":")[2]
+    return tag in ("", "latest", "nightly", "main", "master", "dev")
+
+
+def _training_images(world: World) -> Iterator[Dockerfile]:
+    """Dockerfiles of images that train: their base or their packages say so."""
+    for dockerfile in world.files.dockerfiles:
+        bases = " ".join(image for image, _ in dockerfile.base_images())
+        words = {_word_name(word) for command in dockerfile.commands for word in command.argv}
+        if re.search(r"pytorch|nvidia|cuda|torchrec", bases) or words & {*_STACK, "embark-rec"}:
+            yield dockerfile
+
+
+def _word_name(word: str) -> str:
+    match = _REQUIREMENT.match(word)
+    return re.sub(r"[-_.]+", "-", match[1]).lower() if match else ""

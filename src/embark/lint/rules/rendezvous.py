@@ -1,0 +1,383 @@
+"""EMB1xx, first half: do the processes find each other?"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+from embark.lint.edit import add_key, replace_within, set_scalar
+from embark.lint.job import TrainingJob
+from embark.lint.pods import Container, Pod
+from embark.lint.read import Document
+from embark.lint.rule import Hit, Rules, World
+from embark.lint.source import Edit, Place
+from embark.lint.yaml_nodes import Node
+
+RULES = Rules()
+KUBERNETES = "https://kubernetes.io/docs/"
+TORCHRUN = "https://docs.pytorch.org/docs/stable/elastic/run.html"
+INDEXED = KUBERNETES + "tasks/job/job-with-pod-to-pod-communication/"
+
+_REFERENCE = re.compile(r"(?<!\$)\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
+_SHELL_NAMES = re.compile(r"\$\{?(MASTER_ADDR|MASTER_PORT|NNODES|NUM_NODES|WORLD_SIZE|NODE_RANK|RANK)\b")
+_INJECTED = {
+    "PyTorchJob": re.compile(r"PET_\w+|MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK"),
+    "TrainJob": re.compile(r"PET_\w+|JOB_COMPLETION_INDEX"),
+    "Job": re.compile(r"JOB_COMPLETION_INDEX"),
+    "CronJob": re.compile(r"JOB_COMPLETION_INDEX"),
+    "JobSet": re.compile(r"JOB_COMPLETION_INDEX|JOBSET_\w+"),
+}
+_SERVICE_VARIABLE = re.compile(r"KUBERNETES_\w+|[A-Z0-9_]+_SERVICE_(?:HOST|PORT)\w*")
+_POD_NAME = re.compile(r"^(?P<pod>[a-z0-9]([-a-z0-9]*[a-z0-9])?)(?:\.(?P<service>[a-z0-9][-a-z0-9]*))?(?:\..*)?$")
+
+
+@RULES.add("EMB101", "undefined-variable", "error",
+           "`$(NAME)` that no env entry defines stays literal text, which torchrun refuses: every pod exits at once.",
+           KUBERNETES + "tasks/inject-data-application/define-interdependent-environment-variables/")
+def undefined_variable(world: World) -> Iterator[Hit]:
+    for pod in world.pods:
+        injected = _INJECTED.get(pod.document.kind)
+        for container in pod.containers:
+            if container.has_env_from:
+                continue
+            for node, name in _references(container):
+                if (injected is not None and injected.fullmatch(name)) or _SERVICE_VARIABLE.fullmatch(name):
+                    continue
+                if node.place is not None:
+                    later = " before it is used" if name in container.environment else ""
+                    yield Hit(node.place, f"$({name}) is not defined{later} in container "
+                              f"{container.name.text or 'trainer'}: the program gets the text $({name}) itself",
+                              _define(name, pod))
+
+
+@RULES.add("EMB102", "rendezvous-variable-unset", "error",
+           "A rendezvous variable that nothing sets is empty in the shell, and torchrun falls back to this pod alone.",
+           TORCHRUN)
+def rendezvous_variable_unset(world: World) -> Iterator[Hit]:
+    for job in world.jobs:
+        launch = job.launch
+        if launch is None or not launch.is_torchrun or not launch.is_in_shell or not job.is_plain_job:
+            continue
+        if job.container.has_env_from:
+            continue
+        script = " ".join(node.text for node in job.container.argv_nodes)
+        set_here = set(re.findall(r"(?:^|[\s;&|(])(?:export\s+)?([A-Z_]+)=", script))
+        for name in dict.fromkeys(_SHELL_NAMES.findall(" ".join(launch.argv))):
+            if name not in job.container.environment and name not in set_here:
+                yield Hit(job.place, f"${name} is in torchrun's arguments and nothing in the manifest sets it",
+                          f"set {name} among the container's env, or write the value")
+
+
+@RULES.add("EMB103", "endpoint-not-a-pod-name", "error",
+           "Other pods cannot resolve the rendezvous host: a pod's name is `<pod>.<service>`, and needs `subdomain`.",
+           INDEXED)
+def endpoint_not_a_pod_name(world: World) -> Iterator[Hit]:
+    for job, host in _hosts(world):
+        match = _POD_NAME.match(host)
+        subdomain = _subdomain(job)
+        wanted = f"{_first_pod(job)}.{subdomain or job.document.name}"
+        if match is None or host.replace(".", "").isdigit() or host == "localhost":
+            continue
+        service = match["service"] or ""
+        if world.named("Service", host.partition(".")[0], job.document.namespace) and not service:
+            continue  # a Service of that name stands before the first pod
+        port = job.launch.endpoint.rpartition(":")[2] if job.launch else "29500"
+        if not service:
+            why = f"{host} has no service in it, so no other pod can resolve it"
+        elif not subdomain:
+            why = f"the pods have no subdomain, so {host} is nobody's name"
+        elif service != subdomain:
+            why = f"the pods are under {subdomain}, and {host} is under {service}"
+        elif match["pod"] != _first_pod(job):
+            why = f"the first pod is {_first_pod(job)}, not {match['pod']}"
+        else:
+            continue
+        yield Hit(_argument(job, host), why, f"endpoint {wanted}:{port}, with subdomain: "
+                  f"{subdomain or job.document.name} in the pod and a headless Service of that name")
+
+
+@RULES.add("EMB104", "not-indexed", "error",
+           "Without `completionMode: Indexed` pods have random names and no index: no host to meet at, no rank.",
+           INDEXED, can_fix=True)
+def not_indexed(world: World) -> Iterator[Hit]:
+    for job in world.jobs:
+        if job.is_plain_job and job.is_distributed and job.launch and job.launch.is_torchrun and not job.is_indexed:
+            mode = job.spec["completionMode"]
+            yield Hit(_at(job.num_pods_node, job), f"{job.num_nodes} pods are to meet, and none has a fixed name",
+                      "completionMode: Indexed beside parallelism",
+                      set_scalar(mode, "Indexed") if mode else add_key(job.spec, "completionMode: Indexed"))
+
+
+@RULES.add("EMB105", "service-not-given", "warning",
+           "The pods' subdomain needs a headless Service of that name; where there is none, no pod's name resolves.",
+           INDEXED)
+def service_not_given(world: World) -> Iterator[Hit]:
+    for job in world.jobs:
+        if not job.is_plain_job or job.kind == "JobSet" or not job.is_distributed or _service(world, job) is not None:
+            continue
+        if job.launch is None or not job.launch.is_torchrun:
+            continue
+        name = _subdomain(job) or job.document.name
+        elsewhere = [one for one in world.of_kind("Service") if one.name == name]
+        why = f"is in namespace {elsewhere[0].namespace}, the pods in {job.document.namespace}" if elsewhere else \
+            "is not among the files given"
+        yield Hit(_at(job.pod.spec["subdomain"], job), f"the headless Service {name} {why}",
+                  f"a Service {name} with clusterIP: None, publishNotReadyAddresses: true and selector "
+                  f"batch.kubernetes.io/job-name: {job.document.name}; subdomain: {name} in the pod")
+
+
+@RULES.add("EMB106", "service-not-headless", "error",
+           "A Service with a cluster IP gives pods no names of their own, so the rendezvous host does not resolve.",
+           KUBERNETES + "concepts/services-networking/service/#headless-services", can_fix=True)
+def service_not_headless(world: World) -> Iterator[Hit]:
+    for job, service in _services(world):
+        address = service.root.at("spec.clusterIP")
+        if address.text != "None":
+            yield Hit(_at(address, job, service), f"{service.name} is the pods' subdomain and is not headless",
+                      "clusterIP: None",
+                      set_scalar(address, "None") if address else add_key(service.root["spec"], "clusterIP: None"))
+
+
+@RULES.add("EMB107", "not-ready-addresses", "error",
+           "Pods must find each other before they are Ready; without `publishNotReadyAddresses` their names do not "
+           "resolve yet.", KUBERNETES + "concepts/services-networking/dns-pod-service/", can_fix=True)
+def not_ready_addresses(world: World) -> Iterator[Hit]:
+    fix = "publishNotReadyAddresses: true"
+    for job, service in _services(world):
+        node = service.root.at("spec.publishNotReadyAddresses")
+        if node.value is not True:
+            yield Hit(_at(node, job, service), f"{service.name} names only pods that are Ready already", fix,
+                      set_scalar(node, "true") if node else add_key(service.root["spec"], fix))
+    for document in world.of_kind("JobSet"):
+        node = document.root.at("spec.network.publishNotReadyAddresses")
+        if node.value is False and node.place is not None:
+            yield Hit(node.place, "the JobSet's service names only pods that are Ready already", fix,
+                      set_scalar(node, "true"))
+
+
+@RULES.add("EMB108", "service-selects-nothing", "error",
+           "The headless Service selects labels that the pods do not have, so no pod's name resolves.",
+           KUBERNETES + "concepts/services-networking/service/")
+def service_selects_nothing(world: World) -> Iterator[Hit]:
+    for job, service in _services(world):
+        given = {"batch.kubernetes.io/job-name": job.document.name, "job-name": job.document.name}
+        labels = {**job.pod.labels, **given}
+        selector = service.root.at("spec.selector")
+        wrong = [f"{key}: {selector[key].text}" for key in selector.names if labels.get(key) != selector[key].text]
+        if not selector or wrong:
+            why = f"selects {', '.join(wrong)}, which the pods do not have" if selector else "selects nothing"
+            yield Hit(_at(selector, job, service), f"{service.name} {why}",
+                      f"selector: {{batch.kubernetes.io/job-name: {job.document.name}}}")
+
+
+@RULES.add("EMB109", "nnodes-differs", "error",
+           "torchrun waits for as many nodes as `--nnodes` says; with another number of pods it waits until it times "
+           "out.", TORCHRUN, can_fix=True)
+def nnodes_differs(world: World) -> Iterator[Hit]:
+    for job in world.jobs:
+        launch, num_pods = job.launch, job.num_pods
+        if launch is None or not launch.is_torchrun or launch.nnodes is None or num_pods is None:
+            continue
+        low, high = launch.nnodes
+        if low <= num_pods <= high:
+            continue
+        written = launch.options["nnodes"]
+        completions = job.spec["completions"].whole
+        edits = () if completions not in (None, num_pods) else _nnodes_edits(job, written, num_pods)
+        what = "numNodes" if job.kind == "TrainJob" else "replicas" if job.kind == "PyTorchJob" else "parallelism"
+        yield Hit(_argument(job, f"nnodes={written}", "nnodes"),
+                  f"{what} makes {num_pods} pods and --nnodes={written} waits for {written}",
+                  f"--nnodes={num_pods}, from the same number as {what}", edits)
+
+
+@RULES.add("EMB110", "completions-differ", "error",
+           "All ranks run at once: with more completions than parallelism some never start, with fewer the Job is done "
+           "too soon.", KUBERNETES + "concepts/workloads/controllers/job/", can_fix=True)
+def completions_differ(world: World) -> Iterator[Hit]:
+    for job in world.jobs:
+        if not job.is_plain_job or not job.is_distributed:
+            continue
+        completions, parallelism = job.spec["completions"], job.spec["parallelism"]
+        each = parallelism.whole if parallelism else 1
+        if each is None or (completions and completions.whole is None):
+            continue
+        if (not completions and job.is_indexed) or (completions and completions.whole != each):
+            yield Hit(_at(completions, job), f"completions is {completions.text or 'not set'} and parallelism {each}",
+                      f"completions: {each}",
+                      set_scalar(completions, str(each)) if completions else add_key(job.spec, f"completions: {each}"))
+
+
+@RULES.add("EMB111", "scaled-without-nnodes", "warning",
+           "A change of parallelism alone leaves `--nnodes` as it was, and torchrun waits for the old number.",
+           TORCHRUN)
+def scaled_without_nnodes(world: World) -> Iterator[Hit]:
+    for document in world.documents:
+        spec = document.root["spec"]
+        node = spec["parallelism"]
+        if node.place is None or spec["template"] or document.kind not in ("", "Job"):
+            continue
+        yield Hit(node.place, f"this sets parallelism to {node.text} and says nothing of the command's --nnodes",
+                  f"set --nnodes={node.text} in the same change")
+
+
+@RULES.add("EMB112", "no-is-host", "warning",
+           "c10d guesses the host by comparing names and addresses; where the guess fails on every pod, all wait.",
+           TORCHRUN)
+def no_is_host(world: World) -> Iterator[Hit]:
+    for job in _c10d(world):
+        assert job.launch is not None
+        if "is_host" not in job.launch.options.get("rdzv-conf", ""):
+            yield Hit(_argument(job, "rdzv", "rdzv"), "no pod is told that it is the rendezvous host",
+                      "--rdzv-conf=is_host=true on the pod with JOB_COMPLETION_INDEX 0, is_host=false on the others")
+
+
+@RULES.add("EMB113", "no-rendezvous-id", "warning",
+           "Without `--rdzv-id` all jobs share the id `none`: one that meets an older job's store joins it.", TORCHRUN)
+def no_rendezvous_id(world: World) -> Iterator[Hit]:
+    for job in _c10d(world):
+        assert job.launch is not None
+        if "rdzv-id" not in job.launch.options:
+            yield Hit(_argument(job, "rdzv", "rdzv"), "the rendezvous has no id of its own",
+                      f"--rdzv-id={job.document.name}")
+
+
+@RULES.add("EMB114", "no-max-restarts", "warning",
+           "With torchrun's default of 0 restarts one failed process ends its pod, and the others wait for it.",
+           TORCHRUN)
+def no_max_restarts(world: World) -> Iterator[Hit]:
+    for job in _c10d(world):
+        assert job.launch is not None
+        if job.kind != "JobSet" and "max-restarts" not in job.launch.options:
+            yield Hit(_argument(job, "rdzv", "rdzv"), "one failed process ends its pod: --max-restarts is 0",
+                      "--max-restarts=3")
+
+
+@RULES.add("EMB115", "endpoint-is-local", "error",
+           "Every pod meets only itself at a local or missing endpoint, so no job of several nodes begins.", TORCHRUN)
+def endpoint_is_local(world: World) -> Iterator[Hit]:
+    for job in world.jobs:
+        launch = job.launch
+        if launch is None or not launch.is_torchrun or not job.is_plain_job or (launch.nnodes or (1, 1))[1] < 2:
+            continue
+        host = launch.endpoint_host
+        if "standalone" in launch.options or host in ("", "localhost", "127.0.0.1", "0.0.0.0", "::1"):
+            why = "--standalone" if "standalone" in launch.options else f"the endpoint {host or 'is not set'}"
+            yield Hit(_argument(job, "nnodes", "nnodes"), f"{job.num_nodes} nodes are to meet, and {why}",
+                      f"--rdzv-backend=c10d --rdzv-endpoint={_first_pod(job)}."
+                      f"{_subdomain(job) or job.document.name}:29500")
+
+
+@RULES.add("EMB116", "one-node-rank", "error",
+           "All pods have the same node rank, so each waits for the others under another's number.", TORCHRUN)
+def one_node_rank(world: World) -> Iterator[Hit]:
+    for job in world.jobs:
+        rank = job.launch.options.get("node-rank", "") if job.launch else ""
+        if job.is_distributed and job.is_plain_job and rank.isdigit():
+            yield Hit(_argument(job, "node", "node"), f"every pod is node {rank}", "--node-rank=$JOB_COMPLETION_INDEX")
+
+
+@RULES.add("EMB117", "every-pod-alone", "error",
+           "Without `--nnodes` torchrun takes its pod for the only one: each pod trains a model of its own, as rank 0.",
+           TORCHRUN)
+def every_pod_alone(world: World) -> Iterator[Hit]:
+    for job in world.jobs:
+        launch = job.launch
+        if launch is None or not launch.is_torchrun or not job.is_plain_job or (job.num_pods or 1) < 2:
+            continue
+        meets = launch.endpoint_host not in ("", "localhost", "127.0.0.1")
+        if meets and "nnodes" not in launch.options and not job.container.has_env_from:
+            yield Hit(_argument(job, "torchrun"), f"{job.num_pods} pods, and torchrun expects one node",
+                      f"--nnodes={job.num_pods} --node-rank=$JOB_COMPLETION_INDEX")
+
+
+def _references(container: Container) -> Iterator[tuple[Node, str]]:
+    """`$(NAME)` in values and arguments where NAME is not defined above."""
+    launch = container.launch
+    is_shell = launch is not None and launch.is_in_shell
+    known: set[str] = set()
+    for own, (_, value) in container.environment.items():
+        yield from ((value, name) for name in _REFERENCE.findall(value.text) if name not in known)
+        known.add(own)
+    for node in container.argv_nodes:
+        # In a shell's text `$(hostname)` is a command; only names in capitals can be meant as variables.
+        yield from ((node, name) for name in _REFERENCE.findall(node.text)
+                    if name not in known and (not is_shell or name.isupper()))
+
+
+def _hosts(world: World) -> Iterator[tuple[TrainingJob, str]]:
+    """Jobs that must name the host themselves, and the host they name, with `$(VAR)` filled in."""
+    for job in world.jobs:
+        if not job.is_plain_job or not job.is_distributed or job.launch is None or not job.launch.is_torchrun:
+            continue
+        if job.kind == "JobSet" and not _subdomain(job):
+            continue
+        values = job.container.env_values
+        host = job.launch.endpoint_host
+        for name in {*_REFERENCE.findall(host), *re.findall(r"\$\{?(\w+)", host)} & set(values):
+            for spelling in (f"$({name})", f"${{{name}}}", f"${name}"):
+                host = host.replace(spelling, values[name])
+        if host and "$" not in host:
+            yield job, host
+
+
+def _c10d(world: World) -> Iterator[TrainingJob]:
+    for job in world.jobs:
+        if job.is_plain_job and job.is_distributed and job.launch and job.launch.is_c10d:
+            yield job
+
+
+def _services(world: World) -> Iterator[tuple[TrainingJob, Document]]:
+    for job in world.jobs:
+        service = _service(world, job)
+        if job.is_plain_job and job.is_distributed and service is not None:
+            yield job, service
+
+
+def _service(world: World, job: TrainingJob) -> Document | None:
+    return world.named("Service", _subdomain(job) or job.document.name, job.document.namespace)
+
+
+def _subdomain(job: TrainingJob) -> str:
+    if job.kind == "JobSet":
+        network = job.document.root.at("spec.network")
+        return network["subdomain"].text or ("" if network["enableDNSHostnames"].value is False else job.document.name)
+    return job.pod.spec["subdomain"].text
+
+
+def _first_pod(job: TrainingJob) -> str:
+    return f"{job.document.name}-{job.pod.role}-0-0" if job.kind == "JobSet" else f"{job.document.name}-0"
+
+
+def _define(name: str, pod: Pod) -> str:
+    if name == "MASTER_ADDR" and pod.document.kind == "Job":
+        service = pod.spec["subdomain"].text or pod.document.name
+        return (f"env MASTER_ADDR: {pod.document.name}-0.{service}, with subdomain: {service} and a headless Service "
+                f"{service}")
+    return f"define {name} among the container's env, above what uses it"
+
+
+def _nnodes_edits(job: TrainingJob, written: str, num_pods: int) -> tuple[Edit, ...]:
+    for node in job.container.argv_nodes:
+        for spelling in ("--nnodes=", "--nnodes "):
+            edits = replace_within(node.place, f"{spelling}{written}", f"{spelling}{num_pods}")
+            if edits:
+                return edits
+    nodes = job.container.argv_nodes
+    for flag, value in itertools.pairwise(nodes):
+        if flag.text == "--nnodes" and value.text == written:
+            return set_scalar(value, f'"{num_pods}"')
+    return ()
+
+
+def _argument(job: TrainingJob, *parts: str) -> Place:
+    """The word of the command that holds one of these."""
+    for part in parts:
+        for node in job.container.argv_nodes:
+            if part in node.text and node.place is not None:
+                return node.place
+    return job.place
+
+
+def _at(node: Node, job: TrainingJob, document: Document | None = None) -> Place:
+    return node.place or (document.place if document is not None else job.place)

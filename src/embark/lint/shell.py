@@ -1,0 +1,308 @@
+"""Shell text as commands and their words, each with its place. Nothing is run and no variable is looked up.
+
+It knows quotes, escapes, continued lines, comments, here-documents, substitutions and the operators between commands.
+What it cannot follow (aliases, `eval`, arrays) stays a word like any other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from embark.lint.source import Place, Source
+
+_BREAKS = frozenset(";&|()\n")
+_RESERVED = frozenset({"if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "in",
+                       "{", "}", "!", "time", "function", "select"})
+_PREFIXES = frozenset({"sudo", "exec", "nohup", "time", "command", "nice", "stdbuf", "env", "timeout", "xargs"})
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
+_NUMBER = re.compile(r"\d+[smhd]?")
+_GLOBAL_FLAGS = frozenset({"-n", "--namespace", "--context", "--kubeconfig", "--project", "--account", "--profile",
+                           "--subscription"})
+"""Those that may stand before a program's own verb, with a value after them."""
+_MAX_NESTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word as the shell hands it on, and where it stands. A `$NAME` or `$(…)` in it is left as it is written."""
+
+    text: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One simple command."""
+
+    words: tuple[Word, ...]
+    """The program's name and its arguments; `sudo`, `exec` and their like are left out."""
+    assignments: tuple[tuple[str, str, Place], ...]
+    """`NAME=value` before it, and what `export` or `env` set."""
+    document: Place | None = None
+    """The here-document that is its input."""
+
+    @property
+    def name(self) -> str:
+        return self.words[0].text.rpartition("/")[2] if self.words else ""
+
+    @property
+    def argv(self) -> list[str]:
+        return [word.text for word in self.words]
+
+    @property
+    def place(self) -> Place:
+        return self.words[0].place if self.words else self.assignments[0][2]
+
+    def begins(self, *names: str) -> bool:
+        """`gcloud container clusters create`, whatever flags stand between."""
+        if self.name != names[0]:
+            return False
+        plain: list[str] = []
+        before = ""
+        for word in self.argv[1:]:
+            if not word.startswith("-") and before not in _GLOBAL_FLAGS:
+                plain.append(word)
+            before = word
+        return plain[: len(names) - 1] == list(names[1:])
+
+    def has(self, *flags: str) -> bool:
+        return self.flag_word(*flags) is not None
+
+    def flag(self, *flags: str) -> str | None:
+        """The value of `--flag value` or `--flag=value`; empty where it has none."""
+        found = self.flag_word(*flags)
+        if found is None:
+            return None
+        index, word = found
+        if "=" in word.text:
+            return word.text.partition("=")[2]
+        following = self.words[index + 1].text if index + 1 < len(self.words) else ""
+        return "" if following.startswith("--") else following
+
+    def flag_word(self, *flags: str) -> tuple[int, Word] | None:
+        """The word that holds the flag, and its number."""
+        for index, word in enumerate(self.words):
+            if word.text.partition("=")[0] in flags:
+                return index, word
+        return None
+
+    def value_place(self, *flags: str) -> Place:
+        """Where a flag's value stands, or the flag itself."""
+        found = self.flag_word(*flags)
+        if found is None:
+            return self.place
+        index, word = found
+        return word.place if "=" in word.text or index + 1 >= len(self.words) else self.words[index + 1].place
+
+    @property
+    def plain_words(self) -> list[Word]:
+        """Arguments that are no flags. A flag's value, where it stands apart, is among them."""
+        return [word for word in self.words[1:] if not word.text.startswith("-")]
+
+
+def read_shell(source: Source, start: int = 0, end: int | None = None, depth: int = 0) -> list[Command]:
+    """All commands of a stretch of text, in order; those inside `$(…)` come after the one that holds them."""
+    return list(_Lexer(source, start, len(source.text) if end is None else end, depth).commands())
+
+
+@dataclass(slots=True)
+class _Lexer:
+    source: Source
+    at: int
+    end: int
+    depth: int
+    _words: list[Word] = field(default_factory=list)
+    _inner: list[tuple[int, int]] = field(default_factory=list)
+    """Substitutions of the command that is being read."""
+    _heredocs: list[tuple[str, bool, int]] = field(default_factory=list)
+    """Of this line: the mark that ends each, whether tabs are stripped, and which command of the line it belongs to."""
+    _line: list[tuple[list[Word], list[tuple[int, int]]]] = field(default_factory=list)
+    """The commands of this line that are read."""
+
+    def commands(self) -> Iterator[Command]:
+        text = self.source.text
+        while self.at < self.end:
+            character = text[self.at]
+            if character == "\\" and text[self.at + 1 : self.at + 2] in ("\n", "\r"):
+                self.at += 3 if text[self.at + 1 : self.at + 3] == "\r\n" else 2
+            elif character == "\n":
+                self.at += 1
+                yield from self._end_of_line()
+            elif character in _BREAKS:
+                self.at += 1
+                self._end_of_command()
+            elif character.isspace():
+                self.at += 1
+            elif character == "#":
+                self.at = self._find("\n")
+            elif character in "<>":
+                self._redirect()
+            else:
+                self._word()
+        yield from self._end_of_line()
+
+    def _word(self) -> None:
+        start, parts = self.at, []
+        text = self.source.text
+        while self.at < self.end:
+            character = text[self.at]
+            if character.isspace() or character in _BREAKS or character in "<>":
+                break
+            if character == "\\":
+                if text[self.at + 1 : self.at + 2] == "\n":
+                    break
+                parts.append(text[self.at + 1 : self.at + 2])
+                self.at += 2
+            elif character == "'":
+                close = self._find("'", self.at + 1)
+                parts.append(text[self.at + 1 : close])
+                self.at = close + 1
+            elif character == '"':
+                parts.append(self._double_quoted())
+            elif character in "$`":
+                parts.append(self._substitution())
+            else:
+                parts.append(character)
+                self.at += 1
+        self.at = min(self.at, self.end)
+        word = "".join(parts)
+        if word.isdigit() and self.at < self.end and text[self.at] in "<>":
+            return  # 2>file
+        self._words.append(Word(word, Place(self.source, start, self.at)))
+
+    def _double_quoted(self) -> str:
+        text, parts = self.source.text, []
+        self.at += 1
+        while self.at < self.end and text[self.at] != '"':
+            character = text[self.at]
+            if character == "\\" and text[self.at + 1 : self.at + 2] in tuple('"\\$`\n'):
+                parts.append("" if text[self.at + 1] == "\n" else text[self.at + 1])
+                self.at += 2
+            elif character in "$`":
+                parts.append(self._substitution())
+            else:
+                parts.append(character)
+                self.at += 1
+        self.at += 1
+        return "".join(parts)
+
+    def _substitution(self) -> str:
+        """`$NAME`, `${…}`, `$(…)` or a back-quoted command, as it is written."""
+        text, start = self.source.text, self.at
+        if text.startswith("$(", start):
+            self.at = self._closing(start + 1)
+            self._inner.append((start + 2, self.at - 1))
+        elif text[start] == "`":
+            close = self._find("`", start + 1)
+            self._inner.append((start + 1, close))
+            self.at = close + 1
+        elif text.startswith("${", start):
+            self.at = min(self._find("}", start) + 1, self.end)
+        else:
+            self.at += 1
+        return text[start : self.at]
+
+    def _closing(self, start: int) -> int:
+        """Past the bracket that closes the one at `start`, minding quotes."""
+        text, level, at, quote = self.source.text, 0, start, ""
+        while at < self.end:
+            character = text[at]
+            if quote:
+                quote = "" if character == quote else quote
+            elif character in "'\"":
+                quote = character
+            elif character == "(":
+                level += 1
+            elif character == ")":
+                level -= 1
+                if level == 0:
+                    return at + 1
+            at += 1
+        return self.end
+
+    def _redirect(self) -> None:
+        text = self.source.text
+        if text.startswith("<<", self.at) and not text.startswith("<<<", self.at):
+            self.at += 2
+            strip = text.startswith("-", self.at)
+            self.at += strip
+            self._skip_blanks()
+            self._word()
+            if self._words:
+                self._heredocs.append((self._words.pop().text, strip, len(self._line)))
+            return
+        while self.at < self.end and text[self.at] in "<>&|":
+            self.at += 1
+        self._skip_blanks()
+        if self.at < self.end and not text[self.at].isspace() and text[self.at] not in _BREAKS:
+            num_words = len(self._words)
+            self._word()
+            del self._words[num_words:]
+
+    def _end_of_command(self) -> None:
+        self._line.append((self._words, self._inner))
+        self._words, self._inner = [], []
+
+    def _end_of_line(self) -> Iterator[Command]:
+        self._end_of_command()
+        line, self._line = self._line, []
+        documents = self._take_documents()
+        for number, (words, inner) in enumerate(line):
+            made = make_command(words, documents.get(number))
+            if made is not None:
+                yield made
+            if self.depth < _MAX_NESTED:
+                for start, end in inner:
+                    yield from read_shell(self.source, start, end, self.depth + 1)
+
+    def _take_documents(self) -> dict[int, Place]:
+        """The bodies of the here-documents that the line just read has opened, by the number of their command."""
+        taken: dict[int, Place] = {}
+        for mark, strip, number in self._heredocs:
+            start = at = self.at
+            while at < self.end:
+                line_end = self._find("\n", at)
+                line = self.source.text[at:line_end].rstrip("\r")
+                if (line.lstrip("\t") if strip else line) == mark:
+                    break
+                at = line_end + 1
+            at = min(at, self.end)
+            taken[number] = Place(self.source, start, at)
+            self.at = min(self._find("\n", at) + 1, self.end)
+        self._heredocs.clear()
+        return taken
+
+    def _skip_blanks(self) -> None:
+        while self.at < self.end and self.source.text[self.at] in " \t":
+            self.at += 1
+
+    def _find(self, wanted: str, start: int | None = None) -> int:
+        found = self.source.text.find(wanted, self.at if start is None else start, self.end)
+        return self.end if found < 0 else found
+
+
+def make_command(words: Sequence[Word], document: Place | None = None) -> Command | None:
+    """Words as a command: what only introduces it is taken off, and what it sets is told apart."""
+    rest, assignments = list(words), list[tuple[str, str, Place]]()
+    while rest:
+        head = rest[0].text
+        if head in _RESERVED:
+            rest.pop(0)
+        elif _ASSIGNMENT.match(head):
+            word = rest.pop(0)
+            name, _, value = word.text.partition("=")
+            assignments.append((name.rstrip("+"), value, word.place))
+        elif head.rpartition("/")[2] in _PREFIXES and len(rest) > 1:
+            rest.pop(0)
+            while rest and (rest[0].text.startswith("-") or (head == "timeout" and _NUMBER.fullmatch(rest[0].text))):
+                rest.pop(0)
+        else:
+            break
+    if rest and rest[0].text in ("export", "declare", "readonly"):
+        for word in rest[1:]:
+            name, equals, value = word.text.partition("=")
+            if equals:
+                assignments.append((name, value, word.place))
+    return Command(tuple(rest), tuple(assignments), document) if rest or assignments else None

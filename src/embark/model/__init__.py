@@ -1,0 +1,1 @@
+"""A model in numbers, with neither torch nor jax."""

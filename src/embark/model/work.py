@@ -1,0 +1,167 @@
+"""What one step of a model does, counted: layers, weights, arithmetic, bytes. No machine is in it yet."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from embark.model.placement import STATE_BYTES, Placement, Shard, table_value_bytes
+from embark.spec import ModelSpec, RunSpec
+
+PADDING = 8
+"""The captured step rounds widths up to this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A dense layer."""
+
+    num_in: int
+    num_out: int
+    has_bias: bool = True
+
+    @property
+    def num_weights(self) -> int:
+        return self.num_in * self.num_out
+
+    @property
+    def num_values(self) -> int:
+        return self.num_weights + self.num_out * self.has_bias
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The dense network of a model."""
+
+    bottom: tuple[Linear, ...]
+    down: tuple[Linear, ...]
+    """`dcnv2` only: of each cross layer, to its rank."""
+    up: tuple[Linear, ...]
+    """… and back."""
+    top: tuple[Linear, ...]
+    num_vectors: int
+    """`dlrm`: vectors whose dots are taken; `dcnv2`: 0."""
+    dim: int
+
+    @property
+    def all(self) -> tuple[Linear, ...]:
+        return (*self.bottom, *self.down, *self.up, *self.top)
+
+    @property
+    def num_values(self) -> int:
+        return sum(layer.num_values for layer in self.all)
+
+    @property
+    def middle_width(self) -> int:
+        """What the top layers begin with."""
+        return self.top[0].num_in
+
+    @property
+    def flops_per_sample(self) -> float:
+        """There and back: a multiplication and an addition for each weight, three times; the dots likewise."""
+        dots = self.num_vectors**2 * self.dim
+        return 6.0 * (sum(layer.num_weights for layer in self.all) + dots)
+
+    @property
+    def output_width(self) -> int:
+        """Of all layers and of what stands between them: the values that go through memory for each sample."""
+        crossed = 2 * len(self.up) * self.middle_width  # the raised and the crossed vector
+        narrow = sum(layer.num_out for layer in self.down)
+        mlps = sum(layer.num_out for layer in (*self.bottom, *self.top))
+        return mlps + crossed + narrow + self.middle_width
+
+
+def layers_of(model: ModelSpec) -> Layers:
+    """As the trainer builds them."""
+    bottom = _mlp(model.num_dense, (*model.bottom_mlp, model.embedding_dim)) if model.num_dense else ()
+    tables = model.table_list()
+    if model.kind == "dcnv2":
+        width = sum(t.dim or 0 for t in tables) + (model.embedding_dim if bottom else 0)
+        rank = min(model.cross_rank, width)
+        down = tuple(Linear(width, rank, has_bias=False) for _ in range(model.num_cross_layers))
+        up = tuple(Linear(rank, width) for _ in range(model.num_cross_layers))
+        return Layers(bottom, down, up, _mlp(width, (*model.top_mlp, 1)), 0, model.embedding_dim)
+    vectors = len(tables) + bool(bottom)
+    passed_on = model.embedding_dim * (1 if bottom else vectors)
+    top = _mlp(passed_on + vectors * (vectors - 1) // 2, (*model.top_mlp, 1))
+    return Layers(bottom, (), (), top, vectors, model.embedding_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """What one rank looks up and updates in a step."""
+
+    num_ids: float
+    read_bytes: float
+    """Rows, for the lookup."""
+    pooled_values: float
+    """Values that it gives: as many gradients come back."""
+    grad_bytes: float
+    """Gradients, read once for each id."""
+    update_bytes: float
+    """Touched rows and their state, read and written."""
+    host_bytes: float
+    """Of all these, what crosses from and to the host's memory."""
+
+    @property
+    def device_bytes(self) -> float:
+        return self.read_bytes + self.grad_bytes + self.update_bytes
+
+
+def lookups_of(spec: RunSpec, placement: Placement, rank: int, value_bytes: int) -> Lookups:
+    """For the whole batch: a rank looks its rows up for the samples of all. Ids are as unequal as synthetic ones are by
+    `data.zipf_exponent`; what real ones are stands in no spec."""
+    tables = {t.name: t for t in spec.model.table_list()}
+    ids = read = pooled = grads = updates = host = 0.0
+    for shard in placement.of_rank(rank):
+        table = tables[shard.table]
+        of_shard = spec.train.batch_size * table.multi_hot * (shard.num_rows / table.rows)
+        touched = distinct(round(of_shard), shard.num_rows, spec.data.zipf_exponent)
+        row_bytes = shard.num_columns * table_value_bytes(spec)
+        ids += of_shard
+        read += of_shard * row_bytes
+        pooled += spec.train.batch_size * shard.num_columns
+        grads += of_shard * shard.num_columns * value_bytes
+        updates += 2 * touched * (row_bytes + _state_bytes_per_row(spec, shard))
+        if shard.memory == "host":
+            host += 2 * touched * (row_bytes + _state_bytes_per_row(spec, shard))
+    return Lookups(ids, read, pooled, grads, updates, host)
+
+
+def padded(width: int) -> int:
+    return -(-width // PADDING) * PADDING
+
+
+@lru_cache(maxsize=16_384)
+def distinct(num_ids: int, num_rows: int, exponent: float) -> float:
+    """How many rows so many ids are expected to touch, where the k-th row's chance falls as k to the −exponent.
+
+    Rows are taken together in spans that grow by a tenth: within one, all are about as likely.
+    """
+    if not num_rows or not num_ids:
+        return 0.0
+    whole = _integral(0.5, num_rows + 0.5, exponent)
+    touched, start = 0.0, 0.5
+    while start < num_rows + 0.5:
+        stop = min(num_rows + 0.5, start + max(1.0, 0.1 * start))
+        chance = _integral(start, stop, exponent) / whole / (stop - start)
+        touched += (stop - start) * -math.expm1(-num_ids * chance)
+        start = stop
+    return touched
+
+
+def _integral(start: float, stop: float, exponent: float) -> float:
+    """Of x to the −exponent."""
+    if abs(exponent - 1) < 1e-9:
+        return math.log(stop / start)
+    return float(stop ** (1 - exponent) - start ** (1 - exponent)) / (1 - exponent)
+
+
+def _state_bytes_per_row(spec: RunSpec, shard: Shard) -> float:
+    a_row, a_value = STATE_BYTES[spec.train.optimizer]
+    return a_row + a_value * shard.num_columns
+
+
+def _mlp(width: int, sizes: tuple[int, ...]) -> tuple[Linear, ...]:
+    return tuple(Linear(a, b) for a, b in zip((width, *sizes), sizes, strict=False))

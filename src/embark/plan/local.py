@@ -1,0 +1,68 @@
+"""What `embark plan` says of a run on this very machine: handed to the trainer, which sets it beside what came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embark.catalog import load_catalog
+from embark.model.placement import TooLarge
+from embark.model.tpu_layout import lay_out
+from embark.plan.calibration import CPU, calibration_for, load_calibrations
+from embark.plan.closed_form import closed_form
+from embark.plan.memory import device_parts, host_parts
+from embark.plan.step_time import step_time
+from embark.plan.this_machine import gpu_of, this_cluster, tpu_of
+from embark.plan.tpu_memory import VMEM_BYTES, chip_memory
+from embark.plan.tpu_time import tpu_step_time
+from embark.spec import RunSpec
+
+
+def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
+    """Bytes and step time of `spec` on the machine that `here` describes; None where nothing is known of it."""
+    if here["engine"] == "jax" or here["device"] == "tpu":
+        return _foresee_in_jax(spec, here)
+    is_cpu = here["device"] == "cpu"
+    engine, precision = here["engine"], here["precision"]
+    if is_cpu:
+        calibration = load_calibrations()[CPU]
+    else:
+        gpu = gpu_of(here["device_name"], here["device_bytes"], load_catalog())
+        if gpu is None:
+            return None
+        calibration = calibration_for(gpu)
+    if engine not in calibration.engines:
+        return None
+    cluster = this_cluster(device=here["device"], num_ranks=here["world_size"], device_bytes=here["device_bytes"],
+                           host_bytes=here["host_bytes"])
+    try:
+        placement = closed_form(spec, cluster)
+    except TooLarge:
+        return None
+    step = step_time(spec, placement, cluster, engine, precision, calibration,
+                     draws_samples=spec.data.kind == "synthetic")
+    parts = (
+        host_parts(spec, placement, cluster.ranks_per_host, calibration, is_cpu=True, engine=engine,
+                   precision=precision)
+        if is_cpu else device_parts(spec, placement, engine, precision, calibration)
+    )
+    ranks = cluster.ranks_per_host if is_cpu else 1
+    is_calibrated = calibration.is_measured and (not is_cpu or calibration.title == here["device_name"])
+    return {"step_s": step.total_s, "is_calibrated": is_calibrated, "bound_by": step.bound_by,
+            "peak_bytes": sum(parts.values()) / ranks, "parts": parts, "basis": step.basis}
+
+
+def _foresee_in_jax(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
+    """Of TPUs, from their datasheets. Of JAX on a GPU or a CPU nothing, nor of SparseCores: none was calibrated."""
+    is_known = here["device"] == "tpu" and here["engine"] == "jax"
+    chip = tpu_of(here["device_name"], load_catalog()) if is_known else None
+    if chip is None:
+        return None
+    num_chips, precision = here["world_size"], here["precision"]
+    try:
+        groups = lay_out(spec, num_chips)
+    except TooLarge:
+        return None
+    parts = chip_memory(spec, groups, num_chips, precision, VMEM_BYTES.get(chip.name, 0.0)).parts()
+    step = tpu_step_time(spec, chip, num_chips, precision, groups, chips_per_host=here["local_world_size"])
+    return {"step_s": step.total_s, "is_calibrated": False, "bound_by": step.bound_by,
+            "peak_bytes": sum(parts.values()), "parts": parts, "basis": step.basis}

@@ -1,0 +1,302 @@
+"""The pods of one rehearsal from their start to their end: what a controller, a kubelet and a cloud do to them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from embark.errors import UserError
+from embark.launch.shell import Arriving, Done, Lines
+from embark.rehearse.engine import Engine, Start
+from embark.rehearse.failure_policies import Decision, End, Judge
+from embark.rehearse.faults import Fault
+from embark.rehearse.pods import Pod
+from embark.rehearse.progress import EventReader, Progress
+from embark.rehearse.workload import Workload
+
+RESTART_S = 1.0
+"""Before a pod is made again. A cluster waits 10 s, and twice as long each time."""
+TAKE_S = 0.1
+READ_S = 0.1
+SAY_S = 3.0
+"""Between two words on how far the run is."""
+MAX_TAIL = 2000
+END_S = 5.0
+"""For the lines of pods that were killed to come to their end."""
+_RANK = re.compile(r"\[[a-z]+(\d+)\]:(.*)", re.DOTALL)
+"""torchrun's prefix under --tee."""
+Finish = Literal["succeeded", "failed", "too long"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Whoever watches."""
+
+    line: Callable[[str, str, str], None]
+    """Pod, which of its processes or nothing, text."""
+    note: Callable[[str], None]
+    """What the controller does, and what is done to the pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One end of one pod."""
+
+    pod: str
+    code: int
+    at_s: float
+    is_disrupted: bool
+    is_deleted: bool = False
+    """By the controller, which starts all again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All that happened."""
+
+    finish: Finish
+    reason: str
+    """The controller's last word."""
+    progress: Progress
+    ends: tuple[Ended, ...]
+    running: tuple[str, ...]
+    """Pods that had not ended when the time was over."""
+    tails: dict[str, tuple[str, ...]]
+    """The last lines of each pod."""
+    faults_done: tuple[Fault, ...]
+    faults_left: tuple[Fault, ...]
+    elapsed_s: float
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A pod of the job, whichever container is it now."""
+
+    pod: Pod
+    generation: int = 0
+    start: Start | None = None
+    lines: Lines | None = None
+    is_disrupted: bool = False
+    is_deleted: bool = False
+    """By the controller, to start all again: its end is not judged."""
+    kill_at_s: float | None = None
+    start_at_s: float | None = 0.0
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_TAIL))
+
+    @property
+    def runs(self) -> bool:
+        return self.start is not None
+
+
+class Controller:
+    """Runs a workload's pods on an engine until they end, or the time is over."""
+
+    def __init__(self, workload: Workload, judge: Judge, engine: Engine, reader: EventReader, listener: Listener, *,
+                 faults: Sequence[Fault] = (), limit_s: float, restart_s: float = RESTART_S,
+                 held: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """`held` puts off what would interrupt it: a pod that is being started is nobody's to end yet."""
+        self._slots = {pod.name: _Slot(pod) for pod in workload.pods}
+        self._by_index = {pod.index: pod.name for pod in workload.pods}
+        self._judge = judge
+        self._engine = engine
+        self._reader = reader
+        self._listener = listener
+        self._faults = list(faults)
+        self._done_faults: list[Fault] = []
+        self._undo: list[tuple[float, Fault, Start]] = []
+        self._limit_s = limit_s
+        self._deadline_s = workload.deadline_s
+        self._restart_s = restart_s
+        self._held = held
+        self._arriving = Arriving()
+        self._starts: dict[str, _Slot] = {}
+        self._num_starts = 0
+        self._ends: list[Ended] = []
+        self._final: tuple[Finish, str] | None = None
+        self._began_s = time.monotonic()
+        self._read_s = 0.0
+        self._said = ("", 0.0)
+
+    def run(self) -> Outcome:
+        self._began_s = time.monotonic()
+        try:
+            while self._final is None:
+                self._start_due()
+                self._take(TAKE_S)
+                self._sweep()
+                self._take_ends()
+                self._watch()
+                self._faults_due()
+                self._kill_due()
+                self._look_at_the_clock()
+            progress = self._reader.read()
+            running = tuple(name for name, slot in self._slots.items() if slot.runs)
+        finally:
+            self._end_all()
+        finish, reason = self._final
+        return Outcome(finish, reason, progress, tuple(self._ends), running,
+                       {name: tuple(slot.tail) for name, slot in self._slots.items()}, tuple(self._done_faults),
+                       tuple(self._faults), self._now)
+
+    @property
+    def _now(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def _look_at_the_clock(self) -> None:
+        if self._final is not None:
+            return
+        if self._deadline_s is not None and self._now > self._deadline_s:
+            self._final = ("failed", f"DeadlineExceeded: activeDeadlineSeconds is {self._deadline_s:g}")
+        elif self._now > self._limit_s:
+            self._final = ("too long", f"not over after {self._limit_s:g} s")
+
+    def _end_all(self) -> None:
+        """Whoever still runs is killed: a rehearsal saves nothing. Its last lines are taken."""
+        for slot in self._slots.values():
+            if slot.start is not None:
+                self._engine.kill(slot.start)
+        until_s = self._now + END_S
+        while self._arriving.is_busy and self._now < until_s:
+            self._take(TAKE_S)
+            self._arriving.ended()
+        self._arriving.close()
+
+    def _start_due(self) -> None:
+        for slot in self._slots.values():
+            if slot.runs or slot.start_at_s is None or self._now < slot.start_at_s:
+                continue
+            slot.start = Start(slot.pod, self._num_starts, slot.generation)
+            self._num_starts += 1
+            slot.start_at_s, slot.is_disrupted, slot.is_deleted = None, False, False
+            with self._held():
+                slot.lines = self._engine.start(slot.start)
+                self._starts[slot.start.key] = slot
+                self._arriving.add(slot.start.key, slot.lines)
+
+    def _take(self, wait_s: float) -> None:
+        for key, text in self._arriving.take(wait_s):
+            slot = self._starts[key]
+            match = _RANK.fullmatch(text)
+            rank, said = (match[1], match[2]) if match else ("", text)
+            slot.tail.append(said)
+            self._listener.line(slot.pod.name, rank, said)
+
+    def _sweep(self) -> None:
+        """A pod ends with its first process, whatever else is left of it."""
+        for slot in self._slots.values():
+            if slot.start is not None and slot.lines is not None and slot.lines.code is not None:
+                self._engine.sweep(slot.start)
+
+    def _take_ends(self) -> None:
+        for key, done in self._arriving.ended():
+            slot = self._starts[key]
+            self._ended(slot, done)
+
+    def _ended(self, slot: _Slot, done: Done) -> None:
+        code = done.code if done.code >= 0 else 128 - done.code
+        slot.start = slot.lines = slot.kill_at_s = None
+        self._ends.append(Ended(slot.pod.name, code, self._now, slot.is_disrupted, slot.is_deleted))
+        if slot.is_deleted:
+            if not any(one.runs for one in self._slots.values()):
+                self._begin_again()
+            return
+        if self._final is not None:
+            return
+        self._apply(slot, self._judge.judge(End(slot.pod, code, slot.is_disrupted)))
+
+    def _apply(self, slot: _Slot, decision: Decision) -> None:
+        if decision.action == "done":
+            self._listener.note(decision.text)
+            return
+        if decision.action == "succeed":
+            self._final = ("succeeded", decision.text)
+            return
+        if decision.action == "fail":
+            self._listener.note(decision.text)
+            self._final = ("failed", decision.text)
+            return
+        self._listener.note(f"{decision.text}; started again")
+        if decision.action == "replace":
+            stays = slot.pod.restart_policy in ("OnFailure", "Always") and not slot.is_disrupted
+            slot.generation += 0 if stays else 1
+            slot.start_at_s = self._now + self._restart_s
+            return
+        others = [one for one in self._slots.values() if one.runs]
+        for one in others:
+            one.is_deleted = True
+            self._terminate(one)
+        if not others:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        for slot in self._slots.values():
+            slot.generation += 1
+            slot.start_at_s = self._now + self._restart_s
+
+    def _terminate(self, slot: _Slot) -> None:
+        assert slot.start is not None
+        self._engine.term(slot.start)
+        slot.kill_at_s = self._now + slot.pod.grace_s
+
+    def _kill_due(self) -> None:
+        for slot in self._slots.values():
+            if slot.start is not None and slot.kill_at_s is not None and self._now >= slot.kill_at_s:
+                slot.kill_at_s = None
+                self._listener.note(f"{slot.pod.name} has used its grace of {slot.pod.grace_s:g} s and is killed")
+                self._engine.kill(slot.start)
+
+    def _watch(self) -> None:
+        if self._reader.is_blind or self._now - self._read_s < READ_S:
+            return
+        self._read_s = self._now
+        phase = self._reader.read().phase
+        said, at_s = self._said
+        is_news = phase.partition(";")[0] != said.partition(";")[0]
+        if phase != said and (is_news or self._now - at_s >= SAY_S):
+            self._said = (phase, self._now)
+            self._listener.note(phase)
+
+    def _faults_due(self) -> None:
+        step = self._reader.progress.step
+        for fault in list(self._faults):
+            slot = self._slots[self._by_index[fault.pod]]
+            if slot.start is None or not fault.is_due(self._now, step):
+                continue
+            self._faults.remove(fault)
+            self._done_faults.append(fault)
+            self._do(fault, slot, step)
+        for entry in list(self._undo):
+            due_s, fault, start = entry
+            if self._now >= due_s:
+                self._undo.remove(entry)
+                self._undo_now(fault, start)
+
+    def _do(self, fault: Fault, slot: _Slot, step: int) -> None:
+        assert slot.start is not None
+        where = f" at step {step}" if step else ""
+        if fault.kind == "preempt":
+            self._listener.note(f"{slot.pod.name} is preempted{where}: SIGTERM, and SIGKILL in {slot.pod.grace_s:g} s")
+            slot.is_disrupted = True
+            self._terminate(slot)
+        elif fault.kind == "kill":
+            self._listener.note(f"{slot.pod.name} is killed{where}, as when its machine dies")
+            slot.is_disrupted = True
+            self._engine.kill(slot.start)
+        else:
+            how = "stands still" if fault.kind == "pause" else "is cut off from the network"
+            self._listener.note(f"{slot.pod.name} {how}{where} for {fault.duration_s:g} s")
+            (self._engine.pause if fault.kind == "pause" else self._engine.cut)(slot.start)
+            self._undo.append((self._now + fault.duration_s, fault, slot.start))
+
+    def _undo_now(self, fault: Fault, start: Start) -> None:
+        slot = self._slots[start.pod.name]
+        if slot.start is not start:
+            return  # it has ended meanwhile
+        self._listener.note(f"{start.pod.name} {'goes on' if fault.kind == 'pause' else 'is back on the network'}")
+        with suppress(UserError):
+            (self._engine.resume if fault.kind == "pause" else self._engine.rejoin)(start)

@@ -1,0 +1,282 @@
+"""What must be smaller here than there: processes for accelerators, few rows and steps, folders for buckets."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from embark.errors import SpecError
+from embark.lint.launch import Launch, launch_of_words
+from embark.lint.shell import Word
+from embark.lint.source import Place, Source
+from embark.rehearse.objects import Objects, Thing, at, name_of, rows, templates
+from embark.rehearse.pods import Mount, Pod
+from embark.spec import RunSpec, to_toml
+from embark.spec.load import resolve
+
+BUCKETS = "/mnt/embark-rehearsal"
+"""Where the pods see the folder that stands for object stores."""
+MAX_ROWS = 1000
+SAMPLES_PER_RANK = 32
+NUM_EVAL_SAMPLES = 2048
+SAVES = 10
+"""Checkpoints in a rehearsal, about."""
+_PROCESSES = re.compile(r"(--nproc[-_]per[-_]node(?:=|\s+))([\w$(){}]+)")
+_PROCESSES_WORD = re.compile(r"--nproc[-_]per[-_]node")
+_BUCKET = re.compile(r"\b(s3|gs|az|abfss?|adl)://[^\s\"',;]+")
+PRICE_VARIABLE = "EMBARK_USD_PER_HOUR"
+_NPROC_VARIABLES = ("PET_NPROC_PER_NODE", "NPROC_PER_NODE")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that is not as in the cluster."""
+
+    what: str
+    there: str
+    here: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.there} → {self.here}" if self.there else f"{self.what}: {self.here}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The run that the pods train, where they train one of Embark's."""
+
+    spec: RunSpec
+    spec_path: str
+    """The file that holds it, by its name."""
+
+    @property
+    def folder(self) -> str:
+        """As the pods see it."""
+        return f"{self.spec.store.root.rstrip('/')}/{self.spec.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """A job that fits this machine."""
+
+    objects: Objects
+    job: Thing
+    run: Run | None
+    changes: tuple[Change, ...]
+
+
+def shrink(job: Thing, objects: Objects, *, num_processes: int, num_pods: int, num_steps: int) -> Shrunk:
+    """Of the objects only what is named in `changes` differs."""
+    made: dict[int, Any] = {}
+    copies = [copy.deepcopy(dict(one)) for one in objects.all]
+    for old, new in zip(objects.all, copies, strict=True):
+        made[id(old)] = new
+    own = made[id(job)]
+    changes: list[Change] = []
+    _fewer_processes(own, copies, num_processes, changes)
+    run = None
+    for one in copies:
+        if one.get("kind") == "ConfigMap":
+            run = _smaller_spec(one, num_processes * num_pods, num_steps, changes) or run
+    return Shrunk(Objects(tuple(copies)), own, run, tuple(changes))
+
+
+def shrink_pods(pods: Sequence[Pod], changes: list[Change]) -> tuple[Pod, ...]:
+    """Limits that this machine cannot give are left out; buckets in their words become folders."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = []
+    for pod in pods:
+        if pod.devices:
+            changes.append(Change("devices", ", ".join(pod.devices), "none"))
+        if pod.memory_bytes and pod.memory_bytes * len(pods) > memory_bytes:
+            changes.append(Change("memory limit", _gib(pod.memory_bytes),
+                                  f"none: this machine has {_gib(memory_bytes)} for all pods"))
+            pod = replace(pod, memory_bytes=None)
+        if pod.cpus and pod.cpus * len(pods) > (os.cpu_count() or 1):
+            changes.append(Change("cpu limit", f"{pod.cpus:g}", f"none: this machine has {os.cpu_count()}"))
+            pod = replace(pod, cpus=None)
+        for one in pod.sidecars:
+            changes.append(Change(f"container {one}", "beside the trainer", "not started"))
+        for one in pod.secrets:
+            changes.append(Change(one, "of the cluster", "not here, and not set"))
+        for mount in pod.mounts:
+            if mount.kind in ("shared", "host"):
+                changes.append(Change(mount.path, mount.what, "a folder of this machine, empty at first"))
+        pod = replace(pod, mounts=tuple(_with_scripts(mount, pod.words, changes) for mount in pod.mounts))
+        if is_torchrun(pod) and not pod.security.is_read_only:
+            changes.append(Change("variable PET_TEE", "", "3, so that lines say which process of the pod said them"))
+            pod = replace(pod, env={"PET_TEE": "3", **pod.env})
+        pod = replace(pod, command=tuple(_folders(word, changes) for word in pod.command),
+                      args=tuple(_folders(word, changes) for word in pod.args),
+                      env={name: _folders(value, changes) for name, value in pod.env.items()},
+                      mounts=(*pod.mounts, Mount(BUCKETS, "shared", "buckets")))
+        found.append(pod)
+    changes[:] = list(dict.fromkeys(changes))
+    return tuple(found)
+
+
+def _with_scripts(mount: Mount, words: Sequence[str], changes: list[Change]) -> Mount:
+    """A script of the node that a shell reads first, such as a fabric's settings, is there and empty."""
+    if mount.kind != "host":
+        return mount
+    read = {path for word in words for path in re.findall(r"(?:^|;)\s*(?:\.|source)\s+([^\s;&]+)", word)}
+    below = sorted(path for path in read if path.startswith(f"{mount.path.rstrip('/')}/"))
+    changes += [Change(path, "a script of the node", "an empty one") for path in below]
+    return replace(mount, files={path[len(mount.path.rstrip("/")) + 1:]: "" for path in below})
+
+
+def launch_of(pod: Pod) -> Launch | None:
+    """How the pod starts its training, as the linter reads it."""
+    nowhere = Place(Source.of(Path(pod.name), ""), 0, 0)
+    return launch_of_words([Word(word, nowhere) for word in pod.words], environment=pod.env)
+
+
+def is_torchrun(pod: Pod) -> bool:
+    launch = launch_of(pod)
+    return launch is not None and launch.is_torchrun
+
+
+def _fewer_processes(job: dict[str, Any], objects: Sequence[dict[str, Any]], count: int, changes: list[Change]) -> None:
+    spec = job.get("spec") or {}
+    for holder, key in ((spec, "nprocPerNode"), (spec.get("trainer") or {}, "numProcPerNode"),
+                        (spec.get("elasticPolicy") or {}, "nProcPerNode")):
+        said = holder.get(key)
+        if said is not None and (key != "numProcPerNode" or isinstance(said, int)):
+            changes.append(Change("processes in a pod", str(said), str(count)))
+            holder[key] = type(said)(count) if isinstance(said, (int, str)) else count
+    for container in _containers(job, objects):
+        for key in ("command", "args"):
+            words = container.get(key)
+            if isinstance(words, list):
+                container[key] = _with_processes([str(word) for word in words], count, changes)
+        _no_price(container, changes)
+        for row in rows(container, "env"):
+            _smaller_variable(row, count, changes)
+
+
+def _no_price(container: Any, changes: list[Change]) -> None:
+    """What is rehearsed costs nothing, and would else stop at a budget."""
+    kept = [row for row in rows(container, "env") if row.get("name") != PRICE_VARIABLE]
+    if len(kept) < len(list(rows(container, "env"))):
+        changes.append(Change(f"variable {PRICE_VARIABLE}", "a price", "not set: this machine costs nothing"))
+        container["env"] = kept
+
+
+def _smaller_variable(row: Any, count: int, changes: list[Change]) -> None:
+    name, value = row.get("name"), str(row.get("value", ""))
+    if name in _NPROC_VARIABLES and value not in ("", str(count)):
+        changes.append(Change(f"variable {name}", value, str(count)))
+        row["value"] = str(count)
+    if name == "OMP_NUM_THREADS" and value.isdigit() and int(value) > 1:
+        changes.append(Change(f"variable {name}", value, "1"))
+        row["value"] = "1"
+
+
+def _containers(job: Thing, objects: Sequence[Thing]) -> Iterator[Any]:
+    """All that start something: of the job, and of the runtime that a TrainJob names."""
+    holders = [job]
+    if job.get("kind") == "TrainJob":
+        called = at(job, "spec.runtimeRef.name")
+        holders += [one for one in objects
+                    if str(one.get("kind")).endswith("TrainingRuntime") and name_of(one) == called]
+        if trainer := at(job, "spec.trainer"):
+            yield trainer
+    for holder in holders:
+        for template in templates(holder):
+            yield from rows(template, "spec.containers")
+
+
+def _with_processes(words: list[str], count: int, changes: list[Change]) -> list[str]:
+    found = []
+    for at_, word in enumerate(words):
+        before = words[at_ - 1] if at_ else ""
+        if _PROCESSES_WORD.fullmatch(before):
+            changes.append(Change("processes in a pod", word, str(count)))
+            found.append(str(count))
+            continue
+        for match in _PROCESSES.finditer(word):
+            if match[2] != str(count):
+                changes.append(Change("processes in a pod", match[2], str(count)))
+        found.append(_PROCESSES.sub(lambda match: f"{match[1]}{count}", word))
+    return found
+
+
+def _smaller_spec(config: dict[str, Any], world_size: int, num_steps: int, changes: list[Change]) -> Run | None:
+    """The spec of an Embark run in a ConfigMap, with what a CPU can do in a minute."""
+    for name, text in (config.get("data") or {}).items():
+        if not str(name).endswith(".toml"):
+            continue
+        try:
+            old = resolve(tomllib.loads(str(text)))
+        except (tomllib.TOMLDecodeError, SpecError):
+            continue  # what is wrong with it, the pods will say
+        new = smaller(old, world_size, num_steps)
+        before, after = _flat(old.model_dump()), _flat(new.model_dump())
+        changes += [Change(key, _short(before.get(key)), _short(after[key])) for key in after
+                    if after[key] != before.get(key)]
+        config["data"][name] = to_toml(new)
+        return Run(new, str(name))
+    return None
+
+
+def smaller(spec: RunSpec, world_size: int, num_steps: int) -> RunSpec:
+    """The same run in small."""
+    values = spec.model_dump()
+    model, data, train, store = values["model"], values["data"], values["train"], values["store"]
+    model["rows_per_table"] = _fewer(model["rows_per_table"])
+    model["tables"] = [{**table, "rows": _fewer(table["rows"])} for table in model["tables"]]
+    if data["kind"] != "synthetic":
+        data |= {"kind": "synthetic", "path": "", "dense_columns": []}
+    train["batch_size"] = min(train["batch_size"] // world_size or 1, SAMPLES_PER_RANK) * world_size
+    data["num_train_samples"] = train["batch_size"] * num_steps
+    data["num_eval_samples"] = min(data["num_eval_samples"], NUM_EVAL_SAMPLES)
+    train["num_steps"] = num_steps
+    train["num_epochs"] = 1
+    train["eval_every"] = 0
+    if train["optimizer"] == "adam":
+        train["optimizer"] = "rowwise_adagrad"
+    if train["engine"] == "cuda_graph":
+        train["engine"] = "auto"
+    values["place"]["device"] = "cpu"
+    store["root"] = _folders(store["root"], [])
+    store["checkpoint_every"] = max(1, num_steps // SAVES)
+    values["watch"]["every"] = 1
+    return RunSpec.model_validate(values)
+
+
+def _fewer(rows_: Any) -> Any:
+    return min(rows_, MAX_ROWS) if isinstance(rows_, int) else tuple(min(one, MAX_ROWS) for one in rows_)
+
+
+def _folders(text: str, changes: list[Change]) -> str:
+    """Every uri of an object store in it becomes a folder that all pods see."""
+    def folder(match: re.Match[str]) -> str:
+        scheme, rest = match[0].split("://", 1)
+        changes.append(Change("object store", match[0], f"{BUCKETS}/{scheme}/{rest}, a folder of this machine"))
+        return f"{BUCKETS}/{scheme}/{rest}"
+
+    return _BUCKET.sub(folder, text)
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{before}{key}.")
+        else:
+            found[f"{before}{key}"] = value
+    return found
+
+
+def _short(value: Any) -> str:
+    text = str(list(value)) if isinstance(value, tuple) else str(value)
+    return text if len(text) <= 40 else f"{text[:36]} …]"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.0f} GiB"

@@ -1,0 +1,323 @@
+"""From a job's object to the pods that its controller would make of it, for each kind of controller."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from embark.rehearse.failure_policies import (
+    JobJudge,
+    JobSetJudge,
+    Judge,
+    PodJudge,
+    ReplicasJudge,
+    job_set_rules,
+)
+from embark.rehearse.objects import Objects, Thing, at, name_of, namespace_of, rows
+from embark.rehearse.pods import Making, Pod, make_pod
+from embark.rehearse.services import Names, Service, names_of, read_services
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+TRAINER_PORT = "29500"
+OPERATOR_PORT = 23456
+PYTORCH = "pytorch"
+"""The container that the training operator looks for."""
+NODE = "node"
+"""The replicated job and the container that Trainer looks for."""
+_OWN = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The object is turned away before a pod is made."""
+
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A job and all that its controller would make."""
+
+    kind: str
+    name: str
+    pods: tuple[Pod, ...]
+    services: tuple[Service, ...]
+    is_indexed: bool = True
+    refusal: Refusal | None = None
+    deadline_s: float | None = None
+
+    @property
+    def names(self) -> Names:
+        return names_of(self.pods, self.services)
+
+
+def make_workload(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
+    """The pods, and who judges how they end."""
+    makers = {"Job": _job, "JobSet": _job_set, "TrainJob": _train_job, "PyTorchJob": _pytorch_job, "Pod": _pod}
+    return makers[str(job["kind"])](job, objects)
+
+
+def _job(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
+    name, spec = name_of(job), job.get("spec") or {}
+    is_indexed = spec.get("completionMode") == "Indexed"
+    pods = _child_pods(spec, name, namespace_of(job), objects, is_indexed=is_indexed)
+    refusal = _refuses_job(spec)
+    judge = JobJudge.of(name, spec, _restart_policy(spec), _completions(spec))
+    return (Workload("Job", name, pods, tuple(read_services(objects)), is_indexed, refusal, _deadline(spec)), judge)
+
+
+def _job_set(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
+    name, spec = name_of(job), job.get("spec") or {}
+    return _replicated(job, spec, rows(spec, "replicatedJobs"), objects, kind="JobSet", name=name)
+
+
+def _replicated(
+    job: Thing, spec: Thing, replicated: Sequence[Thing], objects: Objects, *, kind: str, name: str, env: Any = None,
+    container: str = "",
+) -> tuple[Workload, Judge]:
+    """A JobSet: child Jobs NAME-JOB-i, pods NAME-JOB-i-j, one headless Service for all, made by the controller."""
+    space = namespace_of(job)
+    network = at(spec, "network") or {}
+    subdomain = str(network.get("subdomain") or name)
+    pods: list[Pod] = []
+    children: dict[str, JobJudge] = {}
+    groups: dict[str, str] = {}
+    refusal = None
+    for one in replicated:
+        child = _defaulted(at(one, "template.spec") or {})
+        for number in range(int(one.get("replicas", 1))):
+            group = f"{name}-{one.get('name')}-{number}"
+            labels = {"jobset.sigs.k8s.io/jobset-name": name,
+                      "jobset.sigs.k8s.io/replicatedjob-name": str(one.get("name")),
+                      "jobset.sigs.k8s.io/job-index": str(number)}
+            pods += _child_pods(child, group, space, objects, is_indexed=True, subdomain=subdomain, labels=labels,
+                                first=len(pods), env=env, container=container)
+            children[group] = JobJudge.of(group, child, _restart_policy(child), _completions(child))
+            groups[group] = str(one.get("name"))
+        refusal = refusal or _refuses_job(child)
+    services = read_services(objects)
+    if network.get("enableDNSHostnames", True):
+        services.append(Service(subdomain, space, {"jobset.sigs.k8s.io/jobset-name": name}, True,
+                                bool(network.get("publishNotReadyAddresses", True))))
+    max_restarts, rules = job_set_rules(spec)
+    return (Workload(kind, name, tuple(pods), tuple(services), True, refusal),
+            JobSetJudge(name, children, groups, max_restarts, rules))
+
+
+def _train_job(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
+    """Trainer 2: a JobSet from the runtime's template, with the trainer's words and torchrun's variables in it."""
+    name, space = name_of(job), namespace_of(job)
+    trainer = at(job, "spec.trainer") or {}
+    kind = str(at(job, "spec.runtimeRef.kind") or "ClusterTrainingRuntime")
+    called = str(at(job, "spec.runtimeRef.name"))
+    runtime = objects.find("TrainingRuntime", called, space) if kind == "TrainingRuntime" else next(
+        (one for one in objects.of_kind("ClusterTrainingRuntime") if name_of(one) == called), None)
+    if runtime is None and called == "torch-distributed":
+        runtime = TORCH_DISTRIBUTED
+    if runtime is None:
+        unknown = Refusal(f"Trainer's webhook refuses it: there is no {kind} {called}",
+                          "put the runtime into the same file, or name torch-distributed")
+        return Workload("TrainJob", name, (), (), True, unknown), JobJudge.of(name, {}, "Never", 1)
+    num_nodes = int(trainer.get("numNodes") or at(runtime, "spec.mlPolicy.numNodes") or 1)
+    num_processes = trainer.get("numProcPerNode", at(runtime, "spec.mlPolicy.torch.numProcPerNode"))
+    refused = [str(row.get("name")) for row in rows(trainer, "env") if row.get("name") in _OWN]
+    refusal: Refusal | None = None
+    if refused:
+        refusal = Refusal(f"Trainer's webhook refuses it: {refused[0]} is a variable of its own",
+                          f"leave {refused[0]} out")
+    elif isinstance(num_processes, str) and not num_processes.isdigit():
+        refusal = Refusal(f"the API server refuses it: numProcPerNode {num_processes!r} is no number",
+                          "numProcPerNode: the GPUs of a node")
+    spec = at(runtime, "spec.template.spec") or {}
+    patched = [_with_trainer(one, trainer, num_nodes) for one in rows(spec, "replicatedJobs")]
+
+    def env(index: int) -> dict[str, str]:
+        return {"PET_NNODES": str(num_nodes), "PET_NPROC_PER_NODE": str(num_processes or "auto"),
+                "PET_NODE_RANK": str(index), "PET_MASTER_ADDR": f"{name}-{NODE}-0-0.{name}",
+                "PET_MASTER_PORT": TRAINER_PORT}
+
+    workload, judge = _replicated(job, spec, patched, objects, kind="TrainJob", name=name, env=env, container=NODE)
+    return (Workload("TrainJob", name, workload.pods, workload.services, True, refusal or workload.refusal,
+                     _deadline(job.get("spec") or {})), judge)
+
+
+def _with_trainer(replicated: Thing, trainer: Thing, num_nodes: int) -> Thing:
+    """The runtime's job with what the TrainJob puts over it."""
+    if replicated.get("name") != NODE:
+        return replicated
+    child = dict(at(replicated, "template.spec") or {})
+    template = dict(child.get("template") or {})
+    pod = dict(template.get("spec") or {})
+    containers = [dict(one) for one in rows(pod, "containers")]
+    for container in containers:
+        if container.get("name") == NODE:
+            for key in ("image", "command", "args"):
+                if trainer.get(key):
+                    container[key] = trainer[key]
+            if trainer.get("resourcesPerNode"):
+                container["resources"] = trainer["resourcesPerNode"]
+            own = {row.get("name") for row in rows(trainer, "env")}
+            kept = [row for row in rows(container, "env") if row.get("name") not in own]
+            container["env"] = kept + rows(trainer, "env")
+    pod["containers"] = containers
+    template["spec"] = pod
+    child |= {"template": template, "parallelism": num_nodes, "completions": num_nodes}
+    return {**replicated, "template": {**(replicated.get("template") or {}), "spec": child}}
+
+
+def _pytorch_job(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
+    """Training operator 1.9: NAME-worker-i, a headless Service for each pod, MASTER_… with a master, PET_… always."""
+    name, space, spec = name_of(job), namespace_of(job), job.get("spec") or {}
+    replicas: dict[str, Thing] = {kind: one for kind in ("Master", "Worker")
+                                  if isinstance(one := (spec.get("pytorchReplicaSpecs") or {}).get(kind), dict)}
+    counts = {kind: int(one.get("replicas") or 1) for kind, one in replicas.items()}
+    policies = {kind: str(one.get("restartPolicy") or "OnFailure") for kind, one in replicas.items()}
+    pods: list[Pod] = []
+    services = read_services(objects)
+    for kind, one in replicas.items():
+        for number in range(counts[kind]):
+            called = f"{name}-{kind.lower()}-{number}"
+            labels = {"training.kubeflow.org/job-name": name, "training.kubeflow.org/replica-type": kind.lower(),
+                      "training.kubeflow.org/replica-index": str(number)}
+            env = _operator_env(name, spec, replicas, counts, kind, number)
+            making = Making(called, len(pods), kind, space, called, "", labels, {}, env, policies[kind])
+            pods.append(make_pod(one.get("template") or {}, making, objects, container_name=PYTORCH))
+            services.append(Service(called, space, labels, True, True))
+    backoff = at(spec, "runPolicy.backoffLimit")
+    judge = ReplicasJudge(name, policies, counts, None if backoff is None else int(backoff))
+    workload = Workload("PyTorchJob", name, tuple(pods), tuple(services), True, _refuses_pytorch_job(spec, replicas),
+                        _deadline(at(spec, "runPolicy") or {}))
+    return workload, judge
+
+
+def _operator_env(
+    name: str, spec: Thing, replicas: dict[str, Thing], counts: dict[str, int], kind: str, number: int
+) -> dict[str, str]:
+    total = sum(counts.values())
+    processes = str(spec.get("nprocPerNode") or "auto")
+    env = {"PYTHONUNBUFFERED": "1", "PET_NPROC_PER_NODE": processes}
+    elastic = at(spec, "elasticPolicy")
+    if "Master" in replicas:
+        rank = number if kind == "Master" else number + 1
+        port, host = str(_port(replicas["Master"])), f"{name}-master-0"
+        address = "localhost" if kind == "Master" else host
+        world = total * (int(processes) if processes.isdigit() else 1)
+        env |= {"MASTER_PORT": port, "PET_MASTER_PORT": port, "MASTER_ADDR": address, "PET_MASTER_ADDR": address,
+                "WORLD_SIZE": str(world), "RANK": str(rank), "PET_NODE_RANK": str(rank)}
+    if elastic is None:
+        return {**env, "PET_NNODES": str(total)}
+    low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
+    workers = replicas.get("Worker") or {}
+    host = str(elastic.get("rdzvHost") or f"{name}-worker-0")
+    env |= {"PET_RDZV_BACKEND": str(elastic.get("rdzvBackend") or "c10d"),
+            "PET_RDZV_ENDPOINT": f"{host}:{elastic.get('rdzvPort') or _port(workers)}",
+            "PET_NNODES": str(counts.get("Worker", 1)) if low is None and high is None else f"{low or 1}:{high or low}"}
+    for key, variable in (("maxRestarts", "PET_MAX_RESTARTS"), ("rdzvId", "PET_RDZV_ID"),
+                          ("nProcPerNode", "PET_NPROC_PER_NODE")):
+        if elastic.get(key) is not None:
+            env[variable] = str(elastic[key])
+    if conf := rows(elastic, "rdzvConf"):
+        env["PET_RDZV_CONF"] = ",".join(f"{row.get('key')}={row.get('value')}" for row in conf)
+    return env
+
+
+def _port(replica: Thing) -> int:
+    for container in rows(replica, "template.spec.containers"):
+        for port in rows(container, "ports"):
+            if container.get("name") == PYTORCH and port.get("name") == "pytorchjob-port":
+                return int(port["containerPort"])
+    return OPERATOR_PORT
+
+
+def _pod(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
+    name, space = name_of(job), namespace_of(job)
+    pod = make_pod(job, Making(name, 0, name, space, name), objects)
+    return (Workload("Pod", name, (pod,), tuple(read_services(objects)), False),
+            PodJudge(name, pod.restart_policy))
+
+
+def _child_pods(
+    spec: Thing, name: str, space: str, objects: Objects, *, is_indexed: bool, subdomain: str = "",
+    labels: dict[str, str] | None = None, first: int = 0, env: Any = None, container: str = "",
+) -> tuple[Pod, ...]:
+    """Of a Job: as many as run at once."""
+    pods = []
+    for index in range(int(spec.get("parallelism", 1))):
+        shown = str(index) if is_indexed else _random_suffix(name, index)
+        own = {"batch.kubernetes.io/job-name": name, "job-name": name, **(labels or {})}
+        added: dict[str, str] = {}
+        annotations: dict[str, str] = {}
+        if is_indexed:
+            own[INDEX] = str(index)
+            annotations[INDEX] = str(index)
+            added["JOB_COMPLETION_INDEX"] = str(index)
+        if env is not None:
+            added |= env(index)
+        making = Making(f"{name}-{shown}", first + index, name, space, f"{name}-{shown}", subdomain, own, annotations,
+                        added)
+        pods.append(make_pod(spec.get("template") or {}, making, objects, container_name=container))
+    return tuple(pods)
+
+
+def _defaulted(child: Thing) -> Thing:
+    """JobSet's webhook fills in a restart policy that starts a container again."""
+    template = child.get("template") or {}
+    pod = template.get("spec") or {}
+    return {**child, "template": {**template, "spec": {"restartPolicy": "OnFailure", **pod}}}
+
+
+def _random_suffix(name: str, index: int) -> str:
+    """What stands for the random letters of a pod's name: the same at each rehearsal."""
+    letters = "bcdfghjklmnpqrstvwxz2456789"
+    number = zlib.crc32(f"{name} {index}".encode())
+    return "".join(letters[number // len(letters) ** place % len(letters)] for place in range(5))
+
+
+def _refuses_job(spec: Thing) -> Refusal | None:
+    policy = _restart_policy(spec)
+    if policy not in ("Never", "OnFailure"):
+        return Refusal(f"the API server refuses it: restartPolicy {policy} of a Job's pods", "restartPolicy: Never")
+    if at(spec, "podFailurePolicy") and policy != "Never":
+        return Refusal("the API server refuses it: podFailurePolicy with restartPolicy OnFailure",
+                       "restartPolicy: Never")
+    return None
+
+
+def _refuses_pytorch_job(spec: Thing, replicas: dict[str, Thing]) -> Refusal | None:
+    for kind, one in replicas.items():
+        found = [str(container.get("name")) for container in rows(one, "template.spec.containers")]
+        if PYTORCH not in found:
+            return Refusal(f"the training operator's webhook refuses it: {kind} must have a container named "
+                           f"{PYTORCH}, and has {', '.join(found) or 'none'}", f"name the container {PYTORCH}")
+    if spec.get("nprocPerNode") is not None and at(spec, "elasticPolicy.nProcPerNode") is not None:
+        return Refusal("the training operator's webhook refuses it: nprocPerNode is set twice",
+                       "leave elasticPolicy.nProcPerNode out")
+    return None
+
+
+def _restart_policy(spec: Thing) -> str:
+    return str(at(spec, "template.spec.restartPolicy") or "Always")
+
+
+def _completions(spec: Thing) -> int:
+    return int(spec.get("completions") or spec.get("parallelism") or 1)
+
+
+def _deadline(spec: Thing) -> float | None:
+    found = spec.get("activeDeadlineSeconds")
+    return None if found is None else float(found)
+
+
+TORCH_DISTRIBUTED: Thing = {
+    "kind": "ClusterTrainingRuntime", "metadata": {"name": "torch-distributed"},
+    "spec": {"mlPolicy": {"numNodes": 1, "torch": {"numProcPerNode": "auto"}}, "template": {"spec": {
+        "replicatedJobs": [{"name": NODE, "template": {"spec": {"template": {"spec": {
+            "restartPolicy": "Never",
+            "containers": [{"name": NODE, "image": "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"}],
+        }}}}}],
+    }}},
+}
+"""What a cluster with Trainer 2 has under this name, where the files do not have it."""

@@ -1,0 +1,201 @@
+"""An EKS cluster: what eksctl makes of one file, and the steps that eksctl does not do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embark.render.file import File
+from embark.render.job import Job
+from embark.render.location import Site, places, site_of
+from embark.render.shell_text import PRELUDE, Shell, command, option, output_of, run, script, setting, unless, variable
+from embark.render.targets.operators import install_operator
+from embark.render.yaml_text import note, yaml_text
+
+KUBERNETES_VERSION = "1.34"
+"""eksctl 0.230's default; in standard support."""
+SYSTEM_MACHINE = "m7i.large"
+EFA_PLUGIN_DAEMONSET = "aws-efa-k8s-device-plugin-daemonset"
+READ_ACTIONS = ["s3:GetObject"]
+WRITE_ACTIONS = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
+
+
+def render_eks(job: Job) -> list[File]:
+    """`eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
+    site = site_of(job)
+    about = (f"An EKS cluster with {job.num_nodes} x {job.machine.name} in {site.zone}. "
+             "eks_cluster.sh makes it; by hand: eksctl create cluster -f eks_cluster.yaml")
+    return [
+        File("eks_cluster.yaml", yaml_text([cluster_config(job)], about=about)),
+        File("eks_cluster.sh", _cluster_script(job, site), is_executable=True),
+    ]
+
+
+def cluster_config(job: Job) -> dict[str, Any]:
+    """An `eksctl.io/v1alpha5` ClusterConfig."""
+    site = site_of(job)
+    zones = [site.zone, _other_zone(site.zone)]
+    config: dict[str, Any] = {
+        "apiVersion": "eksctl.io/v1alpha5",
+        "kind": "ClusterConfig",
+        "metadata": {"name": site.cluster, "region": site.region, "version": KUBERNETES_VERSION,
+                     "tags": {"embark": site.cluster}},
+        "availabilityZones": note(zones, "The control plane wants two zones; the GPU machines stand in the first."),
+        "vpc": {"nat": {"gateway": note("Single", "One is enough: the data comes through the S3 endpoint.")}},
+        "iam": {"withOIDC": True},
+        "addonsConfig": {"autoApplyPodIdentityAssociations": True},
+        "addons": _addons(job),
+        "cloudWatch": {"clusterLogging": {"enableTypes": ["api", "scheduler", "controllerManager"],
+                                          "logRetentionInDays": 14}},
+        "managedNodeGroups": [_system_group(), _gpu_group(job, site)],
+    }
+    statements = bucket_statements(job)
+    if statements and not job.spec.place.identity:
+        config["iam"]["podIdentityAssociations"] = note([{
+            "namespace": job.namespace,
+            "serviceAccountName": job.spec.place.service_account,
+            "permissionPolicy": {"Version": "2012-10-17", "Statement": statements},
+        }], "Who the run's pods are to AWS: no key and no secret anywhere.")
+    return config
+
+
+def _addons(job: Job) -> list[dict[str, Any]]:
+    names = ["vpc-cni", "coredns", "kube-proxy", "eks-pod-identity-agent"]
+    addons: list[dict[str, Any]] = [{"name": name} for name in names]
+    addons.append({"name": "amazon-cloudwatch-observability"})
+    if job.spec.place.volume.startswith("fsx-"):
+        addons.append({"name": "aws-fsx-csi-driver"})
+    return addons
+
+
+def _system_group() -> dict[str, Any]:
+    return {
+        "name": "system",
+        "instanceTypes": [SYSTEM_MACHINE],
+        "desiredCapacity": 2,
+        "minSize": 2,
+        "maxSize": 2,
+        "privateNetworking": True,
+        "volumeSize": 50,
+    }
+
+
+def _gpu_group(job: Job, site: Site) -> dict[str, Any]:
+    group: dict[str, Any] = {
+        "name": site.pool,
+        "instanceTypes": [site.machine_type],
+        "amiFamily": "AmazonLinux2023",
+        "availabilityZones": note([site.zone], "Exactly one: EFA does not cross zones, and spread machines are slow."),
+        "privateNetworking": note(True, "Machines with several network cards cannot have public addresses."),
+        "desiredCapacity": note(job.num_nodes, "Paid from the moment they start. To stop paying: "
+                                f"eksctl scale nodegroup --cluster {site.cluster} --name {site.pool} --nodes 0"),
+        "minSize": 0,
+        "maxSize": job.num_nodes,
+        "volumeSize": 200,
+        "disableIMDSv1": True,
+        "disablePodIMDS": note(False, "Pods ask the metadata service for spot notices; eksctl then sets the hop limit "
+                               "to the 2 that this takes."),
+        "labels": {"embark/pool": site.pool},
+        "taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}],
+        "tags": {"embark": site.cluster, "embark-run": job.name},
+    }
+    if job.spec.place.spot:
+        group["spot"] = True
+    if site.has_fabric:
+        num = job.machine.num_fabric_devices
+        group["efaEnabled"] = note(True, f"All {num} EFA devices of a machine, a security group that lets them talk, "
+                                   "and a cluster placement group: eksctl makes all three.")
+    if job.machine.local_disk_gb:
+        group["overrideBootstrapCommand"] = note(
+            "apiVersion: node.eks.aws/v1alpha1\nkind: NodeConfig\nspec:\n  instance:\n    localStorage:\n"
+            "      strategy: RAID0\n",
+            "The machine's own disks as one, under images and emptyDir volumes: where the data is cached.")
+    if not job.machine.is_on_demand and "block" in job.machine.sold and not job.spec.place.spot:
+        group["instanceMarketOptions"] = note({"marketType": "capacity-block"},
+                                              f"{job.machine.name} is sold in Capacity Blocks. Buy one, and put its id "
+                                              "here in place of the zeros.")
+        group["capacityReservation"] = {
+            "capacityReservationTarget": {"capacityReservationID": "cr-00000000000000000"}}
+    return group
+
+
+def bucket_statements(job: Job) -> list[dict[str, Any]]:
+    """What the run may do, as statements of an IAM policy: in S3 its own places, in CloudWatch its own metrics."""
+    statements: list[dict[str, Any]] = []
+    for place in places(job):
+        if place.scheme != "s3":
+            continue
+        arn = f"arn:aws:s3:::{place.name}"
+        below = f"{arn}/{place.prefix}/*" if place.prefix else f"{arn}/*"
+        may_list = {"Effect": "Allow", "Action": ["s3:ListBucket", "s3:GetBucketLocation"], "Resource": arn}
+        if may_list not in statements:
+            statements.append(may_list)
+        statements.append({"Effect": "Allow", "Action": WRITE_ACTIONS if place.is_written else READ_ACTIONS,
+                           "Resource": below})
+    watch = job.spec.watch
+    if "cloudwatch" in watch.sinks:
+        statements.append({"Effect": "Allow", "Action": ["cloudwatch:PutMetricData"], "Resource": "*", "Condition": {
+            "StringEquals": {"cloudwatch:namespace": watch.cloudwatch_namespace}}})
+    return statements
+
+
+def _cluster_script(job: Job, site: Site) -> str:
+    cluster, region = variable("CLUSTER"), variable("REGION")
+    about = ("Makes the cluster of eks_cluster.yaml where it is not there yet, and what eksctl leaves out. "
+             "Safe to repeat.")
+    parts = [
+        f"{setting('CLUSTER', site.cluster)}\n{setting('REGION', site.region)}",
+        PRELUDE,
+        'cd "$(dirname "$0")"',
+        unless(command("eksctl", "get", "cluster", "--name", cluster, "--region", region),
+               run("eksctl", "create", "cluster", "-f", "eks_cluster.yaml")),
+        "# A cluster that was there may lack this run's machines.\n"
+        + unless(command("eksctl", "get", "nodegroup", "--cluster", cluster, "--region", region, "--name", site.pool),
+                 run("eksctl", "create", "nodegroup", "-f", "eks_cluster.yaml", option("--include", site.pool))),
+        run("aws", "eks", "update-kubeconfig", "--name", cluster, "--region", region),
+        _s3_endpoint(),
+    ]
+    if site.has_fabric:
+        parts.append(_efa_plugin())
+    parts += install_operator(job.spec.place.target)
+    return script(about, *parts)
+
+
+def _s3_endpoint() -> str:
+    """Without it every byte of data goes through the NAT gateway, which is paid by the gigabyte."""
+    find_vpc = output_of("aws", "eks", "describe-cluster", "--name", variable("CLUSTER"),
+                         "--region", variable("REGION"), "--query", "cluster.resourcesVpcConfig.vpcId",
+                         "--output", "text")
+    tables = output_of("aws", "ec2", "describe-route-tables", "--region", variable("REGION"),
+                       "--filters", Shell('"Name=vpc-id,Values=$VPC_ID"'),
+                       "--query", "RouteTables[].RouteTableId", "--output", "text")
+    there = output_of("aws", "ec2", "describe-vpc-endpoints", "--region", variable("REGION"),
+                    "--filters", Shell('"Name=vpc-id,Values=$VPC_ID"'),
+                    Shell('"Name=service-name,Values=com.amazonaws.$REGION.s3"'),
+                    "--query", "VpcEndpoints[].VpcEndpointId", "--output", "text")
+    make = run("aws", "ec2", "create-vpc-endpoint", "--region", variable("REGION"), "--vpc-id", variable("VPC_ID"),
+               "--service-name", Shell('"com.amazonaws.$REGION.s3"'), "--vpc-endpoint-type", "Gateway",
+               "--route-table-ids", Shell('"${ROUTE_TABLES[@]}"'), indent="    ")
+    return f"""\
+# Data from S3 by a gateway endpoint, which costs nothing; else it goes through the NAT gateway, paid by the gigabyte.
+if [ "$DRY_RUN" = 0 ]; then
+  VPC_ID={find_vpc}
+  read -r -a ROUTE_TABLES <<<{tables}
+  if [ -z {there} ]; then
+{make}
+  fi
+fi"""
+
+
+def _efa_plugin() -> str:
+    return "\n".join([
+        "# eksctl's own EFA plugin does not tolerate the GPU machines' taint and knows few machine types.",
+        run("kubectl", "delete", "daemonset", EFA_PLUGIN_DAEMONSET, "--namespace", "kube-system", "--ignore-not-found"),
+        run("helm", "repo", "add", "--force-update", "eks", "https://aws.github.io/eks-charts"),
+        run("helm", "upgrade", "aws-efa-k8s-device-plugin", "eks/aws-efa-k8s-device-plugin", "--install",
+            "--namespace", "kube-system", "--set-json", 'tolerations=[{"operator":"Exists"}]'),
+    ])
+
+
+def _other_zone(zone: str) -> str:
+    """Another zone of the region, for the control plane."""
+    return zone[:-1] + ("b" if zone.endswith("a") else "a")

@@ -1,0 +1,169 @@
+"""Plain Azure machines: a script that starts, follows and ends them, and what each is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from embark.render.clouds.azure.volumes import storage_account_setting
+from embark.render.file import File
+from embark.render.job import Job
+from embark.render.location import Site, buckets, site_of
+from embark.render.shell_text import (
+    PRELUDE,
+    Shell,
+    command,
+    function,
+    output_of,
+    quote,
+    run,
+    script,
+    setting,
+    variable,
+    verbs,
+)
+from embark.render.steps import Step, Words, step_text
+from embark.render.targets.vm_node import LOG, USAGE, cloud_init, find_by_name, refuse_volume
+
+IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"
+"""Microsoft's image with NVIDIA's driver, InfiniBand's and Docker."""
+
+
+def render_vm(job: Job) -> list[File]:
+    """`vm.sh` and `cloud_init.yaml`."""
+    refuse_volume(job)
+    return [File("vm.sh", _script(job), is_executable=True), cloud_init(job, find_by_name(job))]
+
+
+def _script(job: Job) -> str:
+    site = site_of(job)
+    about = (f"{job.num_nodes} x {site.machine_type} in {site.region}, without Kubernetes. vm.sh up starts those that "
+             "are not there, vm.sh status lists them, vm.sh logs N shows machine N, vm.sh down ends all: a machine "
+             "that is only shut down is still paid for.")
+    notes = ""
+    if site.has_fabric and job.num_nodes > 1 and job.spec.place.spot:
+        notes = ("# Spot machines cannot be in an availability set, and without one there is no InfiniBand:\n"
+                 "# NCCL uses Ethernet. For both, render with place.target = \"job\" and use AKS.")
+    settings = [setting("RESOURCE_GROUP", f"embark-{job.name}"), setting("LOCATION", site.region),
+                setting("VM_IMAGE", IMAGE)]
+    if any(bucket.scheme == "az" for bucket in buckets(job)):
+        settings.append(storage_account_setting(job))
+    return script(
+        about, "\n".join(settings), notes, PRELUDE, 'cd "$(dirname "$0")"',
+        function("up", "Starts the machines that are not there.", _up(job, site)),
+        *_followed(job),
+    )
+
+
+_GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
+
+
+def around_steps(job: Job, site: Site) -> list[Step]:
+    """What the machines stand in. All of it is in one resource group, and goes with it."""
+    steps = [
+        Step("the resource group, with all that is in it",
+             (("az", "group", "create", "--name", variable("RESOURCE_GROUP"), "--location", variable("LOCATION")),),
+             remove=(end_words(),)),
+        Step("", (("az", "network", "vnet", "create", *_GROUP, "--name", "embark", "--subnet-name", "machines"),)),
+        Step("", (("az", "network", "nsg", "create", *_GROUP, "--name", "embark"),),
+             why="Machines of one network may talk; from outside nothing comes in. The public address is for their way "
+                 "out."),
+    ]
+    if _has_set(job):
+        steps += [
+            Step("", (("az", "ppg", "create", *_GROUP, "--name", job.name, "--location", variable("LOCATION"),
+                       "--intent-vm-sizes", site.machine_type),),
+                 why="In one availability set the machines share an InfiniBand fabric; in one proximity group they are "
+                     "near."),
+            Step("", (("az", "vm", "availability-set", "create", *_GROUP, "--name", job.name, "--ppg", job.name,
+                       "--platform-fault-domain-count", "1", "--platform-update-domain-count", "1"),)),
+        ]
+    return steps
+
+
+def start_words(job: Job, site: Site, given: Sequence[str]) -> Words:
+    """One machine, number `$rank`. `given` says who may log in and what it does at its first start."""
+    words: list[str] = [
+        "az", "vm", "create", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'), "--size", site.machine_type,
+        "--image", variable("VM_IMAGE"), "--admin-username", "embark", *given,
+        "--os-disk-size-gb", "256", "--assign-identity", "[system]",
+        "--vnet-name", "embark", "--subnet", "machines", "--nsg", "embark", "--public-ip-sku", "Standard",
+        "--tags", f"embark-run={job.name}",
+    ]
+    if _has_set(job):
+        words += ["--availability-set", job.name, "--ppg", job.name]
+    if job.spec.place.spot:
+        words += ["--priority", "Spot", "--eviction-policy", "Delete", "--max-price=-1"]
+    return tuple(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """Roles of a machine's own identity, `$principal`, in the storage account, `$account`."""
+
+    principal: Words
+    account: Words
+    grants: tuple[Words, ...]
+
+
+def grant_words(job: Job) -> Grants:
+    """The machine's own identity may use the run's containers."""
+    grants = []
+    for bucket in buckets(job):
+        if bucket.scheme != "az":
+            continue
+        role = "Storage Blob Data Contributor" if bucket.is_written else "Storage Blob Data Reader"
+        grants.append(("az", "role", "assignment", "create", "--role", role, "--assignee-object-id",
+                       Shell('"$principal"'), "--assignee-principal-type", "ServicePrincipal", "--scope",
+                       Shell(f'"$account"/blobServices/default/containers/{quote(bucket.name)}')))
+    return Grants(
+        principal=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'),
+                   "--query", "identity.principalId", "--output", "tsv"),
+        account=("az", "storage", "account", "show", "--name", variable("STORAGE_ACCOUNT"),
+                 "--query", "id", "--output", "tsv"),
+        grants=tuple(grants))
+
+
+def end_words() -> Words:
+    return ("az", "group", "delete", "--name", variable("RESOURCE_GROUP"), "--yes")
+
+
+def _has_set(job: Job) -> bool:
+    return job.num_nodes > 1 and not job.spec.place.spot
+
+
+def _up(job: Job, site: Site) -> str:
+    words = start_words(job, site, ["--generate-ssh-keys", "--custom-data", "cloud_init.yaml"])
+    there = command("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'))
+    loop = f"""\
+for rank in $(seq 0 {job.num_nodes - 1}); do
+  if ! {there} >/dev/null 2>&1; then
+{run(*words, indent="    ")}{_grants(job)}
+  fi
+done"""
+    return "\n".join(["local rank", *(step_text(step) for step in around_steps(job, site)), loop])
+
+
+def _grants(job: Job) -> str:
+    words = grant_words(job)
+    lines = []
+    for grant in words.grants:
+        line = run(*grant, indent="    ")
+        line = line.replace('"$principal"', str(output_of(*words.principal)))
+        lines.append(line.replace('"$account"', str(output_of(*words.account))))
+    return "".join(f"\n{line}" for line in lines)
+
+
+def _followed(job: Job) -> list[str]:
+    group = ("--resource-group", variable("RESOURCE_GROUP"))
+    listing = command("az", "vm", "list", *group, "--show-details", "--output", "table")
+    follow = command("az", "vm", "run-command", "invoke", *group, "--name", Shell(f'"{job.name}-${{1:-0}}"'),
+                     "--command-id", "RunShellScript", "--scripts", f"tail --lines=200 {LOG}",
+                     "--query", "value[0].message", "--output", "tsv")
+    end = run(*end_words())
+    return [
+        function("status", "Which machines there are.", listing),
+        function("logs", "What one machine said last.", follow),
+        function("down", "All that was made for the run is in one group; its data is not.", end),
+        verbs("up", "status", "logs", "down", usage=USAGE),
+    ]

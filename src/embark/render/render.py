@@ -1,0 +1,51 @@
+"""Which files each target is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from embark.render.file import File
+from embark.render.image import render_image
+from embark.render.infrastructure import render_around
+from embark.render.job import Job
+from embark.render.targets.compose import render_compose
+from embark.render.targets.jobset import render_jobset
+from embark.render.targets.kubeflow import render_pytorchjob, render_trainjob
+from embark.render.targets.kubernetes import render_job
+from embark.render.targets.kueue import render_kueue
+from embark.render.targets.ray import render_ray
+from embark.render.targets.torchx import render_torchx
+from embark.render.targets.tpu_gke import is_tpu
+from embark.render.targets.vertex import render_vertex
+from embark.render.tpu_image import render_tpu_image
+
+Render = Callable[[Job], list[File]]
+QUEUED = ("job", "jobset", "trainjob", "pytorchjob", "ray")
+"""Targets that Kueue can hold back."""
+TARGETS: dict[str, Render] = {  # plain machines, `vm` and `tpu-vm`, have no job object: they stand around alone
+    "job": render_job,
+    "jobset": render_jobset,
+    "trainjob": render_trainjob,
+    "pytorchjob": render_pytorchjob,
+    "ray": render_ray,
+    "torchx": render_torchx,
+    "vertex": render_vertex,
+    "compose": render_compose,
+}
+
+
+def render(job: Job) -> list[File]:
+    """All of it: the target's own files, the image, the queue where one is named, and what stands around."""
+    files = [*own_files(job), *render_around(job)]
+    paths = [file.path for file in files]
+    assert len(set(paths)) == len(paths), f"two files of one name: {sorted(paths)}"
+    return files
+
+
+def own_files(job: Job) -> list[File]:
+    """What starts the ranks, and the image they run in."""
+    target = job.spec.place.target
+    files = TARGETS[target](job) if target in TARGETS else []
+    if target != "tpu-vm":
+        files = [*files, *(render_tpu_image(job) if is_tpu(job) else render_image(job))]
+    return [*files, *render_kueue(job)] if target in QUEUED else files

@@ -1,0 +1,171 @@
+"""Vertex AI: the run as a CustomJob, for its Python SDK and for gcloud."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+from embark.errors import Mistake, SpecError
+from embark.render.command import ranks_words
+from embark.render.file import File
+from embark.render.job import PORT, Job
+from embark.render.location import site_of
+from embark.render.python_text import python_text
+from embark.render.settings import settings_of
+from embark.render.shell_text import command, script
+from embark.render.spec_in_env import VARIABLE, WRITE_IT, WRITTEN_PATH, encoded_spec
+from embark.render.targets.tpu_gke import topology
+from embark.render.yaml_text import note, yaml_text
+
+BOOT_DISK_GB = 200
+ACCELERATORS = {
+    "T4": "NVIDIA_TESLA_T4", "V100": "NVIDIA_TESLA_V100", "L4": "NVIDIA_L4", "A100": "NVIDIA_TESLA_A100",
+    "A100-80GB": "NVIDIA_A100_80GB", "H100": "NVIDIA_H100_80GB", "H200": "NVIDIA_H200_141GB", "B200": "NVIDIA_B200",
+    "GB200": "NVIDIA_GB200",
+}
+"""Vertex AI's names of the catalog's GPUs."""
+
+
+def render_vertex(job: Job) -> list[File]:
+    site = site_of(job)
+    place = job.spec.place
+    about = f"Trains {job.spec.name} on Vertex AI: {job.num_nodes} x {job.machine.name}."
+    create = command("gcloud", "ai", "custom-jobs", "create", f"--project={place.account}", f"--region={site.region}",
+                     f"--display-name={job.name}", "--config=vertex_job.yaml",
+                     *([f"--service-account={place.identity}"] if place.identity else []))
+    follow = "# Follow it: gcloud ai custom-jobs stream-logs JOB --region=" + shlex.quote(site.region)
+    return [
+        File("vertex_job.yaml", yaml_text([custom_job_spec(job)], about=f"{about} vertex_job.sh submits it.")),
+        File("vertex_job.sh", script(f"{about} It needs gcloud, and roles/aiplatform.user.", 'cd "$(dirname "$0")"',
+                                     create, follow), is_executable=True),
+        File("vertex_job.py", _python(job, about)),
+    ]
+
+
+def custom_job_spec(job: Job) -> dict[str, Any]:
+    """A CustomJobSpec as `gcloud ai custom-jobs create --config` reads it."""
+    first = worker_pool(job, 1)
+    pools = [first]
+    if job.num_nodes > 1 and not _is_tpu(job):
+        pools.append(worker_pool(job, job.num_nodes - 1))
+    scheduling: dict[str, Any] = {
+        "strategy": "SPOT" if job.is_spot else "STANDARD",
+        "restartJobOnWorkerRestart": note(True, "all machines start again together, from the last checkpoint"),
+    }
+    if job.spec.place.max_hours is not None:
+        scheduling["timeout"] = f"{max(1, round(job.spec.place.max_hours * 3600))}s"
+    spec: dict[str, Any] = {
+        "workerPoolSpecs": note(pools, "the first pool is the one machine that the others meet at"),
+        "scheduling": scheduling,
+        "baseOutputDirectory": {"outputUriPrefix": f"{job.spec.store.root.rstrip('/')}/{job.spec.name}/vertex"},
+    }
+    if job.spec.place.identity:
+        spec["serviceAccount"] = job.spec.place.identity
+    return spec
+
+
+def worker_pool(job: Job, num_replicas: int) -> dict[str, Any]:
+    return {
+        "machineSpec": machine_spec(job),
+        "replicaCount": num_replicas,
+        "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": BOOT_DISK_GB},
+        "containerSpec": {
+            "imageUri": job.image,
+            "command": ["/bin/sh", "-c", _start(job)],
+            "env": [{"name": name, "value": value} for name, value in _environment(job).items()],
+        },
+    }
+
+
+def machine_spec(job: Job) -> dict[str, Any]:
+    machine = job.machine
+    if not _is_tpu(job):
+        name = "NVIDIA_H100_MEGA_80GB" if machine.name.startswith("a3-mega") else ACCELERATORS.get(machine.gpu.name, "")
+        if not name:
+            raise _refused(job, f"Vertex AI has no {machine.gpu.name}", "one with " + ", ".join(ACCELERATORS))
+        return {"machineType": machine.machine_type, "acceleratorType": name, "acceleratorCount": job.num_processes}
+    family = machine.name.partition("-")[0]
+    if family in ("v2", "v3") and machine.num_hosts == 1:
+        return {"machineType": "cloud-tpu", "acceleratorType": f"TPU_{family.upper()}", "acceleratorCount": 8}
+    if family in ("v5litepod", "v6e") and topology(job):
+        return {"machineType": machine.machine_type, "tpuTopology": topology(job)}
+    raise _refused(job, f"Vertex AI trains on no {machine.name}", 'take v5e or v6e, or set place.target = "tpu-vm"')
+
+
+def _start(job: Job) -> str:
+    """Vertex AI says in RANK and WORLD_SIZE which machine this is, and torchrun's ranks have theirs from torchrun."""
+    if _is_tpu(job):
+        return f"{WRITE_IT} && exec python -m embark train {WRITTEN_PATH} --set place.device=tpu"
+    if job.num_nodes == 1:
+        words = ranks_words("--standalone", f"--nproc-per-node={job.num_processes}", spec_path=WRITTEN_PATH)
+        return f"{WRITE_IT} && exec env -u RANK -u WORLD_SIZE -u MASTER_ADDR -u MASTER_PORT {shlex.join(words)}"
+    words = ranks_words(f"--nnodes={job.num_nodes}", f"--nproc-per-node={job.num_processes}", spec_path=WRITTEN_PATH)
+    at = words.index("-m", 3)
+    quoted = [shlex.quote(word) for word in words]
+    meeting = ['--node-rank="$RANK"', '--master-addr="$MASTER_ADDR"', f'--master-port="${{MASTER_PORT:-{PORT}}}"']
+    return f"{WRITE_IT} && exec env -u RANK -u WORLD_SIZE {' '.join([*quoted[:at], *meeting, *quoted[at:]])}"
+
+
+def _environment(job: Job) -> dict[str, str]:
+    # Vertex AI brings the fabric's plugin and its settings itself.
+    env = {setting.name: setting.value for setting in settings_of(job, is_pod=False, has_fabric=False)}
+    return {**env, VARIABLE: encoded_spec(job)}
+
+
+def _python(job: Job, about: str) -> str:
+    site, place = site_of(job), job.spec.place
+    pools: list[dict[str, Any]] = []
+    for num_replicas in [1, job.num_nodes - 1] if not _is_tpu(job) else [1]:
+        if num_replicas:
+            pools.append(_snake(worker_pool(job, num_replicas)))
+    values = {
+        "PROJECT": place.account, "REGION": site.region, "NAME": job.name,
+        "STAGING_BUCKET": "/".join(job.spec.store.root.split("/")[:3]),
+        "SERVICE_ACCOUNT": place.identity or None, "IS_SPOT": job.is_spot,
+        "TIMEOUT_S": None if place.max_hours is None else max(1, round(place.max_hours * 3600)),
+        "WORKER_POOLS": pools,
+    }
+    return python_text(_SCRIPT, values, about=f"{about} pip install google-cloud-aiplatform; python vertex_job.py")
+
+
+def _snake(value: Any) -> Any:
+    """gcloud's camelCase as the Python SDK has it."""
+    if isinstance(value, dict):
+        return {re.sub(r"([A-Z])", r"_\1", key).lower(): _snake(inner) for key, inner in value.items()}
+    return [_snake(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _is_tpu(job: Job) -> bool:
+    return job.machine.gpu.kind == "tpu"
+
+
+def _refused(job: Job, what: str, fix: str) -> SpecError:
+    return SpecError([Mistake("", "place.machine", job.machine.name, what, fix)])
+
+
+_SCRIPT = '''\
+"""Submits the run to Vertex AI."""
+
+from google.cloud import aiplatform
+from google.cloud.aiplatform_v1.types import custom_job
+
+CONSTANTS = None
+
+
+def main() -> None:
+    aiplatform.init(project=PROJECT, location=REGION, staging_bucket=STAGING_BUCKET)
+    job = aiplatform.CustomJob(display_name=NAME, worker_pool_specs=WORKER_POOLS)
+    strategy = custom_job.Scheduling.Strategy.SPOT if IS_SPOT else custom_job.Scheduling.Strategy.STANDARD
+    job.submit(
+        service_account=SERVICE_ACCOUNT,
+        timeout=TIMEOUT_S,
+        # All machines start again together, from the last checkpoint.
+        restart_job_on_worker_restart=True,
+        scheduling_strategy=strategy,
+    )
+
+
+if __name__ == "__main__":
+    main()
+'''

@@ -1,0 +1,156 @@
+"""Numbers of a run however long, in a bounded room: where they grow too many, neighbours become their extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.formatting import to_float
+
+Floats = NDArray[np.float64]
+STEP, TIME = "step", "time_s"
+_WAITING = 1024
+
+
+class Rows:
+    """A table that grows downward and to the right: `step`, `time_s`, and what was measured."""
+
+    def __init__(self, names: Sequence[str] = (), *, max_rows: int = 1 << 17, max_cells: int = 1 << 22) -> None:
+        self._columns: dict[str, int] = {name: at for at, name in enumerate((STEP, TIME, *names))}
+        self._cells = np.empty((256, len(self._columns)))
+        self._num = 0
+        self._each = 2
+        """So many rows that came are kept as two."""
+        self._num_loose = 0
+        """Of the last rows, those that are not yet a block of so many."""
+        self._waiting: list[Sequence[Any]] = []
+        self._max_rows = max_rows
+        self._max_cells = max_cells
+        self._cuts: list[tuple[int, float]] = []
+
+    def __len__(self) -> int:
+        self._settle()
+        return self._num
+
+    @property
+    def names(self) -> list[str]:
+        """What was measured."""
+        return list(self._columns)[2:]
+
+    def add(self, row: Sequence[Any]) -> None:
+        """Step, time and the values in the columns' order. What is no number is a gap."""
+        self._waiting.append(row)
+        if len(self._waiting) >= _WAITING:
+            self._settle()
+
+    def add_named(self, step: Any, time_s: float, values: Mapping[str, Any]) -> None:
+        """The same by name; a name that was not known makes a column."""
+        new = [name for name in values if name not in self._columns]
+        if new:
+            self._settle()
+            self._columns |= {name: len(self._columns) + at for at, name in enumerate(new)}
+            self._cells = np.hstack([self._cells, np.full((len(self._cells), len(new)), np.nan)])
+        self.add((step, time_s, *(values.get(name) for name in self.names)))
+
+    def begin_again(self, step: float) -> None:
+        """The run goes on from `step`: what was told of later ones before is no part of it any more."""
+        self._settle()
+        self._num_loose = 0
+        if self._num:
+            self._cuts.append((self._num, step))
+
+    def column(self, name: str, by: str = STEP, *, until_s: float = np.inf) -> tuple[Floats, Floats]:
+        """Where and what, in order. By step, what was trained again is left out; by time, what is after `until_s`."""
+        self._settle()
+        if name not in self._columns:
+            return np.empty(0), np.empty(0)
+        cells = self._cells[: self._num]
+        xs, ys = cells[:, self._columns[by]], cells[:, self._columns[name]]
+        kept = np.isfinite(xs)
+        if by == STEP:
+            for end, step in self._cuts:
+                kept[:end] &= xs[:end] <= step
+        else:
+            kept &= xs <= until_s
+        xs, ys = xs[kept], ys[kept]
+        if len(xs) > 1 and (np.diff(xs) < 0).any():
+            order = np.argsort(xs, kind="stable")
+            xs, ys = xs[order], ys[order]
+        return xs, ys
+
+    def last(self, num_rows: int) -> dict[str, Floats]:
+        """The newest rows, by column."""
+        self._settle()
+        cells = self._cells[max(0, self._num - num_rows) : self._num]
+        return {name: cells[:, at].copy() for name, at in self._columns.items()}
+
+    def _settle(self) -> None:
+        """Take in what waits. Rows that do not yet make a block stay as they are, at the end."""
+        if not self._waiting:
+            return
+        new = np.vstack([self._loose(), _as_cells(self._waiting, len(self._columns))])
+        self._waiting = []
+        self._num -= self._num_loose
+        self._num_loose = 0
+        room = min(self._max_rows, max(256, self._max_cells // len(self._columns))) // 4 * 4
+        at = 0
+        while at < len(new):
+            # a block of more rows than there is room for is closed early
+            each = min(self._each, room // 4)
+            whole = (len(new) - at) // each * each
+            taken = min(whole, room // 4 // 2 * each) or len(new) - at
+            part = extremes(new[at : at + taken], each) if whole and each > 2 else new[at : at + taken]
+            if self._num + len(part) > room:
+                self._halve()
+                continue
+            self._append(part)
+            self._num_loose = 0 if whole or each <= 2 else taken
+            at += taken
+
+    def _loose(self) -> Floats:
+        return self._cells[self._num - self._num_loose : self._num].copy()
+
+    def _append(self, new: Floats) -> None:
+        if self._num + len(new) > len(self._cells):
+            more = np.full((max(len(self._cells), len(new)), len(self._columns)), np.nan)
+            self._cells = np.vstack([self._cells, more])
+        self._cells[self._num : self._num + len(new)] = new
+        self._num += len(new)
+
+    def _halve(self) -> None:
+        """From now on a block of rows, each time twice as many, is kept as two."""
+        whole = self._num // 4 * 4
+        halved = np.concatenate([extremes(self._cells[:whole], 4), self._cells[whole : self._num]])
+        self._num = len(halved)
+        self._cells[: self._num] = halved
+        self._each *= 2
+        self._cuts = [(-(-end // 2), step) for end, step in self._cuts]
+
+
+def extremes(cells: Floats, each: int) -> Floats:
+    """Blocks of `each` rows as two, which hold the least and the greatest of each column in the order they came."""
+    blocks = cells.reshape(-1, each, cells.shape[1])
+    gap = np.isnan(blocks)
+    low = np.argmin(np.where(gap, np.inf, blocks), axis=1)
+    high = np.argmax(np.where(gap, -np.inf, blocks), axis=1)
+    both = (np.minimum(low, high), np.maximum(low, high))
+    pairs = np.stack([np.take_along_axis(blocks, at[:, None, :], 1)[:, 0] for at in both], axis=1)
+    return pairs.reshape(-1, cells.shape[1])
+
+
+def _as_cells(rows: Iterable[Sequence[Any]], width: int) -> Floats:
+    rows = list(rows)
+    if all(len(row) == width for row in rows):
+        try:
+            return np.array(rows, np.float64)
+        except (ValueError, TypeError, OverflowError):
+            pass
+    cells = np.full((len(rows), width), np.nan)
+    for at, row in enumerate(rows):
+        for column, value in enumerate(row[:width]):
+            read = to_float(value)
+            cells[at, column] = np.nan if read is None else read
+    return cells

@@ -1,0 +1,96 @@
+"""Specs as rows: what one says that the defaults do not, and what differs between several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from embark.formatting import MISSING, to_one_line
+from embark.spec import RunSpec
+
+MAX_SHOWN = 160
+_NAME = "name"
+
+
+def set_fields(spec: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Field, value, default and meaning of all that is not the default. The name is no setting."""
+    defaults = _defaults()
+    rows = []
+    for field, value in flat(spec).items():
+        if field != _NAME and (field not in defaults or not _same(value, defaults[field])):
+            rows.append((field, shown(value), shown(defaults.get(field)), _meaning(field)))
+    return rows
+
+
+def differences(specs: Sequence[Mapping[str, Any]]) -> list[tuple[str, tuple[str, ...]]]:
+    """Each field that is not the same in all, with its value in each. What one leaves out is the default."""
+    defaults = _defaults()
+    flats = [flat(spec) for spec in specs]
+    fields = list(dict.fromkeys(field for one in flats for field in one))
+    rows = []
+    for field in fields:
+        values = [one.get(field, defaults.get(field)) for one in flats]
+        if field != _NAME and any(not _same(values[0], value) for value in values[1:]):
+            rows.append((field, tuple(shown(value) for value in values)))
+    return rows
+
+
+def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Dotted names and their values; lists stay whole, but for lists of sections."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        dotted = f"{above}{name}"
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{dotted}.")
+        elif isinstance(value, list | tuple) and value and all(isinstance(one, Mapping) for one in value):
+            for index, one in enumerate(value):
+                found |= flat(one, f"{dotted}.{one.get('name', index)}.")
+        else:
+            found[dotted] = value
+    return found
+
+
+def shown(value: Any) -> str:
+    """A value as a cell has it."""
+    if value is None or value == "":
+        return MISSING
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list | tuple):
+        value = ", ".join(shown(one) for one in value) or "[]"
+    text = to_one_line(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return flat(RunSpec().model_dump(mode="json"))
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return list(a) == list(b)
+    return (type(a) is type(b) and bool(a == b)) or (a in (None, "") and b in (None, "")) or _same_number(a, b)
+
+
+def _same_number(a: Any, b: Any) -> bool:
+    numbers = isinstance(a, int | float) and isinstance(b, int | float)
+    return numbers and not isinstance(a, bool) and not isinstance(b, bool) and a == b
+
+
+def _meaning(field: str) -> str:
+    section: Any = RunSpec
+    *above, last = field.split(".")
+    for name in above:
+        info = section.model_fields.get(name)
+        section = info.annotation if info is not None else None
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            return ""
+    info = section.model_fields.get(last)
+    text = " ".join((info.description or "").split()) if info is not None else ""
+    return text.replace("`", "")

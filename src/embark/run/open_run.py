@@ -1,0 +1,86 @@
+"""Which directory a run goes into, and whether it is finished already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embark.errors import EmbarkError, UserError
+from embark.events import read_events
+from embark.run.budget import refuse_over_budget
+from embark.run.protocols import Ranks
+from embark.spec import RunSpec, load_spec
+from embark.store import RunDir, numbered, run_uri
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A run's directory, and how far a run in it went that ended by itself."""
+
+    run_dir: RunDir
+    finished_step: int
+
+
+def open_run(spec: RunSpec, world: Ranks, *, fresh: bool) -> Opened:
+    """Rank 0 looks and decides; the others are told, so that all see the same."""
+    decided: tuple[str, int, EmbarkError | None] = ("", 0, None)
+    if world.is_first:
+        try:
+            opened = _decide(spec, fresh=fresh)
+            decided = (opened.run_dir.uri, opened.finished_step, None)
+        except EmbarkError as error:
+            decided = ("", 0, error)
+    uri, finished_step, refused = world.gathered(decided)[0]
+    if refused:
+        raise refused
+    return Opened(RunDir(uri), finished_step)
+
+
+def _decide(spec: RunSpec, *, fresh: bool) -> Opened:
+    root = spec.store.root
+    run_dir = numbered(root, spec.name) if fresh else RunDir(run_uri(root, spec.name))
+    run_dir.fetch()
+    if run_dir.spec.is_file():
+        _refuse_another_run(run_dir, spec)
+    try:
+        run_dir.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{run_dir.path}: {error.strerror}", fix="set store.root to a writable directory") from error
+    run_dir.store.check()
+    opened = Opened(run_dir, _finished_step(run_dir))
+    if not opened.finished_step:
+        refuse_over_budget(spec, run_dir)
+    return opened
+
+
+def _refuse_another_run(run_dir: RunDir, spec: RunSpec) -> None:
+    """Going on with other tables or other data would spoil both runs."""
+    before = load_spec(str(run_dir.spec))
+    other = [
+        f"{section}.{name}"
+        for section, names in _must_match(spec).items()
+        for name in names
+        if getattr(getattr(before, section), name) != getattr(getattr(spec, section), name)
+    ]
+    if other:
+        raise UserError(
+            f"{run_dir.uri} holds a run with another {', '.join(other)}",
+            fix="--fresh begins a new directory beside it; or choose another --set name=…",
+        )
+
+
+def _must_match(spec: RunSpec) -> dict[str, list[str]]:
+    free = {"cache_gb", "cache_dir", "prepare"}  # change nothing of what is read, or in what order
+    return {
+        "model": list(type(spec.model).model_fields),
+        "data": [name for name in type(spec.data).model_fields if name not in free],
+        "train": ["batch_size", "optimizer", "dense_optimizer", "table_dtype", "seed"],
+    }
+
+
+def _finished_step(run_dir: RunDir) -> int:
+    if not run_dir.events.is_file():
+        return 0
+    ends = [e for e in read_events(run_dir.events) if e.kind in ("end", "start")]
+    if not ends or ends[-1].kind != "end" or ends[-1].values.get("outcome") != "done":
+        return 0
+    return int(ends[-1].values["step"])

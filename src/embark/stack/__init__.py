@@ -1,0 +1,1 @@
+"""Which torch, torchrec and fbgemm go together."""

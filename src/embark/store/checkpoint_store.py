@@ -1,0 +1,191 @@
+"""The checkpoints of a run. One without its mark does not exist; the mark is written last and says what must be there.
+
+    step-000001000/rank-00000-00.bin …   each rank's shards
+    step-000001000/index.json            which tensor is where in them
+    step-000001000/spec.toml, plan.txt   what was run, and how it was laid out
+    step-000001000/commit.json           the mark: every file with its size and checksum, and what the run knew
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from embark.errors import DataError
+from embark.store.errors import Missing
+from embark.store.object_store import Data, Entries, ObjectStore, Piece
+from embark.store.parallel import for_all
+
+MARK = "commit.json"
+NAME = re.compile(r"^step-(\d{9,})$")
+PIECE_BYTES = 16 * 2**20
+NUM_READERS = 4
+"""Files that are looked at side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """What a file must be."""
+
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One that was committed."""
+
+    step: int
+    files: Mapping[str, FileMark]
+    values: Mapping[str, Any]
+    """What the run wrote beside it: time of the commit, world size, last evaluation."""
+
+    @property
+    def name(self) -> str:
+        return checkpoint_name(self.step)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(mark.size_bytes for mark in self.files.values())
+
+
+class CheckpointStore:
+    """Where a run's checkpoints stand."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+
+    def committed(self) -> list[Checkpoint]:
+        """Those with a mark that can be read, oldest first."""
+        names = {e.path.split("/")[0] for e in self.store.list() if e.path.endswith(f"/{MARK}")}
+        found = (self._read(name) for name in names if NAME.match(name))
+        return sorted((c for c in found if c), key=lambda c: c.step)
+
+    def begin(self, step: int) -> None:
+        """Clear what an unfinished save left. Its mark goes first, so that it is none while the rest goes."""
+        self.remove(step)
+
+    def commit(self, step: int, files: Mapping[str, FileMark], values: Mapping[str, Any]) -> None:
+        """Make the checkpoint exist, after seeing that every file of every rank has arrived."""
+        sizes = {e.path.removeprefix(f"{checkpoint_name(step)}/"): e.size_bytes for e in self._files(step)}
+        absent = sorted(name for name, mark in files.items() if sizes.get(name) != mark.size_bytes)
+        if absent:
+            raise DataError(f"{self.store.where(checkpoint_name(step))}: {absent[0]} was written and is not there",
+                            fix="ranks on several machines need a store.root that all of them share, or a uri")
+        marks = {name: [mark.size_bytes, mark.sha256] for name, mark in sorted(files.items())}
+        text = json.dumps({"step": step, "time_s": round(time.time(), 3), **values, "files": marks}, indent=1) + "\n"
+        self.store.write(f"{checkpoint_name(step)}/{MARK}", text.encode())
+
+    def damage(self, checkpoint: Checkpoint, part: int = 0, num_parts: int = 1) -> str:
+        """What is wrong with it, in a sentence; empty if nothing. Ranks share the work, a part of the files each."""
+        return next(iter(self.damages(checkpoint, list(checkpoint.files)[part::num_parts])), "")
+
+    def damages(
+        self, checkpoint: Checkpoint, names: Sequence[str] | None = None, tell: Callable[[int], None] | None = None
+    ) -> list[str]:
+        """Each file that is not what the mark says, in a sentence. `tell` hears of the bytes as they are looked at; it
+        is called from several threads."""
+        looked_at = list(checkpoint.files) if names is None else names
+        found: dict[str, str] = {}
+
+        def look(name: str) -> None:
+            found[name] = self._damage_of(f"{checkpoint.name}/{name}", checkpoint.files[name], tell)
+
+        for_all(look, looked_at, NUM_READERS)
+        return [found[name] for name in looked_at if found[name]]
+
+    def remove(self, step: int) -> None:
+        """Delete the checkpoint of `step`."""
+        self.store.delete(f"{checkpoint_name(step)}/{MARK}")
+        self.store.delete_prefix(checkpoint_name(step))
+
+    def unfinished(self) -> list[int]:
+        """Steps whose save never ended."""
+        names = {e.path.split("/")[0] for e in [*self.store.list(), *self.store.unfinished()]}
+        whole = {c.name for c in self.committed()}
+        return sorted(int(match[1]) for name in names - whole if (match := NAME.match(name)))
+
+    def where(self, step: int) -> str:
+        """The uri of a checkpoint, for messages."""
+        return self.store.where(checkpoint_name(step))
+
+    def _files(self, step: int) -> Entries:
+        return self.store.list(checkpoint_name(step))
+
+    def _read(self, name: str) -> Checkpoint | None:
+        try:
+            values = json.loads(self.store.read(f"{name}/{MARK}"))
+            files = {n: FileMark(int(size), str(digest)) for n, (size, digest) in values.pop("files").items()}
+            checkpoint = Checkpoint(int(values["step"]), files, values)
+            return checkpoint if checkpoint.name == name else None
+        except (Missing, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def _damage_of(self, path: str, mark: FileMark, tell: Callable[[int], None] | None) -> str:
+        digest = hashlib.sha256()
+        try:
+            actual = self.store.size(path)
+            if actual != mark.size_bytes:
+                return f"{path}: {actual:,} bytes instead of {mark.size_bytes:,}"
+            # One buffer for all pieces: fresh memory costs more than the hashing.
+            buffer = memoryview(bytearray(min(PIECE_BYTES, actual)))
+            for start in range(0, actual, PIECE_BYTES):
+                piece = buffer[: actual - start]
+                self.store.read_into(path, start, piece)
+                digest.update(piece)
+                if tell:
+                    tell(len(piece))
+        except Missing as error:  # an outage is none: it must not cost a checkpoint
+            return f"{path}: {error.what}"
+        return "" if digest.hexdigest() == mark.sha256 else f"{path}: its bytes changed"
+
+
+class MarkedStore(ObjectStore):
+    """A store that remembers the size and checksum of everything written through it."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store.uri)
+        self._store = store
+        self.marks: dict[str, FileMark] = {}
+
+    def write(self, path: str, data: Data, size_bytes: int | None = None) -> None:
+        if not isinstance(data, bytes | bytearray | memoryview | Iterable):
+            data = data.read_bytes()
+        digest, counted = hashlib.sha256(), [0]
+
+        def passing() -> Iterator[Piece]:
+            for piece in [data] if isinstance(data, bytes | bytearray | memoryview) else data:
+                digest.update(piece)
+                counted[0] += memoryview(piece).nbytes
+                yield piece
+
+        self._store.write(path, passing(), size_bytes)
+        self.marks[path] = FileMark(counted[0], digest.hexdigest())
+
+    def read(self, path: str) -> bytes:
+        return self._store.read(path)
+
+    def read_into(self, path: str, start: int, into: memoryview) -> None:
+        self._store.read_into(path, start, into)
+
+    def list(self, prefix: str = "") -> Entries:
+        return self._store.list(prefix)
+
+    def size(self, path: str) -> int:
+        return self._store.size(path)
+
+    def delete(self, path: str) -> None:
+        self._store.delete(path)
+
+    def delete_prefix(self, prefix: str) -> None:
+        self._store.delete_prefix(prefix)
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder of a step."""
+    return f"step-{step:09d}"

@@ -1,0 +1,198 @@
+"""The object_store to S3, Google Cloud Storage and Azure Blob Storage, by obstore."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from embark.errors import Fault, MissingPackage, UserError
+from embark.store.errors import DAMAGED, Missing, explain, is_unanswered, is_upload_gone
+from embark.store.object_store import MIB, PIECE_BYTES, Data, Entries, Entry, ObjectStore, clean, translate_errors
+from embark.store.retry_policy import GaveUp, RetryPolicy, patiently
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+MAX_PARTS = 9_000
+"""S3 takes 10,000 parts of an upload."""
+NUM_PARTS_AT_ONCE = 4
+"""Of one file; `upload_many` sends several files besides."""
+NEEDED = {
+    "s3": "the bucket's name, AWS_REGION and AWS_ENDPOINT_URL",
+    "gs": "the bucket's name, GOOGLE_APPLICATION_CREDENTIALS and GOOGLE_BASE_URL",
+    "az": "the container's name, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ENDPOINT",
+}
+ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL"),
+}
+
+
+class BucketStore(ObjectStore):
+    """Objects below a prefix of a bucket. obstore retries, signs, and never shows an object before it is whole."""
+
+    library_errors = (OSError, BaseError, GaveUp)
+
+    def __init__(self, uri: str, store: ObjectStore, patience: RetryPolicy) -> None:
+        super().__init__(uri)
+        self._store = store
+        self._patience = patience
+
+    @translate_errors("read")
+    def read(self, path: str) -> bytes:
+        result = obstore.get(self._store, clean(path))
+        data = bytes(result.bytes())
+        if len(data) != result.meta["size"]:
+            raise self._short(path, result.meta["size"] - len(data))
+        return data
+
+    @translate_errors("read")
+    def read_into(self, path: str, start: int, into: memoryview) -> None:
+        if not len(into):
+            return
+        data = memoryview(obstore.get_range(self._store, clean(path), start=start, length=len(into)))
+        if len(data) != len(into):
+            raise self._short(path, len(into) - len(data))
+        into[:] = data
+
+    @translate_errors("write")
+    def write(self, path: str, data: Data, size_bytes: int | None = None) -> None:
+        if isinstance(data, Path):
+            size_bytes = data.stat().st_size
+        elif isinstance(data, bytes | bytearray | memoryview):
+            size_bytes = len(data)
+        elif size_bytes is not None and size_bytes <= PIECE_BYTES:
+            data = b"".join(data)
+        part_bytes = 64 * MIB if size_bytes is None else max(PIECE_BYTES, -(-size_bytes // MAX_PARTS))
+        before = None if size_bytes is not None and size_bytes <= part_bytes else self._version(path)
+        try:
+            obstore.put(self._store, clean(path), data, chunk_size=part_bytes, max_concurrency=NUM_PARTS_AT_ONCE)
+        except FileNotFoundError as error:
+            # Where the answer to the last request was lost, it is sent again, and then the upload is no more: it is
+            # the file. So another file than before, of the right size, is the one that was sent.
+            after = self._version(path) if is_upload_gone(error) else None
+            if after in (None, before) or (size_bytes is not None and after[1] != size_bytes):
+                raise
+
+    @translate_errors("list")
+    def list(self, prefix: str = "") -> Entries:
+        batches = obstore.list(self._store, clean(prefix, may_be_empty=True) or None)
+        found = [Entry(item["path"], item["size"], item["last_modified"].timestamp())
+                 for batch in batches for item in batch]
+        return sorted(found, key=lambda entry: entry.path)
+
+    @translate_errors("look at")
+    def size(self, path: str) -> int:
+        return obstore.head(self._store, clean(path))["size"]
+
+    def delete(self, path: str) -> None:
+        with suppress(Missing):
+            self._delete(path, [clean(path)])
+
+    def delete_prefix(self, prefix: str) -> None:
+        # Again, because another rank or a lifecycle rule may take one of them first, which Azure reports as an error.
+        for _ in range(3):
+            paths = [entry.path for entry in self.list(clean(prefix))]
+            if not paths:
+                return
+            with suppress(Missing):
+                self._delete(prefix, paths)
+
+    @translate_errors("delete")
+    def _delete(self, asked: str, paths: Sequence[str]) -> None:
+        # A delete of many is a POST, which obstore does not send again; but to delete twice does no harm.
+        patiently(lambda: obstore.delete(self._store, paths), self._patience, is_unanswered)
+
+    def _version(self, path: str) -> tuple[str, int] | None:
+        """What tells a file from another under the same name; None where there is none."""
+        with suppress(FileNotFoundError):
+            found = obstore.head(self._store, clean(path))
+            return str(found["e_tag"]), found["size"]
+        return None
+
+    def _short(self, path: str, num_bytes: int) -> Fault:
+        return Fault(f"{self.where(path)} came {num_bytes} bytes short", fix=DAMAGED)
+
+
+def open_bucket(uri: str, patience: RetryPolicy) -> BucketStore:
+    """`s3://`, `gs://` or `az://`, with the credentials and endpoints that the environment gives."""
+    scheme, _, rest = uri.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    if not bucket:
+        raise UserError(f"{uri!r} names no bucket", fix=f"{scheme}://bucket/prefix")
+    common: dict[str, Any] = {
+        "prefix": clean(prefix, may_be_empty=True) or None,
+        "client_options": _client(scheme, patience),
+        "retry_config": _retries(patience),
+    }
+    store: ObjectStore
+    try:
+        if scheme == "s3":
+            store = S3Store(bucket, credential_provider=_profile(), **common)
+        elif scheme == "gs":
+            store = GCSStore(bucket, **common)
+        else:
+            store = AzureStore(bucket, **common)
+    except (BaseError, ValueError) as error:
+        trouble = explain(error, "open", uri)
+    else:
+        return BucketStore(uri.rstrip("/"), store, patience)
+    raise UserError(trouble.what, fix=f"correct {NEEDED[scheme]}")
+
+
+def _client(scheme: str, patience: RetryPolicy) -> ClientConfig:
+    endpoint = next((os.environ[name] for name in ENDPOINTS[scheme] if os.environ.get(name)), "")
+    is_emulator = scheme == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
+    return {
+        "allow_http": endpoint.startswith("http://") or is_emulator,
+        "connect_timeout": timedelta(seconds=patience.connect_s),
+        "read_timeout": timedelta(seconds=patience.silence_s),
+        "timeout": timedelta(seconds=patience.request_s),
+    }
+
+
+def _retries(patience: RetryPolicy) -> RetryConfig:
+    return {
+        "max_retries": patience.max_retries,
+        "retry_timeout": timedelta(seconds=patience.give_up_s),
+        "backoff": {
+            "init_backoff": timedelta(seconds=patience.first_wait_s),
+            "max_backoff": timedelta(seconds=patience.longest_wait_s),
+            "base": 2,
+        },
+    }
+
+
+def _profile() -> Any:
+    """AWS profiles and SSO by boto3. obstore itself knows keys in the environment, web identity, ECS, EKS and EC2."""
+    own = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+           "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")
+    files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+             os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"))
+    profile = os.environ.get("AWS_PROFILE")
+    if any(os.environ.get(name) for name in own):
+        return None
+    if not profile and not any(Path(name).expanduser().is_file() for name in files):
+        return None
+    try:
+        from botocore.exceptions import BotoCoreError
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        raise MissingPackage("AWS profiles need boto3, which is not installed",
+                             fix="pip install 'embark-rec[cloud]', or set AWS_ACCESS_KEY_ID") from None
+    try:
+        return Boto3CredentialProvider()
+    except BotoCoreError as error:
+        raise UserError(f"AWS credentials: {error}",
+                        fix="correct AWS_PROFILE or the profile's own settings") from None
+    except ValueError:
+        return None

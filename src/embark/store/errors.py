@@ -1,0 +1,170 @@
+"""What went wrong with a store, in one sentence with its fix, and without the secrets a library's error may quote."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from embark.errors import EmbarkError, Fault, UserError
+from embark.store.retry_policy import GaveUp
+
+RENEW = (
+    "renew them (`aws sso login`, `az login`, `gcloud auth application-default login`, or the role or secret the job "
+    "runs with) and start again: the run goes on from its last checkpoint"
+)
+GIVE = (
+    "set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; AZURE_STORAGE_ACCOUNT_NAME and an identity; "
+    "GOOGLE_APPLICATION_CREDENTIALS; or run where the machine or the pod has a role"
+)
+ALLOW = (
+    "let the job's identity list, read, write and delete under this uri (credentials that ran out can read the same: "
+    "renew them), then start again: the run goes on from its last checkpoint"
+)
+DAMAGED = "it was damaged, replaced or cut off by a proxy: read it again, or take an older checkpoint"
+MAX_CAUSE = 240
+CODE = re.compile(r"<Code>([\w.]+)</Code>")
+STATUS = re.compile(r"\bstatus: (\d{3})\b")
+"""In obstore's own description of the last answer."""
+
+
+class Missing(UserError):
+    """There is no such file in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A failure that stores name, and what to say of it."""
+
+    kind: type[EmbarkError]
+    what: str
+    fix: str
+    codes: tuple[str, ...]
+    """The stores' own, as their documentation lists them, and HTTP's."""
+    words: tuple[str, ...] = ()
+    """Of the library, where no store was reached."""
+
+
+KNOWN = (
+    Known(UserError, "the bucket or container does not exist",
+          "create it, or correct the uri; Embark makes files, never buckets",
+          ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "InvalidResourceName")),
+    Known(UserError, "the bucket is in another region", "set AWS_REGION to the bucket's region",
+          ("PermanentRedirect", "AuthorizationHeaderMalformed", "IncorrectEndpoint", "301")),
+    Known(Fault, "the credentials have expired", RENEW,
+          ("ExpiredToken", "ExpiredTokenException", "TokenExpired", "RequestExpired", "TokenRefreshRequired"),
+          ("invalid_grant", "token has expired")),
+    Known(Fault, "this machine's clock is wrong, so the store refuses what it signs", "set the clock (chrony, ntp)",
+          ("RequestTimeTooSkewed",)),
+    Known(Fault, "no credentials were found", GIVE,
+          (), ("//169.254.", "//metadata.google", "token request", "CredentialProvider", "Anonymous caller")),
+    Known(Fault, "the credentials are not valid", RENEW,
+          ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed", "401")),
+    Known(Fault, "access is denied", ALLOW,
+          ("AccessDenied", "AuthorizationFailure", "AuthorizationPermissionMismatch", "403")),
+    Known(Fault, "the store has dropped the upload", "start again: the run goes on from its last checkpoint",
+          ("NoSuchUpload",)),
+    Known(Fault, "the file is shorter than what was asked of it", DAMAGED,
+          ("InvalidRange", "416"), ("Wanted range", "but object was only")),
+)
+
+
+NETWORK = {
+    "TimedOut": "no answer in time",
+    "ConnectionReset": "the connection was reset",
+    "ConnectionRefused": "the connection was refused",
+    "dns error": "the host's name is not known",
+    "IncompleteBody": "the answer was cut off",
+    "IncompleteMessage": "the answer was cut off",
+}
+"""What obstore's description of a failed request has in it, in words."""
+
+
+def explain(error: Exception, operation: str, where: str) -> EmbarkError:
+    """The error of the tree for what a library raised while it did `operation` to `where`."""
+    if isinstance(error, GaveUp):
+        return _said(Fault, operation, where, _cause(error.last), error.attempts)
+    if isinstance(error, OSError) and error.errno is not None:
+        return _of_system(error, operation, where)
+    text = str(error)
+    retries = [int(number) for number in re.findall(r"\bretries: (\d+)", text)]
+    attempts = max(retries, default=0) + 1
+    codes = {*CODE.findall(text), *STATUS.findall(text)}
+    for known in KNOWN:
+        if codes & set(known.codes) or any(words in text for words in known.words):
+            return _said(known.kind, operation, where, f"{known.what} ({_cause(error)})", attempts, known.fix)
+    if isinstance(error, FileNotFoundError):
+        return Missing(f"there is no {where}", fix="check the path")
+    if isinstance(error, PermissionError):
+        return _said(Fault, operation, where, f"access is denied ({_cause(error)})", attempts, ALLOW)
+    return _said(Fault, operation, where, _cause(error), attempts)
+
+
+def is_unanswered(error: Exception) -> bool:
+    """Did obstore's last request get no answer, with retries left? It sends a POST again after a bad answer only."""
+    text = str(error)
+    counts = re.search(r"\bretries: (\d+),\s+max_retries: (\d+)", text)
+    has_retries_left = counts is None or int(counts[1]) < int(counts[2])
+    return "HttpError" in text and has_retries_left and not STATUS.search(text)
+
+
+def is_upload_gone(error: Exception) -> bool:
+    """Does the store not know the upload that was to be completed? It is so, too, where an earlier try completed it."""
+    return "NoSuchUpload" in CODE.findall(str(error))
+
+
+def without_secrets(text: str) -> str:
+    """`text` with what must not be shown cut out: values of the environment's secrets, signatures, bearer tokens."""
+    for name, value in os.environ.items():
+        if len(value) >= 6 and re.search(r"SECRET|TOKEN|PASSW|_KEY|SAS|CREDENTIAL", name.upper()):
+            for form in (value, quote(value, safe="")):
+                text = text.replace(form, "…")
+    text = re.sub(r"(?i)\b(sig|signature|x-amz-[\w-]+|x-goog-[\w-]+|token|password)=[^&\s\"']+", r"\1=…", text)
+    text = re.sub(r"(?i)\b(bearer|sharedkey|aws4-hmac-sha256)\s+\S+", r"\1 …", text)
+    return re.sub(r"(https?://[^\s?\"']+)\?[^\s\"']*", r"\1", text)
+
+
+def _said(
+    kind: type[EmbarkError], operation: str, where: str, cause: str, attempts: int, fix: str = ""
+) -> EmbarkError:
+    tried = f" in {attempts} attempts" if attempts > 1 else ""
+    return kind(f"could not {operation} {where}{tried}: {cause}",
+                fix=fix or "check the network and the store's health, then start again: the run goes on from its last "
+                           "checkpoint")
+
+
+def _cause(error: Exception) -> str:
+    """The store's own code and message where it sent them, else the first line of what the library says."""
+    for sign, words in NETWORK.items():
+        if sign in str(error).partition("Debug source:")[2]:
+            return words
+    text = str(error).partition("Debug source:")[0].strip() or type(error).__name__
+    code = CODE.search(text)
+    if code:
+        message = re.search(r"<Message>([^<\n]*)", text)
+        text = f"{code[1]}: {message[1].strip()}" if message and message[1].strip() else code[1]
+    else:
+        text = _innermost(text)
+    text = without_secrets(" ".join(text.split()))
+    return text if len(text) <= MAX_CAUSE else text[: MAX_CAUSE - 1] + "…"
+
+
+def _innermost(text: str) -> str:
+    """obstore wraps the cause in what it did, which the message says already."""
+    for mark in (" - Server returned ", " - HTTP error: ", " - "):
+        if mark in text:
+            return text.rpartition(mark)[2]
+    return text
+
+
+def _of_system(error: OSError, operation: str, where: str) -> EmbarkError:
+    cause = os.strerror(error.errno or 0).lower()
+    if error.errno == errno.ENOENT:
+        return Missing(f"there is no {error.filename or where}", fix="check the path")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _said(Fault, operation, where, cause, 1, "free some space, or point store.root at a larger disk")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
+        return _said(UserError, operation, where, cause, 1, "choose a place that this user may write and read")
+    return _said(Fault, operation, where, cause, 1, "check the disk or the mount, then start again")

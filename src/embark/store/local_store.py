@@ -1,0 +1,97 @@
+"""The store to a folder of this machine, a mounted one included."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from embark.errors import Fault
+from embark.store.errors import DAMAGED
+from embark.store.object_store import (
+    SCRATCH_SUFFIX,
+    Data,
+    Entries,
+    Entry,
+    ObjectStore,
+    clean,
+    scratch_for,
+    translate_errors,
+)
+
+
+class LocalStore(ObjectStore):
+    """Files below `root`, which comes into being with the first one."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root))
+        self.root = root.expanduser()
+
+    @translate_errors("read")
+    def read(self, path: str) -> bytes:
+        return (self.root / clean(path)).read_bytes()
+
+    @translate_errors("read")
+    def read_into(self, path: str, start: int, into: memoryview) -> None:
+        with (self.root / clean(path)).open("rb", buffering=0) as file:
+            file.seek(start)
+            done = 0
+            while done < len(into):
+                count = file.readinto(into[done:])
+                if not count:
+                    raise Fault(f"{self.where(path)} ends {len(into) - done} bytes before what was asked of it",
+                                fix=DAMAGED)
+                done += count
+
+    @translate_errors("write")
+    def write(self, path: str, data: Data, size_bytes: int | None = None) -> None:
+        with scratch_for(self.root / clean(path)) as scratch:
+            if isinstance(data, Path):
+                shutil.copyfile(data, scratch)
+                return
+            pieces = [data] if isinstance(data, bytes | bytearray | memoryview) else data
+            with scratch.open("wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+
+    @translate_errors("list")
+    def list(self, prefix: str = "") -> Entries:
+        return [entry for entry in self._below(prefix) if not entry.path.endswith(SCRATCH_SUFFIX)]
+
+    @translate_errors("list")
+    def unfinished(self, prefix: str = "") -> Entries:
+        return [entry for entry in self._below(prefix) if entry.path.endswith(SCRATCH_SUFFIX)]
+
+    @translate_errors("look at")
+    def size(self, path: str) -> int:
+        file = self.root / clean(path)
+        if not file.is_file():
+            raise FileNotFoundError(path)
+        return file.stat().st_size
+
+    @translate_errors("delete")
+    def delete(self, path: str) -> None:
+        (self.root / clean(path)).unlink(missing_ok=True)
+
+    @translate_errors("delete")
+    def delete_prefix(self, prefix: str) -> None:
+        folder = self.root / clean(prefix)
+        if folder.is_dir():
+            shutil.rmtree(folder)
+
+    @translate_errors("read")
+    def download(self, path: str, to: Path) -> None:
+        with scratch_for(to) as scratch:
+            shutil.copyfile(self.root / clean(path), scratch)
+
+    def _below(self, prefix: str) -> Entries:
+        found: Entries = []
+        for folder, _, names in os.walk(self.root / clean(prefix, may_be_empty=True)):
+            for name in names:
+                file = Path(folder, name)
+                # Another process may remove a file while this walks.
+                with suppress(FileNotFoundError):
+                    about = file.stat()
+                    found.append(Entry(file.relative_to(self.root).as_posix(), about.st_size, about.st_mtime))
+        return sorted(found, key=lambda entry: entry.path)

@@ -1,0 +1,288 @@
+"""The store to bytes: one way to read, write, list and delete, whether they live in a folder or in a bucket.
+
+    runs/big, file:///data/big    a folder of this machine
+    s3://bucket/prefix            Amazon S3 and what speaks like it (AWS_ENDPOINT_URL)
+    gs://bucket/prefix            Google Cloud Storage
+    az://container/prefix         Azure Blob Storage; the account is AZURE_STORAGE_ACCOUNT_NAME
+    anything else                 by fsspec, where the package for its scheme is installed
+
+Credentials come from where each cloud's own tools look for them, and never from a uri. A path is relative to the uri,
+with `/` between its parts. A store may be used from many threads at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar, cast
+from urllib.parse import unquote, urlsplit
+from uuid import uuid4
+
+from embark.errors import EmbarkError, Fault, MissingPackage, UserError
+from embark.store.errors import Missing, explain
+from embark.store.parallel import for_all
+from embark.store.retry_policy import RetryPolicy
+
+MIB = 1 << 20
+PIECE_BYTES = 16 * MIB
+"""What one request of a large read asks for: enough to hide its latency, little enough to repeat."""
+SCRATCH_SUFFIX = ".embark-part"
+
+F = TypeVar("F", bound=Callable[..., Any])
+Piece = bytes | bytearray | memoryview
+Data = Piece | Path | Iterable[Piece]
+Progress = Callable[[int, int], None]
+"""Called with the bytes done so far and the bytes in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file behind a store."""
+
+    path: str
+    size_bytes: int
+    modified_s: float | None = field(default=None, compare=False)
+    """Unix time of its last change, where the store says it."""
+
+
+Entries = list[Entry]
+"""Inside the class, `list` is a method."""
+
+
+def open_store(uri: str | Path, patience: RetryPolicy | None = None) -> ObjectStore:
+    """The store to what lies at `uri`. Nothing is contacted before the first call; `ObjectStore.check` does it at once."""
+    text = str(uri)
+    scheme = text.partition("://")[0] if "://" in text else ""
+    patience = patience or RetryPolicy()
+    if scheme in ("", "file"):
+        from embark.store.local_store import LocalStore
+
+        return LocalStore(_folder_of(text) if scheme else Path(text))
+    _refuse_secrets(text)
+    # The emulator of Google's store answers its JSON interface only, which gcsfs speaks and obstore does not.
+    is_cloud = scheme in ("s3", "az") or (scheme == "gs" and "STORAGE_EMULATOR_HOST" not in os.environ)
+    try:
+        if is_cloud:
+            from embark.store.cloud_store import open_bucket
+
+            return open_bucket(text, patience)
+        from embark.store.fsspec_store import open_other
+
+        return open_other(text, patience)
+    except ModuleNotFoundError as error:
+        extra = "cloud" if is_cloud else "other-stores"
+        raise MissingPackage(f"{scheme}:// needs {error.name}, which is not installed",
+                             fix=f"pip install 'embark-rec[{extra}]'") from None
+
+
+def translate_errors(operation: str) -> Callable[[F], F]:
+    """Turns what the library under a method raises into an error of the tree; the method's first argument is a path."""
+
+    def wrap(method: F) -> F:
+        @functools.wraps(method)
+        def guarded(store: ObjectStore, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(store, *args, **kwargs)
+            except EmbarkError:
+                raise
+            except store.library_errors as error:
+                path = str([*args, *kwargs.values(), ""][0])
+                trouble = explain(error, operation, store.where(path))
+            # Not inside of `except`: a chained original goes into tracebacks, with the secrets it may quote.
+            raise trouble
+
+        return cast(F, guarded)
+
+    return wrap
+
+
+class ObjectStore(ABC):
+    """Bytes by name. What fails raises `Fault` where a retry may help, `UserError` where it will not, `Missing`
+    where the file is not there."""
+
+    library_errors: tuple[type[Exception], ...] = (OSError,)
+    """What the library below raises of its own; anything else is a mistake in Python code and goes through as it is."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.uri!r})"
+
+    @abstractmethod
+    def read(self, path: str) -> bytes:
+        """All of a file."""
+
+    @abstractmethod
+    def read_into(self, path: str, start: int, into: memoryview) -> None:
+        """Fill `into` with the file's bytes from `start` on; a file that ends before that is a `Fault`."""
+
+    @abstractmethod
+    def write(self, path: str, data: Data, size_bytes: int | None = None) -> None:
+        """Make the file be `data`: its bytes, a local file's, or those of the pieces one after another. Readers see
+        the old file or the new one, whole. `size_bytes` is what the pieces come to, where it is known."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Entries:
+        """Every file below the folder `prefix`, at any depth, in order of their paths."""
+
+    @abstractmethod
+    def size(self, path: str) -> int:
+        """Of a file, in bytes."""
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Remove a file; it is no error that there is none."""
+
+    @abstractmethod
+    def delete_prefix(self, prefix: str) -> None:
+        """Remove every file below the folder `prefix`."""
+
+    def unfinished(self, prefix: str = "") -> Entries:
+        """What writes that never ended left below `prefix`, where the store shows such."""
+        return []
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        """`length` bytes from `start` on."""
+        buffer = bytearray(length)
+        if length:
+            self.read_into(path, start, memoryview(buffer))
+        return bytes(buffer)
+
+    def exists(self, path: str) -> bool:
+        """Is there such a file?"""
+        try:
+            self.size(path)
+        except Missing:
+            return False
+        return True
+
+    @translate_errors("download")
+    def download(self, path: str, to: Path) -> None:
+        """Copy a file to this machine: it appears at `to` whole, or not at all."""
+        size = self.size(path)
+        with scratch_for(to) as scratch, scratch.open("wb") as file:
+            file.truncate(size)
+            target = file.fileno()
+
+            def fetch(start: int) -> None:
+                left = memoryview(bytearray(min(PIECE_BYTES, size - start)))
+                self.read_into(path, start, left)
+                while left:
+                    written = os.pwrite(target, left, start)
+                    left, start = left[written:], start + written
+
+            for_all(fetch, range(0, size, PIECE_BYTES), parallel=4)
+
+    def upload_many(
+        self, pairs: Iterable[tuple[Path, str]], parallel: int = 8, progress: Progress | None = None
+    ) -> None:
+        """Write each local file to its path. The first failure stops the rest and is raised."""
+        todo = [(local, path, _local_size(local)) for local, path in pairs]
+        tell = _counting(progress, sum(size for *_, size in todo))
+
+        def upload(item: tuple[Path, str, int]) -> None:
+            local, path, size = item
+            self.write(path, local)
+            tell(size)
+
+        for_all(upload, todo, parallel)
+
+    def download_many(
+        self, pairs: Iterable[tuple[str, Path]], parallel: int = 8, progress: Progress | None = None
+    ) -> None:
+        """Copy each path to its local file. The first failure stops the rest and is raised."""
+        wanted = [(path, to, self.size(path) if progress else 0) for path, to in pairs]
+        tell = _counting(progress, sum(size for *_, size in wanted))
+
+        def download(item: tuple[str, Path, int]) -> None:
+            path, to, size = item
+            self.download(path, to)
+            tell(size)
+
+        for_all(download, wanted, parallel)
+
+    def check(self) -> None:
+        """Write, read back and delete a small file: what a run does first, to fail before it trains, not after."""
+        path, text = f"embark-check-{uuid4().hex}", b"may be deleted"
+        self.write(path, text)
+        try:
+            if self.read(path) != text:
+                raise Fault(f"{self.uri}: a file read back is not what was written",
+                            fix="a proxy or a cache may stand between: go around it")
+        finally:
+            self.delete(path)
+
+    def where(self, path: str) -> str:
+        """The uri of a file, for messages."""
+        return f"{self.uri.rstrip('/')}/{path}" if path else self.uri
+
+
+def clean(path: str, may_be_empty: bool = False) -> str:
+    """`path` as every store writes it; one that would leave the store is refused."""
+    parts = PurePosixPath(path).parts
+    if ".." in parts or path.startswith("/") or (not parts and not may_be_empty):
+        raise UserError(f"{path!r} is not a path inside a store", fix="write it relative to the store's uri, no `..`")
+    return "/".join(parts)
+
+
+@contextmanager
+def scratch_for(path: Path) -> Iterator[Path]:
+    """A file beside `path` that takes its name, on disk for good, when the block ends well; else it goes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name[:100]}.{uuid4().hex[:12]}{SCRATCH_SUFFIX}")
+    try:
+        yield scratch
+        for name, target in ((scratch, path), (path.parent, None)):
+            descriptor = os.open(name, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if target:
+                scratch.replace(target)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _counting(progress: Progress | None, total_bytes: int) -> Callable[[int], None]:
+    lock, done = threading.Lock(), 0
+
+    def tell(size: int) -> None:
+        nonlocal done
+        with lock:
+            done += size
+            if progress:
+                progress(done, total_bytes)
+
+    return tell
+
+
+def _local_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise explain(error, "read", str(path)) from None
+
+
+def _folder_of(uri: str) -> Path:
+    parts = urlsplit(uri)
+    if parts.netloc not in ("", "localhost"):
+        raise UserError(f"{uri} names a file on another machine", fix=f"for a folder of this one: file:///{parts.netloc}…")
+    return Path(unquote(parts.path))
+
+
+def _refuse_secrets(uri: str) -> None:
+    """A uri is written into specs, logs and messages, so nothing secret may stand in it."""
+    scheme, _, rest = uri.partition("://")
+    user, at, _ = rest.partition("/")[0].rpartition("@")
+    in_cloud = scheme in ("s3", "gs", "az")
+    if (at and (in_cloud or ":" in user)) or "sig=" in rest or (in_cloud and "?" in rest):
+        raise UserError(f"the {scheme}:// uri holds credentials or options; it may hold only a bucket and a prefix",
+                        fix="put credentials where the cloud's own tools look for them: environment, profile, role")

@@ -1,0 +1,55 @@
+"""How long a store is waited for, and how often it is asked again."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """A request that fails in a way that may pass is sent again, after waits that double and are drawn at random."""
+
+    max_retries: int = 8
+    first_wait_s: float = 0.2
+    longest_wait_s: float = 15.0
+    connect_s: float = 10.0
+    """To reach the server."""
+    silence_s: float = 60.0
+    """Without one byte from it; a piece of an upload has to be through within this too."""
+    request_s: float = 300.0
+    """For one request in all."""
+    give_up_s: float = 180.0
+    """Past this no further retry begins. Signed requests are good for five minutes."""
+
+
+class GaveUp(Exception):
+    """The last failure, and how many attempts there were."""
+
+    def __init__(self, attempts: int, last: Exception) -> None:
+        super().__init__(str(last))
+        self.attempts = attempts
+        self.last = last
+
+
+def patiently(call: Callable[[], T], patience: RetryPolicy, may_pass: Callable[[Exception], bool]) -> T:
+    """For libraries without retries of their own: call again while `may_pass` says so of what it raised."""
+    began = time.monotonic()
+    attempt = 0
+    while True:
+        attempt += 1
+        try:
+            return call()
+        except Exception as error:
+            if not may_pass(error):
+                raise
+            is_late = time.monotonic() - began > patience.give_up_s
+            if attempt > patience.max_retries or is_late:
+                raise GaveUp(attempt, error) from None
+        longest = min(patience.longest_wait_s, patience.first_wait_s * 2 ** (attempt - 1))
+        time.sleep(random.uniform(longest / 2, longest))

@@ -1,0 +1,1 @@
+"""torchrun with exit codes that say how the ranks ended."""

@@ -1,0 +1,132 @@
+"""The whole step, compiled for real TPUs with no TPU: does it compile there, and what memory does the compiler plan.
+
+    embark plan run.toml --tpu-compile v5e:2x4
+
+needs `jax[tpu]`, whose compiler runs on any Linux machine. Nothing is said of speed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from embark.errors import EmbarkError, Fault, MissingPackage, UserError
+from embark.spec import RunSpec
+
+TOPOLOGIES = ("v4", "v5e", "v5p", "v6e")
+WORDS = "v5e:2x4, v5p:2x2x1, v6e:4x4"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What the compiler says of one chip."""
+
+    topology: str
+    num_chips: int
+    batch_per_chip: int
+    argument_bytes: int
+    """Tables, their optimizer's state, dense layers and a batch, as they lie in the chip's memory."""
+    temporary_bytes: int
+    """What a step needs besides."""
+    output_bytes: int
+    """Of which `shared_bytes` are the arguments' own memory, written in place."""
+    shared_bytes: int
+    code_bytes: int
+    compile_s: float
+    sparsecores: str = ""
+    """What they do in the step, or why they do nothing; empty where the chip has none."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """All of it at once."""
+        return self.argument_bytes + self.temporary_bytes + self.output_bytes - self.shared_bytes + self.code_bytes
+
+
+def compile_for(spec: RunSpec, topology: str) -> Compiled:
+    """Compile `spec`'s step for chips such as `v5e:2x4`, with `train.batch_size` samples on all of them together."""
+    _require_compiler(topology)
+    # Its compiler looks for chips and for a lock that only one process may have, unless it is told that there are none.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    import jax
+    import numpy as np
+    from jax.experimental import topologies
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    from embark.trainers.jax.exchange import AXIS
+    from embark.trainers.jax.optimizers import check_optimizers
+    from embark.trainers.jax.sparsecore_choice import choose_cores
+    from embark.trainers.jax.step import state_shapes
+
+    check_optimizers(spec.train)
+    try:
+        devices = topologies.get_topology_desc(topology, "tpu").devices
+    except Exception as error:
+        raise UserError(f"{topology}: the compiler knows no such chips: {str(error).splitlines()[0]}",
+                        fix=f"such as {WORDS}") from error
+    num_chips = len(devices)
+    if spec.train.batch_size % num_chips:
+        raise UserError(f"train.batch_size = {spec.train.batch_size} does not divide over {num_chips} chips",
+                        fix=f"train.batch_size={spec.train.batch_size // num_chips * num_chips or num_chips}")
+    mesh = Mesh(np.array(devices), (AXIS,))
+    precision = "bf16" if spec.train.precision == "auto" else spec.train.precision
+    choice = choose_cores(spec, devices[0].device_kind, num_chips)
+    programs, layout, batch = (_on_cores if choice.cores else _ordinary)(spec, mesh, precision, choice.cores)
+    whole = NamedSharding(mesh, P())
+    rates = jax.ShapeDtypeStruct((2,), np.float32, sharding=whole)
+    step = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
+    started = time.perf_counter()
+    program: Any = programs.train
+    try:
+        lowered = program.lower(state_shapes(spec, layout, mesh), batch, rates, step)
+        planned = lowered.compile().memory_analysis()
+    except Exception as error:
+        raise _explained(error, topology) from error
+    return Compiled(
+        topology, num_chips, spec.train.batch_size // num_chips, planned.argument_size_in_bytes,
+        planned.temp_size_in_bytes, planned.output_size_in_bytes, planned.alias_size_in_bytes,
+        planned.generated_code_size_in_bytes, time.perf_counter() - started, choice.reason,
+    )
+
+
+def _ordinary(spec: RunSpec, mesh: Any, precision: str, cores: int) -> tuple[Any, Any, Any]:
+    """Programs, where tables lie, and what a batch is."""
+    from embark.trainers.jax.layout import LINE_WIDTHS, make_layout
+    from embark.trainers.jax.prefetch import guessed_capacities
+    from embark.trainers.jax.step import batch_shapes, make_programs
+
+    layout = make_layout(spec, mesh.size, LINE_WIDTHS["tpu"])
+    programs = make_programs(spec, layout, guessed_capacities(spec, layout), mesh, precision)
+    return programs, layout, batch_shapes(spec, layout, mesh)
+
+
+def _on_cores(spec: RunSpec, mesh: Any, precision: str, cores: int) -> tuple[Any, Any, Any]:
+    """The same with SparseCores."""
+    from embark.trainers.jax.sparsecore import make_programs
+    from embark.trainers.jax.sparsecore_feed import batch_shapes
+    from embark.trainers.jax.sparsecore_layout import make_stacks
+
+    layout = make_stacks(spec, mesh.size, cores)
+    return make_programs(spec, layout, mesh, precision), layout, batch_shapes(spec, layout, mesh)
+
+
+def _require_compiler(topology: str) -> None:
+    if topology.partition(":")[0] not in TOPOLOGIES or ":" not in topology:
+        raise UserError(f"{topology}: not a kind of TPU and its chips", fix=f"such as {WORDS}")
+    for name in ("jax", "libtpu"):
+        if find_spec(name) is None and not (name == "libtpu" and os.environ.get("TPU_LIBRARY_PATH")):
+            raise MissingPackage(f"compiling for TPUs needs {name}, which is not installed",
+                                 fix="pip install 'embark-rec[tpu]'; it needs no TPU")
+
+
+def _explained(error: Exception, topology: str) -> EmbarkError:
+    text = str(error)
+    line = next((line for line in text.splitlines() if "hbm" in line.lower()), text.splitlines()[0])
+    if "RESOURCE_EXHAUSTED" in text or "hbm capacity" in text:
+        return UserError(f"the step does not fit a chip of {topology}: {line.strip()}",
+                         fix="more chips, a smaller train.batch_size, or train.table_dtype = \"fp16\"")
+    return Fault(f"the step does not compile for {topology}: {line.strip()}")

@@ -1,0 +1,150 @@
+"""The JAX trainer's state, written and read in the form that the torch trainer writes and reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from embark.run.committing import Committing
+from embark.spec import RunSpec
+from embark.store import Checkpoint, MarkedStore, RunDir, checkpoint_name
+from embark.store.checkpoint_index import INDEX, ChunkEntry, Index, Place, TensorEntry
+from embark.store.parallel import for_all
+from embark.trainers.jax.metrics import NUM_BINS
+from embark.trainers.jax.optimizers import DENSE_STATES
+from embark.trainers.jax.state import Array, initial_state, make_state, table_pieces
+from embark.trainers.jax.step import weight_shapes
+from embark.trainers.jax.stored import METRICS, Path, Stored, slot_path, table_path, weight_path, weight_state_path
+from embark.trainers.jax.trainer import JaxTrainer
+
+NUM_FILES = 4
+"""That a process writes side by side."""
+PIECE_BYTES = 4 << 20
+"""Of a tensor at a time: what was just hashed is still in the processor's cache when it is written."""
+CHANNEL = "save"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a tensor, on the host."""
+
+    path: Path
+    size: tuple[int, ...]
+    """Of the whole tensor."""
+    offsets: tuple[int, ...]
+    values: Array
+
+
+class Checkpointer(Committing):
+    """Saves through a channel of its own, beside the one that training asks."""
+
+    def __init__(self, spec: RunSpec, run_dir: RunDir, built: JaxTrainer) -> None:
+        world = built.world
+        super().__init__(spec, run_dir, world, lambda value: world.gathered(value, CHANNEL), built.layout,
+                         world.num_devices)
+        self._built = built
+        self._world = world
+
+    def begin_from_newest(self, tell: Callable[[str], None]) -> Checkpoint | None:
+        """Give the model the newest checkpoint that is whole, or its initial weights."""
+        checkpoint = self.load_newest(tell)
+        if checkpoint is None:
+            self._built.state = initial_state(self._spec, self._built.places, self._world)
+        return checkpoint
+
+    def _copied(self, step: int) -> list[Piece]:
+        return list(self._pieces(step))
+
+    def _write_arrays(self, step: int, copied: list[Piece], store: MarkedStore) -> dict[str, bytes]:
+        written = self._together(lambda: self._write_files(step, copied, store))
+        if not self._world.is_first:
+            return {}
+        return {INDEX: _index([one for of_one in written for one in of_one]).to_json().encode()}
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        spec, stored = self._spec, Stored(self._shelf.store, checkpoint.name)
+        shapes = weight_shapes(spec)
+        states = DENSE_STATES[spec.train.dense_optimizer]
+        has_slots = spec.train.optimizer != "sgd"
+        if has_slots:
+            stored.check_slots(spec)
+        self._built.state = make_state(
+            spec, self._built.places, self._world, stored.table_rows, stored.slot_rows if has_slots else None,
+            {name: stored.whole(weight_path(name), shape) for name, shape in shapes.items()},
+            {name: tuple(stored.whole(weight_state_path(name, state), shape) for state in states)
+             for name, shape in shapes.items()},
+        )
+        self._built.window.set_state(stored.whole(METRICS, (2 * NUM_BINS + 4,)))
+
+    def _pieces(self, step: int) -> Iterator[Piece]:
+        """The state on the host; every process goes through all of it and gets its own."""
+        state, world = self._built.state, self._world
+        for group in self._built.places.groups:
+            for kind, path_of in (("tables", table_path), ("slots", slot_path)):
+                if group.name not in state[kind]:
+                    continue
+                for place, first, rows in table_pieces(state[kind][group.name], group, world):
+                    size = (place.table.rows, *rows.shape[1:])
+                    yield Piece(path_of(place.table.name), size, (first, *(0 for _ in rows.shape[1:])), rows)
+        metrics = self._built.window.state(state["counts"])
+        if not world.is_first:
+            return
+        for name, weight in state["dense"].items():
+            yield _whole(weight_path(name), world.fetch(weight))
+            states = DENSE_STATES[self._spec.train.dense_optimizer]
+            if states:
+                yield _whole(weight_state_path(name, "step"), np.array(step, np.float32))
+            for kind, values in zip(states, state["dense_state"][name], strict=True):
+                yield _whole(weight_state_path(name, kind), world.fetch(values))
+        yield _whole(METRICS, metrics)
+
+    def _write_files(self, step: int, pieces: list[Piece], store: MarkedStore) -> list[tuple[Piece, ChunkEntry]]:
+        """This process's files; returns each piece, without its values, and where it lies."""
+        shares = _shares(pieces)
+        placed: list[list[tuple[Piece, ChunkEntry]]] = [[] for _ in shares]
+
+        def write(number: int) -> None:
+            name, start = f"rank-{self._world.rank:05d}-{number:02d}.bin", 0
+            for piece in shares[number]:
+                lies = Place(name, start, piece.values.nbytes)
+                entry = ChunkEntry(piece.offsets, piece.values.shape, lies)
+                bare = Piece(piece.path, piece.size, piece.offsets, np.empty(0, piece.values.dtype))
+                placed[number].append((bare, entry))
+                start += piece.values.nbytes
+            store.write(f"{checkpoint_name(step)}/{name}", _bytes_of(shares[number]), start)
+
+        for_all(write, range(len(shares)), NUM_FILES)
+        return [one for share in placed for one in share]
+
+
+def _whole(path: Path, values: Array) -> Piece:
+    return Piece(path, values.shape, (0,) * values.ndim, np.array(values))
+
+
+def _shares(pieces: list[Piece]) -> list[list[Piece]]:
+    """The pieces in files of about one size: the largest first, each to the file that has least."""
+    shares: list[list[Piece]] = [[] for _ in range(max(1, min(NUM_FILES, len(pieces))))]
+    num_bytes = [0] * len(shares)
+    for piece in sorted(pieces, key=lambda p: p.values.nbytes, reverse=True):
+        least = num_bytes.index(min(num_bytes))
+        shares[least].append(piece)
+        num_bytes[least] += piece.values.nbytes
+    return shares
+
+
+def _bytes_of(pieces: list[Piece]) -> Iterator[memoryview]:
+    for piece in pieces:
+        flat = np.ascontiguousarray(piece.values).reshape(-1).view(np.uint8).data
+        for start in range(0, len(flat), PIECE_BYTES):
+            yield flat[start : start + PIECE_BYTES]
+
+
+def _index(written: list[tuple[Piece, ChunkEntry]]) -> Index:
+    tensors: dict[str, TensorEntry] = {}
+    for piece, entry in written:
+        name = ".".join(piece.path)
+        before = tensors[name].chunks if name in tensors else ()
+        tensors[name] = TensorEntry(piece.values.dtype.name, piece.size, (*before, entry))
+    return Index(tensors, {}, {".".join(piece.path): piece.path for piece, _ in written})

@@ -1,0 +1,119 @@
+"""From numpy batches to arrays on the devices, made ahead of time by a thread; and how much the exchange must hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.data import Batch, Source
+from embark.data.loader import Share
+from embark.data.prefetcher import Prefetcher
+from embark.spec import RunSpec
+from embark.trainers.jax.exchange import BATCH_AXES
+from embark.trainers.jax.layout import Group, Layout
+from embark.trainers.jax.world import World
+
+DeviceBatch = dict[str, Any]
+NUM_AHEAD = 2
+HEADROOM = 1.25
+"""Over the most that any pair of devices exchanged in the first batch. A batch that needs more goes in rounds."""
+MOST_LOOKED_AT = 8
+"""Devices whose part of the first batch is counted."""
+
+
+@contextmanager
+def train_batches(
+    source: Source, spec: RunSpec, layout: Layout, world: World, start_step: int, stop_step: int
+) -> Iterator[Iterator[DeviceBatch]]:
+    """The batches of a part of the run, on their way to the devices."""
+    share = Share(source.num_train_samples, spec.train.batch_size, world.rank, world.world_size, start_step, stop_step)
+    ahead = Prefetcher(lambda number: to_devices(source.train_rows(*share.of(number)), spec, layout, world), len(share),
+                  depth=NUM_AHEAD)
+    ahead.start()
+    try:
+        yield ahead.take()
+    finally:
+        ahead.close()
+
+
+def to_devices(batch: Batch, spec: RunSpec, layout: Layout, world: World, *, is_eval: bool = False) -> DeviceBatch:
+    """A process's part of a batch, shared by its devices."""
+    if layout.cores:
+        from embark.trainers.jax import sparsecore_feed
+
+        return sparsecore_feed.to_devices(batch, spec, layout, world, is_eval=is_eval)
+    ids = id_columns(batch, spec, layout)
+    arrays: dict[str, NDArray[Any]] = {"dense": batch.dense, "ids": ids, "label": batch.label}
+    if is_eval:
+        arrays["valid"] = np.arange(len(batch.label)) < batch.num_samples
+    return {name: world.to_devices(values, axis=BATCH_AXES[name]) for name, values in arrays.items()}
+
+
+def id_columns(batch: Batch, spec: RunSpec, layout: Layout) -> NDArray[np.int32]:
+    """[columns, b]: `multi_hot` columns for each table, −1 where a sample has fewer ids. With one id a table that is
+    how a batch lies already; the devices turn it over faster than a host would."""
+    num_samples = len(batch.label)
+    num_tables = sum(len(group.places) for group in layout.groups)
+    if batch.is_fixed and layout.num_columns == num_tables and batch.ids.size == num_tables * num_samples:
+        return batch.ids.reshape(num_tables, num_samples)
+    columns = np.empty((layout.num_columns, num_samples), np.int32)
+    at = start = 0
+    for table, lengths in zip(spec.model.table_list(), batch.lengths, strict=True):
+        num_ids = int(lengths.sum())
+        ids = batch.ids[start : start + num_ids]
+        target = columns[at : at + table.multi_hot].T
+        if num_ids == num_samples * table.multi_hot and (batch.is_fixed or (lengths == table.multi_hot).all()):
+            target[:] = ids.reshape(num_samples, table.multi_hot)
+        else:
+            target[:] = -1
+            target[np.arange(table.multi_hot) < lengths[:, None]] = ids
+        at, start = at + table.multi_hot, start + num_ids
+    return columns
+
+
+def capacities(source: Source, spec: RunSpec, layout: Layout) -> tuple[int, ...]:
+    """For each group, the rows that a device may ask of another at a time; the same on every process."""
+    num_devices = layout.num_devices
+    per_device = spec.train.batch_size // num_devices
+    most = [per_device * len(group.columns) for group in layout.groups]
+    if num_devices == 1:
+        return tuple(most)
+    num_samples = min(num_devices, MOST_LOOKED_AT) * per_device
+    ids = id_columns(source.train_rows(0, 0, num_samples), spec, layout).T
+    parts = np.split(ids, min(num_devices, MOST_LOOKED_AT))
+    return tuple(
+        min(limit, _rounded(HEADROOM * max(_most_asked(part, group, num_devices) for part in parts)))
+        for group, limit in zip(layout.groups, most, strict=True)
+    )
+
+
+def guessed_capacities(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
+    """The same where there is no data: as if every id were another."""
+    num_devices = layout.num_devices
+    per_device = spec.train.batch_size // num_devices
+    most = [per_device * len(group.columns) for group in layout.groups]
+    return tuple(most) if num_devices == 1 else tuple(
+        min(limit, _rounded(HEADROOM * limit / num_devices)) for limit in most
+    )
+
+
+def _most_asked(ids: NDArray[np.int32], group: Group, num_devices: int) -> int:
+    """The most distinct rows that one device asks of one other."""
+    asked = np.zeros(num_devices, np.int64)
+    columns = ids[:, list(group.columns)]
+    for number, place in enumerate(group.places):
+        mine = columns[:, [at for at, of in enumerate(group.place_of_column) if of == number]]
+        rows = np.unique(mine[mine >= 0])
+        owners = (rows + place.shift) % num_devices if place.is_by_rows else np.full(len(rows), place.shift)
+        asked += np.bincount(owners, minlength=num_devices)
+    return int(asked.max())
+
+
+def _rounded(wanted: float) -> int:
+    """Up to whole tiles."""
+    return max(8, math.ceil(wanted / 8) * 8)

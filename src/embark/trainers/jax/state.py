@@ -1,0 +1,244 @@
+"""The state of a run between the devices and the host: filled from rows of tables, and read back as rows of tables."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from numpy.typing import NDArray
+
+from embark.spec import RunSpec, Table
+from embark.trainers.jax.exchange import AXIS
+from embark.trainers.jax.initial import ROWS_PER_BLOCK, initial_dense, initial_rows
+from embark.trainers.jax.layout import Group, Layout, Place
+from embark.trainers.jax.optimizers import DENSE_STATES
+from embark.trainers.jax.step import State, state_shapes
+from embark.trainers.jax.world import World
+
+Array = NDArray[Any]
+RowsOf = Callable[[Table, int], Array]
+"""A table and the number of one of its blocks of `ROWS_PER_BLOCK` rows, to those rows."""
+BLOCK_BYTES = 64 << 20
+"""Of a table on each device that goes to the host at a time."""
+
+
+def initial_state(spec: RunSpec, layout: Layout, world: World) -> State:
+    """What a run begins with: the weights that the torch trainer would draw, and optimizers that have seen nothing."""
+    dense = initial_dense(spec.model, spec.train.seed)
+    empty = {name: tuple(np.zeros_like(weight) for _ in DENSE_STATES[spec.train.dense_optimizer])
+             for name, weight in dense.items()}
+    return make_state(spec, layout, world, lambda table, block: initial_rows(table, block, spec.train.seed), None,
+                      dense, empty)
+
+
+def make_state(
+    spec: RunSpec, layout: Layout, world: World, rows_of: RowsOf, state_of: RowsOf | None,
+    dense: dict[str, Any], dense_state: dict[str, Any],
+) -> State:
+    """On the devices, from the rows of tables and of their optimizer's state; zeros where that is None."""
+    shapes = state_shapes(spec, layout, world.mesh)
+    tables, slots = {}, {}
+    for group in layout.groups:
+        tables[group.name] = _placed(group, shapes["tables"][group.name], world, rows_of)
+        if group.name in shapes["slots"]:
+            slots[group.name] = _placed(group, shapes["slots"][group.name], world, state_of)
+    return {
+        "tables": tables, "slots": slots,
+        "dense": {name: world.replicated(values) for name, values in dense.items()},
+        "dense_state": {name: tuple(map(world.replicated, values)) for name, values in dense_state.items()},
+        "counts": empty_counts(shapes["counts"]),
+    }
+
+
+def empty_counts(shape: jax.ShapeDtypeStruct) -> jax.Array:
+    """Histograms with nothing in them."""
+    return _zeros(shape.shape, shape.sharding)()
+
+
+@lru_cache
+def _zeros(shape: tuple[int, ...], sharding: NamedSharding) -> Callable[[], jax.Array]:
+    """Kept, because a new one would be compiled anew."""
+    return jax.jit(lambda: jnp.zeros(shape, jnp.int32), out_shardings=sharding)
+
+
+def table_pieces(array: jax.Array, group: Group, world: World) -> Iterator[tuple[Place, int, Array]]:
+    """A group's rows as this process is to save them: the table, the first row of a piece, and its rows on the host.
+    Every process must go through it to the end: several of them put rows into order by an exchange of their devices, as
+    do SparseCores, whose rows lie as no host knows them."""
+    if world.world_size == 1 and not group.cores:
+        yield from _pieces_here(array, group, world)
+        return
+    for place in group.places:
+        yield from ((place, first, rows) for first, rows in _pieces_of_many(array, place, group, world))
+
+
+def _pieces_here(array: jax.Array, group: Group, world: World) -> Iterator[tuple[Place, int, Array]]:
+    """Where all devices are this process's own, the host puts rows into order."""
+    num_devices = world.num_devices
+    parts = [_part_on(array, device, group) for _, device in world.local_devices]
+    for place in group.places:
+        rows = np.empty((place.table.rows, *parts[0].shape[1:]), array.dtype)
+        for at, part in enumerate(parts):
+            mine = place.rows_on(at, num_devices)
+            rows[mine.start : mine.stop : mine.step] = part[place.first_row : place.first_row + len(mine)]
+        yield place, 0, rows
+
+
+def _pieces_of_many(array: jax.Array, place: Place, group: Group, world: World) -> Iterator[tuple[int, Array]]:
+    """A block of rows of every device at a time, put into the order of the table by an exchange between devices."""
+    num_parts = world.num_devices * group.parts_per_device
+    if not place.is_by_rows:
+        for at, device in world.local_devices:
+            if at == place.shift:
+                yield 0, _part_on(array, device, group)[place.first_row : place.first_row + place.table.rows].copy()
+        return
+    per_line = group.rows_per_line if array.ndim > 1 else 1
+    unit = math.lcm(per_line, num_parts)
+    row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize // per_line
+    done, end = place.first_row, place.first_row + place.num_rows
+    while done < end:
+        begin = done // per_line * per_line
+        num_rows = unit * min(max(1, BLOCK_BYTES // row_bytes // unit), _power_of_two(-(-(end - begin) // unit)))
+        if group.cores:
+            cut = _cutting(world.mesh, group.cores, num_rows)(array, begin)
+            block = _ordering(world.mesh, num_parts, num_rows, 1)(cut, 0, place.shift)
+        else:
+            block = _ordering(world.mesh, num_parts, num_rows, per_line)(array, begin // per_line, place.shift)
+        stop = min(begin + num_rows, end)
+        low = (done - place.first_row) * num_parts
+        high = min((stop - place.first_row) * num_parts, place.table.rows)
+        for at, device in world.local_devices:
+            piece = next(np.asarray(s.data) for s in block.addressable_shards if s.device == device)
+            first = (begin - place.first_row) * num_parts + at * num_rows * group.parts_per_device
+            used = piece[max(0, low - first) : max(0, high - first)]
+            if len(used):
+                yield max(low, first), used.copy()
+        done = stop
+
+
+@lru_cache
+def _ordering(mesh: Mesh, num_parts: int, num_rows: int, per_line: int) -> Callable[..., jax.Array]:
+    """`num_rows` of every part of a device from a line on, in the order of a table whose first row part `shift` has."""
+
+    def ordered(array: jax.Array, line: jax.Array, shift: jax.Array) -> jax.Array:
+        lines = jnp.arange(num_rows // per_line, dtype=jnp.int32) + line
+        by_part = array.reshape(num_parts, -1, *array.shape[1:])
+        part = by_part.at[:, lines].get(mode="fill", fill_value=0)
+        width = () if array.ndim == 1 else (-1,)
+        by_row = part.reshape(num_parts, num_rows, *width).swapaxes(0, 1)
+        return jnp.roll(by_row, -shift, axis=1).reshape(num_rows * num_parts, *width)
+
+    return jax.jit(ordered, out_shardings=NamedSharding(mesh, P(AXIS)))
+
+
+@lru_cache
+def _cutting(mesh: Mesh, cores: int, num_rows: int) -> Callable[..., jax.Array]:
+    """`num_rows` of every core from a row on, zeros behind its last. They are cut out of the numbers one after another,
+    which is how they lie: for rows the compiler would first lay the whole table out anew."""
+
+    def cut(array: jax.Array, begin: jax.Array) -> jax.Array:
+        per_core, width = array.shape[0] // cores, array.shape[1]
+        num_cut = min(num_rows, per_core)
+        start = jnp.minimum(begin, per_core - num_cut)
+        places = jnp.arange(num_rows, dtype=jnp.int32) + begin - start
+        parts = []
+        for core in range(cores):
+            first = (core * per_core + start) * width
+            rows = jax.lax.dynamic_slice_in_dim(array.reshape(-1), first, num_cut * width).reshape(num_cut, width)
+            parts.append(rows.at[places].get(mode="fill", fill_value=0))
+        return jnp.concatenate(parts)
+
+    return jax.jit(jax.shard_map(cut, mesh=mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False))
+
+
+def _placed(group: Group, shape: jax.ShapeDtypeStruct, world: World, rows_of: RowsOf | None) -> jax.Array:
+    """An array over all devices; this process fills the parts of its own."""
+    width = () if len(shape.shape) == 1 else (group.dim,)
+    held = {at: np.zeros((group.rows_per_device, *width), shape.dtype) for at, _ in world.local_devices}
+    if rows_of is not None:
+        blocks = [(place, block) for place in group.places for block in range(-(-place.table.rows // ROWS_PER_BLOCK))]
+        with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="embark-fill") as pool:
+            for _ in pool.map(partial(_fill, held, rows_of, world.num_devices, group), blocks):
+                pass
+    if group.cores:
+        return _laid_out(held, shape, world)
+    part_shape = (shape.shape[0] // world.num_devices, *shape.shape[1:])
+    parts = [jax.device_put(held.pop(at).reshape(part_shape), device) for at, device in world.local_devices]
+    return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, parts)
+
+
+def _laid_out(held: dict[int, Array], shape: jax.ShapeDtypeStruct, world: World) -> jax.Array:
+    """Into an array that lies as SparseCores want it, a block of every device at a time: turned over as a whole, it
+    would need the room of several."""
+    rows = next(iter(held.values()))
+    num_rows = min(len(rows), max(1, BLOCK_BYTES // rows[0].nbytes))
+    array = _empty_rows(shape.shape, shape.format)()
+    write = _writing(world.mesh, shape.format)
+    for start in range(0, len(rows), num_rows):
+        begin = min(start, len(rows) - num_rows)
+        parts = [jax.device_put(held[at][begin : begin + num_rows].reshape(-1), device)
+                 for at, device in world.local_devices]
+        block_shape = (world.num_devices * num_rows * shape.shape[1],)
+        array = write(array, jax.make_array_from_single_device_arrays(block_shape, world.rows, parts), begin)
+    return array
+
+
+@lru_cache
+def _empty_rows(shape: tuple[int, ...], form: Any) -> Callable[[], jax.Array]:
+    return jax.jit(lambda: jnp.zeros(shape, jnp.float32), out_shardings=form)
+
+
+@lru_cache
+def _writing(mesh: Mesh, form: Any) -> Callable[..., jax.Array]:
+    """Rows of every device from one on, in place: as numbers one after another, like `_cutting`."""
+
+    def written(array: jax.Array, block: jax.Array, begin: jax.Array) -> jax.Array:
+        flat = jax.lax.dynamic_update_slice_in_dim(array.reshape(-1), block, begin * array.shape[1], axis=0)
+        return flat.reshape(array.shape)
+
+    mapped = jax.shard_map(written, mesh=mesh, in_specs=(P(AXIS), P(AXIS), P()), out_specs=P(AXIS), check_vma=False)
+    return jax.jit(mapped, donate_argnums=0, out_shardings=form)
+
+
+def _fill(held: dict[int, Array], rows_of: RowsOf, num_devices: int, group: Group, part: tuple[Place, int]) -> None:
+    place, block = part
+    first, cores = block * ROWS_PER_BLOCK, group.parts_per_device
+    num_parts = num_devices * cores
+    wanted = {(at, core): _overlap(place.rows_on(at * cores + core, num_parts), first)
+              for at in held for core in range(cores)}
+    if not any(len(rows) for rows in wanted.values()):
+        return
+    values = rows_of(place.table, block)
+    for (at, core), rows in wanted.items():
+        if len(rows):
+            start = core * group.rows_per_part + place.first_row + rows[0] // (num_parts if place.is_by_rows else 1)
+            held[at][start : start + len(rows)] = values[rows.start - first : rows.stop - first : rows.step]
+
+
+def _overlap(rows: range, first: int) -> range:
+    """Those of `rows` that lie in the block from `first` on."""
+    if not rows:
+        return rows
+    begin = max(0, -(-(first - rows.start) // rows.step))
+    end = max(0, -(-(first + ROWS_PER_BLOCK - rows.start) // rows.step))
+    return rows[begin:end]
+
+
+def _part_on(array: jax.Array, device: jax.Device, group: Group) -> Array:
+    """The rows that one of this process's devices holds."""
+    part = np.asarray(next(s.data for s in array.addressable_shards if s.device == device))
+    return part if part.ndim == 1 else part.reshape(-1, group.dim)
+
+
+def _power_of_two(number: int) -> int:
+    """Not less than `number`: so that tables of any size share a few programs."""
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,231 @@
+"""The whole step as one program over all devices: lookup, dense layers there and back, both updates, metrics."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.layout import Format
+from jax.experimental.layout import Layout as Tiles
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from embark.spec import RunSpec
+from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, Wanted, samples_on
+from embark.trainers.jax.initial import dense_shapes
+from embark.trainers.jax.layout import Layout
+from embark.trainers.jax.metrics import NUM_BINS, counted, losses, sums_of
+from embark.trainers.jax.network import logits_of
+from embark.trainers.jax.optimizers import DENSE_STATES, moved_dense, row_state
+
+State = dict[str, Any]
+"""`tables` and `slots` by group, `dense` and `dense_state` by weight, and the histograms `counts`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What runs on the devices."""
+
+    train: Callable[..., tuple[State, dict[str, jax.Array]]]
+    """(state, batch, rates, step) to the state after it, and what the host should know. It consumes the state."""
+    evaluate: Callable[..., tuple[jax.Array, jax.Array]]
+    """(state, counts, batch) to the counts after it, and the batch's sums. It consumes the counts."""
+
+
+def make_programs(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], mesh: Mesh, precision: str) -> Programs:
+    """Nothing is compiled before the first call."""
+    body = _Exchanged(spec, layout, capacities, precision)
+    specs = state_specs(spec, layout)
+    rows, whole = P(AXIS), P()
+    mapped = partial(jax.shard_map, mesh=mesh, check_vma=False)
+    batch = {name: samples_on(BATCH_AXES[name]) for name in ("dense", "ids", "label")}
+    seen = batch | {"valid": samples_on(BATCH_AXES["valid"])}
+    train = mapped(body.train, in_specs=(specs, batch, whole, whole), out_specs=(specs, whole))
+    evaluate = mapped(body.evaluate, in_specs=(specs, rows, seen), out_specs=(rows, whole))
+    return Programs(jax.jit(train, donate_argnums=0), jax.jit(evaluate, donate_argnums=1))
+
+
+def state_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> State:
+    """What the state is, with no memory behind it."""
+    num_devices = layout.num_devices
+    dtype = jnp.float16 if spec.train.table_dtype == "fp16" else jnp.float32
+    tables, slots = {}, {}
+    for group in layout.groups:
+        lines = (num_devices * group.lines_per_device, group.rows_per_line * group.dim)
+        tables[group.name] = jax.ShapeDtypeStruct(lines, dtype)
+        kept = row_state(spec.train)
+        if kept:
+            form = lines if kept == "rows" else (num_devices * group.rows_per_device,)
+            slots[group.name] = jax.ShapeDtypeStruct(form, jnp.float32)
+    dense = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in weight_shapes(spec).items()}
+    num_states = len(DENSE_STATES[spec.train.dense_optimizer])
+    shapes = {
+        "tables": tables, "slots": slots, "dense": dense,
+        "dense_state": {name: (shape,) * num_states for name, shape in dense.items()},
+        "counts": jax.ShapeDtypeStruct((num_devices * 2 * NUM_BINS,), jnp.int32),
+    }
+    placed: State = jax.tree.map(
+        lambda shape, axes: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(mesh, axes)),
+        shapes, state_specs(spec, layout),
+    )
+    if layout.cores:
+        for kind in ("tables", "slots"):
+            placed[kind] = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=table_form(mesh))
+                            for name, rows in placed[kind].items()}
+    return placed
+
+
+def table_form(mesh: Mesh) -> Any:
+    """How SparseCores want their rows: one after another, nothing between them."""
+    sharding = NamedSharding(mesh, P(AXIS))
+    if mesh.devices.flat[0].platform != "tpu":
+        return sharding
+    return Format(Tiles(major_to_minor=(0, 1), tiling=((8,),)), sharding)
+
+
+def state_specs(spec: RunSpec, layout: Layout) -> State:
+    """How the state lies over the devices."""
+    names = [group.name for group in layout.groups]
+    has_slots = bool(row_state(spec.train))
+    num_states = len(DENSE_STATES[spec.train.dense_optimizer])
+    weights = weight_shapes(spec)
+    return {
+        "tables": dict.fromkeys(names, P(AXIS)), "slots": dict.fromkeys(names if has_slots else [], P(AXIS)),
+        "dense": dict.fromkeys(weights, P()), "dense_state": {name: (P(),) * num_states for name in weights},
+        "counts": P(AXIS),
+    }
+
+
+def weight_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
+    """Every weight and bias of the dense layers."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape, has_bias in dense_shapes(spec.model):
+        shapes[f"{name}.weight"] = shape
+        if has_bias:
+            shapes[f"{name}.bias"] = shape[:1]
+    return shapes
+
+
+def batch_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """What a batch of training is."""
+    size = spec.train.batch_size
+    forms = {"dense": ((size, spec.model.num_dense), jnp.float32), "ids": ((layout.num_columns, size), jnp.int32),
+             "label": ((size,), jnp.float32)}
+    return {name: jax.ShapeDtypeStruct(*form, sharding=NamedSharding(mesh, samples_on(BATCH_AXES[name])))
+            for name, form in forms.items()}
+
+
+class Body(ABC):
+    """What one device does; every method runs inside `shard_map`. How rows are looked up and moved is left open."""
+
+    def __init__(self, spec: RunSpec, layout: Layout, precision: str) -> None:
+        self._spec, self._layout, self._precision = spec, layout, precision
+
+    def train(
+        self, state: State, batch: dict[str, Any], rates: jax.Array, step: jax.Array
+    ) -> tuple[State, dict[str, jax.Array]]:
+        spec = self._spec
+        pooled, wanted, bad_table = self._looked_up(state, batch)
+
+        def loss_of(dense: Any, pooled: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+            logits = logits_of(spec.model, self._precision, dense, batch["dense"], pooled)
+            return losses(logits, batch["label"]).sum() / spec.train.batch_size, logits
+
+        grads, logits = jax.grad(loss_of, argnums=(0, 1), has_aux=True)(state["dense"], pooled)
+        tables, slots = self._moved_tables(state, wanted, grads[1], rates[0])
+        dense, dense_state = self._moved_dense(state, jax.lax.psum(grads[0], AXIS), rates[1], step)
+        counts = counted(state["counts"], logits, batch["label"], None)
+        told = {
+            "sums": jax.lax.psum(sums_of(logits, batch["label"], None), AXIS),
+            "bad_table": jax.lax.pmin(bad_table, AXIS),
+            "has_bad_loss": jax.lax.pmax(jnp.any(~jnp.isfinite(logits)).astype(jnp.int32), AXIS),
+        }
+        return {"tables": tables, "slots": slots, "dense": dense, "dense_state": dense_state, "counts": counts}, told
+
+    def evaluate(self, state: State, counts: jax.Array, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+        pooled, _, _ = self._looked_up(state, batch)
+        logits = logits_of(self._spec.model, self._precision, state["dense"], batch["dense"], pooled)
+        counts = counted(counts, logits, batch["label"], batch["valid"])
+        return counts, jax.lax.psum(sums_of(logits, batch["label"], batch["valid"]), AXIS)
+
+    @abstractmethod
+    def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], Any, jax.Array]:
+        """One vector [b, dim] for each table, in the order of the model; what their update will need; and the first
+        table that has an id which is no row's."""
+
+    @abstractmethod
+    def _moved_tables(
+        self, state: State, wanted: Any, grads: list[jax.Array], rate: jax.Array
+    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        """Rows and their state after the step."""
+
+    def _moved_dense(
+        self, state: State, grads: dict[str, jax.Array], rate: jax.Array, step: jax.Array
+    ) -> tuple[dict[str, jax.Array], dict[str, tuple[jax.Array, ...]]]:
+        weights, states = {}, {}
+        for name, weight in state["dense"].items():
+            weights[name], states[name] = moved_dense(
+                self._spec.train, weight, state["dense_state"][name], grads[name], rate, step
+            )
+        return weights, states
+
+
+class _Exchanged(Body):
+    """Rows go between devices by an exchange of XLA's."""
+
+    def __init__(self, spec: RunSpec, layout: Layout, capacities: tuple[int, ...], precision: str) -> None:
+        super().__init__(spec, layout, precision)
+        self._exchanges = [
+            Exchange(group, layout.num_devices, capacity, spec.train)
+            for group, capacity in zip(layout.groups, capacities, strict=True)
+        ]
+        tables = spec.model.table_list()
+        self._rows_of_column = np.array([t.rows for t in tables for _ in range(t.multi_hot)], np.int32)
+        self._table_of_column = np.array([f for f, t in enumerate(tables) for _ in range(t.multi_hot)], np.int32)
+        self._num_tables = len(tables)
+
+    def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], Any, jax.Array]:
+        ids, bad_table = self._checked(batch["ids"].T)
+        wanted = self._wanted(ids)
+        return self._pooled(state, wanted), wanted, bad_table
+
+    def _checked(self, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Ids that are no row's made −1, which looks nothing up; and the first table that has one."""
+        is_bad = (ids < -1) | (ids >= self._rows_of_column)
+        first = jnp.where(is_bad, self._table_of_column, self._num_tables).min()
+        return jnp.where(is_bad, -1, ids), first.astype(jnp.int32)
+
+    def _wanted(self, ids: jax.Array) -> list[Wanted]:
+        groups = self._layout.groups
+        return [
+            exchange.wanted(ids if len(groups) == 1 else ids[:, np.array(group.columns)])
+            for group, exchange in zip(groups, self._exchanges, strict=True)
+        ]
+
+    def _pooled(self, state: State, wanted: list[Wanted]) -> list[jax.Array]:
+        """One vector [b, dim] for each table, in the order of the model."""
+        found: dict[int, jax.Array] = {}
+        for group, exchange, one in zip(self._layout.groups, self._exchanges, wanted, strict=True):
+            rows = exchange.fetch((state["tables"][group.name], None), one)
+            vectors = exchange.pooled(rows, one)
+            found |= {place.feature: vector for place, vector in zip(group.places, vectors, strict=True)}
+        return [found[feature] for feature in sorted(found)]
+
+    def _moved_tables(
+        self, state: State, wanted: list[Wanted], grads: list[jax.Array], rate: jax.Array
+    ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+        tables, slots = {}, {}
+        for group, exchange, one in zip(self._layout.groups, self._exchanges, wanted, strict=True):
+            held = (state["tables"][group.name], state["slots"].get(group.name))
+            summed = exchange.summed([grads[place.feature] for place in group.places], one)
+            table, slot = exchange.update(held, one, summed, rate)
+            tables[group.name] = table
+            if slot is not None:
+                slots[group.name] = slot
+        return tables, slots

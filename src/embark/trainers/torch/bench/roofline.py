@@ -1,0 +1,113 @@
+"""What a step must move and compute, over what this card moved and computed a moment ago."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from embark.data import Batch
+from embark.spec import RunSpec
+from embark.trainers.torch.model import dense_network
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Of one step. Nothing is counted twice that a perfect cache could keep."""
+
+    bytes_per_step: float
+    flops_per_step: float
+    bytes_per_s: float
+    """Measured: a copy within the device's memory, read and written."""
+    flops_per_s: float
+    """Measured: a large matrix product in the step's precision."""
+
+    @property
+    def floor_s(self) -> float:
+        """No step can be shorter, were moving and computing wholly at the same time."""
+        return max(self.bytes_per_step / self.bytes_per_s, self.flops_per_step / self.flops_per_s)
+
+
+def roofline(spec: RunSpec, batches: Sequence[Batch], precision: str, device: torch.device) -> Roofline:
+    """Count the step, measure the card."""
+    size = 2 if precision == "bf16" else 4
+    num_bytes = _table_bytes(spec, batches, size) + _dense_bytes(spec, size)
+    num_samples = spec.train.batch_size
+    network = dense_network(spec.model)
+    num_weights = sum(m.in_features * m.out_features for m in network.modules() if isinstance(m, nn.Linear))
+    flops = 6.0 * num_samples * num_weights
+    if spec.model.kind == "dlrm":
+        vectors = len(spec.model.table_list()) + bool(spec.model.num_dense)
+        flops += 6.0 * num_samples * vectors * (vectors - 1) / 2 * spec.model.embedding_dim
+    return Roofline(num_bytes, flops, bandwidth(device), matrix_rate(device, precision))
+
+
+def _table_bytes(spec: RunSpec, batches: Sequence[Batch], size: int) -> float:
+    """Touched rows read for the lookup, read and written for the update, with their state; pooled rows there and
+    back; ids."""
+    total = 0.0
+    state = {"sgd": 0.0, "rowwise_adagrad": 2 * 4.0}.get(spec.train.optimizer)
+    for batch in batches:
+        start = 0
+        for table, lengths in zip(spec.model.table_list(), batch.lengths, strict=True):
+            count = int(lengths.sum())
+            ids = batch.ids[start : start + count]
+            start += count
+            rows, width = len(np.unique(ids)), table.dim or 0
+            total += rows * (3 * 4 * width + (2 * 4 * width if state is None else state))
+            total += 4 * spec.train.batch_size * width * size + 4 * count
+    return total / len(batches)
+
+
+def _dense_bytes(spec: RunSpec, size: int) -> float:
+    """Every layer's output written and read, its gradient written and read; the input."""
+    network = dense_network(spec.model)
+    widths = sum(m.out_features for m in network.modules() if isinstance(m, nn.Linear))
+    if spec.model.kind == "dlrm":
+        widths += next(m for m in network.top if isinstance(m, nn.Linear)).in_features
+    return spec.train.batch_size * (4.0 * size * widths + 4 * (spec.model.num_dense + 1))
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes read and written a second by a copy within the device's memory."""
+    values = torch.empty(1 << (28 if device.type == "cuda" else 24), device=device)
+    other = torch.empty_like(values)
+    return 2 * values.numel() * 4 / _best_s(lambda: other.copy_(values), device)
+
+
+def upload_rate(device: torch.device) -> float:
+    """Bytes a second from pinned host memory to the device."""
+    if device.type != "cuda":
+        return bandwidth(device)
+    values = torch.empty(1 << 26, pin_memory=True)
+    there = torch.empty_like(values, device=device)
+    return values.numel() * 4 / _best_s(lambda: there.copy_(values, non_blocking=True), device)
+
+
+def matrix_rate(device: torch.device, precision: str) -> float:
+    """Operations a second of a large matrix product."""
+    size = 8192 if device.type == "cuda" else 1024
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    return 2.0 * size**3 / _best_s(lambda: left @ right, device)
+
+
+def _best_s(call: Callable[[], object], device: torch.device) -> float:
+    best = float("inf")
+    for _ in range(10):
+        wait(device)
+        started = time.perf_counter()
+        call()
+        wait(device)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

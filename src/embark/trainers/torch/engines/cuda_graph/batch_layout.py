@@ -1,0 +1,187 @@
+"""Batches on their way to the device: packed into pinned memory by a thread, copied while the step before runs."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embark.data import Batch, Loader, Source
+from embark.data.prepared.layout import Layout
+from embark.data.prepared.raw import RawBatches, RawSource
+from embark.data.raw_loader import RawLoader, num_together
+from embark.trainers.torch.batch import pinned
+from embark.trainers.torch.engines.pipeline import Part
+from embark.trainers.torch.raw_decode import RawDecoder
+
+ALIGNMENT = 64
+MAX_HELD = 4
+"""Raw buffers on their way to the device at a time."""
+
+
+class BatchLayout(Protocol):
+    """How a batch lies in one run of bytes."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def room(self) -> int:
+        """Batches that a buffer has room for."""
+        ...
+
+    def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Dense [B, num_dense], ids [all], label [B] of one of the batches of a buffer on the device; no value passes
+        through the host."""
+        ...
+
+    def feed(self, source: Any, part: Part, device: torch.device) -> AbstractContextManager[Iterator[HostBuffer]]:
+        """Batches in this form."""
+        ...
+
+
+@dataclass(frozen=True)
+class HostBuffer:
+    """Batches in host memory, and what to call when they have been copied."""
+
+    buffer: Tensor
+    release: Any
+    """Takes the event after which the memory may be used again."""
+    num_batches: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """Label, dense features, ids feature by feature; a sample with fewer ids than its feature's most has −1 behind."""
+
+    num_samples: int
+    num_dense: int
+    num_ids: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return self._starts[-1]
+
+    @property
+    def room(self) -> int:
+        return 1
+
+    @contextmanager
+    def feed(self, source: Source, part: Part, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
+        """Made by a loader, packed by one more thread."""
+        with Loader(source, **asdict(part)) as loader:
+            yield iter(Packer(loader, self, is_pinned=device.type == "cuda"))
+
+    def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Views."""
+        label, dense, ids, _ = self._starts
+        n = self.num_samples
+        return (
+            buffer[dense : dense + 4 * n * self.num_dense].view(torch.float32).view(n, self.num_dense),
+            buffer[ids : ids + 4 * n * sum(self.num_ids)].view(torch.int32),
+            buffer[label : label + 4 * n].view(torch.float32),
+        )
+
+    def pack(self, batch: Batch, into: NDArray[np.uint8]) -> None:
+        """Lay `batch` into `into`."""
+        label, dense, ids, _ = self._starts
+        n = self.num_samples
+        into[label : label + 4 * n].view(np.float32)[:] = batch.label
+        into[dense : dense + 4 * n * self.num_dense].view(np.float32)[:] = batch.dense.reshape(-1)
+        to = into[ids : ids + 4 * n * sum(self.num_ids)].view(np.int32)
+        if batch.ids.size == to.size:
+            to[:] = batch.ids
+            return
+        start = at = 0
+        for most, lengths in zip(self.num_ids, batch.lengths, strict=True):
+            rows = to[at : at + n * most].reshape(n, most)
+            rows.fill(-1)
+            count = int(lengths.sum())
+            rows[np.arange(most) < lengths[:, None]] = batch.ids[start : start + count]
+            start += count
+            at += n * most
+
+    @property
+    def _starts(self) -> tuple[int, int, int, int]:
+        dense = _aligned(4 * self.num_samples)
+        ids = dense + _aligned(4 * self.num_samples * self.num_dense)
+        return 0, dense, ids, ids + _aligned(4 * self.num_samples * sum(self.num_ids))
+
+
+class RawLayout:
+    """A block of prepared rows as it lies on disk: the host copies bytes, the device makes numbers of them."""
+
+    def __init__(self, layout: Layout, names: list[str], num_samples: int, device: torch.device) -> None:
+        self.room = num_together(num_samples)
+        self._decoder = RawDecoder(layout, names, num_samples, device, self.room)
+        self.size_bytes = self._decoder.size_bytes
+
+    def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        return self._decoder.decode(buffer, number)
+
+    @contextmanager
+    def feed(self, source: RawSource, part: Part, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
+        with RawLoader(source, **asdict(part), allocate=pinned(device), depth=4, num_threads=_num_threads(),
+                       max_held=MAX_HELD, room=self.room) as loader:
+            yield _released_when_copied(loader)
+
+
+def _released_when_copied(loader: RawLoader) -> Iterator[HostBuffer]:
+    copied: deque[tuple[RawBatches, Any]] = deque()
+    for batches in loader:
+        yield HostBuffer(torch.from_numpy(batches.buffer), lambda event, held=batches: copied.append((held, event)),
+                     batches.num_batches)
+        while copied and (len(copied) >= MAX_HELD - 1 or copied[0][1] is None or copied[0][1].query()):
+            done, event = copied.popleft()
+            if event is not None:
+                event.synchronize()
+            loader.release(done)
+
+
+def _num_threads() -> int:
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(1, min(4, len(os.sched_getaffinity(0)) // ranks - 1))
+
+
+class Packer:
+    """A thread that packs batches into a ring of host buffers, pinned where the device is a GPU."""
+
+    def __init__(self, batches: Iterable[Batch], form: PackedLayout, *, is_pinned: bool, depth: int = 4) -> None:
+        self._batches, self._form = batches, form
+        self._free: queue.SimpleQueue[tuple[Tensor, Any]] = queue.SimpleQueue()
+        for _ in range(depth):
+            self._free.put((torch.empty(form.size_bytes, dtype=torch.uint8, pin_memory=is_pinned), None))
+        self._full: queue.SimpleQueue[Tensor | BaseException | None] = queue.SimpleQueue()
+
+    def __iter__(self) -> Iterator[HostBuffer]:
+        threading.Thread(target=self._run, name="embark-packer", daemon=True).start()
+        while (got := self._full.get()) is not None:
+            if isinstance(got, BaseException):
+                raise got
+            yield HostBuffer(got, lambda event, buffer=got: self._free.put((buffer, event)))
+
+    def _run(self) -> None:
+        try:
+            for batch in self._batches:
+                buffer, event = self._free.get()
+                if event is not None:
+                    event.synchronize()
+                self._form.pack(batch, buffer.numpy())
+                self._full.put(buffer)
+            self._full.put(None)
+        except BaseException as error:
+            self._full.put(error)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,333 @@
+"""The whole step as one CUDA graph: lookups, dense layers there and back, optimizers, metrics; replayed, not launched.
+
+On a CPU, or over gloo, the same step runs operation by operation, so its numbers can be checked without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from embark.data import Source
+from embark.spec import RunSpec
+from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, HostBuffer
+from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes
+from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense, state_names
+from embark.trainers.torch.engines.cuda_graph.local_shards import LocalShard, Shard
+from embark.trainers.torch.engines.cuda_graph.lookup import (
+    FbgemmLookup,
+    KernelLookup,
+    Lookup,
+    LookupPlan,
+    divides_itself,
+)
+from embark.trainers.torch.engines.cuda_graph.network import Network
+from embark.trainers.torch.engines.cuda_graph.ops import TorchOps, gpu_ops
+from embark.trainers.torch.engines.pipeline import Part
+from embark.trainers.torch.metrics import MetricWindow
+from embark.trainers.torch.optimizers import Optimizers
+from embark.trainers.torch.world import World
+
+NO_STEP = torch.iinfo(torch.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine is made of."""
+
+    spec: RunSpec
+    world: World
+    model: DistributedModelParallel
+    dense: torch.nn.Module
+    optimizers: Optimizers
+    shards: list[Shard]
+    held: list[LocalShard]
+    precision: str
+
+
+class CudaGraphEngine:
+    """Everything a step does, in memory that never moves."""
+
+    name = "cuda_graph"
+
+    def __init__(self, parts: Parts, form: BatchLayout, window: MetricWindow, reason: str) -> None:
+        self.model, self.reason = parts.model, reason
+        self._parts, self.form, self._window = parts, form, window
+        self._tables = parts.spec.model.table_list()
+        self._device = parts.world.device
+        self._is_gpu = self._device.type == "cuda"
+        self._rates = torch.zeros(2, device=self._device)
+        self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._bad_id, self._bad_loss = (torch.full_like(self._step, NO_STEP) for _ in range(2))
+        self._slots = [torch.zeros(form.size_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
+        self._streams = _Streams(self._device) if self._is_gpu else None
+        self._graphs: list[list[torch.cuda.CUDAGraph]] = []
+        """By slot, and by the batch's place in it."""
+        self._filled: HostBuffer | None = None
+        """What is in the slot in use."""
+        self._following: HostBuffer | None = None
+        """What is on its way into the other."""
+        self._slot = self._number = 0
+        self._is_built = False
+
+    def feed(self, source: Source, part: Part) -> AbstractContextManager[Iterator[HostBuffer]]:
+        """In memory that the device copies from: raw bytes where the source has them, else packed batches."""
+        return self.form.feed(source, part, self._device)
+
+    def step(self, batches: Iterator[HostBuffer], step: int) -> None:
+        """Train on the next batch, and count it in the window."""
+        if not self._is_built:
+            self._build(step)
+        table_rate, dense_rate = self._parts.optimizers.rates()
+        self._set_rates(table_rate, dense_rate)
+        self._next_batch(batches)
+        if self._streams is None:
+            self._body(self._slot, self._number)
+        else:
+            self._graphs[self._slot][self._number].replay()
+            self._streams.done[self._slot].record(torch.cuda.current_stream())
+        self._window.count(self._num_samples)
+
+    def settle(self, step: int) -> None:
+        """Make the optimizer's own state what it would be had it done the steps; before a checkpoint."""
+        if self._is_built:
+            self._flat.set_count(step)
+
+    def trouble(self) -> tuple[str, int, str] | None:
+        """What went wrong on the device, the first step it did, and the table; waits for the device."""
+        bad_id, bad_loss = int(self._bad_id), int(self._bad_loss)
+        if bad_id != NO_STEP:
+            table = self._tables[self._asked[bad_id & 0xFFFFF].held.shard.feature]
+            return "id", bad_id >> 20, table.name
+        return ("loss", bad_loss, "") if bad_loss != NO_STEP else None
+
+    @contextmanager
+    def evaluating(self) -> Iterator[DistributedModelParallel]:
+        """TorchRec's own model, which holds the same weights."""
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield self.model
+        finally:
+            self.model.train()
+
+    def _next_batch(self, batches: Iterator[HostBuffer]) -> None:
+        """Make the next batch the one that `slot` and `number` say; what comes behind it is on its way already."""
+        self._number += 1
+        if self._filled is not None and self._number < self._filled.num_batches:
+            return
+        if self._filled is None:
+            self._following = next(batches)
+            self._copy(self._following, 1 - self._slot)
+        elif self._following is None:
+            raise StopIteration
+        self._filled, self._slot, self._number = self._following, 1 - self._slot, 0
+        if self._streams is not None:
+            torch.cuda.current_stream().wait_event(self._streams.copied[self._slot])
+        self._following = next(batches, None)
+        if self._following is not None:
+            self._copy(self._following, 1 - self._slot)
+
+    def _copy(self, filled: HostBuffer, slot: int) -> None:
+        """Bring batches into a slot as soon as the step that read it last is done."""
+        if self._streams is None:
+            self._slots[slot].copy_(filled.buffer)
+            filled.release(None)
+            return
+        streams = self._streams
+        with torch.cuda.stream(streams.copy):
+            streams.copy.wait_event(streams.done[slot])
+            self._slots[slot].copy_(filled.buffer, non_blocking=True)
+            streams.copied[slot].record(streams.copy)
+            event = torch.cuda.Event()
+            event.record(streams.copy)
+        filled.release(event)
+
+    def _set_rates(self, table_rate: float, dense_rate: float) -> None:
+        self._rates[0].fill_(table_rate)
+        self._rates[1].fill_(dense_rate)
+        self._lookup.set_rate(table_rate)
+
+    def _build(self, step: int) -> None:
+        """Lay everything out, and capture it; the parameters are as a checkpoint may have left them."""
+        parts, spec, world = self._parts, self._parts.spec, self._parts.world
+        self._num_samples = spec.train.batch_size // world.world_size
+        dtype = torch.bfloat16 if parts.precision == "bf16" else torch.float32
+        self._ops = gpu_ops() if self._is_gpu and dtype == torch.bfloat16 else TorchOps()
+        if state_names(parts.optimizers) and not parts.optimizers.dense.state:
+            parts.optimizers.init_state()
+        self._flat = FlatDense(parts.dense, parts.optimizers, dtype,
+                               self._ops.num_portions(self._num_samples))
+        self._flat.adopt()
+        self._network = Network(parts.dense, self._flat, self._ops, self._num_samples, spec.train.batch_size,
+                                self._beside("weights"))
+        sizes = Sizes(self._num_samples, tuple(t.multi_hot for t in self._tables),
+                      tuple(t.dim or 0 for t in self._tables))
+        self._exchange: Exchange | None = None
+        if world.world_size > 1:
+            self._exchange = Exchange(parts.shards, sizes, world.rank, world.world_size, self._device,
+                                      _wire_dtype(spec, parts.shards, dtype))
+        self._lookup = self._make_lookup(sizes)
+        self._mean_features = [
+            (sizes.id_starts[f], sizes.num_ids[f], sizes.columns[f], sizes.widths[f])
+            for f, table in enumerate(self._tables)
+            if table.pooling == "mean" and table.multi_hot > 1 and self._must_divide(f)
+        ]
+        self._step.fill_(step)
+        if self._is_gpu:
+            self._capture()
+        self._is_built = True
+
+    def _make_lookup(self, sizes: Sizes) -> Lookup:
+        exchange = self._exchange
+        asked, column = [], 0
+        for one in self._parts.held:
+            feature = one.shard.feature
+            at = exchange.id_starts[feature] if exchange else sizes.id_starts[feature]
+            to = column if exchange else sizes.columns[feature] + one.shard.first_column
+            asked.append(LookupPlan(one, at, sizes.num_ids[feature], self._tables[feature].rows, to))
+            column += one.shard.num_columns
+        self._asked = asked
+        num_samples = exchange.num_global if exchange else sizes.num_samples
+        if not self._is_gpu:
+            return FbgemmLookup(asked, num_samples)
+        grads = exchange.grads if exchange else self._network.grad_pooled
+        return KernelLookup(asked, num_samples, grads.stride(0), self._rates, self._bad_id, self._step,
+                            self._parts.spec.train.eps)
+
+    def _must_divide(self, feature: int) -> bool:
+        """FBGEMM divides whole tables itself, on a CPU; but a rank without the table has nobody to ask, and those
+        with a part of its rows know a part of the ids only."""
+        if self._is_gpu:
+            return True
+        shards = [s for s in self._parts.shards if s.feature == feature]
+        is_split = any(s.num_rows < self._tables[feature].rows for s in shards)
+        mine = [one for one in self._parts.held if one.shard.feature == feature]
+        return is_split or any(not divides_itself(one) for one in mine)
+
+    def _capture(self) -> None:
+        """Run once with no id at all, so that kernels are compiled and no table is touched; then record the step."""
+        flat, window = self._flat, self._window
+        kept = [t.clone() for t in (flat.master, flat.state, flat.second_state, flat.shadow, self._step)]
+        window_kept = window.clone_sums()
+        streams = self._streams
+        assert streams is not None
+        streams.main.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(streams.main):
+            for _ in range(2):
+                self._body(0, 0, has_ids=False)
+        torch.cuda.current_stream().wait_stream(streams.main)
+        for tensor, before in zip((flat.master, flat.state, flat.second_state, flat.shadow, self._step), kept,
+                                  strict=True):
+            tensor.copy_(before)
+        window.set_sums(window_kept)
+        self._bad_loss.fill_(NO_STEP)
+        torch.cuda.synchronize()
+        pool = None
+        for slot in range(2):
+            self._graphs.append([])
+            for number in range(self.form.room):
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool, stream=streams.main, capture_error_mode="thread_local"):
+                    self._body(slot, number)
+                pool = graph.pool()
+                self._graphs[slot].append(graph)
+
+    def _body(self, slot: int, number: int, *, has_ids: bool = True) -> None:
+        """The step."""
+        network, exchange, flat = self._network, self._exchange, self._flat
+        train = self._parts.spec.train
+        dense, ids, label = self.form.decode(self._slots[slot], number)
+        if not has_ids:
+            ids = torch.full_like(ids, -1)
+        network.inputs[:, : dense.shape[1]] = dense
+        looked_up = network.pooled
+        wanted = ids
+        if exchange:
+            wanted, looked_up = exchange.ids(ids), exchange.looked_up
+        with self._beside("tables")():
+            self._lookup.forward(wanted, looked_up)
+        network.forward_bottom()
+        self._join("tables")
+        with self._beside("sort")():
+            self._lookup.sort()
+        if exchange:
+            exchange.pooled(network.pooled)
+        self._divide(ids, network.pooled)
+        network.forward_rest()
+        network.backward_to_pooled(label)
+        with self._beside("metrics")():
+            self._window.accumulate(network.logits, label)
+            self._note_bad_loss(network.logits)
+        self._divide(ids, network.grad_pooled)
+        grads = network.grad_pooled
+        if exchange:
+            exchange.send_grads(grads)
+            grads = exchange.grads
+        self._join("sort")
+        with self._beside("tables")():
+            self._lookup.backward(grads)
+        network.backward_bottom()
+        self._join("weights")
+        flat.add_up()
+        if exchange:
+            dist.all_reduce(flat.grads)
+        self._ops.move(flat.master, flat.places, flat.grads, flat.shadow, flat.state, flat.second_state, self._rates,
+                       self._step, optimizer=train.dense_optimizer, eps=train.eps)
+        self._join("tables")
+        self._join("metrics")
+        self._step += 1
+
+    def _divide(self, ids: Tensor, values: Tensor) -> None:
+        """From sums to means, of rows and of gradients alike."""
+        for start, num_ids, column, width in self._mean_features:
+            counts = (ids[start : start + self._num_samples * num_ids].view(-1, num_ids) >= 0).sum(1).clamp(min=1)
+            values[:, column : column + width] /= counts[:, None]
+
+    def _note_bad_loss(self, logits: Tensor) -> None:
+        is_bad = ~torch.isfinite(logits).all()
+        torch.minimum(self._bad_loss, torch.where(is_bad, self._step, NO_STEP), out=self._bad_loss)
+
+    def _beside(self, name: str) -> Callable[[], Any]:
+        streams = self._streams
+        if streams is None:
+            return nullcontext
+        return lambda: streams.branch(name)
+
+    def _join(self, name: str) -> None:
+        if self._streams is not None:
+            torch.cuda.current_stream().wait_stream(self._streams.named[name])
+
+
+class _Streams:
+    """Where the branches of a step run, and what tells them of each other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.main = torch.cuda.Stream(device)
+        self.copy = torch.cuda.Stream(device)
+        self.named = {name: torch.cuda.Stream(device) for name in ("weights", "tables", "sort", "metrics")}
+        self.copied = [torch.cuda.Event() for _ in range(2)]
+        self.done = [torch.cuda.Event() for _ in range(2)]
+
+    @contextmanager
+    def branch(self, name: str) -> Iterator[None]:
+        stream = self.named[name]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield
+
+
+def _wire_dtype(spec: RunSpec, shards: list[Shard], dtype: torch.dtype) -> torch.dtype:
+    """What pooled rows travel in. Rounding before the wire changes nothing where the dense layers round anyway, but
+    sums over shards of rows would be of rounded parts."""
+    if spec.train.comms_dtype != "fp32":
+        return torch.float16 if spec.train.comms_dtype == "fp16" else torch.bfloat16
+    rows = {f: t.rows for f, t in enumerate(spec.model.table_list())}
+    return torch.float32 if any(s.num_rows < rows[s.feature] for s in shards) else dtype

@@ -1,0 +1,143 @@
+"""The dense layers in flat memory: one kernel then moves them all, and one all-reduce joins their gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from embark.trainers.torch.model import CrossNetwork, DotNetwork
+from embark.trainers.torch.optimizers import Optimizers
+
+PADDING = 8
+"""Tensor cores want rows of 16 bytes."""
+
+
+def padded(width: int) -> int:
+    """The next width that tensor cores take at full speed."""
+    return -(-width // PADDING) * PADDING
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A linear layer: what it computes with, and where its gradients go."""
+
+    weight: Tensor
+    """[out, in], both padded with zeros; rounded to what the step computes in."""
+    bias: Tensor | None
+    grad_weight: Tensor
+    """As `weight`, in fp32."""
+    sums: Tensor | None
+    """[portions, out]: sums over portions of the batch that add up to the gradient of `bias`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The last layer, which has one output."""
+
+    weight: Tensor
+    """[in], not padded."""
+    bias: Tensor
+    """[1]"""
+    sums: Tensor
+    """[portions, in + 1]: likewise of both."""
+    width: int
+
+
+class FlatDense:
+    """All parameters of a dense network as one tensor, with their gradients, their optimizer's state and the copy of
+    them that a step computes with.
+
+    The module's parameters and its optimizer's state become views, so that a checkpoint sees what was trained.
+    """
+
+    def __init__(self, network: nn.Module, optimizers: Optimizers, dtype: torch.dtype, num_portions: int) -> None:
+        assert isinstance(network, DotNetwork | CrossNetwork)
+        self._network = network
+        self._optimizers = optimizers
+        linears = [m for m in network.modules() if isinstance(m, nn.Linear)]
+        last = network.top[-1]
+        self._parameters = list(network.parameters())
+        device = self._parameters[0].device
+        starts: dict[int, int] = {}
+        size = 0
+        for linear in linears:
+            if linear is not last:
+                starts[id(linear.weight)] = size
+                size += padded(linear.out_features) * padded(linear.in_features)
+        self._sums_start = size
+        for linear in linears:
+            if linear is not last and linear.bias is not None:
+                starts[id(linear.bias)] = size
+                size += padded(linear.out_features)
+        starts[id(last.weight)] = size
+        starts[id(last.bias)] = size + last.in_features
+        size = padded(size + last.in_features + 1)
+        num_values = sum(p.numel() for p in self._parameters)
+        self.master = torch.empty(num_values, device=device)
+        self.places = torch.cat([_places(p, starts[id(p)]) for p in self._parameters]).to(device)
+        self.grads = torch.zeros(size, device=device)
+        self.shadow = torch.zeros(size, device=device, dtype=dtype)
+        self.sums = torch.zeros(num_portions, size - self._sums_start, device=device)
+        self.state, self.second_state = (torch.zeros(num_values, device=device) for _ in range(2))
+        self.layers = {
+            id(linear): self._layer(linear, starts) for linear in linears if linear is not last
+        }
+        begin = starts[id(last.weight)]
+        width = last.in_features
+        self.head = Head(
+            self.shadow[begin : begin + width], self.shadow[begin + width : begin + width + 1],
+            self.sums[:, begin - self._sums_start : begin - self._sums_start + width + 1], width,
+        )
+
+    def adopt(self) -> None:
+        """Take the parameters and their optimizer's state over as they are now, and put views in their place."""
+        states = state_names(self._optimizers)
+        wrapped = self._optimizers.dense
+        at = 0
+        for parameter in self._parameters:
+            span = slice(at, at + parameter.numel())
+            self.master[span] = parameter.detach().reshape(-1)
+            parameter.data = self.master[span].view(parameter.shape)
+            parameter.grad = None
+            for name, flat in zip(states, (self.state, self.second_state), strict=False):
+                held = wrapped.state[parameter]
+                flat[span] = held[name].reshape(-1)
+                held[name] = flat[span].view(parameter.shape)
+            at += parameter.numel()
+        self.shadow[self.places] = self.master.to(self.shadow.dtype)
+
+    def add_up(self) -> None:
+        """Bring the gradients that were kept by portions of the batch together."""
+        torch.sum(self.sums, 0, out=self.grads[self._sums_start :])
+
+    def set_count(self, num_steps: int) -> None:
+        """Adagrad and Adam count their steps in each parameter's state."""
+        for held in self._optimizers.dense.state.values():
+            if "step" in held:
+                held["step"].fill_(float(num_steps))
+
+    def _layer(self, linear: nn.Linear, starts: dict[int, int]) -> Layer:
+        shape = padded(linear.out_features), padded(linear.in_features)
+        begin = starts[id(linear.weight)]
+        span = slice(begin, begin + shape[0] * shape[1])
+        bias = sums = None
+        if linear.bias is not None:
+            at = starts[id(linear.bias)]
+            bias = self.shadow[at : at + shape[0]]
+            sums = self.sums[:, at - self._sums_start : at - self._sums_start + shape[0]]
+        return Layer(self.shadow[span].view(shape), bias, self.grads[span].view(shape), sums)
+
+
+def state_names(optimizers: Optimizers) -> tuple[str, ...]:
+    """What the dense optimizer keeps beside each parameter."""
+    return {"sgd": (), "adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}[optimizers.dense_kind]
+
+
+def _places(parameter: Tensor, start: int) -> Tensor:
+    """Where each value of a parameter stands in the padded layout."""
+    if parameter.dim() == 1 or parameter.shape[0] == 1:
+        return torch.arange(start, start + parameter.numel())
+    rows, columns = parameter.shape
+    return (start + torch.arange(rows)[:, None] * padded(columns) + torch.arange(columns)[None, :]).reshape(-1)

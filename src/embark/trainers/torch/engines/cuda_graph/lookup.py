@@ -1,0 +1,221 @@
+"""Rows out of this rank's shards, and their update: by FBGEMM as it is, or by kernels that a graph can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from torch import Tensor
+
+from embark.trainers.torch.engines.cuda_graph.local_shards import LocalShard
+
+OPTIMIZERS = {
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: "rowwise_adagrad",
+    EmbOptimType.EXACT_ADAGRAD: "adagrad",
+    EmbOptimType.EXACT_SGD: "sgd",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LookupPlan:
+    """What one shard is asked for."""
+
+    held: LocalShard
+    id_start: int
+    """Where its feature's ids begin, [num_samples, num_ids]."""
+    num_ids: int
+    table_rows: int
+    column: int
+    """Where its vector begins in the output."""
+
+
+class Lookup(Protocol):
+    """The ids and gradients of all samples that this rank's rows are looked up for."""
+
+    def set_rate(self, rate: float) -> None:
+        """What the next update moves rows with, where that is told by the host."""
+        ...
+
+    def forward(self, ids: Tensor, out: Tensor) -> None: ...
+
+    def sort(self) -> None:
+        """What an update needs of the ids alone: it may run beside the dense layers."""
+        ...
+
+    def backward(self, grads: Tensor) -> None: ...
+
+
+class FbgemmLookup:
+    """FBGEMM's own forward and fused backward: any device, any optimizer, no graph."""
+
+    def __init__(self, asked: Sequence[LookupPlan], num_samples: int) -> None:
+        self._num_samples = num_samples
+        batches = {id(a.held.batch): a.held.batch for a in asked}
+        self._batches = [
+            (batch, sorted((a for a in asked if a.held.batch is batch), key=lambda a: a.held.position))
+            for batch in batches.values()
+        ]
+        self._outputs: list[Tensor] = []
+
+    def set_rate(self, rate: float) -> None:
+        for batch, _ in self._batches:
+            batch.set_learning_rate(rate)
+
+    def forward(self, ids: Tensor, out: Tensor) -> None:
+        self._outputs = []
+        for batch, asked in self._batches:
+            with torch.enable_grad():
+                rows = batch(*self._bags(ids, batch, asked))
+            self._outputs.append(rows)
+            start = 0
+            for one in asked:
+                width = one.held.shard.num_columns
+                out[:, one.column : one.column + width] = rows[:, start : start + width].detach()
+                start += width
+
+    def sort(self) -> None:
+        pass
+
+    def backward(self, grads: Tensor) -> None:
+        come = [
+            torch.cat([grads[:, a.column : a.column + a.held.shard.num_columns] for a in asked], dim=1).to(rows.dtype)
+            for (_, asked), rows in zip(self._batches, self._outputs, strict=True)
+        ]
+        torch.autograd.backward(self._outputs, come)
+        self._outputs = []
+
+    def _bags(self, ids: Tensor, batch: Any, asked: Sequence[LookupPlan]) -> tuple[Tensor, Tensor]:
+        """Indices and offsets of the ids that fall into each shard's rows."""
+        kept, counts = [], []
+        by_position = {a.held.position: a for a in asked}
+        for position in range(len(batch.embedding_specs)):
+            one = by_position.get(position)
+            if one is None:
+                counts.append(torch.zeros(self._num_samples, dtype=torch.int64, device=ids.device))
+                continue
+            size = self._num_samples * one.num_ids
+            rows = ids[one.id_start : one.id_start + size] - one.held.shard.first_row
+            # A bad id goes through to FBGEMM's own check where the table is whole.
+            is_whole = one.held.shard.num_rows == one.table_rows
+            is_mine = rows != -1 if is_whole else (rows >= 0) & (rows < one.held.shard.num_rows)
+            kept.append(rows[is_mine])
+            counts.append(is_mine.view(self._num_samples, one.num_ids).sum(1))
+        offsets = torch.nn.functional.pad(torch.cat(counts).cumsum(0), (1, 0)).to(ids.dtype)
+        return torch.cat(kept), offsets
+
+
+class KernelLookup:
+    """Triton's kernels over FBGEMM's storage: ids in fixed places, nothing decided on the host."""
+
+    def __init__(
+        self, asked: Sequence[LookupPlan], num_samples: int, grad_stride: int, rates: Tensor, trouble: Tensor, step: Tensor,
+        eps: float,
+    ) -> None:
+        self._groups = [
+            _Group(batch, of_batch, num_samples, grad_stride, rates, trouble, step, eps)
+            for batch, of_batch in _by_width(asked)
+        ]
+
+    def set_rate(self, rate: float) -> None:
+        """They read it on the device."""
+
+    def forward(self, ids: Tensor, out: Tensor) -> None:
+        for group in self._groups:
+            group.forward(ids, out)
+
+    def sort(self) -> None:
+        for group in self._groups:
+            group.sort()
+
+    def backward(self, grads: Tensor) -> None:
+        for group in self._groups:
+            group.backward(grads)
+
+
+class _Group:
+    """Shards of one width in one batch of FBGEMM's: their rows are one matrix, and a row of it is a key."""
+
+    def __init__(
+        self, batch: Any, asked: Sequence[LookupPlan], num_samples: int, grad_stride: int, rates: Tensor, trouble: Tensor,
+        step: Tensor, eps: float,
+    ) -> None:
+        device = rates.device
+        self._batch, self._num_samples = batch, num_samples
+        self._rates, self._trouble, self._step, self._eps = rates, trouble, step, eps
+        self._dim = asked[0].held.shard.num_columns
+        self._optimizer = OPTIMIZERS[batch.optimizer]
+        starts = batch.weights_offsets.tolist()
+        states = batch.momentum1_offsets.tolist() if self._optimizer == "rowwise_adagrad" else starts
+        about, shifts, places, shard_of = [], [], [], []
+        key_start = 0
+        samples = torch.arange(num_samples)
+        for at, one in enumerate(asked):
+            shard, position = one.held.shard, one.held.position
+            row = starts[position] // self._dim
+            about.append([one.id_start, one.num_ids, shard.first_row, shard.num_rows, one.table_rows,
+                          starts[position], self._dim, one.column, row, key_start])
+            shifts.append(states[position] - row)
+            places.append((samples * grad_stride + one.column).repeat_interleave(one.num_ids))
+            shard_of.append(torch.full((num_samples * one.num_ids,), at, dtype=torch.int16))
+            key_start += num_samples * one.num_ids
+        self._about = torch.tensor(about, device=device)
+        self._shifts = torch.tensor(shifts if len(set(shifts)) > 1 else shifts[:1], device=device)
+        self._places = torch.cat(places).to(device)
+        self._shard_of = torch.cat(shard_of).to(device)
+        self._keys = torch.zeros(key_start, dtype=torch.int32, device=device)
+        self._sorted = torch.zeros_like(self._keys)
+        self._order = torch.zeros(key_start, dtype=torch.int64, device=device)
+        from embark.trainers.torch.engines.cuda_graph import table_kernels as kernels
+
+        self._kernels = kernels
+        self._partial = torch.zeros(kernels.partial_shape(key_start, self._dim), device=device)
+
+    def forward(self, ids: Tensor, out: Tensor) -> None:
+        self._kernels.look_up(
+            ids, self._batch.weights_dev, self._about, out, self._keys, self._trouble, self._step,
+            num_samples=self._num_samples, max_dim=self._dim,
+        )
+
+    def sort(self) -> None:
+        torch.sort(self._keys, stable=True, out=(self._sorted, self._order))
+
+    def backward(self, grads: Tensor) -> None:
+        state = self._batch.weights_dev if self._optimizer == "sgd" else self._batch.momentum1_dev
+        self._kernels.update(
+            self._sorted, self._order, self._places, grads, self._batch.weights_dev, state, self._shifts,
+            self._shard_of, self._partial, self._rates, dim=self._dim, eps=self._eps, optimizer=self._optimizer,
+        )
+
+
+def why_not_by_kernels(held: Sequence[LocalShard]) -> str:
+    """Why FBGEMM must look these up itself; empty where nothing stands against it."""
+    for one in held:
+        batch = one.batch
+        if batch.optimizer not in OPTIMIZERS:
+            return "its optimizer's rates cannot change inside a graph"
+        if any(spec[2] != EmbeddingLocation.DEVICE for spec in batch.embedding_specs):
+            return "some tables live in the host's memory"
+        if batch.weights_dev.dtype != torch.float32:
+            return "fp16 tables round at random, which FBGEMM does"
+        if int(batch.weights_offsets[one.position]) % one.shard.num_columns:
+            return "tables of several widths lie unevenly"
+        if batch.weights_dev.numel() // one.shard.num_columns >= 2**31 - 1:
+            return "this rank has more rows than 32 bits count"
+    return ""
+
+
+def divides_itself(one: LocalShard) -> bool:
+    """FBGEMM takes the mean here; else whoever asked has to."""
+    return bool(one.batch.pooling_mode == PoolingMode.MEAN)
+
+
+def _by_width(asked: Sequence[LookupPlan]) -> list[tuple[Any, list[LookupPlan]]]:
+    groups: dict[tuple[int, int], tuple[Any, list[LookupPlan]]] = {}
+    for one in asked:
+        key = id(one.held.batch), one.held.shard.num_columns
+        groups.setdefault(key, (one.held.batch, []))[1].append(one)
+    return list(groups.values())

@@ -1,0 +1,204 @@
+"""What a step is made of, in two spellings: plain torch for any device, and Triton and cuBLAS for a GPU in bf16."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from embark.trainers.torch.engines.cuda_graph.geometry import Head, Layer
+
+
+class Ops(Protocol):
+    """Each writes into buffers that are there already: a graph replays addresses."""
+
+    def num_portions(self, num_samples: int) -> int:
+        """Sums over the batch are kept in so many portions."""
+        ...
+
+    def linear_relu(self, values: Tensor, layer: Layer, out: Tensor) -> None: ...
+
+    def linear(self, values: Tensor, layer: Layer, out: Tensor) -> None: ...
+
+    def grad_weight(self, grad: Tensor, values: Tensor, layer: Layer) -> None: ...
+
+    def grad_input(self, grad: Tensor, layer: Layer, out: Tensor, plus: Tensor | None = None) -> None: ...
+
+    def relu_backward(self, grad: Tensor, active: Tensor | None, sums: Tensor) -> None: ...
+
+    def interact(self, bottom: Tensor | None, pooled: Tensor, out: Tensor, *, num_vectors: int, dim: int) -> None: ...
+
+    def interact_backward(
+        self, bottom: Tensor | None, pooled: Tensor, grad: Tensor, grad_bottom: Tensor | None, grad_pooled: Tensor,
+        *, num_vectors: int, dim: int,
+    ) -> None: ...
+
+    def head(
+        self, active: Tensor, head: Head, label: Tensor, logits: Tensor, grad: Tensor, grad_sums: Tensor,
+        *, num_global: int, has_relu: bool,
+    ) -> None: ...
+
+    def cross(self, first: Tensor, up: Tensor, crossed: Tensor, out: Tensor) -> None: ...
+
+    def cross_backward(
+        self, grad: Tensor, first: Tensor, up: Tensor, grad_up: Tensor, grad_first: Tensor, sums: Tensor,
+        *, is_first_call: bool,
+    ) -> None: ...
+
+    def move(
+        self, master: Tensor, places: Tensor, grads: Tensor, shadow: Tensor, state: Tensor, second_state: Tensor,
+        rates: Tensor, step: Tensor, *, optimizer: str, eps: float,
+    ) -> None: ...
+
+
+class TorchOps:
+    """Plain torch: the reference, and what runs on a CPU and in fp32."""
+
+    def num_portions(self, num_samples: int) -> int:
+        return 1
+
+    def linear_relu(self, values: Tensor, layer: Layer, out: Tensor) -> None:
+        self.linear(values, layer, out)
+        out.relu_()
+
+    def linear(self, values: Tensor, layer: Layer, out: Tensor) -> None:
+        if layer.bias is None:
+            torch.mm(values, layer.weight.t(), out=out)
+        else:
+            torch.addmm(layer.bias, values, layer.weight.t(), out=out)
+
+    def grad_weight(self, grad: Tensor, values: Tensor, layer: Layer) -> None:
+        if grad.dtype == torch.float32:
+            torch.mm(grad.t(), values, out=layer.grad_weight)
+        elif grad.device.type == "cuda":
+            torch.mm(grad.t(), values, out_dtype=torch.float32, out=layer.grad_weight)
+        else:
+            layer.grad_weight.copy_(torch.mm(grad.t(), values))
+
+    def grad_input(self, grad: Tensor, layer: Layer, out: Tensor, plus: Tensor | None = None) -> None:
+        if plus is None:
+            torch.mm(grad, layer.weight, out=out)
+        else:
+            torch.addmm(plus, grad, layer.weight, out=out)
+
+    def relu_backward(self, grad: Tensor, active: Tensor | None, sums: Tensor) -> None:
+        if active is not None:
+            grad.mul_(active > 0)
+        torch.sum(grad, 0, dtype=torch.float32, out=sums[0])
+
+    def interact(self, bottom: Tensor | None, pooled: Tensor, out: Tensor, *, num_vectors: int, dim: int) -> None:
+        vectors = _vectors(bottom, pooled, num_vectors, dim)
+        passed_on = dim if bottom is not None else num_vectors * dim
+        first, second = torch.triu_indices(num_vectors, num_vectors, 1, device=out.device)
+        out[:, :passed_on] = vectors.flatten(1)[:, :passed_on]
+        out[:, passed_on : passed_on + len(first)] = torch.bmm(vectors, vectors.mT)[:, first, second]
+
+    def interact_backward(
+        self, bottom: Tensor | None, pooled: Tensor, grad: Tensor, grad_bottom: Tensor | None, grad_pooled: Tensor,
+        *, num_vectors: int, dim: int,
+    ) -> None:
+        vectors = _vectors(bottom, pooled, num_vectors, dim)
+        passed_on = dim if bottom is not None else num_vectors * dim
+        first, second = torch.triu_indices(num_vectors, num_vectors, 1, device=grad.device)
+        cells = grad.new_zeros(len(grad), num_vectors, num_vectors)
+        cells[:, first, second] = grad[:, passed_on : passed_on + len(first)]
+        back = torch.bmm(cells + cells.mT, vectors).flatten(1)
+        back[:, :passed_on] += grad[:, :passed_on]
+        if grad_bottom is not None:
+            grad_bottom[:, :dim] = back[:, :dim]
+            back = back[:, dim:]
+        grad_pooled.copy_(back)
+
+    def head(
+        self, active: Tensor, head: Head, label: Tensor, logits: Tensor, grad: Tensor, grad_sums: Tensor,
+        *, num_global: int, has_relu: bool,
+    ) -> None:
+        heights = active[:, : head.width].float()
+        weight = head.weight.float()
+        torch.add(heights @ weight, head.bias.float(), out=logits)
+        slope = (logits.sigmoid() - label) / num_global
+        back = slope[:, None] * weight
+        if has_relu:
+            back *= heights > 0
+        grad[:, : head.width] = back
+        torch.sum(grad, 0, dtype=torch.float32, out=grad_sums[0])
+        head.sums[0, :-1] = slope @ heights
+        head.sums[0, -1] = slope.sum()
+
+    def cross(self, first: Tensor, up: Tensor, crossed: Tensor, out: Tensor) -> None:
+        torch.addcmul(crossed, first, up, out=out)
+
+    def cross_backward(
+        self, grad: Tensor, first: Tensor, up: Tensor, grad_up: Tensor, grad_first: Tensor, sums: Tensor,
+        *, is_first_call: bool,
+    ) -> None:
+        torch.mul(grad, first, out=grad_up)
+        torch.sum(grad_up, 0, dtype=torch.float32, out=sums[0])
+        if is_first_call:
+            torch.mul(grad, up, out=grad_first)
+        else:
+            grad_first.addcmul_(grad, up)
+
+    def move(
+        self, master: Tensor, places: Tensor, grads: Tensor, shadow: Tensor, state: Tensor, second_state: Tensor,
+        rates: Tensor, step: Tensor, *, optimizer: str, eps: float,
+    ) -> None:
+        grad, rate = grads[places], rates[1]
+        if optimizer == "adagrad":
+            state.addcmul_(grad, grad)
+            change = rate * grad / (state.sqrt() + eps)
+        elif optimizer == "adam":
+            count = (step + 1).double()
+            state.lerp_(grad, 0.1)
+            second_state.mul_(0.999).addcmul_(grad, grad, value=0.001)
+            first_share, second_share = (1 - 0.9**count).float(), (1 - 0.999**count).float()
+            change = rate * (state / first_share) / ((second_state / second_share).sqrt() + eps)
+        else:
+            change = rate * grad
+        master.copy_(torch.where(rate == 0, master, master - change))
+        shadow[places] = master.to(shadow.dtype)
+
+
+def gpu_ops() -> Ops:
+    """Triton's kernels, with cuBLAS for the matrices."""
+    from embark.trainers.torch.engines.cuda_graph import dense_kernels as kernels
+
+    class GpuOps(TorchOps):
+        num_portions = staticmethod(kernels.num_portions)
+        relu_backward = staticmethod(kernels.relu_backward)
+        cross = staticmethod(kernels.cross)
+        cross_backward = staticmethod(kernels.cross_backward)
+        move = staticmethod(kernels.move)
+
+        def linear_relu(self, values: Tensor, layer: Layer, out: Tensor) -> None:
+            # cuBLAS adds the bias and takes the ReLU on the way out.
+            torch.ops.aten._addmm_activation.out(layer.bias, values, layer.weight.t(), out=out)
+
+        def interact(
+            self, bottom: Tensor | None, pooled: Tensor, out: Tensor, *, num_vectors: int, dim: int
+        ) -> None:
+            do = kernels.interact if num_vectors <= kernels.MAX_VECTORS else super().interact
+            do(bottom, pooled, out, num_vectors=num_vectors, dim=dim)
+
+        def interact_backward(
+            self, bottom: Tensor | None, pooled: Tensor, grad: Tensor, grad_bottom: Tensor | None,
+            grad_pooled: Tensor, *, num_vectors: int, dim: int,
+        ) -> None:
+            do = kernels.interact_backward if num_vectors <= kernels.MAX_VECTORS else super().interact_backward
+            do(bottom, pooled, grad, grad_bottom, grad_pooled, num_vectors=num_vectors, dim=dim)
+
+        def head(
+            self, active: Tensor, head: Head, label: Tensor, logits: Tensor, grad: Tensor, grad_sums: Tensor,
+            *, num_global: int, has_relu: bool,
+        ) -> None:
+            kernels.head(active, head.weight, head.bias, label, logits, grad, head.sums, grad_sums, width=head.width,
+                         num_global=num_global, has_relu=has_relu)
+
+    return GpuOps()
+
+
+def _vectors(bottom: Tensor | None, pooled: Tensor, num_vectors: int, dim: int) -> Tensor:
+    if bottom is None:
+        return pooled.reshape(-1, num_vectors, dim)
+    return torch.cat([bottom[:, :dim], pooled], dim=1).view(-1, num_vectors, dim)

@@ -1,0 +1,101 @@
+"""What turns batches into steps: TorchRec's own pipeline, and what it shares with the captured engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
+
+from embark.data import Loader, Source
+from embark.trainers.torch.batch import ToDevice
+from embark.trainers.torch.metrics import MetricWindow
+from embark.trainers.torch.optimizers import Optimizers
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which steps, and which of their samples: a loader's arguments."""
+
+    batch_size: int
+    rank: int
+    world_size: int
+    start_step: int
+    stop_step: int
+
+
+class Engine(Protocol):
+    """Trains batch by batch; the weights stay in `model`, where checkpoints find them."""
+
+    name: str
+    reason: str
+    """Why this one, for a person."""
+    model: DistributedModelParallel
+
+    def feed(self, source: Source, part: Part) -> AbstractContextManager[Iterator[Any]]:
+        """The batches of a part of the run, on their way to `step`; closed when it ends."""
+        ...
+
+    def step(self, batches: Iterator[Any], step: int) -> None:
+        """Train on the next batch, step `step` of the run, and count it in the window."""
+        ...
+
+    def settle(self, step: int) -> None:
+        """Make all state what a checkpoint after `step` steps should hold."""
+        ...
+
+    def trouble(self) -> tuple[str, int, str] | None:
+        """`id` or `loss`, the first step it went wrong in, and the table; None where nothing is known to."""
+        ...
+
+    def evaluating(self) -> AbstractContextManager[DistributedModelParallel]:
+        """The model alone, in evaluation mode."""
+        ...
+
+
+class PipelineEngine:
+    """`TrainPipelineSparseDist`: copies batch i + 2 and distributes the ids of batch i + 1 while batch i trains; where
+    the host holds tables, it fetches the rows of batch i + 1 besides."""
+
+    name = "pipeline"
+
+    def __init__(
+        self, model: DistributedModelParallel, optimizers: Optimizers, device: torch.device, window: MetricWindow,
+        to_device: ToDevice, reason: str, *, must_prefetch: bool = False,
+    ) -> None:
+        self.model, self.reason = model, reason
+        self._window = window
+        self._to_device = to_device
+        kind = PrefetchTrainPipelineSparseDist if must_prefetch else TrainPipelineSparseDist
+        self._pipeline = kind(model, optimizers.both, device)
+
+    @contextmanager
+    def feed(self, source: Source, part: Part) -> Iterator[Iterator[Any]]:
+        with Loader(source, **asdict(part)) as loader:
+            yield self._to_device.stream(loader)
+
+    def step(self, batches: Iterator[Any], step: int) -> None:
+        _, logits, label = self._pipeline.progress(batches)
+        self._window.add(logits, label)
+
+    def settle(self, step: int) -> None:
+        pass
+
+    def trouble(self) -> tuple[str, int, str] | None:
+        return None
+
+    @contextmanager
+    def evaluating(self) -> Iterator[DistributedModelParallel]:
+        """Batches already in the pipeline stay there."""
+        self._pipeline.detach()
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield self.model
+        finally:
+            self.model.train()
+            self._pipeline.attach()

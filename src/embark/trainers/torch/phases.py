@@ -1,0 +1,208 @@
+"""Where a step's time goes: a few steps under torch's profiler, told apart by the names of what ran."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from embark.trainers.torch.waiting import INPUT_NAME
+
+PHASES = ("input", "copy", "lookup", "all_to_all", "dense", "optimizer", "other")
+NUM_STEPS = 3
+_NOTHING = nullcontext()
+STEP_NAME = "embark::step"
+
+# The first that is found in a name decides. On a host, what has no name here belongs to what called it.
+HOST_RULES = tuple((phase, re.compile(pattern)) for phase, pattern in (
+    ("input", rf"^{INPUT_NAME}|## next_batch"),
+    ("copy", r"copy_batch_to_gpu"),
+    ("lookup", r"^\[lookup\]|_LookupAndUpdate|embedding_bag|split_embedding|SplitEmbedding|SplitLookup"),
+    ("all_to_all", r"all2all|all_?to_?all|All2All|AllToAll|c10d::|gloo:|nccl|_dist\]|sparse_data_dist|Awaitable"
+                   r"|reduce_scatter|all_?gather|all_?reduce|ReduceScatter|AllGather|distributed::reducer"),
+    ("optimizer", r"^## (?:optimizer|zero_grad)|^Optimizer\.|aten::_(?:fused|foreach)_"),
+    ("dense", r"^## (?:forward|backward)|^DistributedDataParallel"),
+))
+# Only where nothing around them said what they are for, as in a step that is run one operation at a time.
+LONE_RULES = tuple((phase, re.compile(pattern)) for phase, pattern in (
+    ("lookup", r"aten::(?:index_select|index_add_|index_put_|sort|unique|embedding|scatter|gather|searchsorted)"
+               r"|fbgemm::"),
+    ("dense", r"aten::(?:addmm|mm|bmm|linear|matmul|relu|threshold|sigmoid|tril|baddbmm|binary_cross)|Backward"),
+))
+DEVICE_RULES = tuple((phase, re.compile(pattern)) for phase, pattern in (
+    ("copy", r"Memcpy (?:HtoD|HostToDevice)"),
+    ("all_to_all", r"nccl"),
+    ("lookup", r"_look_up|_update_tiles|_update_crossing|_move_rows|split_embedding|embedding|[Rr]adix|[Uu]nique|jagged"
+               r"|permute|linearize|bucketize|bounds_check"),
+    ("optimizer", r"^_move$|[Aa]dagrad|[Aa]dam|multi_tensor_apply|FusedOptimizer"),
+    ("dense", r"gemm|cutlass|xmma|nvjet|^_interact|^_head|^_cross|^_relu|elementwise|reduce_kernel|CatArray|splitK"),
+))
+BEHIND = ("all_to_all", "copy", "input")
+"""On a device these count only where nothing else runs: what is hidden behind work costs nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One operation or kernel."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+class Looks:
+    """Looks at a few steps when asked to. Whatever fails here ends the looking, never the run."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._profile: Any = None
+        self._left = 0
+        self._began_s = self._input_s = 0.0
+        self._result: dict[str, float] | None = None
+        self.problem = ""
+        """Why there will be no more looks."""
+
+    @property
+    def is_looking(self) -> bool:
+        return self._left > 0
+
+    @property
+    def is_at_its_end(self) -> bool:
+        """The step that was just done is the last to be looked at."""
+        return self._left == 1
+
+    def wait_for_device(self) -> None:
+        """Before a look and at its end, so that it has whole steps in it. What is waited for is training."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def begin(self, input_s: float) -> None:
+        """Look at the next steps; `input_s` is what was waited for batches so far."""
+        if self._left or self.problem:
+            return
+        # The profiler's own library writes to the terminal when it starts and stops; it reads this as it first does.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        try:
+            is_gpu = self._device.type == "cuda"
+            activity = torch.profiler.ProfilerActivity
+            profile = torch.profiler.profile(activities=[activity.CUDA if is_gpu else activity.CPU])
+            profile.start()
+        except Exception as error:
+            self._give_up(error)
+            return
+        self._profile, self._left = profile, NUM_STEPS
+        self._input_s, self._began_s = input_s, time.perf_counter()
+
+    def step(self) -> AbstractContextManager[Any]:
+        """Around each step."""
+        return torch.autograd.profiler.record_function(STEP_NAME) if self._left else _NOTHING
+
+    def stepped(self, input_s: float) -> None:
+        """After each step, outside of what is timed."""
+        if not self._left:
+            return
+        self._left -= 1
+        if self._left:
+            return
+        profile, self._profile = self._profile, None
+        try:
+            wall_s = time.perf_counter() - self._began_s
+            profile.stop()
+            waited_s = max(0.0, input_s - self._input_s)
+            whole = self._read(profile.profiler.kineto_results.events(), wall_s, waited_s)
+            self._result = {phase: round(seconds / NUM_STEPS, 9) for phase, seconds in whole.items()}
+        except Exception as error:
+            self._give_up(error)
+
+    def take(self) -> dict[str, float] | None:
+        """Seconds of each phase in a step, once a look is done."""
+        result, self._result = self._result, None
+        return result
+
+    def close(self) -> None:
+        """The run ended in the middle of a look."""
+        profile, self._profile, self._left = self._profile, None, 0
+        if profile is not None:
+            try:
+                profile.stop()
+            except Exception as error:
+                self._give_up(error)
+
+    def _read(self, events: Sequence[Any], wall_s: float, input_s: float) -> dict[str, float]:
+        if self._device.type == "cuda":
+            kernels = [e for e in events
+                       if e.device_type() == torch.autograd.DeviceType.CUDA and not e.is_user_annotation()]
+            if not kernels:
+                raise RuntimeError("the profiler saw no kernel")
+            return device_phases(map(_ran, kernels), wall_s, input_s)
+        thread = next(e.start_thread_id() for e in events if e.name() == STEP_NAME)
+        return host_phases(_ran(e) for e in events if e.start_thread_id() == thread)
+
+    def _give_up(self, error: Exception) -> None:
+        self._left = 0
+        self.problem = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def host_phases(ran: Iterable[Ran]) -> dict[str, float]:
+    """Seconds by phase of operations of one thread, which lie within one another; only what is inside of steps."""
+    seconds = dict.fromkeys(PHASES, 0.0)
+    around: list[tuple[int, str]] = []  # when it ends, and its phase; the first is the step
+    at_ns = 0
+
+    def go_on_to(now_ns: int) -> None:
+        nonlocal at_ns
+        while around and around[-1][0] <= now_ns:
+            end_ns, phase = around.pop()
+            seconds[phase or "other"] += max(0, end_ns - at_ns) / 1e9
+            at_ns = max(at_ns, end_ns)
+        if around:
+            seconds[around[-1][1] or "other"] += max(0, now_ns - at_ns) / 1e9
+        at_ns = max(at_ns, now_ns)
+
+    for one in sorted(ran, key=lambda one: (one.start_ns, -one.end_ns)):
+        go_on_to(one.start_ns)
+        if around:
+            inherited = around[-1][1]
+            phase = _phase(one.name, HOST_RULES) or inherited or _phase(one.name, LONE_RULES)
+            around.append((min(one.end_ns, around[-1][0]), phase))
+        elif one.name == STEP_NAME:
+            around.append((one.end_ns, ""))
+    go_on_to(around[0][0] if around else at_ns)
+    return seconds
+
+
+def device_phases(ran: Iterable[Ran], wall_s: float, input_s: float) -> dict[str, float]:
+    """Seconds by phase of kernels of all streams: where several run at once, one that computes counts."""
+    seconds = dict.fromkeys(PHASES, 0.0)
+    edges: list[tuple[int, int, str]] = []
+    for one in ran:
+        phase = _phase(one.name, DEVICE_RULES) or "other"
+        edges += [(one.start_ns, 1, phase), (one.end_ns, -1, phase)]
+    running = dict.fromkeys(PHASES, 0)
+    order = [*(p for p in PHASES if p not in BEHIND), *BEHIND]
+    before_ns = 0
+    for at_ns, change, phase in sorted(edges):
+        shown = next((p for p in order if running[p]), None)
+        if shown:
+            seconds[shown] += (at_ns - before_ns) / 1e9
+        running[phase] += change
+        before_ns = at_ns
+    idle_s = max(0.0, wall_s - sum(seconds.values()))
+    seconds["input"] += min(input_s, idle_s)
+    seconds["other"] += max(0.0, idle_s - input_s)
+    return seconds
+
+
+def _phase(name: str, rules: Sequence[tuple[str, re.Pattern[str]]]) -> str:
+    return next((phase for phase, pattern in rules if pattern.search(name)), "")
+
+
+def _ran(event: Any) -> Ran:
+    start_ns = event.start_ns()
+    return Ran(event.name(), start_ns, start_ns + event.duration_ns())

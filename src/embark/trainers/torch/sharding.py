@@ -1,0 +1,186 @@
+"""Which table, or which part of one, lives on which rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.types import CacheParams, ShardingPlan, ShardingType
+
+from embark.errors import UserError
+from embark.spec import RunSpec
+from embark.trainers.torch.device_memory import device_bytes, host_bytes
+from embark.trainers.torch.plan_search import OrderedEnumerator, is_long_search, narrowed, proposers
+from embark.trainers.torch.world import World
+
+# Never data_parallel: it would take the dense optimizer and other keys in a checkpoint, so that the
+# same spec on another number of ranks could not resume.
+SHARDINGS = {
+    "table_wise": ShardingType.TABLE_WISE,
+    "row_wise": ShardingType.ROW_WISE,
+    "column_wise": ShardingType.COLUMN_WISE,
+    "table_row_wise": ShardingType.TABLE_ROW_WISE,
+    "table_column_wise": ShardingType.TABLE_COLUMN_WISE,
+}
+
+
+class AnywhereSharder(EmbeddingBagCollectionSharder):
+    """TorchRec's sharder, with the row-wise types open on a CPU too: they run on gloo, and a plan made for a
+    fleet can then be tried on a laptop."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return [sharding.value for sharding in SHARDINGS.values()]
+
+
+def make_sharder(spec: RunSpec) -> AnywhereSharder:
+    """The sharder, with the precision of what goes over the wire."""
+    registry: Any = None
+    if spec.train.comms_dtype != "fp32":
+        kind = CommType.FP16 if spec.train.comms_dtype == "fp16" else CommType.BF16
+        registry = get_qcomm_codecs_registry(QCommsConfig(forward_precision=kind, backward_precision=kind))
+    return AnywhereSharder(qcomm_codecs_registry=registry)
+
+
+def make_plan(model: nn.Module, sharder: AnywhereSharder, spec: RunSpec, world: World) -> ShardingPlan:
+    """TorchRec's planner over this machine's true topology; the same plan on every rank."""
+    try:
+        return first_plan(
+            spec, world, true_topology(world), lambda p: p.collective_plan(model, [sharder], dist.group.WORLD)
+        )
+    except PlannerError as error:
+        raise UserError(
+            f"the tables do not fit {world.world_size} × {world.device_name}: {first_line(error)}",
+            fix="more ranks, smaller tables, train.table_dtype = \"fp16\", or a smaller train.memory_reserve",
+        ) from error
+
+
+def first_plan(
+    spec: RunSpec, world: World, topology: Topology, ask: Callable[[EmbeddingShardingPlanner], ShardingPlan]
+) -> ShardingPlan:
+    """All tables in the devices' memory, if they fit; only else some in the host's: the planner by itself would weigh
+    the two, and rows that come from the host cost more than it thinks. Raises the last try's `PlannerError`."""
+    for may_spill in (False, True):
+        try:
+            return ask(make_planner(spec, world, topology, may_spill=may_spill))
+        except PlannerError:
+            if may_spill or world.device.type != "cuda":
+                raise
+    raise AssertionError("the second try returns or raises")
+
+
+def make_planner(spec: RunSpec, world: World, topology: Topology, *, may_spill: bool) -> EmbeddingShardingPlanner:
+    """The planner that decides, here and for machines that are only thought of."""
+    batch_size = max(1, spec.train.batch_size // world.world_size)
+    allowed = constraints(spec, world, may_spill=may_spill)
+    is_long = is_long_search(allowed, topology)
+    if is_long:
+        allowed = narrowed(allowed, spec, topology, may_spill=may_spill)
+    return EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=batch_size,
+        enumerator=OrderedEnumerator(topology, batch_size, allowed),
+        proposer=proposers(is_long=is_long),
+        constraints=allowed,
+        storage_reservation=FixedPercentageStorageReservation(spec.train.memory_reserve),
+        stats=[],
+        debug=False,
+    )
+
+
+def true_topology(world: World) -> Topology:
+    """Of the machines this process runs on."""
+    num_bytes = device_bytes(world.device) if world.device.type == "cuda" else 0
+    return topology_of(world, num_bytes, host_bytes())
+
+
+def topology_of(world: World, device_bytes: int, host_bytes: int, **rates: float) -> Topology:
+    """TorchRec's default would take all ranks for one host with 32 GB each. `host_bytes` are a whole host's."""
+    return Topology(
+        world_size=world.world_size,
+        local_world_size=world.local_world_size,
+        compute_device=world.device.type,
+        hbm_cap=device_bytes,
+        ddr_cap=host_bytes // world.local_world_size,
+        **rates,
+    )
+
+
+def constraints(spec: RunSpec, world: World, *, may_spill: bool = False) -> dict[str, ParameterConstraints]:
+    """What the planner may choose from, and how many ids to expect."""
+    allowed = _allowed(spec, world)
+    kernels = [EmbeddingComputeKernel.FUSED.value]
+    if may_spill:
+        kernels.append(EmbeddingComputeKernel.FUSED_UVM_CACHING.value)
+    # Rows that live in the host's memory are fetched for the next batch while this one trains.
+    cache = CacheParams(prefetch_pipeline=True) if may_spill else None
+    return {
+        table.name: ParameterConstraints(
+            sharding_types=[SHARDINGS[name].value for name in allowed],
+            compute_kernels=kernels,
+            pooling_factors=[float(table.multi_hot)],
+            min_partition=min(32, table.dim or 32) if (table.dim or 0) % 32 == 0 else table.dim,
+            cache_params=cache,
+        )
+        for table in spec.model.table_list()
+    }
+
+
+def first_line(error: PlannerError) -> str:
+    """What the planner says, without the advice below it."""
+    return str(error).strip().splitlines()[0].strip()
+
+
+def has_tables_on_the_host(plan: ShardingPlan) -> bool:
+    """The devices hold some tables only as a cache."""
+    kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+    return any(p.compute_kernel == kernel for parameters in plan.plan.values() for p in parameters.values())
+
+
+def _allowed(spec: RunSpec, world: World) -> list[str]:
+    if spec.train.sharding != "auto":
+        return [spec.train.sharding]
+    if world.world_size == 1:
+        return ["table_wise"]
+    # Row-wise Adagrad keeps one number a row and column shard: cut into columns, a table learns something else, and
+    # the losses would depend on the number of ranks.
+    by_column = [] if spec.train.optimizer == "rowwise_adagrad" else ["column_wise", "table_column_wise"]
+    if world.device.type == "cpu":  # the fastest over gloo; the others when asked for
+        return ["table_wise", *(by_column or ["row_wise"])]
+    return [name for name in SHARDINGS if by_column or "column" not in name]
+
+
+def sharded_tables(model: nn.Module) -> ShardedEmbeddingBagCollection:
+    """The tables inside a sharded model."""
+    return next(m for m in model.modules() if isinstance(m, ShardedEmbeddingBagCollection))
+
+
+def describe(plan: ShardingPlan, spec: RunSpec) -> dict[str, Any]:
+    """The plan as plain values: what the `plan` event and `plan.txt` show."""
+    bytes_per_element = 2 if spec.train.table_dtype == "fp16" else 4
+    sizes = {t.name: t for t in spec.model.table_list()}
+    tables: list[dict[str, Any]] = []
+    per_rank: dict[int, int] = {}
+    for parameters in plan.plan.values():
+        for name, sharding in sorted(parameters.items(), key=lambda item: list(sizes).index(item[0])):
+            for shard in sharding.sharding_spec.shards:
+                num_bytes = shard.shard_sizes[0] * shard.shard_sizes[1] * bytes_per_element
+                rank = shard.placement.rank()
+                per_rank[rank] = per_rank.get(rank, 0) + num_bytes
+            tables.append({
+                "table": name,
+                "rows": sizes[name].rows,
+                "dim": sizes[name].dim,
+                "sharding": sharding.sharding_type,
+                "kernel": sharding.compute_kernel,
+                "ranks": list(sharding.ranks),
+                "bytes": sizes[name].rows * (sizes[name].dim or 0) * bytes_per_element,
+            })
+    return {"tables": tables, "per_rank": [{"rank": r, "bytes": per_rank[r]} for r in sorted(per_rank)]}

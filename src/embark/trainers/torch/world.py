@@ -1,0 +1,146 @@
+"""The ranks of a run: who I am, what I run on, and the process group that joins us."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from embark.errors import Fault, Mistake, SpecError, UserError
+from embark.spec import PlaceSpec, RunSpec
+from embark.trainers.torch.faults import explain
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """One process among the ranks of a run."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+    timeout: timedelta = timedelta(minutes=10)
+    """How long to wait for another rank."""
+
+    @property
+    def is_first(self) -> bool:
+        """Rank 0 speaks for all."""
+        return self.rank == 0
+
+    @property
+    def device_name(self) -> str:
+        """Such as `NVIDIA H200`, or the number of threads on a CPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        threads = torch.get_num_threads()
+        return f"{threads} CPU thread{'s' if threads > 1 else ''}"
+
+    def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        """Add `values` up over all ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def sum_of(self, numbers: list[int]) -> list[int]:
+        """Add small whole numbers up over all ranks, on the CPU."""
+        if self.world_size == 1:
+            return numbers
+        return self.sum_over_ranks(torch.tensor(numbers, dtype=torch.int32)).tolist()
+
+    def gathered(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+        """Every rank's `value`, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group)
+        return values
+
+
+@contextmanager
+def join(place: PlaceSpec) -> Iterator[World]:
+    """Join the process group that torchrun describes, or a group of one where nothing does."""
+    rank, world_size = _env("RANK", 0), _env("WORLD_SIZE", 1)
+    local_rank, local_world_size = _env("LOCAL_RANK", 0), _env("LOCAL_WORLD_SIZE", 1)
+    device = _device(place, local_rank)
+    backend = backend_for(device)
+    timeout = timedelta(seconds=place.timeout_s)
+    try:
+        store = _meeting_store(rank, world_size, local_world_size, timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise Fault(f"rank {rank} of {world_size} could not join the others: {error}",
+                    fix="start all ranks with torchrun, with one rendezvous endpoint they can all reach") from error
+    try:
+        yield World(rank, world_size, local_rank, local_world_size, device, timeout)
+    except RuntimeError as error:  # of torch, raised where no run is open yet that would tell of it
+        known = explain(error)
+        if known is None:
+            raise
+        raise known from error
+    finally:
+        dist.destroy_process_group()
+
+
+def check_against(spec: RunSpec, world: World) -> None:
+    """What can be wrong with a spec only once it is known where it runs."""
+    mistakes: list[Mistake] = []
+    if spec.train.batch_size % world.world_size:
+        lower = spec.train.batch_size // world.world_size * world.world_size
+        near = " or ".join(str(n) for n in (lower, lower + world.world_size) if n)
+        mistakes.append(Mistake("", "train.batch_size", str(spec.train.batch_size),
+                                f"does not divide over {world.world_size} ranks", f"use {near}"))
+    if world.device.type == "cpu" and spec.place.device != "cpu":
+        on_cpu = spec.model_copy(update={"place": spec.place.model_copy(update={"device": "cpu"})})
+        mistakes += on_cpu.mistakes()
+    if mistakes:
+        raise SpecError(mistakes)
+
+
+def backend_for(device: torch.device) -> str:
+    """NCCL, with gloo beside it: saving in the background and agreeing on a step go over the CPU."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def _meeting_store(rank: int, world_size: int, local_world_size: int, timeout: timedelta) -> dist.Store:
+    """Where the ranks find each other; in this process alone where nothing says that there are others."""
+    if "MASTER_ADDR" not in os.environ:
+        return dist.HashStore()
+    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=timeout))
+    store.set_timeout(timeout)
+    if local_world_size < world_size:
+        return store
+    # torchrun gives all its restarts one store, where ranks would find the addresses of the dead (pytorch#135712).
+    # Its count tells them apart on one machine; on several each counts alone, and torchrun itself has to be told
+    # TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
+    return dist.PrefixStore(f"restart-{_env('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def _env(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    try:
+        return int(text) if text else default
+    except ValueError as error:
+        raise UserError(f"the environment's {name} is {text!r}, not a number", fix="start with torchrun") from error
+
+
+def _device(place: PlaceSpec, local_rank: int) -> torch.device:
+    num_gpus = torch.cuda.device_count()
+    if place.device == "cpu" or (place.device == "auto" and not num_gpus):
+        return torch.device("cpu")
+    if not num_gpus:
+        raise UserError('place.device is "cuda", and torch sees no GPU here',
+                        fix='`embark doctor` says why; or set place.device = "auto"')
+    if local_rank >= num_gpus:
+        raise UserError(f"local rank {local_rank} has no GPU: this machine has {num_gpus}",
+                        fix=f"torchrun --nproc_per_node={num_gpus}")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device

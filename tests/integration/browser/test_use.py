@@ -1,0 +1,177 @@
+"""The page is worked by pointer, by touch and by keys, on a large screen and a small one, in light and in dark."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from watched_runs import append, line, write_run
+
+from embark.dashboard import Known
+
+pytestmark = pytest.mark.needs("chromium")
+
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+
+
+@pytest.fixture
+def rich(tmp_path: Path, serve):
+    write_run(tmp_path / "one", num_steps=1000, rich=True)
+    write_run(tmp_path / "two", num_steps=1000, rich=True, until_step=400, ends=False)
+    return serve(tmp_path, known=Known(usd_per_hour=lambda _: (98.32, "1 × p5.48xlarge, on demand")))
+
+
+def range_of(page) -> str:
+    return page.get_attribute("[data-curve=loss]", "data-range")
+
+
+def test_dragging_zooms_all_curves_and_a_double_click_shows_all_again(rich, open_page, drawn):
+    page = open_page(rich.url)
+    drawn(page, num_points=50)
+    whole = range_of(page)
+    box = page.locator("[data-curve=loss] .plot").bounding_box()
+    page.mouse.move(box["x"] + 100, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 180, box["y"] + 60, steps=4)
+    page.mouse.up()
+    assert range_of(page) != whole
+    assert page.get_attribute("[data-curve=auc]", "data-range") == range_of(page)
+    assert page.is_visible("text=show all")
+    page.dblclick("[data-curve=auc] .plot", position={"x": 150, "y": 50})
+    assert range_of(page) == whole
+    assert not page.is_visible("text=show all")
+
+
+def test_every_part_is_shown_with_what_it_is_about(rich, open_page, drawn):
+    page = open_page(rich.url)
+    drawn(page, num_points=50)
+    page.wait_for_selector("[data-chart=ranks]")
+    assert "Rank 2 straggles" in page.inner_text("#ranks")
+    assert page.locator(".rank.is-slow").count() == 1
+    assert "all-to-all" in page.inner_text("#phases")
+    assert "evaluation" in page.inner_text("#timeline")
+    assert "checkpoint" in page.inner_text("#timeline")
+    assert "6 tables" in page.inner_text("#plan")
+    assert page.locator(".holder").count() == 4
+    assert "+11 %" in page.inner_text("#foresight")
+    assert "$98.32" in page.inner_text("#money")
+    assert {"util_percent", "used_bytes", "power_w", "network", "disk", "cpu"} <= set(
+        page.eval_on_selector_all("[data-chart]", "all => all.map((one) => one.dataset.chart)"))
+    assert "NVIDIA H100" in page.inner_text("#about")
+    assert page.evaluate("window.noticed") == []
+
+
+def test_all_can_be_done_by_keys(rich, open_page, drawn):
+    page = open_page(rich.url)
+    drawn(page, num_points=50)
+    page.focus("[data-curve=loss]")
+    whole = range_of(page)
+    page.keyboard.press("ArrowRight")
+    assert page.is_visible("[data-curve=loss] .tip")
+    assert "step" in page.inner_text("[data-curve=loss] .tip .at")
+    page.keyboard.press("+")
+    assert range_of(page) != whole
+    page.keyboard.press("Escape")
+    assert range_of(page) == whole
+    page.keyboard.press("l")
+    assert page.get_attribute("[data-curve=loss] .chip", "aria-pressed") == "true"
+    page.focus(".pick >> nth=1")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("h1:has-text('two')")
+    assert page.evaluate("document.activeElement.classList.contains('pick')")
+    page.focus(".tick input >> nth=0")
+    page.keyboard.press("Space")
+    page.wait_for_function("() => !document.querySelector('.tick input').checked")
+    assert page.evaluate("document.activeElement.type") == "checkbox"
+
+
+def test_tab_reaches_every_control_and_each_has_a_name(rich, open_page, drawn):
+    page = open_page(rich.url)
+    drawn(page, num_points=50)
+    nameless = page.evaluate("""() => {
+      const nameOf = (one) => one.getAttribute("aria-label") || one.textContent.trim() || one.labels?.length;
+      const reached = [...document.querySelectorAll("button, input, select, a, [tabindex='0']")];
+      return reached.filter((one) => one.offsetParent !== null && !nameOf(one)).map((one) => one.outerHTML);
+    }""")
+    assert nameless == []
+    seen = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        seen.add(page.evaluate("document.activeElement.closest('[id]')?.id"))
+    assert {"skip", "tools", "runs", "curves", "timeline"} <= seen
+
+
+@pytest.mark.parametrize("size", [PHONE, {"viewport": {"width": 768, "height": 1024}},
+                                  {"viewport": {"width": 320, "height": 640}}])
+def test_nothing_runs_out_of_a_small_screen(rich, open_page, drawn, size):
+    page = open_page(rich.url, **size)
+    drawn(page, num_points=50)
+    page.wait_for_selector("[data-chart=ranks]")
+    width = size["viewport"]["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("[data-curve=loss]").bounding_box()["width"] <= width
+
+
+def test_a_finger_reads_a_point_on_a_phone(rich, open_page, drawn):
+    page = open_page(rich.url, **PHONE)
+    drawn(page, num_points=50)
+    page.locator("[data-curve=loss] .plot").scroll_into_view_if_needed()
+    page.tap("[data-curve=loss] .plot", position={"x": 180, "y": 60})
+    page.wait_for_function("() => document.querySelector('[data-curve=loss] .tip .at')?.textContent.startsWith('step')")
+
+
+def test_dark_follows_the_system_and_can_be_chosen(rich, open_page, drawn):
+    page = open_page(rich.url, color_scheme="dark")
+    drawn(page, num_points=50)
+    colour = "() => getComputedStyle(document.body.querySelector('.card')).backgroundColor"
+    dark = page.evaluate(colour)
+    page.click("text=auto colours")
+    page.wait_for_selector("html[data-mode=light]")
+    assert page.evaluate(colour) == "rgb(255, 255, 255)" != dark
+    page.reload()
+    drawn(page, num_points=50)
+    assert page.get_attribute("html", "data-mode") == "light"
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_text_stands_out_from_its_ground(rich, open_page, drawn, mode: str):
+    page = open_page(rich.url, color_scheme=mode)
+    drawn(page, num_points=50)
+    ratios = page.evaluate("""(pairs) => {
+      const style = getComputedStyle(document.documentElement);
+      const light = (name) => {
+        const parts = style.getPropertyValue(name).trim().slice(1).match(/../g).map((two) => parseInt(two, 16) / 255);
+        const [r, g, b] = parts.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+      };
+      return Object.fromEntries(pairs.map(([a, b]) => {
+        const [x, y] = [light(a), light(b)].sort((m, n) => n - m);
+        return [`${a} on ${b}`, (x + 0.05) / (y + 0.05)];
+      }));
+    }""", [["--ink", "--card"], ["--ink-soft", "--card"], ["--ink-soft", "--paper"], ["--good", "--good-soft"],
+           ["--bad", "--bad-soft"], ["--warning", "--warning-soft"], ["--accent", "--accent-soft"]])
+    assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}
+
+
+def test_the_log_is_filtered_by_words_and_by_level(tmp_path: Path, serve, open_page):
+    folder = write_run(tmp_path / "one")
+    append(folder, line("note", time.time(), level="warning", text="the disk is slow"))
+    page = open_page(serve(tmp_path).url)
+    page.wait_for_selector(".lines li")
+    page.fill("#logs input", "disk slow")
+    page.wait_for_function("() => document.querySelectorAll('.lines li').length === 1")
+    assert "the disk is slow" in page.inner_text(".lines")
+    page.fill("#logs input", "no such words")
+    page.wait_for_selector(".lines .empty")
+    page.fill("#logs input", "")
+    page.select_option("#logs select >> nth=1", "warning")
+    page.wait_for_function("() => document.querySelectorAll('.lines li').length === 1")
+
+
+def test_a_run_that_tells_little_says_what_would_fill_the_gaps(tmp_path: Path, serve, open_page):
+    write_run(tmp_path / "bare", num_steps=100)
+    page = open_page(serve(tmp_path).url)
+    for place in ("#phases", "#ranks", "#plan", "#foresight", "#money", "#machines"):
+        page.wait_for_selector(f"{place} .empty")
+        assert len(page.inner_text(f"{place} .empty")) > 20

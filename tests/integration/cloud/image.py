@@ -1,0 +1,182 @@
+"""The rendered image, built for real and once: every worker of a session finds the same.
+
+The base is made by debootstrap, since no registry can be counted on; pip finds its packages as it does here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from render_jobs import job_of
+
+from embark.render.image import render_image
+
+ROOT = Path(__file__).parents[3]
+NAME = "localhost/embark:test"
+BASE = "localhost/base:12"
+LIMITS = ("--ulimit", "nofile=20000:20000", "--ulimit", "nproc=4096:4096")
+DRIVERS = ("overlay", "vfs")
+"""vfs copies the whole image for every container, and works everywhere."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """Images and containers in a folder of their own."""
+
+    folder: Path
+    driver: str
+
+    @property
+    def options(self) -> list[str]:
+        return ["--storage-driver", self.driver, "--root", str(self.folder / "store"),
+                "--runroot", str(self.folder / "run")]
+
+    @property
+    def wrapper(self) -> Path:
+        """A folder for the path, with a podman in it that keeps its images here."""
+        return self.folder / "bin"
+
+    def podman(self, *words: str, timeout: float = 300, check: bool = True, **options: Any):
+        command = ["podman", *self.options, "--runtime", "runc", *words]
+        done = subprocess.run(command, text=True, capture_output=True, timeout=timeout, check=False, **options)
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def run(self, *words: str, options: tuple[str, ...] = (), check: bool = True):
+        return self.podman("run", "--rm", "--network", "none", *LIMITS, *options, NAME, *words, check=check)
+
+
+@contextmanager
+def shared_store(common: Path) -> Iterator[Store]:
+    """The store with the image in it; made by the first who asks under `common`, removed by the last who leaves."""
+    with _told(common) as told:
+        if not told:
+            folder = Path(mkdtemp(prefix="embark-image-"))
+            try:
+                store = make_store(folder)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            told |= {"folder": str(store.folder), "driver": store.driver, "num_users": 0}
+        told["num_users"] += 1
+    try:
+        yield Store(Path(told["folder"]), told["driver"])
+    finally:
+        with _told(common) as told:
+            told["num_users"] -= 1
+            if not told["num_users"]:
+                remove(Store(Path(told["folder"]), told["driver"]))
+                told.clear()
+
+
+@contextmanager
+def _told(common: Path) -> Iterator[dict[str, Any]]:
+    """What the workers know together; one at a time."""
+    path = common / "embark-image.json"
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        told = json.loads(file.read() or "{}")
+        yield told
+        file.truncate(0)
+        file.write(json.dumps(told))
+
+
+def make_store(folder: Path) -> Store:
+    rootfs = folder / "rootfs"
+    make_base(rootfs)
+    store = next(store for store in (Store(folder, driver) for driver in DRIVERS) if can_run(store, rootfs))
+    shutil.rmtree(rootfs)
+    build(store)
+    store.wrapper.mkdir()
+    wrapper = store.wrapper / "podman"
+    options = " ".join([*store.options, "--runtime", "runc"])
+    real = shutil.which("podman")
+    wrapper.write_text(f'#!/bin/sh\nexec {real} {options} "$@"\n')
+    wrapper.chmod(0o755)
+    return store
+
+
+def remove(store: Store) -> None:
+    """With overlay, what is mounted must be let go first."""
+    store.podman("rm", "--all", "--force", check=False)
+    forget(store)
+    shutil.rmtree(store.folder, ignore_errors=True)
+
+
+def forget(store: Store) -> None:
+    subprocess.run(["umount", str(store.folder / "store" / "overlay")], check=False, capture_output=True)
+    shutil.rmtree(store.folder / "store", ignore_errors=True)
+
+
+def make_base(rootfs: Path) -> None:
+    packages = "--include=python3,python3-venv,python3-pip,ca-certificates"
+    subprocess.run(["debootstrap", "--variant=minbase", packages, "bookworm", str(rootfs)], check=True, timeout=600,
+                   capture_output=True, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+
+
+def can_run(store: Store, rootfs: Path) -> bool:
+    """Takes the base in, and a container of it runs."""
+    with subprocess.Popen(["tar", "-C", str(rootfs), "-c", "."], stdout=subprocess.PIPE) as tar:
+        taken = store.podman("import", "-", BASE, stdin=tar.stdout, check=False)
+    if taken.returncode == 0 and tar.returncode == 0:
+        tried = store.podman("run", "--rm", "--network", "none", *LIMITS, BASE, "true", check=False)
+        if tried.returncode == 0:
+            return True
+    forget(store)
+    return False
+
+
+def build(store: Store) -> None:
+    context = store.folder / "context"
+    for file in render_image(job_of("p5.48xlarge")):
+        path = context / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file.text)
+    source = store.folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "src"):
+        here = ROOT / name
+        shutil.copytree(here, source / name) if here.is_dir() else shutil.copy(here, source / name)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(context / "dist"), str(source)],
+                   check=True, timeout=300, capture_output=True)
+    arguments, volumes = as_pip_is_configured()
+    command = ["buildah", *store.options, "bud", "--isolation", "chroot", "--network", "host", *volumes, *arguments,
+               "--build-arg", f"BASE={BASE}", "--build-arg", "VARIANT=cpu", "--build-arg", "FABRIC=none",
+               "-t", NAME, str(context)]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=900)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+def as_pip_is_configured() -> tuple[list[str], list[str]]:
+    """pip's own settings as build arguments, and the folders that they name as volumes."""
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], text=True, capture_output=True, check=True)
+    pairs = [line.partition("=") for line in listed.stdout.splitlines()]
+    found = {name.rpartition(".")[2]: value.strip("'\"") for name, _, value in pairs}
+    arguments, folders = [], {"/etc/ssl/certs"}
+    for option in ("index-url", "extra-index-url", "find-links"):
+        if value := found.get(option):
+            arguments += ["--build-arg", f"PIP_{option.replace('-', '_').upper()}={value}"]
+            folders |= {"/".join(word.removeprefix("file://").split("/")[:3]) for word in value.split()
+                        if word.startswith(("file:///", "/"))}
+    there = [folder for folder in sorted(folders) if Path(folder).exists()]
+    volumes = [word for folder in there for word in ("--volume", f"{folder}:{folder}:ro")]
+    if Path("/etc/pip.conf").exists():
+        volumes += ["--volume", "/etc/pip.conf:/etc/pip.conf:ro"]
+    return arguments, volumes
+
+
+def common_folder(own: Path) -> Path:
+    """Of all workers of the session: pytest gives each a folder below it."""
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own

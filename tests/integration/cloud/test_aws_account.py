@@ -1,0 +1,262 @@
+"""An AWS account is asked over HTTP, of moto's server: identity, quotas, machines in use, zones, budgets, bucket."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from uuid import uuid4
+
+import boto3
+import pytest
+from cloud import emulators
+from cloud.emulators import SECRET, Emulator
+
+from embark.__main__ import run
+from embark.doctor.account.aws import aws_account, counts_to, families_of
+from embark.doctor.account.need import need_of
+from embark.doctor.check import Check
+from embark.spec import RunSpec, load_spec
+
+MOTO_ACCOUNT = "123456789012"
+
+
+@pytest.fixture(scope="module")
+def account():
+    """A server that answers as an account would."""
+    program = str(Path(__file__).with_name("moto_account.py"))
+    with emulators._server(lambda port: [sys.executable, program, "-H", "127.0.0.1", "-p", str(port)]) as port:
+        emulators._call("PUT", f"http://127.0.0.1:{port}/models")
+        yield Emulator("s3://models", port, emulators.s3_env(port))
+
+
+@pytest.fixture
+def aws(account, environment):
+    """The variables of an account that answers."""
+    environment(account.env)
+    return account
+
+
+def asked(*sets: str) -> dict[str, Check]:
+    spec: RunSpec = load_spec("quickstart", sets)
+    return {check.name.split()[0]: check for check in aws_account(need_of(spec))}
+
+
+def test_an_account_is_named_and_each_thing_is_looked_at(aws):
+    found = asked("place.machine=g5.12xlarge", "place.region=us-east-1", f"store.root={aws.uri}/runs")
+    assert list(found) == ["account", "machine", "quota", "budgets", "bucket"]
+    assert found["account"].verdict == "ok"
+    assert MOTO_ACCOUNT in found["account"].found
+    assert found["machine"].verdict == "ok"
+    assert "us-east-1a" in found["machine"].found
+
+
+def test_another_account_than_the_spec_names_is_wrong(aws):
+    found = asked("place.machine=g5.12xlarge", 'place.account="210987654321"')
+    assert found["account"].verdict == "wrong"
+    assert list(found) == ["account"]
+
+
+def test_a_quota_too_small_says_the_command_that_raises_it(aws):
+    found = asked("place.machine=p5.48xlarge", "place.region=us-east-1", "place.nodes=4")["quota"]
+    assert (found.verdict, found.found) == ("wrong", "384 vCPUs, 0 in use; the run takes 768")
+    assert found.fix.startswith("aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
+                                "L-417A185B --desired-value 768 --region us-east-1")
+
+
+def test_machines_that_run_already_count(aws):
+    region = "eu-central-1"
+    ec2 = boto3.client("ec2", region_name=region)
+    image = ec2.describe_images()["Images"][0]["ImageId"]
+    started = ec2.run_instances(ImageId=image, InstanceType="g5.xlarge", MinCount=2, MaxCount=2)["Instances"]
+    other = ec2.run_instances(ImageId=image, InstanceType="t3.micro", MinCount=1, MaxCount=1)["Instances"]
+    try:
+        on_demand = asked("place.machine=g5.12xlarge", f"place.region={region}", "place.nodes=2")["quota"]
+        spot = asked("place.machine=g5.12xlarge", f"place.region={region}", "place.spot=true")["quota"]
+    finally:
+        ec2.terminate_instances(InstanceIds=[one["InstanceId"] for one in [*started, *other]])
+    # Of AWS's default: nobody has raised it. Both machines would fit if none ran.
+    assert (on_demand.verdict, on_demand.found) == ("wrong", "96 vCPUs, 8 in use; the run takes 96")
+    assert (spot.verdict, spot.found) == ("ok", "64 vCPUs, 0 in use; the run takes 48")
+
+
+def test_a_machine_that_a_region_does_not_have_is_told_with_those_that_do(aws):
+    found = asked("place.machine=p5.48xlarge", "place.region=af-south-1")["machine"]
+    assert found.verdict == "wrong"
+    assert "no p5.48xlarge in af-south-1" in found.found
+    assert "ap-northeast-1" in found.fix
+
+
+def test_a_zone_that_lacks_the_machine_is_told_with_those_that_have_it(aws):
+    found = asked("place.machine=g5.12xlarge", "place.region=us-east-1", "place.zone=us-east-1z")["machine"]
+    assert found.verdict == "wrong"
+    assert "us-east-1a" in found.fix
+
+
+def test_no_budget_is_a_warning_and_those_there_are_are_named(aws):
+    client = boto3.client("budgets", region_name="us-east-1")
+    name = f"embark-{uuid4().hex[:6]}"
+    assert asked("place.machine=g5.12xlarge")["budgets"].verdict == "warning"
+    client.create_budget(AccountId=MOTO_ACCOUNT, Budget={
+        "BudgetName": name, "BudgetType": "COST", "TimeUnit": "MONTHLY",
+        "BudgetLimit": {"Amount": "500", "Unit": "USD"}})
+    try:
+        found = asked("place.machine=g5.12xlarge")["budgets"]
+        assert (found.verdict, found.found) == ("ok", f"{name}: $0 of $500")
+    finally:
+        client.delete_budget(AccountId=MOTO_ACCOUNT, BudgetName=name)
+
+
+def test_the_bucket_is_written_and_left_as_it_was(aws):
+    s3 = boto3.client("s3", region_name="us-east-1")
+    bucket = f"doctor-{uuid4().hex[:8]}"
+    s3.create_bucket(Bucket=bucket)
+    found = asked("place.machine=g5.12xlarge", f"store.root=s3://{bucket}/runs")["bucket"]
+    assert found.verdict == "ok"
+    assert s3.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
+
+
+def test_a_bucket_that_is_not_there_is_wrong(aws):
+    found = asked("place.machine=g5.12xlarge", f"store.root=s3://no-such-{uuid4().hex[:8]}/runs")["bucket"]
+    assert found.verdict == "wrong"
+    assert "does not exist" in found.found
+
+
+def test_the_spot_price_of_now_stands_beside_the_catalogs(aws):
+    found = asked("place.machine=g5.12xlarge", "place.region=us-east-1", "place.spot=true")
+    assert found["spot"].verdict in ("ok", "warning")
+    assert "catalog" in found["spot"].found or "none for g5.12xlarge" in found["spot"].found
+    assert "spot" not in asked("place.machine=g5.12xlarge", "place.region=us-east-1")
+
+
+def test_a_quota_that_the_catalog_does_not_know_is_said_to_be_unknown(aws):
+    found = asked("place.machine=p6-b200.48xlarge", "place.region=us-east-1", "place.spot=true")["quota"]
+    assert found.verdict == "warning"
+    assert "is not known" in found.found
+
+
+def test_the_verb_ends_with_1_where_something_is_wrong_and_prints_no_secret(aws, capsys):
+    code = run(["doctor", "--cloud", "--machine", "p5.48xlarge", "--set", "place.nodes=64", "--set",
+                "place.region=us-east-1", "--json"])
+    out, err = capsys.readouterr()
+    rows = json.loads(out)
+    assert {row["name"]: row["verdict"] for row in rows}["account"] == "ok"
+    assert code == (1 if any(row["verdict"] == "wrong" for row in rows) else 0)
+    assert any(row["name"].startswith("quota Running On-Demand P") and row["verdict"] == "wrong" for row in rows)
+    assert SECRET not in out + err
+
+
+def test_no_credentials_are_one_sentence(environment, account):
+    environment({"AWS_ENDPOINT_URL": account.env["AWS_ENDPOINT_URL"]})
+    found = asked("place.machine=g5.12xlarge", "place.region=us-east-1")
+    assert list(found) == ["account"]
+    assert found["account"].found == "no credentials for AWS were found"
+    assert "aws sso login" in found["account"].fix
+
+
+def test_a_profile_that_is_not_there_is_one_sentence(aws, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    found = asked("place.machine=g5.12xlarge")
+    assert found["account"].verdict == "wrong"
+    assert "nobody" in found["account"].found
+
+
+def test_a_server_that_is_away_is_one_sentence(environment, account):
+    environment({**account.env, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
+    found = asked("place.machine=g5.12xlarge")["account"]
+    assert (found.verdict, found.found.partition(":")[0]) == ("wrong", "AWS cannot be reached")
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Says no to everything but the first question, as AWS does in STS's and EC2's XML and the others' JSON."""
+
+    code, allows_identity = "", False
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        if self.allows_identity and "GetCallerIdentity" in body:
+            self._send(200, "text/xml", "<GetCallerIdentityResponse><GetCallerIdentityResult>"
+                       "<Arn>arn:aws:iam::111122223333:user/a</Arn><UserId>u</UserId><Account>111122223333</Account></GetCallerIdentityResult>"
+                       "</GetCallerIdentityResponse>")
+        elif "json" in self.headers.get("Content-Type", ""):
+            self._send(400, "application/x-amz-json-1.1", json.dumps({"__type": self.code, "message": "no"}))
+        elif "GetCallerIdentity" in body:
+            self._send(403, "text/xml", f"<ErrorResponse><Error><Code>{self.code}</Code><Message>no</Message></Error>"
+                       "</ErrorResponse>")
+        else:
+            self._send(403, "text/xml", f"<Response><Errors><Error><Code>{self.code}</Code><Message>no</Message>"
+                       "</Error></Errors></Response>")
+
+    def _send(self, status, kind, text):
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def refusing(environment, account):
+    """A function that starts an AWS which answers every question with this code."""
+    servers = []
+
+    def start(code: str, *, allows_identity: bool = False) -> None:
+        handler = type("Handler", (Refusing,), {"code": code, "allows_identity": allows_identity})
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        environment({**account.env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"})
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("code", "words"), [
+    ("ExpiredToken", "have expired"), ("ExpiredTokenException", "have expired"),
+    ("InvalidClientTokenId", "does not know this access key"), ("SignatureDoesNotMatch", "the secret key is another"),
+])
+def test_credentials_that_are_refused_are_one_sentence_and_nothing_more_is_asked(refusing, code, words):
+    refusing(code)
+    found = asked("place.machine=g5.12xlarge", "place.region=us-east-1")
+    assert list(found) == ["account"]
+    assert found["account"].verdict == "wrong"
+    assert words in found["account"].found
+    assert "aws sso login" in found["account"].fix
+
+
+@pytest.mark.parametrize("code", ["AccessDeniedException", "UnauthorizedOperation"])
+def test_what_an_identity_may_not_ask_is_said_with_the_permission(refusing, code):
+    refusing(code, allows_identity=True)
+    found = asked("place.machine=g5.12xlarge", "place.region=us-east-1")
+    assert found["account"].verdict == "ok"
+    for name, action in (("machine", "ec2:DescribeInstanceTypeOfferings"), ("quota", "servicequotas:GetServiceQuota"),
+                         ("budgets", "budgets:ViewBudget")):
+        assert found[name].verdict == "warning", found[name]
+        assert "may not ask" in found[name].found
+        assert action in found[name].fix
+
+
+@pytest.mark.parametrize(("quota", "families"), [
+    ("Running On-Demand P instances", ("p",)),
+    ("Running On-Demand G and VT instances", ("g", "vt")),
+    ("All P4, P3 and P2 Spot Instance Requests", ("p4", "p3", "p2")),
+    ("All P5 Spot Instance Requests", ("p5",)),
+])
+def test_a_quotas_name_says_whose_it_is(quota, families):
+    assert families_of(quota) == families
+
+
+@pytest.mark.parametrize(("machine", "families", "counts"), [
+    ("p5.48xlarge", ("p",), True), ("p4de.24xlarge", ("p4", "p3", "p2"), True), ("p5en.48xlarge", ("p5",), True),
+    ("p5.48xlarge", ("p4", "p3", "p2"), False), ("g5.xlarge", ("p",), False), ("vt1.3xlarge", ("g", "vt"), True),
+    ("gr6.4xlarge", ("g", "vt"), False), ("t3.micro", ("g", "vt"), False),
+])
+def test_machines_count_towards_their_own_quota(machine, families, counts):
+    assert counts_to(machine, families) == counts

@@ -1,0 +1,156 @@
+"""Every store does the same, whatever lies behind it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from embark.errors import UserError
+from embark.store.errors import Missing
+from embark.store.object_store import Entry
+
+
+def test_what_is_written_is_read_back(store):
+    store.write("a/b.bin", b"0123456789")
+    assert store.read("a/b.bin") == b"0123456789"
+    assert store.size("a/b.bin") == 10
+    assert store.exists("a/b.bin")
+    assert not store.exists("a/b")
+    assert not store.exists("a")
+
+
+def test_a_range_is_just_those_bytes(store):
+    store.write("a", b"0123456789")
+    assert store.read_range("a", 3, 4) == b"3456"
+    assert store.read_range("a", 9, 1) == b"9"
+    assert store.read_range("a", 5, 0) == b""
+
+
+@pytest.mark.parametrize(("start", "length"), [(5, 6), (10, 1), (100, 5)])
+def test_a_range_past_the_end_is_an_error_and_never_fewer_bytes(store, start, length):
+    store.write("a", b"0123456789")
+    with pytest.raises(Exception, match=r"short|before what was asked") as caught:
+        store.read_range("a", start, length)
+    assert caught.value.exit_code == 70
+
+
+def test_empty_files_and_awkward_names_are_kept(store):
+    for path in ("empty", "a b+c&d=é/step-000000100/__0_0.bin", "a%20b"):
+        store.write(path, b"")
+        assert store.read(path) == b""
+    assert len(store.list()) == 3
+
+
+def test_writing_again_replaces(store):
+    store.write("a", b"old and long")
+    store.write("a", b"new")
+    assert store.read("a") == b"new"
+
+
+def test_what_is_not_there_is_missing(store):
+    for call in (store.read, store.size, lambda path: store.read_range(path, 0, 1)):
+        with pytest.raises(Missing, match="there is no"):
+            call("nowhere")
+
+
+def test_a_list_is_of_one_folder_at_any_depth_in_order(store):
+    for path in ("run/c/2", "run/c/10", "run/a", "runner/x", "other"):
+        store.write(path, path.encode())
+    assert store.list("run") == [Entry(p, len(p)) for p in ("run/a", "run/c/10", "run/c/2")]
+    assert store.list("run/") == store.list("run")
+    assert store.list("nothing") == []
+    assert len(store.list()) == 5
+
+
+def test_deleting_is_by_file_or_by_folder_and_may_be_repeated(store):
+    for path in ("run/a", "run/b/c", "runner/x"):
+        store.write(path, b"x")
+    store.delete("run/a")
+    store.delete("run/a")
+    assert not store.exists("run/a")
+    store.delete_prefix("run")
+    store.delete_prefix("run")
+    assert [entry.path for entry in store.list()] == ["runner/x"]
+
+
+@pytest.mark.parametrize("path", ["", "../x", "/etc/x", "a/../../x"])
+def test_no_path_leads_out_of_the_store(store, path):
+    for call in (store.read, store.delete, store.delete_prefix, lambda p: store.write(p, b"")):
+        with pytest.raises(UserError, match="not a path inside"):
+            call(path)
+
+
+def test_fifty_megabytes_go_and_come_back(store, tmp_path):
+    data = os.urandom(1 << 20) * 50 + b"tail"
+    local = tmp_path / "big"
+    local.write_bytes(data)
+    store.write("from/file", local)
+    store.write("from/pieces", (memoryview(data)[i : i + 7_000_000] for i in range(0, len(data), 7_000_000)), len(data))
+    back = tmp_path / "back" / "big"
+    for path in ("from/file", "from/pieces"):
+        store.download(path, back)
+        assert back.read_bytes() == data
+    assert store.read_range("from/file", len(data) - 4, 4) == b"tail"
+    assert [entry.size_bytes for entry in store.list()] == [len(data)] * 2
+
+
+def test_pieces_that_end_in_an_error_leave_nothing(store):
+    def pieces():
+        yield bytes(20_000_000)
+        raise KeyError("no more")
+
+    with pytest.raises(Exception, match="no more"):
+        store.write("half", pieces(), 40_000_000)
+    assert not store.exists("half")
+    assert store.list() == []
+
+
+def test_many_go_and_come_with_progress(store, tmp_path):
+    (tmp_path / "up").mkdir()
+    pairs = []
+    for number in range(20):
+        local = tmp_path / "up" / str(number)
+        local.write_bytes(str(number).encode() * 1000)
+        pairs.append((local, f"many/{number:02d}"))
+    told: list[tuple[int, int]] = []
+    store.upload_many(pairs, parallel=4, progress=lambda done, total: told.append((done, total)))
+    assert len(store.list("many")) == 20
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] == sum(local.stat().st_size for local, _ in pairs)
+    told.clear()
+    store.download_many([(path, tmp_path / "down" / local.name) for local, path in pairs], 4, lambda *t: told.append(t))
+    assert told[-1][0] == told[-1][1] > 0
+    for local, _ in pairs:
+        assert (tmp_path / "down" / local.name).read_bytes() == local.read_bytes()
+
+
+def test_a_failure_among_many_is_raised(store, tmp_path):
+    (tmp_path / "there").write_bytes(b"x")
+    with pytest.raises(Missing, match="not-there"):
+        store.upload_many([(tmp_path / "there", "a"), (tmp_path / "not-there", "b")])
+    store.write("a", b"x")
+    with pytest.raises(Missing, match="nowhere"):
+        store.download_many([("a", tmp_path / "a"), ("nowhere", tmp_path / "b")])
+    assert not (tmp_path / "b").exists()
+
+
+def test_of_many_writers_one_wins_whole(store):
+    versions = [bytes([number]) * 300_000 for number in range(8)]
+    begin = threading.Barrier(len(versions))
+
+    def write(version: bytes) -> None:
+        begin.wait()
+        store.write("contested", version)
+
+    with ThreadPoolExecutor(len(versions)) as pool:
+        list(pool.map(write, versions))
+    assert store.read("contested") in versions
+    assert [entry.path for entry in store.list()] == ["contested"]
+
+
+def test_a_check_leaves_nothing(store):
+    store.check()
+    assert store.list() == []

@@ -1,0 +1,61 @@
+"""The rendered Dockerfile is built and run for real: who it runs as, what it runs, and how it stops.
+
+How pods of it meet and what they survive is in test_rehearse_containers.py.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+from cloud.image import LIMITS, NAME
+
+pytestmark = [pytest.mark.slow, pytest.mark.needs("podman")]
+
+SMALL = ("--set", "train.num_steps=10", "--set", "model.rows_per_table=1000", "--set", "data.num_eval_samples=4096")
+
+
+def test_it_is_not_root_and_says_so(image_store):
+    config = json.loads(image_store.podman("image", "inspect", NAME).stdout)[0]
+    assert config["Config"]["User"] == "1000:1000"
+    assert config["Config"]["Entrypoint"] == ["/opt/embark/bin/entrypoint.sh"]
+    assert image_store.run("id", "-u").stdout.strip() == "1000"
+    print(f"image: {config['Size'] / 1e9:.2f} GB")
+
+
+def test_what_a_rank_imports_is_compiled_since_its_user_could_not_write_that(image_store):
+    code = ("import importlib.util as found, pathlib\n"
+            "for name in ('torch', 'torchrec', 'embark'):\n"
+            "    cached = found.cache_from_source(found.find_spec(name).origin)\n"
+            "    print(name, pathlib.Path(cached).exists())")
+    told = image_store.run("python", "-c", code).stdout.splitlines()
+    assert told == ["torch True", "torchrec True", "embark True"]
+
+
+def test_alone_it_trains_the_quickstart(image_store):
+    process = subprocess.Popen(["podman", *image_store.options, "--runtime", "runc", "run", "--rm", "--name", "alone",
+                                "--network", "none", *LIMITS, NAME], text=True, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT)
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "loss" in line and "step" in line:
+                break
+        assert any("quickstart" in line for line in lines), "".join(lines)
+        # It would train on for minutes: told to stop, it saves and says "start me again".
+        image_store.podman("stop", "--time", "60", "alone")
+        rest = process.communicate(timeout=90)[0]
+        assert process.returncode == 75, "".join(lines) + rest
+        assert "saved" in rest
+    finally:
+        process.kill()
+
+
+def test_torchrun_trains_and_a_wrong_spec_comes_through(image_store):
+    ranks = ("--standalone", "--nproc-per-node=2", "-m", "embark", "train", "quickstart")
+    done = image_store.run("torchrun", *ranks, *SMALL)
+    assert "10 steps" in done.stdout
+    wrong = image_store.run("python", "-m", "embark.torchrun", *ranks, "--set", "train.batch_size=97", check=False)
+    assert wrong.returncode == 64, wrong.stdout + wrong.stderr

@@ -1,0 +1,225 @@
+"""A run's whole life on Kubernetes: kubectl itself, against an API over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from cloud.kubernetes_api import kubernetes_api
+from cloud.kubernetes_launch import LAUNCH, ROOT, SETTINGS, launched, place, settle, spec_of, until
+
+from embark.cli.console import Console
+from embark.cli.launch_output import cancel_run, launch_run, status_run
+from embark.errors import ExitCode, UserError
+from embark.launch.run_registry import all_runs, find_run
+from embark.store import RunDir
+
+TARGETS = {"job": ("jobs", "trainer"), "jobset": ("jobsets", "trainer"), "trainjob": ("trainjobs", "node"),
+           "pytorchjob": ("pytorchjobs", "pytorch")}
+GPU_MESSAGE = ("0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) didn't match Pod's node "
+               "affinity/selector.")
+
+
+@pytest.fixture
+def api(tmp_path, monkeypatch):
+    with kubernetes_api() as server:
+        settle(server, tmp_path, monkeypatch)
+        yield server
+
+
+def test_a_run_s_whole_life(api, capsys):
+    assert launch_run(Console(), spec_of(), yes=True, dry_run=False) == 0
+    told = capsys.readouterr().out
+    assert "fits 2 x p5.48xlarge" in told
+    assert "an hour on demand" in told
+    assert "handed over" in told
+    assert api.objects[("jobs", "embark", "dlrm")]["spec"]["completions"] == 2
+    assert 'name = "dlrm"' in api.objects[("configmaps", "embark", "dlrm-spec")]["data"]["spec.toml"]
+    handle, kubernetes = find_run("dlrm").handle, place()
+    assert kubernetes.status(handle).reason == "no pod is made yet"
+
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": GPU_MESSAGE}
+    api.pod("dlrm-0-aaaaa", "dlrm", index=0, phase="Running")
+    api.pod("dlrm-1-bbbbb", "dlrm", index=1, conditions=(unschedulable,))
+    status = kubernetes.status(handle)
+    assert status.state == "pending"
+    assert "1 of 2 pods run; dlrm-1-bbbbb waits: no node has enough GPUs free (nvidia.com/gpu)" in status.reason
+    assert "quota" in status.fix
+
+    api.pod("dlrm-1-bbbbb", "dlrm", index=1, phase="Running", created="2026-11-15T09:00:00Z")
+    assert kubernetes.status(handle).state == "running"
+
+    api.preempt("dlrm-1-bbbbb")
+    status = kubernetes.status(handle)
+    assert status.state == "restarting"
+    assert "machine 1 (dlrm-1-bbbbb) was taken away: its node was tainted" in status.reason
+    api.pod("dlrm-1-ccccc", "dlrm", index=1, waits="ContainerCreating")
+    status = kubernetes.status(handle)
+    assert status.state == "restarting"
+    assert "its replacement dlrm-1-ccccc waits: the image is pulled" in status.reason
+    api.pod("dlrm-1-ccccc", "dlrm", index=1, phase="Running")
+    status = kubernetes.status(handle)
+    assert (status.state, status.num_restarts) == ("running", 1)
+    assert [part.name for part in status.parts] == ["dlrm-0-aaaaa", "dlrm-1-ccccc"]
+
+    api.finish("jobs", "dlrm")
+    assert status_run(Console(), "dlrm") == ExitCode.DONE
+    assert "succeeded" in capsys.readouterr().out
+    del api.objects[("jobs", "embark", "dlrm")]  # as its ttlSecondsAfterFinished does
+    assert status_run(Console(), "dlrm") == ExitCode.DONE
+    told = capsys.readouterr().out
+    assert "gone" in told
+    assert "when last seen it had succeeded" in told
+    assert "s3://training/runs/dlrm" in told
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_kind_of_object_is_handed_over_seen_and_taken_away(api, target):
+    plural, container = TARGETS[target]
+    handle, kubernetes = launched(f"place.target={target}"), place()
+    assert api.names(plural) == {"dlrm"}
+    for index in (0, 1):
+        api.pod(f"dlrm-{index}", "dlrm", index=index, container=container, phase="Running")
+        api.log(f"dlrm-{index}", f"hello from {index}")
+    assert kubernetes.status(handle).state == "running"
+    assert [line.text for line in kubernetes.logs(handle)] == ["hello from 0", "hello from 1"]
+    done = kubernetes.cancel(handle)
+    assert done.is_complete
+    assert (f"{plural}/dlrm", "Foreground") in api.deletions
+    for kind in (plural, "pods", "configmaps", "services", "trainingruntimes"):
+        assert not api.names(kind), kind
+    assert api.names("namespaces") == {"embark"}
+    assert "delete namespace embark" in done.remains[0].remove
+
+
+def test_logs_are_merged_by_time_and_go_on_through_a_cut_connection_and_a_replaced_pod(api):
+    handle, kubernetes = launched(), place()
+    for index in (0, 1):
+        api.pod(f"dlrm-{index}-a", "dlrm", index=index, phase="Running", created="2026-11-15T09:00:00Z")
+    for step in range(3):
+        for index in (0, 1):
+            api.log(f"dlrm-{index}-a", f"step {step} of {index}")
+            time.sleep(0.002)
+    api.cut_logs = 2
+    seen, live = [], threading.Event()
+
+    def follow() -> None:
+        for line in kubernetes.logs(handle, follow=True):
+            seen.append((line.source, line.text))
+            live.set()
+
+    reader = threading.Thread(target=follow, daemon=True)
+    reader.start()
+    assert live.wait(10)
+    api.log("dlrm-0-a", "step 3 of 0")
+    api.log("dlrm-1-a", "saved on notice")
+    until(lambda: ("dlrm-1-a", "saved on notice") in seen)
+    api.preempt("dlrm-1-a")
+    api.pod("dlrm-1-b", "dlrm", index=1, phase="Running")
+    api.log("dlrm-1-b", "resumed at step 3")
+    until(lambda: ("dlrm-1-b", "resumed at step 3") in seen)
+    api.log("dlrm-0-a", "the last line")
+    api.finish("jobs", "dlrm")
+    reader.join(10)
+    assert not reader.is_alive()
+    assert seen[:6] == [(f"dlrm-{index}-a", f"step {step} of {index}") for step in range(3) for index in (0, 1)]
+    assert seen[-1] == ("dlrm-0-a", "the last line")
+    assert sorted(seen) == sorted(set(seen)), "a line was shown twice"
+    assert len(seen) == 10
+
+
+def test_a_suspended_job_names_the_queue_that_holds_it(api):
+    api.put("localqueues", "research")
+    handle = launched("place.queue=research")
+    api.objects[("jobs", "embark", "dlrm")]["spec"]["suspend"] = True
+    api.event("dlrm", "Pending", "couldn't assign flavors: insufficient unused quota for nvidia.com/gpu")
+    status = place().status(handle)
+    assert status.state == "pending"
+    assert "the queue research has not let it in yet" in status.reason
+    assert "insufficient unused quota" in status.reason
+
+
+def test_a_failed_run_says_why_and_ends_with_1(api, capsys):
+    launched()
+    api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
+    status = api.objects[("pods", "embark", "dlrm-0-a")]["status"]
+    status["phase"] = "Failed"
+    status["containerStatuses"][0]["state"] = {"terminated": {"exitCode": 64, "reason": "Error"}}
+    api.finish("jobs", "dlrm", "Failed", reason="PodFailurePolicy", message="Container trainer failed with 64")
+    assert status_run(Console(), "dlrm") == ExitCode.OTHER
+    told = capsys.readouterr().out
+    assert "the spec or the data is wrong (exit code 64)" in told
+    assert "PodFailurePolicy" in told
+
+
+def test_without_a_terminal_only_yes_spends(api):
+    with pytest.raises(UserError, match="nobody is here to ask") as caught:
+        launch_run(Console(), spec_of(), yes=False, dry_run=False)
+    assert "--yes" in caught.value.fix
+    assert not api.objects
+    assert not all_runs().runs
+
+
+@pytest.mark.parametrize(("answer", "is_launched"), [("n", False), ("", False), ("y", True)])
+def test_a_person_is_asked_before_anything_is_made(api, answer, is_launched):
+    terminal, theirs = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    code = LAUNCH.replace("yes=True", "yes=False")
+    process = subprocess.Popen([sys.executable, "-c", code, *SETTINGS], env=env, stdin=theirs, stdout=theirs,
+                               stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    while b"[y/N]" not in seen:
+        seen += os.read(terminal, 4096)
+    assert b"an hour on demand" in seen
+    assert b"Launch dlrm on 2 x p5.48xlarge: 16 ranks in training?" in seen
+    assert not api.objects
+    os.write(terminal, f"{answer}\n".encode())
+    assert process.wait(30) == (ExitCode.DONE if is_launched else ExitCode.INTERRUPTED)
+    os.close(terminal)
+    assert bool(api.names("jobs")) == is_launched
+
+
+def test_a_dry_run_says_the_commands_and_asks_nothing_of_the_cluster(api, capsys):
+    assert launch_run(Console(), spec_of(), yes=False, dry_run=True) == 0
+    told = capsys.readouterr().out
+    assert "apply --server-side --field-manager=embark --validate=strict --dry-run=server" in told
+    assert "< kubernetes_job.yaml" in told
+    assert not api.requests
+    assert not all_runs().runs
+
+
+def test_cancelling_says_what_was_saved_what_was_removed_and_what_remains(api, tmp_path, capsys):
+    launched(f"store.root={tmp_path}", "place.nodes=1")
+    shelf = RunDir(str(tmp_path / "dlrm")).shelf
+    for step in (100, 200):
+        shelf.begin(step)
+        shelf.commit(step, {}, {})
+    shelf.begin(300)
+    api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
+    api.ending_s = 1.0
+    assert cancel_run(Console(), "dlrm", yes=True, dry_run=False) == 0
+    told = capsys.readouterr()
+    assert "removed job.batch/dlrm, configmap/dlrm-spec" in told.out
+    assert "its last whole checkpoint: step-000000200" in told.out
+    assert "delete namespace embark" in told.out
+    assert f"checkpoints and events in {tmp_path}/dlrm" in told.out
+    assert "1 pod told to end; each saves a last checkpoint" in told.err
+    assert cancel_run(Console(), "dlrm", yes=True, dry_run=False) == 0
+    assert not all_runs().runs
+    assert "was not there" in capsys.readouterr().out
+
+
+def test_the_answer_for_a_program_is_json_alone(api, capsys):
+    launched()
+    capsys.readouterr()
+    assert status_run(Console(json=True), "dlrm") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["state"] == "pending"
+    assert answer["usd_per_hour"] > 0

@@ -1,0 +1,202 @@
+"""Runs on Kubernetes that another program stands between: KubeRay's RayJob, and TorchX with Volcano."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from cloud.kubernetes_api import KubernetesApi, kubernetes_api
+from cloud.kubernetes_launch import HASTY, launched, place, settle, spec_of
+
+from embark.cli.console import Console
+from embark.cli.launch_output import cancel_run, launch_run, status_run
+from embark.errors import ExitCode, Interrupted, UserError
+from embark.launch.backends.kubernetes.kubectl import NoSuchKind
+from embark.launch.backends.torchx.backend import TorchX
+from embark.launch.run_registry import all_runs, find_run
+from embark.launch.shell import Shell
+
+RAY_POD = {"app.kubernetes.io/component": "worker"}
+
+
+@pytest.fixture
+def api(tmp_path, monkeypatch):
+    with kubernetes_api() as server:
+        settle(server, tmp_path, monkeypatch)
+        for variable in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+            monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+        yield server
+
+
+def test_without_an_address_a_ray_run_is_a_rayjob_from_its_pods_to_its_end(api: KubernetesApi, capsys):
+    handle, kubernetes = launched("place.target=ray"), place()
+    assert handle.backend == "kubernetes"
+    made = api.objects[("rayjobs", "embark", "dlrm")]
+    assert made["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replicas"] == 2
+    assert "ray_train.py" in api.objects[("configmaps", "embark", "dlrm-spec")]["data"]
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                     "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."}
+    api.pod("dlrm-head", "dlrm", index=0, container="ray-head", phase="Running",
+            labels={"app.kubernetes.io/component": "head"})
+    api.pod("dlrm-machines-0", "dlrm", index=0, container="ray-worker", phase="Running")
+    api.pod("dlrm-machines-1", "dlrm", index=1, container="ray-worker", conditions=(unschedulable,))
+    status = kubernetes.status(handle)
+    assert status.state == "pending"
+    assert "1 of 2 pods run; dlrm-machines-1 waits: no node has enough GPUs free" in status.reason
+    api.pod("dlrm-machines-1", "dlrm", index=1, container="ray-worker", phase="Running")
+    assert kubernetes.status(handle).state == "running"
+
+    api.pod("dlrm-abcde", "dlrm-submitter", index=0, container="ray-job-submitter", phase="Running",
+            labels={"batch.kubernetes.io/job-name": "dlrm"})
+    api.log("dlrm-abcde", "(RayTrainWorker pid=7) 2026-11-15T11:00:00.000001Z [rank 0]:step 1")
+    (line,) = kubernetes.logs(handle)
+    assert (line.source, line.text) == ("rank 0", "step 1")
+
+    made["status"] = {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "reason": "AppFailed",
+                      "message": "Job entrypoint command failed with exit code 64", "failed": 2}
+    assert status_run(Console(), "dlrm") == ExitCode.OTHER
+    assert "AppFailed: Job entrypoint command failed with exit code 64" in capsys.readouterr().out
+    assert kubernetes.status(handle).num_restarts == 2
+    made["status"] = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
+    assert kubernetes.status(handle).state == "succeeded"
+    kubernetes.cancel(handle)
+    assert not api.names("rayjobs") | api.names("configmaps")
+
+
+def torchx(told: list[str] | None = None) -> TorchX:
+    return TorchX(Shell(), tell=(told if told is not None else []).append, patience=HASTY, poll_s=0.1)
+
+
+def test_torchx_makes_a_volcano_job_that_is_then_followed_like_any_other(api: KubernetesApi, capsys):
+    handle = launched("place.target=torchx")
+    assert handle.backend == "torchx"
+    (name,) = api.names("jobs")
+    assert name.startswith("dlrm-")
+    job = api.objects[("jobs", "embark", name)]
+    assert len(job["spec"]["tasks"]) == 2
+    assert job["spec"]["queue"] == "default"
+    assert torchx().status(handle).reason == "no pod is made yet"
+    for index in (0, 1):
+        pod = f"{name}-trainer-{index}-0"
+        template = job["spec"]["tasks"][index]["template"]
+        assert template["metadata"]["labels"]["torchx.pytorch.org/replica-id"] == str(index)
+        api.put("pods", pod, metadata={"labels": template["metadata"]["labels"]}, spec=template["spec"], status={
+            "phase": "Running", "containerStatuses": [
+                {"name": template["spec"]["containers"][0]["name"], "state": {"running": {}}}]})
+        api.log(pod, f"hello from {index}")
+    assert torchx().status(handle).state == "running"
+    assert [(line.index, line.text) for line in torchx().logs(handle)] == [(0, "hello from 0"), (1, "hello from 1")]
+    with pytest.raises(UserError, match=f"the Volcano job {name} is in namespace embark already"):
+        launch_run(Console(quiet=True), spec_of("place.target=torchx"), yes=True, dry_run=False)
+    job["status"] = {"state": {"phase": "Failed", "reason": "PodFailed"}, "retryCount": 3}
+    status = torchx().status(handle)
+    assert (status.state, status.num_restarts) == ("failed", 3)
+    assert cancel_run(Console(), "dlrm", yes=True, dry_run=False) == 0
+    assert f"removed job.batch.volcano.sh/{name}" in capsys.readouterr().out
+    assert not api.names("jobs")
+
+
+def test_a_dry_run_of_torchx_says_its_command_and_asks_nothing_of_the_cluster(api: KubernetesApi, capsys):
+    assert launch_run(Console(), spec_of("place.target=torchx"), yes=False, dry_run=True) == 0
+    told = capsys.readouterr().out
+    assert f"{sys.executable} -m torchx.cli.main run --json --workspace '' --scheduler kubernetes" in told
+    assert "queue=default,namespace=embark" in told
+    assert not api.requests
+
+
+@pytest.mark.parametrize(("target", "group", "fix"), [
+    ("ray", "ray.io/v1", "helm install kuberay-operator"),
+    ("torchx", "batch.volcano.sh/v1alpha1", "helm install volcano")])
+def test_a_cluster_without_the_operator_is_told_how_to_get_it(tmp_path, monkeypatch, target, group, fix):
+    with kubernetes_api(without=(group,)) as server:
+        settle(server, tmp_path, monkeypatch)
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        with pytest.raises(NoSuchKind) as caught:
+            launch_run(Console(quiet=True), spec_of(f"place.target={target}"), yes=True, dry_run=False)
+        assert fix in caught.value.fix
+        assert not server.objects
+        assert not all_runs().runs
+
+
+class CtrlC(Shell):
+    """Ctrl-C at the n-th program, before it is started or after it has done its work."""
+
+    def __init__(self, step: int, *, is_after: bool) -> None:
+        self.left, self.is_after = step, is_after
+
+    def ask(self, words, **options):
+        return self._count(lambda: super(CtrlC, self).ask(words, **options))
+
+    def change(self, words, **options):
+        return self._count(lambda: super(CtrlC, self).change(words, **options))
+
+    def _count(self, run):
+        self.left -= 1
+        if self.left == 0 and not self.is_after:
+            raise KeyboardInterrupt
+        done = run()
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return done
+
+
+COMMANDS = ("context", "context again", "jobs", "namespace", "make the namespace", "torchx run")
+
+
+@pytest.mark.parametrize(("step", "is_after"), [*((step, False) for step in range(1, 7)), (5, True), (6, True)])
+def test_ctrl_c_at_any_command_of_torchx_says_what_is_there(api: KubernetesApi, monkeypatch, step, is_after):
+    monkeypatch.setattr("embark.cli.launch_output.Shell", lambda: CtrlC(step, is_after=is_after))
+    with pytest.raises(Interrupted) as caught:
+        launch_run(Console(quiet=True), spec_of("place.target=torchx"), yes=True, dry_run=False)
+    assert bool(api.names("namespaces")) == (step + is_after > 5)
+    assert bool(api.names("jobs")) == (step + is_after > 6)
+    if step <= 4:
+        assert caught.value.what == "stopped by Ctrl-C; nothing was made"
+        assert not all_runs().runs
+        return
+    assert "delete namespace embark" in caught.value.fix
+    if step == 6:
+        assert "the Volcano job dlrm-… in namespace embark" in caught.value.what
+        monkeypatch.setattr("embark.cli.launch_output.Shell", Shell)
+        # Its name was never told, and yet it is found.
+        assert cancel_run(Console(quiet=True), "dlrm", yes=True, dry_run=False) == 0
+        assert not api.names("jobs")
+
+
+@pytest.mark.parametrize(("step", "is_after"), [(4, False), (5, False), (6, False), (6, True)])
+def test_ctrl_c_as_a_rayjob_is_made_says_what_is_there(api: KubernetesApi, monkeypatch, step, is_after):
+    """As for a Job: the namespace, the server's dry run, the object."""
+    monkeypatch.setattr("embark.cli.launch_output.Shell", lambda: CtrlC(step, is_after=is_after))
+    with pytest.raises(Interrupted) as caught:
+        launch_run(Console(quiet=True), spec_of("place.target=ray"), yes=True, dry_run=False)
+    assert bool(api.names("rayjobs")) == (step == 6 and is_after)
+    assert "namespace embark" in caught.value.what
+    assert ("rayjob.ray.io/dlrm" in caught.value.what) == (step == 6)
+
+
+def test_a_context_of_kubectl_can_be_named_and_runs_are_found_by_it(api: KubernetesApi, capsys):
+    with pytest.raises(UserError, match="elsewhere"):
+        launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False, context="elsewhere")
+    assert not api.objects
+    assert launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False, context="training") == 0
+    assert find_run("dlrm").handle.where["context"] == "training"
+    assert status_run(Console(quiet=True), "dlrm", context="training") == 0
+    with pytest.raises(UserError, match="no run of that name"):
+        status_run(Console(quiet=True), "dlrm", context="elsewhere")
+    with pytest.raises(UserError, match="--context is kubectl's"):
+        launch_run(Console(quiet=True), spec_of("place.machine=", "place.nodes=1"), yes=True, dry_run=False,
+                   context="training")
+
+
+def test_status_shows_what_the_cluster_said_last(api: KubernetesApi, capsys):
+    launched()
+    for number in range(7):
+        api.event("dlrm", "FailedCreate", f"quota is used up, try {number}")
+    capsys.readouterr()
+    assert status_run(Console(), "dlrm") == 0
+    told = capsys.readouterr().out
+    assert "what its place said last" in told
+    assert "try 6" in told
+    assert "try 1" not in told

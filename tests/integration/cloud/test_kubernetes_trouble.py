@@ -1,0 +1,250 @@
+"""What can go wrong between a run and Kubernetes: an API that is away, a token that has ended, rights, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cloud.kubernetes_api import kubernetes_api
+from cloud.kubernetes_launch import LAUNCH, ROOT, SETTINGS, launched, place, settle, spec_of, until
+
+from embark.cli.console import Console
+from embark.cli.launch_output import cancel_run, launch_run
+from embark.errors import ExitCode, Fault, Interrupted, UserError
+from embark.launch.backend import LaunchRequest
+from embark.launch.backends.kubernetes.backend import Kubernetes
+from embark.launch.backends.kubernetes.kubectl import Forbidden, NoSuchKind, Patience
+from embark.launch.run_registry import all_runs, find_run
+from embark.launch.shell import Shell
+
+
+@pytest.fixture
+def api(tmp_path, monkeypatch):
+    with kubernetes_api() as server:
+        settle(server, tmp_path, monkeypatch)
+        yield server
+
+
+MINUTE_S = 3.0
+"""For a minute, where one request may take 20 s and three minutes are waited: here a twentieth of each."""
+SHORT = Patience(give_up_s=9.0, first_wait_s=0.05, longest_wait_s=0.75, request_s=1.0)
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+def test_an_api_that_is_away_for_a_minute_is_waited_for_and_that_is_told(api, how):
+    """Longer than any one request has patience for: only asking again helps."""
+    handle, told = launched(), []
+    assert SHORT.request_s < MINUTE_S < SHORT.give_up_s
+    if how == "refuses":
+        api.down()
+        back = threading.Timer(MINUTE_S, api.up)
+    else:
+        api.is_hanging = True
+        back = threading.Timer(MINUTE_S, lambda: setattr(api, "is_hanging", False))
+    began_s = time.monotonic()
+    back.start()
+    assert place(told, SHORT).status(handle).state == "pending"
+    assert time.monotonic() - began_s >= MINUTE_S
+    assert len(told) >= 2
+    assert "the Kubernetes API does not answer" in told[0]
+    assert "refused" in told[0] if how == "refuses" else re.search("deadline exceeded|Timeout|in time", told[0])
+    assert "trying again in 0.05 s" in told[0]
+
+
+def test_a_log_that_is_followed_goes_on_when_the_api_was_away_for_a_minute(api):
+    handle = launched("place.nodes=1")
+    api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
+    api.log("dlrm-0-a", "before")
+    lines = place(patience=SHORT).logs(handle, follow=True)
+    assert next(lines).text == "before"
+    api.down()
+    api.log("dlrm-0-a", "while nobody could see it")
+    threading.Timer(MINUTE_S, api.up).start()
+    assert next(lines).text == "while nobody could see it"
+    api.finish("jobs", "dlrm")
+    assert list(lines) == []
+
+
+def test_an_api_that_stays_away_is_a_fault_with_a_fix(api):
+    handle = launched()
+    api.down()
+    hasty = Kubernetes(Shell(), tell=lambda _: None, patience=Patience(0.2, 0.1, 0.1))
+    with pytest.raises(Fault, match="the cluster training does not answer") as caught:
+        hasty.status(handle)
+    assert "cluster-info" in caught.value.fix
+
+
+def test_an_expired_token_is_told_at_once_with_the_cloud_s_own_login(api):
+    handle = launched()
+    api.is_token_good = False
+    told: list[str] = []
+    with pytest.raises(UserError, match="does not know who you are any more") as caught:
+        place(told).status(handle)
+    assert "aws eks update-kubeconfig" in caught.value.fix
+    assert not told, "waiting does not renew a token"
+
+
+def test_a_token_that_expires_while_a_log_is_followed_is_told_too(api):
+    handle = launched("place.nodes=1")
+    api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
+    api.log("dlrm-0-a", "before")
+    lines = place(patience=SHORT).logs(handle, follow=True)
+    assert next(lines).text == "before"
+    api.is_token_good = False
+    api.down()
+    api.up()
+    with pytest.raises(UserError, match="does not know who you are any more"):
+        next(lines)
+
+
+def test_what_the_server_refuses_is_refused_before_anything_of_the_run_is_made(api):
+    api.refusal = 'Job.batch "dlrm" is invalid: spec.completions: Invalid value'
+    with pytest.raises(UserError, match=r"spec\.completions: Invalid value") as caught:
+        launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False)
+    assert not api.names("jobs") | api.names("configmaps") | api.names("services")
+    assert "namespace embark" in caught.value.what
+    assert "delete namespace embark" in caught.value.fix
+
+
+def test_a_cluster_without_the_operator_is_told_how_to_get_it(tmp_path, monkeypatch):
+    with kubernetes_api(without=("jobset.x-k8s.io/v1alpha2",)) as server:
+        settle(server, tmp_path, monkeypatch)
+        with pytest.raises(NoSuchKind) as caught:
+            launch_run(Console(quiet=True), spec_of("place.target=jobset"), yes=True, dry_run=False)
+        assert "install JobSet" in caught.value.fix
+        assert not server.objects
+        assert not all_runs().runs
+
+
+def test_a_job_of_that_name_is_not_written_over(api):
+    launched()
+    with pytest.raises(UserError, match="is in namespace embark already"):
+        launch_run(Console(quiet=True), spec_of("train.num_steps=7"), yes=True, dry_run=False)
+    assert find_run("dlrm").is_submitted
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [(["place.queue=research"], "no queue research"), (["place.image="], r"place\.image is not set")],
+)
+def test_what_would_wait_for_ever_is_refused(api, settings, what):
+    with pytest.raises(UserError, match=what):
+        launch_run(Console(quiet=True), spec_of(*settings), yes=True, dry_run=False)
+    assert not api.objects
+
+
+def test_who_has_rights_in_one_namespace_alone_can_launch_there(api):
+    api.put("namespaces", "embark", "")
+    api.forbidden = ("namespaces",)
+    launched()
+    assert api.names("jobs") == {"dlrm"}
+    api.forbidden = ("jobs",)
+    with pytest.raises(Forbidden, match="cannot touch jobs") as caught:
+        place().status(find_run("dlrm").handle)
+    assert "auth can-i" in caught.value.fix
+
+
+class CtrlC(Shell):
+    """Ctrl-C at the n-th program, before it is started or after it has done its work."""
+
+    def __init__(self, step: int, *, is_after: bool) -> None:
+        self.left = step
+        self.is_after = is_after
+
+    def ask(self, words, **options):
+        return self._count(lambda: super(CtrlC, self).ask(words, **options))
+
+    def change(self, words, **options):
+        return self._count(lambda: super(CtrlC, self).change(words, **options))
+
+    def _count(self, run):
+        self.left -= 1
+        if self.left == 0 and not self.is_after:
+            raise KeyboardInterrupt
+        done = run()
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return done
+
+
+@pytest.mark.parametrize(("step", "is_after"), [*((step, False) for step in range(1, 7)), (4, True), (6, True)])
+def test_ctrl_c_at_any_step_says_what_is_there_and_how_to_remove_it(api, monkeypatch, step, is_after):
+    monkeypatch.setattr("embark.cli.launch_output.Shell", lambda: CtrlC(step, is_after=is_after))
+    with pytest.raises(Interrupted) as caught:
+        launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False)
+    error = caught.value
+    assert (bool(api.names("namespaces")), bool(api.names("jobs"))) == THERE[step, is_after]
+    if api.names("namespaces"):
+        assert "namespace embark" in error.what
+        assert "delete namespace embark" in error.fix
+    if api.names("jobs"):
+        assert "job.batch/dlrm" in error.what
+        assert "embark cancel dlrm" in error.fix
+        assert not find_run("dlrm").is_submitted
+    if step <= 3:
+        assert error.what == "stopped by Ctrl-C; nothing was made"
+        assert not all_runs().runs
+
+
+THERE = {(step, is_after): (step + is_after > 4, step + is_after > 6) for step in range(1, 7) for is_after in (0, 1)}
+"""Context, job, namespace are asked for; then come the namespace, the server's dry run and the job."""
+SLOW_KUBECTL = """#!/bin/sh
+"$KUBECTL" "$@"
+code=$?
+case "$*" in *dry-run*) exit $code ;; *apply*) exec sleep 60 ;; esac
+exit $code
+"""
+
+
+def test_a_real_ctrl_c_ends_a_kubectl_that_hangs(api, tmp_path):
+    """It hangs once the namespace is made."""
+    slow = tmp_path / "bin" / "kubectl"
+    slow.parent.mkdir()
+    slow.write_text(SLOW_KUBECTL)
+    slow.chmod(0o755)
+    env = {**os.environ, "PATH": f"{slow.parent}{os.pathsep}{os.environ['PATH']}",
+           "KUBECTL": str(Path(sys.executable).parent / "kubectl"), "PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen([sys.executable, "-c", LAUNCH, *SETTINGS], env=env, text=True, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    until(lambda: api.names("namespaces"), 30)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == ExitCode.INTERRUPTED, told
+    assert "there may be by now: namespace embark" in told
+    assert "Traceback" not in told
+
+
+def test_ctrl_c_as_the_hand_over_is_told_says_what_is_there(api, monkeypatch):
+    """The very last moment: all is made, and the terminal has not heard of it."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    console = Console(quiet=True)
+    monkeypatch.setattr(Console, "result", interrupt)
+    with pytest.raises(Interrupted, match=r"job\.batch/dlrm") as caught:
+        launch_run(console, spec_of(), yes=True, dry_run=False)
+    assert "embark cancel dlrm" in caught.value.fix
+    assert find_run("dlrm").is_submitted
+
+
+def test_what_a_launch_that_was_cut_off_left_is_taken_away_by_cancel(api, monkeypatch, tmp_path):
+    original = Kubernetes.submit
+
+    def cut(self, order: LaunchRequest) -> None:
+        original(self, order)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Kubernetes, "submit", cut)
+    with pytest.raises(Interrupted, match="there may be by now: namespace embark"):
+        launch_run(Console(quiet=True), spec_of(f"store.root={tmp_path}", "place.nodes=1"), yes=True, dry_run=False)
+    assert api.names("jobs") == {"dlrm"}
+    assert cancel_run(Console(quiet=True), "dlrm", yes=True, dry_run=False) == 0
+    assert not api.names("jobs")

@@ -1,0 +1,168 @@
+"""A run's life on a real Ray cluster of two machines, through the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cloud.ray_cluster import RayCluster, ray_cluster
+
+from embark.store import RunDir
+
+pytestmark = pytest.mark.slow
+
+SOURCES = Path(__file__).parents[3] / "src"
+SPEC = """
+name = "clicks"
+[model]
+num_dense = 4
+embedding_dim = 8
+bottom_mlp = [16]
+top_mlp = [16]
+num_tables = 3
+rows_per_table = 200
+[data]
+num_train_samples = 16384
+num_eval_samples = 256
+[train]
+batch_size = 64
+num_steps = 200
+precision = "fp32"
+[place]
+device = "cpu"
+timeout_s = 60
+[store]
+checkpoint_every = 10
+[watch]
+every = 1
+tensorboard = false
+"""
+
+
+class Terminal:
+    """One that `embark` is called from."""
+
+    def __init__(self, folder: Path, cluster: RayCluster) -> None:
+        self.folder = folder
+        self.env = {**os.environ, "PYTHONPATH": str(SOURCES), "HOME": str(folder), "OMP_NUM_THREADS": "1",
+                    "XDG_DATA_HOME": str(folder / "data"), "RAY_ADDRESS": cluster.url, "COLUMNS": "200"}
+        (folder / "spec.toml").write_text(SPEC)
+
+    def embark(self, *words: str, code: int = 0) -> str:
+        done = subprocess.run([sys.executable, "-m", "embark", *words], env=self.env, cwd=self.folder, text=True,
+                              capture_output=True, timeout=400)
+        assert done.returncode == code, (done.stdout + done.stderr)[-4000:]
+        return done.stdout
+
+    def launch(self, name: str, *settings: str) -> None:
+        words = [f"name={name}", "place.target=ray", f"store.root={self.folder}/runs", "place.nodes=2", *settings]
+        told = self.embark("launch", "spec.toml", "--yes", *(word for one in words for word in ("--set", one)))
+        assert "2 machines of a Ray cluster: 2 ranks: handed over" in told
+
+    def status(self, name: str) -> dict[str, Any]:
+        read: dict[str, Any] = json.loads(self.embark("status", name, "--json"))
+        return read
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        path = self.folder / "runs" / name / "events.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_runs_wait_for_machines_survive_a_worker_s_death_end_as_if_undisturbed_and_are_cancelled(tmp_path):
+    """One cluster for all of it: its start is what takes time."""
+    with ray_cluster((1,)) as cluster:
+        here = Terminal(tmp_path, cluster)
+        waits_for_its_machines_and_survives_a_worker_s_death(here, cluster)
+        cancel_leaves_a_checkpoint_of_the_step_that_it_came_at(here)
+    assert losses(here.events("clicks")) == losses(undisturbed(here))
+
+
+def waits_for_its_machines_and_survives_a_worker_s_death(here: Terminal, cluster: RayCluster) -> None:
+    here.launch("clicks")
+    status = until(lambda: here.status("clicks"), lambda s: "waits for" in s["reason"])
+    assert status["state"] == "pending"
+    assert status["reason"] == "waits for 2 x {CPU: 1}: the cluster has 1"
+    assert "add machines" in status["fix"]
+
+    cluster.add(1)
+    shelf = RunDir(str(here.folder / "runs" / "clicks")).shelf
+    until(lambda: len(ranks_of(cluster)), lambda count: count == 4)  # torchrun and a rank on each machine
+    victim = a_worker(cluster)  # found out now: it takes a while, and the run does not wait
+    until(lambda: len(shelf.committed()), lambda count: count >= 1, every_s=0.02)
+    os.kill(victim, signal.SIGKILL)
+
+    told = here.embark("logs", "clicks", "--follow")
+    assert "succeeded" in told.splitlines()[-1]
+    assert re.search(r"(?m)^\d\d:\d\d:\d\d rank 0 \|   saved     step 200/200", told)
+    assert "1 worker lost so far" in here.embark("status", "clicks")
+    assert here.status("clicks")["num_restarts"] == 1
+    assert not ranks_of(cluster), "ranks outlived their worker"
+    events = here.events("clicks")
+    assert [event["world_size"] for event in events if event["event"] == "start"] == [2, 2]
+    assert events[-1]["event"] == "end"
+
+
+def cancel_leaves_a_checkpoint_of_the_step_that_it_came_at(here: Terminal) -> None:
+    here.launch("long", "train.num_steps=100000", "store.checkpoint_every=0")
+    until(lambda: here.events("long"), lambda events: any(event["event"] == "step" for event in events))
+    told = here.embark("cancel", "long", "--yes")
+    assert "removed Ray job embark-long-" in told
+    (saved,) = RunDir(str(here.folder / "runs" / "long")).shelf.committed()
+    assert saved.name in told
+    last = max(event["step"] for event in here.events("long") if event["event"] == "step")
+    assert saved.name == f"step-{last:09d}"
+    assert here.status("long")["state"] == "gone"
+    assert "removed the record of Ray job" in here.embark("cancel", "long", "--yes")
+    assert "does not know embark-long-" in here.status("long")["reason"]
+
+
+def undisturbed(here: Terminal) -> list[dict[str, Any]]:
+    """The same run by torchrun's ranks alone."""
+    words = [sys.executable, "-m", "embark.torchrun", "--standalone", "--nproc-per-node=2", "-m", "embark", "train",
+             "spec.toml", "--set", "name=still", "--set", f"store.root={here.folder}/runs"]
+    done = subprocess.run(words, env=here.env, cwd=here.folder, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return here.events("still")
+
+
+def losses(events: list[dict[str, Any]]) -> dict[int, float]:
+    """Of each step the last that was told: a run that went back tells some steps twice."""
+    found = {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+    assert sorted(found) == list(range(1, 201))
+    return found
+
+
+def ranks_of(cluster: RayCluster) -> list[str]:
+    """Command lines of what runs with a spec of this cluster's folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_text().replace("\0", " "))
+    return [line for line in found if f"{cluster.folder}/embark-ranks-" in line]
+
+
+def a_worker(cluster: RayCluster) -> int:
+    """The process of one of Ray Train's workers."""
+    with urllib.request.urlopen(f"{cluster.url}/api/v0/actors?detail=true", timeout=30) as reply:
+        actors = json.load(reply)["data"]["result"]["result"]
+    return int(next(a["pid"] for a in actors if a["class_name"] == "RayTrainWorker" and a["state"] == "ALIVE"))
+
+
+def until(look: Any, is_so: Any, limit_s: float = 300.0, every_s: float = 0.5) -> Any:
+    end_s = time.monotonic() + limit_s
+    while True:
+        seen = look()
+        if is_so(seen):
+            return seen
+        assert time.monotonic() < end_s, seen
+        time.sleep(every_s)

@@ -1,0 +1,142 @@
+"""Every broken manifest of the older guides fails by what really happens, with a sentence that says why and a fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from cloud.rehearsals import rehearse
+from render_jobs import job_of
+
+from embark.render.targets.kubernetes import render_job
+
+pytestmark = pytest.mark.slow
+
+GUIDES = Path(__file__).parents[2] / "fixtures" / "lint" / "guides"
+ENGINE = ("--engine", "processes", "--processes", "1")
+AWS_JOB = "aws__option_a_using_torchrun_kubernetes_job_r.yaml"
+GCP_JOB = "gcp__option_a_using_torchrun_kubernetes_job_r.yaml"
+GKE_JOB = "gcp_infrastructure__multi_node_training_on_gke.yaml"
+GKE_POD = "gcp_infrastructure__gpu_pod_specification.yaml"
+AWS_KUBEFLOW = "aws__option_b_using_kubeflow_training_operato.yaml"
+GCP_KUBEFLOW = "gcp__option_c_using_kubeflow_training_operato.yaml"
+SCALED = "quickstart__scale_to_multiple_nodes.yaml"
+HANDLER = "gcp_infrastructure__preemptible_spot_vms_2.py"
+
+
+def broken(path: Path | str, *flags: str, limit: str = "5m") -> dict:
+    answer = rehearse(str(path), *ENGINE, "--limit", limit, *flags)
+    assert not answer["ok"]
+    assert answer["fix"]
+    return answer
+
+
+@pytest.mark.parametrize(("name", "fix"), [
+    (AWS_JOB, "torchrec-dlrm-training-0.torchrec-headless:29500, with a headless Service torchrec-headless"),
+    (GCP_JOB, "torchrec-dlrm-training-0.SERVICE:29500, with subdomain and a headless Service SERVICE"),
+])
+def test_a_variable_that_nobody_defines_ends_every_pod_at_once(name, fix, tmp_path):
+    text = (GUIDES / name).read_text().replace("  parallelism: 2\n", "  parallelism: 2\n  backoffLimit: 1\n", 1)
+    (tmp_path / "job.yaml").write_text(text)
+    answer = broken(tmp_path / "job.yaml")
+    assert "--rdzv_endpoint=$(MASTER_ADDR):29500 as it stands: nothing defines MASTER_ADDR" in answer["verdict"]
+    assert "$(MASTER_ADDR):29500" in answer["evidence"]  # torch's own words
+    assert fix in answer["fix"]
+    assert [end["code"] for end in answer["ends"]] == [1, 1]
+    assert "backoffLimit of 1" in answer["checks"][0]["text"]
+
+
+def test_a_host_that_no_service_makes_resolvable_is_waited_for_in_vain():
+    answer = broken(GUIDES / GKE_JOB, limit="30s")
+    assert answer["verdict"].startswith("pods 0 and 1 wait for distributed-training-0, a name that nothing makes "
+                                        "resolvable: the pods of a Job that is not indexed have random names")
+    assert "completionMode: Indexed" in answer["fix"]
+    assert "distributed-training-0" in answer["evidence"]
+
+
+@pytest.mark.parametrize("name", [AWS_KUBEFLOW, GCP_KUBEFLOW])
+def test_the_webhook_refuses_a_container_of_another_name(name):
+    answer = broken(GUIDES / name)
+    assert "webhook refuses it: Worker must have a container named pytorch, and has torchrec" in answer["verdict"]
+    assert answer["ends"] == []
+
+
+@pytest.mark.parametrize("name", [AWS_KUBEFLOW, GCP_KUBEFLOW])
+def test_named_right_it_has_no_script_and_would_train_alone(name, tmp_path):
+    text = (GUIDES / name).read_text().replace("- name: torchrec\n", "- name: pytorch\n")
+    job = yaml.safe_load(text)
+    job["spec"]["runPolicy"] = {"backoffLimit": 1}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    answer = broken(tmp_path / "job.yaml")
+    assert "the script train_dlrm.py is not in the image; and python would start one process in each pod" in (
+        answer["verdict"])
+    assert "can't open file" in answer["evidence"]
+    assert "torchrun" in answer["fix"]
+
+
+@pytest.mark.parametrize("name", [AWS_KUBEFLOW, GCP_KUBEFLOW])
+def test_with_its_script_each_pod_trains_alone(name, tmp_path):
+    text = (GUIDES / name).read_text().replace("- name: torchrec\n", "- name: pytorch\n")
+    script = "import os; print('alone', os.environ.get('RANK'), os.environ['PET_NNODES'])"
+    text = text.replace("- train_dlrm.py", f"- -c\n              - {json.dumps(script)}")
+    (tmp_path / "job.yaml").write_text(text)
+    answer = broken(tmp_path / "job.yaml")
+    assert [end["code"] for end in answer["ends"]] == [0, 0]
+    assert "each pod trains alone" in answer["verdict"]
+    assert "torchrun" in answer["fix"]
+
+
+def test_a_pod_whose_script_is_not_in_the_image_loops():
+    answer = broken(GUIDES / GKE_POD)
+    assert answer["verdict"] == "the script train.py is not in the image"
+    assert "CrashLoopBackOff" in answer["checks"][0]["text"]
+
+
+def test_a_part_of_a_manifest_is_none(capfd):
+    from embark.__main__ import run
+
+    assert run(["rehearse", str(GUIDES / SCALED)]) == 64
+    assert "only a part of one" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("num_nodes", "sentence"), [
+    (2, "4 pods come to a meeting of 2: --nnodes=2, so 2 of them wait for ever and the job never ends"),
+    (8, "pods 0, 1, 2 and 3 wait for 8 machines, and the Job makes 4 pods: --nnodes=8"),
+])
+def test_scaled_by_parallelism_alone_as_the_guide_says_some_pods_wait_for_ever(num_nodes, sentence, tmp_path):
+    documents = list(yaml.safe_load_all(render_job(job_of("p4d.24xlarge"))[0].text))
+    job = next(one for one in documents if one["kind"] == "Job")
+    scaled = yaml.safe_load((GUIDES / SCALED).read_text())["spec"]
+    job["spec"] |= scaled
+    template = job["spec"]["template"]["spec"]["containers"][0]
+    template["command"][2] = template["command"][2].replace("--nnodes=2", f"--nnodes={num_nodes}")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump_all(documents))
+    answer = broken(tmp_path / "job.yaml", limit="12s")
+    assert answer["verdict"] == sentence
+    assert answer["ends"] == []
+    assert "as many in --nnodes as in parallelism" in answer["fix"]
+
+
+def test_a_handler_that_ends_with_0_is_counted_as_done_untrained(tmp_path):
+    """The handler of the guide, word for word, in a Job that runs it."""
+    handler = (GUIDES / HANDLER).read_text().partition("# Also save")[0]
+    script = ("import time\nmodel = optimizer = epoch = step = None\n"
+              f"def save_checkpoint(*_): pass\n{handler}\nprint('ready', flush=True)\ntime.sleep(600)\n")
+    assert "sys.exit(0)" in script
+    documents = [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}, "data": {"train.py": script}},
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "spot"}, "spec": {
+            "completionMode": "Indexed", "completions": 1, "parallelism": 1, "template": {"spec": {
+                "restartPolicy": "Never",
+                "containers": [{"name": "training", "image": "any", "command": ["python", "/code/train.py"],
+                                "resources": {"limits": {"nvidia.com/gpu": 4}},
+                                "volumeMounts": [{"name": "code", "mountPath": "/code"}]}],
+                "volumes": [{"name": "code", "configMap": {"name": "code"}}]}}}},
+    ]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump_all(documents))
+    answer = broken(tmp_path / "job.yaml", "--preempt", "0@8s")
+    assert answer["checks"][0]["text"] == "Job spot is complete"  # so the cluster believes
+    assert "spot-0 was told to stop and ended with exit code 0: the Job counts it as done" in answer["verdict"]
+    assert "75" in answer["fix"]

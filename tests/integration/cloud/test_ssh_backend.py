@@ -1,0 +1,293 @@
+"""Machines reached by ssh, with OpenSSH's own server on loopback: they train, come back, are followed and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from render_jobs import job_of
+from ssh_servers import children_of, free_port, keygen, servers
+
+from embark.errors import UserError
+from embark.launch.backends.vm.logs import Reading
+from embark.launch.backends.vm.ssh import (
+    Away,
+    Host,
+    Ssh,
+    keeper_text,
+    names_of,
+    order_json,
+    ssh_words,
+    status_of,
+    trust,
+)
+from embark.launch.shell import Shell
+from embark.render.targets.vm_node import STATE, VENV, node_program
+from embark.spec import load_spec, to_toml
+
+pytestmark = pytest.mark.needs("sshd")
+
+ROOT = Path(__file__).parents[3]
+SMALL = ["model.num_tables=2", "model.rows_per_table=50", "train.batch_size=16", "data.num_eval_samples=32",
+         "watch.tensorboard=false"]
+COUNTS = """\
+trap 'echo told to end; exit 75' TERM
+for number in $(seq 1000); do echo "number $number"; sleep 0.02; done
+"""
+WAIT_S = 120
+
+
+@pytest.fixture
+def machines(tmp_path):
+    """Two machines, and what they were left with is ended."""
+    with servers(tmp_path, "dlrm-0", "dlrm-1") as (made, key, known_hosts):
+        hosts = [server.host(index, key, known_hosts) for index, server in enumerate(made)]
+        try:
+            yield made, hosts
+        finally:
+            for host in hosts:
+                started = read(host, "started.json")
+                if started:
+                    for stop in (os.kill, os.killpg):
+                        try:
+                            stop(started["pid"], signal.SIGTERM if stop is os.kill else signal.SIGKILL)
+                            time.sleep(0.2)
+                        except ProcessLookupError:
+                            break
+
+
+@pytest.fixture
+def ssh() -> Ssh:
+    return Ssh(Shell(), tell=lambda _: None)
+
+
+def read(host: Host, name: str) -> dict | None:
+    path = Path(host.folder) / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def bash(text: str, **order) -> Callable[[Host], Mapping[str, str]]:
+    return lambda host: {"keeper.py": keeper_text(), "start.sh": f"#!/usr/bin/env bash\n{text}",
+                         "order.json": order_json([f"{host.folder}/start.sh"], wait_s=0.2, **order)}
+
+
+def until(is_so: Callable[[], object]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+
+
+def state(ssh: Ssh, hosts: list[Host]) -> str:
+    return status_of(ssh.look(hosts), names_of(hosts), "file:///runs").state
+
+
+def training(tmp_path: Path, num_steps: int) -> Callable[[Host], Mapping[str, str]]:
+    """What the plain machines of a cloud are given, but for where things stand on them."""
+    port = free_port()
+    spec = load_spec("laptop", ["name=small", *SMALL, f"train.num_steps={num_steps}",
+                                f"data.num_train_samples={16 * num_steps}", f"store.root=file://{tmp_path}/runs",
+                                "store.checkpoint_every=20"])
+    job = job_of("g5.xlarge", nodes=2, target="vm", name="small")
+
+    def files(host: Host) -> Mapping[str, str]:
+        program = node_program(job, f"RANK={host.index}\nMASTER=127.0.0.1")
+        for there, here in ((f"{VENV}/bin/python", sys.executable), (f"cd {STATE}", f"cd {host.folder}"),
+                            ("/etc/embark/spec.toml", f"{host.folder}/spec.toml"), (":29500", f":{port}"),
+                            ("OMP_NUM_THREADS=3", "OMP_NUM_THREADS=1")):
+            program = program.replace(there, here)
+        env = {"PYTHONPATH": str(ROOT / "src"), "EMBARK_CACHE": f"{host.folder}/cache", "PYTHONWARNINGS": "ignore"}
+        return {"keeper.py": keeper_text(), "spec.toml": to_toml(spec), "node.sh": program,
+                "order.json": order_json([f"{host.folder}/node.sh"], env=env, wait_s=1.0)}
+
+    return files
+
+
+@pytest.mark.slow
+def test_two_machines_train_and_one_that_is_killed_comes_back_and_goes_on(tmp_path, machines, ssh):
+    _, hosts = machines
+    events = tmp_path / "runs/small/events.jsonl"
+    ssh.hand_over(hosts, training(tmp_path, 200), is_fresh=True)
+    until(lambda: events.exists() and '"save"' in events.read_text())
+    # The second machine's ranks die as those of a machine do that is taken away without a word.
+    pid = read(hosts[1], "started.json")["pid"]
+    for one in (pid, *children_of(pid)):
+        os.kill(one, signal.SIGKILL)
+    until(lambda: ssh.look(hosts[1:])[1].is_lost)
+    assert state(ssh, hosts) == "restarting"
+    ssh.hand_over(hosts, training_again(hosts), is_fresh=False)
+    until(lambda: state(ssh, hosts) not in ("restarting", "running"))
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    said = "\n".join(line.text for line in Reading(ssh, tell=print).now(hosts))
+    assert state(ssh, hosts) == "succeeded", said
+    resumed = [event["step"] for event in told if event["event"] == "resume"]
+    assert resumed, said
+    assert resumed[-1] >= 20, "it went on from a checkpoint"
+    assert told[-1]["outcome"] == "done"
+    assert max(event["step"] for event in told if event["event"] == "step") == 200
+
+
+def training_again(hosts: list[Host]) -> Callable[[Host], Mapping[str, str]]:
+    """The same files once more."""
+    return lambda host: {name: (Path(host.folder) / name).read_text()
+                         for name in ("keeper.py", "spec.toml", "node.sh", "order.json")}
+
+
+def test_it_outlives_the_connection_and_no_line_is_lost_or_told_twice_when_that_is_cut(tmp_path, machines, ssh):
+    made, hosts = machines
+    done = tmp_path / "done"
+    ssh.hand_over(hosts, bash(f"number=0\nwhile [ ! -e {done} ]; do number=$((number + 1)); echo $number; sleep 0.02; "
+                              "done"), is_fresh=True)
+    told: list[str] = []
+    lines = []
+    reading = Reading(ssh, tell=told.append)
+    for line in reading.on(lambda: (hosts, all(one and one.code == 0 for one in ssh.look(hosts).values())), 0.5):
+        lines.append(line)
+        if len(lines) == 20:
+            for server in made:
+                server.cut()
+        if any("was cut, and is made again" in one for one in told) and len(lines) > 60:
+            done.touch()
+    assert done.exists(), "the connection was cut, and made again"
+    for host in hosts:
+        said = [int(line.text) for line in lines if line.index == host.index]
+        assert said == list(range(1, len(said) + 1))
+        assert said[-1] == len((Path(host.folder) / "log").read_text().splitlines())
+    assert all(line.time_ns > 0 for line in lines)
+
+
+def test_a_server_that_is_away_for_a_while_is_waited_for(machines, ssh):
+    made, hosts = machines
+    ssh.hand_over(hosts, bash(COUNTS), is_fresh=True)
+    made[1].stop()
+    seen = ssh.look(hosts)
+    assert seen[1] is None
+    status = status_of(seen, names_of(hosts), "file:///runs")
+    assert (status.state, status.reason) == ("restarting", "dlrm-1 does not answer")
+    back = threading.Timer(0.5, made[1].start)
+    back.start()
+    ssh.wait_for(hosts, 20)
+    assert state(ssh, hosts) == "running", "its ranks went on meanwhile"
+
+
+def test_told_to_end_the_ranks_end_by_themselves(machines, ssh):
+    _, hosts = machines
+    ssh.hand_over(hosts, bash(COUNTS), is_fresh=True)
+    assert ssh.stop(hosts, 20) == []
+    status = status_of(ssh.look(hosts), names_of(hosts), "file:///runs")
+    assert status.state == "gone"
+    lines = list(Reading(ssh, tell=print).now(hosts))
+    assert [line.text for line in lines].count("told to end") == 2
+
+
+def test_ranks_that_do_not_end_are_killed_after_their_grace(machines, ssh):
+    _, hosts = machines
+    ssh.hand_over(hosts, bash("trap '' TERM\nwhile true; do sleep 0.1; done"), is_fresh=True)
+    assert ssh.stop(hosts, 1.0) == hosts
+    until(lambda: all(not one.is_alive for one in ssh.look(hosts).values()))
+
+
+@pytest.mark.parametrize(("code", "ends"), [(64, True), (70, False), (75, False)])
+def test_the_table_of_exit_codes_says_what_is_started_again(machines, ssh, code, ends):
+    _, hosts = machines
+    body = f"if [ -e {hosts[0].folder}/was ]; then exit 0; fi\ntouch {hosts[0].folder}/was\nexit {code}"
+    ssh.hand_over(hosts[:1], bash(body), is_fresh=True)
+    until(lambda: ssh.look(hosts[:1])[0].code is not None)
+    status = status_of(ssh.look(hosts[:1]), names_of(hosts), "file:///runs")
+    assert (status.state, status.num_restarts) == (("failed", 0) if ends else ("succeeded", 1))
+    assert (f"exit code {code}" in status.reason) == ends
+
+
+def test_faults_one_after_the_other_are_given_up(machines, ssh):
+    _, hosts = machines
+    files = bash("exit 70")
+
+    def fast(host: Host) -> Mapping[str, str]:
+        return {**files(host), "order.json": files(host)["order.json"].replace('"wait_s": 0.2', '"wait_s": 0')}
+
+    ssh.hand_over(hosts[:1], fast, is_fresh=True)
+    until(lambda: ssh.look(hosts[:1])[0].code is not None)
+    assert ssh.look(hosts[:1])[0].code == 70
+    assert any("given up" in line.text for line in Reading(ssh, tell=print).now(hosts[:1]))
+
+
+def test_a_second_hand_over_leaves_what_runs_and_what_has_ended_alone(machines, ssh):
+    _, hosts = machines
+    ssh.hand_over(hosts, bash(COUNTS), is_fresh=True)
+    pids = [read(host, "started.json")["pid"] for host in hosts]
+    ssh.hand_over(hosts, bash(COUNTS), is_fresh=False)
+    assert [read(host, "started.json")["pid"] for host in hosts] == pids
+    ssh.stop(hosts, 20)
+    ssh.hand_over(hosts, bash(COUNTS), is_fresh=False)
+    assert all(not seen.is_alive for seen in ssh.look(hosts).values())
+
+
+def test_an_attempt_is_ended_so_that_the_next_finds_the_others_elsewhere(machines, ssh):
+    _, hosts = machines
+    ssh.hand_over(hosts[:1], bash(COUNTS), is_fresh=True)
+    ssh.again(hosts[:1])
+    until(lambda: ssh.look(hosts[:1])[0].num_restarts == 1)
+    assert state(ssh, hosts[:1]) in ("running", "restarting")
+
+
+def test_a_machine_with_another_host_key_is_not_spoken_to(tmp_path, machines, ssh):
+    _, hosts = machines
+    keygen(tmp_path / "other")
+    trust(tmp_path / "known_hosts", {"dlrm-0": (tmp_path / "other.pub").read_text()})
+    with pytest.raises(UserError, match="another host key"):
+        ssh.wait_for(hosts, 10)
+    with pytest.raises(UserError, match="another host key"):
+        ssh.hand_over(hosts[:1], bash(COUNTS), is_fresh=True)
+    assert not (Path(hosts[0].folder) / "order.json").exists()
+
+
+def test_a_machine_that_nobody_vouches_for_is_not_spoken_to(tmp_path, machines, ssh):
+    _, hosts = machines
+    (tmp_path / "known_hosts").write_text("")
+    with pytest.raises(UserError, match="another host key"):
+        ssh.hand_over(hosts[:1], bash(COUNTS), is_fresh=True)
+
+
+def test_one_who_has_no_key_is_told_and_asked_no_password(tmp_path, machines, ssh):
+    made, hosts = machines
+    keygen(tmp_path / "stranger")
+    words = ssh_words("127.0.0.1", user=hosts[0].words[-1].partition("@")[0], key=tmp_path / "stranger",
+                      known_hosts=tmp_path / "known_hosts", alias="dlrm-0", port=made[0].port)
+    stranger = Host("dlrm-0", 0, words, hosts[0].folder)
+    with pytest.raises(Away, match="Permission denied"):
+        ssh.hand_over([stranger], bash(COUNTS), is_fresh=True)
+
+
+def test_a_folder_with_a_space_and_a_percent_sign_works(tmp_path, ssh):
+    folder = tmp_path / "my runs 100%"
+    folder.mkdir()
+    with servers(tmp_path, "dlrm-0") as (made, key, known_hosts):
+        for path in (key, known_hosts):
+            shutil.copy(path, folder)
+        host = made[0].host(0, folder / "key", folder / "known_hosts", folder / "run")
+        ssh.hand_over([host], bash("echo $((6 * 7))"), is_fresh=True)
+        until(lambda: ssh.look([host])[0].code == 0)
+        assert [line.text for line in Reading(ssh, tell=print).now([host])] == ["42"]
+
+
+def test_what_is_to_come_after_the_end_comes_and_not_when_someone_ended_it(tmp_path, machines, ssh):
+    _, hosts = machines
+    marks = [tmp_path / "after-0", tmp_path / "after-1"]
+
+    def files(host: Host) -> Mapping[str, str]:
+        return {**bash("sleep 0.2" if host.index == 0 else COUNTS)(host), "order.json": order_json(
+            [f"{host.folder}/start.sh"], after=["touch", str(marks[host.index])], after_s=0.3)}
+
+    ssh.hand_over(hosts, files, is_fresh=True)
+    ssh.stop(hosts[1:], 20)
+    until(lambda: marks[0].exists())
+    time.sleep(0.5)
+    assert not marks[1].exists()

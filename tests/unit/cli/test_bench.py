@@ -1,0 +1,85 @@
+"""`embark bench`: one table, the peers in it, a ratio, and what the device could do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from embark.__main__ import run
+
+SMALL = ("-s", "place.device=cpu", "-s", "train.batch_size=256", "--seconds", "0.2")
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "220")
+
+
+@pytest.mark.parametrize("engine", ["pipeline", "cuda_graph"])
+def test_embark_and_stock_torchrec_are_measured_in_one_run(capsys, engine):
+    assert run(["bench", "laptop", *SMALL, "-s", f"train.engine={engine}", "--json", "-s", "train.precision=bf16"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    names = [row["name"] for row in found["rows"]]
+    assert names == ["stock TorchRec, fp32", "stock TorchRec, bf16 autocast", f"Embark, {engine}, bf16, from memory"]
+    ours = found["rows"][-1]
+    for row in found["rows"]:
+        assert row["samples_per_s"] == pytest.approx(256 / (row["step_ms"] / 1e3))
+        assert row["ratio"] == pytest.approx(ours["samples_per_s"] / row["samples_per_s"])
+    limit = found["roofline"]
+    assert 0 < limit["share"] < 1
+    assert limit["step_ms"] / 1e3 == pytest.approx(
+        max(limit["bytes_per_step"] / limit["bytes_per_s"], limit["flops_per_step"] / limit["flops_per_s"]))
+
+
+def test_a_person_sees_a_table_and_what_the_device_could_do(capsys):
+    assert run(["bench", "laptop", *SMALL, "--no-peers"]) == 0
+    shown = capsys.readouterr().out
+    assert "Embark, pipeline" in shown
+    assert "what this device could do" in shown
+    assert "1.00×" in shown
+
+
+def test_prepared_data_is_measured_from_its_loader_too(capsys, tmp_path):
+    assert run(["data", "make", "laptop", "--out", str(tmp_path / "made"), "-s", "data.num_train_samples=5000", "-s",
+                "data.num_eval_samples=100", "-q"]) == 0
+    capsys.readouterr()
+    sets = ("-s", "data.kind=prepared", "-s", f"data.path={tmp_path / 'made'}", "-s", "train.engine=cuda_graph")
+    assert run(["bench", "laptop", *SMALL, *sets, "--no-peers", "--json"]) == 0
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]]
+    assert [name.rpartition(", ")[2] for name in names] == ["from memory", "from its loader"]
+
+
+def test_the_profile_says_where_the_time_goes(capsys):
+    assert run(["bench", "laptop", *SMALL, "--profile", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows[0]["us"] >= rows[-1]["us"]
+    assert any("mm" in row["what"] for row in rows)
+
+
+def test_with_a_device_of_jax_its_own_trainer_is_measured(capsys):
+    pytest.importorskip("jax")
+    in_jax = ("-s", "place.device=jax", *SMALL[2:])
+    assert run(["bench", "laptop", *in_jax, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (row,) = found["rows"]
+    assert row["name"] == "Embark, jax, fp32, from memory"
+    assert row["samples_per_s"] == pytest.approx(256 / (row["step_ms"] / 1e3))
+    assert 0 < row["fastest_ms"] <= row["step_ms"] <= row["slowest_ms"]
+    assert row["memory_bytes"] > 0
+    assert "torch" not in found
+    assert run(["bench", "laptop", *in_jax]) == 0
+    shown = capsys.readouterr().out
+    assert "CPU device" in shown
+    assert "memory" in shown
+
+
+@pytest.mark.parametrize("flag", ["--profile", "--calibrate"])
+def test_what_only_torch_s_trainer_can_be_asked_is_refused_in_jax(capsys, flag):
+    assert run(["bench", "laptop", "-s", "place.device=jax", flag]) == 64
+    assert "are of the torch trainer" in capsys.readouterr().err
+
+
+def test_no_time_is_refused(capsys):
+    assert run(["bench", "laptop", "--seconds", "0"]) == 64
+    assert "--seconds 8" in capsys.readouterr().err

@@ -1,0 +1,272 @@
+"""`embark catalog` as a person types it."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from embark.__main__ import run
+from embark.catalog.load import PRICE_COLUMNS, prices_path
+
+ROOT = Path(__file__).parents[3]
+HEAD = ",".join(PRICE_COLUMNS) + "\n"
+P4D = "p4d.24xlarge,us-west-2,20.5,9.5,,,our account,2026-11-14,read\n"
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "220")
+
+
+@pytest.fixture(autouse=True)
+def data_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def told(capsys, *words, code=0):
+    assert run(["catalog", *words]) == code
+    return capsys.readouterr()
+
+
+def price_of_p4d(capsys):
+    return json.loads(told(capsys, "show", "p4d.24xlarge", "--region", "us-west-2", "--json").out)["prices"][0]
+
+
+def test_list_shows_machines_with_their_price(capsys):
+    out = told(capsys, "list", "a3-high", "--sort", "price").out
+    lines = [line.split()[0] for line in out.splitlines() if line.startswith("a3")]
+    assert lines == ["a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g", "a3-highgpu-8g"]
+    assert "87.83" in out
+    assert "--region" in out
+
+
+def test_list_as_json_has_units_in_its_names(capsys):
+    row, = json.loads(told(capsys, "list", "p4d.", "--region", "us-west-2", "--json").out)
+    assert row["num_gpus"] == 8
+    assert row["gpu_memory_gib"] == 320
+    assert row["on_demand_usd_per_hour"] == pytest.approx(21.95764)
+    assert row["region"] == "us-west-2"
+
+
+def test_list_says_which_have_no_price(capsys):
+    assert "no price known: Standard_ND128isr_GB300_v6" in told(capsys, "list", "gb300", "--cloud", "azure").out
+
+
+def test_list_says_which_are_not_sold_on_demand(capsys):
+    assert "not sold on demand, $/h is the list price if any: a3-highgpu-1g, a3-highgpu-2g, a3-highgpu-4g\n" in told(
+        capsys, "list", "a3-high").out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 160])
+@pytest.mark.parametrize(
+    "words",
+    [["list"], ["list", "--cloud", "azure"], ["volumes"], ["volumes", "--tib", "12"],
+     ["compare", "p4d.24xlarge", "ND128isr_NDR_GB200_v6", "a3-megagpu-8g", "v5e-16"]],
+)
+def test_a_table_is_no_wider_than_the_terminal_and_breaks_no_name(capsys, monkeypatch, words, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = told(capsys, *words, "-q").out
+    lines = out.splitlines()
+    assert max(len(line) for line in lines) <= columns
+    names = {"list": ["ND128isr_NDR_GB200_v6"], "compare": ["p4d.24xlarge", "ND128isr_NDR_GB200_v6", "v5litepod-16"],
+             "volumes": ["azure-managed-lustre-125"]}
+    if columns >= 80 or words[0] != "list":
+        assert all(name in out for name in names[words[0]])
+
+
+def test_what_a_narrow_table_leaves_out_a_wide_one_has(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = told(capsys, "list", "p5").out.splitlines()[0].split()
+    monkeypatch.setenv("COLUMNS", "160")
+    wide = told(capsys, "list", "p5").out.splitlines()[0].split()
+    assert {"machine", "$/h", "spot"} <= set(narrow) < set(wide)
+    assert "fabric" in wide
+
+
+def test_show_says_what_is_confirmed_and_how_often_spot_is_lost(capsys):
+    out = told(capsys, "show", "p6-b300.48xlarge").out
+    assert re.search(r"of the accelerator\s+https://\S+ \(2026-11, unconfirmed\)", out)
+    assert "0.22 times a day; assumed" in out
+    shown = json.loads(told(capsys, "show", "v2-8", "--json").out)
+    assert shown["is_confirmed"] is False
+    assert shown["spot_interruptions"]["origin"]["confidence"] == "documented"
+
+
+def test_quiet_leaves_out_the_remarks(capsys):
+    out = told(capsys, "list", "a3-high", "-q").out
+    assert "a3-highgpu-8g" in out
+    assert "--region" not in out
+
+
+def test_show_tells_what_a_manifest_needs(capsys):
+    out = told(capsys, "show", "p5.48xlarge").out
+    for expected in ("8 x H100", "32 x vpc.amazonaws.com/efa", "L-417A185B", "3,200 Gbit/s", "55.04", "us-east-2"):
+        assert expected in out
+
+
+def test_show_of_a_slice_counts_hosts(capsys):
+    out = told(capsys, "show", "v5e-16").out
+    assert "16 x TPU-v5e on 4 hosts" in out
+    assert "not known" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ND128isr_GB300_v6"], "no price known in any region"),
+        (["p5e.48xlarge"], "no price on demand known"),
+        (["ND96isr_H100_v5", "--region", "eastus"], "no spot price known in eastus"),
+    ],
+)
+def test_a_missing_price_is_said_and_is_no_fault(capsys, words, said):
+    assert said in told(capsys, "show", *words, "-q").out
+
+
+def test_compare_sets_machines_side_by_side(capsys):
+    out = told(capsys, "compare", "p5.48xlarge", "ND96isr_H100_v5").out
+    assert "ND96isr_H100_v5" in out
+    assert re.search(r"each accelerator\s+\$6\.88/h\s+\$12\.29/h", out)
+    doubted = told(capsys, "compare", "p6-b300.48xlarge", "a4-highgpu-8g").out
+    assert re.search(r"memory GB/s each\s+8,000\?\s+8,000\s", doubted)
+    assert re.search(r"sold on demand\s+yes\s+no\s", doubted)
+    rows = json.loads(told(capsys, "compare", "p5.48xlarge", "p4d.24xlarge", "--json").out)
+    assert rows[0]["usd_per_gpu_hour"] == pytest.approx(6.88)
+
+
+def test_volumes_of_a_size_show_speed_and_cost(capsys):
+    rows = {row["volume"]: row for row in json.loads(told(capsys, "volumes", "--tib", "1.2", "--json").out)}
+    assert rows["fsx-lustre-1000"]["gbyte_per_s"] == pytest.approx(1.2)
+    assert rows["managed-lustre-1000"]["gbyte_per_s"] is None  # it begins at 8.8 TiB
+    assert "usd_per_month" not in json.loads(told(capsys, "volumes", "--json").out)[0]
+    assert "fsx-lustre-1000" in told(capsys, "volumes").out
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "fix"),
+    [
+        (["show", "p4.24xlarge"], "no such machine", "p4d.24xlarge or p4de.24xlarge"),
+        (["show", "p4de.24xlarge", "--region", "eu-west-1"], "not offered in eu-west-1", "us-west-2"),
+        (["compare", "p5.48xlarge"], "cannot be compared", "embark catalog show p5.48xlarge"),
+        (["compare"], "cannot be compared", "embark catalog compare"),
+        (["compare", "p5.48xlarg", "x9"], "'x9': no such machine", "p5.48xlarge"),
+        (["list", "--cloud", "ibm"], "no such cloud", "aws"),
+        (["list", "--gpu", "B100"], "no such accelerator", "B"),
+        (["list", "--region", "us-est-1"], "no such region", "us-east-1"),
+        (["volumes", "--tib", "-1"], "is no size", "--tib 1.2"),
+        (["volumes", "--tib", "nan"], "is no size", "--tib 1.2"),
+        (["refresh", "gone.csv"], "gone.csv: No such file", ""),
+        (["refresh", "."], ".: Is a directory", ""),
+    ],
+)
+def test_bad_input_costs_a_sentence(capsys, words, what, fix):
+    err = told(capsys, *words, code=64).err
+    assert what in err
+    assert fix in err
+    assert "Traceback" not in err
+
+
+def test_a_newer_price_file_is_taken_in_and_from_then_on_preferred(capsys):
+    Path("new.csv").write_text(HEAD + P4D + "p4d.24xlarge,sa-east-1,40,,,,our account,2026-11-14,read\n")
+    out = told(capsys, "refresh", "new.csv").out
+    assert "2 prices changed" in out
+    assert "21.96" in out
+    assert "20.5" in out
+    price = price_of_p4d(capsys)
+    assert (price["on_demand_usd_per_hour"], price["source"]) == (20.5, "our account")
+    assert "40" in told(capsys, "show", "p4d.24xlarge", "--region", "sa-east-1").out
+    again = json.loads(told(capsys, "refresh", "new.csv", "--json").out)
+    assert (again["changes"], again["num_same"]) == ([], 2)
+
+
+def test_a_second_file_keeps_what_the_first_brought(capsys):
+    Path("one.csv").write_text(HEAD + P4D)
+    Path("two.csv").write_text(HEAD + P4D.replace("us-west-2,20.5", "us-east-1,20.25"))
+    told(capsys, "refresh", "one.csv", "-q")
+    told(capsys, "refresh", "two.csv", "-q")
+    assert price_of_p4d(capsys)["on_demand_usd_per_hour"] == 20.5
+    assert len(prices_path().read_text().splitlines()) == 3
+
+
+def test_an_older_file_changes_nothing(capsys):
+    Path("old.csv").write_text(HEAD + P4D.replace("2026-11-14", "2024-01-01"))
+    seen = told(capsys, "refresh", "old.csv")
+    assert "no price changed" in seen.out
+    assert "left out: 1" in seen.err
+    assert not prices_path().exists()
+    assert price_of_p4d(capsys)["on_demand_usd_per_hour"] == pytest.approx(21.95764)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (HEAD + P4D + "p4d.24xlarg,us-east-1,1,,,,x,2026-11,read\n", "new.csv:3: p4d.24xlarg machine = p4d.24xlarg"),
+        (HEAD + P4D.replace("9.5", "99"), "new.csv:2: p4d.24xlarge spot_usd_per_hour = 99"),
+        (HEAD + P4D.replace("our account", ""), "is empty"),
+        (HEAD + P4D + P4D, "a second price"),
+        (HEAD + P4D.replace("2026-11-14", "2999-01-01"), "is dated 2999-01-01"),
+        (HEAD, "has no prices"),
+        ("", "no such column"),
+        ("machine,region\np4d.24xlarge,us-west-2\n", "no such column"),
+        (HEAD + '"p4d', "is not CSV"),
+    ],
+)
+def test_a_broken_file_changes_nothing(capsys, text, what):
+    Path("good.csv").write_text(HEAD + P4D)
+    told(capsys, "refresh", "good.csv", "-q")
+    before = prices_path().read_bytes()
+    Path("new.csv").write_text(text)
+    assert what in told(capsys, "refresh", "new.csv", code=64).err
+    assert prices_path().read_bytes() == before
+    assert [path.name for path in prices_path().parent.iterdir()] == ["prices.csv"]
+
+
+def test_bytes_that_are_no_text_are_refused(capsys):
+    Path("new.csv").write_bytes(b"\xff\xfe\x00machine")
+    assert "is not CSV in UTF-8" in told(capsys, "refresh", "new.csv", code=64).err
+
+
+def test_a_folder_that_cannot_be_written_is_named(capsys, monkeypatch):
+    Path("file").write_text("")
+    Path("new.csv").write_text(HEAD + P4D)
+    monkeypatch.setenv("XDG_DATA_HOME", str(Path("file").resolve()))
+    assert "XDG_DATA_HOME" in told(capsys, "refresh", "new.csv", code=64).err
+
+
+def test_the_catalog_starts_without_torch_or_the_rest_of_embark():
+    code = ("import sys, embark.catalog as c; c.find(c.load_catalog(), 'p4d.24xlarge')\n"
+            "sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'pydantic', 'embark.store', 'embark.trainers.torch')))")
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_the_page_of_prices_is_what_the_catalog_says():
+    spec = importlib.util.spec_from_file_location("make_prices", ROOT / "docs" / "make_prices.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = module.page()
+    assert (ROOT / "docs" / "prices.md").read_text() == page, "make docs"
+    assert "| `a2-highgpu-8g` | memory | 1.3TB | **680 GiB** |" in page
+    assert "| `p5.48xlarge` | on demand | ~$98 | **$55.04** |" in page
+
+
+def test_the_guide_s_commands_run(tmp_path):
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path / "data"), "PYTHONPATH": str(ROOT / "src")}
+    blocks = re.findall(r"^```(\w+) (run|file=(\S+))\n(.*?)^```$", (ROOT / "docs" / "catalog.md").read_text(),
+                        re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 5
+    output = ""
+    for _language, kind, name, text in blocks:
+        if kind != "run":
+            (tmp_path / name).write_text(text)
+            continue
+        text = text.replace("embark ", f"{sys.executable} -m embark ")
+        done = subprocess.run(["bash", "-euc", text], cwd=tmp_path, env=environment, capture_output=True, text=True,
+                              timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        output += done.stdout
+    assert "1 price changed" in output

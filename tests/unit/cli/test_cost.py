@@ -1,0 +1,302 @@
+"""What a run costs is told from its events, from what its cluster says of its machines, and from a dated price."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from embark.__main__ import run
+from embark.catalog import load_catalog
+from embark.cli.console import Console
+from embark.cli.cost_output import show_cost
+from embark.errors import UserError
+from embark.events.events import Event
+from embark.launch.backend import RunHandle
+from embark.launch.run_registry import RunRecord, remember
+from embark.spec import load_spec, to_toml
+
+AWS = ["name=dlrm", "place.machine=p5.48xlarge", "place.nodes=2", "place.region=us-west-2",
+       "store.root=s3://training/runs"]
+KUBERNETES = {"context": "east", "kubeconfig": "", "namespace": "embark", "object": "dlrm", "target": "job",
+              "cloud": "aws", "num_nodes": 2, "queue": ""}
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def steps(begin_s: float, first: int, last: int, step_s: float = 0.5) -> list[Event]:
+    return [Event("step", {"step": step, "step_s": step_s}, begin_s + (step - first) * step_s)
+            for step in range(first + 10, last + 1, 10)]
+
+
+def killed_once(now_s: float, **start: object) -> list[Event]:
+    """Up to 100 s ago: 100 steps, away for 60 s, loading for 20 s, and on from step 60 to 160."""
+    said = {"num_steps": 1000, **start}
+    t = now_s - 300
+    return [Event("start", {"first_step": 0, **said}, t), *steps(t + 20, 0, 100),
+            Event("start", {"first_step": 60, **said}, t + 130), Event("resume", {"step": 60}, t + 130),
+            *steps(t + 150, 60, 160)]
+
+
+def write_run(folder: Path, events: list[Event], sets: list[str] | None = None) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "spec.toml").write_text(to_toml(load_spec("quickstart", sets or [])))
+    (folder / "events.jsonl").write_text("".join(f"{event.to_json()}\n" for event in events))
+    return folder
+
+
+def told(capsys, word: str, budget: float | None = None) -> tuple[int, dict]:
+    code = show_cost(Console(json=True), word, budget_usd=budget)
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_run_is_split_into_useful_redone_and_waiting(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000, usd_per_hour=3600.0))
+    code, answer = told(capsys, "dlrm")
+    assert code == 0
+    assert (answer["useful_s"], answer["redone_s"], answer["waiting_s"]) == pytest.approx((80, 20, 100), abs=0.01)
+    assert answer["spent_usd"] == pytest.approx(200, abs=0.01)
+    assert answer["left_s"] == pytest.approx(840 * 0.5)
+    assert answer["total_usd"] == pytest.approx(620, abs=0.01)
+    assert (answer["num_interruptions"], answer["lost_steps"]) == (1, 40)
+    assert answer["price"] == "as the run was told when it started"
+
+
+def test_for_a_person_every_part_has_its_time_and_its_dollars(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000, usd_per_hour=3600.0))
+    assert show_cost(Console(), "dlrm", budget_usd=None) == 0
+    out = capsys.readouterr().out
+    assert "runs/dlrm: $200.00 in 3 min 20 s so far" in out
+    for part in ("useful", "redone", "waiting"):
+        assert part in out
+    assert "stopped once; 40 steps (20.0 s) were redone and 1 min 20 s waited: $100.00" in out
+    assert "to go: $420.00 and 7 min 00 s (840 of 1,000 steps, 500 ms each); $620.00 in all" in out
+    assert "price: $3,600.00 an hour" in out
+
+
+def test_a_run_without_a_price_is_told_in_hours_only(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000))
+    assert show_cost(Console(), "dlrm", budget_usd=None) == 0
+    out = capsys.readouterr().out
+    assert "3 min 20 s so far" in out
+    assert "hours only" in out
+    assert "$" not in out
+    code, answer = told(capsys, "dlrm", budget=5.0)
+    assert (code, answer["spent_usd"], answer["is_within_budget"]) == (1, None, False)
+
+
+def test_the_price_of_a_machine_is_the_catalogs_with_its_date(tmp_path, capsys):
+    price = load_catalog().prices["p5.48xlarge", "us-west-2"]
+    write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000), AWS)
+    _, answer = told(capsys, "dlrm")
+    assert answer["usd_per_hour"] == pytest.approx(2 * price.on_demand_usd_per_hour)
+    assert answer["spent_usd"] == pytest.approx(answer["usd_per_hour"] * 200 / 3600, rel=1e-3)
+    assert price.origin.date in answer["price"]
+    assert price.origin.source in answer["price"]
+    assert answer["predicted_usd"] > 0
+
+
+def test_a_run_that_speaks_is_counted_to_now_and_one_that_is_silent_is_not(tmp_path, capsys):
+    now = time.time()
+    write_run(tmp_path / "runs" / "live", killed_once(now + 85, usd_per_hour=3600.0))
+    write_run(tmp_path / "runs" / "dead", killed_once(now - 5000, usd_per_hour=3600.0))
+    _, live = told(capsys, "live")
+    _, dead = told(capsys, "dead")
+    assert (live["is_up"], dead["is_up"]) == (True, False)
+    assert live["held_s"] == pytest.approx(215, abs=5)
+    assert dead["held_s"] == pytest.approx(200, abs=0.01)
+
+
+@pytest.mark.parametrize(("budget", "code", "words"), [
+    (100.0, 1, "the budget of $100.00 is spent"), (500.0, 1, "will pass its budget of $500.00 by $120.00"),
+    (1000.0, 0, "within its budget of $1,000.00"),
+])
+def test_a_budget_is_checked_once(tmp_path, capsys, budget: float, code: int, words: str):
+    write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000, usd_per_hour=3600.0))
+    assert show_cost(Console(), "dlrm", budget_usd=budget) == code
+    assert words in capsys.readouterr().out
+
+
+def test_a_runs_own_budget_is_the_one_to_keep(tmp_path, capsys):
+    events = killed_once(time.time() - 1000, usd_per_hour=3600.0)
+    write_run(tmp_path / "runs" / "dlrm", events, ["place.budget_usd=500"])
+    assert show_cost(Console(), "dlrm", budget_usd=None) == 1
+    assert "it stops itself at $500.00" in capsys.readouterr().out
+
+
+def test_a_budget_of_nothing_is_refused():
+    with pytest.raises(UserError, match="no money"):
+        show_cost(Console(), "dlrm", budget_usd=0.0)
+
+
+def test_a_run_that_is_not_there_is_told():
+    with pytest.raises(UserError, match="no such run"):
+        show_cost(Console(), "nothing", budget_usd=None)
+
+
+def test_a_run_that_has_told_nothing_has_spent_nothing(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "dlrm", [])
+    assert show_cost(Console(), "dlrm", budget_usd=None) == 0
+    assert "nothing spent yet" in capsys.readouterr().out
+
+
+# On a cluster
+
+
+def stamp(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """A function that puts a kubectl on the path which knows one job with two pods, up since so many seconds."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def make(created_s: float, pods_s: float | None, *, phase: str = "Running", fails: str = "") -> None:
+        job = {"kind": "Job", "metadata": {"name": "dlrm", "creationTimestamp": stamp(created_s)}, "status": {}}
+        state = {"running": {}} if phase == "Running" else {"waiting": {}}
+        pods = [{"metadata": {"name": f"dlrm-{i}", "uid": str(i), "creationTimestamp": stamp(created_s),
+                              "labels": {"batch.kubernetes.io/job-completion-index": str(i)}},
+                 "status": {"phase": phase, **({"startTime": stamp(pods_s)} if pods_s else {}),
+                            "containerStatuses": [{"name": "trainer", "restartCount": 0, "state": state}]}}
+                for i in range(2)]
+        for name, text in (("job", job), ("pods", {"items": pods}), ("events", {"items": []})):
+            (folder / name).write_text(json.dumps(text))
+        failing = f'echo "{fails}" >&2; exit 1' if fails else ":"
+        (folder / "kubectl").write_text(f"""#!/bin/sh
+{failing}
+case " $* " in *" get pods "*) cat '{folder}/pods';; *" get events "*) cat '{folder}/events';; *) cat '{folder}/job';;
+esac
+""")
+        (folder / "kubectl").chmod(0o755)
+
+    return make
+
+
+def launch(run_uri: str, sets: list[str] | None = None) -> None:
+    spec = load_spec("quickstart", sets or AWS)
+    handle = RunHandle("dlrm", "kubernetes", KUBERNETES, "dlrm on 2 x p5.48xlarge: 16 ranks", run_uri, 3600.0)
+    remember(RunRecord(handle, to_toml(spec), time.time() - 400, True))
+
+
+def test_a_run_on_kubernetes_is_paid_since_its_nodes_took_it(tmp_path, capsys, cluster):
+    now = time.time()
+    events = [Event("start", {"first_step": 0, "num_steps": 1000, "usd_per_hour": 3600.0}, now - 100),
+              *steps(now - 80, 0, 100)]
+    write_run(tmp_path / "elsewhere" / "dlrm", events)
+    launch(str(tmp_path / "elsewhere" / "dlrm"))
+    cluster(now - 500, now - 160)  # 340 s in the queue are nobody's money
+    _, answer = told(capsys, "dlrm")
+    assert answer["is_up"]
+    assert answer["lead_s"] == pytest.approx(60, abs=2)
+    assert answer["spent_usd"] == pytest.approx(160, abs=4)
+
+
+def test_a_run_on_kubernetes_without_events_is_counted_by_its_pods(tmp_path, capsys, cluster):
+    now = time.time()
+    launch(str(tmp_path / "elsewhere" / "dlrm"))
+    cluster(now - 500, now - 120)
+    _, answer = told(capsys, "dlrm")
+    assert answer["spent_usd"] == pytest.approx(120, abs=4)
+    assert "no events yet" in " ".join(answer["notes"])
+
+
+def test_pods_that_wait_for_a_machine_cost_nothing(tmp_path, capsys, cluster):
+    launch(str(tmp_path / "elsewhere" / "dlrm"))
+    cluster(time.time() - 500, None, phase="Pending")
+    code, answer = told(capsys, "dlrm")
+    assert (code, answer["spent_usd"], answer["held_s"]) == (0, 0.0, 0.0)
+
+
+def test_a_cluster_that_is_away_leaves_what_the_events_say(tmp_path, capsys, cluster):
+    now = time.time()
+    write_run(tmp_path / "elsewhere" / "dlrm", killed_once(now, usd_per_hour=3600.0))
+    launch(str(tmp_path / "elsewhere" / "dlrm"))
+    cluster(now, None, fails="Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout")
+    _, answer = told(capsys, "dlrm")
+    assert answer["spent_usd"] == pytest.approx(200, abs=0.01)
+    assert "does not answer" in " ".join(answer["notes"])
+
+
+def test_the_price_of_the_launch_counts_though_the_catalog_has_another(tmp_path, capsys, cluster):
+    write_run(tmp_path / "elsewhere" / "dlrm", killed_once(time.time() - 1000))
+    launch(str(tmp_path / "elsewhere" / "dlrm"))
+    cluster(time.time() - 2000, None, phase="Pending")
+    _, answer = told(capsys, "dlrm")
+    assert (answer["usd_per_hour"], answer["price"]) == (3600.0, "the catalog's on the day of the launch")
+
+
+@pytest.mark.parametrize(("budget", "is_ended"), [(100.0, True), (500.0, True), (100_000.0, False)],
+                         ids=["spent", "would be passed", "enough"])
+def test_a_launched_run_that_would_pass_its_budget_is_stopped(tmp_path, capsys, cluster, budget, is_ended):
+    now = time.time()
+    write_run(tmp_path / "elsewhere" / "dlrm", killed_once(now + 85, usd_per_hour=3600.0))
+    launch(str(tmp_path / "elsewhere" / "dlrm"))
+    cluster(now - 500, now - 250)
+    ended: list[str] = []
+    assert show_cost(Console(), "dlrm", budget_usd=budget, stop=ended.append) == int(is_ended)
+    assert ended == (["dlrm"] if is_ended else [])
+
+
+def test_a_run_is_stopped_by_the_command_with_its_checkpoint_whole(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("EMBARK_USD_PER_HOUR", "36000")
+    events, checkpoints = tmp_path / "runs/laptop/events.jsonl", tmp_path / "runs/laptop/checkpoints"
+    assert run(["launch", "laptop", "--yes", "--set", "train.num_steps=1000000", "--set", "watch.every=1"]) == 0
+    try:
+        until(lambda: events.is_file() and '"event": "step"' in events.read_text())
+        assert run(["cost", "laptop", "--budget", "100000000"]) == 0
+        assert not list(checkpoints.glob("*"))
+        assert run(["cost", "laptop", "--budget", "0.01", "--stop", "--yes"]) == 1
+        assert list(checkpoints.iterdir())
+        assert run(["checkpoints", "laptop", "--verify"]) == 0
+    finally:
+        run(["cancel", "laptop", "--yes"])
+
+
+def until(is_so, limit_s: float = 60.0) -> None:
+    end_s = time.time() + limit_s
+    while not is_so():
+        assert time.time() < end_s
+        time.sleep(0.1)
+
+
+def test_without_a_price_nothing_is_stopped(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() + 85))
+    ended: list[str] = []
+    assert show_cost(Console(), "dlrm", budget_usd=1.0, stop=ended.append) == 1
+    assert "is not known: the run has no price" in capsys.readouterr().out
+    assert ended == []
+
+
+def test_stopping_without_a_budget_is_refused(tmp_path):
+    write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() + 85, usd_per_hour=3600.0))
+    with pytest.raises(UserError, match="needs a budget"):
+        show_cost(Console(), "dlrm", budget_usd=None, stop=lambda name: None)
+
+
+def test_a_run_that_was_not_launched_from_here_cannot_be_stopped_from_here(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "live", killed_once(time.time() + 85, usd_per_hour=3600.0))
+    write_run(tmp_path / "runs" / "dead", killed_once(time.time() - 5000, usd_per_hour=3600.0))
+    ended: list[str] = []
+    with pytest.raises(UserError, match="not launched from here"):
+        show_cost(Console(), "live", budget_usd=1.0, stop=ended.append)
+    assert show_cost(Console(), "dead", budget_usd=1.0, stop=ended.append) == 1
+    assert "nothing to stop" in capsys.readouterr().out
+    assert ended == []
+
+
+def test_stopping_is_for_people(capsys):
+    assert run(["cost", "dlrm", "--budget", "5", "--stop", "--json"]) == 64
+    assert "--json" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""`embark launch`, `status` and `cancel` where no cluster is asked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from embark.cli.console import Console
+from embark.cli.launch_output import cancel_run, launch_run, logs_run, status_run
+from embark.errors import SpecError, UserError
+from embark.launch.backend import RunHandle
+from embark.launch.run_registry import RunRecord, now_s, remember, runs_folder
+from embark.spec import load_spec
+
+AWS = ["name=dlrm", "place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://training/runs",
+       "place.image=registry.example.com/embark:1"]
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+
+
+@pytest.mark.parametrize("target", ["job", "jobset", "trainjob", "pytorchjob"])
+def test_a_dry_run_needs_no_kubectl_and_gives_a_program_its_commands(target, capsys):
+    spec = load_spec("quickstart", [*AWS, f"place.target={target}"])
+    assert launch_run(Console(json=True), spec, yes=False, dry_run=True) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["usd_per_hour"] > 0
+    assert "fits 2 x p5.48xlarge" in answer["verdict"]
+    applied = [words for words in answer["commands"] if "apply" in words]
+    assert ["--dry-run=server" in words for words in applied] == [False, True, False]
+
+
+def test_a_budget_on_the_command_line_travels_in_the_spec(monkeypatch):
+    from embark.cli import launch as launch_cli
+    from embark.cli import launch_output as launch_verb
+
+    seen = []
+    monkeypatch.setattr(launch_verb, "launch_run", lambda console, spec, **rest: seen.append(spec) or 0)
+    assert launch_cli.launch("quickstart", set_=tuple(AWS), budget=49.5) == 0
+    assert seen[0].place.budget_usd == 49.5
+
+
+def test_a_target_that_is_not_handed_over_is_told_with_the_way_that_there_is():
+    with pytest.raises(UserError, match="compose") as caught:
+        launch_run(Console(), load_spec("quickstart", [*AWS, "place.target=compose"]), yes=True, dry_run=False)
+    assert "embark render" in caught.value.fix
+
+
+def test_a_run_that_does_not_fit_is_not_launched():
+    settings = ["place.machine=g5.xlarge", "place.nodes=1", "model.rows_per_table=400000000"]
+    with pytest.raises(UserError, match="does not fit") as caught:
+        launch_run(Console(), load_spec("quickstart", [*AWS, *settings]), yes=True, dry_run=True)
+    assert "nothing was launched" in caught.value.fix
+
+
+def test_a_spec_that_cannot_be_rendered_is_refused_with_all_its_mistakes():
+    settings = ["store.root=runs", "train.batch_size=1001"]
+    with pytest.raises(SpecError) as caught:
+        launch_run(Console(), load_spec("quickstart", [*AWS, *settings]), yes=True, dry_run=False)
+    assert {mistake.field for mistake in caught.value.mistakes} == {"store.root", "train.batch_size"}
+
+
+def test_without_kubectl_nothing_is_kept():
+    with pytest.raises(UserError, match="kubectl is not installed"):
+        launch_run(Console(quiet=True), load_spec("quickstart", AWS), yes=True, dry_run=False)
+    assert not runs_folder().exists()
+
+
+def test_a_name_that_was_never_launched_is_told():
+    for verb in (lambda: status_run(Console(), "x"), lambda: logs_run(Console(), "x", follow=False),
+                 lambda: cancel_run(Console(), "x", yes=True, dry_run=False)):
+        with pytest.raises(UserError, match="x: no run of that name"):
+            verb()
+
+
+def test_one_place_that_cannot_be_asked_does_not_hide_the_others(tmp_path, capsys):
+    where = {"context": "east", "kubeconfig": "", "namespace": "embark", "object": "far", "target": "job",
+             "cloud": "aws", "num_nodes": 1, "queue": ""}
+    remember(RunRecord(RunHandle("far", "kubernetes", where), "", now_s(), True, last_state="running"))
+    remember(RunRecord(RunHandle("near", "local", {"folder": str(tmp_path / "near")}), "", now_s(), True))
+    remember(RunRecord(RunHandle("new", "of another version", {}), "", now_s(), True))
+    (runs_folder() / "bad.json").write_text("{")
+    assert status_run(Console(json=True), "") == 0
+    told = capsys.readouterr()
+    rows = {row["name"]: row for row in json.loads(told.out)}
+    assert rows["far"]["state"] == "was running"
+    assert "kubectl is not installed" in rows["far"]["why"]
+    assert rows["near"]["state"] == "gone"
+    assert "does not know" in rows["new"]["why"]
+    assert "bad.json cannot be read" in told.err
+
+
+def test_a_launch_that_was_cut_off_before_anything_was_made_says_so(tmp_path, capsys):
+    handle = RunHandle("near", "local", {"folder": str(tmp_path / "near")})
+    remember(RunRecord(handle, "", now_s(), is_submitted=False))
+    assert status_run(Console(), "near") == 0
+    assert "its launch was cut off before it was made" in capsys.readouterr().out

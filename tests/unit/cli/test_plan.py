@@ -1,0 +1,274 @@
+"""`embark plan`: a verdict for every question, clear words for a wrong one."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from plan_setups import written_calibration
+from prepared_rows import FIXED, make_prepared
+
+from embark.catalog.grace_periods import POD_GRACE_S
+from embark.cli.console import Console
+from embark.cli.plan_output import Asked, plan_run
+from embark.errors import EmbarkError, ExitCode
+from embark.plan.calibration import forget
+from embark.spec import load_spec
+
+ROOT = Path(__file__).parents[3]
+HUGE = ("model.rows_per_table=2000000000", "model.num_tables=200")
+FEW = ("model.rows_per_table=40000000", "model.num_tables=5")
+"""Nearly as large as Criteo's, and planned sooner."""
+P4D = ("place.machine=p4d.24xlarge",)
+
+
+@pytest.fixture(autouse=True)
+def calibrated(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    written_calibration(tmp_path / "data")
+    forget()
+    yield
+    forget()
+
+
+def plan(capsys, *sets, code=ExitCode.DONE, spec="criteo-1tb", quiet=False, **asked):
+    assert plan_run(Console(quiet=quiet), load_spec(spec, sets), Asked(**asked)) == code
+    return capsys.readouterr().out
+
+
+def data(capsys, *sets, code=ExitCode.DONE, spec="criteo-1tb", **asked):
+    assert plan_run(Console(json=True), load_spec(spec, sets), Asked(**asked)) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_one_setup_is_told_in_full(capsys):
+    out = plan(capsys, *P4D, "place.nodes=2")
+    assert out.startswith("criteo-1tb fits 2 x p4d.24xlarge (16 x A100): ")
+    for expected in ("memory of the fullest rank", "optimizer state", "time of a step", "all-to-all", "by closed form",
+                     "start: machines, image, rendezvous, first step", "training, 305 steps", "on demand", "on spot",
+                     "a checkpoint is 105 GB", "store.hours_between_failures", "s3-standard", "an estimate"):
+        assert expected in out
+
+
+def test_quiet_says_the_verdict_alone(capsys):
+    assert len(plan(capsys, *P4D, quiet=True).splitlines()) == 1
+
+
+def test_json_has_every_part_with_its_unit(capsys):
+    told = data(capsys, *P4D, num_samples=4_195_197_692)
+    assert told["fits"]
+    assert told["workload"]["num_steps"] == 4_195_197_692 // 65_536
+    assert told["memory"]["device_total_bytes"] == pytest.approx(sum(told["memory"]["device_bytes"].values()))
+    assert set(told["bills"]) == {"on_demand", "spot", "block", "commit_1y", "commit_3y"}
+    spot = told["bills"]["spot"]
+    assert spot["total_usd"] == pytest.approx(spot["machines_usd"] + spot["storage_usd"])
+    assert spot["saves"]["checkpoint_bytes"] == pytest.approx(105.4e9, rel=0.01)
+    assert told["storage"]["offers"][0]["is_enough"]
+    assert told["step"]["total_s"] > 0
+    assert not told["step"]["is_calibrated"]
+
+
+def test_what_does_not_fit_ends_with_1_and_the_nearest_that_does(capsys):
+    told = data(capsys, "place.machine=a2-highgpu-1g", *FEW, code=ExitCode.OTHER)
+    assert not told["fits"]
+    assert told["bills"] == {}
+    assert [n["how"] for n in told["nearest"]] == ["more of it", "a larger one of the cloud", "the cheapest of all"]
+    assert told["nearest"][0]["num_nodes"] == 4
+
+
+def test_tables_larger_than_any_cluster_are_told_so(capsys):
+    out = plan(capsys, *P4D, *HUGE, code=ExitCode.OTHER, max_nodes=1)
+    assert "does not fit one p4d.24xlarge" in out
+    assert "GiB" in out
+
+
+def test_a_price_that_is_missing_is_said(capsys):
+    told = data(capsys, "place.machine=p5e.48xlarge", region="us-west-2")
+    missing = [bill for bill in told["bills"].values() if bill["usd_per_hour"] is None]
+    assert missing
+    assert all(bill["total_usd"] is None and "no price" in bill["missing"] for bill in missing)
+    assert "no price known: " in plan(capsys, "place.machine=p5e.48xlarge", region="us-west-2")
+
+
+def test_a_tpu_is_planned_by_its_memory(capsys):
+    out = plan(capsys, "place.machine=v5p-8")
+    assert "fits one v5p-8 (4 x TPU-v5p)" in out
+    assert "an estimate" in out
+    assert "does not fit one v5litepod-4" in plan(capsys, "place.machine=v5e-4", *FEW, code=ExitCode.OTHER)
+
+
+def test_the_whole_catalog_is_ranked(capsys):
+    out = plan(capsys, *FEW, across=True, num_samples=4_195_197_692)
+    assert re.match(r"criteo-1tb: cheapest is .* on demand, .*; fastest is ", out)
+    assert re.search(r"^a  \S", out, re.MULTILINE)
+    assert "letters: nothing is both cheaper and faster" in out
+    assert "└" in out
+
+
+def test_eighty_columns_hold_the_ranking(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = plan(capsys, *FEW, across=True, cloud="gcp")
+    table = out.split("machines ")[1].split("letters:")[0]
+    assert all(len(line.rstrip()) <= 80 for line in table.splitlines()[1:-1])
+    assert "us-central1" in out
+
+
+def test_without_a_machine_the_whole_catalog_is_asked(capsys):
+    assert "cheapest" in plan(capsys, cloud="azure")
+
+
+def test_order_follows_the_bounds(capsys):
+    by_usd = data(capsys, *FEW, across=True, cloud="aws")["ranked"]
+    assert [r["total_usd"] for r in by_usd] == sorted(r["total_usd"] for r in by_usd)
+    budget = by_usd[len(by_usd) // 2]["total_usd"]
+    inside = data(capsys, *FEW, across=True, cloud="aws", budget_usd=budget)["ranked"]
+    assert [r["total_hours"] for r in inside] == sorted(r["total_hours"] for r in inside)
+    assert max(r["total_usd"] for r in inside) <= budget
+    assert len(inside) < len(by_usd)
+    assert {r["cloud"] for r in inside} == {"aws"}
+    assert any(r["is_on_front"] for r in by_usd)
+
+
+def test_a_deadline_nobody_keeps_ends_with_1(capsys):
+    out = plan(capsys, *FEW, across=True, cloud="azure", deadline_h=0.001, code=ExitCode.OTHER)
+    assert "nothing here runs criteo-1tb within 3.6 s; the cheapest is" in out
+
+
+def test_a_budget_that_one_setup_breaks_is_said(capsys):
+    assert "that is not for $0.50 or less" in plan(capsys, *P4D, budget_usd=0.5, code=ExitCode.OTHER)
+
+
+def test_the_picture_is_written(capsys):
+    assert "wrote out.svg" in plan(capsys, *FEW, across=True, cloud="azure", picture=Path("out.svg"))
+    assert ET.parse("out.svg").getroot().tag.endswith("svg")
+
+
+def test_spot_is_as_the_spec_says_unless_a_flag_does(capsys):
+    assert data(capsys, *P4D, "place.spot=true")["way"] == "spot"
+    assert data(capsys, *P4D, "place.spot=true", spot=False)["way"] == "on_demand"
+
+
+def test_prepared_data_says_its_own_size_and_tables(capsys, tmp_path):
+    rows = make_prepared(tmp_path / "rows", FIXED[:2])
+    sets = ["data.kind=prepared", f"data.path={rows.path}", *P4D, "train.batch_size=8", "model.embedding_dim=4"]
+    told = data(capsys, *sets, spec="my_specs:bare")
+    assert told["workload"]["num_train_samples"] == rows.manifest.num_rows("train")
+    assert told["workload"]["data_bytes"] == rows.manifest.size_bytes
+    assert list(told["placement"]["shardings"]) == ["tiny", "wide"]
+
+
+@pytest.fixture(autouse=True)
+def bare_spec(tmp_path, monkeypatch):
+    """A spec that leaves its tables to its data."""
+    (tmp_path / "my_specs.py").write_text("from embark.spec import RunSpec\ndef bare(): return RunSpec()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("my_specs", None)
+
+
+STORED = ("data.kind=prepared", "data.path=s3://bucket/rows")
+
+
+@pytest.mark.parametrize(
+    ("sets", "asked", "what", "fix"),
+    [
+        (["place.machine=p5.48xlarg"], {}, "'p5.48xlarg': no such machine", "p5.48xlarge"),
+        (P4D, {"region": "eastus"}, "p4d.24xlarge: not offered in eastus", "us-west-2"),
+        ((*P4D, "place.region=eastus"), {}, "p4d.24xlarge: not offered in eastus", "us-west-2"),
+        ((), {"across": True, "region": "us-est-1"}, "knows no such region", "us-east-1"),
+        ((), {"across": True, "cloud": "ibm"}, "'ibm': no such cloud", "aws"),
+        (P4D, {"cloud": "gcp"}, "p4d.24xlarge is a machine of aws, not of gcp", "leave the cloud out"),
+        ((*P4D, "place.cloud=azure"), {}, "is a machine of aws, not of azure", "catalog list --cloud azure"),
+        ((*P4D, "place.nodes=0"), {}, "place.nodes = 0", ""),
+        (P4D, {"max_nodes": 0}, "--max-nodes 0", "--max-nodes 16"),
+        (P4D, {"deadline_h": 0.0}, "--deadline 0", "--deadline 8"),
+        (P4D, {"budget_usd": float("nan")}, "--budget nan", "--budget 8"),
+        (P4D, {"num_samples": 0}, "--samples 0", "--samples 4195197692"),
+        (P4D, {"num_samples": 5}, "fewer than train.batch_size", "train.batch_size"),
+        ((*P4D, *STORED), {}, "s3://bucket/rows: how many samples", "--samples N"),
+        ((), {"across": True, "exact": True}, "--exact asks TorchRec's planner about one machine", "leave --exact out"),
+        (P4D, {"by": "hours"}, "--picture and --by are of the whole catalog", "--across"),
+        (FEW, {"across": True, "cloud": "azure", "picture": Path("my_specs.py/x.svg")}, "my_specs.py/x.svg: ", "svg"),
+    ],
+)
+def test_bad_input_costs_a_sentence(sets, asked, what, fix):
+    with pytest.raises(EmbarkError) as caught:
+        plan_run(Console(), load_spec("criteo-1tb", sets), Asked(**asked))
+    assert caught.value.exit_code == ExitCode.BAD_INPUT
+    assert what in str(caught.value)
+    assert fix in caught.value.fix
+
+
+def test_data_elsewhere_cannot_say_its_tables():
+    with pytest.raises(EmbarkError, match="is not here to say which tables") as caught:
+        plan_run(Console(), load_spec("my_specs:bare", [*STORED, *P4D]), Asked(num_samples=10**9))
+    assert caught.value.exit_code == ExitCode.BAD_INPUT
+
+
+@pytest.mark.slow
+def test_torchrec_s_own_planner_places_the_tables_where_it_is_asked(capsys):
+    told = data(capsys, *P4D, exact=True, spec="laptop")
+    assert told["placement"]["made_by"] == "TorchRec's planner"
+    assert set(told["placement"]["shardings"]) == {f"cat_{i}" for i in range(8)}
+    assert "TorchRec does not run on a TPU" in raised("place.machine=v5p-8", exact=True)
+
+
+def raised(*sets, **asked):
+    with pytest.raises(EmbarkError) as caught:
+        plan_run(Console(), load_spec("criteo-1tb", sets), Asked(**asked))
+    return str(caught.value)
+
+
+QUICK = """
+import sys, time
+from embark.cli.console import Console
+from embark.cli.plan_output import Asked, plan_run
+from embark.spec import load_spec
+plan_run(Console(quiet=True), load_spec("criteo-1tb", ["place.machine=p4d.24xlarge"]), Asked())
+sys.exit(3 if any(m in sys.modules for m in ("torch", "torchrec", "pyarrow", "obstore")) else 0)
+"""
+
+
+def test_a_plan_needs_no_torch_and_under_two_seconds():
+    """Of processor time: this machine may be busy with other tests."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=60, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0
+
+
+def test_the_guide_s_commands_run(tmp_path):
+    text = (ROOT / "docs" / "plan.md").read_text()
+    blocks = re.findall(r"^```bash run\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    for block in blocks:
+        commands = block.replace("embark ", f"{sys.executable} -m embark ")
+        done = subprocess.run(["bash", "-euc", commands], cwd=tmp_path, env=environment, capture_output=True, text=True,
+                              timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+    assert ET.parse(tmp_path / "criteo.svg")
+    assert json.loads((tmp_path / "aws.json").read_text())["ranked"]
+
+
+def test_the_guide_names_the_constants_that_are_used():
+    from embark.plan import cost, saves
+
+    text = (ROOT / "docs" / "plan.md").read_text()
+    graces = (f"({POD_GRACE_S['aws']:g} s on AWS, {POD_GRACE_S['azure']:g} s on Azure, {POD_GRACE_S['gcp']:g} s "
+              "for pods on GKE)")
+    for words in (f"{cost.BOOT_S:g} s until", f"{cost.IMAGE_S:g} s for an image", graces,
+                  f"{cost.FIRST_STEP_S:g} s to the first", f"{cost.RESUMED_STEP_S:g} s to the first",
+                  f"{cost.REPLACEMENT_S:g} s until there", f"takes {cost.EVAL_SHARE:g} of",
+                  f"{cost.GPU_HOURS_BETWEEN_FAILURES:,.0f} hours", f"{saves.WRITE_GBYTE_PER_S:g} GB/s a process",
+                  f"{cost.TPU_FIRST_STEP_S:g} s on TPUs",
+                  f"{saves.COPY_SHARE:g} of the bus", f"{saves.NETWORK_SHARE:g} of the network"):
+        assert words in text

@@ -1,0 +1,74 @@
+"""`embark render` as a person and a program see it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from embark.cli.console import Console
+from embark.cli.render import render_run
+from embark.errors import SpecError, UserError
+from embark.spec import load_spec
+
+AWS = ["place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://bucket/runs"]
+
+
+def rendered(folder, *sets, diff=False, force=False, json_=False):
+    return render_run(Console(json=json_), load_spec("quickstart", [*AWS, *sets]), folder, diff=diff, force=force)
+
+
+def test_files_are_written_and_the_second_time_nothing_differs(tmp_path, capsys):
+    assert rendered(tmp_path / "out") == 0
+    assert "linted" in capsys.readouterr().out
+    assert (tmp_path / "out/kubernetes_job.yaml").exists()
+    assert rendered(tmp_path / "out", diff=True) == 0
+    assert "is as it would be rendered" in capsys.readouterr().out
+
+
+def test_diff_shows_every_number_that_follows_the_nodes_and_writes_nothing(tmp_path, capsys):
+    rendered(tmp_path / "out")
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert rendered(tmp_path / "out", "place.nodes=4", diff=True) == 1
+    told = capsys.readouterr().out
+    for line in ("-  completions: 2", "+  completions: 4", "-  parallelism: 2", "+  parallelism: 4"):
+        assert line in told
+    assert "--nnodes=4" in told
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+def test_an_edited_file_is_left_told_and_written_only_by_force(tmp_path, capsys):
+    rendered(tmp_path / "out")
+    mine = tmp_path / "out/kubernetes_job.yaml"
+    mine.write_text(mine.read_text() + "# mine\n")
+    capsys.readouterr()
+    assert rendered(tmp_path / "out", "place.nodes=4") == 1
+    assert "edited by hand: kubernetes_job.yaml" in " ".join(capsys.readouterr().out.split())
+    assert mine.read_text().endswith("# mine\n")
+    assert rendered(tmp_path / "out", "place.nodes=4", force=True) == 0
+    assert "# mine" not in mine.read_text()
+
+
+def test_for_programs_it_is_json(tmp_path, capsys):
+    assert rendered(tmp_path / "out", json_=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {"path": "Dockerfile", "state": "new"} in told["files"]
+    assert told["left"] == []
+
+
+@pytest.mark.parametrize(("sets", "says"), [
+    (["place.machine="], "none is named"), (["place.machine=p5.48xlrge"], "did you mean"),
+    (["place.cloud=gcp"], "is of aws"), (["train.batch_size=1000"], "does not divide over 16 ranks"),
+    (["store.root=runs"], "its own part of every checkpoint"),
+])
+def test_what_cannot_be_rendered_is_refused_with_its_fix(tmp_path, sets, says):
+    with pytest.raises(SpecError, match=says):
+        rendered(tmp_path / "out", *sets)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_in_the_folders_place_is_refused(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UserError, match="is no folder"):
+        rendered(tmp_path / "out")

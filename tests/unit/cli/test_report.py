@@ -1,0 +1,273 @@
+"""`embark report` and `embark compare` on run directories, names and uris; the report that a run leaves at its end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from embark.__main__ import run as embark
+from embark.cli.report_output import ReportAtEnd, price_of
+from embark.errors import ExitCode
+from embark.events.events import Event, EventLog
+from embark.report.record import Record, record_of
+from embark.spec import RunSpec, resolve, to_toml
+from embark.store import open_store
+
+START = {"name": "demo", "device": "cpu", "device_name": "2 CPU threads", "world_size": 1, "num_steps": 4,
+         "batch_size": 64, "engine": "pipeline", "precision": "fp32"}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("EMBARK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def told(auc: float = 0.7, *, end: bool = True, **start: object) -> list[Event]:
+    now = time.time() - 10
+    said = [Event("start", {**START, **start}, now)]
+    for n in range(1, 5):
+        values = {"step": n, "loss": 0.6 - n / 100, "auc": auc, "step_s": 1.0, "samples_per_s": 64.0}
+        said.append(Event("step", values, now + n))
+    said.append(Event("eval", {"step": 4, "auc": auc, "log_loss": 0.5, "num_samples": 9}, now + 5))
+    return [*said, Event("end", {"outcome": "done", "step": 4, "samples_per_s": 64.0, "step_s": 1.0}, now + 5)] if end \
+        else said
+
+
+@pytest.fixture
+def make(tmp_path) -> Callable[..., Path]:
+    def make_run(name: str, events: list[Event] | None = None, **spec: object) -> Path:
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "spec.toml").write_text(to_toml(resolve({"name": name, **spec})))
+        lines = [event.to_json() + "\n" for event in (told() if events is None else events)]
+        (folder / "events.jsonl").write_text("".join(lines))
+        return folder
+
+    return make_run
+
+
+def test_a_run_is_found_by_name_and_its_report_is_put_beside_it(make, capsys):
+    folder = make("demo")
+    assert embark(["report", "demo", "--markdown"]) == ExitCode.DONE
+    out = capsys.readouterr().out
+    assert "Held-out AUC 0.7000" in out
+    assert "wrote runs/demo/report.html and runs/demo/report.md" in out
+    html = (folder / "report.html").read_text()
+    assert html.startswith("<!doctype html>")
+    assert "The spec names no machine of a cloud" in html
+    assert "## How it went" in (folder / "report.md").read_text()
+    assert embark(["report", str(folder)]) == ExitCode.DONE  # again, over its own
+
+
+def test_a_program_gets_where_it_is_and_how_it_went(make, capsys):
+    make("demo", told(end=False))
+    assert embark(["report", "demo", "--json"]) == ExitCode.DONE
+    data = json.loads(capsys.readouterr().out)
+    assert data["report"] == "runs/demo/report.html"
+    assert data["state"] == "running"
+    assert data["eval"]["auc"] == 0.7
+
+
+def test_out_is_a_file_a_uri_or_standard_output(make, tmp_path, capsys):
+    make("demo")
+    assert embark(["report", "demo", "--out", "sent/mine.html", "--markdown"]) == ExitCode.DONE
+    assert (tmp_path / "sent" / "mine.md").is_file()
+    assert not (tmp_path / "runs" / "demo" / "report.html").exists()
+    capsys.readouterr()
+    assert embark(["report", "demo", "--out", "-"]) == ExitCode.DONE
+    assert capsys.readouterr().out.startswith("<!doctype html>")
+    assert embark(["report", "demo", "--out", "memory://sent/there.html"]) == ExitCode.DONE
+    assert open_store("memory://sent").read("there.html").startswith(b"<!doctype html>")
+
+
+def test_a_file_that_is_no_report_is_not_written_over(make, tmp_path, capsys):
+    make("demo")
+    (tmp_path / "thesis.html").write_text("years of work")
+    assert embark(["report", "demo", "--out", "thesis.html"]) == ExitCode.BAD_INPUT
+    assert (tmp_path / "thesis.html").read_text() == "years of work"
+    assert "is no report of Embark's" in capsys.readouterr().err
+    assert embark(["report", "demo", "--out", "runs"]) == ExitCode.BAD_INPUT
+    assert "is a folder" in capsys.readouterr().err
+
+
+def test_a_run_behind_a_uri_gets_its_report_there(make, capsys):
+    folder = make("demo")
+    store = open_store("memory://bucket/runs/demo")
+    for name in ("spec.toml", "events.jsonl"):
+        store.write(name, (folder / name).read_bytes())
+    assert embark(["report", "memory://bucket/runs/demo", "--markdown"]) == ExitCode.DONE
+    html = store.read("report.html").decode()
+    assert "finished" in html
+    assert "embark data copy memory://bucket/runs/demo/spec.toml spec.toml" in html
+    assert b"# demo" in store.read("report.md")
+
+
+def test_what_is_no_run_is_said_with_the_nearest_name(make, capsys):
+    make("demo")
+    assert embark(["report", "demmo"]) == ExitCode.BAD_INPUT
+    assert "did you mean 'demo'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("broken", ["spec.toml", "events.jsonl"])
+@pytest.mark.parametrize("how", ["cut", "gone", "another's"])
+def test_a_broken_run_still_has_a_report(make, capsys, broken, how):
+    folder = make("demo")
+    path = folder / broken
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_text(path.read_text()[:150] if how == "cut" else '{"x": [}\n[train]\nunheard = "of"')
+    (folder / "checkpoints" / "step-000000002").mkdir(parents=True)
+    (folder / "checkpoints" / "step-000000002" / "x").write_text("y")
+    assert embark(["report", "demo"]) == ExitCode.DONE
+    assert "unfinished" in (folder / "report.html").read_text()
+
+
+def test_a_fault_in_its_logs_is_diagnosed(make):
+    folder = make("demo", [*told(end=False), Event("error", {"text": "CUDA out of memory. Tried to allocate 2 GiB"},
+                                                   time.time())])
+    (folder / "rank0.log").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    assert embark(["report", "demo"]) == ExitCode.DONE
+    html = (folder / "report.html").read_text()
+    assert "Diagnosis" in html
+    assert "Fix: " in html
+
+
+def cluster(**values: object) -> RunSpec:
+    return resolve({"name": "x", "place": {"machine": "p5.48xlarge", "nodes": 2, "region": "us-west-2", **values}})
+
+
+def test_the_price_is_of_the_machines_that_it_ran_on():
+    ran = record_of(told(device="cuda", world_size=16))
+    price, why = price_of(cluster(), ran)
+    assert price is not None
+    assert why == ""
+    assert price.words.startswith("2 x p5.48xlarge, $")
+    spot, _ = price_of(cluster(spot=True), ran)
+    assert spot is not None
+    assert spot.usd_per_hour < price.usd_per_hour
+
+
+@pytest.mark.parametrize(
+    ("spec", "record", "why"),
+    [
+        (None, Record(), "names no machine"),
+        (RunSpec(), Record(), "names no machine"),
+        (cluster(), record_of(told()), "but it ran on 2 CPU threads with 1 of 16 ranks"),
+        (cluster(region="mars-north-1"), record_of(told(device="cuda", world_size=16)), "no price of p5.48xlarge"),
+        (resolve({"place": {"machine": "p5.47xlarge"}}), Record(), "No price is known: "),
+    ],
+)  # fmt: skip
+def test_without_a_price_it_is_said_why(spec, record, why):
+    price, told_why = price_of(spec, record)
+    assert price is None
+    assert why in told_why
+
+
+def test_two_runs_are_set_side_by_side(make, tmp_path, capsys):
+    make("one", told(0.70))
+    make("two", told(0.75), train={"batch_size": 4096})
+    assert embark(["compare", "one", "two", "--out", "both.html"]) == ExitCode.DONE
+    out = capsys.readouterr().out
+    for said in ("train.batch_size", "4,096", "held-out AUC", "0.7500", "Loss by step", "▁", "two was better: held"):
+        assert said in out
+    assert "two was better" in (tmp_path / "both.html").read_text()
+    assert embark(["compare", "one", "two", "--json"]) == ExitCode.DONE
+    data = json.loads(capsys.readouterr().out)
+    assert data["best"] == "two"
+    assert [run["eval_auc"] for run in data["runs"]] == [0.7, 0.75]
+
+
+def test_quiet_says_the_sentence_alone(make, capsys):
+    make("one", told(0.70))
+    make("two", told(0.75))
+    assert embark(["compare", "one", "two", "--quiet"]) == ExitCode.DONE
+    assert capsys.readouterr().out == "two was better: held-out AUC 0.7500 against 0.7000 of one (+0.0500).\n"
+
+
+def test_one_run_cannot_be_compared(make, capsys):
+    make("one")
+    assert embark(["compare", "one"]) == ExitCode.BAD_INPUT
+    assert "needs two runs" in capsys.readouterr().err
+
+
+def at_end(folder: Path, events: list[Event]) -> ReportAtEnd:
+    """As the trainer tells: the file first, then the sink."""
+    log, sink = EventLog(folder / "events.jsonl"), ReportAtEnd()
+    for event in events:
+        log.emit(event)
+        sink.emit(event)
+    log.close()
+    return sink
+
+
+def test_a_run_leaves_its_report_at_its_end_quickly(make):
+    folder = make("demo", [])
+    # A run of some thousand points: what a day of training has.
+    events = told(run_dir=str(folder))
+    many = [Event("step", {**events[1].values, "step": n}, events[1].time_s) for n in range(3000)]
+    began_s = time.process_time()
+    at_end(folder, [*events[:1], *many, *events[1:]])
+    spent_s = time.process_time() - began_s
+    assert "finished" in (folder / "report.html").read_text()
+    assert spent_s < 1.5  # nearly all of it is the telling of the events
+
+
+def test_a_run_that_failed_leaves_one_too_when_its_sinks_are_closed(make):
+    folder = make("demo", [])
+    sink = at_end(folder, told(end=False, run_dir=str(folder)))
+    assert not (folder / "report.html").exists()
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(Event("error", {"text": "out of memory"}).to_json() + "\n")
+    sink.close()
+    assert "Failed at step 4 of 4: out of memory" in (folder / "report.html").read_text()
+
+
+def test_no_report_is_worth_a_run(make, monkeypatch):
+    folder = make("demo", [])
+    (folder / "report.html").mkdir()
+    at_end(folder, told(run_dir=str(folder))).close()
+    at_end(folder, told(run_dir="")).close()
+    monkeypatch.setattr("embark.cli.report_output.html_page", lambda _: 1 / 0)
+    at_end(folder, told(run_dir=str(folder))).close()
+    monkeypatch.setattr("embark.cli.report_output.MAX_QUICK_BYTES", 1)
+    (folder / "report.html").rmdir()
+    at_end(folder, told(run_dir=str(folder))).close()
+    assert not (folder / "report.html").exists()
+
+
+def test_the_closing_words_say_where_the_report_is(make):
+    from embark.events import summary as closing
+    from embark.events.history import History
+
+    folder = make("demo", [])
+    history = History()
+    history.take(Event("end", {"outcome": "done", "step": 4, "run_dir": str(folder)}))
+    assert "report" not in dict(closing.places(history))
+    at_end(folder, told(run_dir=str(folder)))
+    assert dict(closing.places(history))["report"] == str(folder / "report.html")
+
+
+def test_a_run_that_lives_in_a_store_takes_its_report_along(make):
+    from embark.store import RunDir
+
+    run = RunDir("memory://elsewhere/runs/demo")
+    run.path.mkdir(parents=True)
+    at_end(run.path, told(run_dir=run.uri))
+    run.publish()
+    assert open_store(run.uri).read("report.html").startswith(b"<!doctype html>")
+
+
+def test_watch_in_a_terminal_tells_a_pipe_how_things_stand(make, capsys):
+    make("demo")
+    assert embark(["watch", "demo", "--terminal"]) == ExitCode.DONE
+    out = capsys.readouterr().out
+    assert out.startswith("demo: finished\n")
+    assert "64 samples/s" in out

@@ -1,0 +1,172 @@
+"""`embark watch`: which runs are meant, at what price, and what the verb says."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from watched_runs import append, line, write_run
+
+from embark.__main__ import run
+from embark.cli.console import Console
+from embark.cli.watch_output import diagnose_run, usd_per_hour, watch_page
+from embark.dashboard import FolderPlace
+from embark.dashboard.run_locations import Places
+from embark.errors import ExitCode, UserError
+from embark.launch.backend import RunHandle
+from embark.launch.run_registry import RunRecord, remember
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def names(*words: str) -> list[str]:
+    return [name for name, _ in Places(words)()]
+
+
+def test_without_a_word_all_runs_of_the_runs_folder_are_meant_and_later_ones_too():
+    write_run(Path("runs/one"))
+    places = Places(())
+    write_run(Path("runs/two"))
+    (Path("runs") / "not-a-run").mkdir()
+    assert sorted(name for name, _ in places()) == ["one", "two"]
+
+
+def test_a_run_is_named_by_its_folder_or_its_name_and_a_folder_by_its_path():
+    write_run(Path("runs/one"))
+    write_run(Path("elsewhere/two"))
+    assert names("one") == names("runs/one") == ["one"]
+    assert names("elsewhere", "one") == ["two", "one"]
+
+
+def test_a_word_that_means_nothing_says_what_is_near():
+    write_run(Path("runs/quickstart"))
+    with pytest.raises(UserError, match="no such run") as raised:
+        Places(("quikstart",))
+    assert "quickstart" in raised.value.fix
+    with pytest.raises(UserError, match="no such run"):
+        Places(("nothing-like-it",))
+
+
+def test_without_runs_the_verb_says_what_makes_some():
+    with pytest.raises(UserError, match="no runs/ here") as raised:
+        Places(())
+    assert "embark train" in raised.value.fix
+
+
+def test_what_a_launched_run_printed_is_among_its_logs(tmp_path: Path):
+    folder = write_run(Path("runs/one"))
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "log").write_text("printed\n")
+    handle = RunHandle("one", "local", {"folder": str(tmp_path / "kept")}, run_uri=str(folder.absolute()))
+    remember(RunRecord(handle, "", time.time(), is_submitted=True, path=tmp_path / "data/embark/runs/one.json"))
+    (_, place), = Places(("one",))()
+    assert [log.name for log in place.logs()] == ["launch log"]
+
+
+def test_the_price_is_the_catalog_s_for_all_machines_as_they_are_paid():
+    spec = '[place]\nmachine = "p5.48xlarge"\nregion = "us-east-1"\nnodes = {}\nspot = {}\n'
+    one, words = usd_per_hour(spec.format(1, "false"))
+    two, _ = usd_per_hour(spec.format(2, "false"))
+    spot, spot_words = usd_per_hour(spec.format(1, "true"))
+    assert one is not None
+    assert spot is not None
+    assert two == 2 * one
+    assert spot < one
+    assert words == "1 × p5.48xlarge, on demand in us-east-1"
+    assert "on spot" in spot_words
+
+
+@pytest.mark.parametrize("spec", ["", "name = 3", "[place", '[place]\nmachine = "nothing"\n', "\x00"])
+def test_a_spec_without_a_price_says_so_and_breaks_nothing(spec: str):
+    price, words = usd_per_hour(spec)
+    assert price is None
+    assert words
+
+
+def test_a_fault_in_the_events_is_diagnosed_with_its_fix():
+    folder = write_run(Path("runs/one"), ends=False)
+    append(folder, line("error", time.time(), text="CUDA out of memory. Tried to allocate 2.00 GiB"))
+    found = diagnose_run(FolderPlace(folder))
+    assert found[0]["name"] == "gpu-out-of-memory"
+    assert found[0]["fix"]
+    assert found[0]["place"] == "events.jsonl"
+
+
+def served(capsys: pytest.CaptureFixture[str], **options) -> tuple[dict, threading.Event, threading.Thread]:
+    until = threading.Event()
+    told = {"host": "127.0.0.1", "port": 0, "token": "", "opens": False, **options}
+    thread = threading.Thread(target=lambda: watch_page(Console(json=True), ["runs"], until=until, **told))
+    thread.start()
+    said = ""
+    deadline = time.monotonic() + 20
+    while not said.strip().endswith("}"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+        said += capsys.readouterr().out
+    return json.loads(said), until, thread
+
+
+def test_the_page_is_served_and_its_address_said(capsys: pytest.CaptureFixture[str]):
+    write_run(Path("runs/one"))
+    told, until, thread = served(capsys)
+    try:
+        assert told["runs"] == ["runs/one"]
+        with urllib.request.urlopen(told["url"] + "api/runs", timeout=10) as answer:
+            assert [run["name"] for run in json.load(answer)["runs"]] == ["one"]
+    finally:
+        until.set()
+        thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_beyond_this_machine_a_token_is_made_and_asked_for(capsys: pytest.CaptureFixture[str]):
+    write_run(Path("runs/one"))
+    told, until, thread = served(capsys, host="0.0.0.0")
+    try:
+        address, _, token = told["url"].partition("?token=")
+        port = address.rstrip("/").rpartition(":")[2]
+        assert len(token) >= 32
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/", headers={"Authorization": f"Bearer {token}"})
+        assert urllib.request.urlopen(request, timeout=10).status == 200
+    finally:
+        until.set()
+        thread.join(10)
+
+
+@pytest.mark.parametrize("token", ["has space", "ü" * 20, "a;b=c" * 5, "short"])
+def test_a_token_that_would_not_hold_is_refused(token: str):
+    with pytest.raises(UserError, match="--token"):
+        watch_page(Console(), [], host="0.0.0.0", port=0, token=token, opens=False)
+
+
+def test_a_port_that_is_none_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]):
+    assert run(["watch", "--port", "70000"]) == ExitCode.BAD_INPUT
+    assert "--port 70000 is no port" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_verb_well(tmp_path: Path):
+    write_run(Path("runs/one"))
+    words = [sys.executable, "-m", "embark", "watch", "--no-open", "--port", "0", "--quiet"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        process.send_signal(signal.SIGINT)
+        try:
+            _, complaints = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert (process.returncode, complaints) == (ExitCode.DONE, "")

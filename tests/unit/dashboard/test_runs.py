@@ -1,0 +1,234 @@
+"""Runs that are read while they change."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from watched_runs import append, event_lines, line, step_line, write_run
+
+from embark.dashboard import runs as runs_module
+from embark.dashboard.api import detail, summary
+from embark.dashboard.curves import Remembered, Window, charts_text, curves_text
+from embark.dashboard.runs import Known, Run, Runs
+from embark.report.locations import FolderPlace
+
+
+def run_of(folder: Path) -> Run:
+    run = Run(FolderPlace(folder), folder.name)
+    read_all(run)
+    return run
+
+
+def read_all(run: Run) -> None:
+    while run.look(time.time()):
+        pass
+
+
+def curve(run: Run, name: str = "loss", **window) -> dict:
+    return json.loads(curves_text(run, Window(**window), Remembered(), time.time()))["curves"][name]
+
+
+def test_new_steps_are_seen_and_change_the_version(tmp_path: Path):
+    run = run_of(write_run(tmp_path / "demo", num_steps=1000, until_step=200, ends=False))
+    before = run.version
+    append(tmp_path / "demo", step_line(210, time.time()))
+    read_all(run)
+    assert run.version > before
+    assert curve(run)["x"][-1] == 210
+
+
+def test_nothing_new_changes_no_version(tmp_path: Path):
+    run = run_of(write_run(tmp_path / "demo"))
+    before = run.version
+    read_all(run)
+    assert run.version == before
+
+
+def test_a_run_that_is_deleted_is_said_to_be_and_keeps_its_curves(tmp_path: Path):
+    run = run_of(write_run(tmp_path / "demo"))
+    shutil.rmtree(tmp_path / "demo")
+    read_all(run)
+    told = summary(run, Known(), time.time())
+    assert told["state"] == "deleted"
+    assert len(curve(run)["x"]) == 20
+
+
+def test_a_run_that_comes_back_after_it_was_deleted_starts_anew(tmp_path: Path):
+    run = run_of(write_run(tmp_path / "demo", num_steps=400))
+    shutil.rmtree(tmp_path / "demo")
+    read_all(run)
+    write_run(tmp_path / "demo", num_steps=100)
+    read_all(run)
+    assert summary(run, Known(), time.time())["state"] == "finished"
+    assert curve(run)["x"][-1] == 100
+
+
+def test_a_run_that_is_replaced_shows_only_the_new_one(tmp_path: Path):
+    run = run_of(write_run(tmp_path / "demo", num_steps=400, name="old"))
+    write_run(tmp_path / "demo", num_steps=1000, name="new", first_s=time.time() - 500)
+    read_all(run)
+    assert (run.story.steps_done, run.story.start["name"]) == (1000, "new")
+
+
+def test_a_long_file_is_shown_from_samples_first_and_exactly_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(runs_module, "SAMPLED_BYTES", 100_000)
+    folder = write_run(tmp_path / "long", num_steps=10_000, every=1)
+    spiked = (folder / "events.jsonl").read_text().splitlines(keepends=True)
+    spiked[5000] = step_line(5000, time.time(), loss=99.0)
+    (folder / "events.jsonl").write_text("".join(spiked))
+    run = Run(FolderPlace(folder), "long")
+    has_more = run.look(time.time())
+    assert has_more
+    assert run.is_sampled
+    sampled = curve(run)
+    assert (sampled["x"][0], sampled["x"][-1]) == (1, 10_000)
+    assert len(sampled["x"]) > 500
+    read_all(run)
+    assert not run.is_sampled
+    assert max(curve(run)["y"]) == 99.0
+    assert run.story.num_events == 10_002
+
+
+def test_lines_that_are_no_events_are_counted_and_passed_over(tmp_path: Path):
+    folder = write_run(tmp_path / "demo", ends=False)
+    append(folder, '{"event": "step", "time\n', "\x00\x01binary\n", "\n", step_line(500, time.time()))
+    with (folder / "events.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\xfd\n" + step_line(510, time.time()).encode()[:40])
+    run = run_of(folder)
+    told = summary(run, Known(), time.time())
+    assert told["num_bad_lines"] == 3
+    assert curve(run)["x"][-1] == 500
+
+
+def test_nan_and_infinity_are_gaps_in_json_that_any_browser_reads(tmp_path: Path):
+    folder = write_run(tmp_path / "demo", ends=False)
+    append(folder, step_line(210, time.time(), loss=float("nan")), step_line(220, time.time(), loss=float("inf")))
+    run = run_of(folder)
+    assert curve(run)["y"][-2:] == [None, None]
+    json.dumps(detail(run, Known(), time.time()), default=str)
+
+
+def test_a_few_times_from_the_future_do_not_stretch_the_time_axis(tmp_path: Path):
+    folder = write_run(tmp_path / "demo", ends=False)
+    append(folder, step_line(210, time.time() + 10**8), step_line(220, time.time()))
+    run = run_of(folder)
+    assert curve(run, by="time")["x"][-1] < 100
+    assert 210 in curve(run)["x"]
+
+
+def test_steps_out_of_order_are_drawn_in_order(tmp_path: Path):
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    (folder / "events.jsonl").write_text("".join(step_line(step, time.time()) for step in (30, 10, 20)))
+    assert curve(run_of(folder))["x"] == [10, 20, 30]
+
+
+def test_zooming_gives_more_of_the_part_and_its_neighbours(tmp_path: Path):
+    run = run_of(write_run(tmp_path / "demo", num_steps=5000, every=1))
+    whole = [x for x in curve(run, num_points=100)["x"] if 1000 <= x <= 1100]
+    part = curve(run, num_points=100, low=1000, high=1100)["x"]
+    assert len(whole) < 10
+    assert len(part) > 80
+    assert (part[0], part[-1]) == (999, 1101)
+
+
+def test_charts_of_a_run_have_its_parts_ranks_and_machines(tmp_path: Path):
+    run = run_of(write_run(tmp_path / "demo", rich=True))
+    charts = {chart["key"]: chart for chart in
+              json.loads(charts_text(run, Window(), Remembered(), time.time()))["charts"]}
+    assert set(charts) == {"phases", "ranks", "util_percent", "used_bytes", "power_w", "temperature_c", "cpu",
+                           "memory", "network", "disk"}
+    assert [line["label"] for line in charts["ranks"]["lines"]] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    assert [line["label"] for line in charts["network"]["lines"]] == ["in", "out"]
+
+
+def test_more_lines_than_eyes_can_tell_apart_become_their_range(tmp_path: Path):
+    folder = write_run(tmp_path / "demo")
+    append(folder, *(line("ranks", time.time(), step=s, step_s=[0.1 + r / 1000 for r in range(64)]) for s in (1, 2)))
+    ranks = json.loads(charts_text(run_of(folder), Window(), Remembered(), time.time()))["charts"][0]
+    assert ranks["num_lines"] == 64
+    assert {line["label"]: line["y"][0] for line in ranks["lines"]} == pytest.approx(
+        {"greatest": 0.163, "mean": 0.1315, "least": 0.1})
+
+
+def test_runs_that_come_later_are_found_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(runs_module, "FIND_S", 0.05)
+    monkeypatch.setattr(runs_module, "LOOK_S", 0.02)
+    with Runs(lambda: [(path.name, FolderPlace(path)) for path in sorted(tmp_path.iterdir())]) as runs:
+        assert runs.all() == []
+        write_run(tmp_path / "late", num_steps=100, until_step=50, ends=False)
+        wait_for(lambda: runs.all() and runs.all()[0].story.steps_done == 50)
+        append(tmp_path / "late", step_line(60, time.time()))
+        wait_for(lambda: runs.all()[0].story.steps_done == 60)
+
+
+def test_a_store_that_fails_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(runs_module, "LOOK_S", 0.02)
+    place = FolderPlace(write_run(tmp_path / "demo"))
+    is_down = threading.Event()
+    is_down.set()
+    real = place.size_bytes
+
+    def size_bytes(name: str) -> int | None:
+        if is_down.is_set():
+            raise OSError("the store does not answer")
+        return real(name)
+
+    monkeypatch.setattr(place, "size_bytes", size_bytes)
+    with Runs(lambda: [("demo", place)]) as runs:
+        wait_for(lambda: runs.trouble == "the store does not answer")
+        is_down.clear()
+        wait_for(lambda: runs.trouble == "" and runs.all()[0].story.num_events > 0)
+
+
+def test_reading_and_asking_at_once_never_disagree(tmp_path: Path):
+    folder = write_run(tmp_path / "demo", num_steps=10**6, until_step=100, ends=False)
+    run = run_of(folder)
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        try:
+            while not stop.is_set():
+                told = curve(run)
+                assert len(told["x"]) == len(told["y"])
+                detail(run, Known(), time.time())
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for step in range(110, 1500, 10):
+        append(folder, step_line(step, time.time()))
+        run.look(time.time())
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def wait_for(is_so, seconds: float = 10.0) -> None:
+    until = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.01)
+
+
+def test_money_is_told_at_the_price_of_the_spec(tmp_path: Path):
+    now = time.time()
+    folder = tmp_path / "paid"
+    folder.mkdir()
+    lines = list(event_lines(num_steps=36_000, until_step=18_000, every=1000, first_s=now - 1800, ends=False))
+    (folder / "events.jsonl").write_text("".join(lines))
+    (folder / "spec.toml").write_text('name = "paid"\n')
+    run = run_of(folder)
+    known = Known(usd_per_hour=lambda text: (100.0, "1 node") if "paid" in text else (None, ""))
+    money = summary(run, known, now)["money"]
+    assert money["spent_usd"] == pytest.approx(50.0, rel=0.01)
+    assert money["to_go_usd"] == pytest.approx(50.0, rel=0.01)

@@ -1,0 +1,231 @@
+"""Runs live in a terminal: what matters fits any size, moves as events come, and leaves cleanly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from embark.dashboard.terminal import watch_terminal
+from embark.dashboard.terminal_screen import View, screen
+from embark.events.events import Event
+from embark.report.locations import FolderPlace
+from embark.report.record import record_of
+from embark.report.status import standing
+
+BEGAN_S = 1_700_000_000.0
+
+
+def gpu(used: float = 60e9) -> dict[str, float]:
+    return {"util_percent": 97, "used_bytes": used, "total_bytes": 80e9, "power_w": 600, "temperature_c": 61}
+
+
+def events(num: int = 50, *, num_steps: int = 100, began_s: float = BEGAN_S, end: str = "", loss: float | None = 0.5):
+    said = [Event("start", {"name": "demo", "device": "cuda", "device_name": "NVIDIA H200", "world_size": 8,
+                            "precision": "bf16", "num_steps": num_steps, "batch_size": 64}, began_s)]
+    for n in range(1, num + 1):
+        values = {"step": n, "loss": None if loss is None else loss + 1 / n, "auc": 0.8 - 0.3 / n, "step_s": 1.0,
+                  "normalized_entropy": 0.8, "samples_per_s": 41_000.0}
+        said.append(Event("step", values, began_s + n))
+    times = [0.05] * 7 + [0.09]
+    system = {"host": "a", "cpu_percent": 40, "host_used_bytes": 30e9, "host_bytes": 60e9, "net_in_bytes_per_s": 1e6,
+              "gpus": [gpu(79e9), gpu()]}
+    said.append(Event("ranks", {"step": num, "step_s": times, "systems": [system]}, began_s + num))
+    said.append(Event("eval", {"step": num, "auc": 0.77, "log_loss": 0.45}, began_s + num))
+    said.append(Event("save", {"step": num, "path": "x", "bytes": 1.5e9, "save_s": 2.0}, began_s + num))
+    said.append(Event("note", {"level": "warning", "text": "data is slow \x1b[31m[red]now"}, began_s + num))
+    if end:
+        said.append(Event("end", {"outcome": end, "step": num, "samples_per_s": 41_000.0}, began_s + num))
+    return said
+
+
+def view(said: list[Event], silent_s: float = 1.0, name: str = "demo", usd_per_hour: float | None = 36.0) -> View:
+    record = record_of(said)
+    now_s = (record.last_s or BEGAN_S) + silent_s
+    now = standing(record, now_s)
+    return View(name, record, now, record.spending(usd_per_hour, now_s if now.state == "running" else None))
+
+
+def shown(views: list[View], width: int = 80, height: int = 24, **options: Any) -> str:
+    file = StringIO()
+    console = Console(file=file, width=width, height=height, color_system=None, legacy_windows=False)
+    console.print(screen(views, width=width, height=height, **options))
+    return file.getvalue()
+
+
+def test_one_run_says_all_that_matters_on_a_small_terminal():
+    text = shown([view(events())])
+    for said in ("demo", "running", "NVIDIA H200 · 8 ranks · bf16", "step 50/100", "50 %", "left", "loss 0.5200",
+                 "held out 0.4500", "AUC 0.7940", "held out 0.7700", "41.0 k samples/s", "rank 7 slow: 90.0 ms",
+                 "step 50 · 1.50 GB", "$0.51 spent", "to go", "2 GPUs", " 97 %", " 99 %", "61 °C", "CPU", " 50 %",
+                 "in 1.00 MB/s", "data is slow [31m[red]now", "Ctrl-C"):
+        assert said in text, f"{said}\n{text}"
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("size", [(20, 5), (40, 12), (80, 24), (100, 30), (120, 50), (300, 100)])
+@pytest.mark.parametrize("num_runs", [0, 1, 2, 7, 60])
+def test_it_is_no_larger_than_the_terminal(size, num_runs):
+    width, height = size
+    views = [view(events(end="done" if n % 2 else ""), name=f"a-rather-long-name-of-run-{n}") for n in range(num_runs)]
+    lines = shown(views, width, height).splitlines()
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+
+
+def test_several_runs_are_rows_with_their_states():
+    views = [view(events(), name="one"), view(events(100, end="done"), name="two"),
+             view(events(), 9999, name="three"), view([], name="four")]
+    lines = shown(views, 120, 40).splitlines()
+    states = {"one": "running", "two": "finished", "three": "killed", "four": "not begun"}
+    for name, state in states.items():
+        row = next(line for line in lines if line.startswith(name))
+        assert state in row
+    assert "50/100" in lines[1]
+    assert any("NVIDIA H200" in line for line in lines)  # the one that runs, in full below
+
+
+def test_a_killed_run_is_shown_as_such_with_its_way_back():
+    text = shown([view(events(), 7200.0)], 140)
+    assert "killed" in text
+    assert "silent for 2 h 00 min" in text
+    assert "Saved at step 50: start it again and it goes on from there." in text
+
+
+def test_interruptions_are_told():
+    stopped = [*events(), Event("interrupt", {"step": 50, "signal": "SIGTERM"}, BEGAN_S + 50),
+               *events(60, began_s=BEGAN_S + 100)]
+    assert "stops    taken away once" in shown([view(stopped)], 120, 40)
+
+
+@pytest.mark.parametrize("height", [10, 24, 40])
+def test_a_loss_that_is_no_number_is_said(height):
+    assert "loss NaN" in shown([view(events(loss=None))], height=height)
+
+
+def test_letters_that_the_terminal_has_not_are_not_used():
+    text = shown([view(events()), view(events(), name="b")], 120, 40, ascii_only=True, encoding="ascii")
+    assert text.isascii(), [char for char in text if not char.isascii()]
+    assert "##" in text
+
+
+class Terminal:
+    """A console that takes itself for a terminal, and what it has shown."""
+
+    def __init__(self, on_terminal: bool = True) -> None:
+        self.file = StringIO()
+        self.console = Console(file=self.file, width=80, height=24, force_terminal=on_terminal, color_system=None,
+                               legacy_windows=False, _environ={})
+
+    @property
+    def text(self) -> str:
+        return self.file.getvalue()
+
+
+def write(folder: Path, said: list[Event], mode: str = "w") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "events.jsonl").open(mode) as file:
+        file.writelines(f"{event.to_json()}\n" for event in said)
+
+
+def append(folder: Path, text: str) -> None:
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(text)
+
+
+def after(*steps: Callable[[], None]) -> Callable[[], bool]:
+    """Does one step each time it is asked, after giving the screen time to be drawn; then says that it is enough."""
+    left = list(steps)
+    asked = 0
+
+    def until() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked % 8:
+            return False
+        if not left:
+            return True
+        left.pop(0)()
+        return False
+
+    return until
+
+
+def test_it_moves_as_events_come_and_goes_on_when_the_run_is_started_again(tmp_path):
+    now_s = time.time() - 50
+    first, more = events(40, began_s=now_s), events(50, began_s=now_s)[41:51]
+    write(tmp_path / "demo", first)
+    terminal = Terminal()
+    half = more[0].to_json()
+    steps = (lambda: append(tmp_path / "demo", half[:30]), lambda: append(tmp_path / "demo", half[30:] + "\n"),
+             lambda: write(tmp_path / "demo", more[1:], "a"))
+    assert watch_terminal([str(tmp_path / "demo")], console=terminal.console, every_s=0.02, until=after(*steps)) == 0
+    for step in ("step 40/100", "step 41/100", "step 50/100"):
+        assert step in terminal.text
+    assert terminal.text.index("step 40/100") < terminal.text.index("step 41/100") < terminal.text.index("step 50/100")
+    assert "demo: Running: step 50 of 100" in terminal.text.rstrip().splitlines()[-1]
+
+
+def test_ctrl_c_leaves_cleanly_and_gives_the_screen_back(tmp_path):
+    write(tmp_path / "demo", events(began_s=time.time() - 50))
+    terminal = Terminal()
+
+    def interrupt() -> bool:
+        raise KeyboardInterrupt
+
+    assert watch_terminal([str(tmp_path / "demo")], console=terminal.console, until=interrupt) == 0
+    assert "\x1b[?1049h" in terminal.text
+    assert terminal.text.rindex("\x1b[?1049l") > terminal.text.rindex("\x1b[?1049h")
+    assert "\x1b[?25h" in terminal.text  # the cursor is back
+
+
+def test_it_ends_by_itself_when_all_runs_are_finished(tmp_path):
+    write(tmp_path / "demo", events(100, end="done"))
+    terminal = Terminal()
+    assert watch_terminal([str(tmp_path / "demo")], console=terminal.console, every_s=0.01) == 0
+    assert "demo: Held-out AUC 0.7700" in terminal.text
+
+
+def test_in_a_pipe_it_is_told_once(tmp_path):
+    write(tmp_path / "demo", events(100, end="done"))
+    pipe = Terminal(on_terminal=False)
+    assert watch_terminal([str(tmp_path / "demo")], console=pipe.console) == 0
+    assert pipe.text.splitlines()[0] == "demo: finished"
+    assert "\x1b" not in pipe.text
+
+
+def test_a_run_that_is_deleted_and_one_that_comes_are_seen(tmp_path):
+    now_s = time.time() - 50
+    write(tmp_path / "old", events(began_s=now_s))
+    terminal = Terminal()
+
+    def places() -> list[tuple[str, FolderPlace]]:
+        return [(path.name, FolderPlace(path)) for path in sorted(tmp_path.iterdir())]
+
+    def remove() -> None:
+        (tmp_path / "old" / "events.jsonl").unlink()
+        (tmp_path / "old").rmdir()
+
+    steps = (lambda: write(tmp_path / "young", events(30, began_s=now_s)), remove)
+    assert watch_terminal(places, console=terminal.console, every_s=0.02, until=after(*steps)) == 0
+    assert "young" in terminal.text
+    assert "files are gone" in terminal.text
+
+
+def test_the_price_comes_from_the_spec(tmp_path):
+    write(tmp_path / "demo", events(100, end="done"))
+    (tmp_path / "demo" / "spec.toml").write_text("[place]\nnodes = 3\n")
+    pipe, asked = Terminal(on_terminal=False), []
+
+    def price(text: str) -> tuple[float, str]:
+        asked.append(text)
+        return 36.0, ""
+
+    watch_terminal([str(tmp_path / "demo")], console=pipe.console, price=price)
+    assert asked == ["[place]\nnodes = 3\n"]
+    assert "money    $1.00 spent" in pipe.text

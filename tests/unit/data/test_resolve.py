@@ -1,0 +1,80 @@
+"""A spec and its data agree, or all that differs is said at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prepared_rows import RAGGED, make_prepared
+
+from embark.data import fit_spec
+from embark.data.prepared import Feature, Layout, Manifest
+from embark.data.resolve import fitted
+from embark.errors import DataError
+from embark.spec import RunSpec, load_spec, resolve, to_toml
+
+LAYOUT = Layout(("x", "y"), (Feature("user", 100), Feature("tags", 50, multi_hot=4, is_ragged=True)))
+MANIFEST = Manifest(LAYOUT, {})
+
+
+def fit(**model: Any) -> RunSpec:
+    return fitted(resolve({"data": {"kind": "prepared", "path": "some/data"}, "model": model}), MANIFEST)
+
+
+def refusal(**model: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        fit(**model)
+    assert "embark data prepare" in caught.value.fix
+    return str(caught.value)
+
+
+def tables(**rows: int) -> list[dict[str, Any]]:
+    return [{"name": name, "rows": number, "multi_hot": 4 if name == "tags" else 1} for name, number in rows.items()]
+
+
+def test_a_spec_that_says_nothing_takes_what_the_data_has():
+    model = fit(embedding_dim=16).model
+    assert [(t.name, t.rows, t.multi_hot, t.dim) for t in model.table_list()] == [
+        ("user", 100, 1, 16), ("tags", 50, 4, 16),
+    ]
+    assert model.num_dense == 2
+
+
+def test_larger_tables_fewer_of_them_and_another_order_will_do():
+    model = fit(tables=tables(tags=60, user=100)).model
+    assert [t.name for t in model.tables] == ["tags", "user"]
+    assert [t.name for t in fit(tables=tables(user=1_000)).model.tables] == ["user"]
+
+
+def test_everything_that_differs_is_named():
+    text = refusal(num_dense=13, tables=[*tables(user=99, item=5), {"name": "tags", "rows": 50, "multi_hot": 2}])
+    for said in ("some/data", "model.num_dense = 13", "2 dense columns", "no 'item'", "user: rows = 99",
+                 "ids up to 99", "tags: multi_hot = 2", "4 ids"):
+        assert said in text
+
+
+def test_tables_given_by_number_are_compared_by_their_names():
+    text = refusal(num_tables=26)
+    assert "'cat_0'" in text
+    assert "it has 'user', 'tags'" in text
+
+
+def test_a_column_whose_name_no_table_can_have_is_told():
+    manifest = Manifest(Layout((), (Feature("user id", 3),)), {})
+    with pytest.raises(DataError, match="'user id' cannot name a table") as caught:
+        fitted(resolve({"data": {"kind": "prepared", "path": "d"}}), manifest)
+    assert "rename" in caught.value.fix
+
+
+def test_the_fitted_spec_is_whole_when_it_is_written_and_read_back(tmp_path: Path):
+    made = make_prepared(tmp_path / "data", RAGGED)
+    spec = fit_spec(made.spec())
+    (tmp_path / "spec.toml").write_text(to_toml(spec))
+    again = load_spec(str(tmp_path / "spec.toml"))
+    assert again.model == spec.model
+    assert fit_spec(again).model == spec.model
+
+
+def test_other_kinds_of_data_leave_the_spec_alone():
+    assert fit_spec(spec := RunSpec()) is spec

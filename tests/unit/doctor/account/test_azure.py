@@ -1,0 +1,150 @@
+"""An Azure subscription is asked through az, whose answers have its real form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from embark.doctor.account.examine import examine_account
+from embark.doctor.account.need import need_of
+from embark.doctor.check import Check
+from embark.errors import UserError
+from embark.launch.shell import Shell
+from embark.spec import load_spec
+
+ACCOUNT = {"environmentName": "AzureCloud", "id": "00000000-0000-0000-0000-000000000001", "isDefault": True,
+           "name": "Research", "state": "Enabled", "tenantId": "t", "user": {"name": "ann@example.com", "type": "user"}}
+SKU = {"name": "Standard_ND96asr_v4", "resourceType": "virtualMachines", "restrictions": [],
+       "locationInfo": [{"location": "eastus", "zones": ["2", "1"], "zoneDetails": []}]}
+BUDGET = {"name": "embark-quickstart", "amount": 500.0, "currentSpend": {"amount": 120.5, "unit": "USD"}}
+
+
+def usage(name: str, used: int, limit: int) -> dict[str, Any]:
+    return {"currentValue": str(used), "limit": str(limit), "localName": name, "unit": "Count",
+            "name": {"localizedValue": name, "value": name}}
+
+
+USAGE = [usage("cores", 100, 1000), usage("lowPriorityCores", 0, 96), usage("standardNDASv4_A100Family", 96, 192)]
+
+
+def answers(**other: object) -> dict[str, object]:
+    return {"account show": ACCOUNT, "vm list-usage": USAGE, "vm list-skus": [SKU], "consumption budget list": [BUDGET],
+            **other}
+
+
+def asked(*sets: str) -> dict[str, Check]:
+    spec = load_spec("quickstart", ["place.machine=Standard_ND96asr_v4", "place.region=eastus", *sets])
+    return {check.name: check for check in examine_account(need_of(spec), Shell())}
+
+
+FAMILY = "quota Standard NDASv4_A100 Family vCPUs"
+
+
+def test_a_subscription_that_may_start_the_machines(cli):
+    cli("az", answers())
+    found = asked()
+    assert {name: check.verdict for name, check in found.items()} == {
+        "account": "ok", FAMILY: "ok", "quota Total Regional vCPUs": "ok", "machine offered": "ok", "budgets": "ok"}
+    assert found["account"].found == f"Research ({ACCOUNT['id']}) as ann@example.com"
+    assert found[FAMILY].found == "192 vCPUs, 96 in use; the run takes 96"
+    assert found["machine offered"].found == "Standard_ND96asr_v4 in eastus, zones 1, 2"
+    assert found["budgets"].found == "embark-quickstart: 120 of 500"
+
+
+def test_two_machines_are_more_than_is_left(cli):
+    cli("az", answers())
+    check = asked("place.nodes=2")[FAMILY]
+    assert (check.verdict, check.found) == ("wrong", "192 vCPUs, 96 in use; the run takes 192")
+    assert "Standard NDASv4_A100 Family vCPUs in eastus" in check.fix
+
+
+def test_spot_counts_to_a_quota_of_its_own(cli):
+    cli("az", answers())
+    found = asked("place.spot=true")
+    assert found["quota Total Regional Spot vCPUs"].verdict == "ok"
+    assert "quota Total Regional vCPUs" not in found
+    assert asked("place.spot=true", "place.nodes=2")["quota Total Regional Spot vCPUs"].verdict == "wrong"
+
+
+def test_the_regions_own_limit_counts_too(cli):
+    cli("az", answers(**{"vm list-usage": [usage("cores", 990, 1000), *USAGE[1:]]}))
+    assert asked()["quota Total Regional vCPUs"].verdict == "wrong"
+
+
+def test_a_family_that_the_region_does_not_list_is_not_known(cli):
+    cli("az", answers(**{"vm list-usage": USAGE[:2]}))
+    assert asked()[FAMILY].verdict == "warning"
+
+
+def test_a_machine_that_is_not_sold_to_the_subscription_is_wrong(cli):
+    barred = {**SKU, "restrictions": [{"reasonCode": "NotAvailableForSubscription", "type": "Location",
+                                       "values": ["eastus"]}]}
+    cli("az", answers(**{"vm list-skus": [barred]}))
+    check = asked()["machine offered"]
+    assert check.verdict == "wrong"
+    assert "NotAvailableForSubscription" in check.found
+
+
+def test_a_region_without_the_machine_is_wrong(cli):
+    cli("az", answers(**{"vm list-skus": []}))
+    assert asked()["machine offered"].verdict == "wrong"
+
+
+@pytest.mark.parametrize(("budgets", "verdict"), [
+    ([], "warning"), ([{**BUDGET, "currentSpend": {"amount": 500.0}}], "warning"), ([BUDGET], "ok"),
+])
+def test_budgets(cli, budgets: list[object], verdict: str):
+    cli("az", answers(**{"consumption budget list": budgets}))
+    assert asked()["budgets"].verdict == verdict
+
+
+def test_another_subscription_than_the_spec_names_is_wrong_with_the_command(cli):
+    cli("az", answers())
+    check = asked("place.account=another")["account"]
+    assert (check.verdict, check.fix) == ("wrong", "az account set --subscription another")
+
+
+def test_a_subscription_that_is_turned_off_is_wrong(cli):
+    cli("az", answers(**{"account show": {**ACCOUNT, "state": "Disabled"}}))
+    assert asked()["account"].verdict == "wrong"
+
+
+@pytest.mark.parametrize("said", [
+    "ERROR: Please run 'az login' to setup account.\n",
+    "ERROR: AADSTS700082: The refresh token has expired due to inactivity. The token was issued on 2026-01-01\n",
+])
+def test_a_login_that_is_missing_or_has_expired_is_one_sentence_and_nothing_more_is_asked(cli, said: str):
+    cli("az", answers(), {"account show": said})
+    found = asked()
+    assert list(found) == ["account"]
+    assert (found["account"].verdict, found["account"].fix) == ("wrong", "az login")
+
+
+def test_what_the_identity_may_not_ask_is_a_warning_and_the_rest_is_asked(cli):
+    said = ("ERROR: (AuthorizationFailed) The client 'ann@example.com' does not have authorization to perform action "
+            "'Microsoft.Compute/locations/usages/read'\n")
+    cli("az", answers(), {"vm list-usage": said})
+    found = asked()
+    assert found["quota"].verdict == "warning"
+    assert "Reader" in found["quota"].fix
+    assert found["machine offered"].verdict == "ok"
+
+
+def test_an_answer_that_is_no_json_is_a_warning(cli, tmp_path):
+    cli("az", answers())
+    (tmp_path / "programs" / "az.1").write_text("Welcome to Azure!")
+    assert asked()["quota"].verdict == "warning"
+
+
+def test_a_missing_az_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (check,) = asked().values()
+    assert (check.name, check.verdict) == ("account", "wrong")
+    assert check.found == "az, Azure's command line, is not installed"
+    assert check.fix.startswith("pip install azure-cli")
+
+
+def test_no_machine_and_no_cloud_is_a_question():
+    with pytest.raises(UserError, match="which account"):
+        need_of(load_spec("quickstart"))

@@ -1,0 +1,116 @@
+"""What is sent elsewhere never holds a run up, arrives at the end, and is told of once where it does not."""
+
+import threading
+import time
+
+import pytest
+
+from embark.errors import MissingPackage
+from embark.events.events import Event
+from embark.events.sinks.background import SendingSink
+from embark.events.sinks.cloudwatch import cloudwatch_sink
+from embark.events.sinks.otlp import otlp_sink
+
+
+class Service:
+    """A sender that keeps what it gets, or fails."""
+
+    def __init__(self, fails=0, waits=None):
+        self.got, self.closed = [], False
+        self._fails, self._waits = fails, waits
+
+    def send(self, readings):
+        if self._waits is not None:
+            self._waits.wait(20)
+        if self._fails:
+            self._fails -= 1
+            raise ConnectionError("no route\n\x1b[31mto host")
+        self.got.append({one.metric.name: one.value for one in readings})
+
+    def close(self):
+        self.closed = True
+
+
+def step(number, loss=0.5):
+    return Event("step", {"step": number, "loss": loss})
+
+
+def until(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    assert condition()
+
+
+def test_what_was_told_last_is_sent_when_the_run_ends():
+    service = Service()
+    sink = SendingSink("x", lambda: service, 3600)
+    for number in range(100):
+        sink.emit(step(number))
+    assert service.got == []
+    sink.close()
+    assert [sent["last_step"] for sent in service.got] == [99]
+    assert service.closed
+
+
+def test_only_what_is_new_is_sent():
+    service = Service()
+    sink = SendingSink("x", lambda: service, 0.005)
+    sink.emit(step(1))
+    until(lambda: service.got)
+    sink.emit(Event("save", {"step": 1, "bytes": 10}, time.time() + 1))
+    until(lambda: len(service.got) > 1)
+    sink.close()
+    assert "loss" in service.got[0]
+    assert all("loss" not in sent for sent in service.got[1:])
+    assert service.got[1]["save_bytes"] == 10
+
+
+def test_a_failure_is_told_once_in_plain_letters_and_the_next_sending_tries_again():
+    service = Service(fails=3)
+    sink = SendingSink("CloudX", lambda: service, 0.005)
+    sink.emit(step(1))
+    until(lambda: service.got)
+    assert sink.take_problem() == ("CloudX does not get the metrics, and training goes on: "
+                                   "ConnectionError: no route [31mto host")
+    assert sink.take_problem() == ""
+    sink.close()
+    assert sink.take_problem() == ""
+    assert service.got[0]["loss"] == 0.5
+
+
+def test_a_service_that_cannot_even_be_made_is_told_of():
+    def make():
+        raise ValueError("You must specify a region.")
+
+    sink = SendingSink("CloudWatch", make, 3600)
+    sink.emit(step(1))
+    sink.close()
+    assert "You must specify a region." in sink.take_problem()
+
+
+def test_telling_does_not_wait_for_a_service_that_hangs_and_neither_does_the_end(monkeypatch):
+    monkeypatch.setattr("embark.events.sinks.background.CLOSE_S", 0.1)
+    waits = threading.Event()
+    sink = SendingSink("x", lambda: Service(waits=waits), 0.001)
+    sink.emit(step(0))
+    time.sleep(0.05)
+    began = time.perf_counter()
+    for number in range(1000):
+        sink.emit(step(number))
+    sink.close()
+    assert time.perf_counter() - began < 2
+    waits.set()
+
+
+@pytest.mark.parametrize(
+    ("module", "make", "fix"),
+    [("boto3", lambda: cloudwatch_sink("x", "Embark", 1), "embark-rec[cloud]"),
+     ("opentelemetry.sdk", lambda: otlp_sink("x", 1), "embark-rec[otlp]")],
+)
+def test_without_its_package_the_error_says_what_to_install(monkeypatch, module, make, fix):
+    found = {"boto3": "embark.events.sinks.cloudwatch.find_spec", "opentelemetry.sdk": "embark.events.sinks.otlp.find_spec"}[module]
+    monkeypatch.setattr(found, lambda name: None)
+    with pytest.raises(MissingPackage) as caught:
+        make()
+    assert fix in caught.value.fix

@@ -1,0 +1,111 @@
+"""What a run costs is counted from its events: while machines are held, and no second twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from embark.events.events import Event
+from embark.events.spending import spending
+
+
+def start(time_s: float, first_step: int = 0, **values: object) -> Event:
+    return Event("start", {"first_step": first_step, "num_steps": 1000, **values}, time_s)
+
+
+def steps(begin_s: float, first: int, last: int, every: int = 10, step_s: float = 0.5) -> list[Event]:
+    return [Event("step", {"step": step, "step_s": step_s}, begin_s + (step - first) * step_s)
+            for step in range(first + every, last + 1, every)]
+
+
+def end(time_s: float, step: int, outcome: str = "done") -> Event:
+    return Event("end", {"step": step, "outcome": outcome}, time_s)
+
+
+def test_a_run_that_has_not_started_has_no_cost():
+    assert spending([]) is None
+    assert spending([Event("note", {"text": "x"}, 1.0)]) is None
+
+
+def test_a_whole_run_is_its_start_and_its_steps():
+    told = spending([start(100, age_s=20.0, usd_per_hour=36.0), *steps(120, 0, 1000), end(630, 1000)])
+    assert told is not None
+    assert (told.waiting_s, told.useful_s, told.redone_s) == (40.0, 510.0, 0.0)
+    assert told.usd == pytest.approx(5.5)
+    assert (told.left_s, told.total_usd) == (0.0, pytest.approx(5.5))
+
+
+def test_what_is_left_is_told_at_the_pace_that_saves_and_evaluations_leave():
+    # 400 steps of half a second took 250 s: a save of 50 s lies among them.
+    told = spending([start(0, usd_per_hour=3600.0), *steps(0, 0, 200), *steps(150, 200, 400)])
+    assert told is not None
+    assert told.wall_step_s == pytest.approx(250 / 400)
+    assert told.left_s == pytest.approx(600 * 250 / 400)
+    assert told.total_usd == pytest.approx(250 + 375)
+
+
+def killed_and_back(**values: object) -> list[Event]:
+    """100 steps from 10 to 60, killed; a process from 140, told at 150, 60 done again from 170 to 200 and on to 270."""
+    return [start(10, **values), *steps(10, 0, 100), start(150, 40, age_s=10.0, **values), *steps(170, 40, 240)]
+
+
+def test_a_run_that_was_killed_is_split_into_useful_redone_and_waiting():
+    told = spending(killed_and_back(usd_per_hour=3600.0))
+    assert told is not None
+    assert told.redone_s == 30.0
+    assert told.useful_s == 50 + 100 - 30
+    assert told.waiting_s == 80 + 30  # the machines are held while the process is away, and while it loads
+    assert told.usd == pytest.approx(told.held_s) == pytest.approx(260)
+
+
+def test_spot_machines_are_paid_only_while_they_are_held():
+    alone = spending(killed_and_back(usd_per_hour=3600.0, is_spot=True))
+    of_four = spending(killed_and_back(usd_per_hour=3600.0, is_spot=True, num_machines=4))
+    assert alone is not None
+    assert of_four is not None
+    assert alone.waiting_s == 30
+    assert of_four.waiting_s == 30 + 60
+    assert (alone.usd, of_four.usd) == (pytest.approx(180), pytest.approx(240))
+
+
+def test_time_after_an_end_is_nobodys():
+    events = [start(0), *steps(0, 0, 100), end(50, 100, "budget"), start(9000, 100), *steps(9000, 100, 200)]
+    told = spending(events, usd_per_hour=3600.0)
+    assert told is not None
+    assert told.usd == pytest.approx(100)
+    assert told.lost.num == 0
+
+
+def test_starts_that_came_to_nothing_are_paid_once():
+    events = [start(0), *steps(0, 0, 100), start(100, age_s=20.0), Event("error", {}, 110.0), start(200),
+              *steps(200, 0, 20)]
+    told = spending(events, usd_per_hour=3600.0)
+    assert told is not None
+    assert told.usd == pytest.approx(210)
+
+
+def test_each_start_is_paid_at_its_own_price():
+    events = [start(0, usd_per_hour=3600.0), *steps(0, 0, 100), end(50, 100, "budget"),
+              start(100, 100, usd_per_hour=7200.0), *steps(100, 100, 200)]
+    told = spending(events)
+    assert told is not None
+    assert (told.usd, told.usd_per_hour) == (pytest.approx(50 + 100), 7200.0)
+
+
+def test_without_a_price_there_are_hours_and_no_dollars():
+    told = spending(killed_and_back())
+    assert told is not None
+    assert told.held_s == 260
+    assert (told.usd, told.total_usd, told.usd_for(10.0), told.lost.usd) == (None, None, None, None)
+
+
+def test_a_run_under_way_is_counted_to_now_and_one_that_ended_is_not():
+    going = [start(0, usd_per_hour=3600.0), *steps(0, 0, 100)]
+    assert spending(going, now_s=80.0).usd == pytest.approx(80)
+    assert spending(going, now_s=20.0).usd == pytest.approx(50)  # a clock that is behind takes nothing back
+    assert spending([*going, end(51, 100, "interrupted")], now_s=80.0).usd == pytest.approx(51)
+
+
+def test_nothing_is_foretold_before_the_first_step():
+    told = spending([start(0, usd_per_hour=3600.0)], now_s=30.0)
+    assert told is not None
+    assert (told.waiting_s, told.left_s, told.total_usd) == (30.0, None, None)

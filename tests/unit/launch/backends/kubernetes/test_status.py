@@ -1,0 +1,138 @@
+"""From what a cluster says of a run to one state and one reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from embark.launch.backend import RunEvent
+from embark.launch.backends.kubernetes.status import event_of, newest, pod_of, status_of
+
+
+def pod(name: str, index: int = 0, phase: str = "Running", *, created: str = "2026-11-15T09:00:00Z",
+        state: dict[str, Any] | None = None, conditions: list[dict[str, str]] | None = None, leaving: bool = False):
+    running = {"running": {}} if phase == "Running" else {}
+    metadata: dict[str, Any] = {"name": name, "uid": f"uid of {name}", "creationTimestamp": created, "labels": {
+        "batch.kubernetes.io/job-completion-index": str(index)}}
+    if leaving:
+        metadata["deletionTimestamp"] = created
+    shown = state if state is not None else running
+    status = {"phase": phase, "conditions": conditions or [],
+              "containerStatuses": [{"name": "sidecar", "state": {"running": {}}}, {"name": "trainer", "state": shown}]}
+    return pod_of({"metadata": metadata, "status": status}, "trainer")
+
+
+def status(pods, *, conditions=(), events=(), suspend=False, queue="", num_nodes=2, **metadata):
+    job = {"metadata": {"name": "dlrm", "creationTimestamp": "2026-11-15T09:00:00Z", **metadata},
+           "spec": {"suspend": suspend},
+           "status": {"conditions": [{"type": c, "status": "True", "reason": "Why", "message": "so"}
+                                     for c in conditions]}}
+    return status_of(job, pods, events, num_nodes=num_nodes, queue=queue)
+
+
+@pytest.mark.parametrize(
+    ("condition", "state"),
+    [("Complete", "succeeded"), ("Completed", "succeeded"), ("Succeeded", "succeeded"), ("Failed", "failed"),
+     ("FailureTarget", "failed"), ("Suspended", "pending")],
+)
+def test_every_controller_s_own_word_is_known(condition, state):
+    assert status([], conditions=[condition]).state == state
+
+
+def test_a_condition_that_does_not_hold_is_none():
+    job = {"metadata": {"name": "x"}, "status": {"conditions": [{"type": "Failed", "status": "False"}]}}
+    assert status_of(job, [], [], num_nodes=1).state == "pending"
+
+
+def test_it_runs_when_all_its_pods_do():
+    assert status([pod("a", 0)]).state == "pending"
+    assert status([pod("a", 0), pod("b", 1)]).state == "running"
+    assert status([pod("a", 0), pod("b", 1, "Succeeded", state={"terminated": {"exitCode": 0}})]).state == "running"
+
+
+def test_a_pod_whose_sidecar_runs_and_whose_trainer_waits_does_not_run():
+    waits = pod("b", 1, "Running", state={"waiting": {"reason": "ImagePullBackOff", "message": "403 Forbidden"}})
+    found = status([pod("a", 0), waits])
+    assert found.state == "pending"
+
+
+PREEMPTED = [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
+
+
+def test_a_preempted_pod_is_not_a_failure_and_its_replacement_counts():
+    lost = pod("b", 1, "Failed", state={"terminated": {"exitCode": 75}}, conditions=PREEMPTED)
+    found = status([pod("a", 0), lost])
+    assert found.state == "restarting"
+    assert "a pod of higher priority took its place" in found.reason
+    back = pod("c", 1, created="2026-11-15T09:05:00Z")
+    found = status([lost, back, pod("a", 0)])
+    assert (found.state, found.num_restarts) == ("running", 1)
+    assert "1 pod taken away and replaced so far" in found.reason
+    assert [part.name for part in found.parts] == ["a", "c"]
+
+
+def test_a_pod_that_ended_with_a_fault_is_brought_back_and_says_why():
+    faulty = pod("b", 1, "Failed", state={"terminated": {"exitCode": 70}})
+    found = status([pod("a", 0), faulty])
+    assert found.state == "restarting"
+    assert "machine 1 (b) ended: a fault that a retry may cure (exit code 70)" in found.reason
+    waits = pod("c", 1, "Pending", created="2026-11-15T09:05:00Z")
+    assert "its replacement c waits: not scheduled yet" in status([pod("a", 0), faulty, waits]).reason
+    found = status([pod("a", 0), faulty, pod("c", 1, created="2026-11-15T09:05:00Z")])
+    assert (found.state, found.reason) == ("running", "restarted 1 time")
+
+
+def test_a_job_set_that_makes_all_its_pods_anew_is_restarting():
+    job = {"metadata": {"name": "dlrm"}, "status": {"restarts": 2}}
+    found = status_of(job, [pod("a", 0, "Pending"), pod("b", 1, "Pending")], [], num_nodes=2)
+    assert (found.state, found.num_restarts) == ("restarting", 2)
+    assert found.reason == "restart 2; a waits: not scheduled yet"
+
+
+def test_the_newest_pod_of_an_index_is_the_one_that_counts():
+    old, new = pod("z", 0, created="2026-11-15T09:00:00Z"), pod("a", 0, created="2026-11-15T09:05:00Z")
+    assert newest([new, old]) == [new]
+
+
+def test_an_unpulled_image_says_so_and_what_to_do():
+    waits = pod("a", 0, "Pending", state={"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling x"}})
+    found = status([waits], num_nodes=1)
+    assert found.state == "pending"
+    assert "a waits: the image cannot be pulled (Back-off pulling x)" in found.reason
+    assert "place.image" in found.fix
+
+
+def test_a_volume_that_does_not_mount_is_told_by_its_event():
+    waits = pod("a", 0, "Pending", state={"waiting": {"reason": "ContainerCreating"}})
+    event = RunEvent(1.0, "a", "FailedMount", "mount.lustre: no such host", True)
+    assert "mount.lustre: no such host" in status([waits], events=[event], num_nodes=1).reason
+
+
+def test_without_pods_the_controller_s_refusal_is_the_reason():
+    event = RunEvent(1.0, "dlrm", "FailedCreate", 'pods "dlrm-0" is forbidden: exceeded quota: gpus', True)
+    found = status([], events=[event])
+    assert "the namespace's quota is used up" in found.reason
+    assert "resourcequota" in found.fix
+
+
+def test_a_suspended_job_without_a_queue_is_told_too():
+    assert "nobody's queue" in status([], suspend=True).reason
+    assert "the queue gpus has not let it in" in status([], suspend=True, queue="gpus").reason
+
+
+def test_a_failed_run_gives_the_pod_s_own_reason_first():
+    out = pod("a", 0, "Failed", state={"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
+    found = status([out], conditions=["Failed"])
+    assert found.reason.startswith("killed: its memory limit was not enough")
+    assert "Why: so" in found.reason
+
+
+def test_a_run_that_is_being_taken_away_is_not_restarting():
+    found = status([pod("a", 0, leaving=True)], deletionTimestamp="2026-11-15T09:10:00Z")
+    assert "being taken away; 1 pod still saving" in found.reason
+
+
+def test_an_event_without_any_time_is_no_fault():
+    event = event_of({"involvedObject": {"name": "x"}, "reason": "Y", "message": "a\x1b[31mb", "type": "Warning"})
+    assert (event.time_s, event.text, event.is_warning) == (0.0, "a[31mb", True)

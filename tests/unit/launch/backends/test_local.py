@@ -1,0 +1,152 @@
+"""A run on this machine: it outlives who launched it, is followed from elsewhere, and is ended with a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from embark.cli.console import Console
+from embark.cli.launch_output import cancel_run, launch_run, logs_run, status_run
+from embark.errors import UserError
+from embark.launch.backend import LaunchRequest
+from embark.launch.backends.local.backend import Local
+from embark.launch.run_registry import find_run
+from embark.launch.shell import Shell
+from embark.spec import load_spec
+
+ROOT = Path(__file__).parents[4]
+SMALL = ["place.device=cpu", "model.num_tables=2", "model.rows_per_table=50", "train.batch_size=16",
+         "data.num_train_samples=320", "data.num_eval_samples=32", "watch.tensorboard=false"]
+WAIT_S = 60
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+
+def launched(name: str, *settings: str):
+    spec = load_spec("laptop", [f"name={name}", *SMALL, *settings])
+    assert launch_run(Console(quiet=True), spec, yes=False, dry_run=False) == 0
+    return find_run(name).handle
+
+
+def local() -> Local:
+    return Local(Shell(), tell=lambda _: None, poll_s=0.1)
+
+
+def until(is_so) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_run_trains_to_its_end_and_is_followed_there(tmp_path, capsys):
+    (tmp_path / "embark.py").write_text("raise SystemExit('a file of the user, not the package')")
+    launched("small", "train.num_steps=4")
+    assert logs_run(Console(), "small", follow=True) == 0
+    told = capsys.readouterr().out
+    assert " rank 0 | " in told
+    assert "succeeded: took" in told
+    ends = [json.loads(line) for line in (tmp_path / "runs/small/events.jsonl").read_text().splitlines()]
+    assert ends[-1]["outcome"] == "done"
+    assert status_run(Console(json=True), "small") == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "succeeded"
+
+
+@pytest.mark.slow
+def test_it_outlives_its_launcher_and_cancelling_it_leaves_a_whole_checkpoint(tmp_path, capsys):
+    script = ("import sys; from embark.cli.console import Console; from embark.cli.launch_output import launch_run; "
+              "from embark.spec import load_spec; "
+              "launch_run(Console(), load_spec('laptop', sys.argv[1:]), yes=False, dry_run=False)")
+    settings = ["name=long", *SMALL, "train.num_steps=1000000", "store.checkpoint_every=0"]
+    # A terminal that closes: its whole session is told to hang up.
+    launcher = subprocess.Popen([sys.executable, "-c", script, *settings], start_new_session=True,
+                                stdout=subprocess.PIPE, text=True)
+    assert "handed over" in launcher.communicate(timeout=WAIT_S)[0]
+    with pytest.raises(ProcessLookupError):
+        os.killpg(launcher.pid, signal.SIGHUP)
+    handle = find_run("long").handle
+    with pytest.raises(UserError, match="runs on this machine already"):
+        launch_run(Console(), load_spec("laptop", settings), yes=False, dry_run=False)
+    events = tmp_path / "runs/long/events.jsonl"
+    until(lambda: events.exists() and '"step"' in events.read_text())
+    assert local().status(handle).state == "running"
+    assert cancel_run(Console(), "long", yes=True, dry_run=False) == 0
+    told = capsys.readouterr().out
+    assert "its last whole checkpoint: step-" in told
+    status = local().status(handle)
+    assert status.state == "gone"
+    assert "cancelled after" in status.reason
+
+
+def test_one_that_was_killed_is_told_and_not_taken_for_running(tmp_path):
+    handle = launched("killed", "train.num_steps=1000000")
+    pid = json.loads((Path(str(handle.where["folder"])) / "started.json").read_text())["pid"]
+    os.killpg(pid, signal.SIGKILL)
+    until(lambda: local().status(handle).state != "running")
+    status = local().status(handle)
+    assert status.state == "failed"
+    assert "goes on from the last checkpoint" in status.fix
+
+
+@pytest.mark.slow
+def test_a_wrong_spec_is_told_by_its_exit_code(tmp_path, capsys):
+    (tmp_path / "runs").write_text("in the way")
+    handle = launched("wrong")
+    until(lambda: local().status(handle).has_ended)
+    status = local().status(handle)
+    assert status.state == "failed"
+    assert "exit code 64" in status.reason
+    assert any("store.root" in line.text for line in local().logs(handle))
+    assert status_run(Console(), "wrong") == 1
+
+
+def test_a_process_number_that_was_given_to_another_is_not_ours(tmp_path):
+    handle = local().handle_of(load_spec("laptop", ["name=old", *SMALL]))
+    folder = Path(str(handle.where["folder"]))
+    folder.mkdir(parents=True)
+    (folder / "started.json").write_text(json.dumps({"pid": os.getpid(), "mark": "another boot 1", "time_s": 0.0}))
+    assert local().status(handle).state == "failed"
+    assert local().cancel(handle).removed == ()
+
+
+@pytest.mark.slow
+def test_the_lines_of_several_ranks_are_told_apart(tmp_path):
+    spec = load_spec("laptop", ["name=two", *SMALL, "train.num_steps=2"])
+    handle = local().handle_of(spec)
+    handle = replace(handle, where={**handle.where, "num_ranks": 2})
+    local().submit(LaunchRequest(spec, handle))
+    lines = list(local().logs(handle, follow=True))
+    assert local().status(handle).state == "succeeded"
+    assert "rank 0" in {line.source for line in lines}
+    assert [line.time_ns for line in lines] == sorted(line.time_ns for line in lines)
+    assert min(line.time_ns for line in lines) > 0
+    assert not any("[default" in line.text for line in lines)
+
+
+@pytest.mark.parametrize(("device", "num_ranks"), [("auto", 4), ("cpu", 1), ("jax", 1)])
+def test_a_rank_for_each_gpu_but_one_process_of_jax(monkeypatch, device, num_ranks):
+    monkeypatch.setattr("embark.launch.backends.local.backend.num_gpus", lambda: 4)
+    spec = load_spec("quickstart", [f"place.device={device}"])
+    assert Local(Shell(), tell=print).handle_of(spec).where["num_ranks"] == num_ranks
+
+
+def test_a_dry_run_says_the_command_and_leaves_nothing(tmp_path, capsys):
+    assert launch_run(Console(), load_spec("laptop", ["name=dry", *SMALL]), yes=False, dry_run=True) == 0
+    assert "-m embark train" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())

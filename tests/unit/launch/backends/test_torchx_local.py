@@ -1,0 +1,113 @@
+"""TorchX's own `local_cwd` scheduler runs the rendered component on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import pytest
+
+from embark.cli.console import Console
+from embark.cli.launch_output import cancel_run, launch_run, status_run
+from embark.errors import Interrupted, MissingPackage
+from embark.launch.backends.torchx.local_scheduler import TorchXHere
+from embark.launch.run_registry import all_runs, find_run
+from embark.launch.shell import Shell
+from embark.spec import load_spec
+from embark.store import RunDir
+
+SETTINGS = [
+    "name=clicks", "place.target=torchx", "place.device=cpu", "model.num_tables=2", "model.rows_per_table=100",
+    "model.embedding_dim=8", "model.bottom_mlp=[8]", "model.top_mlp=[8]", "data.num_train_samples=2048",
+    "data.num_eval_samples=64", "train.batch_size=64", "train.num_steps=20", "watch.every=1", "watch.tensorboard=false",
+]
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+def spec_of(tmp_path, *settings: str):
+    return load_spec("quickstart", [*SETTINGS, f"store.root={tmp_path}/runs", *settings])
+
+
+def place() -> TorchXHere:
+    return TorchXHere(Shell(), tell=lambda _: None, poll_s=0.1)
+
+
+@pytest.mark.slow
+def test_two_replicas_train_together_and_their_lines_say_which(tmp_path):
+    assert launch_run(Console(quiet=True), spec_of(tmp_path, "place.nodes=2"), yes=False, dry_run=False) == 0
+    run = find_run("clicks")
+    assert run.handle.backend == "torchx-here"
+    lines = list(place().logs(run.handle, follow=True))
+    status = place().status(run.handle)
+    assert status.state == "succeeded", [line.text for line in lines[-20:]]
+    assert any(line.source == "torchx" and "local_cwd://torchx/clicks-" in line.text for line in lines)
+    assert any(line.index == 0 and "step 20/20" in line.text and line.time_ns for line in lines)
+    events = [json.loads(line) for line in (tmp_path / "runs" / "clicks" / "events.jsonl").read_text().splitlines()]
+    assert [event["world_size"] for event in events if event["event"] == "start"] == [2]
+
+
+@pytest.mark.slow
+def test_cancel_reaches_the_ranks_through_torchx_and_leaves_a_whole_checkpoint(tmp_path, capsys):
+    settings = ["train.num_steps=1000000", "store.checkpoint_every=0"]
+    assert launch_run(Console(quiet=True), spec_of(tmp_path, *settings), yes=False, dry_run=False) == 0
+    events = tmp_path / "runs" / "clicks" / "events.jsonl"
+    end_s = time.monotonic() + 120
+    while not events.exists() or '"step"' not in events.read_text():
+        assert time.monotonic() < end_s
+        time.sleep(0.2)
+    assert cancel_run(Console(), "clicks", yes=True, dry_run=False) == 0
+    (saved,) = RunDir(str(tmp_path / "runs" / "clicks")).shelf.committed()
+    assert f"its last whole checkpoint: {saved.name}" in capsys.readouterr().out
+    assert place().status(find_run("clicks").handle).state == "gone"
+
+
+def test_a_dry_run_says_the_torchx_command(tmp_path, capsys):
+    assert launch_run(Console(), spec_of(tmp_path), yes=False, dry_run=True) == 0
+    told = capsys.readouterr().out
+    assert "-m torchx.cli.main run --workspace '' --scheduler local_cwd" in told
+    assert "cloud_component.py:train" in told
+    assert not all_runs().runs
+
+
+def test_without_torchx_it_is_told_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchx", None)
+    monkeypatch.setattr("embark.launch.backends.torchx.backend.find_spec", lambda name: None)
+    with pytest.raises(MissingPackage) as caught:
+        launch_run(Console(quiet=True), spec_of(tmp_path), yes=False, dry_run=False)
+    assert "torchx-nightly" in caught.value.fix
+    assert not all_runs().runs
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_ctrl_c_as_it_starts_says_what_may_run_and_how_to_end_it(tmp_path, monkeypatch, is_after):
+    """There is one command: the keeper that outlives this one."""
+    original = Shell.detach
+
+    def cut(self, *words, **options):
+        if is_after:
+            original(self, *words, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Shell, "detach", cut)
+    with pytest.raises(Interrupted, match="the processes of clicks on this machine") as caught:
+        launch_run(Console(quiet=True), spec_of(tmp_path, "train.num_steps=1000000"), yes=False, dry_run=False)
+    assert caught.value.fix == "embark cancel clicks"
+    folder = tmp_path / "data" / "embark" / "runs" / "torchx" / "clicks"
+    end_s = time.monotonic() + 20
+    while is_after and not (folder / "started.json").exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    for _ in range(2):
+        if all_runs().runs:
+            assert cancel_run(Console(quiet=True), "clicks", yes=True, dry_run=False) == 0
+    if all_runs().runs:
+        assert status_run(Console(quiet=True), "clicks") == 0

@@ -1,0 +1,400 @@
+"""Plain machines of the clouds: made by the commands that are rendered, brought back, ended, and never half-made."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from cloud_programs import Clouds
+from recorded_commands import run_script
+
+from embark.catalog import load_catalog
+from embark.cli.console import Console
+from embark.cli.launch_output import cancel_run, launch_run
+from embark.errors import Interrupted, SpecError, UserError
+from embark.launch.backend import LaunchRequest
+from embark.launch.backends.vm import backend as vm_module
+from embark.launch.backends.vm.backend import Vm
+from embark.launch.backends.vm.clouds import trouble
+from embark.launch.backends.vm.files import machine_files
+from embark.launch.price import foretell
+from embark.launch.run_registry import find_run
+from embark.launch.shell import Done, Recorder
+from embark.render.infrastructure import render_around
+from embark.render.job import make_job
+from embark.spec import load_spec
+
+MACHINES = {
+    "aws": ["place.machine=g5.xlarge", "place.region=us-east-1"],
+    "azure": ["place.machine=Standard_NC24ads_A100_v4", "place.storage_account=account"],
+    "gcp": ["place.machine=a2-highgpu-1g", "place.account=my-project"],
+}
+CLOUDS = tuple(MACHINES)
+DIFFERENT = {"--user-data", "--custom-data", "--generate-ssh-keys", "--ssh-key-values", "--metadata-from-file",
+             "--metadata"}
+"""What a rendered machine is given at its start, a launched one by ssh."""
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("AMI", "RESOURCE_GROUP", "VM_IMAGE", "EMBARK_SSH_FROM", "PROJECT", "NETWORK", "IMAGE_FAMILY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SUBNET_ID", "subnet-1")
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    whole = vm_module.means_of
+    monkeypatch.setattr(vm_module, "means_of", lambda cloud: replace(whole(cloud), boot_s=1.0, poll_s=0.0))
+
+
+def spec_for(cloud: str, tmp_path: Path, *sets: str):
+    return load_spec("quickstart", ["name=dlrm", *MACHINES[cloud], "place.nodes=2", "place.target=vm",
+                                    "train.batch_size=1024", f"store.root=file://{tmp_path}/runs", *sets])
+
+
+def launched(cloud: str, tmp_path: Path, *sets: str):
+    clouds = Clouds()
+    place, spec = Vm(clouds, tell=lambda _: None), spec_for(cloud, tmp_path, *sets)
+    handle = place.handle_of(spec)
+    place.check(LaunchRequest(spec, handle))
+    place.submit(LaunchRequest(spec, handle))
+    return clouds, place, handle
+
+
+def machines(clouds: Clouds) -> list[dict]:
+    return [clouds.made[f"machine {name}"] for name in clouds.names("machine")]
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_two_machines_are_made_and_handed_the_run(cloud, tmp_path):
+    clouds, place, handle = launched(cloud, tmp_path)
+    assert len(machines(clouds)) == 2
+    assert len(clouds.keepers) == 2
+    status = place.status(handle)
+    assert (status.state, len(status.parts)) == ("running", 2)
+    assert handle.title == f"dlrm on 2 x {make_job(spec_for(cloud, tmp_path), load_catalog()).machine.name}: 2 ranks"
+    with pytest.raises(UserError, match="are there already"):
+        place.check(LaunchRequest(spec_for(cloud, tmp_path), handle))
+
+
+@pytest.mark.parametrize("spot", ["true", "false"])
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_the_commands_are_those_that_the_rendered_script_runs(cloud, spot, tmp_path):
+    sets = (f"place.spot={spot}", f"store.root={ {'aws': 's3', 'azure': 'az', 'gcp': 'gs'}[cloud]}://training/runs")
+    clouds, _, _ = launched(cloud, tmp_path, *sets)
+    files = render_around(make_job(spec_for(cloud, tmp_path, *sets), load_catalog()))
+    ran = run_script(files, "vm.sh", ["up"], tmp_path / "script", {"SUBNET_ID": "subnet-1", "PROJECT": "my-project"})
+    assert ran.code == 0, ran.output
+    program = {"aws": "aws", "azure": "az", "gcp": "gcloud"}[cloud]
+    asked = (" describe", " get-", " show", " create-tags")
+    rendered = [bare(words) for words in ran.of(program) if not any(f" {w}".startswith(asked) for w in words[2:4])]
+    made = [bare(words) for words in clouds.changes]
+    assert len(rendered) >= 4
+    assert [words for words in rendered if words not in made] == []
+
+
+def bare(words: list[str]) -> list[str]:
+    """Without what a rendered machine is given at its start, documents from files, and ids that a cloud gave."""
+    kept, skip = [], False
+    for word in words:
+        flag, has_value = word.partition("=")[0], "=" in word
+        if flag in DIFFERENT or flag in ("--assume-role-policy-document", "--policy-document", "--scope",
+                                         "--assignee-object-id", "--vpc-id", "--group-id", "--ip-permissions",
+                                         "--security-group-ids"):
+            skip = not has_value and flag != "--generate-ssh-keys"
+        elif skip:
+            skip = False
+        else:
+            kept.append(word)
+    return kept
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_ctrl_c_after_any_command_leaves_nothing_that_is_not_said_with_what_removes_it(cloud, tmp_path, monkeypatch):
+    spec = spec_for(cloud, tmp_path)
+    told = foretell(spec)
+    monkeypatch.setattr("embark.launch.price.foretell", lambda _: told)
+    for moment in count():
+        clouds = Clouds()
+        clouds.interrupt_after = moment
+        monkeypatch.setattr("embark.cli.launch_output.Shell", lambda clouds=clouds: clouds)
+        error = stopped(lambda: launch_run(Console(quiet=True), spec, yes=True, dry_run=False))
+        if error is None:
+            break
+        remove(error.fix, clouds)
+        assert clouds.made == {}, error
+        assert not list((tmp_path / "data").rglob("key"))
+    assert moment >= 8, "each command of the launch was the last one once"
+
+
+def stopped(launch: Callable[[], int]) -> Interrupted | None:
+    try:
+        assert launch() == 0
+    except Interrupted as error:
+        return error
+    return None
+
+
+def remove(fix: str, clouds: Clouds) -> None:
+    """Does what the fix says, as a person would."""
+    clouds.interrupt_after = None
+    for line in fix.replace(", then ", "; ").split("; "):
+        words = shlex.split(line.replace('"$(', "sg-1 #"), comments=True)
+        if words[:2] == ["embark", "cancel"]:
+            cancel_run(Console(quiet=True), words[2], yes=True, dry_run=False)
+        else:
+            clouds.change(words)
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_a_failure_in_the_middle_says_what_is_there_too(cloud, tmp_path, monkeypatch):
+    clouds = Clouds()
+    whole = clouds._machine
+    monkeypatch.setattr(clouds, "_machine", lambda name, told: whole(name, told) if clouds.num_created == 0 else Done(
+        1, err="InsufficientInstanceCapacity ZONE_RESOURCE_POOL_EXHAUSTED SkuNotAvailable"))
+    monkeypatch.setattr("embark.cli.launch_output.Shell", lambda: clouds)
+    with pytest.raises(UserError, match="no such machine free there") as raised:
+        launch_run(Console(quiet=True), spec_for(cloud, tmp_path), yes=True, dry_run=False)
+    assert "paid by the hour" in raised.value.what
+    assert "place.zone" in raised.value.fix
+    assert find_run("dlrm").is_submitted is False
+    remove(raised.value.fix.partition("to remove: ")[2], clouds)
+    assert clouds.made == {}
+
+
+def test_a_spot_machine_that_google_stopped_is_started_again(tmp_path):
+    clouds, place, handle = launched("gcp", tmp_path, "place.spot=true")
+    clouds.made["machine dlrm-1"]["status"] = "TERMINATED"
+    status = place.status(handle)
+    assert status.state == "restarting"
+    assert "machine 1 was taken away (TERMINATED)" in status.reason
+    assert clouds.made["machine dlrm-1"]["status"] == "RUNNING"
+    assert place.status(handle).state == "running"
+    assert place.events(handle)[0].reason == "compute.instances.preempted"
+    assert place.events(handle)[0].is_warning
+
+
+def test_a_spot_machine_that_azure_deleted_is_made_again(tmp_path):
+    clouds, place, handle = launched("azure", tmp_path, "place.spot=true")
+    clouds._gone("machine dlrm-1")
+    clouds.keepers.pop("52.0.0.1")
+    assert place.status(handle).state == "restarting"
+    assert clouds.names("machine") == ["dlrm-0", "dlrm-1"]
+    assert place.status(handle).state == "running"
+
+
+def test_when_the_first_machine_is_another_the_rest_are_told(tmp_path):
+    clouds, place, handle = launched("aws", tmp_path, "place.spot=true")
+    clouds._gone("machine i-0")
+    before = len(clouds.changes)
+    assert place.status(handle).state == "restarting"
+    told = [words[-1] for words in clouds.changes[before:] if words[0] == "ssh"]
+    assert sum("keeper.py start" in line for line in told) == 2
+    assert [line for line in told if "keeper.py again" in line], "the other one looks for it where it was"
+    files = machine_files(make_job(spec_for("aws", tmp_path), load_catalog()), 1, "10.0.0.2")
+    assert "MASTER=10.0.0.2" in files["node.sh"]
+
+
+def test_a_machine_that_is_paid_in_full_and_gone_is_not_replaced_unasked(tmp_path):
+    clouds, place, handle = launched("aws", tmp_path)
+    clouds._gone("machine i-1")
+    status = place.status(handle)
+    assert (status.state, len(machines(clouds))) == ("failed", 1)
+    assert "embark launch" in status.fix
+
+
+def test_a_run_that_has_ended_is_not_brought_back(tmp_path):
+    clouds, place, handle = launched("gcp", tmp_path, "place.spot=true")
+    for name in ("dlrm-0", "dlrm-1"):
+        clouds.made[f"machine {name}"]["status"] = "TERMINATED"  # each ends itself, half an hour after the run
+    run = tmp_path / "runs/dlrm"
+    run.mkdir(parents=True)
+    (run / "events.jsonl").write_text(json.dumps({"event": "end", "outcome": "done", "time_s": 4e9}) + "\n")
+    status = place.status(handle)
+    assert status.state == "succeeded"
+    assert {one["status"] for one in machines(clouds)} == {"TERMINATED"}
+
+
+def test_an_end_that_was_seen_once_is_remembered_when_its_machines_are_off(tmp_path):
+    clouds, place, handle = launched("gcp", tmp_path, "place.spot=true")
+    for keeper in clouds.keepers.values():
+        keeper.update(is_alive=False, ended={"code": 64, "was_stopped": False, "time_s": 2.0})
+    status = place.status(handle)
+    assert status.state == "failed"
+    assert "2 machines still there at $" in status.reason
+    for one in machines(clouds):
+        one["status"] = "TERMINATED"
+    status = place.status(handle)
+    assert (status.state, "exit code 64" in status.reason) == ("failed", True)
+    assert {one["status"] for one in machines(clouds)} == {"TERMINATED"}
+
+
+def test_a_machine_that_is_starting_is_waited_for_and_not_taken_for_lost(tmp_path):
+    clouds, place, handle = launched("gcp", tmp_path)
+    clouds.made["machine dlrm-1"]["status"] = "STAGING"
+    status = place.status(handle)
+    assert (status.state, status.reason) == ("pending", "its machines start")
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_ctrl_c_while_the_ranks_save_says_that_the_machines_are_there_yet(cloud, tmp_path, monkeypatch):
+    clouds, place, handle = launched(cloud, tmp_path)
+
+    def stopped_by_the_user(hosts, grace_s):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place._ssh, "stop", stopped_by_the_user)
+    with pytest.raises(Interrupted, match="machines are there yet") as raised:
+        place.cancel(handle)
+    assert raised.value.fix == "embark cancel dlrm ends them"
+    assert len(machines(clouds)) == 2
+
+
+def test_where_the_end_cannot_be_read_no_money_is_spent_on_a_guess(tmp_path, monkeypatch):
+    clouds, place, handle = launched("gcp", tmp_path, "place.spot=true")
+    clouds.made["machine dlrm-1"]["status"] = "TERMINATED"
+    monkeypatch.setattr(vm_module, "has_ended_well", lambda *_: None)
+    status = place.status(handle)
+    assert "cannot be read from here" in status.reason
+    assert clouds.made["machine dlrm-1"]["status"] == "TERMINATED"
+
+
+def test_a_glance_at_all_runs_makes_nothing(tmp_path):
+    clouds, _, handle = launched("gcp", tmp_path, "place.spot=true")
+    clouds.made["machine dlrm-1"]["status"] = "TERMINATED"
+    hasty = Vm(clouds, tell=lambda _: None, is_hasty=True)
+    assert hasty.status(handle).state == "restarting"
+    assert clouds.made["machine dlrm-1"]["status"] == "TERMINATED"
+
+
+def test_a_machine_that_was_started_again_is_handed_the_run_again(tmp_path):
+    clouds, place, handle = launched("gcp", tmp_path)
+    clouds.keepers["dlrm-0"]["is_alive"] = False
+    status = place.status(handle)
+    assert status.state == "restarting"
+    assert "started again, or they were killed" in status.reason
+    assert clouds.keepers["dlrm-0"]["is_alive"]
+
+
+def test_a_launch_that_was_cut_off_is_not_finished_by_a_look(tmp_path):
+    clouds, place, handle = launched("aws", tmp_path, "place.spot=true")
+    (Path(str(handle.where["folder"])) / "handed_over").unlink()
+    clouds._gone("machine i-1")
+    status = place.status(handle)
+    assert "cut off" in status.reason
+    assert len(machines(clouds)) == 1
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_cancelling_tells_the_ranks_then_ends_the_machines_and_says_what_is_left(cloud, tmp_path):
+    clouds, place, handle = launched(cloud, tmp_path)
+    done = place.cancel(handle)
+    assert clouds.paid() == []
+    stops = [index for index, words in enumerate(clouds.changes) if "keeper.py stop" in words[-1]]
+    ends = [index for index, words in enumerate(clouds.changes)
+            if "terminate-instances" in words or "delete" in words]
+    assert len(stops) == 2
+    assert max(stops) < min(ends)
+    assert done.removed == ("dlrm-0", "dlrm-1")
+    for thing in done.remains[:-1]:
+        for line in thing.remove.split("; "):
+            clouds.change(shlex.split(line.replace('"$(', "sg-1 #"), comments=True))
+    assert clouds.made == {}, "what was said to be left is all that was"
+    assert not Path(str(handle.where["folder"])).exists()
+    assert place.status(handle).state == "gone"
+    assert place.cancel(handle).removed == ()
+
+
+def test_machines_that_do_not_answer_are_ended_all_the_same_and_that_is_said(tmp_path):
+    clouds, place, handle = launched("gcp", tmp_path, "place.grace_s=1")
+    clouds.is_ssh_away = True
+    place._ssh.stop = lambda hosts, grace_s: list(hosts)  # type: ignore[method-assign]
+    done = place.cancel(handle)
+    assert clouds.paid() == []
+    assert all("killed after their grace" in one for one in done.removed)
+
+
+@pytest.mark.parametrize(("cloud", "told", "state"), [
+    ("azure", {"powerState": "VM deallocated"}, "stopped"), ("azure", {"powerState": "VM starting"}, "starting"),
+    ("azure", {"provisioningState": "Deleting"}, "gone"), ("gcp", {"status": "STAGING"}, "starting"),
+    ("gcp", {"status": "STOPPING"}, "stopped"), ("gcp", {"status": "SUSPENDED"}, "stopped"),
+    ("aws", {"State": {"Name": "shutting-down"}}, "gone"), ("aws", {"State": {"Name": "stopped"}}, "stopped"),
+])
+def test_every_cloud_s_words_for_a_machine_s_state_are_read(cloud, told, state, tmp_path):
+    clouds, place, handle = launched(cloud, tmp_path)
+    clouds.made[f"machine {'i-0' if cloud == 'aws' else 'dlrm-0'}"].update(told)
+    found = place._cloud(handle, place._job(handle)).machines()
+    assert [machine.state for machine in found] == [state, "running"]
+
+
+def test_of_two_machines_with_one_number_the_one_that_lives_counts(tmp_path):
+    clouds, place, handle = launched("aws", tmp_path)
+    clouds.made["machine i-9"] = {**clouds.made["machine i-0"], "InstanceId": "i-9", "State": {"Name": "terminated"},
+                                  "LaunchTime": "2026-11-15T23:00:00Z", "StateTransitionReason":
+                                  "Server.SpotInstanceTermination (2026-11-15 23:10:00 GMT)",
+                                  "StateReason": {"Code": "Server.SpotInstanceTermination", "Message": "taken"}}
+    found = place._cloud(handle, place._job(handle)).machines()
+    assert [machine.id for machine in found] == ["i-0", "i-1"]
+    assert [event.reason for event in place.events(handle) if event.is_warning] == ["Server.SpotInstanceTermination"]
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_a_dry_run_says_every_command_and_leaves_nothing(cloud, tmp_path):
+    said: list[str] = []
+    place, spec = Vm(Recorder(said.append), tell=lambda _: None), spec_for(cloud, tmp_path)
+    handle = place.handle_of(spec)
+    place.check(LaunchRequest(spec, handle))
+    place.submit(LaunchRequest(spec, handle))
+    assert not Path(str(handle.where["folder"])).exists()
+    clouds, _, _ = launched(cloud, tmp_path)
+    first = {" ".join(words[:3]) for words in clouds.changes}
+    assert first <= {" ".join(shlex.split(line)[:3]) for line in said}
+
+
+@pytest.mark.parametrize(("err", "words", "fix"), [
+    ("An error occurred (VcpuLimitExceeded) when calling", "quota is used up", "embark doctor"),
+    ("(ExpiredToken) The security token included in the request is expired", "not known any more", "log in"),
+    ("ERROR: Please run 'az login' to setup account.", "not known any more", "log in"),
+    ("(UnauthorizedOperation) You are not authorized", "may not do that", "right"),
+    ("something new", "something new", "own words"),
+])
+def test_what_a_cloud_refuses_is_told_with_what_helps(err, words, fix):
+    error = trouble("aws", Done(1, err=err), "log in")
+    assert words in error.what
+    assert fix in error.fix
+
+
+def test_several_network_cards_want_a_subnet_and_a_volume_wants_pods(tmp_path, monkeypatch):
+    monkeypatch.setenv("SUBNET_ID", "")
+    place = Vm(Clouds(), tell=lambda _: None)
+    with pytest.raises(UserError, match="several network cards"):
+        place.handle_of(load_spec("quickstart", ["place.machine=p4d.24xlarge", "place.nodes=2", "place.target=vm",
+                                                 "store.root=s3://b/r"]))
+    with pytest.raises(SpecError, match=r"place\.volume"):
+        place.handle_of(load_spec("quickstart", ["place.machine=g5.xlarge", "place.target=vm", "store.root=s3://b/r",
+                                                 "place.volume=fsx-lustre-250"]))
+
+
+def test_checkpoints_are_not_kept_where_they_go_with_the_machine(tmp_path):
+    place, spec = Vm(Clouds(), tell=lambda _: None), spec_for("gcp", tmp_path, "place.nodes=1", "store.root=runs")
+    with pytest.raises(UserError, match="would go with the machine"):
+        place.check(LaunchRequest(spec, place.handle_of(spec)))
+
+
+def test_what_a_machine_is_handed_readies_it_once_after_each_start(tmp_path):
+    files = machine_files(make_job(spec_for("gcp", tmp_path), load_catalog()), 1, "dlrm-0")
+    assert "./setup.sh" in files["start.sh"]
+    assert "/run/embark-ready" in files["start.sh"]
+    assert "RANK=1\nMASTER=dlrm-0" in files["node.sh"]
+    assert load_spec(_written(tmp_path, files["spec.toml"])).name == "dlrm"
+    assert json.loads(files["order.json"])["after"] == ["shutdown", "--poweroff", "now"]
+
+
+def _written(tmp_path: Path, text: str) -> str:
+    (tmp_path / "spec.toml").write_text(text)
+    return str(tmp_path / "spec.toml")

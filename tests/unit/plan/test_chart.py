@@ -1,0 +1,137 @@
+"""The picture: one file without script, every point named once, no name on another."""
+
+import re
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_setups import hand_estimator
+
+from embark.plan.across import Bounds, Survey, front, name_of, survey, worth_drawing
+from embark.plan.axes import dollars_axis, time_axis
+from embark.plan.chart import HEIGHT, WIDTH, picture
+from embark.plan.labels import Box, Label, place_labels
+from embark.plan.plot import letters_of, plot
+from embark.plan.workload import DataSize
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def found():
+    estimator = hand_estimator(lambda s: 40.0 / (s.num_nodes * s.machine.gpu_memory_gib) ** 0.9,
+                               data_size=DataSize(65_536 * 100_000, 0))
+    return survey(estimator, max_nodes=4)
+
+
+def marks(root):
+    return [e for e in root.iter() if e.get("class", "").split()[:1] in (["aws"], ["azure"], ["gcp"])
+            and e.find(f"{SVG}title") is not None]
+
+
+def test_it_is_one_file_that_needs_nothing_else(found):
+    text = picture(found, "criteo-1tb")
+    ET.fromstring(text)
+    assert "<script" not in text
+    assert not re.search(r"(href|src|url\()", text)
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_every_setup_is_a_mark_that_says_what_it_is(found):
+    root = ET.fromstring(picture(found, "run"))
+    titles = [e.find(f"{SVG}title").text for e in marks(root)]
+    shown = worth_drawing(found)
+    assert len(titles) == len(shown)
+    assert any("p4d.24xlarge" in t and "$" in t and "ms a step" in t for t in titles)
+
+
+def test_the_front_is_a_line_through_its_points(found):
+    root = ET.fromstring(picture(found, "run"))
+    line, = root.iter(f"{SVG}polyline")
+    points = [tuple(map(float, p.split(","))) for p in line.get("points").split()]
+    assert len(points) == len(front(found.fitting, "on_demand"))
+    assert points == sorted(points)
+    assert [y for _, y in points] == sorted(y for _, y in points)  # cheaper is lower, and down is more
+
+
+def test_names_of_the_front_are_there_and_inside(found):
+    root = ET.fromstring(picture(found, "run"))
+    names = [e for e in root.iter(f"{SVG}text") if "name" in e.get("class", "").split()]
+    known = {name_of(e) for e in front(found.fitting, "on_demand")}
+    assert len(names) >= 3
+    assert {e.text for e in names} <= known
+    assert all(0 < float(e.get("x")) < WIDTH and 0 < float(e.get("y")) < HEIGHT for e in names)
+
+
+def test_a_deadline_and_a_budget_are_lines(found):
+    text = picture(found, "run", Bounds(deadline_s=3600.0, budget_usd=50.0))
+    assert "deadline 1 h 00 min" in text
+    assert "budget $50.00" in text
+    assert text.count('class="bound"') == 2
+    assert "outside" in text
+
+
+def test_text_from_a_spec_cannot_become_markup(found):
+    assert "&lt;b&gt;" in picture(found, "<b>")
+
+
+def test_nothing_to_draw_is_said():
+    assert "nothing here fits" in picture(Survey("on_demand", (), (), (), 0), "run")
+
+
+labels = st.builds(Label, st.floats(100, 900), st.floats(100, 500), st.text("abcdefgh-", min_size=3, max_size=26),
+                   st.just("$12.30, 3 h 05 min"))
+points = st.lists(st.tuples(st.floats(80, 930), st.floats(95, 550)), max_size=30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(labels, max_size=12), points, points)
+def test_no_label_lies_on_another_or_leaves_the_frame(wanted, line, others):
+    frame = Box(80, 94, 932, 554)
+    boxes = [box for _, box in place_labels(wanted, sorted(line), others, frame)]
+    assert all(box.is_in(frame) for box in boxes)
+    assert not any(a.meets(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_a_label_alone_stands_by_its_point():
+    (label, box), = place_labels([Label(400, 300, "p5.48xlarge", "$1")], [(400, 300)], [], Box(80, 94, 932, 554))
+    assert abs((box.left + box.right) / 2 - label.x) < label.width + 20
+    assert not box.holds((label.x, label.y))
+
+
+@pytest.mark.parametrize("make", [time_axis, dollars_axis])
+@settings(max_examples=80, deadline=None)
+@given(values=st.lists(st.floats(0.01, 1e7), min_size=1, max_size=20))
+def test_an_axis_holds_its_values_and_its_words_do_not_meet(make, values):
+    axis = make(values, 76.0, 932.0)
+    places = [axis.place(v) for v in values]
+    assert all(75.9 <= p <= 932.1 for p in places)
+    ticks = [axis.place(at) for at, _ in axis.ticks]
+    assert all(b - a >= 80 for a, b in pairwise(ticks))
+    assert len({words for _, words in axis.ticks}) == len(axis.ticks)
+
+
+def test_wide_ranges_are_logarithmic_and_narrow_ones_are_not():
+    assert time_axis([60, 36_000], 0, 100).is_log
+    assert not time_axis([60, 90], 0, 100).is_log
+    assert [words for _, words in time_axis([50, 4000], 0, 900).ticks][:3] == ["1 min", "2 min", "4 min"]
+    assert "$10" in [words for _, words in dollars_axis([1, 100], 0, 900).ticks]
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_a_terminal_shows_the_front_by_letters(found, ascii_only):
+    lines = plot(found, width=76, height=14, ascii_only=ascii_only)
+    assert len(lines) == 16
+    assert all(len(line) <= 76 for line in lines)
+    drawn = "".join(line.split("│" if not ascii_only else "|")[-1] for line in lines[:14])
+    letters = set(letters_of(found).values())
+    assert len(letters & set(drawn)) >= len(letters) - 2  # two may share a cell
+    assert all(line.isascii() for line in lines) is ascii_only
+    assert lines[0].lstrip().startswith("$")
+
+
+def test_a_terminal_too_narrow_or_too_little_to_show_draws_nothing(found):
+    assert plot(found, width=20, height=14, ascii_only=False) == []
+    assert plot(Survey("on_demand", found.fitting[:1], (), (), 1), width=76, height=14, ascii_only=False) == []

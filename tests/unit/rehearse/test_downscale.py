@@ -1,0 +1,135 @@
+"""What is smaller here than in the cluster is told, and nothing else is touched."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import yaml
+from render_jobs import job_of
+
+from embark.rehearse.downscale import BUCKETS, Shrunk, shrink, shrink_pods, smaller
+from embark.rehearse.objects import Objects, read_texts, the_job
+from embark.rehearse.workload import make_workload
+from embark.render.targets.jobset import render_jobset
+from embark.render.targets.kubeflow import render_pytorchjob, render_trainjob
+from embark.render.targets.kubernetes import render_job
+from embark.spec import RunSpec
+from embark.spec.load import resolve
+
+RENDERERS = {"job": render_job, "jobset": render_jobset, "trainjob": render_trainjob, "pytorchjob": render_pytorchjob}
+
+
+@cache
+def objects_of(target: str) -> Objects:
+    return read_texts({"a.yaml": RENDERERS[target](job_of("p4d.24xlarge", volume="fsx-lustre-250"))[0].text})
+
+
+def shrunk(target: str = "job", processes: int = 2, steps: int = 30) -> Shrunk:
+    objects = objects_of(target)
+    return shrink(the_job(objects, ""), objects, num_processes=processes, num_pods=2, num_steps=steps)
+
+
+@pytest.mark.parametrize("target", RENDERERS)
+def test_pods_start_so_many_processes_and_it_is_said(target):
+    small = shrunk(target, processes=3)
+    assert "processes in a pod: 8 → 3" in map(str, small.changes)
+    for pod in make_workload(small.job, small.objects)[0].pods:
+        text = " ".join(pod.words) + pod.env.get("PET_NPROC_PER_NODE", "")
+        assert "--nproc-per-node=3" in text or text.endswith("3")
+        assert "=8" not in text
+        assert pod.env["OMP_NUM_THREADS"] == "1"
+        assert "EMBARK_USD_PER_HOUR" not in pod.env  # nothing is paid here, and no budget is reached
+    assert "variable EMBARK_USD_PER_HOUR: a price → not set: this machine costs nothing" in map(str, small.changes)
+
+
+def test_the_objects_that_were_given_stay_as_they_were():
+    before = repr(objects_of("job"))
+    shrunk()
+    assert repr(objects_of("job")) == before
+
+
+def test_only_what_is_listed_differs():
+    small = shrunk()
+    old = {one["kind"]: one for one in objects_of("job").all}
+    new = {one["kind"]: one for one in small.objects.all}
+    assert {kind for kind in old if old[kind] != new[kind]} == {"Job", "ConfigMap"}
+    words = ("nproc-per-node=8", "value: '11'")
+    text = yaml.safe_dump(old["Job"])
+    assert all(word in text for word in words)
+    expected = text.replace("nproc-per-node=8", "nproc-per-node=2").replace("value: '11'", "value: '1'")
+    left = yaml.safe_load(expected)
+    container = left["spec"]["template"]["spec"]["containers"][0]
+    container["env"] = [row for row in container["env"] if row["name"] != "EMBARK_USD_PER_HOUR"]
+    assert left == new["Job"]
+
+
+def test_the_spec_is_one_that_a_cpu_trains_in_a_minute_and_still_a_spec():
+    small = shrunk(steps=40)
+    assert small.run is not None
+    spec = small.run.spec
+    assert (spec.place.device, spec.train.num_steps, spec.data.kind) == ("cpu", 40, "synthetic")
+    assert spec.train.batch_size == 128
+    assert spec.store.checkpoint_every == 4
+    assert max(table.rows for table in spec.model.table_list()) <= 1000
+    assert small.run.folder == f"{BUCKETS}/s3/training/runs/dlrm"
+    assert resolve(spec.model_dump()) == spec
+    told = {change.what: change for change in small.changes}
+    assert told["store.root"].there == "s3://training/runs"
+    assert told["data.path"].there == "/mnt/data/criteo"
+    assert told["train.num_steps"].here == "40"
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 4, 7])
+def test_the_batch_divides_over_any_number_of_ranks(world_size):
+    assert smaller(RunSpec(), world_size, 10).train.batch_size % world_size == 0
+
+
+def test_what_a_cpu_cannot_do_is_changed():
+    spec = resolve({"train": {"optimizer": "adam", "engine": "cuda_graph"}})
+    small = smaller(spec, 2, 10)
+    assert (small.train.optimizer, small.train.engine) == ("rowwise_adagrad", "auto")
+    assert not list(small.mistakes())
+
+
+def test_limits_devices_and_volumes_are_told_once_for_all_pods():
+    small = shrunk()
+    changes = list(small.changes)
+    pods = shrink_pods(make_workload(small.job, small.objects)[0].pods, changes)
+    told = [str(change) for change in changes]
+    assert [line for line in told if line.startswith("devices")] == [
+        "devices: nvidia.com/gpu: 8, vpc.amazonaws.com/efa: 4, hugepages-2Mi: 5120Mi → none"]
+    assert sum(line.startswith("memory limit: 1,069 GiB") for line in told) == 1
+    assert "/mnt/data: claim dlrm-data → a folder of this machine, empty at first" in told
+    assert all(pod.memory_bytes is None for pod in pods)
+    assert all(pod.mounts[-1].path == BUCKETS for pod in pods)
+
+
+def test_a_bucket_on_a_command_line_becomes_a_folder_that_all_see():
+    text = """
+apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec:
+  containers:
+  - {name: c, image: i, command: [python, t.py, "--out=gs://bucket/a b"], env: [{name: IN, value: "s3://in/x"}]}
+"""
+    objects = read_texts({"p.yaml": text})
+    changes = []
+    pod = shrink_pods(make_workload(the_job(objects, ""), objects)[0].pods, changes)[0]
+    assert pod.command[2] == f"--out={BUCKETS}/gs/bucket/a b"
+    assert pod.env["IN"] == f"{BUCKETS}/s3/in/x"
+    assert [change.there for change in changes] == ["gs://bucket/a", "s3://in/x"]
+
+
+def test_a_script_of_the_node_is_there_and_empty():
+    text = render_job(job_of("a3-megagpu-8g"))[0].text
+    objects = read_texts({"a.yaml": text})
+    changes = []
+    pod = shrink_pods(make_workload(the_job(objects, ""), objects)[0].pods, changes)[0]
+    assert pod.command[0] == "/bin/bash"
+    script = pod.command[2].split(";")[1].split()[1]
+    assert f"{script}: a script of the node → an empty one" in map(str, changes)
+    held = [f"{mount.path}/{name}" for mount in pod.mounts if mount.kind == "host" for name in mount.files]
+    assert held == [script]
+    assert any("not started" in str(change) for change in changes)  # the fabric's daemon

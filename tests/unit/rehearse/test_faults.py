@@ -1,0 +1,50 @@
+"""The words of --preempt, --kill, --pause and --cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from embark.errors import UserError
+from embark.rehearse.faults import Fault, read_duration, read_faults
+
+
+@pytest.mark.parametrize(("kind", "word", "expected"), [
+    ("preempt", "1@30s", Fault("preempt", 1, 30.0)),
+    ("preempt", "0@2m", Fault("preempt", 0, 120.0)),
+    ("kill", "1@step20", Fault("kill", 1, None, 20)),
+    ("pause", "1@30s+10s", Fault("pause", 1, 30.0, None, 10.0)),
+    ("cut", "1@step5+500ms", Fault("cut", 1, None, 5, 0.5)),
+    ("cut", "1@1.5", Fault("cut", 1, 1.5, None, 10.0)),
+])
+def test_a_pod_a_time_and_a_length(kind, word, expected):
+    assert read_faults(kind, [word], 2) == [expected]
+
+
+@pytest.mark.parametrize(("kind", "word", "words"), [
+    ("preempt", "30s", "is no pod and time"),
+    ("preempt", "1@30s+10s", "is no pod and time"),
+    ("pause", "1@soon", "is no pod and time"),
+    ("cut", "2@30s+1s", "there is no pod 2"),
+])
+def test_what_cannot_be_read_is_refused_with_an_example(kind, word, words):
+    with pytest.raises(UserError, match=words) as caught:
+        read_faults(kind, [word], 2)
+    assert caught.value.fix
+
+
+def test_it_is_due_by_time_or_by_step():
+    assert not Fault("kill", 0, 5.0).is_due(4.9, 1000)
+    assert Fault("kill", 0, 5.0).is_due(5.0, 0)
+    assert not Fault("kill", 0, None, 7).is_due(1000.0, 6)
+    assert Fault("kill", 0, None, 7).is_due(0.0, 8)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("10m", 600.0), ("90s", 90.0), ("1h", 3600.0), ("45", 45.0)])
+def test_a_limit_is_a_time(text, seconds):
+    assert read_duration(text, "--limit") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0s", "-5s"])
+def test_a_limit_that_is_none_is_refused(text):
+    with pytest.raises(UserError, match="is no time"):
+        read_duration(text, "--limit")

@@ -1,0 +1,69 @@
+"""Variables and references as the kubelet makes them."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from embark.rehearse.objects import Objects
+from embark.rehearse.variables import POD_IP, About, expand, undefined, variables
+
+ABOUT = About("job-1", "train", {"app": "x"}, {"batch.kubernetes.io/job-completion-index": "1"})
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("--rdzv_endpoint=$(MASTER_ADDR):29500", "--rdzv_endpoint=$(MASTER_ADDR):29500"),
+    ("$(HOST):$(PORT)", "pod-0:29500"),
+    ("$$(HOST)", "$(HOST)"),
+    ("$HOST and ${HOST}", "$HOST and ${HOST}"),
+    ("costs $5 $(", "costs $5 $("),
+    ("$([ \"$HOST\" = 0 ] && echo true)", "$([ \"$HOST\" = 0 ] && echo true)"),
+])
+def test_a_reference_becomes_its_value_and_stays_where_there_is_none(text, expected):
+    assert expand(text, {"HOST": "pod-0", "PORT": "29500"}) == expected
+
+
+def test_what_nobody_defines_is_named_and_a_shells_own_substitution_is_not():
+    words = ["--a=$(MASTER_ADDR)", "--b=$$(NOT_ME)", "$([ 1 = 1 ] && echo true)", "$(KNOWN)"]
+    assert undefined(words, {"KNOWN": ""}) == ["MASTER_ADDR"]
+
+
+def test_a_variable_may_refer_only_to_those_before_it():
+    env = [{"name": "LATE", "value": "$(NEXT)"}, {"name": "NEXT", "value": "n"}, {"name": "THEN", "value": "$(NEXT)!"}]
+    found = variables({"env": env}, {"JOB_COMPLETION_INDEX": "1"}, Objects(()), ABOUT).values
+    assert found == {"LATE": "$(NEXT)", "NEXT": "n", "THEN": "n!", "JOB_COMPLETION_INDEX": "1"}
+
+
+def test_values_come_from_fields_config_maps_and_secrets():
+    objects = Objects((
+        {"kind": "ConfigMap", "metadata": {"name": "c", "namespace": "train"}, "data": {"RATE": "0.1"}},
+        {"kind": "Secret", "metadata": {"name": "s", "namespace": "train"},
+         "data": {"TOKEN": base64.b64encode(b"hidden").decode()}},
+    ))
+    container = {
+        "envFrom": [{"configMapRef": {"name": "c"}, "prefix": "A_"}],
+        "env": [
+            {"name": "INDEX", "valueFrom": {"fieldRef": {
+                "fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}},
+            {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "TOKEN"}}},
+            {"name": "CPUS", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
+        ],
+        "resources": {"limits": {"cpu": "4"}},
+    }
+    found = variables(container, {}, objects, ABOUT)
+    assert found.values == {"A_RATE": "0.1", "INDEX": "1", "IP": POD_IP, "TOKEN": "hidden", "CPUS": "4"}
+    assert (found.missing, found.not_here) == ((), ())
+
+
+def test_a_config_map_that_is_not_there_is_missing_and_a_secret_is_only_not_here():
+    container = {"env": [
+        {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}},
+        {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+        {"name": "C", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k", "optional": True}}},
+    ], "envFrom": [{"configMapRef": {"name": "d"}}, {"secretRef": {"name": "t"}}]}
+    found = variables(container, {}, Objects(()), ABOUT)
+    assert found.missing == ("ConfigMap d", "ConfigMap c, key k")
+    assert found.not_here == ("secret t", "Secret s, key k")
+    assert found.values == {}

@@ -1,0 +1,162 @@
+"""Lines of files that grow, are cut, are replaced, or hold what is no event."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embark.report import tail as reading
+from embark.report.locations import FolderPlace
+from embark.report.tail import Tail, parse, sample
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+@pytest.fixture
+def tail(tmp_path: Path) -> Tail:
+    return Tail(FolderPlace(tmp_path), "events.jsonl")
+
+
+def test_a_line_is_told_once_and_only_when_it_is_whole(file: Path, tail: Tail):
+    file.write_bytes(b"one\ntw")
+    assert tail.look().lines == (b"one",)
+    assert tail.look().lines == ()
+    with file.open("ab") as more:
+        more.write(b"o\nthree\n")
+    assert tail.look().lines == (b"two", b"three")
+
+
+def test_a_file_that_is_not_there_yet_or_any_more_is_no_fault(file: Path, tail: Tail):
+    assert tail.look().is_gone
+    file.write_bytes(b"one\n")
+    assert tail.look().lines == (b"one",)
+    file.unlink()
+    gone = tail.look()
+    assert (gone.is_gone, gone.is_new, gone.lines) == (True, True, ())
+    file.write_bytes(b"new\n")
+    assert tail.look().lines == (b"new",)
+
+
+def test_a_file_that_became_shorter_is_read_from_its_start(file: Path, tail: Tail):
+    file.write_bytes(b"one\ntwo\nthree\n")
+    tail.look()
+    file.write_bytes(b"four\n")
+    again = tail.look()
+    assert (again.is_new, again.lines) == (True, (b"four",))
+
+
+def test_a_file_that_was_replaced_by_a_longer_one_is_read_from_its_start(file: Path, tail: Tail):
+    file.write_bytes(b"one\ntwo\n")
+    tail.look()
+    file.write_bytes(b"uno\ndue\ntre\nquattro\n")
+    again = tail.look()
+    assert (again.is_new, again.lines) == (True, (b"uno", b"due", b"tre", b"quattro"))
+
+
+def test_a_long_file_is_read_a_block_at_a_time(file: Path, tail: Tail, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 100)
+    lines = [f"line {i}".encode() for i in range(100)]
+    file.write_bytes(b"\n".join(lines) + b"\n")
+    found: list[bytes] = []
+    num_looks = 0
+    while not (read := tail.look()).is_end:
+        found += read.lines
+        num_looks += 1
+    assert found + list(read.lines) == lines
+    assert num_looks > 5
+
+
+def test_a_line_too_long_to_be_one_is_passed_over_and_not_held(
+    file: Path, tail: Tail, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(reading, "MAX_LINE_BYTES", 250)
+    file.write_bytes(b"first\n" + b"x" * 5000 + b"\nlast\n")
+    found: list[bytes] = []
+    most_held = 0
+    while True:
+        read = tail.look()
+        found += read.lines
+        most_held = max(most_held, len(tail._rest))
+        if read.is_end:
+            break
+    assert found == [b"first", b"last"]
+    assert most_held <= 250
+
+
+@given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), max_size=12), st.data())
+def test_however_the_bytes_come_the_same_lines_are_told(tmp_path_factory, lines, data):
+    folder = tmp_path_factory.mktemp("run")
+    whole = b"".join(line + b"\n" for line in lines)
+    tail, found, at = Tail(FolderPlace(folder), "events.jsonl"), [], 0
+    with (folder / "events.jsonl").open("ab", buffering=0) as file:
+        while at < len(whole):
+            piece = whole[at : at + data.draw(st.integers(1, 40))]
+            file.write(piece)
+            at += len(piece)
+            found += tail.look().lines
+    assert found == lines
+
+
+def test_samples_are_whole_lines_in_order_with_the_first_and_the_last(tmp_path: Path, file: Path):
+    with file.open("w") as out:
+        for i in range(40_000):
+            out.write(json.dumps({"event": "step", "time_s": i, "rank": 0, "step": i, "loss": 0.5}) + "\n")
+    size = file.stat().st_size
+    lines = list(sample(FolderPlace(tmp_path), "events.jsonl", size))
+    steps = [json.loads(line)["step"] for line in lines if line]
+    assert steps == sorted(set(steps))
+    assert (steps[0], steps[-1]) == (0, 39_999)
+    gaps = [after - before for before, after in pairwise(steps)]
+    assert max(gaps) < 400
+    assert sum(map(len, lines)) < size / 3
+
+
+def test_a_file_of_2_gb_is_sampled_without_being_read(tmp_path: Path, file: Path):
+    # A hole in the middle: on disk it is small, and its zeros are one line that never ends.
+    head = b"".join(json.dumps({"event": "step", "time_s": i, "step": i}).encode() + b"\n" for i in range(4000))
+    with file.open("wb") as out:
+        out.write(head)
+        out.truncate(2 << 30)
+        out.seek(0, os.SEEK_END)
+        out.write(b"\n" + head)
+    counted = _Counting(tmp_path)
+    events = [event for line in sample(counted, "events.jsonl", file.stat().st_size) if (event := parse(line))]
+    assert counted.num_bytes < 32 << 20
+    assert len(events) > 1000
+
+
+class _Counting(FolderPlace):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.num_bytes = 0
+
+    def read(self, name: str, start: int, num_bytes: int) -> bytes:
+        read = super().read(name, start, num_bytes)
+        self.num_bytes += len(read)
+        return read
+
+
+@pytest.mark.parametrize("line", [
+    b"", b"{", b"null", b"[]", b"[1]", b'"event"', b"{}", b'{"event": "step"}', b'{"event": 3, "time_s": 1}',
+    b'{"event": "step", "time_s": "soon"}', b'{"event": "step", "time_s": NaN}', b'{"event": "step", "time_s": null}',
+    b'{"event": "step", "time_s": 1e999}', b"\xff\xfe\x00junk", b"[" * 100_000, b'{"a":' * 100_000,
+    b'{"event": "step", "time_s": ' + b"9" * 5000 + b"}", b'{"event": "step", "time_s": 1, "step": 2',
+])
+def test_what_is_no_event_is_none(line: bytes):
+    assert parse(line) is None
+
+
+def test_an_event_without_a_rank_or_with_a_nan_is_one():
+    event = parse(b'{"event": "step", "time_s": 5, "loss": NaN, "step": 3}')
+    assert event is not None
+    assert (event.kind, event.time_s, event.rank, event.values["step"]) == ("step", 5.0, 0, 3)

@@ -1,0 +1,133 @@
+"""What events have told, and whether the run lives."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from watched_runs import event_lines, line, ranks_line, step_line
+
+from embark.report.liveness import Life, life_of
+from embark.report.tail import parse
+from embark.report.timeline import Story
+
+NOW = 1_800_000_000.0
+
+
+def story_of(lines: list[str], now_s: float = NOW) -> Story:
+    story = Story()
+    for text in lines:
+        event = parse(text.encode())
+        if event is not None:
+            story.take(event, now_s)
+    return story
+
+
+def life(lines: list[str], *, now_s: float = NOW, **told: Any) -> Life:
+    return life_of(story_of(lines, now_s), now_s, **{"is_gone": False, "is_remote": False, **told})
+
+
+def begun(**told: Any) -> list[str]:
+    return list(event_lines(first_s=NOW - 20, ends=False, **told))
+
+
+def test_a_run_that_spoke_just_now_is_running_and_says_what_is_left():
+    story = story_of(begun(num_steps=1000, until_step=200))
+    assert life_of(story, NOW, is_gone=False, is_remote=False).state == "running"
+    assert (story.steps_done, story.num_steps) == (200, 1000)
+    assert story.seconds_left == pytest.approx(80.0)
+
+
+def test_a_run_that_said_it_is_done_is_finished():
+    assert life(list(event_lines(first_s=NOW - 9000))).state == "finished"
+
+
+def test_a_run_without_a_word_for_many_of_its_intervals_is_killed_and_says_since_when():
+    found = life(begun(), now_s=NOW + 3600)
+    assert found.state == "killed"
+    assert found.last_s == pytest.approx(NOW)
+    assert "1 h 00 min" in found.words
+    assert "every 1.0 s" in found.words
+
+
+def test_a_run_that_is_as_silent_as_it_was_before_is_not_killed():
+    lines = [*begun(), step_line(210, NOW + 300), step_line(220, NOW + 301)]
+    assert life(lines, now_s=NOW + 301 + 400).state == "running"
+    assert life(lines, now_s=NOW + 301 + 500).state == "killed"
+
+
+def test_a_run_far_away_is_heard_of_when_it_saves():
+    assert life(begun(), now_s=NOW + 900, is_remote=True).state == "running"
+    assert life(begun(), now_s=NOW + 4000, is_remote=True).state == "killed"
+
+
+def test_a_run_that_was_preempted_is_stopped_and_says_from_where_it_goes_on():
+    lines = [*begun(), line("save", NOW, step=200), line("interrupt", NOW, step=200, signal="SIGTERM"),
+             line("end", NOW, outcome="interrupted", step=200)]
+    found = life(lines)
+    assert found.state == "stopped"
+    assert "SIGTERM" in found.words
+    assert "Saved at step 200" in found.words
+
+
+def test_a_run_that_told_an_error_has_failed():
+    found = life([*begun(), line("error", NOW, text="out of memory\n  fix: smaller batches")])
+    assert found.state == "failed"
+    assert found.words.startswith("out of memory")
+
+
+def test_a_run_whose_files_are_gone_is_deleted_and_one_without_events_waits():
+    assert life(begun(), is_gone=True).state == "deleted"
+    assert life([]).state == "waiting"
+
+
+def test_a_run_that_went_on_is_running_again_from_its_checkpoint():
+    lines = [*begun(), line("end", NOW, outcome="interrupted", step=200),
+             line("start", NOW + 5, num_steps=1000, first_step=150), line("resume", NOW + 5, step=150),
+             step_line(160, NOW + 6)]
+    story = story_of(lines, NOW + 6)
+    assert life_of(story, NOW + 6, is_gone=False, is_remote=False).state == "running"
+    assert story.steps_done == 160
+    assert story.steps.column("loss")[0].max() == 160
+
+
+def test_a_time_from_the_future_is_no_sign_of_life():
+    lines = [*begun(), step_line(210, NOW + 10**7)]
+    found = life(lines, now_s=NOW + 3600)
+    assert found.state == "killed"
+    assert found.last_s == pytest.approx(NOW)
+
+
+def test_a_run_whose_clock_is_far_ahead_is_shown_all_the_same():
+    lines = list(event_lines(first_s=NOW + 10**6, ends=False))
+    assert life(lines).state == "running"
+
+
+def test_the_file_seen_to_grow_is_a_sign_of_life_whatever_the_clocks_say():
+    assert life(begun(), now_s=NOW + 3600, heard_s=NOW + 3595).state == "running"
+
+
+def test_a_rank_that_is_slow_and_a_gpu_are_kept_by_name():
+    story = story_of([*begun(), ranks_line(200, NOW, slow=2)])
+    assert story.ranks.column("step_s.2")[1].tolist() == pytest.approx([0.15])
+    assert story.machines.column("0.gpu.3.used_bytes")[1].tolist() == [33e9]
+
+
+@pytest.mark.parametrize("odd", [
+    line("ranks", NOW, step=1, step_s="slow", systems="none"),
+    line("ranks", NOW, step=1, step_s=[None, "x", {}], systems=[None, {"gpus": 3}, {"gpus": [None, {"index": "<b>"}]}]),
+    line("ranks", NOW, step=1, systems=[{"gpus": [{"index": 10**400}, {"index": -1}]}]),
+    line("phases", NOW, step=None, seconds=[1, 2]), line("phases", NOW, seconds={"input": "long"}),
+    line("plan", NOW, tables={"a": 1}, per_rank=7), line("start", NOW, num_steps="many", first_step=[]),
+    line("eval", NOW, step={}, auc="good"), line("save", NOW), line("end", NOW), line("predict", NOW, step_s="fast"),
+    line("note", NOW, text=7, level=None), line("unheard-of", NOW, x=1), line("resume", NOW, step=math.nan),
+])
+def test_an_event_with_odd_values_spoils_nothing(odd: str):
+    story = story_of([*begun(), odd, step_line(210, NOW)])
+    assert story.steps.column("loss")[0].max() == 210
+
+
+def test_rare_events_are_kept_in_a_bounded_room():
+    story = story_of([*begun(), *(line("note", NOW, text=str(i)) for i in range(9000))])
+    assert len(story.told) <= 4001

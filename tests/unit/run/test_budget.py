@@ -1,0 +1,100 @@
+"""A run counts what it costs, and ends before it costs more than it may."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from embark.errors import OverBudget, UserError
+from embark.run.budget import PRICE, BudgetGuard, process_age_s, usd_per_hour
+from embark.run.signals import stopped_by
+
+
+@pytest.fixture(autouse=True)
+def no_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PRICE, raising=False)
+
+
+def test_a_purse_is_empty_once_what_is_left_pays_for_no_more_than_a_save(monkeypatch: pytest.MonkeyPatch):
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    purse = BudgetGuard(10.0, 3600.0, 4.0, lambda: 2.0)
+    for later, is_empty in ((0.0, False), (3.9, False), (4.0, True), (100.0, True)):
+        monkeypatch.setattr(time, "monotonic", lambda at=later: now + at)
+        assert purse.is_empty() == is_empty, later
+
+
+@pytest.mark.parametrize(("budget", "price"), [(None, 3600.0), (1e-9, None), (None, None)])
+def test_without_a_budget_or_a_price_a_purse_is_never_empty(budget: float | None, price: float | None):
+    assert not BudgetGuard(budget, price, 1e9, lambda: 1e9).is_empty()
+
+
+def test_a_machine_that_costs_nothing_empties_no_purse():
+    assert not BudgetGuard(5.0, 0.0, 4.0, lambda: 1e9).is_empty()
+
+
+@pytest.mark.parametrize("text", ["free", "nan", "inf", "-1"])
+def test_a_price_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(PRICE, text)
+    with pytest.raises(UserError, match=PRICE):
+        usd_per_hour()
+
+
+def test_a_spent_budget_ends_the_process_with_a_code_that_is_not_retried():
+    error = stopped_by("budget", "stopped")
+    assert isinstance(error, OverBudget)
+    assert error.exit_code == 64
+
+
+def test_the_price_is_the_environments(monkeypatch: pytest.MonkeyPatch):
+    assert usd_per_hour() is None
+    monkeypatch.setenv(PRICE, "110.08")
+    assert usd_per_hour() == 110.08
+
+
+def test_a_process_knows_how_long_it_has_lived(tmp_path: Path):
+    script = "import time; time.sleep(0.5); from embark.run.budget import process_age_s; print(process_age_s())"
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ, capture_output=True, text=True, timeout=60)
+    took = time.monotonic() - began
+    assert 0.5 <= float(done.stdout) <= took + 0.05
+    assert process_age_s(tmp_path / "none") == 0.0
+
+
+def test_a_run_without_a_budget_says_what_it_cost(train_tiny, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(PRICE, "3600")
+    told = train_tiny("train.num_steps=3")
+    (start,), (end,) = told.of("start"), told.of("end")
+    assert (start["usd_per_hour"], start["num_machines"], start["is_spot"]) == (3600.0, 1, False)
+    assert end["spent_usd"] == pytest.approx(start["age_s"] + end["time_s"] - start["time_s"], abs=0.2)
+    assert "lost" not in end
+
+
+def test_a_run_whose_money_is_spent_saves_ends_and_is_not_begun_again(train_tiny, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(PRICE, "3600")
+    train_tiny("name=first", "train.num_steps=1")  # what loads slowly the first time is loaded
+    age = process_age_s()
+    with pytest.raises(OverBudget, match="stopped by the budget at step") as stopped:
+        train_tiny(f"place.budget_usd={age + 4}", "train.num_steps=100000", "train.num_epochs=10000", fresh=False)
+    assert stopped.value.exit_code == 64
+    with pytest.raises(OverBudget, match=r"has spent \$.* of its budget of"):
+        train_tiny(f"place.budget_usd={age + 4}", "train.num_steps=100000", "train.num_epochs=10000", fresh=False)
+    told = train_tiny(f"place.budget_usd={age * 2 + 1000}", "train.num_steps=5", "train.num_epochs=10000", fresh=False)
+    outcomes = [e["outcome"] for e in told.of("end")]
+    assert outcomes == ["budget", "done"]
+    assert told.of("end")[-1]["step"] >= told.of("save")[0]["step"] > 0
+
+
+def test_a_budget_of_a_cloud_machine_without_a_price_is_refused(train_tiny):
+    with pytest.raises(UserError, match="cannot be kept"):
+        train_tiny("place.budget_usd=5", "place.machine=p5.48xlarge", "train.num_steps=2")
+
+
+def test_a_budget_on_a_machine_without_a_price_is_said_to_be_unwatched(train_tiny):
+    told = train_tiny("place.budget_usd=5", "train.num_steps=2")
+    assert any("place.budget_usd is not watched" in note["text"] for note in told.of("note"))

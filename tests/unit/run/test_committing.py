@@ -1,0 +1,193 @@
+"""Ranks save together or not at all, whichever library their arrays are of: here they are bytes, and ranks threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from embark.errors import Fault
+from embark.run.committing import Committing, Saved
+from embark.spec import load_spec
+from embark.store import Checkpoint, MarkedStore, RunDir, checkpoint_name
+from embark.store.local_store import LocalStore
+
+NUM_RANKS = 3
+LAYOUT: dict[str, Any] = {"tables": [], "per_rank": []}
+SPEC = load_spec("laptop", ["store.keep_checkpoints=2"])
+
+
+class Meeting:
+    """Where ranks that are threads give each other what they have."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, Any] = {}
+        self._barrier = threading.Barrier(NUM_RANKS, timeout=20)
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        self._values[rank] = value
+        self._barrier.wait()
+        found = [self._values[number] for number in range(NUM_RANKS)]
+        self._barrier.wait()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    rank: int
+    world_size: int = NUM_RANKS
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum_of(self, numbers: list[int]) -> list[int]:
+        raise NotImplementedError
+
+    def gathered(self, value: Any) -> list[Any]:
+        raise NotImplementedError
+
+
+class Bytes(Committing):
+    """The state of a rank is its number, over and over."""
+
+    def __init__(self, run_dir: RunDir, rank: int, meeting: Meeting, num_times: int = 1000) -> None:
+        super().__init__(SPEC, run_dir, Rank(rank), lambda value: meeting.gather(rank, value), LAYOUT, NUM_RANKS)
+        self.rank, self.num_times = rank, num_times
+        self.loaded: Checkpoint | None = None
+
+    def _copied(self, step: int) -> bytes:
+        return bytes([self.rank]) * self.num_times
+
+    def _write_arrays(self, step: int, copied: bytes, store: MarkedStore) -> dict[str, bytes]:
+        name = f"{checkpoint_name(step)}/rank-{self.rank:05d}-00.bin"
+        self._together(lambda: store.write(name, copied))
+        return {"index.json": b"{}"}
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        self.loaded = checkpoint
+
+
+@pytest.fixture
+def run_dir(tmp_path) -> RunDir:
+    return RunDir(str(tmp_path / "run"))
+
+
+@pytest.fixture
+def ranks(run_dir) -> Iterator[list[Bytes]]:
+    meeting = Meeting()
+    made = [Bytes(run_dir, rank, meeting) for rank in range(NUM_RANKS)]
+    yield made
+    for one in made:
+        one.close()
+
+
+def test_the_mark_is_written_last_and_names_every_file_of_every_rank(ranks, run_dir, monkeypatch):
+    written = watched_writes(monkeypatch)
+    saves = save(ranks, 5, {"eval": {"auc": 0.7}})
+    assert [(one.step, one.error, one.untidy) for one in saves] == [(5, None, None)] * NUM_RANKS
+    shards = [f"rank-{rank:05d}-00.bin" for rank in range(NUM_RANKS)]
+    assert sorted(written[:NUM_RANKS]) == shards
+    assert written[NUM_RANKS:] == ["index.json", "spec.toml", "plan.txt", "commit.json"]
+    (checkpoint,) = run_dir.shelf.committed()
+    assert set(checkpoint.files) == {*shards, "index.json", "spec.toml", "plan.txt"}
+    assert checkpoint.values["world_size"] == NUM_RANKS
+    assert checkpoint.values["eval"] == {"auc": 0.7}
+    assert {one.num_bytes for one in saves} == {checkpoint.num_bytes}
+    assert run_dir.shelf.damage(checkpoint) == ""
+
+
+def test_what_one_rank_could_not_write_no_rank_has_saved_and_nothing_is_left_of_it(ranks, run_dir, monkeypatch):
+    save(ranks, 5)
+    refuse_writes(monkeypatch, "rank-00002")
+    saves = save(ranks, 10)
+    assert {(type(one.error), one.error.what) for one in saves} == {(Fault, "the disk of rank-00002 is gone")}
+    assert [c.step for c in run_dir.shelf.committed()] == [5]
+    assert run_dir.shelf.unfinished() == []
+    monkeypatch.undo()
+    assert [one.error for one in save(ranks, 15)] == [None] * NUM_RANKS
+
+
+def test_a_mark_that_cannot_be_written_is_no_checkpoint_on_any_rank(ranks, run_dir, monkeypatch):
+    refuse_writes(monkeypatch, "commit.json")
+    assert {one.error.what for one in save(ranks, 5)} == {"the disk of commit.json is gone"}
+    assert (run_dir.shelf.committed(), run_dir.shelf.unfinished()) == ([], [])
+
+
+def test_what_fails_after_the_commit_leaves_it_saved_and_is_told(ranks, run_dir, monkeypatch):
+    def gone(self: RunDir) -> None:
+        raise Fault("the bucket is away")
+
+    monkeypatch.setattr(RunDir, "publish", gone)
+    saves = save(ranks, 5)
+    assert {(one.error, one.untidy.what) for one in saves} == {(None, "the bucket is away")}
+    assert [c.step for c in run_dir.shelf.committed()] == [5]
+
+
+def test_all_ranks_go_on_from_the_newest_that_is_whole(ranks, run_dir):
+    for step in (5, 10, 15):
+        save(ranks, step)
+    assert [c.step for c in run_dir.shelf.committed()] == [10, 15]  # keep_checkpoints
+    torn = run_dir.path / "checkpoints" / checkpoint_name(15) / "rank-00001-00.bin"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    told: list[list[str]] = [[] for _ in ranks]
+    found = on_all(lambda rank: ranks[rank].load_newest(told[rank].append))
+    assert [one.step for one in found] == [one.loaded.step for one in ranks] == [10] * NUM_RANKS
+    assert told[0] == told[1] == told[2]
+    assert "rank-00001-00.bin: 999 bytes instead of 1,000" in told[0][0]
+
+
+def test_training_stands_still_for_the_copy_alone(ranks, monkeypatch):
+    gate = threading.Event()
+    write = LocalStore.write
+
+    def held(self: LocalStore, *words: Any) -> None:
+        assert gate.wait(20)
+        write(self, *words)
+
+    monkeypatch.setattr(LocalStore, "write", held)
+    for one in ranks:
+        assert one.begin(5, {}) == []
+        assert one.done() == []
+    gate.set()
+    assert [saved.step for one in ranks for saved in one.wait()] == [5] * NUM_RANKS
+    assert ranks[0].wait() == []
+
+
+def save(ranks: list[Bytes], step: int, values: dict[str, Any] | None = None) -> list[Saved]:
+    for one in ranks:
+        assert one.begin(step, values or {}) == []
+    return [saved for one in ranks for saved in one.wait()]
+
+
+def on_all(call: Callable[[int], Any]) -> list[Any]:
+    with ThreadPoolExecutor(NUM_RANKS) as threads:
+        return list(threads.map(call, range(NUM_RANKS)))
+
+
+def watched_writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of files, as they are there."""
+    written: list[str] = []
+    write = LocalStore.write
+
+    def watched(self: LocalStore, path: str, *words: Any) -> None:
+        write(self, path, *words)
+        written.append(path.rpartition("/")[2])
+
+    monkeypatch.setattr(LocalStore, "write", watched)
+    return written
+
+
+def refuse_writes(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    write = LocalStore.write
+
+    def refused(self: LocalStore, path: str, *words: Any) -> None:
+        if word in path:
+            raise OSError(f"the disk of {word} is gone")
+        write(self, path, *words)
+
+    monkeypatch.setattr(LocalStore, "write", refused)

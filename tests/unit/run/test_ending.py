@@ -1,0 +1,123 @@
+"""A run's end is told once, in the record and by the error, whichever library trained."""
+
+from __future__ import annotations
+
+import pytest
+
+from embark.errors import EmbarkError, Fault, OverBudget, Preempted
+from embark.run.clock import Clock
+from embark.run.ending import end_run, finished_before, recorded_errors
+from embark.run.logger import RunLogger
+from embark.run.stop import Decision
+from embark.store import RunDir
+
+
+class Seen:
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.events = []
+        self.is_closed = False
+
+    def emit(self, event):
+        self.events.append((event.kind, event.values))
+
+    def close(self):
+        self.is_closed = True
+
+
+class Saver:
+    """Knows whether a last save was asked for."""
+
+    def __init__(self):
+        self.finished = []
+
+    def finish(self, step, evaluated, *, wants_last):
+        self.finished.append((step, evaluated, wants_last))
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def end(tiny, alone, tmp_path, seen):
+    """A function from a decision and a step to how a run of ten steps ends; beside it, what its saver was asked."""
+    saver = Saver()
+
+    def run(decision: Decision, step: int, *sets: str):
+        return end_run(tiny(*sets), RunDir(str(tmp_path / "tiny")), alone, RunLogger([seen], []), saver, Clock(128),
+                       decision, {"auc": 0.7}, step=step, num_steps=10, peak_bytes=lambda: 77)
+
+    return run, saver
+
+
+def test_a_run_that_is_done_tells_its_end_and_returns_it_with_the_last_evaluation(end, seen, tmp_path):
+    run, saver = end
+    values = run(Decision(), 10)
+    ((kind, told),) = seen.events
+    assert kind == "end"
+    assert (told["outcome"], told["step"], told["peak_bytes"]) == ("done", 10, 77)
+    assert told["run_dir"] == str(tmp_path / "tiny")
+    assert values == {"auc": 0.7, **told}
+    assert saver.finished == [(10, {"auc": 0.7}, False)]
+
+
+@pytest.mark.parametrize(
+    ("decision", "sets", "expected"),
+    [(Decision(), ("store.checkpoint_at_end=true",), True), (Decision(is_save_due=True), (), True),
+     (Decision(), (), False)],
+)
+def test_the_last_step_is_saved_where_the_spec_or_a_hint_asks_for_it(end, decision, sets, expected):
+    run, saver = end
+    run(decision, 10, *sets)
+    assert saver.finished[0][2] is expected
+
+
+@pytest.mark.parametrize(
+    ("stop", "error", "outcome", "why"),
+    [("SIGTERM", Preempted, "interrupted", "SIGTERM"), ("notice", Preempted, "interrupted", "notice"),
+     ("budget", OverBudget, "budget", "the budget")],
+)
+def test_a_run_that_was_stopped_saves_tells_why_and_raises_it(end, seen, tmp_path, stop, error, outcome, why):
+    run, saver = end
+    with pytest.raises(error, match=f"stopped by {why} at step 4 of 10; saved in {tmp_path / 'tiny'}"):
+        run(Decision(stop), 4)
+    assert [kind for kind, _ in seen.events] == ["interrupt", "end"]
+    assert seen.events[0][1] == {"step": 4, "signal": stop}
+    assert seen.events[1][1]["outcome"] == outcome
+    assert saver.finished == [(4, {"auc": 0.7}, True)]
+
+
+def test_a_run_that_was_finished_says_so_to_whoever_watches(seen):
+    values = finished_before(RunDir("runs/tiny"), 10, [seen])
+    assert values == {"outcome": "done", "step": 10, "run_dir": "runs/tiny"}
+    ((kind, told),) = seen.events
+    assert kind == "note"
+    assert "runs/tiny is finished: 10 steps" in told["text"]
+    assert seen.is_closed
+
+
+@pytest.mark.parametrize(
+    ("raised", "known", "expected", "recorded"),
+    [
+        (Fault("the store is away"), None, Fault, ["the store is away"]),
+        (Preempted("stopped"), None, Preempted, []),
+        (RuntimeError("gloo: closed"), Fault("a rank was lost"), Fault, ["a rank was lost"]),
+        (RuntimeError("no idea"), None, RuntimeError, ["no idea"]),
+    ],
+)
+def test_what_ends_a_run_is_in_its_record_and_raised_in_our_words(raised, known, expected, recorded):
+    files, view = Seen(), Seen()
+
+    def explain(error: RuntimeError) -> EmbarkError | None:
+        assert error is raised
+        return known
+
+    with pytest.raises(expected) as caught, recorded_errors(RunLogger([view], [files]), explain):
+        raise raised
+    assert caught.value is (known or raised)
+    assert caught.value.__cause__ is (raised if known else None)
+    assert [values["text"] for kind, values in files.events if kind == "error"] == recorded
+    assert view.events == []

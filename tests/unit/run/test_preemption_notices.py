@@ -1,0 +1,371 @@
+"""A machine that is about to be taken away says so, in each cloud's own way; these are real servers on loopback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from metadata_servers import Answer, Aws, Azure, Gce, Service, broken
+
+from embark.errors import UserError
+from embark.run import preemption_notices as notices
+from embark.run.preemption_notices import (
+    AZURE_ASSET_TAG,
+    GRACES,
+    MAX_FAILURES,
+    Notice,
+    NoticeWatch,
+    detect_cloud,
+    grace_seconds,
+)
+
+VARIABLES = {
+    "aws": "AWS_EC2_METADATA_SERVICE_ENDPOINT", "azure": "EMBARK_AZURE_METADATA_ENDPOINT", "gce": "GCE_METADATA_HOST",
+}
+NOON, NOON_UTC = "2026-11-15T12:00:00Z", 1794744000.0
+QUICK = {"poll_s": 0.02, "timeout_s": 2.0}
+
+
+@pytest.fixture(autouse=True)
+def no_cloud(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """Wherever the tests run, this machine is nobody's unless a test says so."""
+    for name in (*VARIABLES.values(), "AWS_EC2_METADATA_DISABLED", "EMBARK_GRACE_S", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    detect = notices.detect_cloud
+    monkeypatch.setattr(notices, "detect_cloud", lambda: detect(dmi=tmp_path / "no-dmi"))
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Service]], Service]]:
+    started: list[Service] = []
+
+    def start(kind: type[Service]) -> Service:
+        service = kind()
+        started.append(service)
+        cloud = kind.__name__.lower()
+        if cloud in VARIABLES:
+            monkeypatch.setenv(VARIABLES[cloud], service.address if cloud == "gce" else f"http://{service.address}/")
+        return service
+
+    yield start
+    for service in started:
+        service.close()
+
+
+def wait_for(what: Callable[[], Any], within_s: float = 20.0) -> Any:
+    until = time.monotonic() + within_s
+    while not (value := what()) and time.monotonic() < until:
+        time.sleep(0.005)
+    assert value, "it did not happen"
+    return value
+
+
+def asked_again(service: Service, times: int = 6) -> None:
+    """Wait until the watch has looked some more."""
+    before = len(service.asked)
+    wait_for(lambda: len(service.asked) >= before + times)
+
+
+def watchers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "embark-notices"]
+
+
+def test_aws_tells_of_a_spot_interruption(serve):
+    aws = serve(Aws)
+    with NoticeWatch(**QUICK) as watch:
+        asked_again(aws)
+        assert watch.notice() is None
+        aws.action = json.dumps({"action": "terminate", "time": NOON})
+        found = wait_for(watch.notice)
+    assert (found.source, found.what, found.deadline_s, found.grace_s) == ("aws", "spot terminate", NOON_UTC, 120)
+    assert found.seconds_left(NOON_UTC - 90) == 90
+    assert watch.problem == ""
+    assert sum(line.startswith("PUT") for line in aws.asked) == 1, "one token lasts for hours"
+
+
+def test_aws_is_asked_for_a_new_token_when_the_old_one_is_refused(serve):
+    aws = serve(Aws)
+    with NoticeWatch(**QUICK) as watch:
+        asked_again(aws)
+        aws.tokens.clear()
+        aws.action = json.dumps({"action": "stop", "time": NOON})
+        assert wait_for(watch.notice).what == "spot stop"
+
+
+def test_aws_is_asked_for_a_new_token_before_the_old_one_ends(serve, monkeypatch):
+    monkeypatch.setattr(notices, "AWS_TOKEN_TTL_S", 1)
+    aws = serve(Aws)
+    with NoticeWatch(**QUICK) as watch:
+        wait_for(lambda: sum(line.startswith("PUT") for line in aws.asked) >= 2)
+        assert watch.problem == ""
+
+
+def test_a_rebalance_recommendation_is_a_hint_and_stops_nothing(serve):
+    aws = serve(Aws)
+    aws.rebalance = json.dumps({"noticeTime": NOON})
+    with NoticeWatch(**QUICK) as watch:
+        assert wait_for(watch.hint).what == "rebalance recommendation"
+        asked_again(aws)
+        assert watch.notice() is None
+        aws.action = json.dumps({"action": "terminate", "time": NOON})
+        assert wait_for(watch.notice).what == "spot terminate"
+
+
+def test_a_deadline_that_cannot_be_read_is_no_reason_to_miss_the_notice(serve):
+    serve(Aws).action = json.dumps({"action": "hibernate", "time": "soon"})
+    with NoticeWatch(**QUICK) as watch:
+        found = wait_for(watch.notice)
+    assert found.deadline_s is None
+    assert found.seconds_left(found.noticed_s + 20) == 100
+    assert found.seconds_left(found.noticed_s + 500) == 0
+
+
+@pytest.mark.parametrize("nonsense", ['{"action": ', "<html>hello</html>", "[]", "{}", "null"])
+def test_nonsense_is_reported_once_and_is_no_notice(serve, nonsense):
+    aws = serve(Aws)
+    aws.action = nonsense
+    with NoticeWatch(**QUICK) as watch:
+        said = wait_for(lambda: watch.problem)
+        asked_again(aws, 20)
+        assert watch.notice() is None
+        assert watch.problem == said
+        assert aws.address in said
+        assert "fix: for a container" in said
+        aws.action = json.dumps({"action": "terminate", "time": NOON})
+        wait_for(watch.notice)
+
+
+def test_a_passing_fault_is_not_reported(serve):
+    aws = serve(Aws)
+    with NoticeWatch(**QUICK) as watch:
+        for _ in range(2):
+            aws.num_faults = MAX_FAILURES - 1
+            wait_for(lambda: not aws.num_faults)
+            asked_again(aws)
+        assert watch.problem == ""
+
+
+@pytest.mark.parametrize("kind", ["Preempt", "Terminate"])
+def test_azure_tells_of_an_eviction_of_this_machine_only(serve, kind):
+    azure = serve(Azure)
+    mine = {"EventId": "1", "EventType": kind, "ResourceType": "VirtualMachine", "Resources": ["pool_3", "pool_7"],
+            "EventStatus": "Scheduled", "NotBefore": "Sun, 15 Nov 2026 12:00:00 GMT"}
+    azure.events = [mine | {"Resources": ["pool_3"]}, mine | {"EventType": "Freeze"}, mine | {"EventType": "Reboot"}]
+    with NoticeWatch(**QUICK) as watch:
+        asked_again(azure)
+        assert watch.notice() is None
+        azure.events = [*azure.events, mine]
+        found = wait_for(watch.notice)
+    assert (found.source, found.what, found.deadline_s, found.grace_s) == ("azure", kind, NOON_UTC, 30)
+    assert sum("/name?" in line for line in azure.asked) == 1
+
+
+def test_on_azure_an_event_that_has_begun_has_no_time(serve):
+    serve(Azure).events = [{"EventType": "Preempt", "Resources": ["Pool_7"], "EventStatus": "Started", "NotBefore": ""}]
+    with NoticeWatch(**QUICK) as watch:
+        assert wait_for(watch.notice).deadline_s is None
+
+
+def test_on_azure_without_a_name_any_eviction_counts(serve):
+    azure = serve(Azure)
+    azure.name = None
+    azure.events = [{"EventType": "Preempt", "Resources": ["somebody"]}]
+    with NoticeWatch(**QUICK) as watch:
+        assert wait_for(watch.notice).what == "Preempt"
+
+
+def test_azures_first_answer_may_be_late(serve):
+    azure = serve(Azure)
+    azure.first_answer_s = 0.6
+    azure.events = [{"EventType": "Preempt", "Resources": ["Pool_7"]}]
+    with NoticeWatch(poll_s=0.02, timeout_s=0.2) as watch:
+        wait_for(watch.notice)
+        assert sum("scheduledevents" in line for line in azure.asked) == 1
+
+
+def test_gce_tells_of_a_preemption_without_waiting_for_the_next_question(serve):
+    gce = serve(Gce)
+    with NoticeWatch(poll_s=2) as watch:
+        wait_for(lambda: any("wait_for_change=true&timeout_sec=2" in line for line in gce.asked))
+        assert watch.notice() is None
+        gce.set("preempted", "TRUE")
+        found = wait_for(watch.notice, within_s=1)
+    assert (found.source, found.what, found.deadline_s, found.grace_s) == ("gce", "preempted", None, 30)
+
+
+def test_gce_holds_the_question_open_while_nothing_changes(serve):
+    gce = serve(Gce)
+    with NoticeWatch(poll_s=0.02) as watch:
+        time.sleep(0.5)
+        assert len(gce.asked) <= 4
+        assert watch.problem == ""
+
+
+def test_gce_tells_of_maintenance_that_ends_the_machine_and_not_of_a_migration(serve):
+    gce = serve(Gce)
+    gce.values["maintenance-event"] = "MIGRATE_ON_HOST_MAINTENANCE"
+    with NoticeWatch(**QUICK) as watch:
+        wait_for(lambda: sum("maintenance-event" in line for line in gce.asked) >= 2)
+        assert watch.notice() is None
+        gce.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+        assert wait_for(watch.hint).what == "host maintenance"
+        assert watch.notice() is None  # it may be an hour ahead: a reason to save, not to stop
+
+
+def test_what_only_looks_like_gce_is_not_believed(serve):
+    gce = serve(Gce)
+    gce.values["preempted"] = "TRUE"
+    gce.flavor = "Other"
+    with NoticeWatch(**QUICK) as watch:
+        assert "not Google's" in wait_for(lambda: watch.problem)
+        assert watch.notice() is None
+
+
+def test_where_gke_hides_the_notices_that_is_said(serve):
+    serve(Gce).values.clear()
+    with NoticeWatch(**QUICK) as watch:
+        assert "404" in wait_for(lambda: watch.problem)
+        assert "Workload Identity" in watch.problem
+
+
+@pytest.mark.parametrize("how", ["hang", "reset"])
+@pytest.mark.parametrize("cloud", VARIABLES)
+def test_a_broken_service_holds_nothing_up(monkeypatch, cloud, how):
+    monkeypatch.setattr(notices._Azure, "first_wait_s", 0.0)
+    with broken(how) as address:
+        monkeypatch.setenv(VARIABLES[cloud], f"http://{address}")
+        with NoticeWatch(poll_s=0.02, timeout_s=0.05) as watch:
+            assert "SIGTERM still saves" in wait_for(lambda: watch.problem)
+        assert watch.notice() is None
+        began = time.monotonic()
+        with NoticeWatch(timeout_s=60) as patient:
+            assert patient.notice() is None
+            assert patient.hint() is None
+            time.sleep(0.1)
+        assert time.monotonic() - began < 5
+    wait_for(lambda: not watchers())
+
+
+def test_an_endpoint_that_is_no_address_is_reported(monkeypatch):
+    monkeypatch.setenv(VARIABLES["aws"], "file:///etc/hostname")
+    with NoticeWatch(**QUICK) as watch:
+        assert wait_for(lambda: watch.problem)
+
+
+def test_a_proxy_of_the_environment_is_not_used(serve, monkeypatch):
+    aws, proxy = serve(Aws), serve(Service)
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://{proxy.address}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    aws.action = json.dumps({"action": "terminate", "time": NOON})
+    with NoticeWatch(**QUICK) as watch:
+        wait_for(watch.notice)
+    assert proxy.asked == []
+
+
+def test_a_redirect_is_not_followed(serve, monkeypatch):
+    elsewhere = serve(Service)
+
+    class Portal(Service):
+        def answer(self, method: str, path: str, headers: dict[str, str]) -> Answer:
+            return 302, {"Location": f"http://{elsewhere.address}/"}, ""
+
+    monkeypatch.setenv(VARIABLES["aws"], f"http://{serve(Portal).address}")
+    with NoticeWatch(**QUICK) as watch:
+        assert "302" in wait_for(lambda: watch.problem)
+    assert elsewhere.asked == []
+
+
+def test_after_the_first_notice_nothing_more_is_asked(serve):
+    aws = serve(Aws)
+    aws.action = json.dumps({"action": "terminate", "time": NOON})
+    with NoticeWatch(**QUICK) as watch:
+        first = wait_for(watch.notice)
+        wait_for(lambda: not watchers())
+        aws.action = json.dumps({"action": "stop", "time": NOON})
+        assert watch.notice() is first
+
+
+def test_on_a_laptop_there_is_no_thread_and_no_traffic(monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr(notices, "_ask", lambda url, *_, **__: asked.append(url))
+    with NoticeWatch(**QUICK) as watch:
+        assert not watchers()
+        time.sleep(0.05)
+        assert (watch.cloud, watch.notice(), watch.hint(), watch.problem) == (None, None, None, "")
+    assert asked == []
+
+
+def test_a_watch_that_is_told_not_to_ask_does_not(serve):
+    aws = serve(Aws)
+    with NoticeWatch(is_asking=False, **QUICK) as watch:
+        assert not watchers()
+        assert watch.notice() is None
+    assert aws.asked == []
+
+
+@pytest.mark.parametrize(
+    ("strings", "cloud"),
+    [
+        ({"sys_vendor": "Amazon EC2", "product_name": "p5.48xlarge", "chassis_asset_tag": "Amazon EC2"}, "aws"),
+        ({"sys_vendor": "Xen", "product_name": "HVM domU", "bios_version": "4.11.amazon"}, "aws"),
+        ({"sys_vendor": "Microsoft Corporation", "product_name": "Virtual Machine",
+          "chassis_asset_tag": AZURE_ASSET_TAG}, "azure"),
+        ({"sys_vendor": "Google", "product_name": "Google Compute Engine"}, "gce"),
+        ({"sys_vendor": "Microsoft Corporation", "product_name": "Virtual Machine", "chassis_asset_tag": "7"}, None),
+        ({"sys_vendor": "Google", "product_name": "Eve"}, None),
+        ({"sys_vendor": "LENOVO", "product_name": "21HM"}, None),
+        ({"sys_vendor": "QEMU", "product_name": "Standard PC", "bios_version": "1.16"}, None),
+        ({}, None),
+    ],
+)
+def test_the_firmware_says_whose_machine_it_is(tmp_path, strings, cloud):
+    for name, text in strings.items():
+        (tmp_path / name).write_text(text + "\n")
+    assert detect_cloud({}, tmp_path) == cloud
+
+
+def test_the_environment_goes_before_the_firmware(tmp_path):
+    (tmp_path / "sys_vendor").write_text("Amazon EC2\n")
+    assert detect_cloud({"GCE_METADATA_HOST": "localhost:1"}, tmp_path) == "gce"
+    assert detect_cloud({"GCE_METADATA_HOST": ""}, tmp_path) == "aws"
+    assert detect_cloud({"AWS_EC2_METADATA_DISABLED": "true"}, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "environ", "seconds"),
+    [
+        ("aws", {}, 120), ("azure", {}, 30), ("gce", {}, 30), ("gke-spot", {}, 15), (None, {}, 30),
+        ("gce", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 15), ("aws", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 30),
+        ("gke-spot", {"EMBARK_GRACE_S": "120"}, 120), (None, {"EMBARK_GRACE_S": "7.5"}, 7.5),
+    ],
+)
+def test_the_grace_is_the_clouds_or_the_pods_or_what_is_said(environment, environ, seconds):
+    assert grace_seconds(environment, environ) == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
+def test_a_grace_that_is_no_time_is_refused(text):
+    with pytest.raises(UserError, match="EMBARK_GRACE_S"):
+        grace_seconds("aws", {"EMBARK_GRACE_S": text})
+
+
+def test_every_grace_names_its_source_and_date():
+    assert all(seconds > 0 and "2026-" in source for seconds, source in GRACES.values())
+
+
+def test_a_notice_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        Notice("aws", "x", None, 30, 0.0).what = "y"  # type: ignore[misc]
+
+
+def test_it_needs_no_torch():
+    code = "import sys, embark.run.preemption_notices, embark.store.checkpoint_interval; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,338 @@
+"""What stands on a shelf is told as it is; pruning takes what the rules let go and nothing else; a diff finds all."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from embark.errors import Fault, UserError
+from embark.spec import load_spec, to_toml
+from embark.store import MarkedStore, RunDir, checkpoint_name, find_run
+from embark.store import checkpoint_diff as compare
+from embark.store.checkpoint_diff import Change
+from embark.store.checkpoint_diff import compare as difference
+from embark.store.checkpoint_index import FORMAT, ITEM_BYTES, ChunkEntry, Index, Place, TensorEntry, read_index
+from embark.store.checkpoint_inspect import MAY_BE_LIVE_S, judge, num_bytes_to_verify, prune, take_stock, verify
+from embark.store.object_store import SCRATCH_SUFFIX
+
+FILE = "rank-00000-00.bin"
+Tensors = dict[str, np.ndarray]
+
+
+def put(run: RunDir, step: int, tensors: Tensors | None = None, *, auc: float | None = None, num_chunks: int = 1,
+        axis: int = 0, as_dtype: dict[str, str] | None = None, spec: str = "", plan: str = "") -> None:
+    """A committed checkpoint as the trainer writes one, each tensor cut into chunks along `axis`."""
+    pieces, entries, start = [], {}, 0
+    for name, whole in (tensors or {"t": np.arange(12, dtype="f4").reshape(4, 3)}).items():
+        chunks, offset = [], 0
+        for part in np.array_split(whole, num_chunks, axis) if whole.ndim else [whole]:
+            offsets = [0] * whole.ndim
+            if whole.ndim:
+                offsets[axis] = offset
+                offset += part.shape[axis]
+            data = np.ascontiguousarray(part).tobytes()
+            chunks.append(ChunkEntry(tuple(offsets), part.shape, Place(FILE, start, len(data))))
+            pieces.append(data)
+            start += len(data)
+        entries[name] = TensorEntry((as_dtype or {}).get(name, whole.dtype.name), whole.shape, tuple(chunks))
+    store = MarkedStore(run.shelf.store)
+    files = {FILE: b"".join(pieces), "index.json": Index(entries, {}, {}).to_json().encode(),
+             "spec.toml": spec.encode(), "plan.txt": plan.encode()}
+    for name, data in files.items():
+        store.write(f"{checkpoint_name(step)}/{name}", data)
+    marks = {path.split("/", 1)[1]: mark for path, mark in store.marks.items()}
+    evaluated = {"eval": {"step": step, "auc": auc}} if auc is not None else {"eval": {}}
+    run.shelf.commit(step, marks, {"world_size": 2, **evaluated})
+
+
+def make_run(tmp_path, *sets: str) -> RunDir:
+    run = RunDir(str(tmp_path / "run"))
+    run.path.mkdir()
+    run.spec.write_text(to_toml(load_spec("laptop", sets)))
+    return run
+
+
+def folder(run: RunDir, step: int):
+    return run.path / "checkpoints" / checkpoint_name(step)
+
+
+def leave_unfinished(run: RunDir, step: int, age_s: float = 2 * MAY_BE_LIVE_S, name: str = FILE) -> None:
+    folder(run, step).mkdir(parents=True)
+    path = folder(run, step) / name
+    path.write_bytes(b"x" * 50)
+    os.utime(path, (time.time() - age_s, time.time() - age_s))
+
+
+def test_each_is_told_with_why_it_is_kept(tmp_path):
+    run = make_run(tmp_path, "store.keep_checkpoints=1", "store.keep_every=20", "store.keep_best=1")
+    for step, auc in ((10, 0.9), (20, 0.7), (30, 0.8), (40, 0.6), (50, 0.5)):
+        put(run, step, auc=auc)
+    leave_unfinished(run, 60)
+    stock = take_stock(run)
+    assert {one.step: one.kept for one in stock.standing} == {
+        10: ("best",), 20: ("every",), 30: (), 40: ("every",), 50: ("newest",), 60: ()}
+    assert [one.state for one in stock.standing] == ["committed"] * 5 + ["unfinished"]
+    first = stock.standing[0]
+    assert (first.num_ranks, first.metric, first.metric_step) == (2, 0.9, 10)
+    assert abs(first.time_s - time.time()) < 60
+    assert first.size_bytes == sum(p.stat().st_size for p in folder(run, 10).iterdir() if p.name != "commit.json")
+
+
+def test_the_commit_s_time_is_told_and_an_older_one_s_is_its_file_s(tmp_path):
+    run = make_run(tmp_path)
+    put(run, 10)
+    mark = folder(run, 10) / "commit.json"
+    written = json.loads(mark.read_text())
+    mark.write_text(json.dumps({**written, "time_s": 1e9}))
+    assert take_stock(run).standing[0].time_s == 1e9
+    del written["time_s"]
+    mark.write_text(json.dumps(written))
+    os.utime(mark, (5e8, 5e8))
+    assert take_stock(run).standing[0].time_s == 5e8
+
+
+def test_verify_reads_every_byte_and_names_every_damaged_file(tmp_path):
+    run = make_run(tmp_path)
+    put(run, 10)
+    put(run, 20)
+    (folder(run, 20) / FILE).write_bytes(b"x" * (folder(run, 20) / FILE).stat().st_size)
+    (folder(run, 20) / "index.json").unlink()
+    seen = []
+    stock = take_stock(run)
+    checked = verify(run, stock, seen.append)
+    assert [one.state for one in checked.standing] == ["committed", "damaged"]
+    text = " ".join(checked.standing[1].damage)
+    assert f"{FILE}: its bytes changed" in text
+    assert "index.json" in text
+    missing = stock.standing[1].committed.files["index.json"].size_bytes
+    assert sum(seen) == num_bytes_to_verify(stock) - missing
+
+
+def test_what_is_cut_short_is_seen_without_reading(tmp_path):
+    run = make_run(tmp_path)
+    put(run, 10)
+    (folder(run, 10) / FILE).write_bytes(b"x")
+    (one,) = take_stock(run).standing
+    assert one.state == "damaged"
+    assert "cut short" in one.damage[0]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"step": 20, "files": {}}'])
+def test_one_whose_mark_cannot_be_read_is_damaged_not_unfinished(tmp_path, text):
+    run = make_run(tmp_path)
+    put(run, 10)
+    (folder(run, 10) / "commit.json").write_text(text)
+    stock = take_stock(run)
+    assert stock.standing[0].state == "damaged"
+    assert not any(verdict.goes for verdict in judge(stock, time.time()))
+
+
+def pruned(run: RunDir) -> list[int]:
+    gone: list[int] = []
+    prune(run, judge(take_stock(run), time.time()), lambda verdict: gone.append(verdict.step))
+    return gone
+
+
+def test_prune_takes_what_the_rules_let_go_and_old_leftovers(tmp_path):
+    run = make_run(tmp_path, "store.keep_checkpoints=2", "store.keep_every=100")
+    for step in (100, 110, 120, 130):
+        put(run, step)
+    leave_unfinished(run, 105)
+    leave_unfinished(run, 140, name=f".{FILE}.1{SCRATCH_SUFFIX}")
+    assert pruned(run) == [105, 110, 140]
+    assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == [checkpoint_name(s) for s in (100, 120, 130)]
+    assert pruned(run) == []
+
+
+def test_prune_leaves_alone_what_may_be_being_written(tmp_path):
+    run = make_run(tmp_path)
+    put(run, 10)
+    leave_unfinished(run, 20, age_s=-5)
+    (verdict,) = judge(take_stock(run), time.time())
+    assert not verdict.goes
+    assert "may be being written" in verdict.why
+    leave_unfinished(run, 5, age_s=60)  # touched before the last commit, so its save is over
+    assert [v.step for v in judge(take_stock(run), time.time()) if v.goes] == [5]
+
+
+def test_no_whole_one_goes_for_the_sake_of_a_damaged_one(tmp_path):
+    run = make_run(tmp_path, "store.keep_checkpoints=2")
+    for step in (10, 20, 30):
+        put(run, step)
+    for step in (20, 30):
+        (folder(run, step) / FILE).unlink()
+    assert pruned(run) == []
+    assert take_stock(run).standing[0].kept == ("newest",)
+
+
+@pytest.mark.parametrize("text", [None, "not toml [", "[store]\nkeep = 1\n"])
+def test_without_rules_all_is_listed_and_nothing_pruned(tmp_path, text):
+    run = make_run(tmp_path)
+    for step in (1, 2, 3):
+        put(run, step)
+    if text is None:
+        run.spec.unlink()
+    else:
+        run.spec.write_text(text)
+    stock = take_stock(run)
+    assert len(stock.standing) == 3
+    assert stock.no_rules
+    with pytest.raises(UserError, match="what to keep is not known"):
+        judge(stock, time.time())
+
+
+def test_an_unknown_step_is_refused_with_those_there_are(tmp_path):
+    run = make_run(tmp_path)
+    put(run, 10)
+    leave_unfinished(run, 20)
+    for step in (11, 20):
+        with pytest.raises(UserError) as caught:
+            take_stock(run).committed(step)
+        assert "10" in caught.value.fix
+
+
+def test_a_diff_finds_all_that_differs(tmp_path):
+    run = make_run(tmp_path)
+    a = {"same": np.ones(5, "f4"), "moved": np.array([1.0, 2.0, -4.0], "f4"), "gone": np.zeros(1, "f4"),
+         "grown": np.zeros((2, 2), "f4"), "count": np.int64(7).reshape(())}
+    b = {"same": np.ones(5, "f4"), "moved": np.array([1.0, 2.5, -4.0], "f4"), "new": np.zeros(1, "f4"),
+         "grown": np.zeros((3, 2), "f4"), "count": np.int64(9).reshape(())}
+    put(run, 1, a, auc=0.5, spec="[train]\nseed = 1\nx = 3\n", plan="table rows\nt_0   5\n\nrank 0: 1 GiB of tables\n")
+    put(run, 2, b, auc=0.6, spec="[train]\nseed = 2\nx = 3\n", plan="table rows\nt_0   6\n\nrank 0: 2 GiB of tables\n")
+    stock = take_stock(run)
+    told: list[tuple[int, int]] = []
+    found = difference(run.shelf, stock.committed(1), stock.committed(2), lambda *done: told.append(done))
+    assert found.spec == (Change("train.seed", 1, 2),)
+    assert found.plan == (Change("t_0", "5", "6"), Change("rank 0", "1 GiB of tables", "2 GiB of tables"))
+    assert Change("eval.auc", 0.5, 0.6) in found.values
+    assert (found.only_in_a, found.only_in_b) == (("gone",), ("new",))
+    assert found.shapes == (Change("grown", "float32 [2, 2]", "float32 [3, 2]"),)
+    assert found.num_same == 1
+    by_name = {change.name: change for change in found.tensors}
+    assert set(by_name) == {"moved", "count"}
+    assert by_name["moved"].num_differing == 1
+    assert by_name["moved"].max_abs == 0.5
+    assert by_name["moved"].max_relative == pytest.approx(0.2)
+    assert (by_name["count"].shape, by_name["count"].max_abs) == ((), 2.0)
+    assert told[-1] == (5 * 4 + 3 * 4 + 8, 5 * 4 + 3 * 4 + 8)
+
+
+@pytest.mark.parametrize(("num_chunks", "axis"), [(1, 0), (3, 0), (2, 1), (4, 1)])
+def test_a_diff_does_not_see_how_a_tensor_was_cut(tmp_path, monkeypatch, num_chunks, axis):
+    monkeypatch.setattr(compare, "BLOCK_BYTES", 500)
+    run = make_run(tmp_path)
+    table = np.random.default_rng(0).normal(size=(101, 8)).astype("f4")
+    changed = table.copy()
+    changed[77, 3] += 1
+    put(run, 1, {"t": table})
+    put(run, 2, {"t": table}, num_chunks=num_chunks, axis=axis)
+    put(run, 3, {"t": changed}, num_chunks=num_chunks, axis=axis)
+    stock = take_stock(run)
+    assert difference(run.shelf, stock.committed(1), stock.committed(2)).num_same == 1
+    (change,) = difference(run.shelf, stock.committed(1), stock.committed(3)).tensors
+    assert change.num_differing == 1
+    assert change.max_abs == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "a", "b", "max_abs"),
+    [
+        ("bfloat16", np.array([0x3F80, 0x4000], "u2"), np.array([0x3F80, 0x4040], "u2"), 1.0),
+        ("float8_e4m3fn", np.array([1, 2], "u1"), np.array([1, 3], "u1"), None),
+        ("float16", np.array([1, 2], "f2"), np.array([1, 4], "f2"), 2.0),
+        ("float64", np.array([1, 2.0]), np.array([1, 2.25]), 0.25),
+        ("complex128", np.array([1, 2j]), np.array([1, 5j]), 3.0),
+        ("bool", np.array([True, False]), np.array([True, True]), 1.0),
+        ("uint8", np.array([1, 255], "u1"), np.array([1, 0], "u1"), 255.0),
+    ],
+)
+def test_a_diff_counts_in_every_dtype(tmp_path, dtype, a, b, max_abs):
+    run = make_run(tmp_path)
+    put(run, 1, {"t": a}, as_dtype={"t": dtype})
+    put(run, 2, {"t": b}, as_dtype={"t": dtype})
+    stock = take_stock(run)
+    (change,) = difference(run.shelf, stock.committed(1), stock.committed(2)).tensors
+    assert (change.dtype, change.num_differing, change.max_abs) == (dtype, 1, max_abs)
+
+
+def test_a_diff_counts_what_is_not_finite_apart(tmp_path):
+    run = make_run(tmp_path)
+    put(run, 1, {"t": np.array([1, np.nan, np.inf, 0.0, 0.0], "f4")})
+    put(run, 2, {"t": np.array([np.nan, np.nan, -np.inf, -0.0, 3.0], "f4")})
+    stock = take_stock(run)
+    (change,) = difference(run.shelf, stock.committed(1), stock.committed(2)).tensors
+    assert (change.num_differing, change.num_not_finite, change.max_abs, change.max_relative) == (4, 2, 3.0, 1.0)
+
+
+def test_a_diff_takes_little_memory_however_large_the_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "BLOCK_BYTES", 64 << 10)
+    run = make_run(tmp_path)
+    table = np.zeros((100_000, 32), "f4")
+    put(run, 1, {"t": table})
+    put(run, 2, {"t": table + 1})
+    stock = take_stock(run)
+    tracemalloc.start()
+    (change,) = difference(run.shelf, stock.committed(1), stock.committed(2)).tensors
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert change.num_differing == table.size
+    assert peak < 2 << 20 < table.nbytes
+
+
+def test_a_diff_of_a_damaged_one_says_so(tmp_path):
+    run = make_run(tmp_path)
+    put(run, 1)
+    put(run, 2)
+    (folder(run, 2) / FILE).write_bytes(b"xx")
+    stock = take_stock(run)
+    with pytest.raises(Fault, match="before what was asked"):
+        difference(run.shelf, stock.committed(1), stock.committed(2))
+    (folder(run, 2) / "index.json").write_text("{}")
+    with pytest.raises(Fault, match="not the index"):
+        difference(run.shelf, stock.committed(1), stock.committed(2))
+
+
+def test_an_index_reads_back_as_it_was():
+    index = Index({"t": TensorEntry("bfloat16", (4, 2), (ChunkEntry((0, 0), (4, 2), Place(FILE, 3, 16)),))},
+                  {"v": Place(FILE, 19, 7)}, {"t": ("model", "t")})
+    assert read_index(index.to_json().encode(), "here") == index
+    assert json.loads(index.to_json())["format"] == FORMAT
+
+
+def test_the_sizes_of_dtypes_are_torch_s():
+    import torch
+
+    assert {name: getattr(torch, name).itemsize for name in ITEM_BYTES} == ITEM_BYTES
+
+
+def test_a_run_is_found_by_its_directory_its_name_and_its_uri(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    make_run(tmp_path / "runs")
+    assert find_run("run").uri == "runs/run"
+    assert find_run("runs/run/").path.samefile(tmp_path / "runs" / "run")
+    assert find_run(f"file://{tmp_path}/runs/run").path.samefile(tmp_path / "runs" / "run")
+    with pytest.raises(UserError, match="no such run") as caught:
+        find_run("rnu")
+    assert "'run'" in caught.value.fix
+    with pytest.raises(UserError, match="not a run's directory"):
+        find_run("runs")
+
+
+def test_looking_at_checkpoints_imports_no_torch(tmp_path):
+    run = make_run(tmp_path)
+    put(run, 1)
+    put(run, 2)
+    code = (
+        "import sys, embark.__main__\n"
+        f"for words in ([], ['--verify'], ['--diff', '1', '2'], ['--prune', '--dry-run']):\n"
+        f"    assert embark.__main__.run(['checkpoints', {str(run.path)!r}, *words]) == 0\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,52 @@
+"""Which one code stands for the codes of all ranks of a machine."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from embark.render.job import EXITS
+from embark.torchrun.launcher import exit_code, tell_ranks_apart, wait_for_ranks
+
+
+@pytest.mark.parametrize(("codes", "stopped_by", "expected"), [
+    ([], 0, 0),
+    ([75, 75], 0, 75),
+    ([64, 70, -9], 0, 64),
+    ([75, 70], 0, 70),
+    ([75, -9], 0, 70),
+    ([75, -15], 0, 75),
+    ([75, -15, 70], 0, 70),
+    ([-15], 0, 70),
+    ([1, 75], 0, 1),
+    ([1, -15], 0, 1),
+    ([1, -11], 0, 70),
+    ([75, 75], signal.SIGTERM, 75),
+    ([-9, 75], signal.SIGTERM, 75),
+    ([], signal.SIGTERM, 75),
+    ([64], signal.SIGTERM, 64),
+    ([130], signal.SIGINT, 130),
+])
+def test_the_code_that_tells_a_controller_most(codes, stopped_by, expected):
+    assert exit_code(codes, stopped_by) == expected
+
+
+def test_every_code_of_the_table_comes_through_alone():
+    assert [exit_code([row.code]) for row in EXITS] == [row.code for row in EXITS]
+
+
+@pytest.mark.parametrize(("grace", "expected"), [("120", "119"), ("15.5", "14"), ("1", "1"), ("", None), ("x", None),
+                                                 ("inf", None)])
+def test_torchrun_waits_as_long_as_the_cloud_gives(grace, expected):
+    environ = {"EMBARK_GRACE_S": grace}
+    wait_for_ranks(environ)
+    assert environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") == expected
+
+
+def test_lines_are_told_by_their_rank_unless_someone_has_said_otherwise():
+    environ = {"PET_TEE": "0"}
+    tell_ranks_apart(environ)
+    assert environ["PET_TEE"] == "0"
+    assert environ["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] == "[rank${rank}]:"
+    assert environ["PYTHONUNBUFFERED"] == "1"

@@ -1,0 +1,134 @@
+"""The step compiles for TPUs where there is none, and the compiler's plan of memory is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embark.errors import MissingPackage, UserError
+from embark.spec import resolve
+from embark.trainers.jax import aot
+
+SOURCES = Path(__file__).parents[4] / "src"
+SPEC = """
+[model]
+num_tables = 2
+rows_per_table = 1_000_000
+embedding_dim = 64
+bottom_mlp = [16]
+top_mlp = [16]
+"""
+TABLE_BYTES = 2 * 1_000_000 * 64 * 4
+BATCH_PER_CHIP = 512
+NUM_CHIPS = {"v5e:2x2": 4, "v5e:2x4": 8, "v5p:2x2x1": 4, "v6e:4x4": 16}
+
+
+def test_without_the_compiler_the_extra_that_brings_it_is_named(monkeypatch):
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    monkeypatch.setattr(aot, "find_spec", lambda name: None if name == "libtpu" else object())
+    with pytest.raises(MissingPackage, match="compiling for TPUs needs libtpu"):
+        aot.compile_for(resolve({}), "v5e:2x4")
+
+
+@pytest.mark.parametrize("topology", ["h100:8", "v5e", "", "v3:2x2"])
+def test_what_is_no_kind_of_tpu_is_refused(topology):
+    with pytest.raises(UserError, match="not a kind of TPU"):
+        aot.compile_for(resolve({}), topology)
+
+
+@pytest.mark.tpu
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["v5p:2x2x1", "v6e:4x4"])
+def test_the_whole_step_compiles_and_copies_no_table(compiled, topology):
+    said = compiled(topology)
+    check_tables(said, TABLE_BYTES)
+    assert said["sparsecores"].startswith("SparseCores are left idle: row-wise Adagrad")
+
+
+@pytest.mark.tpu
+@pytest.mark.slow
+def test_memory_during_a_step_goes_with_the_samples_of_a_chip_not_with_the_number_of_chips(compiled):
+    few, many = compiled("v5e:2x2"), compiled("v5e:2x4")
+    check_tables(many, TABLE_BYTES)
+    assert few["batch_per_chip"] == many["batch_per_chip"]
+    assert many["temporary_bytes"] < 1.25 * few["temporary_bytes"]
+    assert many["sparsecores"] == ""
+
+
+@pytest.mark.tpu
+@pytest.mark.slow
+@pytest.mark.parametrize(("topology", "optimizer"), [("v5p:2x2x1", "adagrad"), ("v6e:4x4", "sgd")])
+def test_the_whole_step_compiles_with_lookups_and_updates_on_sparsecores(compiled, topology, optimizer):
+    said = compiled(topology, f"train.optimizer={optimizer}", "train.sparsecore=on")
+    check_tables(said, TABLE_BYTES * (2 if optimizer == "adagrad" else 1))
+    assert "SparseCores of each chip look up and move the rows of tables" in said["sparsecores"]
+
+
+ROWS_THERE_AND_BACK = """
+import json, sys
+import numpy as np
+from jax import ShapeDtypeStruct
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from embark.trainers.jax.exchange import AXIS
+from embark.trainers.jax.state import _cutting, _writing
+from embark.trainers.jax.step import table_form
+
+mesh = Mesh(np.array(topologies.get_topology_desc("v6e:2x2", "tpu").devices), (AXIS,))
+form, number = table_form(mesh), ShapeDtypeStruct((), np.int32, sharding=NamedSharding(mesh, P()))
+table = ShapeDtypeStruct((4_000_000, 64), np.float32, sharding=form)
+block = ShapeDtypeStruct((4 * 4096 * 64,), np.float32, sharding=NamedSharding(mesh, P(AXIS)))
+lowered = [_writing(mesh, form).lower(table, block, number), _cutting(mesh, 2, 4096).lower(table, number)]
+print(json.dumps([program.compile().memory_analysis().temp_size_in_bytes for program in lowered]))
+"""
+
+
+@pytest.mark.tpu
+@pytest.mark.slow
+def test_giving_rows_to_sparsecores_and_taking_them_copies_no_table(tmp_path):
+    env = with_compiler() | {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    done = subprocess.run([sys.executable, "-c", ROWS_THERE_AND_BACK], cwd=tmp_path, env=env, capture_output=True,
+                          text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    on_chip = 4_000_000 * 64 * 4 / 4
+    assert all(temporary < on_chip / 20 for temporary in json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture
+def compiled(tmp_path) -> Callable[..., dict[str, Any]]:
+    """A function from chips and settings to what `embark plan --tpu-compile` says, in a process of its own: the
+    compiler ends the one it is in where it meets what it cannot do."""
+    (tmp_path / "t.toml").write_text(SPEC)
+
+    def say(topology: str, *sets: str) -> dict[str, Any]:
+        settings = (f"train.batch_size={BATCH_PER_CHIP * NUM_CHIPS[topology]}", *sets)
+        words = ["plan", "t.toml", "--tpu-compile", topology, "--json", *(w for s in settings for w in ("--set", s))]
+        done = subprocess.run([sys.executable, "-m", "embark", *words], cwd=tmp_path, env=with_compiler(),
+                              capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return json.loads(done.stdout)
+
+    return say
+
+
+def with_compiler() -> dict[str, str]:
+    env = os.environ | {"PYTHONPATH": str(SOURCES), "JAX_PLATFORMS": "cpu"}
+    if find_spec("libtpu") is None:
+        env["TPU_LIBRARY_PATH"] = str(Path(sys.prefix, "libtpu", "libtpu", "libtpu.so"))
+    return env
+
+
+def check_tables(said: dict[str, Any], kept_bytes: int) -> None:
+    """A chip has its part of them once, moved in place, and a step needs no copy."""
+    on_chip = kept_bytes / said["num_chips"]
+    assert on_chip < said["argument_bytes"] < 1.1 * on_chip + 2**20
+    assert said["shared_bytes"] > on_chip
+    assert said["temporary_bytes"] < on_chip / 2

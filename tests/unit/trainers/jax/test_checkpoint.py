@@ -1,0 +1,224 @@
+"""Both trainers write one form of checkpoint: what one saved the other goes on from, on any number of devices."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from embark.data import open_source
+from embark.errors import UserError
+from embark.spec import to_toml
+from embark.store import RunDir
+from embark.store.checkpoint_diff import compare
+from embark.trainers.jax.checkpoint import Checkpointer
+from embark.trainers.jax.evaluation import Evaluation
+from embark.trainers.jax.trainer import JaxTrainer
+from embark.trainers.jax.world import World
+
+SOURCES = Path(__file__).parents[4] / "src"
+SETS = ("train.num_steps=20", "store.checkpoint_at_end=true", "train.dense_optimizer=adam",
+        "train.dense_learning_rate=0.01", "watch.every=5", "data.num_train_samples=2560")
+
+
+@pytest.fixture
+def world(world_of) -> World:
+    return world_of(4)
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad"])
+def test_a_checkpoint_of_torch_taken_up_and_saved_again_has_the_same_bits_and_the_same_auc(
+    tiny, train_in_torch, world, tmp_path, optimizer
+):
+    sets = (*SETS, f"train.optimizer={optimizer}", "name=of_torch")
+    told = train_in_torch(*sets)
+    run = RunDir(told.values["run_dir"])
+    spec = tiny(*sets)
+    built, checkpointer = _loaded(spec, run, world)
+    result = Evaluation(open_source(spec), built).run(lambda: False)
+    assert result["auc"] == pytest.approx(told.of("eval")[-1]["auc"], abs=1e-9)
+    assert result["log_loss"] == pytest.approx(told.of("eval")[-1]["log_loss"], abs=1e-7)
+    other = RunDir(str(tmp_path / "of_jax"))
+    shutil.copytree(run.path, other.path)
+    shutil.rmtree(other.path / "checkpoints")
+    saver = Checkpointer(spec, other, built)
+    saver.begin(21, {})
+    assert [saved.error for saved in saver.wait()] == [None]
+    shutil.move(other.path / "checkpoints" / "step-000000021", run.path / "checkpoints" / "step-000000021")
+    first, second = run.shelf.committed()
+    difference = compare(run.shelf, first, second)
+    assert all(name.startswith("random.") for name in difference.only_in_a)
+    assert not difference.only_in_b
+    assert not difference.shapes
+    # Adam's count of steps, which is the checkpoint's own.
+    assert all(change.name.endswith(".step") for change in difference.tensors)
+    assert difference.num_same > 20
+    checkpointer.close()
+    saver.close()
+
+
+def test_torch_evaluates_what_jax_trained_to_the_same_auc_and_goes_on_from_it(tiny, train_tiny, train_in_torch):
+    sets = (*SETS, "train.eval_every=20")
+    told = train_tiny(*sets, "name=handed_over", num_devices=4, fresh=False)
+    onward = train_in_torch(*sets[1:], "name=handed_over", "train.num_steps=40", fresh=False)
+    assert onward.of("resume")[0]["step"] == 20
+    whole = train_in_torch(*sets[1:], "train.num_steps=40")
+    assert onward.losses() == pytest.approx(whole.losses(), abs=1e-6)
+    assert told.of("eval")[-1]["auc"] == pytest.approx(whole.of("eval")[0]["auc"], abs=1e-6)
+    assert onward.of("eval")[-1]["auc"] == pytest.approx(whole.of("eval")[-1]["auc"], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_killed_on_eight_devices_goes_on_to_the_bit_and_on_four_to_the_same_losses(tiny, train_tiny):
+    sets = ("train.num_steps=20", "watch.every=4", "store.checkpoint_every=5", "store.in_background=false",
+            "data.num_train_samples=2560")
+    killed = RunDir(tiny(*sets, "name=killed").store.root + "/killed")
+    _killed_in_a_process_of_its_own(tiny(*sets, "name=killed"))
+    assert [c.step for c in killed.shelf.committed()] == [5, 10]
+    shutil.copytree(killed.path, killed.path.with_name("on_four"))
+    told = train_tiny(*sets, "name=killed", fresh=False)
+    on_four = train_tiny(*sets, "name=on_four", fresh=False, num_devices=4)
+    whole = train_tiny(*sets)
+    assert told.of("resume")[0]["step"] == 10
+    expected = whole.losses()
+    assert told.losses()[-3:] == expected[-3:]
+    assert told.of("eval")[-1]["auc"] == whole.of("eval")[-1]["auc"]
+    assert on_four.losses()[-3:] == pytest.approx(expected[-3:], abs=1e-6)
+    assert len(on_four.of("plan")[-1]["per_rank"]) == 4
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tiny, train_in_torch, world):
+    sets = (*SETS, "name=other")
+    run = RunDir(train_in_torch(*sets).values["run_dir"])
+    for wrong in ("train.optimizer=adagrad", "model.rows_per_table=[50,3,1000,78]", "model.top_mlp=[8]"):
+        with pytest.raises(UserError, match="of another model"):
+            _loaded(tiny(*sets, wrong), run, world)
+
+
+def _cut(file: Path) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+
+
+def _flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    file.write_bytes(data)
+
+
+DAMAGES = {
+    "a part cut short": ("rank-00000-02.bin", _cut, r"rank-00000-02.bin: [\d,]+ bytes instead of [\d,]+"),
+    "a byte flipped": ("rank-00000-00.bin", _flip, "rank-00000-00.bin: its bytes changed"),
+    "a part gone": ("rank-00000-01.bin", Path.unlink, "is damaged and passed over: .*there is no .*rank-00000-01.bin"),
+    "the index damaged": ("index.json", _flip, "index.json: its bytes changed"),
+    "the mark gone": ("commit.json", Path.unlink, "has no mark that can be read and is passed over"),
+    "the mark garbled": ("commit.json", _cut, "has no mark that can be read and is passed over"),
+}
+SAVING_TWICE = ("train.num_steps=8", "store.checkpoint_every=4", "store.checkpoint_at_end=true",
+                "data.num_eval_samples=0")
+
+
+def test_a_damaged_checkpoint_is_named_and_passed_over(tiny, train_tiny, world, tmp_path):
+    spec = tiny(*SAVING_TWICE)
+    original = RunDir(train_tiny(*SAVING_TWICE, num_devices=4).values["run_dir"])
+    built = JaxTrainer(spec, world, 8, open_source(spec))
+    for damage, (name, spoil, message) in DAMAGES.items():
+        run = _copy_of(original, tmp_path / damage)
+        spoil(run.path / "checkpoints" / "step-000000008" / name)
+        step, told = _begun(spec, run, built)
+        assert (damage, step, len(told)) == (damage, 4, 1)
+        assert re.search(f"step-000000008.*{message}", told[0]), told
+
+
+def test_sizes_alone_find_a_part_cut_short_and_no_byte_flipped(tiny, train_tiny, world):
+    spec = tiny(*SAVING_TWICE, "store.verify=sizes")
+    run = RunDir(train_tiny(*SAVING_TWICE, num_devices=4).values["run_dir"])
+    built = JaxTrainer(spec, world, 8, open_source(spec))
+    newest = run.path / "checkpoints" / "step-000000008"
+    _flip(newest / "rank-00000-00.bin")
+    assert _begun(spec, run, built) == (8, [])
+    _cut(newest / "rank-00000-00.bin")
+    step, told = _begun(spec, run, built)
+    assert step == 4
+    assert "rank-00000-00.bin is missing or cut short" in told[0]
+
+
+def test_with_all_damaged_it_begins_with_the_initial_weights_and_says_so(tiny, train_tiny, world, tmp_path):
+    spec = tiny(*SAVING_TWICE)
+    run = RunDir(train_tiny(*SAVING_TWICE, num_devices=4).values["run_dir"])
+    for folder in (run.path / "checkpoints").iterdir():
+        _cut(folder / "rank-00000-00.bin")
+    spoilt, fresh = (JaxTrainer(spec, world, 8, open_source(spec)) for _ in range(2))
+    step, told = _begun(spec, run, spoilt)
+    assert (step, len(told)) == (None, 2)
+    assert _begun(spec, RunDir(str(tmp_path / "nothing")), fresh) == (None, [])
+    for mine, theirs in zip(jax.tree.leaves(spoilt.state), jax.tree.leaves(fresh.state), strict=True):
+        assert (mine == theirs).all()
+
+
+def test_what_was_spoilt_goes_with_the_next_commit_and_never_counts_as_kept(tiny, train_tiny, world):
+    spec = tiny(*SAVING_TWICE, "store.keep_checkpoints=1")
+    run = RunDir(train_tiny(*SAVING_TWICE, num_devices=4).values["run_dir"])
+    _cut(run.path / "checkpoints" / "step-000000008" / "rank-00000-00.bin")
+    built = JaxTrainer(spec, world, 8, open_source(spec))
+    checkpointer = Checkpointer(spec, run, built)
+    checkpointer.begin_from_newest(lambda text: None)
+    checkpointer.begin(7, {})
+    assert [(saved.error, saved.untidy) for saved in checkpointer.wait()] == [(None, None)]
+    checkpointer.close()
+    assert [c.step for c in run.shelf.committed()] == [7]
+
+
+def _copy_of(run: RunDir, path: Path) -> RunDir:
+    shutil.copytree(run.path, path)
+    return RunDir(str(path))
+
+
+def _begun(spec, run: RunDir, built: JaxTrainer) -> tuple[int | None, list[str]]:
+    """The step that is gone on from, and what was said."""
+    told: list[str] = []
+    checkpoint = Checkpointer(spec, run, built).begin_from_newest(told.append)
+    return checkpoint.step if checkpoint else None, told
+
+
+def _loaded(spec, run: RunDir, world: World) -> tuple[JaxTrainer, Checkpointer]:
+    built = JaxTrainer(spec, world, 20, open_source(spec))
+    checkpointer = Checkpointer(spec, run, built)
+    assert checkpointer.begin_from_newest(lambda text: None) is not None
+    return built, checkpointer
+
+
+KILLING = """
+import os, signal, sys
+from embark.spec import load_spec
+from embark.trainers.jax.loop import train
+
+class KillAt:
+    def emit(self, event):
+        if event.kind == "step" and event.values["step"] == 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+    def close(self):
+        pass
+
+train(load_spec(sys.argv[1]), [KillAt()])
+"""
+
+
+def _killed_in_a_process_of_its_own(spec) -> None:
+    path = Path(spec.store.root, "killed.toml")
+    path.write_text(to_toml(spec))
+    settings = {
+        "JAX_NUM_CPU_DEVICES": "8", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(SOURCES),
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    done = subprocess.run([sys.executable, "-c", KILLING, path], env=os.environ | settings, capture_output=True,
+                          text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr

@@ -1,0 +1,82 @@
+"""`embark bench --calibrate` measures for real, keeps what it found, and the plan uses it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from embark.cli.console import Console
+from embark.cli.options import OutputOptions
+from embark.plan.calibration import calibration_path, forget, load_calibrations
+from embark.plan.local import predict_local
+from embark.spec import ModelSpec, load_spec
+from embark.trainers.torch.bench import calibrate as verb
+
+pytest.importorskip("torch")
+HERE = {"device": "cpu", "device_name": "2 CPU threads", "engine": "pipeline", "precision": "fp32", "world_size": 1,
+        "host_bytes": 8 * 2**30, "device_bytes": 0}
+
+
+@pytest.mark.slow
+def test_a_calibration_is_measured_kept_and_used(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(verb, "CPU_BATCHES", {"tiny": (64, 2048)})
+    monkeypatch.setattr(verb, "calibration_models", lambda is_gpu: {
+        "tiny": ModelSpec(embedding_dim=8, bottom_mlp=(8,), top_mlp=(8,), num_tables=2, rows_per_table=100)})
+    spec = load_spec("laptop", ["place.device=cpu"])
+    assert verb.calibrate(OutputOptions(json=True).console(), spec, seconds=0.2) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["batch"] for row in told["rows"]] == [64, 2048]
+    assert calibration_path().exists()
+    found = load_calibrations()["cpu"]
+    assert found.rates.copy_bytes > 1e8
+    assert 50e6 < found.memory["pipeline"].context_bytes < 5e9
+    foreseen = predict_local(load_spec("laptop", []), HERE)
+    assert foreseen["peak_bytes"] > found.memory["pipeline"].context_bytes
+    forget()
+
+
+def test_a_run_on_a_card_that_the_catalog_lacks_is_not_foreseen():
+    assert predict_local(load_spec("laptop", []), HERE | {"device": "cuda", "device_name": "Voodoo 2", "engine": "cuda_graph",
+                                                    "device_bytes": 2**23}) is None
+
+
+def test_a_run_on_an_h200_is_foreseen_as_calibrated():
+    here = HERE | {"device": "cuda", "device_name": "NVIDIA H200", "device_bytes": 150e9, "engine": "cuda_graph",
+                   "precision": "bf16"}
+    drawn = predict_local(load_spec("quickstart", []), here)
+    assert drawn["is_calibrated"]
+    assert drawn["peak_bytes"] == pytest.approx(2.117e9, rel=0.05)
+    # Measured on an H200: the loader draws samples far slower than the card learns from them.
+    assert drawn["bound_by"] == "drawing samples"
+    assert drawn["step_s"] == pytest.approx(0.00291, rel=0.1)
+    read = predict_local(load_spec("quickstart", ["data.kind=prepared", "data.path=/data"]), here)
+    assert read["step_s"] == pytest.approx(0.000163, rel=0.1)
+
+
+def test_a_run_tells_what_was_predicted_and_what_it_took(tmp_path):
+    from embark.trainers.torch.loop import train
+
+    spec = load_spec("laptop", [f"store.root={tmp_path}", "train.num_steps=60", "data.num_eval_samples=2048",
+                                "place.device=cpu", "data.num_train_samples=65536"])
+    train(spec, foresee=predict_local)
+    events = [json.loads(line) for line in (tmp_path / "laptop" / "events.jsonl").read_text().splitlines()]
+    predicted = next(e for e in events if e["event"] == "predict")
+    end = next(e for e in events if e["event"] == "end")
+    assert predicted["step_s"] > 0
+    assert end["step_s"] > 0
+    assert end["peak_bytes"] > 100e6
+
+
+def test_the_closing_lines_set_them_side_by_side():
+    from embark.events.events import Event
+    from embark.events.history import History
+    from embark.events.summary import foresight
+
+    history = History()
+    history.take(Event("predict", {"step_s": 0.000171, "peak_bytes": 2.12e9, "is_calibrated": True}))
+    history.take(Event("end", {"step_s": 0.000165, "peak_bytes": 2.11e9}))
+    assert foresight(history) == "predicted 0.171 ms a step and 2.12 GB, took 0.165 ms a step and 2.11 GB"
+    assert foresight(History()) == ""
+    assert isinstance(OutputOptions().console(), Console)

@@ -1,0 +1,359 @@
+"""The fast CPU lookup computes what FBGEMM computes, over FBGEMM's own storage."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    BoundsCheckMode,
+    EmbeddingLocation,
+    PoolingMode,
+)
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+    WeightDecayMode,
+)
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.embedding_configs import DataType, PoolingType
+from torchrec.optim import RowWiseAdagrad
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+
+from embark.errors import DataError
+from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup
+
+BATCH_SIZE = 32
+OPTIMIZERS = [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD]
+# Odd row counts put later tables at offsets that are no multiple of their width.
+MIXED_TABLES = [(37, 16), (11, 8), (50, 16), (23, 32), (7, 8)]
+# The third table serves two features.
+MIXED_FEATURES = [0, 1, 2, 2, 3, 4]
+SAME_WIDTH_TABLES = [(40, 16), (13, 16), (60, 16)]
+
+
+def make_tbe(tables=tuple(SAME_WIDTH_TABLES), features=None, **options):
+    options.setdefault("optimizer", EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+    tbe = SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows, dim in tables],
+        feature_table_map=features,
+        learning_rate=0.1,
+        **options,
+    )
+    generator = torch.Generator().manual_seed(1)
+    for table in tbe.split_embedding_weights():
+        table.copy_(torch.rand(table.shape, generator=generator) - 0.5)
+    return tbe
+
+
+def make_pair(*args, **options):
+    stock = make_tbe(*args, **options)
+    fast = copy.deepcopy(stock)
+    assert use_fast_cpu_lookup(fast) == 1
+    return stock, fast
+
+
+def make_batch(tbe, lengths_kind, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    num_bags = len(tbe.feature_table_map) * BATCH_SIZE
+    lengths = {
+        "one id": torch.ones(num_bags, dtype=torch.int64),
+        "three ids": torch.full((num_bags,), 3),
+        "ragged": torch.randint(0, 5, (num_bags,), generator=generator),
+        "empty": torch.zeros(num_bags, dtype=torch.int64),
+    }[lengths_kind]
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    num_rows = tbe.rows_per_table.repeat_interleave(lengths.view(-1, BATCH_SIZE).sum(1))
+    # Squared, so that low ids repeat in a batch.
+    indices = (torch.rand(num_rows.numel(), generator=generator) ** 2 * num_rows).long()
+    return indices, offsets
+
+
+def train_step(tbe, indices, offsets, seed=0):
+    pooled = tbe(indices.clone(), offsets)
+    pooled.backward(torch.randn(pooled.shape, generator=torch.Generator().manual_seed(seed)))
+    return pooled.detach()
+
+
+def assert_same_state(stock, fast, atol=1e-6):
+    torch.testing.assert_close(fast.weights_host, stock.weights_host, rtol=0, atol=atol)
+    torch.testing.assert_close(fast.momentum1_host, stock.momentum1_host, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "lengths_kind"),
+    [
+        (PoolingMode.SUM, "one id"),
+        (PoolingMode.SUM, "ragged"),
+        (PoolingMode.MEAN, "ragged"),
+        (PoolingMode.MEAN, "empty"),
+    ],
+)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_steps_equal_fbgemm_on_tables_of_mixed_widths(optimizer, pooling, lengths_kind):
+    stock, fast = make_pair(MIXED_TABLES, MIXED_FEATURES, optimizer=optimizer, pooling_mode=pooling, eps=1e-3)
+    for step, learning_rate in enumerate([0.1, 0.02, 0.0, 0.5]):
+        batch = make_batch(stock, lengths_kind, seed=step)
+        outputs = []
+        for tbe in (stock, fast):
+            tbe.set_learning_rate(learning_rate)
+            outputs.append(train_step(tbe, *batch, seed=step))
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-6)
+        assert_same_state(stock, fast, atol=2e-6)
+
+
+@pytest.mark.parametrize("lengths_kind", ["one id", "ragged"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_half_precision_tables_stay_within_one_rounding_of_fbgemm(optimizer, lengths_kind):
+    stock, fast = make_pair(optimizer=optimizer, weights_precision=SparseType.FP16)
+    for step in range(3):
+        batch = make_batch(stock, lengths_kind, seed=step)
+        expected, pooled = (train_step(tbe, *batch, seed=step) for tbe in (stock, fast))
+        assert pooled.dtype == torch.float32
+        torch.testing.assert_close(pooled, expected, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(fast.weights_host, stock.weights_host, rtol=2e-3, atol=1e-3)
+
+
+def test_half_precision_bags_are_summed_in_full_precision():
+    stock, fast = make_pair(weights_precision=SparseType.FP16)
+    indices, offsets = make_batch(stock, "ragged")
+    torch.testing.assert_close(fast(indices, offsets), stock(indices, offsets), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_zero_learning_rate_moves_no_bit_of_a_weight(optimizer):
+    tbe = make_tbe(optimizer=optimizer)
+    assert use_fast_cpu_lookup(tbe) == 1
+    tbe.weights_host.data[::3] = -0.0
+    before = tbe.weights_host.detach().clone().view(torch.int32)
+    tbe.set_learning_rate(0.0)
+    train_step(tbe, *make_batch(tbe, "ragged"))
+    assert torch.equal(tbe.weights_host.detach().view(torch.int32), before)
+
+
+def test_rate_of_the_forward_pass_counts_as_in_fbgemm():
+    stock, fast = make_pair()
+    indices, offsets = make_batch(stock, "one id")
+    for tbe in (stock, fast):
+        pooled = tbe(indices, offsets)
+        tbe.set_learning_rate(0.0)
+        pooled.sum().backward()
+    assert_same_state(stock, fast)
+
+
+def test_bfloat16_output_takes_a_bfloat16_gradient():
+    stock, fast = make_pair(output_dtype=SparseType.BF16)
+    batch = make_batch(stock, "one id")
+    pooled = fast(*batch)
+    assert pooled.dtype == torch.bfloat16
+    grad = torch.randn(pooled.shape).bfloat16()
+    pooled.backward(grad)
+    full = make_tbe()
+    full(*batch).backward(grad.float())
+    assert_same_state(full, fast)
+
+
+@pytest.mark.parametrize("lengths_kind", ["one id", "three ids"])
+def test_two_runs_are_equal_to_the_bit(lengths_kind):
+    # Large enough that every operation here is split over threads.
+    tables = [(500, 64)] * 8
+    first = make_tbe(tables)
+    second = copy.deepcopy(first)
+    assert use_fast_cpu_lookup(nn.ModuleList([first, second])) == 2
+    num_bags = 8 * 4096
+    num_ids = 1 if lengths_kind == "one id" else 3
+    offsets = torch.arange(num_bags + 1) * num_ids
+    for step in range(3):
+        indices = torch.randint(0, 500, (num_bags * num_ids,), generator=torch.Generator().manual_seed(step))
+        for tbe in (first, second):
+            train_step(tbe, indices, offsets, seed=step)
+    assert torch.equal(first.weights_host, second.weights_host)
+    assert torch.equal(first.momentum1_host, second.momentum1_host)
+
+
+def test_looking_up_without_gradients_changes_nothing():
+    stock, fast = make_pair()
+    batch = make_batch(stock, "one id")
+    before = fast.weights_host.detach().clone()
+    with torch.no_grad():
+        pooled = fast(*batch)
+    assert not pooled.requires_grad
+    torch.testing.assert_close(pooled, stock(*batch))
+    assert torch.equal(fast.weights_host, before)
+
+
+@pytest.mark.parametrize("lengths_kind", ["one id", "ragged"])
+@pytest.mark.parametrize("bad_id", [-7, 10**6])
+def test_bad_id_becomes_row_zero_as_in_fbgemm(bad_id, lengths_kind):
+    stock, fast = make_pair(bounds_check_mode=BoundsCheckMode.IGNORE)
+    indices, offsets = make_batch(stock, lengths_kind)
+    indices[5] = bad_id
+    expected = stock(indices.clone(), offsets)
+    torch.testing.assert_close(fast(indices.clone(), offsets), expected)
+
+
+@pytest.mark.parametrize("lengths_kind", ["one id", "ragged"])
+@pytest.mark.parametrize(
+    ("bad_id", "mode"), [(-1, BoundsCheckMode.WARNING), (-2, BoundsCheckMode.NONE), (13, BoundsCheckMode.NONE)]
+)
+def test_bad_id_that_fbgemm_lets_through_never_reaches_another_table(bad_id, mode, lengths_kind):
+    tbe = make_tbe(bounds_check_mode=mode, table_names=["users", "items", "places"])
+    use_fast_cpu_lookup(tbe)
+    indices, offsets = make_batch(tbe, lengths_kind)
+    indices[offsets[BATCH_SIZE]] = bad_id
+    with pytest.raises(DataError, match=r"table items is not in 0\.\.12"):
+        tbe(indices, offsets)
+
+
+def test_bad_id_is_fatal_where_asked():
+    tbe = make_tbe(bounds_check_mode=BoundsCheckMode.FATAL)
+    use_fast_cpu_lookup(tbe)
+    indices, offsets = make_batch(tbe, "one id")
+    indices[0] = 10**6
+    with pytest.raises(RuntimeError):
+        tbe(indices, offsets)
+
+
+def test_copied_tables_train_apart():
+    _, fast = make_pair()
+    twin = copy.deepcopy(fast)
+    before = fast.weights_host.detach().clone()
+    train_step(twin, *make_batch(fast, "one id"))
+    assert torch.equal(fast.weights_host, before)
+    assert not torch.equal(twin.weights_host, before)
+
+
+def test_weighted_call_goes_to_fbgemm():
+    stock, fast = make_pair()
+    indices, offsets = make_batch(stock, "ragged")
+    weights = torch.rand(indices.numel())
+    assert torch.equal(fast(indices, offsets, weights), stock(indices, offsets, weights))
+
+
+def test_weight_decay_set_later_goes_to_fbgemm():
+    stock, fast = make_pair(weight_decay_mode=WeightDecayMode.L2)
+    for tbe in (stock, fast):
+        tbe.update_hyper_parameters({"weight_decay": 0.3})
+        train_step(tbe, *make_batch(tbe, "one id"))
+    assert torch.equal(fast.weights_host, stock.weights_host)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weights_precision": SparseType.INT8},
+        {"pooling_mode": PoolingMode.NONE},
+        {"weight_decay": 0.1, "weight_decay_mode": WeightDecayMode.L2},
+        {"gradient_clipping": True},
+    ],
+)
+def test_what_it_does_not_compute_is_left_alone(options):
+    tables = [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows, dim in SAME_WIDTH_TABLES]
+    tbe = SplitTableBatchedEmbeddingBagsCodegen(tables, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, **options)
+    assert use_fast_cpu_lookup(tbe) == 0
+    assert "forward" not in vars(tbe)
+
+
+def test_second_call_replaces_nothing():
+    _, fast = make_pair()
+    assert use_fast_cpu_lookup(fast) == 0
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Clicks(nn.Module):
+    def __init__(self, is_weighted=False):
+        super().__init__()
+        tables = [
+            EmbeddingBagConfig(
+                name=f"t{t}",
+                num_embeddings=50 + t,
+                embedding_dim=8,
+                feature_names=[f"f{t}"],
+                pooling=PoolingType.SUM if t < 3 else PoolingType.MEAN,
+                data_type=DataType.FP32,
+            )
+            for t in range(4)
+        ]
+        self.ebc = EmbeddingBagCollection(tables, is_weighted=is_weighted, device=torch.device("meta"))
+        self.head = nn.Linear(32, 1)
+
+    def forward(self, batch):
+        logits = self.head(self.ebc(batch).values())
+        # Far from its minimum: Adagrad's first steps blow up the relative error of a tiny gradient.
+        return (logits - 3).square().mean(), logits.detach()
+
+
+def make_dmp(is_weighted=False):
+    torch.manual_seed(0)
+    model = Clicks(is_weighted)
+    apply_optimizer_in_backward(RowWiseAdagrad, model.ebc.parameters(), {"lr": 0.1, "eps": 1e-6})
+    # The planner likes data_parallel for small tables, which has no fused optimizer.
+    sharding = {f"t{t}": table_wise(rank=0, device="cpu") for t in range(4)}
+    sharder = EmbeddingBagCollectionSharder()
+    module_plan = construct_module_sharding_plan(model.ebc, sharding, sharder, world_size=1, device_type="cpu")
+    plan = ShardingPlan({"ebc": module_plan})
+    return DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=[sharder])
+
+
+def make_kjt(seed, max_length):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0 if max_length > 1 else 1, max_length + 1, (4 * BATCH_SIZE,), generator=generator)
+    values = torch.randint(0, 50, (int(lengths.sum()),), generator=generator)
+    return KeyedJaggedTensor([f"f{t}" for t in range(4)], values, lengths=lengths)
+
+
+@pytest.mark.parametrize("max_length", [1, 4])
+def test_sharded_model_trains_as_before_under_the_pipeline(process_group, max_length):
+    states, losses = [], []
+    for fast in (False, True):
+        dmp = make_dmp()
+        if fast:
+            # Sum and mean pooling go to FBGEMM as two batches of tables.
+            assert use_fast_cpu_lookup(dmp) == 2
+        head = KeyedOptimizerWrapper(
+            {f"head.{name}": p for name, p in dmp.module.head.named_parameters()},
+            lambda params: torch.optim.SGD(params, lr=0.1),
+        )
+        optimizer = CombinedOptimizer([dmp.fused_optimizer, head])
+        pipeline = TrainPipelineSparseDist(dmp, optimizer, torch.device("cpu"))
+        batches = iter([make_kjt(seed, max_length) for seed in range(6)])
+        for learning_rate in (0.1, 0.1, 0.4, 0.0, 0.2, 0.2):
+            for group in dmp.fused_optimizer.param_groups:
+                group["lr"] = learning_rate
+            pipeline.progress(batches)
+        pipeline.detach()
+        dmp.eval()
+        with torch.no_grad():
+            losses.append(dmp(make_kjt(99, max_length))[0])
+        states.append((dmp.state_dict(), dmp.fused_optimizer.state_dict()["state"]))
+    torch.testing.assert_close(losses[1], losses[0])
+    (stock_weights, stock_state), (fast_weights, fast_state) = states
+    assert stock_weights.keys() == fast_weights.keys()
+    assert stock_state.keys() == fast_state.keys()
+    for key, weights in stock_weights.items():
+        torch.testing.assert_close(local(fast_weights[key]), local(weights), rtol=0, atol=1e-6)
+    for table, state in stock_state.items():
+        for name, value in state.items():
+            assert local(value).abs().sum() > 0
+            torch.testing.assert_close(local(fast_state[table][name]), local(value), rtol=1e-6, atol=1e-6)
+
+
+def local(value):
+    return value.local_tensor() if hasattr(value, "local_tensor") else value
+
+
+def test_weighted_collection_keeps_fbgemm(process_group):
+    assert use_fast_cpu_lookup(make_dmp(is_weighted=True)) == 0

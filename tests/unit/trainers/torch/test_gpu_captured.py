@@ -1,0 +1,165 @@
+"""The captured engine as a graph on a GPU. Run by hand; what came of it is in bench/RESULTS.md."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from embark.errors import DataError, EmbarkError
+from embark.trainers.torch.initial import local_shards
+
+pytestmark = pytest.mark.gpu
+GPU = ("place.device=cuda", "train.num_steps=40", "data.num_train_samples=16384", "train.eps=1e-4")
+QUICK = ("place.device=cuda", "train.num_steps=200", "data.num_train_samples=409600", "train.batch_size=2048",
+         "model.num_dense=13", "model.embedding_dim=64", "model.bottom_mlp=[512, 256]", "model.top_mlp=[512, 256]",
+         "model.num_tables=26", "model.rows_per_table=100000", "train.learning_rate=0.01")
+RAGGED = ("data.ragged=true", "model.tables=[{name='a', rows=9, multi_hot=4, pooling='mean'}, "
+          "{name='b', rows=60, multi_hot=3}, {name='c', rows=5}]")
+
+
+@pytest.mark.parametrize("sets", [
+    (), ("model.kind=dcnv2",), ("model.num_dense=0",), RAGGED, ("model.top_mlp=[]", "model.bottom_mlp=[]"),
+    ("model.embedding_dim=12",), ("model.embedding_dim=256",), ("model.num_tables=1",), ("model.num_tables=70",),
+    ("train.optimizer=adagrad", "train.dense_optimizer=adam", "train.dense_learning_rate=0.01"),
+    ("train.optimizer=sgd", "train.dense_optimizer=sgd"), ("train.warmup_steps=9", "train.decay=cosine"),
+], ids=str)
+def test_in_fp32_the_losses_are_those_of_the_pipeline(train_tiny, sets):
+    pipeline = train_tiny(*GPU, *sets, "train.engine=pipeline")
+    captured = train_tiny(*GPU, *sets)
+    assert captured.of("start")[0]["engine"] == "cuda_graph"
+    assert captured.losses() == pytest.approx(pipeline.losses(), rel=2e-4)
+
+
+def test_over_200_steps_the_engines_part_no_more_than_one_bit_would_make_the_pipeline_part(train_tiny, monkeypatch):
+    """Adagrad turns the last bit of a small gradient into a whole step, so losses part whatever computes them; by SGD,
+    which does not, they stay the same."""
+    from embark.trainers.torch import build
+
+    fill = build.fill_tables
+
+    def fill_and_nudge(tables, model, seed):
+        fill(tables, model, seed)
+        with torch.no_grad():
+            for _, shard, _, _ in local_shards(tables):
+                shard.mul_(1 + 2**-23)
+
+    def losses(engine, *sets):
+        return train_tiny(*QUICK, f"train.engine={engine}", *sets).losses()
+
+    sgd = ("train.optimizer=sgd", "train.dense_optimizer=sgd")
+    assert losses("cuda_graph", *sgd) == pytest.approx(losses("pipeline", *sgd), abs=1e-6)
+    pipeline, captured = losses("pipeline"), losses("cuda_graph")
+    assert captured[:10] == pytest.approx(pipeline[:10], abs=1e-6)
+    monkeypatch.setattr(build, "fill_tables", fill_and_nudge)
+    nudged = losses("pipeline")
+    assert _parted(pipeline, nudged) > 0
+    assert _parted(pipeline, captured) <= 2 * _parted(pipeline, nudged)
+
+
+@pytest.mark.parametrize("sets", [(), ("model.kind=dcnv2",), ("model.num_dense=0",), RAGGED])
+def test_in_bf16_the_losses_are_close_and_repeat_to_the_bit(train_tiny, sets):
+    sets = (*GPU, *sets, "train.precision=bf16")
+    pipeline = train_tiny(*sets, "train.engine=pipeline")
+    captured = train_tiny(*sets)
+    assert captured.losses() == pytest.approx(pipeline.losses(), rel=0.03)
+    assert train_tiny(*sets).losses() == captured.losses()
+
+
+def test_in_bf16_both_engines_learn_alike(train_tiny):
+    sets = ("place.device=cuda", "train.precision=bf16", "data.num_train_samples=400000", "data.num_eval_samples=65536",
+            "train.batch_size=1024", "watch.every=50", "train.learning_rate=0.02")
+    aucs = [train_tiny(*sets, f"train.engine={engine}").of("eval")[-1]["auc"] for engine in ("pipeline", "cuda_graph")]
+    assert aucs[0] > 0.6
+    assert aucs[1] == pytest.approx(aucs[0], abs=5e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+def test_a_resumed_run_gives_the_same_losses_bit_for_bit(train_tiny, precision, optimizer):
+    sets = (*GPU, f"train.precision={precision}", f"train.dense_optimizer={optimizer}", "store.checkpoint_every=8",
+            "train.dense_learning_rate=0.01")
+    whole = train_tiny(*sets, "name=whole")
+    train_tiny(*sets, "name=parts", "train.num_steps=16", fresh=False)
+    resumed = train_tiny(*sets, "name=parts", fresh=False)
+    assert resumed.of("resume")[0]["step"] == 16
+    assert resumed.losses() == whole.losses()
+
+
+@pytest.mark.parametrize(("first", "then"), [("cuda_graph", "pipeline"), ("pipeline", "cuda_graph")])
+def test_a_checkpoint_of_one_engine_goes_on_in_the_other(train_tiny, first, then):
+    sets = (*GPU, "store.checkpoint_every=8", "train.dense_optimizer=adam", "train.dense_learning_rate=0.01")
+    whole = train_tiny(*sets, "name=whole", "train.engine=pipeline")
+    train_tiny(*sets, "name=parts", "train.num_steps=16", f"train.engine={first}", fresh=False)
+    resumed = train_tiny(*sets, "name=parts", f"train.engine={then}", fresh=False)
+    assert resumed.losses() == pytest.approx(whole.losses(), rel=2e-4)
+
+
+def test_rows_of_prepared_data_are_decoded_on_the_device(train_tiny, tiny, tmp_path):
+    from embark.data.make import make
+
+    make(tiny("data.num_train_samples=16384"), tmp_path / "made")
+    sets = (*GPU, "data.kind=prepared", f"data.path={tmp_path / 'made'}")
+    pipeline = train_tiny(*sets, "train.engine=pipeline")
+    captured = train_tiny(*sets)
+    assert "decodes the rows" in captured.of("start")[0]["engine_reason"]
+    assert captured.losses() == pytest.approx(pipeline.losses(), rel=2e-4)
+
+
+def test_a_bad_id_is_found_on_the_device_and_told(train_tiny, monkeypatch):
+    from embark.data.synthetic import SyntheticSource
+
+    draw = SyntheticSource.train_rows
+
+    def spoilt(self, epoch, start, stop):
+        batch = draw(self, epoch, start, stop)
+        if start == 5 * 128:
+            ids = batch.ids.copy()
+            ids[128 + 7] = 50
+            batch = dataclasses.replace(batch, ids=ids)
+        return batch
+
+    monkeypatch.setattr(SyntheticSource, "train_rows", spoilt)
+    with pytest.raises(DataError, match=r"table cat_1: id 50 of sample 7 of the batch is not in 0 to 49, in step 6 "):
+        train_tiny(*GPU, "watch.every=10")
+
+
+def test_a_loss_that_is_no_number_names_its_first_step(train_tiny):
+    with pytest.raises(EmbarkError, match=r"no number in step \d+ \(samples .*ran away"):
+        train_tiny(*GPU, "train.optimizer=sgd", "train.dense_optimizer=sgd", "train.learning_rate=1e30",
+                   "watch.every=20")
+
+
+@pytest.mark.parametrize(("sets", "says"), [
+    (("train.optimizer=adam",), "fused Adam counts its steps on the host"),
+    (("train.table_dtype=fp16",), "fp16 tables round at random"),
+])
+def test_auto_falls_back_and_says_why(train_tiny, sets, says):
+    start = train_tiny(*GPU, *sets, "train.num_steps=2").of("start")[0]
+    assert start["engine"] == "pipeline"
+    assert says in start["engine_reason"]
+
+
+def test_tables_on_the_host_are_fetched_ahead(train_tiny, monkeypatch):
+    from embark.trainers.torch import sharding
+
+    monkeypatch.setattr(sharding, "device_bytes", lambda _device: 400_000)
+    monkeypatch.setattr(sharding, "host_bytes", lambda: 10**9)
+    told = train_tiny(*GPU, "model.rows_per_table=5000", "train.memory_reserve=0")
+    start = told.of("start")[0]
+    assert start["engine"] == "pipeline"
+    assert "host's memory" in start["engine_reason"]
+    assert "one batch ahead" in start["engine_reason"]
+    assert told.losses()[-1] < told.losses()[0]
+
+
+def test_too_little_memory_is_told_with_what_would_help(train_tiny):
+    with pytest.raises(EmbarkError, match="out of GPU memory") as caught:
+        train_tiny(*GPU, "train.batch_size=16384", "model.top_mlp=[2000000]", "train.num_steps=1")
+    assert "batch_size" in str(caught.value.fix)
+
+
+def _parted(losses, others):
+    """How far apart, on average."""
+    return sum(abs(a - b) for a, b in zip(losses, others, strict=True)) / len(losses)

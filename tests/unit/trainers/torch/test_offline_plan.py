@@ -1,0 +1,183 @@
+"""TorchRec's planner without its machines: what it answers, and that the closed form answers the same."""
+
+import itertools
+import logging
+from collections import Counter
+
+import pytest
+import torch
+from torchrec.distributed.planner.types import PlannerError
+
+from embark.catalog import load_catalog
+from embark.model import sharding_costs as shard_costs
+from embark.model.placement import Cluster, Placement, Shard, TooLarge, shard_bytes
+from embark.plan import closed_form as closed_form_module
+from embark.plan.closed_form import closed_form
+from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec
+from embark.trainers.torch import plan_search, sharding
+from embark.trainers.torch.device_memory import host_bytes
+from embark.trainers.torch.model import tables_without_values
+from embark.trainers.torch.offline_plan import DoesNotFit, offline_plan
+from embark.trainers.torch.world import World
+
+GIB = 2**30
+TOLERANCE = 0.002
+"""Of the fullest rank's table bytes. Most plans are the same shard by shard; where two ranks are equally busy but for
+the rounding of a sum, one of the two planners may choose the other rank."""
+CRITEO = PRESETS["criteo-1tb"]()
+
+
+def planned(spec, cluster):
+    plan = offline_plan(
+        spec, num_ranks=cluster.num_ranks, ranks_per_host=cluster.ranks_per_host, device_bytes=cluster.device_bytes,
+        host_bytes=cluster.host_bytes, device=cluster.device,
+    )
+    return Placement(cluster.num_ranks, tuple(Shard(*s) for s in plan["shards"]), plan["shardings"], "TorchRec")
+
+
+def of_gpu(gpu, num_ranks):
+    """So many of a card, in the smallest machines of the catalog that hold them."""
+    machines = [m for m in load_catalog().machines.values() if m.gpu.name == gpu and m.allocatable_gib]
+    per_host = min(8, num_ranks)
+    machine = min((m for m in machines if m.num_gpus >= per_host), key=lambda m: (m.num_gpus, m.name))
+    device_mib = machine.gpu.seen_mib or machine.gpu.memory_mib
+    return Cluster(num_ranks, per_host, device_mib * 2**20, machine.allocatable_gib * GIB * per_host / machine.num_gpus)
+
+
+def verdict_and_fullest(place, spec, cluster):
+    try:
+        placement = place(spec, cluster)
+    except (TooLarge, DoesNotFit):
+        return "no", 0.0
+    held = Counter()
+    for shard in placement.shards:
+        held[shard.rank] += shard_bytes(shard, spec)
+    return "host" if placement.is_on_host else "device", max(held.values())
+
+
+def assert_the_two_agree(spec, cluster):
+    verdict, fullest = verdict_and_fullest(planned, spec, cluster)
+    ours, our_fullest = verdict_and_fullest(closed_form, spec, cluster)
+    assert ours == verdict
+    assert our_fullest == pytest.approx(fullest, rel=TOLERANCE)
+    return verdict
+
+
+@pytest.mark.parametrize(("gpu", "by_ranks"), [
+    ("A100", {1: "no", 2: "host", 4: "device", 8: "device", 16: "device", 128: "device"}),
+    ("A100-80GB", {1: "host", 2: "device", 4: "device", 8: "device"}),
+    ("H100", {1: "host", 2: "device", 16: "device"}),
+    ("H200", {1: "device", 2: "device", 4: "device", 8: "device"}),
+])
+def test_the_closed_form_agrees_on_criteo_1tb(gpu, by_ranks):
+    assert {n: assert_the_two_agree(CRITEO, of_gpu(gpu, n)) for n in by_ranks} == by_ranks
+
+
+@pytest.mark.parametrize(("preset", "gpu", "num_ranks", "expected"), [
+    ("mlperf-dcnv2", "A100", 4, "host"), ("mlperf-dcnv2", "A100", 8, "device"), ("mlperf-dcnv2", "A100-80GB", 1, "no"),
+    ("mlperf-dcnv2", "H100", 8, "device"), ("mlperf-dcnv2", "H200", 1, "host"), ("mlperf-dcnv2", "H200", 16, "device"),
+    ("quickstart", "A100", 1, "device"), ("quickstart", "A100", 16, "device"),
+])
+def test_the_closed_form_agrees_on_the_other_presets(preset, gpu, num_ranks, expected):
+    assert assert_the_two_agree(PRESETS[preset](), of_gpu(gpu, num_ranks)) == expected
+
+
+@pytest.mark.parametrize("train", [
+    {"table_dtype": "fp16", "optimizer": "adam"}, {"comms_dtype": "fp16"}, {"sharding": "table_row_wise"},
+    {"sharding": "table_column_wise", "optimizer": "sgd"}, {"memory_reserve": 0.6},
+], ids=str)
+def test_the_closed_form_agrees_whatever_train_says(train):
+    spec = CRITEO.model_copy(update={"train": CRITEO.train.model_copy(update=train)})
+    assert_the_two_agree(spec, of_gpu("A100", 16))
+
+
+def test_the_closed_form_agrees_on_a_cpu():
+    spec = PRESETS["quickstart"]()
+    assert assert_the_two_agree(spec, Cluster(4, 4, 0, 8 * GIB, "cpu")) == "device"
+    assert assert_the_two_agree(spec, Cluster(4, 4, 0, 0.5 * GIB, "cpu")) == "no"
+
+
+def test_the_plan_is_the_one_the_trainer_makes(built, tiny):
+    sets = ("train.sharding=row_wise",)
+    layout = built(*sets).layout
+    offline = offline_plan(tiny(*sets), num_ranks=1, ranks_per_host=1, device_bytes=0, host_bytes=host_bytes(),
+                           device="cpu")
+    assert offline["shardings"] == {t["table"]: t["sharding"] for t in layout["tables"]}
+    assert [(s[0], s[2], s[3]) for s in offline["shards"]] == [
+        (t["table"], t["rows"], t["dim"]) for t in layout["tables"]]
+
+
+def test_what_does_not_fit_is_said_in_the_planner_s_first_line():
+    with pytest.raises(DoesNotFit, match=r"^Unable to find a plan[^\n]*insufficient storage\.$"):
+        offline_plan(CRITEO, num_ranks=1, ranks_per_host=1, device_bytes=40 * GIB, host_bytes=85 * GIB)
+
+
+def test_the_planner_does_not_speak(caplog):
+    with caplog.at_level(logging.INFO):
+        offline_plan(PRESETS["laptop"](), num_ranks=1, ranks_per_host=1, device_bytes=GIB, host_bytes=GIB)
+    assert not [r for r in caplog.records if r.name.startswith("torchrec.distributed.planner")]
+    assert logging.getLogger("torchrec.distributed.planner").level != logging.ERROR
+
+
+def test_equal_options_are_tried_in_the_order_they_are_named():
+    """TorchRec takes them from a set: under half of Python's hash seeds every table would go to the host."""
+    world = World(0, 16, 0, 8, torch.device("cuda"))
+    allowed = sharding.constraints(CRITEO, world, may_spill=True)
+    topology = sharding.topology_of(world, 80 * GIB, 1000 * GIB)
+    tables = tables_without_values(CRITEO.model.table_list()[:3], CRITEO.train)
+    options = plan_search.OrderedEnumerator(topology, 4096, allowed).enumerate(tables, [sharding.make_sharder(CRITEO)])
+    kinds = ["table_wise", "row_wise", "table_row_wise"]
+    assert [(o.name, o.compute_kernel, o.sharding_type) for o in options] == [
+        (f"cat_{i}", kernel, kind) for i in range(3) for kernel in ("fused", "fused_uvm_caching") for kind in kinds]
+
+
+def test_only_the_tables_that_must_go_to_the_host():
+    placement = planned(CRITEO, of_gpu("A100-80GB", 1))
+    assert [s.num_rows for s in placement.shards if s.memory == "host"] == [40_000_000] * 3
+
+
+@pytest.mark.parametrize("num_ranks", [4, 8])
+def test_a_search_that_is_cut_short_finds_what_the_whole_one_finds(monkeypatch, num_ranks):
+    cluster = of_gpu("A100", num_ranks)
+    whole = verdict_and_fullest(planned, CRITEO, cluster)
+    monkeypatch.setattr(plan_search, "MAX_STEPS", 0)
+    assert verdict_and_fullest(planned, CRITEO, cluster) == whole
+
+
+def test_many_tables_are_planned_the_same_by_both():
+    tables = tuple(Table(name=f"t{i}", rows=800_000_000 // (i + 1), multi_hot=1 + 19 * (i % 9 == 0))
+                   for i in range(110))
+    spec = RunSpec(model=ModelSpec(kind="dcnv2", embedding_dim=64, tables=tables),
+                   data=DataSpec(num_train_samples=10**6), train=TrainSpec(batch_size=65_536))
+    cluster = Cluster(16, 8, 80 * GIB, 1000 * GIB)
+    world = World(0, 16, 0, 8, torch.device("cuda"))
+    topology = sharding.topology_of(world, 80 * GIB, 1000 * GIB)
+    assert plan_search.is_long_search(sharding.constraints(spec, world), topology)
+    assert assert_the_two_agree(spec, cluster) == "device"
+    assert planned(spec, cluster).shardings["t0"] != "table_wise"  # 191 GiB
+
+
+def test_both_draw_the_same_line_between_a_whole_search_and_a_short_one():
+    for name in ("MAX_STEPS", "MAX_SHARDS", "SMALL_PART"):
+        assert getattr(plan_search, name) == getattr(shard_costs, name)
+    assert plan_search.MAX_GRID == closed_form_module.MAX_GRID
+    assert list(plan_search.NUM_STRIDES.values()) == list(closed_form_module.NUM_STRIDES.values())
+    assert tuple(sharding.SHARDINGS) == shard_costs.SHARDINGS
+
+
+def test_strides_grow_from_one_step_to_all():
+    ends = list(plan_search.stride_ends(4_000, 12))
+    assert ends[:3] == [1, 2, 3]
+    assert ends[-1] == 4_000
+    assert len(ends) < 24
+    assert all(later > earlier for earlier, later in itertools.pairwise(ends))
+    assert list(plan_search.stride_ends(0, 12)) == []
+
+
+def test_a_long_search_that_finds_nothing_ends(monkeypatch):
+    monkeypatch.setattr(plan_search, "MAX_STEPS", 0)
+    world = World(0, 2, 0, 2, torch.device("cuda"))
+    topology = sharding.topology_of(world, GIB, GIB)
+    tables = tables_without_values(CRITEO.model.table_list(), CRITEO.train)
+    with pytest.raises(PlannerError):
+        sharding.first_plan(CRITEO, world, topology, lambda p: p.plan(tables, [sharding.make_sharder(CRITEO)]))
