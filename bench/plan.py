@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from embark.catalog import load_catalog
+from embark.cli.calibrate import ROW_HEADINGS, as_measured, calibration_models, compared
 from embark.cli.options import OutputOptions
 from embark.plan.calibration import CPU, Calibration, load_calibrations
 from embark.plan.fit import Measured, fitted
 from embark.plan.this_machine import gpu_of
 from embark.spec import RunSpec, load_spec
-from embark.trainers.torch.bench.calibrate import ROW_HEADINGS, as_measured, calibration_models, compared
 from embark.trainers.torch.bench.measure import measure_apart, rates_apart
 
 GPU_RUNS = [(preset, batch, engine) for preset in ("quickstart", "criteo-1tb") for engine in ("cuda_graph", "pipeline")

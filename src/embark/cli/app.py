@@ -313,10 +313,10 @@ def bench(
         Measure instead what this machine moves, computes and holds, and keep it for embark plan: some minutes.
     """
     from embark.cli.bench import compare, measure_in_jax, show_profile
+    from embark.cli.calibrate import calibrate as calibrate_here
     from embark.spec import load_spec
     from embark.stack.versions import require_stack
     from embark.trainers.jax.packages import require_jax, wants_jax
-    from embark.trainers.torch.bench.calibrate import calibrate as calibrate_here
 
     console = (output or OutputOptions()).console()
     run = load_spec(spec, set_)

@@ -12,6 +12,7 @@ from embark.errors import MissingPackage
 from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
 from embark.events.sinks.background import SendingSink
 from embark.run.budget import process_age_s, usd_per_hour
+from embark.run.host_memory import host_bytes
 from embark.run.protocols import Model, Ranks, Shown
 from embark.run.upload import Copying
 from embark.spec import RunSpec, to_toml
@@ -135,13 +136,11 @@ def log_prediction(logger: RunLogger, spec: RunSpec, world: Shown, built: Model,
     """What the run should take here, said before it has taken anything."""
     if foresee is None or not world.is_first:
         return
-    from embark.trainers.torch.device_memory import device_bytes, host_bytes
-
     foreseen = foresee(spec, {
         "device": world.device.type, "device_name": world.device_name, "engine": built.engine.name,
         "precision": built.precision, "world_size": world.world_size, "host_bytes": host_bytes(),
         "local_world_size": world.local_world_size,
-        "device_bytes": device_bytes(world.device) if world.device.type == "cuda" else 0,
+        "device_bytes": world.device_bytes,
     })
     if foreseen is not None:
         logger.log("predict", foreseen)

@@ -41,6 +41,10 @@ class Shown(Protocol):
     @property
     def local_world_size(self) -> int: ...
 
+    @property
+    def device_bytes(self) -> int:
+        """Memory of one GPU; 0 for anything else."""
+
 
 class Model(Protocol):
     """What was built from the spec."""

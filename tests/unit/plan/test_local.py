@@ -104,7 +104,7 @@ def test_it_needs_no_torch():
     code = ("import sys; sys.modules['torch'] = None\n"
             "from embark.plan.local import foresee\n"
             "from embark.run.logger import tell_foresight\n"
-            "from embark.trainers.torch.device_memory import host_bytes, peak_resident_bytes\n"
+            "from embark.run.host_memory import host_bytes, peak_resident_bytes\n"
             "assert host_bytes() > 0 and peak_resident_bytes() > 0")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from embark.cli.calibrate import compared
 from embark.plan.calibration import SHIPPED, read_calibrations
-from embark.trainers.torch.bench.calibrate import compared
 
 BENCH = Path(__file__).parents[3] / "bench"
 

@@ -144,7 +144,7 @@ def _shown(world: World) -> SimpleNamespace:
     """Ranks as a person counts them: the devices."""
     return SimpleNamespace(
         is_first=world.is_first, device=SimpleNamespace(type=world.kind), device_name=world.device_name,
-        world_size=world.num_devices, local_world_size=world.num_devices // world.world_size,
+        world_size=world.num_devices, device_bytes=0, local_world_size=world.num_devices // world.world_size,
     )
 
 

@@ -1,15 +1,13 @@
-"""How much memory a device and its host really have."""
+"""How much memory a device has."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from embark.run.host_memory import peak_resident_bytes
 
 if TYPE_CHECKING:
     import torch
-
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def device_bytes(device: torch.device) -> int:
@@ -27,24 +25,3 @@ def peak_bytes(device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)
         return int(total - free)
     return peak_resident_bytes()
-
-
-def peak_resident_bytes() -> int:
-    """The most memory that this process has held."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def host_bytes() -> int:
-    """The machine's memory, or the container's where that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in map(Path, CGROUP_LIMITS):
-        try:
-            limit = path.read_text().strip()
-        except OSError:
-            continue
-        if limit.isdigit():
-            total = min(total, int(limit))
-    return total

@@ -16,8 +16,9 @@ from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import CacheParams, ShardingPlan, ShardingType
 
 from embark.errors import UserError
+from embark.run.host_memory import host_bytes
 from embark.spec import RunSpec
-from embark.trainers.torch.device_memory import device_bytes, host_bytes
+from embark.trainers.torch.device_memory import device_bytes
 from embark.trainers.torch.plan_search import OrderedEnumerator, is_long_search, narrowed, proposers
 from embark.trainers.torch.world import World
 

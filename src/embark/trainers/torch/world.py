@@ -43,6 +43,11 @@ class World:
         threads = torch.get_num_threads()
         return f"{threads} CPU thread{'s' if threads > 1 else ''}"
 
+    @property
+    def device_bytes(self) -> int:
+        """Memory of the GPU; 0 on a CPU."""
+        return torch.cuda.get_device_properties(self.device).total_memory if self.device.type == "cuda" else 0
+
     def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Add `values` up over all ranks, in place."""
         if self.world_size > 1:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from embark.errors import DataError, EmbarkError, ExitCode, Fault, UserError
+from embark.run.host_memory import host_bytes
 from embark.spec import resolve
 from embark.trainers.torch import loop
 from embark.trainers.torch.build import sharded_tables
-from embark.trainers.torch.device_memory import host_bytes
 from embark.trainers.torch.faults import explain
 from embark.trainers.torch.initial import local_shards
 from embark.trainers.torch.loop import train
@@ -208,7 +208,7 @@ def test_precision_follows_the_processor(tiny, tmp_path, monkeypatch):
 def test_the_container_s_limit_counts_as_the_machine_s_memory(tmp_path, monkeypatch):
     limit = tmp_path / "memory.max"
     limit.write_text("1048576\n")
-    monkeypatch.setattr("embark.trainers.torch.device_memory.CGROUP_LIMITS", (str(tmp_path / "none"), str(limit)))
+    monkeypatch.setattr("embark.run.host_memory.CGROUP_LIMITS", (str(tmp_path / "none"), str(limit)))
     assert host_bytes() == 1048576
     limit.write_text("max\n")
     assert host_bytes() > 2**30

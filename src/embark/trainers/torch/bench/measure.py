@@ -32,9 +32,9 @@ def measure(spec: RunSpec, seconds: float) -> dict[str, Any]:
     import torch
 
     from embark.data import fit_spec, open_source
+    from embark.run.host_memory import peak_resident_bytes
     from embark.trainers.torch.bench.ours import Ours
     from embark.trainers.torch.bench.roofline import wait
-    from embark.trainers.torch.device_memory import peak_resident_bytes
     from embark.trainers.torch.world import join
 
     with join(spec.place) as world:

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from embark.cli import calibrate as verb
 from embark.cli.console import Console
 from embark.cli.options import OutputOptions
 from embark.plan.calibration import calibration_path, forget, load_calibrations
 from embark.plan.local import predict_local
 from embark.spec import ModelSpec, load_spec
-from embark.trainers.torch.bench import calibrate as verb
 
 pytest.importorskip("torch")
 HERE = {"device": "cpu", "device_name": "2 CPU threads", "engine": "pipeline", "precision": "fp32", "world_size": 1,
