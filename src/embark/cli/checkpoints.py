@@ -1,4 +1,4 @@
-"""`embark checkpoints`: what `store/` finds on a run's shelf, as a person and a program read it."""
+"""`embark checkpoints`: what `store/` finds in a run's checkpoint store, as a person and a program read it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from embark.cli.console import Console
 from embark.errors import ExitCode
 from embark.formatting import MISSING, format_bytes, format_float, pluralize
 from embark.store import RunDir
-from embark.store.checkpoint_diff import Change, Difference, TensorChange, compare
+from embark.store.checkpoint_diff import Change, CheckpointDiff, TensorChange, diff_checkpoints
 from embark.store.checkpoint_inspect import (
-    Standing,
-    Stock,
-    Verdict,
-    judge,
+    CheckpointInfo,
+    Inventory,
+    PruneDecision,
+    decide_pruning,
     num_bytes_to_verify,
     prune,
-    take_stock,
+    take_inventory,
     verify,
 )
 
 
 def show(console: Console, run: RunDir) -> ExitCode:
     """What there is."""
-    stock = take_stock(run)
+    stock = take_inventory(run)
     if console.json:
         console.data(_as_data(run, stock))
         return ExitCode.DONE
@@ -37,7 +37,7 @@ def show(console: Console, run: RunDir) -> ExitCode:
 
 def check(console: Console, run: RunDir) -> ExitCode:
     """Whether every byte of it is what was written."""
-    stock = take_stock(run)
+    stock = take_inventory(run)
     with console.progress("reading") as show_done:
         stock = verify(run, stock, _adding(show_done, num_bytes_to_verify(stock)))
     damaged = [one for one in stock.standing if one.state == "damaged"]
@@ -54,7 +54,7 @@ def check(console: Console, run: RunDir) -> ExitCode:
 
 def clear(console: Console, run: RunDir, *, is_sure: bool, dry_run: bool) -> ExitCode:
     """Remove what the run's own rules let go."""
-    verdicts = judge(take_stock(run), time.time())
+    verdicts = decide_pruning(take_inventory(run), time.time())
     going = [verdict for verdict in verdicts if verdict.goes]
     total = format_bytes(sum(verdict.size_bytes for verdict in going))
     if not console.json:
@@ -74,10 +74,10 @@ def clear(console: Console, run: RunDir, *, is_sure: bool, dry_run: bool) -> Exi
 
 def diff(console: Console, run: RunDir, step_a: int, step_b: int) -> ExitCode:
     """What differs between two of them."""
-    stock = take_stock(run)
+    stock = take_inventory(run)
     a, b = stock.committed(step_a), stock.committed(step_b)
     with console.progress("comparing") as show_done:
-        found = compare(run.shelf, a, b, show_done)
+        found = diff_checkpoints(run.checkpoints, a, b, show_done)
     if console.json:
         console.data({"run": run.uri, "difference": found})
         return ExitCode.DONE
@@ -95,14 +95,14 @@ def diff(console: Console, run: RunDir, step_a: int, step_b: int) -> ExitCode:
     return ExitCode.DONE
 
 
-def _table(console: Console, run: RunDir, stock: Stock, *, has_rows: bool = True) -> None:
+def _table(console: Console, run: RunDir, stock: Inventory, *, has_rows: bool = True) -> None:
     metric = stock.rules.best_by if stock.rules else ""
     headings = {"step": "step", "when": "when", "size": "size", "ranks": "ranks", "metric": metric.replace("_", " "),
                 "kept": "kept because"}
     if not metric:
         del headings["metric"]
     if has_rows:
-        console.table([_row(one) for one in stock.standing], headings, title=run.shelf.store.uri)
+        console.table([_row(one) for one in stock.standing], headings, title=run.checkpoints.store.uri)
     if stock.no_rules:
         console.warning(f"why each is kept is not known: {stock.no_rules}")
     for one in stock.standing:
@@ -110,7 +110,7 @@ def _table(console: Console, run: RunDir, stock: Stock, *, has_rows: bool = True
             console.warning(f"step {one.step} is damaged: {damage}")
 
 
-def _row(one: Standing) -> dict[str, object]:
+def _row(one: CheckpointInfo) -> dict[str, object]:
     kept = ", ".join(one.kept) or "no rule"
     measured = format_float(one.metric) if one.metric is not None else ""
     if measured and one.metric_step not in (None, one.step):
@@ -119,14 +119,14 @@ def _row(one: Standing) -> dict[str, object]:
             "metric": measured, "kept": kept if one.state == "committed" else one.state.upper()}
 
 
-def _verdicts(console: Console, run: RunDir, verdicts: Sequence[Verdict]) -> None:
+def _verdicts(console: Console, run: RunDir, verdicts: Sequence[PruneDecision]) -> None:
     if verdicts and not console.quiet:
         rows = [{"step": v.step, "size": format_bytes(v.size_bytes), "": "goes" if v.goes else "stays", "why": v.why}
                 for v in verdicts]
-        console.table(rows, title=run.shelf.store.uri)
+        console.table(rows, title=run.checkpoints.store.uri)
 
 
-def _change_table(console: Console, title: str, changes: Sequence[Change], found: Difference) -> None:
+def _change_table(console: Console, title: str, changes: Sequence[Change], found: CheckpointDiff) -> None:
     if changes:
         headings = {"what": title, "a": f"step {found.a}", "b": f"step {found.b}"}
         console.table([{"what": c.what, "a": _shown(c.a), "b": _shown(c.b)} for c in changes], headings)
@@ -141,13 +141,13 @@ def _tensor_row(change: TensorChange) -> dict[str, object]:
     }
 
 
-def _as_data(run: RunDir, stock: Stock) -> dict[str, object]:
+def _as_data(run: RunDir, stock: Inventory) -> dict[str, object]:
     return {
         "run": run.uri, "best_by": stock.rules.best_by if stock.rules else None,
         "checkpoints": [
             {"step": one.step, "state": one.state, "time_s": one.time_s, "size_bytes": one.size_bytes,
              "num_ranks": one.num_ranks, "metric": one.metric, "metric_step": one.metric_step, "kept": one.kept,
-             "damage": one.damage, "uri": run.shelf.where(one.step)}
+             "damage": one.damage, "uri": run.checkpoints.where(one.step)}
             for one in stock.standing
         ],
     }

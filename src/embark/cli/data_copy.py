@@ -16,7 +16,7 @@ from embark.errors import DataError, ExitCode, UserError
 from embark.formatting import format_bytes, format_duration, pluralize
 from embark.store import Entry, ObjectStore, open_store
 from embark.store.local_store import LocalStore
-from embark.store.transfer import STATE, Item, Plan, Transfer
+from embark.store.transfer import COPY_STATE, CopyItem, CopyPlan, Transfer
 
 _MAX_SHOWN = 20
 
@@ -26,7 +26,7 @@ class _Load:
     """What is to be copied."""
 
     store: ObjectStore
-    items: tuple[Item, ...]
+    items: tuple[CopyItem, ...]
     mark: str
     """Tells this content from another at the same place."""
     is_prepared: bool
@@ -76,7 +76,7 @@ def copy(
     return ExitCode.DONE
 
 
-def _would_copy(console: Console, load: _Load, to: ObjectStore, plan: Plan) -> ExitCode:
+def _would_copy(console: Console, load: _Load, to: ObjectStore, plan: CopyPlan) -> ExitCode:
     todo = [*plan.todo, *plan.last]
     num_bytes = sum(item.size_bytes for item in todo)
     if not console.json and todo:
@@ -99,7 +99,7 @@ def _load(source: str) -> _Load:
     if MANIFEST not in paths:
         if any(entry.path.startswith(f"{PREPARING}/") for entry in store.list()):
             raise UserError(f"{source}: `embark data prepare` has not ended here", fix="run it again to its end first")
-        return _Load(store, tuple(Item(e.path, e.size_bytes) for e in entries), _mark(entries), is_prepared=False)
+        return _Load(store, tuple(CopyItem(e.path, e.size_bytes) for e in entries), _mark(entries), is_prepared=False)
     text = store.read(MANIFEST)
     manifest = Manifest.from_text(text.decode("utf-8", "replace"), store.where(MANIFEST))
     known = {part.file: part.sha256 for part in each_part(manifest)} | {MANIFEST: hashlib.sha256(text).hexdigest()}
@@ -110,7 +110,7 @@ def _load(source: str) -> _Load:
         raise DataError(f"{source}: is not whole: {wrong[0]} is missing or cut"
                         + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""),
                         fix="`embark data check` lists them; prepare or copy the data again")
-    items = tuple(Item(e.path, e.size_bytes, known.get(e.path, "")) for e in entries)
+    items = tuple(CopyItem(e.path, e.size_bytes, known.get(e.path, "")) for e in entries)
     return _Load(store, items, known[MANIFEST], is_prepared=True)
 
 
@@ -120,12 +120,12 @@ def _one_file(source: str) -> _Load:
     if not name or parent.endswith(":/") or not store.exists(name):
         raise UserError(f"{source}: there is nothing to copy", fix="name a file, a folder, or a prefix of a bucket")
     entry = Entry(name, store.size(name))
-    return _Load(store, (Item(name, entry.size_bytes),), _mark([entry]), is_prepared=False)
+    return _Load(store, (CopyItem(name, entry.size_bytes),), _mark([entry]), is_prepared=False)
 
 
 def _is_content(entry: Entry) -> bool:
     """Not what writers at work leave."""
-    return entry.path != STATE and not entry.path.startswith(f"{PREPARING}/") and not entry.path.endswith(".bin.part")
+    return entry.path != COPY_STATE and not entry.path.startswith(f"{PREPARING}/") and not entry.path.endswith(".bin.part")
 
 
 def _mark(entries: list[Entry]) -> str:
@@ -149,8 +149,8 @@ def _refuse_other_data(load: _Load, to: ObjectStore) -> None:
         raise UserError(f"{to.uri}: holds other prepared data", fix="name another target, or --force to replace it")
 
 
-def _refuse_to_overwrite(transfer: Transfer, plan: Plan, to: ObjectStore) -> None:
-    if transfer.goes_on:
+def _refuse_to_overwrite(transfer: Transfer, plan: CopyPlan, to: ObjectStore) -> None:
+    if transfer.is_resuming:
         return
     there = {entry.path for entry in to.list()}
     lost = [item.path for item in (*plan.todo, *plan.last) if item.path in there]

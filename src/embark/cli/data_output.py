@@ -25,7 +25,7 @@ from embark.errors import ExitCode, UserError
 from embark.formatting import format_bytes, format_clock, format_duration, format_si, pluralize
 from embark.spec import RunSpec, load_spec
 from embark.store import ObjectStore, open_store
-from embark.store.parallel import for_all
+from embark.store.parallel import for_each_parallel
 
 CHECK_BYTES = 2_000_000_000
 """Memory that counting may take."""
@@ -156,7 +156,7 @@ def _check_remote(store: ObjectStore, manifest: Manifest, tell: Tell) -> Report:
             return
         problems.extend(check_part(manifest, part, np.frombuffer(store.read(part.file), np.uint8), reading))
 
-    for_all(look, list(each_part(manifest)), parallel=min(4, num_cores()))
+    for_each_parallel(look, list(each_part(manifest)), parallel=min(4, num_cores()))
     text = store.read(STATISTICS) if STATISTICS in there else None
     problems += statistics_problems(manifest, text)
     statistics: dict[str, Any] = json.loads(text) if text and not problems else {}

@@ -173,10 +173,10 @@ def _spec(values: dict[str, Any]) -> RunSpec | None:
 
 
 def _kept(run: RunDir, warn: Callable[[str], None]) -> tuple[tuple[Kept, ...], str]:
-    from embark.store.checkpoint_inspect import take_stock
+    from embark.store.checkpoint_inspect import take_inventory
 
     try:
-        stock = take_stock(run)
+        stock = take_inventory(run)
     except EmbarkError as error:
         warn(f"the checkpoints could not be looked at: {error.what}")
         return (), ""

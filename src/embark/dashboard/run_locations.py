@@ -12,7 +12,7 @@ from embark.launch.backends.local.supervisor import LOG
 from embark.launch.run_registry import all_runs
 from embark.report.locations import EVENTS, MAX_LOGS, SPEC, FolderPlace, LogFile, Place
 from embark.store import ObjectStore, open_store, run_uri
-from embark.store.errors import Missing
+from embark.store.errors import NotFound
 
 ROOT = "runs"
 MAX_RUNS = 200
@@ -30,7 +30,7 @@ class DoorPlace:
     def size_bytes(self, name: str) -> int | None:
         try:
             self._sizes[name] = self.store.size(name)
-        except Missing:
+        except NotFound:
             self._sizes.pop(name, None)
         return self._sizes.get(name)
 

@@ -17,7 +17,7 @@ from embark.errors import EmbarkError, Fault
 from embark.events import plan_text
 from embark.run.protocols import Ranks
 from embark.spec import RunSpec, to_toml
-from embark.store import Checkpoint, FileMark, MarkedStore, RunDir, checkpoint_name, reasons_by_spec
+from embark.store import Checkpoint, ChecksumStore, FileChecksum, RunDir, checkpoint_name, reasons_by_spec
 
 Gather = Callable[[Any], list[Any]]
 """Every rank's value, on every rank. A thread asks it while training gathers by another road."""
@@ -49,7 +49,7 @@ class Committing(ABC):
         """`layout` is what `plan.txt` tells, and `num_ranks` what the mark does."""
         self._spec = spec
         self._run_dir = run_dir
-        self._shelf = run_dir.shelf
+        self._checkpoints = run_dir.checkpoints
         self._ranks = ranks
         self._gather = gather
         self._layout = layout
@@ -83,18 +83,18 @@ class Committing(ABC):
 
     def load_newest(self, tell: Callable[[str], None]) -> Checkpoint | None:
         """Go on from the newest that is whole; a damaged one is named and passed over. All ranks take the same."""
-        found, unfinished = self._agreed(lambda: (self._shelf.committed(), self._shelf.unfinished()))
+        found, unfinished = self._agreed(lambda: (self._checkpoints.committed(), self._checkpoints.unfinished()))
         self._spoilt = set(unfinished)
         for step in unfinished:
             if not found or step > found[-1].step:
-                tell(f"{self._shelf.where(step)} has no mark that can be read and is passed over: its save never ended")
+                tell(f"{self._checkpoints.where(step)} has no mark that can be read and is passed over: its save never ended")
         for checkpoint in reversed(found):
             damage = self._damage(checkpoint)
             if not damage:
                 self._load(checkpoint)
                 return checkpoint
             self._spoilt.add(checkpoint.step)
-            tell(f"{self._shelf.where(checkpoint.step)} is damaged and passed over: {damage}")
+            tell(f"{self._checkpoints.where(checkpoint.step)} is damaged and passed over: {damage}")
         return None
 
     @abstractmethod
@@ -102,7 +102,7 @@ class Committing(ABC):
         """The state, where training no longer touches it."""
 
     @abstractmethod
-    def _write_arrays(self, step: int, copied: Any, store: MarkedStore) -> dict[str, bytes]:
+    def _write_arrays(self, step: int, copied: Any, store: ChecksumStore) -> dict[str, bytes]:
         """In the thread: what `_copied` gave goes through `store` into the folder of `step`, on every rank. What raises
         on one rank raises on all. Returns, on the first rank, small files that are still to be written."""
 
@@ -112,21 +112,21 @@ class Committing(ABC):
 
     def _damage(self, checkpoint: Checkpoint) -> str:
         if self._spec.store.verify == "sizes":
-            entries = self._agreed(lambda: self._shelf.store.list(checkpoint.name))
+            entries = self._agreed(lambda: self._checkpoints.store.list(checkpoint.name))
             there = {e.path.removeprefix(f"{checkpoint.name}/"): e.size_bytes for e in entries}
             wrong = [n for n, mark in checkpoint.files.items() if there.get(n) != mark.size_bytes]
             return f"{wrong[0]} is missing or cut short" if wrong else ""
         rank, world_size = self._ranks.rank, self._ranks.world_size
-        return next((d for d in self._together(lambda: self._shelf.damage(checkpoint, rank, world_size)) if d), "")
+        return next((d for d in self._together(lambda: self._checkpoints.damage(checkpoint, rank, world_size)) if d), "")
 
     def _write(self, step: int, copied: Any, values: dict[str, Any], started: float, pause_s: float) -> Saved:
         """In the thread. What goes wrong on one rank is known to all before anything is committed."""
-        store = MarkedStore(self._shelf.store)
+        store = ChecksumStore(self._checkpoints.store)
         error: EmbarkError | None = None
         untidy: EmbarkError | None = None
         num_bytes = 0
         try:
-            self._together(lambda: self._shelf.begin(step) if self._ranks.is_first else None)
+            self._together(lambda: self._checkpoints.begin(step) if self._ranks.is_first else None)
             small = self._write_arrays(step, copied, store)
             marks = self._together(lambda: self._marks(step, small, store))
             num_bytes = sum(mark.size_bytes for of_rank in marks for mark in of_rank.values())
@@ -136,16 +136,16 @@ class Committing(ABC):
             self._spoilt.add(step)
             if self._ranks.is_first and not self._run_dir.is_remote:  # it would only help to fill the disk
                 with suppress(EmbarkError):
-                    self._shelf.remove(step)
+                    self._checkpoints.remove(step)
         else:
             try:
                 self._together(lambda: self._tidy() if self._ranks.is_first else None)
             except EmbarkError as raised:  # from here on it is saved, whatever else goes wrong
                 untidy = raised
         cost_s = time.perf_counter() - started
-        return Saved(step, pause_s, cost_s, num_bytes, self._shelf.where(step), error, untidy)
+        return Saved(step, pause_s, cost_s, num_bytes, self._checkpoints.where(step), error, untidy)
 
-    def _marks(self, step: int, small: dict[str, bytes], store: MarkedStore) -> dict[str, FileMark]:
+    def _marks(self, step: int, small: dict[str, bytes], store: ChecksumStore) -> dict[str, FileChecksum]:
         folder = checkpoint_name(step)
         if self._ranks.is_first:
             about = {"spec.toml": to_toml(self._spec).encode(), "plan.txt": plan_text(self._layout).encode()}
@@ -153,17 +153,17 @@ class Committing(ABC):
                 store.write(f"{folder}/{name}", data)
         return {path.removeprefix(f"{folder}/"): mark for path, mark in store.marks.items()}
 
-    def _commit(self, step: int, marks: list[dict[str, FileMark]], values: dict[str, Any]) -> None:
+    def _commit(self, step: int, marks: list[dict[str, FileChecksum]], values: dict[str, Any]) -> None:
         files = {name: mark for of_rank in marks for name, mark in of_rank.items()}
-        self._shelf.commit(step, files, {"world_size": self._num_ranks, **values})
+        self._checkpoints.commit(step, files, {"world_size": self._num_ranks, **values})
         self._spoilt.discard(step)
 
     def _tidy(self) -> None:
         """What is no longer wanted goes, and the run's small files follow."""
-        whole = [c for c in self._shelf.committed() if c.step not in self._spoilt]
+        whole = [c for c in self._checkpoints.committed() if c.step not in self._spoilt]
         old = {step for step, reasons in reasons_by_spec(self._spec.store, whole).items() if not reasons}
         for unwanted in sorted(old | self._spoilt):
-            self._shelf.remove(unwanted)
+            self._checkpoints.remove(unwanted)
         self._spoilt.clear()
         self._run_dir.publish()
 

@@ -129,7 +129,7 @@ def log_start(
     for note in source.notes:
         logger.log("note", {"level": "warning", "text": note})
     if step:
-        logger.log("resume", {"step": step, "path": run_dir.shelf.where(step)})
+        logger.log("resume", {"step": step, "path": run_dir.checkpoints.where(step)})
 
 
 def log_prediction(logger: RunLogger, spec: RunSpec, world: Shown, built: Model, foresee: PredictLocal | None) -> None:

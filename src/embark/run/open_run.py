@@ -9,7 +9,7 @@ from embark.events import read_events
 from embark.run.budget import refuse_over_budget
 from embark.run.protocols import Ranks
 from embark.spec import RunSpec, load_spec
-from embark.store import RunDir, numbered, run_uri
+from embark.store import RunDir, first_free_run, run_uri
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def open_run(spec: RunSpec, world: Ranks, *, fresh: bool) -> Opened:
 
 def _decide(spec: RunSpec, *, fresh: bool) -> Opened:
     root = spec.store.root
-    run_dir = numbered(root, spec.name) if fresh else RunDir(run_uri(root, spec.name))
+    run_dir = first_free_run(root, spec.name) if fresh else RunDir(run_uri(root, spec.name))
     run_dir.fetch()
     if run_dir.spec.is_file():
         _refuse_another_run(run_dir, spec)

@@ -1,11 +1,16 @@
-"""Where a run's bytes live."""
+"""Bytes: object stores behind one interface, the run directory, checkpoints, retention, retries.
 
-from embark.store.checkpoint_store import Checkpoint, CheckpointStore, FileMark, MarkedStore, checkpoint_name
+May import: spec, formatting, errors.
+"""
+
+from embark.store.atomic_file import write_atomic
+from embark.store.checkpoint_store import Checkpoint, CheckpointStore, ChecksumStore, FileChecksum, checkpoint_name
 from embark.store.object_store import Entry, ObjectStore, open_store
-from embark.store.retention import Kept, metric_of, reasons_by_spec, to_delete
-from embark.store.run_dir import RunDir, find_run, numbered, run_uri, write_atomic
+from embark.store.retention import metric_of, reasons_by_spec
+from embark.store.run_dir import RunDir, find_run, first_free_run, run_uri
 
 __all__ = [
-    "Checkpoint", "ObjectStore", "Entry", "FileMark", "Kept", "MarkedStore", "RunDir", "CheckpointStore", "checkpoint_name", "find_run",
-    "metric_of", "numbered", "open_store", "reasons_by_spec", "run_uri", "to_delete", "write_atomic",
+    "Checkpoint", "CheckpointStore", "ChecksumStore", "Entry", "FileChecksum", "ObjectStore", "RunDir",
+    "checkpoint_name", "find_run", "first_free_run", "metric_of", "open_store", "reasons_by_spec", "run_uri",
+    "write_atomic",
 ]

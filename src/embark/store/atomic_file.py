@@ -1,23 +1,39 @@
-"""A file that is there whole, or as it was before."""
+"""Files that appear complete or not at all."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
+
+SCRATCH_SUFFIX = ".embark-part"
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """The file with this text, or as it was before."""
+    """Replace the file's text; a reader sees the old text or the new, never a part."""
+    with scratch_for(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def scratch_for(path: Path) -> Iterator[Path]:
+    """A file beside `path` that is renamed to it, durably, when the block succeeds; otherwise it is deleted."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.part")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    # The name is on disk only when its directory is.
-    directory = os.open(path.parent, os.O_RDONLY)
+    scratch = path.with_name(f".{path.name[:100]}.{uuid4().hex[:12]}{SCRATCH_SUFFIX}")
     try:
-        os.fsync(directory)
+        yield scratch
+        _sync(scratch)
+        scratch.replace(path)
+        _sync(path.parent)  # a rename is on disk only when its directory is
     finally:
-        os.close(directory)
+        scratch.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

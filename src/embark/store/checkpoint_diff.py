@@ -51,7 +51,7 @@ class TensorChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class CheckpointDiff:
     """From checkpoint `a` to `b`."""
 
     a: int
@@ -69,9 +69,9 @@ class Difference:
     """Tensors whose bytes are the same."""
 
 
-def compare(shelf: CheckpointStore, a: Checkpoint, b: Checkpoint, tell: Callable[[int, int], None] | None = None) -> Difference:
+def diff_checkpoints(checkpoints: CheckpointStore, a: Checkpoint, b: Checkpoint, tell: Callable[[int, int], None] | None = None) -> CheckpointDiff:
     """Read both; `tell` hears of the bytes compared so far, of how many."""
-    in_a, in_b = _tensors(shelf, a), _tensors(shelf, b)
+    in_a, in_b = _tensors(checkpoints, a), _tensors(checkpoints, b)
     shapes = _changes(*({name: f"{held[name].dtype} {list(held[name].size)}" for name in in_a if name in in_b}
                         for held in (in_a, in_b)))
     other = {change.what for change in shapes}
@@ -81,7 +81,7 @@ def compare(shelf: CheckpointStore, a: Checkpoint, b: Checkpoint, tell: Callable
         for name in alike:
             gap = found.setdefault(name, _Gap())
             for first, stop in _row_ranges(in_a[name]):
-                pair = [pool.submit(_rows, shelf, checkpoint, held[name], first, stop)
+                pair = [pool.submit(_rows, checkpoints, checkpoint, held[name], first, stop)
                         for checkpoint, held in ((a, in_a), (b, in_b))]
                 rows_a, rows_b = pair[0].result(), pair[1].result()
                 gap.add(rows_a, rows_b, in_a[name].dtype)
@@ -89,8 +89,8 @@ def compare(shelf: CheckpointStore, a: Checkpoint, b: Checkpoint, tell: Callable
                 if tell:
                     tell(done, total)
     tensors = tuple(gap.told(name, in_a[name]) for name, gap in found.items() if gap.num_differing)
-    return Difference(
-        a.step, b.step, _changes(_spec(shelf, a), _spec(shelf, b)), _changes(_plan(shelf, a), _plan(shelf, b)),
+    return CheckpointDiff(
+        a.step, b.step, _changes(_spec(checkpoints, a), _spec(checkpoints, b)), _changes(_plan(checkpoints, a), _plan(checkpoints, b)),
         _changes(_known(a), _known(b)), tuple(sorted(in_a.keys() - in_b.keys())),
         tuple(sorted(in_b.keys() - in_a.keys())), shapes, tensors, len(alike) - len(tensors),
     )
@@ -128,10 +128,10 @@ class _Gap:
                             self.num_not_finite)
 
 
-def _tensors(shelf: CheckpointStore, checkpoint: Checkpoint) -> dict[str, TensorEntry]:
+def _tensors(checkpoints: CheckpointStore, checkpoint: Checkpoint) -> dict[str, TensorEntry]:
     """Those of its index; a value that is no tensor is looked at as bytes."""
     path = f"{checkpoint.name}/{INDEX}"
-    index = read_index(shelf.store.read(path), shelf.store.where(path))
+    index = read_index(checkpoints.store.read(path), checkpoints.store.where(path))
     values = {
         name: TensorEntry("uint8", (place.num_bytes,), (ChunkEntry((0,), (place.num_bytes,), place),))
         for name, place in index.values.items()
@@ -146,7 +146,7 @@ def _row_ranges(tensor: TensorEntry) -> Iterator[tuple[int, int]]:
     return ((first, min(first + at_once, num_rows)) for first in range(0, num_rows if row_bytes else 0, at_once))
 
 
-def _rows(shelf: CheckpointStore, checkpoint: Checkpoint, tensor: TensorEntry, first: int, stop: int) -> Array:
+def _rows(checkpoints: CheckpointStore, checkpoint: Checkpoint, tensor: TensorEntry, first: int, stop: int) -> Array:
     """Rows `first` to `stop`, put together from whatever chunks they were saved in."""
     dtype = np.dtype(CARRIERS.get(tensor.dtype, tensor.dtype)).newbyteorder("<")
     rows: Array = np.zeros((stop - first, *tensor.size[1:]), dtype)
@@ -156,7 +156,7 @@ def _rows(shelf: CheckpointStore, checkpoint: Checkpoint, tensor: TensorEntry, f
         row_bytes = math.prod(sizes[1:]) * dtype.itemsize
         if begin >= end or not row_bytes:
             continue
-        read = shelf.store.read_range(f"{checkpoint.name}/{chunk.place.file}",
+        read = checkpoints.store.read_range(f"{checkpoint.name}/{chunk.place.file}",
                                      chunk.place.start + (begin - offsets[0]) * row_bytes, (end - begin) * row_bytes)
         box = tuple(slice(offset, offset + size) for offset, size in zip(offsets[1:], sizes[1:], strict=True))
         rows[(slice(begin - first, end - first), *box)] = np.frombuffer(read, dtype).reshape(end - begin, *sizes[1:])
@@ -172,14 +172,14 @@ def _numbers(held: Array, dtype: str) -> Array | None:
     return held.astype(np.complex128 if held.dtype.kind == "c" else np.float64)
 
 
-def _spec(shelf: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
-    return _flat(tomllib.loads(_text(shelf, checkpoint, "spec.toml")))
+def _spec(checkpoints: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
+    return _flat(tomllib.loads(_text(checkpoints, checkpoint, "spec.toml")))
 
 
-def _plan(shelf: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
+def _plan(checkpoints: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
     """A line for each table and each rank, by its first word or by `rank N`."""
     plan: dict[str, Any] = {}
-    for line in _text(shelf, checkpoint, "plan.txt").splitlines():
+    for line in _text(checkpoints, checkpoint, "plan.txt").splitlines():
         name, _, rest = " ".join(line.split()).partition(": " if line.startswith("rank ") else " ")
         plan |= {name: rest} if name else {}
     return plan
@@ -189,10 +189,10 @@ def _known(checkpoint: Checkpoint) -> dict[str, Any]:
     return _flat({name: held for name, held in checkpoint.values.items() if name not in ("step", "time_s", "files")})
 
 
-def _text(shelf: CheckpointStore, checkpoint: Checkpoint, name: str) -> str:
+def _text(checkpoints: CheckpointStore, checkpoint: Checkpoint, name: str) -> str:
     if name not in checkpoint.files:
         return ""
-    return shelf.store.read(f"{checkpoint.name}/{name}").decode(errors="replace")
+    return checkpoints.store.read(f"{checkpoint.name}/{name}").decode(errors="replace")
 
 
 def _flat(nested: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -32,7 +32,7 @@ ITEM_BYTES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FileRange:
     """A range of a file."""
 
     file: str
@@ -46,7 +46,7 @@ class ChunkEntry:
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    place: Place
+    place: FileRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Index:
     """All that a checkpoint holds, by name."""
 
     tensors: Mapping[str, TensorEntry]
-    values: Mapping[str, Place]
+    values: Mapping[str, FileRange]
     paths: Mapping[str, tuple[Any, ...]]
 
     def to_json(self) -> str:
@@ -111,12 +111,12 @@ def _tensor(name: str, written: Mapping[str, Any]) -> TensorEntry:
     return TensorEntry(dtype, size, tuple(chunks))
 
 
-def _place(written: Mapping[str, Any]) -> Place:
+def _place(written: Mapping[str, Any]) -> FileRange:
     file = written["file"]
     if not FILE_NAME.fullmatch(file):
         raise ValueError(f"{file!r} is not the name of a checkpoint's file")
     start, num_bytes = _sizes([written["start"], written["bytes"]])
-    return Place(file, start, num_bytes)
+    return FileRange(file, start, num_bytes)
 
 
 def _sizes(numbers: list[Any]) -> tuple[int, ...]:
@@ -133,5 +133,5 @@ def _tensor_written(tensor: TensorEntry) -> dict[str, Any]:
     return {"dtype": tensor.dtype, "size": list(tensor.size), "chunks": chunks}
 
 
-def _place_written(place: Place) -> dict[str, Any]:
+def _place_written(place: FileRange) -> dict[str, Any]:
     return {"file": place.file, "start": place.start, "bytes": place.num_bytes}

@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from embark.errors import DataError
-from embark.store.errors import Missing
+from embark.store.errors import NotFound
 from embark.store.object_store import Data, Entries, ObjectStore, Piece
-from embark.store.parallel import for_all
+from embark.store.parallel import for_each_parallel
 
-MARK = "commit.json"
-NAME = re.compile(r"^step-(\d{9,})$")
+COMMIT_FILE = "commit.json"
+CHECKPOINT_NAME = re.compile(r"^step-(\d{9,})$")
 PIECE_BYTES = 16 * 2**20
 NUM_READERS = 4
 """Files that are looked at side by side."""
 
 
 @dataclass(frozen=True, slots=True)
-class FileMark:
+class FileChecksum:
     """What a file must be."""
 
     size_bytes: int
@@ -41,7 +41,7 @@ class Checkpoint:
     """One that was committed."""
 
     step: int
-    files: Mapping[str, FileMark]
+    files: Mapping[str, FileChecksum]
     values: Mapping[str, Any]
     """What the run wrote beside it: time of the commit, world size, last evaluation."""
 
@@ -62,15 +62,15 @@ class CheckpointStore:
 
     def committed(self) -> list[Checkpoint]:
         """Those with a mark that can be read, oldest first."""
-        names = {e.path.split("/")[0] for e in self.store.list() if e.path.endswith(f"/{MARK}")}
-        found = (self._read(name) for name in names if NAME.match(name))
+        names = {e.path.split("/")[0] for e in self.store.list() if e.path.endswith(f"/{COMMIT_FILE}")}
+        found = (self._read(name) for name in names if CHECKPOINT_NAME.match(name))
         return sorted((c for c in found if c), key=lambda c: c.step)
 
     def begin(self, step: int) -> None:
         """Clear what an unfinished save left. Its mark goes first, so that it is none while the rest goes."""
         self.remove(step)
 
-    def commit(self, step: int, files: Mapping[str, FileMark], values: Mapping[str, Any]) -> None:
+    def commit(self, step: int, files: Mapping[str, FileChecksum], values: Mapping[str, Any]) -> None:
         """Make the checkpoint exist, after seeing that every file of every rank has arrived."""
         sizes = {e.path.removeprefix(f"{checkpoint_name(step)}/"): e.size_bytes for e in self._files(step)}
         absent = sorted(name for name, mark in files.items() if sizes.get(name) != mark.size_bytes)
@@ -79,7 +79,7 @@ class CheckpointStore:
                             fix="ranks on several machines need a store.root that all of them share, or a uri")
         marks = {name: [mark.size_bytes, mark.sha256] for name, mark in sorted(files.items())}
         text = json.dumps({"step": step, "time_s": round(time.time(), 3), **values, "files": marks}, indent=1) + "\n"
-        self.store.write(f"{checkpoint_name(step)}/{MARK}", text.encode())
+        self.store.write(f"{checkpoint_name(step)}/{COMMIT_FILE}", text.encode())
 
     def damage(self, checkpoint: Checkpoint, part: int = 0, num_parts: int = 1) -> str:
         """What is wrong with it, in a sentence; empty if nothing. Ranks share the work, a part of the files each."""
@@ -96,19 +96,19 @@ class CheckpointStore:
         def look(name: str) -> None:
             found[name] = self._damage_of(f"{checkpoint.name}/{name}", checkpoint.files[name], tell)
 
-        for_all(look, looked_at, NUM_READERS)
+        for_each_parallel(look, looked_at, NUM_READERS)
         return [found[name] for name in looked_at if found[name]]
 
     def remove(self, step: int) -> None:
         """Delete the checkpoint of `step`."""
-        self.store.delete(f"{checkpoint_name(step)}/{MARK}")
+        self.store.delete(f"{checkpoint_name(step)}/{COMMIT_FILE}")
         self.store.delete_prefix(checkpoint_name(step))
 
     def unfinished(self) -> list[int]:
         """Steps whose save never ended."""
         names = {e.path.split("/")[0] for e in [*self.store.list(), *self.store.unfinished()]}
         whole = {c.name for c in self.committed()}
-        return sorted(int(match[1]) for name in names - whole if (match := NAME.match(name)))
+        return sorted(int(match[1]) for name in names - whole if (match := CHECKPOINT_NAME.match(name)))
 
     def where(self, step: int) -> str:
         """The uri of a checkpoint, for messages."""
@@ -119,14 +119,14 @@ class CheckpointStore:
 
     def _read(self, name: str) -> Checkpoint | None:
         try:
-            values = json.loads(self.store.read(f"{name}/{MARK}"))
-            files = {n: FileMark(int(size), str(digest)) for n, (size, digest) in values.pop("files").items()}
+            values = json.loads(self.store.read(f"{name}/{COMMIT_FILE}"))
+            files = {n: FileChecksum(int(size), str(digest)) for n, (size, digest) in values.pop("files").items()}
             checkpoint = Checkpoint(int(values["step"]), files, values)
             return checkpoint if checkpoint.name == name else None
-        except (Missing, ValueError, KeyError, TypeError, AttributeError):
+        except (NotFound, ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def _damage_of(self, path: str, mark: FileMark, tell: Callable[[int], None] | None) -> str:
+    def _damage_of(self, path: str, mark: FileChecksum, tell: Callable[[int], None] | None) -> str:
         digest = hashlib.sha256()
         try:
             actual = self.store.size(path)
@@ -140,18 +140,18 @@ class CheckpointStore:
                 digest.update(piece)
                 if tell:
                     tell(len(piece))
-        except Missing as error:  # an outage is none: it must not cost a checkpoint
+        except NotFound as error:  # an outage is none: it must not cost a checkpoint
             return f"{path}: {error.what}"
         return "" if digest.hexdigest() == mark.sha256 else f"{path}: its bytes changed"
 
 
-class MarkedStore(ObjectStore):
+class ChecksumStore(ObjectStore):
     """A store that remembers the size and checksum of everything written through it."""
 
     def __init__(self, store: ObjectStore) -> None:
         super().__init__(store.uri)
         self._store = store
-        self.marks: dict[str, FileMark] = {}
+        self.marks: dict[str, FileChecksum] = {}
 
     def write(self, path: str, data: Data, size_bytes: int | None = None) -> None:
         if not isinstance(data, bytes | bytearray | memoryview | Iterable):
@@ -165,7 +165,7 @@ class MarkedStore(ObjectStore):
                 yield piece
 
         self._store.write(path, passing(), size_bytes)
-        self.marks[path] = FileMark(counted[0], digest.hexdigest())
+        self.marks[path] = FileChecksum(counted[0], digest.hexdigest())
 
     def read(self, path: str) -> bytes:
         return self._store.read(path)

@@ -1,4 +1,4 @@
-"""The object_store to S3, Google Cloud Storage and Azure Blob Storage, by obstore."""
+"""S3, Google Cloud Storage and Azure Blob Storage as object stores, through obstore."""
 
 from __future__ import annotations
 
@@ -14,12 +14,22 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from embark.errors import Fault, MissingPackage, UserError
-from embark.store.errors import DAMAGED, Missing, explain, is_unanswered, is_upload_gone
-from embark.store.object_store import MIB, PIECE_BYTES, Data, Entries, Entry, ObjectStore, clean, translate_errors
-from embark.store.retry_policy import GaveUp, RetryPolicy, patiently
+from embark.store.errors import DAMAGED, NotFound, explain, is_unanswered, is_upload_gone
+from embark.store.object_store import (
+    MIB,
+    PIECE_BYTES,
+    Data,
+    Entries,
+    Entry,
+    ObjectStore,
+    normalize_path,
+    translate_errors,
+)
+from embark.store.retry_policy import RetriesExhausted, RetryPolicy, call_with_retries
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import ObjectStore as Client
 
 MAX_PARTS = 9_000
 """S3 takes 10,000 parts of an upload."""
@@ -37,19 +47,19 @@ ENDPOINTS = {
 }
 
 
-class BucketStore(ObjectStore):
-    """Objects below a prefix of a bucket. obstore retries, signs, and never shows an object before it is whole."""
+class CloudStore(ObjectStore):
+    """Objects below a prefix of a bucket. obstore retries, signs, and never shows an object before it is complete."""
 
-    library_errors = (OSError, BaseError, GaveUp)
+    library_errors = (OSError, BaseError, RetriesExhausted)
 
-    def __init__(self, uri: str, store: ObjectStore, patience: RetryPolicy) -> None:
+    def __init__(self, uri: str, store: Client, retry: RetryPolicy) -> None:
         super().__init__(uri)
         self._store = store
-        self._patience = patience
+        self._retry = retry
 
     @translate_errors("read")
     def read(self, path: str) -> bytes:
-        result = obstore.get(self._store, clean(path))
+        result = obstore.get(self._store, normalize_path(path))
         data = bytes(result.bytes())
         if len(data) != result.meta["size"]:
             raise self._short(path, result.meta["size"] - len(data))
@@ -59,7 +69,7 @@ class BucketStore(ObjectStore):
     def read_into(self, path: str, start: int, into: memoryview) -> None:
         if not len(into):
             return
-        data = memoryview(obstore.get_range(self._store, clean(path), start=start, length=len(into)))
+        data = memoryview(obstore.get_range(self._store, normalize_path(path), start=start, length=len(into)))
         if len(data) != len(into):
             raise self._short(path, len(into) - len(data))
         into[:] = data
@@ -75,7 +85,7 @@ class BucketStore(ObjectStore):
         part_bytes = 64 * MIB if size_bytes is None else max(PIECE_BYTES, -(-size_bytes // MAX_PARTS))
         before = None if size_bytes is not None and size_bytes <= part_bytes else self._version(path)
         try:
-            obstore.put(self._store, clean(path), data, chunk_size=part_bytes, max_concurrency=NUM_PARTS_AT_ONCE)
+            obstore.put(self._store, normalize_path(path), data, chunk_size=part_bytes, max_concurrency=NUM_PARTS_AT_ONCE)
         except FileNotFoundError as error:
             # Where the answer to the last request was lost, it is sent again, and then the upload is no more: it is
             # the file. So another file than before, of the right size, is the one that was sent.
@@ -85,37 +95,37 @@ class BucketStore(ObjectStore):
 
     @translate_errors("list")
     def list(self, prefix: str = "") -> Entries:
-        batches = obstore.list(self._store, clean(prefix, may_be_empty=True) or None)
+        batches = obstore.list(self._store, normalize_path(prefix, may_be_empty=True) or None)
         found = [Entry(item["path"], item["size"], item["last_modified"].timestamp())
                  for batch in batches for item in batch]
         return sorted(found, key=lambda entry: entry.path)
 
     @translate_errors("look at")
     def size(self, path: str) -> int:
-        return obstore.head(self._store, clean(path))["size"]
+        return obstore.head(self._store, normalize_path(path))["size"]
 
     def delete(self, path: str) -> None:
-        with suppress(Missing):
-            self._delete(path, [clean(path)])
+        with suppress(NotFound):
+            self._delete(path, [normalize_path(path)])
 
     def delete_prefix(self, prefix: str) -> None:
         # Again, because another rank or a lifecycle rule may take one of them first, which Azure reports as an error.
         for _ in range(3):
-            paths = [entry.path for entry in self.list(clean(prefix))]
+            paths = [entry.path for entry in self.list(normalize_path(prefix))]
             if not paths:
                 return
-            with suppress(Missing):
+            with suppress(NotFound):
                 self._delete(prefix, paths)
 
     @translate_errors("delete")
     def _delete(self, asked: str, paths: Sequence[str]) -> None:
         # A delete of many is a POST, which obstore does not send again; but to delete twice does no harm.
-        patiently(lambda: obstore.delete(self._store, paths), self._patience, is_unanswered)
+        call_with_retries(lambda: obstore.delete(self._store, paths), self._retry, is_unanswered)
 
     def _version(self, path: str) -> tuple[str, int] | None:
         """What tells a file from another under the same name; None where there is none."""
         with suppress(FileNotFoundError):
-            found = obstore.head(self._store, clean(path))
+            found = obstore.head(self._store, normalize_path(path))
             return str(found["e_tag"]), found["size"]
         return None
 
@@ -123,18 +133,18 @@ class BucketStore(ObjectStore):
         return Fault(f"{self.where(path)} came {num_bytes} bytes short", fix=DAMAGED)
 
 
-def open_bucket(uri: str, patience: RetryPolicy) -> BucketStore:
+def open_cloud_store(uri: str, retry: RetryPolicy) -> CloudStore:
     """`s3://`, `gs://` or `az://`, with the credentials and endpoints that the environment gives."""
     scheme, _, rest = uri.partition("://")
     bucket, _, prefix = rest.partition("/")
     if not bucket:
         raise UserError(f"{uri!r} names no bucket", fix=f"{scheme}://bucket/prefix")
     common: dict[str, Any] = {
-        "prefix": clean(prefix, may_be_empty=True) or None,
-        "client_options": _client(scheme, patience),
-        "retry_config": _retries(patience),
+        "prefix": normalize_path(prefix, may_be_empty=True) or None,
+        "client_options": _client(scheme, retry),
+        "retry_config": _retries(retry),
     }
-    store: ObjectStore
+    store: Client
     try:
         if scheme == "s3":
             store = S3Store(bucket, credential_provider=_profile(), **common)
@@ -145,28 +155,28 @@ def open_bucket(uri: str, patience: RetryPolicy) -> BucketStore:
     except (BaseError, ValueError) as error:
         trouble = explain(error, "open", uri)
     else:
-        return BucketStore(uri.rstrip("/"), store, patience)
+        return CloudStore(uri.rstrip("/"), store, retry)
     raise UserError(trouble.what, fix=f"correct {NEEDED[scheme]}")
 
 
-def _client(scheme: str, patience: RetryPolicy) -> ClientConfig:
+def _client(scheme: str, retry: RetryPolicy) -> ClientConfig:
     endpoint = next((os.environ[name] for name in ENDPOINTS[scheme] if os.environ.get(name)), "")
     is_emulator = scheme == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
     return {
         "allow_http": endpoint.startswith("http://") or is_emulator,
-        "connect_timeout": timedelta(seconds=patience.connect_s),
-        "read_timeout": timedelta(seconds=patience.silence_s),
-        "timeout": timedelta(seconds=patience.request_s),
+        "connect_timeout": timedelta(seconds=retry.connect_s),
+        "read_timeout": timedelta(seconds=retry.silence_s),
+        "timeout": timedelta(seconds=retry.request_s),
     }
 
 
-def _retries(patience: RetryPolicy) -> RetryConfig:
+def _retries(retry: RetryPolicy) -> RetryConfig:
     return {
-        "max_retries": patience.max_retries,
-        "retry_timeout": timedelta(seconds=patience.give_up_s),
+        "max_retries": retry.max_retries,
+        "retry_timeout": timedelta(seconds=retry.give_up_s),
         "backoff": {
-            "init_backoff": timedelta(seconds=patience.first_wait_s),
-            "max_backoff": timedelta(seconds=patience.longest_wait_s),
+            "init_backoff": timedelta(seconds=retry.first_wait_s),
+            "max_backoff": timedelta(seconds=retry.longest_wait_s),
             "base": 2,
         },
     }

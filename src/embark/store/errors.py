@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from embark.errors import EmbarkError, Fault, UserError
-from embark.store.retry_policy import GaveUp
+from embark.store.retry_policy import RetriesExhausted
 
-RENEW = (
+RENEW_CREDENTIALS = (
     "renew them (`aws sso login`, `az login`, `gcloud auth application-default login`, or the role or secret the job "
     "runs with) and start again: the run goes on from its last checkpoint"
 )
-GIVE = (
+PROVIDE_CREDENTIALS = (
     "set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; AZURE_STORAGE_ACCOUNT_NAME and an identity; "
     "GOOGLE_APPLICATION_CREDENTIALS; or run where the machine or the pod has a role"
 )
-ALLOW = (
+GRANT_ACCESS = (
     "let the job's identity list, read, write and delete under this uri (credentials that ran out can read the same: "
     "renew them), then start again: the run goes on from its last checkpoint"
 )
@@ -30,12 +30,12 @@ STATUS = re.compile(r"\bstatus: (\d{3})\b")
 """In obstore's own description of the last answer."""
 
 
-class Missing(UserError):
+class NotFound(UserError):
     """There is no such file in the store."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownFailure:
     """A failure that stores name, and what to say of it."""
 
     kind: type[EmbarkError]
@@ -47,26 +47,26 @@ class Known:
     """Of the library, where no store was reached."""
 
 
-KNOWN = (
-    Known(UserError, "the bucket or container does not exist",
+KNOWN_FAILURES = (
+    KnownFailure(UserError, "the bucket or container does not exist",
           "create it, or correct the uri; Embark makes files, never buckets",
           ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "InvalidResourceName")),
-    Known(UserError, "the bucket is in another region", "set AWS_REGION to the bucket's region",
+    KnownFailure(UserError, "the bucket is in another region", "set AWS_REGION to the bucket's region",
           ("PermanentRedirect", "AuthorizationHeaderMalformed", "IncorrectEndpoint", "301")),
-    Known(Fault, "the credentials have expired", RENEW,
+    KnownFailure(Fault, "the credentials have expired", RENEW_CREDENTIALS,
           ("ExpiredToken", "ExpiredTokenException", "TokenExpired", "RequestExpired", "TokenRefreshRequired"),
           ("invalid_grant", "token has expired")),
-    Known(Fault, "this machine's clock is wrong, so the store refuses what it signs", "set the clock (chrony, ntp)",
+    KnownFailure(Fault, "this machine's clock is wrong, so the store refuses what it signs", "set the clock (chrony, ntp)",
           ("RequestTimeTooSkewed",)),
-    Known(Fault, "no credentials were found", GIVE,
+    KnownFailure(Fault, "no credentials were found", PROVIDE_CREDENTIALS,
           (), ("//169.254.", "//metadata.google", "token request", "CredentialProvider", "Anonymous caller")),
-    Known(Fault, "the credentials are not valid", RENEW,
+    KnownFailure(Fault, "the credentials are not valid", RENEW_CREDENTIALS,
           ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed", "401")),
-    Known(Fault, "access is denied", ALLOW,
+    KnownFailure(Fault, "access is denied", GRANT_ACCESS,
           ("AccessDenied", "AuthorizationFailure", "AuthorizationPermissionMismatch", "403")),
-    Known(Fault, "the store has dropped the upload", "start again: the run goes on from its last checkpoint",
+    KnownFailure(Fault, "the store has dropped the upload", "start again: the run goes on from its last checkpoint",
           ("NoSuchUpload",)),
-    Known(Fault, "the file is shorter than what was asked of it", DAMAGED,
+    KnownFailure(Fault, "the file is shorter than what was asked of it", DAMAGED,
           ("InvalidRange", "416"), ("Wanted range", "but object was only")),
 )
 
@@ -84,7 +84,7 @@ NETWORK = {
 
 def explain(error: Exception, operation: str, where: str) -> EmbarkError:
     """The error of the tree for what a library raised while it did `operation` to `where`."""
-    if isinstance(error, GaveUp):
+    if isinstance(error, RetriesExhausted):
         return _said(Fault, operation, where, _cause(error.last), error.attempts)
     if isinstance(error, OSError) and error.errno is not None:
         return _of_system(error, operation, where)
@@ -92,13 +92,13 @@ def explain(error: Exception, operation: str, where: str) -> EmbarkError:
     retries = [int(number) for number in re.findall(r"\bretries: (\d+)", text)]
     attempts = max(retries, default=0) + 1
     codes = {*CODE.findall(text), *STATUS.findall(text)}
-    for known in KNOWN:
+    for known in KNOWN_FAILURES:
         if codes & set(known.codes) or any(words in text for words in known.words):
             return _said(known.kind, operation, where, f"{known.what} ({_cause(error)})", attempts, known.fix)
     if isinstance(error, FileNotFoundError):
-        return Missing(f"there is no {where}", fix="check the path")
+        return NotFound(f"there is no {where}", fix="check the path")
     if isinstance(error, PermissionError):
-        return _said(Fault, operation, where, f"access is denied ({_cause(error)})", attempts, ALLOW)
+        return _said(Fault, operation, where, f"access is denied ({_cause(error)})", attempts, GRANT_ACCESS)
     return _said(Fault, operation, where, _cause(error), attempts)
 
 
@@ -162,7 +162,7 @@ def _innermost(text: str) -> str:
 def _of_system(error: OSError, operation: str, where: str) -> EmbarkError:
     cause = os.strerror(error.errno or 0).lower()
     if error.errno == errno.ENOENT:
-        return Missing(f"there is no {error.filename or where}", fix="check the path")
+        return NotFound(f"there is no {error.filename or where}", fix="check the path")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _said(Fault, operation, where, cause, 1, "free some space, or point store.root at a larger disk")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):

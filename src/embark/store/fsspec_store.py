@@ -12,28 +12,29 @@ from uuid import uuid4
 import fsspec
 
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
+from embark.store.atomic_file import SCRATCH_SUFFIX
 from embark.store.errors import DAMAGED
-from embark.store.object_store import SCRATCH_SUFFIX, Data, Entries, Entry, ObjectStore, clean, translate_errors
-from embark.store.retry_policy import RetryPolicy, patiently
+from embark.store.object_store import Data, Entries, Entry, ObjectStore, normalize_path, translate_errors
+from embark.store.retry_policy import RetryPolicy, call_with_retries
 
 T = TypeVar("T")
 
-WHOLE_AT_ONCE = ("gs", "gcs", "s3", "s3a", "abfs", "abfss", "adl", "oss", "oci", "memory")
+ATOMIC_UPLOADS = ("gs", "gcs", "s3", "s3a", "abfs", "abfss", "adl", "oss", "oci", "memory")
 """Schemes whose uploads appear whole by themselves; elsewhere a file is written beside and renamed."""
 FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError, TypeError, ImportError,
          NotImplementedError, EmbarkError)
 
 
-class OtherStore(ObjectStore):
+class FsspecStore(ObjectStore):
     """Files of an fsspec file system below a root."""
 
     library_errors = (Exception,)
 
-    def __init__(self, uri: str, file_system: Any, root: str, patience: RetryPolicy) -> None:
+    def __init__(self, uri: str, file_system: Any, root: str, retry: RetryPolicy) -> None:
         super().__init__(uri)
         self._fs = file_system
         self._root = root.rstrip("/")
-        self._patience = patience
+        self._retry = retry
 
     @translate_errors("read")
     def read(self, path: str) -> bytes:
@@ -63,7 +64,7 @@ class OtherStore(ObjectStore):
 
     @translate_errors("list")
     def list(self, prefix: str = "") -> Entries:
-        folder = clean(prefix, may_be_empty=True)
+        folder = normalize_path(prefix, may_be_empty=True)
         return self._do(lambda: self._list(folder))
 
     def size(self, path: str) -> int:
@@ -75,7 +76,7 @@ class OtherStore(ObjectStore):
             self._do(lambda: self._fs.rm_file(self._full(path)))
 
     def delete_prefix(self, prefix: str) -> None:
-        for entry in self.list(clean(prefix)):
+        for entry in self.list(normalize_path(prefix)):
             self.delete(entry.path)
 
     @translate_errors("look at")
@@ -101,7 +102,7 @@ class OtherStore(ObjectStore):
 
     def _write(self, path: str, data: Path | bytes | bytearray | memoryview) -> None:
         full = self._full(path)
-        is_whole_at_once = self.uri.partition("://")[0] in WHOLE_AT_ONCE
+        is_whole_at_once = self.uri.partition("://")[0] in ATOMIC_UPLOADS
         target = full if is_whole_at_once else f"{full}.{uuid4().hex[:12]}{SCRATCH_SUFFIX}"
         if not is_whole_at_once:
             self._fs.makedirs(full.rpartition("/")[0], exist_ok=True)
@@ -113,13 +114,13 @@ class OtherStore(ObjectStore):
             self._fs.mv(target, full)
 
     def _full(self, path: str) -> str:
-        return f"{self._root}/{clean(path)}"
+        return f"{self._root}/{normalize_path(path)}"
 
     def _do(self, call: Callable[[], T]) -> T:
-        return patiently(call, self._patience, lambda error: not isinstance(error, FINAL))
+        return call_with_retries(call, self._retry, lambda error: not isinstance(error, FINAL))
 
 
-def open_other(uri: str, patience: RetryPolicy) -> OtherStore:
+def open_fsspec_store(uri: str, retry: RetryPolicy) -> FsspecStore:
     """By whatever package fsspec names for the scheme."""
     scheme = uri.partition("://")[0]
     try:
@@ -129,4 +130,4 @@ def open_other(uri: str, patience: RetryPolicy) -> OtherStore:
                         fix="a path, s3://, gs://, az://, or a scheme that fsspec lists") from None
     except ImportError as error:
         raise MissingPackage(f"{uri}: {error}", fix="install that package") from None
-    return OtherStore(uri.rstrip("/"), file_system, root, patience)
+    return FsspecStore(uri.rstrip("/"), file_system, root, retry)

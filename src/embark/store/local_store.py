@@ -1,4 +1,4 @@
-"""The store to a folder of this machine, a mounted one included."""
+"""A folder of this machine, or one mounted on it, as an object store."""
 
 from __future__ import annotations
 
@@ -8,17 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from embark.errors import Fault
+from embark.store.atomic_file import SCRATCH_SUFFIX, scratch_for
 from embark.store.errors import DAMAGED
-from embark.store.object_store import (
-    SCRATCH_SUFFIX,
-    Data,
-    Entries,
-    Entry,
-    ObjectStore,
-    clean,
-    scratch_for,
-    translate_errors,
-)
+from embark.store.object_store import Data, Entries, Entry, ObjectStore, normalize_path, translate_errors
 
 
 class LocalStore(ObjectStore):
@@ -30,11 +22,11 @@ class LocalStore(ObjectStore):
 
     @translate_errors("read")
     def read(self, path: str) -> bytes:
-        return (self.root / clean(path)).read_bytes()
+        return (self.root / normalize_path(path)).read_bytes()
 
     @translate_errors("read")
     def read_into(self, path: str, start: int, into: memoryview) -> None:
-        with (self.root / clean(path)).open("rb", buffering=0) as file:
+        with (self.root / normalize_path(path)).open("rb", buffering=0) as file:
             file.seek(start)
             done = 0
             while done < len(into):
@@ -46,7 +38,7 @@ class LocalStore(ObjectStore):
 
     @translate_errors("write")
     def write(self, path: str, data: Data, size_bytes: int | None = None) -> None:
-        with scratch_for(self.root / clean(path)) as scratch:
+        with scratch_for(self.root / normalize_path(path)) as scratch:
             if isinstance(data, Path):
                 shutil.copyfile(data, scratch)
                 return
@@ -65,29 +57,29 @@ class LocalStore(ObjectStore):
 
     @translate_errors("look at")
     def size(self, path: str) -> int:
-        file = self.root / clean(path)
+        file = self.root / normalize_path(path)
         if not file.is_file():
             raise FileNotFoundError(path)
         return file.stat().st_size
 
     @translate_errors("delete")
     def delete(self, path: str) -> None:
-        (self.root / clean(path)).unlink(missing_ok=True)
+        (self.root / normalize_path(path)).unlink(missing_ok=True)
 
     @translate_errors("delete")
     def delete_prefix(self, prefix: str) -> None:
-        folder = self.root / clean(prefix)
+        folder = self.root / normalize_path(prefix)
         if folder.is_dir():
             shutil.rmtree(folder)
 
     @translate_errors("read")
     def download(self, path: str, to: Path) -> None:
         with scratch_for(to) as scratch:
-            shutil.copyfile(self.root / clean(path), scratch)
+            shutil.copyfile(self.root / normalize_path(path), scratch)
 
     def _below(self, prefix: str) -> Entries:
         found: Entries = []
-        for folder, _, names in os.walk(self.root / clean(prefix, may_be_empty=True)):
+        for folder, _, names in os.walk(self.root / normalize_path(prefix, may_be_empty=True)):
             for name in names:
                 file = Path(folder, name)
                 # Another process may remove a file while this walks.

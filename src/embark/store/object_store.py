@@ -16,8 +16,7 @@ import functools
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, cast
@@ -25,14 +24,14 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
-from embark.store.errors import Missing, explain
-from embark.store.parallel import for_all
+from embark.store.atomic_file import scratch_for
+from embark.store.errors import NotFound, explain
+from embark.store.parallel import for_each_parallel
 from embark.store.retry_policy import RetryPolicy
 
 MIB = 1 << 20
 PIECE_BYTES = 16 * MIB
 """What one request of a large read asks for: enough to hide its latency, little enough to repeat."""
-SCRATCH_SUFFIX = ".embark-part"
 
 F = TypeVar("F", bound=Callable[..., Any])
 Piece = bytes | bytearray | memoryview
@@ -55,11 +54,11 @@ Entries = list[Entry]
 """Inside the class, `list` is a method."""
 
 
-def open_store(uri: str | Path, patience: RetryPolicy | None = None) -> ObjectStore:
+def open_store(uri: str | Path, retry: RetryPolicy | None = None) -> ObjectStore:
     """The store to what lies at `uri`. Nothing is contacted before the first call; `ObjectStore.check` does it at once."""
     text = str(uri)
     scheme = text.partition("://")[0] if "://" in text else ""
-    patience = patience or RetryPolicy()
+    retry = retry or RetryPolicy()
     if scheme in ("", "file"):
         from embark.store.local_store import LocalStore
 
@@ -69,12 +68,12 @@ def open_store(uri: str | Path, patience: RetryPolicy | None = None) -> ObjectSt
     is_cloud = scheme in ("s3", "az") or (scheme == "gs" and "STORAGE_EMULATOR_HOST" not in os.environ)
     try:
         if is_cloud:
-            from embark.store.cloud_store import open_bucket
+            from embark.store.cloud_store import open_cloud_store
 
-            return open_bucket(text, patience)
-        from embark.store.fsspec_store import open_other
+            return open_cloud_store(text, retry)
+        from embark.store.fsspec_store import open_fsspec_store
 
-        return open_other(text, patience)
+        return open_fsspec_store(text, retry)
     except ModuleNotFoundError as error:
         extra = "cloud" if is_cloud else "other-stores"
         raise MissingPackage(f"{scheme}:// needs {error.name}, which is not installed",
@@ -159,7 +158,7 @@ class ObjectStore(ABC):
         """Is there such a file?"""
         try:
             self.size(path)
-        except Missing:
+        except NotFound:
             return False
         return True
 
@@ -178,35 +177,35 @@ class ObjectStore(ABC):
                     written = os.pwrite(target, left, start)
                     left, start = left[written:], start + written
 
-            for_all(fetch, range(0, size, PIECE_BYTES), parallel=4)
+            for_each_parallel(fetch, range(0, size, PIECE_BYTES), parallel=4)
 
     def upload_many(
         self, pairs: Iterable[tuple[Path, str]], parallel: int = 8, progress: Progress | None = None
     ) -> None:
         """Write each local file to its path. The first failure stops the rest and is raised."""
         todo = [(local, path, _local_size(local)) for local, path in pairs]
-        tell = _counting(progress, sum(size for *_, size in todo))
+        tell = count_progress(progress, sum(size for *_, size in todo))
 
         def upload(item: tuple[Path, str, int]) -> None:
             local, path, size = item
             self.write(path, local)
             tell(size)
 
-        for_all(upload, todo, parallel)
+        for_each_parallel(upload, todo, parallel)
 
     def download_many(
         self, pairs: Iterable[tuple[str, Path]], parallel: int = 8, progress: Progress | None = None
     ) -> None:
         """Copy each path to its local file. The first failure stops the rest and is raised."""
         wanted = [(path, to, self.size(path) if progress else 0) for path, to in pairs]
-        tell = _counting(progress, sum(size for *_, size in wanted))
+        tell = count_progress(progress, sum(size for *_, size in wanted))
 
         def download(item: tuple[str, Path, int]) -> None:
             path, to, size = item
             self.download(path, to)
             tell(size)
 
-        for_all(download, wanted, parallel)
+        for_each_parallel(download, wanted, parallel)
 
     def check(self) -> None:
         """Write, read back and delete a small file: what a run does first, to fail before it trains, not after."""
@@ -224,7 +223,7 @@ class ObjectStore(ABC):
         return f"{self.uri.rstrip('/')}/{path}" if path else self.uri
 
 
-def clean(path: str, may_be_empty: bool = False) -> str:
+def normalize_path(path: str, may_be_empty: bool = False) -> str:
     """`path` as every store writes it; one that would leave the store is refused."""
     parts = PurePosixPath(path).parts
     if ".." in parts or path.startswith("/") or (not parts and not may_be_empty):
@@ -232,26 +231,7 @@ def clean(path: str, may_be_empty: bool = False) -> str:
     return "/".join(parts)
 
 
-@contextmanager
-def scratch_for(path: Path) -> Iterator[Path]:
-    """A file beside `path` that takes its name, on disk for good, when the block ends well; else it goes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name[:100]}.{uuid4().hex[:12]}{SCRATCH_SUFFIX}")
-    try:
-        yield scratch
-        for name, target in ((scratch, path), (path.parent, None)):
-            descriptor = os.open(name, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            if target:
-                scratch.replace(target)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-def _counting(progress: Progress | None, total_bytes: int) -> Callable[[int], None]:
+def count_progress(progress: Progress | None, total_bytes: int) -> Callable[[int], None]:
     lock, done = threading.Lock(), 0
 
     def tell(size: int) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def for_all(call: Callable[[T], None], items: Sequence[T], parallel: int) -> None:
+def for_each_parallel(call: Callable[[T], None], items: Sequence[T], parallel: int) -> None:
     """Call it for each item, `parallel` at a time; after a failure no further one is begun."""
     if len(items) <= 1 or parallel <= 1:
         for item in items:

@@ -14,7 +14,7 @@ Reason = Literal["newest", "every", "best"]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RetainedCheckpoint:
     """A committed checkpoint, as far as keeping it goes."""
 
     step: int
@@ -25,7 +25,7 @@ class Kept:
 def reasons_by_spec(store: StoreSpec, checkpoints: Sequence[Checkpoint]) -> dict[int, tuple[Reason, ...]]:
     """Why `[store]` keeps each; one without a reason goes."""
     return reasons_to_keep(
-        [Kept(c.step, metric_of(store, c)) for c in checkpoints], keep_last=store.keep_checkpoints,
+        [RetainedCheckpoint(c.step, metric_of(store, c)) for c in checkpoints], keep_last=store.keep_checkpoints,
         keep_every=store.keep_every, keep_best=store.keep_best, better="up" if store.best_by == "auc" else "down",
     )
 
@@ -37,18 +37,8 @@ def metric_of(store: StoreSpec, checkpoint: Checkpoint) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def to_delete(
-    checkpoints: Sequence[Kept], *, keep_last: int, keep_every: int = 0, keep_best: int = 0,
-    better: Literal["up", "down"] = "up",
-) -> set[int]:
-    """The steps that no rule keeps."""
-    reasons = reasons_to_keep(checkpoints, keep_last=keep_last, keep_every=keep_every, keep_best=keep_best,
-                              better=better)
-    return {step for step, why in reasons.items() if not why}
-
-
 def reasons_to_keep(
-    checkpoints: Sequence[Kept], *, keep_last: int, keep_every: int = 0, keep_best: int = 0,
+    checkpoints: Sequence[RetainedCheckpoint], *, keep_last: int, keep_every: int = 0, keep_best: int = 0,
     better: Literal["up", "down"] = "up",
 ) -> dict[int, tuple[Reason, ...]]:
     """Which rules keep each step.

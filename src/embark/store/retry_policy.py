@@ -28,7 +28,7 @@ class RetryPolicy:
     """Past this no further retry begins. Signed requests are good for five minutes."""
 
 
-class GaveUp(Exception):
+class RetriesExhausted(Exception):
     """The last failure, and how many attempts there were."""
 
     def __init__(self, attempts: int, last: Exception) -> None:
@@ -37,7 +37,7 @@ class GaveUp(Exception):
         self.last = last
 
 
-def patiently(call: Callable[[], T], patience: RetryPolicy, may_pass: Callable[[Exception], bool]) -> T:
+def call_with_retries(call: Callable[[], T], retry: RetryPolicy, may_pass: Callable[[Exception], bool]) -> T:
     """For libraries without retries of their own: call again while `may_pass` says so of what it raised."""
     began = time.monotonic()
     attempt = 0
@@ -48,8 +48,8 @@ def patiently(call: Callable[[], T], patience: RetryPolicy, may_pass: Callable[[
         except Exception as error:
             if not may_pass(error):
                 raise
-            is_late = time.monotonic() - began > patience.give_up_s
-            if attempt > patience.max_retries or is_late:
-                raise GaveUp(attempt, error) from None
-        longest = min(patience.longest_wait_s, patience.first_wait_s * 2 ** (attempt - 1))
+            is_late = time.monotonic() - began > retry.give_up_s
+            if attempt > retry.max_retries or is_late:
+                raise RetriesExhausted(attempt, error) from None
+        longest = min(retry.longest_wait_s, retry.first_wait_s * 2 ** (attempt - 1))
         time.sleep(random.uniform(longest / 2, longest))

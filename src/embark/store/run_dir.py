@@ -57,7 +57,7 @@ class RunDir:
         return open_store(self.uri if self.is_remote else self.path)
 
     @cached_property
-    def shelf(self) -> CheckpointStore:
+    def checkpoints(self) -> CheckpointStore:
         """The run's checkpoints."""
         return CheckpointStore(open_store(f"{self.uri}/checkpoints" if self.is_remote else self.path / "checkpoints"))
 
@@ -85,7 +85,7 @@ def find_run(word: str, root: str = "runs") -> RunDir:
     if "://" in word and not word.startswith("file://"):
         here = [RunDir(word.rstrip("/"))]
     for run in here:
-        if run.store.exists("spec.toml") or run.shelf.store.list():
+        if run.store.exists("spec.toml") or run.checkpoints.store.list():
             return run
     if here:
         raise UserError(f"{here[0].uri} is not a run's directory: it has neither a spec.toml nor checkpoints/",
@@ -100,21 +100,10 @@ def run_uri(root: str, name: str) -> str:
     return f"{root.rstrip('/')}/{name}" if root.rstrip("/") else f"/{name}"
 
 
-def numbered(root: str, name: str) -> RunDir:
+def first_free_run(root: str, name: str) -> RunDir:
     """The run of that name, or of `name-2`, `name-3`, …: the first that is not there yet."""
     number, free = 1, RunDir(run_uri(root, name))
     while free.exists():
         number += 1
         free = RunDir(run_uri(root, f"{name}-{number}"))
     return free
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write so that a reader sees the old text or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from embark.errors import DataError, EmbarkError, Fault
-from embark.store.errors import Missing
+from embark.store.errors import NotFound
 from embark.store.local_store import LocalStore
-from embark.store.object_store import PIECE_BYTES, ObjectStore, Progress
-from embark.store.parallel import for_all
+from embark.store.object_store import PIECE_BYTES, ObjectStore, Progress, count_progress
+from embark.store.parallel import for_each_parallel
 
-STATE = ".embark-copy.json"
+COPY_STATE = ".embark-copy.json"
 """At the target while a copy is under way: what it copies, and which files were there before it."""
 _FILE_PIECE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class CopyItem:
     """A file to copy."""
 
     path: str
@@ -33,77 +32,73 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CopyPlan:
     """What is to be done."""
 
-    todo: tuple[Item, ...]
-    done: tuple[Item, ...]
+    todo: tuple[CopyItem, ...]
+    done: tuple[CopyItem, ...]
     """There already, and the same."""
-    last: tuple[Item, ...]
+    last: tuple[CopyItem, ...]
     """Of `todo`: those that make the rest valid."""
-
-    @property
-    def todo_bytes(self) -> int:
-        return sum(item.size_bytes for item in self.todo)
 
 
 class Transfer:
     """One copy from `source` to `target`. A second one with the same `mark` goes on where the first stopped."""
 
-    def __init__(self, source: ObjectStore, target: ObjectStore, items: Sequence[Item], *, mark: str, parallel: int = 8) -> None:
+    def __init__(self, source: ObjectStore, target: ObjectStore, items: Sequence[CopyItem], *, mark: str, parallel: int = 8) -> None:
         self.source, self.target = source, target
         self._items, self._mark, self._parallel = tuple(items), mark, parallel
 
     @property
-    def goes_on(self) -> bool:
+    def is_resuming(self) -> bool:
         """An earlier run of this very copy was stopped."""
         state = self._state()
         return state is not None and state["mark"] == self._mark
 
-    def plan(self, last: Sequence[str] = ()) -> Plan:
+    def plan(self, last: Sequence[str] = ()) -> CopyPlan:
         """Which files are there already. One of the right size whose origin is not known is read and compared."""
         there = {entry.path: entry.size_bytes for entry in self.target.list()}
         same_size = {item.path for item in self._items if there.get(item.path) == item.size_bytes}
         doubted = self._doubted(same_size)
         is_same = dict.fromkeys(same_size, True)
 
-        def compare(item: Item) -> None:
+        def compare(item: CopyItem) -> None:
             is_same[item.path] = digest(self.target, item.path, item.size_bytes) == self._expected(item)
 
-        for_all(compare, [item for item in self._items if item.path in doubted], self._parallel)
+        for_each_parallel(compare, [item for item in self._items if item.path in doubted], self._parallel)
         todo = [item for item in self._items if not is_same.get(item.path)]
         if todo:
             # What makes the rest valid is written anew, after it.
             todo = [item for item in self._items if item in todo or item.path in last]
-        return Plan(
+        return CopyPlan(
             tuple(item for item in todo if item.path not in last),
             tuple(item for item in self._items if item not in todo),
             tuple(item for item in todo if item.path in last),
         )
 
-    def run(self, plan: Plan, *, verify: bool, progress: Progress | None = None) -> None:
+    def run(self, plan: CopyPlan, *, verify: bool, progress: Progress | None = None) -> None:
         """Copy what is to be copied, `plan.last` after all else; `verify` reads everything back."""
         everything = (*plan.todo, *plan.last)
         back = self._items if verify else ()
-        tell = _counting(progress, sum(item.size_bytes for item in (*everything, *back)))
+        tell = count_progress(progress, sum(item.size_bytes for item in (*everything, *back)))
         if everything:
             there = {entry.path: entry.size_bytes for entry in self.target.list()}
             doubted = [item.path for item in everything if there.get(item.path) == item.size_bytes]
-            if not self.goes_on:
+            if not self.is_resuming:
                 # Before the first file: without it, what is there of the right size would be taken for a copy.
-                self.target.write(STATE, json.dumps({"mark": self._mark, "doubted": doubted}).encode())
+                self.target.write(COPY_STATE, json.dumps({"mark": self._mark, "doubted": doubted}).encode())
             for item in plan.last:
                 self.target.delete(item.path)
-        for_all(lambda item: self._copy(item, tell), plan.todo, self._parallel)
+        for_each_parallel(lambda item: self._copy(item, tell), plan.todo, self._parallel)
         self._check_sizes(plan.todo)
         if verify:
             last = {item.path for item in plan.last}
-            for_all(lambda item: self._read_back(item, tell), [i for i in back if i.path not in last], self._parallel)
+            for_each_parallel(lambda item: self._read_back(item, tell), [i for i in back if i.path not in last], self._parallel)
         for item in plan.last:
             self._copy(item, tell)
             if verify:
                 self._read_back(item, tell)
-        self.target.delete(STATE)
+        self.target.delete(COPY_STATE)
 
     def _doubted(self, same_size: set[str]) -> set[str]:
         """Of the files of the right size, those that an earlier run of this very copy may not have written."""
@@ -113,15 +108,15 @@ class Transfer:
         return same_size & set(state["doubted"])
 
     def _state(self) -> dict[str, Any] | None:
-        with suppress(Missing, ValueError, KeyError):
-            state = json.loads(self.target.read(STATE))
+        with suppress(NotFound, ValueError, KeyError):
+            state = json.loads(self.target.read(COPY_STATE))
             return {"mark": state["mark"], "doubted": state["doubted"]}
         return None
 
-    def _expected(self, item: Item) -> str:
+    def _expected(self, item: CopyItem) -> str:
         return item.sha256 or digest(self.source, item.path, item.size_bytes)
 
-    def _copy(self, item: Item, tell: Callable[[int], None]) -> None:
+    def _copy(self, item: CopyItem, tell: Callable[[int], None]) -> None:
         if isinstance(self.target, LocalStore) and not isinstance(self.source, LocalStore):
             self.source.download(item.path, self.target.root / item.path)
             tell(item.size_bytes)
@@ -135,14 +130,14 @@ class Transfer:
                 raise read.trouble from None
             raise
 
-    def _check_sizes(self, items: Sequence[Item]) -> None:
+    def _check_sizes(self, items: Sequence[CopyItem]) -> None:
         there = {entry.path: entry.size_bytes for entry in self.target.list()} if items else {}
         for item in items:
             if there.get(item.path) != item.size_bytes:
                 raise Fault(f"{self.target.where(item.path)} has {there.get(item.path, 0):,} bytes after the copy, "
                             f"its source has {item.size_bytes:,}", fix="run the same command again")
 
-    def _read_back(self, item: Item, tell: Callable[[int], None]) -> None:
+    def _read_back(self, item: CopyItem, tell: Callable[[int], None]) -> None:
         if digest(self.target, item.path, item.size_bytes, tell) != self._expected(item):
             self.target.delete(item.path)
             raise Fault(f"{self.target.where(item.path)} is not what was copied; it is removed",
@@ -162,7 +157,7 @@ def digest(store: ObjectStore, path: str, size_bytes: int, tell: Callable[[int],
 class _Read:
     """A file's pieces; one that is not what it must be raises before its end, so that it is not written."""
 
-    def __init__(self, source: ObjectStore, item: Item, tell: Callable[[int], None]) -> None:
+    def __init__(self, source: ObjectStore, item: CopyItem, tell: Callable[[int], None]) -> None:
         self._source, self._item, self._tell = source, item, tell
         self.trouble: EmbarkError | None = None
 
@@ -197,16 +192,3 @@ def _file_pieces(path: Path) -> Iterator[bytes]:
                 yield piece
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _counting(progress: Progress | None, total_bytes: int) -> Callable[[int], None]:
-    lock, done = threading.Lock(), 0
-
-    def tell(num_bytes: int) -> None:
-        nonlocal done
-        with lock:
-            done += num_bytes
-            if progress:
-                progress(done, total_bytes)
-
-    return tell

@@ -10,7 +10,7 @@ from embark.__main__ import run
 from embark.data.prepared import MANIFEST
 from embark.errors import DataError, Fault
 from embark.store.object_store import open_store
-from embark.store.transfer import STATE, Item, Transfer
+from embark.store.transfer import COPY_STATE, CopyItem, Transfer
 
 SMALL = ["--set", "data.num_train_samples=40000", "--set", "data.num_eval_samples=5000"]
 
@@ -66,12 +66,12 @@ def test_a_copy_that_is_cut_off_has_no_manifest_there_and_goes_on(store, made, c
         patch.setattr(type(store), "write", cut)
         assert run(["data", "copy", str(made), store.uri]) == 70
     assert not store.exists(MANIFEST)
-    assert store.exists(STATE)
+    assert store.exists(COPY_STATE)
     assert run(["data", "check", store.uri]) == 64
     capsys.readouterr()
     assert run(["data", "copy", str(made), store.uri, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["num_there_already"] >= 1
-    assert not store.exists(STATE)
+    assert not store.exists(COPY_STATE)
     assert run(["data", "check", store.uri, "-q"]) == 0
 
 
@@ -79,7 +79,7 @@ def test_a_large_damaged_source_is_never_whole_in_the_store(store, tmp_path):
     """More than one part of an upload, so that it is under way when the damage shows."""
     source = open_store(tmp_path / "raw")
     source.write("big.bin", b"x" * (40 << 20))
-    transfer = Transfer(source, store, [Item("big.bin", 40 << 20, "0" * 64)], mark="m")
+    transfer = Transfer(source, store, [CopyItem("big.bin", 40 << 20, "0" * 64)], mark="m")
     with pytest.raises(DataError, match="not what it was said to be"):
         transfer.run(transfer.plan(), verify=False)
     assert not store.exists("big.bin")

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from embark.errors import UserError
-from embark.store.errors import Missing
+from embark.store.errors import NotFound
 from embark.store.object_store import Entry
 
 
@@ -52,7 +52,7 @@ def test_writing_again_replaces(store):
 
 def test_what_is_not_there_is_missing(store):
     for call in (store.read, store.size, lambda path: store.read_range(path, 0, 1)):
-        with pytest.raises(Missing, match="there is no"):
+        with pytest.raises(NotFound, match="there is no"):
             call("nowhere")
 
 
@@ -129,10 +129,10 @@ def test_many_go_and_come_with_progress(store, tmp_path):
 
 def test_a_failure_among_many_is_raised(store, tmp_path):
     (tmp_path / "there").write_bytes(b"x")
-    with pytest.raises(Missing, match="not-there"):
+    with pytest.raises(NotFound, match="not-there"):
         store.upload_many([(tmp_path / "there", "a"), (tmp_path / "not-there", "b")])
     store.write("a", b"x")
-    with pytest.raises(Missing, match="nowhere"):
+    with pytest.raises(NotFound, match="nowhere"):
         store.download_many([("a", tmp_path / "a"), ("nowhere", tmp_path / "b")])
     assert not (tmp_path / "b").exists()
 

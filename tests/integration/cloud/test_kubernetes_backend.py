@@ -197,11 +197,11 @@ def test_a_dry_run_says_the_commands_and_asks_nothing_of_the_cluster(api, capsys
 
 def test_cancelling_says_what_was_saved_what_was_removed_and_what_remains(api, tmp_path, capsys):
     launched(f"store.root={tmp_path}", "place.nodes=1")
-    shelf = RunDir(str(tmp_path / "dlrm")).shelf
+    checkpoints = RunDir(str(tmp_path / "dlrm")).checkpoints
     for step in (100, 200):
-        shelf.begin(step)
-        shelf.commit(step, {}, {})
-    shelf.begin(300)
+        checkpoints.begin(step)
+        checkpoints.commit(step, {}, {})
+    checkpoints.begin(300)
     api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
     api.ending_s = 1.0
     assert cancel_run(Console(), "dlrm", yes=True, dry_run=False) == 0

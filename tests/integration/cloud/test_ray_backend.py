@@ -95,10 +95,10 @@ def waits_for_its_machines_and_survives_a_worker_s_death(here: Terminal, cluster
     assert "add machines" in status["fix"]
 
     cluster.add(1)
-    shelf = RunDir(str(here.folder / "runs" / "clicks")).shelf
+    checkpoints = RunDir(str(here.folder / "runs" / "clicks")).checkpoints
     until(lambda: len(ranks_of(cluster)), lambda count: count == 4)  # torchrun and a rank on each machine
     victim = a_worker(cluster)  # found out now: it takes a while, and the run does not wait
-    until(lambda: len(shelf.committed()), lambda count: count >= 1, every_s=0.02)
+    until(lambda: len(checkpoints.committed()), lambda count: count >= 1, every_s=0.02)
     os.kill(victim, signal.SIGKILL)
 
     told = here.embark("logs", "clicks", "--follow")
@@ -117,7 +117,7 @@ def cancel_leaves_a_checkpoint_of_the_step_that_it_came_at(here: Terminal) -> No
     until(lambda: here.events("long"), lambda events: any(event["event"] == "step" for event in events))
     told = here.embark("cancel", "long", "--yes")
     assert "removed Ray job embark-long-" in told
-    (saved,) = RunDir(str(here.folder / "runs" / "long")).shelf.committed()
+    (saved,) = RunDir(str(here.folder / "runs" / "long")).checkpoints.committed()
     assert saved.name in told
     last = max(event["step"] for event in here.events("long") if event["event"] == "step")
     assert saved.name == f"step-{last:09d}"

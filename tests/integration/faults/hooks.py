@@ -88,8 +88,8 @@ def hasty(rank: int, **fields: float) -> None:
     """Stores are waited for less than they are by default."""
     from embark.store import object_store as store
 
-    patience = store.Patience
-    store.Patience = lambda: patience(**fields)  # type: ignore[assignment,misc]
+    retry = store.Patience
+    store.Patience = lambda: retry(**fields)  # type: ignore[assignment,misc]
 
 
 def _before(method: str, call: Any) -> None:

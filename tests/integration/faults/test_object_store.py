@@ -26,8 +26,8 @@ class InBucket:
     proxy: Proxy
     env: dict[str, str]
 
-    def start(self, num_ranks: int, *sets: str, **patience: float):
-        return self.run.start(num_ranks, *sets, env=self.env, hook="faults.hooks:hasty", **{**HASTY, **patience})
+    def start(self, num_ranks: int, *sets: str, **retry: float):
+        return self.run.start(num_ranks, *sets, env=self.env, hook="faults.hooks:hasty", **{**HASTY, **retry})
 
 
 @pytest.fixture(scope="module")

@@ -58,9 +58,9 @@ def test_a_damaged_file_is_passed_over_and_named(text):
     remember(run())
     bad = runs_folder() / "bad.json"
     bad.write_bytes(text)
-    shelf = all_runs()
-    assert [r.handle.name for r in shelf.runs] == ["dlrm"]
-    assert shelf.broken == (bad,)
+    checkpoints = all_runs()
+    assert [r.handle.name for r in checkpoints.runs] == ["dlrm"]
+    assert checkpoints.broken == (bad,)
 
 
 def test_the_newest_comes_first_and_a_forgotten_one_is_gone():

@@ -13,7 +13,7 @@ import pytest
 from embark.errors import Fault
 from embark.run.committing import Committing, Saved
 from embark.spec import load_spec
-from embark.store import Checkpoint, MarkedStore, RunDir, checkpoint_name
+from embark.store import Checkpoint, ChecksumStore, RunDir, checkpoint_name
 from embark.store.local_store import LocalStore
 
 NUM_RANKS = 3
@@ -63,7 +63,7 @@ class Bytes(Committing):
     def _copied(self, step: int) -> bytes:
         return bytes([self.rank]) * self.num_times
 
-    def _write_arrays(self, step: int, copied: bytes, store: MarkedStore) -> dict[str, bytes]:
+    def _write_arrays(self, step: int, copied: bytes, store: ChecksumStore) -> dict[str, bytes]:
         name = f"{checkpoint_name(step)}/rank-{self.rank:05d}-00.bin"
         self._together(lambda: store.write(name, copied))
         return {"index.json": b"{}"}
@@ -93,12 +93,12 @@ def test_the_mark_is_written_last_and_names_every_file_of_every_rank(ranks, run_
     shards = [f"rank-{rank:05d}-00.bin" for rank in range(NUM_RANKS)]
     assert sorted(written[:NUM_RANKS]) == shards
     assert written[NUM_RANKS:] == ["index.json", "spec.toml", "plan.txt", "commit.json"]
-    (checkpoint,) = run_dir.shelf.committed()
+    (checkpoint,) = run_dir.checkpoints.committed()
     assert set(checkpoint.files) == {*shards, "index.json", "spec.toml", "plan.txt"}
     assert checkpoint.values["world_size"] == NUM_RANKS
     assert checkpoint.values["eval"] == {"auc": 0.7}
     assert {one.num_bytes for one in saves} == {checkpoint.num_bytes}
-    assert run_dir.shelf.damage(checkpoint) == ""
+    assert run_dir.checkpoints.damage(checkpoint) == ""
 
 
 def test_what_one_rank_could_not_write_no_rank_has_saved_and_nothing_is_left_of_it(ranks, run_dir, monkeypatch):
@@ -106,8 +106,8 @@ def test_what_one_rank_could_not_write_no_rank_has_saved_and_nothing_is_left_of_
     refuse_writes(monkeypatch, "rank-00002")
     saves = save(ranks, 10)
     assert {(type(one.error), one.error.what) for one in saves} == {(Fault, "the disk of rank-00002 is gone")}
-    assert [c.step for c in run_dir.shelf.committed()] == [5]
-    assert run_dir.shelf.unfinished() == []
+    assert [c.step for c in run_dir.checkpoints.committed()] == [5]
+    assert run_dir.checkpoints.unfinished() == []
     monkeypatch.undo()
     assert [one.error for one in save(ranks, 15)] == [None] * NUM_RANKS
 
@@ -115,7 +115,7 @@ def test_what_one_rank_could_not_write_no_rank_has_saved_and_nothing_is_left_of_
 def test_a_mark_that_cannot_be_written_is_no_checkpoint_on_any_rank(ranks, run_dir, monkeypatch):
     refuse_writes(monkeypatch, "commit.json")
     assert {one.error.what for one in save(ranks, 5)} == {"the disk of commit.json is gone"}
-    assert (run_dir.shelf.committed(), run_dir.shelf.unfinished()) == ([], [])
+    assert (run_dir.checkpoints.committed(), run_dir.checkpoints.unfinished()) == ([], [])
 
 
 def test_what_fails_after_the_commit_leaves_it_saved_and_is_told(ranks, run_dir, monkeypatch):
@@ -125,13 +125,13 @@ def test_what_fails_after_the_commit_leaves_it_saved_and_is_told(ranks, run_dir,
     monkeypatch.setattr(RunDir, "publish", gone)
     saves = save(ranks, 5)
     assert {(one.error, one.untidy.what) for one in saves} == {(None, "the bucket is away")}
-    assert [c.step for c in run_dir.shelf.committed()] == [5]
+    assert [c.step for c in run_dir.checkpoints.committed()] == [5]
 
 
 def test_all_ranks_go_on_from_the_newest_that_is_whole(ranks, run_dir):
     for step in (5, 10, 15):
         save(ranks, step)
-    assert [c.step for c in run_dir.shelf.committed()] == [10, 15]  # keep_checkpoints
+    assert [c.step for c in run_dir.checkpoints.committed()] == [10, 15]  # keep_checkpoints
     torn = run_dir.path / "checkpoints" / checkpoint_name(15) / "rank-00001-00.bin"
     torn.write_bytes(torn.read_bytes()[:-1])
     told: list[list[str]] = [[] for _ in ranks]

@@ -1,4 +1,4 @@
-"""What stands on a shelf is told as it is; pruning takes what the rules let go and nothing else; a diff finds all."""
+"""What stands on a checkpoints is told as it is; pruning takes what the rules let go and nothing else; a diff finds all."""
 
 import json
 import os
@@ -12,13 +12,20 @@ import pytest
 
 from embark.errors import Fault, UserError
 from embark.spec import load_spec, to_toml
-from embark.store import MarkedStore, RunDir, checkpoint_name, find_run
+from embark.store import ChecksumStore, RunDir, checkpoint_name, find_run
 from embark.store import checkpoint_diff as compare
+from embark.store.atomic_file import SCRATCH_SUFFIX
 from embark.store.checkpoint_diff import Change
-from embark.store.checkpoint_diff import compare as difference
-from embark.store.checkpoint_index import FORMAT, ITEM_BYTES, ChunkEntry, Index, Place, TensorEntry, read_index
-from embark.store.checkpoint_inspect import MAY_BE_LIVE_S, judge, num_bytes_to_verify, prune, take_stock, verify
-from embark.store.object_store import SCRATCH_SUFFIX
+from embark.store.checkpoint_diff import diff_checkpoints as difference
+from embark.store.checkpoint_index import FORMAT, ITEM_BYTES, ChunkEntry, FileRange, Index, TensorEntry, read_index
+from embark.store.checkpoint_inspect import (
+    MAY_BE_LIVE_S,
+    decide_pruning,
+    num_bytes_to_verify,
+    prune,
+    take_inventory,
+    verify,
+)
 
 FILE = "rank-00000-00.bin"
 Tensors = dict[str, np.ndarray]
@@ -36,18 +43,18 @@ def put(run: RunDir, step: int, tensors: Tensors | None = None, *, auc: float | 
                 offsets[axis] = offset
                 offset += part.shape[axis]
             data = np.ascontiguousarray(part).tobytes()
-            chunks.append(ChunkEntry(tuple(offsets), part.shape, Place(FILE, start, len(data))))
+            chunks.append(ChunkEntry(tuple(offsets), part.shape, FileRange(FILE, start, len(data))))
             pieces.append(data)
             start += len(data)
         entries[name] = TensorEntry((as_dtype or {}).get(name, whole.dtype.name), whole.shape, tuple(chunks))
-    store = MarkedStore(run.shelf.store)
+    store = ChecksumStore(run.checkpoints.store)
     files = {FILE: b"".join(pieces), "index.json": Index(entries, {}, {}).to_json().encode(),
              "spec.toml": spec.encode(), "plan.txt": plan.encode()}
     for name, data in files.items():
         store.write(f"{checkpoint_name(step)}/{name}", data)
     marks = {path.split("/", 1)[1]: mark for path, mark in store.marks.items()}
     evaluated = {"eval": {"step": step, "auc": auc}} if auc is not None else {"eval": {}}
-    run.shelf.commit(step, marks, {"world_size": 2, **evaluated})
+    run.checkpoints.commit(step, marks, {"world_size": 2, **evaluated})
 
 
 def make_run(tmp_path, *sets: str) -> RunDir:
@@ -73,7 +80,7 @@ def test_each_is_told_with_why_it_is_kept(tmp_path):
     for step, auc in ((10, 0.9), (20, 0.7), (30, 0.8), (40, 0.6), (50, 0.5)):
         put(run, step, auc=auc)
     leave_unfinished(run, 60)
-    stock = take_stock(run)
+    stock = take_inventory(run)
     assert {one.step: one.kept for one in stock.standing} == {
         10: ("best",), 20: ("every",), 30: (), 40: ("every",), 50: ("newest",), 60: ()}
     assert [one.state for one in stock.standing] == ["committed"] * 5 + ["unfinished"]
@@ -89,11 +96,11 @@ def test_the_commit_s_time_is_told_and_an_older_one_s_is_its_file_s(tmp_path):
     mark = folder(run, 10) / "commit.json"
     written = json.loads(mark.read_text())
     mark.write_text(json.dumps({**written, "time_s": 1e9}))
-    assert take_stock(run).standing[0].time_s == 1e9
+    assert take_inventory(run).standing[0].time_s == 1e9
     del written["time_s"]
     mark.write_text(json.dumps(written))
     os.utime(mark, (5e8, 5e8))
-    assert take_stock(run).standing[0].time_s == 5e8
+    assert take_inventory(run).standing[0].time_s == 5e8
 
 
 def test_verify_reads_every_byte_and_names_every_damaged_file(tmp_path):
@@ -103,7 +110,7 @@ def test_verify_reads_every_byte_and_names_every_damaged_file(tmp_path):
     (folder(run, 20) / FILE).write_bytes(b"x" * (folder(run, 20) / FILE).stat().st_size)
     (folder(run, 20) / "index.json").unlink()
     seen = []
-    stock = take_stock(run)
+    stock = take_inventory(run)
     checked = verify(run, stock, seen.append)
     assert [one.state for one in checked.standing] == ["committed", "damaged"]
     text = " ".join(checked.standing[1].damage)
@@ -117,7 +124,7 @@ def test_what_is_cut_short_is_seen_without_reading(tmp_path):
     run = make_run(tmp_path)
     put(run, 10)
     (folder(run, 10) / FILE).write_bytes(b"x")
-    (one,) = take_stock(run).standing
+    (one,) = take_inventory(run).standing
     assert one.state == "damaged"
     assert "cut short" in one.damage[0]
 
@@ -127,14 +134,14 @@ def test_one_whose_mark_cannot_be_read_is_damaged_not_unfinished(tmp_path, text)
     run = make_run(tmp_path)
     put(run, 10)
     (folder(run, 10) / "commit.json").write_text(text)
-    stock = take_stock(run)
+    stock = take_inventory(run)
     assert stock.standing[0].state == "damaged"
-    assert not any(verdict.goes for verdict in judge(stock, time.time()))
+    assert not any(verdict.goes for verdict in decide_pruning(stock, time.time()))
 
 
 def pruned(run: RunDir) -> list[int]:
     gone: list[int] = []
-    prune(run, judge(take_stock(run), time.time()), lambda verdict: gone.append(verdict.step))
+    prune(run, decide_pruning(take_inventory(run), time.time()), lambda verdict: gone.append(verdict.step))
     return gone
 
 
@@ -153,11 +160,11 @@ def test_prune_leaves_alone_what_may_be_being_written(tmp_path):
     run = make_run(tmp_path)
     put(run, 10)
     leave_unfinished(run, 20, age_s=-5)
-    (verdict,) = judge(take_stock(run), time.time())
+    (verdict,) = decide_pruning(take_inventory(run), time.time())
     assert not verdict.goes
     assert "may be being written" in verdict.why
     leave_unfinished(run, 5, age_s=60)  # touched before the last commit, so its save is over
-    assert [v.step for v in judge(take_stock(run), time.time()) if v.goes] == [5]
+    assert [v.step for v in decide_pruning(take_inventory(run), time.time()) if v.goes] == [5]
 
 
 def test_no_whole_one_goes_for_the_sake_of_a_damaged_one(tmp_path):
@@ -167,7 +174,7 @@ def test_no_whole_one_goes_for_the_sake_of_a_damaged_one(tmp_path):
     for step in (20, 30):
         (folder(run, step) / FILE).unlink()
     assert pruned(run) == []
-    assert take_stock(run).standing[0].kept == ("newest",)
+    assert take_inventory(run).standing[0].kept == ("newest",)
 
 
 @pytest.mark.parametrize("text", [None, "not toml [", "[store]\nkeep = 1\n"])
@@ -179,11 +186,11 @@ def test_without_rules_all_is_listed_and_nothing_pruned(tmp_path, text):
         run.spec.unlink()
     else:
         run.spec.write_text(text)
-    stock = take_stock(run)
+    stock = take_inventory(run)
     assert len(stock.standing) == 3
     assert stock.no_rules
     with pytest.raises(UserError, match="what to keep is not known"):
-        judge(stock, time.time())
+        decide_pruning(stock, time.time())
 
 
 def test_an_unknown_step_is_refused_with_those_there_are(tmp_path):
@@ -192,7 +199,7 @@ def test_an_unknown_step_is_refused_with_those_there_are(tmp_path):
     leave_unfinished(run, 20)
     for step in (11, 20):
         with pytest.raises(UserError) as caught:
-            take_stock(run).committed(step)
+            take_inventory(run).committed(step)
         assert "10" in caught.value.fix
 
 
@@ -204,9 +211,9 @@ def test_a_diff_finds_all_that_differs(tmp_path):
          "grown": np.zeros((3, 2), "f4"), "count": np.int64(9).reshape(())}
     put(run, 1, a, auc=0.5, spec="[train]\nseed = 1\nx = 3\n", plan="table rows\nt_0   5\n\nrank 0: 1 GiB of tables\n")
     put(run, 2, b, auc=0.6, spec="[train]\nseed = 2\nx = 3\n", plan="table rows\nt_0   6\n\nrank 0: 2 GiB of tables\n")
-    stock = take_stock(run)
+    stock = take_inventory(run)
     told: list[tuple[int, int]] = []
-    found = difference(run.shelf, stock.committed(1), stock.committed(2), lambda *done: told.append(done))
+    found = difference(run.checkpoints, stock.committed(1), stock.committed(2), lambda *done: told.append(done))
     assert found.spec == (Change("train.seed", 1, 2),)
     assert found.plan == (Change("t_0", "5", "6"), Change("rank 0", "1 GiB of tables", "2 GiB of tables"))
     assert Change("eval.auc", 0.5, 0.6) in found.values
@@ -232,9 +239,9 @@ def test_a_diff_does_not_see_how_a_tensor_was_cut(tmp_path, monkeypatch, num_chu
     put(run, 1, {"t": table})
     put(run, 2, {"t": table}, num_chunks=num_chunks, axis=axis)
     put(run, 3, {"t": changed}, num_chunks=num_chunks, axis=axis)
-    stock = take_stock(run)
-    assert difference(run.shelf, stock.committed(1), stock.committed(2)).num_same == 1
-    (change,) = difference(run.shelf, stock.committed(1), stock.committed(3)).tensors
+    stock = take_inventory(run)
+    assert difference(run.checkpoints, stock.committed(1), stock.committed(2)).num_same == 1
+    (change,) = difference(run.checkpoints, stock.committed(1), stock.committed(3)).tensors
     assert change.num_differing == 1
     assert change.max_abs == pytest.approx(1)
 
@@ -255,8 +262,8 @@ def test_a_diff_counts_in_every_dtype(tmp_path, dtype, a, b, max_abs):
     run = make_run(tmp_path)
     put(run, 1, {"t": a}, as_dtype={"t": dtype})
     put(run, 2, {"t": b}, as_dtype={"t": dtype})
-    stock = take_stock(run)
-    (change,) = difference(run.shelf, stock.committed(1), stock.committed(2)).tensors
+    stock = take_inventory(run)
+    (change,) = difference(run.checkpoints, stock.committed(1), stock.committed(2)).tensors
     assert (change.dtype, change.num_differing, change.max_abs) == (dtype, 1, max_abs)
 
 
@@ -264,8 +271,8 @@ def test_a_diff_counts_what_is_not_finite_apart(tmp_path):
     run = make_run(tmp_path)
     put(run, 1, {"t": np.array([1, np.nan, np.inf, 0.0, 0.0], "f4")})
     put(run, 2, {"t": np.array([np.nan, np.nan, -np.inf, -0.0, 3.0], "f4")})
-    stock = take_stock(run)
-    (change,) = difference(run.shelf, stock.committed(1), stock.committed(2)).tensors
+    stock = take_inventory(run)
+    (change,) = difference(run.checkpoints, stock.committed(1), stock.committed(2)).tensors
     assert (change.num_differing, change.num_not_finite, change.max_abs, change.max_relative) == (4, 2, 3.0, 1.0)
 
 
@@ -275,9 +282,9 @@ def test_a_diff_takes_little_memory_however_large_the_table(tmp_path, monkeypatc
     table = np.zeros((100_000, 32), "f4")
     put(run, 1, {"t": table})
     put(run, 2, {"t": table + 1})
-    stock = take_stock(run)
+    stock = take_inventory(run)
     tracemalloc.start()
-    (change,) = difference(run.shelf, stock.committed(1), stock.committed(2)).tensors
+    (change,) = difference(run.checkpoints, stock.committed(1), stock.committed(2)).tensors
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert change.num_differing == table.size
@@ -289,17 +296,17 @@ def test_a_diff_of_a_damaged_one_says_so(tmp_path):
     put(run, 1)
     put(run, 2)
     (folder(run, 2) / FILE).write_bytes(b"xx")
-    stock = take_stock(run)
+    stock = take_inventory(run)
     with pytest.raises(Fault, match="before what was asked"):
-        difference(run.shelf, stock.committed(1), stock.committed(2))
+        difference(run.checkpoints, stock.committed(1), stock.committed(2))
     (folder(run, 2) / "index.json").write_text("{}")
     with pytest.raises(Fault, match="not the index"):
-        difference(run.shelf, stock.committed(1), stock.committed(2))
+        difference(run.checkpoints, stock.committed(1), stock.committed(2))
 
 
 def test_an_index_reads_back_as_it_was():
-    index = Index({"t": TensorEntry("bfloat16", (4, 2), (ChunkEntry((0, 0), (4, 2), Place(FILE, 3, 16)),))},
-                  {"v": Place(FILE, 19, 7)}, {"t": ("model", "t")})
+    index = Index({"t": TensorEntry("bfloat16", (4, 2), (ChunkEntry((0, 0), (4, 2), FileRange(FILE, 3, 16)),))},
+                  {"v": FileRange(FILE, 19, 7)}, {"t": ("model", "t")})
     assert read_index(index.to_json().encode(), "here") == index
     assert json.loads(index.to_json())["format"] == FORMAT
 

@@ -13,12 +13,12 @@ import pytest
 
 from embark.errors import Fault, MissingPackage, UserError
 from embark.store import object_store as door_module
-from embark.store.cloud_store import BucketStore
-from embark.store.errors import Missing, explain, without_secrets
-from embark.store.fsspec_store import OtherStore
+from embark.store.cloud_store import CloudStore
+from embark.store.errors import NotFound, explain, without_secrets
+from embark.store.fsspec_store import FsspecStore
 from embark.store.local_store import LocalStore
 from embark.store.object_store import open_store
-from embark.store.retry_policy import GaveUp, RetryPolicy, patiently
+from embark.store.retry_policy import RetriesExhausted, RetryPolicy, call_with_retries
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +31,8 @@ def _no_cloud(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("uri", "kind"),
-    [("runs", LocalStore), ("file:///data/x", LocalStore), ("s3://b/p", BucketStore), ("gs://b", BucketStore),
-     ("az://c/p", BucketStore), ("memory://x", OtherStore)],
+    [("runs", LocalStore), ("file:///data/x", LocalStore), ("s3://b/p", CloudStore), ("gs://b", CloudStore),
+     ("az://c/p", CloudStore), ("memory://x", FsspecStore)],
 )
 def test_the_scheme_chooses_the_door(uri, kind, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
@@ -106,7 +106,7 @@ def test_a_full_disk_is_a_fault_and_a_forbidden_place_a_mistake():
     assert "no space left" in full.what
     assert "free some space" in full.fix
     assert isinstance(explain(PermissionError(errno.EACCES, "x"), "write", "/data/a"), UserError)
-    assert isinstance(explain(FileNotFoundError(errno.ENOENT, "x"), "read", "/data/a"), Missing)
+    assert isinstance(explain(FileNotFoundError(errno.ENOENT, "x"), "read", "/data/a"), NotFound)
 
 
 def test_a_file_where_a_folder_should_be_is_a_mistake(tmp_path):
@@ -116,7 +116,7 @@ def test_a_file_where_a_folder_should_be_is_a_mistake(tmp_path):
 
 
 def test_a_failed_download_leaves_nothing(tmp_path):
-    with pytest.raises(Missing):
+    with pytest.raises(NotFound):
         open_store(tmp_path / "store").download("a", tmp_path / "here" / "a")
     assert not list((tmp_path / "here").iterdir())
 
@@ -143,21 +143,21 @@ def test_patience_retries_what_may_pass_and_counts(monkeypatch):
             raise TimeoutError("slow")
         return "done"
 
-    patience = RetryPolicy(max_retries=3, first_wait_s=1, longest_wait_s=3)
-    assert patiently(fails_twice, patience, lambda error: True) == "done"
+    retry = RetryPolicy(max_retries=3, first_wait_s=1, longest_wait_s=3)
+    assert call_with_retries(fails_twice, retry, lambda error: True) == "done"
     assert 0.5 <= waits[0] <= 1 <= waits[1] <= 2
 
     def fails() -> None:
         raise TimeoutError("slow")
 
-    with pytest.raises(GaveUp) as caught:
-        patiently(fails, patience, lambda error: True)
+    with pytest.raises(RetriesExhausted) as caught:
+        call_with_retries(fails, retry, lambda error: True)
     assert caught.value.attempts == 4
     assert max(waits) <= 3
     trouble = explain(caught.value, "read", "x://y")
     assert str(trouble).startswith("could not read x://y in 4 attempts: slow")
     with pytest.raises(TimeoutError):
-        patiently(fails, patience, lambda error: False)
+        call_with_retries(fails, retry, lambda error: False)
 
 
 @pytest.mark.parametrize(

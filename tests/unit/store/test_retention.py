@@ -7,15 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embark.store.retention import Kept, to_delete
+from embark.store.retention import RetainedCheckpoint, reasons_to_keep
 
-TEN = [Kept(step) for step in range(100, 1100, 100)]
-AUC = [Kept(100, 0.71), Kept(200, 0.79), Kept(300, 0.75), Kept(400, 0.79), Kept(500, 0.70)]
+TEN = [RetainedCheckpoint(step) for step in range(100, 1100, 100)]
+AUC = [RetainedCheckpoint(100 * (i + 1), auc) for i, auc in enumerate((0.71, 0.79, 0.75, 0.79, 0.70))]
 
 metrics = st.none() | st.floats(allow_nan=True, allow_infinity=True)
-runs = st.lists(st.builds(Kept, st.integers(0, 10_000), metrics), max_size=30, unique_by=lambda c: c.step)
+runs = st.lists(st.builds(RetainedCheckpoint, st.integers(0, 10_000), metrics), max_size=30, unique_by=lambda c: c.step)
 counts = st.integers(0, 8)
 ways = st.sampled_from(["up", "down"])
+
+
+def to_delete(checkpoints, **rules) -> set[int]:
+    return {step for step, reasons in reasons_to_keep(checkpoints, **rules).items() if not reasons}
 
 
 def test_the_last_ones_stay():
@@ -42,17 +46,17 @@ def test_the_best_stay_and_of_equal_ones_the_newer(better: Literal["up", "down"]
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
 @pytest.mark.parametrize("better", ["up", "down"])
 def test_what_was_not_measured_is_never_the_best(bad: float | None, better: Literal["up", "down"]):
-    run = [Kept(1, bad), Kept(2, 0.5), Kept(3, bad), Kept(4, bad)]
+    run = [RetainedCheckpoint(1, bad), RetainedCheckpoint(2, 0.5), RetainedCheckpoint(3, bad), RetainedCheckpoint(4, bad)]
     assert to_delete(run, keep_last=1, keep_best=1, better=better) == {1, 3}
     assert to_delete(run, keep_last=1, keep_best=4, better=better) == {1, 3}
 
 
 def test_where_nothing_was_measured_only_the_other_rules_keep():
-    assert to_delete([Kept(1, math.nan), Kept(2), Kept(3)], keep_last=1, keep_best=2) == {1, 2}
+    assert to_delete([RetainedCheckpoint(1, math.nan), RetainedCheckpoint(2), RetainedCheckpoint(3)], keep_last=1, keep_best=2) == {1, 2}
 
 
 def test_the_first_step_counts_as_a_milestone():
-    assert to_delete([Kept(0), Kept(5), Kept(7)], keep_last=1, keep_every=10) == {5}
+    assert to_delete([RetainedCheckpoint(0), RetainedCheckpoint(5), RetainedCheckpoint(7)], keep_last=1, keep_every=10) == {5}
 
 
 def test_none_gives_none():

@@ -5,99 +5,108 @@ import hashlib
 import pytest
 
 from embark.errors import DataError
-from embark.store import CheckpointStore, FileMark, MarkedStore, RunDir, numbered, open_store, run_uri, write_atomic
+from embark.store import (
+    CheckpointStore,
+    ChecksumStore,
+    FileChecksum,
+    RunDir,
+    first_free_run,
+    open_store,
+    run_uri,
+    write_atomic,
+)
 
 
-def put(shelf: CheckpointStore, step: int, text: bytes = b"x" * 100) -> None:
-    store = MarkedStore(shelf.store)
+def put(checkpoints: CheckpointStore, step: int, text: bytes = b"x" * 100) -> None:
+    store = ChecksumStore(checkpoints.store)
     store.write(f"step-{step:09d}/rank-00000-00.bin", text)
     marks = {path.split("/", 1)[1]: mark for path, mark in store.marks.items()}
-    shelf.commit(step, marks, {"world_size": 2})
+    checkpoints.commit(step, marks, {"world_size": 2})
 
 
 @pytest.fixture
-def shelf(tmp_path) -> CheckpointStore:
-    shelf = RunDir(str(tmp_path / "run")).shelf
+def checkpoints(tmp_path) -> CheckpointStore:
+    checkpoints = RunDir(str(tmp_path / "run")).checkpoints
     for step in (100, 200, 1_000_000_000):
-        put(shelf, step)
-    return shelf
+        put(checkpoints, step)
+    return checkpoints
 
 
-def steps(shelf: CheckpointStore) -> list[int]:
-    return [c.step for c in shelf.committed()]
+def steps(checkpoints: CheckpointStore) -> list[int]:
+    return [c.step for c in checkpoints.committed()]
 
 
 def file_of(tmp_path, step: int, name: str = "rank-00000-00.bin"):
     return tmp_path / "run" / "checkpoints" / f"step-{step:09d}" / name
 
 
-def test_they_are_in_order_of_steps_not_of_names(shelf):
-    assert steps(shelf) == [100, 200, 1_000_000_000]
+def test_they_are_in_order_of_steps_not_of_names(checkpoints):
+    assert steps(checkpoints) == [100, 200, 1_000_000_000]
 
 
-def test_the_mark_keeps_what_it_was_given(shelf):
-    first = shelf.committed()[0]
+def test_the_mark_keeps_what_it_was_given(checkpoints):
+    first = checkpoints.committed()[0]
     assert first.values["world_size"] == 2
     assert first.num_bytes == 100
-    assert first.files == {"rank-00000-00.bin": FileMark(100, hashlib.sha256(b"x" * 100).hexdigest())}
+    assert first.files == {"rank-00000-00.bin": FileChecksum(100, hashlib.sha256(b"x" * 100).hexdigest())}
 
 
-def test_without_its_mark_it_does_not_exist(shelf, tmp_path):
+def test_without_its_mark_it_does_not_exist(checkpoints, tmp_path):
     file_of(tmp_path, 200, "commit.json").unlink()
-    assert steps(shelf) == [100, 1_000_000_000]
-    assert shelf.unfinished() == [200]
+    assert steps(checkpoints) == [100, 1_000_000_000]
+    assert checkpoints.unfinished() == [200]
 
 
 @pytest.mark.parametrize("text", ['{"files": {', "[]", '{"step": 1}', '{"step": 1, "files": {"a": 3}}', ""])
-def test_with_a_mark_that_is_none_it_does_not_exist(shelf, tmp_path, text):
+def test_with_a_mark_that_is_none_it_does_not_exist(checkpoints, tmp_path, text):
     file_of(tmp_path, 200, "commit.json").write_text(text)
-    assert steps(shelf) == [100, 1_000_000_000]
+    assert steps(checkpoints) == [100, 1_000_000_000]
 
 
 @pytest.mark.parametrize(
     ("damage", "what"),
     [("cut", "99 bytes instead of 100"), ("gone", "rank-00000-00.bin"), ("flipped", "its bytes changed")],
 )
-def test_damage_is_named(shelf, tmp_path, damage, what):
+def test_damage_is_named(checkpoints, tmp_path, damage, what):
     path = file_of(tmp_path, 200)
     if damage == "gone":
         path.unlink()
     else:
         path.write_bytes(b"x" * 99 if damage == "cut" else b"x" * 99 + b"y")
-    by_step = {c.step: c for c in shelf.committed()}
-    assert what in shelf.damage(by_step[200])
-    assert shelf.damage(by_step[100]) == ""
+    by_step = {c.step: c for c in checkpoints.committed()}
+    assert what in checkpoints.damage(by_step[200])
+    assert checkpoints.damage(by_step[100]) == ""
 
 
-def test_ranks_share_the_looking(shelf, tmp_path):
-    store = MarkedStore(shelf.store)
+def test_ranks_share_the_looking(checkpoints, tmp_path):
+    store = ChecksumStore(checkpoints.store)
     for name in ("a", "b", "c"):
         store.write(f"step-000000300/{name}", name.encode())
-    shelf.commit(300, {p.split("/")[1]: m for p, m in store.marks.items()}, {})
-    checkpoint = next(c for c in shelf.committed() if c.step == 300)
+    checkpoints.commit(300, {p.split("/")[1]: m for p, m in store.marks.items()}, {})
+    checkpoint = next(c for c in checkpoints.committed() if c.step == 300)
     file_of(tmp_path, 300, "b").write_text("B")
-    assert [bool(shelf.damage(checkpoint, part, 3)) for part in range(3)] == [False, True, False]
+    assert [bool(checkpoints.damage(checkpoint, part, 3)) for part in range(3)] == [False, True, False]
 
 
-def test_a_file_that_did_not_arrive_is_never_committed(shelf):
+def test_a_file_that_did_not_arrive_is_never_committed(checkpoints):
     with pytest.raises(DataError, match="is not there"):
-        shelf.commit(300, {"rank-00001-00.bin": FileMark(3, "")}, {})
-    assert 300 not in steps(shelf)
+        checkpoints.commit(300, {"rank-00001-00.bin": FileChecksum(3, "")}, {})
+    assert 300 not in steps(checkpoints)
 
 
-def test_removing_leaves_nothing(shelf, tmp_path):
-    shelf.remove(200)
-    assert steps(shelf) == [100, 1_000_000_000]
-    assert not [e for e in shelf.store.list() if e.path.startswith("step-000000200")]
+def test_removing_leaves_nothing(checkpoints, tmp_path):
+    checkpoints.remove(200)
+    assert steps(checkpoints) == [100, 1_000_000_000]
+    assert not [e for e in checkpoints.store.list() if e.path.startswith("step-000000200")]
 
 
 def test_a_marked_door_marks_pieces_bytes_and_files(tmp_path):
-    store = MarkedStore(open_store(tmp_path / "d"))
+    store = ChecksumStore(open_store(tmp_path / "d"))
     (tmp_path / "f").write_bytes(b"abc")
     store.write("a", iter([b"a", memoryview(b"bc")]), 3)
     store.write("b", b"abc")
     store.write("c", tmp_path / "f")
-    assert set(store.marks.values()) == {FileMark(3, hashlib.sha256(b"abc").hexdigest())}
+    assert set(store.marks.values()) == {FileChecksum(3, hashlib.sha256(b"abc").hexdigest())}
     assert store.read("a") == store.read_range("c", 0, 3) == b"abc"
     assert store.size("b") == 3
     store.delete("a")
@@ -106,15 +115,15 @@ def test_a_marked_door_marks_pieces_bytes_and_files(tmp_path):
 
 
 def test_a_run_without_checkpoints_has_none(tmp_path):
-    assert RunDir(str(tmp_path / "none")).shelf.committed() == []
+    assert RunDir(str(tmp_path / "none")).checkpoints.committed() == []
 
 
 def test_numbering_takes_the_first_free_name(tmp_path):
     root = str(tmp_path)
-    assert numbered(root, "run").uri == f"{root}/run"
+    assert first_free_run(root, "run").uri == f"{root}/run"
     (tmp_path / "run").mkdir()
     (tmp_path / "run-2").mkdir()
-    assert numbered(root, "run").uri == f"{root}/run-3"
+    assert first_free_run(root, "run").uri == f"{root}/run-3"
     assert run_uri("s3://bucket/runs/", "a") == "s3://bucket/runs/a"
 
 

@@ -9,7 +9,7 @@ import pytest
 from embark.errors import DataError, Fault
 from embark.store import open_store
 from embark.store.local_store import LocalStore
-from embark.store.transfer import STATE, Item, Transfer, digest
+from embark.store.transfer import COPY_STATE, CopyItem, Transfer, digest
 
 FILES = {"manifest.json": b"{}", "train/0.bin": b"a" * 1_000, "train/1.bin": b"b" * 2_000, "validation/0.bin": b"c"}
 LAST = ("manifest.json",)
@@ -38,7 +38,7 @@ def source(tmp_path):
 
 
 def items(has_checksums=True):
-    return [Item(path, len(data), hashlib.sha256(data).hexdigest() if has_checksums else "")
+    return [CopyItem(path, len(data), hashlib.sha256(data).hexdigest() if has_checksums else "")
             for path, data in FILES.items()]
 
 
@@ -58,12 +58,12 @@ def test_everything_arrives_and_the_manifest_last(source, tmp_path, has_checksum
     target, told = Stopped(tmp_path / "target"), []
     copy(source, target, listed=items(has_checksums), verify=True, progress=lambda *now: told.append(now))
     assert content(target) == FILES
-    assert target.written[0] == STATE
+    assert target.written[0] == COPY_STATE
     assert target.written[-1] == "manifest.json"
     assert told[-1] == (2 * 3_003, 2 * 3_003)
 
 
-@pytest.mark.parametrize("on", [STATE, "train/0.bin", "validation/0.bin", "manifest.json"])
+@pytest.mark.parametrize("on", [COPY_STATE, "train/0.bin", "validation/0.bin", "manifest.json"])
 def test_a_stopped_copy_leaves_no_manifest_and_goes_on(source, tmp_path, on):
     with pytest.raises(KeyboardInterrupt):
         copy(source, Stopped(tmp_path / "target", on))
@@ -71,9 +71,9 @@ def test_a_stopped_copy_leaves_no_manifest_and_goes_on(source, tmp_path, on):
     again = Stopped(tmp_path / "target")
     plan = copy(source, again)
     assert content(again) == FILES
-    num_before = {STATE: 0, "train/0.bin": 0, "validation/0.bin": 2, "manifest.json": 3}[on]
+    num_before = {COPY_STATE: 0, "train/0.bin": 0, "validation/0.bin": 2, "manifest.json": 3}[on]
     assert len(plan.done) == num_before
-    assert len([path for path in again.written if path != STATE]) == 4 - num_before
+    assert len([path for path in again.written if path != COPY_STATE]) == 4 - num_before
 
 
 def test_a_whole_copy_is_not_copied_again(source, tmp_path):

@@ -9,9 +9,9 @@ import numpy as np
 
 from embark.run.committing import Committing
 from embark.spec import RunSpec
-from embark.store import Checkpoint, MarkedStore, RunDir, checkpoint_name
-from embark.store.checkpoint_index import INDEX, ChunkEntry, Index, Place, TensorEntry
-from embark.store.parallel import for_all
+from embark.store import Checkpoint, ChecksumStore, RunDir, checkpoint_name
+from embark.store.checkpoint_index import INDEX, ChunkEntry, FileRange, Index, TensorEntry
+from embark.store.parallel import for_each_parallel
 from embark.trainers.jax.metrics import NUM_BINS
 from embark.trainers.jax.optimizers import DENSE_STATES
 from embark.trainers.jax.state import Array, initial_state, make_state, table_pieces
@@ -57,14 +57,14 @@ class Checkpointer(Committing):
     def _copied(self, step: int) -> list[Piece]:
         return list(self._pieces(step))
 
-    def _write_arrays(self, step: int, copied: list[Piece], store: MarkedStore) -> dict[str, bytes]:
+    def _write_arrays(self, step: int, copied: list[Piece], store: ChecksumStore) -> dict[str, bytes]:
         written = self._together(lambda: self._write_files(step, copied, store))
         if not self._world.is_first:
             return {}
         return {INDEX: _index([one for of_one in written for one in of_one]).to_json().encode()}
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        spec, stored = self._spec, Stored(self._shelf.store, checkpoint.name)
+        spec, stored = self._spec, Stored(self._checkpoints.store, checkpoint.name)
         shapes = weight_shapes(spec)
         states = DENSE_STATES[spec.train.dense_optimizer]
         has_slots = spec.train.optimizer != "sgd"
@@ -100,7 +100,7 @@ class Checkpointer(Committing):
                 yield _whole(weight_state_path(name, kind), world.fetch(values))
         yield _whole(METRICS, metrics)
 
-    def _write_files(self, step: int, pieces: list[Piece], store: MarkedStore) -> list[tuple[Piece, ChunkEntry]]:
+    def _write_files(self, step: int, pieces: list[Piece], store: ChecksumStore) -> list[tuple[Piece, ChunkEntry]]:
         """This process's files; returns each piece, without its values, and where it lies."""
         shares = _shares(pieces)
         placed: list[list[tuple[Piece, ChunkEntry]]] = [[] for _ in shares]
@@ -108,14 +108,14 @@ class Checkpointer(Committing):
         def write(number: int) -> None:
             name, start = f"rank-{self._world.rank:05d}-{number:02d}.bin", 0
             for piece in shares[number]:
-                lies = Place(name, start, piece.values.nbytes)
+                lies = FileRange(name, start, piece.values.nbytes)
                 entry = ChunkEntry(piece.offsets, piece.values.shape, lies)
                 bare = Piece(piece.path, piece.size, piece.offsets, np.empty(0, piece.values.dtype))
                 placed[number].append((bare, entry))
                 start += piece.values.nbytes
             store.write(f"{checkpoint_name(step)}/{name}", _bytes_of(shares[number]), start)
 
-        for_all(write, range(len(shares)), NUM_FILES)
+        for_each_parallel(write, range(len(shares)), NUM_FILES)
         return [one for share in placed for one in share]
 
 

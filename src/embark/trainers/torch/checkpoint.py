@@ -7,7 +7,7 @@ import torch.distributed.checkpoint as dcp
 
 from embark.run.committing import Committing
 from embark.spec import RunSpec
-from embark.store import Checkpoint, MarkedStore, RunDir, checkpoint_name
+from embark.store import Checkpoint, ChecksumStore, RunDir, checkpoint_name
 from embark.trainers.torch.build import Built
 from embark.trainers.torch.dcp_files import plain_errors, reader, writer
 from embark.trainers.torch.rng import random_state, set_random_state
@@ -33,7 +33,7 @@ class Checkpointer(Committing):
         self._built.engine.settle(step)
         return self._staging.copy(self._state())
 
-    def _write_arrays(self, step: int, copied: State, store: MarkedStore) -> dict[str, bytes]:
+    def _write_arrays(self, step: int, copied: State, store: ChecksumStore) -> dict[str, bytes]:
         with plain_errors("save"):
             dcp.save(copied, storage_writer=writer(store, checkpoint_name(step)), process_group=self._group,
                      no_dist=self._group is None)
@@ -43,7 +43,7 @@ class Checkpointer(Committing):
         self._built.optimizers.init_state()
         state = self._state(is_load=True)
         here = f"random.{self._world.rank}"
-        source = reader(self._shelf.store, checkpoint.name)
+        source = reader(self._checkpoints.store, checkpoint.name)
         saved = source.read_metadata()
         if not any(name.startswith(f"{here}.") for name in saved.state_dict_metadata):  # there were fewer ranks then
             state.pop(here)

@@ -33,9 +33,9 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from embark.errors import EmbarkError, Fault, UserError
-from embark.store.checkpoint_index import INDEX, Place
+from embark.store.checkpoint_index import INDEX, FileRange
 from embark.store.object_store import ObjectStore, open_store
-from embark.store.parallel import for_all
+from embark.store.parallel import for_each_parallel
 from embark.trainers.torch.dcp_index import Chunk, index_text, read_metadata
 from embark.trainers.torch.dcp_spans import Span, spans_of, together
 
@@ -95,7 +95,7 @@ class DoorWriter(StorageWriter):
             name = f"rank-{plan.storage_data:05d}-{number:02d}.bin"
             results[number] = self._write_file(name, shares[number], planner)
 
-        for_all(write, range(len(shares)), self.threads)
+        for_each_parallel(write, range(len(shares)), self.threads)
         done: Future[list[WriteResult]] = Future()
         done.set_result([result for share in results for result in share])
         return done
@@ -117,7 +117,7 @@ class DoorWriter(StorageWriter):
         sizes = [len(values[item.index]) if _is_value(item) else _num_bytes(item) for item in items]
         results, start = [], 0
         for item, size in zip(items, sizes, strict=True):
-            results.append(WriteResult(item.index, size, Place(name, start, size)))
+            results.append(WriteResult(item.index, size, FileRange(name, start, size)))
             start += size
 
         def pieces() -> Iterator[memoryview]:
@@ -176,7 +176,7 @@ class DoorReader(StorageReader):
             else:
                 tensors.append((item, chunk, planner.resolve_tensor(item).detach()))
         spans = [span for item, chunk, target in tensors for span in spans_of(item, chunk, target)]
-        for_all(self._fetch, together(spans), self.threads)
+        for_each_parallel(self._fetch, together(spans), self.threads)
         for item, _, target in tensors:
             planner.commit_tensor(item, target)
         done: Future[None] = Future()
@@ -187,7 +187,7 @@ class DoorReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         return True
 
-    def _safe_value(self, item: ReadItem, place: Place) -> io.BytesIO:
+    def _safe_value(self, item: ReadItem, place: FileRange) -> io.BytesIO:
         """Pickled anew: a planner may unpickle without checks, so it never gets bytes that came from a store."""
         data = self.store.read_range(_join(self.prefix, place.file), place.start, place.num_bytes)
         try:

@@ -16,22 +16,22 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from embark.errors import Fault
-from embark.store.checkpoint_index import ITEM_BYTES, ChunkEntry, Index, Place, TensorEntry, read_index
+from embark.store.checkpoint_index import ITEM_BYTES, ChunkEntry, FileRange, Index, TensorEntry, read_index
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """What lies at a place: part of a tensor, row after row; or a pickled value, whose dtype and sizes mean nothing."""
 
-    place: Place
+    place: FileRange
     dtype: torch.dtype = torch.uint8
     sizes: tuple[int, ...] = ()
 
 
-def index_text(metadata: Metadata, places: dict[MetadataIndex, Place]) -> str:
+def index_text(metadata: Metadata, places: dict[MetadataIndex, FileRange]) -> str:
     """The index of a checkpoint whose pieces were written to `places`."""
     tensors: dict[str, TensorEntry] = {}
-    values: dict[str, Place] = {}
+    values: dict[str, FileRange] = {}
     for name, saved in metadata.state_dict_metadata.items():
         if isinstance(saved, BytesStorageMetadata):
             values[name] = places[MetadataIndex(name)]

@@ -65,7 +65,7 @@ def test_cancel_reaches_the_ranks_through_torchx_and_leaves_a_whole_checkpoint(t
         assert time.monotonic() < end_s
         time.sleep(0.2)
     assert cancel_run(Console(), "clicks", yes=True, dry_run=False) == 0
-    (saved,) = RunDir(str(tmp_path / "runs" / "clicks")).shelf.committed()
+    (saved,) = RunDir(str(tmp_path / "runs" / "clicks")).checkpoints.committed()
     assert f"its last whole checkpoint: {saved.name}" in capsys.readouterr().out
     assert place().status(find_run("clicks").handle).state == "gone"
 

@@ -17,7 +17,7 @@ from embark.data import open_source
 from embark.errors import UserError
 from embark.spec import to_toml
 from embark.store import RunDir
-from embark.store.checkpoint_diff import compare
+from embark.store.checkpoint_diff import diff_checkpoints
 from embark.trainers.jax.checkpoint import Checkpointer
 from embark.trainers.jax.evaluation import Evaluation
 from embark.trainers.jax.trainer import JaxTrainer
@@ -52,8 +52,8 @@ def test_a_checkpoint_of_torch_taken_up_and_saved_again_has_the_same_bits_and_th
     saver.begin(21, {})
     assert [saved.error for saved in saver.wait()] == [None]
     shutil.move(other.path / "checkpoints" / "step-000000021", run.path / "checkpoints" / "step-000000021")
-    first, second = run.shelf.committed()
-    difference = compare(run.shelf, first, second)
+    first, second = run.checkpoints.committed()
+    difference = diff_checkpoints(run.checkpoints, first, second)
     assert all(name.startswith("random.") for name in difference.only_in_a)
     assert not difference.only_in_b
     assert not difference.shapes
@@ -81,7 +81,7 @@ def test_a_run_killed_on_eight_devices_goes_on_to_the_bit_and_on_four_to_the_sam
             "data.num_train_samples=2560")
     killed = RunDir(tiny(*sets, "name=killed").store.root + "/killed")
     _killed_in_a_process_of_its_own(tiny(*sets, "name=killed"))
-    assert [c.step for c in killed.shelf.committed()] == [5, 10]
+    assert [c.step for c in killed.checkpoints.committed()] == [5, 10]
     shutil.copytree(killed.path, killed.path.with_name("on_four"))
     told = train_tiny(*sets, "name=killed", fresh=False)
     on_four = train_tiny(*sets, "name=on_four", fresh=False, num_devices=4)
@@ -173,7 +173,7 @@ def test_what_was_spoilt_goes_with_the_next_commit_and_never_counts_as_kept(tiny
     checkpointer.begin(7, {})
     assert [(saved.error, saved.untidy) for saved in checkpointer.wait()] == [(None, None)]
     checkpointer.close()
-    assert [c.step for c in run.shelf.committed()] == [7]
+    assert [c.step for c in run.checkpoints.committed()] == [7]
 
 
 def _copy_of(run: RunDir, path: Path) -> RunDir:

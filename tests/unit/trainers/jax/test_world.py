@@ -47,9 +47,9 @@ def test_two_processes_train_as_one_and_save_a_checkpoint_together(tiny, train_t
         _, told = process.communicate(timeout=400)
         assert process.returncode == 0, told
     run = RunDir(str(tmp_path / "pair"))
-    files = run.shelf.committed()[-1].files
+    files = run.checkpoints.committed()[-1].files
     assert {name.rpartition("-")[0] for name in files if name.endswith(".bin")} == {"rank-00000", "rank-00001"}
-    assert not run.shelf.damage(run.shelf.committed()[-1])
+    assert not run.checkpoints.damage(run.checkpoints.committed()[-1])
     alone = train_tiny(*SETS, num_devices=4)
     onward = train_tiny(*SETS[1:], "name=pair", "train.num_steps=18", num_devices=4, fresh=False)
     assert onward.of("resume")[0]["step"] == 12

@@ -21,7 +21,7 @@ from torch.distributed.tensor import Shard as ShardDim
 from torch.distributed.tensor import distribute_tensor
 
 from embark.errors import Fault, UserError
-from embark.store.errors import Missing
+from embark.store.errors import NotFound
 from embark.store.local_store import LocalStore
 from embark.trainers.torch import dcp_files, dcp_spans
 from embark.trainers.torch.dcp_files import load, reader, save, writer
@@ -262,7 +262,7 @@ def test_a_file_that_was_cut_is_a_fault(tmp_path):
 
 
 def test_no_checkpoint_is_missing_and_a_broken_save_says_which_rank(tmp_path, monkeypatch):
-    with pytest.raises(Missing, match=r"index\.json"):
+    with pytest.raises(NotFound, match=r"index\.json"):
         load({"t": torch.zeros(3)}, tmp_path)
     monkeypatch.setattr(dcp_files, "_pieces", lambda tensor: 1 / 0)
     with pytest.raises(Fault, match="rank 0 could not save the checkpoint: ZeroDivisionError"):
