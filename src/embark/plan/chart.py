@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from embark.events.ticks import Axis, format_time_tick
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.plan.across import Bounds, Survey, front, name_of, worth_drawing
-from embark.plan.axes import Axis, dollars_axis, time_axis
+from embark.plan.axes import MOST_TICKS, axis_of, dollar_words
 from embark.plan.cost import WAY_NAMES, Way
 from embark.plan.estimate import Estimate
 from embark.plan.labels import Box, Label, place_labels
@@ -72,8 +73,8 @@ def picture(found: Survey, name: str, bounds: Bounds | None = None) -> str:
         return _empty(name)
     times = [_known(e.total_s(found.way)) for e in shown]
     dollars = [_known(e.total_usd(found.way)) for e in shown]
-    x_axis = time_axis([*times, *_some(bounds.deadline_s)], LEFT, WIDTH - RIGHT)
-    y_axis = dollars_axis([*dollars, *_some(bounds.budget_usd)], HEIGHT - BOTTOM, TOP)
+    x_axis = axis_of([*times, *_some(bounds.deadline_s)], LEFT, WIDTH - RIGHT)
+    y_axis = axis_of([*dollars, *_some(bounds.budget_usd)], HEIGHT - BOTTOM, TOP)
     best = front(shown, found.way)
     dots = _dots(shown, best, bounds, found.way, x_axis, y_axis)
     on_front = sorted((d for d in dots if d.is_front), key=lambda d: d.x)
@@ -125,14 +126,15 @@ def _frame(found: Survey, shown: Sequence[Estimate], name: str, num_front: int) 
 def _grid(x_axis: Axis, y_axis: Axis) -> list[str]:
     low, high = HEIGHT - BOTTOM, TOP
     lines = []
-    for at, words in x_axis.ticks:
+    for at in x_axis.time_ticks(MOST_TICKS):
         x = x_axis.place(at)
         lines.append(f'<line class="grid" x1="{x:.1f}" y1="{low:g}" x2="{x:.1f}" y2="{high:g}"/>')
-        lines.append(f'<text class="dim" x="{x:.1f}" y="{low + 20:g}" text-anchor="middle">{_text(words)}</text>')
-    for at, words in y_axis.ticks:
+        lines.append(f'<text class="dim" x="{x:.1f}" y="{low + 20:g}" text-anchor="middle">'
+                     f"{format_time_tick(at)}</text>")
+    for at in y_axis.ticks(MOST_TICKS):
         y = y_axis.place(at)
         lines.append(f'<line class="grid" x1="{LEFT:g}" y1="{y:.1f}" x2="{WIDTH - RIGHT:g}" y2="{y:.1f}"/>')
-        lines.append(f'<text class="dim" x="{LEFT - 8:g}" y="{y + 4:.1f}" text-anchor="end">{_text(words)}</text>')
+        lines.append(f'<text class="dim" x="{LEFT - 8:g}" y="{y + 4:.1f}" text-anchor="end">{dollar_words(at)}</text>')
     lines.append(f'<path class="axis" fill="none" d="M{LEFT:g} {high:g}V{low:g}H{WIDTH - RIGHT:g}"/>')
     return lines
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from embark.events.downsample import thin
+from embark.events.ticks import Axis
 from embark.formatting import format_count, format_si
 from embark.report.markup import Markup, el, joined
 
@@ -18,10 +19,6 @@ MAX_POINTS = 700
 MAX_DOTS = 60
 FIRST_SHARE = 0.05
 """Of the steps: the first ones are far off, and would press all that follows into a line."""
-
-_TIME_STEPS_S = tuple(n * unit for unit, ns in ((0.01, (1, 2, 5, 10, 20, 50)), (1, (1, 2, 5, 10, 15, 30)),
-                                                (60, (1, 2, 5, 10, 15, 30)), (3600, (1, 2, 3, 6, 12)))
-                      for n in ns)
 
 Say = Callable[[float], str]
 
@@ -73,43 +70,11 @@ def chart(
     # A drawing inside of the drawing cuts off what lies beyond its edges.
     edge, top, wide, high = left - 4, TOP - 4, WIDTH - left - RIGHT + 8, HEIGHT - TOP - BOTTOM + 4
     inner = el("svg", *lines, x=edge, y=top, width=wide, height=high, viewBox=f"{edge:g} {top:g} {wide:g} {high:g}")
-    ticks = time_ticks(first, last, 5) if is_time else x_axis.ticks(5)
+    ticks = x_axis.time_ticks(5) if is_time else x_axis.ticks(5)
     outer = [*_grid(x_axis, ticks, y_axis, say_x, say_y),
              *(_sign(sign, x_axis) for sign in signs if x_axis.low <= sign.x <= x_axis.high)]
     return el("svg", el("title", label) if label else Markup(), *outer, inner,
               viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", role="img", class_="chart")
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """From values to places between `start` and `stop`."""
-
-    low: float
-    high: float
-    start: float
-    stop: float
-
-    def place(self, value: float) -> float:
-        low, high = self.low, self.high
-        share = 0.5 if high <= low else (value - low) / (high - low)
-        return self.start + share * (self.stop - self.start)
-
-    def ticks(self, most: int) -> list[float]:
-        """Round numbers, at most so many."""
-        if self.high <= self.low:
-            return [self.low]
-        rough = (self.high - self.low) / most
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough * 0.999)
-        first = math.ceil(self.low / step - 1e-9)
-        return [n * step for n in range(first, math.floor(self.high / step + 1e-9) + 1)]
-
-
-def time_ticks(low: float, high: float, most: int) -> list[float]:
-    """Seconds that people say: quarters of an hour, not tenths of one."""
-    span = high - low
-    step = next((step for step in _TIME_STEPS_S if step * most >= span), 86_400.0 * math.ceil(span / 86_400 / most))
-    return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
 def say_figure(value: float) -> str:

@@ -11,6 +11,7 @@ from embark.events.curve import Point, draw
 from embark.events.downsample import thin
 from embark.events.interruptions import Interruption
 from embark.events.names import metric
+from embark.events.ticks import format_time_tick
 from embark.formatting import format_bytes, format_count, format_duration, format_float, format_si
 from embark.report.chart import Say, Sign, Stroke, chart, say_figure, say_percent
 from embark.report.document import Gallery, Key, Picture
@@ -110,7 +111,7 @@ def system_curves(record: Record) -> Gallery | None:
                 points = _by_time([*line.lost, line.kept], record)
                 times_s, values = [t - began_s for t, _ in points], [v for _, v in points]
                 strokes.append(Stroke(times_s, values, f"k{place}", name=label))
-        drawn = chart(strokes, say_y=say, say_x=duration_tick, from_zero=True, label=title,
+        drawn = chart(strokes, say_y=say, say_x=format_time_tick, from_zero=True, label=title,
                       is_time=True) if strokes else None
         if drawn is not None:
             told = ", ".join(f"{stroke.name} {say(stroke.ys[-1])}".strip() for stroke in strokes)
@@ -173,14 +174,6 @@ def letters(line: Sequence[Point], marks: Sequence[Point]) -> str:
     return "\n".join([*rows, " " * (margin + 1) + first + last.rjust(LETTERS_WIDTH - len(first))])
 
 
-def duration_tick(seconds: float) -> str:
-    """`30 s`, `5 min`, `2 h`."""
-    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= unit_s:
-            return f"{seconds / unit_s:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
 def milliseconds(seconds: float) -> str:
     """`5.10 ms`: three digits."""
     return f"{1e3 * seconds:#.3g} ms".replace(". ", " ") if seconds < 1 else format_duration(seconds)
@@ -195,7 +188,7 @@ def _loss_by_time(records: Sequence[Record], names: Sequence[str]) -> Picture | 
             by_time = _by_time([points], record)
             strokes.append(Stroke([t - began_s for t, _ in by_time], [v for _, v in by_time], _color(place),
                                   name=names[place]))
-    drawn = chart(strokes, say_y=say_figure, say_x=duration_tick, label="loss by time", is_time=True)
+    drawn = chart(strokes, say_y=say_figure, say_x=format_time_tick, label="loss by time", is_time=True)
     return Picture("Loss", drawn, "by time since the start") if drawn is not None else None
 
 

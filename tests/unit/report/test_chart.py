@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.report.chart import Axis, Sign, Stroke, chart, say_figure, say_step, time_ticks
+from embark.report.chart import Sign, Stroke, chart, say_figure, say_step
 
 SVG = re.compile(r' d="([^"]*)"')
 
@@ -64,19 +64,6 @@ def test_whatever_the_numbers_it_is_xml_or_nothing(points):
     if drawn is not None:
         assert "nan" not in drawn
         ET.fromstring(drawn)
-
-
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.4512, 0.4533), (-3, 7), (0, 123_456), (1e-9, 2e-9), (5, 5)])
-def test_ticks_are_round_few_and_inside(low, high):
-    ticks = Axis(low, high, 0, 1).ticks(5)
-    assert 1 <= len(ticks) <= 7
-    assert all(low - 1e-12 <= tick <= high + 1e-9 * max(1, abs(high)) for tick in ticks)
-
-
-def test_ticks_of_time_are_such_as_people_say():
-    assert time_ticks(0, 3600, 5) == [0, 900, 1800, 2700, 3600]
-    assert time_ticks(0, 400, 5) == [0, 120, 240, 360]
-    assert len(time_ticks(0, 30 * 86_400, 5)) == 6
 
 
 def test_steps_are_said_shortly():

@@ -56,7 +56,7 @@ def page_of(record: Record, around) -> Page:
 def test_it_says_all_there_is_to_say(make_run, make_around):
     text = page_of(record_of(make_run()), make_around()).text
     for said in (
-        "finished", "Held-out AUC 0.7500: 83 % of the way from chance", "NVIDIA H200", "captured: the whole step",
+        "finished", "Held-out AUC 0.7500: 83 % of the way from chance", "NVIDIA H200", "cuda_graph: the whole step",
         "torch 2.13.0, torchrec 1.8.0", "Stopped twice; 40 steps (2", "of the run", "0.8000",
         "Step time by rank", "slower than the others", "Where a step's time goes", "GPUs busy", "Tables on ranks",
         "$36.00 an hour on demand", "50.0 ms", "+4.2 %", "61.0 GB", "+1.7 %", "newest", "The loader sets the pace",
