@@ -48,7 +48,7 @@ docs: .venv/.embark  ## write the pages that are made from the code
 
 examples: .venv/.embark  ## write examples/cloud_deployment, which is rendered
 	@rm -rf examples/cloud_deployment
-	@XDG_DATA_HOME=/nonexistent $(PY) -m embark.render.example_tree examples/cloud_deployment
+	@XDG_DATA_HOME=/nonexistent $(PY) examples/make_examples.py
 
 clean:  ## remove .venv, caches and coverage files; runs/ stays
 	@rm -rf .venv dist build htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

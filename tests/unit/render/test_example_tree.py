@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from embark.catalog.load import forget
-from embark.render.example_tree import cloud_job, example_tree, quickstart_script, requirements
 from embark.render.file import File
 from embark.spec import RunSpec
 
@@ -28,6 +27,9 @@ PROMISED = (
     "gcp/kubernetes_job.yaml",
 )
 EXAMPLES = Path(__file__).parents[3] / "examples" / "cloud_deployment"
+sys.path.insert(0, str(EXAMPLES.parent))
+from make_examples import cloud_job, example_tree, quickstart_script, requirements  # noqa: E402
+
 BASH = re.compile(r"^( *)```bash\n(.*?)^ *```", re.M | re.S)
 
 

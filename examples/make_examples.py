@@ -1,0 +1,220 @@
+"""Writes examples/cloud_deployment: one rendered run for each cloud, the quickstart, and their guides.
+
+`make examples` runs it; the guides are the templates beside it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from embark import __version__
+from embark.catalog import Machine, cheapest, load_catalog
+from embark.render.budgets import budget_usd, needed_units
+from embark.render.clouds.azure.cluster import GPU_OPERATOR_VERSION, NETWORK_OPERATOR_VERSION, pool_name
+from embark.render.file import File
+from embark.render.folder import compare, write
+from embark.render.image import render_image
+from embark.render.infrastructure import render_around
+from embark.render.job import Job, default_image, make_job
+from embark.render.launch_script import CLUSTER_SCRIPTS, NAMES, PLACEHOLDER_REGISTRY
+from embark.render.location import data_source, price_of, site_of, usd_per_hour
+from embark.render.run_metrics import DASHBOARD, OBJECTS
+from embark.render.settings import grace_s, settings_of
+from embark.render.targets.jobset import render_jobset
+from embark.render.targets.kubeflow import render_pytorchjob, render_trainjob
+from embark.render.targets.kubernetes import render_job
+from embark.render.targets.kueue import render_kueue
+from embark.render.targets.ray import render_ray
+from embark.render.targets.torchx import render_torchx
+from embark.render.targets.tpu_vm import RUNTIME_VERSIONS
+from embark.render.volumes import data_target, volume_of
+from embark.render.yaml_text import header
+from embark.spec import PRESETS, RunSpec
+from embark.stack.versions import default_triple
+
+TEMPLATES = Path(__file__).parent / "templates"
+TREE = Path(__file__).parent / "cloud_deployment"
+SCRIPT = "train_torchrec_quickstart.py"
+PLACES = {
+    "aws": {"machine": "p4d.24xlarge", "region": "us-west-2", "zone": "us-west-2b", "volume": "fsx-lustre-1000"},
+    "azure": {"machine": "Standard_ND96asr_v4", "region": "eastus", "zone": "1", "volume": "azure-netapp-ultra",
+              "storage_account": "embarkexample"},
+    "gcp": {"machine": "a2-highgpu-8g", "region": "us-central1", "zone": "us-central1-a", "volume": "filestore-zonal"},
+}
+ROOTS = {"aws": "s3://embark-example/runs", "azure": "az://embark-example/runs", "gcp": "gs://embark-example/runs"}
+TITLES = {"aws": ("AWS", "EKS"), "azure": ("Azure", "AKS"), "gcp": ("Google Cloud", "GKE")}
+METRICS_PORT = 9464
+"""The default of OpenTelemetry's exporters for Prometheus."""
+TARGETS: dict[str, Callable[[Job], list[File]]] = {
+    "job": render_job, "jobset": render_jobset, "trainjob": render_trainjob, "pytorchjob": render_pytorchjob,
+    "ray": render_ray, "torchx": render_torchx,
+}
+SHOWN = {
+    "aws": ("g6.12xlarge", "p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge"),
+    "azure": ("Standard_NC24ads_A100_v4", "Standard_ND96asr_v4", "Standard_ND96amsr_A100_v4",
+              "Standard_ND96isr_H100_v5", "Standard_ND96isr_H200_v5"),
+    "gcp": ("g2-standard-48", "a2-highgpu-8g", "a2-ultragpu-8g", "a3-highgpu-8g", "a3-megagpu-8g", "a3-ultragpu-8g"),
+}
+"""Machines of the guides' tables; the catalog has more."""
+
+
+def example_tree() -> list[File]:
+    """Every file, by its path below `examples/cloud_deployment`."""
+    jobs = {cloud: cloud_job(cloud) for cloud in PLACES}
+    files = [File("README.md", guide("root", cloud_rows="\n".join(cloud_row(*pair) for pair in jobs.items()))),
+             File("quickstart/README.md", guide("quickstart", job=quickstart_job())), *_quickstart()]
+    for cloud, job in jobs.items():
+        files += _below(cloud, [File("README.md", cloud_guide(job)), *cloud_files(job)])
+    return sorted(files, key=lambda file: file.path)
+
+
+def cloud_job(cloud: str) -> Job:
+    """DLRM with Criteo's terabyte tables on two machines with eight GPUs each."""
+    place = {"nodes": 2, "queue": "embark", "image": f"{PLACEHOLDER_REGISTRY}{default_image()}", **PLACES[cloud]}
+    data = {"kind": "prepared", "path": "/mnt/data/criteo-1tb"}
+    return _job("criteo-1tb", name="dlrm", place=place, data=data, store={"root": ROOTS[cloud]},
+                watch={"prometheus_port": METRICS_PORT})
+
+
+def quickstart_job() -> Job:
+    place = {"nodes": 2, "image": f"{PLACEHOLDER_REGISTRY}{default_image()}", "machine": "p4d.24xlarge",
+             "region": "us-west-2"}
+    return _job("quickstart", name="torchrec-quickstart", place=place, store={"root": ROOTS["aws"]})
+
+
+def cloud_files(job: Job) -> list[File]:
+    """A cloud's folder: the run, its infrastructure, and the job for each scheduler."""
+    files = [File("run.toml", short_toml(job.spec)), *render_around(job), *render_kueue(job), *render_image(job)]
+    for target, render in TARGETS.items():
+        files += render(replace(job, spec=_with(job.spec, place={"target": target})))
+    return files
+
+
+def short_toml(spec: RunSpec) -> str:
+    """A spec with only what differs from the defaults: what a person would write."""
+    import tomli_w
+
+    about = "The run. embark render run.toml --out . writes every other file of this folder from it."
+    return header(about) + "\n" + tomli_w.dumps(spec.model_dump(mode="json", exclude_defaults=True))
+
+
+def requirements() -> str:
+    """The matched versions, for pip."""
+    words = [word for words in default_triple().pip_arguments("cuda") for word in words if word != "install"]
+    about = "torch, torchrec and fbgemm go together in these versions and in no others."
+    return header(about) + "\n".join([*words, f"embark-rec=={__version__}"]) + "\n"
+
+
+def quickstart_script() -> str:
+    return (TEMPLATES / SCRIPT).read_text(encoding="utf-8")
+
+
+def cloud_guide(job: Job) -> str:
+    site, num_devices = site_of(job), job.machine.num_fabric_devices or 0
+    registries = {"aws": f"123456789012.dkr.ecr.{site.region}.amazonaws.com", "azure": "yourregistry.azurecr.io",
+                  "gcp": f"{site.region}-docker.pkg.dev/your-project/embark"}
+    return guide(
+        job.cloud, job=job, site=site, volume=volume_of(job), script=NAMES[job.cloud], quota=job.machine.quota,
+        cluster_script=CLUSTER_SCRIPTS[job.cloud], registry=registries[job.cloud], num=num_devices,
+        per_gpu=(job.machine.fabric_gbit_per_s or 0) / max(1, num_devices), needed_units=needed_units(job),
+        budget_usd=budget_usd(job), data_source=data_source(job), data_target=data_target(job), grace_s=grace_s(job),
+        cost_table=cost_table(job), pool_name=pool_name(job), runtime_versions=RUNTIME_VERSIONS,
+        network_operator_version=NETWORK_OPERATOR_VERSION, gpu_operator_version=GPU_OPERATOR_VERSION,
+        metrics_file=OBJECTS, dashboard_file=DASHBOARD,
+        settings_table=table(["Setting", "Why"], [[f"`{s.name}={s.value}`", s.why] for s in settings_of(job)]))
+
+
+def guide(name: str, **values: Any) -> str:
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, autoescape=False)
+    dates = sorted({price.origin.date for price in load_catalog().prices.values()})
+    note = (f"Prices are of the catalog that comes with Embark ({dates[0]}), each in the region where the machine is\n"
+            "cheapest. They move: `embark catalog show MACHINE` lists every region, `embark catalog refresh FILE`\n"
+            "imports newer ones.")
+    template = environment.get_template(f"{name}.md.j2")
+    return template.render(machines_table=machines_table, prices_note=note, **values) + "\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def machines_table(clouds: Sequence[str]) -> str:
+    machines = load_catalog().machines
+    rows = [machine_row(machines[name]) for cloud in clouds for name in SHOWN[cloud] if name in machines]
+    head = ["Machine", "GPUs", "Memory each", "vCPUs", "RAM", "Between machines", "On demand / spot an hour"]
+    return table(head, rows)
+
+
+def machine_row(machine: Machine) -> list[str]:
+    price = cheapest(load_catalog().prices_of(machine))
+    speed = "" if machine.fabric_gbit_per_s is None else f"{machine.fabric_gbit_per_s:,.0f} Gbit/s "
+    cost = "?" if price is None else (f"{dollars(price.on_demand_usd_per_hour)} / {dollars(price.spot_usd_per_hour)} "
+                                     f"({price.region})")
+    return [f"`{machine.name}`", f"{machine.num_gpus} x {machine.gpu.name}", f"{machine.gpu.memory_gib:.0f} GiB",
+            f"{machine.vcpus or 0:.0f}", f"{machine.memory_gib or 0:,.0f} GiB", f"{speed}{machine.fabric.title}", cost]
+
+
+def cost_table(job: Job) -> str:
+    """What so many machines cost, in the job's region."""
+    price = price_of(job)
+    if price is None:
+        return "The catalog has no price for this machine."
+    rows = []
+    for num in sorted({1, 2, 4, job.num_nodes}):
+        costs = [dollars(None if each is None else num * each)
+                 for each in (price.on_demand_usd_per_hour, price.spot_usd_per_hour)]
+        rows.append([str(num), str(num * job.num_processes), *costs])
+    saving = f" Spot saves {price.spot_saving:.0%} here." if price.spot_saving is not None else ""
+    return (table([f"{job.machine.name} in {site_of(job).region}", "GPUs", "on demand an hour", "spot an hour"], rows)
+            + f"\n\nAs of {price.origin.date}.{saving}")
+
+
+def cloud_row(cloud: str, job: Job) -> str:
+    (title, cluster), volume = TITLES[cloud], volume_of(job)
+    cells = [f"[{title}]({cloud}/README.md)", cluster,
+             f"{job.num_nodes} x `{job.machine.name}`, {job.world_size} GPUs", job.machine.fabric.title,
+             volume.title if volume else "object store", f"{dollars(usd_per_hour(job))} ({site_of(job).region})"]
+    return "| " + " | ".join(cells) + " |"
+
+
+def dollars(value: float | None) -> str:
+    return "?" if value is None else f"${value:,.2f}"
+
+
+def _quickstart() -> list[File]:
+    job = quickstart_job()
+    # The script lies where the container starts, so that its name alone runs it.
+    more = {"Dockerfile": f'\n# The quickstart itself.\nCOPY ["{SCRIPT}", "./"]\n', ".dockerignore": f"!{SCRIPT}\n"}
+    image = [replace(file, text=file.text + more.get(file.path, "")) for file in render_image(job)]
+    return _below("quickstart", [
+        File(SCRIPT, quickstart_script()), File("requirements.txt", requirements()), *image, *render_job(job)])
+
+
+def _job(preset: str, *, name: str, **sections: Mapping[str, object]) -> Job:
+    return make_job(_with(PRESETS[preset]().model_copy(update={"name": name}), **sections), load_catalog())
+
+
+def _with(spec: RunSpec, **sections: Mapping[str, object]) -> RunSpec:
+    """A copy with some fields of some sections set, checked like one that a user wrote."""
+    values = spec.model_dump()
+    for section, fields in sections.items():
+        values[section] = {**values[section], **fields}
+    return RunSpec.model_validate(values)
+
+
+def _below(folder: str, files: Iterable[File]) -> list[File]:
+    return [replace(file, path=f"{folder}/{file.path}") for file in files]
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else TREE
+    write(target, compare(target, example_tree()), force=True, must_record=False)
