@@ -10,7 +10,8 @@ from cyclopts import App, Parameter
 from embark import __version__
 from embark.cli.catalog import catalog
 from embark.cli.cost import cost, doctor
-from embark.cli.launch import cancel, diagnose, launch, logs, status
+from embark.cli.diagnose import diagnose
+from embark.cli.launch import cancel, launch, logs, status
 from embark.cli.options import Flag, OutputOptions, Settings, Spec
 from embark.cli.plan import lint, plan, render
 from embark.cli.rehearse import rehearse

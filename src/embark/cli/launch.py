@@ -1,4 +1,4 @@
-"""The verbs about runs that are under way: hand one over, ask how it stands, read its lines, end it, find its fault."""
+"""The verbs about runs that are under way: hand one over, ask how it stands, read its lines and end it."""
 
 from __future__ import annotations
 
@@ -92,28 +92,3 @@ def cancel(run: Run, /, *, yes: Flag = False, dry_run: Flag = False, output: Out
     from embark.cli.launch_output import cancel_run
 
     return cancel_run((output or OutputOptions()).console(), run, yes=yes, dry_run=dry_run)
-
-
-def diagnose(
-    *places: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    spec: str = "",
-    rules: Flag = False,
-    output: OutputOptions | None = None,
-) -> int:
-    """Say what went wrong: symptom, cause and fix, from logs, events, manifests and the spec together.
-
-    The cause comes first, with the line that shows it. Exit code 1 where something is found, 0 where nothing is.
-
-    Parameters
-    ----------
-    places
-        A run, by its directory, uri or the name it was launched by; log files; folders of them; manifests; - for stdin.
-    spec
-        The spec that ran, where no run is named: says which network and how much memory was to be expected.
-    rules
-        List the rules instead.
-    """
-    from embark.cli.diagnose import diagnose_words, show_rules
-
-    console = (output or OutputOptions()).console()
-    return show_rules(console) if rules else diagnose_words(console, places, spec=spec)

@@ -194,16 +194,7 @@ def _findings(run: RunDir, spec: RunSpec | None, warn: Callable[[str], None]) ->
 
     try:
         sources = sources_of([str(run.path)]).sources
-        if spec is None:
-            found = diagnose(sources)
-        else:
-            from embark.catalog import load_catalog
-            from embark.diagnose.alternatives import what_fits
-            from embark.plan.predict import predict
-
-            catalog = load_catalog()
-            found = diagnose(sources, spec=spec, catalog=catalog,
-                             what_fits=lambda of, whose: what_fits(of, catalog, predict, whose))
+        found = diagnose(sources, spec=spec)
     except EmbarkError as error:
         warn(f"no diagnosis: {error.what}")
         return None

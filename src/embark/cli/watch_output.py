@@ -107,19 +107,14 @@ def diagnose_run(place: Place) -> list[Mapping[str, Any]]:
 
 
 def _diagnosed(sources: Sequence[Source], spec_path: Path) -> list[Mapping[str, Any]]:
-    from embark.catalog import load_catalog
     from embark.diagnose import diagnose
-    from embark.diagnose.alternatives import what_fits
-    from embark.plan.predict import predict
     from embark.spec import load_spec
 
     try:
         spec = load_spec(str(spec_path)) if spec_path.is_file() else None
     except EmbarkError:  # a run's own spec helps, and is not needed
         spec = None
-    catalog = load_catalog()
-    report = diagnose(sources, spec=spec, catalog=catalog,
-                      what_fits=lambda of, whose: what_fits(of, catalog, predict, whose))
+    report = diagnose(sources, spec=spec)
     return [{"name": one.name, "kind": one.kind, "cause": one.cause, "fix": one.fix, "command": one.command,
              "evidence": one.evidence.text, "place": Path(one.evidence.source).name, "line": one.evidence.line}
             for one in report.diagnoses]

@@ -1,4 +1,5 @@
-"""What went wrong with a run: from its logs, events, manifests and spec to causes, each with its evidence and a fix."""
+"""Why a run failed or is slow: from its logs, events, manifests and spec to causes, each with its evidence and a fix.
+May import launch, lint, plan, events, catalog and what is below them."""
 
 from embark.diagnose.diagnose import Report, diagnose
 from embark.diagnose.finding import Diagnosis, Evidence

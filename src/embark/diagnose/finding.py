@@ -1,16 +1,13 @@
-"""What was seen, and what is made of it."""
+"""A line that shows something, the rule it matched, and the diagnosis made of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from embark.diagnose.rule import Rule
 
-MAX_RANKS_TOLD = 6
-Whose = Literal["device", "host"]
-"""Memory."""
+MAX_RANKS_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +17,7 @@ class Evidence:
     source: str
     """The file's name; `-` for standard input."""
     line: int
-    """From 1; 0 for what stands in no one line."""
+    """From 1; 0 where no single line shows it."""
     text: str
     order: tuple[int, int]
     """Of the source among the others, and of the line in it."""
@@ -34,8 +31,8 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """All lines of one rule, of which the first is kept."""
+class RuleMatch:
+    """All lines that matched one rule: the first of them, and how many."""
 
     rule: Rule
     first: Evidence
@@ -48,14 +45,15 @@ class Seen:
     fix: str = ""
     command: str = ""
 
-    def more(self, evidence: Evidence) -> Seen:
-        ranks = self.ranks if evidence.rank is None else self.ranks | {evidence.rank}
-        return replace(self, num_lines=self.num_lines + 1, ranks=ranks)
+    def merged(self, other: RuleMatch) -> RuleMatch:
+        return replace(
+            self, num_lines=self.num_lines + other.num_lines, ranks=self.ranks | other.ranks,
+            cause=self.cause or other.cause, fix=self.fix or other.fix, command=self.command or other.command)
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A cause, as it is told."""
+    """A cause, its evidence and its fix."""
 
     code: str
     name: str
@@ -69,12 +67,13 @@ class Diagnosis:
     source: str
     """Where the rule is known from."""
     follows: tuple[str, ...] = ()
-    """Names of what else was found and follows from it."""
+    """Names of other findings that follow from it."""
 
     @property
-    def ranks_words(self) -> str:
+    def ranks_text(self) -> str:
+        """`ranks 1, 3`; empty where no line names its rank."""
         if not self.ranks:
             return ""
-        shown = ", ".join(map(str, self.ranks[:MAX_RANKS_TOLD]))
-        more = f" and {len(self.ranks) - MAX_RANKS_TOLD} more" if len(self.ranks) > MAX_RANKS_TOLD else ""
+        shown = ", ".join(map(str, self.ranks[:MAX_RANKS_SHOWN]))
+        more = f" and {len(self.ranks) - MAX_RANKS_SHOWN} more" if len(self.ranks) > MAX_RANKS_SHOWN else ""
         return f"rank {shown}" if len(self.ranks) == 1 else f"ranks {shown}{more}"

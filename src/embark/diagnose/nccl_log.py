@@ -1,15 +1,14 @@
-"""What NCCL's own lines say beyond one line: which network it took, and which rank the others wait for."""
+"""What NCCL's lines show together: which network it uses, and which rank the others wait for."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from embark.catalog import Catalog, find
-from embark.diagnose.finding import Evidence, Seen
+from embark.diagnose.finding import Evidence, RuleMatch
+from embark.diagnose.memory_advice import machine_of
 from embark.diagnose.rule import rule_named
-from embark.diagnose.scan import Listen
-from embark.errors import UserError
+from embark.diagnose.scan import Listener
 from embark.spec import RunSpec
 
 MAX_RANKS = 100_000
@@ -22,62 +21,58 @@ _TRANSPORTS = {"libfabric": "EFA", "verbs": "InfiniBand or RoCE", "tcpx": "GPUDi
 
 
 class NcclLog:
-    """Hears NCCL's lines."""
+    """Collects NCCL's lines."""
 
     def __init__(self) -> None:
         self._sockets: Evidence | None = None
         self._fabric: str = ""
-        """A network that is no socket, where one was taken."""
+        """The first network that is not sockets."""
         self._by_host: dict[str, Evidence | None] = {}
-        """The line that says a host took sockets; None of one that took another network, first or last."""
+        """The line that shows a host on sockets; None for one on another network, first or last."""
         self._work: dict[int, tuple[int, Evidence]] = {}
 
     @property
-    def listeners(self) -> tuple[Listen, ...]:
-        return ((b"nccl info using network", self._hear_network), (b"nccl info net/socket : using", self._hear_network),
-                (b"last enqueued", self._hear_work))
+    def listeners(self) -> tuple[Listener, ...]:
+        return ((b"nccl info using network", self._read_network), (b"nccl info net/socket : using", self._read_network),
+                (b"last enqueued", self._read_work))
 
-    def findings(self, spec: RunSpec | None, catalog: Catalog | None) -> Iterator[Seen]:
-        """What the lines come to."""
+    def findings(self, spec: RunSpec | None) -> Iterator[RuleMatch]:
+        """What the lines show."""
         if self._fabric:
             yield from self._some_without()
-        elif self._sockets is not None and spec is not None and catalog is not None:
-            yield from self._slow_fabric(self._sockets, spec, catalog)
+        elif self._sockets is not None and spec is not None:
+            yield from self._slow_fabric(self._sockets, spec)
         yield from self._lagging()
 
-    def _slow_fabric(self, sockets: Evidence, spec: RunSpec, catalog: Catalog) -> Iterator[Seen]:
-        """Within one machine, sockets carry nothing."""
-        if spec.place.nodes < 2 or not spec.place.machine:
+    def _slow_fabric(self, sockets: Evidence, spec: RunSpec) -> Iterator[RuleMatch]:
+        """Within one machine, no traffic goes over sockets."""
+        machine = machine_of(spec) if spec.place.nodes > 1 else None
+        transport = _TRANSPORTS.get(machine.fabric.transport) if machine else None
+        if machine is None or transport is None:
             return
-        try:
-            machine = find(catalog, spec.place.machine)
-        except UserError:
-            return
-        wanted = _TRANSPORTS.get(machine.fabric.transport)
-        if wanted is None:
-            return
-        asked = machine.fabric.kubernetes_resource
-        pod = f"the pod's limits name {asked}: {machine.num_fabric_devices}" if asked and machine.num_fabric_devices \
+        name = machine.fabric.kubernetes_resource
+        pod = f"the pod's limits name {name}: {machine.num_fabric_devices}" if name and machine.num_fabric_devices \
             else f"the pod has {machine.fabric.title}'s annotations and sidecar"
-        cause = (f"NCCL talks over plain TCP sockets between machines, and {machine.name} has {machine.fabric.title}"
-                 f"{_speed(machine.fabric_gbit_per_s)}: the run works, and is many times slower than it should be")
-        fix = f"see that {pod}, and that the image holds the NCCL plugin for {wanted}; `embark render` writes both"
-        yield Seen(rule_named("tcp-instead-of-fabric"), sockets, cause=cause, fix=fix)
+        speed = "" if machine.fabric_gbit_per_s is None else f" at {machine.fabric_gbit_per_s:,.0f} Gb/s"
+        cause = (f"NCCL uses plain TCP sockets between machines, although {machine.name} has {machine.fabric.title}"
+                 f"{speed}: the run works, but is many times slower than it should be")
+        fix = f"check that {pod}, and that the image has the NCCL plugin for {transport}; `embark render` writes both"
+        yield RuleMatch(rule_named("tcp-instead-of-fabric"), sockets, cause=cause, fix=fix)
 
-    def _some_without(self) -> Iterator[Seen]:
-        """A machine that took sockets where another of the same log has a fabric: no spec is needed to see it."""
+    def _some_without(self) -> Iterator[RuleMatch]:
+        """A machine on sockets where another of the same log has a fabric: this needs no spec."""
         # Logs of several runs may lie together: hosts of one run have names that differ in their numbers alone.
         joined = {_stem(host) for host, line in self._by_host.items() if line is None}
         without = {host: line for host, line in self._by_host.items() if line is not None and _stem(host) in joined}
         if not without:
             return
-        told = ", ".join(sorted(without)[:8])
-        cause = (f"NCCL talks over plain TCP sockets on {told}, and the others take {self._fabric}: all ranks wait for "
-                 "the slow one, or hang")
-        yield Seen(rule_named("tcp-instead-of-fabric"), min(without.values(), key=lambda line: line.order), cause=cause,
-                   num_lines=len(without))
+        hosts = ", ".join(sorted(without)[:8])
+        cause = (f"NCCL uses plain TCP sockets on {hosts}, and {self._fabric} on the others: all ranks wait for the "
+                 "slow one, or hang")
+        first = min(without.values(), key=lambda line: line.order)
+        yield RuleMatch(rule_named("tcp-instead-of-fabric"), first, num_lines=len(without), cause=cause)
 
-    def _lagging(self) -> Iterator[Seen]:
+    def _lagging(self) -> Iterator[RuleMatch]:
         """The rank that has enqueued the fewest collectives is the one that did not come."""
         if len(self._work) < 2:
             return
@@ -86,12 +81,12 @@ class NcclLog:
         behind = sorted(rank for rank, (count, _) in self._work.items() if count == least)
         if least == most or len(behind) * 2 > len(self._work):
             return
-        told = ", ".join(map(str, behind[:8]))
-        cause = (f"rank {told} had enqueued {least:,} collectives when the others had {most:,}: it is the one they "
-                 "waited for")
-        yield Seen(rule_named("rank-behind"), self._work[behind[0]][1], ranks=frozenset(behind), cause=cause)
+        ranks = ", ".join(map(str, behind[:8]))
+        cause = (f"rank {ranks} had enqueued {least:,} collectives when the others had {most:,}: the others waited "
+                 "for it")
+        yield RuleMatch(rule_named("rank-behind"), self._work[behind[0]][1], ranks=frozenset(behind), cause=cause)
 
-    def _hear_network(self, text: str, evidence: Evidence) -> None:
+    def _read_network(self, text: str, evidence: Evidence) -> None:
         found = _NETWORK.search(text)
         if not found:
             return
@@ -103,7 +98,7 @@ class NcclLog:
         if host and (host in self._by_host or len(self._by_host) < MAX_HOSTS):
             self._by_host[host] = self._by_host.get(host, evidence) if network == "Socket" else None
 
-    def _hear_work(self, text: str, evidence: Evidence) -> None:
+    def _read_work(self, text: str, evidence: Evidence) -> None:
         found = _WORK.search(text)
         rank = evidence.rank if found and found["rank"] is None else int(found["rank"]) if found else None
         if found and rank is not None and len(self._work) < MAX_RANKS:
@@ -112,7 +107,3 @@ class NcclLog:
 
 def _stem(host: str) -> str:
     return re.sub(r"\d+", "0", host)
-
-
-def _speed(gbit_per_s: float | None) -> str:
-    return "" if gbit_per_s is None else f" at {gbit_per_s:,.0f} Gb/s"

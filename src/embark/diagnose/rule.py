@@ -1,4 +1,4 @@
-"""A rule: a symptom that others know, its cause and its fix. Rules are rows of `rules/*.toml`."""
+"""A rule: a known symptom, its cause and its fix. Rules are rows of `rules/*.toml`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from embark.diagnose.lines import fold
 
 Kind = Literal["cause", "symptom", "summary", "slow"]
 """`cause`: ends a run by itself. `symptom`: what the other ranks then say. `summary`: what a launcher says at the end.
-`slow`: the run goes on, and should not go on so."""
+`slow`: the run continues, slower than it should."""
 Where = Literal["log", "event", "manifest", "metric", "spec"]
 FOLDER = Path(__file__).with_name("rules")
 
@@ -52,10 +52,7 @@ class Rule:
     command: str
     source: str
     num_least: int = 1
-    """So many lines before it is told."""
-
-    def is_of(self, where: Where) -> bool:
-        return where in self.where
+    """Reported from this many lines on."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Looks through a log for what rules know, and for the few figures that checks want."""
+"""Searches a log for what the rules know, and for the few figures that checks need."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 
-from embark.diagnose.finding import Evidence, Seen
+from embark.diagnose.finding import Evidence, RuleMatch
 from embark.diagnose.lines import Line, fold, lines, pieces, rank_of, time_of
 from embark.diagnose.rule import Pattern, Rule
 from embark.diagnose.source import Source
@@ -19,52 +18,47 @@ MAX_QUOTED = 280
 """Letters of a line."""
 MAX_KNOWN, MAX_KNOWN_BYTES = 100_000, 400
 """How many forms of lines are known again, and how long they may be."""
-MAX_HEARD = 200_000
-"""Lines of one kind that a check is told of; more of them say no more."""
+MAX_NOTIFIED = 200_000
+"""Lines of one kind that a check is given; more of them add nothing."""
 _SAFE = re.compile(r"[\w./:@+\-]{1,200}")
 """A value from a log may stand in a command that a person copies: nothing a shell would read may be in it."""
 _CONDITION = re.compile(r"(?i)\b(?:if|when|whenever|unless)\s+"
                         r"(?:the |an? |any |your |(?:you|we) (?:see|get|hit|meet)\b.{0,60})?[\"'`«“(\[]*$")
 """Before a text: it says what to do should it come, not that it came."""
 
-Hear = Callable[[str, Evidence], None]
-Listen = tuple[bytes, Hear]
-"""A needle, and who is told of every line that has it."""
+Handle = Callable[[str, Evidence], None]
+Listener = tuple[bytes, Handle]
+"""A needle, and what handles each line that has it."""
 
 
 class Scan:
     """What rules have found so far, over all sources."""
 
-    def __init__(self, rules: Sequence[Rule], listeners: Sequence[Listen] = ()) -> None:
+    def __init__(self, rules: Sequence[Rule], listeners: Sequence[Listener] = ()) -> None:
         self._patterns: dict[bytes, list[tuple[Pattern, Rule, bool]]] = {}
         for rule in rules:
             for pattern in rule.patterns:
                 self._patterns.setdefault(pattern.needle, []).append((pattern, rule, False))
             for pattern in rule.cured_by:
                 self._patterns.setdefault(pattern.needle, []).append((pattern, rule, True))
-        self._listeners = {fold(needle.decode()): hear for needle, hear in listeners}
+        self._listeners = {fold(needle.decode()): handle for needle, handle in listeners}
         self._needles = {*self._patterns, *self._listeners}
-        self._num_heard: Counter[bytes] = Counter()
-        self._deaf: set[bytes] = set()
-        """Needles of checks alone that have heard enough."""
+        self._num_notified: Counter[bytes] = Counter()
+        self._muted: set[bytes] = set()
+        """Needles of checks alone that have had enough lines."""
         self._known: dict[bytes, tuple[bytes, ...]] = {}
-        self._open: dict[tuple[str, str], Seen] = {}
+        self._open: dict[tuple[str, str], RuleMatch] = {}
         """By code and subject: a pod, where the line names one."""
         self.cut_short: list[str] = []
         """Sources that could not be read to their end."""
 
     @property
-    def found(self) -> list[Seen]:
+    def found(self) -> list[RuleMatch]:
         """One for each rule, of those that no later line cured."""
-        together: dict[str, Seen] = {}
-        for (code, _), seen in self._open.items():
-            known = together.get(code)
-            if known is None:
-                together[code] = seen
-            else:
-                together[code] = replace(known, num_lines=known.num_lines + seen.num_lines,
-                                         ranks=known.ranks | seen.ranks)
-        return [seen for seen in together.values() if seen.num_lines >= seen.rule.num_least]
+        together: dict[str, RuleMatch] = {}
+        for (code, _), match in self._open.items():
+            together[code] = together[code].merged(match) if code in together else match
+        return [match for match in together.values() if match.num_lines >= match.rule.num_least]
 
     def read(self, source: Source, order: int, *, only: Callable[[Rule], bool] | None = None) -> None:
         """Look through a source, the `order`th of all; with `only`, for some rules and no checks."""
@@ -94,7 +88,7 @@ class Scan:
         new = dict(zip(fresh, self._needles_in(fresh), strict=True))
         for line in some:
             needles = self._known.get(line.key) or new.get(line.key)
-            if needles and not (self._deaf and self._deaf.issuperset(needles)):
+            if needles and not (self._muted and self._muted.issuperset(needles)):
                 yield line, needles
         if len(self._known) < MAX_KNOWN:
             self._known.update((key, needles) for key, needles in new.items() if len(key) <= MAX_KNOWN_BYTES)
@@ -104,7 +98,7 @@ class Scan:
         text = b"\n".join(keys)
         starts = [0, *accumulate(len(key) + 1 for key in keys)]
         found: list[tuple[bytes, ...]] = [()] * len(keys)
-        for needle in self._needles - self._deaf:
+        for needle in self._needles - self._muted:
             place = text.find(needle)
             while place >= 0:
                 at = bisect_right(starts, place) - 1
@@ -134,30 +128,30 @@ class Scan:
                     elif rule.code not in taken:
                         taken[rule.code] = rule, _evidence(name, line, order, text, match.start()), found
                 if only is None and needle in self._listeners:
-                    self._hear(needle, text, _evidence(name, line, order, text, 0))
+                    self._notify(needle, text, _evidence(name, line, order, text, 0))
         for rule, subject in cured:
             self._cure(rule, subject)
         for code, (rule, evidence, values) in taken.items():
             if not any(code == cure.code for cure, _ in cured):
                 self._take(rule, evidence, values)
 
-    def _hear(self, needle: bytes, text: str, evidence: Evidence) -> None:
-        """Each kind of line has its own measure: a long run's steps must not drown what is said at its end."""
-        self._num_heard[needle] += 1
-        if self._num_heard[needle] <= MAX_HEARD:
+    def _notify(self, needle: bytes, text: str, evidence: Evidence) -> None:
+        """Each kind of line has its own limit: a long run's steps must not hide the lines at its end."""
+        self._num_notified[needle] += 1
+        if self._num_notified[needle] <= MAX_NOTIFIED:
             self._listeners[needle](text, evidence)
         elif needle not in self._patterns:
-            self._deaf.add(needle)
+            self._muted.add(needle)
 
     def _take(self, rule: Rule, evidence: Evidence, values: Mapping[str, str]) -> None:
         key = (rule.code, values.get("subject", ""))
         known = self._open.get(key)
-        if known is not None:
-            self._open[key] = known.more(evidence)
-        elif len(self._open) < MAX_SUBJECTS:
-            safe = {name: value for name, value in values.items() if _SAFE.fullmatch(value)}
-            ranks = frozenset() if evidence.rank is None else frozenset({evidence.rank})
-            self._open[key] = Seen(rule, evidence, 1, ranks, safe)
+        if known is None and len(self._open) >= MAX_SUBJECTS:
+            return
+        safe = {name: value for name, value in values.items() if _SAFE.fullmatch(value)}
+        ranks = frozenset() if evidence.rank is None else frozenset({evidence.rank})
+        match = RuleMatch(rule, evidence, ranks=ranks, values=safe)
+        self._open[key] = match if known is None else known.merged(match)
 
     def _cure(self, rule: Rule, subject: str) -> None:
         for key in [k for k in self._open if k[0] == rule.code and (not subject or not k[1] or k[1] == subject)]:

@@ -1,4 +1,4 @@
-"""What there is to look at: logs, events, manifests; of a run, of a folder, or one by one."""
+"""Files to read: logs, events, manifests; of a run, of a folder, or one by one."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NO_LOGS = frozenset({
     ".toml", ".py", ".pyc", ".md", ".html", ".svg", ".png", ".csv", ".parquet", ".npy", ".npz", ".pt", ".bin", ".so",
     ".zip", ".tar", ".whl", ".distcp", ".lock", ".sh",
 })
-_PASSED_OVER = frozenset({"checkpoints", "tensorboard", ".git", "__pycache__", "node_modules"})
+_SKIPPED_FOLDERS = frozenset({"checkpoints", "tensorboard", ".git", "__pycache__", "node_modules"})
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One of them."""
+    """A file to read."""
 
     name: str
     form: Form
@@ -36,7 +36,7 @@ class Source:
         if self.path is None:
             return sys.stdin.buffer
         try:
-            if self.path.is_file() and _begins(self.path, 2) == b"\x1f\x8b":
+            if self.path.is_file() and _head(self.path, 2) == b"\x1f\x8b":
                 return cast(BinaryIO, gzip.open(self.path))
             return self.path.open("rb")  # a pipe can be opened once
         except OSError as error:
@@ -44,57 +44,51 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What the words of a command mean."""
+class SourceList:
+    """The files that names on a command line stand for."""
 
     sources: tuple[Source, ...]
     spec: Path | None
     """The run's own, where a run was named."""
-    passed_over: tuple[str, ...]
-    """Files that hold no text."""
-
-    def __add__(self, other: Given) -> Given:
-        """Both, in this order; the first spec counts."""
-        return Given(self.sources + other.sources, self.spec or other.spec, self.passed_over + other.passed_over)
+    skipped: tuple[str, ...]
+    """Files that are not text."""
 
 
-NOTHING = Given((), None, ())
-
-
-def sources_of(words: Sequence[str]) -> Given:
-    """Each word a run's directory, name or uri; a log; a folder of logs; or `-`."""
-    if not words:
-        raise UserError("nothing to look at", fix="embark diagnose RUN, a log, a folder of logs, or - to read a pipe")
-    if list(words).count(STDIN) > 1:
-        raise UserError("standard input can be read once", fix="give - once")
-    for word in words:
-        if word.startswith("-") and word != STDIN and not Path(word).exists():
-            raise UserError(f"{word}: no such option", fix="embark diagnose --help")
+def sources_of(names: Sequence[str]) -> SourceList:
+    """Each name a run's directory, name or uri; a log; a folder of logs; or `-`."""
+    if not names:
+        raise UserError("nothing to diagnose", fix="embark diagnose RUN, a log, a folder of logs, or - to read a pipe")
+    if list(names).count(STDIN) > 1:
+        raise UserError("standard input can be read only once", fix="give - once")
+    for name in names:
+        if name.startswith("-") and name != STDIN and not Path(name).exists():
+            raise UserError(f"{name}: no such option", fix="embark diagnose --help")
     paths: list[Path | None] = []
     named: set[Path] = set()
     spec: Path | None = None
-    for word in words:
-        path = Path(word)
-        if word == STDIN:
+    for name in names:
+        path = Path(name)
+        if name == STDIN:
             paths.append(None)
         elif path.is_file() or (path.exists() and not path.is_dir()):
             paths.append(path)
             named.add(path)
         else:
-            folder = path if path.is_dir() else _run_folder(word)
+            folder = path if path.is_dir() else _run_folder(name)
             if spec is None and (folder / "spec.toml").is_file():
                 spec = folder / "spec.toml"
             paths += _below(folder)
     unique = list(dict.fromkeys(paths))
     text = [path for path in unique if path is None or path in named or not _is_binary(path)]
-    return Given(tuple(_source(path) for path in text), spec, tuple(str(path) for path in unique if path not in text))
+    skipped = tuple(str(path) for path in unique if path not in text)
+    return SourceList(tuple(_source(path) for path in text), spec, skipped)
 
 
-def _run_folder(word: str) -> Path:
-    """Of a run that is not here, its small files are fetched."""
+def _run_folder(name: str) -> Path:
+    """The small files of a remote run are downloaded."""
     from embark.store import find_run
 
-    run = find_run(word)
+    run = find_run(name)
     run.fetch()
     return run.path
 
@@ -111,7 +105,7 @@ def _below(folder: Path) -> Iterator[Path]:
     found = 0
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
-        if _PASSED_OVER & set(parts[:-1]) or path.suffix in _NO_LOGS or not path.is_file():
+        if _SKIPPED_FOLDERS & set(parts[:-1]) or path.suffix in _NO_LOGS or not path.is_file():
             continue
         found += 1
         if found > MAX_FILES:
@@ -121,12 +115,12 @@ def _below(folder: Path) -> Iterator[Path]:
 
 def _is_binary(path: Path) -> bool:
     try:
-        head = _begins(path, 4096)
+        head = _head(path, 4096)
     except OSError:
         return False
     return b"\0" in head and not head.startswith(b"\x1f\x8b")
 
 
-def _begins(path: Path, num_bytes: int) -> bytes:
+def _head(path: Path, num_bytes: int) -> bytes:
     with path.open("rb") as file:
         return file.read(num_bytes)

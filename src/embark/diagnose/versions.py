@@ -1,13 +1,13 @@
-"""Versions that a log names, held against those that work together."""
+"""Versions that a log names, compared with those that work together."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from embark.diagnose.finding import Evidence, Seen
+from embark.diagnose.finding import Evidence, RuleMatch
 from embark.diagnose.rule import rule_named
-from embark.diagnose.scan import Listen
+from embark.diagnose.scan import Listener
 from embark.stack.versions import check
 
 _PINNED = re.compile(
@@ -16,18 +16,18 @@ _PINNED = re.compile(
 
 
 class Versions:
-    """Hears what pip says it installed, or what is installed."""
+    """Collects what pip installed, or found installed."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, Evidence]] = {}
 
     @property
-    def listeners(self) -> tuple[Listen, ...]:
-        return ((b"successfully installed", self._hear), (b"torch==", self._hear), (b"torchrec==", self._hear),
-                (b"fbgemm-gpu", self._hear), (b"fbgemm_gpu", self._hear))
+    def listeners(self) -> tuple[Listener, ...]:
+        return ((b"successfully installed", self._read), (b"torch==", self._read), (b"torchrec==", self._read),
+                (b"fbgemm-gpu", self._read), (b"fbgemm_gpu", self._read))
 
-    def findings(self) -> Iterator[Seen]:
-        """Only where two or more of the three are known, and they do not go together."""
+    def findings(self) -> Iterator[RuleMatch]:
+        """Only where two or more of the three are known, and they are incompatible."""
         here: dict[str, str | None] = {name: version for name, (version, _) in self._found.items()}
         if "torch" not in here or len(here) < 2:
             return
@@ -39,10 +39,10 @@ class Versions:
         better = "; ".join(f"{finding.name} {finding.expected}" for finding in wrong)
         pins = " ".join(f"{finding.name}=={finding.expected.partition(',')[0].split()[-1]}" for finding in wrong)
         last = max((evidence for _, evidence in self._found.values()), key=lambda evidence: evidence.order)
-        yield Seen(rule_named("versions-do-not-match"), last, cause=f"{have} do not work together: expected {better}",
-                   command=f"pip install {pins}")
+        cause = f"{have} do not work together: expected {better}"
+        yield RuleMatch(rule_named("versions-do-not-match"), last, cause=cause, command=f"pip install {pins}")
 
-    def _hear(self, text: str, evidence: Evidence) -> None:
+    def _read(self, text: str, evidence: Evidence) -> None:
         if "Requirement already" in text or "Collecting " in text or "requires " in text:
             return
         for found in _PINNED.finditer(text):

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from embark.catalog import find, load_catalog
-from embark.errors import EmbarkError, UserError
+from embark.errors import EmbarkError
 from embark.events import Event, read_events
 from embark.events.attempts import attempts
 from embark.events.spending import Spending, spending
 from embark.formatting import format_duration
 from embark.launch.backend import Status, Tell
 from embark.launch.backend_selection import backend_of
-from embark.launch.run_registry import RunRecord
+from embark.launch.run_registry import RunNotLaunchedHere, RunRecord
 from embark.launch.run_registry import find_run as find_launched
 from embark.launch.shell import Shell
 from embark.render.job import DEFAULT_MACHINES, Job, dns_label
@@ -121,9 +121,7 @@ class _Price:
 def _launched(word: str) -> RunRecord | None:
     try:
         return find_launched(word)
-    except UserError as error:
-        if "launched in" in error.what:  # which of several
-            raise
+    except RunNotLaunchedHere:
         return None
 
 

@@ -17,6 +17,10 @@ from embark.store import write_atomic
 FORMAT = 1
 
 
+class RunNotLaunchedHere(UserError):
+    """No run of that name was launched from here."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """One run as its file has it."""
@@ -85,7 +89,7 @@ def find_run(word: str, context: str = "") -> RunRecord:
     if found:
         raise UserError(f"{name} was launched in {len(found)} places",
                         fix="one of: " + ", ".join(f"{name}@{place_of(run.handle)}" for run in found))
-    raise UserError(f"{word}: no run of that name was launched from here", fix=_known(name, runs))
+    raise RunNotLaunchedHere(f"{word}: no run of that name was launched from here", fix=_known(name, runs))
 
 
 def place_of(handle: RunHandle) -> str:

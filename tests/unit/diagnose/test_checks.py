@@ -8,7 +8,7 @@ import pytest
 
 from embark.catalog import load_catalog
 from embark.diagnose import diagnose, sources_of
-from embark.diagnose.alternatives import what_fits
+from embark.diagnose.memory_advice import memory_advice
 from embark.plan.predict import predict
 from embark.spec.load import resolve
 
@@ -27,9 +27,7 @@ def spec_on(machine: str, nodes: int = 2, **train: object):
 def look(tmp_path):
     def looked(text: str, name: str = "train.log", spec=None, fits=None):
         (tmp_path / name).write_text(text)
-        catalog = load_catalog()
-        asked = None if fits is None else lambda of, kind: what_fits(of, catalog, fits, kind)
-        return diagnose(sources_of([str(tmp_path / name)]).sources, spec=spec, catalog=catalog, what_fits=asked)
+        return diagnose(sources_of([str(tmp_path / name)]).sources, spec=spec, predict=fits)
 
     return looked
 
@@ -182,4 +180,4 @@ def test_a_manifest_beside_the_log_is_linted(tmp_path):
                                                ("v5litepod-64", "on the chip (fuser -v /dev/accel*")])
 def test_what_fits_and_still_ran_out_is_looked_for_on_that_kind_of_device(machine, seen):
     spec = spec_on(machine, nodes=1)
-    assert seen in what_fits(spec, load_catalog(), predict)
+    assert seen in memory_advice(spec)

@@ -61,7 +61,7 @@ def test_a_line_is_found_among_very_many_of_its_kind(look):
 
 
 def test_what_is_said_at_the_end_of_a_long_run_is_heard(look, monkeypatch):
-    monkeypatch.setattr("embark.diagnose.scan.MAX_HEARD", 100)
+    monkeypatch.setattr("embark.diagnose.scan.MAX_NOTIFIED", 100)
     steps = [b"[rank0]: step %d step_s=0.1" % n for n in range(200)]
     ends = [b"[rank%d]:[E1115 09:15:00.1 x.cpp:1] [PG 0 Rank %d] Exception detected by watchdog at work: 7, last "
             b"enqueued NCCL work: %d, last completed NCCL work: 6." % (rank, rank, 7 if rank == 2 else 9)
@@ -153,7 +153,7 @@ def test_files_that_are_no_text_are_passed_over_in_a_folder(tmp_path):
     (tmp_path / "run.log").write_bytes(b"fine\n")
     given = sources_of([str(tmp_path)])
     assert [source.name for source in given.sources] == [str(tmp_path / "run.log")]
-    assert given.passed_over == (str(tmp_path / "core"),)
+    assert given.skipped == (str(tmp_path / "core"),)
 
 
 @pytest.mark.parametrize("words", [[], ["-", "-"], ["no-such-run"], ["--jsno"]])

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from embark.cli.console import Console
-from embark.cli.diagnose import diagnose_words
+from embark.cli.diagnose import diagnose
+from embark.cli.options import OutputOptions
 from embark.errors import ExitCode
 from embark.launch.backend import RunHandle
 from embark.launch.run_registry import RunRecord, remember
@@ -20,6 +20,8 @@ WHERE = {"context": "east", "kubeconfig": "", "namespace": "embark", "object": "
          "num_nodes": 2, "queue": ""}
 NO_EFA = "0/3 nodes are available: 3 Insufficient vpc.amazonaws.com/efa."
 SOCKETS = "2026-11-15T09:00:00.5Z dlrm-0:41:41 [0] NCCL INFO Using network Socket"
+
+JSON = OutputOptions(json=True)
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ esac
 
 
 def told(capsys) -> dict:
-    assert diagnose_words(Console(json=True), ["dlrm"]) == ExitCode.OTHER
+    assert diagnose("dlrm", output=JSON) == ExitCode.OTHER
     return json.loads(capsys.readouterr().out)
 
 
@@ -91,13 +93,13 @@ def test_a_rank_of_the_cluster_s_log_is_named_and_commands_name_the_run(launched
 def test_a_cluster_that_is_away_stops_nothing_that_lies_elsewhere(launched, capsys, tmp_path):
     launched([], "", fails="Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout")
     (tmp_path / "pod.log").write_text("OOMKilled\n")
-    assert diagnose_words(Console(), ["dlrm", "pod.log"]) == ExitCode.OTHER
+    assert diagnose("dlrm", "pod.log") == ExitCode.OTHER
     said = capsys.readouterr()
     assert "host-out-of-memory" in said.out
-    assert "its place cannot be asked" in said.err
+    assert "does not answer" in said.err
 
 
-def test_what_the_place_says_is_told_though_no_rule_knows_it(launched, capsys):
+def test_the_state_of_a_run_is_shown_though_no_rule_matches(launched, capsys):
     launched([], "step 10")
-    assert diagnose_words(Console(), ["dlrm"]) == ExitCode.DONE
+    assert diagnose("dlrm") == ExitCode.DONE
     assert capsys.readouterr().out.startswith("dlrm: running")

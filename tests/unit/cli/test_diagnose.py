@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from embark.cli.console import Console
-from embark.cli.diagnose import diagnose_words, show_rules
+from embark.cli.diagnose import diagnose
+from embark.cli.options import OutputOptions
 from embark.diagnose import load_rules
 from embark.errors import ExitCode
 from embark.spec import load_spec
@@ -20,15 +20,17 @@ from embark.spec.write import to_toml
 ROOT = Path(__file__).parents[3]
 FAULTY = ROOT / "tests" / "fixtures" / "diagnose" / "faulty"
 
+JSON = OutputOptions(json=True)
+
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
 
 
-def test_a_diagnosis_is_told_with_evidence_cause_and_fix(capsys):
+def test_a_diagnosis_has_evidence_cause_and_fix(capsys):
     path = FAULTY / "gpu_oom_one_rank.log"
-    assert diagnose_words(Console(), [str(path)]) == ExitCode.OTHER
+    assert diagnose(str(path)) == ExitCode.OTHER
     out = capsys.readouterr().out
     assert "EMD101 gpu-out-of-memory" in out
     assert f"seen: {path}:4: [rank3]: torch.OutOfMemoryError: CUDA out of memory." in out
@@ -39,13 +41,13 @@ def test_a_diagnosis_is_told_with_evidence_cause_and_fix(capsys):
 
 def test_nothing_found_says_so_plainly_and_ends_with_0(capsys, tmp_path):
     (tmp_path / "a.log").write_text("all is well\n")
-    assert diagnose_words(Console(), [str(tmp_path / "a.log")]) == ExitCode.DONE
+    assert diagnose(str(tmp_path / "a.log")) == ExitCode.DONE
     assert capsys.readouterr().out.startswith("nothing found in 1 file")
 
 
 def test_json_is_one_object_whatever_the_log_holds(capsys, tmp_path):
     (tmp_path / "a.log").write_bytes(b"AccessDenied \x1b[31m\x00\xff \xf0\x9f\x92\xa5 {{x}}\n")
-    assert diagnose_words(Console(json=True), [str(tmp_path / "a.log")]) == ExitCode.OTHER
+    assert diagnose(str(tmp_path / "a.log"), output=JSON) == ExitCode.OTHER
     (one,) = json.loads(capsys.readouterr().out)["diagnoses"]
     assert (one["name"], one["line"], one["kind"]) == ("store-access-denied", 1, "cause")
     assert one["command"]
@@ -54,7 +56,7 @@ def test_json_is_one_object_whatever_the_log_holds(capsys, tmp_path):
 
 def test_a_pipe_is_read(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x\nOOMKilled\n")))
-    assert diagnose_words(Console(), ["-"]) == ExitCode.OTHER
+    assert diagnose("-") == ExitCode.OTHER
     assert "seen: -:2: OOMKilled" in capsys.readouterr().out
 
 
@@ -66,7 +68,7 @@ def test_a_run_is_found_with_its_spec_events_and_logs(capsys, tmp_path, monkeypa
     (run / "spec.toml").write_text(to_toml(spec))
     (run / "events.jsonl").write_text('{"event": "step", "time_s": 1, "rank": 0, "step": 7, "loss": null}\n')
     (run / "rank0.log").write_text("n:1:1 [0] NCCL INFO Using network Socket\n")
-    assert diagnose_words(Console(json=True), ["dlrm"]) == ExitCode.OTHER
+    assert diagnose("dlrm", output=JSON) == ExitCode.OTHER
     found = [one["name"] for one in json.loads(capsys.readouterr().out)["diagnoses"]]
     assert found == ["loss-not-a-number", "tcp-instead-of-fabric"]
 
@@ -74,14 +76,14 @@ def test_a_run_is_found_with_its_spec_events_and_logs(capsys, tmp_path, monkeypa
 def test_a_run_s_spec_that_cannot_be_read_stops_nothing(capsys, tmp_path):
     (tmp_path / "spec.toml").write_text("[train]\nbatch_sze = 3\n")
     (tmp_path / "rank0.log").write_text("OOMKilled\n")
-    assert diagnose_words(Console(), [str(tmp_path)]) == ExitCode.OTHER
+    assert diagnose(str(tmp_path)) == ExitCode.OTHER
     said = capsys.readouterr()
     assert "host-out-of-memory" in said.out
     assert "is not used" in said.err
 
 
 def test_the_rules_are_listed(capsys):
-    assert show_rules(Console(json=True)) == ExitCode.DONE
+    assert diagnose(rules=True, output=JSON) == ExitCode.DONE
     assert len(json.loads(capsys.readouterr().out)) == len(load_rules())
 
 

@@ -1,0 +1,124 @@
+"""What a user names to diagnose: launched runs, run directories, logs, folders of logs, manifests, standard input."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from embark.diagnose.diagnose import Report, diagnose
+from embark.diagnose.source import Source, sources_of
+from embark.errors import EmbarkError
+from embark.launch.backend import LogLine, RunEvent, Status
+from embark.launch.backend_selection import backend_of
+from embark.launch.run_registry import RunNotLaunchedHere, RunRecord, find_run
+from embark.launch.shell import Shell
+from embark.spec import RunSpec, load_spec, resolve
+
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedRun:
+    """A run that was launched from here, and what its backend still has of it."""
+
+    name: str
+    status: Status | None
+    """None where its backend does not answer."""
+    sources: tuple[Source, ...]
+    spec: RunSpec | None
+    run_uri: str
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReport:
+    """The diagnosis of everything that was named."""
+
+    report: Report
+    runs: tuple[LaunchedRun, ...]
+    skipped: tuple[str, ...]
+    """Files that are not text."""
+
+
+def diagnose_targets(targets: Sequence[str], *, spec_path: str = "", warn: Warn) -> TargetReport:
+    """Read everything that was named, and diagnose it together. What cannot be read is a warning."""
+    spec = load_spec(spec_path) if spec_path else None
+    with tempfile.TemporaryDirectory(prefix="embark-diagnose-") as folder:
+        runs = {target: run for target in targets if (run := _launched_run(target, Path(folder), warn)) is not None}
+        files = [target for target in targets if target not in runs]
+        found = [sources_of(files)] if files or not runs else []
+        for run in runs.values():
+            with _warning(warn, f"{run.name}: cannot read its run directory from here"):
+                found += [sources_of([run.run_uri])] if run.run_uri else []
+        own_spec = next((str(one.spec) for one in found if one.spec), "")
+        if spec is None and own_spec:
+            with _warning(warn, f"{own_spec} is not used"):
+                spec = load_spec(own_spec)
+        spec = spec or next((run.spec for run in runs.values() if run.spec), None)
+        sources = [source for part in (*runs.values(), *found) for source in part.sources]
+        names = {"SPEC": spec_path or own_spec, "RUN": targets[0] if len(targets) == 1 and (runs or own_spec) else ""}
+        report = diagnose(sources, spec=spec, names={name: shlex.quote(word) for name, word in names.items() if word})
+    return TargetReport(report, tuple(runs.values()), tuple(path for one in found for path in one.skipped))
+
+
+def _launched_run(name: str, folder: Path, warn: Warn) -> LaunchedRun | None:
+    """Its events and logs, written into the folder; None where no run of that name was launched from here. A file or
+    folder of that name takes precedence."""
+    if name.startswith("-") or "/" in name or Path(name).exists():
+        return None
+    try:
+        run = find_run(name)
+    except RunNotLaunchedHere:
+        return None
+    name, handle = run.handle.name, run.handle
+    status, sources = None, []
+    with _warning(warn, f"{name}: {handle.backend} does not answer"):
+        backend = backend_of(handle, Shell(), warn, is_hasty=True)
+        status = backend.status(handle)
+        with _warning(warn, f"{name}: cannot read its events"):
+            lines = map(_event_text, backend.events(handle))
+            sources.append(_write(folder / f"{name}.events", f"{name} (events)", lines))
+        with _warning(warn, f"{name}: cannot read its logs"):
+            sources.append(_write(folder / f"{name}.log", f"{name} (logs)", map(_log_text, backend.logs(handle))))
+    return LaunchedRun(name, status, tuple(sources), _spec(run), handle.run_uri)
+
+
+@contextmanager
+def _warning(warn: Warn, what: str) -> Iterator[None]:
+    try:
+        yield
+    except EmbarkError as error:
+        warn(f"{what}: {error.what.splitlines()[0]}")
+
+
+def _write(path: Path, name: str, lines: Iterable[str]) -> Source:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+    return Source(name, "log", path)
+
+
+def _event_text(event: RunEvent) -> str:
+    """As `kubectl get events` prints it, which rules know."""
+    kind = "Warning" if event.is_warning else "Normal"
+    return f"{_timestamp(event.time_s)} {kind} {event.reason} pod/{event.source} {event.text}"
+
+
+def _log_text(line: LogLine) -> str:
+    timestamp = f"{_timestamp(line.time_ns / 1e9)} " if line.time_ns else ""
+    return f"{timestamp}{line.source} | {line.text}"
+
+
+def _timestamp(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _spec(run: RunRecord) -> RunSpec | None:
+    try:
+        return resolve(tomllib.loads(run.spec_toml))
+    except (EmbarkError, ValueError):
+        return None
