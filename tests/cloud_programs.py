@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from embark.launch.shell import Done, Lines, Shell
+from embark.launch.shell import CommandResult, LineStream, Shell
 
-NOT_THERE = Done(1, err="ERROR: NOT_FOUND: was not found")
+NOT_THERE = CommandResult(1, err="ERROR: NOT_FOUND: was not found")
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHostKey root@machine"
 
 
@@ -28,11 +28,11 @@ class Clouds(Shell):
         self.is_ssh_away = False
         self.num_created = 0
 
-    def ask(self, words: Sequence[str], *, stdin: str = "", timeout_s: float = 60.0) -> Done:
+    def ask(self, words: Sequence[str], *, stdin: str = "", timeout_s: float = 60.0) -> CommandResult:
         self.calls.append(list(words))
         return self._answer(list(words), stdin)
 
-    def change(self, words: Sequence[str], *, stdin: str = "", stdin_name: str = "", timeout_s: float = 60.0) -> Done:
+    def change(self, words: Sequence[str], *, stdin: str = "", stdin_name: str = "", timeout_s: float = 60.0) -> CommandResult:
         self.calls.append(list(words))
         self.changes.append(list(words))
         done = self._answer(list(words), stdin)
@@ -40,8 +40,8 @@ class Clouds(Shell):
             raise KeyboardInterrupt
         return done
 
-    def lines(self, words: Sequence[str]) -> Lines:
-        return Lines(["printf", "born 1\\n0 2026-11-15T10:00:00Z it says\\n"])
+    def lines(self, words: Sequence[str]) -> LineStream:
+        return LineStream(["printf", "born 1\\n0 2026-11-15T10:00:00Z it says\\n"])
 
     def names(self, kind: str) -> list[str]:
         return sorted(key.partition(" ")[2] for key in self.made if key.startswith(f"{kind} "))
@@ -49,7 +49,7 @@ class Clouds(Shell):
     def paid(self) -> list[str]:
         return [*self.names("machine"), *self.names("request")]
 
-    def _answer(self, words: list[str], stdin: str) -> Done:
+    def _answer(self, words: list[str], stdin: str) -> CommandResult:
         program = words[0]
         if program == "ssh-keygen":
             return _keygen(words)
@@ -57,32 +57,32 @@ class Clouds(Shell):
             return self._ssh(words, next(w.rpartition("@")[2] for w in words if "@" in w and "=" not in w))
         if words[1:5] == ["compute", "tpus", "tpu-vm", "ssh"]:
             return self._ssh(words, f"{words[5]} {_option(words, '--worker')}")
-        return {"gcloud": self._gcloud, "az": self._az, "aws": self._aws}.get(program, lambda _: Done(0))(words)
+        return {"gcloud": self._gcloud, "az": self._az, "aws": self._aws}.get(program, lambda _: CommandResult(0))(words)
 
-    def _gcloud(self, words: list[str]) -> Done:
+    def _gcloud(self, words: list[str]) -> CommandResult:
         at = " ".join(words[1:])
         if at.startswith("compute instances create"):
             return self._machine(words[4], {"status": "RUNNING", "id": str(1000 + self.num_created)})
         if at.startswith("compute instances list"):
-            return Done(0, json.dumps([{"name": name, **self.made[f"machine {name}"]}
+            return CommandResult(0, json.dumps([{"name": name, **self.made[f"machine {name}"]}
                                        for name in self.names("machine")]))
         if at.startswith("compute instances start"):
             self.made[f"machine {words[4]}"]["status"] = "RUNNING"
             self.keepers.pop(words[4], None)
-            return Done(0)
+            return CommandResult(0)
         if at.startswith("compute instances delete"):
             return self._gone(f"machine {words[4]}")
         if at.startswith("compute instances get-guest-attributes"):
-            return Done(0, "ssh-rsa\tAAAAB3\nssh-ed25519\tAAAAC3NzaC1lZDI1NTE5AAAAIHostKey\n")
+            return CommandResult(0, "ssh-rsa\tAAAAB3\nssh-ed25519\tAAAAC3NzaC1lZDI1NTE5AAAAIHostKey\n")
         if at.startswith("compute tpus queued-resources create"):
             return self._new(f"request {words[5]}", {"state": {"state": "WAITING_FOR_RESOURCES"}})
         if at.startswith("compute tpus queued-resources describe"):
             told = self.made.get(f"request {words[5]}")
-            return Done(0, json.dumps(told)) if told else NOT_THERE
+            return CommandResult(0, json.dumps(told)) if told else NOT_THERE
         if at.startswith("compute tpus queued-resources delete"):
             return self._gone(f"request {words[5]}")
         if at.startswith("compute operations list"):
-            return Done(0, json.dumps([{"operationType": "compute.instances.preempted", "status": "DONE",
+            return CommandResult(0, json.dumps([{"operationType": "compute.instances.preempted", "status": "DONE",
                                         "insertTime": "2026-11-15T10:00:00.000-08:00",
                                         "targetLink": "https://x/zones/z/instances/dlrm-1"}]))
         for kind in ("firewall-rules", "resource-policies"):
@@ -90,17 +90,17 @@ class Clouds(Shell):
                 name = next(w for w in words[4:] if w.startswith("embark-"))
                 verb = words[3]
                 if verb == "describe":
-                    return Done(0) if f"{kind} {name}" in self.made else NOT_THERE
+                    return CommandResult(0) if f"{kind} {name}" in self.made else NOT_THERE
                 return self._new(f"{kind} {name}", {}) if verb == "create" else self._gone(f"{kind} {name}")
-        return Done(0, "{}")
+        return CommandResult(0, "{}")
 
-    def _az(self, words: list[str]) -> Done:
+    def _az(self, words: list[str]) -> CommandResult:
         at, name = " ".join(words[1:]), _option(words, "--name")
         if at.startswith("group create"):  # again is no mistake, as in the real one
             self.made.setdefault(f"group {name}", {})
-            return Done(0)
+            return CommandResult(0)
         if at.startswith("group show"):
-            return Done(0, "{}") if f"group {name}" in self.made else NOT_THERE
+            return CommandResult(0, "{}") if f"group {name}" in self.made else NOT_THERE
         if at.startswith("group delete"):
             for machine in self.names("machine"):
                 self._gone(f"machine {machine}")
@@ -110,18 +110,18 @@ class Clouds(Shell):
                                         "publicIps": f"52.0.0.{self.num_created}", "vmId": f"id-{self.num_created}"})
         if at.startswith("vm start"):
             self.made[f"machine {name}"]["powerState"] = "VM running"
-            return Done(0)
+            return CommandResult(0)
         if at.startswith("vm list"):
-            return Done(0, json.dumps([{"name": one, **self.made[f"machine {one}"]} for one in self.names("machine")]))
+            return CommandResult(0, json.dumps([{"name": one, **self.made[f"machine {one}"]} for one in self.names("machine")]))
         if at.startswith("vm run-command"):
-            return Done(0, f"Enable succeeded: \n[stdout]\n{HOST_KEY}\n\n[stderr]\n")
+            return CommandResult(0, f"Enable succeeded: \n[stdout]\n{HOST_KEY}\n\n[stderr]\n")
         if at.startswith("monitor activity-log"):
-            return Done(0, json.dumps([{"eventTimestamp": "2026-11-15T10:00:00.123Z", "level": "Warning",
+            return CommandResult(0, json.dumps([{"eventTimestamp": "2026-11-15T10:00:00.123Z", "level": "Warning",
                                         "operationName": {"localizedValue": "Evict Virtual Machine"},
                                         "status": {"value": "Succeeded"}, "resourceId": "/x/dlrm-1"}]))
-        return Done(0, "id-of-it")
+        return CommandResult(0, "id-of-it")
 
-    def _aws(self, words: list[str]) -> Done:
+    def _aws(self, words: list[str]) -> CommandResult:
         verb = words[2] if len(words) > 2 else ""
         if verb == "run-instances":
             tags, number = next(w for w in words if w.startswith("ResourceType")), self.num_created
@@ -131,73 +131,73 @@ class Clouds(Shell):
                 "PrivateIpAddress": f"10.0.0.{number}", "LaunchTime": f"2026-11-15T10:0{number}:00Z",
                 "Tags": [{"Key": "embark-rank", "Value": rank}, {"Key": "Name", "Value": f"dlrm-{rank}"}]})
         if verb == "describe-instances":
-            return Done(0, json.dumps({"Reservations": [{"Instances": [
+            return CommandResult(0, json.dumps({"Reservations": [{"Instances": [
                 self.made[f"machine {name}"] for name in self.names("machine")]}]}))
         if verb == "start-instances":
             self.made[f"machine {words[-1]}"]["State"] = {"Name": "running"}
-            return Done(0)
+            return CommandResult(0)
         if verb == "terminate-instances":
             for word in words[words.index("--instance-ids") + 1:]:
                 self._gone(f"machine {word}")
-            return Done(0)
+            return CommandResult(0)
         if verb == "get-command-invocation":
-            return Done(0, f"{HOST_KEY}\n")
+            return CommandResult(0, f"{HOST_KEY}\n")
         if verb in ("describe-subnets", "send-command"):
-            return Done(0, "id-1\n")
+            return CommandResult(0, "id-1\n")
         name = next((word for word in words if word.startswith("embark-")), "sg-1")
         kinds = {"role": "role", "instance-profile": "profile", "placement-group": "placement",
                  "security-group": "group"}
         for ending, kind in kinds.items():
             if verb in (f"get-{ending}", f"describe-{ending}s"):
                 there = f"{kind} {name}" in self.made or (kind == "group" and "group sg-1" in self.made)
-                return Done(0, "sg-1\n" if there else "None\n") if there or kind == "group" else NOT_THERE
+                return CommandResult(0, "sg-1\n" if there else "None\n") if there or kind == "group" else NOT_THERE
             if verb == f"create-{ending}":
                 self._new(f"{kind} {'sg-1' if kind == 'group' else name}", {})
-                return Done(0, "sg-1\n")
+                return CommandResult(0, "sg-1\n")
             if verb == f"delete-{ending}":
                 return self._gone(f"{kind} {'sg-1' if kind == 'group' else name}")
-        return Done(0)
+        return CommandResult(0)
 
-    def _ssh(self, words: list[str], name: str) -> Done:
+    def _ssh(self, words: list[str], name: str) -> CommandResult:
         if self.is_ssh_away:
-            return Done(255, err="ssh: connect to host: Connection timed out")
+            return CommandResult(255, err="ssh: connect to host: Connection timed out")
         line = shlex.split(words[-1])[-1]
         if "keeper.py start" in line:
             self.keepers.setdefault(name, {"is_alive": True, "ended": None})
         keeper = self.keepers.get(name)
         if "keeper.py" in line and keeper is None:
-            return Done(2, err="python3: can't open file '/var/lib/embark-run/keeper.py': [Errno 2]")
+            return CommandResult(2, err="python3: can't open file '/var/lib/embark-run/keeper.py': [Errno 2]")
         if keeper is None:
-            return Done(0)
+            return CommandResult(0)
         if "keeper.py start" in line and not keeper["ended"]:
             keeper["is_alive"] = True
         if "keeper.py stop" in line:
             keeper.update(is_alive=False, ended={"code": 75, "was_stopped": True, "time_s": 2.0})
-        return Done(0, json.dumps({"started": {"time_s": 1.0}, "state": {"phase": "running", "num_restarts": 0},
+        return CommandResult(0, json.dumps({"started": {"time_s": 1.0}, "state": {"phase": "running", "num_restarts": 0},
                                    "born": "1", **keeper}))
 
-    def _machine(self, name: str, told: dict[str, Any]) -> Done:
+    def _machine(self, name: str, told: dict[str, Any]) -> CommandResult:
         self.num_created += 1
         return self._new(f"machine {name}", told)
 
-    def _new(self, key: str, told: dict[str, Any]) -> Done:
+    def _new(self, key: str, told: dict[str, Any]) -> CommandResult:
         assert key not in self.made, f"{key} is made twice"
         self.made[key] = told
-        return Done(0)
+        return CommandResult(0)
 
-    def _gone(self, key: str) -> Done:
+    def _gone(self, key: str) -> CommandResult:
         self.keepers.pop(key.partition(" ")[2], None)
-        return Done(0) if self.made.pop(key, None) is not None else NOT_THERE
+        return CommandResult(0) if self.made.pop(key, None) is not None else NOT_THERE
 
 
-def _keygen(words: list[str]) -> Done:
+def _keygen(words: list[str]) -> CommandResult:
     from pathlib import Path
 
     path = Path(words[words.index("-f") + 1])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("private")
     path.with_name(f"{path.name}.pub").write_text("ssh-ed25519 AAAAC3Nza embark\n")
-    return Done(0)
+    return CommandResult(0)
 
 
 def _option(words: list[str], name: str) -> str:

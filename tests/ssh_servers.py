@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from embark.launch.backends.vm.ssh import Host, ssh_words, trust
+from embark.launch.backends.vm.ssh import Host, ssh_words, write_known_hosts
 
 START_S = 20
 
@@ -79,7 +79,7 @@ def servers(folder: Path, *names: str) -> Iterator[tuple[list[Server], Path, Pat
         for name in names:
             made.append(_server(folder / name, name, key))
             made[-1].start()
-        trust(known_hosts, {server.name: server.host_key for server in made})
+        write_known_hosts(known_hosts, {server.name: server.host_key for server in made})
         yield made, key, known_hosts
     finally:
         for server in made:

@@ -8,7 +8,7 @@ from embark.cli.console import Console
 from embark.errors import ExitCode, UserError
 from embark.events.interruptions import losses_sentence
 from embark.formatting import format_count, format_duration, to_one_line
-from embark.launch.costs import Cost, cost_of
+from embark.launch.costs import RunCost, run_cost
 
 Stop = Callable[[str], object]
 """Ends a run by the name it was launched by, after a last checkpoint."""
@@ -19,7 +19,7 @@ def show_cost(console: Console, word: str, *, budget_usd: float | None, stop: St
     """Exit code 1 where it has passed its budget, or will at its pace. With `stop` such a run is ended by it."""
     if budget_usd is not None and budget_usd <= 0:
         raise UserError(f"--budget {budget_usd:g} is no money", fix="--budget 50")
-    cost = cost_of(word, console.warning)
+    cost = run_cost(word, console.warning)
     limit = budget_usd if budget_usd is not None else cost.budget_usd
     if stop is not None and limit is None:
         raise UserError("--stop needs a budget to stop at", fix="--budget 50, or place.budget_usd in the spec")
@@ -32,7 +32,7 @@ def show_cost(console: Console, word: str, *, budget_usd: float | None, stop: St
     return ExitCode.OTHER if told and not told[0] else ExitCode.DONE
 
 
-def _end(console: Console, cost: Cost, stop: Stop) -> None:
+def _end(console: Console, cost: RunCost, stop: Stop) -> None:
     if cost.can_be_stopped:
         stop(cost.name)
     elif cost.is_up:
@@ -42,7 +42,7 @@ def _end(console: Console, cost: Cost, stop: Stop) -> None:
         console.text("it is not up: there is nothing to stop")
 
 
-def _against(cost: Cost, limit: float | None) -> tuple[bool, str] | None:
+def _against(cost: RunCost, limit: float | None) -> tuple[bool, str] | None:
     """Whether the budget holds, and a sentence; None where there is none to hold or no price."""
     if limit is None:
         return None
@@ -58,7 +58,7 @@ def _against(cost: Cost, limit: float | None) -> tuple[bool, str] | None:
     return True, f"within its budget of ${limit:,.2f}"
 
 
-def _for_people(console: Console, cost: Cost, told: tuple[bool, str] | None) -> None:
+def _for_people(console: Console, cost: RunCost, told: tuple[bool, str] | None) -> None:
     console.result(f"{to_one_line(cost.title)}: {_spent(cost)}")
     rows = _rows(cost)
     if rows:
@@ -76,7 +76,7 @@ def _for_people(console: Console, cost: Cost, told: tuple[bool, str] | None) -> 
         console.text(told[1], style="green" if told[0] else "bold red")
 
 
-def _spent(cost: Cost) -> str:
+def _spent(cost: RunCost) -> str:
     held = format_duration(cost.held_s)
     if cost.spending is None and not cost.lead_s:
         return "nothing spent yet"
@@ -85,7 +85,7 @@ def _spent(cost: Cost) -> str:
     return f"${cost.spent_usd:,.2f} in {held} so far"
 
 
-def _rows(cost: Cost) -> list[dict[str, object]]:
+def _rows(cost: RunCost) -> list[dict[str, object]]:
     if not cost.held_s:
         return []
     parts = [("useful", cost.spending.useful_s, "steps, saves, evaluations"),
@@ -97,7 +97,7 @@ def _rows(cost: Cost) -> list[dict[str, object]]:
             for name, seconds, what in parts]
 
 
-def _left(cost: Cost) -> str:
+def _left(cost: RunCost) -> str:
     found = cost.spending
     if found is None or found.left_s is None or not found.left_s:
         predicted = cost.predicted_usd
@@ -110,7 +110,7 @@ def _left(cost: Cost) -> str:
     return f"to go: {price}{format_duration(found.left_s)} ({steps}){in_all}{plan}"
 
 
-def _for_programs(cost: Cost, limit: float | None, told: tuple[bool, str] | None) -> dict[str, object]:
+def _for_programs(cost: RunCost, limit: float | None, told: tuple[bool, str] | None) -> dict[str, object]:
     found = cost.spending
     answer: dict[str, object] = {
         "name": cost.name, "is_up": cost.is_up, "spent_usd": cost.spent_usd, "held_s": cost.held_s,

@@ -11,10 +11,19 @@ from typing import Any
 from embark.cli.console import Console
 from embark.errors import EmbarkError, ExitCode, Interrupted, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
-from embark.launch.backend import Cancelled, LaunchRequest, LogLine, Resource, RunEvent, RunHandle, Status, Tell
+from embark.launch.backend import CancelResult, LaunchRequest, LogLine, Notify, Resource, RunEvent, RunHandle, Status
 from embark.launch.backend_selection import backend_for, backend_of
-from embark.launch.run_registry import RunRecord, all_runs, file_of, find_run, forget, now_s, place_of, remember
-from embark.launch.shell import Recorder, Shell
+from embark.launch.run_registry import (
+    RunRecord,
+    delete_record,
+    find_run,
+    list_runs,
+    location_hash,
+    now_s,
+    record_path,
+    save_record,
+)
+from embark.launch.shell import DryRunShell, Shell
 from embark.spec import RunSpec, to_toml
 
 NUM_EVENTS = 5
@@ -38,12 +47,12 @@ def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, con
         console.data({**told, "commands": [list(words) for words in getattr(shell, "recorded", ())]})
         console.result(f"{to_one_line(handle.title)}: nothing was run or kept")
         return ExitCode.DONE
-    run = RunRecord(handle, to_toml(spec), now_s(), is_submitted=False, path=file_of(handle))
+    run = RunRecord(handle, to_toml(spec), now_s(), is_submitted=False, path=record_path(handle))
     made: list[Resource] = []
     with _nothing_half_made(run, made):
-        remember(run)
+        save_record(run)
         place.submit(replace(order, note=made.append))
-        remember(replace(run, is_submitted=True))
+        save_record(replace(run, is_submitted=True))
         console.data({"name": handle.name, "backend": handle.backend, "where": dict(handle.where),
                       "run": handle.run_uri, "usd_per_hour": handle.usd_per_hour, **told})
         console.result(f"{to_one_line(handle.title)}: handed over")
@@ -83,9 +92,9 @@ def cancel_run(console: Console, name: str, *, yes: bool, dry_run: bool) -> Exit
     done = place.cancel(run.handle)
     if not dry_run and done.is_complete:
         if done.removed:
-            remember(replace(run, is_submitted=True, last_state="gone", last_reason="cancelled"))
+            save_record(replace(run, is_submitted=True, last_state="gone", last_reason="cancelled"))
         else:
-            forget(run)
+            delete_record(run)
     _say_cancelled(console, run, done)
     return ExitCode.DONE if done.is_complete else ExitCode.OTHER
 
@@ -106,12 +115,12 @@ def _nothing_half_made(run: RunRecord, made: list[Resource]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if not made:
-            forget(run)
+            delete_record(run)
             raise Interrupted("stopped by Ctrl-C; nothing was made") from None
         raise Interrupted(f"stopped by Ctrl-C; {_may_be_there(made)}", fix=_removal(made)) from None
     except EmbarkError as error:
         if not made:
-            forget(run)
+            delete_record(run)
             raise
         fix = "; ".join(part for part in (error.fix, f"to remove: {_removal(made)}") if part)
         raise type(error)(f"{error.what}; {_may_be_there(made)}", fix=fix) from error
@@ -127,9 +136,9 @@ def _removal(made: list[Resource]) -> str:
 
 def _say_price(console: Console, spec: RunSpec) -> dict[str, object]:
     """The same for a program."""
-    from embark.launch.price import foretell
+    from embark.launch.price import estimate_launch
 
-    told = foretell(spec)
+    told = estimate_launch(spec)
     if not told.fits:
         raise UserError(told.sentence, fix="nothing was launched. embark plan says more; embark render writes the "
                                            "files for those who know better")
@@ -155,7 +164,7 @@ def _look(console: Console, run: RunRecord, *, is_hasty: bool = False) -> Status
             ended = f"{run.last_state}: {run.last_reason}" if run.last_reason else run.last_state
             return replace(status, reason=f"{status.reason}; when last seen it had {_seen_words(ended)}")
         return status
-    remember(replace(run, is_submitted=True, last_state=status.state, last_reason=status.reason))
+    save_record(replace(run, is_submitted=True, last_state=status.state, last_reason=status.reason))
     return status
 
 
@@ -164,7 +173,7 @@ def _seen_words(ended: str) -> str:
 
 
 def _all(console: Console, context: str) -> ExitCode:
-    shelf = all_runs(context)
+    shelf = list_runs(context)
     names = [run.handle.name for run in shelf.runs]
     rows = []
     for run in shelf.runs:
@@ -176,7 +185,7 @@ def _all(console: Console, context: str) -> ExitCode:
             why = error.what
         twice = names.count(run.handle.name) > 1
         rows.append({
-            "name": f"{run.handle.name}@{place_of(run.handle)}" if twice else run.handle.name,
+            "name": f"{run.handle.name}@{location_hash(run.handle)}" if twice else run.handle.name,
             "state": state, "launched": f"{format_duration(now_s() - run.submitted_s)} ago",
             "usd_per_hour": run.handle.usd_per_hour, "what": to_one_line(run.handle.title), "why": why,
         })
@@ -230,7 +239,7 @@ def _title(run: RunRecord) -> str:
     return to_one_line(run.handle.title or run.handle.name)
 
 
-def _say_cancelled(console: Console, run: RunRecord, done: Cancelled) -> None:
+def _say_cancelled(console: Console, run: RunRecord, done: CancelResult) -> None:
     saved = _last_checkpoint(run.handle)
     console.data({
         "name": run.handle.name, "removed": list(done.removed), "is_complete": done.is_complete,
@@ -282,9 +291,9 @@ def _clock(time_s: float) -> str:
 
 
 def _shell(console: Console, dry_run: bool) -> Shell:
-    return Recorder(lambda words: console.raw(f"{words}\n") if not console.json else None) if dry_run else Shell()
+    return DryRunShell(lambda words: console.raw(f"{words}\n") if not console.json else None) if dry_run else Shell()
 
 
-def _teller(console: Console) -> Tell:
+def _teller(console: Console) -> Notify:
     """What takes its time is told to stderr, which a reader of JSON does not read."""
     return console.warning

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from embark.errors import UserError, nearest
 from embark.launch.backends.local.supervisor import LOG
-from embark.launch.run_registry import all_runs
+from embark.launch.run_registry import list_runs
 from embark.report.locations import EVENTS, MAX_LOGS, SPEC, FolderPlace, LogFile, Place
 from embark.store import ObjectStore, open_store, run_uri
 from embark.store.errors import NotFound
@@ -101,7 +101,7 @@ def _place(run: Path, logs: Mapping[str, Path]) -> FolderPlace:
 
 def _launch_logs() -> dict[str, Path]:
     """What the processes of runs that `embark launch` started on this machine print, by the run's directory."""
-    handles = [held.handle for held in all_runs().runs if held.handle.backend == "local"]
+    handles = [held.handle for held in list_runs().runs if held.handle.backend == "local"]
     return {handle.run_uri: Path(str(handle.where["folder"])) / LOG for handle in handles}
 
 

@@ -12,7 +12,7 @@ from embark.spec import RunSpec
 State = Literal["pending", "running", "restarting", "succeeded", "failed", "gone"]
 """`restarting`: a machine was taken away, and its controller brings the run back. `gone`: the place no longer knows."""
 ENDED: tuple[State, ...] = ("succeeded", "failed", "gone")
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 """For a person, while something takes its time."""
 
 
@@ -79,7 +79,7 @@ class LogLine:
 _RANK = re.compile(r"\[rank(\d{1,6})\]:")
 
 
-def by_rank(line: LogLine) -> LogLine:
+def split_rank_prefix(line: LogLine) -> LogLine:
     """With the rank that `embark.torchrun` put before the line beside the machine it ran on."""
     rank = _RANK.match(line.text)
     if rank is None:
@@ -107,7 +107,7 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class CancelResult:
     """What was taken away, and what is still there."""
 
     removed: tuple[str, ...] = ()
@@ -143,6 +143,6 @@ class Backend(Protocol):
 
     def events(self, handle: RunHandle) -> list[RunEvent]: ...
 
-    def cancel(self, handle: RunHandle) -> Cancelled:
+    def cancel(self, handle: RunHandle) -> CancelResult:
         """Ends it so that its last checkpoint is whole. Of a run that is not there, what remains."""
         ...

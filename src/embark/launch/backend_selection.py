@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from embark.errors import UserError
-from embark.launch.backend import Backend, RunHandle, Tell
+from embark.launch.backend import Backend, Notify, RunHandle
 from embark.launch.shell import Shell
 from embark.spec import RunSpec
 
@@ -20,7 +20,7 @@ class Place(Backend, Protocol):
     def handle_of(self, spec: RunSpec) -> RunHandle: ...
 
 
-def backend_for(spec: RunSpec, shell: Shell, tell: Tell, *, context: str = "") -> Place:
+def backend_for(spec: RunSpec, shell: Shell, tell: Notify, *, context: str = "") -> Place:
     """By `place`: its target and, for some targets, whether it names a machine. `context`: of kubectl, if not its own.
     """
     name = _name_of(spec)
@@ -35,7 +35,7 @@ def backend_for(spec: RunSpec, shell: Shell, tell: Tell, *, context: str = "") -
     return _IN_CONTEXTS[name](shell, tell, context)
 
 
-def backend_of(handle: RunHandle, shell: Shell, tell: Tell, *, is_hasty: bool = False) -> Place:
+def backend_of(handle: RunHandle, shell: Shell, tell: Notify, *, is_hasty: bool = False) -> Place:
     """Of a run that was handed over. `is_hasty`: a place that does not answer is not waited for."""
     if handle.backend not in _BACKENDS:
         raise UserError(f"{handle.name} was launched on {handle.backend!r}, which this version does not know",
@@ -43,61 +43,61 @@ def backend_of(handle: RunHandle, shell: Shell, tell: Tell, *, is_hasty: bool = 
     return _BACKENDS[handle.backend](shell, tell, is_hasty)
 
 
-def _local(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
+def _local(shell: Shell, tell: Notify, is_hasty: bool = False) -> Place:
     from embark.launch.backends.local.backend import Local
 
     return Local(shell, tell=tell)
 
 
-def _kubernetes(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
+def _kubernetes(shell: Shell, tell: Notify, is_hasty: bool = False) -> Place:
     from embark.launch.backends.kubernetes.backend import Kubernetes
 
     return Kubernetes(shell, tell=tell, patience=_patience(is_hasty))
 
 
-def _kubernetes_in(shell: Shell, tell: Tell, context: str) -> Place:
+def _kubernetes_in(shell: Shell, tell: Notify, context: str) -> Place:
     from embark.launch.backends.kubernetes.backend import Kubernetes
 
     return Kubernetes(shell, tell=tell, context=context)
 
 
-def _ray(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
+def _ray(shell: Shell, tell: Notify, is_hasty: bool = False) -> Place:
     from embark.launch.backends.ray.backend import Ray
 
     return Ray(shell, tell=tell, patience=_patience(is_hasty))
 
 
-def _torchx(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
+def _torchx(shell: Shell, tell: Notify, is_hasty: bool = False) -> Place:
     from embark.launch.backends.torchx.backend import TorchX
 
     return TorchX(shell, tell=tell, patience=_patience(is_hasty))
 
 
-def _torchx_in(shell: Shell, tell: Tell, context: str) -> Place:
+def _torchx_in(shell: Shell, tell: Notify, context: str) -> Place:
     from embark.launch.backends.torchx.backend import TorchX
 
     return TorchX(shell, tell=tell, context=context)
 
 
-def _torchx_here(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
-    from embark.launch.backends.torchx.local_scheduler import TorchXHere
+def _torchx_here(shell: Shell, tell: Notify, is_hasty: bool = False) -> Place:
+    from embark.launch.backends.torchx.local_scheduler import TorchXLocal
 
-    return TorchXHere(shell, tell=tell)
+    return TorchXLocal(shell, tell=tell)
 
 
-def _vertex(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
+def _vertex(shell: Shell, tell: Notify, is_hasty: bool = False) -> Place:
     from embark.launch.backends.vertex.backend import Vertex
 
     return Vertex(shell, tell=tell, patience=_patience(is_hasty))
 
 
-def _vm(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
+def _vm(shell: Shell, tell: Notify, is_hasty: bool = False) -> Place:
     from embark.launch.backends.vm.backend import Vm
 
     return Vm(shell, tell=tell, is_hasty=is_hasty)
 
 
-def _tpu_vm(shell: Shell, tell: Tell, is_hasty: bool = False) -> Place:
+def _tpu_vm(shell: Shell, tell: Notify, is_hasty: bool = False) -> Place:
     from embark.launch.backends.tpu_vm.backend import TpuVm
 
     return TpuVm(shell, tell=tell, is_hasty=is_hasty)
@@ -120,7 +120,7 @@ def _name_of(spec: RunSpec) -> str:
     return _HERE.get(place.target, "local") if is_here else _BY_TARGET.get(place.target, "")
 
 
-_BACKENDS: dict[str, Callable[[Shell, Tell, bool], Place]] = {
+_BACKENDS: dict[str, Callable[[Shell, Notify, bool], Place]] = {
     "local": _local,
     "kubernetes": _kubernetes,
     "ray": _ray,
@@ -130,7 +130,7 @@ _BACKENDS: dict[str, Callable[[Shell, Tell, bool], Place]] = {
     "vm": _vm,
     "tpu-vm": _tpu_vm,
 }
-_IN_CONTEXTS: dict[str, Callable[[Shell, Tell, str], Place]] = {"kubernetes": _kubernetes_in, "torchx": _torchx_in}
+_IN_CONTEXTS: dict[str, Callable[[Shell, Notify, str], Place]] = {"kubernetes": _kubernetes_in, "torchx": _torchx_in}
 """Those that kubectl's contexts choose between."""
 _BY_TARGET = {
     "job": "kubernetes", "jobset": "kubernetes", "trainjob": "kubernetes", "pytorchjob": "kubernetes",

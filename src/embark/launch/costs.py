@@ -12,7 +12,7 @@ from embark.events import Event, read_events
 from embark.events.attempts import attempts
 from embark.events.spending import Spending, spending
 from embark.formatting import format_duration
-from embark.launch.backend import Status, Tell
+from embark.launch.backend import Notify, Status
 from embark.launch.backend_selection import backend_of
 from embark.launch.run_registry import RunNotLaunchedHere, RunRecord
 from embark.launch.run_registry import find_run as find_launched
@@ -28,7 +28,7 @@ ALIVE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class RunCost:
     """All that is known."""
 
     name: str
@@ -73,7 +73,7 @@ class Cost:
         return None if self.spent_usd is None or self.left_usd is None else self.spent_usd + self.left_usd
 
 
-def cost_of(word: str, tell: Tell, *, now_s: float | None = None) -> Cost:
+def run_cost(word: str, tell: Notify, *, now_s: float | None = None) -> RunCost:
     """Of a run's directory, its name under ./runs, its uri, or the name it was launched by."""
     now_s = time.time() if now_s is None else now_s
     launched = _launched(word)
@@ -90,7 +90,7 @@ def cost_of(word: str, tell: Tell, *, now_s: float | None = None) -> Cost:
         found = spending(events, usd_per_hour=priced.usd_per_hour, now_s=now_s)
     if found is not None and found.usd_per_hour is not None and found.usd_per_hour != priced.usd_per_hour:
         priced = _Price(found.usd_per_hour, "as the run was told when it started")
-    return Cost(
+    return RunCost(
         name=launched.handle.name if launched else (run_dir.uri if run_dir else word),
         title=launched.handle.title if launched else (run_dir.uri if run_dir else word),
         is_up=is_up, spending=found, lead_s=_lead_s(events, status, now_s, notes), usd_per_hour=priced.usd_per_hour,
@@ -131,7 +131,7 @@ def _run_dir(word: str, launched: RunRecord | None) -> RunDir | None:
     return find_dir(word)
 
 
-def _status(launched: RunRecord | None, tell: Tell, notes: list[str]) -> Status | None:
+def _status(launched: RunRecord | None, tell: Notify, notes: list[str]) -> Status | None:
     if launched is None:
         return None
     try:
@@ -203,9 +203,9 @@ def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes:
 def _predicted_usd(spec: RunSpec | None) -> float | None:
     if spec is None or _job(spec) is None:
         return None
-    from embark.launch.price import foretell
+    from embark.launch.price import estimate_launch
 
     try:
-        return foretell(spec).total_usd
+        return estimate_launch(spec).total_usd
     except EmbarkError:
         return None

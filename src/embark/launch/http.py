@@ -12,7 +12,7 @@ from typing import Any
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import format_duration, to_one_line
-from embark.launch.backend import Tell
+from embark.launch.backend import Notify
 from embark.launch.backends.kubernetes.kubectl import Patience
 from embark.launch.shell import Shell
 
@@ -22,7 +22,7 @@ NOT_ME = (401, 403)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """What the place said. On a dry run: 200, and nothing."""
 
     code: int
@@ -59,10 +59,10 @@ class Service:
     login_fix: str
 
 
-class Web:
+class HttpClient:
     """Of one service."""
 
-    def __init__(self, shell: Shell, service: Service, *, tell: Tell, patience: Patience | None = None,
+    def __init__(self, shell: Shell, service: Service, *, tell: Notify, patience: Patience | None = None,
                  headers: Callable[[], Mapping[str, str]] = dict) -> None:
         self._shell = shell
         self._service = service
@@ -70,28 +70,28 @@ class Web:
         self._patience = patience or Patience()
         self._headers = headers
 
-    def ask(self, url: str) -> Answer:
+    def ask(self, url: str) -> Response:
         """GET."""
         if self._shell.is_dry:
             self._shell.ask(["GET", url])
-            return Answer(200)
+            return Response(200)
         return self._patiently("GET", url, None, {})
 
     def change(self, method: str, url: str, body: bytes = b"", *, body_name: str = "",
-               kind: str = "application/json") -> Answer:
+               kind: str = "application/json") -> Response:
         """A request that can be repeated. `body_name` says to a person what it carries."""
         if self._shell.is_dry:
             self._shell.change([method, url], stdin="x" if body else "", stdin_name=body_name)
-            return Answer(200)
+            return Response(200)
         return self._patiently(method, url, body, {"Content-Type": kind} if body else {})
 
-    def refused(self, answer: Answer, what: str) -> EmbarkError:
+    def refused(self, answer: Response, what: str) -> EmbarkError:
         """Of an answer that nobody had reckoned with."""
         said = to_one_line(answer.text.strip().splitlines()[-1] if answer.text.strip() else "")[:600]
         error = Fault if answer.code >= 500 else UserError
         return error(f"{self._service.name} did not {what}: {said or f'HTTP {answer.code}'}")
 
-    def _patiently(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
+    def _patiently(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> Response:
         until_s = time.monotonic() + self._patience.give_up_s
         wait_s = self._patience.first_wait_s
         while True:
@@ -99,7 +99,7 @@ class Web:
                 answer = self._send(method, url, body, headers)
                 why = f"HTTP {answer.code}: {to_one_line(answer.text)[:200]}" if _is_away(answer) else ""
             except (OSError, urllib.error.URLError, TimeoutError) as error:
-                answer, why = Answer(0), to_one_line(str(getattr(error, "reason", error)))
+                answer, why = Response(0), to_one_line(str(getattr(error, "reason", error)))
             if not why:
                 if answer.code in NOT_ME:
                     raise UserError(f"{self._service.name} does not let you in: HTTP {answer.code}",
@@ -113,15 +113,15 @@ class Web:
             time.sleep(min(wait_s, left_s))
             wait_s = min(wait_s * 2, self._patience.longest_wait_s)
 
-    def _send(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
+    def _send(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> Response:
         request = urllib.request.Request(url, data=body, method=method, headers={**self._headers(), **headers})
         try:
             with urllib.request.urlopen(request, timeout=self._patience.request_s) as reply:
-                return Answer(reply.status, reply.read(MAX_BYTES))
+                return Response(reply.status, reply.read(MAX_BYTES))
         except urllib.error.HTTPError as error:
             with error:
-                return Answer(error.code, error.read(1 << 20))
+                return Response(error.code, error.read(1 << 20))
 
 
-def _is_away(answer: Answer) -> bool:
+def _is_away(answer: Response) -> bool:
     return answer.code in AWAY or (answer.code == 500 and b"try again later" in answer.body)

@@ -17,7 +17,7 @@ from embark.spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Foretold:
+class LaunchEstimate:
     """The plan's answer about the very machines that are asked for."""
 
     fits: bool
@@ -28,7 +28,7 @@ class Foretold:
     total_usd: float | None = None
 
 
-def foretell(spec: RunSpec) -> Foretold:
+def estimate_launch(spec: RunSpec) -> LaunchEstimate:
     """Of a run in a cloud. Where the plan cannot be made, it says why, and the price an hour stands alone."""
     catalog = load_catalog()
     job = make_job(spec, catalog)
@@ -44,9 +44,9 @@ def foretell(spec: RunSpec) -> Foretold:
         estimate = estimator(job.machine, job.num_nodes)
         answer = verdict(estimate, estimator)
     except EmbarkError as error:
-        return Foretold(True, f"{job.title}; no plan could be made: {error.what}", price + _stops(spec, None), per_hour)
+        return LaunchEstimate(True, f"{job.title}; no plan could be made: {error.what}", price + _stops(spec, None), per_hour)
     total = estimate.total_usd(way)
-    return Foretold(answer.fits, answer.sentence, price + _stops(spec, total), per_hour, total)
+    return LaunchEstimate(answer.fits, answer.sentence, price + _stops(spec, total), per_hour, total)
 
 
 def _stops(spec: RunSpec, total_usd: float | None) -> str:

@@ -37,16 +37,16 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class RegistryContents:
     """All of them, newest first, and the files that cannot be read."""
 
     runs: tuple[RunRecord, ...]
     broken: tuple[Path, ...]
 
 
-def remember(run: RunRecord) -> RunRecord:
+def save_record(run: RunRecord) -> RunRecord:
     """Written whole or not at all; of the same run at the same place, instead of the older one."""
-    path = run.path or file_of(run.handle)
+    path = run.path or record_path(run.handle)
     handle = {**asdict(run.handle), "where": dict(run.handle.where)}
     told = {
         "format": FORMAT, "handle": handle, "spec_toml": run.spec_toml, "submitted_s": run.submitted_s,
@@ -61,49 +61,49 @@ def remember(run: RunRecord) -> RunRecord:
                       path)
 
 
-def forget(run: RunRecord) -> None:
+def delete_record(run: RunRecord) -> None:
     if run.path is not None:
         run.path.unlink(missing_ok=True)
 
 
-def all_runs(context: str = "") -> Shelf:
+def list_runs(context: str = "") -> RegistryContents:
     """`context`: only those of it."""
     runs, broken = [], []
-    folder = runs_folder()
+    folder = registry_dir()
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         read = _read(path)
         if read is None:
             broken.append(path)
         elif not context or read.handle.where.get("context") == context:
             runs.append(read)
-    return Shelf(tuple(sorted(runs, key=lambda run: -run.submitted_s)), tuple(broken))
+    return RegistryContents(tuple(sorted(runs, key=lambda run: -run.submitted_s)), tuple(broken))
 
 
 def find_run(word: str, context: str = "") -> RunRecord:
     """By its name; of two with one name, by NAME@PLACE, or by kubectl's context."""
-    runs = all_runs(context).runs
+    runs = list_runs(context).runs
     name, _, place = word.partition("@")
-    found = [run for run in runs if run.handle.name == name and (not place or place_of(run.handle) == place)]
+    found = [run for run in runs if run.handle.name == name and (not place or location_hash(run.handle) == place)]
     if len(found) == 1:
         return found[0]
     if found:
         raise UserError(f"{name} was launched in {len(found)} places",
-                        fix="one of: " + ", ".join(f"{name}@{place_of(run.handle)}" for run in found))
+                        fix="one of: " + ", ".join(f"{name}@{location_hash(run.handle)}" for run in found))
     raise RunNotLaunchedHere(f"{word}: no run of that name was launched from here", fix=_known(name, runs))
 
 
-def place_of(handle: RunHandle) -> str:
+def location_hash(handle: RunHandle) -> str:
     """A short mark of where it is."""
     keys = ("context", "namespace", "folder")
     place = json.dumps([handle.backend, *(str(handle.where.get(key, "")) for key in keys)])
     return hashlib.sha256(place.encode()).hexdigest()[:6]
 
 
-def file_of(handle: RunHandle) -> Path:
-    return runs_folder() / f"{handle.name}.{place_of(handle)}.json"
+def record_path(handle: RunHandle) -> Path:
+    return registry_dir() / f"{handle.name}.{location_hash(handle)}.json"
 
 
-def runs_folder() -> Path:
+def registry_dir() -> Path:
     home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(home).expanduser() / "embark" / "runs"
 

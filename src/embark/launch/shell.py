@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from embark.errors import UserError
-from embark.launch.backend import Tell
+from embark.launch.backend import Notify
 
 TIMEOUT_S = 60.0
 MAX_BYTES = 64 << 20
@@ -31,7 +31,7 @@ _DETACHED: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class CommandResult:
     """How a program ended."""
 
     code: int
@@ -51,18 +51,18 @@ class Shell:
 
     is_dry = False
 
-    def ask(self, words: Sequence[str], *, stdin: str = "", timeout_s: float = TIMEOUT_S) -> Done:
+    def ask(self, words: Sequence[str], *, stdin: str = "", timeout_s: float = TIMEOUT_S) -> CommandResult:
         """A program that changes nothing."""
         return _run(words, stdin, timeout_s)
 
     def change(self, words: Sequence[str], *, stdin: str = "", stdin_name: str = "",
-               timeout_s: float = TIMEOUT_S) -> Done:
+               timeout_s: float = TIMEOUT_S) -> CommandResult:
         """A program that changes something. `stdin_name` says to a person what `stdin` is."""
         return _run(words, stdin, timeout_s)
 
-    def lines(self, words: Sequence[str]) -> Lines:
+    def lines(self, words: Sequence[str]) -> LineStream:
         """A program's output, line by line while it runs."""
-        return Lines(words)
+        return LineStream(words)
 
     def detach(self, words: Sequence[str], *, folder: Path, log: Path) -> int:
         """Starts a program that outlives this one and its terminal; returns its process id."""
@@ -71,38 +71,38 @@ class Shell:
         return _DETACHED[-1].pid
 
 
-class Recorder(Shell):
+class DryRunShell(Shell):
     """Says the commands instead of running them: every one is taken to have gone well, and to have said nothing."""
 
     is_dry = True
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Notify) -> None:
         self._tell = tell
         self.recorded: list[tuple[str, ...]] = []
 
-    def ask(self, words: Sequence[str], *, stdin: str = "", timeout_s: float = TIMEOUT_S) -> Done:
+    def ask(self, words: Sequence[str], *, stdin: str = "", timeout_s: float = TIMEOUT_S) -> CommandResult:
         return self._record(words, f"< {len(stdin):,} characters" if stdin else "")
 
     def change(self, words: Sequence[str], *, stdin: str = "", stdin_name: str = "",
-               timeout_s: float = TIMEOUT_S) -> Done:
+               timeout_s: float = TIMEOUT_S) -> CommandResult:
         given = f"# its input: {stdin_name}" if " " in stdin_name else f"< {stdin_name or 'text'}"
         return self._record(words, given if stdin else "")
 
-    def lines(self, words: Sequence[str]) -> Lines:
+    def lines(self, words: Sequence[str]) -> LineStream:
         self._record(words)
-        return Lines(["true"])
+        return LineStream(["true"])
 
     def detach(self, words: Sequence[str], *, folder: Path, log: Path) -> int:
         self._record(words, f">> {shlex.quote(str(log))} &")
         return 0
 
-    def _record(self, words: Sequence[str], rest: str = "") -> Done:
+    def _record(self, words: Sequence[str], rest: str = "") -> CommandResult:
         self.recorded.append(tuple(words))
         self._tell(f"{shlex.join(words)} {rest}".rstrip())
-        return Done(0)
+        return CommandResult(0)
 
 
-class Lines:
+class LineStream:
     """A program that is being read. Ended by `close`, if it has not ended itself. `is_merged`: stderr is read too."""
 
     def __init__(self, words: Sequence[str], *, folder: Path | None = None, env: Mapping[str, str] | None = None,
@@ -131,19 +131,19 @@ class Lines:
         """Ends it; who reads it sees its last line."""
         _end(self._process)
 
-    def close(self) -> Done:
+    def close(self) -> CommandResult:
         """How it ended; what it wrote besides."""
         if self._err.closed:
-            return Done(self._process.returncode)
+            return CommandResult(self._process.returncode)
         _end(self._process)
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._err.seek(0)
         told = self._err.read(MAX_LINE_BYTES).decode(errors="replace")
         self._err.close()
-        return Done(self._process.returncode, err=told)
+        return CommandResult(self._process.returncode, err=told)
 
-    def wait(self) -> Done:
+    def wait(self) -> CommandResult:
         """The same, once it has ended by itself."""
         self._process.wait()
         return self.close()
@@ -170,7 +170,7 @@ class Kept:
         return self._process.wait()
 
 
-def _run(words: Sequence[str], stdin: str, timeout_s: float) -> Done:
+def _run(words: Sequence[str], stdin: str, timeout_s: float) -> CommandResult:
     with tempfile.TemporaryFile() as given:
         given.write(stdin.encode())
         given.seek(0)
@@ -189,7 +189,7 @@ def _run(words: Sequence[str], stdin: str, timeout_s: float) -> Done:
         has_timed_out = True
     finally:  # Ctrl-C passes here too: nothing of ours goes on behind its back
         _end(process)
-    return Done(process.returncode, out.text(), err.text(), has_timed_out=has_timed_out, is_cut=out.is_cut)
+    return CommandResult(process.returncode, out.text(), err.text(), has_timed_out=has_timed_out, is_cut=out.is_cut)
 
 
 class _Reading:
@@ -247,17 +247,17 @@ def _how_to_get(program: str) -> str:
     return known.get(program, f"install {program}")
 
 
-class Arriving:
+class LineMultiplexer:
     """Lines of several programs, as they come: each read by a thread of its own."""
 
     def __init__(self) -> None:
         self._lines: queue.Queue[tuple[str, str | None]] = queue.Queue(maxsize=10_000)
         """By key; None after a program's last line."""
-        self._open: dict[str, Lines] = {}
-        self._ended: list[tuple[str, Done]] = []
+        self._open: dict[str, LineStream] = {}
+        self._ended: list[tuple[str, CommandResult]] = []
         self._is_closed = threading.Event()
 
-    def add(self, key: str, lines: Lines) -> None:
+    def add(self, key: str, lines: LineStream) -> None:
         self._open[key] = lines
         threading.Thread(target=self._read, args=(key, lines), daemon=True).start()
 
@@ -277,7 +277,7 @@ class Arriving:
                 self._take(self._lines.get_nowait(), taken)
         return taken
 
-    def ended(self) -> list[tuple[str, Done]]:
+    def ended(self) -> list[tuple[str, CommandResult]]:
         """Programs that have ended since this was last asked, all their lines taken."""
         ended, self._ended = self._ended, []
         return ended
@@ -298,7 +298,7 @@ class Arriving:
         else:
             taken.append((key, line))
 
-    def _read(self, key: str, lines: Lines) -> None:
+    def _read(self, key: str, lines: LineStream) -> None:
         for line in lines:
             if self._is_closed.is_set():
                 break

@@ -9,7 +9,7 @@ import resource
 from pathlib import Path
 
 from embark.errors import Fault, UserError
-from embark.launch.shell import Done, Lines, Shell
+from embark.launch.shell import CommandResult, LineStream, Shell
 from embark.rehearse.downscale import Change
 from embark.rehearse.engine import Folders, Start
 from embark.rehearse.services import Names
@@ -62,7 +62,7 @@ class Containers:
 
     def begin(self) -> None:
         chosen = random.Random()  # not the run's: two rehearsals at one time must differ
-        told = Done(1)
+        told = CommandResult(1)
         for _ in range(TRIES):
             subnet = ipaddress.IPv4Network(f"10.{chosen.randrange(100, 250)}.{chosen.randrange(256)}.0/24")
             told = self._change("network", "create", "--subnet", str(subnet), self._id)
@@ -72,7 +72,7 @@ class Containers:
                 return
         raise Fault(f"{self.name} makes no network: {told.err.strip()}", fix=f"{self.name} network create tells more")
 
-    def start(self, start: Start) -> Lines:
+    def start(self, start: Start) -> LineStream:
         pod = start.pod
         assert self._subnet is not None
         address = str(self._subnet[FIRST_ADDRESS + start.number % 200])
@@ -91,7 +91,7 @@ class Containers:
         if pod.command:
             words += ["--entrypoint", pod.command[0]]
         words += [self._image, *(word.replace(POD_IP, address) for word in (*pod.command[1:], *pod.args))]
-        return Lines(words, env={**os.environ, **handed}, is_merged=True)
+        return LineStream(words, env={**os.environ, **handed}, is_merged=True)
 
     def term(self, start: Start) -> None:
         self._change("kill", "--signal", "TERM", self._called(start))
@@ -200,7 +200,7 @@ class Containers:
             raise Fault(f"{self.name} {words[0]} of {start.pod.name} failed: {(done.err or done.out).strip()}",
                         fix="try without this fault")
 
-    def _change(self, *words: str) -> Done:
+    def _change(self, *words: str) -> CommandResult:
         return self._shell.change([self.name, *words], timeout_s=_SLOW_S)
 
 

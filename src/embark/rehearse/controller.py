@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from embark.errors import UserError
-from embark.launch.shell import Arriving, Done, Lines
+from embark.launch.shell import CommandResult, LineMultiplexer, LineStream
 from embark.rehearse.engine import Engine, Start
 from embark.rehearse.failure_policies import Decision, End, Judge
 from embark.rehearse.faults import Fault
@@ -80,7 +80,7 @@ class _Slot:
     pod: Pod
     generation: int = 0
     start: Start | None = None
-    lines: Lines | None = None
+    lines: LineStream | None = None
     is_disrupted: bool = False
     is_deleted: bool = False
     """By the controller, to start all again: its end is not judged."""
@@ -113,7 +113,7 @@ class Controller:
         self._deadline_s = workload.deadline_s
         self._restart_s = restart_s
         self._held = held
-        self._arriving = Arriving()
+        self._arriving = LineMultiplexer()
         self._starts: dict[str, _Slot] = {}
         self._num_starts = 0
         self._ends: list[Ended] = []
@@ -197,7 +197,7 @@ class Controller:
             slot = self._starts[key]
             self._ended(slot, done)
 
-    def _ended(self, slot: _Slot, done: Done) -> None:
+    def _ended(self, slot: _Slot, done: CommandResult) -> None:
         code = done.code if done.code >= 0 else 128 - done.code
         slot.start = slot.lines = slot.kill_at_s = None
         self._ends.append(Ended(slot.pod.name, code, self._now, slot.is_disrupted, slot.is_deleted))

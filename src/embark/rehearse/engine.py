@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from embark.launch.shell import Lines
+from embark.launch.shell import LineStream
 from embark.rehearse.downscale import Change
 from embark.rehearse.pods import Mount, Pod
 
@@ -39,7 +39,7 @@ class Engine(Protocol):
 
     def begin(self) -> None: ...
 
-    def start(self, start: Start) -> Lines:
+    def start(self, start: Start) -> LineStream:
         """Its lines; how it ended is how the program ends."""
         ...
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from embark.errors import UserError
-from embark.launch.shell import Lines
+from embark.launch.shell import LineStream
 from embark.rehearse.downscale import Change
 from embark.rehearse.engine import Folders, Start
 from embark.rehearse.services import Names
@@ -43,7 +43,7 @@ class Processes:
         self._names = names
         self._has_limits = has_limits
         self._ports: dict[str, str] = {}
-        self._running: dict[str, Lines] = {}
+        self._running: dict[str, LineStream] = {}
         self._starts: list[Start] = []
 
     def changes(self) -> list[Change]:
@@ -62,7 +62,7 @@ class Processes:
             shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" {options} "$@"\n')
             shim.chmod(0o755)
 
-    def start(self, start: Start) -> Lines:
+    def start(self, start: Start) -> LineStream:
         pod = start.pod
         if not pod.words:
             raise UserError(f"{pod.name}: its command is the image's own, and there is no image here",
@@ -76,7 +76,7 @@ class Processes:
         if program is None:
             line = f'exec: "{words[0]}": executable file not found in $PATH'
             words = ["/bin/sh", "-c", 'echo "$1"; exit 127', "sh", line]
-        lines = Lines(words, folder=folder, env=self._environment(start, here), is_merged=True)
+        lines = LineStream(words, folder=folder, env=self._environment(start, here), is_merged=True)
         self._running[start.key] = lines
         self._starts.append(start)
         return lines

@@ -17,7 +17,7 @@ from cloud.kubernetes_launch import LAUNCH, ROOT, SETTINGS, launched, place, set
 from embark.cli.console import Console
 from embark.cli.launch_output import cancel_run, launch_run, status_run
 from embark.errors import ExitCode, UserError
-from embark.launch.run_registry import all_runs, find_run
+from embark.launch.run_registry import find_run, list_runs
 from embark.store import RunDir
 
 TARGETS = {"job": ("jobs", "trainer"), "jobset": ("jobsets", "trainer"), "trainjob": ("trainjobs", "node"),
@@ -163,7 +163,7 @@ def test_without_a_terminal_only_yes_spends(api):
         launch_run(Console(), spec_of(), yes=False, dry_run=False)
     assert "--yes" in caught.value.fix
     assert not api.objects
-    assert not all_runs().runs
+    assert not list_runs().runs
 
 
 @pytest.mark.parametrize(("answer", "is_launched"), [("n", False), ("", False), ("y", True)])
@@ -192,7 +192,7 @@ def test_a_dry_run_says_the_commands_and_asks_nothing_of_the_cluster(api, capsys
     assert "apply --server-side --field-manager=embark --validate=strict --dry-run=server" in told
     assert "< kubernetes_job.yaml" in told
     assert not api.requests
-    assert not all_runs().runs
+    assert not list_runs().runs
 
 
 def test_cancelling_says_what_was_saved_what_was_removed_and_what_remains(api, tmp_path, capsys):
@@ -212,7 +212,7 @@ def test_cancelling_says_what_was_saved_what_was_removed_and_what_remains(api, t
     assert f"checkpoints and events in {tmp_path}/dlrm" in told.out
     assert "1 pod told to end; each saves a last checkpoint" in told.err
     assert cancel_run(Console(), "dlrm", yes=True, dry_run=False) == 0
-    assert not all_runs().runs
+    assert not list_runs().runs
     assert "was not there" in capsys.readouterr().out
 
 

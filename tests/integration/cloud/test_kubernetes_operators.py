@@ -13,7 +13,7 @@ from embark.cli.launch_output import cancel_run, launch_run, status_run
 from embark.errors import ExitCode, Interrupted, UserError
 from embark.launch.backends.kubernetes.kubectl import NoSuchKind
 from embark.launch.backends.torchx.backend import TorchX
-from embark.launch.run_registry import all_runs, find_run
+from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
 
 RAY_POD = {"app.kubernetes.io/component": "worker"}
@@ -117,7 +117,7 @@ def test_a_cluster_without_the_operator_is_told_how_to_get_it(tmp_path, monkeypa
             launch_run(Console(quiet=True), spec_of(f"place.target={target}"), yes=True, dry_run=False)
         assert fix in caught.value.fix
         assert not server.objects
-        assert not all_runs().runs
+        assert not list_runs().runs
 
 
 class CtrlC(Shell):
@@ -154,7 +154,7 @@ def test_ctrl_c_at_any_command_of_torchx_says_what_is_there(api: KubernetesApi, 
     assert bool(api.names("jobs")) == (step + is_after > 6)
     if step <= 4:
         assert caught.value.what == "stopped by Ctrl-C; nothing was made"
-        assert not all_runs().runs
+        assert not list_runs().runs
         return
     assert "delete namespace embark" in caught.value.fix
     if step == 6:

@@ -21,7 +21,7 @@ from embark.errors import ExitCode, Fault, Interrupted, UserError
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.kubernetes.backend import Kubernetes
 from embark.launch.backends.kubernetes.kubectl import Forbidden, NoSuchKind, Patience
-from embark.launch.run_registry import all_runs, find_run
+from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
 
 
@@ -120,7 +120,7 @@ def test_a_cluster_without_the_operator_is_told_how_to_get_it(tmp_path, monkeypa
             launch_run(Console(quiet=True), spec_of("place.target=jobset"), yes=True, dry_run=False)
         assert "install JobSet" in caught.value.fix
         assert not server.objects
-        assert not all_runs().runs
+        assert not list_runs().runs
 
 
 def test_a_job_of_that_name_is_not_written_over(api):
@@ -190,7 +190,7 @@ def test_ctrl_c_at_any_step_says_what_is_there_and_how_to_remove_it(api, monkeyp
         assert not find_run("dlrm").is_submitted
     if step <= 3:
         assert error.what == "stopped by Ctrl-C; nothing was made"
-        assert not all_runs().runs
+        assert not list_runs().runs
 
 
 THERE = {(step, is_after): (step + is_after > 4, step + is_after > 6) for step in range(1, 7) for is_after in (0, 1)}

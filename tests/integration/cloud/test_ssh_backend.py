@@ -17,17 +17,17 @@ from render_jobs import job_of
 from ssh_servers import children_of, free_port, keygen, servers
 
 from embark.errors import UserError
-from embark.launch.backends.vm.logs import Reading
+from embark.launch.backends.vm.logs import MachineLogs
 from embark.launch.backends.vm.ssh import (
-    Away,
     Host,
     Ssh,
-    keeper_text,
+    Unreachable,
+    job_json,
     names_of,
-    order_json,
     ssh_words,
     status_of,
-    trust,
+    supervisor_text,
+    write_known_hosts,
 )
 from embark.launch.shell import Shell
 from embark.render.targets.vm_node import STATE, VENV, node_program
@@ -75,8 +75,8 @@ def read(host: Host, name: str) -> dict | None:
 
 
 def bash(text: str, **order) -> Callable[[Host], Mapping[str, str]]:
-    return lambda host: {"keeper.py": keeper_text(), "start.sh": f"#!/usr/bin/env bash\n{text}",
-                         "order.json": order_json([f"{host.folder}/start.sh"], wait_s=0.2, **order)}
+    return lambda host: {"keeper.py": supervisor_text(), "start.sh": f"#!/usr/bin/env bash\n{text}",
+                         "order.json": job_json([f"{host.folder}/start.sh"], wait_s=0.2, **order)}
 
 
 def until(is_so: Callable[[], object]) -> None:
@@ -105,8 +105,8 @@ def training(tmp_path: Path, num_steps: int) -> Callable[[Host], Mapping[str, st
                             ("OMP_NUM_THREADS=3", "OMP_NUM_THREADS=1")):
             program = program.replace(there, here)
         env = {"PYTHONPATH": str(ROOT / "src"), "EMBARK_CACHE": f"{host.folder}/cache", "PYTHONWARNINGS": "ignore"}
-        return {"keeper.py": keeper_text(), "spec.toml": to_toml(spec), "node.sh": program,
-                "order.json": order_json([f"{host.folder}/node.sh"], env=env, wait_s=1.0)}
+        return {"keeper.py": supervisor_text(), "spec.toml": to_toml(spec), "node.sh": program,
+                "order.json": job_json([f"{host.folder}/node.sh"], env=env, wait_s=1.0)}
 
     return files
 
@@ -126,7 +126,7 @@ def test_two_machines_train_and_one_that_is_killed_comes_back_and_goes_on(tmp_pa
     ssh.hand_over(hosts, training_again(hosts), is_fresh=False)
     until(lambda: state(ssh, hosts) not in ("restarting", "running"))
     told = [json.loads(line) for line in events.read_text().splitlines()]
-    said = "\n".join(line.text for line in Reading(ssh, tell=print).now(hosts))
+    said = "\n".join(line.text for line in MachineLogs(ssh, tell=print).now(hosts))
     assert state(ssh, hosts) == "succeeded", said
     resumed = [event["step"] for event in told if event["event"] == "resume"]
     assert resumed, said
@@ -148,7 +148,7 @@ def test_it_outlives_the_connection_and_no_line_is_lost_or_told_twice_when_that_
                               "done"), is_fresh=True)
     told: list[str] = []
     lines = []
-    reading = Reading(ssh, tell=told.append)
+    reading = MachineLogs(ssh, tell=told.append)
     for line in reading.on(lambda: (hosts, all(one and one.code == 0 for one in ssh.look(hosts).values())), 0.5):
         lines.append(line)
         if len(lines) == 20:
@@ -184,7 +184,7 @@ def test_told_to_end_the_ranks_end_by_themselves(machines, ssh):
     assert ssh.stop(hosts, 20) == []
     status = status_of(ssh.look(hosts), names_of(hosts), "file:///runs")
     assert status.state == "gone"
-    lines = list(Reading(ssh, tell=print).now(hosts))
+    lines = list(MachineLogs(ssh, tell=print).now(hosts))
     assert [line.text for line in lines].count("told to end") == 2
 
 
@@ -216,7 +216,7 @@ def test_faults_one_after_the_other_are_given_up(machines, ssh):
     ssh.hand_over(hosts[:1], fast, is_fresh=True)
     until(lambda: ssh.look(hosts[:1])[0].code is not None)
     assert ssh.look(hosts[:1])[0].code == 70
-    assert any("given up" in line.text for line in Reading(ssh, tell=print).now(hosts[:1]))
+    assert any("given up" in line.text for line in MachineLogs(ssh, tell=print).now(hosts[:1]))
 
 
 def test_a_second_hand_over_leaves_what_runs_and_what_has_ended_alone(machines, ssh):
@@ -241,7 +241,7 @@ def test_an_attempt_is_ended_so_that_the_next_finds_the_others_elsewhere(machine
 def test_a_machine_with_another_host_key_is_not_spoken_to(tmp_path, machines, ssh):
     _, hosts = machines
     keygen(tmp_path / "other")
-    trust(tmp_path / "known_hosts", {"dlrm-0": (tmp_path / "other.pub").read_text()})
+    write_known_hosts(tmp_path / "known_hosts", {"dlrm-0": (tmp_path / "other.pub").read_text()})
     with pytest.raises(UserError, match="another host key"):
         ssh.wait_for(hosts, 10)
     with pytest.raises(UserError, match="another host key"):
@@ -262,7 +262,7 @@ def test_one_who_has_no_key_is_told_and_asked_no_password(tmp_path, machines, ss
     words = ssh_words("127.0.0.1", user=hosts[0].words[-1].partition("@")[0], key=tmp_path / "stranger",
                       known_hosts=tmp_path / "known_hosts", alias="dlrm-0", port=made[0].port)
     stranger = Host("dlrm-0", 0, words, hosts[0].folder)
-    with pytest.raises(Away, match="Permission denied"):
+    with pytest.raises(Unreachable, match="Permission denied"):
         ssh.hand_over([stranger], bash(COUNTS), is_fresh=True)
 
 
@@ -275,7 +275,7 @@ def test_a_folder_with_a_space_and_a_percent_sign_works(tmp_path, ssh):
         host = made[0].host(0, folder / "key", folder / "known_hosts", folder / "run")
         ssh.hand_over([host], bash("echo $((6 * 7))"), is_fresh=True)
         until(lambda: ssh.look([host])[0].code == 0)
-        assert [line.text for line in Reading(ssh, tell=print).now([host])] == ["42"]
+        assert [line.text for line in MachineLogs(ssh, tell=print).now([host])] == ["42"]
 
 
 def test_what_is_to_come_after_the_end_comes_and_not_when_someone_ended_it(tmp_path, machines, ssh):
@@ -283,7 +283,7 @@ def test_what_is_to_come_after_the_end_comes_and_not_when_someone_ended_it(tmp_p
     marks = [tmp_path / "after-0", tmp_path / "after-1"]
 
     def files(host: Host) -> Mapping[str, str]:
-        return {**bash("sleep 0.2" if host.index == 0 else COUNTS)(host), "order.json": order_json(
+        return {**bash("sleep 0.2" if host.index == 0 else COUNTS)(host), "order.json": job_json(
             [f"{host.folder}/start.sh"], after=["touch", str(marks[host.index])], after_s=0.3)}
 
     ssh.hand_over(hosts, files, is_fresh=True)

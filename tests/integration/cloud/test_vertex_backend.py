@@ -15,7 +15,7 @@ from embark.errors import ExitCode, Fault, Interrupted, UserError
 from embark.launch.backends.kubernetes.kubectl import Patience
 from embark.launch.backends.vertex.api import VertexApi
 from embark.launch.backends.vertex.backend import Vertex
-from embark.launch.run_registry import all_runs, find_run
+from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
 from embark.spec import load_spec
 
@@ -180,7 +180,7 @@ def test_cancel_waits_for_the_end_and_takes_the_record_away(api: VertexRest, cap
     assert "gs://training/runs/dlrm" in told.out
     assert not api.jobs
     assert cancel_run(Console(), "dlrm", yes=True, dry_run=False) == 0
-    assert not all_runs().runs
+    assert not list_runs().runs
 
 
 def test_a_dry_run_says_the_requests_and_sends_none(api: VertexRest, capsys):
@@ -212,7 +212,7 @@ def test_ctrl_c_at_any_request_says_what_is_there_and_how_to_remove_it(api: Vert
     assert bool(api.jobs) == (step == 2 and is_after)
     if step == 1:
         assert caught.value.what == "stopped by Ctrl-C; nothing was made"
-        assert not all_runs().runs
+        assert not list_runs().runs
         return
     assert "a CustomJob dlrm in projects/our-ads/locations/us-central1" in caught.value.what
     assert caught.value.fix == "embark cancel dlrm"

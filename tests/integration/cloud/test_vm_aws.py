@@ -22,7 +22,7 @@ from embark.cli.launch_output import cancel_run, launch_run, logs_run, status_ru
 from embark.launch.backends.vm import backend as vm_module
 from embark.launch.backends.vm.aws import Aws
 from embark.launch.backends.vm.backend import Means, Vm
-from embark.launch.backends.vm.ssh import Host, keeper_text, order_json
+from embark.launch.backends.vm.ssh import Host, job_json, supervisor_text
 from embark.launch.run_registry import find_run
 from embark.launch.shell import Shell
 from embark.render.job import Job
@@ -84,7 +84,7 @@ def machines(tmp_path, monkeypatch, environment, moto):
                 return [replace(step, wait_s=0) for step in super().steps() if "placement" not in step.what]
 
         def files(job: Job, index: int, master: str) -> Mapping[str, str]:
-            return {"keeper.py": keeper_text(), "order.json": order_json(["./start.sh"], wait_s=0.2),
+            return {"keeper.py": supervisor_text(), "order.json": job_json(["./start.sh"], wait_s=0.2),
                     "start.sh": SAYS.format(index=index, master=master, folder=tmp_path)}
 
         for server in made:  # the run's own key opens them, as it does machines that were given it

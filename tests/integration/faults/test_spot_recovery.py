@@ -8,7 +8,7 @@ import signal
 import pytest
 from faults.conftest import Ranks, Run
 
-from embark.launch.costs import cost_of
+from embark.launch.costs import run_cost
 from embark.render.job import EXITS
 
 pytestmark = pytest.mark.slow
@@ -67,7 +67,7 @@ def test_a_lost_rank_and_a_notice_are_survived_and_their_cost_is_told(run, whole
     assert end["lost_usd"] == pytest.approx(end["redone_s"] + end["waited_s"])
     starts, last_s = run.events("start"), end["time_s"]
     assert end["spent_usd"] == pytest.approx(last_s - (starts[0]["time_s"] - starts[0]["age_s"]), abs=0.5)
-    cost = cost_of(str(run.path), lambda _: None)
+    cost = run_cost(str(run.path), lambda _: None)
     assert cost.spent_usd == pytest.approx(end["spent_usd"], abs=0.5)
     assert (cost.left_s, cost.spending.lost.num) == (0.0, 2)
     assert re.search(rf"stopped twice; {end['lost_steps']} steps? \([\d.]+ s\) (was|were) redone and [\d.]+ s waited: "

@@ -16,7 +16,7 @@ from embark.cli.cost_output import show_cost
 from embark.errors import UserError
 from embark.events.events import Event
 from embark.launch.backend import RunHandle
-from embark.launch.run_registry import RunRecord, remember
+from embark.launch.run_registry import RunRecord, save_record
 from embark.spec import load_spec, to_toml
 
 AWS = ["name=dlrm", "place.machine=p5.48xlarge", "place.nodes=2", "place.region=us-west-2",
@@ -188,7 +188,7 @@ esac
 def launch(run_uri: str, sets: list[str] | None = None) -> None:
     spec = load_spec("quickstart", sets or AWS)
     handle = RunHandle("dlrm", "kubernetes", KUBERNETES, "dlrm on 2 x p5.48xlarge: 16 ranks", run_uri, 3600.0)
-    remember(RunRecord(handle, to_toml(spec), time.time() - 400, True))
+    save_record(RunRecord(handle, to_toml(spec), time.time() - 400, True))
 
 
 def test_a_run_on_kubernetes_is_paid_since_its_nodes_took_it(tmp_path, capsys, cluster):

@@ -10,7 +10,7 @@ from embark.cli.console import Console
 from embark.cli.launch_output import cancel_run, launch_run, logs_run, status_run
 from embark.errors import SpecError, UserError
 from embark.launch.backend import RunHandle
-from embark.launch.run_registry import RunRecord, now_s, remember, runs_folder
+from embark.launch.run_registry import RunRecord, now_s, registry_dir, save_record
 from embark.spec import load_spec
 
 AWS = ["name=dlrm", "place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://training/runs",
@@ -70,7 +70,7 @@ def test_a_spec_that_cannot_be_rendered_is_refused_with_all_its_mistakes():
 def test_without_kubectl_nothing_is_kept():
     with pytest.raises(UserError, match="kubectl is not installed"):
         launch_run(Console(quiet=True), load_spec("quickstart", AWS), yes=True, dry_run=False)
-    assert not runs_folder().exists()
+    assert not registry_dir().exists()
 
 
 def test_a_name_that_was_never_launched_is_told():
@@ -83,10 +83,10 @@ def test_a_name_that_was_never_launched_is_told():
 def test_one_place_that_cannot_be_asked_does_not_hide_the_others(tmp_path, capsys):
     where = {"context": "east", "kubeconfig": "", "namespace": "embark", "object": "far", "target": "job",
              "cloud": "aws", "num_nodes": 1, "queue": ""}
-    remember(RunRecord(RunHandle("far", "kubernetes", where), "", now_s(), True, last_state="running"))
-    remember(RunRecord(RunHandle("near", "local", {"folder": str(tmp_path / "near")}), "", now_s(), True))
-    remember(RunRecord(RunHandle("new", "of another version", {}), "", now_s(), True))
-    (runs_folder() / "bad.json").write_text("{")
+    save_record(RunRecord(RunHandle("far", "kubernetes", where), "", now_s(), True, last_state="running"))
+    save_record(RunRecord(RunHandle("near", "local", {"folder": str(tmp_path / "near")}), "", now_s(), True))
+    save_record(RunRecord(RunHandle("new", "of another version", {}), "", now_s(), True))
+    (registry_dir() / "bad.json").write_text("{")
     assert status_run(Console(json=True), "") == 0
     told = capsys.readouterr()
     rows = {row["name"]: row for row in json.loads(told.out)}
@@ -99,6 +99,6 @@ def test_one_place_that_cannot_be_asked_does_not_hide_the_others(tmp_path, capsy
 
 def test_a_launch_that_was_cut_off_before_anything_was_made_says_so(tmp_path, capsys):
     handle = RunHandle("near", "local", {"folder": str(tmp_path / "near")})
-    remember(RunRecord(handle, "", now_s(), is_submitted=False))
+    save_record(RunRecord(handle, "", now_s(), is_submitted=False))
     assert status_run(Console(), "near") == 0
     assert "its launch was cut off before it was made" in capsys.readouterr().out

@@ -22,7 +22,7 @@ from embark.dashboard import FolderPlace
 from embark.dashboard.run_locations import Places
 from embark.errors import ExitCode, UserError
 from embark.launch.backend import RunHandle
-from embark.launch.run_registry import RunRecord, remember
+from embark.launch.run_registry import RunRecord, save_record
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_what_a_launched_run_printed_is_among_its_logs(tmp_path: Path):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "log").write_text("printed\n")
     handle = RunHandle("one", "local", {"folder": str(tmp_path / "kept")}, run_uri=str(folder.absolute()))
-    remember(RunRecord(handle, "", time.time(), is_submitted=True, path=tmp_path / "data/embark/runs/one.json"))
+    save_record(RunRecord(handle, "", time.time(), is_submitted=True, path=tmp_path / "data/embark/runs/one.json"))
     (_, place), = Places(("one",))()
     assert [log.name for log in place.logs()] == ["launch log"]
 

@@ -12,7 +12,7 @@ from embark.cli.diagnose import diagnose
 from embark.cli.options import OutputOptions
 from embark.errors import ExitCode
 from embark.launch.backend import RunHandle
-from embark.launch.run_registry import RunRecord, remember
+from embark.launch.run_registry import RunRecord, save_record
 from embark.spec import load_spec, to_toml
 
 AWS = ["name=dlrm", "place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://training/runs"]
@@ -57,7 +57,7 @@ esac
 """)
         (programs / "kubectl").chmod(0o755)
         handle = RunHandle("dlrm", "kubernetes", WHERE, "dlrm on 2 x p5.48xlarge: 16 ranks", str(tmp_path / "far"))
-        remember(RunRecord(handle, to_toml(load_spec("quickstart", AWS)), time.time() - 400, True))
+        save_record(RunRecord(handle, to_toml(load_spec("quickstart", AWS)), time.time() - 400, True))
 
     return make
 

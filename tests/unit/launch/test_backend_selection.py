@@ -6,7 +6,7 @@ import pytest
 
 from embark.errors import UserError
 from embark.launch.backend_selection import backend_for, backend_of
-from embark.launch.shell import Recorder
+from embark.launch.shell import DryRunShell
 from embark.spec import load_spec
 
 MACHINE = "place.machine=p5.48xlarge"
@@ -21,7 +21,7 @@ def _without_ray(monkeypatch, tmp_path):
 
 def kind_of(*settings: str, context: str = "") -> str:
     spec = load_spec("quickstart", settings)
-    return type(backend_for(spec, Recorder(lambda _: None), lambda _: None, context=context)).__name__
+    return type(backend_for(spec, DryRunShell(lambda _: None), lambda _: None, context=context)).__name__
 
 
 @pytest.mark.parametrize(("settings", "name"), [
@@ -50,7 +50,7 @@ def test_every_backend_finds_its_own_runs_again(monkeypatch, tmp_path):
     """By the name that its handles carry."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("RAY_ADDRESS", "http://10.0.0.7:8265")
-    shell = Recorder(lambda _: None)
+    shell = DryRunShell(lambda _: None)
     for settings in ([], [MACHINE], [MACHINE, "place.target=torchx"], ["place.target=torchx"], ["place.target=ray"],
                      ["place.machine=a2-highgpu-8g", "place.target=vertex", "place.account=ads"]):
         root = "gs://b/runs" if "place.account=ads" in settings else "s3://b/runs"

@@ -6,40 +6,40 @@ import pytest
 
 from embark.catalog import load_catalog
 from embark.errors import SpecError
-from embark.launch.price import foretell
+from embark.launch.price import estimate_launch
 from embark.spec import load_spec
 
 BASE = ["place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://bucket/runs"]
 
 
 def test_the_price_is_that_of_all_machines_as_they_are_paid_where_they_are():
-    told = foretell(load_spec("quickstart", [*BASE, "place.region=us-west-2"]))
+    told = estimate_launch(load_spec("quickstart", [*BASE, "place.region=us-west-2"]))
     price = load_catalog().prices["p5.48xlarge", "us-west-2"]
     assert told.fits
     assert told.usd_per_hour == 2 * price.on_demand_usd_per_hour
     assert "an hour on demand in us-west-2" in told.price
     assert told.total_usd is not None
-    spot = foretell(load_spec("quickstart", [*BASE, "place.region=us-west-2", "place.spot=true"]))
+    spot = estimate_launch(load_spec("quickstart", [*BASE, "place.region=us-west-2", "place.spot=true"]))
     assert spot.usd_per_hour == 2 * price.spot_usd_per_hour
     assert "on spot in us-west-2" in spot.price
 
 
 def test_data_that_is_not_here_leaves_the_price_an_hour():
-    told = foretell(load_spec("quickstart", [*BASE, "data.kind=prepared", "data.path=s3://bucket/criteo"]))
+    told = estimate_launch(load_spec("quickstart", [*BASE, "data.kind=prepared", "data.path=s3://bucket/criteo"]))
     assert "no plan could be made" in told.sentence
     assert told.usd_per_hour is not None
     assert "an hour" in told.price
 
 
 def test_a_budget_is_said_with_the_price_and_that_it_ends_the_run_early():
-    assert "stops itself" not in foretell(load_spec("quickstart", BASE)).price
-    tight = foretell(load_spec("quickstart", [*BASE, "place.budget_usd=0.01"]))
+    assert "stops itself" not in estimate_launch(load_spec("quickstart", BASE)).price
+    tight = estimate_launch(load_spec("quickstart", [*BASE, "place.budget_usd=0.01"]))
     assert "; it stops itself at $0.01, before it is done: the plan says $" in tight.price
-    roomy = foretell(load_spec("quickstart", [*BASE, "place.budget_usd=100000"]))
+    roomy = estimate_launch(load_spec("quickstart", [*BASE, "place.budget_usd=100000"]))
     assert roomy.price.endswith("; it stops itself at $100,000")
 
 
 def test_a_budget_without_a_price_to_keep_it_by_is_refused():
     sets = ["place.machine=p5.48xlarge", "place.region=af-south-1", "place.budget_usd=50"]
     with pytest.raises(SpecError, match=r"place\.budget_usd"):
-        foretell(load_spec("quickstart", sets))
+        estimate_launch(load_spec("quickstart", sets))

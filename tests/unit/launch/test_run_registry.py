@@ -9,7 +9,15 @@ import pytest
 
 from embark.errors import UserError
 from embark.launch.backend import RunHandle
-from embark.launch.run_registry import RunRecord, all_runs, find_run, forget, place_of, remember, runs_folder
+from embark.launch.run_registry import (
+    RunRecord,
+    delete_record,
+    find_run,
+    list_runs,
+    location_hash,
+    registry_dir,
+    save_record,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -24,29 +32,29 @@ def run(name: str = "dlrm", context: str = "east", **changes) -> RunRecord:
 
 
 def test_what_is_remembered_is_found_whole():
-    remember(run(last_state="running", last_reason="so far"))
+    save_record(run(last_state="running", last_reason="so far"))
     assert find_run("dlrm") == run(last_state="running", last_reason="so far")
-    assert runs_folder().is_dir()
+    assert registry_dir().is_dir()
 
 
 def test_the_same_run_is_remembered_once_and_the_newer_counts():
-    remember(run(is_submitted=False))
-    remember(run())
-    assert [r.is_submitted for r in all_runs().runs] == [True]
+    save_record(run(is_submitted=False))
+    save_record(run())
+    assert [r.is_submitted for r in list_runs().runs] == [True]
 
 
 def test_two_of_a_name_in_two_clusters_are_told_apart():
-    east, west = remember(run()), remember(run(context="west"))
+    east, west = save_record(run()), save_record(run(context="west"))
     with pytest.raises(UserError, match="launched in 2 places") as caught:
         find_run("dlrm")
     for one in (east, west):
-        word = f"dlrm@{place_of(one.handle)}"
+        word = f"dlrm@{location_hash(one.handle)}"
         assert word in caught.value.fix
         assert find_run(word) == one
 
 
 def test_a_misspelt_name_gets_the_nearest_one():
-    remember(run("quickstart"))
+    save_record(run("quickstart"))
     with pytest.raises(UserError) as caught:
         find_run("quickstar")
     assert "quickstart" in caught.value.fix
@@ -55,26 +63,26 @@ def test_a_misspelt_name_gets_the_nearest_one():
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b'{"handle": 7}', b"\xff\xfe", b'{"handle": {}}',
                                   b"[" * 100_000])
 def test_a_damaged_file_is_passed_over_and_named(text):
-    remember(run())
-    bad = runs_folder() / "bad.json"
+    save_record(run())
+    bad = registry_dir() / "bad.json"
     bad.write_bytes(text)
-    checkpoints = all_runs()
-    assert [r.handle.name for r in checkpoints.runs] == ["dlrm"]
-    assert checkpoints.broken == (bad,)
+    found = list_runs()
+    assert [r.handle.name for r in found.runs] == ["dlrm"]
+    assert found.broken == (bad,)
 
 
 def test_the_newest_comes_first_and_a_forgotten_one_is_gone():
-    remember(run("old", submitted_s=1.0))
-    newest = remember(run("new", submitted_s=2.0))
-    assert [r.handle.name for r in all_runs().runs] == ["new", "old"]
-    forget(newest)
-    forget(newest)
-    assert [r.handle.name for r in all_runs().runs] == ["old"]
+    save_record(run("old", submitted_s=1.0))
+    newest = save_record(run("new", submitted_s=2.0))
+    assert [r.handle.name for r in list_runs().runs] == ["new", "old"]
+    delete_record(newest)
+    delete_record(newest)
+    assert [r.handle.name for r in list_runs().runs] == ["old"]
 
 
 def _write_many(number: int) -> None:
     for turn in range(20):
-        remember(run(last_reason=f"{number} {turn} " + "x" * 20_000))
+        save_record(run(last_reason=f"{number} {turn} " + "x" * 20_000))
 
 
 def test_writers_at_the_same_time_leave_one_whole_file():
@@ -83,7 +91,7 @@ def test_writers_at_the_same_time_leave_one_whole_file():
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
-        assert not all_runs().broken
+        assert not list_runs().broken
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert find_run("dlrm").last_reason.endswith("x" * 20_000)
 
@@ -92,5 +100,5 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
     with pytest.raises(UserError, match="could not be remembered") as caught:
-        remember(run())
+        save_record(run())
     assert "XDG_DATA_HOME" in caught.value.fix

@@ -14,7 +14,7 @@ import pytest
 
 from embark.errors import UserError
 from embark.launch import shell as shell_module
-from embark.launch.shell import Arriving, Recorder, Shell
+from embark.launch.shell import DryRunShell, LineMultiplexer, Shell
 
 PACKAGE = Path(__file__).parents[3] / "src" / "embark"
 LAUNCH = sorted((PACKAGE / "launch").rglob("*.py"))
@@ -80,7 +80,7 @@ def test_lines_come_while_the_program_runs_and_closing_ends_it():
 
 
 def test_lines_of_several_programs_arrive_each_under_its_key():
-    arriving = Arriving()
+    arriving = LineMultiplexer()
     arriving.add("a", Shell().lines(["printf", "1\\n2\\n"]))
     arriving.add("b", Shell().lines(python("import sys; print('3'); sys.exit('broken')")))
     found, ended = [], {}
@@ -95,7 +95,7 @@ def test_lines_of_several_programs_arrive_each_under_its_key():
 
 def test_a_dry_run_says_every_command_as_it_could_be_typed_and_runs_none(tmp_path):
     told: list[str] = []
-    shell, touched = Recorder(told.append), tmp_path / "a b"
+    shell, touched = DryRunShell(told.append), tmp_path / "a b"
     assert shell.change(["touch", str(touched)]).is_ok
     assert shell.ask(["false"]).is_ok
     shell.change(["kubectl", "apply", "-f", "-"], stdin="kind: Job", stdin_name="job.yaml")

@@ -10,7 +10,7 @@ import pytest
 from render_jobs import job_of
 
 from embark.errors import UserError
-from embark.launch.shell import Done, Shell
+from embark.launch.shell import CommandResult, Shell
 from embark.rehearse import containers
 from embark.rehearse.containers import Containers
 from embark.rehearse.engine import Folders, Start
@@ -30,23 +30,23 @@ class Answers(Shell):
         self.containers: list[str] = []
         self.changed: list[list[str]] = []
 
-    def ask(self, words, *, stdin="", timeout_s=60.0) -> Done:
+    def ask(self, words, *, stdin="", timeout_s=60.0) -> CommandResult:
         if words[1] == "network":
-            return Done(0, self.network)
+            return CommandResult(0, self.network)
         if words[1] == "ps":
             begin = words[words.index("--filter") + 1].removeprefix("name=")
-            return Done(0, "".join(f"{name}\n" for name in self.containers if name.startswith(begin)))
+            return CommandResult(0, "".join(f"{name}\n" for name in self.containers if name.startswith(begin)))
         if words[0] not in self.programs:
             raise UserError(f"{words[0]} is not installed")
-        return Done(0 if words[1] == "info" or words[-1] in self.images else 1)
+        return CommandResult(0 if words[1] == "info" or words[-1] in self.images else 1)
 
-    def change(self, words, *, stdin="", stdin_name="", timeout_s=60.0) -> Done:
+    def change(self, words, *, stdin="", stdin_name="", timeout_s=60.0) -> CommandResult:
         self.changed.append(list(words))
         if words[1] == "rm":
             names = words[words.index("0") + 1:]
             if set(names) <= set(self.containers):  # podman 4.3 ends with 0 and removes none where one is not there
                 self.containers = [name for name in self.containers if name not in names]
-        return Done(0)
+        return CommandResult(0)
 
 
 @cache

@@ -11,7 +11,7 @@ from embark.doctor.account.bucket import bucket_check
 from embark.doctor.account.need import Need, quota_check
 from embark.doctor.check import Check, judged
 from embark.formatting import to_one_line
-from embark.launch.shell import Done, Shell
+from embark.launch.shell import CommandResult, Shell
 
 _LOGIN = ("az login", "AADSTS", "refresh token has expired", "InvalidAuthenticationToken", "ExpiredAuthenticationToken")
 _DENIED = ("AuthorizationFailed", "does not have authorization", "Forbidden")
@@ -105,7 +105,7 @@ def _ask(shell: Shell, name: str, *words: str) -> Any:
         return Check(name, "warning", f"az's answer is no JSON: {to_one_line(done.out)[:100]}", "JSON", "az upgrade")
 
 
-def _refused(name: str, done: Done) -> Check:
+def _refused(name: str, done: CommandResult) -> Check:
     said = to_one_line(done.err)
     if done.has_timed_out:
         return Check(name, "wrong", "az did not answer in time", "an answer", "the network, or a proxy")

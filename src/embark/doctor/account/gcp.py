@@ -11,7 +11,7 @@ from embark.doctor.account.bucket import bucket_check
 from embark.doctor.account.need import Need, quota_check
 from embark.doctor.check import Check, judged
 from embark.formatting import to_one_line
-from embark.launch.shell import Done, Shell
+from embark.launch.shell import CommandResult, Shell
 
 _LOGIN = ("active account selected", "Reauthentication", "invalid_grant", "gcloud auth login", "credentials")
 _DENIED = ("PERMISSION_DENIED", "does not have permission", "Required '")
@@ -123,7 +123,7 @@ def _ask(shell: Shell, name: str, *words: str) -> Any:
                      "gcloud components update")
 
 
-def _refused(name: str, done: Done) -> Check:
+def _refused(name: str, done: CommandResult) -> Check:
     said = to_one_line(done.err)
     if done.has_timed_out:
         return Check(name, "wrong", "gcloud did not answer in time", "an answer", "the network, or a proxy")

@@ -11,8 +11,8 @@ import pytest
 from embark.cli.console import Console
 from embark.cli.launch_output import cancel_run, launch_run, status_run
 from embark.errors import Interrupted, MissingPackage
-from embark.launch.backends.torchx.local_scheduler import TorchXHere
-from embark.launch.run_registry import all_runs, find_run
+from embark.launch.backends.torchx.local_scheduler import TorchXLocal
+from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
 from embark.spec import load_spec
 from embark.store import RunDir
@@ -37,8 +37,8 @@ def spec_of(tmp_path, *settings: str):
     return load_spec("quickstart", [*SETTINGS, f"store.root={tmp_path}/runs", *settings])
 
 
-def place() -> TorchXHere:
-    return TorchXHere(Shell(), tell=lambda _: None, poll_s=0.1)
+def place() -> TorchXLocal:
+    return TorchXLocal(Shell(), tell=lambda _: None, poll_s=0.1)
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_a_dry_run_says_the_torchx_command(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "-m torchx.cli.main run --workspace '' --scheduler local_cwd" in told
     assert "cloud_component.py:train" in told
-    assert not all_runs().runs
+    assert not list_runs().runs
 
 
 def test_without_torchx_it_is_told_how_to_get_it(tmp_path, monkeypatch):
@@ -84,7 +84,7 @@ def test_without_torchx_it_is_told_how_to_get_it(tmp_path, monkeypatch):
     with pytest.raises(MissingPackage) as caught:
         launch_run(Console(quiet=True), spec_of(tmp_path), yes=False, dry_run=False)
     assert "torchx-nightly" in caught.value.fix
-    assert not all_runs().runs
+    assert not list_runs().runs
 
 
 @pytest.mark.parametrize("is_after", [False, True])
@@ -107,7 +107,7 @@ def test_ctrl_c_as_it_starts_says_what_may_run_and_how_to_end_it(tmp_path, monke
         assert time.monotonic() < end_s
         time.sleep(0.05)
     for _ in range(2):
-        if all_runs().runs:
+        if list_runs().runs:
             assert cancel_run(Console(quiet=True), "clicks", yes=True, dry_run=False) == 0
-    if all_runs().runs:
+    if list_runs().runs:
         assert status_run(Console(quiet=True), "clicks") == 0

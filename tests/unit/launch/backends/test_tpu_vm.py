@@ -24,7 +24,7 @@ from embark.errors import Interrupted, UserError
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.tpu_vm import backend
 from embark.launch.backends.tpu_vm.backend import TpuVm, startup_script
-from embark.launch.shell import Recorder
+from embark.launch.shell import DryRunShell
 from embark.render.infrastructure import render_around
 from embark.render.job import make_job
 from embark.spec import load_spec
@@ -171,7 +171,7 @@ def stopped(launch: Callable[[], int]) -> Interrupted | None:
 
 def test_a_dry_run_says_every_command_and_leaves_nothing(tmp_path):
     said: list[str] = []
-    place, spec = TpuVm(Recorder(said.append), tell=lambda _: None), spec_for(tmp_path)
+    place, spec = TpuVm(DryRunShell(said.append), tell=lambda _: None), spec_for(tmp_path)
     handle = place.handle_of(spec)
     place.check(LaunchRequest(spec, handle))
     place.submit(LaunchRequest(spec, handle))

@@ -10,20 +10,20 @@ from pathlib import Path
 from embark.catalog import load_catalog
 from embark.errors import Interrupted, UserError
 from embark.formatting import pluralize, to_one_line
-from embark.launch.backend import Cancelled, LaunchRequest, LogLine, Resource, RunEvent, RunHandle, Status, Tell
+from embark.launch.backend import CancelResult, LaunchRequest, LogLine, Notify, Resource, RunEvent, RunHandle, Status
 from embark.launch.backends.kubernetes.kinds import INSTANCE, KINDS, RunKind
 from embark.launch.backends.kubernetes.kubectl import (
     Cluster,
     Forbidden,
     Kubectl,
     Patience,
+    classify_error,
+    cluster_error,
     current_context,
-    trouble_error,
-    trouble_of,
 )
 from embark.launch.backends.kubernetes.log_follower import PodLogFollower
 from embark.launch.backends.kubernetes.status import Pod, event_of, pod_of, status_of
-from embark.launch.shell import Done, Lines, Shell
+from embark.launch.shell import CommandResult, LineStream, Shell
 from embark.render.file import File
 from embark.render.job import Job, make_job
 from embark.render.launch_script import MANIFESTS
@@ -44,7 +44,7 @@ class Kubernetes:
 
     name = NAME
 
-    def __init__(self, shell: Shell, *, tell: Tell, patience: Patience | None = None, poll_s: float = POLL_S,
+    def __init__(self, shell: Shell, *, tell: Notify, patience: Patience | None = None, poll_s: float = POLL_S,
                  context: str = "") -> None:
         """`context`: of kubectl, for a run that is launched; empty: the current one."""
         self._shell = shell
@@ -130,15 +130,15 @@ class Kubernetes:
         ours = [event for event in found if event.source == name or event.source.startswith(f"{name}-")]
         return sorted(ours, key=lambda event: event.time_s)
 
-    def cancel(self, handle: RunHandle) -> Cancelled:
+    def cancel(self, handle: RunHandle) -> CancelResult:
         kubectl, kind, name = self._kubectl(handle), self._kind(handle).name, self._object(handle)
         removed = []
         if kubectl.delete(kind, name):
             if not self._wait_until_gone(handle):
-                return Cancelled((), self._remains(handle), is_complete=False)
+                return CancelResult((), self._remains(handle), is_complete=False)
             removed.append(f"{kind}/{name}")
         removed += [small for small in self._small_objects(handle) if kubectl.delete(*small.split("/"))]
-        return Cancelled(tuple(removed), self._remains(handle))
+        return CancelResult(tuple(removed), self._remains(handle))
 
     def _make_namespace(self, order: LaunchRequest, kubectl: Kubectl) -> bool:
         """Where it is missing. False: there must be one, and it cannot even be asked for."""
@@ -197,7 +197,7 @@ class Kubernetes:
         path = MANIFESTS[job.spec.place.target][0]
         return next(file for file in render(job) if file.path == path)
 
-    def _open_log(self, handle: RunHandle, pod: Pod, since: str, goes_on: bool) -> Lines:
+    def _open_log(self, handle: RunHandle, pod: Pod, since: str, goes_on: bool) -> LineStream:
         kubectl, kind = self._kubectl(handle), self._kind(handle)
         container = kind.log_container or kind.container
         options = [f"--container={container}"] if container else []
@@ -205,10 +205,10 @@ class Kubernetes:
         options += ["--follow"] if goes_on else []
         return self._shell.lines(kubectl.words("logs", pod.name, *options))
 
-    def _log_failed(self, handle: RunHandle, pod: Pod, done: Done) -> None:
-        trouble = trouble_of(done)
+    def _log_failed(self, handle: RunHandle, pod: Pod, done: CommandResult) -> None:
+        trouble = classify_error(done)
         if trouble in ("token", "forbidden"):
-            raise trouble_error(done, self._cluster(handle))
+            raise cluster_error(done, self._cluster(handle))
         if trouble not in ("not found", "away"):  # replaced meanwhile; or the next look at the pods waits, and says so
             self._tell(f"the log of {pod.name} could not be read: {to_one_line(done.err)[:300]}")
 

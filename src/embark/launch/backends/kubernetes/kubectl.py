@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import format_duration, to_one_line
-from embark.launch.backend import Tell
-from embark.launch.shell import Done, Shell
+from embark.launch.backend import Notify
+from embark.launch.shell import CommandResult, Shell
 from embark.render.targets.operators import (
     JOBSET_VERSION,
     KUBERAY_VERSION,
@@ -22,7 +22,7 @@ from embark.render.targets.operators import (
     TRAINING_OPERATOR_VERSION,
 )
 
-Trouble = Literal["away", "token", "forbidden", "not found", "there already", "no such kind", "no cluster", "other"]
+ErrorKind = Literal["away", "token", "forbidden", "not found", "there already", "no such kind", "no cluster", "other"]
 LOGINS = {
     "aws": "aws sso login (or renew the profile's keys), then aws eks update-kubeconfig --name embark --region REGION",
     "azure": "az login, then az aks get-credentials --resource-group embark --name embark",
@@ -42,7 +42,7 @@ INSTALLS = {
     "localqueue": f"install Kueue {KUEUE_VERSION}, or leave place.queue out",
 }
 """By a kind's singular: what a cluster needs that does not know it."""
-_TROUBLES: tuple[tuple[Trouble, str], ...] = (
+_TROUBLES: tuple[tuple[ErrorKind, str], ...] = (
     ("token", r"must be logged in|Unauthorized|token (has )?expired|ExpiredToken|getting credentials: exec|"
               r"AADSTS|reauthentication|invalid_grant|provide credentials"),
     ("no cluster", r"current-context must exist|no context exists|context .* does not exist|"
@@ -93,7 +93,7 @@ class Cluster:
 class Kubectl:
     """Of one cluster."""
 
-    def __init__(self, shell: Shell, cluster: Cluster, *, tell: Tell, patience: Patience | None = None) -> None:
+    def __init__(self, shell: Shell, cluster: Cluster, *, tell: Notify, patience: Patience | None = None) -> None:
         self.cluster = cluster
         self._shell = shell
         self._tell = tell
@@ -136,10 +136,10 @@ class Kubectl:
         limit = [] if verb == "logs" else [f"--request-timeout={self._patience.request_s:g}s"]
         return [*self.cluster.words, verb, *rest, *where, *limit]
 
-    def raise_for(self, done: Done) -> None:
-        raise trouble_error(done, self.cluster)
+    def raise_for(self, done: CommandResult) -> None:
+        raise cluster_error(done, self.cluster)
 
-    def _patiently(self, attempt: Callable[[], Done], fine: Sequence[Trouble] = ()) -> Done:
+    def _patiently(self, attempt: Callable[[], CommandResult], fine: Sequence[ErrorKind] = ()) -> CommandResult:
         """Again while the API is away, and says so; every command here can be repeated."""
         until_s = time.monotonic() + self._patience.give_up_s
         wait_s = self._patience.first_wait_s
@@ -147,12 +147,12 @@ class Kubectl:
             done = attempt()
             if done.is_ok:
                 return done
-            trouble = trouble_of(done)
+            trouble = classify_error(done)
             if trouble in fine:
                 return done
             left_s = until_s - time.monotonic()
             if trouble != "away" or left_s <= 0:
-                raise trouble_error(done, self.cluster)
+                raise cluster_error(done, self.cluster)
             self._tell(f"the Kubernetes API does not answer ({_last_line(done)}); trying again in "
                        f"{format_duration(wait_s)}, for {format_duration(left_s)} more")
             time.sleep(min(wait_s, left_s))
@@ -176,15 +176,15 @@ def current_context(shell: Shell, kubeconfig: str = "") -> str:
     return done.out.strip()
 
 
-def trouble_of(done: Done) -> Trouble:
+def classify_error(done: CommandResult) -> ErrorKind:
     """What kind of trouble kubectl met."""
     if done.has_timed_out:
         return "away"
     return next((trouble for trouble, pattern in _TROUBLES if re.search(pattern, done.err)), "other")
 
 
-def trouble_error(done: Done, cluster: Cluster) -> EmbarkError:
-    trouble, said = trouble_of(done), _last_line(done)
+def cluster_error(done: CommandResult, cluster: Cluster) -> EmbarkError:
+    trouble, said = classify_error(done), _last_line(done)
     where = f"the cluster {cluster.context}" if cluster.context else "the cluster"
     fix = _fix(trouble, cluster, done.err)
     if trouble == "away":
@@ -200,7 +200,7 @@ def trouble_error(done: Done, cluster: Cluster) -> EmbarkError:
     return UserError(begins, fix=fix)
 
 
-def _fix(trouble: Trouble, cluster: Cluster, err: str) -> str:
+def _fix(trouble: ErrorKind, cluster: Cluster, err: str) -> str:
     if trouble == "token":
         return LOGINS.get(cluster.cloud, "log in to the cloud again; " + "; ".join(LOGINS.values()))
     if trouble == "no cluster":
@@ -216,7 +216,7 @@ def _fix(trouble: Trouble, cluster: Cluster, err: str) -> str:
     return ""
 
 
-def _last_line(done: Done) -> str:
+def _last_line(done: CommandResult) -> str:
     if done.has_timed_out:
         return "no answer in time"
     # kubectl logs every try at discovery before it says what the matter is.

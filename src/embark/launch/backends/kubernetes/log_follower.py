@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from embark.launch.backend import LogLine, by_rank
+from embark.launch.backend import LogLine, split_rank_prefix
 from embark.launch.backends.kubernetes.status import Pod
-from embark.launch.shell import Arriving, Done, Lines
+from embark.launch.shell import CommandResult, LineMultiplexer, LineStream
 
-Open = Callable[[Pod, str, bool], Lines]
+Open = Callable[[Pod, str, bool], LineStream]
 """Pod, `--since-time` or nothing, whether to follow: the program that reads its log."""
-Failed = Callable[[Pod, Done], None]
+Failed = Callable[[Pod, CommandResult], None]
 """Told how a reading failed; raises where trying again is of no use."""
 QUIET_S = 0.3
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
@@ -67,7 +67,7 @@ class PodLogFollower:
         self, list_pods: Callable[[], Sequence[Pod]], is_over: Callable[[], bool], poll_s: float
     ) -> Iterator[LogLine]:
         """What comes, until the run has ended and all of it is read."""
-        arriving = Arriving()
+        arriving = LineMultiplexer()
         pods: dict[str, Pod] = {}
         done: set[str] = set()
         try:
@@ -97,7 +97,7 @@ class PodLogFollower:
         finally:
             arriving.close()
 
-    def _take(self, arriving: Arriving, pods: dict[str, Pod]) -> list[LogLine]:
+    def _take(self, arriving: LineMultiplexer, pods: dict[str, Pod]) -> list[LogLine]:
         found = []
         for mark, text in arriving.take(QUIET_S):
             pod = pods[mark.partition(" ")[0]]
@@ -125,7 +125,7 @@ def line_of(pod: Pod, text: str) -> LogLine:
     """Of `kubectl logs --timestamps`."""
     stamp, _, rest = text.partition(" ")
     at_ns = time_ns(stamp)
-    return by_rank(LogLine(at_ns, pod.name, rest if at_ns else text, pod.index))
+    return split_rank_prefix(LogLine(at_ns, pod.name, rest if at_ns else text, pod.index))
 
 
 def time_ns(stamp: str) -> int:

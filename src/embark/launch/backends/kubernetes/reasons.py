@@ -75,7 +75,7 @@ _EXITS = {
 }
 
 
-def why_unschedulable(message: str) -> Reason:
+def explain_unschedulable(message: str) -> Reason:
     """Of the scheduler's sentence: every cause that is in it, the scheduler's own words behind them."""
     found = [(row, match) for row in _ROWS if (match := re.search(row.pattern, message))]
     if not found:
@@ -85,22 +85,22 @@ def why_unschedulable(message: str) -> Reason:
     return Reason(f"{'; '.join(dict.fromkeys(texts))} ({message})", found[0][0].fix)
 
 
-def why_waiting(reason: str, message: str) -> Reason:
+def explain_waiting(reason: str, message: str) -> Reason:
     """Of a container that does not run."""
     known = _WAITING.get(reason)
     if known is None:
         return Reason(": ".join(word for word in (reason, message) if word))
-    explained = why_unschedulable(message) if message else Reason("")
+    explained = explain_unschedulable(message) if message else Reason("")
     if explained.fix:
         return explained
     return Reason(f"{known.text} ({message})" if message else known.text, known.fix)
 
 
-def why_preempted(reason: str, message: str) -> str:
+def explain_preemption(reason: str, message: str) -> str:
     return _PREEMPTED.get(reason, message or reason)
 
 
-def why_exited(code: int, reason: str) -> Reason:
+def explain_exit(code: int, reason: str) -> Reason:
     if reason == "OOMKilled":
         return Reason("killed: its memory limit was not enough", "a larger machine, or a smaller batch; embark plan")
     return _EXITS.get(code, Reason(f"ended with exit code {code}", "embark logs says why"))

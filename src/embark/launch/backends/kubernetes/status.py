@@ -9,7 +9,13 @@ from typing import Any
 
 from embark.formatting import pluralize, to_one_line
 from embark.launch.backend import Replica, RunEvent, Status
-from embark.launch.backends.kubernetes.reasons import Reason, why_exited, why_preempted, why_unschedulable, why_waiting
+from embark.launch.backends.kubernetes.reasons import (
+    Reason,
+    explain_exit,
+    explain_preemption,
+    explain_unschedulable,
+    explain_waiting,
+)
 
 SUCCEEDED = ("Complete", "SuccessCriteriaMet", "Completed", "Succeeded")
 FAILED = ("Failed", "FailureTarget")
@@ -48,7 +54,7 @@ def pod_of(found: Mapping[str, Any], container: str) -> Pod:
     disruption = _condition(status, "DisruptionTarget")
     preempted = ""
     if disruption:
-        preempted = why_preempted(disruption.get("reason", ""), disruption.get("message", ""))
+        preempted = explain_preemption(disruption.get("reason", ""), disruption.get("message", ""))
     return Pod(
         name=metadata["name"], uid=metadata.get("uid", ""), index=index,
         created=metadata.get("creationTimestamp", ""), phase=status.get("phase", "Pending"),
@@ -136,16 +142,16 @@ def _why(status: Mapping[str, Any], state: Mapping[str, Any]) -> Reason:
     ended = state.get("terminated")
     if ended:
         code = int(ended.get("exitCode", 0))
-        return why_exited(code, str(ended.get("reason", ""))) if code else Reason("")
+        return explain_exit(code, str(ended.get("reason", ""))) if code else Reason("")
     waiting = state.get("waiting")
     if waiting:
-        return why_waiting(str(waiting.get("reason", "")), str(waiting.get("message", "")))
+        return explain_waiting(str(waiting.get("reason", "")), str(waiting.get("message", "")))
     unscheduled = next((c for c in status.get("conditions") or ()
                         if c.get("type") == "PodScheduled" and c.get("status") == "False"), None)
     if unscheduled:
         if unscheduled.get("reason") == "SchedulingGated":
             return Reason("held back until its queue lets it in")
-        return why_unschedulable(str(unscheduled.get("message", "")))
+        return explain_unschedulable(str(unscheduled.get("message", "")))
     if status.get("phase") == "Failed":
         return Reason(": ".join(str(status[key]) for key in ("reason", "message") if status.get(key)))
     return Reason("")
@@ -182,7 +188,7 @@ def _why_pending(pods: Sequence[Pod], events: Sequence[RunEvent], num_nodes: int
     warnings = [e for e in events if e.is_warning]
     if not pods:
         refused = next((e for e in reversed(warnings) if e.reason == "FailedCreate"), None)
-        return why_unschedulable(refused.text) if refused else Reason("no pod is made yet")
+        return explain_unschedulable(refused.text) if refused else Reason("no pod is made yet")
     waiting = [p for p in pods if p.phase == "Pending"]
     num_up = sum(p.phase == "Running" for p in pods)
     begins = f"{num_up} of {num_nodes} pods run; " if num_up else ""

@@ -15,20 +15,20 @@ from typing import Any
 from embark.errors import Fault, Interrupted, UserError
 from embark.formatting import format_duration
 from embark.launch.backend import (
-    Cancelled,
+    CancelResult,
     LaunchRequest,
     LogLine,
+    Notify,
     Replica,
     Resource,
     RunEvent,
     RunHandle,
     Status,
-    Tell,
 )
 from embark.launch.backends.kubernetes.log_follower import time_ns
-from embark.launch.backends.kubernetes.reasons import why_exited
+from embark.launch.backends.kubernetes.reasons import explain_exit
 from embark.launch.backends.local.supervisor import ENDED, LOG, ORDER, STARTED, process_mark
-from embark.launch.run_registry import runs_folder
+from embark.launch.run_registry import registry_dir
 from embark.launch.shell import Shell
 from embark.spec import RunSpec, to_toml
 from embark.store import run_uri, write_atomic
@@ -44,7 +44,7 @@ _RANK = re.compile(r"\[[a-z]+(\d+)\]:(.*)", re.DOTALL)
 class Local:
     """Runs `embark train` here, a rank for each GPU."""
 
-    def __init__(self, shell: Shell, *, tell: Tell, poll_s: float = POLL_S) -> None:
+    def __init__(self, shell: Shell, *, tell: Notify, poll_s: float = POLL_S) -> None:
         self._shell = shell
         self._tell = tell
         self._poll_s = poll_s
@@ -52,7 +52,7 @@ class Local:
     def handle_of(self, spec: RunSpec) -> RunHandle:
         # JAX is one process for all of a machine's devices.
         num_ranks = 1 if spec.place.device in ("cpu", "jax", "tpu") else max(1, num_gpus())
-        folder = runs_folder() / "local" / spec.name
+        folder = registry_dir() / "local" / spec.name
         where: dict[str, str | int] = {
             "folder": str(folder), "num_ranks": num_ranks, "cwd": str(Path.cwd()),
             "grace_s": int(spec.place.grace_s or GRACE_S),
@@ -112,7 +112,7 @@ class Local:
             return Status("succeeded", f"took {took}", "", (), since_s)
         if ended["was_stopped"]:
             return Status("gone", f"cancelled after {took}", f"its checkpoints are in {handle.run_uri}", (), since_s)
-        why = why_exited(code if code > 0 else 128 - code, "")
+        why = explain_exit(code if code > 0 else 128 - code, "")
         return Status("failed", f"{why.text}, after {took}", why.fix, (), since_s)
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
@@ -138,16 +138,16 @@ class Local:
         """This machine says nothing of its own; the run's own events are in its directory."""
         return []
 
-    def cancel(self, handle: RunHandle) -> Cancelled:
+    def cancel(self, handle: RunHandle) -> CancelResult:
         """SIGTERM, on which the trainer saves and ends."""
         remains = (Resource(f"checkpoints and events in {handle.run_uri}", "nothing removes them unasked"),)
         started = _read(_folder(handle) / STARTED)
         if started is None or self.status(handle).state != "running":
-            return Cancelled((), remains)
+            return CancelResult((), remains)
         pid, grace_s = int(started["pid"]), float(handle.where["grace_s"])
         if self._shell.is_dry:
             self._shell.change(["kill", "-TERM", str(pid)])
-            return Cancelled((f"process {pid}",), remains)
+            return CancelResult((f"process {pid}",), remains)
         os.kill(pid, signal.SIGTERM)
         self._tell(f"process {pid} was told to end; it saves a last checkpoint, within {format_duration(grace_s)}")
         until_s = time.monotonic() + grace_s
@@ -159,8 +159,8 @@ class Local:
                               fix=f"embark status {handle.name}") from None
         if process_mark(pid) == started["mark"]:
             os.killpg(pid, signal.SIGKILL)
-            return Cancelled((f"process {pid}, killed after its grace: what it saved last may be older",), remains)
-        return Cancelled((f"process {pid}",), remains)
+            return CancelResult((f"process {pid}, killed after its grace: what it saved last may be older",), remains)
+        return CancelResult((f"process {pid}",), remains)
 
     def _words(self, handle: RunHandle, folder: Path) -> list[str]:
         train = ["-m", "embark", "train", str(folder / "spec.toml")]

@@ -17,10 +17,10 @@ from urllib.parse import quote, urlencode
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Interrupted, Mistake, SpecError, UserError
 from embark.formatting import format_duration, pluralize
-from embark.launch.backend import Cancelled, LaunchRequest, LogLine, Resource, RunEvent, RunHandle, Status, Tell
+from embark.launch.backend import CancelResult, LaunchRequest, LogLine, Notify, Resource, RunEvent, RunHandle, Status
 from embark.launch.backends.kubernetes.kubectl import Patience
 from embark.launch.backends.ray.status import can_hold, events_of, line_of, resources_text, status_of
-from embark.launch.http import Answer, Service, Web
+from embark.launch.http import HttpClient, Response, Service
 from embark.launch.run_registry import now_s
 from embark.launch.shell import Shell
 from embark.render.job import dns_label, make_job
@@ -65,7 +65,7 @@ def address() -> str:
 class Ray:
     """The cluster at `address()` when a run is launched; afterwards the one that the run is in."""
 
-    def __init__(self, shell: Shell, *, tell: Tell, patience: Patience | None = None, poll_s: float = POLL_S) -> None:
+    def __init__(self, shell: Shell, *, tell: Notify, patience: Patience | None = None, poll_s: float = POLL_S) -> None:
         self._shell = shell
         self._tell = tell
         self._patience = patience
@@ -163,7 +163,7 @@ class Ray:
         job = self._job(handle)
         return [] if job is None else events_of(job, self._of_job(handle, job, "actors"), self._nodes(handle))
 
-    def cancel(self, handle: RunHandle) -> Cancelled:
+    def cancel(self, handle: RunHandle) -> CancelResult:
         """The script passes SIGTERM on to the ranks, which save and end; Ray waits for it as long as their grace is."""
         web, identity = self._web(handle), str(handle.where["id"])
         remains = (Resource(f"checkpoints and events in {handle.run_uri}", "nothing removes them unasked"),
@@ -171,16 +171,16 @@ class Ray:
         record = Resource(f"the record and the log of Ray job {identity}", f"embark cancel {handle.name} once more")
         job = self._job(handle)
         if job is None and not self._shell.is_dry:
-            return Cancelled((), remains)
+            return CancelResult((), remains)
         if self._shell.is_dry or (job is not None and job.get("status") in ACTIVE):
             answer = web.change("POST", f"{self._url(handle)}/stop")
             if not answer.is_ok:
                 raise web.refused(answer, "stop it")
             is_complete = self._wait_until_ended(handle)
             # Not deleted at once: Ray still writes how it ended, and would make it anew.
-            return Cancelled((f"Ray job {identity}",) if is_complete else (), (record, *remains), is_complete)
+            return CancelResult((f"Ray job {identity}",) if is_complete else (), (record, *remains), is_complete)
         web.change("DELETE", self._url(handle))
-        return Cancelled((f"the record of Ray job {identity}",), remains)
+        return CancelResult((f"the record of Ray job {identity}",), remains)
 
     def _wait_until_ended(self, handle: RunHandle) -> bool:
         grace = int(handle.where["grace_s"])
@@ -244,7 +244,7 @@ class Ray:
 
     def _read(self, handle: RunHandle, path: str) -> Any:
         """None where it is not there."""
-        answer: Answer = self._web(handle).ask(f"{handle.where['context']}/{path}")
+        answer: Response = self._web(handle).ask(f"{handle.where['context']}/{path}")
         if answer.is_missing:
             return None
         if not answer.is_ok:
@@ -254,14 +254,14 @@ class Ray:
     def _url(self, handle: RunHandle) -> str:
         return f"{handle.where['context']}/api/jobs/{quote(str(handle.where['id']))}"
 
-    def _web(self, handle: RunHandle) -> Web:
+    def _web(self, handle: RunHandle) -> HttpClient:
         return self._web_of(str(handle.where["context"]))
 
-    def _web_of(self, where: str) -> Web:
+    def _web_of(self, where: str) -> HttpClient:
         service = Service(f"the Ray cluster {where}",
                           f"is it up, and its dashboard's port open? curl {where}/api/version",
                           "export RAY_AUTH_TOKEN, or RAY_JOB_HEADERS='{\"Authorization\": \"Bearer …\"}'")
-        return Web(self._shell, service, tell=self._tell, patience=self._patience, headers=_headers)
+        return HttpClient(self._shell, service, tell=self._tell, patience=self._patience, headers=_headers)
 
 
 def _package(spec: RunSpec, handle: RunHandle) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch.backend import LogLine, Replica, RunEvent, State, Status
 from embark.launch.backends.kubernetes.log_follower import time_ns
-from embark.launch.backends.kubernetes.reasons import Reason, why_exited
+from embark.launch.backends.kubernetes.reasons import Reason, explain_exit
 
 WORKER = "RayTrainWorker"
 """What Ray Train calls the actor that it puts on each machine."""
@@ -131,7 +131,7 @@ def _why_failed(job: Mapping[str, Any], name: str) -> Reason:
     said = f": {last[0].removeprefix('error: ')}" if last else ""
     if code is None:
         return Reason(f"Ray could not run it{said}", f"embark logs {name}")
-    why = why_exited(int(code), "")
+    why = explain_exit(int(code), "")
     return Reason(f"{why.text}{said}"[:600], why.fix or f"embark logs {name}")
 
 

@@ -14,9 +14,15 @@ from embark.errors import MissingPackage, UserError
 from embark.formatting import to_one_line
 from embark.launch.backend import LaunchRequest, Resource, RunHandle
 from embark.launch.backends.kubernetes.backend import Kubernetes
-from embark.launch.backends.kubernetes.kubectl import Cluster, NoSuchKind, current_context, trouble_error, trouble_of
-from embark.launch.run_registry import runs_folder
-from embark.launch.shell import Done
+from embark.launch.backends.kubernetes.kubectl import (
+    Cluster,
+    NoSuchKind,
+    classify_error,
+    cluster_error,
+    current_context,
+)
+from embark.launch.run_registry import registry_dir
+from embark.launch.shell import CommandResult
 from embark.render.job import make_job
 from embark.render.targets.torchx import component
 from embark.spec import RunSpec
@@ -39,7 +45,7 @@ class TorchX(Kubernetes):
         handle = super().handle_of(spec)
         # Two contexts may each have a run of this name.
         mark = re.sub(r"[^A-Za-z0-9.-]+", "-", str(handle.where["context"])) or "current"
-        folder = runs_folder() / "torchx" / f"{spec.name}@{mark}"
+        folder = registry_dir() / "torchx" / f"{spec.name}@{mark}"
         return replace(handle, where={**handle.where, "folder": str(folder), "config": ""})
 
     def check(self, order: LaunchRequest) -> None:
@@ -102,10 +108,10 @@ class TorchX(Kubernetes):
     def _small_objects(self, handle: RunHandle) -> list[str]:
         return []
 
-    def _refused(self, done: Done, handle: RunHandle) -> Exception:
+    def _refused(self, done: CommandResult, handle: RunHandle) -> Exception:
         cluster: Cluster = self._cluster(handle)
-        if trouble_of(done) in ("away", "token", "forbidden"):
-            return trouble_error(done, cluster)
+        if classify_error(done) in ("away", "token", "forbidden"):
+            return cluster_error(done, cluster)
         lines = [line for line in done.err.splitlines() if line.strip()]
         return UserError(f"TorchX did not take it: {to_one_line(lines[-1])[:600] if lines else f'code {done.code}'}",
                          fix=f"{sys.executable} -m torchx.cli.main run --dryrun … says more")

@@ -13,7 +13,7 @@ from embark.formatting import pluralize
 from embark.launch.backend import LaunchRequest, LogLine, RunHandle
 from embark.launch.backends.local.backend import Local, num_gpus
 from embark.launch.backends.torchx.backend import COMPONENT, require_torchx
-from embark.launch.run_registry import runs_folder
+from embark.launch.run_registry import registry_dir
 from embark.render.job import dns_label
 from embark.render.targets.torchx import component_here
 from embark.spec import RunSpec
@@ -25,14 +25,14 @@ GRACE_S = 10
 _REPLICA = re.compile(r"(?:\x1b\[[0-9;]*m)*trainer/(\d+)(?:\x1b\[[0-9;]*m)* (.*)", re.DOTALL)
 
 
-class TorchXHere(Local):
+class TorchXLocal(Local):
     """`place.nodes` replicas side by side, each as many ranks as there are GPUs for it."""
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         handle, place = super().handle_of(spec), spec.place
         found = 0 if place.device == "cpu" else num_gpus()
         num_ranks = max(1, found // place.nodes)
-        where = {**handle.where, "folder": str(runs_folder() / "torchx" / spec.name), "num_ranks": num_ranks,
+        where = {**handle.where, "folder": str(registry_dir() / "torchx" / spec.name), "num_ranks": num_ranks,
                  "num_nodes": place.nodes, "use_gpu": int(found > 0), "grace_s": GRACE_S, "port": _free_port()}
         title = f"{spec.name} on this machine, by TorchX: {pluralize(place.nodes * num_ranks, 'rank')}"
         return replace(handle, backend=NAME, where=where, title=title)

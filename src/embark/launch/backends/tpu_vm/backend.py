@@ -16,13 +16,22 @@ from typing import Any
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
-from embark.launch.backend import Cancelled, LaunchRequest, LogLine, Resource, RunEvent, RunHandle, Status, Tell
-from embark.launch.backends.vm.clouds import MADE_S, RUN_FOLDER, chosen, refuse_own_disk, trouble
+from embark.launch.backend import CancelResult, LaunchRequest, LogLine, Notify, Resource, RunEvent, RunHandle, Status
+from embark.launch.backends.vm.clouds import MADE_S, RUN_FOLDER, command_error, from_environment, require_object_store
 from embark.launch.backends.vm.ended import has_ended_well
-from embark.launch.backends.vm.logs import Reading
-from embark.launch.backends.vm.ssh import Host, Seen, Ssh, keeper_text, names_of, order_json, packed, status_of
-from embark.launch.run_registry import runs_folder
-from embark.launch.shell import Done, Shell
+from embark.launch.backends.vm.logs import MachineLogs
+from embark.launch.backends.vm.ssh import (
+    Host,
+    Ssh,
+    SupervisorState,
+    job_json,
+    names_of,
+    pack_files,
+    status_of,
+    supervisor_text,
+)
+from embark.launch.run_registry import registry_dir
+from embark.launch.shell import CommandResult, Shell
 from embark.render.job import Job, make_job
 from embark.render.location import site_of, usd_per_hour
 from embark.render.settings import grace_s
@@ -51,7 +60,7 @@ TAKEN = ("SUSPENDING", "SUSPENDED")
 class TpuVm:
     """One queued request, for one slice or several."""
 
-    def __init__(self, shell: Shell, *, tell: Tell, is_hasty: bool = False, poll_s: float = POLL_S) -> None:
+    def __init__(self, shell: Shell, *, tell: Notify, is_hasty: bool = False, poll_s: float = POLL_S) -> None:
         self._shell = shell
         self._tell = tell
         self._is_hasty = is_hasty
@@ -61,21 +70,21 @@ class TpuVm:
     def handle_of(self, spec: RunSpec) -> RunHandle:
         """What the run will be found by. Refuses what cannot be rendered."""
         job = make_job(spec, load_catalog())
-        given = chosen(PROJECT=spec.place.account, RUNTIME_VERSION=tpu_vm.runtime_version(job))
+        given = from_environment(PROJECT=spec.place.account, RUNTIME_VERSION=tpu_vm.runtime_version(job))
         if not given["PROJECT"]:
             raise UserError("no Google Cloud project is named", fix="--set place.account=PROJECT")
         where: dict[str, str | int] = {
-            "folder": str(runs_folder() / "tpu-vm" / job.name), "object": job.name, "grace_s": grace_s(job), **given,
+            "folder": str(registry_dir() / "tpu-vm" / job.name), "object": job.name, "grace_s": grace_s(job), **given,
             "ZONE": site_of(job).zone,
         }
         return RunHandle(spec.name, NAME, where, job.title, run_uri(spec.store.root, spec.name), usd_per_hour(job))
 
     def check(self, order: LaunchRequest) -> None:
         handle = order.handle
-        refuse_own_disk(order.spec)
+        require_object_store(order.spec)
         who = self._ask(handle, ("gcloud", "projects", "describe", Text('"$PROJECT"'), "--format=json"))
         if not who.is_ok:
-            raise trouble("gcp", who, LOGIN)
+            raise command_error("gcp", who, LOGIN)
         if not self._shell.is_dry and self._request(handle, make_job(order.spec, load_catalog())) is not None:
             raise UserError(f"the request {handle.where['object']} is there already",
                             fix=f"embark status {handle.name}; embark cancel {handle.name} takes it away, and its "
@@ -102,7 +111,7 @@ class TpuVm:
         if not hosts and not follow:
             raise UserError(f"{handle.name} has no hosts that could be read: it is {status.state}. {status.reason}",
                             fix=status.fix)
-        reading = Reading(self._ssh, tell=self._tell)
+        reading = MachineLogs(self._ssh, tell=self._tell)
         yield from reading.now(hosts)
         if follow and not status.has_ended:
             yield from reading.on(lambda: self._look_on(handle), self._poll_s)
@@ -118,16 +127,16 @@ class TpuVm:
         return [RunEvent(_launched_s(handle), str(handle.where["object"]), state, _said(told),
                          state in (*TAKEN, "FAILED"))]
 
-    def cancel(self, handle: RunHandle) -> Cancelled:
+    def cancel(self, handle: RunHandle) -> CancelResult:
         """SIGTERM and the last checkpoint, then the chips go back."""
         remains = (Resource(f"checkpoints and events in {handle.run_uri}", "nothing removes them unasked"),)
         if not self._is_kept(handle):
-            return Cancelled((), remains)
+            return CancelResult((), remains)
         job, folder = self._job(handle), _folder(handle)
         told = self._request(handle, job)
         if told is None and not self._shell.is_dry:
             shutil.rmtree(folder, ignore_errors=True)
-            return Cancelled((), remains)
+            return CancelResult((), remains)
         late = ""
         if self._shell.is_dry or _state(told) == "ACTIVE":
             hosts, grace = self._hosts(handle, job), int(handle.where["grace_s"])
@@ -146,7 +155,7 @@ class TpuVm:
         self._change(handle, tpu_vm.end_words(job))
         if not self._shell.is_dry:
             shutil.rmtree(folder, ignore_errors=True)
-        return Cancelled((f"{job.num_nodes} x {job.machine.name}{late}",), remains)
+        return CancelResult((f"{job.num_nodes} x {job.machine.name}{late}",), remains)
 
     def _look(self, handle: RunHandle) -> tuple[list[Host], Status]:
         if not self._is_kept(handle):
@@ -166,8 +175,8 @@ class TpuVm:
         if state != "ACTIVE":
             return [], Status("pending", f"the request is {state}")
         hosts = self._hosts(handle, job)
-        seen: dict[int, Seen | None] = self._ssh.look(hosts)
-        if all(one is None or one == Seen() for one in seen.values()):
+        seen: dict[int, SupervisorState | None] = self._ssh.look(hosts)
+        if all(one is None or one == SupervisorState() for one in seen.values()):
             return hosts, Status("pending", "its hosts boot, and have not begun yet")
         return hosts, status_of(seen, names_of(hosts), handle.run_uri)
 
@@ -208,7 +217,7 @@ class TpuVm:
         if not done.is_ok:
             if "NOT_FOUND" in done.err or "not found" in done.err:
                 return None
-            raise trouble("gcp", done, LOGIN)
+            raise command_error("gcp", done, LOGIN)
         try:
             told = json.loads(done.out or "null")
         except ValueError:
@@ -222,23 +231,23 @@ class TpuVm:
     def _job(self, handle: RunHandle) -> Job:
         return make_job(load_spec(str(_folder(handle) / SPEC)), load_catalog())
 
-    def _ask(self, handle: RunHandle, words: tuple[str, ...]) -> Done:
+    def _ask(self, handle: RunHandle, words: tuple[str, ...]) -> CommandResult:
         return self._shell.ask(filled(words, _values(handle)))
 
     def _change(self, handle: RunHandle, words: tuple[str, ...]) -> None:
         done = self._shell.change(filled(words, _values(handle)), timeout_s=MADE_S)
         if not done.is_ok:
-            raise trouble("gcp", done, LOGIN)
+            raise command_error("gcp", done, LOGIN)
 
 
 def startup_script(job: Job) -> str:
     """What every host runs as root when it starts: it unpacks the keeper, which readies the host and trains."""
     start = script("Readies this host and trains.", *tpu_vm.setup_parts(job),
                    f"cd {STATE}\nexec " + " ".join(tpu_vm.train_words()))
-    files = {"keeper.py": keeper_text(), "start.sh": start,
-             "order.json": order_json([f"{RUN_FOLDER}/start.sh"], env=tpu_vm.environment(job), cwd="/")}
+    files = {"keeper.py": supervisor_text(), "start.sh": start,
+             "order.json": job_json([f"{RUN_FOLDER}/start.sh"], env=tpu_vm.environment(job), cwd="/")}
     return script(f"Every host of {job.name}: what it is given, and who keeps it going.",
-                  f"mkdir -p {RUN_FOLDER}\nbase64 -d <<'END' | tar -xzf - -C {RUN_FOLDER}\n{packed(files)}\nEND",
+                  f"mkdir -p {RUN_FOLDER}\nbase64 -d <<'END' | tar -xzf - -C {RUN_FOLDER}\n{pack_files(files)}\nEND",
                   f"exec python3 {RUN_FOLDER}/keeper.py start {RUN_FOLDER}")
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
 from embark.formatting import format_duration, to_one_line
-from embark.launch.backend import Tell
+from embark.launch.backend import Notify
 from embark.launch.backends.kubernetes.kubectl import Patience
 from embark.launch.backends.vertex.status import why
-from embark.launch.http import Service, Web
+from embark.launch.http import HttpClient, Service
 from embark.launch.shell import Shell
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ T = TypeVar("T")
 class VertexApi:
     """Of one project and region. On a dry run every request is said, and none is sent."""
 
-    def __init__(self, shell: Shell, *, project: str, region: str, tell: Tell,
+    def __init__(self, shell: Shell, *, project: str, region: str, tell: Notify,
                  patience: Patience | None = None) -> None:
         self.project, self.region = project, region
         self.parent = f"projects/{project}/locations/{region}"
@@ -109,9 +109,9 @@ class VertexApi:
             return
         self._patiently(call)
 
-    def _web(self, given: str) -> Web:
+    def _web(self, given: str) -> HttpClient:
         service = Service("Cloud Logging", "is the network up?", LOGIN + "; roles/logging.viewer lets you read logs")
-        return Web(self._shell, service, tell=self._tell, patience=self._patience,
+        return HttpClient(self._shell, service, tell=self._tell, patience=self._patience,
                    headers=lambda: {} if given.startswith("http://") else self._token())
 
     def _token(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Interrupted, UserError
-from embark.launch.backend import Cancelled, LaunchRequest, LogLine, Resource, RunEvent, RunHandle, Status, Tell
+from embark.launch.backend import CancelResult, LaunchRequest, LogLine, Notify, Resource, RunEvent, RunHandle, Status
 from embark.launch.backends.kubernetes.kubectl import Patience
 from embark.launch.backends.vertex.api import VertexApi
 from embark.launch.backends.vertex.status import ACTIVE, SERVICE, entry_event, entry_line, state_of, status_of
@@ -33,7 +33,7 @@ END_MARGIN_S = 120.0
 class Vertex:
     """The project and the region that a run is in."""
 
-    def __init__(self, shell: Shell, *, tell: Tell, patience: Patience | None = None, poll_s: float = POLL_S,
+    def __init__(self, shell: Shell, *, tell: Notify, patience: Patience | None = None, poll_s: float = POLL_S,
                  late_s: float = LATE_S) -> None:
         self._shell = shell
         self._tell = tell
@@ -119,21 +119,21 @@ class Vertex:
             f'{_of_job(job)} AND resource.labels.task_name="{SERVICE}"')]
         return [event for event in found if event is not None]
 
-    def cancel(self, handle: RunHandle) -> Cancelled:
+    def cancel(self, handle: RunHandle) -> CancelResult:
         """Vertex AI ends the replicas; what it leaves of the job is its record, which then goes too."""
         remains = (Resource(f"checkpoints and events in {handle.run_uri}", "nothing removes them unasked"),)
         api, job = self._api(handle), self._job(handle)
         if self._shell.is_dry:
             job = {"name": f"{handle.where['context']}/customJobs/ID", "state": "JOB_STATE_RUNNING"}
         if job is None:
-            return Cancelled((), remains)
+            return CancelResult((), remains)
         name = str(job["name"])
         if state_of(job) in ACTIVE:
             api.cancel(name)
             if not self._wait_until_ended(handle):
-                return Cancelled((), remains, is_complete=False)
+                return CancelResult((), remains, is_complete=False)
         api.delete(name)
-        return Cancelled((f"CustomJob {name.rpartition('/')[2]}",), remains)
+        return CancelResult((f"CustomJob {name.rpartition('/')[2]}",), remains)
 
     def _wait_until_ended(self, handle: RunHandle) -> bool:
         if self._shell.is_dry:

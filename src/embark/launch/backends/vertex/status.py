@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from embark.formatting import pluralize, to_one_line
-from embark.launch.backend import LogLine, Replica, RunEvent, State, Status, by_rank
+from embark.launch.backend import LogLine, Replica, RunEvent, State, Status, split_rank_prefix
 from embark.launch.backends.kubernetes.log_follower import time_ns
-from embark.launch.backends.kubernetes.reasons import Reason, why_exited
+from embark.launch.backends.kubernetes.reasons import Reason, explain_exit
 from embark.launch.backends.kubernetes.status import time_s
 
 SERVICE = "service"
@@ -61,7 +61,7 @@ def why(message: str, *, region: str, project: str) -> Reason:
     said = to_one_line(message)
     exited = re.search(r"exit(?:ed with a non-zero)? (?:status|code)(?: of)?:? ?(\d+)", said)
     if exited and exited[1] != "1":
-        known = why_exited(int(exited[1]), "")
+        known = explain_exit(int(exited[1]), "")
         return Reason(f"{known.text} ({said})", known.fix)
     for row in _ROWS:
         match = re.search(row.pattern, said)
@@ -110,7 +110,7 @@ def entry_line(entry: Mapping[str, Any]) -> LogLine:
     task = _task(entry)
     match = _TASK.fullmatch(task)
     index = None if match is None else (0 if match[1] == "0" else 1) + int(match[2])
-    return by_rank(LogLine(time_ns(str(entry.get("timestamp", ""))), task or "vertex", _message(entry), index))
+    return split_rank_prefix(LogLine(time_ns(str(entry.get("timestamp", ""))), task or "vertex", _message(entry), index))
 
 
 def entry_event(entry: Mapping[str, Any]) -> RunEvent | None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from embark.errors import UserError
 from embark.launch.backend import Resource, RunEvent
-from embark.launch.backends.vm.clouds import RUN_FOLDER, Cloud, MachineState, Made, chosen
+from embark.launch.backends.vm.clouds import RUN_FOLDER, Cloud, Machine, MachineState, from_environment
 from embark.launch.backends.vm.ssh import Host, ssh_words
 from embark.render.clouds.aws import vm as vm_aws
 from embark.render.job import Job
@@ -43,7 +43,7 @@ class Aws(Cloud):
     @classmethod
     def settings(cls, job: Job) -> dict[str, str]:
         site = site_of(job)
-        found = chosen(AMI=vm_aws.AMI, SUBNET_ID="")
+        found = from_environment(AMI=vm_aws.AMI, SUBNET_ID="")
         if vm_aws.num_cards(job) > 1 and not found["SUBNET_ID"]:
             raise UserError(f"{job.machine.name} has several network cards, and so no public address",
                             fix="set SUBNET_ID to a private subnet with a NAT gateway")
@@ -83,7 +83,7 @@ class Aws(Cloud):
     def rest(self) -> list[Resource]:
         return [*super().rest(), self._group()]
 
-    def machines(self) -> list[Made]:
+    def machines(self) -> list[Machine]:
         newest: dict[int, dict[str, Any]] = {}
         for one in self._described():
             index = int(_tag(one, "embark-rank") or 0)
@@ -95,15 +95,15 @@ class Aws(Cloud):
     def create(self, index: int) -> None:
         self.change(vm_aws.start_words(self.job, self.site), **{"1": str(index)})
 
-    def wake(self, machine: Made) -> None:
+    def wake(self, machine: Machine) -> None:
         self.change(("aws", "ec2", "start-instances", *_REGION, "--instance-ids", machine.id))
 
-    def delete(self, machines: Sequence[Made]) -> None:
+    def delete(self, machines: Sequence[Machine]) -> None:
         ids = [machine.id for machine in machines if machine.state != "gone"]
         if ids:
             self.change((*vm_aws.end_words(), *ids[1:]), id=ids[0])
 
-    def host(self, machine: Made) -> Host:
+    def host(self, machine: Machine) -> Host:
         proxy = shlex.join(self.filled((
             "aws", "ssm", "start-session", *_REGION, "--target", machine.id, "--document-name", "AWS-StartSSHSession",
             "--parameters", "portNumber=%p")))
@@ -111,7 +111,7 @@ class Aws(Cloud):
                           alias=machine.id, proxy=proxy)
         return Host(machine.name, machine.index, words, RUN_FOLDER, ("sudo", "-n"))
 
-    def host_key(self, machine: Made) -> str:
+    def host_key(self, machine: Machine) -> str:
         """Session Manager runs it on the machine, once its agent has come up there."""
         sent = self.ask(("aws", "ssm", "send-command", *_REGION, "--instance-ids", machine.id, "--document-name",
                          "AWS-RunShellScript", "--parameters", json.dumps({"commands": [_HOST_KEY]}),
@@ -153,9 +153,9 @@ class Aws(Cloud):
         return [one for reservation in (told or {}).get("Reservations", ()) for one in reservation["Instances"]]
 
 
-def _made(index: int, one: dict[str, Any]) -> Made:
+def _made(index: int, one: dict[str, Any]) -> Machine:
     reason = one.get("StateReason") or {}
-    return Made(index, str(one["InstanceId"]), _tag(one, "Name") or str(one["InstanceId"]),
+    return Machine(index, str(one["InstanceId"]), _tag(one, "Name") or str(one["InstanceId"]),
                 STATES.get(one["State"]["Name"], "gone"), inside=str(one.get("PrivateIpAddress") or ""),
                 why=str(reason.get("Message") or one.get("StateTransitionReason") or ""))
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from embark.launch.backend import RunEvent
-from embark.launch.backends.vm.clouds import RUN_FOLDER, Cloud, MachineState, Made, chosen
+from embark.launch.backends.vm.clouds import RUN_FOLDER, Cloud, Machine, MachineState, from_environment
 from embark.launch.backends.vm.ssh import Host, ssh_words
 from embark.render.clouds.azure import vm as vm_azure
 from embark.render.job import Job
@@ -31,7 +31,7 @@ class Azure(Cloud):
     @classmethod
     def settings(cls, job: Job) -> dict[str, str]:
         site = site_of(job)
-        return {**chosen(RESOURCE_GROUP=f"embark-{job.name}", VM_IMAGE=vm_azure.IMAGE, **{FROM: "*"}),
+        return {**from_environment(RESOURCE_GROUP=f"embark-{job.name}", VM_IMAGE=vm_azure.IMAGE, **{FROM: "*"}),
                 "LOCATION": site.region, "STORAGE_ACCOUNT": job.spec.place.storage_account}
 
     def who(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ class Azure(Cloud):
             "--destination-port-ranges", "22", "--source-address-prefixes", variable(FROM)),))
         return [*vm_azure.around_steps(self.job, self.site), let_in]
 
-    def machines(self) -> list[Made]:
+    def machines(self) -> list[Machine]:
         if not self._is_there():
             return []
         told = self.read(("az", "vm", "list", *_GROUP, "--show-details", "--output", "json"))
@@ -63,10 +63,10 @@ class Azure(Cloud):
         for grant in words.grants:
             self.change(grant, principal=principal, account=account)
 
-    def wake(self, machine: Made) -> None:
+    def wake(self, machine: Machine) -> None:
         self.change(("az", "vm", "start", *_GROUP, "--name", machine.name))
 
-    def delete(self, machines: Sequence[Made]) -> None:
+    def delete(self, machines: Sequence[Machine]) -> None:
         """One that is only shut down is still paid for: the whole group goes."""
         if self.shell.is_dry or self._is_there():
             self.change(vm_azure.end_words())
@@ -75,12 +75,12 @@ class Azure(Cloud):
     def rest_goes_too(self) -> bool:
         return True
 
-    def host(self, machine: Made) -> Host:
+    def host(self, machine: Machine) -> Host:
         words = ssh_words(machine.outside, user=USER, key=self.folder / "key",
                           known_hosts=self.folder / "known_hosts", alias=machine.id)
         return Host(machine.name, machine.index, words, RUN_FOLDER, ("sudo", "-n"))
 
-    def host_key(self, machine: Made) -> str:
+    def host_key(self, machine: Machine) -> str:
         """Azure's agent runs it on the machine, and says what it printed between words of its own."""
         told = self.ask(("az", "vm", "run-command", "invoke", *_GROUP, "--name", machine.name, "--command-id",
                          "RunShellScript", "--scripts", _HOST_KEY, "--query", "value[0].message", "--output", "tsv"))
@@ -98,7 +98,7 @@ class Azure(Cloud):
 
 
 
-def _made(one: dict[str, Any]) -> Made:
+def _made(one: dict[str, Any]) -> Machine:
     name, power = str(one["name"]), str(one.get("powerState") or "")
     state: MachineState = "stopped"
     if power == "VM running":
@@ -107,7 +107,7 @@ def _made(one: dict[str, Any]) -> Made:
         state = "starting"
     if one.get("provisioningState") == "Deleting":
         state = "gone"
-    return Made(int(name.rpartition("-")[2]), str(one.get("vmId") or name), name, state, inside=name,
+    return Machine(int(name.rpartition("-")[2]), str(one.get("vmId") or name), name, state, inside=name,
                 outside=str(one.get("publicIps") or "").partition(",")[0], why="" if state == "running" else power)
 
 

@@ -17,22 +17,30 @@ from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Fault, Interrupted, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch.backend import (
-    Cancelled,
+    CancelResult,
     LaunchRequest,
     LogLine,
+    Notify,
     Replica,
     Resource,
     RunEvent,
     RunHandle,
     Status,
-    Tell,
 )
-from embark.launch.backends.vm.clouds import Cloud, Made, refuse_own_disk
+from embark.launch.backends.vm.clouds import Cloud, Machine, require_object_store
 from embark.launch.backends.vm.ended import has_ended_well
 from embark.launch.backends.vm.files import machine_files
-from embark.launch.backends.vm.logs import Reading
-from embark.launch.backends.vm.ssh import Away, Host, Seen, Ssh, make_key, status_of, trust
-from embark.launch.run_registry import runs_folder
+from embark.launch.backends.vm.logs import MachineLogs
+from embark.launch.backends.vm.ssh import (
+    Host,
+    Ssh,
+    SupervisorState,
+    Unreachable,
+    make_key,
+    status_of,
+    write_known_hosts,
+)
+from embark.launch.run_registry import registry_dir
 from embark.launch.shell import Shell
 from embark.render.job import Job, make_job
 from embark.render.location import usd_per_hour
@@ -65,7 +73,7 @@ class Means:
 class Vm:
     """AWS, Azure or Google Cloud, as the spec's machine says."""
 
-    def __init__(self, shell: Shell, *, tell: Tell, is_hasty: bool = False,
+    def __init__(self, shell: Shell, *, tell: Notify, is_hasty: bool = False,
                  means: Callable[[str], Means] | None = None) -> None:
         self._shell = shell
         self._tell = tell
@@ -78,13 +86,13 @@ class Vm:
         job = make_job(spec, load_catalog())
         refuse_volume(job)
         where: dict[str, str | int] = {
-            "folder": str(runs_folder() / "vm" / job.cloud / job.name), "cloud": job.cloud, "object": job.name,
+            "folder": str(registry_dir() / "vm" / job.cloud / job.name), "cloud": job.cloud, "object": job.name,
             "num_nodes": job.num_nodes, "grace_s": grace_s(job), **self._means(job.cloud).settings(job),
         }
         return RunHandle(spec.name, NAME, where, job.title, run_uri(spec.store.root, spec.name), usd_per_hour(job))
 
     def check(self, order: LaunchRequest) -> None:
-        refuse_own_disk(order.spec)
+        require_object_store(order.spec)
         cloud = self._cloud(order.handle, make_job(order.spec, load_catalog()))
         cloud.check()
         there = [machine for machine in cloud.machines() if machine.state != "gone"]
@@ -114,7 +122,7 @@ class Vm:
         if not hosts and not follow:
             raise UserError(f"{handle.name} has no machine that could be read: it is {status.state}. {status.reason}",
                             fix=status.fix)
-        reading = Reading(self._ssh, tell=self._tell)
+        reading = MachineLogs(self._ssh, tell=self._tell)
         yield from reading.now(hosts)
         if follow and not status.has_ended:
             yield from reading.on(lambda: self._look_on(handle), self._means(str(handle.where["cloud"])).poll_s)
@@ -123,10 +131,10 @@ class Vm:
         """What the cloud has to say of the machines."""
         return self._cloud(handle, self._job(handle)).events() if self._is_kept(handle) else []
 
-    def cancel(self, handle: RunHandle) -> Cancelled:
+    def cancel(self, handle: RunHandle) -> CancelResult:
         """SIGTERM and the last checkpoint, then the machines go."""
         if not self._is_kept(handle):
-            return Cancelled((), (_files_of(handle),))
+            return CancelResult((), (_files_of(handle),))
         cloud = self._cloud(handle, self._job(handle))
         machines = [machine for machine in cloud.machines() if machine.state != "gone"]
         if self._shell.is_dry:
@@ -141,7 +149,7 @@ class Vm:
         removed = [f"{machine.name}{late.get(machine.index, '')}" for machine in machines]
         if not self._shell.is_dry:
             shutil.rmtree(_folder(handle), ignore_errors=True)
-        return Cancelled(tuple(removed), tuple(remains))
+        return CancelResult(tuple(removed), tuple(remains))
 
     def _raise(self, handle: RunHandle, cloud: Cloud, note: Callable[[Resource], None], *, is_fresh: bool) -> None:
         """Makes what is not there, and hands the run to each machine that does not have it."""
@@ -179,7 +187,7 @@ class Vm:
         if not is_fresh and 0 in anew:  # the others look for the first one where it was
             self._ssh.again([host for host in hosts if host.index not in anew])
 
-    def _wait_until_running(self, cloud: Cloud) -> list[Made]:
+    def _wait_until_running(self, cloud: Cloud) -> list[Machine]:
         if self._shell.is_dry:
             return cloud.imagined()
         until_s = time.monotonic() + self._means(cloud.name).boot_s
@@ -195,7 +203,7 @@ class Vm:
                             fix=f"embark status {cloud.job.spec.name} goes on from there")
             time.sleep(min(5.0, self._means(cloud.name).poll_s))
 
-    def _learn_keys(self, cloud: Cloud, machines: Sequence[Made]) -> None:
+    def _learn_keys(self, cloud: Cloud, machines: Sequence[Machine]) -> None:
         """Of machines that are not known yet, by way of the cloud itself, not of whoever answers at the address."""
         if self._shell.is_dry:
             return
@@ -207,11 +215,11 @@ class Vm:
             for machine in list(waiting):
                 key = cloud.host_key(machine)
                 if key:
-                    trust(known_hosts, {_alias(cloud.host(machine)): key})
+                    write_known_hosts(known_hosts, {_alias(cloud.host(machine)): key})
                     waiting.remove(machine)
             if waiting and time.monotonic() > until_s:
                 names = ", ".join(machine.name for machine in waiting)
-                raise Away(f"{names} did not tell its host key to {cloud.name}",
+                raise Unreachable(f"{names} did not tell its host key to {cloud.name}",
                            fix=f"embark status {cloud.job.spec.name} asks again")
             if waiting:
                 if not is_told:
@@ -230,7 +238,7 @@ class Vm:
         if not machines and not (_folder(handle) / HANDED).exists():
             return [], Status("gone", f"{handle.name} has no machines", "embark launch makes them")
         hosts = [cloud.host(machine) for machine in up]
-        seen: dict[int, Seen | None] = dict.fromkeys(range(cloud.job.num_nodes))
+        seen: dict[int, SupervisorState | None] = dict.fromkeys(range(cloud.job.num_nodes))
         seen.update(self._ssh.look(hosts))
         names = {index: f"{cloud.job.name}-{index}" for index in seen}
         status = status_of(seen, names, handle.run_uri)
@@ -245,7 +253,7 @@ class Vm:
         return hosts, self._bring_back(handle, cloud, status, lost, machines)
 
     def _bring_back(self, handle: RunHandle, cloud: Cloud, status: Status, lost: list[int],
-                    machines: Mapping[int, Made]) -> Status:
+                    machines: Mapping[int, Machine]) -> Status:
         if not (_folder(handle) / HANDED).exists():
             return Status("pending", "its launch was cut off before all machines had the run",
                           f"embark cancel {handle.name}, then launch again", status.parts, status.since_s)
@@ -280,7 +288,7 @@ class Vm:
         hosts, status = self._look(handle)
         return hosts, status.has_ended
 
-    def _stop_ranks(self, handle: RunHandle, cloud: Cloud, machines: Sequence[Made]) -> dict[int, str]:
+    def _stop_ranks(self, handle: RunHandle, cloud: Cloud, machines: Sequence[Machine]) -> dict[int, str]:
         """What is to be said of machines whose ranks could not save."""
         up = [machine for machine in machines if machine.state == "running"]
         if not up or (not self._shell.is_dry and not (_folder(handle) / "known_hosts").exists()):
@@ -297,7 +305,7 @@ class Vm:
             return {machine.index: ", whose ranks could not be told" for machine in up}
         return {host.index: ", whose ranks were killed after their grace" for host in late}
 
-    def _with_bill(self, handle: RunHandle, status: Status, up: Sequence[Made]) -> Status:
+    def _with_bill(self, handle: RunHandle, status: Status, up: Sequence[Machine]) -> Status:
         """It has ended, and its machines cost as if it had not."""
         if not up:
             return status
@@ -328,7 +336,7 @@ def means_of(cloud: str) -> Means:
     return Means(Own, Own.settings)
 
 
-def _with_machines(status: Status, machines: Mapping[int, Made]) -> Status:
+def _with_machines(status: Status, machines: Mapping[int, Machine]) -> Status:
     """The parts, with what the cloud says of machines that do not answer."""
     parts = []
     for part in status.parts:
@@ -349,7 +357,7 @@ def _files_of(handle: RunHandle) -> Resource:
     return Resource(f"checkpoints and events in {handle.run_uri}", "nothing removes them unasked")
 
 
-def _why(machine: Made | None) -> str:
+def _why(machine: Machine | None) -> str:
     return f" ({machine.why})" if machine is not None and machine.why else ""
 
 

@@ -16,7 +16,7 @@ from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
 from embark.launch.backend import Resource, RunEvent
 from embark.launch.backends.vm.ssh import Host
-from embark.launch.shell import Done, Shell
+from embark.launch.shell import CommandResult, Shell
 from embark.render.job import Job
 from embark.render.location import Site, site_of
 from embark.render.steps import Step, filled
@@ -30,7 +30,7 @@ MachineState = Literal["starting", "running", "stopped", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Machine:
     """A machine of the run as its cloud has it."""
 
     index: int
@@ -79,24 +79,24 @@ class Cloud(ABC):
         """What must be found out or made before a machine is started, besides."""
 
     @abstractmethod
-    def machines(self) -> list[Made]:
+    def machines(self) -> list[Machine]:
         """One for each number that was ever started and is known yet."""
 
     @abstractmethod
     def create(self, index: int) -> None: ...
 
     @abstractmethod
-    def wake(self, machine: Made) -> None:
+    def wake(self, machine: Machine) -> None:
         """Starts one that is stopped."""
 
     @abstractmethod
-    def delete(self, machines: Sequence[Made]) -> None: ...
+    def delete(self, machines: Sequence[Machine]) -> None: ...
 
     @abstractmethod
-    def host(self, machine: Made) -> Host: ...
+    def host(self, machine: Machine) -> Host: ...
 
     @abstractmethod
-    def host_key(self, machine: Made) -> str:
+    def host_key(self, machine: Machine) -> str:
         """As the cloud itself vouches for it; empty while it does not yet."""
 
     @abstractmethod
@@ -119,10 +119,10 @@ class Cloud(ABC):
         if not done.is_ok:
             raise UserError(f"{self.name}: {to_one_line(done.err)[:300] or 'nobody is logged in'}", fix=self.login)
 
-    def imagined(self) -> list[Made]:
+    def imagined(self) -> list[Machine]:
         """For a dry run, which makes none."""
         name = self.job.name
-        return [Made(index, f"{name}-{index}", f"{name}-{index}", "running", f"{name}-{index}", f"{name}-{index}")
+        return [Machine(index, f"{name}-{index}", f"{name}-{index}", "running", f"{name}-{index}", f"{name}-{index}")
                 for index in range(self.job.num_nodes)]
 
     def rest(self) -> list[Resource]:
@@ -136,21 +136,21 @@ class Cloud(ABC):
     def filled(self, words: Sequence[str], **more: str | Sequence[str]) -> list[str]:
         return filled(words, {**self.values, **more})
 
-    def ask(self, words: Sequence[str], **more: str) -> Done:
+    def ask(self, words: Sequence[str], **more: str) -> CommandResult:
         return self.shell.ask(self.filled(words, **more))
 
-    def change(self, words: Sequence[str], **more: str | Sequence[str]) -> Done:
+    def change(self, words: Sequence[str], **more: str | Sequence[str]) -> CommandResult:
         """Raises where it did not go well, with the cloud's own words and what helps."""
         done = self.shell.change(self.filled(words, **more), timeout_s=MADE_S)
         if not done.is_ok:
-            raise trouble(self.name, done, self.login)
+            raise command_error(self.name, done, self.login)
         return done
 
     def read(self, words: Sequence[str], **more: str) -> Any:
         """JSON; None of a dry run, which hears nothing."""
         done = self.ask(words, **more)
         if not done.is_ok:
-            raise trouble(self.name, done, self.login)
+            raise command_error(self.name, done, self.login)
         if self.shell.is_dry or not done.out.strip():
             return None
         try:
@@ -159,12 +159,12 @@ class Cloud(ABC):
             raise Fault(f"{self.name} answered what is no JSON: {to_one_line(done.out)[:200]}") from error
 
 
-def chosen(**defaults: str) -> dict[str, str]:
+def from_environment(**defaults: str) -> dict[str, str]:
     """Settings by their names, as this terminal's environment has them, else so."""
     return {name: os.environ.get(name) or default for name, default in defaults.items()}
 
 
-def refuse_own_disk(spec: RunSpec) -> None:
+def require_object_store(spec: RunSpec) -> None:
     """What is kept on a machine's own disk goes with the machine."""
     if "://" not in spec.store.root:
         raise UserError(f"store.root = {spec.store.root}: checkpoints there would go with the machine",
@@ -193,7 +193,7 @@ _ROWS = (
 )
 
 
-def trouble(cloud: str, done: Done, login: str) -> EmbarkError:
+def command_error(cloud: str, done: CommandResult, login: str) -> EmbarkError:
     """What a command line said, in words, with what helps."""
     told = to_one_line(done.err or done.out)[-400:]
     if done.has_timed_out:

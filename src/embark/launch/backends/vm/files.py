@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from embark.launch.backends.vm.clouds import RUN_FOLDER
-from embark.launch.backends.vm.ssh import keeper_text, order_json
+from embark.launch.backends.vm.ssh import job_json, supervisor_text
 from embark.render.clouds.aws.vm import plugin_text
 from embark.render.command import SPEC_PATH
 from embark.render.job import Job
@@ -30,8 +30,8 @@ def machine_files(job: Job, index: int, master: str) -> Mapping[str, str]:
         "exec ./node.sh")
     place = f"RANK={index}\nMASTER={quote(master)}{plugin_text(job)}"
     return {
-        **config, "keeper.py": keeper_text(), "setup.sh": setup_program(job), "node.sh": node_program(job, place),
+        **config, "keeper.py": supervisor_text(), "setup.sh": setup_program(job), "node.sh": node_program(job, place),
         "start.sh": start,
-        "order.json": order_json([f"{RUN_FOLDER}/start.sh"], cwd="/", after=["shutdown", "--poweroff", "now"],
+        "order.json": job_json([f"{RUN_FOLDER}/start.sh"], cwd="/", after=["shutdown", "--poweroff", "now"],
                                  after_s=OFF_AFTER_S),
     }

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from embark.errors import UserError
 from embark.launch.backend import RunEvent
-from embark.launch.backends.vm.clouds import RUN_FOLDER, Cloud, MachineState, Made, chosen
+from embark.launch.backends.vm.clouds import RUN_FOLDER, Cloud, Machine, MachineState, from_environment
 from embark.launch.backends.vm.ssh import Host, ssh_words
 from embark.render.clouds.gcp import vm as vm_gcp
 from embark.render.job import Job
@@ -33,7 +33,7 @@ class Gcp(Cloud):
 
     @classmethod
     def settings(cls, job: Job) -> dict[str, str]:
-        found = chosen(PROJECT=job.spec.place.account, NETWORK="default", IMAGE_FAMILY=vm_gcp.IMAGE_FAMILY,
+        found = from_environment(PROJECT=job.spec.place.account, NETWORK="default", IMAGE_FAMILY=vm_gcp.IMAGE_FAMILY,
                        IMAGE_PROJECT=vm_gcp.IMAGE_PROJECT)
         if job.spec.place.account:
             found["PROJECT"] = job.spec.place.account
@@ -57,7 +57,7 @@ class Gcp(Cloud):
             remove=(("gcloud", "compute", "firewall-rules", "delete", f"{name}-ssh", "--quiet", _PROJECT),))
         return [*vm_gcp.around_steps(self.job), let_in]
 
-    def machines(self) -> list[Made]:
+    def machines(self) -> list[Machine]:
         told = self.read(("gcloud", "compute", "instances", "list", f"--filter=labels.embark-run={self.job.name}",
                           "--format=json", _PROJECT))
         return sorted((_made(one) for one in told or ()), key=lambda machine: machine.index)
@@ -70,21 +70,21 @@ class Gcp(Cloud):
                  f"--metadata-from-file=ssh-keys={keys}")
         self.change(vm_gcp.start_words(self.job, self.site, given), rank=str(index))
 
-    def wake(self, machine: Made) -> None:
+    def wake(self, machine: Machine) -> None:
         self.change(vm_gcp.again_words(self.job), rank=str(machine.index))
 
-    def delete(self, machines: Sequence[Made]) -> None:
+    def delete(self, machines: Sequence[Machine]) -> None:
         for machine in machines:
             self.change(vm_gcp.end_words(self.job), rank=str(machine.index))
 
-    def host(self, machine: Made) -> Host:
+    def host(self, machine: Machine) -> Host:
         proxy = shlex.join(self.filled(("gcloud", "compute", "start-iap-tunnel", machine.name, "%p",
                                         "--listen-on-stdin", _ZONE, _PROJECT, "--verbosity=warning")))
         words = ssh_words(machine.name, user=USER, key=self.folder / "key", known_hosts=self.folder / "known_hosts",
                           alias=f"compute.{machine.id}", proxy=proxy)
         return Host(machine.name, machine.index, words, RUN_FOLDER, ("sudo", "-n"))
 
-    def host_key(self, machine: Made) -> str:
+    def host_key(self, machine: Machine) -> str:
         """The machine writes it into its guest attributes as it boots."""
         done = self.ask(("gcloud", "compute", "instances", "get-guest-attributes", machine.name, _ZONE,
                          "--query-path=hostkeys/", "--format=value(key,value)", _PROJECT))
@@ -97,10 +97,10 @@ class Gcp(Cloud):
         return sorted((_event(one) for one in told or ()), key=lambda event: event.time_s)
 
 
-def _made(one: dict[str, Any]) -> Made:
+def _made(one: dict[str, Any]) -> Machine:
     name, status = str(one["name"]), str(one.get("status"))
     state = STATES.get(status, "stopped")
-    return Made(int(name.rpartition("-")[2]), str(one.get("id") or name), name, state, inside=name,
+    return Machine(int(name.rpartition("-")[2]), str(one.get("id") or name), name, state, inside=name,
                 why="" if state == "running" else status)
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from embark.formatting import to_one_line
-from embark.launch.backend import LogLine, Tell, by_rank
+from embark.launch.backend import LogLine, Notify, split_rank_prefix
 from embark.launch.backends.kubernetes.log_follower import time_ns
 from embark.launch.backends.vm.ssh import Host, Ssh
-from embark.launch.shell import Arriving, Lines
+from embark.launch.shell import LineMultiplexer, LineStream
 
 QUIET_S = 0.2
 AGAIN_S = 2.0
@@ -39,13 +39,13 @@ class _Place:
         self.following_line = int(first) + 1
         stamp, _, said = rest.partition(" ")
         at_ns = time_ns(stamp)
-        return by_rank(LogLine(at_ns, host.name, said if at_ns else rest, host.index))
+        return split_rank_prefix(LogLine(at_ns, host.name, said if at_ns else rest, host.index))
 
 
-class Reading:
+class MachineLogs:
     """Reads the machines' logs once, then goes on with what is new."""
 
-    def __init__(self, ssh: Ssh, *, tell: Tell) -> None:
+    def __init__(self, ssh: Ssh, *, tell: Notify) -> None:
         self._ssh = ssh
         self._tell = tell
         self._places: dict[int, _Place] = {}
@@ -57,7 +57,7 @@ class Reading:
 
     def on(self, look: Look, poll_s: float) -> Iterator[LogLine]:
         """What comes, until the run is over and all of it is read."""
-        arriving = Arriving()
+        arriving = LineMultiplexer()
         hosts: dict[str, Host] = {}
         not_before_s: dict[str, float] = {}
         try:
@@ -88,11 +88,11 @@ class Reading:
         finally:
             arriving.close()
 
-    def _open(self, host: Host, *, follow: bool) -> Lines:
+    def _open(self, host: Host, *, follow: bool) -> LineStream:
         place = self._places.setdefault(host.index, _Place())
         return self._ssh.read_log(host, place.born, place.following_line, follow=follow)
 
-    def _take(self, arriving: Arriving, hosts: dict[str, Host], wait_s: float) -> list[LogLine]:
+    def _take(self, arriving: LineMultiplexer, hosts: dict[str, Host], wait_s: float) -> list[LogLine]:
         found = []
         for key, text in arriving.take(wait_s):
             line = self._places[hosts[key].index].line(hosts[key], text)

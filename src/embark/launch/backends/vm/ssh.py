@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from embark.errors import EmbarkError, ExitCode, Fault, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
-from embark.launch.backend import Replica, Status, Tell
-from embark.launch.backends.kubernetes.reasons import why_exited
-from embark.launch.shell import Done, Lines, Shell
+from embark.launch.backend import Notify, Replica, Status
+from embark.launch.backends.kubernetes.reasons import explain_exit
+from embark.launch.shell import CommandResult, LineStream, Shell
 from embark.render.job import EXITS
 
 CONNECT_S = 15
@@ -37,7 +37,7 @@ AWAY = 255
 _T = TypeVar("_T")
 
 
-class Away(Fault):
+class Unreachable(Fault):
     """The machine does not answer."""
 
 
@@ -66,7 +66,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SupervisorState:
     """What a machine's keeper says of its ranks."""
 
     is_alive: bool = False
@@ -115,7 +115,7 @@ def make_key(shell: Shell, path: Path, comment: str) -> str:
     return path.with_name(f"{path.name}.pub").read_text().strip()
 
 
-def trust(known_hosts: Path, keys: Mapping[str, str]) -> None:
+def write_known_hosts(known_hosts: Path, keys: Mapping[str, str]) -> None:
     """Writes what ssh is to know: the public key of each machine, by its alias. Earlier keys of the same go."""
     kept = known_hosts.read_text().splitlines() if known_hosts.exists() else []
     kept = [line for line in kept if line.partition(" ")[0] not in keys]
@@ -127,7 +127,7 @@ def trust(known_hosts: Path, keys: Mapping[str, str]) -> None:
 class Ssh:
     """Speaks to keepers."""
 
-    def __init__(self, shell: Shell, *, tell: Tell) -> None:
+    def __init__(self, shell: Shell, *, tell: Notify) -> None:
         self._shell = shell
         self._tell = tell
 
@@ -144,7 +144,7 @@ class Ssh:
                 return
             if time.monotonic() > until_s:
                 last = next(done for host, done in answers if host is waiting[0])
-                raise Away(f"{', '.join(host.name for host in waiting)} did not answer within {format_duration(limit_s)}: "
+                raise Unreachable(f"{', '.join(host.name for host in waiting)} did not answer within {format_duration(limit_s)}: "
                            f"{to_one_line(last.err)[:300]}", fix="embark status looks again, and goes on from there")
             now = f"{pluralize(len(waiting), 'machine')} of {len(hosts)} not there yet"
             if now != said:
@@ -157,7 +157,7 @@ class Ssh:
         def one(host: Host) -> None:
             folder, start = shlex.quote(host.folder), host.keeper_line("start", *(["--fresh"] if is_fresh else []))
             line = f"mkdir -p {folder} && base64 -d | tar -xzf - -C {folder} && {start}"
-            done = self._shell.change(host.command(line), stdin=packed(files(host)),
+            done = self._shell.change(host.command(line), stdin=pack_files(files(host)),
                                       stdin_name="the spec, its start script and the keeper", timeout_s=CALL_S)
             if not self._shell.is_dry and _seen(host, done).is_lost:
                 raise Fault(f"{host.name}: the keeper did not start: {to_one_line(done.err)[:300]}",
@@ -165,7 +165,7 @@ class Ssh:
 
         self._all(hosts, one)
 
-    def look(self, hosts: Sequence[Host]) -> dict[int, Seen | None]:
+    def look(self, hosts: Sequence[Host]) -> dict[int, SupervisorState | None]:
         """By the machine's number; None of one that does not answer."""
         return {host.index: seen for host, seen in self._all(hosts, self._look)}
 
@@ -190,16 +190,16 @@ class Ssh:
         """Ends the attempt that runs, with its checkpoint, so that the next one finds the others where they are now."""
         self._all(hosts, lambda host: self._shell.change(host.keeper("again"), timeout_s=CALL_S))
 
-    def read_log(self, host: Host, born: str, following_line: int, *, follow: bool) -> Lines:
+    def read_log(self, host: Host, born: str, following_line: int, *, follow: bool) -> LineStream:
         """`born BORN`, then each line behind its number."""
         words = host.keeper("logs", born or "-", str(following_line), *(["--follow"] if follow else []))
         return self._shell.lines(words)
 
-    def _look(self, host: Host) -> Seen | None:
+    def _look(self, host: Host) -> SupervisorState | None:
         done = self._shell.ask(host.keeper("status"), timeout_s=CALL_S)
         try:
             return _seen(host, done)
-        except Away:
+        except Unreachable:
             return None
 
     def _all(self, hosts: Sequence[Host], one: Callable[[Host], _T]) -> list[tuple[Host, _T]]:
@@ -210,7 +210,7 @@ class Ssh:
             return list(zip(hosts, pool.map(one, hosts), strict=True))
 
 
-def order_json(words: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = "",
+def job_json(words: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = "",
                wait_s: float = WAIT_S, after: Sequence[str] = (), after_s: float = 0.0) -> str:
     """What a keeper is to run, and when to start it again: from the same table as every controller's rules.
 
@@ -224,12 +224,12 @@ def order_json(words: Sequence[str], *, env: Mapping[str, str] | None = None, cw
     })
 
 
-def keeper_text() -> str:
+def supervisor_text() -> str:
     """The program that travels."""
-    return Path(__file__).with_name("ssh_keeper.py").read_text(encoding="utf-8")
+    return Path(__file__).with_name("supervisor.py").read_text(encoding="utf-8")
 
 
-def packed(files: Mapping[str, str]) -> str:
+def pack_files(files: Mapping[str, str]) -> str:
     """A tar of them, as text. None is secret: a container's user reads the spec."""
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as tar:
@@ -241,7 +241,7 @@ def packed(files: Mapping[str, str]) -> str:
     return base64.b64encode(gzip.compress(held.getvalue(), mtime=0)).decode()
 
 
-def status_of(seen: Mapping[int, Seen | None], names: Mapping[int, str], run_uri: str) -> Status:
+def status_of(seen: Mapping[int, SupervisorState | None], names: Mapping[int, str], run_uri: str) -> Status:
     """How the run stands, of what each of its machines says."""
     parts = tuple(_part(names[index], index, seen[index]) for index in sorted(seen))
     there = [one for one in seen.values() if one is not None]
@@ -255,7 +255,7 @@ def status_of(seen: Mapping[int, Seen | None], names: Mapping[int, str], run_uri
               if one is not None and one.code not in (None, 0) and not one.was_stopped]
     if failed:
         index, one = failed[0]
-        why = why_exited(one.code or 0, "")
+        why = explain_exit(one.code or 0, "")
         return Status("failed", f"{names[index]}: {why.text}", why.fix, parts, since_s, num_restarts)
     if any(one.was_stopped for one in there):
         return Status("gone", "it was told to end, and has", f"its checkpoints are in {run_uri}", parts, since_s,
@@ -269,27 +269,27 @@ def status_of(seen: Mapping[int, Seen | None], names: Mapping[int, str], run_uri
     return Status("running", "", "", parts, since_s, num_restarts)
 
 
-def _part(name: str, index: int, seen: Seen | None) -> Replica:
+def _part(name: str, index: int, seen: SupervisorState | None) -> Replica:
     if seen is None:
         return Replica(name, index, "away", "does not answer")
     if seen.code is not None:
-        return Replica(name, index, "ended", "well" if seen.code == 0 else why_exited(seen.code, "").text)
+        return Replica(name, index, "ended", "well" if seen.code == 0 else explain_exit(seen.code, "").text)
     if seen.is_lost:
         return Replica(name, index, "lost", "its ranks are gone: the machine was started again, or they were killed")
     if seen.phase == "waiting":
-        return Replica(name, index, "restarting", why_exited(seen.last_code, "").text)
+        return Replica(name, index, "restarting", explain_exit(seen.last_code, "").text)
     return Replica(name, index, "running", f"started {pluralize(seen.num_restarts, 'time')} again" if seen.num_restarts else "")
 
 
-def _seen(host: Host, done: Done) -> Seen:
+def _seen(host: Host, done: CommandResult) -> SupervisorState:
     if not done.is_ok:
         if "can't open file" in done.err:  # a machine that was replaced, and has not been handed the run yet
-            return Seen()
+            return SupervisorState()
         raise _trouble(host, done)
     try:
         told: dict[str, Any] = json.loads(done.out.strip().splitlines()[-1])
         started, state, ended = told["started"] or {}, told["state"], told["ended"] or {}
-        return Seen(
+        return SupervisorState(
             is_alive=bool(told["is_alive"]), started_s=started.get("time_s"), phase=str(state.get("phase", "")),
             num_restarts=int(state.get("num_restarts", 0)), last_code=int(state.get("last_code", 0)),
             code=ended.get("code"), was_stopped=bool(ended.get("was_stopped", False)),
@@ -298,14 +298,14 @@ def _seen(host: Host, done: Done) -> Seen:
         raise Fault(f"{host.name} answered what is no status: {to_one_line(done.out)[:200]}") from error
 
 
-def _trouble(host: Host, done: Done) -> EmbarkError:
+def _trouble(host: Host, done: CommandResult) -> EmbarkError:
     told = to_one_line(done.err)[:300]
     if "Host key verification failed" in done.err:
         return UserError(f"{host.name} shows another host key than the one that was asked of its cloud: {told}",
                          fix="if the machine was replaced by hand, embark cancel and launch again; if not, someone "
                              "stands between")
     if done.code == AWAY or done.has_timed_out:
-        return Away(f"{host.name} does not answer: {told}", fix="embark status looks again")
+        return Unreachable(f"{host.name} does not answer: {told}", fix="embark status looks again")
     return Fault(f"{host.name}: {told or f'ended with {done.code}'}", fix="log in there and see")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from embark.errors import Fault, UserError
-from embark.launch.backends.kubernetes.kubectl import Cluster, NoSuchKind, trouble_error, trouble_of
-from embark.launch.shell import Done
+from embark.launch.backends.kubernetes.kubectl import Cluster, NoSuchKind, classify_error, cluster_error
+from embark.launch.shell import CommandResult
 
 CASES = [
     ("The connection to the server 10.0.0.1:443 was refused - did you specify the right host or port?", "away"),
@@ -34,16 +34,16 @@ CASES = [
 
 @pytest.mark.parametrize(("said", "trouble"), CASES)
 def test_each_trouble_is_told_from_the_others(said, trouble):
-    assert trouble_of(Done(1, err=said)) == trouble
+    assert classify_error(CommandResult(1, err=said)) == trouble
 
 
 def test_one_that_does_not_answer_in_time_is_away():
-    assert trouble_of(Done(-15, has_timed_out=True)) == "away"
+    assert classify_error(CommandResult(-15, has_timed_out=True)) == "away"
 
 
 def test_the_fix_is_the_cloud_s_own():
     for cloud, command in (("aws", "aws eks"), ("azure", "az aks"), ("gcp", "gcloud container")):
-        error = trouble_error(Done(1, err="Unauthorized"), Cluster("c", cloud=cloud))
+        error = cluster_error(CommandResult(1, err="Unauthorized"), Cluster("c", cloud=cloud))
         assert isinstance(error, UserError)
         assert command in error.fix
 
@@ -52,14 +52,14 @@ def test_an_operator_that_is_missing_is_named_with_its_command():
     for said, fix in (('no matches for kind "TrainJob"', "trainer.git/manifests/overlays/manager?ref=v2.3"),
                       ('doesn\'t have a resource type "jobset" in group', "JobSet"),
                       ('no matches for kind "PyTorchJob"', "v1.9.4")):
-        error = trouble_error(Done(1, err=said), Cluster())
+        error = cluster_error(CommandResult(1, err=said), Cluster())
         assert isinstance(error, NoSuchKind)
         assert fix in error.fix
 
 
 def test_the_tries_at_discovery_are_left_out_of_the_sentence():
     noise = 'E1115 09:27:02.213523    6981 memcache.go:381] "Couldn\'t get current server API group list"\n' * 5
-    error = trouble_error(Done(1, err=f"{noise}The connection to the server 10.0.0.1 was refused"), Cluster("east"))
+    error = cluster_error(CommandResult(1, err=f"{noise}The connection to the server 10.0.0.1 was refused"), Cluster("east"))
     assert isinstance(error, Fault)
     assert error.what == "the cluster east does not answer: The connection to the server 10.0.0.1 was refused"
 

@@ -9,7 +9,7 @@ import pytest
 from embark.launch.backends.kubernetes.log_follower import PodLogFollower, line_of, time_ns
 from embark.launch.backends.kubernetes.reasons import Reason
 from embark.launch.backends.kubernetes.status import Pod
-from embark.launch.shell import Done, Lines, Shell
+from embark.launch.shell import CommandResult, LineStream, Shell
 
 
 def pod(name: str, phase: str = "Running", has_started: bool = True) -> Pod:
@@ -23,13 +23,13 @@ class Logs:
         self.lines = lines
         self.asked: list[tuple[str, str]] = []
 
-    def open(self, found: Pod, since: str, follow: bool) -> Lines:
+    def open(self, found: Pod, since: str, follow: bool) -> LineStream:
         self.asked.append((found.name, since))
         kept = [line for line in self.lines[found.name] if line[:19] >= since[:19]]
         return Shell().lines(["printf", "%s\\n", *kept] if kept else ["true"])
 
 
-def failed(_: Pod, done: Done) -> None:
+def failed(_: Pod, done: CommandResult) -> None:
     raise AssertionError(done.err)
 
 

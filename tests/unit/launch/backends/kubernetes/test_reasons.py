@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from embark.launch.backends.kubernetes.reasons import why_exited, why_preempted, why_unschedulable, why_waiting
+from embark.launch.backends.kubernetes.reasons import (
+    explain_exit,
+    explain_preemption,
+    explain_unschedulable,
+    explain_waiting,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,24 +30,24 @@ from embark.launch.backends.kubernetes.reasons import why_exited, why_preempted,
     ],
 )
 def test_a_pod_that_is_not_scheduled_says_why_and_what_to_do(message, text, fix):
-    reason = why_unschedulable(message)
+    reason = explain_unschedulable(message)
     assert text in reason.text
     assert message in reason.text
     assert fix in reason.fix
 
 
 def test_every_cause_in_the_sentence_is_told():
-    reason = why_unschedulable("0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 Insufficient memory.")
+    reason = explain_unschedulable("0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 Insufficient memory.")
     assert reason.text.startswith("no node has enough GPUs free (nvidia.com/gpu); no node has enough memory free (0/3")
 
 
 def test_what_is_not_known_is_passed_on_as_it_is():
-    assert why_unschedulable("a new sentence").text == "a new sentence"
-    assert why_waiting("NewReason", "said so").text == "NewReason: said so"
-    assert why_preempted("NewReason", "said so") == "said so"
-    assert "exit code 3" in why_exited(3, "").text
+    assert explain_unschedulable("a new sentence").text == "a new sentence"
+    assert explain_waiting("NewReason", "said so").text == "NewReason: said so"
+    assert explain_preemption("NewReason", "said so") == "said so"
+    assert "exit code 3" in explain_exit(3, "").text
 
 
 def test_a_missing_config_map_is_told_by_name():
-    assert "ConfigMap dlrm-spec is not there" in why_waiting("CreateContainerConfigError",
+    assert "ConfigMap dlrm-spec is not there" in explain_waiting("CreateContainerConfigError",
                                                              'configmap "dlrm-spec" not found').text

@@ -15,8 +15,8 @@ from embark.cli.launch_output import cancel_run, launch_run, status_run
 from embark.errors import Fault, Interrupted, SpecError, UserError
 from embark.launch.backends.kubernetes.kubectl import Patience
 from embark.launch.backends.ray.backend import Ray, address
-from embark.launch.http import Web
-from embark.launch.run_registry import all_runs, find_run
+from embark.launch.http import HttpClient
+from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
 from embark.spec import load_spec
 
@@ -182,7 +182,7 @@ def test_cancel_stops_the_job_and_a_second_one_takes_its_record_away(head: RayHe
     assert cancel_run(Console(), "clicks", yes=True, dry_run=False) == 0
     assert not head.jobs
     assert cancel_run(Console(), "clicks", yes=True, dry_run=False) == 0
-    assert not all_runs().runs
+    assert not list_runs().runs
 
 
 REQUESTS = ("the nodes", "the jobs", "the nodes again", "the package", "the job")
@@ -191,7 +191,7 @@ REQUESTS = ("the nodes", "the jobs", "the nodes again", "the package", "the job"
 @pytest.mark.parametrize("is_after", [False, True])
 @pytest.mark.parametrize("step", range(1, len(REQUESTS) + 1))
 def test_ctrl_c_at_any_request_says_what_is_there_and_how_to_remove_it(head: RayHead, monkeypatch, step, is_after):
-    original, left = Web._send, [step]
+    original, left = HttpClient._send, [step]
 
     def cut(self, *words):
         left[0] -= 1
@@ -202,22 +202,22 @@ def test_ctrl_c_at_any_request_says_what_is_there_and_how_to_remove_it(head: Ray
             raise KeyboardInterrupt
         return answer
 
-    monkeypatch.setattr(Web, "_send", cut)
+    monkeypatch.setattr(HttpClient, "_send", cut)
     with pytest.raises(Interrupted) as caught:
         launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False)
     assert bool(head.jobs) == (step == len(REQUESTS) and is_after)
     if step <= 3:
         assert caught.value.what == "stopped by Ctrl-C; nothing was made"
-        assert not all_runs().runs
+        assert not list_runs().runs
         return
     assert "the job embark-clicks-" in caught.value.what
     assert caught.value.fix == "embark cancel clicks"
     left[0] = 100
     for _ in range(3):
-        if all_runs().runs:
+        if list_runs().runs:
             assert cancel_run(Console(quiet=True), "clicks", yes=True, dry_run=False) == 0
     assert not head.jobs
-    assert not all_runs().runs
+    assert not list_runs().runs
 
 
 def test_the_address_is_what_ray_s_own_commands_would_take(monkeypatch, tmp_path):

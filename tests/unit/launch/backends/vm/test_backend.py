@@ -20,11 +20,11 @@ from embark.errors import Interrupted, SpecError, UserError
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.vm import backend as vm_module
 from embark.launch.backends.vm.backend import Vm
-from embark.launch.backends.vm.clouds import trouble
+from embark.launch.backends.vm.clouds import command_error
 from embark.launch.backends.vm.files import machine_files
-from embark.launch.price import foretell
+from embark.launch.price import estimate_launch
 from embark.launch.run_registry import find_run
-from embark.launch.shell import Done, Recorder
+from embark.launch.shell import CommandResult, DryRunShell
 from embark.render.infrastructure import render_around
 from embark.render.job import make_job
 from embark.spec import load_spec
@@ -117,8 +117,8 @@ def bare(words: list[str]) -> list[str]:
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_ctrl_c_after_any_command_leaves_nothing_that_is_not_said_with_what_removes_it(cloud, tmp_path, monkeypatch):
     spec = spec_for(cloud, tmp_path)
-    told = foretell(spec)
-    monkeypatch.setattr("embark.launch.price.foretell", lambda _: told)
+    told = estimate_launch(spec)
+    monkeypatch.setattr("embark.launch.price.estimate_launch", lambda _: told)
     for moment in count():
         clouds = Clouds()
         clouds.interrupt_after = moment
@@ -155,7 +155,7 @@ def remove(fix: str, clouds: Clouds) -> None:
 def test_a_failure_in_the_middle_says_what_is_there_too(cloud, tmp_path, monkeypatch):
     clouds = Clouds()
     whole = clouds._machine
-    monkeypatch.setattr(clouds, "_machine", lambda name, told: whole(name, told) if clouds.num_created == 0 else Done(
+    monkeypatch.setattr(clouds, "_machine", lambda name, told: whole(name, told) if clouds.num_created == 0 else CommandResult(
         1, err="InsufficientInstanceCapacity ZONE_RESOURCE_POOL_EXHAUSTED SkuNotAvailable"))
     monkeypatch.setattr("embark.cli.launch_output.Shell", lambda: clouds)
     with pytest.raises(UserError, match="no such machine free there") as raised:
@@ -346,7 +346,7 @@ def test_of_two_machines_with_one_number_the_one_that_lives_counts(tmp_path):
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_dry_run_says_every_command_and_leaves_nothing(cloud, tmp_path):
     said: list[str] = []
-    place, spec = Vm(Recorder(said.append), tell=lambda _: None), spec_for(cloud, tmp_path)
+    place, spec = Vm(DryRunShell(said.append), tell=lambda _: None), spec_for(cloud, tmp_path)
     handle = place.handle_of(spec)
     place.check(LaunchRequest(spec, handle))
     place.submit(LaunchRequest(spec, handle))
@@ -364,7 +364,7 @@ def test_a_dry_run_says_every_command_and_leaves_nothing(cloud, tmp_path):
     ("something new", "something new", "own words"),
 ])
 def test_what_a_cloud_refuses_is_told_with_what_helps(err, words, fix):
-    error = trouble("aws", Done(1, err=err), "log in")
+    error = command_error("aws", CommandResult(1, err=err), "log in")
     assert words in error.what
     assert fix in error.fix
 

@@ -19,7 +19,7 @@ from embark.launch.backend import LaunchRequest
 from embark.launch.backends.tpu_vm.backend import TpuVm
 from embark.launch.backends.vm.aws import Aws
 from embark.launch.backends.vm.backend import Vm
-from embark.launch.backends.vm.clouds import Made
+from embark.launch.backends.vm.clouds import Machine
 from embark.render.job import make_job
 from embark.spec import load_spec
 
@@ -111,7 +111,7 @@ def test_the_tunnel_of_aws_is_one_that_ssh_can_start(tmp_path, monkeypatch):
     monkeypatch.setenv("SUBNET_ID", "subnet-1")
     job = make_job(load_spec("quickstart", ["place.machine=g5.xlarge", "place.target=vm", "store.root=s3://b/r"]),
                    load_catalog())
-    host = Aws(Clouds(), job, tmp_path, Aws.settings(job)).host(Made(0, "i-1", "dlrm-0", "running", "10.0.0.1"))
+    host = Aws(Clouds(), job, tmp_path, Aws.settings(job)).host(Machine(0, "i-1", "dlrm-0", "running", "10.0.0.1"))
     (proxy,) = [word.partition("=")[2] for word in host.words if word.startswith("ProxyCommand=")]
     assert proxy.startswith("aws ssm start-session --region ")
     assert "--target i-1 --document-name AWS-StartSSHSession --parameters portNumber=%p" in proxy
