@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test check bench docs examples clean
+.PHONY: help quickstart test test-slow coverage check bench docs examples clean
 
 PYTHON ?=
 VARIANT ?= auto
@@ -13,6 +13,7 @@ TESTS ?= tests
 WORKERS ?= auto
 
 PY := .venv/bin/python
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal --maxprocesses 8
 PIP := $(PY) -m pip --quiet --quiet --disable-pip-version-check --no-input
 
 # The TPU's compiler, as this JAX wants it. Beside the packages: among them, JAX would look for TPUs at every start.
@@ -20,13 +21,19 @@ LIBTPU := from importlib.metadata import requires; print(next(r.partition(";")[0
 
 help:  ## list the targets
 	@echo "make TARGET, where TARGET is one of:"
-	@sed -n 's/^\([a-z]*\):.*##\(.*\)/  \1\t\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*##\(.*\)/  \1\t\2/p' Makefile | expand -t 14
 
 quickstart: .venv/.embark  ## install what training needs, then train a small model here
 	@.venv/bin/embark train quickstart --fresh
 
-test: .venv/.dev  ## run every test that can run here, with coverage
-	@$(PY) -m pytest -n $(WORKERS) --dist worksteal --maxprocesses 8 --cov --cov-report= $(TESTS)
+test: .venv/.dev  ## run the tests that need nothing but Python: every promise at least once
+	@$(PYTEST) -m "not slow" $(TESTS)
+
+test-slow: .venv/.dev  ## run the others: containers, emulators, browsers, long fault drills, the TPU's compiler
+	@$(PYTEST) -m slow $(TESTS)
+
+coverage: .venv/.dev  ## run all tests and report which lines none of them ran
+	@$(PYTEST) --cov --cov-report= $(TESTS)
 	@$(PY) -m coverage report --fail-under=90
 
 check: .venv/.dev  ## ruff, mypy --strict and the import contracts

@@ -1,5 +1,8 @@
 """Skips what cannot run here and, at the end, says what was not run and what would get it.
 
+Tests that need containers, emulators, browsers or compilers are slow by what they use (SLOW_TOOLS, SLOW_FIXTURES); others
+that take long say so with `@pytest.mark.slow`. `make test` leaves slow tests out, `make test-slow` runs only them.
+
 With EMBARK_REQUIRE_ALL=1, as in CI, a skip is a failure unless the test is marked `gpu` or `schemas`.
 """
 
@@ -23,6 +26,8 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 BY_HAND = {"gpu": "an NVIDIA GPU", "schemas": "the definitions of JobSet, Kueue, KubeRay and eksctl in EMBARK_SCHEMAS"}
 """What is run by hand, and what it takes."""
 TPU_COMPILER = "make .venv/.dev, which gets the TPU's compiler; or pip install 'jax[tpu]'"
+SLOW_TOOLS = {"podman", "chromium", "prometheus", "azurite", "sshd"}
+SLOW_FIXTURES = {"s3_emulator", "gs_emulator", "az_emulator", "gs_xml_emulator", "image_store"}
 PROPERTY = "embark_skipped_for"
 """Rides on the test's report, so that it crosses from xdist's workers to the session that counts."""
 
@@ -37,10 +42,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if _uses_something_slow(item):
+            item.add_marker("slow")
         for kind, reason in _obstacles(item):
             item.user_properties.append((PROPERTY, kind))
             item.add_marker(pytest.mark.skip(reason=reason))
             break
+
+
+def _uses_something_slow(item: pytest.Item) -> bool:
+    tools = {name for marker in item.iter_markers("needs") for name in marker.args}
+    fixtures = set(getattr(item, "fixturenames", ()))
+    return bool(tools & SLOW_TOOLS or fixtures & SLOW_FIXTURES or item.get_closest_marker("tpu"))
 
 
 def _obstacles(item: pytest.Item) -> Iterator[tuple[str, str]]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
-from cloud import emulators
-from cloud.emulators import Emulator, outside_of_clouds
-from cloud.image import Store, common_folder, shared_store
+from integration.cloud import emulators
+from integration.cloud.emulators import Emulator, outside_of_clouds
+from integration.cloud.image import Store, common_folder, shared_store
 
 from embark.store.object_store import ObjectStore, open_store
 from embark.store.retry_policy import RetryPolicy

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cloud.kubernetes_api import KubernetesApi
+from integration.cloud.kubernetes_api import KubernetesApi
 
 from embark.cli.console import Console
 from embark.cli.launch_output import launch_run

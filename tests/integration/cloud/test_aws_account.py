@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import boto3
 import pytest
-from cloud import emulators
-from cloud.emulators import SECRET, Emulator
+from integration.cloud import emulators
+from integration.cloud.emulators import SECRET, Emulator
 
 from embark.__main__ import run
 from embark.doctor.account.aws import aws_account, counts_to, families_of

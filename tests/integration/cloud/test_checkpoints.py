@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from cloud.conftest import HASTY
-from cloud.emulators import s3_env
-from cloud.faulty_proxy import proxy_to
+from integration.cloud.conftest import HASTY
+from integration.cloud.emulators import s3_env
+from integration.cloud.faulty_proxy import proxy_to
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, init_from_local_shards
 from torch.distributed._shard.sharding_spec import ShardMetadata
 

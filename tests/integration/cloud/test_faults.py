@@ -8,9 +8,9 @@ import traceback
 from dataclasses import replace
 
 import pytest
-from cloud.conftest import HASTY
-from cloud.emulators import SECRET, s3_env
-from cloud.faulty_proxy import Proxy, proxy_to
+from integration.cloud.conftest import HASTY
+from integration.cloud.emulators import SECRET, s3_env
+from integration.cloud.faulty_proxy import Proxy, proxy_to
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.store.object_store import ObjectStore, open_store

@@ -9,7 +9,7 @@ import json
 import subprocess
 
 import pytest
-from cloud.image import LIMITS, NAME
+from integration.cloud.image import LIMITS, NAME
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("podman")]
 

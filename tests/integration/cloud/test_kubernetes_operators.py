@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
-from cloud.kubernetes_api import KubernetesApi, kubernetes_api
-from cloud.kubernetes_launch import HASTY, launched, place, settle, spec_of
+from integration.cloud.kubernetes_api import KubernetesApi, kubernetes_api
+from integration.cloud.kubernetes_launch import HASTY, launched, place, settle, spec_of
 
 from embark.cli.console import Console
 from embark.cli.launch_output import cancel_run, launch_run, status_run

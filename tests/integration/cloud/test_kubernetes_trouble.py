@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cloud.kubernetes_api import kubernetes_api
-from cloud.kubernetes_launch import LAUNCH, ROOT, SETTINGS, launched, place, settle, spec_of, until
+from integration.cloud.kubernetes_api import kubernetes_api
+from integration.cloud.kubernetes_launch import LAUNCH, ROOT, SETTINGS, launched, place, settle, spec_of, until
 
 from embark.cli.console import Console
 from embark.cli.launch_output import cancel_run, launch_run

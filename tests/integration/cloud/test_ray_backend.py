@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud.ray_cluster import RayCluster, ray_cluster
+from integration.cloud.ray_cluster import RayCluster, ray_cluster
 
 from embark.store import RunDir
 

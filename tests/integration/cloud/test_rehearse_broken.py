@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cloud.rehearsals import rehearse
+from integration.cloud.rehearsals import rehearse
 from render_jobs import job_of
 
 from embark.render.targets.kubernetes import render_job

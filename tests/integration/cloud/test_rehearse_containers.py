@@ -10,8 +10,8 @@ import sys
 import time
 
 import pytest
-from cloud.image import BASE, NAME, common_folder
-from cloud.rehearsals import assert_trained, rehearse, rehearse_quickstart, undisturbed_loss
+from integration.cloud.image import BASE, NAME, common_folder
+from integration.cloud.rehearsals import assert_trained, rehearse, rehearse_quickstart, undisturbed_loss
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("podman")]
 

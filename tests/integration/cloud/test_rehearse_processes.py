@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from cloud.image import common_folder
-from cloud.rehearsals import assert_trained, rehearse_quickstart, undisturbed_loss
+from integration.cloud.image import common_folder
+from integration.cloud.rehearsals import assert_trained, rehearse_quickstart, undisturbed_loss
 
 pytestmark = pytest.mark.slow
 

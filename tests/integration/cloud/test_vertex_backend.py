@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from cloud.vertex_rest import VertexRest, vertex_rest
+from integration.cloud.vertex_rest import VertexRest, vertex_rest
 
 from embark.cli.console import Console
 from embark.cli.launch_output import cancel_run, launch_run, status_run

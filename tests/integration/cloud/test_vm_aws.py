@@ -14,7 +14,7 @@ from pathlib import Path
 
 import boto3
 import pytest
-from cloud import emulators
+from integration.cloud import emulators
 from ssh_servers import servers
 
 from embark.cli.console import Console

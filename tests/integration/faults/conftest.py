@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.zygote import free_port
+from integration.faults.zygote import free_port
 
 TESTS = Path(__file__).parents[2]
 SPEC = """

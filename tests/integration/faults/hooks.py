@@ -30,8 +30,8 @@ def die_in(rank: int, victim: int, method: str, word: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if method == "removal":
-        _before("embark.store.local_store:FolderStore.write", written)
-        _before("embark.store.local_store:FolderStore.delete_prefix", removed)
+        _before("embark.store.local_store:LocalStore.write", written)
+        _before("embark.store.local_store:LocalStore.delete_prefix", removed)
     else:
         _before(method, before)
 

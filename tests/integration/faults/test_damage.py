@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.conftest import Run
+from integration.faults.conftest import Run
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def test_with_all_damaged_it_begins_anew_and_says_so(saved, whole):
 def test_a_damaged_one_never_counts_as_the_one_to_keep(saved):
     """It has the highest step, and a run that keeps one would else remove what it has just saved."""
     cut(saved.path / "checkpoints" / "step-000000010")
-    ranks = saved.start(2, "store.keep_checkpoints=1", "store.checkpoint_every=7", hook="faults.hooks:slow",
+    ranks = saved.start(2, "store.keep_checkpoints=1", "store.checkpoint_every=7", hook="integration.faults.hooks:slow",
                         method="embark.trainers.torch.engines.pipeline:PipelineEngine.step", word="", seconds=0.1, mark=os.devnull)
     ranks.until(lambda: saved.events("save")[-1]["step"] == 7)
     assert saved.committed() == [7]

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from faults.conftest import ENDS_S, Ranks, Run
+from integration.faults.conftest import ENDS_S, Ranks, Run
 
 pytestmark = pytest.mark.slow
 
@@ -71,9 +71,9 @@ def test_fifty_kills_at_random_instants_change_no_loss(run, undisturbed, seed):
 
 POINTS = {
     "the state is copied": (1, "embark.trainers.torch.staging:Staging.copy", "", "between saves"),
-    "a shard is to be written": (1, "embark.store.local_store:FolderStore.write", "rank-00001", "in a save"),
-    "the index is to be written": (0, "embark.store.local_store:FolderStore.write", "index.json", "in a save"),
-    "the mark is to be written": (0, "embark.store.local_store:FolderStore.write", "commit.json", "in a save"),
+    "a shard is to be written": (1, "embark.store.local_store:LocalStore.write", "rank-00001", "in a save"),
+    "the index is to be written": (0, "embark.store.local_store:LocalStore.write", "index.json", "in a save"),
+    "the mark is to be written": (0, "embark.store.local_store:LocalStore.write", "commit.json", "in a save"),
     "the mark is written": (0, "embark.trainers.torch.checkpoint:Checkpointer._tidy", "", "between saves"),
     "an old one has lost its mark": (0, "removal", "", "in a removal"),
 }
@@ -83,7 +83,7 @@ def test_a_kill_at_each_point_of_a_save_changes_no_loss(run, undisturbed):
     run.sets = SETS
     for point, (rank, method, word, expected) in POINTS.items():
         began_s = time.time()
-        ranks = run.start(2, hook="faults.hooks:die_in", victim=rank, method=method, word=word)
+        ranks = run.start(2, hook="integration.faults.hooks:die_in", victim=rank, method=method, word=word)
         codes = ends(ranks)
         assert codes[rank] == -signal.SIGKILL, f"{point}: {codes}\n{run.output()}"
         assert codes[1 - rank] == 70, f"{point}: {codes}\n{run.output()}"

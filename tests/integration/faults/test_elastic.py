@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from faults.conftest import SPEC, Run
+from integration.faults.conftest import SPEC, Run
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from faults.conftest import Run
+from integration.faults.conftest import Run
 
 pytestmark = pytest.mark.slow
 

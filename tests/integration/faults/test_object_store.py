@@ -9,9 +9,9 @@ import time
 from dataclasses import dataclass
 
 import pytest
-from cloud.emulators import SECRET, s3, s3_env
-from cloud.faulty_proxy import Proxy, proxy_to
-from faults.conftest import Run, end_all
+from integration.cloud.emulators import SECRET, s3, s3_env
+from integration.cloud.faulty_proxy import Proxy, proxy_to
+from integration.faults.conftest import Run, end_all
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ class InBucket:
     env: dict[str, str]
 
     def start(self, num_ranks: int, *sets: str, **retry: float):
-        return self.run.start(num_ranks, *sets, env=self.env, hook="faults.hooks:hasty", **{**HASTY, **retry})
+        return self.run.start(num_ranks, *sets, env=self.env, hook="integration.faults.hooks:hasty", **{**HASTY, **retry})
 
 
 @pytest.fixture(scope="module")

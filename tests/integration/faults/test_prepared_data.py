@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from faults.conftest import Run
+from integration.faults.conftest import Run
 from prepared_rows import make_prepared
 
 from embark.data.prepared import Feature

@@ -6,7 +6,7 @@ import re
 import signal
 
 import pytest
-from faults.conftest import Ranks, Run
+from integration.faults.conftest import Ranks, Run
 
 from embark.launch.costs import run_cost
 from embark.render.job import EXITS
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 PRICE = {"EMBARK_USD_PER_HOUR": "3600"}
 """A dollar a second."""
-SLOW = {"hook": "faults.hooks:slow", "method": "embark.trainers.torch.engines.pipeline:PipelineEngine.step", "word": "", "seconds": 0.1}
+SLOW = {"hook": "integration.faults.hooks:slow", "method": "embark.trainers.torch.engines.pipeline:PipelineEngine.step", "word": "", "seconds": 0.1}
 
 
 def starts_again(codes: list[int]) -> bool:

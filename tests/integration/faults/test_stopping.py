@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from faults.conftest import ENDS_S, SPEC, Run
+from integration.faults.conftest import ENDS_S, SPEC, Run
 
 pytestmark = pytest.mark.slow
 
@@ -20,8 +20,8 @@ WITHIN_S = 15.0
 """Of the shortest notice there is, Kubernetes' on Google's spot machines, nothing may be left over."""
 PLACES = {
     "a step": ("embark.trainers.torch.engines.pipeline:PipelineEngine.step", ""),
-    "a save": ("embark.store.local_store:FolderStore.write", "rank-0000"),
-    "a save's last moment": ("embark.store.local_store:FolderStore.write", "commit.json"),
+    "a save": ("embark.store.local_store:LocalStore.write", "rank-0000"),
+    "a save's last moment": ("embark.store.local_store:LocalStore.write", "commit.json"),
     "an evaluation": ("embark.data.synthetic:SyntheticSource.eval_rows", ""),
     "the loader": ("embark.data.synthetic:SyntheticSource.train_rows", ""),
 }
@@ -35,7 +35,7 @@ BEFORE = {
 def test_sigterm_loses_nothing(run, whole, tmp_path, place):
     method, word = PLACES[place]
     mark = tmp_path / "mark"
-    ranks = run.start(2, "train.eval_every=2", "store.checkpoint_every=2", hook="faults.hooks:slow", method=method,
+    ranks = run.start(2, "train.eval_every=2", "store.checkpoint_every=2", hook="integration.faults.hooks:slow", method=method,
                       word=word, seconds=0.25, mark=str(mark))
     ranks.until(lambda: mark.exists() and run.last_step() >= (1 if place in ("a step", "the loader") else 2))
     ranks.kill(signal.SIGTERM)
@@ -52,7 +52,7 @@ def test_sigterm_loses_nothing(run, whole, tmp_path, place):
 def test_sigterm_before_the_first_step_waits_for_none(run, whole, tmp_path, place):
     method, word = BEFORE[place]
     mark = tmp_path / "mark"
-    ranks = run.start(2, hook="faults.hooks:slow", method=method, word=word, seconds=0.3, mark=str(mark))
+    ranks = run.start(2, hook="integration.faults.hooks:slow", method=method, word=word, seconds=0.3, mark=str(mark))
     ranks.until(mark.exists)
     ranks.kill(signal.SIGTERM)
     assert ranks.codes(WITHIN_S) == [75, 75], run.output()
@@ -74,7 +74,7 @@ def test_a_signal_to_one_rank_stops_both_at_one_step(run, name, rank):
 def test_a_second_sigterm_changes_nothing(run, tmp_path):
     """Kubernetes sends one, its sidecars and launchers another."""
     mark = tmp_path / "mark"
-    ranks = run.start(2, hook="faults.hooks:slow", method="embark.store.local_store:FolderStore.write", word="rank-0000",
+    ranks = run.start(2, hook="integration.faults.hooks:slow", method="embark.store.local_store:LocalStore.write", word="rank-0000",
                       seconds=0.2, mark=str(mark))
     ranks.until(lambda: run.last_step() >= 1)
     ranks.kill(signal.SIGTERM)

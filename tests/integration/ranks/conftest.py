@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.conftest import Zygote
+from integration.faults.conftest import Zygote
 
 SPEC = """
 name = "ranks"

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_rank_that_waits_for_its_data_is_found_and_the_losses_are_those_of_a_run_that_tells_nothing(ranks):
     told = ranks(3, "train.num_steps=26", "watch.system_every_s=0.01", "watch.phases_every_s=0.01", name="told",
-                 hook="dist.hooks:late")
+                 hook="integration.ranks.hooks:late")
     silent = ranks(3, "train.num_steps=26", "watch.system_every_s=0", "watch.phases_every_s=0", name="silent")
     assert (told.code, silent.code) == (0, 0), told.output + silent.output
     assert told.losses() == silent.losses()
