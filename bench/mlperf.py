@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embark.catalog import find, load_catalog
-from embark.cli.options import OutputOptions
+from embark.cli.console import Console
 from embark.model.placement import Cluster, Placement, Shard
 from embark.plan.predict import predict
 from embark.plan.prediction import Prediction, Setup
@@ -68,7 +68,7 @@ def main() -> None:
                      "published": f"{one.minutes:.2f} min"}
                     | _told("simulated as HugeCTR runs it", min(_reduced_beside(own), _reduced_beside(cut)), one)
                     | _told("as Embark would run it", _step_s(own), one))
-    OutputOptions().console().table(rows)
+    Console().table(rows)
 
 
 def _step_s(found: Prediction) -> float:

@@ -19,7 +19,7 @@ from typing import Any
 
 from embark.catalog import load_catalog
 from embark.cli.calibrate import ROW_HEADINGS, as_measured, calibration_models, compared
-from embark.cli.options import OutputOptions
+from embark.cli.console import Console
 from embark.plan.calibration import CPU, Calibration, load_calibrations
 from embark.plan.fit import Measured, fitted
 from embark.plan.this_machine import gpu_of
@@ -42,7 +42,7 @@ def main() -> None:
     if asked.measured:
         calibration, rest = recorded(asked.measured)
         print(calibration.engines, calibration.memory, sep="\n")
-        OutputOptions().console().table([compared(calibration, one) for one in rest], ROW_HEADINGS)
+        Console().table([compared(calibration, one) for one in rest], ROW_HEADINGS)
         return
     place = "place.device=cpu" if asked.cpu else "place.device=cuda"
     device = CPU
@@ -59,7 +59,7 @@ def main() -> None:
         rows.append(compared(calibration, as_measured(spec, _middle(found), is_gpu=not asked.cpu)))
         print(rows[-1], "ms in each process:", [round(one["step_s"] * 1e3, 3) for one in found], flush=True)
     print(f"{calibration.title}, calibrated {calibration.date}, {calibration.versions}")
-    OutputOptions().console().table(rows, ROW_HEADINGS)
+    Console().table(rows, ROW_HEADINGS)
 
 
 def recorded(path: Path) -> tuple[Calibration, list[Measured]]:

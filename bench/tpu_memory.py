@@ -14,7 +14,7 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 
-from embark.cli.options import OutputOptions
+from embark.cli.console import Console
 from embark.cli.plan_tpu import planned_beside
 from embark.plan.tpu_memory import ChipMemory
 from embark.spec import RunSpec, load_spec
@@ -85,7 +85,7 @@ def main() -> None:
             if (topology, name, sets) not in known:
                 spec = load_spec(name, [*sets.split(), "train.sparsecore=off"])
                 add(asked.out, Row(name, sets, compile_for(spec, topology)))
-    OutputOptions().console().table([compared(row) for row in recorded(asked.measured or asked.out)], HEADINGS)
+    Console().table([compared(row) for row in recorded(asked.measured or asked.out)], HEADINGS)
 
 
 def recorded(path: Path) -> list[Row]:

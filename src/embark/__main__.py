@@ -1,4 +1,4 @@
-"""`embark` and `python -m embark`: runs a verb and turns what it raises into an exit code."""
+"""`embark` and `python -m embark`: run a command and turn what it raises into an exit code."""
 
 from __future__ import annotations
 
@@ -7,31 +7,35 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from embark.errors import EmbarkError, ExitCode, UserError
+from embark.errors import EmbarkError, ExitCode
 
 
 def main() -> None:
     """The entry point."""
     words = sys.argv[1:]
     if words[:1] == ["train"]:
-        # Until the trainer listens itself: the rest is imported below, and a machine can be taken away meanwhile.
+        # Until the trainer's own handlers are installed: importing takes seconds, and a preemption can come meanwhile.
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, lambda *_: os._exit(ExitCode.PREEMPTED))
     sys.exit(run(words))
 
 
 def run(words: Sequence[str]) -> int:
-    """Run one verb; no error of ours leaves a traceback."""
+    """Run one command; no error of ours leaves a traceback."""
     from cyclopts import CycloptsError
 
-    from embark.cli.app import app
+    from embark.cli.app import app, explain
     from embark.cli.console import Console
 
     console = Console(json="--json" in words, quiet="--quiet" in words or "-q" in words)
     try:
+        names, apps, _ = app.parse_commands(list(words))
+        for name, command in zip(names, apps[1:], strict=False):
+            if command.default_command and not name.startswith("-"):
+                command.help = None  # its own docstring instead of its line in the list of commands
         return int(app(list(words), exit_on_error=False, print_error=False, result_action="return_value") or 0)
     except CycloptsError as error:
-        console.error(UserError(str(error), fix="embark --help"))
+        console.error(explain(error))
         return ExitCode.BAD_INPUT
     except EmbarkError as error:
         console.error(error)
@@ -39,7 +43,7 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         console.error(EmbarkError("stopped by Ctrl-C"))
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # the reader of a pipe has gone; leave without a word
+    except BrokenPipeError:  # the reader closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
 

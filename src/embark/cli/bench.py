@@ -1,68 +1,106 @@
-"""`embark bench` as a person sees it."""
+"""`embark bench`: training speed on this machine, beside stock TorchRec's."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from embark.cli.console import Console
-from embark.errors import ExitCode
+from embark.cli.options import Flag, Settings, Spec
+from embark.errors import UserError
 from embark.formatting import format_bytes
-from embark.spec import RunSpec
+
+NUM_PROFILE_ROWS = 30
 
 
-def compare(console: Console, spec: RunSpec, *, seconds: float, peers: bool) -> int:
-    """Measure, and show the table."""
-    from embark.trainers.torch.bench.run import bench
+def bench(
+    spec: Spec = "quickstart",
+    /,
+    *,
+    set_: Settings = (),
+    seconds: float = 8.0,
+    peers: Annotated[bool, Parameter(negative="--no-peers")] = True,
+    profile: Flag = False,
+    calibrate: Flag = False,
+    console: Console = Console(),
+) -> None:
+    """Train a spec's first batches here with Embark and with stock TorchRec, and compare samples per second.
 
-    found = bench(spec, seconds=seconds, peers=peers, tell=lambda name: console.text(f"measured {name}"))
-    if console.json:
-        console.data(found)
-        return ExitCode.DONE
-    rows = [_row(row) for row in found["rows"]]
-    limit = found["roofline"]
-    rows.append({"": "what this device could do", "samples/s": f"{limit['samples_per_s']:,.0f}",
-                 "ms a step": f"{limit['step_ms']:.3f}", "first step, s": "",
-                 "Embark is": f"{limit['share']:.0%} of it"})
-    console.text(f"{spec.name}, batch {found['batch_size']:,}, {found['device']}, torch {found['torch']}")
-    console.table(rows)
-    console.text(
-        f"A step moves {limit['bytes_per_step'] / 1e9:.3g} GB at a measured {limit['bytes_per_s'] / 1e12:.3g} TB/s and "
-        f"computes {limit['flops_per_step'] / 1e12:.3g} TFLOP at a measured {limit['flops_per_s'] / 1e12:.3g} TFLOP/s."
-    )
-    return ExitCode.DONE
+    With place.device=jax, only the JAX trainer is measured.
+
+    Parameters
+    ----------
+    seconds
+        How long to measure each contender.
+    peers
+        Measure stock TorchRec too, in fp32 and in bf16 autocast.
+    profile
+        Show where the time of Embark's own step goes instead.
+    calibrate
+        Measure this machine's bandwidth, compute and memory instead, and save them for embark plan; takes minutes.
+    """
+    from embark.spec import load_spec
+    from embark.stack.versions import require_stack
+    from embark.trainers.jax.packages import require_jax, wants_jax
+
+    run = load_spec(spec, set_)
+    if seconds <= 0:
+        raise UserError("--seconds must be greater than 0", fix="--seconds 8")
+    if profile and calibrate:
+        raise UserError("--profile and --calibrate are mutually exclusive", fix="leave one out")
+
+    def report(name: str) -> None:
+        console.text(f"measured {name}")
+
+    if wants_jax(run):
+        if profile or calibrate:
+            raise UserError("--profile and --calibrate measure the torch trainer only",
+                            fix="leave place.device=jax out")
+        require_jax(run)
+        from embark.trainers.jax.bench import bench as bench_jax
+
+        console.show(bench_jax(run, seconds=seconds, tell=report), _render)
+        return
+    require_stack()
+    if calibrate:
+        from embark.cli.calibrate import calibrate as calibrate_here
+
+        calibrate_here(console, run, seconds=seconds)
+        return
+    from embark.trainers.torch.bench import run as torch_bench
+
+    if profile:
+        console.show({"rows": torch_bench.profile(run)}, _render_profile)
+    else:
+        console.show(torch_bench.bench(run, seconds=seconds, peers=peers, tell=report), _render)
 
 
-def measure_in_jax(console: Console, spec: RunSpec, *, seconds: float) -> int:
-    """The same of JAX's trainer, which has no peer here: stock TorchRec runs in torch."""
-    from embark.trainers.jax.bench import bench
-
-    found = bench(spec, seconds=seconds, tell=lambda name: console.text(f"measured {name}"))
-    if console.json:
-        console.data(found)
-        return ExitCode.DONE
-    console.text(f"{spec.name}, batch {found['batch_size']:,}, {found['device']}, jax {found['jax']}")
+def _render(console: Console, found: dict[str, Any]) -> None:
+    library = "torch" if "torch" in found else "jax"
+    console.text(f"batch {found['batch_size']:,}, {found['device']}, {library} {found[library]}")
+    limit = found.get("roofline")
     rows = []
     for row in found["rows"]:
-        shown = _row({**row, "ratio": 1.0})
-        del shown["Embark is"]
-        rows.append(shown | ({"memory": format_bytes(row["memory_bytes"])} if "memory_bytes" in row else {}))
+        cells = {"": row["name"], "samples/s": f"{row['samples_per_s']:,.0f}", "ms/step": f"{row['step_ms']:.3f}",
+                 "first step, s": f"{row['first_step_s']:.1f}"}
+        if limit:
+            cells["Embark is"] = f"{row['ratio']:.2f}×"
+        elif "memory_bytes" in row:
+            cells["memory"] = format_bytes(row["memory_bytes"])
+        rows.append(cells)
+    if limit:
+        rows.append({"": "this device's ceiling", "samples/s": f"{limit['samples_per_s']:,.0f}",
+                     "ms/step": f"{limit['step_ms']:.3f}", "first step, s": "",
+                     "Embark is": f"{limit['share']:.0%} of it"})
     console.table(rows)
-    return ExitCode.DONE
+    if limit:
+        console.text(
+            f"A step moves {limit['bytes_per_step'] / 1e9:.3g} GB at a measured {limit['bytes_per_s'] / 1e12:.3g} TB/s "
+            f"and computes {limit['flops_per_step'] / 1e12:.3g} TFLOP at a measured "
+            f"{limit['flops_per_s'] / 1e12:.3g} TFLOP/s.")
 
 
-def show_profile(console: Console, spec: RunSpec) -> int:
-    """Where the time of a step goes."""
-    from embark.trainers.torch.bench.run import profile
-
-    rows = profile(spec)
-    if console.json:
-        console.data({"rows": rows})
-        return ExitCode.DONE
-    console.table([{"what": r["what"][:100], "µs a step": f"{r['us']:.1f}", "times a step": f"{r['calls']:.1f}"}
-                   for r in rows[:30]])
-    return ExitCode.DONE
-
-
-def _row(row: dict[str, Any]) -> dict[str, str]:
-    return {"": row["name"], "samples/s": f"{row['samples_per_s']:,.0f}", "ms a step": f"{row['step_ms']:.3f}",
-            "first step, s": f"{row['first_step_s']:.1f}", "Embark is": f"{row['ratio']:.2f}×"}
+def _render_profile(console: Console, found: dict[str, Any]) -> None:
+    console.table([{"operation": row["what"][:100], "µs/step": f"{row['us']:.1f}", "calls/step": f"{row['calls']:.1f}"}
+                   for row in found["rows"][:NUM_PROFILE_ROWS]])

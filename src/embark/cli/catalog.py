@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from embark.cli.options import OutputOptions
+from embark.cli.console import Console
 
-catalog = App(name="catalog", help="What the clouds offer: machines, prices, storage.", help_format="plaintext")
 Region = Annotated[str, Parameter(help="A region, such as us-east-1, eastus, us-central1.")]
 
 
-@catalog.command(name="list")
 def list_(
     *words: str,
     cloud: str = "",
@@ -21,7 +19,7 @@ def list_(
     region: Region = "",
     min_memory: float = 0.0,
     sort: Literal["price", "memory", "name"] = "name",
-    output: OutputOptions | None = None,
+    console: Console = Console(),
 ) -> int:
     """List machines with their accelerators, memory, fabric and price. No network is needed.
 
@@ -42,11 +40,10 @@ def list_(
     from embark.cli.catalog_output import list_machines
 
     wanted = Wanted(words, cloud, gpu, region, min_memory)
-    return list_machines((output or OutputOptions()).console(), wanted, sort)
+    return list_machines(console, wanted, sort)
 
 
-@catalog.command
-def show(name: str, /, *, region: Region = "", output: OutputOptions | None = None) -> int:
+def show(name: str, /, *, region: Region = "", console: Console = Console()) -> int:
     """Show all that is known of a machine, and its price in every region.
 
     Parameters
@@ -56,11 +53,10 @@ def show(name: str, /, *, region: Region = "", output: OutputOptions | None = No
     """
     from embark.cli.catalog_output import show_machine
 
-    return show_machine((output or OutputOptions()).console(), name, region)
+    return show_machine(console, name, region)
 
 
-@catalog.command
-def compare(*names: str, region: Region = "", output: OutputOptions | None = None) -> int:
+def compare(*names: str, region: Region = "", console: Console = Console()) -> int:
     """Set machines side by side.
 
     Parameters
@@ -70,11 +66,10 @@ def compare(*names: str, region: Region = "", output: OutputOptions | None = Non
     """
     from embark.cli.catalog_output import compare_machines
 
-    return compare_machines((output or OutputOptions()).console(), names, region)
+    return compare_machines(console, names, region)
 
 
-@catalog.command
-def volumes(*, tib: float = 0.0, output: OutputOptions | None = None) -> int:
+def volumes(*, tib: float = 0.0, console: Console = Console()) -> int:
     """List storage: how fast each TiB of it reads, and what it costs.
 
     Parameters
@@ -84,11 +79,10 @@ def volumes(*, tib: float = 0.0, output: OutputOptions | None = None) -> int:
     """
     from embark.cli.catalog_output import list_volumes
 
-    return list_volumes((output or OutputOptions()).console(), tib)
+    return list_volumes(console, tib)
 
 
-@catalog.command
-def refresh(file: Path, /, *, output: OutputOptions | None = None) -> int:
+def refresh(file: Path, /, *, console: Console = Console()) -> int:
     """Take in a newer price file. Its rows go before the catalog's wherever they are not older.
 
     Parameters
@@ -98,4 +92,4 @@ def refresh(file: Path, /, *, output: OutputOptions | None = None) -> int:
     """
     from embark.cli.catalog_output import take_in
 
-    return take_in((output or OutputOptions()).console(), file)
+    return take_in(console, file)

@@ -1,4 +1,4 @@
-"""`embark checkpoints`: what `store/` finds in a run's checkpoint store, as a person and a program read it."""
+"""`embark checkpoints`: what `store/` finds on a run's checkpoint store, as a person and a program read it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from embark.cli.console import Console
-from embark.errors import ExitCode
+from embark.cli.options import Flag
+from embark.errors import ExitCode, UserError
 from embark.formatting import MISSING, format_bytes, format_float, pluralize
-from embark.store import RunDir
+from embark.store import RunDir, find_run
 from embark.store.checkpoint_diff import Change, CheckpointDiff, TensorChange, diff_checkpoints
 from embark.store.checkpoint_inspect import (
     CheckpointInfo,
@@ -23,6 +26,46 @@ from embark.store.checkpoint_inspect import (
     take_inventory,
     verify,
 )
+
+
+def checkpoints(
+    run: str,
+    /,
+    *,
+    verify: Flag = False,
+    prune: Flag = False,
+    diff: Annotated[tuple[int, int] | None, Parameter(negative="", show_default=False)] = None,
+    yes: Flag = False,
+    dry_run: Flag = False,
+    console: Console = Console(),
+) -> int:
+    """List a run's checkpoints: step, time, size, and why each is kept.
+
+    Parameters
+    ----------
+    run
+        A run's directory, its name under ./runs, or its URI.
+    verify
+        Read every byte and report damaged checkpoints. Exit code 1 if there is one.
+    prune
+        Remove the checkpoints that the run's [store] rules do not keep, and leftovers of unfinished saves.
+    diff
+        Show what differs between the checkpoints of two steps.
+    yes
+        With --prune: do not ask for confirmation.
+    dry_run
+        With --prune: only show what would be removed.
+    """
+    if verify + prune + (diff is not None) > 1:
+        raise UserError("--verify, --prune and --diff are mutually exclusive", fix="use one at a time")
+    if (yes or dry_run) and not prune:
+        raise UserError("--yes and --dry-run need --prune", fix="add --prune, or leave them out")
+    found = find_run(run)
+    if diff is not None:
+        return show_diff(console, found, *diff)
+    if prune:
+        return clear(console, found, is_sure=yes, dry_run=dry_run)
+    return check(console, found) if verify else show(console, found)
 
 
 def show(console: Console, run: RunDir) -> ExitCode:
@@ -72,7 +115,7 @@ def clear(console: Console, run: RunDir, *, is_sure: bool, dry_run: bool) -> Exi
     return ExitCode.DONE
 
 
-def diff(console: Console, run: RunDir, step_a: int, step_b: int) -> ExitCode:
+def show_diff(console: Console, run: RunDir, step_a: int, step_b: int) -> ExitCode:
     """What differs between two of them."""
     stock = take_inventory(run)
     a, b = stock.committed(step_a), stock.committed(step_b)

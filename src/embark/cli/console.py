@@ -8,10 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO, TypeVar
 
+from cyclopts import Parameter
+
+from embark.cli.options import Flag
 from embark.errors import EmbarkError, UserError
 from embark.events.events import Event, Sink
 from embark.events.jsonable import to_jsonable
@@ -20,30 +23,47 @@ from embark.formatting import MISSING, strip_control_chars, to_encoding, to_one_
 if TYPE_CHECKING:  # rich is a tenth of a second, and `embark --help` has no use for it
     from rich.console import Console as RichConsole
 
+T = TypeVar("T")
 _LOG_EVERY_S = 20.0
 _PIPE_WIDTH = 160
 """A pipe has no width: wide enough that tables keep their cells whole."""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
 class Console:
-    """What a verb says. Answers go to stdout, warnings and errors to stderr.
+    """What a command says. Results go to stdout, warnings, errors and progress to stderr.
 
-    Under `json` stdout carries JSON and nothing else. Under `quiet` only results, warnings and errors are said.
+    A command takes it as its last parameter, `console: Console = Console()`, which gives it `--json` and `--quiet`. It
+    calls its package, gets one frozen dataclass, and shows it: `console.show(result, _render)`. With `--json` stdout
+    carries that dataclass as JSON and nothing else; otherwise `_render(console, result)` prints tables and sentences.
+    With `--quiet` only results, warnings and errors are printed.
     """
 
-    def __init__(self, json: bool = False, quiet: bool = False) -> None:
-        self.json = json
-        self.quiet = quiet
+    json: Flag = False
+    """Print JSON for programs instead of text."""
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="", show_default=False)] = False
+    """Print results, warnings and errors only."""
 
-    @cached_property
+    @property
     def out(self) -> RichConsole:
         """Standard output."""
         return _rich_console(sys.stdout, stderr=False)
 
-    @cached_property
+    @property
     def err(self) -> RichConsole:
         """Standard error."""
         return _rich_console(sys.stderr, stderr=True)
+
+    def show(self, result: T, render: Callable[[Console, T], None]) -> None:
+        """Show a command's result: as JSON under `json`, else as `render` prints it.
+
+        Fields that a dataclass leaves out of its `repr` are left out of the JSON too.
+        """
+        if self.json:
+            _write_json(sys.stdout, result, indent=2)
+        else:
+            render(self, result)
 
     def text(self, message: str, style: str = "") -> None:
         """A line or more for a person."""
@@ -90,8 +110,8 @@ class Console:
     def error(self, error: EmbarkError) -> None:
         """What went wrong, and its fix."""
         if self.json:
-            told = {"error": strip_control_chars(error.what), "fix": strip_control_chars(error.fix), "exit_code": int(error.exit_code)}
-            _write_json(sys.stderr, told)
+            _write_json(sys.stderr, {"error": strip_control_chars(error.what), "fix": strip_control_chars(error.fix),
+                                     "exit_code": int(error.exit_code)})
             return
         _print(self.err, [("error: ", "bold red"), (error.what, "")])
         if error.fix:
@@ -225,9 +245,8 @@ def _print(console: RichConsole, parts: Sequence[tuple[str, str]]) -> None:
     """Text just as it stands: nothing in it is markup, and nothing moves the cursor."""
     from rich.text import Text
 
-    console.print(
-        Text.assemble(*((to_encoding(strip_control_chars(text), console.encoding), style) for text, style in parts)), soft_wrap=True
-    )
+    shown = [(to_encoding(strip_control_chars(text), console.encoding), style) for text, style in parts]
+    console.print(Text.assemble(*shown), soft_wrap=True)
 
 
 def _write_json(stream: TextIO, value: object, indent: int | None = None) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from embark.cli.options import Flag, OutputOptions, Settings
+from embark.cli.console import Console
+from embark.cli.options import Flag, Settings
 from embark.errors import UserError
 
 
@@ -13,7 +14,7 @@ def doctor(
     set_: Settings = (),
     cloud: Flag = False,
     machine: str = "",
-    output: OutputOptions | None = None,
+    console: Console = Console(),
 ) -> int:
     """Is this machine ready: versions that match, GPUs, links, memory, disk, limits. With --cloud: is the account.
 
@@ -30,7 +31,6 @@ def doctor(
     """
     from embark.cli.doctor import examine_cloud, examine_machine
 
-    console = (output or OutputOptions()).console()
     if not cloud:
         if spec or machine or set_:
             raise UserError("a spec, --machine and --set are for --cloud", fix="embark doctor --cloud SPEC")
@@ -48,7 +48,7 @@ def cost(
     budget: float | None = None,
     stop: Flag = False,
     yes: Flag = False,
-    output: OutputOptions | None = None,
+    console: Console = Console(),
 ) -> int:
     """Say what a run has cost so far, what it went into, and what it will come to. Exit code 1 if past its budget.
 
@@ -65,7 +65,6 @@ def cost(
     """
     from embark.cli.cost_output import show_cost
 
-    console = (output or OutputOptions()).console()
     if not stop:
         return show_cost(console, run, budget_usd=budget)
     if console.json:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.options import Flag, OutputOptions
+from embark.cli.console import Console
+from embark.cli.options import Flag
 from embark.errors import ExitCode
 
 if TYPE_CHECKING:
-    from embark.cli.console import Console
     from embark.diagnose import Diagnosis
 
 MAX_SHOWN = 8
@@ -20,7 +20,7 @@ def diagnose(
     *targets: Annotated[str, Parameter(allow_leading_hyphen=True)],
     spec: str = "",
     rules: Flag = False,
-    output: OutputOptions | None = None,
+    console: Console = Console(),
 ) -> int:
     """Find out why a run failed or is slow: symptom, cause and fix, from logs, events, manifests and the spec together.
 
@@ -39,7 +39,6 @@ def diagnose(
     from embark.diagnose.targets import diagnose_targets
     from embark.formatting import pluralize, to_one_line
 
-    console = (output or OutputOptions()).console()
     if rules:
         console.table([{"code": rule.code, "name": rule.name, "kind": rule.kind, "looks at": ", ".join(rule.where),
                         "cause": rule.cause} for rule in load_rules()])

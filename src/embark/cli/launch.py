@@ -6,7 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.options import Flag, OutputOptions, Settings, Spec
+from embark.cli.console import Console
+from embark.cli.options import Flag, Settings, Spec
 
 Run = Annotated[str, Parameter(help="The run's name, as embark status lists it.")]
 
@@ -20,7 +21,7 @@ def launch(
     dry_run: Flag = False,
     budget: float | None = None,
     context: str = "",
-    output: OutputOptions | None = None,
+    console: Console = Console(),
 ) -> int:
     """Hand a run to where its spec says: here, Kubernetes, Ray, TorchX, Vertex AI, plain machines, TPU VMs.
 
@@ -40,12 +41,11 @@ def launch(
     from embark.cli.launch_output import launch_run
     from embark.spec import load_spec
 
-    console = (output or OutputOptions()).console()
     sets = [*set_, *([f"place.budget_usd={budget}"] if budget is not None else [])]
     return launch_run(console, load_spec(spec, sets), yes=yes, dry_run=dry_run, context=context)
 
 
-def status(run: str = "", /, *, context: str = "", output: OutputOptions | None = None) -> int:
+def status(run: str = "", /, *, context: str = "", console: Console = Console()) -> int:
     """Say how a run stands, and why. Exit code 1 if it has failed.
 
     Parameters
@@ -57,7 +57,7 @@ def status(run: str = "", /, *, context: str = "", output: OutputOptions | None 
     """
     from embark.cli.launch_output import status_run
 
-    return status_run((output or OutputOptions()).console(), run, context=context)
+    return status_run(console, run, context=context)
 
 
 def logs(
@@ -65,7 +65,7 @@ def logs(
     /,
     *,
     follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative="", show_default=False)] = False,
-    output: OutputOptions | None = None,
+    console: Console = Console(),
 ) -> int:
     """Print the lines of all machines of a run, merged by time.
 
@@ -76,10 +76,10 @@ def logs(
     """
     from embark.cli.launch_output import logs_run
 
-    return logs_run((output or OutputOptions()).console(), run, follow=follow)
+    return logs_run(console, run, follow=follow)
 
 
-def cancel(run: Run, /, *, yes: Flag = False, dry_run: Flag = False, output: OutputOptions | None = None) -> int:
+def cancel(run: Run, /, *, yes: Flag = False, dry_run: Flag = False, console: Console = Console()) -> int:
     """End a run after a last checkpoint, and say what is left and how to remove it.
 
     Parameters
@@ -91,4 +91,4 @@ def cancel(run: Run, /, *, yes: Flag = False, dry_run: Flag = False, output: Out
     """
     from embark.cli.launch_output import cancel_run
 
-    return cancel_run((output or OutputOptions()).console(), run, yes=yes, dry_run=dry_run)
+    return cancel_run(console, run, yes=yes, dry_run=dry_run)

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from embark.cli.options import Flag, OutputOptions, Settings, Spec
+from embark.cli.console import Console
+from embark.cli.options import Flag, Settings, Spec
 from embark.errors import UserError
 
 Codes = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
@@ -30,7 +31,7 @@ def plan(
     picture: Path | None = None,
     exact: Flag = False,
     tpu_compile: str = "",
-    output: OutputOptions | None = None,
+    console: Console = Console(),
 ) -> int:
     """Say what a run will take before it is paid for: what fits, step time, hours, dollars. Needs no torch, no network.
 
@@ -67,7 +68,6 @@ def plan(
     from embark.cli.plan_output import Asked, plan_run
     from embark.spec import load_spec
 
-    console = (output or OutputOptions()).console()
     if tpu_compile:
         from embark.cli.plan_tpu import plan_compiled
 
@@ -85,7 +85,7 @@ def render(
     out: Path | None = None,
     diff: Flag = False,
     force: Flag = False,
-    output: OutputOptions | None = None,
+    console: Console = Console(),
 ) -> int:
     """Write every file that place.target needs on place.machine: manifests, image, cluster, storage, scripts; linted.
 
@@ -105,7 +105,6 @@ def render(
     from embark.cli.render import render_run
     from embark.spec import load_spec
 
-    console = (output or OutputOptions()).console()
     if diff and force:
         raise UserError("--diff writes nothing, --force writes over edits", fix="leave one out")
     settings = (*set_, f"place.target={target}") if target else set_
@@ -119,7 +118,7 @@ def lint(
     select: Codes = (),
     ignore: Codes = (),
     rules: Flag = False,
-    output: OutputOptions | None = None,
+    console: Console = Console(),
 ) -> int:
     """Find the mistakes in manifests, Dockerfiles and scripts that validate and yet hang or train nothing.
 
@@ -143,7 +142,6 @@ def lint(
     from embark.cli.lint import lint as lint_paths
     from embark.cli.lint import show_rules
 
-    console = (output or OutputOptions()).console()
     if rules:
         return show_rules(console)
     return lint_paths(console, files, fix=fix, dry_run=dry_run, select=select, ignore=ignore)

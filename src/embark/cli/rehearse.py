@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from embark.cli.options import Flag, OutputOptions, Settings
+from embark.cli.console import Console
+from embark.cli.options import Flag, Settings
 
 Times = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
@@ -29,7 +30,7 @@ def rehearse(
     steps: int = 100,
     limit: str = "10m",
     keep: Flag = False,
-    output: OutputOptions | None = None,
+    console: Console = Console(),
 ) -> int:
     """Run the rendered job's own commands here, pods and all, before a GPU is paid for.
 
@@ -67,7 +68,6 @@ def rehearse(
     """
     from embark.cli.rehearse_output import Words, rehearse_words
 
-    console = (output or OutputOptions()).console()
     return rehearse_words(console, Words(
         spec, tuple(set_), nodes, processes, files, engine, image, steps, limit, keep,
         faults=(("preempt", preempt), ("kill", kill), ("pause", pause), ("cut", cut)),

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.options import Flag, OutputOptions
+from embark.cli.console import Console
+from embark.cli.options import Flag
 
 Out = Annotated[str, Parameter(allow_leading_hyphen=True, show_default=False)]
 
@@ -18,7 +19,7 @@ def report(
     out: Out = "",
     markdown: Flag = False,
     open_: Annotated[bool, Parameter(name="--open", negative="", show_default=False)] = False,
-    output: OutputOptions | None = None,
+    console: Console = Console(),
 ) -> int:
     """Write one HTML file about a run that is finished, running or dead: to keep, to send, to print.
 
@@ -37,10 +38,10 @@ def report(
     """
     from embark.cli.report_output import report_run
 
-    return report_run((output or OutputOptions()).console(), run, out=out, markdown=markdown, is_shown=open_)
+    return report_run(console, run, out=out, markdown=markdown, is_shown=open_)
 
 
-def compare(*runs: str, out: Out = "", output: OutputOptions | None = None) -> int:
+def compare(*runs: str, out: Out = "", console: Console = Console()) -> int:
     """Set runs side by side: what differs in their specs, how each ended, their curves, and which was better.
 
     Parameters
@@ -52,4 +53,4 @@ def compare(*runs: str, out: Out = "", output: OutputOptions | None = None) -> i
     """
     from embark.cli.report_output import compare_runs
 
-    return compare_runs((output or OutputOptions()).console(), runs, out=out)
+    return compare_runs(console, runs, out=out)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from embark.cli.options import Flag, OutputOptions
+from embark.cli.console import Console
+from embark.cli.options import Flag
 from embark.errors import UserError
 
 
@@ -13,7 +14,7 @@ def watch(
     token: str = "",
     no_open: Flag = False,
     terminal: Flag = False,
-    output: OutputOptions | None = None,
+    console: Console = Console(),
 ) -> int:
     """Show runs live on a page of this machine: curves, ranks, GPUs, money, sharding, logs. Ctrl-C ends it.
 
@@ -34,7 +35,6 @@ def watch(
     """
     from embark.cli.watch_output import watch_in_terminal, watch_page
 
-    console = (output or OutputOptions()).console()
     if terminal:
         return watch_in_terminal(console, runs)
     if port is not None and not 0 <= port <= 65_535:

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def to_jsonable(value: Any) -> Any:
-    """The same in what JSON has: NaN, which it has not, is null."""
+    """The value in JSON's own types. NaN and infinity become null; dataclass fields with `repr=False` are left out."""
     if value is None or isinstance(value, (bool, int, str)):
         return value.value if isinstance(value, Enum) else value
     if isinstance(value, float):
@@ -24,7 +24,7 @@ def to_jsonable(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         return sorted(map(to_jsonable, value), key=str)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value) if f.repr}
     for as_plain in ("model_dump", "tolist"):  # pydantic's and numpy's own ways, with neither imported
         if hasattr(value, as_plain):
             return to_jsonable(getattr(value, as_plain)())

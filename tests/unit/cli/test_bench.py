@@ -36,7 +36,7 @@ def test_a_person_sees_a_table_and_what_the_device_could_do(capsys):
     assert run(["bench", "laptop", *SMALL, "--no-peers"]) == 0
     shown = capsys.readouterr().out
     assert "Embark, pipeline" in shown
-    assert "what this device could do" in shown
+    assert "this device's ceiling" in shown
     assert "1.00×" in shown
 
 
@@ -77,7 +77,7 @@ def test_with_a_device_of_jax_its_own_trainer_is_measured(capsys):
 @pytest.mark.parametrize("flag", ["--profile", "--calibrate"])
 def test_what_only_torch_s_trainer_can_be_asked_is_refused_in_jax(capsys, flag):
     assert run(["bench", "laptop", "-s", "place.device=jax", flag]) == 64
-    assert "are of the torch trainer" in capsys.readouterr().err
+    assert "measure the torch trainer only" in capsys.readouterr().err
 
 
 def test_no_time_is_refused(capsys):

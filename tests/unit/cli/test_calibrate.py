@@ -8,7 +8,6 @@ import pytest
 
 from embark.cli import calibrate as verb
 from embark.cli.console import Console
-from embark.cli.options import OutputOptions
 from embark.plan.calibration import calibration_path, forget, load_calibrations
 from embark.plan.local import predict_local
 from embark.spec import ModelSpec, load_spec
@@ -25,7 +24,7 @@ def test_a_calibration_is_measured_kept_and_used(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(verb, "calibration_models", lambda is_gpu: {
         "tiny": ModelSpec(embedding_dim=8, bottom_mlp=(8,), top_mlp=(8,), num_tables=2, rows_per_table=100)})
     spec = load_spec("laptop", ["place.device=cpu"])
-    assert verb.calibrate(OutputOptions(json=True).console(), spec, seconds=0.2) == 0
+    assert verb.calibrate(Console(json=True), spec, seconds=0.2) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["batch"] for row in told["rows"]] == [64, 2048]
     assert calibration_path().exists()
@@ -79,4 +78,4 @@ def test_the_closing_lines_set_them_side_by_side():
     history.take(Event("end", {"step_s": 0.000165, "peak_bytes": 2.11e9}))
     assert foresight(history) == "predicted 0.171 ms a step and 2.12 GB, took 0.165 ms a step and 2.11 GB"
     assert foresight(History()) == ""
-    assert isinstance(OutputOptions().console(), Console)
+    assert isinstance(Console(), Console)

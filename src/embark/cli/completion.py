@@ -1,0 +1,14 @@
+"""`embark completion`: a shell's completion script."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from embark.cli.console import Console
+
+
+def completion(shell: Literal["bash", "zsh", "fish"], /, *, console: Console = Console()) -> None:
+    """Print a completion script for a shell: `source <(embark completion bash)`."""
+    from embark.cli.app import app
+
+    console.raw(app.generate_completion(shell=shell))

@@ -1,0 +1,42 @@
+"""`embark train`: train a spec on this machine."""
+
+from __future__ import annotations
+
+from embark.cli.console import Console
+from embark.cli.options import Flag, Settings, Spec
+
+
+def train(spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, console: Console = Console()) -> None:
+    """Train a spec here: on the CPU, on one GPU, as a rank under torchrun, or in JAX on TPUs.
+
+    A stopped run resumes from its last checkpoint; a finished one is left alone. With --json, prints one event a line.
+
+    Parameters
+    ----------
+    fresh
+        Start in a new directory (NAME-2, NAME-3, …) even if the run exists.
+    """
+    from embark.run.signals import StopSignals
+    from embark.spec import load_spec
+    from embark.stack.versions import require_stack
+    from embark.trainers.jax.packages import require_jax, wants_jax
+
+    run = load_spec(spec, set_)
+    is_jax = wants_jax(run)
+    if is_jax:
+        require_jax(run)
+    else:
+        require_stack()
+    with StopSignals() as signals:  # torch and jax take seconds to load; a preemption can come meanwhile
+        from embark.cli.report_output import ReportAtEnd
+        from embark.plan.local import predict_local
+
+        sinks = [ReportAtEnd(), console.view()]
+        if is_jax:
+            from embark.trainers.jax.loop import train as train_in_jax
+
+            train_in_jax(run, sinks, fresh=fresh, signals=signals, foresee=predict_local)
+        else:
+            from embark.trainers.torch.loop import train as train_in_torch
+
+            train_in_torch(run, sinks, fresh=fresh, signals=signals, foresee=predict_local)
