@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from embark.cli.console import Console
 from embark.cli.diagnose import diagnose
-from embark.cli.options import OutputOptions
 from embark.diagnose import load_rules
 from embark.errors import ExitCode
 from embark.spec import load_spec
@@ -20,7 +20,7 @@ from embark.spec.write import to_toml
 ROOT = Path(__file__).parents[3]
 FAULTY = ROOT / "tests" / "fixtures" / "diagnose" / "faulty"
 
-JSON = OutputOptions(json=True)
+JSON = Console(json=True)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_nothing_found_says_so_plainly_and_ends_with_0(capsys, tmp_path):
 
 def test_json_is_one_object_whatever_the_log_holds(capsys, tmp_path):
     (tmp_path / "a.log").write_bytes(b"AccessDenied \x1b[31m\x00\xff \xf0\x9f\x92\xa5 {{x}}\n")
-    assert diagnose(str(tmp_path / "a.log"), output=JSON) == ExitCode.OTHER
+    assert diagnose(str(tmp_path / "a.log"), console=JSON) == ExitCode.OTHER
     (one,) = json.loads(capsys.readouterr().out)["diagnoses"]
     assert (one["name"], one["line"], one["kind"]) == ("store-access-denied", 1, "cause")
     assert one["command"]
@@ -68,7 +68,7 @@ def test_a_run_is_found_with_its_spec_events_and_logs(capsys, tmp_path, monkeypa
     (run / "spec.toml").write_text(to_toml(spec))
     (run / "events.jsonl").write_text('{"event": "step", "time_s": 1, "rank": 0, "step": 7, "loss": null}\n')
     (run / "rank0.log").write_text("n:1:1 [0] NCCL INFO Using network Socket\n")
-    assert diagnose("dlrm", output=JSON) == ExitCode.OTHER
+    assert diagnose("dlrm", console=JSON) == ExitCode.OTHER
     found = [one["name"] for one in json.loads(capsys.readouterr().out)["diagnoses"]]
     assert found == ["loss-not-a-number", "tcp-instead-of-fabric"]
 
@@ -83,7 +83,7 @@ def test_a_run_s_spec_that_cannot_be_read_stops_nothing(capsys, tmp_path):
 
 
 def test_the_rules_are_listed(capsys):
-    assert diagnose(rules=True, output=JSON) == ExitCode.DONE
+    assert diagnose(rules=True, console=JSON) == ExitCode.DONE
     assert len(json.loads(capsys.readouterr().out)) == len(load_rules())
 
 

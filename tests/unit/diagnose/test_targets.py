@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from embark.cli.console import Console
 from embark.cli.diagnose import diagnose
-from embark.cli.options import OutputOptions
 from embark.errors import ExitCode
 from embark.launch.backend import RunHandle
 from embark.launch.run_registry import RunRecord, save_record
@@ -21,7 +21,7 @@ WHERE = {"context": "east", "kubeconfig": "", "namespace": "embark", "object": "
 NO_EFA = "0/3 nodes are available: 3 Insufficient vpc.amazonaws.com/efa."
 SOCKETS = "2026-11-15T09:00:00.5Z dlrm-0:41:41 [0] NCCL INFO Using network Socket"
 
-JSON = OutputOptions(json=True)
+JSON = Console(json=True)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ esac
 
 
 def told(capsys) -> dict:
-    assert diagnose("dlrm", output=JSON) == ExitCode.OTHER
+    assert diagnose("dlrm", console=JSON) == ExitCode.OTHER
     return json.loads(capsys.readouterr().out)
 
 
