@@ -1,4 +1,4 @@
-"""`[data]`: what the model learns from, and `[data.prepare]`: how raw files become it."""
+"""`[data]`: the training samples; `[data.prepare]`: how raw files become prepared data."""
 
 from __future__ import annotations
 
@@ -12,98 +12,99 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class PrepareSpec(Section):
-    """`[data.prepare]`: what `embark data prepare` reads, and how. It writes to `data.path`."""
+    """`[data.prepare]`: what `embark data prepare` reads, and how. The output goes to `data.path`."""
 
     input: Annotated[str, Field(min_length=1)] | Names = ()
     """Files to read: a path, a glob or a list of them, local or `s3://`, `gs://`, `az://`; `.gz` too."""
     format: Literal["auto", "criteo", "csv", "parquet"] = "auto"
     """`criteo`: label, 13 integers, 26 hexadecimal ids, tab-separated, no header. `csv`: any delimited text."""
     delimiter: str = Field(default="", max_length=4)
-    """Between the fields of delimited text; guessed where it is empty."""
+    """Field delimiter of text files; empty: detected."""
     header: bool | Literal["auto"] = "auto"
-    """The first line of a text file names the columns."""
+    """Whether the first line of a text file names the columns."""
     column_names: Names = ()
-    """Names of the columns where there is no header; else `column_0`, `column_1`, …"""
+    """Column names for files without a header; default `column_0`, `column_1`, …"""
     list_delimiter: str = Field(default="|", min_length=1, max_length=4)
-    """Between the values of a multi-valued cell of text."""
+    """Delimiter between the values of a multi-valued cell."""
     label_above: float | None = None
-    """The label is 1 where its column is larger than this, such as a rating above 3; else it holds 0 and 1."""
+    """Threshold for the label: 1 where the column is larger, such as a rating above 3. Without it the label
+    column holds 0 or 1."""
     sparse_columns: Names = ()
-    """Columns that become tables, one id a row; guessed where none are named. Words, integers, anything."""
+    """Columns that become tables, one id per row, of any type; detected if none are named."""
     list_columns: Names = ()
-    """Columns that become tables, several ids a row: lists, or text cut at `list_delimiter`."""
+    """Columns that become tables, several ids per row: lists, or text split at `list_delimiter`."""
     hex_columns: Names = ()
-    """Those of them that hold hexadecimal numbers."""
+    """Sparse columns that hold hexadecimal numbers."""
     ignored_columns: Names = ()
-    """Columns to leave out of the guess."""
+    """Columns to drop."""
     missing: Names = ("", "NA", "null", "NULL", "None", "nan", "NaN", "\\N")
-    """Text that stands for no value. A missing dense value is 0, a missing id is id 0."""
+    """Text that means no value. A missing dense value becomes 0, a missing id becomes id 0."""
     max_ids: PositiveInt = 32
-    """The most ids one row keeps of a multi-valued column that is no table of `[model]`; more are cut and counted."""
+    """Maximum ids per row of a multi-valued column that `[model]` does not name; the rest are cut and counted."""
     ids: Literal["auto", "frequency", "hash"] = "auto"
-    """`frequency`: id 0 for rare and missing values, then by falling count. `hash`: modulo the table's rows.
-    `auto`: `hash` where `[model]` gives the rows, else `frequency`."""
+    """`frequency`: id 0 for rare and missing values, then by descending count. `hash`: modulo the table's rows.
+    `auto`: `hash` if `[model]` gives the rows, else `frequency`."""
     min_count: PositiveInt = 1
-    """`frequency` only: values seen less often in the training rows share id 0."""
+    """`frequency` only: values with fewer training rows share id 0."""
     max_rows: PositiveInt = 40_000_000
-    """`frequency` only: the most rows of a table that `[model]` does not give."""
+    """`frequency` only: maximum rows of a table that `[model]` does not name."""
     dense: Literal["auto", "mlperf", "log", "none"] = "auto"
     """`mlperf`: ln(x + 3), below −2 as −2. `log`: sign(x)·ln(1 + |x|). `auto`: `mlperf` for Criteo, else `log`."""
     dense_bits: Literal[16, 32] = 32
     """Width of a stored dense value."""
     split: Literal["fraction", "file", "column"] = "fraction"
-    """What decides which rows train: chance, the file they are in (a day), or a column."""
+    """How rows are split: at random, by file (a day each), or by a column."""
     test_fraction: NonNegativeFloat = Field(default=0.0, lt=1)
-    """`fraction` only: share of the rows for the test split, besides `data.eval_fraction` for validation."""
+    """`fraction` only: share of rows in the test split, in addition to `data.eval_fraction` for validation."""
     validation_files: Names = ()
     """`file` only: names or globs of files for validation, such as `day_23`."""
     test_files: Names = ()
     """`file` only: names or globs of files for the test split."""
     split_column: str = ""
-    """`column` only: the column that says `train`, `validation` (or `valid`, `val`, `eval`) or `test`."""
+    """`column` only: the column that holds `train`, `validation` (or `valid`, `val`, `eval`) or `test`."""
     max_bad_share: NonNegativeFloat = Field(default=0.001, le=1)
-    """Rows that cannot be read are left out, counted and told; a larger share of them is refused."""
+    """Unreadable rows are skipped, counted and reported; a larger share of them is an error."""
     memory_gb: PositiveFloat = 2.0
-    """The most memory that all processes together take."""
+    """Memory limit for all worker processes together."""
     num_workers: NonNegativeInt = 0
-    """Processes; 0: one for each core, or fewer where the memory is too little for that."""
+    """Worker processes; 0: one per core, or fewer if `memory_gb` requires it."""
 
 
 class DataSpec(Section):
-    """Where the samples come from. The sparse columns are the tables' names."""
+    """The training samples. Sparse columns have the names of their tables."""
 
     kind: Literal["synthetic", "columns", "prepared"] = "synthetic"
-    """`synthetic`: drawn from a hidden model. `columns`: a CSV, Parquet or NPZ file of yours, held in memory.
-    `prepared`: what `embark data prepare` or `embark data make` wrote."""
+    """`synthetic`: drawn from a teacher model. `columns`: a CSV, Parquet or NPZ file, held in memory.
+    `prepared`: the output of `embark data prepare` or `embark data make`."""
     path: str = ""
-    """`columns`: the file, or a folder or glob of Parquet files. `prepared`: the folder, or its `s3://…` uri."""
+    """`columns`: the file, or a folder or glob of Parquet files. `prepared`: the folder, or its `s3://…` URI."""
     label: str = "label"
     """`columns` and `[data.prepare]`: the column that holds 0 or 1."""
     dense_columns: Names = ()
     """`columns` and `[data.prepare]`: the dense columns, `model.num_dense` of them."""
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
-    """`columns` and `[data.prepare]`: share of the rows held out for evaluation, chosen by `data.seed`."""
+    """`columns` and `[data.prepare]`: share of rows held out for evaluation, selected by `data.seed`."""
     eval_split: Literal["validation", "test"] = "validation"
-    """`prepared` only: the rows to evaluate on."""
+    """`prepared` only: the split to evaluate on."""
     shuffle: Literal["auto", "rows", "blocks", "none"] = "auto"
-    """`prepared` only: a new order each epoch of files, blocks of 32,768 rows and the rows in them (`rows`), of files
-    and blocks (`blocks`, some times faster), or none. `auto`: `rows` up to 4 million rows, then `blocks`."""
+    """`prepared` only: shuffle each epoch by file, block of 32,768 rows and row (`rows`), by file and block (`blocks`,
+    several times faster), or not at all. `auto`: `rows` up to 4 million rows, then `blocks`."""
     cache_gb: PositiveFloat = 50.0
-    """`prepared` from an object store only: how much of it is kept on the local disk."""
+    """`prepared` from an object store only: size of the local disk cache."""
     cache_dir: str = ""
-    """`prepared` from an object store only: where; the user's cache directory where it is empty."""
+    """`prepared` from an object store only: location of that cache; empty: the user's cache directory."""
     on_bad_id: Literal["refuse", "clip"] = "refuse"
-    """An id outside its table: stop before training, or clip it to the last row. Both count and say."""
+    """Ids outside their table: refuse to train, or clip to the last row. Either way they are counted and reported."""
     num_train_samples: PositiveInt = 1_000_000
-    """`synthetic` only: samples in one epoch."""
+    """`synthetic` only: samples per epoch."""
     num_eval_samples: NonNegativeInt = 131_072
     """`synthetic` only: samples held out for evaluation."""
     zipf_exponent: float = Field(default=1.2, ge=0, le=4)
-    """`synthetic` only: how unequal the ids are; 0 makes all equally likely."""
+    """`synthetic` only: skew of the ids; 0 makes all equally likely."""
     signal: float = Field(default=1.0, ge=0, le=10)
-    """`synthetic` only: strength of the hidden model; 0 makes the labels coin flips."""
+    """`synthetic` only: strength of the teacher model; 0 makes the labels coin flips."""
     ragged: bool = False
-    """`synthetic` only: draw 0 to `multi_hot` ids a sample instead of exactly `multi_hot`."""
+    """`synthetic` only: draw 0 to `multi_hot` ids per sample instead of exactly `multi_hot`."""
     seed: NonNegativeInt = 1
-    """Same seed, same samples in the same order, at any number of ranks."""
+    """The same seed gives the same samples in the same order, at any number of ranks."""
     prepare: PrepareSpec = PrepareSpec()

@@ -1,4 +1,4 @@
-"""From a TOML file, a preset's name or a Python function to a `RunSpec`, with every mistake explained."""
+"""Loads a `RunSpec` from a TOML file, a preset or a Python function, and explains every mistake in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from embark.errors import Mistake, SpecError, UserError, nearest
 from embark.spec.model import ModelSpec, Table
-from embark.spec.place_in_file import line_of
+from embark.spec.toml_lines import line_of
 from embark.spec.presets import PRESETS
 from embark.spec.run import RunSpec
 
@@ -52,7 +52,7 @@ def resolve(raw: Mapping[str, Any], sets: Sequence[str] = (), *, where: str = ""
 
 
 def _read(source: str) -> tuple[str, Raw, str]:
-    """The text (for line numbers), the nested dicts, and what to call the place."""
+    """The text (for line numbers), the nested dicts, and a name for the source."""
     path = Path(source)
     if path.is_file():
         return _read_toml(path)
@@ -82,7 +82,8 @@ def _call(reference: str) -> RunSpec:
     try:
         spec = getattr(importlib.import_module(module_name), function_name)()
     except (ImportError, AttributeError) as error:
-        raise UserError(f"{reference}: {error}", fix="write module:function, both importable from here") from error
+        raise UserError(f"{reference}: {error}",
+                        fix="use module:function, importable from the current directory") from error
     if not isinstance(spec, RunSpec):
         raise UserError(f"{reference}: returned {type(spec).__name__}, not a RunSpec")
     return spec
@@ -103,7 +104,7 @@ def _parse_settings(sets: Sequence[str]) -> tuple[Raw, list[Mistake]]:
 
 
 def _value(text: str) -> Any:
-    """A TOML value; anything that is none is a plain string, so that quotes are not needed."""
+    """A TOML value; anything else is a plain string, so quotes are optional."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
@@ -121,7 +122,7 @@ def _put(raw: Raw, key: str, value: Any) -> list[Mistake]:
         else:
             break
     if not isinstance(at, dict):
-        return [Mistake(f"--set {key}", key, str(value), "leads to no section of the spec")]
+        return [Mistake(f"--set {key}", key, str(value), "is not a section of the spec")]
     at[last] = value
     return []
 
@@ -133,7 +134,7 @@ def _deep_copy(raw: Any) -> Any:
 
 
 def _explain(error: ValidationError) -> list[Mistake]:
-    """Pydantic's errors in our words, one for each field (a union gives several)."""
+    """Pydantic's errors reworded, one per field (a union gives several)."""
     mistakes: dict[str, Mistake] = {}
     for item in error.errors():
         is_unknown = item["type"] == "extra_forbidden"
@@ -150,7 +151,7 @@ def _explain(error: ValidationError) -> list[Mistake]:
 
 
 def _field_of(loc: tuple[int | str, ...], *, is_unknown: bool) -> tuple[str, type[BaseModel]]:
-    """The dotted field that pydantic's location means, and the section that holds it."""
+    """The dotted field at pydantic's location, and the section that contains it."""
     names: list[str] = []
     section: type[BaseModel] = RunSpec
     holder = section

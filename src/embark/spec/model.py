@@ -18,41 +18,41 @@ class Table(Section):
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)
     """Name of the table and of its column in the data: letters, digits, underscores."""
     rows: Rows
-    """Number of ids the table holds: 0 to rows − 1."""
+    """Number of rows; ids run from 0 to rows − 1."""
     dim: PositiveInt | None = None
-    """Width of a row; `model.embedding_dim` where it is not given."""
+    """Width of a row; defaults to `model.embedding_dim`."""
     pooling: Literal["sum", "mean"] = "sum"
-    """How the rows of a sample's several ids become one vector."""
+    """How the rows of a sample's ids are pooled into one vector."""
     multi_hot: PositiveInt = 1
-    """The most ids one sample has in this feature."""
+    """Maximum number of ids per sample."""
 
 
 class ModelSpec(Section):
-    """What is trained: DLRM or DLRM-DCNv2 over any list of tables."""
+    """The model: DLRM or DLRM-DCNv2 over any list of tables."""
 
     kind: Literal["dlrm", "dcnv2"] = "dlrm"
     """`dlrm`: all pairwise dot products. `dcnv2`: low-rank cross layers."""
     num_dense: NonNegativeInt = 13
-    """Number of dense (floating-point) features; 0 for none at all."""
+    """Number of dense (floating-point) features; may be 0."""
     embedding_dim: PositiveInt = 64
-    """Width of the embedding rows. The bottom MLP's last layer follows it."""
+    """Width of the embedding rows, and of the bottom MLP's output."""
     bottom_mlp: LayerSizes = (512, 256)
-    """Hidden layers over the dense features; one of `embedding_dim` is added behind them."""
+    """Hidden layers over the dense features; an output layer of `embedding_dim` is appended."""
     top_mlp: LayerSizes = (512, 256)
-    """Hidden layers over the interaction; one of size 1 is added behind them."""
+    """Hidden layers over the interaction; an output layer of size 1 is appended."""
     num_cross_layers: PositiveInt = 3
     """`dcnv2` only: number of cross layers."""
     cross_rank: PositiveInt = 512
     """`dcnv2` only: rank of each cross layer's matrix."""
     num_tables: PositiveInt = 26
-    """Number of tables, named `cat_0`, `cat_1`, …, where `tables` is not given."""
+    """Number of tables, named `cat_0`, `cat_1`, …; ignored if `tables` is given."""
     rows_per_table: Rows | Annotated[tuple[Rows, ...], Field(strict=False)] = 100_000
-    """Rows of each of them: one number for all, or a list of `num_tables` numbers."""
+    """Rows per table: one number for all, or a list of `num_tables` numbers."""
     tables: Annotated[tuple[Table, ...], Field(strict=False)] = ()
-    """The tables one by one (`[[model.tables]]`); replaces `num_tables` and `rows_per_table`."""
+    """The tables, one `[[model.tables]]` each; replaces `num_tables` and `rows_per_table`."""
 
     def table_list(self) -> tuple[Table, ...]:
-        """Every table with its width filled in."""
+        """Every table, with `dim` filled in."""
         tables = self.tables or tuple(
             Table(name=f"cat_{i}", rows=rows) for i, rows in enumerate(self._rows_list())
         )
@@ -60,7 +60,7 @@ class ModelSpec(Section):
 
     @property
     def gives_tables(self) -> bool:
-        """The spec says which tables there are; else prepared data may."""
+        """Whether the spec names the tables; if not, prepared data may."""
         return bool(self.tables) or not self.model_fields_set.isdisjoint({"num_tables", "rows_per_table"})
 
     def _rows_list(self) -> tuple[int, ...]:

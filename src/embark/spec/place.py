@@ -1,4 +1,4 @@
-"""`[place]`: what it runs on, here or in a cloud."""
+"""`[place]`: where the run executes, locally or in a cloud."""
 
 from __future__ import annotations
 
@@ -21,53 +21,54 @@ _IMAGE = (
 
 
 class PlaceSpec(Section):
-    """What it runs on."""
+    """Where the run executes."""
 
     device: Literal["auto", "cpu", "cuda", "jax", "tpu"] = "auto"
-    """`auto`: a GPU where there is one, else the CPU; where `machine` is a TPU, that. `tpu`: the trainer in JAX, on
-    TPUs. `jax`: the same on whatever JAX finds."""
+    """`auto`: a GPU if there is one, else the CPU; a TPU if `machine` is one. `tpu`: the JAX trainer on TPUs. `jax`:
+    the JAX trainer on any device JAX finds."""
     timeout_s: PositiveInt = 600
-    """How long a rank waits for the others before it gives up."""
+    """Timeout of collectives: how long a rank waits for the others."""
     grace_s: PositiveFloat | None = None
-    """Seconds from the notice to the end when the machine is taken away; else `EMBARK_GRACE_S`, or the cloud's own."""
+    """Seconds between a preemption notice and termination; default `EMBARK_GRACE_S`, or the cloud's own."""
     watch_notices: bool = True
-    """On AWS, Azure and Google Cloud, ask the machine whether it is about to be taken away."""
+    """On AWS, Azure and Google Cloud, poll the metadata server for preemption notices."""
     cloud: Literal["", "aws", "azure", "gcp"] = ""
-    """Whose machines; follows from `machine` where that is given."""
+    """The cloud; follows from `machine` if that is given."""
     machine: str = Field(default="", max_length=100)
-    """A machine of `embark catalog list`, such as `p5.48xlarge`; its accelerators are the ranks. Empty: this one."""
+    """A machine type from `embark catalog list`, such as `p5.48xlarge`, with one rank per accelerator. Empty: this
+    machine."""
     nodes: PositiveInt = 1
-    """How many of them."""
+    """Number of machines."""
     region: str = Field(default="", pattern=r"^[a-z0-9][a-z0-9-]*$|^$", max_length=40)
-    """The cloud's region; empty: the cheapest that has the machine."""
+    """The region; empty: the cheapest that offers the machine."""
     zone: str = Field(default="", pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*$|^$", max_length=40)
-    """The zone in it, where one must be named; empty: the region's first."""
+    """The zone, if one must be named; empty: the region's first."""
     spot: bool = False
-    """Take machines that the cloud may take back, at its lower price."""
+    """Use spot (preemptible) machines."""
     target: Target = "job"
-    """Who starts the processes: a Kubernetes `job`, `jobset`, Kubeflow's `trainjob` or `pytorchjob`, `ray`, `torchx`,
+    """What starts the processes: a Kubernetes `job`, `jobset`, Kubeflow's `trainjob` or `pytorchjob`, `ray`, `torchx`,
     `vertex`, plain machines (`vm`, `tpu-vm`), or `compose` on one host."""
     image: str = Field(default="", max_length=400, pattern=_IMAGE)
-    """The container image, best with its digest: the `Dockerfile` that is rendered, built and pushed to your registry.
-    Empty: the name that the rendered commands build it under."""
+    """The container image, preferably with its digest: the rendered `Dockerfile`, built and pushed to your registry.
+    Empty: the name under which the rendered commands build it."""
     namespace: str = Field(default="embark", max_length=63, pattern=_LABEL)
-    """Of Kubernetes, for all of the run's objects."""
+    """Kubernetes namespace of the run's objects."""
     service_account: str = Field(default="embark", max_length=63, pattern=_LABEL)
-    """Of Kubernetes: who the pods are."""
+    """Kubernetes service account of the pods."""
     identity: str = Field(default="", max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9:/@._+=,-]*$|^$")
-    """Who the pods are to the cloud: the ARN of an IAM role, the client id of an Azure managed identity, or the email
-    of a Google service account. Empty: what EKS Pod Identity or the machines themselves grant."""
+    """Cloud identity of the pods: the ARN of an IAM role, the client id of an Azure managed identity, or the email of a
+    Google service account. Empty: what EKS Pod Identity or the machines grant."""
     account: str = Field(default="", max_length=100, pattern=r"^[a-z0-9][a-z0-9:.-]*$|^$")
-    """The AWS account, the Azure subscription or the Google Cloud project that pays."""
+    """The AWS account, Azure subscription or Google Cloud project that is billed."""
     storage_account: str = Field(default="", pattern=r"^[a-z0-9]{3,24}$|^$")
-    """Of Azure: the one that holds the containers which `az://…` names."""
+    """Azure storage account that holds the containers of `az://…`."""
     queue: str = Field(default="", max_length=63, pattern=rf"{_LABEL}|^$")
-    """A Kueue queue: the pods start all together or not at all. Empty: as they come."""
+    """A Kueue local queue, for gang scheduling. Empty: pods start one by one."""
     volume: str = Field(default="", max_length=60, pattern=r"^[a-z0-9][a-z0-9-]*$|^$")
-    """A file system of `embark catalog volumes` to mount at `volume_path`, besides or instead of an object store."""
+    """A file system from `embark catalog volumes` to mount at `volume_path`, with or without an object store."""
     volume_path: str = Field(default="/mnt/data", max_length=200, pattern=r"^(/[A-Za-z0-9._-]+)+$")
-    """Where it is seen in the container."""
+    """Mount path in the container."""
     max_hours: PositiveFloat | None = None
-    """Give up after so many hours, finished or not."""
+    """Terminate the run after this many hours."""
     budget_usd: PositiveFloat | None = None
-    """What the run's machines may cost in all: before it would pass that, it saves, ends and is not started again."""
+    """Budget for the run's machines: before exceeding it, the run saves and ends, and is not restarted."""

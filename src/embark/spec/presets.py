@@ -1,4 +1,4 @@
-"""Runs to start from. Each is a function, so that a spec in Python is made the same way."""
+"""Preset specs. Each is a function, the same form as a user's own spec in Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MLPERF_MULTI_HOT = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12,
 
 
 def laptop() -> RunSpec:
-    """A small model that learns in seconds: to see that everything works."""
+    """A small model that trains in seconds, to check an installation."""
     return RunSpec(
         name="laptop",
         model=ModelSpec(num_dense=13, embedding_dim=16, bottom_mlp=(64,), top_mlp=(64,), num_tables=8,

@@ -1,4 +1,4 @@
-"""A run: all sections together, and what must hold between them."""
+"""`RunSpec`: all sections together, and the constraints between them."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ class StoreSpec(Section):
     """`[store]`: where the run's files go."""
 
     root: str = Field(default="runs", min_length=1)
-    """The run directory is `<root>/<name>`: a folder, or `s3://`, `gs://`, `az://` with a bucket and a prefix."""
+    """The run directory is `<root>/<name>`: a local path, or `s3://`, `gs://`, `az://` with a bucket and a prefix."""
     checkpoint_every: NonNegativeInt | Literal["auto"] = "auto"
-    """Save every so many steps, besides at the end; 0: never. `auto` weighs a save's cost against a failure's."""
+    """Steps between checkpoints; 0: none before the end. `auto` weighs the cost of a save against that of a failure."""
     hours_between_failures: PositiveFloat = 12.0
-    """What `auto` expects of the machines: some hours on spot, days otherwise."""
+    """Mean time between failures that `auto` assumes: some hours on spot, days otherwise."""
     checkpoint_at_end: bool = True
     """Save the trained model."""
     in_background: bool = True
-    """Go on training while a checkpoint is written."""
+    """Keep training while a checkpoint is written."""
     keep_checkpoints: PositiveInt = 2
-    """How many of the newest to keep."""
+    """How many of the newest checkpoints to keep."""
     keep_every: NonNegativeInt = 0
-    """Keep those of every so many steps for good, too."""
+    """Also keep every checkpoint whose step is a multiple of this, permanently."""
     keep_best: NonNegativeInt = 0
-    """Keep so many with the best held-out `best_by`, too."""
+    """Also keep this many checkpoints with the best held-out `best_by`."""
     best_by: Literal["auc", "log_loss", "normalized_entropy"] = "auc"
-    """What makes one the best."""
+    """The metric that ranks checkpoints for `keep_best`."""
     verify: Literal["checksums", "sizes"] = "checksums"
-    """What is looked at before a checkpoint is trusted."""
+    """What is verified before a checkpoint is loaded."""
 
 
 class RunSpec(Section):
-    """One run, whole."""
+    """One run."""
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     """Names the run directory: letters, digits, dots, dashes, underscores."""
@@ -54,7 +54,7 @@ class RunSpec(Section):
     watch: WatchSpec = WatchSpec()
 
     def mistakes(self) -> Iterator[Mistake]:
-        """What is wrong between fields that are each right alone."""
+        """Conflicts between fields that are each valid alone."""
         yield from _model_mistakes(self.model)
         yield from _data_mistakes(self)
         yield from _train_mistakes(self)
@@ -69,7 +69,7 @@ def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:
         )
     names = [t.name for t in model.tables]
     for name in sorted({n for n in names if names.count(n) > 1}):
-        yield _mistake("model.tables", name, "two tables have this name", "give each table a name of its own")
+        yield _mistake("model.tables", name, "two tables have this name", "give each table a unique name")
     if model.kind == "dlrm":
         for index, table in enumerate(model.tables):
             if table.dim not in (None, model.embedding_dim):
@@ -83,7 +83,7 @@ def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:
         if table.dim and table.dim % 4:
             field = f"model.tables.{index}.dim" if index < len(model.tables) and model.tables[index].dim else ""
             yield _mistake(
-                field or "model.embedding_dim", table.dim, "FBGEMM's kernels take widths that are multiples of 4",
+                field or "model.embedding_dim", table.dim, "FBGEMM's kernels require a multiple of 4",
                 f"use {(table.dim + 3) // 4 * 4}",
             )
             break
@@ -132,11 +132,11 @@ def _prepare_mistakes(data: DataSpec) -> Iterator[Mistake]:
     if data.eval_fraction + prepare.test_fraction >= 1:
         yield _mistake(
             "data.prepare.test_fraction", prepare.test_fraction,
-            f"leaves nothing to train on beside data.eval_fraction = {data.eval_fraction}", "make one of them smaller",
+            f"leaves no training rows next to data.eval_fraction = {data.eval_fraction}", "make one of them smaller",
         )
     roles = [data.label, *data.dense_columns, *prepare.sparse_columns, *prepare.list_columns, *prepare.ignored_columns]
     for name in sorted({n for n in roles if roles.count(n) > 1}):
-        yield _mistake("data.prepare", name, "the column is named in two roles", "leave it in one")
+        yield _mistake("data.prepare", name, "the column has two roles", "name it once")
 
 
 def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:

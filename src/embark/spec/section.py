@@ -1,4 +1,4 @@
-"""The base of every section of a spec: frozen, strict, and no unknown key."""
+"""Base class of every section of a spec: frozen, strict, no unknown keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A section. The sentence under each field is its help, on every page that shows it."""
+    """A section. The docstring under a field is its help text everywhere."""
 
     model_config = ConfigDict(
         frozen=True,

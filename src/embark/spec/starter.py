@@ -1,4 +1,4 @@
-"""A spec to start from, with the meaning of every line beside it."""
+"""Starter specs and the field reference, generated from the sections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from embark.spec.run import RunSpec
 
 
 def starter(preset: str) -> str:
-    """The preset as TOML: what it sets, each line under a sentence on what it means."""
+    """The preset as TOML: what it sets, each field under a comment."""
     spec = PRESETS[preset]()
     doc = (PRESETS[preset].__doc__ or "").strip().splitlines()[0]
     lines = [f"# {doc}", f"# Train it: embark train {preset}.toml", f'name = "{spec.name}"']
@@ -69,7 +69,7 @@ def _lines(section: str, part: BaseModel) -> Iterator[str]:
 
 
 def _inline(value: object) -> str:
-    """A list on one line, as a person would write it."""
+    """A TOML value on one line."""
     if isinstance(value, list):
         return "[" + ", ".join(_inline(v) for v in value) + "]"
     return tomli_w.dumps({"v": value}).strip().removeprefix("v = ")

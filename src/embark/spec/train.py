@@ -1,4 +1,4 @@
-"""`[train]`: how the model learns."""
+"""`[train]`: how the model is trained."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ from embark.spec.section import Section
 
 
 class TrainSpec(Section):
-    """Batch, schedule, optimizers, numbers, sharding."""
+    """Batch size, schedule, optimizers, precision, sharding."""
 
     batch_size: PositiveInt = 2048
-    """Samples in a step over all ranks together."""
+    """Global batch size: samples per step over all ranks."""
     num_epochs: PositiveInt = 1
-    """Times the data is gone through."""
+    """Passes over the training data."""
     num_steps: NonNegativeInt = 0
-    """Stop after so many steps; 0 goes through all epochs."""
+    """Stop after this many steps; 0: after `num_epochs`."""
     learning_rate: float = Field(default=0.01, ge=0)
-    """Of the tables, and of the dense layers where `dense_learning_rate` is not given."""
+    """Of the tables, and of the dense layers unless `dense_learning_rate` is given."""
     dense_learning_rate: float | None = Field(default=None, ge=0)
     """Of the dense layers."""
     optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "rowwise_adagrad"
-    """Of the tables; fused into the backward pass. Adam needs a GPU."""
+    """Of the tables, fused into the backward pass. Adam needs a GPU."""
     dense_optimizer: Literal["sgd", "adagrad", "adam"] = "adagrad"
     """Of the dense layers."""
     eps: float = Field(default=1e-8, gt=0)
-    """Term that keeps Adagrad's and Adam's denominators from zero."""
+    """Added to the denominator of Adagrad and Adam."""
     warmup_steps: NonNegativeInt = 0
-    """Steps over which the rate rises linearly from zero; reaches the tables too."""
+    """Steps of linear warm-up from zero; applies to the tables too."""
     decay: Literal["none", "linear", "polynomial", "cosine"] = "none"
-    """How the rate falls after the warm-up; reaches the tables too. `polynomial` is of power 2."""
+    """Learning-rate decay after the warm-up; applies to the tables too. `polynomial` has power 2."""
     decay_start_step: NonNegativeInt = 0
-    """The first step of the decay; never before the warm-up's end."""
+    """First step of the decay; never before the end of the warm-up."""
     decay_steps: NonNegativeInt = 0
-    """Steps from the full rate to `final_rate`; 0 takes all that are left."""
+    """Length of the decay in steps; 0: all remaining steps."""
     final_rate: float = Field(default=0.0, ge=0, le=1)
-    """Share of the full rate at which the decay ends."""
+    """Fraction of the full rate at the end of the decay."""
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"
-    """Of the dense layers. `auto`: bf16 where the device has matrix units for it, else fp32."""
+    """Of the dense layers. `auto`: bf16 if the device has matrix units for it, else fp32."""
     table_dtype: Literal["fp32", "fp16"] = "fp32"
     """Of the tables' rows."""
     comms_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Of pooled vectors and their gradients on the wire between ranks."""
+    """Of pooled embeddings and their gradients in transfers between ranks."""
     sharding: Literal[
         "auto", "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise"
     ] = "auto"
-    """How tables are laid over the ranks; `auto` lets TorchRec's planner choose for each."""
+    """How tables are sharded over ranks; `auto`: TorchRec's planner decides for each."""
     memory_reserve: float = Field(default=0.15, ge=0, lt=1)
-    """Share of each device's memory the planner leaves to activations and buffers."""
+    """Share of device memory the planner reserves for activations and buffers."""
     engine: Literal["auto", "cuda_graph", "pipeline"] = "auto"
-    """`captured`: the whole step as one CUDA graph. `pipeline`: TorchRec's `TrainPipelineSparseDist`, which takes
-    anything. `auto`: `captured` on a GPU where the run allows it."""
+    """`cuda_graph`: the complete step as one CUDA graph. `pipeline`: TorchRec's `TrainPipelineSparseDist`, which
+    supports any model. `auto`: `cuda_graph` on a GPU if the run allows it."""
     sparsecore: Literal["auto", "on", "off"] = "auto"
-    """Look up and move rows of tables on a TPU's SparseCores. `auto`: where the chip has them, jax-tpu-embedding is
-    installed and the run allows it. `on`: or not at all."""
+    """Use a TPU's SparseCores for table lookups and updates. `auto`: if the chip has them, jax-tpu-embedding is
+    installed and the run allows it. `on`: fail if not."""
     eval_every: NonNegativeInt = 0
-    """Evaluate on the held-out samples every so many steps, besides at the end."""
+    """Steps between evaluations on held-out samples; 0: only at the end."""
     seed: NonNegativeInt = 1
-    """Of the initial weights; the same at any number of ranks."""
+    """Seed of the initial weights, which are the same at any number of ranks."""

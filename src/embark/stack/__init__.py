@@ -1,1 +1,1 @@
-"""Which torch, torchrec and fbgemm go together."""
+"""Which torch, torchrec and fbgemm versions work together, and which are installed. May import: errors."""

@@ -32,7 +32,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at: what is there, what should be, and what to do where they differ."""
+    """One package: what is installed, what should be, and the fix."""
 
     name: str
     ok: bool
@@ -138,7 +138,7 @@ def check(installed: Mapping[str, str | None], *, gpu: bool = False) -> list[Fin
 
 
 def require_stack() -> None:
-    """Raise `MissingPackage`, with the commands that mend it, unless `import torchrec` can be expected to work.
+    """Raise `MissingPackage`, with the commands that fix it, unless `import torchrec` can be expected to work.
 
     EMBARK_ANY_STACK=1 lets any versions through, for builds from source; it does not excuse a missing package.
     """
@@ -272,20 +272,20 @@ def _public(version: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     about = "Install the torch, torchrec and fbgemm that go together."
     parser = argparse.ArgumentParser(prog="versions.py", description=about)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    install = verbs.add_parser("install", help="install the triple; nothing is done where it is there")
+    commands = parser.add_subparsers(dest="command", required=True)
+    install = commands.add_parser("install", help="install the triple; nothing is done where it is there")
     install.add_argument("--python", default=sys.executable, help="the interpreter to install for (default: this one)")
     install.add_argument("--variant", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where a GPU is")
     minors = [triple.torch_minor for triple in load_triples()]
     install.add_argument("--torch", choices=minors, help="another triple than the default one")
     install.add_argument("--dry-run", action="store_true", help="print the commands and run none")
-    verbs.add_parser("installed", help="print what is installed for this interpreter, as JSON")
-    verbs.add_parser("usable", help="exit 0 where this interpreter can make the environment, else say why not")
+    commands.add_parser("installed", help="print what is installed for this interpreter, as JSON")
+    commands.add_parser("usable", help="exit 0 where this interpreter can make the environment, else say why not")
     chosen = parser.parse_args(arguments)
-    if chosen.verb == "installed":
+    if chosen.command == "installed":
         _say(json.dumps(installed()))
         return 0
-    if chosen.verb == "usable":
+    if chosen.command == "usable":
         return _usable()
     return _install(chosen.python, chosen.variant, chosen.torch, dry_run=chosen.dry_run)
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from embark.diagnose import diagnose, sources_of
+from embark.diagnose import sources_of
+from embark.diagnose import diagnose
 
 pytestmark = pytest.mark.slow
 

@@ -81,7 +81,7 @@ def test_a_setting_that_is_no_pair_is_refused(tmp_path, argument):
 
 
 def test_a_setting_below_a_plain_value_is_refused():
-    with pytest.raises(SpecError, match="leads to no section"):
+    with pytest.raises(SpecError, match="is not a section"):
         load_spec("laptop", ["name.x=3"])
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from embark.spec import PRESETS, load_spec
-from embark.spec.place_in_file import line_of
+from embark.spec.toml_lines import line_of
 from embark.spec.starter import reference, starter
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "spec.md"
@@ -21,7 +21,7 @@ def test_a_starter_reads_back_as_its_preset(tmp_path, preset):
 def test_a_starter_explains_each_line():
     text = starter("quickstart").splitlines()
     above = text[text.index("batch_size = 2048") - 1]
-    assert above == "# Samples in a step over all ranks together."
+    assert above == "# Global batch size: samples per step over all ranks."
 
 
 def test_the_reference_page_is_the_code_s_own_words():

@@ -15,12 +15,14 @@ import pytest
 from embark.data import Batch
 from embark.errors import MissingPackage, SpecError
 from embark.spec import to_toml
-from embark.trainers.jax import sparsecore_choice, sparsecore_feed, state
+from embark.trainers.jax import sparsecore_choice
+from embark.trainers.jax import sparsecore_feed
+from embark.trainers.jax import state
 from embark.trainers.jax.sparsecore_choice import Choice, choose_cores
 from embark.trainers.jax.sparsecore_layout import make_stacks
 
 # jax-tpu-embedding is made for x86 alone.
-sparsecores = pytest.importorskip("tests.unit.tpu.sparsecores")
+sparsecores = pytest.importorskip("tests.unit.trainers.jax.sparsecores")
 ROOT = Path(__file__).parents[4]
 TOLERANCE = 1e-6
 RAGGED = "adagrad, several ids or none, sums and means"
