@@ -190,8 +190,7 @@ def _kept(run: RunDir, warn: Callable[[str], None]) -> tuple[tuple[Kept, ...], s
 
 
 def _findings(run: RunDir, spec: RunSpec | None, warn: Callable[[str], None]) -> tuple[Finding, ...] | None:
-    from embark.diagnose import sources_of
-    from embark.diagnose import diagnose
+    from embark.diagnose import diagnose, sources_of
 
     try:
         sources = sources_of([str(run.path)]).sources

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from embark.catalog import Machine, Price, Wanted
-from embark.catalog import search
+from embark.catalog import Machine, Price, Wanted, search
 from embark.model.placement import all_table_bytes
 from embark.plan.cost import Way
 from embark.plan.estimate import Estimate, Estimator

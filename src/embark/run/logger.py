@@ -9,8 +9,7 @@ from typing import Any
 from embark import __version__
 from embark.data import Source
 from embark.errors import MissingPackage
-from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink
-from embark.events import plan_text
+from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
 from embark.events.sinks.background import SendingSink
 from embark.run.budget import process_age_s, usd_per_hour
 from embark.run.host_memory import host_bytes

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ValidationError
 
 from embark.errors import Mistake, SpecError, UserError, nearest
 from embark.spec.model import ModelSpec, Table
-from embark.spec.toml_lines import line_of
 from embark.spec.presets import PRESETS
 from embark.spec.run import RunSpec
+from embark.spec.toml_lines import line_of
 
 Raw = dict[str, Any]
 

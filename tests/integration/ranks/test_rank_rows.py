@@ -2,8 +2,7 @@
 
 import pytest
 
-from embark.diagnose import sources_of
-from embark.diagnose import diagnose
+from embark.diagnose import diagnose, sources_of
 
 pytestmark = pytest.mark.slow
 

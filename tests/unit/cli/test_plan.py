@@ -260,8 +260,7 @@ def test_the_guide_s_commands_run(tmp_path):
 
 
 def test_the_guide_names_the_constants_that_are_used():
-    from embark.plan import cost
-    from embark.plan import saves
+    from embark.plan import cost, saves
 
     text = (ROOT / "docs" / "plan.md").read_text()
     graces = (f"({POD_GRACE_S['aws']:g} s on AWS, {POD_GRACE_S['azure']:g} s on Azure, {POD_GRACE_S['gcp']:g} s "

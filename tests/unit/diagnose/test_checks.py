@@ -7,8 +7,7 @@ import json
 import pytest
 
 from embark.catalog import load_catalog
-from embark.diagnose import sources_of
-from embark.diagnose import diagnose
+from embark.diagnose import diagnose, sources_of
 from embark.diagnose.memory_advice import memory_advice
 from embark.plan.predict import predict
 from embark.spec.load import resolve

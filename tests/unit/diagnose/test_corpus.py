@@ -8,8 +8,7 @@ from pathlib import Path
 from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 
-from embark.diagnose import load_rules, sources_of
-from embark.diagnose import diagnose
+from embark.diagnose import diagnose, load_rules, sources_of
 from embark.diagnose.lines import fold
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "diagnose"

@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from embark.lint.rule import Rule
-from embark.lint.rules import aws
-from embark.lint.rules import azure
-from embark.lint.rules import code
-from embark.lint.rules import files
-from embark.lint.rules import gcp
-from embark.lint.rules import images
-from embark.lint.rules import job_shape
-from embark.lint.rules import kubeflow
-from embark.lint.rules import pods
-from embark.lint.rules import rendezvous
-from embark.lint.rules import vertex
+from embark.lint.rules import aws, azure, code, files, gcp, images, job_shape, kubeflow, pods, rendezvous, vertex
 
 ROOMS = {
     "Files": files, "Rendezvous": rendezvous, "Jobs": job_shape, "Pods": pods, "Kubeflow and TorchX": kubeflow,

@@ -15,9 +15,7 @@ import pytest
 from embark.data import Batch
 from embark.errors import MissingPackage, SpecError
 from embark.spec import to_toml
-from embark.trainers.jax import sparsecore_choice
-from embark.trainers.jax import sparsecore_feed
-from embark.trainers.jax import state
+from embark.trainers.jax import sparsecore_choice, sparsecore_feed, state
 from embark.trainers.jax.sparsecore_choice import Choice, choose_cores
 from embark.trainers.jax.sparsecore_layout import make_stacks
 

@@ -23,8 +23,7 @@ from torch.distributed.tensor import distribute_tensor
 from embark.errors import Fault, UserError
 from embark.store.errors import NotFound
 from embark.store.local_store import LocalStore
-from embark.trainers.torch import dcp_files
-from embark.trainers.torch import dcp_spans
+from embark.trainers.torch import dcp_files, dcp_spans
 from embark.trainers.torch.dcp_files import load, reader, save, writer
 
 

@@ -15,8 +15,7 @@ from embark.plan import closed_form as closed_form_module
 from embark.plan.closed_form import closed_form
 from embark.run.host_memory import host_bytes
 from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec
-from embark.trainers.torch import plan_search
-from embark.trainers.torch import sharding
+from embark.trainers.torch import plan_search, sharding
 from embark.trainers.torch.model import tables_without_values
 from embark.trainers.torch.offline_plan import DoesNotFit, offline_plan
 from embark.trainers.torch.world import World
