@@ -35,7 +35,7 @@ def shell(command: str, directory: Path, env: dict[str, str] = ENVIRONMENT) -> s
 @pytest.mark.parametrize(
     ("guide", "expected"),
     [("own-data.md", "Held-out AUC 0.7"), ("data.md", "Held-out AUC 0.8"), ("ranks.md", "step-000000020"),
-     ("checkpoints.md", "none is damaged"), ("render.md", "nothing found"), ("tpu.md", "fits one v5litepod-8"),
+     ("checkpoints.md", "none damaged"), ("render.md", "nothing found"), ("tpu.md", "fits one v5litepod-8"),
      ("report.md", "wrote both.html"),
      ("cost.md", "of its budget of")],
 )

@@ -1,12 +1,11 @@
-"""`embark checkpoints`: what `store/` finds on a run's checkpoint store, as a person and a program read it."""
+"""`embark checkpoints`: list, verify, compare or prune the checkpoints of a run."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -14,18 +13,9 @@ from embark.cli.console import Console
 from embark.cli.options import Flag
 from embark.errors import ExitCode, UserError
 from embark.formatting import MISSING, format_bytes, format_float, pluralize
-from embark.store import RunDir, find_run
+from embark.store import RunDir, checkpoint_inspect, find_run
 from embark.store.checkpoint_diff import Change, CheckpointDiff, TensorChange, diff_checkpoints
-from embark.store.checkpoint_inspect import (
-    CheckpointInfo,
-    Inventory,
-    PruneDecision,
-    decide_pruning,
-    num_bytes_to_verify,
-    prune,
-    take_inventory,
-    verify,
-)
+from embark.store.checkpoint_inspect import CheckpointInfo, CheckpointList, PruneResult, list_checkpoints
 
 
 def checkpoints(
@@ -61,118 +51,107 @@ def checkpoints(
     if (yes or dry_run) and not prune:
         raise UserError("--yes and --dry-run need --prune", fix="add --prune, or leave them out")
     found = find_run(run)
-    if diff is not None:
-        return show_diff(console, found, *diff)
     if prune:
-        return clear(console, found, is_sure=yes, dry_run=dry_run)
-    return check(console, found) if verify else show(console, found)
-
-
-def show(console: Console, run: RunDir) -> ExitCode:
-    """What there is."""
-    stock = take_inventory(run)
-    if console.json:
-        console.data(_as_data(run, stock))
+        _prune(console, found, is_confirmed=yes, dry_run=dry_run)
         return ExitCode.DONE
-    _table(console, run, stock)
-    return ExitCode.DONE
-
-
-def check(console: Console, run: RunDir) -> ExitCode:
-    """Whether every byte of it is what was written."""
-    stock = take_inventory(run)
-    with console.progress("reading") as show_done:
-        stock = verify(run, stock, _adding(show_done, num_bytes_to_verify(stock)))
-    damaged = [one for one in stock.standing if one.state == "damaged"]
-    code = ExitCode.OTHER if damaged else ExitCode.DONE
-    if console.json:
-        console.data(_as_data(run, stock))
-        return code
-    _table(console, run, stock, has_rows=not console.quiet)
-    num_whole = sum(one.state == "committed" for one in stock.standing)
-    said = f", {pluralize(len(damaged), 'checkpoint')} damaged" if damaged else ", none is damaged"
-    console.result(f"{pluralize(num_whole, 'checkpoint')} whole{said}; {format_bytes(num_bytes_to_verify(stock))} read")
-    return code
-
-
-def clear(console: Console, run: RunDir, *, is_sure: bool, dry_run: bool) -> ExitCode:
-    """Remove what the run's own rules let go."""
-    verdicts = decide_pruning(take_inventory(run), time.time())
-    going = [verdict for verdict in verdicts if verdict.goes]
-    total = format_bytes(sum(verdict.size_bytes for verdict in going))
-    if not console.json:
-        _verdicts(console, run, verdicts)
-    is_agreed = is_sure or dry_run or not going
-    if not is_agreed and not console.confirm(f"Remove {pluralize(len(going), 'checkpoint')}, {total}?", "--yes"):
-        console.result("nothing was removed")
+    listed = list_checkpoints(found)
+    if diff is not None:
+        a, b = map(listed.committed, diff)
+        with console.progress("comparing") as progress:
+            changes = diff_checkpoints(found.checkpoints, a, b, progress)
+        console.show(changes, _render_diff)
         return ExitCode.DONE
-    removed: list[int] = []
-    if not dry_run:
-        prune(run, going, lambda verdict: removed.append(verdict.step))
-    console.data({"run": run.uri, "removed": removed, "dry_run": dry_run, "checkpoints": verdicts})
-    would = "would be removed" if dry_run else "removed"
-    console.result(f"{pluralize(len(going), 'checkpoint')} {would}, {total}" if going else "nothing to remove")
-    return ExitCode.DONE
-
-
-def show_diff(console: Console, run: RunDir, step_a: int, step_b: int) -> ExitCode:
-    """What differs between two of them."""
-    stock = take_inventory(run)
-    a, b = stock.committed(step_a), stock.committed(step_b)
-    with console.progress("comparing") as show_done:
-        found = diff_checkpoints(run.checkpoints, a, b, show_done)
-    if console.json:
-        console.data({"run": run.uri, "difference": found})
+    if not verify:
+        console.show(listed, _render)
         return ExitCode.DONE
+    with console.progress("reading") as progress:
+        listed = checkpoint_inspect.verify(found, listed, progress)
+    console.show(listed, _render_verified)
+    return ExitCode.OTHER if listed.num("damaged") else ExitCode.DONE
+
+
+def _prune(console: Console, run: RunDir, *, is_confirmed: bool, dry_run: bool) -> None:
+    planned = checkpoint_inspect.decide_pruning(list_checkpoints(run), time.time())
+    if planned.removed and not (is_confirmed or dry_run):
+        question = f"Remove {pluralize(len(planned.removed), 'checkpoint')}, {format_bytes(planned.removed_bytes)}?"
+        if not console.json:
+            _render_decisions(console, planned)
+        if not console.confirm(question, "--yes"):
+            console.result("nothing was removed")
+            return
+    console.show(planned if dry_run else checkpoint_inspect.prune(run, planned), _render_pruned)
+
+
+def _render(console: Console, listed: CheckpointList) -> None:
+    metric = (listed.best_by or "").replace("_", " ")
+    headings = {"step": "step", "when": "when", "size": "size", "ranks": "ranks",
+                **({"metric": metric} if metric else {}), "kept": "kept because"}
+    console.table([_row(one) for one in listed.checkpoints], headings, title=f"{listed.run}/checkpoints")
+    _render_warnings(console, listed)
+
+
+def _render_verified(console: Console, listed: CheckpointList) -> None:
+    if console.quiet:
+        _render_warnings(console, listed)
+    else:
+        _render(console, listed)
+    damaged = pluralize(listed.num("damaged"), "checkpoint") if listed.num("damaged") else "none"
+    console.result(f"{pluralize(listed.num('committed'), 'checkpoint')} complete, {damaged} damaged; "
+                   f"{format_bytes(listed.size_bytes)} read")
+
+
+def _render_warnings(console: Console, listed: CheckpointList) -> None:
+    if listed.rules_error:
+        console.warning(f"cannot tell why each is kept: {listed.rules_error}")
+    for one in listed.checkpoints:
+        for damage in one.damage:
+            console.warning(f"step {one.step} is damaged: {damage}")
+
+
+def _row(one: CheckpointInfo) -> dict[str, object]:
+    metric = format_float(one.metric) if one.metric is not None else ""
+    if metric and one.metric_step not in (None, one.step):
+        metric += f" (step {one.metric_step})"
+    when = datetime.fromtimestamp(one.time_s).strftime("%Y-%m-%d %H:%M:%S") if one.time_s else MISSING
+    kept = (", ".join(one.kept) or "no rule") if one.state == "committed" else one.state.upper()
+    return {"step": one.step, "when": when, "size": format_bytes(one.size_bytes), "ranks": one.num_ranks,
+            "metric": metric, "kept": kept}
+
+
+def _render_decisions(console: Console, pruned: PruneResult) -> None:
+    if pruned.checkpoints and not console.quiet:
+        console.table([{"step": one.step, "size": format_bytes(one.size_bytes),
+                        "": "remove" if one.is_removed else "keep", "why": one.reason} for one in pruned.checkpoints],
+                      title=f"{pruned.run}/checkpoints")
+
+
+def _render_pruned(console: Console, pruned: PruneResult) -> None:
+    if pruned.dry_run:
+        _render_decisions(console, pruned)
+    done = "would be removed" if pruned.dry_run else "removed"
+    console.result(f"{pluralize(len(pruned.removed), 'checkpoint')} {done}, {format_bytes(pruned.removed_bytes)}"
+                   if pruned.removed else "nothing to remove")
+
+
+def _render_diff(console: Console, found: CheckpointDiff) -> None:
     for title, changes in (("spec", found.spec), ("plan", found.plan), ("values", found.values),
                            ("shapes", found.shapes)):
-        _change_table(console, title, changes, found)
+        _render_changes(console, title, changes, found)
     for step, names in ((found.a, found.only_in_a), (found.b, found.only_in_b)):
         if names:
             console.table([{"name": name} for name in names], {"name": f"only in step {step}"})
     if found.tensors:
         console.table([_tensor_row(change) for change in found.tensors], title="tensors")
     num_other = len(found.tensors) + len(found.shapes) + len(found.only_in_a) + len(found.only_in_b)
-    console.result(f"differing: {num_other:,} of {pluralize(num_other + found.num_same, 'tensor')}, "
-                   f"{pluralize(len(found.spec), 'field')} of the spec, {pluralize(len(found.plan), 'line')} of the plan")
-    return ExitCode.DONE
+    console.result(f"different: {num_other:,} of {pluralize(num_other + found.num_same, 'tensor')}, "
+                   f"{pluralize(len(found.spec), 'spec field')}, {pluralize(len(found.plan), 'plan line')}")
 
 
-def _table(console: Console, run: RunDir, stock: Inventory, *, has_rows: bool = True) -> None:
-    metric = stock.rules.best_by if stock.rules else ""
-    headings = {"step": "step", "when": "when", "size": "size", "ranks": "ranks", "metric": metric.replace("_", " "),
-                "kept": "kept because"}
-    if not metric:
-        del headings["metric"]
-    if has_rows:
-        console.table([_row(one) for one in stock.standing], headings, title=run.checkpoints.store.uri)
-    if stock.no_rules:
-        console.warning(f"why each is kept is not known: {stock.no_rules}")
-    for one in stock.standing:
-        for damage in one.damage:
-            console.warning(f"step {one.step} is damaged: {damage}")
-
-
-def _row(one: CheckpointInfo) -> dict[str, object]:
-    kept = ", ".join(one.kept) or "no rule"
-    measured = format_float(one.metric) if one.metric is not None else ""
-    if measured and one.metric_step not in (None, one.step):
-        measured += f" (step {one.metric_step})"
-    return {"step": one.step, "when": _when(one.time_s), "size": format_bytes(one.size_bytes), "ranks": one.num_ranks,
-            "metric": measured, "kept": kept if one.state == "committed" else one.state.upper()}
-
-
-def _verdicts(console: Console, run: RunDir, verdicts: Sequence[PruneDecision]) -> None:
-    if verdicts and not console.quiet:
-        rows = [{"step": v.step, "size": format_bytes(v.size_bytes), "": "goes" if v.goes else "stays", "why": v.why}
-                for v in verdicts]
-        console.table(rows, title=run.checkpoints.store.uri)
-
-
-def _change_table(console: Console, title: str, changes: Sequence[Change], found: CheckpointDiff) -> None:
+def _render_changes(console: Console, title: str, changes: Sequence[Change], found: CheckpointDiff) -> None:
     if changes:
-        headings = {"what": title, "a": f"step {found.a}", "b": f"step {found.b}"}
-        console.table([{"what": c.what, "a": _shown(c.a), "b": _shown(c.b)} for c in changes], headings)
+        rows = [{"what": change.what, **{side: value if value is None or isinstance(value, int | float) else str(value)
+                                         for side, value in (("a", change.a), ("b", change.b))}} for change in changes]
+        console.table(rows, {"what": title, "a": f"step {found.a}", "b": f"step {found.b}"})
 
 
 def _tensor_row(change: TensorChange) -> dict[str, object]:
@@ -182,35 +161,3 @@ def _tensor_row(change: TensorChange) -> dict[str, object]:
         "elements differing": change.num_differing, "max abs": change.max_abs, "max relative": change.max_relative,
         **not_finite,
     }
-
-
-def _as_data(run: RunDir, stock: Inventory) -> dict[str, object]:
-    return {
-        "run": run.uri, "best_by": stock.rules.best_by if stock.rules else None,
-        "checkpoints": [
-            {"step": one.step, "state": one.state, "time_s": one.time_s, "size_bytes": one.size_bytes,
-             "num_ranks": one.num_ranks, "metric": one.metric, "metric_step": one.metric_step, "kept": one.kept,
-             "damage": one.damage, "uri": run.checkpoints.where(one.step)}
-            for one in stock.standing
-        ],
-    }
-
-
-def _when(time_s: float | None) -> str:
-    return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S") if time_s else MISSING
-
-
-def _shown(value: Any) -> object:
-    return value if value is None or isinstance(value, int | float) else str(value)
-
-
-def _adding(show_done: Callable[[int, int], None], total: int) -> Callable[[int], None]:
-    lock, done = threading.Lock(), 0
-
-    def tell(num_bytes: int) -> None:
-        nonlocal done
-        with lock:
-            done += num_bytes
-            show_done(done, total)
-
-    return tell

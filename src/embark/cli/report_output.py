@@ -173,20 +173,20 @@ def _spec(values: dict[str, Any]) -> RunSpec | None:
 
 
 def _kept(run: RunDir, warn: Callable[[str], None]) -> tuple[tuple[Kept, ...], str]:
-    from embark.store.checkpoint_inspect import take_inventory
+    from embark.store.checkpoint_inspect import list_checkpoints
 
     try:
-        stock = take_inventory(run)
+        listed = list_checkpoints(run)
     except EmbarkError as error:
         warn(f"the checkpoints could not be looked at: {error.what}")
         return (), ""
     rows = []
-    for one in stock.standing:
+    for one in listed.checkpoints:
         metric = format_float(one.metric) if one.metric is not None else ""
         why = ", ".join(one.kept) or "no rule" if one.state == "committed" else \
             f"{one.state}{f': {one.damage[0]}' if one.damage else ''}"
         rows.append(Kept(one.step, one.time_s, one.size_bytes, metric, why, one.state == "committed"))
-    return tuple(rows), stock.rules.best_by if stock.rules else ""
+    return tuple(rows), listed.best_by or ""
 
 
 def _findings(run: RunDir, spec: RunSpec | None, warn: Callable[[str], None]) -> tuple[Finding, ...] | None:

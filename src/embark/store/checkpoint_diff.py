@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from embark.store.checkpoint_index import INDEX, ITEM_BYTES, ChunkEntry, TensorEntry, read_index
 from embark.store.checkpoint_store import Checkpoint, CheckpointStore
+from embark.store.object_store import Progress
 
 BLOCK_BYTES = 8 << 20
 """Of each tensor at a time; about ten times as much is needed to compare them."""
@@ -69,8 +70,10 @@ class CheckpointDiff:
     """Tensors whose bytes are the same."""
 
 
-def diff_checkpoints(checkpoints: CheckpointStore, a: Checkpoint, b: Checkpoint, tell: Callable[[int, int], None] | None = None) -> CheckpointDiff:
-    """Read both; `tell` hears of the bytes compared so far, of how many."""
+def diff_checkpoints(
+    checkpoints: CheckpointStore, a: Checkpoint, b: Checkpoint, progress: Progress | None = None
+) -> CheckpointDiff:
+    """Read both, a block at a time."""
     in_a, in_b = _tensors(checkpoints, a), _tensors(checkpoints, b)
     shapes = _changes(*({name: f"{held[name].dtype} {list(held[name].size)}" for name in in_a if name in in_b}
                         for held in (in_a, in_b)))
@@ -86,11 +89,12 @@ def diff_checkpoints(checkpoints: CheckpointStore, a: Checkpoint, b: Checkpoint,
                 rows_a, rows_b = pair[0].result(), pair[1].result()
                 gap.add(rows_a, rows_b, in_a[name].dtype)
                 done += rows_a.nbytes
-                if tell:
-                    tell(done, total)
+                if progress:
+                    progress(done, total)
     tensors = tuple(gap.told(name, in_a[name]) for name, gap in found.items() if gap.num_differing)
     return CheckpointDiff(
-        a.step, b.step, _changes(_spec(checkpoints, a), _spec(checkpoints, b)), _changes(_plan(checkpoints, a), _plan(checkpoints, b)),
+        a.step, b.step, _changes(_spec(checkpoints, a), _spec(checkpoints, b)),
+        _changes(_plan(checkpoints, a), _plan(checkpoints, b)),
         _changes(_known(a), _known(b)), tuple(sorted(in_a.keys() - in_b.keys())),
         tuple(sorted(in_b.keys() - in_a.keys())), shapes, tensors, len(alike) - len(tensors),
     )

@@ -153,13 +153,13 @@ def test_checkpoints_lists_verifies_compares_and_prunes(capsys, saved, monkeypat
     assert "newest" in listed
     assert "(step 2)" in listed
     assert run(["checkpoints", "laptop", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [c["step"] for c in told["checkpoints"]] == [1, 2, 3, 4]
-    assert [c["kept"] for c in told["checkpoints"]] == [[], [], [], ["newest"]]
+    listed = json.loads(capsys.readouterr().out)
+    assert [c["step"] for c in listed["checkpoints"]] == [1, 2, 3, 4]
+    assert [c["kept"] for c in listed["checkpoints"]] == [[], [], [], ["newest"]]
     assert run(["checkpoints", "runs/laptop", "--verify"]) == 0
-    assert "4 checkpoints whole, none is damaged" in capsys.readouterr().out
+    assert "4 checkpoints complete, none damaged" in capsys.readouterr().out
     assert run(["checkpoints", "laptop", "--diff", "1", "4", "--json"]) == 0
-    difference = json.loads(capsys.readouterr().out)["difference"]
+    difference = json.loads(capsys.readouterr().out)
     assert (difference["a"], difference["b"], difference["spec"]) == (1, 4, [])
     tables = [t for t in difference["tensors"] if t["name"].startswith("model.tables")]
     assert len(tables) == 3
@@ -170,7 +170,8 @@ def test_checkpoints_lists_verifies_compares_and_prunes(capsys, saved, monkeypat
     assert "3 checkpoints would be removed" in capsys.readouterr().out
     assert len(list(saved.iterdir())) == 4
     assert run(["checkpoints", "laptop", "--prune", "--yes", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["removed"] == [1, 2, 3]
+    pruned = json.loads(capsys.readouterr().out)
+    assert [one["step"] for one in pruned["checkpoints"] if one["is_removed"]] == [1, 2, 3]
     assert [path.name for path in saved.iterdir()] == ["step-000000004"]
     assert run(["checkpoints", "laptop", "--prune", "--yes"]) == 0
     assert "nothing to remove" in capsys.readouterr().out
@@ -180,12 +181,12 @@ def test_checkpoints_names_what_is_damaged_and_exits_1(capsys, saved):
     (saved / "step-000000002" / "plan.txt").write_text("x")
     assert run(["checkpoints", "laptop", "--verify"]) == 1
     captured = capsys.readouterr()
-    assert "3 checkpoints whole, 1 checkpoint damaged" in captured.out
+    assert "3 checkpoints complete, 1 checkpoint damaged" in captured.out
     assert "step-000000002/plan.txt" in captured.err
     assert run(["checkpoints", "laptop", "--verify", "--json"]) == 1
-    told = {c["step"]: c for c in json.loads(capsys.readouterr().out)["checkpoints"]}
-    assert told[2]["state"] == "damaged"
-    assert told[3]["state"] == "committed"
+    listed = {c["step"]: c for c in json.loads(capsys.readouterr().out)["checkpoints"]}
+    assert listed[2]["state"] == "damaged"
+    assert listed[3]["state"] == "committed"
 
 
 @pytest.mark.parametrize("answer", ["y\n", "\n", ""])

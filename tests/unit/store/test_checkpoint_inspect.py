@@ -1,4 +1,4 @@
-"""What stands on a checkpoints is told as it is; pruning takes what the rules let go and nothing else; a diff finds all."""
+"""Checkpoints are listed as they are; pruning removes what no rule keeps and nothing else; a diff finds all."""
 
 import json
 import os
@@ -21,9 +21,8 @@ from embark.store.checkpoint_index import FORMAT, ITEM_BYTES, ChunkEntry, FileRa
 from embark.store.checkpoint_inspect import (
     MAY_BE_LIVE_S,
     decide_pruning,
-    num_bytes_to_verify,
+    list_checkpoints,
     prune,
-    take_inventory,
     verify,
 )
 
@@ -80,11 +79,11 @@ def test_each_is_told_with_why_it_is_kept(tmp_path):
     for step, auc in ((10, 0.9), (20, 0.7), (30, 0.8), (40, 0.6), (50, 0.5)):
         put(run, step, auc=auc)
     leave_unfinished(run, 60)
-    stock = take_inventory(run)
-    assert {one.step: one.kept for one in stock.standing} == {
+    listed = list_checkpoints(run)
+    assert {one.step: one.kept for one in listed.checkpoints} == {
         10: ("best",), 20: ("every",), 30: (), 40: ("every",), 50: ("newest",), 60: ()}
-    assert [one.state for one in stock.standing] == ["committed"] * 5 + ["unfinished"]
-    first = stock.standing[0]
+    assert [one.state for one in listed.checkpoints] == ["committed"] * 5 + ["unfinished"]
+    first = listed.checkpoints[0]
     assert (first.num_ranks, first.metric, first.metric_step) == (2, 0.9, 10)
     assert abs(first.time_s - time.time()) < 60
     assert first.size_bytes == sum(p.stat().st_size for p in folder(run, 10).iterdir() if p.name != "commit.json")
@@ -96,11 +95,11 @@ def test_the_commit_s_time_is_told_and_an_older_one_s_is_its_file_s(tmp_path):
     mark = folder(run, 10) / "commit.json"
     written = json.loads(mark.read_text())
     mark.write_text(json.dumps({**written, "time_s": 1e9}))
-    assert take_inventory(run).standing[0].time_s == 1e9
+    assert list_checkpoints(run).checkpoints[0].time_s == 1e9
     del written["time_s"]
     mark.write_text(json.dumps(written))
     os.utime(mark, (5e8, 5e8))
-    assert take_inventory(run).standing[0].time_s == 5e8
+    assert list_checkpoints(run).checkpoints[0].time_s == 5e8
 
 
 def test_verify_reads_every_byte_and_names_every_damaged_file(tmp_path):
@@ -110,21 +109,21 @@ def test_verify_reads_every_byte_and_names_every_damaged_file(tmp_path):
     (folder(run, 20) / FILE).write_bytes(b"x" * (folder(run, 20) / FILE).stat().st_size)
     (folder(run, 20) / "index.json").unlink()
     seen = []
-    stock = take_inventory(run)
-    checked = verify(run, stock, seen.append)
-    assert [one.state for one in checked.standing] == ["committed", "damaged"]
-    text = " ".join(checked.standing[1].damage)
+    listed = list_checkpoints(run)
+    checked = verify(run, listed, lambda done, total: seen.append((done, total)))
+    assert [one.state for one in checked.checkpoints] == ["committed", "damaged"]
+    text = " ".join(checked.checkpoints[1].damage)
     assert f"{FILE}: its bytes changed" in text
     assert "index.json" in text
-    missing = stock.standing[1].committed.files["index.json"].size_bytes
-    assert sum(seen) == num_bytes_to_verify(stock) - missing
+    missing = listed.checkpoints[1].committed.files["index.json"].size_bytes
+    assert max(seen) == (listed.size_bytes - missing, listed.size_bytes)
 
 
 def test_what_is_cut_short_is_seen_without_reading(tmp_path):
     run = make_run(tmp_path)
     put(run, 10)
     (folder(run, 10) / FILE).write_bytes(b"x")
-    (one,) = take_inventory(run).standing
+    (one,) = list_checkpoints(run).checkpoints
     assert one.state == "damaged"
     assert "cut short" in one.damage[0]
 
@@ -134,15 +133,13 @@ def test_one_whose_mark_cannot_be_read_is_damaged_not_unfinished(tmp_path, text)
     run = make_run(tmp_path)
     put(run, 10)
     (folder(run, 10) / "commit.json").write_text(text)
-    stock = take_inventory(run)
-    assert stock.standing[0].state == "damaged"
-    assert not any(verdict.goes for verdict in decide_pruning(stock, time.time()))
+    listed = list_checkpoints(run)
+    assert listed.checkpoints[0].state == "damaged"
+    assert not decide_pruning(listed, time.time()).removed
 
 
 def pruned(run: RunDir) -> list[int]:
-    gone: list[int] = []
-    prune(run, decide_pruning(take_inventory(run), time.time()), lambda verdict: gone.append(verdict.step))
-    return gone
+    return [one.step for one in prune(run, decide_pruning(list_checkpoints(run), time.time())).removed]
 
 
 def test_prune_takes_what_the_rules_let_go_and_old_leftovers(tmp_path):
@@ -160,11 +157,11 @@ def test_prune_leaves_alone_what_may_be_being_written(tmp_path):
     run = make_run(tmp_path)
     put(run, 10)
     leave_unfinished(run, 20, age_s=-5)
-    (verdict,) = decide_pruning(take_inventory(run), time.time())
-    assert not verdict.goes
-    assert "may be being written" in verdict.why
+    (decision,) = decide_pruning(list_checkpoints(run), time.time()).checkpoints
+    assert not decision.is_removed
+    assert "may be in progress" in decision.reason
     leave_unfinished(run, 5, age_s=60)  # touched before the last commit, so its save is over
-    assert [v.step for v in decide_pruning(take_inventory(run), time.time()) if v.goes] == [5]
+    assert [one.step for one in decide_pruning(list_checkpoints(run), time.time()).removed] == [5]
 
 
 def test_no_whole_one_goes_for_the_sake_of_a_damaged_one(tmp_path):
@@ -174,7 +171,7 @@ def test_no_whole_one_goes_for_the_sake_of_a_damaged_one(tmp_path):
     for step in (20, 30):
         (folder(run, step) / FILE).unlink()
     assert pruned(run) == []
-    assert take_inventory(run).standing[0].kept == ("newest",)
+    assert list_checkpoints(run).checkpoints[0].kept == ("newest",)
 
 
 @pytest.mark.parametrize("text", [None, "not toml [", "[store]\nkeep = 1\n"])
@@ -186,11 +183,11 @@ def test_without_rules_all_is_listed_and_nothing_pruned(tmp_path, text):
         run.spec.unlink()
     else:
         run.spec.write_text(text)
-    stock = take_inventory(run)
-    assert len(stock.standing) == 3
-    assert stock.no_rules
+    listed = list_checkpoints(run)
+    assert len(listed.checkpoints) == 3
+    assert listed.rules_error
     with pytest.raises(UserError, match="what to keep is not known"):
-        decide_pruning(stock, time.time())
+        decide_pruning(listed, time.time())
 
 
 def test_an_unknown_step_is_refused_with_those_there_are(tmp_path):
@@ -199,7 +196,7 @@ def test_an_unknown_step_is_refused_with_those_there_are(tmp_path):
     leave_unfinished(run, 20)
     for step in (11, 20):
         with pytest.raises(UserError) as caught:
-            take_inventory(run).committed(step)
+            list_checkpoints(run).committed(step)
         assert "10" in caught.value.fix
 
 
@@ -211,9 +208,9 @@ def test_a_diff_finds_all_that_differs(tmp_path):
          "grown": np.zeros((3, 2), "f4"), "count": np.int64(9).reshape(())}
     put(run, 1, a, auc=0.5, spec="[train]\nseed = 1\nx = 3\n", plan="table rows\nt_0   5\n\nrank 0: 1 GiB of tables\n")
     put(run, 2, b, auc=0.6, spec="[train]\nseed = 2\nx = 3\n", plan="table rows\nt_0   6\n\nrank 0: 2 GiB of tables\n")
-    stock = take_inventory(run)
+    listed = list_checkpoints(run)
     told: list[tuple[int, int]] = []
-    found = difference(run.checkpoints, stock.committed(1), stock.committed(2), lambda *done: told.append(done))
+    found = difference(run.checkpoints, listed.committed(1), listed.committed(2), lambda *done: told.append(done))
     assert found.spec == (Change("train.seed", 1, 2),)
     assert found.plan == (Change("t_0", "5", "6"), Change("rank 0", "1 GiB of tables", "2 GiB of tables"))
     assert Change("eval.auc", 0.5, 0.6) in found.values
@@ -239,9 +236,9 @@ def test_a_diff_does_not_see_how_a_tensor_was_cut(tmp_path, monkeypatch, num_chu
     put(run, 1, {"t": table})
     put(run, 2, {"t": table}, num_chunks=num_chunks, axis=axis)
     put(run, 3, {"t": changed}, num_chunks=num_chunks, axis=axis)
-    stock = take_inventory(run)
-    assert difference(run.checkpoints, stock.committed(1), stock.committed(2)).num_same == 1
-    (change,) = difference(run.checkpoints, stock.committed(1), stock.committed(3)).tensors
+    listed = list_checkpoints(run)
+    assert difference(run.checkpoints, listed.committed(1), listed.committed(2)).num_same == 1
+    (change,) = difference(run.checkpoints, listed.committed(1), listed.committed(3)).tensors
     assert change.num_differing == 1
     assert change.max_abs == pytest.approx(1)
 
@@ -262,8 +259,8 @@ def test_a_diff_counts_in_every_dtype(tmp_path, dtype, a, b, max_abs):
     run = make_run(tmp_path)
     put(run, 1, {"t": a}, as_dtype={"t": dtype})
     put(run, 2, {"t": b}, as_dtype={"t": dtype})
-    stock = take_inventory(run)
-    (change,) = difference(run.checkpoints, stock.committed(1), stock.committed(2)).tensors
+    listed = list_checkpoints(run)
+    (change,) = difference(run.checkpoints, listed.committed(1), listed.committed(2)).tensors
     assert (change.dtype, change.num_differing, change.max_abs) == (dtype, 1, max_abs)
 
 
@@ -271,8 +268,8 @@ def test_a_diff_counts_what_is_not_finite_apart(tmp_path):
     run = make_run(tmp_path)
     put(run, 1, {"t": np.array([1, np.nan, np.inf, 0.0, 0.0], "f4")})
     put(run, 2, {"t": np.array([np.nan, np.nan, -np.inf, -0.0, 3.0], "f4")})
-    stock = take_inventory(run)
-    (change,) = difference(run.checkpoints, stock.committed(1), stock.committed(2)).tensors
+    listed = list_checkpoints(run)
+    (change,) = difference(run.checkpoints, listed.committed(1), listed.committed(2)).tensors
     assert (change.num_differing, change.num_not_finite, change.max_abs, change.max_relative) == (4, 2, 3.0, 1.0)
 
 
@@ -282,9 +279,9 @@ def test_a_diff_takes_little_memory_however_large_the_table(tmp_path, monkeypatc
     table = np.zeros((100_000, 32), "f4")
     put(run, 1, {"t": table})
     put(run, 2, {"t": table + 1})
-    stock = take_inventory(run)
+    listed = list_checkpoints(run)
     tracemalloc.start()
-    (change,) = difference(run.checkpoints, stock.committed(1), stock.committed(2)).tensors
+    (change,) = difference(run.checkpoints, listed.committed(1), listed.committed(2)).tensors
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert change.num_differing == table.size
@@ -296,12 +293,12 @@ def test_a_diff_of_a_damaged_one_says_so(tmp_path):
     put(run, 1)
     put(run, 2)
     (folder(run, 2) / FILE).write_bytes(b"xx")
-    stock = take_inventory(run)
+    listed = list_checkpoints(run)
     with pytest.raises(Fault, match="before what was asked"):
-        difference(run.checkpoints, stock.committed(1), stock.committed(2))
+        difference(run.checkpoints, listed.committed(1), listed.committed(2))
     (folder(run, 2) / "index.json").write_text("{}")
     with pytest.raises(Fault, match="not the index"):
-        difference(run.checkpoints, stock.committed(1), stock.committed(2))
+        difference(run.checkpoints, listed.committed(1), listed.committed(2))
 
 
 def test_an_index_reads_back_as_it_was():
