@@ -33,14 +33,15 @@ def main() -> None:
           f"{options.ranks} ranks of 80 GiB; {os.cpu_count()} cores")
     ours = _timed("closed form", closed_form, spec, cluster)
     began = time.perf_counter()
-    from embark.trainers.torch import plan_search
+    from embark.model import sharding
+    from embark.trainers.torch import plan_search  # noqa: F401
 
     print(f"{'import of torch and torchrec':28} {time.perf_counter() - began:8.2f} s")
     theirs = _timed("TorchRec's planner", by_torchrec, spec, cluster)
     same = len(set(ours.shards) & set(theirs.shards))
     print(f"{same:,} of {len(theirs.shards):,} shards are the same in both")
     if options.whole:
-        plan_search.MAX_STEPS = plan_search.MAX_SHARDS = 10**18
+        sharding.MAX_STEPS = sharding.MAX_SHARDS = 10**18
         _timed("TorchRec's, uncut", by_torchrec, spec, cluster)
 
 

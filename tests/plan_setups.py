@@ -19,11 +19,11 @@ date = "2026-11-15"
 versions = "none"
 rates = { copy_bytes = 4.0e12, upload_bytes = 5.0e10, synthetic_values = 3e7, \
 matmul_flops = { fp32 = 5e13, tf32 = 3.5e14, bf16 = 6.5e14 } }
-engines.captured = { host_s = 0, host_layer_s = 0, start_s = 8e-5, layer_s = 5e-6, tables = 1.5, activations = 1.3, \
+engines.cuda_graph = { host_s = 0, host_layer_s = 0, start_s = 8e-5, layer_s = 5e-6, tables = 1.5, activations = 1.3, \
 matmul = 1.3 }
 engines.pipeline = { host_s = 5e-3, host_layer_s = 1e-4, start_s = 5e-4, layer_s = 1e-5, tables = 3, activations = 3, \
 matmul = 1.5 }
-memory.captured = { context_bytes = 6e8, workspace_bytes = 3e8, pooled = 1.1, layers = 1.1, ids = 1.1, \
+memory.cuda_graph = { context_bytes = 6e8, workspace_bytes = 3e8, pooled = 1.1, layers = 1.1, ids = 1.1, \
 fragmentation = 0.05 }
 memory.pipeline = { context_bytes = 6e8, workspace_bytes = 3e8, pooled = 1.5, layers = 1.5, ids = 1.5, \
 fragmentation = 0.1 }

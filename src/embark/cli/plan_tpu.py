@@ -8,11 +8,11 @@ from embark.catalog import load_catalog
 from embark.cli.console import Console
 from embark.errors import ExitCode
 from embark.formatting import MISSING, format_bytes
-from embark.model.tpu_layout import lay_out
+from embark.model.jax_layout import LINE_WIDTHS, make_layout
 from embark.plan.data_size import with_data
 from embark.plan.predict import SEEN_SHARE
 from embark.plan.tpu import tpu_precision
-from embark.plan.tpu_memory import VMEM_BYTES, ChipMemory, chip_memory
+from embark.plan.tpu_memory import ChipMemory, chip_memory
 from embark.spec import RunSpec
 from embark.trainers.jax.aot import Compiled, compile_for
 
@@ -43,8 +43,8 @@ def plan_compiled(console: Console, spec: RunSpec, topology: str) -> ExitCode:
 def planned_beside(spec: RunSpec, compiled: Compiled) -> ChipMemory:
     """What `embark plan` counts for a chip of the same kind and number."""
     kind = compiled.topology.partition(":")[0]
-    return chip_memory(spec, lay_out(spec, compiled.num_chips), compiled.num_chips,
-                       tpu_precision(spec.train.precision), VMEM_BYTES.get(f"TPU-{kind}", 0.0))
+    return chip_memory(spec, make_layout(spec, compiled.num_chips, LINE_WIDTHS["tpu"]),
+                       tpu_precision(spec.train.precision), f"TPU-{kind}")
 
 
 def _say(console: Console, compiled: Compiled, ours: ChipMemory, limit_bytes: float) -> None:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from embark.data.batch import Batch, Source
 from embark.data.prefetcher import Prefetcher
-from embark.errors import DataError, UserError
+from embark.errors import DataError
+from embark.model.batch import samples_per_rank
 
 
 def steps_per_epoch(source: Source, batch_size: int) -> int:
@@ -75,7 +76,7 @@ class Share:
     def __init__(
         self, num_train_samples: int, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int
     ) -> None:
-        self.samples_per_rank: int = _samples_per_rank(batch_size, world_size)
+        self.samples_per_rank: int = samples_per_rank(batch_size, world_size)
         self._batch_size = batch_size
         self._rank = rank
         self._steps = range(start_step, max(start_step, stop_step))
@@ -96,7 +97,7 @@ def eval_batches(source: Source, *, batch_size: int, rank: int, world_size: int)
 
     Where the samples run out a batch is filled up with copies; its `num_valid`, which may be 0, leaves them out.
     """
-    size = _samples_per_rank(batch_size, world_size)
+    size = samples_per_rank(batch_size, world_size)
     num_samples = source.num_eval_samples
     for first in range(0, num_samples, batch_size):
         start = min(first + rank * size, num_samples)
@@ -116,16 +117,6 @@ def _steps_per_epoch(num_train_samples: int, batch_size: int) -> int:
             fix=f"set train.batch_size to {max(num_train_samples, 1)} or less, or bring more data",
         )
     return steps
-
-
-def _samples_per_rank(batch_size: int, world_size: int) -> int:
-    if batch_size % world_size:
-        down = batch_size // world_size * world_size
-        raise UserError(
-            f"train.batch_size = {batch_size} cannot be shared equally by {world_size} ranks",
-            fix=f"set train.batch_size = {down or world_size}",
-        )
-    return batch_size // world_size
 
 
 def _filled_up(batch: Batch, size: int) -> Batch:

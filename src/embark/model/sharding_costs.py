@@ -1,19 +1,17 @@
-"""What one way of cutting a table costs: bytes and seconds on a rank, by the sums of TorchRec's planner.
+"""What one sharding of a table costs: bytes and seconds on a rank, by the formulas of TorchRec's planner.
 
-The figures are that planner's, not measurements: they choose between ways. A run's step time is predicted elsewhere.
+The figures are that planner's, not measurements: they choose between options. plan/ predicts a run's step time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from embark.model.placement import Cluster, Memory, table_value_bytes
+from embark.model.sharding import STATE_FACTORS, ranks_per_group
 from embark.spec import RunSpec, Table
 
-SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise")
-"""In the order in which the trainer names them to its planner: of equals the first is taken."""
 GIB = 2**30
 DEVICE_BYTES_PER_S = {"cuda": 897 * GIB, "tpu": 897 * GIB, "cpu": 51 * GIB}
 INTRA_BYTES_PER_S = 600 * GIB
@@ -27,13 +25,6 @@ CACHED_SHARE = 0.2
 CACHE_ROW_BYTES = 4 + 16 * CACHED_SHARE
 """What the device keeps to know which rows are cached, for each row of the table."""
 MIN_COLUMNS = 32
-STATE_FACTORS = {"sgd": 0.0, "adagrad": 1.0, "adam": 2.0}
-"""Bytes of optimizer state for a byte of the table. TorchRec's planner counts the state as wide as the values."""
-
-# Where a search is long, and what it then leaves out: as the trainer has them, in train/plan_search.py.
-MAX_STEPS = 600
-MAX_SHARDS = 5_000_000
-SMALL_PART = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,59 +57,10 @@ class Option:
         return self.host_bytes * (self.num_parts - 1) + self.last_host_bytes
 
 
-def options_of(table: Table, spec: RunSpec, cluster: Cluster, *, may_spill: bool) -> list[Option]:
-    """Every way the trainer allows, the device's memory first."""
-    return [_option(table, kind, memory, spec, cluster)
-            for memory in _memories(may_spill=may_spill) for kind in allowed(spec, cluster)]
-
-
-def is_long_search(spec: RunSpec, cluster: Cluster, *, may_spill: bool) -> bool:
-    """To go through all ways of all tables would take too long; the trainer draws the line here too."""
-    num_tables, num_memories = len(spec.model.table_list()), len(_memories(may_spill=may_spill))
-    kinds = list(allowed(spec, cluster))
-    num_steps = 2 * num_tables * num_memories * len(kinds)
-    num_shards = num_tables * num_memories * sum(_about_num_parts(kind, cluster) for kind in kinds)
-    return num_steps > MAX_STEPS or num_shards * num_steps > MAX_SHARDS
-
-
-def narrowed(
-    options: list[Option], table: Table, spec: RunSpec, cluster: Cluster, room: float, *, may_spill: bool
-) -> list[Option]:
-    """Without what cannot fit, and without cutting a table over all ranks where cutting it over a host's will do: the
-    trainer's rule for a long search. `room` is of one rank."""
-    with_state = 1 + STATE_FACTORS.get(spec.train.optimizer, 0.0)
-    num_bytes = table.rows * (table.dim or 0) * table_value_bytes(spec) * with_state
-    of_part = {o.sharding: num_bytes / _about_num_parts(o.sharding, cluster) for o in options}
-    fitting = [o for o in options if of_part[o.sharding] <= room or may_spill] or options
-    without = [o for o in fitting if o.sharding != "row_wise"]
-    return without if without and min(of_part[o.sharding] for o in without) <= room * SMALL_PART else fitting
-
-
-def allowed(spec: RunSpec, cluster: Cluster) -> Iterator[str]:
-    """The same ways that the trainer allows its planner."""
-    if spec.train.sharding != "auto":
-        yield spec.train.sharding
-        return
-    by_column = spec.train.optimizer != "rowwise_adagrad"  # it keeps a number for each row and column part
-    for kind in SHARDINGS if cluster.num_ranks > 1 else SHARDINGS[:1]:
-        if "column" in kind and not by_column:
-            continue
-        if cluster.device == "cpu" and ("table_row_wise" in kind or (kind == "row_wise" and by_column)):
-            continue  # over gloo, the fastest alone
-        yield kind
-
-
-def _memories(*, may_spill: bool) -> list[Memory]:
-    return ["device", "host"] if may_spill else ["device"]
-
-
-def _about_num_parts(kind: str, cluster: Cluster) -> int:
-    return {"table_wise": 1, "row_wise": cluster.num_ranks, "table_row_wise": ranks_per_group(cluster)}.get(kind, 4)
-
-
-def ranks_per_group(cluster: Cluster) -> int:
-    """Of a host."""
-    return min(cluster.ranks_per_host, cluster.num_ranks)
+def options_of(table: Table, shardings: list[str], spec: RunSpec, cluster: Cluster, *, may_spill: bool) -> list[Option]:
+    """A table cut in each of these ways, the device's memory first."""
+    memories: tuple[Memory, ...] = ("device", "host") if may_spill else ("device",)
+    return [_option(table, kind, memory, spec, cluster) for memory in memories for kind in shardings]
 
 
 def _option(table: Table, kind: str, memory: Memory, spec: RunSpec, cluster: Cluster) -> Option:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embark.catalog import Machine, Price, Wanted, search
+from embark.model.batch import divides
 from embark.model.placement import all_table_bytes
 from embark.plan.cost import Way
 from embark.plan.estimate import Estimate, Estimator
@@ -118,7 +119,7 @@ def node_counts(machine: Machine, batch_size: int, max_nodes: int) -> list[int]:
     counts: list[int] = []
     num = 1
     while num <= most:
-        if batch_size % (num * machine.num_gpus) == 0:
+        if divides(batch_size, num * machine.num_gpus):
             counts.append(num)
         num *= 2
     return counts

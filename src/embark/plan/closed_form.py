@@ -9,13 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from embark.model.placement import Cluster, Placement, Shard, TooLarge, all_table_bytes
-from embark.model.sharding_costs import Option, is_long_search, narrowed, options_of, ranks_per_group
+from embark.model.sharding import (
+    MAX_GRID,
+    NUM_STRIDES,
+    allowed_shardings,
+    is_long_search,
+    narrowed,
+    ranks_per_group,
+    stride_ends,
+    table_capacity,
+)
+from embark.model.sharding_costs import Option, options_of
 from embark.spec import RunSpec, Table
 
-MAX_GRID = 1_000
-"""Combinations that are all tried, where so few are possible."""
-NUM_STRIDES = {"part": 4, "sum": 12}
-"""Of a long search, by what a way is judged by: its part, or the sum of its parts."""
 FASTER = 1 - 1e-9
 """What is less of a gain is the rounding of sums: of equals the first is kept, which has the least on the host."""
 
@@ -33,12 +39,12 @@ def closed_form(spec: RunSpec, cluster: Cluster, *, by_its_rates: bool = False) 
         cluster = replace(cluster, intra_gbyte_per_s=0.0, inter_gbyte_per_s=0.0)
     tables = spec.model.table_list()
     for may_spill in (False, True) if cluster.device == "cuda" else (False,):
-        options = [options_of(table, spec, cluster, may_spill=may_spill) for table in tables]
-        is_long = is_long_search(spec, cluster, may_spill=may_spill)
-        if is_long:
-            rank_room = room(spec, cluster)[cluster.device == "cpu"]
-            options = [narrowed(of, table, spec, cluster, rank_room, may_spill=may_spill)
-                       for of, table in zip(options, tables, strict=True)]
+        shardings = allowed_shardings(spec, cluster.num_ranks, cluster.device)
+        is_long = is_long_search(len(tables), 1 + may_spill, shardings, cluster)
+        by_table = [narrowed(shardings, t, spec, cluster, may_spill=may_spill) if is_long else shardings
+                    for t in tables]
+        options = [options_of(table, kinds, spec, cluster, may_spill=may_spill)
+                   for table, kinds in zip(tables, by_table, strict=True)]
         found = _best(_proposals(options, is_long=is_long), options, spec, cluster)
         if found is not None:
             return _placement(tables, found, cluster)
@@ -98,21 +104,13 @@ def _greedy(options: list[list[Option]], *, by_sum: bool, num_strides: int = 0) 
     yield tuple(order[0] for order in orders)
     num_steps = sum(len(of) - 1 for of in options)
     done = 0
-    for end in _stride_ends(num_steps, num_strides) if num_strides else range(1, num_steps + 1):
+    for end in stride_ends(num_steps, num_strides) if num_strides else range(1, num_steps + 1):
         while done < end:
             table = heapq.heappop(heap)[-1]
             current[table] += 1
             done += 1
             push(table)
         yield tuple(order[index] for order, index in zip(orders, current, strict=True))
-
-
-def _stride_ends(num_steps: int, num_strides: int) -> Iterator[int]:
-    """Strides that grow from one step: the first move the large tables and count the most."""
-    end = 0
-    while end < num_steps:
-        end = min(num_steps, max(end + 1, int(end * num_steps ** (1 / num_strides))))
-        yield end
 
 
 def _ordered(options: list[Option], *, by_sum: bool) -> list[int]:
@@ -128,7 +126,7 @@ class _Packing:
         self.longest_s = 0.0
         self.num_ranks = cluster.num_ranks
         self.group = ranks_per_group(cluster)
-        device, host = room(spec, cluster)
+        device, host = table_capacity(spec, cluster)
         self.device_left = [device] * self.num_ranks
         self.host_left = [host] * self.num_ranks
         self.step_s = [0.0] * self.num_ranks
@@ -248,11 +246,6 @@ class _Packing:
         heapq.heappush(self.queue, (self.step_s[rank], rank % self.group, rank))
 
 
-def room(spec: RunSpec, cluster: Cluster) -> tuple[float, float]:
-    """What tables may take of a rank's device, and of its part of the host."""
-    return cluster.device_bytes * (1 - spec.train.memory_reserve), cluster.host_bytes / ranks_per_group(cluster)
-
-
 def _bytes(option: Option, *, is_last: bool) -> tuple[float, float]:
     if is_last:
         return option.last_device_bytes, option.last_host_bytes
@@ -270,8 +263,9 @@ def _placement(tables: Sequence[Table], found: _Found, cluster: Cluster) -> Plac
 
 
 def _why(spec: RunSpec, cluster: Cluster) -> str:
-    device_room, host_room = (part * cluster.num_ranks for part in room(spec, cluster))
-    needs = [options_of(table, spec, cluster, may_spill=cluster.device == "cuda")
+    device_room, host_room = (part * cluster.num_ranks for part in table_capacity(spec, cluster))
+    shardings = allowed_shardings(spec, cluster.num_ranks, cluster.device)
+    needs = [options_of(table, shardings, spec, cluster, may_spill=cluster.device == "cuda")
              for table in spec.model.table_list()]
     of_ranks = f"the {cluster.num_ranks:,} ranks'" if cluster.num_ranks > 1 else "one rank's"
     tables = f"tables of {_gib(all_table_bytes(spec))} GiB with their optimizer's state"

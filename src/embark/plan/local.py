@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from embark.catalog import load_catalog
+from embark.errors import UserError
+from embark.model.jax_layout import LINE_WIDTHS, make_layout
 from embark.model.placement import TooLarge
-from embark.model.tpu_layout import lay_out
 from embark.plan.calibration import CPU, calibration_for, load_calibrations
 from embark.plan.closed_form import closed_form
 from embark.plan.memory import device_parts, host_parts
 from embark.plan.step_time import step_time
 from embark.plan.this_machine import gpu_of, this_cluster, tpu_of
-from embark.plan.tpu_memory import VMEM_BYTES, chip_memory
+from embark.plan.tpu_memory import chip_memory
 from embark.plan.tpu_time import tpu_step_time
 from embark.spec import RunSpec
 
@@ -57,12 +58,11 @@ def _foresee_in_jax(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | Non
     chip = tpu_of(here["device_name"], load_catalog()) if is_known else None
     if chip is None:
         return None
-    num_chips, precision = here["world_size"], here["precision"]
     try:
-        groups = lay_out(spec, num_chips)
-    except TooLarge:
+        layout = make_layout(spec, here["world_size"], LINE_WIDTHS["tpu"])
+    except UserError:
         return None
-    parts = chip_memory(spec, groups, num_chips, precision, VMEM_BYTES.get(chip.name, 0.0)).parts()
-    step = tpu_step_time(spec, chip, num_chips, precision, groups, chips_per_host=here["local_world_size"])
+    parts = chip_memory(spec, layout, here["precision"], chip.name).parts()
+    step = tpu_step_time(spec, chip, layout, here["precision"], chips_per_host=here["local_world_size"])
     return {"step_s": step.total_s, "is_calibrated": False, "bound_by": step.bound_by,
             "peak_bytes": sum(parts.values()), "parts": parts, "basis": step.basis}

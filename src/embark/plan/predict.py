@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from embark.catalog import Machine
+from embark.errors import UserError
+from embark.model.batch import batch_mistakes
+from embark.model.engine_selection import cuda_graph_obstacle, select_engine
 from embark.model.placement import Cluster, Placement, Planner, TooLarge, all_table_bytes
 from embark.plan.calibration import Calibration, calibration_for
 from embark.plan.memory import device_parts, host_parts
@@ -16,8 +19,6 @@ SEEN_SHARE = 0.99
 """Of an accelerator's listed memory, what its driver shows, where no one has looked."""
 HOST_SHARE = 0.9
 """Of a host's memory, what is left for a run, where its reserve is not known."""
-MAX_IDS_PER_SAMPLE = 1024
-"""Past this the trainer does not capture its step."""
 
 
 def predict(
@@ -62,7 +63,10 @@ def predict_on(
         placement = place(spec, cluster)
     except TooLarge as error:
         return _refused(setup, cluster, str(error), notes)
-    engine, engine_why = choose_engine(spec, cluster, placement)
+    try:
+        engine, engine_why = choose_engine(spec, cluster, placement)
+    except UserError as error:
+        return _refused(setup, cluster, error.what, notes)
     memory = _memory(spec, cluster, placement, engine, precision, calibration)
     step: StepTime | None = None
     if memory.fits:
@@ -72,21 +76,9 @@ def predict_on(
 
 
 def choose_engine(spec: RunSpec, cluster: Cluster, placement: Placement) -> tuple[str, str]:
-    """As the trainer will, by what can be known before it."""
-    if spec.train.engine != "auto":
-        return spec.train.engine, "asked for"
-    if cluster.device == "cpu":
-        return "pipeline", "there is no GPU to capture the step on"
-    if spec.train.optimizer == "adam":
-        return "pipeline", "fused Adam counts its steps on the host"
-    num_ids = sum(t.multi_hot for t in spec.model.table_list())
-    if num_ids > MAX_IDS_PER_SAMPLE:
-        return "pipeline", f"up to {num_ids} ids a sample are too many for a graph"
-    if placement.is_on_host:
-        return "pipeline", "some tables live in the host's memory"
-    if spec.train.table_dtype != "fp32":
-        return "pipeline", "fp16 tables round at random, which FBGEMM does"
-    return "cuda_graph", "the whole step as one CUDA graph"
+    """The trainer's choice, by what is known before it runs. Raises `UserError` for an engine that cannot be used."""
+    obstacle = cuda_graph_obstacle(spec, cluster.device, has_tables_on_host=placement.is_on_host)
+    return select_engine(spec, cluster.device, obstacle)
 
 
 def precision_on(spec: RunSpec, *, has_bf16: bool) -> str:
@@ -144,10 +136,8 @@ def _why(spec: RunSpec, cluster: Cluster, placement: Placement, memory: MemoryUs
 def _notes(setup: Setup, calibration: Calibration) -> list[str]:
     notes = []
     batch, ranks = setup.spec.train.batch_size, setup.num_ranks
-    if batch >= ranks and batch % ranks:
-        lower = batch // ranks * ranks
-        notes.append(f"train.batch_size = {batch:,} does not divide over {ranks:,} ranks: use {lower:,} or "
-                     f"{lower + ranks:,}")
+    if batch >= ranks:
+        notes += [f"{m.field} = {m.value} {m.what}: {m.fix}" for m in batch_mistakes(batch, ranks)]
     if not calibration.is_measured:
         notes.append(calibration.basis)
     return notes

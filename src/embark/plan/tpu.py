@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from embark.model.placement import Cluster, Placement, TooLarge, all_table_bytes
-from embark.model.tpu_layout import lay_out, placement_on
+from embark.errors import Mistake, SpecError, UserError
+from embark.model.jax_layout import LINE_WIDTHS, make_layout
+from embark.model.placement import Cluster, Placement, all_table_bytes
 from embark.plan.prediction import MemoryUse, Prediction, Setup
-from embark.plan.tpu_memory import VMEM_BYTES, chip_memory, copied_bytes, host_parts
+from embark.plan.tpu_memory import chip_memory, copied_bytes, host_parts
 from embark.plan.tpu_time import tpu_step_time
 
 GIB = 1024.0**3
@@ -17,25 +18,25 @@ def predict_on_tpu(setup: Setup, cluster: Cluster) -> Prediction:
     spec, machine = setup.spec, setup.machine
     precision = tpu_precision(spec.train.precision)
     try:
-        groups = lay_out(spec, setup.num_ranks)
-    except TooLarge as error:
+        layout = make_layout(spec, setup.num_ranks, LINE_WIDTHS["tpu"])
+    except UserError as error:
         memory = MemoryUse({"tables and optimizer state": all_table_bytes(spec) / cluster.num_ranks},
                            cluster.device_bytes, {}, cluster.host_bytes)
-        return Prediction(setup, "", "", None, memory, None, False, str(error))
-    chip = chip_memory(spec, groups, setup.num_ranks, precision, VMEM_BYTES.get(machine.gpu.name, 0.0))
+        return Prediction(setup, "", "", None, memory, None, False, _refusal(error))
+    chip = chip_memory(spec, layout, precision, machine.gpu.name)
     memory = MemoryUse(chip.parts(), cluster.device_bytes,
                        host_parts(spec, chip, setup.num_ranks, machine.gpus_per_host), cluster.host_bytes)
     step = None
     notes: tuple[str, ...] = ()
     placement: Placement | None = None
     if memory.fits:
-        placement = placement_on(spec, setup.num_ranks, groups)
+        placement = layout.placement(spec)
         step = tpu_step_time(
-            spec, machine.gpu, setup.num_ranks, precision, groups, chips_per_host=machine.gpus_per_host,
+            spec, machine.gpu, layout, precision, chips_per_host=machine.gpus_per_host,
             network_gbyte_per_s=(machine.network_gbit_per_s or 0.0) / 8, num_slices=setup.num_nodes,
         )
     if chip.copies:
-        dims = ", ".join(str(group.dim) for group in groups if copied_bytes(spec, group))
+        dims = ", ".join(str(group.dim) for group in layout.groups if copied_bytes(spec, group))
         notes += (f"rows of {dims} numbers neither fill lines of 128 nor share them: the program copies those tables "
                   f"at every step, {chip.copies / GIB:,.1f} GiB; take a width that divides 128 (in fp32) or is a "
                   "multiple of it",)
@@ -45,6 +46,12 @@ def predict_on_tpu(setup: Setup, cluster: Cluster) -> Prediction:
 def tpu_precision(asked: str) -> str:
     """As JAX's trainer chooses it there."""
     return "bf16" if asked == "auto" else asked
+
+
+def _refusal(error: UserError) -> str:
+    mistakes = error.mistakes if isinstance(error, SpecError) else (Mistake("", error.what, "", "", error.fix),)
+    return "; ".join(f"{m.field}{f' = {m.value}' if m.value else ''} {m.what}".rstrip() + (f": {m.fix}" if m.fix else "")
+                     for m in mistakes)
 
 
 def _why(setup: Setup, memory: MemoryUse) -> str:

@@ -3,17 +3,22 @@ compiler's program needs during a step. The latter is a form fitted to compiled 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from embark.model.tpu_layout import LINE, Rows, lined_bytes, tiled_bytes
+from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, NUM_AHEAD, Group, Layout, expected_capacities
+from embark.model.placement import table_value_bytes
 from embark.model.work import Layers, layers_of
 from embark.plan.memory import DENSE_STATES
 from embark.spec import RunSpec
 
+LINE = LINE_WIDTHS["tpu"]
+SUBLANES = 8
+"""Lines that lie together, of numbers of four bytes."""
 HISTOGRAM_BYTES = 2 * 16_384 * 4
 """The counts that AUC is made of."""
-BATCHES_AHEAD = 8 + 2 + 1
+BATCHES_AHEAD = MAX_IN_FLIGHT + NUM_AHEAD + 1
 """Batches on a chip besides the one that is trained: the host may be 8 steps ahead, two wait, one is on its way."""
 PROGRAM_BYTES, PROGRAM_BYTES_PER_TABLE = 8e6, 0.4e6
 PROGRAM_BYTES_PER_ID, MOST_IDS = 150, 2**17
@@ -72,35 +77,35 @@ class ChipMemory:
         return {name: size for name, size in named.items() if size}
 
 
-def chip_memory(spec: RunSpec, groups: Sequence[Rows], num_chips: int, precision: str, vmem_bytes: float) -> ChipMemory:
-    """Of `groups`, as `lay_out` gave them. `vmem_bytes`: the chip's fast memory, which takes a part of the step's."""
-    layers, samples = layers_of(spec.model), spec.train.batch_size // num_chips
-    value_bytes = 2 if spec.train.table_dtype == "fp16" else 4
+def chip_memory(spec: RunSpec, layout: Layout, precision: str, chip_name: str) -> ChipMemory:
+    """Of one of a layout's chips."""
+    layers, samples = layers_of(spec.model), spec.train.batch_size // layout.num_devices
+    value_bytes = table_value_bytes(spec)
     tables = state = copies = 0.0
-    for group in groups:
-        lines = (group.lines_per_chip, group.width)
+    for group in layout.groups:
+        lines = (group.lines_per_device, group.width)
         tables += tiled_bytes(lines, value_bytes)
         if spec.train.optimizer == "adagrad":
             state += tiled_bytes(lines, 4)
         elif spec.train.optimizer == "rowwise_adagrad":
-            state += tiled_bytes((group.rows_per_chip,), 4)
+            state += tiled_bytes((group.rows_per_device,), 4)
         copies += copied_bytes(spec, group)
-    num_ids = sum(group.num_columns for group in groups)
+    num_ids = layout.num_columns
     batch = (tiled_bytes((samples, spec.model.num_dense), 4) + tiled_bytes((samples, num_ids), 4)
              + tiled_bytes((samples,), 4))
-    peak = max(_exchanging(groups, samples, num_chips), _computing(spec, layers, groups, samples, precision))
+    peak = max(_exchanging(spec, layout, samples), _computing(spec, layers, samples, precision))
     return ChipMemory(
         tables, state, _dense_bytes(spec, layers) + HISTOGRAM_BYTES, batch, BATCHES_AHEAD * batch, copies,
-        _in_hbm(peak, vmem_bytes), PROGRAM_BYTES + PROGRAM_BYTES_PER_TABLE * len(spec.model.table_list())
+        _in_hbm(peak, VMEM_BYTES.get(chip_name, 0.0)), PROGRAM_BYTES + PROGRAM_BYTES_PER_TABLE * len(spec.model.table_list())
         + PROGRAM_BYTES_PER_ID * min(samples * num_ids, MOST_IDS),
     )
 
 
-def copied_bytes(spec: RunSpec, group: Rows) -> float:
+def copied_bytes(spec: RunSpec, group: Group) -> float:
     """Rows are taken line by line. An array that lies turned over, as takes less, is turned at every step."""
-    lines = (group.lines_per_chip, group.width)
+    lines = (group.lines_per_device, group.width)
     state = _lined_anew(lines, 4) if spec.train.optimizer == "adagrad" else 0.0
-    return _lined_anew(lines, 2 if spec.train.table_dtype == "fp16" else 4) + state
+    return _lined_anew(lines, table_value_bytes(spec)) + state
 
 
 def host_parts(spec: RunSpec, chip: ChipMemory, num_chips: int, chips_per_host: int) -> dict[str, float]:
@@ -112,25 +117,56 @@ def host_parts(spec: RunSpec, chip: ChipMemory, num_chips: int, chips_per_host: 
     return {name: size for name, size in parts.items() if size}
 
 
+def tiled_bytes(shape: Sequence[int], size: int) -> float:
+    """Of an array on a TPU: in tiles of eight lines of 128 (of 16 lines, of two-byte numbers), turned over where that
+    takes less; a vector in tiles of 1,024."""
+    if len(shape) < 2:
+        return _up(math.prod(shape), SUBLANES * LINE) * size
+    *outer, high, wide = shape
+    return math.prod(outer) * size * min(_tiled(high, wide, size), _tiled(wide, high, size))
+
+
+def lined_bytes(shape: Sequence[int], size: int) -> float:
+    """The same where each row of the array must be a line of memory, or several: rows are taken one by one."""
+    *outer, high, wide = shape
+    return math.prod(outer) * size * _tiled(high, wide, size)
+
+
+def line_bytes(group: Group) -> int:
+    """Of one row in fp32 once it is taken out of its line: a narrow one fills a line of its own."""
+    return _up(group.dim, LINE) * 4
+
+
+def _tiled(high: int, wide: int, size: int) -> int:
+    tile = SUBLANES * 4 // size
+    while tile > 1 and high <= tile // 2:
+        tile //= 2
+    return _up(high, tile) * _up(wide, LINE)
+
+
+def _up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
 def _lined_anew(lines: tuple[int, int], value_bytes: int) -> float:
     lined = lined_bytes(lines, value_bytes)
     return lined if tiled_bytes(lines, value_bytes) < lined else 0.0
 
 
-def _exchanging(groups: Sequence[Rows], samples: int, num_chips: int) -> float:
+def _exchanging(spec: RunSpec, layout: Layout, samples: int) -> float:
     """At its fullest: rows of the batch's ids, what was sent, what came, and the same put into order."""
-    held = 0.0
-    for group in groups:
-        wide = -(-group.dim // LINE) * LINE * 4
-        num_ids = samples * group.num_columns
-        exchanged = num_chips * group.capacity if num_chips > 1 else num_ids
-        bags = max((lined_bytes((samples, t.multi_hot, group.dim), 4) for t in group.tables if t.multi_hot > 1),
-                   default=0.0)
-        held += 3 * exchanged * wide + num_ids * wide + bags
-    return held
+    total = 0.0
+    for group, capacity in zip(layout.groups, expected_capacities(spec, layout), strict=True):
+        wide = line_bytes(group)
+        num_ids = samples * len(group.columns)
+        exchanged = layout.num_devices * capacity if layout.num_devices > 1 else num_ids
+        bags = max((lined_bytes((samples, p.table.multi_hot, group.dim), 4) for p in group.places
+                    if p.table.multi_hot > 1), default=0.0)
+        total += 3 * exchanged * wide + num_ids * wide + bags
+    return total
 
 
-def _computing(spec: RunSpec, layers: Layers, groups: Sequence[Rows], samples: int, precision: str) -> float:
+def _computing(spec: RunSpec, layers: Layers, samples: int, precision: str) -> float:
     """At its fullest: pooled vectors, the stack of them that dots are taken of and its gradient, layers' outputs."""
     size = 2 if precision == "bf16" else 4
     pooled = sum(tiled_bytes((samples, t.dim or 0), size) for t in spec.model.table_list())

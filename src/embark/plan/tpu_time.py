@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from embark.catalog import Gpu
-from embark.model.tpu_layout import LINE, Rows
+from embark.model.jax_layout import Layout, expected_capacities
+from embark.model.placement import table_value_bytes
 from embark.model.work import Layers, layers_of
 from embark.plan.prediction import StepTime
 from embark.plan.step_time import LOADER_BYTES_PER_S, PASSES, sample_bytes
+from embark.plan.tpu_memory import LINE, line_bytes
 from embark.spec import RunSpec
 
 PASSES_OF_IDS = 6
@@ -24,27 +24,30 @@ TORUS_DIMENSIONS = {"TPU-v4": 3, "TPU-v5p": 3}
 
 
 def tpu_step_time(
-    spec: RunSpec, chip: Gpu, num_chips: int, precision: str, groups: Sequence[Rows], *, chips_per_host: int,
+    spec: RunSpec, chip: Gpu, layout: Layout, precision: str, *, chips_per_host: int,
     network_gbyte_per_s: float = 0.0, num_slices: int = 1,
 ) -> StepTime:
     """What bytes and arithmetic alone take. A step is never faster; how much slower it is, nobody has measured."""
+    num_chips = layout.num_devices
     layers, samples = layers_of(spec.model), spec.train.batch_size // num_chips
+    capacities = expected_capacities(spec, layout)
+    exchange_bytes = _exchange_bytes(spec, layout, capacities)
     size = 2 if precision == "bf16" else 4
     memory_rate = (chip.hbm_gbyte_per_s or 0.0) * 1e9
     matrix_rate = (chip.bf16_tflops or 0.0) * 1e12 / MATMUL_PASSES[precision]
     dense_bytes = PASSES * size * samples * (layers.output_width + 2 * sum(t.dim or 0 for t in spec.model.table_list()))
     parts = {
-        "lookup and update": _over(_row_bytes(spec, groups, samples, num_chips), memory_rate),
+        "lookup and update": _over(_row_bytes(spec, layout, capacities, samples), memory_rate),
         "dense layers": max(_over(samples * layers.flops_per_sample, matrix_rate), _over(dense_bytes, memory_rate)),
         "optimizer": _over(_optimizer_bytes(spec, layers), memory_rate),
         "all-to-all": 0.0,
         "all-reduce": 0.0,
     }
     if num_chips > 1:
-        parts |= _between_chips(spec, chip, num_chips // num_slices, num_chips, groups, layers)
+        parts |= _between_chips(chip, num_chips // num_slices, num_chips, exchange_bytes, layers)
     if num_slices > 1:
         parts["between slices"] = _over(
-            _exchange_bytes(spec, groups, num_chips) * chips_per_host * (1 - 1 / num_slices), network_gbyte_per_s * 1e9
+            exchange_bytes * chips_per_host * (1 - 1 / num_slices), network_gbyte_per_s * 1e9
         )
     device_s = sum(parts.values())
     # One process feeds all chips of its host.
@@ -65,16 +68,14 @@ def basis_of(chip: Gpu) -> str:
             f"{', '.join(rate for rate in rates if rate)}")
 
 
-def _row_bytes(spec: RunSpec, groups: Sequence[Rows], samples: int, num_chips: int) -> float:
+def _row_bytes(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], samples: int) -> float:
     """Through a chip's memory: rows and state of the tables, and the arrays that carry them."""
     total = 0.0
-    for group in groups:
-        num_ids = samples * group.num_columns
-        wide = -(-group.dim // LINE) * LINE * 4  # a narrow row fills a line once it is taken out of its own
-        exchanged = num_chips * group.capacity if num_chips > 1 else 0
+    for group, capacity in zip(layout.groups, capacities, strict=True):
+        num_ids, wide = samples * len(group.columns), line_bytes(group)
+        exchanged = layout.num_devices * capacity if layout.num_devices > 1 else 0
         moved = exchanged or num_ids
-        value_bytes = 2 if spec.train.table_dtype == "fp16" else 4
-        line = max(group.width, LINE) * value_bytes
+        line = max(group.width, LINE) * table_value_bytes(spec)
         state = {"adagrad": line * 2, "rowwise_adagrad": 8}.get(spec.train.optimizer, 0)
         total += num_ids * (2 * PASSES_OF_IDS * wide + SORT_BYTES) + moved * (3 * line + state)
         total += exchanged * (2 * PASSES_OF_EXCHANGE * wide + SORT_BYTES)
@@ -82,21 +83,22 @@ def _row_bytes(spec: RunSpec, groups: Sequence[Rows], samples: int, num_chips: i
 
 
 def _between_chips(
-    spec: RunSpec, chip: Gpu, chips_per_slice: int, num_chips: int, groups: Sequence[Rows], layers: Layers
+    chip: Gpu, chips_per_slice: int, num_chips: int, exchange_bytes: float, layers: Layers
 ) -> dict[str, float]:
     """Over a torus each part passes several links; how many, on average, follows from its side."""
     rate = (chip.ici_gbyte_per_s or 0.0) / 2 * 1e9
     dimensions = TORUS_DIMENSIONS.get(chip.name, 2)
     hops = max(1.0, dimensions * chips_per_slice ** (1 / dimensions) / 4)
     others = (num_chips - 1) / num_chips
-    return {"all-to-all": _over(_exchange_bytes(spec, groups, num_chips) * others * hops, rate),
+    return {"all-to-all": _over(exchange_bytes * others * hops, rate),
             "all-reduce": _over(2 * 4.0 * layers.num_values * others, rate)}
 
 
-def _exchange_bytes(spec: RunSpec, groups: Sequence[Rows], num_chips: int) -> float:
+def _exchange_bytes(spec: RunSpec, layout: Layout, capacities: tuple[int, ...]) -> float:
     """That leave a chip: numbers of rows, twice; rows; their gradients."""
     wire = 4 if spec.train.comms_dtype == "fp32" else 2
-    return float(sum(num_chips * group.capacity * (2 * 4 + 2 * wire * group.dim) for group in groups))
+    return float(sum(layout.num_devices * capacity * (2 * 4 + 2 * wire * group.dim)
+                     for group, capacity in zip(layout.groups, capacities, strict=True)))
 
 
 def _optimizer_bytes(spec: RunSpec, layers: Layers) -> float:

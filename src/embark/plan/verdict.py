@@ -7,6 +7,7 @@ from typing import Literal
 
 from embark.catalog import Machine
 from embark.formatting import format_duration, pluralize
+from embark.model.batch import divides
 from embark.model.placement import all_table_bytes
 from embark.plan.across import MAX_NODES, Survey, could_hold, counted, name_of, node_counts, ranked, survey
 from embark.plan.cost import WAY_NAMES, Bill, Way
@@ -154,7 +155,7 @@ def _more_of_it(estimator: Estimator, machine: Machine, num_nodes: int) -> Estim
     if fits is None:
         return None
     smaller = (n for n in range(below + 1, fits)
-               if batch % (n * machine.num_gpus) == 0 and could_hold(machine, n, table_bytes))
+               if divides(batch, n * machine.num_gpus) and could_hold(machine, n, table_bytes))
     fits = next((n for n in smaller if estimator.predicts(machine, n)), fits)
     return estimator(machine, fits)
 
@@ -163,7 +164,7 @@ def _larger_of_the_cloud(estimator: Estimator, machine: Machine, num_nodes: int)
     batch = estimator.spec.train.batch_size
     larger = [m for m in estimator.catalog.machines.values()
               if m.cloud == machine.cloud and m.gpu_memory_gib > machine.gpu_memory_gib
-              and batch % (num_nodes * m.num_gpus) == 0 and m.gpu.kind == machine.gpu.kind
+              and divides(batch, num_nodes * m.num_gpus) and m.gpu.kind == machine.gpu.kind
               and could_hold(m, num_nodes, all_table_bytes(estimator.spec))
               and (not estimator.region or (m.name, estimator.region) in estimator.catalog.prices)]
     fitting = [e for m in larger if (e := estimator(m, num_nodes)).fits]

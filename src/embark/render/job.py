@@ -11,6 +11,7 @@ from typing import Any
 
 from embark.catalog import Catalog, Machine, find, find_volume
 from embark.errors import ExitCode, Mistake, SpecError, UserError
+from embark.model.batch import batch_mistakes
 from embark.render.targets import tpu_gke
 from embark.spec import RunSpec, to_toml
 
@@ -202,11 +203,9 @@ def _target_mistakes(job: Job) -> Iterator[Mistake]:
                        "set it to gs://BUCKET/runs")
     if target == "compose" and job.num_nodes > 1:
         yield _mistake("place.nodes", job.num_nodes, "docker compose is for one host", "set it to 1, or another target")
-    if not is_tpu and spec.train.batch_size % job.world_size:
-        lower = max(1, spec.train.batch_size // job.world_size) * job.world_size
-        yield _mistake("train.batch_size", spec.train.batch_size,
-                       f"does not divide over {job.world_size} ranks ({job.num_nodes} × {job.num_processes})",
-                       f"use {lower} or {lower + job.world_size}")
+    if not is_tpu:
+        yield from batch_mistakes(spec.train.batch_size, job.world_size,
+                                  f"ranks ({job.num_nodes} × {job.num_processes})")
     if len(job.spec_toml.encode()) > MAX_SPEC_BYTES:
         yield _mistake("model.tables", len(spec.model.tables), "the spec is too long for a ConfigMap",
                        "give the tables by model.num_tables and rows_per_table")

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from embark.catalog import load_catalog
 from embark.model.placement import Cluster, TooLarge, shard_bytes
+from embark.model.sharding import allowed_shardings, table_capacity
 from embark.model.sharding_costs import options_of
-from embark.plan.closed_form import closed_form, room
+from embark.plan.closed_form import closed_form
 from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec
 
 GIB = 2**30
@@ -140,7 +141,7 @@ def test_every_row_is_held_once_and_no_rank_is_overfull(data):
         values[shard.table] += shard.num_rows * shard.num_columns
         (host if shard.memory == "host" else device)[shard.rank] += shard_bytes(shard, spec)
     assert values == {name: t.rows * t.dim for name, t in tables.items()}
-    device_room, host_room = room(spec, cluster)
+    device_room, host_room = table_capacity(spec, cluster)
     if cluster.device == "cpu":
         device_room = host_room
     assert max(device.values(), default=0) <= device_room
@@ -151,7 +152,8 @@ def test_every_row_is_held_once_and_no_rank_is_overfull(data):
 @given(data=st.data())
 def test_what_fits_whole_on_every_device_is_never_refused_nor_put_on_the_host(data):
     spec, cluster = data.draw(specs()), data.draw(clusters(devices=("cuda",)))
-    cheapest = [min(options_of(t, spec, cluster, may_spill=False), key=lambda o: o.all_device_bytes)
+    allowed = allowed_shardings(spec, cluster.num_ranks, "cuda")
+    cheapest = [min(options_of(t, allowed, spec, cluster, may_spill=False), key=lambda o: o.all_device_bytes)
                 for t in spec.model.table_list()]
     needed = sum(o.all_device_bytes for o in cheapest)
     roomy = Cluster(cluster.num_ranks, cluster.ranks_per_host, 2 * needed / (1 - spec.train.memory_reserve), 0)

@@ -65,7 +65,7 @@ def test_jax_s_names_of_chips_are_known(title, name):
 def test_it_is_told_as_an_event_before_the_first_step():
     heard = Heard()
     world = SimpleNamespace(is_first=True, device=SimpleNamespace(type="tpu"), device_name="8 x TPU v5 lite",
-                            world_size=8, local_world_size=8)
+                            world_size=8, local_world_size=8, device_bytes=0)
     built = SimpleNamespace(engine=SimpleNamespace(name="jax"), precision="bf16")
     log_prediction(RunLogger([heard], []), load_spec("quickstart", []), world, built, predict_local)
     (event,) = heard.events
@@ -102,8 +102,8 @@ def test_a_run_in_jax_writes_it_beside_what_it_took(tmp_path):
 
 def test_it_needs_no_torch():
     code = ("import sys; sys.modules['torch'] = None\n"
-            "from embark.plan.local import foresee\n"
-            "from embark.run.logger import tell_foresight\n"
+            "from embark.plan.local import predict_local\n"
+            "from embark.run.logger import log_prediction\n"
             "from embark.run.host_memory import host_bytes, peak_resident_bytes\n"
             "assert host_bytes() > 0 and peak_resident_bytes() > 0")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

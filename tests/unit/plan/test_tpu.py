@@ -10,7 +10,7 @@ import pytest
 
 from embark.__main__ import run
 from embark.catalog import load_catalog
-from embark.model.tpu_layout import lay_out
+from embark.model.jax_layout import LINE_WIDTHS, make_layout
 from embark.plan.predict import predict
 from embark.plan.prediction import Prediction, Setup
 from embark.plan.saves import save_bytes
@@ -26,7 +26,7 @@ def on(machine: str, *sets: str, name: str = "criteo-1tb", nodes: int = 1) -> Pr
 
 def step_on(chip: str, *sets: str, num_chips: int = 8, precision: str = "bf16", chips_per_host: int = 4):
     spec = load_spec("quickstart", ["train.batch_size=65536", *sets])
-    return tpu_step_time(spec, load_catalog().gpus[chip], num_chips, precision, lay_out(spec, num_chips),
+    return tpu_step_time(spec, load_catalog().gpus[chip], make_layout(spec, num_chips, LINE_WIDTHS["tpu"]), precision,
                          chips_per_host=chips_per_host)
 
 
@@ -51,9 +51,9 @@ def test_nothing_of_a_gpu_is_counted(machine):
 
 
 @pytest.mark.parametrize(("sets", "said"), [
-    (("train.optimizer=adam",), "train.optimizer = adam is none that JAX's trainer has"),
+    (("train.optimizer=adam",), "train.optimizer = adam is not supported by the JAX trainer"),
     (("train.sharding=table_row_wise",), "train.sharding = table_row_wise"),
-    (("train.batch_size=65537",), "does not divide over 8 chips"),
+    (("train.batch_size=65537",), "does not divide over 8 devices"),
 ])
 def test_what_the_trainer_would_refuse_is_said_before(sets, said):
     found = on("v5litepod-8", *sets)

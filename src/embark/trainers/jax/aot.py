@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
+from embark.model.batch import samples_per_rank
 from embark.spec import RunSpec
 
 TOPOLOGIES = ("v4", "v5e", "v5p", "v6e")
@@ -57,21 +58,19 @@ def compile_for(spec: RunSpec, topology: str) -> Compiled:
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
+    from embark.model.jax_layout import check_supported
     from embark.trainers.jax.exchange import AXIS
-    from embark.trainers.jax.optimizers import check_optimizers
     from embark.trainers.jax.sparsecore_choice import choose_cores
     from embark.trainers.jax.step import state_shapes
 
-    check_optimizers(spec.train)
+    check_supported(spec.train)
     try:
         devices = topologies.get_topology_desc(topology, "tpu").devices
     except Exception as error:
         raise UserError(f"{topology}: the compiler knows no such chips: {str(error).splitlines()[0]}",
                         fix=f"such as {WORDS}") from error
     num_chips = len(devices)
-    if spec.train.batch_size % num_chips:
-        raise UserError(f"train.batch_size = {spec.train.batch_size} does not divide over {num_chips} chips",
-                        fix=f"train.batch_size={spec.train.batch_size // num_chips * num_chips or num_chips}")
+    samples = samples_per_rank(spec.train.batch_size, num_chips, "chips")
     mesh = Mesh(np.array(devices), (AXIS,))
     precision = "bf16" if spec.train.precision == "auto" else spec.train.precision
     choice = choose_cores(spec, devices[0].device_kind, num_chips)
@@ -87,7 +86,7 @@ def compile_for(spec: RunSpec, topology: str) -> Compiled:
     except Exception as error:
         raise _explained(error, topology) from error
     return Compiled(
-        topology, num_chips, spec.train.batch_size // num_chips, planned.argument_size_in_bytes,
+        topology, num_chips, samples, planned.argument_size_in_bytes,
         planned.temp_size_in_bytes, planned.output_size_in_bytes, planned.alias_size_in_bytes,
         planned.generated_code_size_in_bytes, time.perf_counter() - started, choice.reason,
     )
@@ -95,12 +94,11 @@ def compile_for(spec: RunSpec, topology: str) -> Compiled:
 
 def _ordinary(spec: RunSpec, mesh: Any, precision: str, cores: int) -> tuple[Any, Any, Any]:
     """Programs, where tables lie, and what a batch is."""
-    from embark.trainers.jax.layout import LINE_WIDTHS, make_layout
-    from embark.trainers.jax.prefetch import guessed_capacities
+    from embark.model.jax_layout import LINE_WIDTHS, expected_capacities, make_layout
     from embark.trainers.jax.step import batch_shapes, make_programs
 
     layout = make_layout(spec, mesh.size, LINE_WIDTHS["tpu"])
-    programs = make_programs(spec, layout, guessed_capacities(spec, layout), mesh, precision)
+    programs = make_programs(spec, layout, expected_capacities(spec, layout), mesh, precision)
     return programs, layout, batch_shapes(spec, layout, mesh)
 
 

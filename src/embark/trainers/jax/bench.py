@@ -14,10 +14,11 @@ import jax
 from embark.data import Batch, Source, fit_spec, open_source
 from embark.data.prefetcher import Prefetcher
 from embark.errors import UserError
+from embark.model.jax_layout import NUM_AHEAD
 from embark.spec import RunSpec
 from embark.store import open_store
 from embark.trainers.jax.faults import peak_bytes
-from embark.trainers.jax.prefetch import NUM_AHEAD, to_devices
+from embark.trainers.jax.prefetch import to_devices
 from embark.trainers.jax.state import initial_state
 from embark.trainers.jax.trainer import JaxTrainer
 from embark.trainers.jax.world import World, check_against, join

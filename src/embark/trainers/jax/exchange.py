@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from embark.model.jax_layout import Group
 from embark.spec import TrainSpec
-from embark.trainers.jax.layout import Group
 from embark.trainers.jax.optimizers import row_steps
 
 AXIS = "devices"

@@ -7,20 +7,11 @@ import math
 import jax
 import jax.numpy as jnp
 
-from embark.errors import Mistake, SpecError
 from embark.spec import TrainSpec
 
 BETA1, BETA2 = 0.9, 0.999
-TABLE_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
 DENSE_STATES = {"sgd": (), "adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}
 """What each keeps for a weight, by torch's names."""
-
-
-def check_optimizers(train: TrainSpec) -> None:
-    """Adam's state would move at every step for rows that no batch has touched."""
-    if train.optimizer not in TABLE_OPTIMIZERS:
-        raise SpecError([Mistake("", "train.optimizer", train.optimizer, "is none that JAX's trainer has for tables",
-                                 f"use {', '.join(TABLE_OPTIMIZERS)}")])
 
 
 def row_state(train: TrainSpec) -> str:

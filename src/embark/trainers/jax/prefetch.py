@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,15 +12,12 @@ from numpy.typing import NDArray
 from embark.data import Batch, Source
 from embark.data.loader import Share
 from embark.data.prefetcher import Prefetcher
+from embark.model.jax_layout import NUM_AHEAD, Group, Layout, capacity_for
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import BATCH_AXES
-from embark.trainers.jax.layout import Group, Layout
 from embark.trainers.jax.world import World
 
 DeviceBatch = dict[str, Any]
-NUM_AHEAD = 2
-HEADROOM = 1.25
-"""Over the most that any pair of devices exchanged in the first batch. A batch that needs more goes in rounds."""
 MOST_LOOKED_AT = 8
 """Devices whose part of the first batch is counted."""
 
@@ -87,18 +83,8 @@ def capacities(source: Source, spec: RunSpec, layout: Layout) -> tuple[int, ...]
     ids = id_columns(source.train_rows(0, 0, num_samples), spec, layout).T
     parts = np.split(ids, min(num_devices, MOST_LOOKED_AT))
     return tuple(
-        min(limit, _rounded(HEADROOM * max(_most_asked(part, group, num_devices) for part in parts)))
+        capacity_for(max(_most_asked(part, group, num_devices) for part in parts), limit, num_devices)
         for group, limit in zip(layout.groups, most, strict=True)
-    )
-
-
-def guessed_capacities(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
-    """The same where there is no data: as if every id were another."""
-    num_devices = layout.num_devices
-    per_device = spec.train.batch_size // num_devices
-    most = [per_device * len(group.columns) for group in layout.groups]
-    return tuple(most) if num_devices == 1 else tuple(
-        min(limit, _rounded(HEADROOM * limit / num_devices)) for limit in most
     )
 
 
@@ -112,8 +98,3 @@ def _most_asked(ids: NDArray[np.int32], group: Group, num_devices: int) -> int:
         owners = (rows + place.shift) % num_devices if place.is_by_rows else np.full(len(rows), place.shift)
         asked += np.bincount(owners, minlength=num_devices)
     return int(asked.max())
-
-
-def _rounded(wanted: float) -> int:
-    """Up to whole tiles."""
-    return max(8, math.ceil(wanted / 8) * 8)

@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 from numpy.typing import NDArray
 
 from embark.data import Batch
+from embark.model.jax_layout import Layout
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import AXIS
-from embark.trainers.jax.layout import Layout
 from embark.trainers.jax.prefetch import id_columns
 from embark.trainers.jax.sparsecore_layout import Stacks, stacks_of
 from embark.trainers.jax.world import World

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from embark.errors import UserError
+from embark.model.jax_layout import MAX_ROWS, Group, Layout, Place
 from embark.spec import RunSpec, Table
-from embark.trainers.jax.layout import MAX_ROWS, Group, Layout, Place
 from embark.trainers.jax.sparsecore_choice import MAX_IDS
 
 ROWS_TOGETHER = 8

@@ -11,19 +11,16 @@ import jax
 import numpy as np
 
 from embark.data import Source
+from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, Layout, check_supported, make_layout
 from embark.model.learning_rate import dense_rate, rate_factor
 from embark.spec import RunSpec
-from embark.trainers.jax.layout import LINE_WIDTHS, Layout, make_layout
 from embark.trainers.jax.metrics import Window
-from embark.trainers.jax.optimizers import check_optimizers
 from embark.trainers.jax.prefetch import DeviceBatch, capacities
 from embark.trainers.jax.sparsecore_choice import Choice, choose_cores
 from embark.trainers.jax.state import empty_counts
 from embark.trainers.jax.step import Programs, State, make_programs, state_shapes, weight_shapes
 from embark.trainers.jax.world import World, choose_precision
 
-MAX_IN_FLIGHT = 8
-"""Steps that the host may be ahead of the devices: each holds its batch."""
 MAX_FLAGS = 256
 """Steps that may wait to be asked whether they went well."""
 
@@ -40,7 +37,7 @@ class JaxTrainer:
     """A model over all devices. It has no weights before it is given a state."""
 
     def __init__(self, spec: RunSpec, world: World, num_steps: int, source: Source) -> None:
-        check_optimizers(spec.train)
+        check_supported(spec.train)
         self.spec, self.world, self._num_steps = spec, world, num_steps
         self.precision = choose_precision(spec, world)
         choice = choose_cores(spec, world.mesh.devices.flat[0].device_kind, world.num_devices)

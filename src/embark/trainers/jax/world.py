@@ -17,7 +17,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from numpy.typing import NDArray
 
-from embark.errors import Fault, Mistake, SpecError, UserError
+from embark.errors import Fault, UserError
+from embark.model.batch import samples_per_rank
 from embark.spec import PlaceSpec, RunSpec
 from embark.trainers.jax.exchange import AXIS, samples_on
 
@@ -146,12 +147,7 @@ def join(place: PlaceSpec) -> Iterator[World]:
 
 def check_against(spec: RunSpec, world: World) -> None:
     """What can be wrong with a spec only once it is known where it runs."""
-    num = world.num_devices
-    if spec.train.batch_size % num:
-        lower = spec.train.batch_size // num * num
-        near = " or ".join(str(n) for n in (lower, lower + num) if n)
-        raise SpecError([Mistake("", "train.batch_size", str(spec.train.batch_size),
-                                 f"does not divide over {num} devices", f"use {near}")])
+    samples_per_rank(spec.train.batch_size, world.num_devices, "devices")
 
 
 def choose_precision(spec: RunSpec, world: World) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from torch import nn
@@ -12,22 +11,8 @@ from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.proposers import GreedyProposer, GridSearchProposer, UniformProposer
 from torchrec.distributed.planner.types import Enumerator, Proposer, ShardingOption
-from torchrec.distributed.types import ShardingType
 
-from embark.spec import RunSpec, Table
-
-MAX_STEPS = 600
-"""Proposals of a whole search: some hundred tables."""
-MAX_SHARDS = 5_000_000
-"""Shards looked at over all its proposals: some 20 s."""
-NUM_STRIDES = {"depth": 4, "sum": 12}
-"""Of a short search, by what an option is judged by: its slowest shard, or all of them."""
-SMALL_PART = 1 / 16
-"""Of a rank's room: parts that pack well enough without being cut further."""
-MAX_GRID = 1_000
-"""Combinations that are all tried, where so few are possible."""
-STATE_FACTORS = {"sgd": 0, "rowwise_adagrad": 0, "adagrad": 1, "adam": 2}
-"""Bytes of optimizer state for a byte of the table, about."""
+from embark.model.sharding import MAX_GRID, NUM_STRIDES, stride_ends
 
 
 class OrderedEnumerator(EmbeddingEnumerator):
@@ -70,32 +55,10 @@ class OrderedEnumerator(EmbeddingEnumerator):
         )
 
 
-def is_long_search(constraints: Mapping[str, ParameterConstraints], topology: Topology) -> bool:
-    """TorchRec's own proposers would take minutes or hours."""
-    num_shards = sum(_num_shards(kind, topology) * len(c.compute_kernels)
-                     for c in constraints.values() for kind in c.sharding_types)
-    # Each of the two greedy ones goes through all options of all tables.
-    num_steps = 2 * sum(len(c.compute_kernels) * len(c.sharding_types) for c in constraints.values())
-    return num_steps > MAX_STEPS or num_shards * num_steps > MAX_SHARDS
-
-
-def narrowed(
-    constraints: Mapping[str, ParameterConstraints], spec: RunSpec, topology: Topology, *, may_spill: bool
-) -> dict[str, ParameterConstraints]:
-    """Without what cannot fit, and without cutting a table over all ranks where cutting it over a host's will do."""
-    device = topology.devices[0].storage
-    room = device.hbm * (1 - spec.train.memory_reserve) if topology.compute_device == "cuda" else device.ddr
-    return {
-        table.name: replace(constraints[table.name], sharding_types=_that_fit(
-            constraints[table.name].sharding_types, table, spec, topology, room, may_spill=may_spill))
-        for table in spec.model.table_list()
-    }
-
-
 def proposers(*, is_long: bool) -> list[Proposer]:
     """TorchRec's own, but for the grid, which would take half a minute for eight tables on 128 ranks."""
     if is_long:
-        return [LongStrides("depth"), LongStrides("sum")]
+        return [LongStrides("part"), LongStrides("sum")]
     return [GridSearchProposer(MAX_GRID), GreedyProposer(), GreedyProposer(use_depth=False), UniformProposer()]
 
 
@@ -106,7 +69,7 @@ class LongStrides(Proposer):
     one step for each proposal. The first steps move the large tables and count the most: strides grow from one step.
     """
 
-    def __init__(self, judged_by: Literal["depth", "sum"]) -> None:
+    def __init__(self, judged_by: Literal["part", "sum"]) -> None:
         self._judged_by = judged_by
         self._options: list[list[ShardingOption]] = []
         self._current: list[int] = []
@@ -154,31 +117,4 @@ class LongStrides(Proposer):
 
     def _cost(self, option: ShardingOption) -> float:
         costs = [s.perf.total for s in option.shards]
-        return max(costs) if self._judged_by == "depth" else sum(costs)
-
-
-def stride_ends(num_steps: int, num_strides: int) -> Iterator[int]:
-    """After which steps to look: 1, 2, 4, …, `num_steps`."""
-    end = 0
-    while end < num_steps:
-        end = min(num_steps, max(end + 1, int(end * num_steps ** (1 / num_strides))))
-        yield end
-
-
-def _that_fit(
-    kinds: list[str], table: Table, spec: RunSpec, topology: Topology, room: float, *, may_spill: bool
-) -> list[str]:
-    value_bytes = (2 if spec.train.table_dtype == "fp16" else 4) * (1 + STATE_FACTORS[spec.train.optimizer])
-    num_bytes = table.rows * (table.dim or 0) * value_bytes
-    of_shard = {kind: num_bytes / _num_shards(kind, topology) for kind in kinds}
-    fitting = [kind for kind in kinds if of_shard[kind] <= room or may_spill] or kinds
-    without = [kind for kind in fitting if kind != ShardingType.ROW_WISE.value]
-    return without if without and min(of_shard[kind] for kind in without) <= room * SMALL_PART else fitting
-
-
-def _num_shards(kind: str, topology: Topology) -> int:
-    return {
-        ShardingType.TABLE_WISE.value: 1,
-        ShardingType.ROW_WISE.value: topology.world_size,
-        ShardingType.TABLE_ROW_WISE.value: topology.local_world_size,
-    }.get(kind, 4)
+        return max(costs) if self._judged_by == "part" else sum(costs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -13,24 +14,16 @@ from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlannerError
-from torchrec.distributed.types import CacheParams, ShardingPlan, ShardingType
+from torchrec.distributed.types import CacheParams, ShardingPlan
 
 from embark.errors import UserError
+from embark.model.placement import Cluster, table_value_bytes
+from embark.model.sharding import SHARDINGS, allowed_shardings, is_long_search, narrowed
 from embark.run.host_memory import host_bytes
 from embark.spec import RunSpec
 from embark.trainers.torch.device_memory import device_bytes
-from embark.trainers.torch.plan_search import OrderedEnumerator, is_long_search, narrowed, proposers
+from embark.trainers.torch.plan_search import OrderedEnumerator, proposers
 from embark.trainers.torch.world import World
-
-# Never data_parallel: it would take the dense optimizer and other keys in a checkpoint, so that the
-# same spec on another number of ranks could not resume.
-SHARDINGS = {
-    "table_wise": ShardingType.TABLE_WISE,
-    "row_wise": ShardingType.ROW_WISE,
-    "column_wise": ShardingType.COLUMN_WISE,
-    "table_row_wise": ShardingType.TABLE_ROW_WISE,
-    "table_column_wise": ShardingType.TABLE_COLUMN_WISE,
-}
 
 
 class AnywhereSharder(EmbeddingBagCollectionSharder):
@@ -38,7 +31,7 @@ class AnywhereSharder(EmbeddingBagCollectionSharder):
     fleet can then be tried on a laptop."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        return [sharding.value for sharding in SHARDINGS.values()]
+        return list(SHARDINGS)
 
 
 def make_sharder(spec: RunSpec) -> AnywhereSharder:
@@ -81,9 +74,14 @@ def make_planner(spec: RunSpec, world: World, topology: Topology, *, may_spill: 
     """The planner that decides, here and for machines that are only thought of."""
     batch_size = max(1, spec.train.batch_size // world.world_size)
     allowed = constraints(spec, world, may_spill=may_spill)
-    is_long = is_long_search(allowed, topology)
+    tables, storage = spec.model.table_list(), topology.devices[0].storage
+    cluster = Cluster(topology.world_size, topology.local_world_size, storage.hbm,
+                      storage.ddr * topology.local_world_size, "cuda" if topology.compute_device == "cuda" else "cpu")
+    shardings = allowed[tables[0].name].sharding_types
+    is_long = is_long_search(len(tables), 1 + may_spill, shardings, cluster)
     if is_long:
-        allowed = narrowed(allowed, spec, topology, may_spill=may_spill)
+        allowed = {t.name: replace(allowed[t.name], sharding_types=narrowed(
+            shardings, t, spec, cluster, may_spill=may_spill)) for t in tables}
     return EmbeddingShardingPlanner(
         topology=topology,
         batch_size=batch_size,
@@ -116,7 +114,7 @@ def topology_of(world: World, device_bytes: int, host_bytes: int, **rates: float
 
 def constraints(spec: RunSpec, world: World, *, may_spill: bool = False) -> dict[str, ParameterConstraints]:
     """What the planner may choose from, and how many ids to expect."""
-    allowed = _allowed(spec, world)
+    allowed = allowed_shardings(spec, world.world_size, world.device.type)
     kernels = [EmbeddingComputeKernel.FUSED.value]
     if may_spill:
         kernels.append(EmbeddingComputeKernel.FUSED_UVM_CACHING.value)
@@ -124,7 +122,7 @@ def constraints(spec: RunSpec, world: World, *, may_spill: bool = False) -> dict
     cache = CacheParams(prefetch_pipeline=True) if may_spill else None
     return {
         table.name: ParameterConstraints(
-            sharding_types=[SHARDINGS[name].value for name in allowed],
+            sharding_types=allowed,
             compute_kernels=kernels,
             pooling_factors=[float(table.multi_hot)],
             min_partition=min(32, table.dim or 32) if (table.dim or 0) % 32 == 0 else table.dim,
@@ -145,19 +143,6 @@ def has_tables_on_the_host(plan: ShardingPlan) -> bool:
     return any(p.compute_kernel == kernel for parameters in plan.plan.values() for p in parameters.values())
 
 
-def _allowed(spec: RunSpec, world: World) -> list[str]:
-    if spec.train.sharding != "auto":
-        return [spec.train.sharding]
-    if world.world_size == 1:
-        return ["table_wise"]
-    # Row-wise Adagrad keeps one number a row and column shard: cut into columns, a table learns something else, and
-    # the losses would depend on the number of ranks.
-    by_column = [] if spec.train.optimizer == "rowwise_adagrad" else ["column_wise", "table_column_wise"]
-    if world.device.type == "cpu":  # the fastest over gloo; the others when asked for
-        return ["table_wise", *(by_column or ["row_wise"])]
-    return [name for name in SHARDINGS if by_column or "column" not in name]
-
-
 def sharded_tables(model: nn.Module) -> ShardedEmbeddingBagCollection:
     """The tables inside a sharded model."""
     return next(m for m in model.modules() if isinstance(m, ShardedEmbeddingBagCollection))
@@ -165,7 +150,7 @@ def sharded_tables(model: nn.Module) -> ShardedEmbeddingBagCollection:
 
 def describe(plan: ShardingPlan, spec: RunSpec) -> dict[str, Any]:
     """The plan as plain values: what the `plan` event and `plan.txt` show."""
-    bytes_per_element = 2 if spec.train.table_dtype == "fp16" else 4
+    bytes_per_element = table_value_bytes(spec)
     sizes = {t.name: t for t in spec.model.table_list()}
     tables: list[dict[str, Any]] = []
     per_rank: dict[int, int] = {}

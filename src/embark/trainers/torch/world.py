@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from embark.errors import Fault, Mistake, SpecError, UserError
+from embark.errors import Fault, SpecError, UserError
+from embark.model.batch import batch_mistakes
 from embark.spec import PlaceSpec, RunSpec
 from embark.trainers.torch.faults import explain
 
@@ -96,12 +97,7 @@ def join(place: PlaceSpec) -> Iterator[World]:
 
 def check_against(spec: RunSpec, world: World) -> None:
     """What can be wrong with a spec only once it is known where it runs."""
-    mistakes: list[Mistake] = []
-    if spec.train.batch_size % world.world_size:
-        lower = spec.train.batch_size // world.world_size * world.world_size
-        near = " or ".join(str(n) for n in (lower, lower + world.world_size) if n)
-        mistakes.append(Mistake("", "train.batch_size", str(spec.train.batch_size),
-                                f"does not divide over {world.world_size} ranks", f"use {near}"))
+    mistakes = batch_mistakes(spec.train.batch_size, world.world_size)
     if world.device.type == "cpu" and spec.place.device != "cpu":
         on_cpu = spec.model_copy(update={"place": spec.place.model_copy(update={"device": "cpu"})})
         mistakes += on_cpu.mistakes()

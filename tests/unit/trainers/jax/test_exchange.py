@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from embark.model.jax_layout import make_layout
 from embark.spec import TrainSpec, resolve
 from embark.trainers.jax.exchange import AXIS, Exchange
-from embark.trainers.jax.layout import make_layout
 from embark.trainers.jax.state import make_state, table_pieces
 
 NUM_SAMPLES = 16

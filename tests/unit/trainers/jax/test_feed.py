@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from embark.data import Batch, open_source
+from embark.model.jax_layout import expected_capacities, make_layout
 from embark.spec import resolve
-from embark.trainers.jax.layout import make_layout
-from embark.trainers.jax.prefetch import capacities, guessed_capacities, id_columns
+from embark.trainers.jax.prefetch import capacities, id_columns
 
 TABLES = '[{name="a", rows=9, multi_hot=2}, {name="b", rows=5}]'
 
@@ -45,7 +45,7 @@ def test_room_follows_what_a_device_asks_of_another_and_not_the_number_of_device
         per_device = spec.model_copy(update={"train": spec.train.model_copy(update={"batch_size": 256 * num_devices})})
         layout = make_layout(per_device, num_devices)
         (asked[num_devices],) = capacities(source, per_device, layout)
-        (guessed,) = guessed_capacities(per_device, layout)
+        (guessed,) = expected_capacities(per_device, layout)
         assert asked[num_devices] <= guessed
         assert num_devices * guessed <= 1.5 * 256 * 4
     assert 16 * asked[16] < 1.6 * 4 * asked[4]

@@ -133,7 +133,7 @@ def test_a_loss_that_is_no_number_names_its_first_step(train_tiny):
 
 @pytest.mark.parametrize(("sets", "says"), [
     (("train.optimizer=adam",), "fused Adam counts its steps on the host"),
-    (("train.table_dtype=fp16",), "fp16 tables round at random"),
+    (("train.table_dtype=fp16",), "fp16 tables are rounded stochastically"),
 ])
 def test_auto_falls_back_and_says_why(train_tiny, sets, says):
     start = train_tiny(*GPU, *sets, "train.num_steps=2").of("start")[0]

@@ -1,6 +1,5 @@
 """TorchRec's planner without its machines: what it answers, and that the closed form answers the same."""
 
-import itertools
 import logging
 from collections import Counter
 
@@ -9,9 +8,8 @@ import torch
 from torchrec.distributed.planner.types import PlannerError
 
 from embark.catalog import load_catalog
-from embark.model import sharding_costs as shard_costs
+from embark.model import sharding as sharding_rules
 from embark.model.placement import Cluster, Placement, Shard, TooLarge, shard_bytes
-from embark.plan import closed_form as closed_form_module
 from embark.plan.closed_form import closed_form
 from embark.run.host_memory import host_bytes
 from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec
@@ -140,7 +138,7 @@ def test_only_the_tables_that_must_go_to_the_host():
 def test_a_search_that_is_cut_short_finds_what_the_whole_one_finds(monkeypatch, num_ranks):
     cluster = of_gpu("A100", num_ranks)
     whole = verdict_and_fullest(planned, CRITEO, cluster)
-    monkeypatch.setattr(plan_search, "MAX_STEPS", 0)
+    monkeypatch.setattr(sharding_rules, "MAX_STEPS", 0)
     assert verdict_and_fullest(planned, CRITEO, cluster) == whole
 
 
@@ -150,32 +148,14 @@ def test_many_tables_are_planned_the_same_by_both():
     spec = RunSpec(model=ModelSpec(kind="dcnv2", embedding_dim=64, tables=tables),
                    data=DataSpec(num_train_samples=10**6), train=TrainSpec(batch_size=65_536))
     cluster = Cluster(16, 8, 80 * GIB, 1000 * GIB)
-    world = World(0, 16, 0, 8, torch.device("cuda"))
-    topology = sharding.topology_of(world, 80 * GIB, 1000 * GIB)
-    assert plan_search.is_long_search(sharding.constraints(spec, world), topology)
+    shardings = sharding_rules.allowed_shardings(spec, 16, "cuda")
+    assert sharding_rules.is_long_search(len(tables), 1, shardings, cluster)
     assert assert_the_two_agree(spec, cluster) == "device"
     assert planned(spec, cluster).shardings["t0"] != "table_wise"  # 191 GiB
 
 
-def test_both_draw_the_same_line_between_a_whole_search_and_a_short_one():
-    for name in ("MAX_STEPS", "MAX_SHARDS", "SMALL_PART"):
-        assert getattr(plan_search, name) == getattr(shard_costs, name)
-    assert plan_search.MAX_GRID == closed_form_module.MAX_GRID
-    assert list(plan_search.NUM_STRIDES.values()) == list(closed_form_module.NUM_STRIDES.values())
-    assert tuple(sharding.SHARDINGS) == shard_costs.SHARDINGS
-
-
-def test_strides_grow_from_one_step_to_all():
-    ends = list(plan_search.stride_ends(4_000, 12))
-    assert ends[:3] == [1, 2, 3]
-    assert ends[-1] == 4_000
-    assert len(ends) < 24
-    assert all(later > earlier for earlier, later in itertools.pairwise(ends))
-    assert list(plan_search.stride_ends(0, 12)) == []
-
-
 def test_a_long_search_that_finds_nothing_ends(monkeypatch):
-    monkeypatch.setattr(plan_search, "MAX_STEPS", 0)
+    monkeypatch.setattr(sharding_rules, "MAX_STEPS", 0)
     world = World(0, 2, 0, 2, torch.device("cuda"))
     topology = sharding.topology_of(world, GIB, GIB)
     tables = tables_without_values(CRITEO.model.table_list(), CRITEO.train)

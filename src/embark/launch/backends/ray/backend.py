@@ -23,6 +23,7 @@ from embark.launch.backends.ray.status import can_hold, events_of, line_of, reso
 from embark.launch.http import HttpClient, Response, Service
 from embark.launch.run_registry import now_s
 from embark.launch.shell import Shell
+from embark.model.batch import batch_mistakes
 from embark.render.job import dns_label, make_job
 from embark.render.location import usd_per_hour
 from embark.render.settings import grace_s
@@ -289,11 +290,7 @@ def _mistakes(spec: RunSpec, num_gpus: int, num_processes: int, *, is_known: boo
     if data.kind != "synthetic" and data.path and "://" not in data.path and not data.path.startswith("/"):
         yield Mistake("", "data.path", data.path, "is beside this command, and not beside the run",
                       "name it from /, as the cluster's machines see it")
-    world_size = place.nodes * num_processes
-    if spec.train.batch_size % world_size:
-        lower = max(1, spec.train.batch_size // world_size) * world_size
-        yield Mistake("", "train.batch_size", str(spec.train.batch_size),
-                      f"does not divide over {pluralize(world_size, 'rank')}", f"use {lower} or {lower + world_size}")
+    yield from batch_mistakes(spec.train.batch_size, place.nodes * num_processes)
 
 
 def _resources(handle: RunHandle) -> dict[str, float]:

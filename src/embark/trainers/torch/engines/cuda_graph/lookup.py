@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from torch import Tensor
 
 from embark.trainers.torch.engines.cuda_graph.local_shards import LocalShard
@@ -197,10 +197,6 @@ def why_not_by_kernels(held: Sequence[LocalShard]) -> str:
         batch = one.batch
         if batch.optimizer not in OPTIMIZERS:
             return "its optimizer's rates cannot change inside a graph"
-        if any(spec[2] != EmbeddingLocation.DEVICE for spec in batch.embedding_specs):
-            return "some tables live in the host's memory"
-        if batch.weights_dev.dtype != torch.float32:
-            return "fp16 tables round at random, which FBGEMM does"
         if int(batch.weights_offsets[one.position]) % one.shard.num_columns:
             return "tables of several widths lie unevenly"
         if batch.weights_dev.numel() // one.shard.num_columns >= 2**31 - 1:

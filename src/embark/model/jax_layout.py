@@ -1,12 +1,13 @@
-"""Where each row of each table lies: on which device, and in which row of what that device holds. No jax in here.
+"""How the JAX trainer lays tables out: on which device each row lies, and in which row of what that device holds.
 
 Tables of one width are one array, `[devices, rows, width]`, a part on each device. Cut by rows, a table gives row `i`
 to device `(i + shift) % devices`: neighbours, of which the first are the most wanted where ids go by falling count,
-lie on all devices, and the shift lets each table begin on another. Cut by tables, it lies whole on one.
+lie on all devices, and the shift lets each table begin on another. Cut by tables, it lies complete on one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.errors import Mistake, SpecError, UserError
-from embark.spec import RunSpec, Table
+from embark.model.batch import samples_per_rank
+from embark.model.placement import Placement, Shard, table_value_bytes
+from embark.model.work import distinct
+from embark.spec import RunSpec, Table, TrainSpec
 
 MAX_ROWS = 2**31 - 2**24
 """Of a group on all devices together: rows are numbered in 32 bits, and some numbers mean none."""
 SHARDINGS = ("auto", "row_wise", "table_wise")
+TABLE_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
+HEADROOM = 1.25
+"""Over what two devices are expected to exchange."""
+MAX_IN_FLIGHT = 8
+"""Steps that the host may be ahead of the devices: each has its batch there."""
+NUM_AHEAD = 2
+"""Batches on the devices that wait for their step."""
 LINE_WIDTHS = {"tpu": 128}
 """Numbers in a line of memory, for kinds of devices that have lines."""
 
@@ -77,6 +88,11 @@ class Group:
         return self.rows_per_device // self.rows_per_line
 
     @property
+    def width(self) -> int:
+        """Numbers of a row of the array, as it is declared."""
+        return self.rows_per_line * self.dim
+
+    @property
     def name(self) -> str:
         """Names its arrays."""
         return f"{self.places[0].table.name}+{len(self.places) - 1}"
@@ -102,7 +118,7 @@ class Layout:
 
     def described(self, spec: RunSpec) -> dict[str, Any]:
         """As plain values, for the `plan` event and `plan.txt`."""
-        size = 2 if spec.train.table_dtype == "fp16" else 4
+        size = table_value_bytes(spec)
         placed = sorted(((p, g) for g in self.groups for p in g.places), key=lambda pair: pair[0].feature)
         tables = [
             {"table": p.table.name, "rows": p.table.rows, "dim": g.dim,
@@ -115,13 +131,55 @@ class Layout:
         held = sum(g.rows_per_device * g.dim * size for g in self.groups)
         return {"tables": tables, "per_rank": [{"rank": r, "bytes": held} for r in range(self.num_devices)]}
 
+    def placement(self, spec: RunSpec) -> Placement:
+        """The same in the terms of a plan."""
+        shards = [Shard(p.table.name, device, num_rows, g.dim) for g in self.groups for p in g.places
+                  for device in range(self.num_devices) if (num_rows := len(p.rows_on(device, self.num_devices)))]
+        kinds = {p.table.name: "row_wise" if p.is_by_rows else "table_wise" for g in self.groups for p in g.places}
+        return Placement(self.num_devices, tuple(shards), {t.name: kinds[t.name] for t in spec.model.table_list()},
+                         "JAX's trainer")
+
+
+def check_supported(train: TrainSpec) -> None:
+    """Raises `SpecError` for what the JAX trainer does not have. Adam's state would change at every step for rows that
+    no batch has touched."""
+    mistakes = [
+        Mistake("", f"train.{field}", value, "is not supported by the JAX trainer", f"use {', '.join(known)}")
+        for field, value, known in (("optimizer", train.optimizer, TABLE_OPTIMIZERS),
+                                    ("sharding", train.sharding, SHARDINGS)) if value not in known
+    ]
+    if mistakes:
+        raise SpecError(mistakes)
+
+
+def expected_capacities(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
+    """For each group the rows that a device may ask of another at a time, where there is no data to look at: cut by
+    rows, as if no two ids were the same; cut by tables, by the spec's distribution of ids."""
+    per_device = spec.train.batch_size // layout.num_devices
+    found = []
+    for group in layout.groups:
+        most = per_device * len(group.columns)
+        requested = most / layout.num_devices
+        if not group.places[0].is_by_rows:
+            by_device = [0.0] * layout.num_devices
+            for place in group.places:
+                by_device[place.shift] += distinct(per_device * place.table.multi_hot, place.table.rows,
+                                                   spec.data.zipf_exponent)
+            requested = max(by_device)
+        found.append(capacity_for(requested, most, layout.num_devices))
+    return tuple(found)
+
+
+def capacity_for(requested: float, most: int, num_devices: int) -> int:
+    """Rows of one exchange, in whole tiles, with headroom over what is requested; at most a device's ids of a batch."""
+    return most if num_devices == 1 else min(most, max(8, math.ceil(HEADROOM * requested / 8) * 8))
+
 
 def make_layout(spec: RunSpec, num_devices: int, line_width: int = 0) -> Layout:
     """By rows unless the spec says by tables; with one device there is nothing to cut. `line_width`: numbers in a line
-    of the device's memory, where it has lines."""
-    if spec.train.sharding not in SHARDINGS:
-        raise SpecError([Mistake("", "train.sharding", spec.train.sharding, "is not one of JAX's trainer",
-                                 'use "row_wise", "table_wise" or "auto"')])
+    of the device's memory, where it has lines. Raises `UserError` for what the trainer cannot do."""
+    check_supported(spec.train)
+    samples_per_rank(spec.train.batch_size, num_devices, "devices")
     is_by_rows = spec.train.sharding != "table_wise" and num_devices > 1
     tables = spec.model.table_list()
     starts = [sum(t.multi_hot for t in tables[:f]) for f in range(len(tables))]
@@ -141,7 +199,7 @@ def _split(features: list[int], tables: Sequence[Table]) -> list[list[int]]:
     for feature in features:
         rows = tables[feature].rows
         if rows > MAX_ROWS:
-            raise UserError(f"table {tables[feature].name} has {rows:,} rows, too many for JAX's trainer",
+            raise UserError(f"table {tables[feature].name} has {rows:,} rows, too many for the JAX trainer",
                             fix=f"at most {MAX_ROWS:,} rows: it numbers them in 32 bits")
         if split[-1] and num_rows + rows > MAX_ROWS // 2:
             split.append([])

@@ -1,0 +1,40 @@
+"""Which engine of the torch trainer a run gets, and the sentence that says why."""
+
+from __future__ import annotations
+
+from embark.errors import UserError
+from embark.spec import RunSpec
+
+MAX_IDS_PER_SAMPLE = 1024
+"""Past this the slots kept for ids that most samples lack cost more than the launches saved."""
+
+
+def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
+    """`pipeline` or `cuda_graph` by `train.engine`, and why. `obstacle`: why a CUDA graph cannot be used; empty where
+    it can. Raises `UserError` where the spec demands what cannot be."""
+    requested = spec.train.engine
+    if requested == "pipeline":
+        return "pipeline", "requested"
+    if requested == "cuda_graph":
+        if obstacle:
+            raise UserError(f'train.engine = "cuda_graph" cannot be used: {obstacle}',
+                            fix='train.engine = "pipeline", or "auto", which chooses')
+    elif obstacle or device != "cuda":
+        return "pipeline", obstacle or "there is no GPU to capture the step on"
+    if device != "cuda":
+        return "cuda_graph", "the captured step, run one operation at a time: no GPU"
+    return "cuda_graph", "the whole step as one CUDA graph"
+
+
+def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool) -> str:
+    """Why the step cannot be captured, by what is known before the run; empty where nothing is in the way."""
+    if spec.train.optimizer == "adam":
+        return "fused Adam counts its steps on the host"
+    num_ids = sum(t.multi_hot for t in spec.model.table_list())
+    if num_ids > MAX_IDS_PER_SAMPLE:
+        return f"up to {num_ids} ids a sample, each with a slot in the graph, are too many"
+    if device == "cuda" and has_tables_on_host:
+        return "some tables live in the host's memory"
+    if device == "cuda" and spec.train.table_dtype != "fp32":
+        return "fp16 tables are rounded stochastically, which FBGEMM does"
+    return ""

@@ -1,0 +1,33 @@
+"""Which engine `train.engine` gives, and why."""
+
+import pytest
+
+from embark.errors import UserError
+from embark.model.engine_selection import cuda_graph_obstacle, select_engine
+from embark.spec import resolve
+
+
+def selected(*sets, device="cuda", on_host=False):
+    spec = resolve({}, sets)
+    return select_engine(spec, device, cuda_graph_obstacle(spec, device, has_tables_on_host=on_host))
+
+
+@pytest.mark.parametrize(("sets", "device", "on_host", "engine", "why"), [
+    ((), "cuda", False, "cuda_graph", "one CUDA graph"),
+    ((), "cpu", False, "pipeline", "no GPU"),
+    (("train.engine=pipeline",), "cuda", False, "pipeline", "requested"),
+    (("train.engine=cuda_graph",), "cpu", False, "cuda_graph", "one operation at a time"),
+    (("train.optimizer=adam",), "cuda", False, "pipeline", "fused Adam"),
+    (("model.num_tables=1025",), "cuda", False, "pipeline", "up to 1025 ids a sample"),
+    (("train.table_dtype=fp16",), "cuda", False, "pipeline", "fp16 tables"),
+    ((), "cuda", True, "pipeline", "the host's memory"),
+])
+def test_selection(sets, device, on_host, engine, why):
+    found, reason = selected(*sets, device=device, on_host=on_host)
+    assert found == engine
+    assert why in reason
+
+
+def test_an_engine_that_cannot_be_used_is_refused_with_the_reason():
+    with pytest.raises(UserError, match=r'train\.engine = "cuda_graph" cannot be used: fused Adam'):
+        selected("train.engine=cuda_graph", "train.optimizer=adam")
