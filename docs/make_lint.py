@@ -13,7 +13,8 @@ from pathlib import Path
 
 from embark.lint.check import lint_paths, lint_texts
 from embark.lint.rule import Rule
-from embark.lint.rules import ALL_RULES, ROOMS
+from embark.lint.rules import ALL_RULES
+from embark.lint.rules import GROUPS as RULE_GROUPS
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "lint"
 EXAMPLE = FIXTURES / "guides" / "aws__option_a_using_torchrun_kubernetes_job_r.yaml"
@@ -96,10 +97,10 @@ def page() -> str:
     lines = [HEAD + "```text", *_example(), "```", "", MEASURED + _groups(by_group), "", "## Rules", "",
              f"{len(ALL_RULES)} rules, {sum(rule.can_fix for rule in ALL_RULES)} of them with an automatic fix for the "
              "plain cases. The last three columns count the fixtures: right, false alarms, missed."]
-    for title, room in ROOMS.items():
+    for title in RULE_GROUPS:
         lines += ["", f"### {title}", "", "| code | name | level | fix | what will happen | source | | | |",
                   "|---|---|---|---|---|---|---|---|---|"]
-        lines += [_line(rule, by_rule[rule.code]) for rule in room.RULES]
+        lines += [_line(rule, by_rule[rule.code]) for rule in ALL_RULES if rule.group == title]
     return "\n".join(lines) + "\n"
 
 
@@ -112,7 +113,7 @@ def measure() -> tuple[dict[str, Score], dict[str, tuple[int, Score]]]:
         files = sorted(path for path in (FIXTURES / group).iterdir())
         score = Score()
         for path in files:
-            found = {finding.rule.code for finding in lint_paths([path])}
+            found = {finding.code for finding in lint_paths([path])}
             wanted = set(expected.get(group, {}).get(path.name, []))
             for code in found | wanted:
                 for one in (score, by_rule[code]):
@@ -152,9 +153,9 @@ def _example() -> list[str]:
     findings = lint_texts({"torchrec-training-job.yaml": EXAMPLE.read_text()})
     lines = []
     for one in findings:
-        if one.rule.level == "error":
-            lines += [f"{one.path}:{one.line}: error {one.rule.code} {one.rule.name}", f"    {one.hit.what}",
-                      f"    fix: {one.hit.fix}"]
+        if one.level == "error":
+            lines += [f"{one.path}:{one.line}: error {one.code} {one.name}", f"    {one.what}",
+                      f"    fix: {one.fix}"]
     return lines
 
 

@@ -31,7 +31,7 @@ COMMANDS = {
     },
     "Deploy": {
         "render": ("plan:render", "Write the manifests, image, cluster and scripts a target needs."),
-        "lint": ("plan:lint", "Find mistakes in manifests, Dockerfiles and launch scripts."),
+        "lint": ("lint:lint", "Find mistakes in manifests, Dockerfiles and launch scripts."),
         "rehearse": ("rehearse:rehearse", "Run the rendered job on this machine before paying for GPUs."),
         "launch": ("launch:launch", "Launch a run where its spec says."),
         "status": ("launch:status", "Show the state of launched runs."),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from embark.cli.console import Console
 from embark.cli.options import Flag
+from embark.diagnose import Diagnosis, Rule, load_rules
+from embark.diagnose.targets import TargetReport, diagnose_targets
 from embark.errors import ExitCode
-
-if TYPE_CHECKING:
-    from embark.diagnose import Diagnosis
+from embark.formatting import pluralize, to_one_line
 
 MAX_SHOWN = 8
 
@@ -35,40 +36,38 @@ def diagnose(
     rules
         List the rules instead.
     """
-    from embark.diagnose import load_rules
-    from embark.diagnose.targets import diagnose_targets
-    from embark.formatting import pluralize, to_one_line
-
     if rules:
-        console.table([{"code": rule.code, "name": rule.name, "kind": rule.kind, "looks at": ", ".join(rule.where),
-                        "cause": rule.cause} for rule in load_rules()])
+        console.show(load_rules(), _render_rules)
         return ExitCode.DONE
     found = diagnose_targets(targets, spec_path=spec, warn=console.warning)
-    report = found.report
-    for text in report.cut_short:
+    for text in found.cut_short:
         console.warning(f"{text}: read as far as possible")
+    console.show(found, _render)
+    return ExitCode.OTHER if found.diagnoses else ExitCode.DONE
+
+
+def _render_rules(console: Console, rules: Sequence[Rule]) -> None:
+    console.table([{"code": rule.code, "name": rule.name, "kind": rule.kind, "looks at": ", ".join(rule.where),
+                    "cause": rule.cause} for rule in rules])
+
+
+def _render(console: Console, found: TargetReport) -> None:
     if found.skipped:
         console.text(f"skipped, not text: {pluralize(len(found.skipped), 'file')}", style="dim")
-    console.data({
-        "diagnoses": [_row(one) for one in report.diagnoses], "num_sources": report.num_sources,
-        "cut_short": list(report.cut_short),
-        "runs": [{"name": run.name, "state": run.status.state if run.status else "",
-                  "reason": run.status.reason if run.status else ""} for run in found.runs]})
     for run in found.runs:
-        if run.status:
-            console.text(to_one_line(": ".join(filter(None, (run.name, run.status.state, run.status.reason)))))
-    for one in report.diagnoses[:MAX_SHOWN]:
-        _show(console, one)
-    if len(report.diagnoses) > MAX_SHOWN:
-        console.text(f"and {len(report.diagnoses) - MAX_SHOWN} more: --json lists them", style="dim")
-    if not report.diagnoses:
-        console.result(f"nothing found in {pluralize(report.num_sources, 'file')}: no line shows a known fault")
-        return ExitCode.DONE
-    console.result(f"most likely: {report.diagnoses[0].cause}")
-    return ExitCode.OTHER
+        if run.state:
+            console.text(to_one_line(": ".join(filter(None, (run.name, run.state, run.reason)))))
+    for one in found.diagnoses[:MAX_SHOWN]:
+        _render_one(console, one)
+    if len(found.diagnoses) > MAX_SHOWN:
+        console.text(f"and {len(found.diagnoses) - MAX_SHOWN} more: --json lists them", style="dim")
+    if found.diagnoses:
+        console.result(f"most likely: {found.diagnoses[0].cause}")
+    else:
+        console.result(f"nothing found in {pluralize(found.num_sources, 'file')}: no line shows a known fault")
 
 
-def _show(console: Console, one: Diagnosis) -> None:
+def _render_one(console: Console, one: Diagnosis) -> None:
     console.text(f"{one.code} {one.name}", style="yellow" if one.kind == "slow" else "bold red")
     console.text(f"    {one.cause}")
     seen = ", ".join(word for word in (one.ranks_text, f"{one.num_lines:,} lines" * (one.num_lines > 1)) if word)
@@ -78,12 +77,3 @@ def _show(console: Console, one: Diagnosis) -> None:
     console.text(f"    fix: {one.fix}")
     if one.command:
         console.text(f"    try: {one.command}")
-
-
-def _row(one: Diagnosis) -> dict[str, object]:
-    return {
-        "code": one.code, "name": one.name, "kind": one.kind, "cause": one.cause, "fix": one.fix,
-        "command": one.command, "path": one.evidence.source, "line": one.evidence.line, "evidence": one.evidence.text,
-        "time": one.evidence.time, "num_lines": one.num_lines, "ranks": list(one.ranks), "follows": list(one.follows),
-        "source": one.source,
-    }

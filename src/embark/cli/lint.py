@@ -1,100 +1,80 @@
-"""`embark lint`: what is wrong with manifests, images and scripts, as a person and a program see it."""
+"""`embark lint`: its flags and its output."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from embark.cli.console import Console
-from embark.errors import ExitCode, UserError
+from embark.cli.options import Flag
+from embark.errors import ExitCode
 from embark.formatting import pluralize
-from embark.lint.check import Change, fix_paths, lint_paths
-from embark.lint.rule import Finding
+from embark.lint.check import LintReport
+from embark.lint.check import lint as lint_files
+from embark.lint.rule import Rule
+from embark.lint.rules import ALL_RULES
+
+Codes = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
 
 def lint(
-    console: Console,
-    paths: Sequence[Path],
-    *,
-    fix: bool = False,
-    dry_run: bool = False,
-    select: Collection[str] = (),
-    ignore: Collection[str] = (),
-) -> ExitCode:
-    """Tell what is found; with `fix`, mend what can be. Exit code 1 while an error is left."""
-    if not paths:
-        raise UserError("no file to look at", fix="embark lint FILE…, or a folder")
-    if dry_run and not fix:
-        raise UserError("--dry-run shows what --fix would change", fix="add --fix, or leave it out")
-    findings = lint_paths(paths, select=select, ignore=ignore)
-    changes: list[Change] = []
-    if fix:
-        changes, left = fix_paths(paths, select=select, ignore=ignore)
-        num_mended = len(findings) - len(left)
-        findings = findings if dry_run else left
-        if not dry_run:
-            for change in changes:
-                _write(change)
-    else:
-        num_mended = 0
-    _tell(console, findings, changes, num_mended, dry_run=dry_run)
-    return ExitCode.OTHER if any(one.rule.level == "error" for one in findings) else ExitCode.DONE
+    *files: Path,
+    fix: Flag = False,
+    dry_run: Flag = False,
+    select: Codes = (),
+    ignore: Codes = (),
+    rules: Flag = False,
+    console: Console = Console(),
+) -> int:
+    """Find the mistakes in manifests, Dockerfiles and scripts that validate and yet hang or train nothing.
+
+    Files are read together: a Job of one may need a Service of another. Exit code 1 while an error is left.
+
+    Parameters
+    ----------
+    files
+        Files and folders.
+    fix
+        Apply the automatic fixes.
+    dry_run
+        With --fix: only show the changes.
+    select
+        Only these rules: --select EMB101. May be given many times.
+    ignore
+        All rules but these.
+    rules
+        List the rules instead.
+    """
+    if rules:
+        console.show(ALL_RULES, _render_rules)
+        return ExitCode.DONE
+    report = lint_files(files, fix=fix, dry_run=dry_run, select=select, ignore=ignore)
+    console.show(report, _render)
+    return ExitCode.OTHER if report.num_errors else ExitCode.DONE
 
 
-def show_rules(console: Console) -> ExitCode:
-    """All rules there are."""
-    from embark.lint.rules import ALL_RULES
-
+def _render_rules(console: Console, rules: Sequence[Rule]) -> None:
     console.table([{"code": rule.code, "name": rule.name, "level": rule.level, "fix": rule.can_fix,
-                    "what happens": rule.happens} for rule in ALL_RULES])
-    return ExitCode.DONE
+                    "what happens": rule.happens} for rule in rules])
 
 
-def _tell(
-    console: Console, findings: Sequence[Finding], changes: Sequence[Change], num_mended: int, *, dry_run: bool
-) -> None:
-    levels = Counter(one.rule.level for one in findings)
-    console.data({
-        "findings": [_row(one) for one in findings],
-        "num_errors": levels["error"], "num_warnings": levels["warning"],
-        "changes": [{"path": str(change.path), "diff": change.diff} for change in changes],
-        "num_mended": num_mended, "dry_run": dry_run,
-    })
-    if console.json:
-        return
-    for one in findings:
-        style = "bold red" if one.rule.level == "error" else "yellow"
-        console.text(f"{one.path}:{one.line}: {one.rule.level} {one.rule.code} {one.rule.name}", style=style)
-        console.text(f"    {one.hit.what}")
-        console.text(f"    fix: {one.hit.fix}")
-    for change in changes if dry_run else ():
+def _render(console: Console, report: LintReport) -> None:
+    for one in report.findings:
+        console.text(f"{one.path}:{one.line}: {one.level} {one.code} {one.name}",
+                     style="bold red" if one.level == "error" else "yellow")
+        console.text(f"    {one.what}")
+        console.text(f"    fix: {one.fix}")
+    for change in report.changes if report.dry_run else ():
         console.text(change.diff.rstrip("\n"))
-    if changes:
-        verb = "would mend" if dry_run else "mended"
-        console.result(f"{verb} {pluralize(num_mended, 'finding')} in {pluralize(len(changes), 'file')}")
-    if findings:
-        fixable = sum(bool(one.hit.edits) for one in findings)
-        hint = f"; --fix mends {fixable:,} of them" if fixable and not changes else ""
-        console.result(f"{pluralize(levels['error'], 'error')} and {pluralize(levels['warning'], 'warning')}{hint}")
+    if report.changes:
+        console.result(f"{'would fix' if report.dry_run else 'fixed'} {pluralize(report.num_fixed, 'finding')} in "
+                       f"{pluralize(len(report.changes), 'file')}")
+    if report.findings:
+        num_fixable = sum(one.can_fix for one in report.findings)
+        hint = f"; --fix fixes {num_fixable:,} of them" if num_fixable and not report.changes else ""
+        console.result(f"{pluralize(report.num_errors, 'error')} and {pluralize(report.num_warnings, 'warning')}{hint}")
     else:
         console.result("nothing found")
-
-
-def _row(one: Finding) -> dict[str, object]:
-    return {"path": one.path, "line": one.line, "code": one.rule.code, "name": one.rule.name, "level": one.rule.level,
-            "what": one.hit.what, "fix": one.hit.fix, "happens": one.rule.happens, "source": one.rule.source,
-            "can_fix": bool(one.hit.edits)}
-
-
-def _write(change: Change) -> None:
-    """In place, with the file's own rights: a script stays one that can be run."""
-    from embark.store import write_atomic
-
-    try:
-        path = change.path.resolve()
-        mode = path.stat().st_mode & 0o7777
-        write_atomic(path, change.new)
-        path.chmod(mode)
-    except OSError as error:
-        raise UserError(f"{change.path}: {error.strerror}", fix="nothing of it was changed") from error

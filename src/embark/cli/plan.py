@@ -109,39 +109,3 @@ def render(
         raise UserError("--diff writes nothing, --force writes over edits", fix="leave one out")
     settings = (*set_, f"place.target={target}") if target else set_
     return render_run(console, load_spec(spec, settings), out, diff=diff, force=force)
-
-
-def lint(
-    *files: Path,
-    fix: Flag = False,
-    dry_run: Flag = False,
-    select: Codes = (),
-    ignore: Codes = (),
-    rules: Flag = False,
-    console: Console = Console(),
-) -> int:
-    """Find the mistakes in manifests, Dockerfiles and scripts that validate and yet hang or train nothing.
-
-    Files are read together: a Job of one may need a Service of another. Exit code 1 while an error is left.
-
-    Parameters
-    ----------
-    files
-        Files and folders.
-    fix
-        Mend what can be mended without a person.
-    dry_run
-        With --fix: only show the changes.
-    select
-        Only these rules: --select EMB101. May be given many times.
-    ignore
-        All rules but these.
-    rules
-        List the rules instead.
-    """
-    from embark.cli.lint import lint as lint_paths
-    from embark.cli.lint import show_rules
-
-    if rules:
-        return show_rules(console)
-    return lint_paths(console, files, fix=fix, dry_run=dry_run, select=select, ignore=ignore)

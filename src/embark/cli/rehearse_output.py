@@ -45,7 +45,7 @@ def rehearse_words(console: Console, words: Words) -> ExitCode:
     texts, where = _texts(words)
     findings = _lint(texts)
     for one in findings:
-        console.text(f"{one.path}:{one.line}: {one.rule.code} {one.hit.what}", style="yellow")
+        console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")
     prepared = prepare(texts, where, asked)
     pods = prepared.workload.pods
     console.text(f"{prepared.workload.kind} {prepared.workload.name}: {pluralize(len(pods), 'pod')} of "
@@ -101,7 +101,7 @@ def _lint(texts: Mapping[str, str]) -> list[Finding]:
     """Its errors: what is about to be seen to happen."""
     from embark.lint.check import lint_texts
 
-    return [one for one in lint_texts(dict(texts)) if one.rule.level == "error"]
+    return [one for one in lint_texts(dict(texts)) if one.level == "error"]
 
 
 def _tell(
@@ -121,7 +121,7 @@ def _tell(
         "ends": [{"pod": end.pod, "code": end.code, "at_s": round(end.at_s, 3), "preempted": end.is_disrupted}
                  for end in outcome.ends] if outcome else [],
         "elapsed_s": outcome.elapsed_s if outcome else 0.0,
-        "lint": [{"path": one.path, "line": one.line, "code": one.rule.code, "what": one.hit.what}
+        "lint": [{"path": one.path, "line": one.line, "code": one.code, "what": one.what}
                  for one in findings],
         "changes": [{"what": one.what, "there": one.there, "here": one.here} for one in changes],
         "kept": done.kept,

@@ -60,12 +60,12 @@ def _show(console: Console, folder: Path, found: list[Found]) -> ExitCode:
 def _refuse_faults(console: Console, texts: dict[str, str]) -> None:
     """A rendered file with an error in it is a fault of the renderer: it is not handed over."""
     findings = lint_texts({path: text for path, text in texts.items() if kind_of(Path(path), text[:200].encode())})
-    errors = [one for one in findings if one.rule.level == "error"]
+    errors = [one for one in findings if one.level == "error"]
     if errors:
-        told = "\n".join(f"  {one.path}:{one.line}: {one.rule.code} {one.hit.what}" for one in errors)
+        told = "\n".join(f"  {one.path}:{one.line}: {one.code} {one.what}" for one in errors)
         raise UserError(f"what would be rendered does not lint:\n{told}", fix="nothing was written; please report it")
     for one in findings:
-        console.text(f"{one.path}:{one.line}: {one.rule.code} {one.hit.what}", style="yellow")
+        console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")
 
 
 def _say_kept(console: Console, folder: Path, kept: list[Found]) -> None:

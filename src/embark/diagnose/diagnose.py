@@ -126,12 +126,12 @@ def _lint(sources: Sequence[Source]) -> Iterator[Diagnosis]:
 
     order: Mapping[str, int] = {str(path): place for place, path in enumerate(paths)}
     for found in lint_paths(paths):
-        if found.rule.level == "error":
-            evidence = Evidence(found.path, found.line, found.hit.what, (order.get(found.path, 0), found.line))
+        if found.level == "error":
+            evidence = Evidence(found.path, found.line, found.what, (order.get(found.path, 0), found.line))
             yield Diagnosis(
-                code=found.rule.code, name=found.rule.name, kind="manifest", cause=found.rule.happens,
-                fix=found.hit.fix, command=f"embark lint {found.path}", evidence=_quoted(evidence), num_lines=1,
-                ranks=(), source=found.rule.source,
+                code=found.code, name=found.name, kind="manifest", cause=found.happens,
+                fix=found.fix, command=f"embark lint {found.path}", evidence=_quoted(evidence), num_lines=1,
+                ranks=(), source=found.source,
             )
 
 

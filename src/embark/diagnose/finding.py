@@ -19,7 +19,7 @@ class Evidence:
     line: int
     """From 1; 0 where no single line shows it."""
     text: str
-    order: tuple[int, int]
+    order: tuple[int, int] = field(repr=False)
     """Of the source among the others, and of the line in it."""
     time: str = ""
     """`11-15 09:15:00.123456`, or empty: comparable with others, in whatever form the line had it."""

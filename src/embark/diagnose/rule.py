@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -38,9 +38,9 @@ class Rule:
     name: str
     kind: Kind
     where: tuple[Where, ...]
-    patterns: tuple[Pattern, ...]
+    patterns: tuple[Pattern, ...] = field(repr=False)
     """Empty where a check in Python finds it."""
-    cured_by: tuple[Pattern, ...]
+    cured_by: tuple[Pattern, ...] = field(repr=False)
     """A later line that shows it is over."""
     unless: tuple[str, ...]
     """Codes of rules that say the same better."""

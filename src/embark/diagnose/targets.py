@@ -7,14 +7,14 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from embark.diagnose.diagnose import Report, diagnose
 from embark.diagnose.source import Source, sources_of
 from embark.errors import EmbarkError
-from embark.launch.backend import LogLine, RunEvent, Status
+from embark.launch.backend import LogLine, RunEvent
 from embark.launch.backend_selection import backend_of
 from embark.launch.run_registry import RunNotLaunchedHere, RunRecord, find_run
 from embark.launch.shell import Shell
@@ -28,20 +28,20 @@ class LaunchedRun:
     """A run that was launched from here, and what its backend still has of it."""
 
     name: str
-    status: Status | None
-    """None where its backend does not answer."""
-    sources: tuple[Source, ...]
-    spec: RunSpec | None
-    run_uri: str
+    state: str
+    """Empty if its backend does not answer."""
+    reason: str
+    sources: tuple[Source, ...] = field(repr=False)
+    spec: RunSpec | None = field(repr=False)
+    run_uri: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class TargetReport:
+class TargetReport(Report):
     """The diagnosis of everything that was named."""
 
-    report: Report
-    runs: tuple[LaunchedRun, ...]
-    skipped: tuple[str, ...]
+    runs: tuple[LaunchedRun, ...] = ()
+    skipped: tuple[str, ...] = ()
     """Files that are not text."""
 
 
@@ -63,7 +63,8 @@ def diagnose_targets(targets: Sequence[str], *, spec_path: str = "", warn: Warn)
         sources = [source for part in (*runs.values(), *found) for source in part.sources]
         names = {"SPEC": spec_path or own_spec, "RUN": targets[0] if len(targets) == 1 and (runs or own_spec) else ""}
         report = diagnose(sources, spec=spec, names={name: shlex.quote(word) for name, word in names.items() if word})
-    return TargetReport(report, tuple(runs.values()), tuple(path for one in found for path in one.skipped))
+    return TargetReport(report.diagnoses, report.num_sources, report.cut_short, tuple(runs.values()),
+                        tuple(path for one in found for path in one.skipped))
 
 
 def _launched_run(name: str, folder: Path, warn: Warn) -> LaunchedRun | None:
@@ -76,16 +77,17 @@ def _launched_run(name: str, folder: Path, warn: Warn) -> LaunchedRun | None:
     except RunNotLaunchedHere:
         return None
     name, handle = run.handle.name, run.handle
-    status, sources = None, []
+    state, reason, sources = "", "", []
     with _warning(warn, f"{name}: {handle.backend} does not answer"):
         backend = backend_of(handle, Shell(), warn, is_hasty=True)
         status = backend.status(handle)
+        state, reason = status.state, status.reason
         with _warning(warn, f"{name}: cannot read its events"):
             lines = map(_event_text, backend.events(handle))
             sources.append(_write(folder / f"{name}.events", f"{name} (events)", lines))
         with _warning(warn, f"{name}: cannot read its logs"):
             sources.append(_write(folder / f"{name}.log", f"{name} (logs)", map(_log_text, backend.logs(handle))))
-    return LaunchedRun(name, status, tuple(sources), _spec(run), handle.run_uri)
+    return LaunchedRun(name, state, reason, tuple(sources), _spec(run), handle.run_uri)
 
 
 @contextmanager

@@ -1,11 +1,14 @@
-"""Runs the rules over files, and mends what can be mended."""
+"""Runs the rules over files, and fixes what can be fixed."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from embark.catalog.load import load_catalog
 from embark.errors import UserError, nearest
@@ -13,10 +16,20 @@ from embark.lint.edit import diff, fixed, still_reads
 from embark.lint.read import Files, kind_of, read_files, read_sources
 from embark.lint.rule import Finding, Hit, Rule, World
 from embark.lint.rules import ALL_RULES
+from embark.lint.settings import settings
 from embark.lint.source import Source
+from embark.store import write_atomic
 
 MAX_PASSES = 12
 _IGNORE = re.compile(r"embark-lint: ignore((?:[ ,]+EMB\d+)+)")
+
+
+_SUBJECTS: dict[str, Callable[[World], Iterable[Any]]] = {
+    "world": lambda world: [world], "job": lambda world: world.jobs, "pod": lambda world: world.pods,
+    "command": lambda world: world.commands, "document": lambda world: world.documents,
+    "file": lambda world: world.files.pythons, "setting": settings,
+}
+"""What a check looks at, by the name of its first parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +37,44 @@ class Change:
     """A file that a fix changes."""
 
     path: Path
-    old: Source
-    new: str
+    diff: str
+    old: Source = field(repr=False)
+    new: str = field(repr=False)
 
-    @property
-    def diff(self) -> str:
-        return diff(self.old, self.new)
+
+@dataclass(frozen=True, slots=True)
+class LintReport:
+    """What `embark lint` found, and what its fixes changed or would change."""
+
+    findings: tuple[Finding, ...]
+    changes: tuple[Change, ...]
+    num_fixed: int
+    dry_run: bool
+    num_errors: int
+    num_warnings: int
+
+
+def lint(
+    paths: Sequence[Path], *, fix: bool = False, dry_run: bool = False, select: Collection[str] = (),
+    ignore: Collection[str] = (),
+) -> LintReport:
+    """Lint files and folders together; with `fix`, write the automatic fixes, and with `dry_run` only show them."""
+    if not paths:
+        raise UserError("no file to lint", fix="embark lint FILE…, or a folder")
+    if dry_run and not fix:
+        raise UserError("--dry-run needs --fix", fix="add --fix, or leave --dry-run out")
+    found = lint_paths(paths, select=select, ignore=ignore)
+    changes, left = fix_paths(paths, select=select, ignore=ignore) if fix else ([], found)
+    for change in changes if not dry_run else ():
+        _write(change)
+    levels = Counter(one.level for one in (found if dry_run else left))
+    return LintReport(tuple(found if dry_run else left), tuple(changes), len(found) - len(left), dry_run,
+                      levels["error"], levels["warning"])
 
 
 def lint_paths(paths: Sequence[Path], *, select: Collection[str] = (), ignore: Collection[str] = ()) -> list[Finding]:
     """All findings in these files and folders, taken together."""
     return lint_files(read_files(paths), rules_of(select, ignore))
-
-
-def lint_text(name: str, text: str) -> list[Finding]:
-    """Findings in one text that is not on disk, of the kind its name says: what a renderer is about to write."""
-    return lint_texts({name: text})
 
 
 def lint_texts(texts: dict[str, str]) -> list[Finding]:
@@ -49,26 +84,33 @@ def lint_texts(texts: dict[str, str]) -> list[Finding]:
 
 
 def lint_files(files: Files, rules: Sequence[Rule] = ALL_RULES) -> list[Finding]:
-    """In the order of file and line; one that is found twice at one place is told once."""
+    """In the order of file and line; one that is found twice at one place is reported once."""
     world = World(files, load_catalog())
     found: dict[tuple[str, Source, int, str], Finding] = {}
     for rule in rules:
-        for hit in rule.check(world):
+        for hit in _hits(rule, world):
             if not is_ignored(rule, hit):
-                found.setdefault((rule.code, hit.place.source, hit.place.start, hit.what), Finding(rule, hit))
+                found.setdefault((rule.code, hit.place.source, hit.place.start, hit.what), Finding.of(rule, hit))
     order = {id(source): number for number, source in enumerate(files.sources)}
-    return sorted(found.values(), key=lambda one: (order.get(id(one.hit.place.source), 0), one.hit.place.start,
-                                                   one.rule.code))
+    return sorted(found.values(), key=lambda one: (
+        order.get(id(one.hit.place.source), 0), one.hit.place.start, one.code))
+
+
+def _hits(rule: Rule, world: World) -> Iterator[Hit]:
+    subject, *rest = inspect.signature(rule.check).parameters
+    for one in _SUBJECTS[subject](world):
+        if not rule.kinds or one.kind in rule.kinds:
+            yield from rule.check(one, *([world] if rest else []))
 
 
 def is_ignored(rule: Rule, hit: Hit) -> bool:
     """A comment on the finding's own line, or right above it, says `embark-lint: ignore` and the rule's code."""
     source, line = hit.place.source, hit.place.line
-    told = [source.line(line)]
+    lines = [source.line(line)]
     while line > 1 and source.line(line - 1).lstrip().startswith("#"):
         line -= 1
-        told.append(source.line(line))
-    return any(rule.code in match.group(1) for text in told for match in _IGNORE.finditer(text))
+        lines.append(source.line(line))
+    return any(rule.code in match.group(1) for text in lines for match in _IGNORE.finditer(text))
 
 
 def fix_paths(
@@ -93,8 +135,20 @@ def fix_paths(
         if not changed:
             break
         findings = lint_files(_again(files, texts), rules)
-    changes = [Change(path, first[path], text) for path, text in texts.items() if text != first[path].text]
+    changes = [Change(path, diff(first[path], text), first[path], text) for path, text in texts.items()
+               if text != first[path].text]
     return changes, findings
+
+
+def _write(change: Change) -> None:
+    """In place, with the file's own mode: a script stays executable."""
+    try:
+        path = change.path.resolve()
+        mode = path.stat().st_mode & 0o7777
+        write_atomic(path, change.new)
+        path.chmod(mode)
+    except OSError as error:
+        raise UserError(f"{change.path}: {error.strerror}", fix="the file was not changed") from error
 
 
 def rules_of(select: Collection[str], ignore: Collection[str]) -> list[Rule]:

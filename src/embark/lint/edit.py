@@ -38,6 +38,11 @@ def add_key(mapping: Node, text: str) -> tuple[Edit, ...]:
     return (Edit(at, f"{text}, " if mapping.is_flow else f"{text}\n{' ' * column}"),)
 
 
+def set_key(mapping: Node, name: str, value: str) -> tuple[Edit, ...]:
+    """Another value for a key, or a new key."""
+    return set_scalar(mapping[name], value) if mapping[name] else add_key(mapping, f"{name}: {value}")
+
+
 def remove_key(mapping: Node, name: str) -> tuple[Edit, ...]:
     """A key of a block mapping, whole lines; nothing where others stand on them."""
     key, value = mapping.key(name), mapping[name]

@@ -46,6 +46,10 @@ class Container:
         return launch_of_words([*words_of(self.command), *words_of(self.args)], environment=self.env_values)
 
     @property
+    def starts_torchrun(self) -> bool:
+        return self.launch is not None and self.launch.is_torchrun
+
+    @property
     def argv_nodes(self) -> list[Node]:
         return [*self.command, *self.args]
 
@@ -88,14 +92,9 @@ class Pod:
     @cached_property
     def main(self) -> Container | None:
         """The one with accelerators, else the one that starts torchrun, else the first."""
-        for container in self.containers:
-            if container.is_accelerated:
-                return container
-        for container in self.containers:
-            launch = container.launch
-            if launch is not None and launch.is_torchrun:
-                return container
-        return self.containers[0] if self.containers else None
+        choices = [*(one for one in self.containers if one.is_accelerated),
+                   *(one for one in self.containers if one.starts_torchrun), *self.containers]
+        return choices[0] if choices else None
 
     @property
     def num_gpus(self) -> int:
@@ -105,15 +104,14 @@ class Pod:
     def is_training(self) -> bool:
         """It has accelerators, or starts torchrun, and is no service."""
         if self.document.kind in ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "RayService"):
-            launches = [container.launch for container in self.containers]
-            return any(launch is not None and launch.is_torchrun for launch in launches)
+            return any(container.starts_torchrun for container in self.containers)
         if self.document.kind in ("PyTorchJob", "TrainJob"):
             return True
-        main = self.main
-        if main is None:
-            return False
-        launch = main.launch
-        return any(c.is_accelerated for c in self.containers) or (launch is not None and launch.is_torchrun)
+        return self.main is not None and (self.main.is_accelerated or self.main.starts_torchrun)
+
+    @property
+    def kind(self) -> str:
+        return self.document.kind
 
     @property
     def labels(self) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -19,12 +19,12 @@ Level = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A rule's fault, found at a place."""
+    """A mistake, found at a place."""
 
     place: Place
-    what: str
-    """What will happen, with the values of this file."""
-    fix: str
+    what: str = ""
+    """What will happen, with the values of this file; the rule's own where it is empty."""
+    fix: str = ""
     edits: tuple[Edit, ...] = ()
 
 
@@ -92,53 +92,50 @@ class World:
         return {name.lower(): one for one in self.catalog.machines.values() for name in (one.name, *one.also)}
 
 
-Check = Callable[[World], Iterable[Hit]]
+Check = Callable[..., Iterable[Hit]]
+"""Takes what its first parameter names (`job`, `pod`, `command`, …), one at a time, and the world if it wants it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One mistake that validates and yet fails."""
 
     code: str
     name: str
+    group: str
     level: Level
     happens: str
     """What will happen, whatever the values."""
     source: str
     """Where it is known from."""
-    check: Check
+    check: Check = field(repr=False)
     can_fix: bool = False
+    kinds: frozenset[str] = frozenset()
+    """Only objects of these kinds are checked; empty: all."""
+    what: str = ""
+    """What a hit says where it says nothing of its own."""
+    fix: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A rule's hit, as it is told."""
+    """A rule's hit, and what of both a user wants to know."""
 
-    rule: Rule
-    hit: Hit
+    path: str
+    line: int
+    code: str
+    name: str
+    level: Level
+    what: str
+    fix: str
+    happens: str
+    source: str
+    can_fix: bool
+    hit: Hit = field(repr=False)
 
-    @property
-    def line(self) -> int:
-        return self.hit.place.line
-
-    @property
-    def path(self) -> str:
-        return str(self.hit.place.source.path)
-
-
-@dataclass(slots=True)
-class Rules:
-    """The rules of one file, in order."""
-
-    all: list[Rule] = field(default_factory=list)
-
-    def add(self, code: str, name: str, level: Level, happens: str, source: str,
-            *, can_fix: bool = False) -> Callable[[Check], Check]:
-        """A function that finds the fault, as a rule."""
-        def register(check: Check) -> Check:
-            self.all.append(Rule(code, name, level, happens, source, check, can_fix))
-            return check
-        return register
-
-    def __iter__(self) -> Iterator[Rule]:
-        return iter(self.all)
+    @staticmethod
+    def of(rule: Rule, hit: Hit) -> Finding:
+        return Finding(
+            path=str(hit.place.source.path), line=hit.place.line, code=rule.code, name=rule.name, level=rule.level,
+            what=hit.what or rule.what, fix=hit.fix or rule.fix, happens=rule.happens, source=rule.source,
+            can_fix=bool(hit.edits), hit=hit)

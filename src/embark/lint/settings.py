@@ -29,6 +29,10 @@ class Setting:
     """Settings of EFA stand in the same container, script or image."""
 
     @property
+    def is_on_efa(self) -> bool:
+        return self.job.cloud == "aws" if self.job is not None else self.is_with_efa
+
+    @property
     def removal(self) -> tuple[Edit, ...]:
         """What takes it away, where that can be done in place."""
         if self.entry is not None:

@@ -49,7 +49,7 @@ def test_json_is_one_object_whatever_the_log_holds(capsys, tmp_path):
     (tmp_path / "a.log").write_bytes(b"AccessDenied \x1b[31m\x00\xff \xf0\x9f\x92\xa5 {{x}}\n")
     assert diagnose(str(tmp_path / "a.log"), console=JSON) == ExitCode.OTHER
     (one,) = json.loads(capsys.readouterr().out)["diagnoses"]
-    assert (one["name"], one["line"], one["kind"]) == ("store-access-denied", 1, "cause")
+    assert (one["name"], one["evidence"]["line"], one["kind"]) == ("store-access-denied", 1, "cause")
     assert one["command"]
     assert one["source"].startswith("https://")
 

@@ -76,9 +76,9 @@ def test_events_logs_and_spec_of_a_run_on_a_cluster_count_together(launched, cap
     answer = told(capsys)
     found = {one["name"]: one for one in answer["diagnoses"]}
     assert set(found) == {"resource-name-unknown", "tcp-instead-of-fabric", "loss-not-a-number"}
-    assert found["resource-name-unknown"]["path"] == "dlrm (events)"
+    assert found["resource-name-unknown"]["evidence"]["source"] == "dlrm (events)"
     assert "vpc.amazonaws.com/efa" in found["resource-name-unknown"]["cause"]
-    assert found["tcp-instead-of-fabric"]["path"] == "dlrm (logs)"
+    assert found["tcp-instead-of-fabric"]["evidence"]["source"] == "dlrm (logs)"
     assert answer["runs"] == [{"name": "dlrm", "state": "running", "reason": answer["runs"][0]["reason"]}]
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from embark.lint.check import lint_text
+from embark.lint.check import lint_texts
 
 SCRIPT = "#!/bin/bash\nset -e\n{above}gsutil cp a gs://b/{behind}\n"
 
 
+def lint_text(name, text):
+    return lint_texts({name: text})
+
+
 def codes(above="", behind=""):
-    return {one.rule.code for one in lint_text("copy.sh", SCRIPT.format(above=above, behind=behind))}
+    return {one.code for one in lint_text("copy.sh", SCRIPT.format(above=above, behind=behind))}
 
 
 def test_without_a_comment_it_is_found():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark.errors import UserError
-from embark.lint.check import lint_paths, lint_text
+from embark.lint.check import lint_paths, lint_texts
 from embark.lint.read import MAX_BYTES, kind_of, read_files
 from embark.lint.source import Source
 from embark.lint.yaml_nodes import MAX_DEPTH, read_yaml
@@ -17,12 +17,16 @@ from embark.lint.yaml_nodes import MAX_DEPTH, read_yaml
 NAMES = ("x.yaml", "x.sh", "Dockerfile", "x.py", "requirements.txt", "x.json")
 
 
+def lint_text(name, text):
+    return lint_texts({name: text})
+
+
 def read(text):
     return read_yaml(Source.of(Path("x.yaml"), text))
 
 
 def told(path):
-    return [(one.rule.code, one.hit.what) for one in lint_paths([path])]
+    return [(one.code, one.what) for one in lint_paths([path])]
 
 
 def test_every_node_knows_its_place():
@@ -160,7 +164,7 @@ def test_a_file_without_a_suffix_is_known_by_its_first_line():
 @settings(max_examples=60, deadline=None)
 @given(name=st.sampled_from(NAMES), text=st.text(max_size=300))
 def test_any_text_is_read_without_a_traceback(name, text):
-    assert all(one.hit.what and 1 <= one.line <= text.count("\n") + 1 for one in lint_text(name, text))
+    assert all(one.what and 1 <= one.line <= text.count("\n") + 1 for one in lint_text(name, text))
 
 
 PIECES = ("apiVersion: batch/v1\n", "kind: Job\n", "kind: TrainJob\n", "spec:\n", "  template: &t\n",
@@ -176,4 +180,4 @@ PIECES = ("apiVersion: batch/v1\n", "kind: Job\n", "kind: TrainJob\n", "spec:\n"
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=14))
 def test_objects_of_any_shape_are_looked_at_without_a_traceback(pieces):
     text = "".join(pieces)
-    assert all(one.hit.what and 1 <= one.line <= text.count("\n") + 1 for one in lint_text("x.yaml", text))
+    assert all(one.what and 1 <= one.line <= text.count("\n") + 1 for one in lint_text("x.yaml", text))

@@ -69,7 +69,7 @@ def test_every_file_is_clean(target, machine, nodes):
     job = job_of(machine, **place_of(target, machine, nodes=nodes, spot=True, queue="team"))
     kinds = (".yaml", ".sh", ".py", "Dockerfile")
     found = lint_texts({file.path: file.text for file in own_files(job) if file.path.endswith(kinds)})
-    assert not [f"{one.rule.code} {one.path}: {one.hit.what}" for one in found if one.rule.code not in ELSEWHERE]
+    assert not [f"{one.code} {one.path}: {one.what}" for one in found if one.code not in ELSEWHERE]
 
 
 @pytest.mark.parametrize("target", [*TARGETS, "vm"])
@@ -82,7 +82,7 @@ def test_all_that_is_written_together_is_clean_with_no_queue_and_no_exception(cl
             "place.account=my-project", f"place.nodes={1 if target == 'compose' else 2}"]
     files = render(make_job(load_spec("quickstart", sets), load_catalog()))
     texts = {file.path: file.text for file in files if kind_of(Path(file.path), file.text[:200].encode())}
-    assert [f"{one.rule.code} {one.path}: {one.hit.what}" for one in lint_texts(texts)] == []
+    assert [f"{one.code} {one.path}: {one.what}" for one in lint_texts(texts)] == []
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -7,19 +7,15 @@ import re
 from collections.abc import Iterator, Mapping
 
 from embark.catalog.machine import Machine
-from embark.lint.edit import add_key, set_scalar
-from embark.lint.rule import Hit, Rules, World
-from embark.lint.settings import settings
+from embark.lint.edit import set_key, set_scalar
+from embark.lint.job import TrainingJob
+from embark.lint.read import Document
+from embark.lint.rule import Hit, World
+from embark.lint.settings import Setting
+from embark.lint.shell import Command
 from embark.lint.source import Place
 from embark.lint.yaml_nodes import Node
 
-RULES = Rules()
-EKS_VERSIONS = "https://docs.aws.amazon.com/eks/latest/userguide/kubernetes-versions.html"
-EKSCTL = "https://github.com/eksctl-io/eksctl/blob/main/pkg/apis/eksctl.io/v1alpha5/validation.go"
-NODE_EFA = "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"
-CHEATSHEET = "https://github.com/aws-samples/awsome-distributed-training/blob/main/1.architectures/efa-cheatsheet.md"
-FSX = "https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystemLustreConfiguration.html"
-FSX_CSI = "https://github.com/kubernetes-sigs/aws-fsx-csi-driver/tree/master/examples/kubernetes/static_provisioning"
 OLDEST_EKS = (1, 31)
 """The oldest that EKS supports at all, as of 2026-11."""
 DEFAULT_EKS = "1.34"
@@ -31,8 +27,6 @@ _NOT_WITH_EFA = {
 }
 
 
-@RULES.add("EMB401", "old-eks", "error", "EKS no longer offers that Kubernetes version: the cluster is not created.",
-           EKS_VERSIONS)
 def old_eks(world: World) -> Iterator[Hit]:
     found: list[tuple[str, Place]] = []
     for command in world.commands:
@@ -48,45 +42,34 @@ def old_eks(world: World) -> Iterator[Hit]:
             yield Hit(place, f"Kubernetes {version} left EKS's extended support", f'version "{DEFAULT_EKS}" or newer')
 
 
-@RULES.add("EMB402", "device-plugin-moved", "warning",
-           "eksctl installs the NVIDIA device plugin itself, and its manifest has moved: an old one, or a 404.",
-           "https://github.com/NVIDIA/k8s-device-plugin/tree/main/deployments/static")
-def device_plugin_moved(world: World) -> Iterator[Hit]:
-    for command in world.commands:
-        for word in command.words:
-            match = re.search(r"NVIDIA/k8s-device-plugin/(v?[\w.]+)/(deployments/static/)?nvidia-device-plugin\.ya?ml",
-                              word.text)
-            if command.name != "kubectl" or match is None:
-                continue
-            numbers = tuple(int(part) for part in re.findall(r"\d+", match[1])[:2])
-            if match[2] is None and (not numbers or numbers >= (0, 15)):
-                yield Hit(word.place, f"{match[1]} has no manifest at that path: it is under deployments/static/",
-                          "…/v0.19.3/deployments/static/nvidia-device-plugin.yml; eksctl needs none")
-            elif numbers < (0, 15):
-                yield Hit(word.place, f"{match[1]} is old, and eksctl has installed a newer one for GPU node groups",
-                          "leave it out after eksctl; elsewhere v0.19.3 of deployments/static/nvidia-device-plugin.yml")
+def device_plugin_moved(command: Command) -> Iterator[Hit]:
+    for word in command.words:
+        match = re.search(r"NVIDIA/k8s-device-plugin/(v?[\w.]+)/(deployments/static/)?nvidia-device-plugin\.ya?ml",
+                          word.text)
+        if command.name != "kubectl" or match is None:
+            continue
+        numbers = tuple(int(part) for part in re.findall(r"\d+", match[1])[:2])
+        if match[2] is None and (not numbers or numbers >= (0, 15)):
+            yield Hit(word.place, f"{match[1]} has no manifest at that path: it is under deployments/static/",
+                      "…/v0.19.3/deployments/static/nvidia-device-plugin.yml; eksctl needs none")
+        elif numbers < (0, 15):
+            yield Hit(word.place, f"{match[1]} is old, and eksctl has installed a newer one for GPU node groups",
+                      "leave it out after eksctl; elsewhere v0.19.3 of deployments/static/nvidia-device-plugin.yml")
 
 
-@RULES.add("EMB403", "eksctl-moved", "warning", "eksctl lives at eksctl-io; the old owner's address need not last.",
-           "https://github.com/eksctl-io/eksctl")
-def eksctl_moved(world: World) -> Iterator[Hit]:
-    for command in world.commands:
-        for word in command.words:
-            if command.name in ("curl", "wget") and "github.com/weaveworks/eksctl" in word.text:
-                yield Hit(word.place, "eksctl moved from weaveworks to eksctl-io",
-                          "https://github.com/eksctl-io/eksctl/releases/latest/download/…")
+def eksctl_moved(command: Command) -> Iterator[Hit]:
+    for word in command.words:
+        if command.name in ("curl", "wget") and "github.com/weaveworks/eksctl" in word.text:
+            yield Hit(word.place)
 
 
-@RULES.add("EMB404", "efa-not-enabled", "warning",
-           "The nodes have EFA and do not get it: traffic between them goes over TCP, many times slower.", NODE_EFA,
-           can_fix=True)
 def efa_not_enabled(world: World) -> Iterator[Hit]:
     for group, machine in _groups(world):
         if group["efaEnabled"].value is not True:
             yield Hit(group["name"].place or _place(group), f"{machine.name} has {machine.num_fabric_devices} EFA "
                       "devices, and efaEnabled is not set",
-                      "efaEnabled: true, privateNetworking: true and one availabilityZone", add_key(group,
-                      "efaEnabled: true") if not group["efaEnabled"] else set_scalar(group["efaEnabled"], "true"))
+                      "efaEnabled: true, privateNetworking: true and one availabilityZone",
+                      set_key(group, "efaEnabled", "true"))
     for command in world.commands:
         if command.begins("eksctl", "create", "cluster") or command.begins("eksctl", "create", "nodegroup"):
             found = world.machine(command.flag("--node-type", "-t", "--instance-types") or "")
@@ -96,56 +79,38 @@ def efa_not_enabled(world: World) -> Iterator[Hit]:
                           "a cluster file with efaEnabled: true: eksctl create cluster -f eks_cluster.yaml")
 
 
-@RULES.add("EMB405", "efa-in-several-zones", "error",
-           "EFA does not cross availability zones: eksctl refuses a node group with more than one.", EKSCTL)
 def efa_in_several_zones(world: World) -> Iterator[Hit]:
     for group, _ in _groups(world, any_machine=True):
         if group["efaEnabled"].value is not True:
             continue
         zones = group["availabilityZones"] or group["subnets"]
         if len(zones.items or ()) > 1 or len(zones.names) > 1:
-            yield Hit(_place(zones), f"{len(zones.items or zones.names)} zones or subnets for a node group with EFA",
-                      "one availability zone for it")
+            yield Hit(_place(zones), f"{len(zones.items or zones.names)} zones or subnets for a node group with EFA")
 
 
-@RULES.add("EMB406", "efa-in-any-zone", "warning",
-           "A node group with EFA and no zone may be spread over zones, between which there is no EFA.", EKSCTL)
 def efa_in_any_zone(world: World) -> Iterator[Hit]:
     for group, _ in _groups(world, any_machine=True):
         is_placed = group["availabilityZones"] or group["subnets"] or group["capacityReservation"]
         if group["efaEnabled"].value is True and not is_placed:
-            yield Hit(group["name"].place or _place(group), "no availability zone is named",
-                      "availabilityZones: [ZONE]")
+            yield Hit(group["name"].place or _place(group))
 
 
-@RULES.add("EMB407", "efa-in-public", "warning",
-           "Nodes with several network cards get no public address: without privateNetworking they cannot join.",
-           NODE_EFA, can_fix=True)
 def efa_in_public(world: World) -> Iterator[Hit]:
     for group, _ in _groups(world, any_machine=True):
         if group["efaEnabled"].value is True and group["privateNetworking"].value is not True:
-            node = group["privateNetworking"]
-            yield Hit(group["name"].place or _place(group), "privateNetworking is not set", "privateNetworking: true",
-                      set_scalar(node, "true") if node else add_key(group, "privateNetworking: true"))
+            yield Hit(group["name"].place or _place(group), edits=set_key(group, "privateNetworking", "true"))
 
 
-@RULES.add("EMB408", "efa-not-requested", "error",
-           "A pod gets EFA only by asking for `vpc.amazonaws.com/efa`; without it NCCL goes over TCP and says nothing.",
-           NODE_EFA)
-def efa_not_requested(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        machine = job.machine
-        is_meant = any(name.startswith("FI_") for name in job.container.environment) or (
-            machine is not None and _has_fabric(machine) and machine.gpus_per_host == job.gpus)
-        if job.is_distributed and job.gpus and job.cloud == "aws" and is_meant and not job.container.amount(EFA):
-            number = machine.num_fabric_devices if machine is not None else None
-            yield Hit(job.container.limits.place or job.place, "no EFA device is requested",
-                      f"limits: {{{EFA}: {number or '4 on p4d, 32 on p5, 16 on p5en, 8 on p6-b200'}}}")
+def efa_not_requested(job: TrainingJob) -> Iterator[Hit]:
+    machine = job.machine
+    is_meant = any(name.startswith("FI_") for name in job.container.environment) or (
+        machine is not None and _has_fabric(machine) and machine.gpus_per_host == job.gpus)
+    if job.is_distributed and job.gpus and job.cloud == "aws" and is_meant and not job.container.amount(EFA):
+        number = machine.num_fabric_devices if machine is not None else None
+        yield Hit(job.container.limits.place or job.place,
+                  fix=f"limits: {{{EFA}: {number or '4 on p4d, 32 on p5, 16 on p5en, 8 on p6-b200'}}}")
 
 
-@RULES.add("EMB409", "wrong-number-of-efa", "error",
-           "More EFA devices than the node has: the pod stays Pending. Fewer: part of the network stands idle.",
-           NODE_EFA, can_fix=True)
 def wrong_number_of_efa(world: World) -> Iterator[Hit]:
     efa = [one for one in world.catalog.machines.values() if one.fabric.name == "efa"]
     for job in world.jobs:
@@ -160,62 +125,41 @@ def wrong_number_of_efa(world: World) -> Iterator[Hit]:
                       f"{EFA}: {wanted[-1]}", set_scalar(node, str(wanted[0])) if len(wanted) == 1 else ())
 
 
-@RULES.add("EMB410", "no-huge-pages", "warning",
-           "EFA wants huge pages: without hugepages-2Mi the endpoint is not made, or memory is short in it.", NODE_EFA)
-def no_huge_pages(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        asks = job.container.amount(EFA)
-        off = job.container.env_values.get("FI_EFA_USE_HUGE_PAGE") == "0"
-        if asks.place is not None and not off and not job.container.amount("hugepages-2Mi"):
-            yield Hit(asks.place, "EFA without huge pages",
-                      "limits: {hugepages-2Mi: 5120Mi}, or FI_EFA_USE_HUGE_PAGE=0")
+def no_huge_pages(job: TrainingJob) -> Iterator[Hit]:
+    asks = job.container.amount(EFA)
+    off = job.container.env_values.get("FI_EFA_USE_HUGE_PAGE") == "0"
+    if asks.place is not None and not off and not job.container.amount("hugepages-2Mi"):
+        yield Hit(asks.place)
 
 
-@RULES.add("EMB411", "outdated-efa-setting", "warning",
-           "With libfabric 1.18 and aws-ofi-nccl 1.7 or newer these settings are the default or stand in the way.",
-           CHEATSHEET, can_fix=True)
-def outdated_efa_setting(world: World) -> Iterator[Hit]:
-    for one in settings(world):
-        on_aws = one.job.cloud == "aws" if one.job is not None else one.is_with_efa
-        if one.name in _NOT_WITH_EFA and on_aws:
-            # Without them nothing of a pod that does not ask for EFA would say that it is meant.
-            is_sure = one.job is None or bool(one.job.container.amount(EFA))
-            yield Hit(one.place, f"{one.name}={one.value}: {_NOT_WITH_EFA[one.name]}", f"leave {one.name} out",
-                      one.removal if is_sure else ())
+def outdated_efa_setting(setting: Setting) -> Iterator[Hit]:
+    if setting.name in _NOT_WITH_EFA and setting.is_on_efa:
+        # Without them nothing of a pod that does not ask for EFA would say that it is meant.
+        is_sure = setting.job is None or bool(setting.job.container.amount(EFA))
+        yield Hit(setting.place, f"{setting.name}={setting.value}: {_NOT_WITH_EFA[setting.name]}",
+                  f"leave {setting.name} out", setting.removal if is_sure else ())
 
 
-@RULES.add("EMB412", "ib-setting-on-efa", "warning", "EFA is no InfiniBand: NCCL_IB_* settings do nothing there.",
-           CHEATSHEET, can_fix=True)
-def ib_setting_on_efa(world: World) -> Iterator[Hit]:
-    for one in settings(world):
-        on_aws = one.job.cloud == "aws" if one.job is not None else one.is_with_efa
-        if one.name == "NCCL_IB_DISABLE" and on_aws:
-            yield Hit(one.place, f"{one.name}={one.value} changes nothing on EFA", f"leave {one.name} out", one.removal)
+def ib_setting_on_efa(setting: Setting) -> Iterator[Hit]:
+    if setting.name == "NCCL_IB_DISABLE" and setting.is_on_efa:
+        yield Hit(setting.place, f"{setting.name}={setting.value} changes nothing on EFA",
+                  f"leave {setting.name} out", setting.removal)
 
 
-@RULES.add("EMB413", "block-without-reservation", "error",
-           "Machines of a capacity block are started through its reservation; without one none is.",
-           "https://docs.aws.amazon.com/eks/latest/userguide/capacity-blocks.html")
 def block_without_reservation(world: World) -> Iterator[Hit]:
     for group, _ in _groups(world, any_machine=True):
         market = group.at("instanceMarketOptions.marketType")
         if market.text == "capacity-block" and not group["capacityReservation"] and market.place is not None:
-            yield Hit(market.place, "a capacity block without its reservation",
-                      "capacityReservation: {capacityReservationTarget: {capacityReservationID: cr-…}}")
+            yield Hit(market.place)
 
 
-@RULES.add("EMB420", "fsx-without-throughput", "error",
-           "PERSISTENT file systems need PerUnitStorageThroughput: the API refuses the call.", FSX)
 def fsx_without_throughput(world: World) -> Iterator[Hit]:
     for configuration, place, _ in _file_systems(world):
         kind = configuration.get("DeploymentType", "")
         if kind.startswith("PERSISTENT") and "PerUnitStorageThroughput" not in configuration:
-            yield Hit(place, f"{kind} without PerUnitStorageThroughput is refused",
-                      "DeploymentType=PERSISTENT_2,PerUnitStorageThroughput=250 (or 125, 500, 1000)")
+            yield Hit(place, f"{kind} without PerUnitStorageThroughput is refused")
 
 
-@RULES.add("EMB421", "fsx-import-path", "warning",
-           "ImportPath belongs to the old deployment types and cannot stand beside a data repository association.", FSX)
 def fsx_import_path(world: World) -> Iterator[Hit]:
     for configuration, place, _ in _file_systems(world):
         if "ImportPath" in configuration:
@@ -225,41 +169,29 @@ def fsx_import_path(world: World) -> Iterator[Hit]:
                       f"--data-repository-path {configuration['ImportPath'] or 's3://BUCKET'}")
 
 
-@RULES.add("EMB422", "fsx-too-slow", "warning",
-           "Lustre reads as fast as it is large: the smallest file system gives 1.2 GB/s at the very best.",
-           "https://docs.aws.amazon.com/fsx/latest/LustreGuide/performance.html")
 def fsx_too_slow(world: World) -> Iterator[Hit]:
     for configuration, place, capacity_gib in _file_systems(world):
         each = configuration.get("PerUnitStorageThroughput", "")
         mbyte_per_s = int(each) if each.isdigit() else 1000
         if capacity_gib and capacity_gib / 1000 * mbyte_per_s <= 1200:
             gbyte_per_s = capacity_gib / 1000 * mbyte_per_s / 1000
-            yield Hit(place, f"{capacity_gib} GiB read at most {gbyte_per_s:.1f} GB/s in all",
-                      "--storage-capacity 12000 with PerUnitStorageThroughput=1000 reads 12 GB/s")
+            yield Hit(place, f"{capacity_gib} GiB read at most {gbyte_per_s:.1f} GB/s in all")
 
 
-@RULES.add("EMB423", "fsx-volume-incomplete", "error",
-           "The FSx driver mounts by volumeHandle, dnsname and mountname; without one of them the pod stays "
-           "ContainerCreating.", FSX_CSI)
-def fsx_volume_incomplete(world: World) -> Iterator[Hit]:
-    for document in world.of_kind("PersistentVolume"):
-        csi = document.root.at("spec.csi")
-        if csi["driver"].text != "fsx.csi.aws.com":
-            continue
-        missing = [] if csi["volumeHandle"] else ["volumeHandle"]
-        missing += [name for name in ("dnsname", "mountname") if not csi["volumeAttributes"][name]]
-        if missing:
-            yield Hit(_place(csi), f"{', '.join(missing)} missing",
-                      "volumeHandle: fs-…, volumeAttributes: {dnsname: fs-….fsx.REGION.amazonaws.com, mountname: …}")
+def fsx_volume_incomplete(document: Document) -> Iterator[Hit]:
+    csi = document.root.at("spec.csi")
+    if csi["driver"].text != "fsx.csi.aws.com":
+        return
+    missing = [] if csi["volumeHandle"] else ["volumeHandle"]
+    missing += [name for name in ("dnsname", "mountname") if not csi["volumeAttributes"][name]]
+    if missing:
+        yield Hit(_place(csi), f"{', '.join(missing)} missing")
 
 
-@RULES.add("EMB424", "fsx-without-flock", "warning",
-           "Lustre mounted without flock fails on the first file lock, which SQLite, HDF5 and caches take.", FSX_CSI)
-def fsx_without_flock(world: World) -> Iterator[Hit]:
-    for document in world.of_kind("PersistentVolume"):
-        spec = document.root["spec"]
-        if spec.at("csi.driver").text == "fsx.csi.aws.com" and "flock" not in spec["mountOptions"].words:
-            yield Hit(document.place, "mountOptions has no flock", "mountOptions: [flock]")
+def fsx_without_flock(document: Document) -> Iterator[Hit]:
+    spec = document.root["spec"]
+    if spec.at("csi.driver").text == "fsx.csi.aws.com" and "flock" not in spec["mountOptions"].words:
+        yield Hit(document.place)
 
 
 def _groups(world: World, *, any_machine: bool = False) -> Iterator[tuple[Node, Machine]]:
@@ -313,5 +245,3 @@ def _pairs(text: str) -> dict[str, str]:
 def _place(node: Node) -> Place:
     assert node.place is not None
     return node.place
-
-

@@ -7,62 +7,42 @@ from collections.abc import Iterator
 
 from embark.catalog.machine import Machine
 from embark.lint.edit import set_scalar
-from embark.lint.rule import Hit, Rules, World
+from embark.lint.job import TrainingJob
+from embark.lint.read import Document
+from embark.lint.rule import Hit, World
 from embark.lint.shell import Command
 from embark.lint.yaml_nodes import Node
 
-RULES = Rules()
-INFINIBAND = "https://learn.microsoft.com/azure/aks/use-infiniband"
-GPU_POOLS = "https://learn.microsoft.com/azure/aks/use-nvidia-gpu"
-NETWORK_OPERATOR = "https://docs.nvidia.com/networking/display/kubernetes2640/index.html"
 RESOURCES = ("rdma/ib", "rdma/shared_ib")
 _SIZE_FLAGS = ("--node-vm-size", "-s")
 
 
-@RULES.add("EMB501", "gpus-in-the-system-pool", "error",
-           "The first pool of an AKS cluster is the system's: GPU machines run DNS, and can never be scaled to zero.",
-           GPU_POOLS)
-def gpus_in_the_system_pool(world: World) -> Iterator[Hit]:
-    for command in world.commands:
-        machine = world.machine(command.flag(*_SIZE_FLAGS) or "") if command.begins("az", "aks", "create") else None
-        if machine is not None:
-            yield Hit(command.value_place(*_SIZE_FLAGS), f"{machine.name} becomes the system pool",
-                      f"az aks create with a small size, then az aks nodepool add --node-vm-size {machine.name}")
+def gpus_in_the_system_pool(command: Command, world: World) -> Iterator[Hit]:
+    machine = world.machine(command.flag(*_SIZE_FLAGS) or "") if command.begins("az", "aks", "create") else None
+    if machine is not None:
+        yield Hit(command.value_place(*_SIZE_FLAGS), f"{machine.name} becomes the system pool",
+                  f"az aks create with a small size, then az aks nodepool add --node-vm-size {machine.name}")
 
 
-@RULES.add("EMB502", "no-infiniband-feature", "warning",
-           "AKS gives a pool InfiniBand only where the feature AKSInfinibandSupport is registered.", INFINIBAND)
 def no_infiniband_feature(world: World) -> Iterator[Hit]:
     for command, machine in _pools(world):
         if machine.fabric.name == "infiniband" and "AKSInfinibandSupport" not in world.all_words:
-            yield Hit(command.value_place(*_SIZE_FLAGS), f"{machine.name} has InfiniBand, and registering the feature "
-                      "is not among the files given",
-                      "az feature register --namespace Microsoft.ContainerService --name AKSInfinibandSupport")
+            yield Hit(command.value_place(*_SIZE_FLAGS),
+                      f"{machine.name} has InfiniBand, and registering the feature is not among the files given")
 
 
-@RULES.add("EMB503", "no-device-plugin", "warning",
-           "AKS installs the driver and no device plugin: the nodes offer no nvidia.com/gpu and pods stay Pending.",
-           GPU_POOLS)
 def no_device_plugin(world: World) -> Iterator[Hit]:
     installed = any("gpu-operator" in word or "nvidia-device-plugin" in word for word in world.all_words)
     for command, machine in _pools(world):
         if not installed and command.flag("--enable-managed-gpu") in (None, "false"):
-            yield Hit(command.value_place(*_SIZE_FLAGS), f"nothing offers the GPUs of {machine.name} to pods",
-                      "--gpu-driver none and NVIDIA's GPU operator, or --enable-managed-gpu=true")
+            yield Hit(command.value_place(*_SIZE_FLAGS), f"nothing offers the GPUs of {machine.name} to pods")
 
 
-@RULES.add("EMB504", "evicted-nodes-kept", "warning",
-           "Deallocated spot nodes count against quota and pool size, and come back only when there is room.",
-           "https://learn.microsoft.com/azure/aks/spot-node-pool")
-def evicted_nodes_kept(world: World) -> Iterator[Hit]:
-    for command in world.commands:
-        if command.begins("az", "aks", "nodepool", "add") and command.flag("--eviction-policy") == "Deallocate":
-            yield Hit(command.value_place("--eviction-policy"), "evicted nodes stay in the pool, deallocated",
-                      "--eviction-policy Delete --spot-max-price -1")
+def evicted_nodes_kept(command: Command) -> Iterator[Hit]:
+    if command.begins("az", "aks", "nodepool", "add") and command.flag("--eviction-policy") == "Deallocate":
+        yield Hit(command.value_place("--eviction-policy"))
 
 
-@RULES.add("EMB505", "no-nic-policy", "warning",
-           "A pod that asks for an RDMA resource that no NicClusterPolicy makes stays Pending.", NETWORK_OPERATOR)
 def no_nic_policy(world: World) -> Iterator[Hit]:
     offered = {name for document in world.of_kind("NicClusterPolicy") for name in _offered(document.root["spec"])}
     for pod in world.pods:
@@ -82,53 +62,35 @@ def no_nic_policy(world: World) -> Iterator[Hit]:
                           "among the files given", "a NicClusterPolicy with ofedDriver and sriovDevicePlugin")
 
 
-@RULES.add("EMB506", "nic-policy-without-driver", "error",
-           "AKS nodes have no InfiniBand driver of their own: without ofedDriver no device appears.", NETWORK_OPERATOR)
-def nic_policy_without_driver(world: World) -> Iterator[Hit]:
-    for document in world.of_kind("NicClusterPolicy"):
-        if not document.root.at("spec.ofedDriver"):
-            yield Hit(document.place, "there is no ofedDriver", "spec.ofedDriver with the driver's image and version")
+def nic_policy_without_driver(document: Document) -> Iterator[Hit]:
+    if not document.root.at("spec.ofedDriver"):
+        yield Hit(document.place)
 
 
-@RULES.add("EMB507", "infiniband-not-requested", "error",
-           "A pod gets InfiniBand only by asking for it; without, NCCL goes over Ethernet and says nothing.",
-           INFINIBAND)
-def infiniband_not_requested(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        machine = job.machine
-        asks = any(job.container.amount(name) for name in RESOURCES)
-        if job.is_distributed and machine is not None and machine.fabric.name == "infiniband" and not asks:
-            yield Hit(job.container.limits.place or job.place, f"{machine.name} has InfiniBand and no pod asks for it",
-                      f"limits: {{rdma/ib: {machine.num_fabric_devices}}}, or rdma/shared_ib: 1 with the shared plugin")
+def infiniband_not_requested(job: TrainingJob) -> Iterator[Hit]:
+    machine = job.machine
+    asks = any(job.container.amount(name) for name in RESOURCES)
+    if job.is_distributed and machine is not None and machine.fabric.name == "infiniband" and not asks:
+        yield Hit(job.container.limits.place or job.place, f"{machine.name} has InfiniBand and no pod asks for it",
+                  f"limits: {{rdma/ib: {machine.num_fabric_devices}}}, or rdma/shared_ib: 1 with the shared plugin")
 
 
-@RULES.add("EMB508", "wrong-number-of-infiniband", "error",
-           "More devices than the node has: the pod stays Pending. Fewer: GPUs share what each could have.",
-           INFINIBAND,
-           can_fix=True)
-def wrong_number_of_infiniband(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        node, machine = job.container.amount("rdma/ib"), job.machine
-        wanted = machine.num_fabric_devices if machine is not None and machine.fabric.name == "infiniband" else 8
-        if node.place is not None and job.gpus == 8 and wanted and node.whole != wanted:
-            yield Hit(node.place, f"{node.text} InfiniBand devices for {job.gpus} GPUs", f"rdma/ib: {wanted}",
-                      set_scalar(node, str(wanted)))
+def wrong_number_of_infiniband(job: TrainingJob) -> Iterator[Hit]:
+    node, machine = job.container.amount("rdma/ib"), job.machine
+    wanted = machine.num_fabric_devices if machine is not None and machine.fabric.name == "infiniband" else 8
+    if node.place is not None and job.gpus == 8 and wanted and node.whole != wanted:
+        yield Hit(node.place, f"{node.text} InfiniBand devices for {job.gpus} GPUs", f"rdma/ib: {wanted}",
+                  set_scalar(node, str(wanted)))
 
 
-@RULES.add("EMB509", "infiniband-settings", "warning",
-           "Without the machine's topology file and relaxed ordering NCCL pairs GPUs with far NICs, and is slow.",
-           "https://learn.microsoft.com/azure/virtual-machines/nda100-v4-series")
-def infiniband_settings(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        asks = any(job.container.amount(name) for name in RESOURCES)
-        if not asks or not job.is_distributed or job.cloud != "azure" or job.container.has_env_from:
-            continue
-        missing = [name for name in ("NCCL_TOPO_FILE", "NCCL_IB_PCI_RELAXED_ORDERING", "NCCL_SOCKET_IFNAME")
-                   if name not in job.container.environment]
-        if missing:
-            yield Hit(job.place, f"{', '.join(missing)} not set",
-                      "NCCL_TOPO_FILE=/opt/microsoft/ndv4-topo.xml (ndv5 for H100), NCCL_IB_PCI_RELAXED_ORDERING=1, "
-                      "NCCL_SOCKET_IFNAME=eth0")
+def infiniband_settings(job: TrainingJob) -> Iterator[Hit]:
+    asks = any(job.container.amount(name) for name in RESOURCES)
+    if not asks or not job.is_distributed or job.cloud != "azure" or job.container.has_env_from:
+        return
+    missing = [name for name in ("NCCL_TOPO_FILE", "NCCL_IB_PCI_RELAXED_ORDERING", "NCCL_SOCKET_IFNAME")
+               if name not in job.container.environment]
+    if missing:
+        yield Hit(job.place, f"{', '.join(missing)} not set")
 
 
 def _pools(world: World) -> Iterator[tuple[Command, Machine]]:

@@ -8,18 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from embark.lint.dockerfile import Dockerfile
-from embark.lint.rule import Hit, Rules, World
+from embark.lint.job import TrainingJob
+from embark.lint.rule import Hit, World
 from embark.lint.settings import set_in_pods
+from embark.lint.shell import Command
 from embark.lint.source import Place, Source
 from embark.stack.versions import Triple, default_triple, load_triples
 
-RULES = Rules()
-PINS = "https://github.com/meta-pytorch/torchrec#installation"
-SECRETS = "https://kubernetes.io/docs/concepts/configuration/secret/"
 _STACK = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
 _TORCH_TAG = re.compile(r"pytorch/pytorch:(\d+\.\d+)")
-_REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*"
-                          r"(?:(===?|~=|>=|<=|!=|<|>)\s*([\w.*+!]+))?")
+_REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*(?:(===?|~=|>=|<=|!=|<|>)\s*([\w.*+!]+))?")
 _SECRET_NAME = re.compile(r"(?:^|_)(?:SECRET(?:_ACCESS)?_KEY|SECRET|PASSWORD|PASSWD|TOKEN|API_?KEY|PRIVATE_KEY|"
                           r"ACCOUNT_KEY|ACCESS_KEY_ID|CONNECTION_STRING|SAS_TOKEN)$", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"AKIA[0-9A-Z]{16}|ASIA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY|hf_[A-Za-z0-9]{30,}|"
@@ -40,9 +38,6 @@ class Pin:
     place: Place
 
 
-@RULES.add("EMB301", "image-not-pinned", "warning",
-           "The tag names another image tomorrow: ranks that start later, or on another node, run other code.",
-           "https://kubernetes.io/docs/concepts/containers/images/#image-names")
 def image_not_pinned(world: World) -> Iterator[Hit]:
     fix = "a tag of its own for each build, or better its digest: IMAGE@sha256:…"
     for pod in world.pods:
@@ -56,8 +51,6 @@ def image_not_pinned(world: World) -> Iterator[Hit]:
                 yield Hit(place, f"{image} is not one image", "FROM a version, or better its digest")
 
 
-@RULES.add("EMB302", "stack-mismatch", "error",
-           "torch, torchrec and fbgemm are built for each other: another mix fails at import with an ABI error.", PINS)
 def stack_mismatch(world: World) -> Iterator[Hit]:
     for group in _pins(world):
         exact = {pin.name: pin for pin in group if pin.name in _STACK and pin.version}
@@ -72,8 +65,6 @@ def stack_mismatch(world: World) -> Iterator[Hit]:
                       f"torch=={triple.torch} torchrec=={triple.torchrec} fbgemm-gpu=={triple.fbgemm}")
 
 
-@RULES.add("EMB303", "stack-not-pinned", "warning",
-           "Unpinned, pip takes the newest of each, and they need not go together.", PINS)
 def stack_not_pinned(world: World) -> Iterator[Hit]:
     triple = default_triple()
     for group in _pins(world):
@@ -83,8 +74,6 @@ def stack_not_pinned(world: World) -> Iterator[Hit]:
                       f"torch=={triple.torch} torchrec=={triple.torchrec} fbgemm-gpu=={triple.fbgemm}")
 
 
-@RULES.add("EMB304", "image-too-old", "warning",
-           "No torchrec of today is built for that torch: what pip adds fails at import.", PINS)
 def image_too_old(world: World) -> Iterator[Hit]:
     oldest = min(_minor(triple.torch) for triple in load_triples())
     wanted = f"pytorch/pytorch:{default_triple().torch}-cuda13.0-cudnn9-runtime"
@@ -98,34 +87,22 @@ def image_too_old(world: World) -> Iterator[Hit]:
                       f"{wanted}, with torchrec {default_triple().torchrec} and fbgemm-gpu {default_triple().fbgemm}")
 
 
-@RULES.add("EMB305", "image-runs-as-root", "warning",
-           "The container runs as root, and what breaks out of it is root on the node.",
-           "https://docs.docker.com/build/building/best-practices/#user")
 def image_runs_as_root(world: World) -> Iterator[Hit]:
     for dockerfile in _training_images(world):
         users = [one for one in dockerfile.last_stage if one.name == "USER"]
         named = users[-1].text.partition(":")[0] if users else ""
         if named in ("", "root", "0"):
             last = dockerfile.last_stage[-1].place if dockerfile.last_stage else Place(dockerfile.source, 0, 0)
-            yield Hit(users[-1].place if users else last, "the image runs as root", "USER 1000 before ENTRYPOINT")
+            yield Hit(users[-1].place if users else last)
 
 
-@RULES.add("EMB306", "no-efa-in-image", "warning",
-           "A stock image has neither libfabric nor aws-ofi-nccl: NCCL goes over TCP and says nothing.",
-           "https://github.com/aws-samples/awsome-distributed-training/blob/main/1.architectures/efa-cheatsheet.md")
-def no_efa_in_image(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        asks = job.container.amount("vpc.amazonaws.com/efa") or any(n.startswith("FI_") for n in
-                                                                    job.container.environment)
-        image = job.container.image
-        if asks and re.match(r"(?:docker\.io/)?(?:pytorch/pytorch|nvidia/cuda|python):", image.text) and image.place:
-            yield Hit(image.place, f"{image.text} has no libfabric and no aws-ofi-nccl",
-                      "an image with the EFA installer's libfabric and aws-ofi-nccl, such as AWS Deep Learning "
-                      "Containers")
+def no_efa_in_image(job: TrainingJob) -> Iterator[Hit]:
+    asks = job.container.amount("vpc.amazonaws.com/efa") or any(n.startswith("FI_") for n in job.container.environment)
+    image = job.container.image
+    if asks and re.match(r"(?:docker\.io/)?(?:pytorch/pytorch|nvidia/cuda|python):", image.text) and image.place:
+        yield Hit(image.place, f"{image.text} has no libfabric and no aws-ofi-nccl")
 
 
-@RULES.add("EMB307", "secret-in-file", "error",
-           "A secret in a manifest, a script or an image is in the repository, in the API and in every copy.", SECRETS)
 def secret_in_file(world: World) -> Iterator[Hit]:
     found: list[tuple[str, str, Place]] = [(name, value, place) for _, _, name, value, place in set_in_pods(world)]
     found += [one for script in world.files.scripts for command in script.commands for one in command.assignments]
@@ -144,7 +121,6 @@ def secret_in_file(world: World) -> Iterator[Hit]:
                                   "keep it in the cloud's secret store, and revoke this one")
 
 
-@RULES.add("EMB308", "secret-copied-into-image", "error", "Whoever can pull the image has the credentials.", SECRETS)
 def secret_copied_into_image(world: World) -> Iterator[Hit]:
     for dockerfile in world.files.dockerfiles:
         for one in dockerfile.instructions:
@@ -152,29 +128,22 @@ def secret_copied_into_image(world: World) -> Iterator[Hit]:
                 files = [word for word in one.words if not word.startswith("--")][:-1]
                 for word in files:
                     if _SECRET_FILE.search(word):
-                        yield Hit(one.place, f"{word} goes into the image", "RUN --mount=type=secret, or an identity")
+                        yield Hit(one.place, f"{word} goes into the image")
 
 
-@RULES.add("EMB309", "no-such-package", "error", "PyPI has no such package: pip ends with an error.",
-           "https://cloud.google.com/sdk/docs/install")
 def no_such_package(world: World) -> Iterator[Hit]:
     for group in _pins(world):
         for pin in group:
             if pin.name in ("google-cloud-sdk", "gcloud-sdk"):
-                yield Hit(pin.place, f"PyPI has no {pin.name}",
-                          "install gcloud from Google's apt repository or its archive; it is no Python package")
+                yield Hit(pin.place, f"PyPI has no {pin.name}")
 
 
-@RULES.add("EMB310", "docker-small-shm", "warning",
-           "Docker gives a container 64 MB of /dev/shm: several processes on GPUs end in a bus error.",
-           "https://docs.docker.com/reference/cli/docker/container/run/")
-def docker_small_shm(world: World) -> Iterator[Hit]:
-    for command in world.commands:
-        if not command.begins("docker", "run") and not command.begins("podman", "run"):
-            continue
-        several = re.search(r"--nproc[-_]per[-_]node[= ](\S+)", " ".join(command.argv))
-        if command.has("--gpus") and several and several[1] != "1" and not command.has("--shm-size", "--ipc"):
-            yield Hit(command.place, f"{several[1]} processes share 64 MB of /dev/shm", "--shm-size=16g, or --ipc=host")
+def docker_small_shm(command: Command) -> Iterator[Hit]:
+    if not command.begins("docker", "run") and not command.begins("podman", "run"):
+        return
+    several = re.search(r"--nproc[-_]per[-_]node[= ](\S+)", " ".join(command.argv))
+    if command.has("--gpus") and several and several[1] != "1" and not command.has("--shm-size", "--ipc"):
+        yield Hit(command.place, f"{several[1]} processes share 64 MB of /dev/shm")
 
 
 def _pins(world: World) -> Iterator[list[Pin]]:

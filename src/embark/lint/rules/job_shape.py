@@ -6,97 +6,61 @@ import ast
 import re
 from collections.abc import Iterator
 
-from embark.lint.edit import add_key, replace_within, set_scalar
+from embark.lint.edit import add_key, replace_within, set_key, set_scalar
 from embark.lint.job import TrainingJob
-from embark.lint.read import PythonFile
-from embark.lint.rule import Hit, Rules, World
+from embark.lint.pods import Pod
+from embark.lint.read import Document, PythonFile
+from embark.lint.rule import Hit, World
+from embark.lint.shell import Command
 
-RULES = Rules()
-JOB = "https://kubernetes.io/docs/concepts/workloads/controllers/job/"
-FAILURE = "https://kubernetes.io/docs/tasks/job/pod-failure-policy/"
-GRACE_S = {
-    "aws": (120, "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"),
-    "azure": (30, "https://learn.microsoft.com/azure/virtual-machines/spot-vms"),
-    "gcp": (15, "https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms"),
-}
-"""What a spot machine gives a pod before it is gone."""
+GRACE_FIELD = "terminationGracePeriodSeconds"
+GRACE_S = {"aws": 120, "azure": 30, "gcp": 15}
+"""How long a spot machine gives a pod before it is gone: spot-instance-termination-notices of AWS, spot-vms of Azure
+and of Google Cloud."""
 DEFAULT_GRACE_S = 30
 EXIT_PREEMPTED = 75
 
 
-@RULES.add("EMB120", "backoff-by-default", "warning",
-           "With the default of 6 a Job that cannot start is tried seven times before it says so.", JOB)
-def backoff_by_default(world: World) -> Iterator[Hit]:
-    for job in _plain(world):
-        if not job.spec["backoffLimit"]:
-            yield Hit(job.document.place, "backoffLimit is not set: 6 retries, and each counts a preemption",
-                      "backoffLimit: 3, with a podFailurePolicy that does not count preemptions")
+def backoff_by_default(job: TrainingJob) -> Iterator[Hit]:
+    if not job.spec["backoffLimit"]:
+        yield Hit(job.document.place)
 
 
-@RULES.add("EMB121", "no-failure-policy", "warning",
-           "Without a podFailurePolicy an eviction counts as a failure, and a wrong spec is retried to the end.",
-           FAILURE)
-def no_failure_policy(world: World) -> Iterator[Hit]:
-    for job in _plain(world):
-        rules = job.spec.at("podFailurePolicy.rules")
-        told = [condition["type"].text for rule in rules for condition in rule["onPodConditions"]]
-        if "DisruptionTarget" not in told:
-            yield Hit(job.document.place, "a preempted pod counts against backoffLimit",
-                      "podFailurePolicy: Ignore on DisruptionTarget and on exit code 75, FailJob on 64")
+def no_failure_policy(job: TrainingJob) -> Iterator[Hit]:
+    rules = job.spec.at("podFailurePolicy.rules")
+    told = [condition["type"].text for rule in rules for condition in rule["onPodConditions"]]
+    if "DisruptionTarget" not in told:
+        yield Hit(job.document.place)
 
 
-@RULES.add("EMB122", "failure-policy-needs-never", "error",
-           "The API server refuses a podFailurePolicy whose pods have another restartPolicy than Never.", FAILURE,
-           can_fix=True)
-def failure_policy_needs_never(world: World) -> Iterator[Hit]:
-    for job in _plain(world):
-        policy = job.pod.spec["restartPolicy"]
-        if job.spec["podFailurePolicy"] and policy.text != "Never" and policy.place is not None:
-            yield Hit(policy.place, f"podFailurePolicy with restartPolicy: {policy.text} is refused",
-                      "restartPolicy: Never", set_scalar(policy, "Never"))
+def failure_policy_needs_never(job: TrainingJob) -> Iterator[Hit]:
+    policy = job.pod.spec["restartPolicy"]
+    if job.spec["podFailurePolicy"] and policy.text != "Never" and policy.place is not None:
+        yield Hit(policy.place, f"podFailurePolicy with restartPolicy: {policy.text} is refused",
+                  edits=set_scalar(policy, "Never"))
 
 
-@RULES.add("EMB123", "no-restart-policy", "error",
-           "A Job's pods must say restartPolicy: Never or OnFailure; the default, Always, is refused.", JOB,
-           can_fix=True)
-def no_restart_policy(world: World) -> Iterator[Hit]:
-    for pod in world.pods:
-        if pod.document.kind not in ("Job", "CronJob", "JobSet"):
-            continue
-        policy = pod.spec["restartPolicy"]
-        if policy.text not in ("Never", "OnFailure") and pod.spec.place is not None:
-            if pod.document.kind == "JobSet" and not policy:
-                continue  # JobSet's webhook fills it in
-            yield Hit(policy.place or pod.place, f"restartPolicy is {policy.text or 'not set'}", "restartPolicy: Never",
-                      set_scalar(policy, "Never") if policy else add_key(pod.spec, "restartPolicy: Never"))
+def no_restart_policy(pod: Pod) -> Iterator[Hit]:
+    policy = pod.spec["restartPolicy"]
+    if policy.text not in ("Never", "OnFailure") and pod.spec.place is not None:
+        if pod.kind == "JobSet" and not policy:
+            return  # JobSet's webhook fills it in
+        yield Hit(policy.place or pod.place, f"restartPolicy is {policy.text or 'not set'}",
+                  edits=set_key(pod.spec, "restartPolicy", "Never"))
 
 
-@RULES.add("EMB124", "replaced-while-terminating", "warning",
-           "A pod is replaced while the old one still holds its GPUs; `podReplacementPolicy: Failed` waits.",
-           JOB + "#pod-replacement-policy", can_fix=True)
-def replaced_while_terminating(world: World) -> Iterator[Hit]:
-    for job in _plain(world):
-        policy = job.spec["podReplacementPolicy"]
-        # With a podFailurePolicy, Failed is the default and the only value allowed.
-        if policy.text != "Failed" and not job.spec["podFailurePolicy"]:
-            yield Hit(policy.place or job.document.place, "a new pod starts beside the one that is being stopped",
-                      "podReplacementPolicy: Failed",
-                      set_scalar(policy, "Failed") if policy else add_key(job.spec, "podReplacementPolicy: Failed"))
+def replaced_while_terminating(job: TrainingJob) -> Iterator[Hit]:
+    policy = job.spec["podReplacementPolicy"]
+    # With a podFailurePolicy, Failed is the default and the only value allowed.
+    if policy.text != "Failed" and not job.spec["podFailurePolicy"]:
+        yield Hit(policy.place or job.document.place, edits=set_key(job.spec, "podReplacementPolicy", "Failed"))
 
 
-@RULES.add("EMB125", "never-cleaned-up", "warning",
-           "A finished Job and its pods stay for good, and the same name cannot be applied again.",
-           "https://kubernetes.io/docs/concepts/workloads/controllers/ttlafterfinished/", can_fix=True)
-def never_cleaned_up(world: World) -> Iterator[Hit]:
-    for job in _plain(world):
-        if job.kind == "Job" and not job.spec["ttlSecondsAfterFinished"]:
-            yield Hit(job.document.place, "nothing removes the Job once it is done", "ttlSecondsAfterFinished: 86400",
-                      add_key(job.spec, "ttlSecondsAfterFinished: 86400"))
+def never_cleaned_up(job: TrainingJob) -> Iterator[Hit]:
+    if not job.spec["ttlSecondsAfterFinished"]:
+        yield Hit(job.document.place, edits=add_key(job.spec, "ttlSecondsAfterFinished: 86400"))
 
 
-@RULES.add("EMB126", "stop-counts-as-success", "error",
-           "A SIGTERM handler that exits with 0 tells the Job that this index is done: it completes untrained.", JOB,
-           can_fix=True)
 def stop_counts_as_success(world: World) -> Iterator[Hit]:
     fix = f"save, then exit with {EXIT_PREEMPTED}, which the podFailurePolicy ignores"
     for file in world.files.pythons:
@@ -111,53 +75,36 @@ def stop_counts_as_success(world: World) -> Iterator[Hit]:
             yield Hit(command.place, "the trap ends the script with 0 on SIGTERM: the Job counts it as done", fix)
 
 
-@RULES.add("EMB127", "grace-by-default", "warning",
-           "A pod that is stopped is killed after 30 s, however long its last save takes.",
-           "https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination", can_fix=True)
-def grace_by_default(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        node = job.pod.spec["terminationGracePeriodSeconds"]
-        if not job.pod.is_whole or not job.gpus or (job.is_spot and job.cloud in ("gcp", "azure") and node):
-            continue
-        if not node or (node.whole or DEFAULT_GRACE_S) < DEFAULT_GRACE_S:
-            have = f"{node.text} s" if node else f"the default of {DEFAULT_GRACE_S} s"
-            longest = GRACE_S[job.cloud][0] if job.cloud and job.is_spot else 120
-            setting = f"terminationGracePeriodSeconds: {longest}"
-            yield Hit(node.place or job.place, f"a last checkpoint has {have}", setting,
-                      set_scalar(node, str(longest)) if node else add_key(job.pod.spec, setting))
+def grace_by_default(job: TrainingJob) -> Iterator[Hit]:
+    node = job.pod.spec[GRACE_FIELD]
+    if not job.pod.is_whole or not job.gpus or (job.is_spot and job.cloud in ("gcp", "azure") and node):
+        return
+    if not node or (node.whole or DEFAULT_GRACE_S) < DEFAULT_GRACE_S:
+        have = f"{node.text} s" if node else f"the default of {DEFAULT_GRACE_S} s"
+        longest = GRACE_S[job.cloud] if job.cloud and job.is_spot else 120
+        yield Hit(node.place or job.place, f"a last checkpoint has {have}", f"{GRACE_FIELD}: {longest}",
+                  set_key(job.pod.spec, GRACE_FIELD, str(longest)))
 
 
-@RULES.add("EMB128", "grace-beyond-the-cloud", "warning",
-           "A spot machine is gone sooner than the grace period ends: the save is cut off.", GRACE_S["gcp"][1],
-           can_fix=True)
-def grace_beyond_the_cloud(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        node = job.pod.spec["terminationGracePeriodSeconds"]
-        if not job.is_spot or job.cloud not in GRACE_S:
-            continue
-        longest, _ = GRACE_S[job.cloud]
-        asked = node.whole if node else DEFAULT_GRACE_S
-        if asked is not None and asked > longest:
-            said = f"{asked} s" if node else f"the default of {asked} s"
-            yield Hit(node.place or job.place, f"the pod counts on {said} and a spot machine of {job.cloud} gives "
-                      f"{longest} s", f"terminationGracePeriodSeconds: {longest}, and save often enough",
-                      set_scalar(node, str(longest)) if node else
-                      add_key(job.pod.spec, f"terminationGracePeriodSeconds: {longest}"))
+def grace_beyond_the_cloud(job: TrainingJob) -> Iterator[Hit]:
+    node = job.pod.spec[GRACE_FIELD]
+    if not job.is_spot or job.cloud not in GRACE_S:
+        return
+    longest = GRACE_S[job.cloud]
+    asked = node.whole if node else DEFAULT_GRACE_S
+    if asked is not None and asked > longest:
+        said = f"{asked} s" if node else f"the default of {asked} s"
+        yield Hit(node.place or job.place,
+                  f"the pod counts on {said} and a spot machine of {job.cloud} gives {longest} s",
+                  f"{GRACE_FIELD}: {longest}, and save often enough",
+                  set_key(job.pod.spec, GRACE_FIELD, str(longest)))
 
 
-@RULES.add("EMB129", "no-gang", "warning",
-           "Pods start one by one as room comes free: half a job holds its GPUs and waits for the other half.",
-           "https://kueue.sigs.k8s.io/docs/overview/")
-def no_gang(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        if job.is_distributed and job.gpus and not _is_gang(job):
-            yield Hit(job.document.place, f"{job.num_nodes} pods are not scheduled together",
-                      "label kueue.x-k8s.io/queue-name: QUEUE on the object, with Kueue in the cluster")
+def no_gang(job: TrainingJob) -> Iterator[Hit]:
+    if job.is_distributed and job.gpus and not _is_gang(job):
+        yield Hit(job.document.place, f"{job.num_nodes} pods are not scheduled together")
 
 
-@RULES.add("EMB130", "queue-not-given", "warning",
-           "A Job whose queue does not exist stays suspended without a word.",
-           "https://kueue.sigs.k8s.io/docs/tasks/run/jobs/")
 def queue_not_given(world: World) -> Iterator[Hit]:
     queues, clusters = world.of_kind("LocalQueue"), world.of_kind("ClusterQueue")
     for job in world.jobs:
@@ -180,34 +127,20 @@ def queue_not_given(world: World) -> Iterator[Hit]:
                               "given", f"one of: {', '.join(sorted(flavors))}")
 
 
-@RULES.add("EMB131", "old-kueue", "warning", "Kueue serves v1beta2; older versions are on their way out.",
-           "https://kueue.sigs.k8s.io/docs/reference/kueue.v1beta2/", can_fix=True)
-def old_kueue(world: World) -> Iterator[Hit]:
-    for document in world.documents:
-        group, _, version = document.api.partition("/")
-        node = document.root["apiVersion"]
-        if group == "kueue.x-k8s.io" and version in ("v1beta1", "v1alpha1", "v1alpha2") and node.place is not None:
-            yield Hit(node.place, f"{document.kind} is written for {version}", "apiVersion: kueue.x-k8s.io/v1beta2",
-                      set_scalar(node, "kueue.x-k8s.io/v1beta2") if version == "v1beta1" else ())
+def old_kueue(document: Document) -> Iterator[Hit]:
+    group, _, version = document.api.partition("/")
+    node = document.root["apiVersion"]
+    if group == "kueue.x-k8s.io" and version in ("v1beta1", "v1alpha1", "v1alpha2") and node.place is not None:
+        yield Hit(node.place, f"{document.kind} is written for {version}",
+                  edits=set_scalar(node, "kueue.x-k8s.io/v1beta2") if version == "v1beta1" else ())
 
 
-@RULES.add("EMB132", "logs-of-one-pod", "warning",
-           "`kubectl logs job/NAME` follows one pod of many; the rank that failed is another.",
-           "https://kubernetes.io/docs/reference/kubectl/generated/kubectl_logs/")
-def logs_of_one_pod(world: World) -> Iterator[Hit]:
-    for command in world.commands:
-        name = next((word for word in command.argv if re.match(r"jobs?(\.batch)?/", word)), "")
-        if command.begins("kubectl", "logs") and name and not command.has("--all-pods"):
-            job = name.partition("/")[2]
-            yield Hit(command.place, f"this follows one pod of {name}",
-                      f"kubectl logs -f -l batch.kubernetes.io/job-name={job} --prefix --max-log-requests=64")
-
-
-def _plain(world: World) -> Iterator[TrainingJob]:
-    """Kubernetes Jobs by themselves; a JobSet's have policies of their own."""
-    for job in world.jobs:
-        if job.kind in ("Job", "CronJob"):
-            yield job
+def logs_of_one_pod(command: Command) -> Iterator[Hit]:
+    name = next((word for word in command.argv if re.match(r"jobs?(\.batch)?/", word)), "")
+    if command.begins("kubectl", "logs") and name and not command.has("--all-pods"):
+        job = name.partition("/")[2]
+        yield Hit(command.place, f"this follows one pod of {name}",
+                  f"kubectl logs -f -l batch.kubernetes.io/job-name={job} --prefix --max-log-requests=64")
 
 
 def _is_gang(job: TrainingJob) -> bool:
@@ -234,5 +167,3 @@ def _handlers_that_succeed(file: PythonFile) -> Iterator[tuple[str, ast.Call]]:
                 is_zero = not call.args or (isinstance(call.args[0], ast.Constant) and call.args[0].value in (0, None))
                 if name in ("sys.exit", "exit", "quit", "os._exit") and is_zero:
                     yield node.name, call
-
-

@@ -6,17 +6,15 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from embark.lint.edit import add_key, replace_within, set_scalar
+from embark.lint.edit import replace_within, set_key, set_scalar
 from embark.lint.job import TrainingJob
 from embark.lint.pods import Container, Pod
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Rules, World
+from embark.lint.rule import Hit, World
 from embark.lint.source import Edit, Place
 from embark.lint.yaml_nodes import Node
 
-RULES = Rules()
 KUBERNETES = "https://kubernetes.io/docs/"
-TORCHRUN = "https://docs.pytorch.org/docs/stable/elastic/run.html"
 INDEXED = KUBERNETES + "tasks/job/job-with-pod-to-pod-communication/"
 
 _REFERENCE = re.compile(r"(?<!\$)\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
@@ -32,46 +30,35 @@ _SERVICE_VARIABLE = re.compile(r"KUBERNETES_\w+|[A-Z0-9_]+_SERVICE_(?:HOST|PORT)
 _POD_NAME = re.compile(r"^(?P<pod>[a-z0-9]([-a-z0-9]*[a-z0-9])?)(?:\.(?P<service>[a-z0-9][-a-z0-9]*))?(?:\..*)?$")
 
 
-@RULES.add("EMB101", "undefined-variable", "error",
-           "`$(NAME)` that no env entry defines stays literal text, which torchrun refuses: every pod exits at once.",
-           KUBERNETES + "tasks/inject-data-application/define-interdependent-environment-variables/")
-def undefined_variable(world: World) -> Iterator[Hit]:
-    for pod in world.pods:
-        injected = _INJECTED.get(pod.document.kind)
-        for container in pod.containers:
-            if container.has_env_from:
+def undefined_variable(pod: Pod) -> Iterator[Hit]:
+    injected = _INJECTED.get(pod.kind)
+    for container in pod.containers:
+        if container.has_env_from:
+            continue
+        for node, name in _references(container):
+            if (injected is not None and injected.fullmatch(name)) or _SERVICE_VARIABLE.fullmatch(name):
                 continue
-            for node, name in _references(container):
-                if (injected is not None and injected.fullmatch(name)) or _SERVICE_VARIABLE.fullmatch(name):
-                    continue
-                if node.place is not None:
-                    later = " before it is used" if name in container.environment else ""
-                    yield Hit(node.place, f"$({name}) is not defined{later} in container "
-                              f"{container.name.text or 'trainer'}: the program gets the text $({name}) itself",
-                              _define(name, pod))
+            if node.place is not None:
+                later = " before it is used" if name in container.environment else ""
+                yield Hit(node.place, f"$({name}) is not defined{later} in container "
+                          f"{container.name.text or 'trainer'}: the program gets the text $({name}) itself",
+                          _define(name, pod))
 
 
-@RULES.add("EMB102", "rendezvous-variable-unset", "error",
-           "A rendezvous variable that nothing sets is empty in the shell, and torchrun falls back to this pod alone.",
-           TORCHRUN)
-def rendezvous_variable_unset(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        launch = job.launch
-        if launch is None or not launch.is_torchrun or not launch.is_in_shell or not job.is_plain_job:
-            continue
-        if job.container.has_env_from:
-            continue
-        script = " ".join(node.text for node in job.container.argv_nodes)
-        set_here = set(re.findall(r"(?:^|[\s;&|(])(?:export\s+)?([A-Z_]+)=", script))
-        for name in dict.fromkeys(_SHELL_NAMES.findall(" ".join(launch.argv))):
-            if name not in job.container.environment and name not in set_here:
-                yield Hit(job.place, f"${name} is in torchrun's arguments and nothing in the manifest sets it",
-                          f"set {name} among the container's env, or write the value")
+def rendezvous_variable_unset(job: TrainingJob) -> Iterator[Hit]:
+    launch = job.launch
+    if launch is None or not launch.is_torchrun or not launch.is_in_shell or not job.is_plain_job:
+        return
+    if job.container.has_env_from:
+        return
+    script = " ".join(node.text for node in job.container.argv_nodes)
+    set_here = set(re.findall(r"(?:^|[\s;&|(])(?:export\s+)?([A-Z_]+)=", script))
+    for name in dict.fromkeys(_SHELL_NAMES.findall(" ".join(launch.argv))):
+        if name not in job.container.environment and name not in set_here:
+            yield Hit(job.place, f"${name} is in torchrun's arguments and nothing in the manifest sets it",
+                      f"set {name} among the container's env, or write the value")
 
 
-@RULES.add("EMB103", "endpoint-not-a-pod-name", "error",
-           "Other pods cannot resolve the rendezvous host: a pod's name is `<pod>.<service>`, and needs `subdomain`.",
-           INDEXED)
 def endpoint_not_a_pod_name(world: World) -> Iterator[Hit]:
     for job, host in _hosts(world):
         match = _POD_NAME.match(host)
@@ -97,58 +84,41 @@ def endpoint_not_a_pod_name(world: World) -> Iterator[Hit]:
                   f"{subdomain or job.document.name} in the pod and a headless Service of that name")
 
 
-@RULES.add("EMB104", "not-indexed", "error",
-           "Without `completionMode: Indexed` pods have random names and no index: no host to meet at, no rank.",
-           INDEXED, can_fix=True)
-def not_indexed(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        if job.is_plain_job and job.is_distributed and job.launch and job.launch.is_torchrun and not job.is_indexed:
-            mode = job.spec["completionMode"]
-            yield Hit(_at(job.num_pods_node, job), f"{job.num_nodes} pods are to meet, and none has a fixed name",
-                      "completionMode: Indexed beside parallelism",
-                      set_scalar(mode, "Indexed") if mode else add_key(job.spec, "completionMode: Indexed"))
+def not_indexed(job: TrainingJob) -> Iterator[Hit]:
+    if job.is_plain_job and job.is_distributed and job.launch and job.launch.is_torchrun and not job.is_indexed:
+        yield Hit(_at(job.num_pods_node, job), f"{job.num_nodes} pods are to meet, and none has a fixed name",
+                  edits=set_key(job.spec, "completionMode", "Indexed"))
 
 
-@RULES.add("EMB105", "service-not-given", "warning",
-           "The pods' subdomain needs a headless Service of that name; where there is none, no pod's name resolves.",
-           INDEXED)
-def service_not_given(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        if not job.is_plain_job or job.kind == "JobSet" or not job.is_distributed or _service(world, job) is not None:
-            continue
-        if job.launch is None or not job.launch.is_torchrun:
-            continue
-        name = _subdomain(job) or job.document.name
-        elsewhere = [one for one in world.of_kind("Service") if one.name == name]
-        why = f"is in namespace {elsewhere[0].namespace}, the pods in {job.document.namespace}" if elsewhere else \
-            "is not among the files given"
-        yield Hit(_at(job.pod.spec["subdomain"], job), f"the headless Service {name} {why}",
-                  f"a Service {name} with clusterIP: None, publishNotReadyAddresses: true and selector "
-                  f"batch.kubernetes.io/job-name: {job.document.name}; subdomain: {name} in the pod")
+def service_not_given(job: TrainingJob, world: World) -> Iterator[Hit]:
+    if not job.is_plain_job or job.kind == "JobSet" or not job.is_distributed or _service(world, job) is not None:
+        return
+    if job.launch is None or not job.launch.is_torchrun:
+        return
+    name = _subdomain(job) or job.document.name
+    elsewhere = [one for one in world.of_kind("Service") if one.name == name]
+    why = f"is in namespace {elsewhere[0].namespace}, the pods in {job.document.namespace}" if elsewhere else \
+        "is not among the files given"
+    yield Hit(_at(job.pod.spec["subdomain"], job), f"the headless Service {name} {why}",
+              f"a Service {name} with clusterIP: None, publishNotReadyAddresses: true and selector "
+              f"batch.kubernetes.io/job-name: {job.document.name}; subdomain: {name} in the pod")
 
 
-@RULES.add("EMB106", "service-not-headless", "error",
-           "A Service with a cluster IP gives pods no names of their own, so the rendezvous host does not resolve.",
-           KUBERNETES + "concepts/services-networking/service/#headless-services", can_fix=True)
 def service_not_headless(world: World) -> Iterator[Hit]:
     for job, service in _services(world):
         address = service.root.at("spec.clusterIP")
         if address.text != "None":
             yield Hit(_at(address, job, service), f"{service.name} is the pods' subdomain and is not headless",
-                      "clusterIP: None",
-                      set_scalar(address, "None") if address else add_key(service.root["spec"], "clusterIP: None"))
+                      edits=set_key(service.root["spec"], "clusterIP", "None"))
 
 
-@RULES.add("EMB107", "not-ready-addresses", "error",
-           "Pods must find each other before they are Ready; without `publishNotReadyAddresses` their names do not "
-           "resolve yet.", KUBERNETES + "concepts/services-networking/dns-pod-service/", can_fix=True)
 def not_ready_addresses(world: World) -> Iterator[Hit]:
     fix = "publishNotReadyAddresses: true"
     for job, service in _services(world):
         node = service.root.at("spec.publishNotReadyAddresses")
         if node.value is not True:
             yield Hit(_at(node, job, service), f"{service.name} names only pods that are Ready already", fix,
-                      set_scalar(node, "true") if node else add_key(service.root["spec"], fix))
+                      set_key(service.root["spec"], "publishNotReadyAddresses", "true"))
     for document in world.of_kind("JobSet"):
         node = document.root.at("spec.network.publishNotReadyAddresses")
         if node.value is False and node.place is not None:
@@ -156,9 +126,6 @@ def not_ready_addresses(world: World) -> Iterator[Hit]:
                       set_scalar(node, "true"))
 
 
-@RULES.add("EMB108", "service-selects-nothing", "error",
-           "The headless Service selects labels that the pods do not have, so no pod's name resolves.",
-           KUBERNETES + "concepts/services-networking/service/")
 def service_selects_nothing(world: World) -> Iterator[Hit]:
     for job, service in _services(world):
         given = {"batch.kubernetes.io/job-name": job.document.name, "job-name": job.document.name}
@@ -171,124 +138,90 @@ def service_selects_nothing(world: World) -> Iterator[Hit]:
                       f"selector: {{batch.kubernetes.io/job-name: {job.document.name}}}")
 
 
-@RULES.add("EMB109", "nnodes-differs", "error",
-           "torchrun waits for as many nodes as `--nnodes` says; with another number of pods it waits until it times "
-           "out.", TORCHRUN, can_fix=True)
-def nnodes_differs(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        launch, num_pods = job.launch, job.num_pods
-        if launch is None or not launch.is_torchrun or launch.nnodes is None or num_pods is None:
-            continue
-        low, high = launch.nnodes
-        if low <= num_pods <= high:
-            continue
-        written = launch.options["nnodes"]
-        completions = job.spec["completions"].whole
-        edits = () if completions not in (None, num_pods) else _nnodes_edits(job, written, num_pods)
-        what = "numNodes" if job.kind == "TrainJob" else "replicas" if job.kind == "PyTorchJob" else "parallelism"
-        yield Hit(_argument(job, f"nnodes={written}", "nnodes"),
-                  f"{what} makes {num_pods} pods and --nnodes={written} waits for {written}",
-                  f"--nnodes={num_pods}, from the same number as {what}", edits)
+def nnodes_differs(job: TrainingJob) -> Iterator[Hit]:
+    launch, num_pods = job.launch, job.num_pods
+    if launch is None or not launch.is_torchrun or launch.nnodes is None or num_pods is None:
+        return
+    low, high = launch.nnodes
+    if low <= num_pods <= high:
+        return
+    written = launch.options["nnodes"]
+    completions = job.spec["completions"].whole
+    edits = () if completions not in (None, num_pods) else _nnodes_edits(job, written, num_pods)
+    what = "numNodes" if job.kind == "TrainJob" else "replicas" if job.kind == "PyTorchJob" else "parallelism"
+    yield Hit(_argument(job, f"nnodes={written}", "nnodes"),
+              f"{what} makes {num_pods} pods and --nnodes={written} waits for {written}",
+              f"--nnodes={num_pods}, from the same number as {what}", edits)
 
 
-@RULES.add("EMB110", "completions-differ", "error",
-           "All ranks run at once: with more completions than parallelism some never start, with fewer the Job is done "
-           "too soon.", KUBERNETES + "concepts/workloads/controllers/job/", can_fix=True)
-def completions_differ(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        if not job.is_plain_job or not job.is_distributed:
-            continue
-        completions, parallelism = job.spec["completions"], job.spec["parallelism"]
-        each = parallelism.whole if parallelism else 1
-        if each is None or (completions and completions.whole is None):
-            continue
-        if (not completions and job.is_indexed) or (completions and completions.whole != each):
-            yield Hit(_at(completions, job), f"completions is {completions.text or 'not set'} and parallelism {each}",
-                      f"completions: {each}",
-                      set_scalar(completions, str(each)) if completions else add_key(job.spec, f"completions: {each}"))
+def completions_differ(job: TrainingJob) -> Iterator[Hit]:
+    if not job.is_plain_job or not job.is_distributed:
+        return
+    completions, parallelism = job.spec["completions"], job.spec["parallelism"]
+    each = parallelism.whole if parallelism else 1
+    if each is None or (completions and completions.whole is None):
+        return
+    if (not completions and job.is_indexed) or (completions and completions.whole != each):
+        yield Hit(_at(completions, job), f"completions is {completions.text or 'not set'} and parallelism {each}",
+                  f"completions: {each}", set_key(job.spec, "completions", str(each)))
 
 
-@RULES.add("EMB111", "scaled-without-nnodes", "warning",
-           "A change of parallelism alone leaves `--nnodes` as it was, and torchrun waits for the old number.",
-           TORCHRUN)
-def scaled_without_nnodes(world: World) -> Iterator[Hit]:
-    for document in world.documents:
-        spec = document.root["spec"]
-        node = spec["parallelism"]
-        if node.place is None or spec["template"] or document.kind not in ("", "Job"):
-            continue
-        yield Hit(node.place, f"this sets parallelism to {node.text} and says nothing of the command's --nnodes",
-                  f"set --nnodes={node.text} in the same change")
+def scaled_without_nnodes(document: Document) -> Iterator[Hit]:
+    spec = document.root["spec"]
+    node = spec["parallelism"]
+    if node.place is None or spec["template"] or document.kind not in ("", "Job"):
+        return
+    yield Hit(node.place, f"this sets parallelism to {node.text} and says nothing of the command's --nnodes",
+              f"set --nnodes={node.text} in the same change")
 
 
-@RULES.add("EMB112", "no-is-host", "warning",
-           "c10d guesses the host by comparing names and addresses; where the guess fails on every pod, all wait.",
-           TORCHRUN)
 def no_is_host(world: World) -> Iterator[Hit]:
     for job in _c10d(world):
         assert job.launch is not None
         if "is_host" not in job.launch.options.get("rdzv-conf", ""):
-            yield Hit(_argument(job, "rdzv", "rdzv"), "no pod is told that it is the rendezvous host",
-                      "--rdzv-conf=is_host=true on the pod with JOB_COMPLETION_INDEX 0, is_host=false on the others")
+            yield Hit(_argument(job, "rdzv", "rdzv"))
 
 
-@RULES.add("EMB113", "no-rendezvous-id", "warning",
-           "Without `--rdzv-id` all jobs share the id `none`: one that meets an older job's store joins it.", TORCHRUN)
 def no_rendezvous_id(world: World) -> Iterator[Hit]:
     for job in _c10d(world):
         assert job.launch is not None
         if "rdzv-id" not in job.launch.options:
-            yield Hit(_argument(job, "rdzv", "rdzv"), "the rendezvous has no id of its own",
-                      f"--rdzv-id={job.document.name}")
+            yield Hit(_argument(job, "rdzv", "rdzv"), fix=f"--rdzv-id={job.document.name}")
 
 
-@RULES.add("EMB114", "no-max-restarts", "warning",
-           "With torchrun's default of 0 restarts one failed process ends its pod, and the others wait for it.",
-           TORCHRUN)
 def no_max_restarts(world: World) -> Iterator[Hit]:
     for job in _c10d(world):
         assert job.launch is not None
         if job.kind != "JobSet" and "max-restarts" not in job.launch.options:
-            yield Hit(_argument(job, "rdzv", "rdzv"), "one failed process ends its pod: --max-restarts is 0",
-                      "--max-restarts=3")
+            yield Hit(_argument(job, "rdzv", "rdzv"))
 
 
-@RULES.add("EMB115", "endpoint-is-local", "error",
-           "Every pod meets only itself at a local or missing endpoint, so no job of several nodes begins.", TORCHRUN)
-def endpoint_is_local(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        launch = job.launch
-        if launch is None or not launch.is_torchrun or not job.is_plain_job or (launch.nnodes or (1, 1))[1] < 2:
-            continue
-        host = launch.endpoint_host
-        if "standalone" in launch.options or host in ("", "localhost", "127.0.0.1", "0.0.0.0", "::1"):
-            why = "--standalone" if "standalone" in launch.options else f"the endpoint {host or 'is not set'}"
-            yield Hit(_argument(job, "nnodes", "nnodes"), f"{job.num_nodes} nodes are to meet, and {why}",
-                      f"--rdzv-backend=c10d --rdzv-endpoint={_first_pod(job)}."
-                      f"{_subdomain(job) or job.document.name}:29500")
+def endpoint_is_local(job: TrainingJob) -> Iterator[Hit]:
+    launch = job.launch
+    if launch is None or not launch.is_torchrun or not job.is_plain_job or (launch.nnodes or (1, 1))[1] < 2:
+        return
+    host = launch.endpoint_host
+    if "standalone" in launch.options or host in ("", "localhost", "127.0.0.1", "0.0.0.0", "::1"):
+        why = "--standalone" if "standalone" in launch.options else f"the endpoint {host or 'is not set'}"
+        yield Hit(_argument(job, "nnodes", "nnodes"), f"{job.num_nodes} nodes are to meet, and {why}",
+                  f"--rdzv-backend=c10d --rdzv-endpoint={_first_pod(job)}."
+                  f"{_subdomain(job) or job.document.name}:29500")
 
 
-@RULES.add("EMB116", "one-node-rank", "error",
-           "All pods have the same node rank, so each waits for the others under another's number.", TORCHRUN)
-def one_node_rank(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        rank = job.launch.options.get("node-rank", "") if job.launch else ""
-        if job.is_distributed and job.is_plain_job and rank.isdigit():
-            yield Hit(_argument(job, "node", "node"), f"every pod is node {rank}", "--node-rank=$JOB_COMPLETION_INDEX")
+def one_node_rank(job: TrainingJob) -> Iterator[Hit]:
+    rank = job.launch.options.get("node-rank", "") if job.launch else ""
+    if job.is_distributed and job.is_plain_job and rank.isdigit():
+        yield Hit(_argument(job, "node", "node"), f"every pod is node {rank}")
 
 
-@RULES.add("EMB117", "every-pod-alone", "error",
-           "Without `--nnodes` torchrun takes its pod for the only one: each pod trains a model of its own, as rank 0.",
-           TORCHRUN)
-def every_pod_alone(world: World) -> Iterator[Hit]:
-    for job in world.jobs:
-        launch = job.launch
-        if launch is None or not launch.is_torchrun or not job.is_plain_job or (job.num_pods or 1) < 2:
-            continue
-        meets = launch.endpoint_host not in ("", "localhost", "127.0.0.1")
-        if meets and "nnodes" not in launch.options and not job.container.has_env_from:
-            yield Hit(_argument(job, "torchrun"), f"{job.num_pods} pods, and torchrun expects one node",
-                      f"--nnodes={job.num_pods} --node-rank=$JOB_COMPLETION_INDEX")
+def every_pod_alone(job: TrainingJob) -> Iterator[Hit]:
+    launch = job.launch
+    if launch is None or not launch.is_torchrun or not job.is_plain_job or (job.num_pods or 1) < 2:
+        return
+    meets = launch.endpoint_host not in ("", "localhost", "127.0.0.1")
+    if meets and "nnodes" not in launch.options and not job.container.has_env_from:
+        yield Hit(_argument(job, "torchrun"), f"{job.num_pods} pods, and torchrun expects one node",
+                  f"--nnodes={job.num_pods} --node-rank=$JOB_COMPLETION_INDEX")
 
 
 def _references(container: Container) -> Iterator[tuple[Node, str]]:
@@ -350,7 +283,7 @@ def _first_pod(job: TrainingJob) -> str:
 
 
 def _define(name: str, pod: Pod) -> str:
-    if name == "MASTER_ADDR" and pod.document.kind == "Job":
+    if name == "MASTER_ADDR" and pod.kind == "Job":
         service = pod.spec["subdomain"].text or pod.document.name
         return (f"env MASTER_ADDR: {pod.document.name}-0.{service}, with subdomain: {service} and a headless Service "
                 f"{service}")

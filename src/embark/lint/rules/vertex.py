@@ -11,15 +11,10 @@ from embark.errors import nearest
 from embark.lint.edit import replace_within
 from embark.lint.launch import launch_of_words
 from embark.lint.read import PythonFile
-from embark.lint.rule import Hit, Rules, World
-from embark.lint.shell import Word
+from embark.lint.rule import Hit, World
+from embark.lint.shell import Command, Word
 from embark.lint.source import Edit, Place
 
-RULES = Rules()
-SDK = "https://github.com/googleapis/python-aiplatform/blob/main/google/cloud/aiplatform/jobs.py"
-IMAGES = "https://cloud.google.com/vertex-ai/docs/training/pre-built-containers"
-COMPUTE = "https://cloud.google.com/vertex-ai/docs/training/configure-compute"
-ENUM = "https://cloud.google.com/vertex-ai/docs/reference/rest/v1/MachineSpec#AcceleratorType"
 ACCELERATORS = ("NVIDIA_TESLA_T4", "NVIDIA_TESLA_V100", "NVIDIA_TESLA_P100", "NVIDIA_TESLA_P4", "NVIDIA_TESLA_A100",
                 "NVIDIA_A100_80GB", "NVIDIA_L4", "NVIDIA_H100_80GB", "NVIDIA_H100_MEGA_80GB", "NVIDIA_H200_141GB",
                 "NVIDIA_B200", "NVIDIA_GB200", "NVIDIA_RTX_PRO_6000", "TPU_V2", "TPU_V3", "TPU_V4_POD",
@@ -44,19 +39,13 @@ class Pool:
     """A local script that Vertex runs with `python`."""
 
 
-@RULES.add("EMB701", "no-staging-bucket", "error",
-           "A job from a local script is uploaded first: without a staging_bucket it raises before it starts.", SDK)
-def no_staging_bucket(world: World) -> Iterator[Hit]:
-    for file in world.files.pythons:
-        starts = [call for call in file.calls("aiplatform.init") if "staging_bucket" in _keywords(call)]
-        for call in file.calls("CustomJob.from_local_script", "CustomTrainingJob"):
-            if not starts and "staging_bucket" not in _keywords(call):
-                yield Hit(file.place(call.func), "RuntimeError: staging_bucket should be passed",
-                          'aiplatform.init(project=…, location=…, staging_bucket="gs://BUCKET")')
+def no_staging_bucket(file: PythonFile) -> Iterator[Hit]:
+    starts = [call for call in file.calls("aiplatform.init") if "staging_bucket" in _keywords(call)]
+    for call in file.calls("CustomJob.from_local_script", "CustomTrainingJob"):
+        if not starts and "staging_bucket" not in _keywords(call):
+            yield Hit(file.place(call.func))
 
 
-@RULES.add("EMB702", "no-such-training-image", "error",
-           "Vertex's images carry the Python version in their names; without it there is no such image.", IMAGES)
 def no_such_training_image(world: World) -> Iterator[Hit]:
     for text, place in _texts(world):
         match = _PREBUILT.search(text)
@@ -64,8 +53,6 @@ def no_such_training_image(world: World) -> Iterator[Hit]:
             yield Hit(place, f"there is no image {match[1]}", f"{match[1]}.py310, or an image of your own by digest")
 
 
-@RULES.add("EMB703", "one-process-a-replica", "error",
-           "Vertex runs the command once in each replica: one process, one GPU, and the others stand idle.", COMPUTE)
 def one_process_a_replica(world: World) -> Iterator[Hit]:
     for pool in _pools(world):
         launch = launch_of_words([Word(word, pool.place) for word in pool.command])
@@ -76,9 +63,6 @@ def one_process_a_replica(world: World) -> Iterator[Hit]:
                       "--node-rank=$RANK --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT")
 
 
-@RULES.add("EMB704", "command-of-one-word", "error",
-           "--command is a list with commas: with a blank it is one program of that name, and is not found.",
-           "https://cloud.google.com/sdk/gcloud/reference/ai/custom-jobs/create", can_fix=True)
 def command_of_one_word(world: World) -> Iterator[Hit]:
     for command in world.commands:
         value = command.flag("--command") or ""
@@ -93,20 +77,14 @@ def command_of_one_word(world: World) -> Iterator[Hit]:
                     yield Hit(first.place, f"the program would be {first.text!r}", f"{first.text.split()}")
 
 
-@RULES.add("EMB705", "old-role", "error",
-           "roles/ml.developer is of AI Platform, which is gone: Vertex still answers `Permission denied`.",
-           "https://cloud.google.com/vertex-ai/docs/general/access-control", can_fix=True)
-def old_role(world: World) -> Iterator[Hit]:
-    for command in world.commands:
-        role = command.flag("--role") or ""
-        if command.name == "gcloud" and re.fullmatch(r"roles/ml\.(developer|admin|viewer|jobOwner)", role):
-            place = command.value_place("--role")
-            yield Hit(place, f"{role} gives nothing in Vertex AI", "--role=roles/aiplatform.user",
-                      replace_within(place, role, "roles/aiplatform.user"))
+def old_role(command: Command) -> Iterator[Hit]:
+    role = command.flag("--role") or ""
+    if command.name == "gcloud" and re.fullmatch(r"roles/ml\.(developer|admin|viewer|jobOwner)", role):
+        place = command.value_place("--role")
+        yield Hit(place, f"{role} gives nothing in Vertex AI",
+                  edits=replace_within(place, role, "roles/aiplatform.user"))
 
 
-@RULES.add("EMB706", "unknown-accelerator", "error", "Vertex knows no accelerator of that name: the job is refused.",
-           ENUM)
 def unknown_accelerator(world: World) -> Iterator[Hit]:
     for pool in _pools(world):
         if pool.accelerator and pool.accelerator not in ACCELERATORS and "$" not in pool.accelerator:
@@ -116,17 +94,12 @@ def unknown_accelerator(world: World) -> Iterator[Hit]:
                       f"one of: {', '.join(near)}" if near else nearest(pool.accelerator, ACCELERATORS))
 
 
-@RULES.add("EMB707", "tpu-not-for-training", "warning",
-           "Vertex trains on TPU v2, v3, v5e and v6e; `cloud-tpu` with v4 is in none of its lists.", COMPUTE)
 def tpu_not_for_training(world: World) -> Iterator[Hit]:
     for pool in _pools(world):
         if pool.accelerator == "TPU_V4_POD":
-            yield Hit(pool.place, f"{pool.machine_type or 'a machine'} with TPU_V4_POD",
-                      'machine_type="ct5lp-hightpu-4t" or "ct6e-standard-4t", with tpu_topology')
+            yield Hit(pool.place, f"{pool.machine_type or 'a machine'} with TPU_V4_POD")
 
 
-@RULES.add("EMB708", "gpus-do-not-fit-vertex-machine", "error",
-           "The machine type has its number of GPUs built in: another count is refused.", COMPUTE)
 def gpus_do_not_fit_vertex_machine(world: World) -> Iterator[Hit]:
     for pool in _pools(world):
         machine = world.machine(pool.machine_type)
@@ -135,13 +108,11 @@ def gpus_do_not_fit_vertex_machine(world: World) -> Iterator[Hit]:
                       f"accelerator count {machine.num_gpus}")
 
 
-@RULES.add("EMB709", "training-image-not-pinned", "warning",
-           "The tag names another image tomorrow: a replica that starts later runs other code.", IMAGES)
 def training_image_not_pinned(world: World) -> Iterator[Hit]:
     for text, place in _texts(world):
         image = re.search(r"[\w.-]+(?:/[\w.-]+)*/(?:training/)[\w.-]+:latest\b", text)
         if image is not None:
-            yield Hit(place, f"{image[0]} is not one image", "an image of your own, by digest")
+            yield Hit(place, f"{image[0]} is not one image")
 
 
 def _pools(world: World) -> Iterator[Pool]:
@@ -170,8 +141,7 @@ def _pools(world: World) -> Iterator[Pool]:
 def _python_pools(file: PythonFile) -> Iterator[Pool]:
     is_script = bool(file.calls("CustomJob.from_local_script", "CustomTrainingJob"))
     for _, call in file.all_calls:
-        values = {name: str(value.value) for name, value in _keywords(call).items()
-                  if isinstance(value, ast.Constant)}
+        values = {name: str(value.value) for name, value in _keywords(call).items() if isinstance(value, ast.Constant)}
         if "accelerator_type" in values and "machine_type" in values:
             place = next(file.place(key.value) for key in call.keywords if key.arg == "accelerator_type")
             yield _pool(place, values, (), is_script=is_script)

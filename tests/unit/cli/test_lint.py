@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from embark.cli.console import Console
-from embark.cli.lint import lint, show_rules
+from embark.cli.lint import lint
 from embark.errors import ExitCode, UserError
 from embark.lint.rules import ALL_RULES
 
@@ -30,31 +30,31 @@ def guide(tmp_path):
     return path
 
 
-def test_a_finding_is_told_with_its_place_what_happens_and_the_fix(capsys, guide):
-    assert lint(Console(), [guide]) == ExitCode.OTHER
+def test_a_finding_has_its_place_what_happens_and_the_fix(capsys, guide):
+    assert lint(guide) == ExitCode.OTHER
     out = capsys.readouterr().out
     assert f"{guide}:17: error EMB201 container-not-pytorch\n    the first container of Worker is named torchrec\n" \
            "    fix: name: pytorch" in out
-    assert "--fix mends" in out.splitlines()[-1]
+    assert "--fix fixes" in out.splitlines()[-1]
 
 
 def test_warnings_alone_do_not_fail(capsys):
-    assert lint(Console(), [FIXTURES / "accepted"]) == ExitCode.DONE
+    assert lint(FIXTURES / "accepted") == ExitCode.DONE
     assert "0 errors and" in capsys.readouterr().out
 
 
 def test_clean_files_say_so(capsys):
-    assert lint(Console(), [FIXTURES / "good" / "trainjob.yaml"]) == ExitCode.DONE
+    assert lint(FIXTURES / "good" / "trainjob.yaml") == ExitCode.DONE
     assert capsys.readouterr().out.strip() == "nothing found"
 
 
 def test_quiet_says_the_result_alone(capsys, guide):
-    lint(Console(quiet=True), [guide])
+    lint(guide, console=Console(quiet=True))
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_a_program_gets_json(capsys, guide):
-    assert lint(Console(json=True), [guide]) == ExitCode.OTHER
+    assert lint(guide, console=Console(json=True)) == ExitCode.OTHER
     answer = json.loads(capsys.readouterr().out)
     one = next(row for row in answer["findings"] if row["code"] == "EMB201")
     assert (one["line"], one["level"], one["can_fix"], one["path"]) == (17, "error", True, str(guide))
@@ -64,35 +64,35 @@ def test_a_program_gets_json(capsys, guide):
 
 def test_a_dry_run_shows_the_difference_and_changes_nothing(capsys, guide):
     before = guide.read_bytes()
-    assert lint(Console(), [guide], fix=True, dry_run=True) == ExitCode.OTHER
+    assert lint(guide, fix=True, dry_run=True) == ExitCode.OTHER
     out = capsys.readouterr().out
     assert "-          - name: torchrec\n+          - name: pytorch\n" in out
-    assert "would mend" in out
+    assert "would fix" in out
     assert guide.read_bytes() == before
 
 
 def test_a_fix_is_written_with_the_file_s_own_rights(capsys, guide):
-    lint(Console(), [guide], fix=True)
+    lint(guide, fix=True)
     assert "name: pytorch" in guide.read_text()
     assert guide.stat().st_mode & 0o777 == 0o640
-    assert "mended" in capsys.readouterr().out
-    lint(Console(json=True), [guide])
+    assert "fixed" in capsys.readouterr().out
+    lint(guide, console=Console(json=True))
     assert "EMB201" not in [row["code"] for row in json.loads(capsys.readouterr().out)["findings"]]
 
 
 def test_a_link_stays_a_link(tmp_path, guide):
     link = tmp_path / "link.yaml"
     link.symlink_to(guide)
-    lint(Console(quiet=True), [link], fix=True)
+    lint(link, fix=True, console=Console(quiet=True))
     assert link.is_symlink()
     assert "name: pytorch" in guide.read_text()
 
 
-def test_a_fix_leaves_no_error_where_all_can_be_mended(capsys, tmp_path):
+def test_a_fix_leaves_no_error_where_all_can_be_fixed(capsys, tmp_path):
     shutil.copy(FIXTURES / "faulty" / "scaled_by_half.yaml", tmp_path)
-    assert lint(Console(), [tmp_path]) == ExitCode.OTHER
-    assert lint(Console(), [tmp_path], fix=True) == ExitCode.DONE
-    assert lint(Console(), [tmp_path]) == ExitCode.DONE
+    assert lint(tmp_path) == ExitCode.OTHER
+    assert lint(tmp_path, fix=True) == ExitCode.DONE
+    assert lint(tmp_path) == ExitCode.DONE
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_fix_leaves_no_error_where_all_can_be_mended(capsys, tmp_path):
     ],
 )
 def test_rules_are_chosen_by_code_name_or_beginning(capsys, guide, select, ignore, found):
-    lint(Console(json=True), [guide], select=select, ignore=ignore)
+    lint(guide, select=select, ignore=ignore, console=Console(json=True))
     assert {row["code"] for row in json.loads(capsys.readouterr().out)["findings"]} == found
 
 
@@ -121,10 +121,10 @@ def test_rules_are_chosen_by_code_name_or_beginning(capsys, guide, select, ignor
 )
 def test_a_mistake_of_the_user_is_said_with_its_fix(paths, options, what):
     with pytest.raises(UserError) as error:
-        lint(Console(), [Path(path) for path in paths], **options)
+        lint(*map(Path, paths), **options)
     assert what in str(error.value)
 
 
 def test_all_rules_can_be_listed(capsys):
-    assert show_rules(Console(json=True)) == ExitCode.DONE
+    assert lint(rules=True, console=Console(json=True)) == ExitCode.DONE
     assert [row["code"] for row in json.loads(capsys.readouterr().out)] == [rule.code for rule in ALL_RULES]
