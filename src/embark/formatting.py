@@ -1,4 +1,4 @@
-"""How figures and other people's text are written for a person to read."""
+"""Numbers, sizes, durations, dollars and plurals for people, and other people's text made safe to print."""
 
 from __future__ import annotations
 
@@ -78,8 +78,20 @@ def format_duration(seconds: Any) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600:02d} h"
 
 
+def format_usd(value: Any) -> str:
+    """`$0.032`, `$4.10`, `$1,234`"""
+    read = to_finite(value)
+    if read is None:
+        return MISSING
+    if 0 < read < 0.001:
+        return "< $0.001"
+    if 0 < read < 0.0995:
+        return f"${read:.2g}"
+    return f"${read:,.2f}" if abs(read) < 1000 else f"${read:,.0f}"
+
+
 def format_clock(seconds: Any) -> str:
-    """`2:05`, `1:02:05`: a time that counts down in one place."""
+    """`2:05`, `1:02:05`: fixed width, for a countdown."""
     read = to_finite(seconds)
     if read is None:
         return "-:--"
@@ -94,17 +106,17 @@ def pluralize(num: int, noun: str) -> str:
 
 
 def strip_control_chars(text: object) -> str:
-    """Text from outside, without what would move the cursor, colour the screen or turn it around."""
+    """Text from outside, without what would move the cursor, color the screen or reverse its direction."""
     return "".join(map(_visible, str(text).replace("\r\n", "\n")))
 
 
 def to_one_line(text: object) -> str:
-    """The same on one line."""
+    """`strip_control_chars` on one line."""
     return " ".join(strip_control_chars(text).split())
 
 
 def to_encoding(text: str, encoding: str) -> str:
-    """The same in letters that the stream can carry."""
+    """Text in characters that the stream can encode."""
     if encoding.lower().replace("-", "").startswith("utf"):
         return text
     return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)

@@ -1,48 +1,42 @@
-"""A file is short and about what its name says; one place prints."""
+"""The package's layout: short files named for their subject, packages that say what they are for, one place that prints."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "embark"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 400
+TOP_LEVEL = {"__init__.py", "__main__.py", "errors.py", "formatting.py"}
 VAGUE = {"utils", "util", "common", "helpers", "helper", "misc"}
 MAY_PRINT = {"cli/console.py", "events/sinks/terminal.py", "stack/versions.py"}
-"""stack.py is also a script that runs before rich is installed."""
+"""stack/versions.py is also a script that runs before rich is installed."""
 
 
 def name_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_no_file_is_longer_than_one_reads_at_once(path: Path):
-    num_lines = len(path.read_text().splitlines())
-    assert num_lines <= MAX_LINES, f"{name_of(path)} has {num_lines} lines: split it by subject"
+def test_every_file_is_short_and_named_for_its_subject():
+    too_long = {name_of(path): num for path in SOURCES if (num := len(path.read_text().splitlines())) > MAX_LINES}
+    assert not too_long, "split by subject"
+    assert not [name_of(path) for path in SOURCES if VAGUE & set(path.relative_to(PACKAGE).with_suffix("").parts)]
 
 
-def test_no_module_is_named_for_nothing():
-    vague = [name_of(path) for path in SOURCES if VAGUE & set(path.relative_to(PACKAGE).with_suffix("").parts)]
-    assert not vague
+def test_modules_stand_in_packages_that_say_what_they_are_for():
+    assert {path.name for path in PACKAGE.glob("*.py")} == TOP_LEVEL
+    packages = sorted({path.parent for path in SOURCES})
+    assert not [name_of(package) for package in packages if not (package / "__init__.py").exists()]
+    assert not [name_of(package) for package in packages
+                if not ast.get_docstring(ast.parse((package / "__init__.py").read_text()))]
 
 
-def test_every_room_is_a_package():
-    rooms = {path.parent for path in SOURCES}
-    assert not [name_of(room) for room in sorted(rooms) if not (room / "__init__.py").exists()]
-
-
-@pytest.mark.parametrize("path", [p for p in SOURCES if name_of(p) not in MAY_PRINT], ids=name_of)
-def test_only_the_console_prints(path: Path):
-    printing = [f"{name_of(path)}:{line}" for line in prints(path.read_text())]
-    assert not printing, "hand it to console, or tell it as an event"
-
-
-def test_the_search_for_prints_finds_them():
+def test_only_the_console_prints():
+    found = [f"{name_of(path)}:{line}" for path in SOURCES if name_of(path) not in MAY_PRINT
+             for line in prints(path.read_text())]
+    assert not found, "use the console, or emit an event"
     source = 'import sys\nprint(1)\nsys.stdout.write("x")\nsys.stderr.write("x")\nself.print(2)\nout = sys.stdout\n'
     assert prints(source) == [2, 3, 4]
 

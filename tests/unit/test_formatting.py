@@ -1,10 +1,10 @@
-"""Figures are short and other people's text is harmless."""
+"""Numbers are short and other people's text is harmless."""
 
 import math
 
 import pytest
 
-from embark import formatting as words
+from embark import formatting
 
 
 @pytest.mark.parametrize(
@@ -12,13 +12,13 @@ from embark import formatting as words
     [(0, "0"), (7.25, "7.2"), (950, "950"), (999.7, "1.00 k"), (1234, "1.23 k"), (41_200, "41.2 k"), (412_000, "412 k"),
      (999_960, "1.00 M"), (167_234_561, "167 M"), (4.2e9, "4.20 B"), (5e16, "50,000 T"), (None, "–"), (math.nan, "–")],
 )  # fmt: skip
-def test_short_keeps_three_digits(value, text):
-    assert words.format_si(value) == text
+def test_format_si_keeps_three_digits(value, text):
+    assert formatting.format_si(value) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [(512, "512 B"), (665_600_000, "666 MB"), (1.34e9, "1.34 GB"), (None, "–")])
-def test_size(value, text):
-    assert words.format_bytes(value) == text
+def test_format_bytes(value, text):
+    assert formatting.format_bytes(value) == text
 
 
 @pytest.mark.parametrize(
@@ -26,37 +26,46 @@ def test_size(value, text):
     [(0.312, "0.31 s"), (0.999, "1.0 s"), (12.43, "12.4 s"), (59.97, "1 min 00 s"), (312, "5 min 12 s"),
      (11_100, "3 h 05 min"), (86_400 * 2 + 3 * 3600, "2 d 03 h"), (None, "–"), (math.inf, "–")],
 )  # fmt: skip
-def test_duration(seconds, text):
-    assert words.format_duration(seconds) == text
+def test_format_duration(seconds, text):
+    assert formatting.format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "$0.00"), (0.0004, "< $0.001"), (0.032, "$0.032"), (4.1, "$4.10"), (999.5, "$999.50"), (1234.4, "$1,234"),
+     (None, "–")],
+)
+def test_format_usd(value, text):
+    assert formatting.format_usd(value) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(125, "2:05"), (3725, "1:02:05"), (-3, "0:00"), (None, "-:--")])
-def test_clock(seconds, text):
-    assert words.format_clock(seconds) == text
+def test_format_clock(seconds, text):
+    assert formatting.format_clock(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.79124, "0.7912"), (None, "–"), (math.nan, "NaN"), (math.inf, "inf"), ("0.5", "–"), (True, "–")],
 )
-def test_figure_says_what_is_no_number(value, text):
-    assert words.format_float(value) == text
+def test_format_float_of_what_is_not_a_number(value, text):
+    assert formatting.format_float(value) == text
 
 
-def test_figure_keeps_its_width_where_a_loss_explodes():
-    assert words.format_float(123_456_789.0) == "1.23e+08"
+def test_format_float_keeps_its_width_when_a_loss_explodes():
+    assert formatting.format_float(123_456_789.0) == "1.23e+08"
 
 
-def test_clean_takes_out_what_moves_the_cursor_and_leaves_the_rest():
-    assert words.strip_control_chars("a\x1b[31mb\x07\x9bc\x7f\u202ed\re") == "a[31mbcde"
-    assert words.strip_control_chars("two\r\nlines\tand [red] π") == "two\nlines\tand [red] π"
-    assert words.strip_control_chars("bad \udcff name") == "bad \ufffd name"
+def test_strip_control_chars_leaves_the_rest():
+    assert formatting.strip_control_chars("a\x1b[31mb\x07\x9bc\x7f\u202ed\re") == "a[31mbcde"
+    assert formatting.strip_control_chars("two\r\nlines\tand [red] π") == "two\nlines\tand [red] π"
+    assert formatting.strip_control_chars("bad \udcff name") == "bad \ufffd name"
 
 
-def test_clean_line_is_one_line():
-    assert words.to_one_line("a\n  b\tc") == "a b c"
+def test_to_one_line_is_one_line():
+    assert formatting.to_one_line("a\n  b\tc") == "a b c"
 
 
 def test_text_for_a_stream_without_unicode():
-    assert words.to_encoding("cat_0 … cat_9 × 64 · π", "ascii") == "cat_0 ... cat_9 x 64 - ?"
-    assert words.to_encoding("… π", "UTF-8") == "… π"
+    assert formatting.to_encoding("cat_0 … cat_9 × 64 · π", "ascii") == "cat_0 ... cat_9 x 64 - ?"
+    assert formatting.to_encoding("… π", "UTF-8") == "… π"
