@@ -43,8 +43,10 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         console.error(EmbarkError("stopped by Ctrl-C"))
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # the reader closed the pipe, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit) as error:  # rich turns the first into the second
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader closed the pipe, as `| head` does
         return ExitCode.DONE
 
 

@@ -11,4 +11,5 @@ def completion(shell: Literal["bash", "zsh", "fish"], /, *, console: Console = C
     """Print a completion script for a shell: `source <(embark completion bash)`."""
     from embark.cli.app import app
 
-    console.raw(app.generate_completion(shell=shell))
+    # Without the options, bash would complete no file names.
+    console.raw(app.generate_completion(shell=shell).replace("complete -F", "complete -o bashdefault -o default -F"))

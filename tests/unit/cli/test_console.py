@@ -120,6 +120,13 @@ def test_data_is_json_whatever_it_holds(capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_result_is_rendered_for_a_person_and_dumped_for_a_program(capsys, is_json):
+    Console(json=is_json).show(Thing(Path("x/y"), 0.5), lambda console, thing: console.text(f"at {thing.path}"))
+    out = capsys.readouterr().out
+    assert (json.loads(out) == {"path": "x/y", "loss": 0.5}) if is_json else (out == "at x/y\n")
+
+
 def test_quiet_keeps_results_warnings_and_errors(capsys):
     console = Console(quiet=True)
     console.text("chatter")
@@ -221,6 +228,7 @@ def test_stages_are_a_line_now_and_then_in_a_log_and_nothing_for_programs(capsys
 
 
 def test_importing_it_brings_neither_rich_nor_torch_nor_numpy():
-    code = "import embark.cli.console, sys; print([m for m in ('rich', 'torch', 'numpy', 'pydantic') if m in sys.modules])"
+    code = ("import embark.cli.console, sys; "
+            "print([m for m in ('rich', 'torch', 'numpy', 'pydantic') if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -1,0 +1,30 @@
+"""`embark init` writes a spec, and never overwrites one unasked."""
+
+import json
+
+import pytest
+
+from embark.__main__ import run
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_init_writes_a_spec_and_never_overwrites_one(capsys, tmp_path):
+    assert run(["init", "laptop"]) == 0
+    assert "embark train laptop.toml" in capsys.readouterr().out
+    (tmp_path / "laptop.toml").write_text("mine")
+    assert run(["init", "laptop"]) == 64
+    assert (tmp_path / "laptop.toml").read_text() == "mine"
+    assert run(["init", "laptop", "--force"]) == 0
+    assert "[model]" in (tmp_path / "laptop.toml").read_text()
+
+
+def test_init_writes_where_out_says(capsys, tmp_path):
+    assert run(["init", "quickstart", "--out", "a.toml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": "a.toml", "preset": "quickstart"}
+    assert run(["init", "--out", "-"]) == 0
+    assert capsys.readouterr().out == (tmp_path / "a.toml").read_text()
+    assert run(["init", "--out", "/proc/none/x.toml"]) == 64

@@ -1,0 +1,85 @@
+"""`embark train` as typed: what it writes, what it refuses, and how Ctrl-C ends it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from embark.__main__ import run
+
+SMALL = [
+    "--set", "model.num_tables=3", "--set", "model.rows_per_table=50", "--set", "train.batch_size=64",
+    "--set", "train.num_steps=4", "--set", "data.num_eval_samples=256", "--set", "watch.every=2",
+    "--set", "store.checkpoint_at_end=false", "--set", "place.device=cpu", "--set", "watch.tensorboard=false",
+]
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_train_trains_and_prints_its_auc(capsys, tmp_path):
+    assert run(["train", "laptop", *SMALL]) == 0
+    printed = capsys.readouterr().out
+    assert "AUC" in printed
+    assert "samples/s" in printed
+    for name in ("spec.toml", "plan.txt", "events.jsonl"):
+        assert (tmp_path / "runs" / "laptop" / name).is_file()
+
+
+def test_train_prints_events_as_json_for_programs(capsys):
+    assert run(["train", "laptop", "--json", *SMALL]) == 0
+    kinds = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
+    assert kinds[0] == "start"
+    assert kinds[-1] == "end"
+    assert kinds.count("step") == 2
+
+
+def test_quiet_train_prints_little(capsys):
+    assert run(["train", "laptop", "-q", *SMALL]) == 0
+    assert 0 < len(capsys.readouterr().out.splitlines()) <= 3
+
+
+def test_a_finished_run_is_left_alone_unless_fresh(capsys, tmp_path):
+    run(["train", "laptop", *SMALL])
+    before = (tmp_path / "runs" / "laptop" / "events.jsonl").read_text()
+    capsys.readouterr()
+    assert run(["train", "laptop", *SMALL]) == 0
+    assert "is finished" in capsys.readouterr().out
+    assert (tmp_path / "runs" / "laptop" / "events.jsonl").read_text() == before
+    assert run(["train", "laptop", "--fresh", *SMALL]) == 0
+    assert (tmp_path / "runs" / "laptop-2" / "events.jsonl").is_file()
+
+
+def test_another_model_never_resumes_in_a_run_s_directory(capsys, tmp_path):
+    run(["train", "laptop", *SMALL])
+    before = (tmp_path / "runs" / "laptop" / "spec.toml").read_text()
+    assert run(["train", "laptop", *SMALL, "--set", "model.embedding_dim=32"]) == 64
+    assert "another model.embedding_dim" in capsys.readouterr().err
+    assert (tmp_path / "runs" / "laptop" / "spec.toml").read_text() == before
+
+
+def test_ctrl_c_leaves_a_checkpoint_to_resume_from(tmp_path):
+    words = [*SMALL, "--set", "train.num_steps=100000", "--set", "train.num_epochs=1000"]
+    process = subprocess.Popen([sys.executable, "-m", "embark", "train", "laptop", *words], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    events = tmp_path / "runs" / "laptop" / "events.jsonl"
+    deadline = time.time() + 90
+    while not (events.exists() and '"event": "step"' in events.read_text()) and time.time() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "stopped by SIGINT" in errors
+    assert "Traceback" not in errors
+    kinds = [json.loads(line)["event"] for line in events.read_text().splitlines()]
+    assert kinds[-3:] == ["save", "interrupt", "end"]
+    step = json.loads(events.read_text().splitlines()[-1])["step"]
+    assert run(["train", "laptop", "-q", *words, "--set", f"train.num_steps={step + 1}"]) == 0
+    resumed = next(json.loads(line) for line in events.read_text().splitlines() if '"resume"' in line)
+    assert resumed["step"] == step
