@@ -1,4 +1,4 @@
-"""The only place that prints: for a person by default, for a program under `--json`."""
+"""The only place that prints: text for people by default, JSON for programs with `--json`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from embark.events.events import Event, Sink
 from embark.events.jsonable import to_jsonable
 from embark.formatting import MISSING, strip_control_chars, to_encoding, to_one_line
 
-if TYPE_CHECKING:  # rich is a tenth of a second, and `embark --help` has no use for it
+if TYPE_CHECKING:  # importing rich takes a tenth of a second
     from rich.console import Console as RichConsole
 
 T = TypeVar("T")
 _LOG_EVERY_S = 20.0
 _PIPE_WIDTH = 160
-"""A pipe has no width: wide enough that tables keep their cells whole."""
+"""A pipe has no width of its own: wide enough that table cells are not folded."""
 
 
 @Parameter(name="*")
@@ -71,12 +71,12 @@ class Console:
             _print(self.out, [(message, style)])
 
     def result(self, message: str) -> None:
-        """The one sentence that a verb was asked for: said under `quiet` too."""
+        """The one sentence that answers the command: printed under `quiet` too."""
         if not self.json:
             _print(self.out, [(message, "bold")])
 
     def data(self, answer: Mapping[str, object]) -> None:
-        """The answer for a program: one JSON object, under `json` only."""
+        """One JSON object, under `json` only."""
         if self.json:
             _write_json(sys.stdout, answer, indent=2)
 
@@ -98,10 +98,10 @@ class Console:
         if self.json:
             _write_json(sys.stdout, [{key: row.get(key) for key in headings} for row in rows], indent=2)
             return
-        self._table_for_a_person(rows, headings, title)
+        self._render_table(rows, headings, title)
 
     def warning(self, message: str) -> None:
-        """Something the user should know, that stops nothing."""
+        """Something to know that stops nothing."""
         if self.json:
             _write_json(sys.stderr, {"warning": strip_control_chars(message)})
         else:
@@ -118,15 +118,15 @@ class Console:
             _print(self.err, [("  fix: ", "green"), (error.fix, "")])
 
     def confirm(self, question: str, flag: str) -> bool:
-        """Ask a person; where there is none to ask, only `flag` says yes."""
+        """Ask for confirmation; without a terminal only `flag` gives it."""
         if self.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise UserError("nobody is here to ask whether to go on", fix=f"{flag} goes on without asking")
+            raise UserError("cannot ask for confirmation: this is not a terminal", fix=f"{flag} skips the prompt")
         _print(self.err, [(f"{question} [y/N]", "bold")])
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """A bar while the block runs, told the bytes done and the bytes in all; on a terminal only."""
+        """A progress bar over bytes, on a terminal only; yields a function of the bytes done and the bytes in all."""
         if self.json or self.quiet or not self.err.is_terminal:
             yield lambda _done, _total: None
             return
@@ -147,12 +147,12 @@ class Console:
 
     @contextmanager
     def stages(self) -> Iterator[Callable[[str, float, str], None]]:
-        """While the block runs, told the stage, the share of it that is done, and what else to say.
+        """A progress bar over stages; yields a function of the stage, the fraction done, and a note.
 
-        A bar on a terminal; in a log, a line now and then.
+        In a log it is a line now and then.
         """
         if self.json or self.quiet:
-            yield lambda _stage, _share, _more: None
+            yield lambda _stage, _fraction, _note: None
             return
         if not self.err.is_terminal:
             yield self._log_stages()
@@ -160,15 +160,14 @@ class Console:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
-                   TextColumn("{task.fields[more]}", markup=False))
+                   TextColumn("{task.fields[note]}", markup=False))
         with Progress(*columns, console=self.err, transient=True) as bar:
-            task = bar.add_task("", total=1.0, more="")
-            yield lambda stage, share, more: bar.update(
-                task, description=to_one_line(stage), completed=share, more=to_one_line(more)
-            )
+            task = bar.add_task("", total=1.0, note="")
+            yield lambda stage, fraction, note: bar.update(
+                task, description=to_one_line(stage), completed=fraction, note=to_one_line(note))
 
     def view(self) -> Sink:
-        """Where a run's events go to be seen: a terminal view, or JSON lines on stdout under `json`."""
+        """The sink that shows a run's events: a terminal view, or JSON lines on stdout under `json`."""
         if self.json:
             return JsonView(sys.stdout)
         from embark.events.sinks.terminal import TerminalView
@@ -176,19 +175,17 @@ class Console:
         return TerminalView(self.out, quiet=self.quiet)
 
     def _log_stages(self) -> Callable[[str, float, str], None]:
-        said_s = time.monotonic()
+        logged_s = time.monotonic()
 
-        def tell(stage: str, share: float, more: str) -> None:
-            nonlocal said_s
-            if time.monotonic() - said_s >= _LOG_EVERY_S:
-                said_s = time.monotonic()
-                _print(self.err, [(f"{stage} {share:.0%} {more}".rstrip(), "")])
+        def log(stage: str, fraction: float, note: str) -> None:
+            nonlocal logged_s
+            if time.monotonic() - logged_s >= _LOG_EVERY_S:
+                logged_s = time.monotonic()
+                _print(self.err, [(f"{stage} {fraction:.0%} {note}".rstrip(), "")])
 
-        return tell
+        return log
 
-    def _table_for_a_person(
-        self, rows: Sequence[Mapping[str, object]], headings: Mapping[str, str], title: str
-    ) -> None:
+    def _render_table(self, rows: Sequence[Mapping[str, object]], headings: Mapping[str, str], title: str) -> None:
         from rich.table import Table
         from rich.text import Text
 
@@ -209,21 +206,21 @@ class Console:
 
 
 class JsonView:
-    """The events of a run, a JSON object a line. A reader who goes away does not end the run."""
+    """The events of a run, one JSON object a line. A closed pipe does not end the run."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._gone = False
+        self._is_closed = False
 
     def emit(self, event: Event) -> None:
-        if event.kind == "progress" or self._gone:
+        if event.kind == "progress" or self._is_closed:
             return
         try:
             self._stream.write(event.to_json() + "\n")
             self._stream.flush()
         except OSError:
-            self._gone = True
-            # What is still in the buffer would raise again when the process ends.
+            self._is_closed = True
+            # The buffer would raise again when the process exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def close(self) -> None:
@@ -233,16 +230,15 @@ class JsonView:
 def _rich_console(stream: TextIO, *, stderr: bool) -> RichConsole:
     from rich.console import Console as RichConsole
 
-    # FORCE_COLOR must not put a moving bar into a log, so what the stream is decides, not what rich guesses.
+    # FORCE_COLOR must not put a progress bar into a log: the stream decides, not rich's guess.
     on_terminal = stream.isatty()
     width = None if on_terminal or os.environ.get("COLUMNS") else _PIPE_WIDTH
-    return RichConsole(
-        stderr=stderr, force_terminal=on_terminal, width=width, markup=False, emoji=False, highlight=False
-    )
+    return RichConsole(stderr=stderr, force_terminal=on_terminal, width=width, markup=False, emoji=False,
+                       highlight=False)
 
 
 def _print(console: RichConsole, parts: Sequence[tuple[str, str]]) -> None:
-    """Text just as it stands: nothing in it is markup, and nothing moves the cursor."""
+    """Literal text: no markup, no control characters."""
     from rich.text import Text
 
     shown = [(to_encoding(strip_control_chars(text), console.encoding), style) for text, style in parts]
@@ -271,5 +267,5 @@ def cell_text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     if isinstance(value, (list, tuple)):
-        return ", ".join(cell_text(held) for held in value)
+        return ", ".join(cell_text(item) for item in value)
     return to_one_line(value)

@@ -159,7 +159,7 @@ def test_a_failed_run_says_why_and_ends_with_1(api, capsys):
 
 
 def test_without_a_terminal_only_yes_spends(api):
-    with pytest.raises(UserError, match="nobody is here to ask") as caught:
+    with pytest.raises(UserError, match="cannot ask for confirmation") as caught:
         launch_run(Console(), spec_of(), yes=False, dry_run=False)
     assert "--yes" in caught.value.fix
     assert not api.objects
