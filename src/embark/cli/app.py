@@ -45,7 +45,7 @@ COMMANDS = {
         "diagnose": ("diagnose:diagnose", "Find why a run failed or is slow, and the fix."),
     },
     "Environment": {
-        "doctor": ("cost:doctor", "Check this machine, or a cloud account."),
+        "doctor": ("doctor:doctor", "Check this machine, or a cloud account."),
         "completion": ("completion:completion", "Print a shell completion script."),
     },
 }

@@ -1,44 +1,10 @@
-"""The verbs about being ready and about money: is the machine or the account fit, and what does a run cost."""
+"""`embark cost`: its flags."""
 
 from __future__ import annotations
 
 from embark.cli.console import Console
-from embark.cli.options import Flag, Settings
+from embark.cli.options import Flag
 from embark.errors import UserError
-
-
-def doctor(
-    spec: str = "",
-    /,
-    *,
-    set_: Settings = (),
-    cloud: Flag = False,
-    machine: str = "",
-    console: Console = Console(),
-) -> int:
-    """Is this machine ready: versions that match, GPUs, links, memory, disk, limits. With --cloud: is the account.
-
-    Exit code 1 if something is wrong; a warning changes nothing.
-
-    Parameters
-    ----------
-    spec
-        With --cloud: the spec whose machines, region and bucket are asked about.
-    cloud
-        Ask the account instead: who pays, quotas, whether the machine is sold there, budgets, the bucket.
-    machine
-        With --cloud: a machine of embark catalog list, where no spec names one.
-    """
-    from embark.cli.doctor import examine_cloud, examine_machine
-
-    if not cloud:
-        if spec or machine or set_:
-            raise UserError("a spec, --machine and --set are for --cloud", fix="embark doctor --cloud SPEC")
-        return examine_machine(console)
-    from embark.spec import load_spec
-
-    return examine_cloud(console, load_spec(spec or "quickstart", [*([f"place.machine={machine}"] if machine else []),
-                                                                   *set_]))
 
 
 def cost(

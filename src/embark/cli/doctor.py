@@ -1,4 +1,4 @@
-"""`embark doctor`: is this machine ready and, with --cloud, the account."""
+"""`embark doctor`: its flags and its output."""
 
 from __future__ import annotations
 
@@ -7,65 +7,77 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from embark.cli.console import Console
-from embark.doctor.check import Check
-from embark.errors import ExitCode
+from embark.cli.options import Flag, Settings
+from embark.doctor import Check, Host, check_host
+from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize
-from embark.spec import RunSpec
+from embark.spec import load_spec
 
 _STYLES = {"ok": "", "warning": "yellow", "wrong": "bold red"}
 _MARKS = {"ok": "ok", "warning": "warning", "wrong": "WRONG"}
 _NAME_WIDTH = 16
 
 
-def examine_machine(console: Console) -> ExitCode:
-    """This machine. Exit code 1 if something is wrong; a warning changes nothing."""
-    from embark.doctor import Here, examine
+def doctor(
+    spec: str = "",
+    /,
+    *,
+    set_: Settings = (),
+    cloud: Flag = False,
+    machine: str = "",
+    console: Console = Console(),
+) -> int:
+    """Check that this machine is ready: versions, GPUs, links, memory, disk, limits. With --cloud: the account.
 
-    return _tell(console, examine(Here(run_dir=Path("runs"))), "this machine")
+    Exit code 1 if something is wrong; a warning changes nothing.
 
-
-def examine_cloud(console: Console, spec: RunSpec) -> ExitCode:
-    """The account that would pay for the spec's machines."""
-    from embark.doctor.account.examine import examine_account
-    from embark.doctor.account.need import need_of
+    Parameters
+    ----------
+    spec
+        With --cloud: the spec whose machines, region and bucket are checked.
+    cloud
+        Check the account instead: identity, quotas, machines on sale, budgets, the bucket.
+    machine
+        With --cloud: a machine of embark catalog list, if no spec names one.
+    """
+    if not cloud:
+        if spec or machine or set_:
+            raise UserError("a spec, --machine and --set need --cloud", fix="embark doctor --cloud SPEC")
+        return _show(console, check_host(Host(run_dir=Path("runs"))), "this machine")
+    from embark.doctor.account import check_account, need_of
     from embark.launch.shell import Shell
 
-    need = need_of(spec)
-    about = f"{need.job.num_nodes} x {need.job.machine.name} {need.way} in {need.region}"
-    console.text(f"{about}: {need.num_units} {need.unit}")
-    return _tell(console, examine_account(need, Shell()), about)
+    sets = [*([f"place.machine={machine}"] if machine else []), *set_]
+    need = need_of(load_spec(spec or "quickstart", sets))
+    console.text(f"{need}: {need.num_units} {need.unit}")
+    return _show(console, check_account(need, Shell()), str(need))
 
 
-def _tell(console: Console, checks: Iterable[Check], about: str) -> ExitCode:
+def _show(console: Console, checks: Iterable[Check], subject: str) -> ExitCode:
+    """Each check as soon as it is known; as JSON all of them together."""
     found: list[Check] = []
-    for check in checks:
-        found.append(check)
-        _line(console, check)
-    if console.json:
-        console.table([{"verdict": c.verdict, "name": c.name, "found": c.found, "expected": c.expected, "fix": c.fix}
-                       for c in found], ("verdict", "name", "found", "expected", "fix"))
-    wrong = [check.name for check in found if check.verdict == "wrong"]
-    warnings = [check.name for check in found if check.verdict == "warning"]
-    worth = f"; worth a look: {', '.join(warnings)}" if warnings else ""
-    if wrong:
-        console.result(f"{about}: not ready: {', '.join(wrong)}{worth}")
-        return ExitCode.OTHER
-    console.result(f"{about}: ready ({pluralize(len(found), 'check')}){worth}")
-    return ExitCode.DONE
+    for one in checks:
+        found.append(one)
+        _render(console, one)
+    wrong = [one.name for one in found if one.verdict == "wrong"]
+    warnings = [one.name for one in found if one.verdict == "warning"]
+    also = f"; warnings: {', '.join(warnings)}" if warnings else ""
+    sentence = f"not ready: {', '.join(wrong)}" if wrong else f"ready ({pluralize(len(found), 'check')})"
+    console.show(found, lambda console, _: console.result(f"{subject}: {sentence}{also}"))
+    return ExitCode.OTHER if wrong else ExitCode.DONE
 
 
-def _line(console: Console, check: Check) -> None:
-    """What is not well is told under `quiet` too, by the sentence at the end."""
-    expected = f"; expected {check.expected}" if check.verdict != "ok" and check.expected else ""
-    head = f"{_MARKS[check.verdict]:<8}{check.name:<{_NAME_WIDTH}} "
-    for line in _folded(head, f"{check.found}{expected}", console.out.width if console.out.is_terminal else 0):
-        console.text(line, style=_STYLES[check.verdict])
-    if check.fix:
-        console.text(f"{'':8}{'':{_NAME_WIDTH}} fix: {check.fix}", style="green")
+def _render(console: Console, one: Check) -> None:
+    expected = f"; expected {one.expected}" if one.verdict != "ok" and one.expected else ""
+    head = f"{_MARKS[one.verdict]:<8}{one.name:<{_NAME_WIDTH}} "
+    for line in _fold(head, f"{one.found}{expected}", console.out.width if console.out.is_terminal else 0):
+        console.text(line, style=_STYLES[one.verdict])
+    if one.fix:
+        console.text(f"{'':8}{'':{_NAME_WIDTH}} fix: {one.fix}", style="green")
 
 
-def _folded(head: str, text: str, width: int) -> list[str]:
-    """On a terminal what is found stays in its column; a fix is left whole, to be copied. 0: no terminal."""
+def _fold(head: str, text: str, width: int) -> list[str]:
+    """On a terminal the text stays in its column; a fix stays on one line, to be copied. Width 0: no terminal."""
     if not width or len(head) + len(text) <= width:
         return [head + text]
     return textwrap.wrap(text, max(width, len(head) + 20), initial_indent=head, subsequent_indent=" " * len(head),

@@ -11,8 +11,6 @@ from embark.cli.console import Console
 from embark.cli.options import Flag, Settings, Spec
 from embark.errors import UserError
 
-Codes = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
-
 
 def plan(
     spec: Spec,

@@ -1,44 +1,44 @@
-"""Is this machine ready to train? Looks, changes nothing, and loads no torch itself: a child process does."""
+"""Is this machine, or with `account` the cloud account, ready to train? Every check has its fix. Changes nothing and
+loads no torch: a child process does. May import launch, render, catalog, store, spec and stack."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator
 
-from embark.doctor.check import Check, of_finding
-from embark.doctor.here import Here
+from embark.doctor.check import Check, check_package
+from embark.doctor.host import Host
 from embark.stack import versions as stack
 
-__all__ = ["Check", "Here", "examine"]
+__all__ = ["Check", "Host", "check_host"]
 
 
-def examine(here: Here | None = None, today: datetime.date | None = None) -> Iterator[Check]:
-    """Everything looked at, in the order it should be mended, each as soon as it is known."""
-    from embark.doctor.credentials import credentials
-    from embark.doctor.disk import disk
-    from embark.doctor.gpus import driver_for, gpus, list_gpus
-    from embark.doctor.machine import host
-    from embark.doctor.network import network
-    from embark.doctor.prices import prices
-    from embark.doctor.ranks import Facts, Probe, ranks
+def check_host(host: Host | None = None, today: datetime.date | None = None) -> Iterator[Check]:
+    """All checks of a machine, in the order to fix them, each as soon as it is known."""
+    from embark.doctor.credentials import check_credentials
+    from embark.doctor.disk import check_disk
+    from embark.doctor.gpus import check_driver, check_gpus, list_gpus
+    from embark.doctor.machine import check_machine, check_prices
+    from embark.doctor.network import check_network
+    from embark.doctor.ranks import Facts, Probe, check_ranks
 
-    here = here or Here()
+    host = host or Host()
     packages = stack.installed()
     # Torch takes seconds to load, and the rest does not wait for it.
-    probe = Probe(here) if packages["torch"] else None
+    probe = Probe(host) if packages["torch"] else None
     try:
-        found = list_gpus(here)
-        yield from host(here)
-        yield from map(of_finding, stack.check(packages, gpu=bool(found)))
-        yield from gpus(here, found, packages)
-        yield from network(here)
-        yield from disk(here)
-        yield from credentials(here)
-        yield from prices(today or datetime.date.today())
+        found = list_gpus(host)
+        yield from check_machine(host)
+        yield from map(check_package, stack.check(packages, gpu=bool(found)))
+        yield from check_gpus(host, found, packages)
+        yield from check_network(host)
+        yield from check_disk(host)
+        yield from check_credentials(host)
+        yield check_prices(today or datetime.date.today())
         facts = probe.facts() if probe else Facts()
-        yield from driver_for(here, facts.cuda, facts.arches, found)
+        yield from check_driver(host, facts.cuda, facts.arches, found)
         if probe:
-            yield from ranks(facts, len(found))
+            yield from check_ranks(facts, len(found))
     finally:
         if probe:
             probe.end()

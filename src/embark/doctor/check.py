@@ -1,4 +1,4 @@
-"""One thing looked at, and what was thought of it."""
+"""One check: what was found, what is expected, and the fix."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What is there, what should be, and what to do where they differ."""
+    """What is there, what should be, and what to do if they differ."""
 
     name: str
     verdict: Verdict
-    """`wrong`: a run would fail, or not be what it seems. `warning`: it would be slow, or dearer, or fail some day."""
+    """`wrong`: a run would fail, or not be what it seems. `warning`: it would be slow, cost more, or fail some day."""
     found: str
     expected: str = ""
     fix: str = ""
-    """A command, or a sentence; empty where all is well."""
+    """A command, or a sentence; empty if all is well."""
 
 
-def judged(name: str, is_good: bool, found: str, expected: str, fix: str, *, bad: Verdict = "wrong") -> Check:
-    return Check(name, "ok", found, expected) if is_good else Check(name, bad, found, expected, fix)
+def check(name: str, is_ok: bool, found: str, expected: str, fix: str, *, bad: Verdict = "wrong") -> Check:
+    return Check(name, "ok", found, expected) if is_ok else Check(name, bad, found, expected, fix)
 
 
-def of_finding(finding: Finding) -> Check:
-    """What the stack says of a package."""
-    found = "missing" if finding.found is None else finding.found
-    return judged(finding.name, finding.ok, found, finding.expected, finding.fix)
+def check_package(finding: Finding) -> Check:
+    return check(finding.name, finding.ok, finding.found or "missing", finding.expected, finding.fix)
 
 
 def size_text(num_bytes: float) -> str:

@@ -1,4 +1,4 @@
-"""Which clouds this machine has credentials for, and where from. Only names of places are told, never a secret."""
+"""Which clouds this machine has credentials for, and from where. Names of sources only, never a secret."""
 
 from __future__ import annotations
 
@@ -7,43 +7,41 @@ import stat
 from collections.abc import Callable, Iterator
 
 from embark.doctor.check import Check
-from embark.doctor.here import Here
-
-_NONE = "none found: files on this machine need none"
+from embark.doctor.host import Host
 
 
-def credentials(here: Here) -> Iterator[Check]:
+def check_credentials(host: Host) -> Iterator[Check]:
     found: list[str] = []
     wrong: list[tuple[str, str]] = []
     for cloud, look in _CLOUDS:
         sources = []
-        for source, trouble, fix in look(here):
+        for source, trouble, fix in look(host):
             if trouble:
                 wrong.append((f"{cloud}: {trouble}", fix))
             else:
                 sources.append(source)
         if sources:
             found.append(f"{cloud}: {', '.join(sources)}")
-    told = "; ".join(found) or _NONE
+    sources_text = "; ".join(found) or "none found: local files need none"
     if wrong:
         yield Check("credentials", "wrong", "; ".join([what for what, _ in wrong] + found),
-                    "whole, where there are any", "; ".join(fix for _, fix in wrong))
+                    "complete ones, if any", "; ".join(fix for _, fix in wrong))
         return
     open_files = [path for path in (".aws/credentials", ".config/gcloud/application_default_credentials.json")
-                  if _is_open(here, path)]
+                  if _is_open(host, path)]
     if open_files:
-        yield Check("credentials", "warning", f"{told}; others can read ~/{' and ~/'.join(open_files)}",
-                    "for your eyes only", f"chmod 600 ~/{' ~/'.join(open_files)}")
+        yield Check("credentials", "warning", f"{sources_text}; others can read ~/{' and ~/'.join(open_files)}",
+                    "readable by you only", f"chmod 600 ~/{' ~/'.join(open_files)}")
         return
-    yield Check("credentials", "ok", told)
+    yield Check("credentials", "ok", sources_text)
 
 
 Source = tuple[str, str, str]
-"""Where from; or, where it is broken, what is wrong and the fix."""
+"""The source; or, if it is broken, what is wrong and the fix."""
 
 
-def _aws(here: Here) -> Iterator[Source]:
-    env = here.env
+def _aws(host: Host) -> Iterator[Source]:
+    env = host.env
     has_id, has_secret = bool(env.get("AWS_ACCESS_KEY_ID")), bool(env.get("AWS_SECRET_ACCESS_KEY"))
     if has_id and has_secret:
         yield "the environment's key" + (" with a session token" if env.get("AWS_SESSION_TOKEN") else ""), "", ""
@@ -51,19 +49,19 @@ def _aws(here: Here) -> Iterator[Source]:
         missing = "AWS_SECRET_ACCESS_KEY" if has_id else "AWS_ACCESS_KEY_ID"
         yield "", f"{missing} is not set, and the other half is", f"set {missing}, or unset both"
     if token := env.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
-        yield from _file(here, token, "a role for the service account (IRSA)", "AWS_WEB_IDENTITY_TOKEN_FILE")
+        yield from _file(host, token, "a role for the service account (IRSA)", "AWS_WEB_IDENTITY_TOKEN_FILE")
     if env.get("AWS_CONTAINER_CREDENTIALS_FULL_URI") or env.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
         yield "the container's role (Pod Identity or ECS)", "", ""
     if env.get("AWS_PROFILE"):
         yield f"profile {env['AWS_PROFILE']}", "", ""
-    elif here.home(".aws/credentials").is_file():
+    elif host.home(".aws/credentials").is_file():
         yield "~/.aws/credentials", "", ""
-    elif here.home(".aws/config").is_file():
+    elif host.home(".aws/config").is_file():
         yield "~/.aws/config", "", ""
 
 
-def _azure(here: Here) -> Iterator[Source]:
-    env = here.env
+def _azure(host: Host) -> Iterator[Source]:
+    env = host.env
     for name in ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_SAS_KEY",
                  "AZURE_STORAGE_CONNECTION_STRING"):
         if env.get(name):
@@ -71,40 +69,40 @@ def _azure(here: Here) -> Iterator[Source]:
     if env.get("AZURE_CLIENT_ID") and env.get("AZURE_CLIENT_SECRET"):
         yield "the environment's service principal", "", ""
     if token := env.get("AZURE_FEDERATED_TOKEN_FILE"):
-        yield from _file(here, token, "workload identity", "AZURE_FEDERATED_TOKEN_FILE")
-    if _has_subscription(here):
+        yield from _file(host, token, "workload identity", "AZURE_FEDERATED_TOKEN_FILE")
+    if _has_subscription(host):
         yield "az login", "", ""
 
 
-def _gcp(here: Here) -> Iterator[Source]:
-    if key := here.env.get("GOOGLE_APPLICATION_CREDENTIALS"):
-        yield from _file(here, key, "a key file", "GOOGLE_APPLICATION_CREDENTIALS")
-    if here.home(".config/gcloud/application_default_credentials.json").is_file():
+def _gcp(host: Host) -> Iterator[Source]:
+    if key := host.env.get("GOOGLE_APPLICATION_CREDENTIALS"):
+        yield from _file(host, key, "a key file", "GOOGLE_APPLICATION_CREDENTIALS")
+    if host.home(".config/gcloud/application_default_credentials.json").is_file():
         yield "gcloud auth application-default login", "", ""
 
 
-def _has_subscription(here: Here) -> bool:
-    """az writes this file when it is first run; who has logged in has subscriptions in it. No secret is in it."""
+def _has_subscription(host: Host) -> bool:
+    """az writes this file on its first run; after a login it lists subscriptions. It holds no secret."""
     try:
-        told = json.loads(here.home(".azure/azureProfile.json").read_text(encoding="utf-8-sig", errors="replace"))
+        profile = json.loads(host.home(".azure/azureProfile.json").read_text(encoding="utf-8-sig", errors="replace"))
     except (OSError, ValueError):
         return False
-    return isinstance(told, dict) and bool(told.get("subscriptions"))
+    return isinstance(profile, dict) and bool(profile.get("subscriptions"))
 
 
-def _file(here: Here, path: str, source: str, name: str) -> Iterator[Source]:
-    where = here.path(path) if path.startswith("/") else here.home(path)
+def _file(host: Host, path: str, source: str, name: str) -> Iterator[Source]:
+    where = host.path(path) if path.startswith("/") else host.home(path)
     if where.is_file():
         yield source, "", ""
     else:
-        yield "", f"{name} names a file that is not there", f"unset {name}, or put the file where it says"
+        yield "", f"{name} names a missing file", f"unset {name}, or put the file where it says"
 
 
-def _is_open(here: Here, name: str) -> bool:
+def _is_open(host: Host, name: str) -> bool:
     try:
-        return bool(here.home(name).stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+        return bool(host.home(name).stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
     except OSError:
         return False
 
 
-_CLOUDS: tuple[tuple[str, Callable[[Here], Iterator[Source]]], ...] = (("aws", _aws), ("azure", _azure), ("gcp", _gcp))
+_CLOUDS: tuple[tuple[str, Callable[[Host], Iterator[Source]]], ...] = (("aws", _aws), ("azure", _azure), ("gcp", _gcp))

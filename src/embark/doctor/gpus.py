@@ -1,4 +1,4 @@
-"""GPUs, as nvidia-smi tells of them: the driver against torch's build, faults, and how they are joined."""
+"""GPUs by nvidia-smi: the driver against torch's build, ECC errors, and NVLink."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from embark.doctor.check import Check, judged
-from embark.doctor.here import Here
+from embark.doctor.check import Check, check
+from embark.doctor.host import Host
 
 _FIELDS = ("name", "memory.total", "driver_version", "compute_cap", "ecc.errors.uncorrected.volatile.total")
 _FEWER = _FIELDS[:3]
@@ -33,45 +33,45 @@ class Gpu:
     num_ecc_errors: int
 
 
-def list_gpus(here: Here) -> list[Gpu]:
-    """None where there is no GPU or no driver."""
+def list_gpus(host: Host) -> list[Gpu]:
+    """Empty without a GPU or a driver."""
     for fields in (_FIELDS, _FEWER):
-        told = here.ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
-        if told is not None:
-            return [_gpu([cell.strip() for cell in line.split(",")]) for line in told.splitlines() if line.strip()]
+        answer = host.ask("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
+        if answer is not None:
+            return [_gpu([cell.strip() for cell in line.split(",")]) for line in answer.splitlines() if line.strip()]
     return []
 
 
-def gpus(here: Here, found: list[Gpu], packages: Mapping[str, str | None]) -> Iterator[Check]:
-    """Without torch: what the driver sees, whether the builds are for it, and its links."""
-    yield _builds(here, found, packages)
+def check_gpus(host: Host, found: list[Gpu], packages: Mapping[str, str | None]) -> Iterator[Check]:
+    """Without torch: what the driver sees, whether the builds match it, and the links."""
+    yield _builds(host, found, packages)
     if not found:
         return
     if errors := sum(gpu.num_ecc_errors for gpu in found):
-        yield Check("gpu memory", "wrong", f"{errors} errors that ECC could not mend since boot", "none",
+        yield Check("gpu memory", "wrong", f"{errors} uncorrectable ECC errors since boot", "none",
                     "drain this machine and reset it (nvidia-smi --gpu-reset); return it if they come again")
     if len(found) > 1:
-        yield links(here, found)
+        yield links(host, found)
 
 
-def driver_for(here: Here, built_for: str | None, arches: list[str], found: list[Gpu]) -> Iterator[Check]:
-    """The driver and the GPUs against what torch was built for, as its own process told."""
+def check_driver(host: Host, built_for: str | None, arches: list[str], found: list[Gpu]) -> Iterator[Check]:
+    """The driver and the GPUs against what torch was built for."""
     if not found or built_for is None:
         return
     driver = found[0].driver
-    supported = _CUDA.search(here.ask("nvidia-smi") or "")
+    supported = _CUDA.search(host.ask("nvidia-smi") or "")
     if supported:
         have, need = (int(supported[1]), int(supported[2])), _version(built_for)
-        told = f"driver {driver}, for CUDA up to {have[0]}.{have[1]}"
+        text = f"driver {driver}, for CUDA up to {have[0]}.{have[1]}"
         expected = f"CUDA {built_for}, as torch was built for"
         if have[0] < need[0]:
-            yield Check("driver", "wrong", told, expected, f"a driver for CUDA {need[0]}, or a torch for {have[0]}")
+            yield Check("driver", "wrong", text, expected, f"a driver for CUDA {need[0]}, or a torch for {have[0]}")
         else:
-            yield judged("driver", have >= need, told, expected, "works within one major version; a newer driver is "
-                         "surer", bad="warning")
+            yield check("driver", have >= need, text, expected, "works within one major version; a newer driver is "
+                        "safer", bad="warning")
     missing = sorted({gpu.capability for gpu in found if gpu.capability and not has_kernels(gpu.capability, arches)})
     if arches:
-        yield judged("gpu kernels", not missing, ", ".join(arches), "kernels for " + _capabilities(found),
+        yield check("gpu kernels", not missing, ", ".join(arches), "kernels for " + _capabilities(found),
                      f"another torch: this one has none for {', '.join(missing)}")
 
 
@@ -89,28 +89,28 @@ def has_kernels(capability: str, arches: list[str]) -> bool:
     return False
 
 
-def links(here: Here, found: list[Gpu]) -> Check:
+def links(host: Host, found: list[Gpu]) -> Check:
     """How the GPUs of this machine are joined."""
-    told = here.ask("nvidia-smi", "topo", "-m")
-    if told is None:
-        return Check("gpu links", "warning", "nvidia-smi topo does not tell", "NVLink", "a newer driver")
-    kinds = Counter(cell for cell in topology(told, len(found)))
+    matrix = host.ask("nvidia-smi", "topo", "-m")
+    if matrix is None:
+        return Check("gpu links", "warning", "nvidia-smi topo -m fails", "NVLink", "a newer driver")
+    kinds = Counter(topology(matrix, len(found)))
     joined = sum(number for kind, number in kinds.items() if kind.startswith("NV"))
-    text = ", ".join(f"{kind} ({number} pairs)" for kind, number in kinds.most_common()) or "not told"
+    text = ", ".join(f"{kind} ({number} pairs)" for kind, number in kinds.most_common()) or "unknown"
     should_be = any(part in found[0].name for part in _JOINED)
     if joined and joined == sum(kinds.values()):
-        states = _LINK.findall(here.ask("nvidia-smi", "nvlink", "--status") or "")
+        states = _LINK.findall(host.ask("nvidia-smi", "nvlink", "--status") or "")
         num_idle = sum("inactive" in state for state in states)
         idle = f"; {num_idle} of {len(states)} links inactive" if num_idle else ""
-        return judged("gpu links", not num_idle, f"NVLink between all: {text}{idle}", "every link up",
+        return check("gpu links", not num_idle, f"NVLink between all: {text}{idle}", "every link up",
                       "nvidia-smi nvlink --status; is the fabric manager running?", bad="warning")
     fix = "systemctl status nvidia-fabricmanager on the host; without it the GPUs of this kind cannot reach each other"
-    return judged("gpu links", not should_be, text, "NVLink between all" if should_be else "any", fix, bad="warning")
+    return check("gpu links", not should_be, text, "NVLink between all" if should_be else "any", fix, bad="warning")
 
 
-def topology(told: str, num_gpus: int) -> list[str]:
+def topology(matrix: str, num_gpus: int) -> list[str]:
     """Of `nvidia-smi topo -m`, how each pair of GPUs is joined: `NV18`, `PIX`, `SYS`…"""
-    rows = [_ANSI.sub("", line).split() for line in told.splitlines()]
+    rows = [_ANSI.sub("", line).split() for line in matrix.splitlines()]
     found = []
     for row in rows:
         if row and re.fullmatch(r"GPU\d+", row[0]) and len(row) > num_gpus and "X" in row[1 : num_gpus + 1]:
@@ -119,18 +119,18 @@ def topology(told: str, num_gpus: int) -> list[str]:
     return found
 
 
-def _builds(here: Here, found: list[Gpu], packages: Mapping[str, str | None]) -> Check:
+def _builds(host: Host, found: list[Gpu], packages: Mapping[str, str | None]) -> Check:
     if not found:
-        has_driver = here.path("/proc/driver/nvidia/version").exists()
+        has_driver = host.path("/proc/driver/nvidia/version").exists()
         fix = "a driver is loaded but nvidia-smi sees no GPU: run the container with --gpus all, or reload the driver"
-        return judged("gpu", not has_driver, "none: training runs on the CPU", "a GPU for the driver that is loaded",
+        return check("gpu", not has_driver, "none: training runs on the CPU", "a GPU for the driver that is loaded",
                       fix)
     names = Counter(f"{gpu.name}, {gpu.memory}" for gpu in found)
     text = "; ".join(f"{number} x {name}" for name, number in names.items()) + f"; driver {found[0].driver}"
     torch = packages.get("torch") or ""
     is_cpu_build = torch.endswith("+cpu") or bool(packages.get("fbgemm-gpu-cpu") and not packages.get("fbgemm-gpu"))
     fix = f"{sys.executable} -m embark.stack.versions install --variant cuda"
-    return judged("gpu", not is_cpu_build, text + ("; torch or fbgemm is a CPU build" if is_cpu_build else ""),
+    return check("gpu", not is_cpu_build, text + ("; torch or fbgemm is a CPU build" if is_cpu_build else ""),
                   "CUDA builds of torch and fbgemm for this GPU", fix)
 
 

@@ -1,8 +1,9 @@
-"""The host: Python, system, processors, memory, limits, clock."""
+"""The machine: Python, system, processors, memory, limits, clock, and the age of the price catalog."""
 
 from __future__ import annotations
 
 import ctypes
+import datetime
 import os
 import platform
 import resource
@@ -11,30 +12,35 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 
-from embark.doctor.check import GIB, Check, judged, size_text
-from embark.doctor.here import Here
+from embark.catalog import load_catalog
+from embark.catalog.machine import Catalog
+from embark.doctor.check import GIB, Check, Verdict, check, size_text
+from embark.doctor.host import Host
+from embark.errors import EmbarkError
 from embark.stack import versions as stack
 
 MIN_SHM_BYTES = 1 * GIB
-"""NCCL and processes that load pass data through /dev/shm; a container's default of 64 MiB ends in a bus error."""
+"""NCCL and data loaders use /dev/shm; a container's default of 64 MiB ends in a bus error."""
 MIN_OPEN_FILES = 4096
 """Every rank holds sockets to every other one, and files of prepared data."""
 MIN_PROCESSES = 1024
 """Every rank has tens of threads, which count."""
+FRESH_DAYS = 120
+"""Clouds change on-demand prices a few times a year; spot prices change by the hour."""
 _CONTAINERS = (("/.dockerenv", "docker"), ("/run/.containerenv", "podman"))
 
 
-def host(here: Here) -> Iterator[Check]:
+def check_machine(host: Host) -> Iterator[Check]:
     yield python()
     yield system()
-    yield container(here)
-    yield cpu_features(here)
-    yield cores(here)
-    yield memory(here)
-    yield shared_memory(here)
-    yield open_files()
-    yield processes()
-    yield compiler(here)
+    yield container(host)
+    yield cpu_features(host)
+    yield cores(host)
+    yield memory(host)
+    yield shared_memory(host)
+    yield limit("open files", resource.RLIMIT_NOFILE, MIN_OPEN_FILES, "n")
+    yield limit("processes", resource.RLIMIT_NPROC, MIN_PROCESSES, "u", bad="warning")
+    yield compiler(host)
     yield clock()
 
 
@@ -42,58 +48,58 @@ def python() -> Check:
     pythons = stack.default_triple().pythons
     found = f"{sys.version_info.major}.{sys.version_info.minor}"
     fix = f"make the environment with one torch has wheels for: python{pythons[-1]} -m venv .venv"
-    return judged("python", found in pythons, platform.python_version(), f"one of {', '.join(pythons)}", fix)
+    return check("python", found in pythons, platform.python_version(), f"one of {', '.join(pythons)}", fix)
 
 
 def system() -> Check:
     found = f"{platform.system()} {platform.machine()}"
     fix = "fbgemm has no wheels for other systems: use a Linux container or a Linux machine"
-    return judged("system", found in ("Linux x86_64", "Linux aarch64"), found, "Linux x86_64 or aarch64", fix)
+    return check("system", found in ("Linux x86_64", "Linux aarch64"), found, "Linux x86_64 or aarch64", fix)
 
 
-def container(here: Here) -> Check:
-    """Never a fault; but it says whose limits the others are."""
-    if here.env.get("KUBERNETES_SERVICE_HOST"):
+def container(host: Host) -> Check:
+    """Never wrong; it tells whose limits the others are."""
+    if host.env.get("KUBERNETES_SERVICE_HOST"):
         return Check("container", "ok", "a pod of Kubernetes")
-    marked = next((name for path, name in _CONTAINERS if here.path(path).exists()), "")
-    groups = here.read("/proc/1/cgroup")
+    marked = next((name for path, name in _CONTAINERS if host.path(path).exists()), "")
+    groups = host.read("/proc/1/cgroup")
     by_group = next((name for name in ("kubepods", "docker", "libpod", "containerd") if name in groups), "")
     return Check("container", "ok", f"yes: {marked or by_group}" if marked or by_group else "no")
 
 
-def cpu_features(here: Here) -> Check:
-    """Never a fault: without them bf16 on a CPU is emulated, and fp32 is the faster choice."""
-    lines = (line for line in here.read("/proc/cpuinfo").splitlines() if line.startswith(("flags", "Features")))
+def cpu_features(host: Host) -> Check:
+    """Never wrong: without them bf16 on a CPU is emulated, and fp32 is faster."""
+    lines = (line for line in host.read("/proc/cpuinfo").splitlines() if line.startswith(("flags", "Features")))
     flags = set(next(lines, "").partition(":")[2].split())
     have = [flag for flag in ("amx_bf16", "avx512_bf16", "bf16") if flag in flags]
     return Check("cpu bf16", "ok", ", ".join(have) or "no: fp32 is faster on this CPU", "amx_bf16 or avx512_bf16")
 
 
-def cores(here: Here) -> Check:
+def cores(host: Host) -> Check:
     allowed = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
-    quota = cpu_quota(here)
+    quota = cpu_quota(host)
     usable = min(allowed, quota) if quota else allowed
     found = f"{usable:g}" + (" (the container's limit)" if quota and quota < allowed else "")
-    fix = "give the container or the job at least two CPUs: one loads while the other trains"
-    return judged("cores", usable >= 2, found, "at least 2", fix)
+    fix = "give the container or the job at least two CPUs: one loads data while the other trains"
+    return check("cores", usable >= 2, found, "at least 2", fix)
 
 
-def memory(here: Here) -> Check:
-    total = _total_bytes(here)
-    limit = cgroup_limit_bytes(here)
+def memory(host: Host) -> Check:
+    total = _total_bytes(host)
+    limit = cgroup_limit_bytes(host)
     usable = min(total, limit) if limit else total
     found = f"{usable / GIB:.1f} GiB" + (" (the container's limit)" if limit and limit < total else "")
     if usable < 4 * GIB:
         return Check("memory", "wrong", found, "at least 4 GiB", "raise the container's memory limit")
-    kills = _oom_kills(here)
+    kills = _oom_kills(host)
     if kills:
         return Check("memory", "warning", f"{found}; {kills} processes of this container were killed for it",
                      "none killed", "raise the container's memory limit, or run fewer ranks or a smaller batch")
     return Check("memory", "ok", found, "at least 4 GiB")
 
 
-def shared_memory(here: Here) -> Check:
-    where = here.path("/dev/shm")
+def shared_memory(host: Host) -> Check:
+    where = host.path("/dev/shm")
     expected = f"at least {MIN_SHM_BYTES / GIB:.0f} GiB"
     fix = "start the container with --shm-size=8g; on Kubernetes mount an emptyDir of medium Memory at /dev/shm"
     if not where.exists():
@@ -102,79 +108,71 @@ def shared_memory(here: Here) -> Check:
     if usage.total < MIN_SHM_BYTES:
         return Check("/dev/shm", "wrong", size_text(usage.total), expected, fix)
     found = f"{size_text(usage.total)}, {size_text(usage.free)} free"
-    left = "processes that were killed leave files there: see ls -l /dev/shm"
-    return judged("/dev/shm", usage.free >= MIN_SHM_BYTES // 2, found, expected, left, bad="warning")
+    left = "killed processes leave files there: ls -l /dev/shm"
+    return check("/dev/shm", usage.free >= MIN_SHM_BYTES // 2, found, expected, left, bad="warning")
 
 
-def open_files() -> Check:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    infinite = soft == resource.RLIM_INFINITY
-    reachable = hard == resource.RLIM_INFINITY or hard >= MIN_OPEN_FILES
-    fix = f"ulimit -n {MIN_OPEN_FILES}" if reachable else f"as root: prlimit --pid $$ --nofile={MIN_OPEN_FILES}"
-    found = "unlimited" if infinite else str(soft)
-    return judged("open files", infinite or soft >= MIN_OPEN_FILES, found, f"at least {MIN_OPEN_FILES}", fix)
+def limit(name: str, number: int, least: int, ulimit: str, *, bad: Verdict = "wrong") -> Check:
+    """A limit of this process and those it starts."""
+    soft, hard = resource.getrlimit(number)
+    is_unlimited = soft == resource.RLIM_INFINITY
+    reachable = hard == resource.RLIM_INFINITY or hard >= least
+    option = {"n": "nofile", "u": "nproc"}[ulimit]
+    fix = f"ulimit -{ulimit} {least}" if reachable else f"as root: prlimit --pid $$ --{option}={least}"
+    found = "unlimited" if is_unlimited else str(soft)
+    return check(name, is_unlimited or soft >= least, found, f"at least {least}", fix, bad=bad)
 
 
-def processes() -> Check:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    infinite = soft == resource.RLIM_INFINITY
-    reachable = hard == resource.RLIM_INFINITY or hard >= MIN_PROCESSES
-    fix = f"ulimit -u {MIN_PROCESSES}" if reachable else f"as root: prlimit --pid $$ --nproc={MIN_PROCESSES}"
-    found = "unlimited" if infinite else str(soft)
-    return judged("processes", infinite or soft >= MIN_PROCESSES, found, f"at least {MIN_PROCESSES}", fix,
-                  bad="warning")
-
-
-def compiler(here: Here) -> Check:
-    names = (here.env.get("CXX", "g++"), "g++", "clang++")
-    found = next((path for name in names if (path := shutil.which(name, path=here.env.get("PATH", "")))), None)
+def compiler(host: Host) -> Check:
+    names = (host.env.get("CXX", "g++"), "g++", "clang++")
+    found = next((path for name in names if (path := shutil.which(name, path=host.env.get("PATH", "")))), None)
     expected = "g++ or clang++, for torch.compile"
-    return judged("c++ compiler", found is not None, found or "missing", expected, "apt-get install -y g++")
+    return check("c++ compiler", found is not None, found or "missing", expected, "apt-get install -y g++")
 
 
 def clock(read: Callable[[], tuple[bool, float] | None] | None = None) -> Check:
     """Object stores refuse requests that are signed minutes off, and logs of several machines are merged by time."""
-    told = (read or _kernel_clock)()
-    if told is None:
-        return Check("clock", "ok", "not known: the kernel does not say")
-    is_set, error_s = told
+    reading = (read or _kernel_clock)()
+    if reading is None:
+        return Check("clock", "ok", "unknown: the kernel does not say")
+    is_set, error_s = reading
     if not is_set:
-        return Check("clock", "warning", "set by nobody", "kept by NTP",
+        return Check("clock", "warning", "not synchronised", "synchronised by NTP",
                      "systemctl enable --now chrony (or systemd-timesyncd) on the host")
-    return judged("clock", error_s < 1.0, f"kept, within {max(error_s * 1e3, 0.1):.3g} ms", "kept within a second",
+    return check("clock", error_s < 1.0, f"synchronised within {max(error_s * 1e3, 0.1):.3g} ms", "within a second",
                   "chronyc makestep on the host", bad="warning")
 
 
-def cpu_quota(here: Here) -> float | None:
+def cpu_quota(host: Host) -> float | None:
     """Processors that the container may use; None where it has no limit."""
-    words = here.read("/sys/fs/cgroup/cpu.max").split()
+    words = host.read("/sys/fs/cgroup/cpu.max").split()
     try:
         if len(words) == 2:
             return None if words[0] == "max" else int(words[0]) / int(words[1])
-        quota = int(here.read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
-        return quota / int(here.read("/sys/fs/cgroup/cpu/cpu.cfs_period_us")) if quota > 0 else None
+        quota = int(host.read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
+        return quota / int(host.read("/sys/fs/cgroup/cpu/cpu.cfs_period_us")) if quota > 0 else None
     except (ValueError, ZeroDivisionError):
         return None
 
 
-def cgroup_limit_bytes(here: Here) -> int | None:
+def cgroup_limit_bytes(host: Host) -> int | None:
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
-            return int(here.read(f"/sys/fs/cgroup/{name}"))
+            return int(host.read(f"/sys/fs/cgroup/{name}"))
         except ValueError:  # absent, or the word `max`
             continue
     return None
 
 
-def _total_bytes(here: Here) -> int:
-    for line in here.read("/proc/meminfo").splitlines():
+def _total_bytes(host: Host) -> int:
+    for line in host.read("/proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _oom_kills(here: Here) -> int:
-    for line in here.read("/sys/fs/cgroup/memory.events").splitlines():
+def _oom_kills(host: Host) -> int:
+    for line in host.read("/sys/fs/cgroup/memory.events").splitlines():
         name, _, number = line.partition(" ")
         if name == "oom_kill" and number.strip().isdigit():
             return int(number)
@@ -182,7 +180,7 @@ def _oom_kills(here: Here) -> int:
 
 
 def _kernel_clock() -> tuple[bool, float] | None:
-    """adjtimex: whether someone keeps the clock, and the error that the kernel reckons with. It changes nothing."""
+    """adjtimex: is the clock synchronised, and the kernel's estimate of its error. Changes nothing."""
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
     except (OSError, AttributeError):
@@ -193,3 +191,20 @@ def _kernel_clock() -> tuple[bool, float] | None:
     max_error_us, = struct.unpack_from("l", timex, 24)
     status, = struct.unpack_from("i", timex, 40)
     return not status & 0x40, max_error_us / 1e6
+
+
+def check_prices(today: datetime.date, catalog: Catalog | None = None) -> Check:
+    """Are the catalog's prices recent?"""
+    try:
+        dates = sorted(price.origin.date for price in (catalog or load_catalog()).prices.values())
+    except EmbarkError as error:
+        return Check("prices", "wrong", error.what.splitlines()[0], "a readable catalog",
+                     error.fix or "embark catalog refresh --forget restores the prices that Embark came with")
+    if not dates:
+        return Check("prices", "warning", "none", "prices", "embark catalog refresh FILE imports a price file")
+    usual = dates[len(dates) // 2]  # a day, or a month
+    age_days = (today - datetime.date.fromisoformat(usual if len(usual) > 7 else f"{usual}-01")).days
+    found = f"{len(dates):,} of {usual}, {age_days} days old; the newest of {dates[-1]}"
+    return check("prices", age_days <= FRESH_DAYS, found, f"at most {FRESH_DAYS} days old",
+                 "embark catalog refresh FILE imports newer ones; embark doctor --cloud asks the account itself",
+                 bad="warning")

@@ -1,4 +1,4 @@
-"""Whether ranks of this machine reach each other, asked of torch in a process of its own."""
+"""Can ranks of this machine reach each other? Torch answers in a child process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embark.doctor.check import Check, judged
-from embark.doctor.here import Here
+from embark.doctor.check import Check, check
+from embark.doctor.host import Host
 
 MODULE = "embark.trainers.torch.probe"
 LIMIT_S = 120.0
@@ -22,7 +22,7 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What torch said."""
+    """Torch's answers."""
 
     cuda: str | None = None
     """The version that torch was built for."""
@@ -30,32 +30,32 @@ class Facts:
     num_gpus: int = 0
     arches: list[str] = field(default_factory=list)
     trouble: str = ""
-    """Why it could not be asked, or what CUDA said."""
+    """Why it failed, or CUDA's error."""
     reduce: dict[str, Any] = field(default_factory=dict)
 
 
 class Probe:
-    """Runs while other things are looked at."""
+    """The child process; other checks run meanwhile."""
 
-    def __init__(self, here: Here, command: list[str] | None = None) -> None:
+    def __init__(self, host: Host, command: list[str] | None = None) -> None:
         command = command or [sys.executable, "-P", "-m", MODULE]
         self._folder = tempfile.TemporaryDirectory(prefix="embark-doctor-")
         self._answer = Path(self._folder.name, "answer.json")
         self._process = subprocess.Popen([*command, str(self._answer)], stdin=subprocess.DEVNULL,
-                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=dict(here.env),
+                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=dict(host.env),
                                          start_new_session=True)
 
     def facts(self, limit_s: float = LIMIT_S) -> Facts:
-        """Waits for it; ends it where it takes too long."""
+        """Wait for it; kill it if it takes too long."""
         try:
             _, err = self._process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             self.end()
             return Facts(trouble=f"it did not answer within {limit_s:.0f} s")
         try:
-            told = json.loads(self._answer.read_text(encoding="utf-8"))
-            return Facts(told["cuda"], told["nccl"], int(told["num_gpus"]), list(told["arches"]), told["trouble"],
-                         dict(told["reduce"]))
+            answer = json.loads(self._answer.read_text(encoding="utf-8"))
+            return Facts(answer["cuda"], answer["nccl"], int(answer["num_gpus"]), list(answer["arches"]),
+                         answer["trouble"], dict(answer["reduce"]))
         except (OSError, ValueError, KeyError, TypeError):
             lines = err.decode(errors="replace").strip().splitlines()
             return Facts(trouble=lines[-1] if lines else f"it ended with {self._process.returncode}")
@@ -68,11 +68,11 @@ class Probe:
         self._folder.cleanup()
 
 
-def ranks(facts: Facts, num_gpus: int) -> Iterator[Check]:
+def check_ranks(facts: Facts, num_gpus: int) -> Iterator[Check]:
     """`num_gpus` as the driver sees them."""
     if facts.trouble and not facts.reduce:
         yield Check("torch runs", "wrong", facts.trouble, "import torch works",
-                    f"{sys.executable} -m embark.stack.versions install puts a matched torch, torchrec and fbgemm in")
+                    f"{sys.executable} -m embark.stack.versions install installs a matched torch, torchrec and fbgemm")
         return
     if facts.trouble or (num_gpus and facts.num_gpus < num_gpus):
         found = facts.trouble or f"torch sees {facts.num_gpus} of {num_gpus} GPUs"
@@ -80,19 +80,19 @@ def ranks(facts: Facts, num_gpus: int) -> Iterator[Check]:
                     "CUDA_VISIBLE_DEVICES hides some, or the driver and the build do not match" if facts.cuda else "")
     yield _reduced(facts)
     if (said := facts.reduce.get("nccl_error")) is not None:
-        yield judged("nccl", not said, said or f"NCCL {facts.nccl} starts on the one GPU", "it starts",
+        yield check("nccl", not said, said or f"NCCL {facts.nccl} starts on the one GPU", "it starts",
                      "NCCL_DEBUG=INFO says why; embark diagnose reads its log")
 
 
 def _reduced(facts: Facts) -> Check:
-    told = facts.reduce
-    backend, num_ranks = str(told.get("backend", "")), int(told.get("num_ranks", 0))
+    reduce = facts.reduce
+    backend, num_ranks = str(reduce.get("backend", "")), int(reduce.get("num_ranks", 0))
     name = "nccl" if backend == "nccl" else "gloo"
     over = f"{num_ranks} GPUs" if backend == "nccl" else f"{num_ranks} processes"
-    if told.get("error"):
+    if reduce.get("error"):
         fix = ("NCCL_DEBUG=INFO says why; embark diagnose reads its log" if backend == "nccl" else
                "does this machine's own name resolve? GLOO_SOCKET_IFNAME=lo tries the loopback device")
-        return Check(name, "wrong", f"no all-reduce over {over}: {told['error']}", "an all-reduce", fix)
+        return Check(name, "wrong", f"no all-reduce over {over}: {reduce['error']}", "an all-reduce", fix)
     version = f"NCCL {facts.nccl}, " if backend == "nccl" and facts.nccl else ""
-    speed = float(told.get("bytes_per_s", 0.0)) / 1e9
+    speed = float(reduce.get("bytes_per_s", 0.0)) / 1e9
     return Check(name, "ok", f"{version}all-reduce over {over} at {speed:,.3g} GB/s", "an all-reduce")

@@ -15,9 +15,10 @@ from integration.cloud import emulators
 from integration.cloud.emulators import SECRET, Emulator
 
 from embark.__main__ import run
-from embark.doctor.account.aws import aws_account, counts_to, families_of
-from embark.doctor.account.need import need_of
+from embark.doctor.account import check_account, need_of
+from embark.doctor.account.aws import counts_to, families_of
 from embark.doctor.check import Check
+from embark.launch.shell import Shell
 from embark.spec import RunSpec, load_spec
 
 MOTO_ACCOUNT = "123456789012"
@@ -39,13 +40,13 @@ def aws(account, environment):
     return account
 
 
-def asked(*sets: str) -> dict[str, Check]:
+def checks_of(*sets: str) -> dict[str, Check]:
     spec: RunSpec = load_spec("quickstart", sets)
-    return {check.name.split()[0]: check for check in aws_account(need_of(spec))}
+    return {check.name.split()[0]: check for check in check_account(need_of(spec), Shell())}
 
 
 def test_an_account_is_named_and_each_thing_is_looked_at(aws):
-    found = asked("place.machine=g5.12xlarge", "place.region=us-east-1", f"store.root={aws.uri}/runs")
+    found = checks_of("place.machine=g5.12xlarge", "place.region=us-east-1", f"store.root={aws.uri}/runs")
     assert list(found) == ["account", "machine", "quota", "budgets", "bucket"]
     assert found["account"].verdict == "ok"
     assert MOTO_ACCOUNT in found["account"].found
@@ -54,13 +55,13 @@ def test_an_account_is_named_and_each_thing_is_looked_at(aws):
 
 
 def test_another_account_than_the_spec_names_is_wrong(aws):
-    found = asked("place.machine=g5.12xlarge", 'place.account="210987654321"')
+    found = checks_of("place.machine=g5.12xlarge", 'place.account="210987654321"')
     assert found["account"].verdict == "wrong"
     assert list(found) == ["account"]
 
 
 def test_a_quota_too_small_says_the_command_that_raises_it(aws):
-    found = asked("place.machine=p5.48xlarge", "place.region=us-east-1", "place.nodes=4")["quota"]
+    found = checks_of("place.machine=p5.48xlarge", "place.region=us-east-1", "place.nodes=4")["quota"]
     assert (found.verdict, found.found) == ("wrong", "384 vCPUs, 0 in use; the run takes 768")
     assert found.fix.startswith("aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
                                 "L-417A185B --desired-value 768 --region us-east-1")
@@ -73,8 +74,8 @@ def test_machines_that_run_already_count(aws):
     started = ec2.run_instances(ImageId=image, InstanceType="g5.xlarge", MinCount=2, MaxCount=2)["Instances"]
     other = ec2.run_instances(ImageId=image, InstanceType="t3.micro", MinCount=1, MaxCount=1)["Instances"]
     try:
-        on_demand = asked("place.machine=g5.12xlarge", f"place.region={region}", "place.nodes=2")["quota"]
-        spot = asked("place.machine=g5.12xlarge", f"place.region={region}", "place.spot=true")["quota"]
+        on_demand = checks_of("place.machine=g5.12xlarge", f"place.region={region}", "place.nodes=2")["quota"]
+        spot = checks_of("place.machine=g5.12xlarge", f"place.region={region}", "place.spot=true")["quota"]
     finally:
         ec2.terminate_instances(InstanceIds=[one["InstanceId"] for one in [*started, *other]])
     # Of AWS's default: nobody has raised it. Both machines would fit if none ran.
@@ -83,14 +84,14 @@ def test_machines_that_run_already_count(aws):
 
 
 def test_a_machine_that_a_region_does_not_have_is_told_with_those_that_do(aws):
-    found = asked("place.machine=p5.48xlarge", "place.region=af-south-1")["machine"]
+    found = checks_of("place.machine=p5.48xlarge", "place.region=af-south-1")["machine"]
     assert found.verdict == "wrong"
     assert "no p5.48xlarge in af-south-1" in found.found
     assert "ap-northeast-1" in found.fix
 
 
 def test_a_zone_that_lacks_the_machine_is_told_with_those_that_have_it(aws):
-    found = asked("place.machine=g5.12xlarge", "place.region=us-east-1", "place.zone=us-east-1z")["machine"]
+    found = checks_of("place.machine=g5.12xlarge", "place.region=us-east-1", "place.zone=us-east-1z")["machine"]
     assert found.verdict == "wrong"
     assert "us-east-1a" in found.fix
 
@@ -98,12 +99,12 @@ def test_a_zone_that_lacks_the_machine_is_told_with_those_that_have_it(aws):
 def test_no_budget_is_a_warning_and_those_there_are_are_named(aws):
     client = boto3.client("budgets", region_name="us-east-1")
     name = f"embark-{uuid4().hex[:6]}"
-    assert asked("place.machine=g5.12xlarge")["budgets"].verdict == "warning"
+    assert checks_of("place.machine=g5.12xlarge")["budgets"].verdict == "warning"
     client.create_budget(AccountId=MOTO_ACCOUNT, Budget={
         "BudgetName": name, "BudgetType": "COST", "TimeUnit": "MONTHLY",
         "BudgetLimit": {"Amount": "500", "Unit": "USD"}})
     try:
-        found = asked("place.machine=g5.12xlarge")["budgets"]
+        found = checks_of("place.machine=g5.12xlarge")["budgets"]
         assert (found.verdict, found.found) == ("ok", f"{name}: $0 of $500")
     finally:
         client.delete_budget(AccountId=MOTO_ACCOUNT, BudgetName=name)
@@ -113,26 +114,26 @@ def test_the_bucket_is_written_and_left_as_it_was(aws):
     s3 = boto3.client("s3", region_name="us-east-1")
     bucket = f"doctor-{uuid4().hex[:8]}"
     s3.create_bucket(Bucket=bucket)
-    found = asked("place.machine=g5.12xlarge", f"store.root=s3://{bucket}/runs")["bucket"]
+    found = checks_of("place.machine=g5.12xlarge", f"store.root=s3://{bucket}/runs")["bucket"]
     assert found.verdict == "ok"
     assert s3.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
 
 
 def test_a_bucket_that_is_not_there_is_wrong(aws):
-    found = asked("place.machine=g5.12xlarge", f"store.root=s3://no-such-{uuid4().hex[:8]}/runs")["bucket"]
+    found = checks_of("place.machine=g5.12xlarge", f"store.root=s3://no-such-{uuid4().hex[:8]}/runs")["bucket"]
     assert found.verdict == "wrong"
     assert "does not exist" in found.found
 
 
 def test_the_spot_price_of_now_stands_beside_the_catalogs(aws):
-    found = asked("place.machine=g5.12xlarge", "place.region=us-east-1", "place.spot=true")
+    found = checks_of("place.machine=g5.12xlarge", "place.region=us-east-1", "place.spot=true")
     assert found["spot"].verdict in ("ok", "warning")
     assert "catalog" in found["spot"].found or "none for g5.12xlarge" in found["spot"].found
-    assert "spot" not in asked("place.machine=g5.12xlarge", "place.region=us-east-1")
+    assert "spot" not in checks_of("place.machine=g5.12xlarge", "place.region=us-east-1")
 
 
 def test_a_quota_that_the_catalog_does_not_know_is_said_to_be_unknown(aws):
-    found = asked("place.machine=p6-b200.48xlarge", "place.region=us-east-1", "place.spot=true")["quota"]
+    found = checks_of("place.machine=p6-b200.48xlarge", "place.region=us-east-1", "place.spot=true")["quota"]
     assert found.verdict == "warning"
     assert "is not known" in found.found
 
@@ -150,7 +151,7 @@ def test_the_verb_ends_with_1_where_something_is_wrong_and_prints_no_secret(aws,
 
 def test_no_credentials_are_one_sentence(environment, account):
     environment({"AWS_ENDPOINT_URL": account.env["AWS_ENDPOINT_URL"]})
-    found = asked("place.machine=g5.12xlarge", "place.region=us-east-1")
+    found = checks_of("place.machine=g5.12xlarge", "place.region=us-east-1")
     assert list(found) == ["account"]
     assert found["account"].found == "no credentials for AWS were found"
     assert "aws sso login" in found["account"].fix
@@ -158,14 +159,14 @@ def test_no_credentials_are_one_sentence(environment, account):
 
 def test_a_profile_that_is_not_there_is_one_sentence(aws, monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    found = asked("place.machine=g5.12xlarge")
+    found = checks_of("place.machine=g5.12xlarge")
     assert found["account"].verdict == "wrong"
     assert "nobody" in found["account"].found
 
 
 def test_a_server_that_is_away_is_one_sentence(environment, account):
     environment({**account.env, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
-    found = asked("place.machine=g5.12xlarge")["account"]
+    found = checks_of("place.machine=g5.12xlarge")["account"]
     assert (found.verdict, found.found.partition(":")[0]) == ("wrong", "AWS cannot be reached")
 
 
@@ -224,7 +225,7 @@ def refusing(environment, account):
 ])
 def test_credentials_that_are_refused_are_one_sentence_and_nothing_more_is_asked(refusing, code, words):
     refusing(code)
-    found = asked("place.machine=g5.12xlarge", "place.region=us-east-1")
+    found = checks_of("place.machine=g5.12xlarge", "place.region=us-east-1")
     assert list(found) == ["account"]
     assert found["account"].verdict == "wrong"
     assert words in found["account"].found
@@ -234,7 +235,7 @@ def test_credentials_that_are_refused_are_one_sentence_and_nothing_more_is_asked
 @pytest.mark.parametrize("code", ["AccessDeniedException", "UnauthorizedOperation"])
 def test_what_an_identity_may_not_ask_is_said_with_the_permission(refusing, code):
     refusing(code, allows_identity=True)
-    found = asked("place.machine=g5.12xlarge", "place.region=us-east-1")
+    found = checks_of("place.machine=g5.12xlarge", "place.region=us-east-1")
     assert found["account"].verdict == "ok"
     for name, action in (("machine", "ec2:DescribeInstanceTypeOfferings"), ("quota", "servicequotas:GetServiceQuota"),
                          ("budgets", "budgets:ViewBudget")):

@@ -1,4 +1,4 @@
-"""What the doctor found is told line by line, and at the end in one sentence; code 1 where something is wrong."""
+"""What the doctor found is shown line by line, and at the end in one sentence; code 1 where something is wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from embark.__main__ import run
 from embark.cli.console import Console
-from embark.cli.doctor import _folded, _tell
+from embark.cli.doctor import _fold, _show
 from embark.doctor.check import Check
 
 WELL = Check("python", "ok", "3.12.4", "one of 3.11, 3.12")
@@ -18,18 +18,18 @@ WRONG = Check("/dev/shm", "wrong", "64 MiB", "at least 1 GiB", "--shm-size=8g")
 
 @pytest.mark.parametrize(("checks", "code", "sentence"), [
     ([WELL], 0, "this machine: ready (1 check)"),
-    ([WELL, WORTH], 0, "this machine: ready (2 checks); worth a look: clock"),
-    ([WELL, WORTH, WRONG], 1, "this machine: not ready: /dev/shm; worth a look: clock"),
+    ([WELL, WORTH], 0, "this machine: ready (2 checks); warnings: clock"),
+    ([WELL, WORTH, WRONG], 1, "this machine: not ready: /dev/shm; warnings: clock"),
 ])
 def test_the_sentence_at_the_end_and_the_code(checks: list[Check], code: int, sentence: str, capsys):
-    assert _tell(Console(), checks, "this machine") == code
+    assert _show(Console(), checks, "this machine") == code
     assert capsys.readouterr().out.splitlines()[-1] == sentence
-    assert _tell(Console(quiet=True), checks, "this machine") == code
+    assert _show(Console(quiet=True), checks, "this machine") == code
     assert capsys.readouterr().out.splitlines() == [sentence]
 
 
-def test_what_is_wrong_has_its_fix_below_it_and_what_is_well_has_none(capsys):
-    _tell(Console(), [WELL, WRONG], "this machine")
+def test_what_is_wrong_has_its_fix_below_it_and_what_is_ok_has_none(capsys):
+    _show(Console(), [WELL, WRONG], "this machine")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["ok", "python", "3.12.4"]
     assert lines[1] == "WRONG   /dev/shm         64 MiB; expected at least 1 GiB"
@@ -38,17 +38,17 @@ def test_what_is_wrong_has_its_fix_below_it_and_what_is_well_has_none(capsys):
 
 def test_on_a_narrow_terminal_what_is_found_stays_in_its_column():
     text = "writes 179 MB/s, reads 623 MB/s (172 MiB tried in /data/someone/with/a/long/name/runs)"
-    lines = _folded("ok      disk speed       ", text, 80)
+    lines = _fold("ok      disk speed       ", text, 80)
     assert [line for line in lines if len(line) > 80] == []
     assert all(line.startswith(" " * 25) for line in lines[1:])
     assert " ".join(line[25:] for line in lines) == text
-    assert _folded("ok      disk speed       ", text, 0) == [f"ok      disk speed       {text}"]
+    assert _fold("ok      disk speed       ", text, 0) == [f"ok      disk speed       {text}"]
 
 
 def test_a_program_gets_rows_and_nothing_else(capsys):
-    assert _tell(Console(json=True), [WELL, WRONG], "this machine") == 1
+    assert _show(Console(json=True), [WELL, WRONG], "this machine") == 1
     rows = json.loads(capsys.readouterr().out)
-    assert rows[1] == {"verdict": "wrong", "name": "/dev/shm", "found": "64 MiB", "expected": "at least 1 GiB",
+    assert rows[1] == {"name": "/dev/shm", "verdict": "wrong", "found": "64 MiB", "expected": "at least 1 GiB",
                        "fix": "--shm-size=8g"}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embark.doctor.here import Here
+from embark.doctor.host import Host
 
 
 class Machine:
@@ -39,8 +39,8 @@ class Machine:
         file.chmod(0o755)
 
     @property
-    def here(self) -> Here:
-        return Here(self.root, self.env, self.home / "runs")
+    def host(self) -> Host:
+        return Host(self.root, self.env, self.home / "runs")
 
 
 @pytest.fixture

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from embark.doctor.credentials import credentials
+from embark.doctor.credentials import check_credentials
 
 SECRET = "Wq7-do-not-show-me-Zx9"
 
 
 def found(machine):
-    (check,) = credentials(machine.here)
+    (check,) = check_credentials(machine.host)
     assert SECRET not in check.found + check.fix
     return check
 
 
 def test_none_are_needed(machine):
     check = found(machine)
-    assert (check.verdict, check.found) == ("ok", "none found: files on this machine need none")
+    assert (check.verdict, check.found) == ("ok", "none found: local files need none")
 
 
 @pytest.mark.parametrize(("env", "text"), [

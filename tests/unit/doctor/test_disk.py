@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from embark.doctor.disk import MIN_DISK_BYTES, disk, measure
-from embark.doctor.here import Here
+from embark.doctor.disk import MIN_DISK_BYTES, check_disk, measure
+from embark.doctor.host import Host
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -37,9 +37,9 @@ def test_a_disk_that_is_nearly_full_is_not_filled(tmp_path: Path, monkeypatch: p
 
 def test_both_figures_and_the_size_are_told_with_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("embark.doctor.disk.MAX_PROBE_BYTES", 8 << 20)
-    room, speed = disk(Here(run_dir=tmp_path / "not" / "there" / "yet"))
-    assert room.name == "free disk"
-    assert f"tried in {tmp_path}" in speed.found
+    free, speed = check_disk(Host(run_dir=tmp_path / "not" / "there" / "yet"))
+    assert free.name == "free disk"
+    assert f" in {tmp_path}" in speed.found
     assert "MB/s" in speed.found
     assert not (tmp_path / "not").exists()
 
@@ -47,12 +47,12 @@ def test_both_figures_and_the_size_are_told_with_the_place(tmp_path: Path, monke
 def test_a_slow_disk_is_a_warning_and_a_full_one_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.fdatasync", lambda _: time.sleep(0.3))
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(MIN_DISK_BYTES, 0, MIN_DISK_BYTES // 2))
-    room, speed = disk(Here(run_dir=tmp_path))
-    assert (room.verdict, speed.verdict) == ("wrong", "warning")
-    assert "store.root" in room.fix
+    free, speed = check_disk(Host(run_dir=tmp_path))
+    assert (free.verdict, speed.verdict) == ("wrong", "warning")
+    assert "store.root" in free.fix
 
 
 def test_a_folder_that_cannot_be_written_is_wrong():
-    *_, speed = disk(Here(run_dir=Path("/proc")))
+    *_, speed = check_disk(Host(run_dir=Path("/proc")))
     assert speed.verdict == "wrong"
     assert "store.root" in speed.fix

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from embark.catalog import load_catalog
-from embark.doctor import Here, examine
-from embark.doctor.prices import FRESH_DAYS, prices
-from embark.doctor.ranks import Facts, Probe, ranks
+from embark.doctor import Host, check_host
+from embark.doctor.machine import FRESH_DAYS, check_prices
+from embark.doctor.ranks import Facts, Probe, check_ranks
 
 
 def test_this_machine_is_examined_for_real(tmp_path: Path):
-    checks = list(examine(Here(run_dir=tmp_path)))
+    checks = list(check_host(Host(run_dir=tmp_path)))
     names = [check.name for check in checks]
     assert len(set(names)) == len(names)
     assert {"python", "system", "container", "torch", "torchrec", "gpu", "cpu bf16", "cores", "memory", "/dev/shm",
@@ -31,7 +31,7 @@ def test_this_machine_is_examined_for_real(tmp_path: Path):
 
 
 def test_the_machine_is_examined_without_loading_torch_here():
-    code = ("import sys; from embark.doctor import examine, Here; checks = examine(); "
+    code = ("import sys; from embark.doctor import check_host; checks = check_host(); "
             "[next(checks) for _ in range(12)]; checks.close(); sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
@@ -41,20 +41,20 @@ def test_prices_grow_old(days: int, verdict: str):
     catalog = load_catalog()
     dates = sorted(price.origin.date for price in catalog.prices.values())
     usual = datetime.date.fromisoformat(dates[len(dates) // 2])
-    (check,) = prices(usual + datetime.timedelta(days=days), catalog)
+    check = check_prices(usual + datetime.timedelta(days=days), catalog)
     assert check.verdict == verdict
     assert f"{days} days old" in check.found
     assert ("embark catalog refresh" in check.fix) == (verdict == "warning")
 
 
-def told(**values: object) -> list[str]:
+def probe_command(**values: object) -> list[str]:
     facts = {"torch": "2.13.0", "cuda": None, "num_gpus": 0, "arches": [], "nccl": "", "trouble": "",
              "reduce": {"backend": "gloo", "num_ranks": 2, "error": "", "bytes_per_s": 2e9}, **values}
     return [sys.executable, "-c", f"import sys; print('hello'); open(sys.argv[1], 'w').write({json.dumps(facts)!r})"]
 
 
-def asked(command: list[str], limit_s: float = 30.0) -> Facts:
-    probe = Probe(Here(), command)
+def facts_of(command: list[str], limit_s: float = 30.0) -> Facts:
+    probe = Probe(Host(), command)
     try:
         return probe.facts(limit_s)
     finally:
@@ -62,14 +62,14 @@ def asked(command: list[str], limit_s: float = 30.0) -> Facts:
 
 
 def test_what_torch_said_is_read_past_what_else_was_printed():
-    facts = asked(told(cuda="13.0", nccl="2.28.3", num_gpus=8, arches=["sm_90"]))
+    facts = facts_of(probe_command(cuda="13.0", nccl="2.28.3", num_gpus=8, arches=["sm_90"]))
     assert (facts.cuda, facts.nccl, facts.num_gpus, facts.arches) == ("13.0", "2.28.3", 8, ["sm_90"])
 
 
 def test_gpus_that_reduce_are_told_with_their_speed():
-    facts = asked(told(cuda="13.0", nccl="2.28.3", num_gpus=8,
+    facts = facts_of(probe_command(cuda="13.0", nccl="2.28.3", num_gpus=8,
                        reduce={"backend": "nccl", "num_ranks": 8, "error": "", "bytes_per_s": 4.1e11}))
-    (check,) = ranks(facts, 8)
+    (check,) = check_ranks(facts, 8)
     assert (check.name, check.verdict) == ("nccl", "ok")
     assert check.found == "NCCL 2.28.3, all-reduce over 8 GPUs at 410 GB/s"
 
@@ -80,34 +80,34 @@ def test_gpus_that_reduce_are_told_with_their_speed():
 ])
 def test_nccl_is_tried_on_one_gpu_too(error: str, verdict: str, words: str):
     alone = {"backend": "gloo", "num_ranks": 2, "error": "", "bytes_per_s": 2e9, "nccl_error": error}
-    gloo, nccl = ranks(asked(told(cuda="13.0", nccl="2.28.3", num_gpus=1, reduce=alone)), 1)
+    gloo, nccl = check_ranks(facts_of(probe_command(cuda="13.0", nccl="2.28.3", num_gpus=1, reduce=alone)), 1)
     assert (gloo.name, gloo.verdict) == ("gloo", "ok")
     assert (nccl.name, nccl.verdict, nccl.found) == ("nccl", verdict, words)
 
 
 def test_ranks_that_do_not_reach_each_other_are_wrong():
     broken = {"backend": "gloo", "num_ranks": 2, "error": "Gloo connectFullMesh failed", "bytes_per_s": 0.0}
-    (check,) = ranks(asked(told(reduce=broken)), 0)
+    (check,) = check_ranks(facts_of(probe_command(reduce=broken)), 0)
     assert check.verdict == "wrong"
     assert "connectFullMesh" in check.found
     assert "GLOO_SOCKET_IFNAME" in check.fix
 
 
 def test_gpus_that_torch_does_not_see_are_wrong():
-    first, _ = ranks(asked(told(cuda="13.0", num_gpus=2)), 8)
+    first, _ = check_ranks(facts_of(probe_command(cuda="13.0", num_gpus=2)), 8)
     assert (first.verdict, first.found) == ("wrong", "torch sees 2 of 8 GPUs")
 
 
 def test_a_torch_that_does_not_load_is_wrong_with_its_own_last_line():
     command = [sys.executable, "-c", "raise ImportError('libcudart.so.13: cannot open shared object file')"]
-    (check,) = ranks(asked(command), 0)
+    (check,) = check_ranks(facts_of(command), 0)
     assert check.verdict == "wrong"
     assert "libcudart.so.13" in check.found
     assert "embark.stack.versions install" in check.fix
 
 
 def test_a_torch_that_hangs_is_ended():
-    probe = Probe(Here(), [sys.executable, "-c", "import time; time.sleep(600)"])
+    probe = Probe(Host(), [sys.executable, "-c", "import time; time.sleep(600)"])
     facts = probe.facts(0.3)
     assert "did not answer" in facts.trouble
     assert probe._process.poll() is not None

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from embark.doctor.gpus import driver_for, gpus, has_kernels, links, list_gpus, topology
+from embark.doctor.gpus import check_driver, check_gpus, has_kernels, links, list_gpus, topology
 
 H200 = "NVIDIA H200, 143771 MiB, 580.95.05, 9.0, 0\n"
 T4 = "Tesla T4, 15360 MiB, 535.183.01, 7.5, [N/A]\n"
@@ -40,7 +40,7 @@ BANNER = """\
 def smi(machine, rows: str, topo: str = TOPOLOGY, nvlink: str = NVLINK.format("26.562 GB/s"), cuda: str = "13.0"):
     machine.runs("nvidia-smi", ("--query-gpu=", rows), ("topo -m", topo), ("nvlink --status", nvlink),
                  ("", BANNER.format(cuda)))
-    return list_gpus(machine.here)
+    return list_gpus(machine.host)
 
 
 def of(checks) -> dict[str, tuple[str, str, str]]:
@@ -49,28 +49,28 @@ def of(checks) -> dict[str, tuple[str, str, str]]:
 
 def test_gpus_are_counted_and_named_with_their_driver(machine):
     found = smi(machine, H200 * 2)
-    verdict, text, _ = of(gpus(machine.here, found, CUDA_BUILDS))["gpu"]
+    verdict, text, _ = of(check_gpus(machine.host, found, CUDA_BUILDS))["gpu"]
     assert (verdict, text) == ("ok", "2 x NVIDIA H200, 143771 MiB; driver 580.95.05")
 
 
 def test_gpus_of_two_kinds_are_both_named(machine):
     found = smi(machine, H200 + T4)
-    text = of(gpus(machine.here, found, CUDA_BUILDS))["gpu"][1]
+    text = of(check_gpus(machine.host, found, CUDA_BUILDS))["gpu"][1]
     assert "1 x NVIDIA H200, 143771 MiB; 1 x Tesla T4, 15360 MiB" in text
 
 
 def test_an_old_driver_that_knows_fewer_fields_is_read_too(machine):
     query = "--query-gpu=name,memory.total,driver_version --format"
     machine.runs("nvidia-smi", (query, "Tesla K80, 11441 MiB, 418.67\n"))
-    (gpu,) = list_gpus(machine.here)
+    (gpu,) = list_gpus(machine.host)
     assert (gpu.name, gpu.driver, gpu.capability) == ("Tesla K80", "418.67", "")
 
 
-@pytest.mark.parametrize("here", [
+@pytest.mark.parametrize("packages", [
     {"torch": "2.13.0+cpu", "fbgemm-gpu": "1.8.0"}, {"torch": "2.13.0", "fbgemm-gpu": None, "fbgemm-gpu-cpu": "1.8.0"},
 ])
-def test_cpu_builds_beside_a_gpu_are_wrong(machine, here: dict[str, str | None]):
-    verdict, _, fix = of(gpus(machine.here, smi(machine, H200), here))["gpu"]
+def test_cpu_builds_beside_a_gpu_are_wrong(machine, packages: dict[str, str | None]):
+    verdict, _, fix = of(check_gpus(machine.host, smi(machine, H200), packages))["gpu"]
     assert verdict == "wrong"
     assert fix.endswith("-m embark.stack.versions install --variant cuda")
 
@@ -82,20 +82,20 @@ def test_the_fix_for_cpu_builds_is_a_command_that_exists():
 
 
 def test_no_gpu_and_no_driver_is_no_fault(machine):
-    assert of(gpus(machine.here, [], CUDA_BUILDS))["gpu"][0] == "ok"
+    assert of(check_gpus(machine.host, [], CUDA_BUILDS))["gpu"][0] == "ok"
 
 
 def test_a_driver_without_a_gpu_is_a_fault(machine):
     machine.has("/proc/driver/nvidia/version", "NVRM version: 580.95.05")
-    verdict, _, fix = of(gpus(machine.here, [], CUDA_BUILDS))["gpu"]
+    verdict, _, fix = of(check_gpus(machine.host, [], CUDA_BUILDS))["gpu"]
     assert verdict == "wrong"
     assert "--gpus all" in fix
 
 
 def test_memory_that_lost_bits_is_wrong(machine):
     found = smi(machine, H200.replace(", 0\n", ", 3\n") + H200)
-    assert of(gpus(machine.here, found, CUDA_BUILDS))["gpu memory"][:2] == (
-        "wrong", "3 errors that ECC could not mend since boot")
+    assert of(check_gpus(machine.host, found, CUDA_BUILDS))["gpu memory"][:2] == (
+        "wrong", "3 uncorrectable ECC errors since boot")
 
 
 def test_the_links_between_gpus_are_read_with_colours_and_cards_beside_them():
@@ -104,22 +104,22 @@ def test_the_links_between_gpus_are_read_with_colours_and_cards_beside_them():
 
 
 def test_nvlink_between_all_is_well(machine):
-    check = links(machine.here, smi(machine, H200 * 3))
+    check = links(machine.host, smi(machine, H200 * 3))
     assert (check.verdict, check.found) == ("ok", "NVLink between all: NV18 (3 pairs)")
 
 
 def test_an_inactive_link_is_a_warning(machine):
-    check = links(machine.here, smi(machine, H200 * 3, nvlink=NVLINK.format("<inactive>")))
+    check = links(machine.host, smi(machine, H200 * 3, nvlink=NVLINK.format("<inactive>")))
     assert check.verdict == "warning"
     assert "1 of 2 links inactive" in check.found
 
 
 def test_gpus_that_should_be_joined_and_are_not_are_a_warning(machine):
     slow = TOPOLOGY.replace("NV18", "SYS")
-    check = links(machine.here, smi(machine, H200 * 3, topo=slow))
+    check = links(machine.host, smi(machine, H200 * 3, topo=slow))
     assert check.verdict == "warning"
     assert "fabricmanager" in check.fix
-    assert links(machine.here, smi(machine, T4 * 3, topo=slow)).verdict == "ok"
+    assert links(machine.host, smi(machine, T4 * 3, topo=slow)).verdict == "ok"
 
 
 @pytest.mark.parametrize(("driver", "build", "verdict"), [
@@ -128,21 +128,21 @@ def test_gpus_that_should_be_joined_and_are_not_are_a_warning(machine):
 ])
 def test_the_driver_is_held_against_torchs_build(machine, driver: str, build: str, verdict: str):
     found = smi(machine, H200, cuda=driver)
-    checks = of(driver_for(machine.here, build, ["sm_90"], found))
+    checks = of(check_driver(machine.host, build, ["sm_90"], found))
     assert checks["driver"][0] == verdict
     assert checks["gpu kernels"][0] == "ok"
 
 
 def test_a_gpu_that_torch_has_no_kernels_for_is_wrong(machine):
     found = smi(machine, T4)
-    checks = of(driver_for(machine.here, "13.0", ["sm_80", "sm_90", "compute_90"], found))
+    checks = of(check_driver(machine.host, "13.0", ["sm_80", "sm_90", "compute_90"], found))
     assert checks["gpu kernels"][0] == "wrong"
     assert "7.5" in checks["gpu kernels"][2]
 
 
 def test_without_a_gpu_or_a_cuda_build_there_is_no_driver_to_judge(machine):
-    assert list(driver_for(machine.here, "13.0", [], [])) == []
-    assert list(driver_for(machine.here, None, [], smi(machine, H200))) == []
+    assert list(check_driver(machine.host, "13.0", [], [])) == []
+    assert list(check_driver(machine.host, None, [], smi(machine, H200))) == []
 
 
 @pytest.mark.parametrize(("capability", "arches", "runs"), [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from embark.doctor import machine as host
-from embark.doctor.here import Here
+from embark.doctor.host import Host
 from embark.doctor.machine import clock
 
 Usage = namedtuple("Usage", "total used free")
@@ -38,7 +38,7 @@ def test_this_python_is_one_that_torch_has_wheels_for():
 )
 def test_bf16_units_are_read_from_cpuinfo(text: str, found: str, machine):
     machine.has("/proc/cpuinfo", text)
-    assert host.cpu_features(machine.here).found == found
+    assert host.cpu_features(machine.host).found == found
 
 
 @pytest.mark.parametrize(("path", "env", "found"), [
@@ -50,12 +50,12 @@ def test_bf16_units_are_read_from_cpuinfo(text: str, found: str, machine):
 def test_a_container_is_told_from_a_machine(path: str, env: dict[str, str], found: str, machine):
     machine.has(path)
     machine.env |= env
-    assert host.container(machine.here).found == found
+    assert host.container(machine.host).found == found
 
 
 def test_a_container_is_known_by_its_group_alone(machine):
     machine.has("/proc/1/cgroup", "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-2.scope\n")
-    assert host.container(machine.here).found == "yes: kubepods"
+    assert host.container(machine.host).found == "yes: kubepods"
 
 
 @pytest.mark.parametrize(("name", "text", "limit"), [
@@ -65,21 +65,21 @@ def test_a_container_is_known_by_its_group_alone(machine):
 ])
 def test_a_containers_memory_limit_is_read(name: str, text: str, limit: int | None, machine):
     machine.has(f"/sys/fs/cgroup/{name}", text)
-    assert host.cgroup_limit_bytes(machine.here) == limit
+    assert host.cgroup_limit_bytes(machine.host) == limit
 
 
 def test_a_small_container_is_told_its_own_limit_not_the_hosts_memory(machine):
     machine.has("/proc/meminfo", "MemTotal:       65536000 kB\nMemFree: 1 kB\n")
-    assert host.memory(machine.here).found == "62.5 GiB"
+    assert host.memory(machine.host).found == "62.5 GiB"
     machine.has("/sys/fs/cgroup/memory.max", str(2**30))
-    check = host.memory(machine.here)
+    check = host.memory(machine.host)
     assert (check.verdict, check.found) == ("wrong", "1.0 GiB (the container's limit)")
 
 
 def test_processes_that_were_killed_for_memory_are_a_warning(machine):
     machine.has("/proc/meminfo", "MemTotal:       65536000 kB\n")
     machine.has("/sys/fs/cgroup/memory.events", "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\n")
-    check = host.memory(machine.here)
+    check = host.memory(machine.host)
     assert check.verdict == "warning"
     assert "2 processes" in check.found
 
@@ -94,16 +94,16 @@ def test_processes_that_were_killed_for_memory_are_a_warning(machine):
 def test_a_containers_processors_are_read(files: dict[str, str], quota: float | None, machine):
     for name, text in files.items():
         machine.has(f"/sys/fs/cgroup/{name}", text)
-    assert host.cpu_quota(machine.here) == quota
+    assert host.cpu_quota(machine.host) == quota
 
 
 def test_one_core_is_too_few(monkeypatch: pytest.MonkeyPatch, machine):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
-    assert host.cores(machine.here).verdict == "wrong"
+    assert host.cores(machine.host).verdict == "wrong"
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    assert host.cores(machine.here).verdict == "ok"
+    assert host.cores(machine.host).verdict == "ok"
     machine.has("/sys/fs/cgroup/cpu.max", "100000 100000\n")
-    check = host.cores(machine.here)
+    check = host.cores(machine.host)
     assert (check.verdict, check.found) == ("wrong", "1 (the container's limit)")
 
 
@@ -115,11 +115,11 @@ def test_shared_memory_must_be_there_and_be_free(
 ):
     (machine.root / "dev/shm").mkdir(parents=True)
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(total, total - free, free))
-    assert host.shared_memory(machine.here).verdict == verdict
+    assert host.shared_memory(machine.host).verdict == verdict
 
 
 def test_missing_shared_memory_is_told_not_raised(machine):
-    check = host.shared_memory(machine.here)
+    check = host.shared_memory(machine.host)
     assert (check.verdict, check.found) == ("wrong", "missing")
     assert "--shm-size" in check.fix
 
@@ -135,7 +135,7 @@ def test_missing_shared_memory_is_told_not_raised(machine):
 )
 def test_the_limit_of_open_files(soft: int, hard: int, verdict: str, fix: str, with_limits):
     with_limits(soft, hard)
-    check = host.open_files()
+    check = host.limit("open files", resource.RLIMIT_NOFILE, host.MIN_OPEN_FILES, "n")
     assert check.verdict == verdict
     assert check.fix.startswith(fix)
 
@@ -145,26 +145,26 @@ def test_the_limit_of_open_files(soft: int, hard: int, verdict: str, fix: str, w
 ])
 def test_the_limit_of_processes(soft: int, hard: int, verdict: str, fix: str, with_limits):
     with_limits(soft, hard)
-    check = host.processes()
+    check = host.limit("processes", resource.RLIMIT_NPROC, host.MIN_PROCESSES, "u", bad="warning")
     assert check.verdict == verdict
     assert check.fix.startswith(fix)
 
 
 def test_no_compiler_is_told_with_the_package_that_has_one(machine):
-    check = host.compiler(machine.here)
+    check = host.compiler(machine.host)
     assert (check.verdict, check.found, check.fix) == ("wrong", "missing", "apt-get install -y g++")
     machine.runs("clang++")
-    assert host.compiler(machine.here).verdict == "ok"
+    assert host.compiler(machine.host).verdict == "ok"
 
 
-@pytest.mark.parametrize(("told", "verdict", "found"), [
-    ((True, 0.0023), "ok", "kept, within 2.3 ms"),
-    ((True, 16.0), "warning", "kept, within 1.6e+04 ms"),
-    ((False, 0.5), "warning", "set by nobody"),
-    (None, "ok", "not known: the kernel does not say"),
+@pytest.mark.parametrize(("reading", "verdict", "found"), [
+    ((True, 0.0023), "ok", "synchronised within 2.3 ms"),
+    ((True, 16.0), "warning", "synchronised within 1.6e+04 ms"),
+    ((False, 0.5), "warning", "not synchronised"),
+    (None, "ok", "unknown: the kernel does not say"),
 ])
-def test_a_clock_that_nobody_keeps_is_a_warning(told, verdict: str, found: str):
-    check = clock(lambda: told)
+def test_a_clock_that_is_not_synchronised_is_a_warning(reading, verdict: str, found: str):
+    check = clock(lambda: reading)
     assert (check.verdict, check.found) == (verdict, found)
 
 
@@ -174,7 +174,7 @@ def test_this_kernel_says_something_of_its_clock_or_nothing():
 
 def test_programs_that_fail_or_are_not_there_answer_nothing(machine):
     machine.runs("half", ("well", "yes\n"))
-    assert machine.here.ask("half", "well") == "yes\n"
-    assert machine.here.ask("half", "badly") is None
-    assert machine.here.ask("none") is None
-    assert Here(root=Path("/nonexistent")).read("/proc/cpuinfo") == ""
+    assert machine.host.ask("half", "well") == "yes\n"
+    assert machine.host.ask("half", "badly") is None
+    assert machine.host.ask("none") is None
+    assert Host(root=Path("/nonexistent")).read("/proc/cpuinfo") == ""

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from embark.doctor.network import devices, network
+from embark.doctor.network import check_network, devices
 
 UNLIMITED = resource.RLIM_INFINITY
 FI_INFO = "provider: efa\n    fabric: efa\n    domain: rdmap0s6-rdm\n    version: 122.0\n    type: FI_EP_RDM\n"
@@ -30,7 +30,7 @@ def verbs(machine) -> None:
 
 
 def looked_at(machine) -> dict[str, tuple[str, str, str]]:
-    return {check.name: (check.verdict, check.found, check.fix) for check in network(machine.here)}
+    return {check.name: (check.verdict, check.found, check.fix) for check in check_network(machine.host)}
 
 
 def test_a_machine_without_a_fabric_is_well_and_says_so(machine):
@@ -60,7 +60,7 @@ def test_a_port_that_is_down_is_named(machine, with_limits):
 
 def test_ethernet_under_rdma_is_called_so(machine):
     infiniband(machine, layer="Ethernet", rate="200 Gb/sec (4X HDR)")
-    (port,) = devices(machine.here)
+    (port,) = devices(machine.host)
     assert (port.kind, port.rate) == ("RoCE", "200 Gb/sec")
 
 

@@ -1,4 +1,4 @@
-"""An AWS account, by boto3: who it is, quotas, zones, budgets, the bucket, spot prices."""
+"""An AWS account, by boto3: identity, quotas, zones that have the machine, spot price, budgets."""
 
 from __future__ import annotations
 
@@ -8,47 +8,52 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from embark.doctor.account.bucket import bucket_check
-from embark.doctor.account.need import Need, quota_check
-from embark.doctor.check import Check, judged
+from embark.doctor.account.need import Need, budget_check
+from embark.doctor.check import Check, Verdict, check
 from embark.errors import MissingPackage
 from embark.formatting import to_one_line
 
 PRICE_MOVED = 0.25
-"""A spot price that is so far from the catalog's is worth a word."""
+"""A spot price that differs this much from the catalog's is worth a warning."""
 LOGIN = "aws sso login, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
-_UNKNOWN_KEY = ("InvalidClientTokenId", "UnrecognizedClientException", "AuthFailure", "InvalidAccessKeyId")
-_BAD_SIGNATURE = ("SignatureDoesNotMatch", "InvalidSignatureException", "IncompleteSignature")
-_DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "Forbidden", "403")
+_REFUSALS: tuple[tuple[tuple[str, ...], Verdict, str, str, str], ...] = (
+    (("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"), "wrong",
+     "the credentials for AWS have expired", "valid credentials", LOGIN),
+    (("InvalidClientTokenId", "UnrecognizedClientException", "AuthFailure", "InvalidAccessKeyId"), "wrong",
+     "AWS does not know this access key", "an existing, active key", LOGIN),
+    (("SignatureDoesNotMatch", "InvalidSignatureException", "IncompleteSignature"), "wrong",
+     "AWS refuses the signature: the secret key is another one, or the clock is wrong", "a key with its own secret",
+     LOGIN),
+    (("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "Forbidden", "403"), "warning",
+     "unknown: this identity may not ask ({code})", "{action} allowed",
+     "an administrator can allow {action}; or look in the console"),
+)
+"""Error codes, and what they mean."""
 
 
-def aws_account(need: Need) -> Iterator[Check]:
-    """Where it is not known who asks, nothing else is asked."""
+def check_aws(need: Need) -> Iterator[Check]:
+    """The identity first."""
     try:
         import boto3
         import botocore.exceptions
         from botocore.config import Config
     except ImportError:
-        raise MissingPackage("asking an AWS account needs boto3, which is not installed",
+        raise MissingPackage("checking an AWS account needs boto3, which is not installed",
                              fix="pip install 'embark-rec[cloud]'") from None
     config = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 2, "mode": "standard"})
     try:
         session = boto3.Session(region_name=need.region)
     except botocore.exceptions.ProfileNotFound as error:
-        yield Check("account", "wrong", to_one_line(error), "a profile that is there", "aws configure list-profiles")
+        yield Check("account", "wrong", to_one_line(error), "an existing profile", "aws configure list-profiles")
         return
 
     def client(name: str, region: str = "") -> Any:
-        """Made when it is asked: each reads megabytes of AWS's own description."""
+        """Created when needed: each reads megabytes of AWS's own description."""
         return session.client(name, region_name=region or need.region, config=config)
 
-    told: dict[str, str] = {}
-    who = _asked("account", "sts:GetCallerIdentity", lambda: _identity(client("sts"), need, told))
-    yield from who
-    if who[0].verdict != "ok":
-        return
-    account, ec2 = told["Account"], client("ec2")
+    identity: dict[str, str] = {}
+    yield from _answer("account", "sts:GetCallerIdentity", lambda: _identity(client("sts"), need, identity))
+    account, ec2 = identity["Account"], client("ec2")
     questions: tuple[tuple[str, str, Callable[[], list[Check]]], ...] = (
         ("machine offered", "ec2:DescribeInstanceTypeOfferings", lambda: _offered(ec2, need)),
         ("quota", "servicequotas:GetServiceQuota, ec2:DescribeInstances and ec2:DescribeInstanceTypes",
@@ -57,9 +62,7 @@ def aws_account(need: Need) -> Iterator[Check]:
         ("budgets", "budgets:ViewBudget", lambda: _budgets(client("budgets", "us-east-1"), account)),
     )
     for name, action, question in questions:
-        yield from _asked(name, action, question)
-    if (bucket := bucket_check(need.job.spec)) is not None:
-        yield bucket
+        yield from _answer(name, action, question)
 
 
 def families_of(quota_name: str) -> tuple[str, ...]:
@@ -76,32 +79,26 @@ def counts_to(instance_type: str, families: tuple[str, ...]) -> bool:
                for one in families)
 
 
-def _identity(sts: Any, need: Need, told: dict[str, str]) -> list[Check]:
-    """Into `told` goes what AWS answers."""
-    told |= sts.get_caller_identity()
+def _identity(sts: Any, need: Need, identity: dict[str, str]) -> list[Check]:
+    """`identity` receives AWS's answer."""
+    identity |= sts.get_caller_identity()
     wanted = need.job.spec.place.account
-    found = f"{told['Account']} as {told['Arn']}"
-    return [judged("account", not wanted or wanted == told["Account"], found, f"account {wanted}" if wanted else "",
-                   "AWS_PROFILE chooses another; or correct place.account")]
+    found = f"{identity['Account']} as {identity['Arn']}"
+    return [check("account", not wanted or wanted == identity["Account"], found, f"account {wanted}" if wanted else "",
+                  "AWS_PROFILE chooses another; or correct place.account")]
 
 
 def _offered(ec2: Any, need: Need) -> list[Check]:
     machine = need.site.machine_type
     pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
         LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [machine]}])
-    zones = sorted({row["Location"] for page in pages for row in page["InstanceTypeOfferings"]})
-    zone = need.job.spec.place.zone
-    if not zones:
-        return [Check("machine offered", "wrong", f"no {machine} in {need.region}", f"{machine} in {need.region}",
-                      f"another place.region: {need.other_regions()}")]
-    return [judged("machine offered", not zone or zone in zones, f"{machine} in {', '.join(zones)}",
-                   f"in {zone or need.region}", f"set place.zone to one of {', '.join(zones)}")]
+    return [need.offer_check(sorted({row["Location"] for page in pages for row in page["InstanceTypeOfferings"]}))]
 
 
 def _quota(quotas: Any, ec2: Any, need: Need) -> list[Check]:
     name, code = need.quota
     if not code:
-        return [Check("quota", "warning", f"which quota counts {need.job.machine.name} {need.way} is not known",
+        return [Check("quota", "warning", f"the quota for {need.job.machine.name} {need.market} is not known",
                       fix=f"https://{need.region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas")]
     try:
         limit = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"]
@@ -110,7 +107,7 @@ def _quota(quotas: Any, ec2: Any, need: Need) -> list[Check]:
     used = _vcpus_in_use(ec2, families_of(name), is_spot=need.job.is_spot)
     fix = (f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
            f"--desired-value {used + need.num_units:g} --region {need.region}: it may take days")
-    return [quota_check(need, name, float(limit), used, need.num_units, fix)]
+    return [need.quota_check(name, float(limit), used, fix)]
 
 
 def _vcpus_in_use(ec2: Any, families: tuple[str, ...], *, is_spot: bool) -> float:
@@ -134,9 +131,9 @@ def _spot_price(ec2: Any, need: Need) -> list[Check]:
     if not need.job.is_spot:
         return []
     machine = need.site.machine_type
-    told = ec2.describe_spot_price_history(InstanceTypes=[machine], ProductDescriptions=["Linux/UNIX"],
-                                           StartTime=datetime.now(UTC), MaxResults=100)
-    prices = {row["AvailabilityZone"]: float(row["SpotPrice"]) for row in told["SpotPriceHistory"]}
+    history = ec2.describe_spot_price_history(InstanceTypes=[machine], ProductDescriptions=["Linux/UNIX"],
+                                              StartTime=datetime.now(UTC), MaxResults=100)
+    prices = {row["AvailabilityZone"]: float(row["SpotPrice"]) for row in history["SpotPriceHistory"]}
     if not prices:
         return [Check("spot price", "warning", f"none for {machine} in {need.region} now", "one",
                       "it may not be sold on spot there: another place.region, or place.spot = false")]
@@ -144,56 +141,42 @@ def _spot_price(ec2: Any, need: Need) -> list[Check]:
     known = need.usd_per_hour
     found = f"${price:,.2f} an hour in {zone} now; the catalog says {f'${known:,.2f}' if known else 'nothing'}"
     is_near = known is not None and abs(price - known) <= PRICE_MOVED * known
-    return [judged("spot price", is_near, found, f"within {PRICE_MOVED:.0%} of the catalog",
-                   "embark catalog refresh FILE takes today's price in; plans and costs reckon with the catalog's",
-                   bad="warning")]
+    return [check("spot price", is_near, found, f"within {PRICE_MOVED:.0%} of the catalog",
+                  "embark catalog refresh FILE imports today's price; plans and costs use the catalog's",
+                  bad="warning")]
 
 
 def _budgets(client: Any, account: str) -> list[Check]:
-    told = client.describe_budgets(AccountId=account).get("Budgets", [])
-    rows = []
-    passed = False
-    for budget in told:
-        limit = float(budget.get("BudgetLimit", {}).get("Amount", 0))
-        spent = float(budget.get("CalculatedSpend", {}).get("ActualSpend", {}).get("Amount", 0))
-        passed = passed or bool(limit and spent >= limit)
-        rows.append(f"{budget['BudgetName']}: ${spent:,.0f} of ${limit:,.0f}")
-    if not rows:
-        return [Check("budgets", "warning", "none: nobody is told when the money goes", "one",
-                      "EMAIL=you@example.com ./money.sh budget, in the folder that embark render writes")]
-    return [judged("budgets", not passed, "; ".join(rows), "none used up", "an alert stops nothing: look at the bill",
-                   bad="warning")]
+    budgets = client.describe_budgets(AccountId=account).get("Budgets", [])
+    return [budget_check([(one["BudgetName"], float(one.get("BudgetLimit", {}).get("Amount", 0)),
+                           float(one.get("CalculatedSpend", {}).get("ActualSpend", {}).get("Amount", 0)))
+                          for one in budgets], currency="$")]
 
 
-def _asked(name: str, action: str, question: Callable[[], list[Check]]) -> list[Check]:
-    """What AWS answers, or in one sentence why it does not."""
+def _answer(name: str, action: str, question: Callable[[], list[Check]]) -> list[Check]:
+    """AWS's answer, or a check that says why there is none."""
     import botocore.exceptions as wrong
 
     try:
         return question()
     except (wrong.NoCredentialsError, wrong.PartialCredentialsError):
-        return [Check(name, "wrong", "no credentials for AWS were found", "some", LOGIN)]
+        return [Check(name, "wrong", "no credentials for AWS were found", "credentials", LOGIN)]
     except (wrong.UnauthorizedSSOTokenError, wrong.SSOTokenLoadError, wrong.TokenRetrievalError):
-        return [Check(name, "wrong", "the login of the AWS profile has expired", "a login that holds", "aws sso login")]
+        return [Check(name, "wrong", "the login of the AWS profile has expired", "a valid login", "aws sso login")]
     except (wrong.EndpointConnectionError, wrong.HTTPClientError) as error:
         return [Check(name, "wrong", f"AWS cannot be reached: {to_one_line(error)}", "an answer",
-                      "the network, a proxy, AWS_ENDPOINT_URL, or a region's name that is misspelt")]
+                      "check the network, a proxy, AWS_ENDPOINT_URL, and the spelling of the region")]
     except wrong.ClientError as error:
         return [_refused(name, action, error.response.get("Error", {}))]
     except (wrong.BotoCoreError, KeyError, ValueError) as error:
-        return [Check(name, "warning", f"AWS's answer cannot be read: {to_one_line(error)}", "an answer", "ask again")]
+        return [Check(name, "warning", f"AWS's answer cannot be read: {to_one_line(error)}", "an answer", "try again")]
 
 
 def _refused(name: str, action: str, error: dict[str, Any]) -> Check:
-    code, said = str(error.get("Code", "")), to_one_line(error.get("Message", ""))
-    if code in _EXPIRED:
-        return Check(name, "wrong", "the credentials for AWS have expired", "credentials that hold", LOGIN)
-    if code in _UNKNOWN_KEY:
-        return Check(name, "wrong", "AWS does not know this access key", "a key that is there and active", LOGIN)
-    if code in _BAD_SIGNATURE:
-        return Check(name, "wrong", "AWS refuses the signature: the secret key is another one, or the clock is wrong",
-                     "a key with its own secret", LOGIN)
-    if code in _DENIED:
-        return Check(name, "warning", f"not known: this identity may not ask ({code})", f"{action} allowed",
-                     f"an administrator can allow {action}; or ask in the console")
-    return Check(name, "warning", f"AWS refused: {code}: {said}", "an answer", "ask again, or look in the console")
+    code = str(error.get("Code", ""))
+    for codes, verdict, found, expected, fix in _REFUSALS:
+        if code in codes:
+            return Check(name, verdict, found.format(code=code), expected.format(action=action),
+                         fix.format(action=action))
+    return Check(name, "warning", f"AWS refused: {code}: {to_one_line(error.get('Message', ''))}", "an answer",
+                 "try again, or look in the console")

@@ -1,16 +1,21 @@
-"""What a run asks of an account."""
+"""What a run needs of an account, and the checks that are the same in every cloud."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from embark.catalog import Catalog, find, load_catalog
-from embark.doctor.check import Check, judged
-from embark.errors import UserError
+from embark.doctor.check import Check, check
+from embark.errors import EmbarkError, UserError
 from embark.render.budgets import needed_units
 from embark.render.job import DEFAULT_MACHINES, Job, dns_label
 from embark.render.location import Site, price_of, site_of
 from embark.spec import RunSpec
+from embark.store import open_store
+from embark.store.retry_policy import RetryPolicy
+
+QUICK_RETRIES = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=15.0, request_s=20.0, give_up_s=20.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +42,14 @@ class Need:
 
     @property
     def quota(self) -> tuple[str, str]:
-        """What the cloud calls it, and its code; empty where the catalog does not know."""
+        """The cloud's name for it, and its code; empty where the catalog does not know."""
         quota = self.job.machine.quota
         if quota is None:
             return "", ""
         return (quota.spot, quota.spot_code) if self.job.is_spot else (quota.on_demand, quota.on_demand_code)
 
     @property
-    def way(self) -> str:
+    def market(self) -> str:
         return "on spot" if self.job.is_spot else "on demand"
 
     @property
@@ -55,26 +60,63 @@ class Need:
             return None
         return price.spot_usd_per_hour if self.job.is_spot else price.on_demand_usd_per_hour
 
-    def other_regions(self) -> str:
-        """Where else the catalog has the machine."""
+    def __str__(self) -> str:
+        return f"{self.job.num_nodes} x {self.job.machine.name} {self.market} in {self.region}"
+
+    def quota_check(self, name: str, limit: float, used: float, fix: str) -> Check:
+        """Is enough of a quota left? A limit of -1 is none."""
+        found = f"{limit:g} {self.unit}, {used:g} in use; the run takes {self.num_units:g}"
+        is_enough = limit < 0 or limit - used >= self.num_units
+        return check(f"quota {name}", is_enough, found, f"{self.num_units:g} {self.unit} free", fix)
+
+    def offer_check(self, zones: Sequence[str]) -> Check:
+        """Is the machine on sale in the region, and in the zone that the spec names?"""
+        machine, zone = self.site.machine_type, self.job.spec.place.zone
+        if not zones:
+            return self.not_offered(f"no {machine} in {self.region}")
+        return check("machine offered", not zone or zone in zones, f"{machine} in {', '.join(zones)}",
+                     f"in {zone or self.region}", f"set place.zone to one of {', '.join(zones)}")
+
+    def not_offered(self, found: str, fix: str = "") -> Check:
         regions = [price.region for price in self.catalog.prices_of(self.job.machine) if price.region != self.region]
-        return ", ".join(regions[:8]) or "none that the catalog knows"
+        return Check("machine offered", "wrong", found, f"{self.site.machine_type} in {self.region}",
+                     f"{fix}another place.region: {', '.join(regions[:8]) or 'the catalog knows none'}")
 
 
 def need_of(spec: RunSpec) -> Need:
+    """Of the machine that the spec names."""
     place = spec.place
     if not place.machine and not place.cloud:
         raise UserError("which account? neither place.machine nor place.cloud is set",
                         fix="embark doctor --cloud --machine p5.48xlarge, or a spec that names one")
     catalog = load_catalog()
     machine = find(catalog, place.machine or DEFAULT_MACHINES[place.cloud])
-    # Not by make_job: the account is looked at even where the run could not be rendered yet.
+    # Not by make_job: the account is checked even where the run could not be rendered yet.
     job = Job(spec, machine, dns_label(spec.name), place.nodes, machine.gpus_per_host, "")
     return Need(job, site_of(job), catalog)
 
 
-def quota_check(need: Need, name: str, limit: float, used: float, units: float, fix: str) -> Check:
-    """Whether what is left of a quota is enough. -1 is no limit."""
-    found = f"{limit:g} {need.unit}, {used:g} in use; the run takes {units:g}"
-    is_enough = limit < 0 or limit - used >= units
-    return judged(f"quota {name}", is_enough, found, f"{units:g} {need.unit} free", fix)
+def budget_check(budgets: Sequence[tuple[str, float, float]], currency: str = "") -> Check:
+    """Is there a budget, and money left in all? `budgets`: name, limit and spent; 0 and 0 where they are not known."""
+    if not budgets:
+        return Check("budgets", "warning", "none: nobody is alerted when money is spent", "at least one",
+                     "EMAIL=you@example.com ./money.sh budget, in the folder that embark render writes")
+    found = "; ".join(f"{name}: {currency}{spent:,.0f} of {currency}{limit:,.0f}" if limit else name
+                      for name, limit, spent in budgets)
+    is_left = not any(limit and spent >= limit for _, limit, spent in budgets)
+    return check("budgets", is_left, found, "money left in all",
+                 "an alert stops nothing: look at the bill", bad="warning")
+
+
+def bucket_check(spec: RunSpec) -> Check | None:
+    """Can the run write its checkpoints? A small file is written, read back and deleted. None without a bucket."""
+    root = spec.store.root
+    if root.partition("://")[0] not in ("s3", "gs", "az"):
+        return None
+    try:
+        store = open_store(root, QUICK_RETRIES)
+        store.list("embark-doctor-looks-for-nothing")
+        store.check()
+    except EmbarkError as error:
+        return Check("bucket", "wrong", error.what, f"{root} can be listed, written, read and deleted in", error.fix)
+    return Check("bucket", "ok", f"{root}: a small file was written, read back and deleted")

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from embark.catalog.grace_periods import GRACES, POD_GRACE_S
 from embark.lint.edit import add_key, replace_within, set_key, set_scalar
 from embark.lint.job import TrainingJob
 from embark.lint.pods import Pod
@@ -14,10 +15,7 @@ from embark.lint.rule import Hit, World
 from embark.lint.shell import Command
 
 GRACE_FIELD = "terminationGracePeriodSeconds"
-GRACE_S = {"aws": 120, "azure": 30, "gcp": 15}
-"""How long a spot machine gives a pod before it is gone: spot-instance-termination-notices of AWS, spot-vms of Azure
-and of Google Cloud."""
-DEFAULT_GRACE_S = 30
+DEFAULT_GRACE_S = int(GRACES["kubernetes"][0])
 EXIT_PREEMPTED = 75
 
 
@@ -81,16 +79,16 @@ def grace_by_default(job: TrainingJob) -> Iterator[Hit]:
         return
     if not node or (node.whole or DEFAULT_GRACE_S) < DEFAULT_GRACE_S:
         have = f"{node.text} s" if node else f"the default of {DEFAULT_GRACE_S} s"
-        longest = GRACE_S[job.cloud] if job.cloud and job.is_spot else 120
+        longest = int(POD_GRACE_S[job.cloud]) if job.cloud and job.is_spot else 120
         yield Hit(node.place or job.place, f"a last checkpoint has {have}", f"{GRACE_FIELD}: {longest}",
                   set_key(job.pod.spec, GRACE_FIELD, str(longest)))
 
 
 def grace_beyond_the_cloud(job: TrainingJob) -> Iterator[Hit]:
     node = job.pod.spec[GRACE_FIELD]
-    if not job.is_spot or job.cloud not in GRACE_S:
+    if not job.is_spot or job.cloud not in POD_GRACE_S:
         return
-    longest = GRACE_S[job.cloud]
+    longest = int(POD_GRACE_S[job.cloud])
     asked = node.whole if node else DEFAULT_GRACE_S
     if asked is not None and asked > longest:
         said = f"{asked} s" if node else f"the default of {asked} s"

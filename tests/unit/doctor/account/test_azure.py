@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from embark.doctor.account.examine import examine_account
-from embark.doctor.account.need import need_of
+from embark.doctor.account import check_account, need_of
 from embark.doctor.check import Check
 from embark.errors import UserError
 from embark.launch.shell import Shell
@@ -33,9 +32,9 @@ def answers(**other: object) -> dict[str, object]:
             **other}
 
 
-def asked(*sets: str) -> dict[str, Check]:
+def checks_of(*sets: str) -> dict[str, Check]:
     spec = load_spec("quickstart", ["place.machine=Standard_ND96asr_v4", "place.region=eastus", *sets])
-    return {check.name: check for check in examine_account(need_of(spec), Shell())}
+    return {check.name: check for check in check_account(need_of(spec), Shell())}
 
 
 FAMILY = "quota Standard NDASv4_A100 Family vCPUs"
@@ -43,7 +42,7 @@ FAMILY = "quota Standard NDASv4_A100 Family vCPUs"
 
 def test_a_subscription_that_may_start_the_machines(cli):
     cli("az", answers())
-    found = asked()
+    found = checks_of()
     assert {name: check.verdict for name, check in found.items()} == {
         "account": "ok", FAMILY: "ok", "quota Total Regional vCPUs": "ok", "machine offered": "ok", "budgets": "ok"}
     assert found["account"].found == f"Research ({ACCOUNT['id']}) as ann@example.com"
@@ -54,41 +53,41 @@ def test_a_subscription_that_may_start_the_machines(cli):
 
 def test_two_machines_are_more_than_is_left(cli):
     cli("az", answers())
-    check = asked("place.nodes=2")[FAMILY]
+    check = checks_of("place.nodes=2")[FAMILY]
     assert (check.verdict, check.found) == ("wrong", "192 vCPUs, 96 in use; the run takes 192")
     assert "Standard NDASv4_A100 Family vCPUs in eastus" in check.fix
 
 
 def test_spot_counts_to_a_quota_of_its_own(cli):
     cli("az", answers())
-    found = asked("place.spot=true")
+    found = checks_of("place.spot=true")
     assert found["quota Total Regional Spot vCPUs"].verdict == "ok"
     assert "quota Total Regional vCPUs" not in found
-    assert asked("place.spot=true", "place.nodes=2")["quota Total Regional Spot vCPUs"].verdict == "wrong"
+    assert checks_of("place.spot=true", "place.nodes=2")["quota Total Regional Spot vCPUs"].verdict == "wrong"
 
 
 def test_the_regions_own_limit_counts_too(cli):
     cli("az", answers(**{"vm list-usage": [usage("cores", 990, 1000), *USAGE[1:]]}))
-    assert asked()["quota Total Regional vCPUs"].verdict == "wrong"
+    assert checks_of()["quota Total Regional vCPUs"].verdict == "wrong"
 
 
 def test_a_family_that_the_region_does_not_list_is_not_known(cli):
     cli("az", answers(**{"vm list-usage": USAGE[:2]}))
-    assert asked()[FAMILY].verdict == "warning"
+    assert checks_of()[FAMILY].verdict == "warning"
 
 
 def test_a_machine_that_is_not_sold_to_the_subscription_is_wrong(cli):
     barred = {**SKU, "restrictions": [{"reasonCode": "NotAvailableForSubscription", "type": "Location",
                                        "values": ["eastus"]}]}
     cli("az", answers(**{"vm list-skus": [barred]}))
-    check = asked()["machine offered"]
+    check = checks_of()["machine offered"]
     assert check.verdict == "wrong"
     assert "NotAvailableForSubscription" in check.found
 
 
 def test_a_region_without_the_machine_is_wrong(cli):
     cli("az", answers(**{"vm list-skus": []}))
-    assert asked()["machine offered"].verdict == "wrong"
+    assert checks_of()["machine offered"].verdict == "wrong"
 
 
 @pytest.mark.parametrize(("budgets", "verdict"), [
@@ -96,18 +95,18 @@ def test_a_region_without_the_machine_is_wrong(cli):
 ])
 def test_budgets(cli, budgets: list[object], verdict: str):
     cli("az", answers(**{"consumption budget list": budgets}))
-    assert asked()["budgets"].verdict == verdict
+    assert checks_of()["budgets"].verdict == verdict
 
 
 def test_another_subscription_than_the_spec_names_is_wrong_with_the_command(cli):
     cli("az", answers())
-    check = asked("place.account=another")["account"]
+    check = checks_of("place.account=another")["account"]
     assert (check.verdict, check.fix) == ("wrong", "az account set --subscription another")
 
 
 def test_a_subscription_that_is_turned_off_is_wrong(cli):
     cli("az", answers(**{"account show": {**ACCOUNT, "state": "Disabled"}}))
-    assert asked()["account"].verdict == "wrong"
+    assert checks_of()["account"].verdict == "wrong"
 
 
 @pytest.mark.parametrize("said", [
@@ -116,7 +115,7 @@ def test_a_subscription_that_is_turned_off_is_wrong(cli):
 ])
 def test_a_login_that_is_missing_or_has_expired_is_one_sentence_and_nothing_more_is_asked(cli, said: str):
     cli("az", answers(), {"account show": said})
-    found = asked()
+    found = checks_of()
     assert list(found) == ["account"]
     assert (found["account"].verdict, found["account"].fix) == ("wrong", "az login")
 
@@ -125,7 +124,7 @@ def test_what_the_identity_may_not_ask_is_a_warning_and_the_rest_is_asked(cli):
     said = ("ERROR: (AuthorizationFailed) The client 'ann@example.com' does not have authorization to perform action "
             "'Microsoft.Compute/locations/usages/read'\n")
     cli("az", answers(), {"vm list-usage": said})
-    found = asked()
+    found = checks_of()
     assert found["quota"].verdict == "warning"
     assert "Reader" in found["quota"].fix
     assert found["machine offered"].verdict == "ok"
@@ -134,12 +133,12 @@ def test_what_the_identity_may_not_ask_is_a_warning_and_the_rest_is_asked(cli):
 def test_an_answer_that_is_no_json_is_a_warning(cli, tmp_path):
     cli("az", answers())
     (tmp_path / "programs" / "az.1").write_text("Welcome to Azure!")
-    assert asked()["quota"].verdict == "warning"
+    assert checks_of()["quota"].verdict == "warning"
 
 
 def test_a_missing_az_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    (check,) = asked().values()
+    (check,) = checks_of().values()
     assert (check.name, check.verdict) == ("account", "wrong")
     assert check.found == "az, Azure's command line, is not installed"
     assert check.fix.startswith("pip install azure-cli")

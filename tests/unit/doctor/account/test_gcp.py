@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embark.doctor.account.examine import examine_account
-from embark.doctor.account.need import need_of
+from embark.doctor.account import check_account, need_of
 from embark.doctor.check import Check
 from embark.launch.shell import Shell
 from embark.spec import load_spec
@@ -28,14 +27,14 @@ def answers(**other: object) -> dict[str, object]:
             "billing projects describe": BILLING, "billing budgets list": BUDGETS, **other}
 
 
-def asked(*sets: str, machine: str = "a3-highgpu-8g") -> dict[str, Check]:
+def checks_of(*sets: str, machine: str = "a3-highgpu-8g") -> dict[str, Check]:
     spec = load_spec("quickstart", [f"place.machine={machine}", "place.region=us-central1", *sets])
-    return {check.name: check for check in examine_account(need_of(spec), Shell())}
+    return {check.name: check for check in check_account(need_of(spec), Shell())}
 
 
 def test_a_project_that_may_start_the_machine(cli):
     cli("gcloud", answers())
-    found = asked()
+    found = checks_of()
     assert {name: check.verdict for name, check in found.items()} == {
         "account": "ok", "quota NVIDIA_H100_GPUS": "ok", "quota GPUS_ALL_REGIONS": "ok", "machine offered": "ok",
         "budgets": "ok"}
@@ -46,7 +45,7 @@ def test_a_project_that_may_start_the_machine(cli):
 
 def test_the_project_of_the_spec_goes_before_the_configured_one(cli, tmp_path):
     cli("gcloud", answers())
-    assert asked("place.account=other-project")["account"].found.startswith("project other-project")
+    assert checks_of("place.account=other-project")["account"].found.startswith("project other-project")
     words = (tmp_path / "programs" / "gcloud.asked").read_text()
     assert "--project=other-project" in words
     assert "config list" not in words
@@ -54,7 +53,7 @@ def test_the_project_of_the_spec_goes_before_the_configured_one(cli, tmp_path):
 
 def test_two_machines_pass_both_quotas(cli):
     cli("gcloud", answers())
-    found = asked("place.nodes=2")
+    found = checks_of("place.nodes=2")
     for name in ("quota NVIDIA_H100_GPUS", "quota GPUS_ALL_REGIONS"):
         assert found[name].verdict == "wrong"
         assert "ask for 24" in found[name].fix
@@ -62,44 +61,44 @@ def test_two_machines_pass_both_quotas(cli):
 
 def test_spot_has_a_quota_of_its_own(cli):
     cli("gcloud", answers())
-    assert asked("place.spot=true")["quota PREEMPTIBLE_NVIDIA_H100_GPUS"].verdict == "wrong"
+    assert checks_of("place.spot=true")["quota PREEMPTIBLE_NVIDIA_H100_GPUS"].verdict == "wrong"
 
 
 def test_a_family_whose_quota_has_dimensions_is_said_not_to_be_known_with_the_command(cli):
     cli("gcloud", answers(**{"compute machine-types list": [{"name": "a3-ultragpu-8g", "zone": "us-central1-a"}]}))
-    check = next(c for name, c in asked(machine="a3-ultragpu-8g").items() if name.startswith("quota GPUS_PER"))
+    check = next(c for name, c in checks_of(machine="a3-ultragpu-8g").items() if name.startswith("quota GPUS_PER"))
     assert check.verdict == "warning"
     assert check.fix.startswith("gcloud beta quotas info describe")
 
 
 def test_a_zone_without_the_machine_is_wrong_with_those_that_have_it(cli):
     cli("gcloud", answers())
-    assert asked("place.zone=us-central1-f")["machine offered"].fix == (
+    assert checks_of("place.zone=us-central1-f")["machine offered"].fix == (
         "set place.zone to one of us-central1-a, us-central1-c")
     cli("gcloud", answers(**{"compute machine-types list": []}))
-    assert asked()["machine offered"].verdict == "wrong"
+    assert checks_of()["machine offered"].verdict == "wrong"
 
 
 def test_a_project_that_nobody_pays_for_is_wrong(cli):
     cli("gcloud", answers(**{"billing projects describe": {"billingEnabled": False, "billingAccountName": ""}}))
-    assert asked()["billing"].verdict == "wrong"
+    assert checks_of()["billing"].verdict == "wrong"
 
 
 def test_no_budget_is_a_warning(cli):
     cli("gcloud", answers(**{"billing budgets list": []}))
-    assert asked()["budgets"].verdict == "warning"
+    assert checks_of()["budgets"].verdict == "warning"
 
 
 def test_no_project_is_wrong_and_nothing_more_is_asked(cli):
     cli("gcloud", answers(**{"config list core/project": {}}))
-    found = asked()
+    found = checks_of()
     assert list(found) == ["account"]
     assert "gcloud config set project" in found["account"].fix
 
 
 def test_nobody_logged_in_is_one_sentence(cli):
     cli("gcloud", answers(**{"auth list": []}))
-    found = asked()
+    found = checks_of()
     assert [(check.verdict, check.fix) for check in found.values()] == [("wrong", "gcloud auth login")]
 
 
@@ -116,7 +115,7 @@ def test_nobody_logged_in_is_one_sentence(cli):
 ])
 def test_what_gcloud_refuses_is_one_sentence_with_its_fix(cli, said: str, verdict: str, words: str):
     cli("gcloud", answers(), {"compute regions describe": said})
-    found = asked()
+    found = checks_of()
     assert found["quota"].verdict == verdict
     assert words in found["quota"].fix
     assert found["machine offered"].verdict == "ok"
@@ -124,7 +123,7 @@ def test_what_gcloud_refuses_is_one_sentence_with_its_fix(cli, said: str, verdic
 
 def test_a_missing_gcloud_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    (check,) = asked().values()
+    (check,) = checks_of().values()
     assert (check.name, check.verdict) == ("account", "wrong")
     assert "gcloud, Google Cloud's command line, is not installed" in check.found
     assert check.fix

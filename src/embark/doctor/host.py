@@ -1,4 +1,4 @@
-"""The machine that is looked at: its files, its environment and its programs. A test shows another one."""
+"""The machine to check: its files, environment and programs. Tests pass another one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MAX_CHARS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class Host:
     """Where to look."""
 
     root: Path = Path("/")
-    """What `/proc`, `/sys` and `/dev` are below."""
+    """Holds `/proc`, `/sys` and `/dev`."""
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
     run_dir: Path = Path("runs")
     """Where runs would write."""
@@ -26,7 +26,7 @@ class Here:
         return self.root / text.lstrip("/")
 
     def read(self, text: str) -> str:
-        """Of a file; empty where it is not there or may not be read."""
+        """A file's text; empty if it cannot be read."""
         try:
             return self.path(text).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -37,7 +37,7 @@ class Here:
         return Path(self.env.get("HOME") or "~").expanduser() / text
 
     def ask(self, *words: str, timeout_s: float = TIMEOUT_S) -> str | None:
-        """What a program prints; None where there is none, or it fails."""
+        """What a program prints; None if it is missing or fails."""
         import subprocess
 
         program = shutil.which(words[0], path=self.env.get("PATH", ""))
