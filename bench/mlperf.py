@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from embark.catalog import find, load_catalog
+from embark.catalog import find_machine, load_catalog
 from embark.cli.console import Console
 from embark.model.placement import Cluster, Placement, Shard
 from embark.plan.predict import predict
@@ -62,7 +62,7 @@ def main() -> None:
     rows = []
     for one in PUBLISHED:
         spec = load_spec("mlperf-dcnv2", [f"train.batch_size={one.batch_size}", "train.comms_dtype=bf16"])
-        setup = Setup(spec, find(catalog, one.machine), one.num_nodes)
+        setup = Setup(spec, find_machine(catalog, one.machine), one.num_nodes)
         own, cut = predict(setup), predict(setup, planner=grid)
         rows.append({"GPUs": f"{setup.num_ranks} × {setup.machine.gpu.name}", "batch": f"{one.batch_size:,}",
                      "published": f"{one.minutes:.2f} min"}

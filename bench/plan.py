@@ -21,8 +21,8 @@ from embark.catalog import load_catalog
 from embark.cli.calibrate import ROW_HEADINGS, as_measured, calibration_models, compared
 from embark.cli.console import Console
 from embark.plan.calibration import CPU, Calibration, load_calibrations
-from embark.plan.fit import Measured, fitted
-from embark.plan.this_machine import gpu_of
+from embark.plan.fit import Measurement, fit_calibration
+from embark.plan.this_machine import match_gpu
 from embark.spec import RunSpec, load_spec
 from embark.trainers.torch.bench.measure import measure_apart, rates_apart
 
@@ -48,7 +48,7 @@ def main() -> None:
     device = CPU
     if not asked.cpu:
         found = rates_apart(load_spec("quickstart", [place]))
-        gpu = gpu_of(found["device"], found["device_bytes"], load_catalog())
+        gpu = match_gpu(found["device"], found["device_bytes"], load_catalog())
         device = gpu.name if gpu else ""
     calibration = load_calibrations()[device]
     rows = []
@@ -62,16 +62,16 @@ def main() -> None:
     Console().table(rows, ROW_HEADINGS)
 
 
-def recorded(path: Path) -> tuple[Calibration, list[Measured]]:
+def recorded(path: Path) -> tuple[Calibration, list[Measurement]]:
     """The shipped H200's rates with the fit of the rows marked `fit`, and the others."""
-    rows: dict[str, list[Measured]] = {"fit": [], "compare": []}
+    rows: dict[str, list[Measurement]] = {"fit": [], "compare": []}
     with path.open() as file:
         for row in csv.DictReader(file):
             used_bytes = float(row["used_gib"]) * 2**30
-            rows[row["use"]].append(Measured(_spec_of(row), row["engine"], "bf16", float(row["step_ms"]) / 1e3,
+            rows[row["use"]].append(Measurement(_spec_of(row), row["engine"], "bf16", float(row["step_ms"]) / 1e3,
                                              used_bytes, 0.0, 0.0))
     shipped = load_calibrations()["H200"]
-    return fitted(replace(shipped, engines={}, memory={}), rows["fit"]), rows["compare"]
+    return fit_calibration(replace(shipped, engines={}, memory={}), rows["fit"]), rows["compare"]
 
 
 def _spec_of(row: dict[str, str]) -> RunSpec:

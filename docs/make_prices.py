@@ -12,7 +12,7 @@ from pathlib import Path
 
 from embark.catalog.load import HERE, read_catalog
 from embark.catalog.machine import Catalog, Machine, Origin, Price, Volume
-from embark.catalog.search import find
+from embark.catalog.search import find_machine
 
 CLAIMS = Path(__file__).with_name("claims.csv")
 REGIONS = {"aws": "us-west-2", "azure": "eastus", "gcp": "us-central1"}
@@ -75,9 +75,9 @@ def _today(catalog: Catalog, subject: str, field: str, amount: float) -> tuple[s
     if field == "spot saves across GPUs":
         return _savings(catalog, subject)
     if field == "accelerator memory":
-        gpu = catalog.gpus[subject] if subject in catalog.gpus else find(catalog, subject).gpu
+        gpu = catalog.gpus[subject] if subject in catalog.gpus else find_machine(catalog, subject).gpu
         return f"{gpu.memory_gib:.3g} GiB each", (gpu.memory_gib, gpu.memory_gib * GB_PER_GIB), gpu.origin
-    machine = find(catalog, subject)
+    machine = find_machine(catalog, subject)
     if field in SIZES:
         words, number = SIZES[field](machine)
         return words, (number,), machine.origin

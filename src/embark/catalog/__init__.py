@@ -1,10 +1,27 @@
-"""What the clouds offer: machines, accelerators, fabrics, volumes and prices, each row with its source and date."""
+"""What the clouds offer: machines, accelerators, fabrics, volumes and prices, each row with its source and date.
+
+Facts are data files; `pricing` is the only source of dollars an hour. May import store, spec, stack, formatting, errors.
+"""
 
 from embark.catalog.load import load_catalog, prices_path
-from embark.catalog.machine import Catalog, Fabric, Gpu, Interruption, Machine, Origin, Price, Quota, Reserve, Volume
-from embark.catalog.search import Wanted, cheapest, compare, find, find_volume, price_in, search
+from embark.catalog.machine import (
+    Catalog,
+    Fabric,
+    Gpu,
+    Interruption,
+    Machine,
+    Origin,
+    Price,
+    Quota,
+    Reserve,
+    Volume,
+    find_machine,
+)
+from embark.catalog.pricing import SpecPrice, lowest_price, price_spec
+from embark.catalog.search import MachineFilter, compare_machines, find_volume, price_in, search_machines
 
 __all__ = [
-    "Catalog", "Fabric", "Gpu", "Interruption", "Machine", "Origin", "Price", "Quota", "Reserve", "Volume", "Wanted",
-    "cheapest", "compare", "find", "find_volume", "load_catalog", "price_in", "prices_path", "search",
+    "Catalog", "Fabric", "Gpu", "Interruption", "Machine", "MachineFilter", "Origin", "Price", "Quota", "Reserve",
+    "SpecPrice", "Volume", "compare_machines", "find_machine", "find_volume", "load_catalog", "lowest_price",
+    "price_in", "price_spec", "prices_path", "search_machines",
 ]

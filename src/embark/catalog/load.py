@@ -12,7 +12,7 @@ from typing import TypeVar
 from embark.catalog.machine import (
     CLOUDS,
     LINKS,
-    WAYS,
+    SALE_MODES,
     Catalog,
     Fabric,
     Gpu,
@@ -62,7 +62,7 @@ def prices_path() -> Path:
     return base / "embark" / "prices.csv"
 
 
-def forget() -> None:
+def clear_cache() -> None:
     """Read the files again at the next call."""
     _load.cache_clear()
 
@@ -79,7 +79,7 @@ def read_catalog(folder: Path, newer: Path | None = None) -> Catalog:
     if newer is None:
         return catalog
     taken_in = read_prices(newer, catalog.machines, fix=f"remove {newer}, or take in a whole one")
-    return replace(catalog, prices=newest(catalog.prices, taken_in))
+    return replace(catalog, prices=merge_newest(catalog.prices, taken_in))
 
 
 def read_prices(path: Path, machines: Collection[str], *, fix: str = "") -> dict[tuple[str, str], Price]:
@@ -95,7 +95,7 @@ def read_prices(path: Path, machines: Collection[str], *, fix: str = "") -> dict
     return prices
 
 
-def newest(
+def merge_newest(
     old: Mapping[tuple[str, str], Price], new: Mapping[tuple[str, str], Price]
 ) -> dict[tuple[str, str], Price]:
     """For each machine and region the row of the later date; of one date, the new one."""
@@ -150,8 +150,8 @@ def _machine(
     disk_gb, origin = row.number("local_disk_gb", zero=True), row.origin(sources)
     sold = row.texts("sold")
     for way in sold:
-        if way not in WAYS:
-            row.wrong("sold", f"{way} is no way to sell", nearest(way, WAYS))
+        if way not in SALE_MODES:
+            row.wrong("sold", f"{way} is no way to sell", nearest(way, SALE_MODES))
     if not num_gpus or not num_hosts:
         row.wrong("num_gpus" if not num_gpus else "num_hosts", "should be 1 or more")
         return None

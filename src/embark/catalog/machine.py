@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from embark.errors import UserError
+
 CLOUDS = ("aws", "azure", "gcp")
+NUM_NEAR = 3
+"""Names that an error suggests, at most."""
 LINKS = ("", "nvlink", "pcie", "ici")
-WAYS = ("on-demand", "spot", "block", "flex-start", "reserved")
+SALE_MODES = ("on-demand", "spot", "block", "flex-start", "reserved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +282,23 @@ class Catalog:
     def urls(self, source: str) -> list[str]:
         """Where to read on: the pages behind a row's `source`."""
         return [self.sources[name].url if name in self.sources else name for name in source.split("+")]
+
+
+def find_machine(catalog: Catalog, name: str) -> Machine:
+    """By any of its names, in any case."""
+    wanted = name.strip().lower()
+    for machine in catalog.machines.values():
+        if wanted in (known.lower() for known in (machine.name, *machine.also)):
+            return machine
+    raise UserError(f"{name!r}: no such machine", fix=_near_machines(catalog, wanted))
+
+
+def _near_machines(catalog: Catalog, wanted: str) -> str:
+    by_name = {known.lower(): m.name for m in catalog.machines.values() for known in (m.name, *m.also)}
+    holding = [name for name in by_name if len(wanted) > 1 and wanted in name]
+    close = difflib.get_close_matches(wanted, by_name, n=4 * NUM_NEAR, cutoff=0.5)
+    names = list(dict.fromkeys(by_name[name] for name in (*holding, *close)))[:NUM_NEAR]
+    return "did you mean " + " or ".join(names) + "?" if names else "embark catalog list shows them all"
 
 
 def _kept(amount: float, steps: tuple[tuple[float, float], ...]) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from embark.catalog.load import OPTIONAL_PRICE_COLUMNS, PRICE_COLUMNS, newest, read_prices
+from embark.catalog.load import OPTIONAL_PRICE_COLUMNS, PRICE_COLUMNS, merge_newest, read_prices
 from embark.catalog.machine import Catalog, Price
 from embark.errors import UserError
 
@@ -17,7 +17,7 @@ Places = Mapping[tuple[str, str], Price]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PriceChange:
     """A price that is another now."""
 
     machine: str
@@ -28,10 +28,10 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Refreshed:
+class RefreshResult:
     """What taking a file in does."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[PriceChange, ...]
     num_same: int
     """Rows that say what was known."""
     num_older: int
@@ -40,7 +40,7 @@ class Refreshed:
     """What to keep: the newest of every row that was ever taken in."""
 
 
-def refreshed(catalog: Catalog, file: Path, stored: Path, today: datetime.date) -> Refreshed:
+def refresh_prices(catalog: Catalog, file: Path, stored: Path, today: datetime.date) -> RefreshResult:
     """What changes when `file` is taken in over the catalog and over what is `stored` already. Writes nothing."""
     new = read_prices(file, catalog.machines, fix="nothing was changed; mend the file and take it in again")
     if not new:
@@ -57,9 +57,9 @@ def refreshed(catalog: Catalog, file: Path, stored: Path, today: datetime.date) 
         elif old is not None and _figures(old) == _figures(price):
             num_same += 1
         else:
-            changes.append(Change(*place, old, price))
+            changes.append(PriceChange(*place, old, price))
     before = read_prices(stored, catalog.machines) if stored.exists() else {}
-    return Refreshed(tuple(changes), num_same, num_older, _to_csv(newest(before, new)))
+    return RefreshResult(tuple(changes), num_same, num_older, _to_csv(merge_newest(before, new)))
 
 
 def _figures(price: Price) -> tuple[float | None, ...]:

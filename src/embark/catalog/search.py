@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from embark.catalog.machine import CLOUDS, Catalog, Machine, Price, Volume
+from embark.catalog.machine import CLOUDS, NUM_NEAR, Catalog, Machine, Price, Volume, find_machine
+from embark.catalog.pricing import lowest_price
 from embark.errors import UserError, nearest
 
 Sort = Literal["price", "memory", "name"]
-NUM_NEAR = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class MachineFilter:
     """What a machine must have to be listed."""
 
     words: tuple[str, ...] = ()
@@ -26,15 +26,6 @@ class Wanted:
     region: str = ""
     min_memory_gib: float = 0.0
     """Of accelerator memory, over the whole machine."""
-
-
-def find(catalog: Catalog, name: str) -> Machine:
-    """By any of its names, in any case."""
-    wanted = name.strip().lower()
-    for machine in catalog.machines.values():
-        if wanted in (known.lower() for known in (machine.name, *machine.also)):
-            return machine
-    raise UserError(f"{name!r}: no such machine", fix=_near_machines(catalog, wanted))
 
 
 def find_volume(catalog: Catalog, name: str) -> Volume:
@@ -55,13 +46,7 @@ def price_in(catalog: Catalog, machine: Machine, region: str) -> Price:
     raise UserError(f"{machine.name}: not offered in {region}", fix="regions that have it: " + ", ".join(regions))
 
 
-def cheapest(prices: Iterable[Price]) -> Price | None:
-    """By the price on demand, then by spot; of those without either, none."""
-    known = [p for p in prices if p.on_demand_usd_per_hour is not None or p.spot_usd_per_hour is not None]
-    return min(known, key=_cost_order, default=None)
-
-
-def search(catalog: Catalog, wanted: Wanted, sort: Sort = "name") -> list[tuple[Machine, Price | None]]:
+def search_machines(catalog: Catalog, wanted: MachineFilter, sort: Sort = "name") -> list[tuple[Machine, Price | None]]:
     """Machines that have all that is wanted, each with its price in the region, or its lowest."""
     _check(catalog, wanted)
     found: list[tuple[Machine, Price | None]] = []
@@ -69,7 +54,7 @@ def search(catalog: Catalog, wanted: Wanted, sort: Sort = "name") -> list[tuple[
         if not _has(machine, wanted):
             continue
         if not wanted.region:
-            found.append((machine, cheapest(catalog.prices_of(machine))))
+            found.append((machine, lowest_price(catalog, machine, "on_demand")))
         elif (price := catalog.prices.get((machine.name, wanted.region))) is not None:
             found.append((machine, price))
     if sort == "price":
@@ -79,24 +64,24 @@ def search(catalog: Catalog, wanted: Wanted, sort: Sort = "name") -> list[tuple[
     return found
 
 
-def compare(catalog: Catalog, names: Sequence[str], region: str = "") -> list[tuple[Machine, Price | None]]:
+def compare_machines(catalog: Catalog, names: Sequence[str], region: str = "") -> list[tuple[Machine, Price | None]]:
     """Machines side by side, in the order asked for. All names that are wrong are told at once."""
     machines, wrong = [], []
     for name in names:
         try:
-            machines.append(find(catalog, name))
+            machines.append(find_machine(catalog, name))
         except UserError as error:
             wrong.append(error)
     if wrong:
         raise UserError("\n".join(error.what for error in wrong), fix="\n       ".join(error.fix for error in wrong))
-    return [(m, price_in(catalog, m, region) if region else cheapest(catalog.prices_of(m))) for m in machines]
+    return [(m, price_in(catalog, m, region) if region else lowest_price(catalog, m, "on_demand")) for m in machines]
 
 
 def regions(catalog: Catalog) -> list[str]:
     return sorted({region for _, region in catalog.prices})
 
 
-def _has(machine: Machine, wanted: Wanted) -> bool:
+def _has(machine: Machine, wanted: MachineFilter) -> bool:
     text = " ".join((machine.name, *machine.also, machine.machine_type, machine.cloud, machine.gpu.name,
                      machine.gpu.kind, machine.fabric.name)).lower()
     return (
@@ -107,7 +92,7 @@ def _has(machine: Machine, wanted: Wanted) -> bool:
     )
 
 
-def _check(catalog: Catalog, wanted: Wanted) -> None:
+def _check(catalog: Catalog, wanted: MachineFilter) -> None:
     if wanted.cloud and wanted.cloud not in CLOUDS:
         raise UserError(f"{wanted.cloud!r}: no such cloud", fix=nearest(wanted.cloud, CLOUDS))
     if not any(name.lower().startswith(wanted.gpu.lower()) for name in catalog.gpus):
@@ -116,14 +101,6 @@ def _check(catalog: Catalog, wanted: Wanted) -> None:
         close = difflib.get_close_matches(wanted.region, regions(catalog), n=NUM_NEAR, cutoff=0.4)
         fix = "did you mean " + " or ".join(close) + "?" if close else "embark catalog show MACHINE lists its regions"
         raise UserError(f"{wanted.region!r}: the catalog knows no such region", fix=fix)
-
-
-def _near_machines(catalog: Catalog, wanted: str) -> str:
-    by_name = {known.lower(): m.name for m in catalog.machines.values() for known in (m.name, *m.also)}
-    holding = [name for name in by_name if len(wanted) > 1 and wanted in name]
-    close = difflib.get_close_matches(wanted, by_name, n=4 * NUM_NEAR, cutoff=0.5)
-    names = list(dict.fromkeys(by_name[name] for name in (*holding, *close)))[:NUM_NEAR]
-    return "did you mean " + " or ".join(names) + "?" if names else "embark catalog list shows them all"
 
 
 def _cost_order(price: Price) -> tuple[bool, float, float]:

@@ -15,14 +15,14 @@ from embark.plan.calibration import (
     Calibration,
     Rates,
     calibration_path,
-    forget,
+    clear_cache,
     read_calibrations,
     to_toml,
 )
-from embark.plan.fit import Measured, fitted, whole
+from embark.plan.fit import Measurement, fit_calibration, one_rank_placement
 from embark.plan.memory import device_parts, host_parts
 from embark.plan.step_time import step_time
-from embark.plan.this_machine import gpu_of
+from embark.plan.this_machine import match_gpu
 from embark.spec import ModelSpec, RunSpec, Table
 
 GPU_BATCHES = {"small": (2048,), "narrow": (1024, 8192, 131_072), "wide": (1024, 8192, 131_072),
@@ -44,7 +44,7 @@ def calibrate(console: Console, spec: RunSpec, *, seconds: float) -> int:
         measured.append(row)
         console.text(f"{number:2} of {len(runs)}: {run.name}, {row.engine}, batch {run.train.batch_size:,}: "
                      f"{row.step_s * 1e3:.3f} ms, {row.used_bytes / 2**30:.2f} GiB")
-    calibration = fitted(base, measured)
+    calibration = fit_calibration(base, measured)
     path = calibration_path()
     _keep(calibration)
     rows = [compared(calibration, m) for m in measured]
@@ -62,9 +62,9 @@ ROW_HEADINGS = {
 }
 
 
-def compared(calibration: Calibration, measured: Measured) -> dict[str, Any]:
+def compared(calibration: Calibration, measured: Measurement) -> dict[str, Any]:
     """A measurement beside what the calibration says of it."""
-    spec, placement = measured.spec, whole(measured.spec)
+    spec, placement = measured.spec, one_rank_placement(measured.spec)
     is_cpu = calibration.device == CPU
     cluster = Cluster(1, 1, 0.0, 0.0, "cpu" if is_cpu else "cuda")
     step_s = step_time(spec, placement, cluster, measured.engine, measured.precision, calibration).total_s
@@ -83,10 +83,10 @@ def compared(calibration: Calibration, measured: Measured) -> dict[str, Any]:
     }
 
 
-def as_measured(spec: RunSpec, found: dict[str, Any], *, is_gpu: bool) -> Measured:
+def as_measured(spec: RunSpec, found: dict[str, Any], *, is_gpu: bool) -> Measurement:
     """What `measure` found, as the fit wants it."""
     used = found["used_bytes"] if is_gpu else found["resident_bytes"]
-    return Measured(spec, found["engine"], found["precision"], found["step_s"], used, found["reserved_bytes"],
+    return Measurement(spec, found["engine"], found["precision"], found["step_s"], used, found["reserved_bytes"],
                     found["allocated_bytes"], found["resident_bytes"] if is_gpu else 0.0)
 
 
@@ -120,7 +120,7 @@ def _base(found: dict[str, Any]) -> Calibration:
     today = datetime.date.today().isoformat()
     if found["kind"] != "cuda":
         return Calibration(CPU, found["device"], today, f"torch {found['torch']}", rates, {}, {})
-    gpu = gpu_of(found["device"], found["device_bytes"], load_catalog())
+    gpu = match_gpu(found["device"], found["device_bytes"], load_catalog())
     if gpu is None:
         raise UserError(f"{found['device']}: the catalog has no such accelerator",
                         fix="embark catalog list shows those that can be planned for")
@@ -134,7 +134,7 @@ def _keep(calibration: Calibration) -> None:
     kept = read_calibrations(path) if path.exists() else {}
     kept[calibration.device] = calibration
     write_atomic(path, "\n".join(to_toml(one) for one in kept.values()))
-    forget()
+    clear_cache()
 
 
 def _rates_text(rates: Rates) -> str:

@@ -36,10 +36,10 @@ def list_(
     sort
         By price, by accelerator memory, or by name within each cloud.
     """
-    from embark.catalog import Wanted
+    from embark.catalog import MachineFilter
     from embark.cli.catalog_output import list_machines
 
-    wanted = Wanted(words, cloud, gpu, region, min_memory)
+    wanted = MachineFilter(words, cloud, gpu, region, min_memory)
     return list_machines(console, wanted, sort)
 
 
@@ -64,9 +64,9 @@ def compare(*names: str, region: Region = "", console: Console = Console()) -> i
     names
         Two machines or more.
     """
-    from embark.cli.catalog_output import compare_machines
+    from embark.cli.catalog_output import show_comparison
 
-    return compare_machines(console, names, region)
+    return show_comparison(console, names, region)
 
 
 def volumes(*, tib: float = 0.0, console: Console = Console()) -> int:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from embark.catalog.load import forget, load_catalog, prices_path
+from embark.catalog.load import clear_cache, load_catalog, prices_path
 from embark.catalog.machine import Catalog, Machine, Origin, Price
-from embark.catalog.refresh import Change, refreshed
-from embark.catalog.search import Sort, Wanted, compare, find, price_in, search
+from embark.catalog.refresh import PriceChange, refresh_prices
+from embark.catalog.search import MachineFilter, Sort, compare_machines, find_machine, price_in, search_machines
 from embark.cli.catalog_tables import GAP, fitting_table
 from embark.cli.console import Console
 from embark.errors import ExitCode, UserError
@@ -49,9 +49,9 @@ VOLUME_LEAVES_OUT = (
 )
 
 
-def list_machines(console: Console, wanted: Wanted, sort: Sort) -> ExitCode:
+def list_machines(console: Console, wanted: MachineFilter, sort: Sort) -> ExitCode:
     """Machines that have what is wanted, each with its price in the region or its lowest anywhere."""
-    found = search(load_catalog(), wanted, sort)
+    found = search_machines(load_catalog(), wanted, sort)
     rows = [_row(machine, price) for machine, price in found]
     if console.json:
         console.table(rows, LIST_HEADINGS)
@@ -73,7 +73,7 @@ def list_machines(console: Console, wanted: Wanted, sort: Sort) -> ExitCode:
 def show_machine(console: Console, name: str, region: str) -> ExitCode:
     """Everything about one machine, and its price in every region or in one."""
     catalog = load_catalog()
-    machine = find(catalog, name)
+    machine = find_machine(catalog, name)
     prices = [price_in(catalog, machine, region)] if region else catalog.prices_of(machine)
     if console.json:
         console.data({**asdict(machine), "allocatable_gib": machine.allocatable_gib,
@@ -96,13 +96,13 @@ def show_machine(console: Console, name: str, region: str) -> ExitCode:
     return ExitCode.DONE
 
 
-def compare_machines(console: Console, names: Sequence[str], region: str) -> ExitCode:
+def show_comparison(console: Console, names: Sequence[str], region: str) -> ExitCode:
     """Machines side by side, a column each."""
     if len(names) < 2:
         raise UserError("one machine alone cannot be compared", fix=f"embark catalog show {names[0]}" if names else
                         "embark catalog compare p4d.24xlarge a2-highgpu-8g")
     catalog = load_catalog()
-    pairs = compare(catalog, names, region)
+    pairs = compare_machines(catalog, names, region)
     if console.json:
         console.table([_row(machine, price) | _ratios(machine, price) for machine, price in pairs])
         return ExitCode.DONE
@@ -146,13 +146,13 @@ def take_in(console: Console, file: Path) -> ExitCode:
     from embark.store import write_atomic
 
     stored = prices_path()
-    done = refreshed(load_catalog(), file, stored, datetime.date.today())
+    done = refresh_prices(load_catalog(), file, stored, datetime.date.today())
     if done.changes or done.num_same:
         try:
             write_atomic(stored, done.text)
         except OSError as error:
             raise UserError(f"{stored}: {error.strerror}", fix="XDG_DATA_HOME names another folder") from error
-        forget()
+        clear_cache()
     rows = [_change_row(change) for change in done.changes]
     console.data({"path": str(stored), "changes": rows, "num_same": done.num_same, "num_older": done.num_older})
     if console.json:
@@ -191,7 +191,7 @@ def _price_row(price: Price) -> dict[str, object]:
     }
 
 
-def _change_row(change: Change) -> dict[str, object]:
+def _change_row(change: PriceChange) -> dict[str, object]:
     old = change.old
     return {
         "machine": change.machine, "region": change.region,

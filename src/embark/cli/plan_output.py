@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from embark.catalog import Catalog, Machine, find, load_catalog
+from embark.catalog import Catalog, Machine, find_machine, load_catalog
 from embark.catalog.machine import CLOUDS
+from embark.catalog.pricing import Purchase
 from embark.cli.console import Console
 from embark.cli.plan_rows import estimate_data, rank_headings, rank_row, say_estimate, survey_data
 from embark.errors import ExitCode, UserError, nearest
 from embark.formatting import format_duration, pluralize
 from embark.model.placement import Cluster, Placement, Shard, TooLarge
-from embark.plan.across import MAX_NODES, Bounds, Order, Survey, ranked, survey
-from embark.plan.cost import Way
-from embark.plan.data_size import with_data
+from embark.plan.across import MAX_NODES, Bounds, Order, Survey, rank, survey_catalog
+from embark.plan.data_size import resolve_data
 from embark.plan.estimate import Estimate, Estimator, Predict
 from embark.plan.prediction import Prediction, Setup
-from embark.plan.verdict import survey_sentence, usd, verdict
+from embark.plan.verdict import format_usd, survey_sentence, verdict
 from embark.plan.workload import workload_of
 from embark.spec import RunSpec
 
@@ -62,9 +62,9 @@ def plan_run(console: Console, spec: RunSpec, asked: Asked) -> ExitCode:
     is_across = asked.across or not spec.place.machine
     _refuse(asked, is_across=is_across)
     machine = None if is_across else _machine(catalog, spec, asked)
-    spec, data_size = with_data(spec, asked.num_samples)
+    spec, data_size = resolve_data(spec, asked.num_samples)
     is_spot = spec.place.spot if asked.spot is None else asked.spot
-    way: Way = "spot" if is_spot else "on_demand"
+    way: Purchase = "spot" if is_spot else "on_demand"
     region = asked.region or ("" if is_across else spec.place.region)
     estimator = Estimator(spec, workload_of(spec, data_size), catalog, _closed_form(), region, way)
     if machine is None:
@@ -94,9 +94,9 @@ def _one(console: Console, estimator: Estimator, machine: Machine, asked: Asked)
 
 def _across(console: Console, estimator: Estimator, asked: Asked) -> ExitCode:
     with console.stages() as tell:
-        found = survey(estimator, cloud=asked.cloud, max_nodes=asked.max_nodes,
+        found = survey_catalog(estimator, cloud=asked.cloud, max_nodes=asked.max_nodes,
                        told=lambda done, total: tell("machines", done / total, ""))
-    kept = ranked(found.fitting, estimator.way, asked.order, asked.bounds)
+    kept = rank(found.fitting, estimator.way, asked.order, asked.bounds)
     sentence = survey_sentence(found, kept, estimator.spec.name, max_nodes=asked.max_nodes,
                                bounds_words=_bounds_words(asked))
     if asked.picture is not None:
@@ -114,9 +114,9 @@ def _across(console: Console, estimator: Estimator, asked: Asked) -> ExitCode:
 
 def _say_survey(console: Console, found: Survey, kept: Sequence[Estimate]) -> None:
     """The best of the ranking, all of the front, and both as a small picture."""
-    from embark.plan.plot import letters_of, plot
+    from embark.plan.plot import front_letters, plot
 
-    letters = letters_of(found)
+    letters = front_letters(found)
     shown = [e for place, e in enumerate(kept) if place < MOST_SHOWN or id(e) in letters]
     console.text("")
     console.table([rank_row(e, found.way, letters.get(id(e), "")) for e in shown],
@@ -139,17 +139,17 @@ def _left_out(found: Survey) -> str:
 
 
 def _draw(path: Path, found: Survey, name: str, bounds: Bounds) -> None:
-    from embark.plan.chart import picture
+    from embark.plan.chart import draw_svg
     from embark.store import write_atomic
 
     try:
-        write_atomic(path, picture(found, name, bounds))
+        write_atomic(path, draw_svg(found, name, bounds))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}", fix="--picture FILE.svg, in a folder that is there") from error
 
 
 def _machine(catalog: Catalog, spec: RunSpec, asked: Asked) -> Machine:
-    machine = find(catalog, spec.place.machine)
+    machine = find_machine(catalog, spec.place.machine)
     cloud = asked.cloud or spec.place.cloud
     if cloud and cloud != machine.cloud:
         raise UserError(f"{machine.name} is a machine of {machine.cloud}, not of {cloud}",
@@ -216,5 +216,5 @@ def _refuse(asked: Asked, *, is_across: bool) -> None:
 
 def _bounds_words(asked: Asked) -> str:
     words = [f"within {format_duration(asked.deadline_h * 3600)}" if asked.deadline_h is not None else "",
-             f"for {usd(asked.budget_usd)} or less" if asked.budget_usd is not None else ""]
+             f"for {format_usd(asked.budget_usd)} or less" if asked.budget_usd is not None else ""]
     return " and ".join(word for word in words if word)

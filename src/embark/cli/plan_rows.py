@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from embark.catalog.pricing import PURCHASE_NAMES, Purchase
 from embark.cli.console import Console
 from embark.formatting import MISSING, format_bytes, format_duration, pluralize
-from embark.plan.across import Survey, front, name_of
-from embark.plan.cost import WAY_NAMES, Bill, Way
+from embark.plan.across import Survey, pareto_front, setup_name
+from embark.plan.cost import Bill
 from embark.plan.estimate import Estimate
 from embark.plan.prediction import Prediction
 from embark.plan.saves import Saves
-from embark.plan.storage import Need, Offer
-from embark.plan.verdict import Verdict, usd
+from embark.plan.storage import StorageNeed, StorageOffer
+from embark.plan.verdict import Verdict, format_usd
 from embark.plan.workload import Workload
 
 GIB = 1024**3
@@ -23,25 +24,25 @@ WIDE, VERY_WIDE = 110, 122
 MOST_OFFERS = 5
 
 
-def rank_headings(way: Way, width: int) -> dict[str, str]:
+def rank_headings(way: Purchase, width: int) -> dict[str, str]:
     """As many columns as there is room for."""
     headings = {"letter": "", "setup": "machines", "accelerators": "accelerators"}
     if width >= WIDE:
         headings |= {"step_ms": "step ms", "bound_by": "bound by"}
-    headings |= {"time": "time", "usd": WAY_NAMES[way]}
+    headings |= {"time": "time", "usd": PURCHASE_NAMES[way]}
     if width >= VERY_WIDE:
-        headings |= {"other_usd": WAY_NAMES[_other(way)]}
+        headings |= {"other_usd": PURCHASE_NAMES[_other(way)]}
     return headings | {"region": "region"}
 
 
-def rank_row(estimate: Estimate, way: Way, letter: str) -> dict[str, object]:
+def rank_row(estimate: Estimate, way: Purchase, letter: str) -> dict[str, object]:
     setup, step = estimate.setup, estimate.prediction.step
     return {
-        "letter": letter or " ", "setup": name_of(estimate),
+        "letter": letter or " ", "setup": setup_name(estimate),
         "accelerators": f"{setup.num_ranks} {setup.machine.gpu.name}",
         "step_ms": None if step is None else step.total_s * 1e3, "bound_by": step and step.bound_by,
-        "time": f"{'~' if estimate.is_rough else ''}{span(estimate.total_s(way))}", "usd": usd(estimate.total_usd(way)),
-        "other_usd": usd(estimate.total_usd(_other(way))), "region": estimate.price and estimate.price.region,
+        "time": f"{'~' if estimate.is_rough else ''}{span(estimate.total_s(way))}", "usd": format_usd(estimate.total_usd(way)),
+        "other_usd": format_usd(estimate.total_usd(_other(way))), "region": estimate.price and estimate.price.region,
     }
 
 
@@ -55,7 +56,7 @@ def span(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def say_estimate(console: Console, estimate: Estimate, workload: Workload, way: Way) -> None:
+def say_estimate(console: Console, estimate: Estimate, workload: Workload, way: Purchase) -> None:
     """All parts of a plan that fits."""
     bill, need = estimate.bills[way], estimate.need
     console.text("")
@@ -68,7 +69,7 @@ def say_estimate(console: Console, estimate: Estimate, workload: Workload, way: 
     console.table([_bill_row(b) for b in estimate.bills.values() if b.usd_per_hour is not None or b.way == way],
                   {"way": "paid", "usd_per_hour": "$/h", "time": "time", "interruptions": "interruptions",
                    "machines": "machines", "storage": "storage", "total": "in all"})
-    missing = [WAY_NAMES[b.way] for b in estimate.bills.values() if b.usd_per_hour is None]
+    missing = [PURCHASE_NAMES[b.way] for b in estimate.bills.values() if b.usd_per_hour is None]
     if missing:
         console.text(f"no price known: {', '.join(missing)}", style="dim")
     console.text("")
@@ -78,7 +79,7 @@ def say_estimate(console: Console, estimate: Estimate, workload: Workload, way: 
         _say_storage(console, need, estimate.offers)
 
 
-def estimate_data(estimate: Estimate, answer: Verdict, workload: Workload, way: Way) -> dict[str, object]:
+def estimate_data(estimate: Estimate, answer: Verdict, workload: Workload, way: Purchase) -> dict[str, object]:
     """Everything, with units in the names."""
     return {
         "verdict": answer.sentence, "fits": answer.fits, "way": way, "workload": asdict(workload),
@@ -89,11 +90,11 @@ def estimate_data(estimate: Estimate, answer: Verdict, workload: Workload, way: 
 def survey_data(
     found: Survey, kept: Sequence[Estimate], sentence: str, workload: Workload, picture: str
 ) -> dict[str, object]:
-    on_front = {id(e) for e in front(found.fitting, found.way)}
+    on_front = {id(e) for e in pareto_front(found.fitting, found.way)}
     return {
         "verdict": sentence, "way": found.way, "workload": asdict(workload), "num_tried": found.num_tried,
         "ranked": [{**_short_data(e, found.way), "is_on_front": id(e) in on_front} for e in kept],
-        "unpriced": [name_of(e) for e in found.unpriced], "too_small": [s.machine.name for s in found.too_small],
+        "unpriced": [setup_name(e) for e in found.unpriced], "too_small": [s.machine.name for s in found.too_small],
         "picture": picture,
     }
 
@@ -137,18 +138,18 @@ def _say_time(console: Console, bill: Bill, workload: Workload) -> None:
     }
     rows = [{"part": name, "time": format_duration(part_s)} for name, part_s in parts.items()]
     console.table([*rows, {"part": "in all", "time": format_duration(time.total_s)}],
-                  {"part": f"time of the run {WAY_NAMES[bill.way]}", "time": "expected"})
+                  {"part": f"time of the run {PURCHASE_NAMES[bill.way]}", "time": "expected"})
     epochs = f"an epoch of {workload.num_train_samples:,} samples trains in {format_duration(time.epoch_s)}"
-    money = "" if bill.epoch_usd is None else f", {usd(bill.epoch_usd)}"
+    money = "" if bill.epoch_usd is None else f", {format_usd(bill.epoch_usd)}"
     console.text(f"{epochs}{money} ({workload.source}); {bill.failures.why}", style="dim")
 
 
 def _bill_row(bill: Bill) -> dict[str, object]:
     return {
-        "way": WAY_NAMES[bill.way], "usd_per_hour": usd(bill.usd_per_hour),
+        "way": PURCHASE_NAMES[bill.way], "usd_per_hour": format_usd(bill.usd_per_hour),
         "time": format_duration(bill.time.total_s) if bill.time else "never ends",
         "interruptions": round(bill.time.num_interruptions, 2) if bill.time else None,
-        "machines": usd(bill.machines_usd), "storage": usd(bill.storage_usd), "total": usd(bill.total_usd),
+        "machines": format_usd(bill.machines_usd), "storage": format_usd(bill.storage_usd), "total": format_usd(bill.total_usd),
     }
 
 
@@ -160,7 +161,7 @@ def _say_saves(console: Console, bill: Bill) -> None:
                  style="dim")
 
 
-def _say_storage(console: Console, need: Need, offers: Sequence[Offer]) -> None:
+def _say_storage(console: Console, need: StorageNeed, offers: Sequence[StorageOffer]) -> None:
     reads = "storage: no reads"
     if need.data_bytes:
         each = f"{need.object_gbyte_per_s_per_host:,.2f} by each of {pluralize(need.num_hosts, 'host')}"
@@ -171,7 +172,7 @@ def _say_storage(console: Console, need: Need, offers: Sequence[Offer]) -> None:
                  f"{format_bytes(need.data_bytes + need.kept_bytes)} in all")
     console.text(need.reads_why, style="dim")
     rows = [{"volume": o.volume.name, "tib": round(o.tib, 2), "gbyte_per_s": o.gbyte_per_s,
-             "usd": usd(o.usd_per_month), "enough": "yes" if o.is_enough else "no", "why": o.why or " "}
+             "usd": format_usd(o.usd_per_month), "enough": "yes" if o.is_enough else "no", "why": o.why or " "}
             for o in offers[:MOST_OFFERS]]
     console.table(rows, {"volume": "volume", "tib": "TiB", "gbyte_per_s": "GB/s", "usd": "$ a month",
                          "enough": "enough", "why": ""})
@@ -198,7 +199,7 @@ def _setup_data(estimate: Estimate) -> dict[str, object]:
     }
 
 
-def _short_data(estimate: Estimate, way: Way) -> dict[str, object]:
+def _short_data(estimate: Estimate, way: Purchase) -> dict[str, object]:
     setup, step = estimate.setup, estimate.prediction.step
     total_s = estimate.total_s(way)
     return {
@@ -228,12 +229,12 @@ def _saves_data(saves: Saves) -> Mapping[str, object]:
     return {**asdict(saves), "total_s": saves.total_s}
 
 
-def _offer_data(offer: Offer) -> dict[str, object]:
+def _offer_data(offer: StorageOffer) -> dict[str, object]:
     return {"volume": offer.volume.name, "tib": offer.tib, "gbyte_per_s": offer.gbyte_per_s,
             "needed_gbyte_per_s": offer.needed_gbyte_per_s, "usd_per_month": offer.usd_per_month,
             "is_enough": offer.is_enough, "why": offer.why}
 
 
-def _other(way: Way) -> Way:
+def _other(way: Purchase) -> Purchase:
     return "on_demand" if way == "spot" else "spot"
 

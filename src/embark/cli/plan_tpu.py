@@ -9,7 +9,7 @@ from embark.cli.console import Console
 from embark.errors import ExitCode
 from embark.formatting import MISSING, format_bytes
 from embark.model.jax_layout import LINE_WIDTHS, make_layout
-from embark.plan.data_size import with_data
+from embark.plan.data_size import resolve_data
 from embark.plan.predict import SEEN_SHARE
 from embark.plan.tpu import tpu_precision
 from embark.plan.tpu_memory import ChipMemory, chip_memory
@@ -19,7 +19,7 @@ from embark.trainers.jax.aot import Compiled, compile_for
 
 def plan_compiled(console: Console, spec: RunSpec, topology: str) -> ExitCode:
     """Exit code 64 where the step does not fit the chips: the compiler says so."""
-    spec, _ = with_data(spec, None)
+    spec, _ = resolve_data(spec, None)
     with console.stages() as tell:
         tell(f"compiling for {topology}", 0.0, "a minute or two")
         compiled = compile_for(spec, topology)

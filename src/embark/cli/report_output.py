@@ -96,30 +96,24 @@ def gather(run: RunDir, warn: Callable[[str], None], *, is_looked_into: bool = T
 
 def price_of(spec: RunSpec | None, record: Record) -> tuple[Price | None, str]:
     """Of the machines that the spec names, if it ran on them; else why there is none."""
-    if spec is None or not (spec.place.machine or spec.place.cloud):
-        return None, "The spec names no machine of a cloud, so there is no price: hours only."
-    from embark.catalog import find, load_catalog
-    from embark.render.job import DEFAULT_MACHINES, Job
-    from embark.render.location import site_of, usd_per_hour
+    if spec is None:
+        return None, "There is no spec, so there is no price: hours only."
+    from embark.catalog import price_spec
 
-    place = spec.place
     try:
-        machine = find(load_catalog(), place.machine or DEFAULT_MACHINES[place.cloud])
+        price = price_spec(spec)
     except EmbarkError as error:
         return None, f"No price is known: {to_one_line(error.what)}."
-    # Not make_job: what it refuses to render may have run all the same.
-    job = Job(spec, machine, spec.name, place.nodes, machine.num_gpus, spec_toml="")
-    per_hour, region = usd_per_hour(job), site_of(job).region
-    ranks = record.start.get("world_size")
-    if record.has_begun and (record.start.get("device") == "cpu" or ranks != job.world_size):
+    if price is None:
+        return None, "The spec names no machine of a cloud, so there is no price: hours only."
+    ranks, num_ranks = record.start.get("world_size"), price.num_machines * price.machine.num_gpus
+    if record.has_begun and (record.start.get("device") == "cpu" or ranks != num_ranks):
         device = to_one_line(record.start.get("device_name") or record.start.get("device") or "another machine")
-        return None, (f"The spec asks for {job.num_nodes} x {job.machine.name}, but it ran on {device} with {ranks} of "
-                      f"{job.world_size} ranks: hours only.")
-    way = "spot" if job.is_spot else "on demand"
-    if per_hour is None:
-        return None, f"The catalog knows no price of {job.machine.name} {way} in {region}: hours only."
-    words = f"{job.num_nodes} x {job.machine.name}, ${per_hour:,.2f} an hour {way} in {region}"
-    return Price(per_hour, words), ""
+        return None, (f"The spec names {price.num_machines} x {price.machine.name}, but it ran on {device} with {ranks} "
+                      f"of {num_ranks} ranks: hours only.")
+    if price.usd_per_hour is None:
+        return None, f"The catalog has no price of {price.title}: hours only."
+    return Price(price.usd_per_hour, f"{price.title}, ${price.usd_per_hour:,.2f} an hour"), ""
 
 
 class ReportAtEnd:

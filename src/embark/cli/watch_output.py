@@ -66,25 +66,18 @@ def usd_per_hour(spec_text: str) -> tuple[float | None, str]:
     """Of all machines of a spec, as they are paid, and a word on it; none where it names no machine."""
     import tomllib
 
-    from embark.catalog import cheapest, find, load_catalog, price_in
+    from embark.catalog import price_spec
     from embark.spec.load import resolve
 
     try:
-        place = resolve(tomllib.loads(spec_text)).place
-        if not place.machine:
-            return None, "No machine is named in the spec's [place], so there is no price."
-        catalog = load_catalog()
-        machine = find(catalog, place.machine)
-        price = price_in(catalog, machine, place.region) if place.region else cheapest(catalog.prices_of(machine))
+        price = price_spec(resolve(tomllib.loads(spec_text)))
     except (EmbarkError, tomllib.TOMLDecodeError) as error:
         return None, f"No price: {str(error).splitlines()[0]}"
-    each = None
-    if price is not None:
-        each = price.spot_usd_per_hour if place.spot else price.on_demand_usd_per_hour
-    way = "on spot" if place.spot else "on demand"
-    where = f" in {price.region}" if price else ""
-    named = f"{place.nodes} × {machine.name}, {way}{where}"
-    return (None, f"The catalog has no price of {named}.") if each is None else (each * place.nodes, named)
+    if price is None:
+        return None, "The spec's [place] names no machine, so there is no price."
+    if price.usd_per_hour is None:
+        return None, f"The catalog has no price of {price.title}."
+    return price.usd_per_hour, price.title
 
 
 def diagnose_run(place: Place) -> list[Mapping[str, Any]]:

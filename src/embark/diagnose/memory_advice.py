@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from embark.catalog import Machine, find, load_catalog
+from embark.catalog import Machine, find_machine, load_catalog
 from embark.errors import UserError
 from embark.plan.prediction import Prediction, Setup
 from embark.spec import RunSpec
@@ -48,7 +48,7 @@ def memory_advice(spec: RunSpec, memory_kind: MemoryKind = "device", predict: Pr
 def machine_of(spec: RunSpec) -> Machine | None:
     """The machine that the spec names; None where it names none, or one that the catalog does not have."""
     try:
-        return find(load_catalog(), spec.place.machine) if spec.place.machine else None
+        return find_machine(load_catalog(), spec.place.machine) if spec.place.machine else None
     except UserError:
         return None
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from embark.catalog import find, load_catalog
+from embark.catalog import SpecPrice, price_spec
 from embark.errors import EmbarkError
 from embark.events import Event, read_events
 from embark.events.attempts import attempts
@@ -17,8 +17,6 @@ from embark.launch.backend_selection import backend_of
 from embark.launch.run_registry import RunNotLaunchedHere, RunRecord
 from embark.launch.run_registry import find_run as find_launched
 from embark.launch.shell import Shell
-from embark.render.job import DEFAULT_MACHINES, Job, dns_label
-from embark.render.location import price_of, usd_per_hour
 from embark.spec import RunSpec, load_spec
 from embark.store import RunDir
 from embark.store import find_run as find_dir
@@ -108,12 +106,11 @@ class _Price:
     @classmethod
     def of(cls, spec: RunSpec | None, remembered: float | None) -> _Price:
         """Of the machines that the spec names, as the catalog has it now; else what the launch remembered."""
-        job = _job(spec)
-        price = price_of(job) if job else None
-        now = usd_per_hour(job) if job else None
+        price = _spec_price(spec)
+        now = price.usd_per_hour if price else None
         if remembered is not None and remembered != now:
             return cls(remembered, "the catalog's on the day of the launch")
-        if now is None or price is None:
+        if price is None or now is None or price.origin is None:
             return cls(None, "")
         return cls(now, f"the catalog's of {price.origin.date} for {price.region}, from {price.origin.source}")
 
@@ -170,14 +167,11 @@ def _spec(run_dir: RunDir | None, launched: RunRecord | None) -> RunSpec | None:
         return None
 
 
-def _job(spec: RunSpec | None) -> Job | None:
-    if spec is None or not (spec.place.machine or spec.place.cloud):
-        return None
+def _spec_price(spec: RunSpec | None) -> SpecPrice | None:
     try:
-        machine = find(load_catalog(), spec.place.machine or DEFAULT_MACHINES[spec.place.cloud])
+        return None if spec is None else price_spec(spec)
     except EmbarkError:
         return None
-    return Job(spec, machine, dns_label(spec.name), spec.place.nodes, machine.gpus_per_host, "")
 
 
 def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes: list[str]) -> float:
@@ -201,7 +195,7 @@ def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes:
 
 
 def _predicted_usd(spec: RunSpec | None) -> float | None:
-    if spec is None or _job(spec) is None:
+    if spec is None or _spec_price(spec) is None:
         return None
     from embark.launch.price import estimate_launch
 

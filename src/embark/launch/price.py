@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embark.catalog import load_catalog
+from embark.catalog.pricing import PURCHASE_NAMES
 from embark.errors import EmbarkError
-from embark.plan.cost import WAY_NAMES, Way
-from embark.plan.data_size import with_data
+from embark.plan.data_size import resolve_data
 from embark.plan.estimate import Estimator, Predict
-from embark.plan.verdict import usd, verdict
+from embark.plan.verdict import format_usd, verdict
 from embark.plan.workload import workload_of
 from embark.render.job import make_job
-from embark.render.location import site_of, usd_per_hour
 from embark.spec import RunSpec
 
 
@@ -32,12 +31,11 @@ def estimate_launch(spec: RunSpec) -> LaunchEstimate:
     """Of a run in a cloud. Where the plan cannot be made, it says why, and the price an hour stands alone."""
     catalog = load_catalog()
     job = make_job(spec, catalog)
-    region, per_hour = site_of(job).region, usd_per_hour(job)
-    way: Way = "spot" if job.is_spot else "on_demand"
-    price = (f"{usd(per_hour)} an hour {WAY_NAMES[way]} in {region}" if per_hour is not None
-             else f"a price {WAY_NAMES[way]} in {region} that the catalog does not know")
+    region, per_hour, way = job.price.region, job.usd_per_hour, job.price.purchase
+    price = (f"{format_usd(per_hour)} an hour {PURCHASE_NAMES[way]} in {region}" if per_hour is not None
+             else f"a price {PURCHASE_NAMES[way]} in {region} that the catalog does not know")
     try:
-        sized, size = with_data(spec)
+        sized, size = resolve_data(spec)
         # The region that the machines are asked for in, where its prices are known at all.
         known = region if (job.machine.name, region) in catalog.prices else ""
         estimator = Estimator(sized, workload_of(sized, size), catalog, _predict(), known, way)
@@ -53,8 +51,8 @@ def _stops(spec: RunSpec, total_usd: float | None) -> str:
     budget = spec.place.budget_usd
     if budget is None:
         return ""
-    early = f", before it is done: the plan says {usd(total_usd)}" if total_usd and total_usd > budget else ""
-    return f"; it stops itself at {usd(budget)}{early}"
+    early = f", before it is done: the plan says {format_usd(total_usd)}" if total_usd and total_usd > budget else ""
+    return f"; it stops itself at {format_usd(budget)}{early}"
 
 
 def _predict() -> Predict:

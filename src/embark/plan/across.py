@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from embark.catalog import Machine, Price, Wanted, search
+from embark.catalog import Machine, MachineFilter, Price, search_machines
+from embark.catalog.pricing import Purchase
 from embark.model.batch import divides
 from embark.model.placement import all_table_bytes
-from embark.plan.cost import Way
 from embark.plan.estimate import Estimate, Estimator
 from embark.plan.prediction import Prediction, Setup
 
@@ -29,7 +29,7 @@ class Bounds:
     deadline_s: float | None = None
     budget_usd: float | None = None
 
-    def keeps(self, estimate: Estimate, way: Way) -> bool:
+    def keeps(self, estimate: Estimate, way: Purchase) -> bool:
         total_s, usd = estimate.total_s(way), estimate.total_usd(way)
         if self.deadline_s is not None and (total_s is None or total_s > self.deadline_s):
             return False
@@ -40,7 +40,7 @@ class Bounds:
 class Survey:
     """What the catalog has for a run."""
 
-    way: Way
+    way: Purchase
     fitting: tuple[Estimate, ...]
     """Fits and has a price, in the order of the catalog."""
     unpriced: tuple[Estimate, ...]
@@ -52,11 +52,11 @@ class Survey:
     """Of the largest that is too small, where nothing fits."""
 
 
-def survey(
+def survey_catalog(
     estimator: Estimator, *, cloud: str = "", max_nodes: int = MAX_NODES, told: Told | None = None
 ) -> Survey:
     """Every machine that the region has, 1, 2, 4, … of it, for as long as more of them help."""
-    pairs = search(estimator.catalog, Wanted(cloud=cloud, region=estimator.region))
+    pairs = search_machines(estimator.catalog, MachineFilter(cloud=cloud, region=estimator.region))
     fitting: list[Estimate] = []
     unpriced: list[Estimate] = []
     too_small: list[Setup] = []
@@ -78,7 +78,7 @@ def survey(
     return Survey(estimator.way, tuple(fitting), tuple(unpriced), tuple(too_small), num_tried, why_not)
 
 
-def ranked(found: Iterable[Estimate], way: Way, by: Order, bounds: Bounds | None = None) -> list[Estimate]:
+def rank(found: Iterable[Estimate], way: Purchase, by: Order, bounds: Bounds | None = None) -> list[Estimate]:
     """Those inside the bounds, best first; of equals the one that takes less of the other, then of fewer machines."""
     kept = [e for e in found if bounds is None or bounds.keeps(e, way)]
 
@@ -90,12 +90,12 @@ def ranked(found: Iterable[Estimate], way: Way, by: Order, bounds: Bounds | None
     return sorted(kept, key=key)
 
 
-def front(found: Iterable[Estimate], way: Way) -> list[Estimate]:
+def pareto_front(found: Iterable[Estimate], way: Purchase) -> list[Estimate]:
     """Those that no other beats in both dollars and hours: from the fastest to the cheapest. What is rough is left out:
     a guess should not push a forecast aside."""
     kept: list[Estimate] = []
     cheapest_usd = float("inf")
-    for estimate in ranked((e for e in found if not e.is_rough), way, "hours"):
+    for estimate in rank((e for e in found if not e.is_rough), way, "hours"):
         usd = estimate.total_usd(way)
         if usd is not None and estimate.total_s(way) is not None and usd < cheapest_usd:
             kept.append(estimate)
@@ -103,9 +103,9 @@ def front(found: Iterable[Estimate], way: Way) -> list[Estimate]:
     return kept
 
 
-def worth_drawing(found: Survey) -> list[Estimate]:
+def near_front(found: Survey) -> list[Estimate]:
     """The front, and what is not far beyond its ends: the rest would press it into a corner."""
-    best = front(found.fitting, found.way) or list(found.fitting)
+    best = pareto_front(found.fitting, found.way) or list(found.fitting)
     most_s = BEYOND * max((e.total_s(found.way) or 0.0 for e in best), default=0.0)
     most_usd = BEYOND * max((e.total_usd(found.way) or 0.0 for e in best), default=0.0)
     return [e for e in found.fitting
@@ -125,7 +125,7 @@ def node_counts(machine: Machine, batch_size: int, max_nodes: int) -> list[int]:
     return counts
 
 
-def could_hold(machine: Machine, num_nodes: int, table_bytes: float) -> bool:
+def could_fit(machine: Machine, num_nodes: int, table_bytes: float) -> bool:
     """Whether all memory of devices and hosts together is as large as the tables. Less needs no prediction."""
     hosts_gib = machine.num_hosts * (machine.memory_gib or 0.0)
     return table_bytes <= num_nodes * (machine.gpu_memory_gib + hosts_gib) * 1024**3
@@ -134,11 +134,11 @@ def could_hold(machine: Machine, num_nodes: int, table_bytes: float) -> bool:
 def _of_machine(
     estimator: Estimator, machine: Machine, price: Price | None, counts: Iterable[int]
 ) -> Iterable[Estimate]:
-    ways: tuple[Way, ...] = tuple(dict.fromkeys((estimator.way, "on_demand", "spot")))
+    ways: tuple[Purchase, ...] = tuple(dict.fromkeys((estimator.way, "on_demand", "spot")))
     table_bytes = all_table_bytes(estimator.spec)
     before_s: float | None = None
     for num in counts:
-        if not could_hold(machine, num, table_bytes):
+        if not could_fit(machine, num, table_bytes):
             continue
         estimate = estimator(machine, num, price=price, ways=ways)
         yield estimate
@@ -148,11 +148,11 @@ def _of_machine(
         before_s = total_s
 
 
-def name_of(estimate: Estimate) -> str:
+def setup_name(estimate: Estimate) -> str:
     """`2 x p5.48xlarge`, by the shortest of its names."""
-    return counted(estimate.setup.machine, estimate.setup.num_nodes)
+    return count_machines(estimate.setup.machine, estimate.setup.num_nodes)
 
 
-def counted(machine: Machine, num_nodes: int) -> str:
+def count_machines(machine: Machine, num_nodes: int) -> str:
     short = min((machine.name, *machine.also), key=lambda name: (not machine.name.endswith(name), len(name)))
     return short if num_nodes == 1 else f"{num_nodes} x {short}"

@@ -99,7 +99,7 @@ def load_calibrations() -> dict[str, Calibration]:
     return _load(calibration_path())
 
 
-def forget() -> None:
+def clear_cache() -> None:
     """Read the files again at the next call."""
     _load.cache_clear()
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from embark.catalog.pricing import PURCHASE_NAMES, Purchase
 from embark.events.ticks import Axis, format_time_tick
 from embark.formatting import format_duration, pluralize, to_one_line
-from embark.plan.across import Bounds, Survey, front, name_of, worth_drawing
+from embark.plan.across import Bounds, Survey, near_front, pareto_front, setup_name
 from embark.plan.axes import MOST_TICKS, axis_of, dollar_words
-from embark.plan.cost import WAY_NAMES, Way
 from embark.plan.estimate import Estimate
 from embark.plan.labels import Box, Label, place_labels
-from embark.plan.verdict import setup_words, usd
+from embark.plan.verdict import describe_setup, format_usd
 
 WIDTH, HEIGHT = 960.0, 620.0
 LEFT, RIGHT, TOP, BOTTOM = 76.0, 28.0, 92.0, 62.0
@@ -65,17 +65,17 @@ class Dot:
     is_rough: bool
 
 
-def picture(found: Survey, name: str, bounds: Bounds | None = None) -> str:
+def draw_svg(found: Survey, name: str, bounds: Bounds | None = None) -> str:
     """The whole file. It has no script and needs nothing else."""
     bounds = bounds or Bounds()
-    shown = worth_drawing(found)
+    shown = near_front(found)
     if not shown:
         return _empty(name)
     times = [_known(e.total_s(found.way)) for e in shown]
     dollars = [_known(e.total_usd(found.way)) for e in shown]
     x_axis = axis_of([*times, *_some(bounds.deadline_s)], LEFT, WIDTH - RIGHT)
     y_axis = axis_of([*dollars, *_some(bounds.budget_usd)], HEIGHT - BOTTOM, TOP)
-    best = front(shown, found.way)
+    best = pareto_front(shown, found.way)
     dots = _dots(shown, best, bounds, found.way, x_axis, y_axis)
     on_front = sorted((d for d in dots if d.is_front), key=lambda d: d.x)
     parts = [
@@ -88,7 +88,7 @@ def picture(found: Survey, name: str, bounds: Bounds | None = None) -> str:
 
 
 def _dots(
-    shown: Sequence[Estimate], best: Sequence[Estimate], bounds: Bounds, way: Way, x_axis: Axis, y_axis: Axis
+    shown: Sequence[Estimate], best: Sequence[Estimate], bounds: Bounds, way: Purchase, x_axis: Axis, y_axis: Axis
 ) -> list[Dot]:
     on_front = {id(e) for e in best}
     dots = []
@@ -96,10 +96,10 @@ def _dots(
         total_s, cost = _known(estimate.total_s(way)), _known(estimate.total_usd(way))
         setup, region = estimate.setup, estimate.price.region if estimate.price else ""
         step = estimate.prediction.step
-        figures = f"{usd(cost)}, {format_duration(total_s)}"
+        figures = f"{format_usd(cost)}, {format_duration(total_s)}"
         pace = "" if step is None else f", {step.total_s * 1e3:.3g} ms a step, bound by {step.bound_by}"
-        tooltip = f"{setup_words(setup.machine, setup.num_nodes)} in {region}: {figures}{pace}"
-        dots.append(Dot(x_axis.place(total_s), y_axis.place(cost), setup.machine.cloud, name_of(estimate), figures,
+        tooltip = f"{describe_setup(setup.machine, setup.num_nodes)} in {region}: {figures}{pace}"
+        dots.append(Dot(x_axis.place(total_s), y_axis.place(cost), setup.machine.cloud, setup_name(estimate), figures,
                         tooltip, id(estimate) in on_front, bounds.keeps(estimate, way), estimate.is_rough))
     return dots
 
@@ -107,7 +107,7 @@ def _dots(
 def _frame(found: Survey, shown: Sequence[Estimate], name: str, num_front: int) -> list[str]:
     machines = len({e.setup.machine.name for e in shown})
     beyond = len(found.fitting) - len(shown)
-    what = (f"{pluralize(len(shown), 'setup')} of {pluralize(machines, 'machine')}, paid {WAY_NAMES[found.way]}; the line joins "
+    what = (f"{pluralize(len(shown), 'setup')} of {pluralize(machines, 'machine')}, paid {PURCHASE_NAMES[found.way]}; the line joins "
             f"the {num_front} that nothing beats in both{f'; {beyond} more lie far beyond' if beyond else ''}")
     lines = [f'<text class="title" x="{LEFT:g}" y="30">{_text(name)}: cost of the run against its time</text>',
              f'<text class="dim" x="{LEFT:g}" y="50">{_text(what)}</text>']
@@ -151,7 +151,7 @@ def _bound_lines(bounds: Bounds, x_axis: Axis, y_axis: Axis) -> list[str]:
         y = y_axis.place(bounds.budget_usd)
         lines.append(f'<line class="bound" x1="{LEFT:g}" y1="{y:.1f}" x2="{WIDTH - RIGHT:g}" y2="{y:.1f}"/>')
         lines.append(f'<text class="bound-text label" x="{WIDTH - RIGHT - 4:g}" y="{y - 6:.1f}" text-anchor="end">'
-                     f"budget {usd(bounds.budget_usd)}</text>")
+                     f"budget {format_usd(bounds.budget_usd)}</text>")
     return lines
 
 

@@ -5,20 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from embark.catalog import Catalog, Machine, Price
 from embark.catalog.grace_periods import POD_GRACE_S
+from embark.catalog.pricing import PURCHASE_NAMES, Purchase, hourly_usd
 from embark.plan.prediction import Prediction
 from embark.plan.saves import Failures, SaveBytes, Saves, save_bytes, saves_of
 from embark.plan.workload import Workload
-
-Way = Literal["on_demand", "spot", "block", "commit_1y", "commit_3y"]
-WAYS: tuple[Way, ...] = ("on_demand", "spot", "block", "commit_1y", "commit_3y")
-WAY_NAMES: dict[Way, str] = {
-    "on_demand": "on demand", "spot": "on spot", "block": "in a block booked ahead",
-    "commit_1y": "committed for 1 year", "commit_3y": "committed for 3 years",
-}
 
 BOOT_S = 120.0
 """From a machine's first paid second to a node that takes work: kernel, driver, kubelet. Clouds take 1 to 3 minutes."""
@@ -88,7 +81,7 @@ class RunTime:
 class Bill:
     """The whole run, paid one way. None is a price that is not known, never nothing to pay."""
 
-    way: Way
+    way: Purchase
     usd_per_hour: float | None
     """Of all machines together."""
     time: RunTime | None
@@ -117,28 +110,28 @@ class Bill:
 
 
 def bills(
-    prediction: Prediction, workload: Workload, price: Price | None, failures: Mapping[Way, Failures]
-) -> dict[Way, Bill]:
+    prediction: Prediction, workload: Workload, price: Price | None, failures: Mapping[Purchase, Failures]
+) -> dict[Purchase, Bill]:
     """By each of `failures`' ways, storage not yet in it."""
     written = save_bytes(prediction)
     return {way: bill(prediction, workload, way, price, of_way, written) for way, of_way in failures.items()}
 
 
 def bill(
-    prediction: Prediction, workload: Workload, way: Way, price: Price | None, failures: Failures,
+    prediction: Prediction, workload: Workload, way: Purchase, price: Price | None, failures: Failures,
     written: SaveBytes | None = None,
 ) -> Bill:
     """What the run comes to, without storage. `prediction` must fit."""
     saves = saves_of(prediction, workload.num_steps, failures, written)
     time = run_time(prediction, workload, saves, failures)
     num_nodes = prediction.setup.num_nodes
-    rate = usd_per_hour(price, way)
+    rate = hourly_usd(price, way)
     missing = ""
     if time is None:
         missing = f"interrupted every {failures.mtbf_s / 3600:.2g} h, it would never end"
     elif rate is None:
         where = f" in {price.region}" if price is not None else ""
-        missing = f"no price {WAY_NAMES[way]} known{where}"
+        missing = f"no price {PURCHASE_NAMES[way]} known{where}"
     machines_usd = None
     if time is not None and rate is not None:
         hours = (num_nodes * time.total_s - time.waiting_s) / 3600
@@ -148,7 +141,7 @@ def bill(
     return Bill(way, None if rate is None else rate * num_nodes, time, saves, failures, machines_usd, None, missing)
 
 
-def with_storage(paid: Bill, usd_per_month: float) -> Bill:
+def add_storage(paid: Bill, usd_per_month: float) -> Bill:
     """The same with what storage costs while the run lasts."""
     if paid.time is None:
         return paid
@@ -182,7 +175,7 @@ def run_time(
                    num * REPLACEMENT_S, workload.steps_per_epoch * step_s)
 
 
-def failures_of(catalog: Catalog, machine: Machine, num_nodes: int, region: str, way: Way, *,
+def failures_of(catalog: Catalog, machine: Machine, num_nodes: int, region: str, way: Purchase, *,
                 said_hours: float | None = None, said_grace_s: float | None = None) -> Failures:
     """What takes a run's machines away. `said_hours` between failures of the whole run, as the spec has them, win."""
     if said_hours is not None:
@@ -197,16 +190,3 @@ def failures_of(catalog: Catalog, machine: Machine, num_nodes: int, region: str,
         per_hour = num_gpus / GPU_HOURS_BETWEEN_FAILURES
         why = f"an accelerator or its host fails every {GPU_HOURS_BETWEEN_FAILURES:,.0f} h of one"
     return Failures(per_hour, said_grace_s or POD_GRACE_S[machine.cloud], way == "spot", why)
-
-
-def usd_per_hour(price: Price | None, way: Way) -> float | None:
-    """Of one machine."""
-    if price is None:
-        return None
-    if way == "spot":
-        return price.spot_usd_per_hour
-    if way == "block":
-        return price.block_usd_per_hour
-    if way == "on_demand":
-        return price.on_demand_usd_per_hour
-    return price.committed_usd_per_hour(1 if way == "commit_1y" else 3)

@@ -7,7 +7,7 @@ from embark.plan.workload import DataSize
 from embark.spec import RunSpec
 
 
-def with_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec, DataSize | None]:
+def resolve_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec, DataSize | None]:
     """The spec with what its data says of the tables, each written out once: hundreds of predictions ask for them; and
     the data's size. `num_samples` is what a person says of it."""
     said = None if num_samples is None else DataSize(num_samples)

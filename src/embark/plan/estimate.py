@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from embark.catalog import Catalog, Machine, Price, cheapest, price_in
-from embark.plan.cost import WAYS, Bill, Way, bills, failures_of, usd_per_hour, with_storage
+from embark.catalog import Catalog, Machine, Price, lowest_price, price_in
+from embark.catalog.pricing import PURCHASES, Purchase
+from embark.plan.cost import Bill, add_storage, bills, failures_of
 from embark.plan.prediction import Prediction, Setup
-from embark.plan.storage import Need, Offer, best_offer, need_of, offers
+from embark.plan.storage import StorageNeed, StorageOffer, best_offer, storage_need, storage_offers
 from embark.plan.workload import Workload
 from embark.spec import RunSpec
 
@@ -22,9 +23,9 @@ class Estimate:
     prediction: Prediction
     price: Price | None
     """In the region asked for, or where it is lowest; None: no price is known."""
-    bills: dict[Way, Bill] = field(default_factory=dict)
-    need: Need | None = None
-    offers: tuple[Offer, ...] = ()
+    bills: dict[Purchase, Bill] = field(default_factory=dict)
+    need: StorageNeed | None = None
+    offers: tuple[StorageOffer, ...] = ()
 
     @property
     def setup(self) -> Setup:
@@ -40,12 +41,12 @@ class Estimate:
         measured."""
         return self.setup.machine.gpu.kind == "tpu"
 
-    def total_s(self, way: Way) -> float | None:
+    def total_s(self, way: Purchase) -> float | None:
         """Of the whole run, paid that way."""
         bill = self.bills.get(way)
         return None if bill is None or bill.time is None else bill.time.total_s
 
-    def total_usd(self, way: Way) -> float | None:
+    def total_usd(self, way: Purchase) -> float | None:
         bill = self.bills.get(way)
         return None if bill is None else bill.total_usd
 
@@ -60,11 +61,11 @@ class Estimator:
     predict: Predict
     region: str = ""
     """Empty: wherever the machine is cheapest."""
-    way: Way = "on_demand"
+    way: Purchase = "on_demand"
     """The way to pay that decides."""
 
     def __call__(
-        self, machine: Machine, num_nodes: int, *, price: Price | None = None, ways: tuple[Way, ...] = WAYS
+        self, machine: Machine, num_nodes: int, *, price: Price | None = None, ways: tuple[Purchase, ...] = PURCHASES
     ) -> Estimate:
         """Raises `UserError` where the region does not have the machine."""
         prediction = self.predict(Setup(self.spec, machine, num_nodes))
@@ -78,11 +79,11 @@ class Estimator:
                                      said_grace_s=self.spec.place.grace_s) for way in ways}
         made = bills(prediction, self.workload, price, failures)
         first = made[self.way]
-        need = need_of(prediction, self.workload, first.saves, first.failures)
-        found = offers(self.catalog, prediction.setup, need)
+        need = storage_need(prediction, self.workload, first.saves, first.failures)
+        found = storage_offers(self.catalog, prediction.setup, need)
         best = best_offer(found)
         if best is not None and best.usd_per_month is not None:
-            made = {way: with_storage(bill, best.usd_per_month) for way, bill in made.items()}
+            made = {way: add_storage(bill, best.usd_per_month) for way, bill in made.items()}
         return Estimate(prediction, price, made, need, tuple(found))
 
     def predicts(self, machine: Machine, num_nodes: int) -> bool:
@@ -93,11 +94,7 @@ class Estimator:
         """In the region, or the lowest for the way that decides."""
         if self.region:
             return price_in(self.catalog, machine, self.region)
-        prices = self.catalog.prices_of(machine)
-        paid = {p.region: usd for p in prices if (usd := usd_per_hour(p, self.way)) is not None}
-        if paid:
-            return min((p for p in prices if p.region in paid), key=lambda p: paid[p.region])
-        return cheapest(prices) or (prices[0] if prices else None)
+        return lowest_price(self.catalog, machine, self.way)
 
     @property
     def _says_hours(self) -> bool:

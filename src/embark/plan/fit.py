@@ -8,13 +8,13 @@ from itertools import combinations
 
 from embark.model.placement import Placement, Shard
 from embark.plan.calibration import Calibration, EngineFit, MemoryFit
-from embark.plan.memory import captured, pipelined
+from embark.plan.memory import cuda_graph_bytes, pipeline_bytes
 from embark.plan.step_time import features
 from embark.spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """One run of some steps in a process of its own."""
 
     spec: RunSpec
@@ -31,7 +31,7 @@ class Measured:
     """Of the host's memory, what a process takes that trains on a GPU."""
 
 
-def fitted(base: Calibration, measured: Sequence[Measured]) -> Calibration:
+def fit_calibration(base: Calibration, measured: Sequence[Measurement]) -> Calibration:
     """`base`, whose rates were measured, with fits for every engine that was."""
     engines = {name: fit_engine(base, [m for m in measured if m.engine == name])
                for name in dict.fromkeys(m.engine for m in measured)}
@@ -42,19 +42,19 @@ def fitted(base: Calibration, measured: Sequence[Measured]) -> Calibration:
     return replace(base, engines=engines, memory=memory)
 
 
-def fit_engine(base: Calibration, measured: Sequence[Measured]) -> EngineFit:
+def fit_engine(base: Calibration, measured: Sequence[Measurement]) -> EngineFit:
     """The device's part alone, or a host beside it that small steps wait for: whichever comes nearer."""
-    rows = [features(m.spec, whole(m.spec), m.precision, base) for m in measured]
+    rows = [features(m.spec, one_rank_placement(m.spec), m.precision, base) for m in measured]
     times = [m.step_s for m in measured]
-    alone = EngineFit(0.0, 0.0, *non_negative(rows, times))
+    alone = EngineFit(0.0, 0.0, *solve_non_negative(rows, times))
     return min([alone, *_beside_a_host(rows, times)], key=lambda fit: _distance(fit, rows, times))
 
 
-def fit_memory(measured: Sequence[Measured]) -> MemoryFit:
+def fit_memory(measured: Sequence[Measurement]) -> MemoryFit:
     """Bytes over what is counted: a part that is always there, and those that grow with the activations."""
     rows, used, allocated = [], [], []
     for m in measured:
-        counted = (captured if m.engine == "cuda_graph" else pipelined)(m.spec, whole(m.spec), 0, m.precision)
+        counted = (cuda_graph_bytes if m.engine == "cuda_graph" else pipeline_bytes)(m.spec, one_rank_placement(m.spec), 0, m.precision)
         rows.append((1.0, counted.pooled, counted.layers, counted.ids))
         used.append((counted.fixed, m.used_bytes))
         allocated.append((counted.fixed, m.allocated_bytes or m.used_bytes))
@@ -78,8 +78,8 @@ def _beside_a_host(rows: Sequence[Sequence[float]], times: Sequence[float]) -> I
             others = [i for i in range(len(rows)) if i not in of_host]
             if len(of_host) < 2 or len(others) < 3:
                 break
-            host = non_negative([rows[i][:2] for i in of_host], [times[i] for i in of_host])
-            device = non_negative([rows[i][2:] for i in others], [times[i] for i in others])
+            host = solve_non_negative([rows[i][:2] for i in of_host], [times[i] for i in of_host])
+            device = solve_non_negative([rows[i][2:] for i in others], [times[i] for i in others])
             fit = EngineFit(host[0], host[1], 0.0, 0.0, *device)
             yield fit
             found = {i for i, row in enumerate(rows) if _host_s(fit, row) >= _device_s(fit, row)}
@@ -104,17 +104,17 @@ def _device_s(fit: EngineFit, row: Sequence[float]) -> float:
 
 def _over(rows: Sequence[Sequence[float]], sizes: Sequence[tuple[float, float]]) -> list[float]:
     """What to multiply `rows` by so that, with the first of each pair, they come relatively nearest to the second."""
-    return non_negative(rows, [whole - fixed for fixed, whole in sizes], [1 / whole for _, whole in sizes])
+    return solve_non_negative(rows, [whole - fixed for fixed, whole in sizes], [1 / whole for _, whole in sizes])
 
 
-def whole(spec: RunSpec) -> Placement:
+def one_rank_placement(spec: RunSpec) -> Placement:
     """Every table on one rank."""
     tables = spec.model.table_list()
     return Placement(1, tuple(Shard(t.name, 0, t.rows, t.dim or 0) for t in tables),
                      {t.name: "table_wise" for t in tables}, "one rank")
 
 
-def non_negative(
+def solve_non_negative(
     rows: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float] | None = None
 ) -> list[float]:
     """The x ≥ 0 for which rows · x is nearest to `values`, each times its weight; without weights, relatively nearest.

@@ -12,7 +12,7 @@ from embark.plan.calibration import CPU, calibration_for, load_calibrations
 from embark.plan.closed_form import closed_form
 from embark.plan.memory import device_parts, host_parts
 from embark.plan.step_time import step_time
-from embark.plan.this_machine import gpu_of, this_cluster, tpu_of
+from embark.plan.this_machine import local_cluster, match_gpu, match_tpu
 from embark.plan.tpu_memory import chip_memory
 from embark.plan.tpu_time import tpu_step_time
 from embark.spec import RunSpec
@@ -27,13 +27,13 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
     if is_cpu:
         calibration = load_calibrations()[CPU]
     else:
-        gpu = gpu_of(here["device_name"], here["device_bytes"], load_catalog())
+        gpu = match_gpu(here["device_name"], here["device_bytes"], load_catalog())
         if gpu is None:
             return None
         calibration = calibration_for(gpu)
     if engine not in calibration.engines:
         return None
-    cluster = this_cluster(device=here["device"], num_ranks=here["world_size"], device_bytes=here["device_bytes"],
+    cluster = local_cluster(device=here["device"], num_ranks=here["world_size"], device_bytes=here["device_bytes"],
                            host_bytes=here["host_bytes"])
     try:
         placement = closed_form(spec, cluster)
@@ -55,7 +55,7 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
 def _foresee_in_jax(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
     """Of TPUs, from their datasheets. Of JAX on a GPU or a CPU nothing, nor of SparseCores: none was calibrated."""
     is_known = here["device"] == "tpu" and here["engine"] == "jax"
-    chip = tpu_of(here["device_name"], load_catalog()) if is_known else None
+    chip = match_tpu(here["device_name"], load_catalog()) if is_known else None
     if chip is None:
         return None
     try:

@@ -21,7 +21,7 @@ DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class ByteCounts:
     """Bytes on a rank that follow from the spec; of the activations, those that a library keeps some times over."""
 
     tables: float
@@ -49,7 +49,7 @@ def device_parts(
     """Of the fullest rank of a GPU run."""
     fit = calibration.memory[engine]
     rank = fullest_rank(spec, placement)
-    counted = (captured if engine == "cuda_graph" else pipelined)(spec, placement, rank, precision)
+    counted = (cuda_graph_bytes if engine == "cuda_graph" else pipeline_bytes)(spec, placement, rank, precision)
     held = _held(counted, fit)
     parts = {
         "tables": counted.tables,
@@ -73,7 +73,7 @@ def fullest_rank(spec: RunSpec, placement: Placement) -> int:
     return max(sizes, key=lambda rank: (sizes[rank], -rank), default=0)
 
 
-def captured(spec: RunSpec, placement: Placement, rank: int, precision: str) -> Counted:
+def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
     """The captured engine allocates everything before the first step: this is that list."""
     layers, model = layers_of(spec.model), spec.model
     size = 2 if precision == "bf16" else 4
@@ -99,13 +99,13 @@ def captured(spec: RunSpec, placement: Placement, rank: int, precision: str) -> 
         wire = size if spec.train.comms_dtype == "fp32" else 2
         exchange = wire * (2 * looked_up.pooled_values + samples * sum(t.dim or 0 for t in tables))
         exchange += 4 * (3 * looked_up.num_ids + samples * num_ids) + 8 * (looked_up.num_ids + samples * num_ids)
-    return Counted(
+    return ByteCounts(
         on_device, state, _flat_dense_bytes(spec, layers, size, samples), 0.0, samples * (widths * size + 4), keys,
         2 * samples * 4 * (1 + model.num_dense + num_ids), exchange,
     )
 
 
-def pipelined(spec: RunSpec, placement: Placement, rank: int, precision: str) -> Counted:
+def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
     """What autograd keeps and makes for TorchRec's pipeline: each pooled vector and its gradient in fp32, both again in
     the layers' precision, each layer's output and its gradient. How much of it lives at once is measured."""
     layers, model = layers_of(spec.model), spec.model
@@ -118,7 +118,7 @@ def pipelined(spec: RunSpec, placement: Placement, rank: int, precision: str) ->
     num_ids = sum(t.multi_hot for t in tables)
     exchange = 0.0 if placement.num_ranks == 1 else 4 * 2 * (looked_up.pooled_values + samples * pooled)
     states = DENSE_STATES[spec.train.dense_optimizer]
-    return Counted(
+    return ByteCounts(
         on_device, state, layers.num_values * (4 * (2 + states) + (2 if size == 2 else 0)),
         samples * pooled * (4 + size), samples * layers.output_width * size, 48 * looked_up.num_ids,
         3 * samples * (4 * (1 + model.num_dense) + (8 + 8) * num_ids), exchange,
@@ -144,13 +144,13 @@ def host_parts(
         parts["checkpoint copy"] = on_device
     if is_cpu:
         rank = fullest_rank(spec, placement)
-        counted = pipelined(spec, placement, rank, precision)
+        counted = pipeline_bytes(spec, placement, rank, precision)
         parts["dense layers"] = counted.dense * len(ranks)
         parts["activations"] = _held(counted, fit) * (1 + fit.fragmentation) * len(ranks)
     return {name: size for name, size in parts.items() if size}
 
 
-def _held(counted: Counted, fit: MemoryFit) -> float:
+def _held(counted: ByteCounts, fit: MemoryFit) -> float:
     return counted.pooled * fit.pooled + counted.layers * fit.layers + counted.ids * fit.ids
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from embark.events.curve import draw
 from embark.formatting import format_duration
-from embark.plan.across import Survey, front, worth_drawing
+from embark.plan.across import Survey, near_front, pareto_front
 from embark.plan.axes import LOG_FROM, dollar_words
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -15,20 +15,20 @@ DOT = "·"
 ASCII_DOT = "."
 
 
-def letters_of(found: Survey) -> dict[int, str]:
+def front_letters(found: Survey) -> dict[int, str]:
     """A letter for each estimate of the front, by its `id`, from the fastest on."""
-    return {id(e): letter for e, letter in zip(front(found.fitting, found.way), LETTERS, strict=False)}
+    return {id(e): letter for e, letter in zip(pareto_front(found.fitting, found.way), LETTERS, strict=False)}
 
 
 def plot(found: Survey, *, width: int, height: int, ascii_only: bool) -> list[str]:
     """Lines of text, at most `width` wide; none where there are not two points to set against each other."""
-    points = [(e, total_s, usd) for e in worth_drawing(found)
+    points = [(e, total_s, usd) for e in near_front(found)
               if (total_s := e.total_s(found.way)) is not None and (usd := e.total_usd(found.way)) is not None]
     if len(points) < 2:
         return []
     along, up = _scale([p[1] for p in points]), _scale([p[2] for p in points])
     places = {id(e): (along(total_s), up(usd)) for e, total_s, usd in points}
-    lettered = letters_of(found)
+    lettered = front_letters(found)
     ends = dollar_words(max(p[2] for p in points)), dollar_words(min(p[2] for p in points))
     margin = max(map(len, ends)) + 1
     inner = width - margin - 1

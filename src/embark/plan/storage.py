@@ -21,7 +21,7 @@ Again = Literal["drawn", "memory", "disk", "storage"]
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class StorageNeed:
     """What storage must do while the run trains at its full rate."""
 
     sample_bytes: float
@@ -60,7 +60,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class StorageOffer:
     """A volume, of the size that the run needs of it."""
 
     volume: Volume
@@ -74,7 +74,7 @@ class Offer:
     why: str
 
 
-def need_of(prediction: Prediction, workload: Workload, saves: Saves, failures: Failures) -> Need:
+def storage_need(prediction: Prediction, workload: Workload, saves: Saves, failures: Failures) -> StorageNeed:
     """For a prediction that fits."""
     setup = prediction.setup
     store, num_hosts = setup.spec.store, setup.num_nodes * setup.machine.num_hosts
@@ -82,7 +82,7 @@ def need_of(prediction: Prediction, workload: Workload, saves: Saves, failures: 
     read = rate if workload.is_stored else 0.0
     again, why = _again(prediction, workload)
     kept = store.keep_checkpoints + store.keep_best + (1 if saves.every_steps else 0)
-    return Need(
+    return StorageNeed(
         sample_bytes=workload.sample_bytes,
         data_bytes=workload.data_bytes if workload.is_stored else 0.0,
         kept_bytes=kept * saves.checkpoint_bytes,
@@ -104,14 +104,14 @@ def fetches_per_file(workload: Workload, num_hosts: int) -> float:
     return min(float(num_hosts), rows_per_file / rows_per_host + 1)
 
 
-def offers(catalog: Catalog, setup: Setup, need: Need) -> list[Offer]:
+def storage_offers(catalog: Catalog, setup: Setup, need: StorageNeed) -> list[StorageOffer]:
     """Every volume of the machine's cloud: those that are enough first, the cheapest of them before all."""
     found = [_offer(volume, setup.machine, need) for volume in catalog.volumes.values()
              if volume.cloud == setup.machine.cloud]
     return sorted(found, key=lambda o: (not o.is_enough, o.usd_per_month is None, o.usd_per_month or 0.0))
 
 
-def best_offer(found: list[Offer]) -> Offer | None:
+def best_offer(found: list[StorageOffer]) -> StorageOffer | None:
     """The cheapest that is enough and has a price; else one that is enough; else none."""
     return found[0] if found and found[0].is_enough else None
 
@@ -138,7 +138,7 @@ def _again(prediction: Prediction, workload: Workload) -> tuple[Again, str]:
                        "every epoch is read from storage")
 
 
-def _offer(volume: Volume, machine: Machine, need: Need) -> Offer:
+def _offer(volume: Volume, machine: Machine, need: StorageNeed) -> StorageOffer:
     host_rate = (machine.network_gbit_per_s or UNKNOWN_NETWORK_GBIT_PER_S) / 8 * NETWORK_SHARE
     hosts_rate = host_rate * need.num_hosts
     is_object = volume.kind == "object"
@@ -149,7 +149,7 @@ def _offer(volume: Volume, machine: Machine, need: Need) -> Offer:
             of_limit = volume.limit_gbit_per_s / 8
             limit = of_limit * need.num_hosts if volume.limit_scope == "one machine" else of_limit
     elif volume.mbyte_per_s_per_tib is None:
-        return Offer(volume, _rounded(tib), None, needed, volume.usd_per_month(_rounded(tib)), is_enough=False,
+        return StorageOffer(volume, _rounded(tib), None, needed, volume.usd_per_month(_rounded(tib)), is_enough=False,
                      why="its speed is not known")
     else:
         tib = max(tib, needed * 1000 / volume.mbyte_per_s_per_tib)
@@ -160,11 +160,11 @@ def _offer(volume: Volume, machine: Machine, need: Need) -> Offer:
     rate = min(limit, hosts_rate)
     is_enough = needed <= rate * (1 + 1e-9) and tib * (1 + 1e-9) >= need.tib
     usd = volume.usd_per_month(tib)
-    return Offer(volume, tib, rate, needed, usd, is_enough, _why(volume, need, tib, rate, limit, is_enough, usd))
+    return StorageOffer(volume, tib, rate, needed, usd, is_enough, _why(volume, need, tib, rate, limit, is_enough, usd))
 
 
 def _why(
-    volume: Volume, need: Need, tib: float, rate: float, limit: float, is_enough: bool, usd: float | None
+    volume: Volume, need: StorageNeed, tib: float, rate: float, limit: float, is_enough: bool, usd: float | None
 ) -> str:
     if tib < need.tib * (1 - 1e-9):
         return f"holds at most {volume.max_tib:g} TiB"

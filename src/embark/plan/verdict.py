@@ -6,11 +6,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embark.catalog import Machine
+from embark.catalog.pricing import PURCHASE_NAMES, Purchase
 from embark.formatting import format_duration, pluralize
 from embark.model.batch import divides
 from embark.model.placement import all_table_bytes
-from embark.plan.across import MAX_NODES, Survey, could_hold, counted, name_of, node_counts, ranked, survey
-from embark.plan.cost import WAY_NAMES, Bill, Way
+from embark.plan.across import (
+    MAX_NODES,
+    Survey,
+    could_fit,
+    count_machines,
+    node_counts,
+    rank,
+    setup_name,
+    survey_catalog,
+)
+from embark.plan.cost import Bill
 from embark.plan.estimate import Estimate, Estimator
 
 GIB = 1024**3
@@ -21,7 +31,7 @@ How = Literal["more of it", "a larger one of the cloud", "the cheapest of all"]
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
+class Alternative:
     """A setup that does fit, and in which way it is near."""
 
     how: How
@@ -34,7 +44,7 @@ class Verdict:
 
     fits: bool
     sentence: str
-    nearest: tuple[Near, ...] = ()
+    nearest: tuple[Alternative, ...] = ()
     """Where it does not fit: what does, each found by a prediction of its own."""
 
 
@@ -42,9 +52,9 @@ def verdict(estimate: Estimate, estimator: Estimator, *, max_nodes: int = MAX_NO
     """On one setup. Only where it does not fit are others looked at."""
     if estimate.fits:
         return Verdict(True, fits_sentence(estimate, estimator.way))
-    near = nearest(estimate, estimator, max_nodes)
+    near = find_alternatives(estimate, estimator, max_nodes)
     setup = estimate.setup
-    begins = f"{setup.spec.name} does not fit {setup_words(setup.machine, setup.num_nodes)}: {estimate.prediction.why}"
+    begins = f"{setup.spec.name} does not fit {describe_setup(setup.machine, setup.num_nodes)}: {estimate.prediction.why}"
     if near:
         said: dict[str, list[str]] = {}
         for n in near:
@@ -56,7 +66,7 @@ def verdict(estimate: Estimate, estimator: Estimator, *, max_nodes: int = MAX_NO
                           f"to {max_nodes}: fewer rows, a smaller model.embedding_dim, or train.table_dtype = \"fp16\"")
 
 
-def fits_sentence(estimate: Estimate, way: Way) -> str:
+def fits_sentence(estimate: Estimate, way: Purchase) -> str:
     """Fits on what, why, how fast, how long, how much."""
     setup, prediction = estimate.setup, estimate.prediction
     step, bill = prediction.step, estimate.bills[way]
@@ -68,65 +78,65 @@ def fits_sentence(estimate: Estimate, way: Way) -> str:
         least, basis = "at least ", ", an estimate from datasheets, unmeasured"
     takes = f"a step of {setup.spec.train.batch_size:,} samples takes {least}{step.total_s * 1e3:.3g} ms{basis}, " \
             f"bound by {step.bound_by}"
-    return (f"{setup.spec.name} fits {setup_words(setup.machine, setup.num_nodes)}: {prediction.why}; {takes}; "
-            f"{run_words(bill)}{_other_way(estimate, way)}")
+    return (f"{setup.spec.name} fits {describe_setup(setup.machine, setup.num_nodes)}: {prediction.why}; {takes}; "
+            f"{describe_run(bill)}{_other_way(estimate, way)}")
 
 
-def run_words(bill: Bill) -> str:
+def describe_run(bill: Bill) -> str:
     """`the run takes 3 h 05 min and $102 on demand`."""
     if bill.time is None:
-        return f"{WAY_NAMES[bill.way]} the run would never end: {bill.missing}"
-    money = usd(bill.total_usd) + " " + WAY_NAMES[bill.way] if bill.total_usd is not None else f"({bill.missing})"
+        return f"{PURCHASE_NAMES[bill.way]} the run would never end: {bill.missing}"
+    money = format_usd(bill.total_usd) + " " + PURCHASE_NAMES[bill.way] if bill.total_usd is not None else f"({bill.missing})"
     return f"the run takes {format_duration(bill.time.total_s)} and {money}"
 
 
-def nearest(estimate: Estimate, estimator: Estimator, max_nodes: int = MAX_NODES) -> list[Near]:
+def find_alternatives(estimate: Estimate, estimator: Estimator, max_nodes: int = MAX_NODES) -> list[Alternative]:
     """More of the same machine, a larger one of its cloud in the same number, the cheapest anywhere."""
     setup = estimate.setup
-    found: list[Near] = []
+    found: list[Alternative] = []
     if (more := _more_of_it(estimator, setup.machine, setup.num_nodes)) is not None:
-        found.append(Near("more of it", more))
+        found.append(Alternative("more of it", more))
     if (larger := _larger_of_the_cloud(estimator, setup.machine, setup.num_nodes)) is not None:
-        found.append(Near("a larger one of the cloud", larger))
+        found.append(Alternative("a larger one of the cloud", larger))
     anywhere = Estimator(estimator.spec, estimator.workload, estimator.catalog, estimator.predict, way=estimator.way)
-    best = _firm(ranked(survey(anywhere, max_nodes=max_nodes).fitting, estimator.way, "dollars"))
+    best = _firm(rank(survey_catalog(anywhere, max_nodes=max_nodes).fitting, estimator.way, "dollars"))
     if best:
-        found.append(Near("the cheapest of all", best[0]))
+        found.append(Alternative("the cheapest of all", best[0]))
     return found
 
 
 def survey_sentence(found: Survey, kept: list[Estimate], name: str, *, max_nodes: int, bounds_words: str = "") -> str:
     """What a whole catalog comes to: the cheapest and the fastest, or why there is none."""
-    cheapest = _firm(ranked(found.fitting, found.way, "dollars"))
-    fastest = _firm(ranked(found.fitting, found.way, "hours"))
+    cheapest = _firm(rank(found.fitting, found.way, "dollars"))
+    fastest = _firm(rank(found.fitting, found.way, "hours"))
     if not cheapest:
         if found.unpriced:
             num = len({e.setup.machine.name for e in found.unpriced})
-            return f"{name} fits {pluralize(num, 'machine')} here, but what they cost {WAY_NAMES[found.way]} is not known"
+            return f"{name} fits {pluralize(num, 'machine')} here, but what they cost {PURCHASE_NAMES[found.way]} is not known"
         if found.why_not is None:
             return f"{name}: no machine here can share its batch equally among its ranks"
-        largest = counted(found.why_not.setup.machine, found.why_not.setup.num_nodes)
+        largest = count_machines(found.why_not.setup.machine, found.why_not.setup.num_nodes)
         return f"{name} fits nothing here in numbers up to {max_nodes}; on the largest, {largest}: {found.why_not.why}"
     if not kept:
         return (f"nothing here runs {name} {bounds_words}; the cheapest is {_short_words(cheapest[0], found.way)}, "
                 f"the fastest {_short_words(fastest[0], found.way)}")
     inside = f" {bounds_words}" if bounds_words else ""
     firm = _firm(kept)
-    by_money, by_time = ranked(firm, found.way, "dollars")[0], ranked(firm, found.way, "hours")[0]
+    by_money, by_time = rank(firm, found.way, "dollars")[0], rank(firm, found.way, "hours")[0]
     if by_money is by_time:
         return f"{name}{inside}: cheapest and fastest is {_short_words(by_money, found.way)}"
     return (f"{name}{inside}: cheapest is {_short_words(by_money, found.way)}; fastest is "
             f"{_short_words(by_time, found.way)}")
 
 
-def setup_words(machine: Machine, num_nodes: int) -> str:
+def describe_setup(machine: Machine, num_nodes: int) -> str:
     """`one a2-highgpu-1g (1 x A100)`."""
-    name = counted(machine, num_nodes)
+    name = count_machines(machine, num_nodes)
     gpus = f"{num_nodes * machine.num_gpus} x {machine.gpu.name}"
     return f"{'one ' if num_nodes == 1 else ''}{name} ({gpus})"
 
 
-def usd(value: float | None) -> str:
+def format_usd(value: float | None) -> str:
     """`$0.032`, `$4.10`, `$1,234`."""
     if value is None:
         return "not known"
@@ -148,14 +158,14 @@ def _more_of_it(estimator: Estimator, machine: Machine, num_nodes: int) -> Estim
     for num in node_counts(machine, batch, most):
         if num <= num_nodes:
             continue
-        if could_hold(machine, num, table_bytes) and estimator.predicts(machine, num):
+        if could_fit(machine, num, table_bytes) and estimator.predicts(machine, num):
             fits = num
             break
         below = num
     if fits is None:
         return None
     smaller = (n for n in range(below + 1, fits)
-               if divides(batch, n * machine.num_gpus) and could_hold(machine, n, table_bytes))
+               if divides(batch, n * machine.num_gpus) and could_fit(machine, n, table_bytes))
     fits = next((n for n in smaller if estimator.predicts(machine, n)), fits)
     return estimator(machine, fits)
 
@@ -165,10 +175,10 @@ def _larger_of_the_cloud(estimator: Estimator, machine: Machine, num_nodes: int)
     larger = [m for m in estimator.catalog.machines.values()
               if m.cloud == machine.cloud and m.gpu_memory_gib > machine.gpu_memory_gib
               and divides(batch, num_nodes * m.num_gpus) and m.gpu.kind == machine.gpu.kind
-              and could_hold(m, num_nodes, all_table_bytes(estimator.spec))
+              and could_fit(m, num_nodes, all_table_bytes(estimator.spec))
               and (not estimator.region or (m.name, estimator.region) in estimator.catalog.prices)]
     fitting = [e for m in larger if (e := estimator(m, num_nodes)).fits]
-    return next(iter(ranked(fitting, estimator.way, "dollars")), None)
+    return next(iter(rank(fitting, estimator.way, "dollars")), None)
 
 
 def _firm(found: list[Estimate]) -> list[Estimate]:
@@ -176,27 +186,27 @@ def _firm(found: list[Estimate]) -> list[Estimate]:
     return [e for e in found if not e.is_rough] or found
 
 
-def _offer_words(estimate: Estimate, way: Way) -> str:
+def _offer_words(estimate: Estimate, way: Purchase) -> str:
     """`4 x a2-highgpu-1g, $0.52 an epoch on spot`."""
     bill = estimate.bills[way]
     if bill.total_usd is None:
-        return f"{name_of(estimate)}, {bill.missing}"
+        return f"{setup_name(estimate)}, {bill.missing}"
     rough = ", a rough estimate" if estimate.is_rough else ""
-    return f"{name_of(estimate)}, {usd(bill.total_usd)} the run {WAY_NAMES[way]}{rough}"
+    return f"{setup_name(estimate)}, {format_usd(bill.total_usd)} the run {PURCHASE_NAMES[way]}{rough}"
 
 
-def _short_words(estimate: Estimate, way: Way) -> str:
+def _short_words(estimate: Estimate, way: Purchase) -> str:
     bill = estimate.bills[way]
     took = "" if bill.time is None else f", {format_duration(bill.time.total_s)}"
     region = "" if estimate.price is None else f" in {estimate.price.region}"
-    return f"{name_of(estimate)}{region}, {usd(bill.total_usd)} {WAY_NAMES[way]}{took}"
+    return f"{setup_name(estimate)}{region}, {format_usd(bill.total_usd)} {PURCHASE_NAMES[way]}{took}"
 
 
-def _other_way(estimate: Estimate, way: Way) -> str:
+def _other_way(estimate: Estimate, way: Purchase) -> str:
     """The other of the two ways that most people weigh, if its price is known."""
-    other: Way = "on_demand" if way == "spot" else "spot"
+    other: Purchase = "on_demand" if way == "spot" else "spot"
     bill = estimate.bills.get(other)
     region = f" in {estimate.price.region}" if estimate.price is not None else ""
     if bill is None or bill.total_usd is None:
         return region
-    return f"{region}, {usd(bill.total_usd)} {WAY_NAMES[other]}"
+    return f"{region}, {format_usd(bill.total_usd)} {PURCHASE_NAMES[other]}"

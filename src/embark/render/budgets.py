@@ -11,7 +11,7 @@ from embark.catalog import Quota
 from embark.render.clouds.gcp.cluster import project_setting
 from embark.render.file import File
 from embark.render.job import Job
-from embark.render.location import price_of, site_of, usd_per_hour
+from embark.render.location import site_of
 from embark.render.shell_text import (
     PRELUDE,
     Shell,
@@ -46,7 +46,7 @@ def render_money(job: Job) -> list[File]:
 
 def budget_usd(job: Job) -> int:
     """What all machines cost in `place.max_hours` or a day, rounded up to a number one remembers."""
-    rate = usd_per_hour(job)
+    rate = job.usd_per_hour
     if rate is None:
         return 100
     total = rate * (job.spec.place.max_hours or HOURS)
@@ -68,13 +68,13 @@ def _script(job: Job) -> str:
     make: dict[str, Callable[[Job], tuple[list[str], str, str]]] = {
         "aws": _aws, "azure": _azure, "gcp": _gcp}
     settings, budget, quota = make[job.cloud](job)
-    rate = usd_per_hour(job)
-    price = price_of(job)
+    rate = job.usd_per_hour
+    origin = job.price.origin
     told = "The catalog has no price of this machine."
-    if rate is not None and price is not None:
+    if rate is not None and origin is not None:
         way = "spot" if job.spec.place.spot else "on demand"
         told = (f"{job.num_nodes} x {job.machine.name} in {site.region}, {way}: ${rate:,.2f} an hour by the catalog "
-                f"({price.origin.date}).")
+                f"({origin.date}).")
     about = (f"Money and quotas. {told} money.sh quota says whether the machines may start; money.sh budget asks for "
              "a mail.")
     return script(

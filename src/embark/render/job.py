@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from embark.catalog import Catalog, Machine, find, find_volume
+from embark.catalog import Catalog, Machine, SpecPrice, find_machine, find_volume, price_spec
+from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.errors import ExitCode, Mistake, SpecError, UserError
 from embark.model.batch import batch_mistakes
 from embark.render.targets import tpu_gke
@@ -19,8 +20,6 @@ PORT = 29500
 """Of the rendezvous; torchrun's own default."""
 MAX_RESTARTS = 3
 """Of one machine's ranks, before the pod itself is given up and replaced."""
-DEFAULT_MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
-"""Where only the cloud is named: its machine with eight A100s of 40 GB."""
 MAX_SPEC_BYTES = 900_000
 """A ConfigMap holds 1 MiB."""
 POD_TARGETS = ("job", "jobset", "trainjob", "pytorchjob", "ray", "torchx")
@@ -87,6 +86,19 @@ class Job:
     @property
     def is_spot(self) -> bool:
         return self.spec.place.spot
+
+    @property
+    def price(self) -> SpecPrice:
+        """Of its machines, in its region."""
+        found = price_spec(self.spec)
+        if found is None:
+            raise ValueError("a job has a machine")
+        return found
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of all its machines; None where the catalog has no price."""
+        return self.price.usd_per_hour
 
     @property
     def title(self) -> str:
@@ -173,7 +185,7 @@ def _machine(spec: RunSpec, catalog: Catalog) -> Machine:
         raise SpecError([_mistake("place.machine", "", "files are for a machine of a cloud, and none is named",
                                   "set it (embark catalog list shows them), or place.cloud for its usual one")])
     try:
-        machine = find(catalog, place.machine or DEFAULT_MACHINES[place.cloud])
+        machine = find_machine(catalog, place.machine or DEFAULT_MACHINES[place.cloud])
     except UserError as error:
         mistake = _mistake("place.machine", place.machine, "the catalog has no such machine", error.fix)
         raise SpecError([mistake]) from error
@@ -251,16 +263,13 @@ def _identity_mistakes(job: Job) -> Iterator[Mistake]:
 
 
 def _budget_mistakes(job: Job) -> Iterator[Mistake]:
-    from embark.render.location import site_of, usd_per_hour
-
     budget = job.spec.place.budget_usd
     if budget is not None and job.machine.gpu.kind == "tpu":
         yield _mistake("place.budget_usd", f"{budget:g}", "the trainer on TPUs does not count what it costs",
                        "leave it out; place.max_hours bounds such a run")
-    elif budget is not None and usd_per_hour(job) is None:
-        how = "on spot" if job.is_spot else "on demand"
+    elif budget is not None and job.usd_per_hour is None:
         yield _mistake("place.budget_usd", f"{budget:g}",
-                       f"the catalog has no price {how} of {job.machine.name} in {site_of(job).region} to keep it by",
+                       f"the catalog has no price of {job.price.title} to keep it by",
                        "take one in with embark catalog refresh, or leave it out")
 
 

@@ -9,7 +9,7 @@ from embark.render.clouds.azure.volumes import storage_account_setting
 from embark.render.clouds.gcp.cluster import pool_names, project_setting
 from embark.render.file import File
 from embark.render.job import EXITS, Job
-from embark.render.location import price_of, site_of, usd_per_hour
+from embark.render.location import site_of
 from embark.render.pod import CONTAINER
 from embark.render.shell_text import PRELUDE, Shell, command, function, quote, run, script, setting, variable
 from embark.render.targets.operators import install_kueue
@@ -114,11 +114,11 @@ fi
 
 
 def _confirm(job: Job) -> str:
-    rate, price = usd_per_hour(job), price_of(job)
+    rate, origin = job.usd_per_hour, job.price.origin
     way = "spot" if job.spec.place.spot else "on demand"
     cost = "at a price that the catalog does not know"
-    if rate is not None and price is not None:
-        cost = f"{way}: about {rate:,.2f} USD an hour ({price.origin.date}), besides the cluster and storage"
+    if rate is not None and origin is not None:
+        cost = f"{way}: about {rate:,.2f} USD an hour ({origin.date}), besides the cluster and storage"
     said = f"{job.num_nodes} x {job.machine.name} in {site_of(job).region}, {cost}."
     return f"printf '%s\\n' {quote(said)}\n{_ask('Go on?')}"
 

@@ -7,11 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from embark.catalog import cheapest, load_catalog
 from embark.errors import Mistake, SpecError
 
 if TYPE_CHECKING:
-    from embark.catalog import Price
     from embark.render.job import Job
 
 CLUSTER = "embark"
@@ -20,8 +18,6 @@ FIRST_ZONES = {"us-east1": "b", "europe-west1": "b"}
 """Google's regions without a zone a."""
 SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}
 BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
-DEFAULT_REGIONS = {"aws": "us-west-2", "azure": "eastus", "gcp": "us-central1"}
-"""For machines of which no price is known anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ class Site:
 
 def site_of(job: Job) -> Site:
     machine = job.machine
-    region = _region(job)
+    region = job.price.region
     pool = "".join(c if c.isalnum() else "-" for c in machine.name.removeprefix("Standard_").lower()).strip("-")
     return Site(
         region=region,
@@ -105,37 +101,11 @@ def data_source(job: Job) -> str:
     return f"{bucket}/data/{folder}"
 
 
-def price_of(job: Job) -> Price | None:
-    """In the job's region; `None` where the catalog has none."""
-    return load_catalog().prices.get((job.machine.name, site_of(job).region))
-
-
-def usd_per_hour(job: Job) -> float | None:
-    """Of all its machines, as they are paid."""
-    price = price_of(job)
-    if price is None:
-        return None
-    each = price.spot_usd_per_hour if job.spec.place.spot else price.on_demand_usd_per_hour
-    return None if each is None else each * job.num_nodes
-
-
 def _cut(uri: str) -> tuple[str, str, str]:
     """Scheme, bucket and what is below it. Not urlsplit: that drops what it takes for a fragment, and line breaks."""
     scheme, mark, rest = uri.partition("://")
     name, _, prefix = rest.partition("/")
     return (scheme, name, prefix.strip("/")) if mark else ("", "", "")
-
-
-def _region(job: Job) -> str:
-    if job.spec.place.region:
-        return job.spec.place.region
-    prices = load_catalog().prices_of(job.machine)
-    if job.spec.place.spot:
-        spot = [p for p in prices if p.spot_usd_per_hour is not None]
-        if spot:
-            return min(spot, key=lambda p: p.spot_usd_per_hour or 0.0).region
-    price = cheapest(prices)
-    return price.region if price else DEFAULT_REGIONS[job.cloud]
 
 
 def _first_zone(cloud: str, region: str) -> str:

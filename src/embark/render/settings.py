@@ -14,7 +14,6 @@ from typing import Any
 
 from embark.catalog.grace_periods import POD_GRACE_S
 from embark.render.job import Job, Setting
-from embark.render.location import usd_per_hour
 
 MAX_THREADS = 16
 TOPOLOGY_PATH = "/etc/embark/topology.xml"
@@ -89,7 +88,7 @@ def topology_xml(job: Job) -> str:
 def _computed(job: Job) -> Iterator[Setting]:
     grace = grace_s(job)
     yield Setting("EMBARK_GRACE_S", str(grace), "how long there is to save after a notice; torchrun waits as long")
-    price = usd_per_hour(job)
+    price = job.usd_per_hour
     if price is not None:
         yield Setting("EMBARK_USD_PER_HOUR", f"{price:g}",
                       "of all machines, as the catalog has it: the run says what it cost, and keeps place.budget_usd")

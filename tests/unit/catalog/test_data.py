@@ -7,7 +7,7 @@ import re
 import pytest
 
 from embark.catalog.load import HERE
-from embark.catalog.search import find
+from embark.catalog.search import find_machine
 
 GUIDES_NAME = [
     "p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "ND96asr_v4", "ND96amsr_A100_v4", "ND96isr_H100_v5",
@@ -25,7 +25,7 @@ SUCCESSORS = [
 
 @pytest.mark.parametrize("name", GUIDES_NAME + SUCCESSORS)
 def test_every_machine_that_guides_name_and_its_successor_is_there(catalog, name):
-    assert find(catalog, name).num_gpus >= 1
+    assert find_machine(catalog, name).num_gpus >= 1
 
 
 def test_every_row_has_a_source_a_date_and_a_confidence(catalog):
@@ -117,21 +117,21 @@ def test_commitments_cost_what_was_published(catalog, name, region, one_year, th
 
 
 def test_what_is_not_sold_on_demand_says_how_it_is(catalog):
-    assert not find(catalog, "p5e.48xlarge").is_on_demand
-    assert "flex-start" in find(catalog, "a3-highgpu-4g").sold
-    assert find(catalog, "a3-highgpu-8g").is_on_demand
+    assert not find_machine(catalog, "p5e.48xlarge").is_on_demand
+    assert "flex-start" in find_machine(catalog, "a3-highgpu-4g").sold
+    assert find_machine(catalog, "a3-highgpu-8g").is_on_demand
     assert catalog.prices["a4-highgpu-8g", "us-central1"].block_usd_per_hour == pytest.approx(90.216)
     assert catalog.prices["p5.48xlarge", "us-east-1"].block_usd_per_hour < 55.04
 
 
 def test_spot_is_lost_at_the_rate_nearest_to_the_machine(catalog):
-    p5, p4d = find(catalog, "p5.48xlarge"), find(catalog, "p4d.24xlarge")
+    p5, p4d = find_machine(catalog, "p5.48xlarge"), find_machine(catalog, "p4d.24xlarge")
     of_aws = catalog.interruptions(p4d, "us-east-1")
     assert catalog.interruptions(p5, "us-east-1").per_hour < of_aws.per_hour
     assert catalog.interruptions(p5, "eu-west-2") == catalog.interruptions(p5, "") == of_aws
     assert not of_aws.origin.is_confirmed
     # Ten of a hundred a day: ninety are left after 24 hours.
-    gcp = catalog.interruptions(find(catalog, "a2-highgpu-8g"), "us-central1")
+    gcp = catalog.interruptions(find_machine(catalog, "a2-highgpu-8g"), "us-central1")
     assert math.exp(-24 * gcp.per_hour) == pytest.approx(0.9, abs=1e-3)
     assert all(0 < catalog.interruptions(machine, "").per_hour < 0.1 for machine in catalog.machines.values())
 
@@ -151,7 +151,7 @@ def test_a_price_of_700_dollars_is_the_source_s_placeholder_and_not_taken(catalo
      ("a3-ultragpu-8g", 8, ""), ("a4-highgpu-8g", 8, ""), ("a4x-highgpu-4g", 4, "")],
 )
 def test_a_machine_s_fabric_devices_and_what_pods_ask_for(catalog, name, num, resource):
-    machine = find(catalog, name)
+    machine = find_machine(catalog, name)
     assert machine.num_fabric_devices == num
     assert machine.fabric.kubernetes_resource == resource
 
@@ -163,7 +163,7 @@ def test_pods_get_less_than_the_machine_has_and_most_of_it(catalog):
 
 
 def test_what_a_gke_node_keeps_is_by_its_published_steps(catalog):
-    reserve = find(catalog, "a2-highgpu-8g").reserve
+    reserve = find_machine(catalog, "a2-highgpu-8g").reserve
     kept_gib = 4 * 0.25 + 4 * 0.20 + 8 * 0.10 + 112 * 0.06 + (680 - 128) * 0.02 + 100 / 1024
     assert reserve.allocatable_gib(680) == pytest.approx(680 - kept_gib)
     assert reserve.allocatable_vcpus(96) == pytest.approx(96 - 0.06 - 0.01 - 0.01 - 92 * 0.0025)
@@ -175,8 +175,8 @@ def test_the_slices_of_a_tpu_are_whole_hosts(catalog):
     for machine in slices:
         assert machine.gpus_per_host * machine.num_hosts == machine.num_gpus
         assert machine.gpus_per_host in (1, 4, 8)
-    assert find(catalog, "v4-8").num_gpus == 4
-    assert find(catalog, "v5e-16").num_hosts == 4
+    assert find_machine(catalog, "v4-8").num_gpus == 4
+    assert find_machine(catalog, "v5e-16").num_hosts == 4
 
 
 def test_storage_reads_as_fast_as_the_tib_that_are_paid_for(catalog):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from embark.catalog.load import load_catalog, newest, prices_path, read_catalog
+from embark.catalog.load import load_catalog, merge_newest, prices_path, read_catalog
 from embark.catalog.rows import CatalogError
 from embark.errors import UserError
 
@@ -117,10 +117,10 @@ def test_of_two_rows_the_later_date_wins_and_of_one_date_the_new_one(catalog):
     def dated(date, usd):
         return type(old)(*place, usd, None, None, None, type(origin)("x", date, "read"))
 
-    assert newest({place: old}, {place: dated("2026-08-21", 1)})[place] is old
-    assert newest({place: old}, {place: dated("2026-08-22", 2)})[place].on_demand_usd_per_hour == 2
-    assert newest({place: old}, {place: dated("2026-11", 3)})[place].on_demand_usd_per_hour == 3
-    assert newest({}, {place: old}) == {place: old}
+    assert merge_newest({place: old}, {place: dated("2026-08-21", 1)})[place] is old
+    assert merge_newest({place: old}, {place: dated("2026-08-22", 2)})[place].on_demand_usd_per_hour == 2
+    assert merge_newest({place: old}, {place: dated("2026-11", 3)})[place].on_demand_usd_per_hour == 3
+    assert merge_newest({}, {place: old}) == {place: old}
 
 
 def test_prices_are_kept_in_the_user_s_data_folder(monkeypatch, tmp_path):

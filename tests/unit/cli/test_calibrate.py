@@ -8,7 +8,7 @@ import pytest
 
 from embark.cli import calibrate as verb
 from embark.cli.console import Console
-from embark.plan.calibration import calibration_path, forget, load_calibrations
+from embark.plan.calibration import calibration_path, clear_cache, load_calibrations
 from embark.plan.local import predict_local
 from embark.spec import ModelSpec, load_spec
 
@@ -33,7 +33,7 @@ def test_a_calibration_is_measured_kept_and_used(tmp_path, monkeypatch, capsys):
     assert 50e6 < found.memory["pipeline"].context_bytes < 5e9
     foreseen = predict_local(load_spec("laptop", []), HERE)
     assert foreseen["peak_bytes"] > found.memory["pipeline"].context_bytes
-    forget()
+    clear_cache()
 
 
 def test_a_run_on_a_card_that_the_catalog_lacks_is_not_foreseen():

@@ -17,7 +17,7 @@ from embark.catalog.grace_periods import POD_GRACE_S
 from embark.cli.console import Console
 from embark.cli.plan_output import Asked, plan_run
 from embark.errors import EmbarkError, ExitCode
-from embark.plan.calibration import forget
+from embark.plan.calibration import clear_cache
 from embark.spec import load_spec
 
 ROOT = Path(__file__).parents[3]
@@ -33,9 +33,9 @@ def calibrated(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     written_calibration(tmp_path / "data")
-    forget()
+    clear_cache()
     yield
-    forget()
+    clear_cache()
 
 
 def plan(capsys, *sets, code=ExitCode.DONE, spec="criteo-1tb", quiet=False, **asked):

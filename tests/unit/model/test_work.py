@@ -8,7 +8,7 @@ import pytest
 
 from embark.model.placement import Placement, Shard
 from embark.model.work import distinct, layers_of, lookups_of
-from embark.plan.fit import whole
+from embark.plan.fit import one_rank_placement
 from embark.spec import PRESETS, RunSpec, resolve
 
 SMALL = {"model": {"num_dense": 2, "embedding_dim": 8, "bottom_mlp": [4], "top_mlp": [4],
@@ -45,7 +45,7 @@ def test_networks_without_dense_features_are_counted_too(sets):
 
 def test_lookups_are_counted_by_ids_rows_and_widths():
     spec = resolve(SMALL, ["train.optimizer=rowwise_adagrad", "data.zipf_exponent=0"])
-    found = lookups_of(spec, whole(spec), 0, 4)
+    found = lookups_of(spec, one_rank_placement(spec), 0, 4)
     assert found.num_ids == 50 * 3
     assert found.read_bytes == 150 * 8 * 4
     assert found.pooled_values == 50 * 16

@@ -7,7 +7,7 @@ import pytest
 from plan_setups import hand_estimator, real_estimator, shipped_catalog
 
 from embark.errors import UserError
-from embark.plan.across import BEYOND, Bounds, Survey, front, node_counts, ranked, survey, worth_drawing
+from embark.plan.across import BEYOND, Bounds, Survey, near_front, node_counts, pareto_front, rank, survey_catalog
 from embark.plan.workload import DataSize
 
 WORK = DataSize(65_536 * 100_000, 0)
@@ -20,7 +20,7 @@ def by_memory(setup):
 
 @pytest.fixture(scope="module")
 def found():
-    return survey(hand_estimator(by_memory, data_size=WORK), max_nodes=4)
+    return survey_catalog(hand_estimator(by_memory, data_size=WORK), max_nodes=4)
 
 
 def pairs(estimates, way="on_demand"):
@@ -36,13 +36,13 @@ def test_every_machine_of_three_clouds_is_tried(found):
 
 
 def test_ranking_is_by_dollars_or_by_hours(found):
-    by_usd, by_s = (pairs(ranked(found.fitting, "on_demand", by)) for by in ("dollars", "hours"))
+    by_usd, by_s = (pairs(rank(found.fitting, "on_demand", by)) for by in ("dollars", "hours"))
     assert by_usd == sorted(by_usd)
     assert [s for _, s in by_s] == sorted(s for _, s in by_s)
 
 
 def test_the_front_is_what_nothing_beats(found):
-    best = front(found.fitting, "on_demand")
+    best = pareto_front(found.fitting, "on_demand")
     firm = [e for e in found.fitting if not e.is_rough]
     for estimate in firm:
         usd, total_s = estimate.total_usd("on_demand"), estimate.total_s("on_demand")
@@ -55,25 +55,25 @@ def test_the_front_is_what_nothing_beats(found):
 
 
 def test_bounds_keep_what_is_inside_them(found):
-    middle = ranked(found.fitting, "on_demand", "hours")[len(found.fitting) // 2]
+    middle = rank(found.fitting, "on_demand", "hours")[len(found.fitting) // 2]
     bounds = Bounds(deadline_s=middle.total_s("on_demand"), budget_usd=middle.total_usd("on_demand"))
-    kept = ranked(found.fitting, "on_demand", "dollars", bounds)
+    kept = rank(found.fitting, "on_demand", "dollars", bounds)
     assert middle in kept
     assert all(u <= bounds.budget_usd and s <= bounds.deadline_s for u, s in pairs(kept))
     assert len(kept) < len(found.fitting)
-    assert ranked(found.fitting, "on_demand", "dollars", Bounds(deadline_s=1.0)) == []
+    assert rank(found.fitting, "on_demand", "dollars", Bounds(deadline_s=1.0)) == []
 
 
 def test_more_machines_are_tried_only_while_they_help():
     unsaved = ["store.checkpoint_every=0", "store.checkpoint_at_end=false"]  # saves do get faster
-    never_faster = survey(hand_estimator(lambda _: 0.01, sets=unsaved, data_size=WORK), max_nodes=16)
+    never_faster = survey_catalog(hand_estimator(lambda _: 0.01, sets=unsaved, data_size=WORK), max_nodes=16)
     assert max(Counter(e.setup.machine.name for e in never_faster.fitting).values()) == 2
-    always = survey(hand_estimator(by_memory, data_size=WORK), max_nodes=8, cloud="azure")
+    always = survey_catalog(hand_estimator(by_memory, data_size=WORK), max_nodes=8, cloud="azure")
     assert max(e.setup.num_nodes for e in always.fitting) == 8
 
 
 def test_more_machines_are_tried_until_it_fits():
-    needs_four = survey(hand_estimator(lambda s: 0.01 if s.num_nodes >= 4 else None, data_size=WORK), max_nodes=8)
+    needs_four = survey_catalog(hand_estimator(lambda s: 0.01 if s.num_nodes >= 4 else None, data_size=WORK), max_nodes=8)
     assert {e.setup.num_nodes for e in needs_four.fitting} == {4, 8}
     assert all(s.machine.gpu.kind == "tpu" for s in needs_four.too_small)
     assert needs_four.why_not is None
@@ -82,7 +82,7 @@ def test_more_machines_are_tried_until_it_fits():
 def test_what_cannot_hold_the_tables_is_not_even_predicted():
     asked = []
     estimator = hand_estimator(lambda s: asked.append((s.machine.name, s.num_nodes)))
-    nothing = survey(estimator, max_nodes=2)
+    nothing = survey_catalog(estimator, max_nodes=2)
     assert ("g4dn.xlarge", 1) not in asked  # 16 + 16 GiB, and the tables are 98
     assert ("p4d.24xlarge", 1) in asked
     assert nothing.why_not.why == "too small by hand"
@@ -99,12 +99,12 @@ def test_a_batch_is_dealt_out_equally():
 
 
 def test_cloud_and_region_narrow_the_catalog():
-    only = survey(hand_estimator(by_memory, region="us-west-2"), max_nodes=1)
+    only = survey_catalog(hand_estimator(by_memory, region="us-west-2"), max_nodes=1)
     assert {e.price.region for e in only.fitting} == {"us-west-2"}
-    azure = survey(hand_estimator(by_memory), max_nodes=1, cloud="azure")
+    azure = survey_catalog(hand_estimator(by_memory), max_nodes=1, cloud="azure")
     assert {e.setup.machine.cloud for e in azure.fitting} == {"azure"}
     with pytest.raises(UserError, match="no such region"):
-        survey(hand_estimator(by_memory, region="us-west-22"), max_nodes=1)
+        survey_catalog(hand_estimator(by_memory, region="us-west-22"), max_nodes=1)
 
 
 def test_the_region_is_where_the_chosen_way_is_cheapest():
@@ -123,21 +123,21 @@ def test_what_has_no_price_is_kept_apart(found):
 
 def test_a_rough_estimate_pushes_nothing_off_the_front():
     estimator = hand_estimator(lambda s: 1e-9 if s.machine.gpu.kind == "tpu" else by_memory(s), data_size=WORK)
-    with_tpus = survey(estimator, max_nodes=1)
+    with_tpus = survey_catalog(estimator, max_nodes=1)
     assert any(e.is_rough for e in with_tpus.fitting)
-    assert not any(e.is_rough for e in front(with_tpus.fitting, "on_demand"))
+    assert not any(e.is_rough for e in pareto_front(with_tpus.fitting, "on_demand"))
 
 
 def test_what_lies_far_beyond_the_front_is_not_drawn(found):
-    shown, best = worth_drawing(found), front(found.fitting, "on_demand")
+    shown, best = near_front(found), pareto_front(found.fitting, "on_demand")
     assert set(map(id, best)) <= set(map(id, shown))
     assert max(s for _, s in pairs(shown)) <= BEYOND * max(s for _, s in pairs(best))
-    assert worth_drawing(Survey("on_demand", (), (), (), 0)) == []
+    assert near_front(Survey("on_demand", (), (), (), 0)) == []
 
 
 def test_criteo_over_all_of_the_catalog_takes_seconds(tmp_path):
     began = time.process_time()
-    whole = survey(real_estimator(tmp_path, data_size=DataSize(4_195_197_692)))
+    whole = survey_catalog(real_estimator(tmp_path, data_size=DataSize(4_195_197_692)))
     assert time.process_time() - began < 30, "2 s alone; coverage and a busy machine make it more"
     assert whole.num_tried > 200
-    assert len(front(whole.fitting, "on_demand")) >= 3
+    assert len(pareto_front(whole.fitting, "on_demand")) >= 3

@@ -9,12 +9,12 @@ from embark.errors import UserError
 from embark.plan.calibration import (
     calibration_for,
     calibration_path,
-    forget,
+    clear_cache,
     load_calibrations,
     read_calibrations,
     to_toml,
 )
-from embark.plan.this_machine import gpu_of
+from embark.plan.this_machine import match_gpu
 
 
 def test_what_ships_was_measured_on_an_h200_and_on_a_cpu():
@@ -35,7 +35,7 @@ def test_what_was_measured_here_goes_before_what_ships(tmp_path, monkeypatch):
     text = to_toml(load_calibrations()["H200"]).replace("NVIDIA H200", "my own card")
     calibration_path().parent.mkdir(parents=True)
     calibration_path().write_text(text)
-    forget()
+    clear_cache()
     assert load_calibrations()["H200"].title == "my own card"
     assert "cpu" in load_calibrations()
 
@@ -62,8 +62,8 @@ def test_a_damaged_file_is_refused_with_its_name(tmp_path, text):
     ("NVIDIA H100 80GB HBM3", 80, "H100"), ("Tesla T4", 15, "T4"), ("NVIDIA L4", 22, "L4"),
 ])
 def test_a_drivers_name_is_found_in_the_catalog(title, gib, name):
-    assert gpu_of(title, gib * 2**30, load_catalog()).name == name
+    assert match_gpu(title, gib * 2**30, load_catalog()).name == name
 
 
 def test_an_unknown_card_is_none():
-    assert gpu_of("NVIDIA GeForce RTX 9090", 24 * 2**30, load_catalog()) is None
+    assert match_gpu("NVIDIA GeForce RTX 9090", 24 * 2**30, load_catalog()) is None

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_setups import hand_estimator
 
-from embark.plan.across import Bounds, Survey, front, name_of, survey, worth_drawing
+from embark.plan.across import Bounds, Survey, near_front, pareto_front, setup_name, survey_catalog
 from embark.plan.axes import MOST_TICKS, axis_of, dollar_words
-from embark.plan.chart import HEIGHT, WIDTH, picture
+from embark.plan.chart import HEIGHT, WIDTH, draw_svg
 from embark.plan.labels import Box, Label, place_labels
-from embark.plan.plot import letters_of, plot
+from embark.plan.plot import front_letters, plot
 from embark.plan.workload import DataSize
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -23,7 +23,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def found():
     estimator = hand_estimator(lambda s: 40.0 / (s.num_nodes * s.machine.gpu_memory_gib) ** 0.9,
                                data_size=DataSize(65_536 * 100_000, 0))
-    return survey(estimator, max_nodes=4)
+    return survey_catalog(estimator, max_nodes=4)
 
 
 def marks(root):
@@ -32,7 +32,7 @@ def marks(root):
 
 
 def test_it_is_one_file_that_needs_nothing_else(found):
-    text = picture(found, "criteo-1tb")
+    text = draw_svg(found, "criteo-1tb")
     ET.fromstring(text)
     assert "<script" not in text
     assert not re.search(r"(href|src|url\()", text)
@@ -40,33 +40,33 @@ def test_it_is_one_file_that_needs_nothing_else(found):
 
 
 def test_every_setup_is_a_mark_that_says_what_it_is(found):
-    root = ET.fromstring(picture(found, "run"))
+    root = ET.fromstring(draw_svg(found, "run"))
     titles = [e.find(f"{SVG}title").text for e in marks(root)]
-    shown = worth_drawing(found)
+    shown = near_front(found)
     assert len(titles) == len(shown)
     assert any("p4d.24xlarge" in t and "$" in t and "ms a step" in t for t in titles)
 
 
 def test_the_front_is_a_line_through_its_points(found):
-    root = ET.fromstring(picture(found, "run"))
+    root = ET.fromstring(draw_svg(found, "run"))
     line, = root.iter(f"{SVG}polyline")
     points = [tuple(map(float, p.split(","))) for p in line.get("points").split()]
-    assert len(points) == len(front(found.fitting, "on_demand"))
+    assert len(points) == len(pareto_front(found.fitting, "on_demand"))
     assert points == sorted(points)
     assert [y for _, y in points] == sorted(y for _, y in points)  # cheaper is lower, and down is more
 
 
 def test_names_of_the_front_are_there_and_inside(found):
-    root = ET.fromstring(picture(found, "run"))
+    root = ET.fromstring(draw_svg(found, "run"))
     names = [e for e in root.iter(f"{SVG}text") if "name" in e.get("class", "").split()]
-    known = {name_of(e) for e in front(found.fitting, "on_demand")}
+    known = {setup_name(e) for e in pareto_front(found.fitting, "on_demand")}
     assert len(names) >= 3
     assert {e.text for e in names} <= known
     assert all(0 < float(e.get("x")) < WIDTH and 0 < float(e.get("y")) < HEIGHT for e in names)
 
 
 def test_a_deadline_and_a_budget_are_lines(found):
-    text = picture(found, "run", Bounds(deadline_s=3600.0, budget_usd=50.0))
+    text = draw_svg(found, "run", Bounds(deadline_s=3600.0, budget_usd=50.0))
     assert "deadline 1 h 00 min" in text
     assert "budget $50.00" in text
     assert text.count('class="bound"') == 2
@@ -74,11 +74,11 @@ def test_a_deadline_and_a_budget_are_lines(found):
 
 
 def test_text_from_a_spec_cannot_become_markup(found):
-    assert "&lt;b&gt;" in picture(found, "<b>")
+    assert "&lt;b&gt;" in draw_svg(found, "<b>")
 
 
 def test_nothing_to_draw_is_said():
-    assert "nothing here fits" in picture(Survey("on_demand", (), (), (), 0), "run")
+    assert "nothing here fits" in draw_svg(Survey("on_demand", (), (), (), 0), "run")
 
 
 labels = st.builds(Label, st.floats(100, 900), st.floats(100, 500), st.text("abcdefgh-", min_size=3, max_size=26),
@@ -123,7 +123,7 @@ def test_a_terminal_shows_the_front_by_letters(found, ascii_only):
     assert len(lines) == 16
     assert all(len(line) <= 76 for line in lines)
     drawn = "".join(line.split("│" if not ascii_only else "|")[-1] for line in lines[:14])
-    letters = set(letters_of(found).values())
+    letters = set(front_letters(found).values())
     assert len(letters & set(drawn)) >= len(letters) - 2  # two may share a cell
     assert all(line.isascii() for line in lines) is ascii_only
     assert lines[0].lstrip().startswith("$")

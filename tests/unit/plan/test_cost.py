@@ -6,8 +6,9 @@ import pytest
 from plan_setups import hand_estimator, made, setup_of, shipped_catalog
 
 from embark.catalog import Origin, Price
+from embark.catalog.pricing import hourly_usd
 from embark.plan import cost
-from embark.plan.cost import bill, failures_of, run_time, usd_per_hour, with_storage
+from embark.plan.cost import add_storage, bill, failures_of, run_time
 from embark.plan.saves import Failures, saves_of
 from embark.plan.workload import DataSize, workload_of
 
@@ -60,7 +61,7 @@ def test_a_run_that_is_undone_faster_than_it_trains_never_ends():
 
 def test_dollars_are_machine_hours_times_price():
     prediction, work = parts(nodes=4, samples=65_536 * 360_000)
-    paid = with_storage(bill(prediction, work, "on_demand", PRICE, NO_FAILURE), 73.0)
+    paid = add_storage(bill(prediction, work, "on_demand", PRICE, NO_FAILURE), 73.0)
     hours = paid.time.total_s / 3600
     assert paid.usd_per_hour == 88.0
     assert paid.machines_usd == pytest.approx(88.0 * hours)
@@ -87,13 +88,13 @@ def test_a_block_is_paid_by_whole_days():
     ("way", "rate"), [("on_demand", 22.0), ("spot", 8.0), ("commit_1y", 13.2), ("commit_3y", None), ("block", None)]
 )
 def test_every_way_to_pay_has_its_own_rate(way, rate):
-    assert usd_per_hour(PRICE, way) == (pytest.approx(rate) if rate else None)
+    assert hourly_usd(PRICE, way) == (pytest.approx(rate) if rate else None)
 
 
 def test_a_missing_price_is_said_and_is_not_nothing():
     prediction, work = parts()
     for price, where in ((replace(PRICE, spot_usd_per_hour=None), " in us-west-2"), (None, "")):
-        paid = with_storage(bill(prediction, work, "spot", price, NO_FAILURE), 10.0)
+        paid = add_storage(bill(prediction, work, "spot", price, NO_FAILURE), 10.0)
         assert paid.total_usd is None
         assert paid.machines_usd is None
         assert paid.epoch_usd is None

@@ -8,7 +8,7 @@ import pytest
 
 from embark.model.placement import Cluster
 from embark.plan.calibration import Calibration, EngineFit, MemoryFit, Rates
-from embark.plan.fit import Measured, fit_engine, fit_memory, fitted, non_negative, whole
+from embark.plan.fit import Measurement, fit_calibration, fit_engine, fit_memory, one_rank_placement, solve_non_negative
 from embark.plan.memory import device_parts
 from embark.plan.step_time import step_time
 from embark.spec import load_spec
@@ -25,16 +25,16 @@ SHAPES = {
 }
 
 
-def measured(engine: str, *, noise: float = 0.0) -> list[Measured]:
+def measured(engine: str, *, noise: float = 0.0) -> list[Measurement]:
     """What a machine that is exactly as TRUTH says would show."""
     found = []
     for name, sets in SHAPES.items():
         for batch in (512, 4_096, 32_768, 262_144):
             spec = load_spec("quickstart", [f"name={name}", f"train.batch_size={batch}", *sets])
-            step_s = step_time(spec, whole(spec), Cluster(1, 1, 0, 0), engine, "bf16", TRUTH).total_s
-            used = sum(device_parts(spec, whole(spec), engine, "bf16", TRUTH).values())
+            step_s = step_time(spec, one_rank_placement(spec), Cluster(1, 1, 0, 0), engine, "bf16", TRUTH).total_s
+            used = sum(device_parts(spec, one_rank_placement(spec), engine, "bf16", TRUTH).values())
             step_s *= 1 + noise * (1 if batch == 4_096 else 0)
-            found.append(Measured(spec, engine, "bf16", step_s, used, used - 1.3e9, 0.0))
+            found.append(Measurement(spec, engine, "bf16", step_s, used, used - 1.3e9, 0.0))
     return found
 
 
@@ -64,11 +64,11 @@ def test_memory_is_found_again():
 
 def test_a_fit_keeps_the_rates_and_has_every_engine_that_was_measured():
     base = replace(TRUTH, engines={}, memory={})
-    found = fitted(base, [*measured("cuda_graph"), *measured("pipeline")])
+    found = fit_calibration(base, [*measured("cuda_graph"), *measured("pipeline")])
     assert found.rates == RATES
     assert set(found.engines) == set(found.memory) == {"cuda_graph", "pipeline"}
 
 
 def test_least_squares_never_go_below_zero():
-    assert non_negative([[1.0, 1.0], [1.0, 2.0]], [2.0, 1.0])[1] == 0
-    assert non_negative([[1.0, 0.0], [0.0, 2.0]], [3.0, 4.0]) == pytest.approx([3.0, 2.0])
+    assert solve_non_negative([[1.0, 1.0], [1.0, 2.0]], [2.0, 1.0])[1] == 0
+    assert solve_non_negative([[1.0, 0.0], [0.0, 2.0]], [3.0, 4.0]) == pytest.approx([3.0, 2.0])

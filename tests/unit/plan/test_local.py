@@ -15,7 +15,7 @@ from embark.catalog import load_catalog
 from embark.plan.local import predict_local
 from embark.plan.predict import predict
 from embark.plan.prediction import Setup
-from embark.plan.this_machine import tpu_of
+from embark.plan.this_machine import match_tpu
 from embark.run.logger import RunLogger, log_prediction
 from embark.spec import RunSpec, load_spec, resolve
 
@@ -59,7 +59,7 @@ def test_where_nothing_is_known_nothing_is_said(other):
     ("16 x TPU v6 lite", "TPU-v6e"), ("TPU v6e", "TPU-v6e"), ("TPU v4", "TPU-v4"),
 ])
 def test_jax_s_names_of_chips_are_known(title, name):
-    assert tpu_of(title, load_catalog()).name == name
+    assert match_tpu(title, load_catalog()).name == name
 
 
 def test_it_is_told_as_an_event_before_the_first_step():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embark.catalog import find, load_catalog
+from embark.catalog import find_machine, load_catalog
 from embark.model.placement import all_table_bytes
 from embark.plan.predict import choose_engine, cluster_of, predict
 from embark.plan.prediction import Setup
@@ -12,7 +12,7 @@ from embark.spec import load_spec
 
 
 def predicted(preset, machine, nodes=1, *sets):
-    return predict(Setup(load_spec(preset, list(sets)), find(load_catalog(), machine), nodes))
+    return predict(Setup(load_spec(preset, list(sets)), find_machine(load_catalog(), machine), nodes))
 
 
 @pytest.mark.parametrize(("machine", "nodes", "says"), [

@@ -6,7 +6,7 @@ import pytest
 from plan_setups import made, setup_of, shipped_catalog
 
 from embark.plan.saves import Failures, saves_of
-from embark.plan.storage import TIB, best_offer, fetches_per_file, need_of, offers
+from embark.plan.storage import TIB, best_offer, fetches_per_file, storage_need, storage_offers
 from embark.plan.workload import DataSize, workload_of
 
 SPOT = Failures(0.01, 120.0, True, "spot")
@@ -17,7 +17,7 @@ MOUNTED = ("data.kind=prepared", "data.path=/data/rows")
 def needed(machine="p4d.24xlarge", nodes=1, sets=STORED, samples=10**9, step_s=0.01, failures=SPOT):
     prediction = made(setup_of(machine, nodes, sets=list(sets)), step_s)
     work = workload_of(prediction.setup.spec, DataSize(samples, 0))
-    return prediction, need_of(prediction, work, saves_of(prediction, work.num_steps, failures), failures)
+    return prediction, storage_need(prediction, work, saves_of(prediction, work.num_steps, failures), failures)
 
 
 def test_reads_are_samples_a_second_times_their_bytes():
@@ -71,7 +71,7 @@ def test_writes_must_end_before_the_next_save_and_after_a_notice_in_time():
 
 def test_a_file_system_is_bought_as_large_as_it_must_be_fast():
     prediction, need = needed(step_s=0.001, nodes=2)
-    found = {o.volume.name: o for o in offers(shipped_catalog(), prediction.setup, need)}
+    found = {o.volume.name: o for o in storage_offers(shipped_catalog(), prediction.setup, need)}
     lustre = found["fsx-lustre-125"]
     wanted = need.file_gbyte_per_s + need.write_gbyte_per_s
     assert lustre.is_enough
@@ -82,14 +82,14 @@ def test_a_file_system_is_bought_as_large_as_it_must_be_fast():
 
 def test_a_volume_is_never_smaller_than_it_can_be_bought_or_than_the_data():
     prediction, need = needed(samples=10**11, step_s=10.0)
-    for offer in offers(shipped_catalog(), prediction.setup, need):
+    for offer in storage_offers(shipped_catalog(), prediction.setup, need):
         assert offer.tib >= max(offer.volume.min_tib or 0, need.tib) - 1e-6
 
 
 def test_only_the_machine_s_own_cloud_is_offered_the_cheapest_that_is_enough_first():
     for name in ("p4d.24xlarge", "Standard_ND96asr_v4", "a2-highgpu-8g"):
         prediction, need = needed(name)
-        found = offers(shipped_catalog(), prediction.setup, need)
+        found = storage_offers(shipped_catalog(), prediction.setup, need)
         assert {o.volume.cloud for o in found} == {prediction.setup.machine.cloud}
         enough = [o.usd_per_month for o in found if o.is_enough and o.usd_per_month is not None]
         assert enough == sorted(enough)
@@ -101,15 +101,15 @@ def test_more_than_the_network_carries_is_enough_nowhere():
     slow = replace(setup, machine=replace(setup.machine, network_gbit_per_s=1.0))
     prediction = made(slow)
     work = workload_of(slow.spec, DataSize(10**9, 0))
-    need = need_of(prediction, work, saves_of(prediction, work.num_steps, SPOT), SPOT)
-    found = offers(shipped_catalog(), slow, need)
+    need = storage_need(prediction, work, saves_of(prediction, work.num_steps, SPOT), SPOT)
+    found = storage_offers(shipped_catalog(), slow, need)
     assert best_offer(found) is None
     assert "the machines' network is too slow" in {o.why for o in found}
 
 
 def test_more_than_a_volume_can_hold_or_give_is_said():
     prediction, need = needed("a2-highgpu-8g", sets=MOUNTED, samples=2 * 10**12)
-    filestore = next(o for o in offers(shipped_catalog(), prediction.setup, need) if o.volume.name == "filestore-zonal")
+    filestore = next(o for o in storage_offers(shipped_catalog(), prediction.setup, need) if o.volume.name == "filestore-zonal")
     assert need.data_bytes > 100 * TIB
     assert not filestore.is_enough
     assert "at most 100 TiB" in filestore.why

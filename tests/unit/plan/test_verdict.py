@@ -5,8 +5,8 @@ import re
 import pytest
 from plan_setups import hand_estimator, real_estimator, shipped_catalog
 
-from embark.plan.across import survey
-from embark.plan.verdict import nearest, setup_words, survey_sentence, usd, verdict
+from embark.plan.across import survey_catalog
+from embark.plan.verdict import describe_setup, find_alternatives, format_usd, survey_sentence, verdict
 
 
 def machine(name):
@@ -49,16 +49,16 @@ def test_criteo_does_not_fit_one_a100_and_three_ways_out_are_named(tmp_path):
 
 def test_the_smallest_number_that_fits_and_shares_the_batch_is_found():
     fits_from = hand_estimator(lambda s: 0.01 if s.num_ranks >= 5 * 8 else None, sets=["train.batch_size=61440"])
-    found = {n.how: n.estimate for n in nearest(fits_from(machine("p4d.24xlarge"), 1), fits_from, max_nodes=1)}
+    found = {n.how: n.estimate for n in find_alternatives(fits_from(machine("p4d.24xlarge"), 1), fits_from, max_nodes=1)}
     assert found["more of it"].setup.num_nodes == 5
     uneven = hand_estimator(lambda s: 0.01 if s.num_ranks >= 5 * 8 else None)
-    found = {n.how: n.estimate for n in nearest(uneven(machine("p4d.24xlarge"), 1), uneven, max_nodes=1)}
+    found = {n.how: n.estimate for n in find_alternatives(uneven(machine("p4d.24xlarge"), 1), uneven, max_nodes=1)}
     assert found["more of it"].setup.num_nodes == 8  # 65,536 samples are not dealt to 40, 48 or 56 ranks
 
 
 def test_larger_machines_are_of_the_same_cloud_and_region():
     only_large = hand_estimator(lambda s: 0.01 if s.machine.gpu_memory_gib > 600 else None, region="us-west-2")
-    found = {n.how: n.estimate for n in nearest(only_large(machine("p4d.24xlarge"), 1), only_large)}
+    found = {n.how: n.estimate for n in find_alternatives(only_large(machine("p4d.24xlarge"), 1), only_large)}
     assert found["a larger one of the cloud"].setup.machine.cloud == "aws"
     assert found["a larger one of the cloud"].price.region == "us-west-2"
 
@@ -87,12 +87,12 @@ def test_a_missing_price_is_said_in_the_sentence():
 
 def test_a_tpu_never_is_the_cheapest_while_something_firm_is(tmp_path):
     estimator = hand_estimator(lambda s: 1e-6 if s.machine.gpu.kind == "tpu" else 0.01 if s.num_ranks == 8 else None)
-    found = {n.how: n.estimate for n in nearest(estimator(machine("a2-highgpu-1g"), 1), estimator)}
+    found = {n.how: n.estimate for n in find_alternatives(estimator(machine("a2-highgpu-1g"), 1), estimator)}
     assert found["the cheapest of all"].setup.machine.gpu.kind == "gpu"
 
 
 def sentence(estimator, kept=None, **more):
-    found = survey(estimator, max_nodes=2)
+    found = survey_catalog(estimator, max_nodes=2)
     return survey_sentence(found, list(found.fitting) if kept is None else kept, "run", max_nodes=2, **more)
 
 
@@ -126,9 +126,9 @@ def test_a_catalog_where_nothing_has_a_price_says_so():
      (1234.5, "$1,234")],
 )
 def test_dollars_are_written_as_people_say_them(value, words):
-    assert usd(value) == words
+    assert format_usd(value) == words
 
 
 def test_a_setup_is_named_as_people_name_it():
-    assert setup_words(machine("Standard_ND96asr_v4"), 2) == "2 x ND96asr_v4 (16 x A100)"
-    assert setup_words(machine("a2-highgpu-1g"), 1) == "one a2-highgpu-1g (1 x A100)"
+    assert describe_setup(machine("Standard_ND96asr_v4"), 2) == "2 x ND96asr_v4 (16 x A100)"
+    assert describe_setup(machine("a2-highgpu-1g"), 1) == "one a2-highgpu-1g (1 x A100)"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from embark.catalog.load import forget
+from embark.catalog.load import clear_cache
 from embark.render.file import File
 from embark.spec import RunSpec
 
@@ -37,9 +37,9 @@ BASH = re.compile(r"^( *)```bash\n(.*?)^ *```", re.M | re.S)
 def tree() -> dict[str, File]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", "/nonexistent")  # not the prices that someone took in here
-        forget()
+        clear_cache()
         found = example_tree()
-    forget()
+    clear_cache()
     return {file.path: file for file in found}
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from embark.catalog import Catalog, find, load_catalog
+from embark.catalog import Catalog, find_machine, load_catalog
 from embark.doctor.check import Check, check
 from embark.errors import EmbarkError, UserError
+from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.render.budgets import needed_units
-from embark.render.job import DEFAULT_MACHINES, Job, dns_label
-from embark.render.location import Site, price_of, site_of
+from embark.render.job import Job, dns_label
+from embark.render.location import Site, site_of
 from embark.spec import RunSpec
 from embark.store import open_store
 from embark.store.retry_policy import RetryPolicy
@@ -55,10 +56,7 @@ class Need:
     @property
     def usd_per_hour(self) -> float | None:
         """Of one machine, as the catalog has it."""
-        price = price_of(self.job)
-        if price is None:
-            return None
-        return price.spot_usd_per_hour if self.job.is_spot else price.on_demand_usd_per_hour
+        return self.job.price.usd_per_machine_hour
 
     def __str__(self) -> str:
         return f"{self.job.num_nodes} x {self.job.machine.name} {self.market} in {self.region}"
@@ -90,8 +88,9 @@ def need_of(spec: RunSpec) -> Need:
         raise UserError("which account? neither place.machine nor place.cloud is set",
                         fix="embark doctor --cloud --machine p5.48xlarge, or a spec that names one")
     catalog = load_catalog()
-    machine = find(catalog, place.machine or DEFAULT_MACHINES[place.cloud])
+    machine = find_machine(catalog, place.machine or DEFAULT_MACHINES[place.cloud])
     # Not by make_job: the account is checked even where the run could not be rendered yet.
+from embark.catalog.pricing import DEFAULT_MACHINES
     job = Job(spec, machine, dns_label(spec.name), place.nodes, machine.gpus_per_host, "")
     return Need(job, site_of(job), catalog)
 

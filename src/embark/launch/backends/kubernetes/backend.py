@@ -27,7 +27,7 @@ from embark.launch.shell import CommandResult, LineStream, Shell
 from embark.render.file import File
 from embark.render.job import Job, make_job
 from embark.render.launch_script import MANIFESTS
-from embark.render.location import site_of, usd_per_hour
+from embark.render.location import site_of
 from embark.render.render import render
 from embark.render.settings import grace_s
 from embark.spec import RunSpec
@@ -65,7 +65,7 @@ class Kubernetes:
             "config": job.config_name, "grace_s": grace_s(job), "pool": site_of(job).pool,
             "service_account": spec.place.service_account,
         }
-        return RunHandle(spec.name, self.name, where, job.title, run_uri(spec.store.root, spec.name), usd_per_hour(job))
+        return RunHandle(spec.name, self.name, where, job.title, run_uri(spec.store.root, spec.name), job.usd_per_hour)
 
     def check(self, order: LaunchRequest) -> None:
         place, handle = order.spec.place, order.handle

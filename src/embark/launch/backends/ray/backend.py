@@ -25,7 +25,6 @@ from embark.launch.run_registry import now_s
 from embark.launch.shell import Shell
 from embark.model.batch import batch_mistakes
 from embark.render.job import dns_label, make_job
-from embark.render.location import usd_per_hour
 from embark.render.settings import grace_s
 from embark.render.targets.ray import SCRIPT
 from embark.render.targets.ray_script import script_text
@@ -208,7 +207,7 @@ class Ray:
             share: dict[str, str | int] = {
                 "num_machines": job.num_nodes, "num_processes": job.num_processes,
                 "num_cpus": job.num_cpus or job.num_processes, "use_gpu": 1, "grace_s": grace_s(job)}
-            return share, job.title, usd_per_hour(job)
+            return share, job.title, job.usd_per_hour
         num_gpus, num_cpus = 0, 1
         if not self._shell.is_dry:
             found = self._web_of(where).ask(f"{where}/api/v0/nodes?{_query()}").json()

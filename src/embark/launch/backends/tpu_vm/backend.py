@@ -33,7 +33,7 @@ from embark.launch.backends.vm.ssh import (
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult, Shell
 from embark.render.job import Job, make_job
-from embark.render.location import site_of, usd_per_hour
+from embark.render.location import site_of
 from embark.render.settings import grace_s
 from embark.render.shell_text import Shell as Text
 from embark.render.shell_text import script
@@ -77,7 +77,7 @@ class TpuVm:
             "folder": str(registry_dir() / "tpu-vm" / job.name), "object": job.name, "grace_s": grace_s(job), **given,
             "ZONE": site_of(job).zone,
         }
-        return RunHandle(spec.name, NAME, where, job.title, run_uri(spec.store.root, spec.name), usd_per_hour(job))
+        return RunHandle(spec.name, NAME, where, job.title, run_uri(spec.store.root, spec.name), job.usd_per_hour)
 
     def check(self, order: LaunchRequest) -> None:
         handle = order.handle

@@ -15,7 +15,7 @@ from embark.launch.backends.vertex.status import ACTIVE, SERVICE, entry_event, e
 from embark.launch.run_registry import now_s
 from embark.launch.shell import Shell
 from embark.render.job import make_job
-from embark.render.location import site_of, usd_per_hour
+from embark.render.location import site_of
 from embark.render.settings import grace_s
 from embark.render.targets.vertex import custom_job_spec
 from embark.render.yaml_text import plain
@@ -50,7 +50,7 @@ class Vertex:
             "id": f"{job.name}-{int(now_s())}", "display_name": job.name, "num_nodes": job.num_nodes,
             "grace_s": grace_s(job),
         }
-        return RunHandle(spec.name, NAME, where, job.title, run_uri(spec.store.root, spec.name), usd_per_hour(job))
+        return RunHandle(spec.name, NAME, where, job.title, run_uri(spec.store.root, spec.name), job.usd_per_hour)
 
     def check(self, order: LaunchRequest) -> None:
         if not order.spec.place.image:

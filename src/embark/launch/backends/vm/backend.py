@@ -43,7 +43,6 @@ from embark.launch.backends.vm.ssh import (
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import Shell
 from embark.render.job import Job, make_job
-from embark.render.location import usd_per_hour
 from embark.render.settings import grace_s
 from embark.render.targets.vm_node import refuse_volume
 from embark.spec import RunSpec, load_spec, to_toml
@@ -89,7 +88,7 @@ class Vm:
             "folder": str(registry_dir() / "vm" / job.cloud / job.name), "cloud": job.cloud, "object": job.name,
             "num_nodes": job.num_nodes, "grace_s": grace_s(job), **self._means(job.cloud).settings(job),
         }
-        return RunHandle(spec.name, NAME, where, job.title, run_uri(spec.store.root, spec.name), usd_per_hour(job))
+        return RunHandle(spec.name, NAME, where, job.title, run_uri(spec.store.root, spec.name), job.usd_per_hour)
 
     def check(self, order: LaunchRequest) -> None:
         require_object_store(order.spec)

@@ -7,8 +7,8 @@ import gc
 import pytest
 import torch
 
-from embark.plan.fit import whole
-from embark.plan.memory import captured
+from embark.plan.fit import one_rank_placement
+from embark.plan.memory import cuda_graph_bytes
 
 SHAPES = [(), ("model.kind=dcnv2", "model.cross_rank=8"), ("model.num_dense=0",), ("model.top_mlp=[32, 24]",),
           ("train.dense_optimizer=adam", "model.embedding_dim=16")]
@@ -21,7 +21,7 @@ def test_layers_and_activations_are_counted_to_the_byte(built, tiny, sets):
     engine._build(0)
     gc.collect()
     spec = tiny(*sets)
-    counted = captured(spec, whole(spec), 0, "fp32")
+    counted = cuda_graph_bytes(spec, one_rank_placement(spec), 0, "fp32")
     flat, network = engine._flat, engine._network
     of_dense = [flat.master, flat.places, flat.grads, flat.shadow, flat.sums, flat.state, flat.second_state]
     assert counted.dense == pytest.approx(_bytes(of_dense), rel=0.02)

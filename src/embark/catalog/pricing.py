@@ -1,0 +1,95 @@
+"""Dollars an hour of a machine, and of all machines of a spec: the only place that decides which price applies.
+
+A named region has its own price. Without one, the cheapest region for the purchase option counts: the lowest spot price
+for a spot spec, the lowest on-demand price for any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from embark.catalog.load import load_catalog
+from embark.catalog.machine import Catalog, Machine, Origin, Price, find_machine
+from embark.spec import RunSpec
+
+Purchase = Literal["on_demand", "spot", "block", "commit_1y", "commit_3y"]
+"""How machines are paid for: the clouds' purchase options."""
+PURCHASES: tuple[Purchase, ...] = ("on_demand", "spot", "block", "commit_1y", "commit_3y")
+PURCHASE_NAMES: dict[Purchase, str] = {
+    "on_demand": "on demand", "spot": "on spot", "block": "in a block booked ahead",
+    "commit_1y": "committed for 1 year", "commit_3y": "committed for 3 years",
+}
+DEFAULT_MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
+"""Where only the cloud is named: its machine with eight A100s of 40 GB."""
+DEFAULT_REGIONS = {"aws": "us-west-2", "azure": "eastus", "gcp": "us-central1"}
+"""For machines without a known price."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecPrice:
+    """What a spec's machines cost an hour, and where."""
+
+    machine: Machine
+    num_machines: int
+    region: str
+    purchase: Purchase
+    usd_per_machine_hour: float | None
+    """None: the catalog has no such price."""
+    origin: Origin | None
+    """Of the price."""
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of all machines together."""
+        return None if self.usd_per_machine_hour is None else self.usd_per_machine_hour * self.num_machines
+
+    @property
+    def title(self) -> str:
+        """`2 x p5.48xlarge on spot in us-east-2`."""
+        return f"{self.num_machines} x {self.machine.name} {PURCHASE_NAMES[self.purchase]} in {self.region}"
+
+
+def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | None:
+    """None where `[place]` names neither a machine nor a cloud. Raises `UserError` for an unknown machine."""
+    catalog = catalog or load_catalog()
+    place = spec.place
+    name = place.machine or DEFAULT_MACHINES.get(place.cloud, "")
+    if not name:
+        return None
+    machine = find_machine(catalog, name)
+    purchase: Purchase = "spot" if place.spot else "on_demand"
+    if place.region:
+        price = catalog.prices.get((machine.name, place.region))
+    else:
+        price = lowest_price(catalog, machine, purchase)
+    region = place.region or (price.region if price else DEFAULT_REGIONS[machine.cloud])
+    return SpecPrice(machine, place.nodes, region, purchase, hourly_usd(price, purchase), price.origin if price else None)
+
+
+def lowest_price(catalog: Catalog, machine: Machine, purchase: Purchase) -> Price | None:
+    """Of the region that is cheapest for this purchase option; where none sells it so, of any that sells it at all."""
+    prices = catalog.prices_of(machine)
+    options: tuple[Purchase, ...] = (purchase, "on_demand", "spot")
+    for option in options:
+        paid = [(usd, _spot_usd(p), p.region, p) for p in prices if (usd := hourly_usd(p, option)) is not None]
+        if paid:
+            return min(paid)[-1]
+    return prices[0] if prices else None
+
+
+def hourly_usd(price: Price | None, purchase: Purchase) -> float | None:
+    """Of one machine."""
+    if price is None:
+        return None
+    if purchase == "spot":
+        return price.spot_usd_per_hour
+    if purchase == "block":
+        return price.block_usd_per_hour
+    if purchase == "on_demand":
+        return price.on_demand_usd_per_hour
+    return price.committed_usd_per_hour(1 if purchase == "commit_1y" else 3)
+
+
+def _spot_usd(price: Price) -> float:
+    return price.spot_usd_per_hour if price.spot_usd_per_hour is not None else float("inf")
