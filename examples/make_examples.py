@@ -14,7 +14,8 @@ from typing import Any
 import jinja2
 
 from embark import __version__
-from embark.catalog import Machine, cheapest, load_catalog
+from embark.catalog import Machine, load_catalog, lowest_price
+from embark.formatting import format_usd
 from embark.render.budgets import budget_usd, needed_units
 from embark.render.clouds.azure.cluster import GPU_OPERATOR_VERSION, NETWORK_OPERATOR_VERSION, pool_name
 from embark.render.file import File
@@ -23,7 +24,7 @@ from embark.render.image import render_image
 from embark.render.infrastructure import render_around
 from embark.render.job import Job, default_image, make_job
 from embark.render.launch_script import CLUSTER_SCRIPTS, NAMES, PLACEHOLDER_REGISTRY
-from embark.render.location import data_source, price_of, site_of, usd_per_hour
+from embark.render.location import data_source, site_of
 from embark.render.run_metrics import DASHBOARD, OBJECTS
 from embark.render.settings import grace_s, settings_of
 from embark.render.targets.jobset import render_jobset
@@ -155,9 +156,9 @@ def machines_table(clouds: Sequence[str]) -> str:
 
 
 def machine_row(machine: Machine) -> list[str]:
-    price = cheapest(load_catalog().prices_of(machine))
+    price = lowest_price(load_catalog(), machine, "on_demand")
     speed = "" if machine.fabric_gbit_per_s is None else f"{machine.fabric_gbit_per_s:,.0f} Gbit/s "
-    cost = "?" if price is None else (f"{dollars(price.on_demand_usd_per_hour)} / {dollars(price.spot_usd_per_hour)} "
+    cost = "?" if price is None else (f"{format_usd(price.on_demand_usd_per_hour)} / {format_usd(price.spot_usd_per_hour)} "
                                      f"({price.region})")
     return [f"`{machine.name}`", f"{machine.num_gpus} x {machine.gpu.name}", f"{machine.gpu.memory_gib:.0f} GiB",
             f"{machine.vcpus or 0:.0f}", f"{machine.memory_gib or 0:,.0f} GiB", f"{speed}{machine.fabric.title}", cost]
@@ -165,12 +166,12 @@ def machine_row(machine: Machine) -> list[str]:
 
 def cost_table(job: Job) -> str:
     """What so many machines cost, in the job's region."""
-    price = price_of(job)
+    price = load_catalog().prices.get((job.machine.name, job.price.region))
     if price is None:
         return "The catalog has no price for this machine."
     rows = []
     for num in sorted({1, 2, 4, job.num_nodes}):
-        costs = [dollars(None if each is None else num * each)
+        costs = [format_usd(None if each is None else num * each)
                  for each in (price.on_demand_usd_per_hour, price.spot_usd_per_hour)]
         rows.append([str(num), str(num * job.num_processes), *costs])
     saving = f" Spot saves {price.spot_saving:.0%} here." if price.spot_saving is not None else ""
@@ -182,12 +183,8 @@ def cloud_row(cloud: str, job: Job) -> str:
     (title, cluster), volume = TITLES[cloud], volume_of(job)
     cells = [f"[{title}]({cloud}/README.md)", cluster,
              f"{job.num_nodes} x `{job.machine.name}`, {job.world_size} GPUs", job.machine.fabric.title,
-             volume.title if volume else "object store", f"{dollars(usd_per_hour(job))} ({site_of(job).region})"]
+             volume.title if volume else "object store", f"{format_usd(job.usd_per_hour)} ({site_of(job).region})"]
     return "| " + " | ".join(cells) + " |"
-
-
-def dollars(value: float | None) -> str:
-    return "?" if value is None else f"${value:,.2f}"
 
 
 def _quickstart() -> list[File]:

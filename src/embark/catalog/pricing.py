@@ -7,11 +7,13 @@ for a spot spec, the lowest on-demand price for any other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from embark.catalog.load import load_catalog
 from embark.catalog.machine import Catalog, Machine, Origin, Price, find_machine
-from embark.spec import RunSpec
+
+if TYPE_CHECKING:
+    from embark.spec import RunSpec
 
 Purchase = Literal["on_demand", "spot", "block", "commit_1y", "commit_3y"]
 """How machines are paid for: the clouds' purchase options."""

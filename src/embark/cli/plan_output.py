@@ -14,13 +14,13 @@ from embark.catalog.pricing import Purchase
 from embark.cli.console import Console
 from embark.cli.plan_rows import estimate_data, rank_headings, rank_row, say_estimate, survey_data
 from embark.errors import ExitCode, UserError, nearest
-from embark.formatting import format_duration, pluralize
+from embark.formatting import format_duration, format_usd, pluralize
 from embark.model.placement import Cluster, Placement, Shard, TooLarge
 from embark.plan.across import MAX_NODES, Bounds, Order, Survey, rank, survey_catalog
 from embark.plan.data_size import resolve_data
 from embark.plan.estimate import Estimate, Estimator, Predict
 from embark.plan.prediction import Prediction, Setup
-from embark.plan.verdict import format_usd, survey_sentence, verdict
+from embark.plan.verdict import survey_sentence, verdict
 from embark.plan.workload import workload_of
 from embark.spec import RunSpec
 

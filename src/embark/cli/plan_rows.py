@@ -8,14 +8,14 @@ from dataclasses import asdict
 
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
 from embark.cli.console import Console
-from embark.formatting import MISSING, format_bytes, format_duration, pluralize
+from embark.formatting import MISSING, format_bytes, format_duration, format_usd, pluralize
 from embark.plan.across import Survey, pareto_front, setup_name
 from embark.plan.cost import Bill
 from embark.plan.estimate import Estimate
 from embark.plan.prediction import Prediction
 from embark.plan.saves import Saves
 from embark.plan.storage import StorageNeed, StorageOffer
-from embark.plan.verdict import Verdict, format_usd
+from embark.plan.verdict import Verdict
 from embark.plan.workload import Workload
 
 GIB = 1024**3

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from embark.catalog import load_catalog
 from embark.catalog.pricing import PURCHASE_NAMES
 from embark.errors import EmbarkError
+from embark.formatting import format_usd
 from embark.plan.data_size import resolve_data
 from embark.plan.estimate import Estimator, Predict
-from embark.plan.verdict import format_usd, verdict
+from embark.plan.verdict import verdict
 from embark.plan.workload import workload_of
 from embark.render.job import make_job
 from embark.spec import RunSpec

@@ -9,12 +9,12 @@ from html import escape
 
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
 from embark.events.ticks import Axis, format_time_tick
-from embark.formatting import format_duration, pluralize, to_one_line
+from embark.formatting import format_duration, format_usd, pluralize, to_one_line
 from embark.plan.across import Bounds, Survey, near_front, pareto_front, setup_name
 from embark.plan.axes import MOST_TICKS, axis_of, dollar_words
 from embark.plan.estimate import Estimate
 from embark.plan.labels import Box, Label, place_labels
-from embark.plan.verdict import describe_setup, format_usd
+from embark.plan.verdict import describe_setup
 
 WIDTH, HEIGHT = 960.0, 620.0
 LEFT, RIGHT, TOP, BOTTOM = 76.0, 28.0, 92.0, 62.0

@@ -7,7 +7,7 @@ from typing import Literal
 
 from embark.catalog import Machine
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
-from embark.formatting import format_duration, pluralize
+from embark.formatting import format_duration, format_usd, pluralize
 from embark.model.batch import divides
 from embark.model.placement import all_table_bytes
 from embark.plan.across import (
@@ -134,17 +134,6 @@ def describe_setup(machine: Machine, num_nodes: int) -> str:
     name = count_machines(machine, num_nodes)
     gpus = f"{num_nodes * machine.num_gpus} x {machine.gpu.name}"
     return f"{'one ' if num_nodes == 1 else ''}{name} ({gpus})"
-
-
-def format_usd(value: float | None) -> str:
-    """`$0.032`, `$4.10`, `$1,234`."""
-    if value is None:
-        return "not known"
-    if value < 0.001:
-        return "< $0.001"
-    if value >= 1000:
-        return f"${value:,.0f}"
-    return f"${value:.2f}" if value >= 0.0995 else f"${value:.2g}"
 
 
 def _more_of_it(estimator: Estimator, machine: Machine, num_nodes: int) -> Estimate | None:

@@ -14,6 +14,7 @@ from embark.formatting import (
     format_duration,
     format_float,
     format_si,
+    format_usd,
     pluralize,
     to_finite,
 )
@@ -24,7 +25,6 @@ from embark.report.record import Record
 from embark.report.report import TONES, when
 from embark.report.spec_rows import differences
 from embark.report.status import Standing, sentence, standing
-from embark.report.timing import usd
 
 SAME_QUALITY = 0.0005
 """Less than that is chance: two runs that differ in their seed differ by more."""
@@ -72,7 +72,7 @@ ROWS = (
     Row("step_s", "step time", milliseconds, "down"),
     Row("held_s", "time at work", format_duration, "down"),
     Row("peak_bytes", "memory at its peak", format_bytes, "down"),
-    Row("usd", "spent", usd, "down"),
+    Row("usd", "spent", format_usd, "down"),
     Row("num_interruptions", "interruptions", format_count, None),
 )
 

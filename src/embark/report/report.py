@@ -13,6 +13,7 @@ from embark.formatting import (
     format_duration,
     format_float,
     format_si,
+    format_usd,
     pluralize,
     to_finite,
     to_one_line,
@@ -35,7 +36,7 @@ from embark.report.record import Record
 from embark.report.spec_rows import set_fields, shown
 from embark.report.status import Standing, State, sentence, standing
 from embark.report.tables_on_ranks import tables_on_ranks
-from embark.report.timing import faults, foretold, money, phases, ranks, timeline, usd
+from embark.report.timing import faults, foretold, money, phases, ranks, timeline
 
 TONES: dict[State, Tone] = {
     "empty": "", "running": "live", "done": "good", "stopped": "warn", "failed": "bad", "killed": "bad",
@@ -123,7 +124,7 @@ def _tiles(record: Record, around: RunContext, now: Standing, num_stops: int) ->
                           f"in {attempts:,} goes"))
     spent = record.spending(around.price.usd_per_hour if around.price else None)
     if spent is not None and spent.usd is not None:
-        tiles.append(Tile("Spent", usd(spent.usd), f"{usd(spent.usd_per_hour or 0.0)} an hour"))
+        tiles.append(Tile("Spent", format_usd(spent.usd), f"{format_usd(spent.usd_per_hour or 0.0)} an hour"))
     if record.has_begun and (num_stops or now.state in ("done", "running")):
         word = "survived" if now.state in ("done", "running") else ""
         tiles.append(Tile("Interruptions", format_count(num_stops), word if num_stops else "none"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from embark.events.interruptions import Interruption, losses_sentence
 from embark.events.spending import Spending
-from embark.formatting import MISSING, format_bytes, format_count, format_duration, pluralize, to_finite
+from embark.formatting import MISSING, format_bytes, format_count, format_duration, format_usd, pluralize, to_finite
 from embark.report.context import RunContext
 from embark.report.curves import REASONS, milliseconds
 from embark.report.document import Bar, Bars, Block, Key, Piece, Table, Words
@@ -91,17 +91,17 @@ def money(record: Record, around: RunContext, *, is_running: bool) -> list[Block
     if spent.usd is None:
         note = around.no_price or "No price is known for where it ran: hours only."
         return [*bars, Table(("", ""), tuple(rows), frozenset({1})), Words(note, is_small=True)]
-    rows.append(("spent", usd(spent.usd)))
+    rows.append(("spent", format_usd(spent.usd)))
     if samples:
-        rows.append(("spent on a million samples", usd(1e6 * spent.usd / samples)))
+        rows.append(("spent on a million samples", format_usd(1e6 * spent.usd / samples)))
     if spent.lost.num and spent.lost.usd is not None:
-        rows.append(("of it for interruptions", usd(min(spent.usd, spent.lost.usd))))
+        rows.append(("of it for interruptions", format_usd(min(spent.usd, spent.lost.usd))))
     left = spent.usd_for(spent.left_s)
     if left:
-        rows.append(("to go, at this pace", usd(left)))
+        rows.append(("to go, at this pace", format_usd(left)))
     if spent.budget_usd is not None:
-        rows.append(("budget", usd(spent.budget_usd)))
-    words = price.words if price else f"{usd(spent.usd_per_hour or 0.0)} an hour, as the run was told"
+        rows.append(("budget", format_usd(spent.budget_usd)))
+    words = price.words if price else f"{format_usd(spent.usd_per_hour or 0.0)} an hour, as the run was told"
     return [*bars, Table(("", ""), tuple(rows), frozenset({1})), Words(f"Price: {words}.", is_small=True)]
 
 
@@ -181,12 +181,6 @@ def off_by(said: float | None, took: float | None) -> str:
         return MISSING
     percent = 100 * (took / said - 1)
     return f"{percent:+.0f} %" if abs(percent) >= 9.5 else f"{percent:+.1f} %"
-
-
-def usd(dollars: float) -> str:
-    if 0 < dollars < 0.01:
-        return f"${dollars:.2g}"
-    return f"${dollars:,.2f}" if dollars < 1000 else f"${dollars:,.0f}"
 
 
 def _when(time_s: float) -> str:

@@ -2,10 +2,10 @@ import pytest
 
 from embark.catalog.search import (
     MachineFilter,
-    cheapest,
     compare_machines,
     find_machine,
     find_volume,
+    lowest_price,
     price_in,
     search_machines,
 )
@@ -95,7 +95,7 @@ def test_a_machine_without_any_price_says_so(catalog):
     with pytest.raises(UserError, match="no price of it in any region") as caught:
         price_in(catalog, find_machine(catalog, "ND128isr_GB300_v6"), "eastus")
     assert "refresh" in caught.value.fix
-    assert cheapest(catalog.prices_of(find_machine(catalog, "ND128isr_GB300_v6"))) is None
+    assert lowest_price(catalog, find_machine(catalog, "ND128isr_GB300_v6"), "on_demand") is None
 
 
 def test_a_price_that_is_missing_is_none_and_what_hangs_on_it_too(catalog):

@@ -84,7 +84,7 @@ def test_the_price_is_the_catalog_s_for_all_machines_as_they_are_paid():
     assert spot is not None
     assert two == 2 * one
     assert spot < one
-    assert words == "1 × p5.48xlarge, on demand in us-east-1"
+    assert words == "1 x p5.48xlarge on demand in us-east-1"
     assert "on spot" in spot_words
 
 

@@ -13,7 +13,6 @@ from render_jobs import MACHINES, job_of
 import embark.render.settings as module
 from embark.catalog import load_catalog
 from embark.catalog.grace_periods import GRACES
-from embark.render.location import usd_per_hour
 from embark.render.settings import fabric_needs, grace_s, settings_of, topology_xml
 
 TABLE = tomllib.loads(Path(module.__file__).with_name("settings.toml").read_text())
@@ -87,7 +86,7 @@ def test_the_topology_pairs_every_gpu_with_its_adapter(machine):
 def test_a_run_is_told_the_price_of_all_its_machines_where_it_is_known():
     job = job_of("p5.48xlarge")
     values = {setting.name: setting.value for setting in settings_of(job)}
-    assert float(values["EMBARK_USD_PER_HOUR"]) == pytest.approx(usd_per_hour(job), rel=1e-5)
+    assert float(values["EMBARK_USD_PER_HOUR"]) == pytest.approx(job.usd_per_hour, rel=1e-5)
     unpriced = replace(job, spec=job.spec.model_copy(
         update={"place": job.spec.place.model_copy(update={"region": "af-south-1"})}))
     assert "EMBARK_USD_PER_HOUR" not in {setting.name for setting in settings_of(unpriced)}
