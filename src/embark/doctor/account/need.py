@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from embark.catalog import Catalog, find_machine, load_catalog
+from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.doctor.check import Check, check
 from embark.errors import EmbarkError, UserError
-from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.render.budgets import needed_units
 from embark.render.job import Job, dns_label
 from embark.render.location import Site, site_of
@@ -90,7 +90,6 @@ def need_of(spec: RunSpec) -> Need:
     catalog = load_catalog()
     machine = find_machine(catalog, place.machine or DEFAULT_MACHINES[place.cloud])
     # Not by make_job: the account is checked even where the run could not be rendered yet.
-from embark.catalog.pricing import DEFAULT_MACHINES
     job = Job(spec, machine, dns_label(spec.name), place.nodes, machine.gpus_per_host, "")
     return Need(job, site_of(job), catalog)
 
