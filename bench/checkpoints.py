@@ -28,8 +28,8 @@ from embark.spec import RunSpec, load_spec
 from embark.store import RunDir
 from embark.store.checkpoint_interval import steps_between_saves
 from embark.trainers.torch.batch import ToDevice
-from embark.trainers.torch.build import Built, build
-from embark.trainers.torch.checkpoint import Checkpointer
+from embark.trainers.torch.checkpoint import TorchCheckpointer
+from embark.trainers.torch.trainer import TorchTrainer
 from embark.trainers.torch.world import World, join
 
 FREQUENT_S = 20.0
@@ -41,8 +41,8 @@ class Bench:
 
     spec: RunSpec
     world: World
-    built: Built
-    checkpointer: Checkpointer
+    built: TorchTrainer
+    checkpointer: TorchCheckpointer
     folder: Path
     step: int = 0
 
@@ -104,8 +104,8 @@ def main() -> None:
 def opened(preset: str, folder: Path | None) -> Iterator[Bench]:
     spec = load_spec(preset, ["place.device=cpu", "store.keep_checkpoints=1"])
     with tempfile.TemporaryDirectory(dir=folder) as scratch, join(spec.place) as world:
-        built = build(spec, world, 100_000, open_source(spec))
-        checkpointer = Checkpointer(spec, RunDir(f"{scratch}/run"), built, world)
+        built = TorchTrainer(spec, world, 100_000, open_source(spec))
+        checkpointer = TorchCheckpointer(RunDir(f"{scratch}/run"), built)
         bench = Bench(spec, world, built, checkpointer, Path(scratch))
         train(bench, num_steps=3)
         try:
@@ -210,8 +210,7 @@ def batches(bench: Bench) -> Iterator[Any]:
 def train(bench: Bench, num_steps: int, stream: Iterator[Any] | None = None) -> None:
     feed = stream or itertools.islice(batches(bench), num_steps)
     for _ in range(num_steps):
-        bench.built.optimizers.set_rates(bench.step)
-        bench.built.engine.step(feed, bench.step)
+        bench.built.step(feed, bench.step)
 
 
 def torch_save(state: dict[str, Any], file: Path, *, sync: bool) -> None:

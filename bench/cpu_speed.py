@@ -34,7 +34,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from embark.data import Source, open_source
 from embark.spec import RunSpec, load_spec
 from embark.trainers.torch.batch import DeviceBatch, ToDevice
-from embark.trainers.torch.build import build
+from embark.trainers.torch.trainer import TorchTrainer
 from embark.trainers.torch.world import World, join
 
 NUM_TABLES = 26
@@ -197,7 +197,7 @@ def stock_torchrec(autocast: bool) -> Contender:
 
 def ours(spec: RunSpec, world: World, source: Source) -> Contender:
     """What `embark train` runs: the same model, its engine, its schedule and its metrics."""
-    built = build(spec, world, 1000, source)
+    built = TorchTrainer(spec, world, 1000, source)
 
     def train(turn: Sequence[Batch]) -> None:
         feed = iter([DeviceBatch(b.dense_features, b.sparse_features, b.labels) for b in turn])

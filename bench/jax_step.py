@@ -89,23 +89,21 @@ def made_jax(spec: Any) -> Made:
 
     from embark.data import open_source
     from embark.spec import PlaceSpec
-    from embark.trainers.jax.bench import Stepping
+    from embark.trainers.jax.bench import JaxContender
     from embark.trainers.jax.world import join
 
     world = _JOINED.enter_context(join(PlaceSpec(device="jax")))
     if world.num_devices > 1:
         raise SystemExit(f"JAX sees {world.num_devices} devices, and this compares one: set CUDA_VISIBLE_DEVICES=0")
-    stepping = Stepping(spec, world, open_source(spec))
+    stepping = JaxContender(spec, world, open_source(spec))
     _JOINED.callback(stepping.close)
-    name = f"JAX {jax.__version__}, {stepping.built.precision}, from memory"
+    name = f"JAX {jax.__version__}, {stepping.trainer.precision}, from memory"
     return stepping.run, stepping.wait, name, world.device_name
 
 
 def _torch(spec: Any, contender: str) -> Made:
     from embark.data import open_source
-    from embark.trainers.torch.bench.ours import Ours
-    from embark.trainers.torch.bench.roofline import wait
-    from embark.trainers.torch.bench.stock import Stock
+    from embark.trainers.torch.bench.contenders import Embark, Stock
     from embark.trainers.torch.precision import set_matmul_precision
     from embark.trainers.torch.world import join
 
@@ -115,11 +113,11 @@ def _torch(spec: Any, contender: str) -> Made:
     num_batches = min(NUM_BATCHES, source.num_train_samples // size)
     set_matmul_precision("tf32")  # stock's best
     if contender == "embark":
-        made: Any = Ours(spec, world, source, num_batches)
+        made: Any = Embark(spec, world, source, num_batches)
     else:
         batches = [source.train_rows(0, i * size, (i + 1) * size) for i in range(num_batches)]
         made = Stock(spec, world, batches, is_bf16=contender == "stock bf16")
-    return made.run, lambda: wait(world.device), made.name, world.device_name
+    return made.run, made.wait, made.name, world.device_name
 
 
 def _in_a_process(contender: str, asked: argparse.Namespace) -> dict[str, Any] | None:

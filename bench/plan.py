@@ -4,7 +4,7 @@
     python bench/plan.py --cpu           resident memory and step time of smaller models on this CPU
     python bench/plan.py --measured FILE computes only: fits the rows of a CSV that are for it, compares the others
 
-None of these runs is among those that a calibration is fitted to. A pipeline's small steps wait for Python, whose pace
+None of these runs is among those that a calibration is fit_calibration to. A pipeline's small steps wait for Python, whose pace
 differs from process to process by up to a third: each is measured in three processes, and the middle one counts.
 """
 
@@ -15,16 +15,21 @@ import csv
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from embark.catalog import load_catalog
-from embark.cli.calibrate import ROW_HEADINGS, as_measured, calibration_models, compared
 from embark.cli.console import Console
 from embark.plan.calibration import CPU, Calibration, load_calibrations
 from embark.plan.fit import Measurement, fit_calibration
 from embark.plan.this_machine import match_gpu
 from embark.spec import RunSpec, load_spec
-from embark.trainers.torch.bench.measure import measure_apart, rates_apart
+from embark.trainers.torch.bench.calibrate import (
+    Comparison,
+    calibration_models,
+    compare,
+    in_new_process,
+    measure,
+    measure_rates,
+)
 
 GPU_RUNS = [(preset, batch, engine) for preset in ("quickstart", "criteo-1tb") for engine in ("cuda_graph", "pipeline")
             for batch in (2_048, 16_384, 65_536)]
@@ -42,24 +47,31 @@ def main() -> None:
     if asked.measured:
         calibration, rest = recorded(asked.measured)
         print(calibration.engines, calibration.memory, sep="\n")
-        Console().table([compared(calibration, one) for one in rest], ROW_HEADINGS)
+        Console().table([_row(compare(calibration, one)) for one in rest])
         return
     place = "place.device=cpu" if asked.cpu else "place.device=cuda"
     device = CPU
     if not asked.cpu:
-        found = rates_apart(load_spec("quickstart", [place]))
-        gpu = match_gpu(found["device"], found["device_bytes"], load_catalog())
+        rates = in_new_process(measure_rates, load_spec("quickstart", [place]))
+        gpu = match_gpu(rates.device, rates.device_bytes, load_catalog())
         device = gpu.name if gpu else ""
     calibration = load_calibrations()[device]
     rows = []
     for preset, batch, engine in CPU_RUNS if asked.cpu else GPU_RUNS:
         spec = load_spec(preset, [place, f"train.batch_size={batch}", f"train.engine={engine}",
                                   f"data.num_train_samples={16 * batch}", "data.num_eval_samples=0"])
-        found = [measure_apart(spec, seconds=asked.seconds) for _ in range(1 if asked.cpu else PROCESSES[engine])]
-        rows.append(compared(calibration, as_measured(spec, _middle(found), is_gpu=not asked.cpu)))
-        print(rows[-1], "ms in each process:", [round(one["step_s"] * 1e3, 3) for one in found], flush=True)
+        found = [in_new_process(measure, spec, asked.seconds) for _ in range(1 if asked.cpu else PROCESSES[engine])]
+        rows.append(_row(compare(calibration, _middle(found))))
+        print(rows[-1], "ms in each process:", [round(one.step_s * 1e3, 3) for one in found], flush=True)
     print(f"{calibration.title}, calibrated {calibration.date}, {calibration.versions}")
-    Console().table(rows, ROW_HEADINGS)
+    Console().table(rows)
+
+
+def _row(one: Comparison) -> dict[str, object]:
+    return {"model": one.model, "engine": one.engine, "batch": one.batch, "ms/step": f"{one.step_s * 1e3:.3f}",
+            "predicted": f"{one.predicted_s * 1e3:.3f}", "off by": f"{one.predicted_s / one.step_s - 1:+.1%}",
+            "GiB": f"{one.used_bytes / 2**30:.2f}", "predicted ": f"{one.predicted_bytes / 2**30:.2f}",
+            "off by ": f"{one.predicted_bytes / one.used_bytes - 1:+.1%}"}
 
 
 def recorded(path: Path) -> tuple[Calibration, list[Measurement]]:
@@ -83,10 +95,10 @@ def _spec_of(row: dict[str, str]) -> RunSpec:
     return load_spec("quickstart", sets).model_copy(update={"name": row["model"], "model": model})
 
 
-def _middle(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _middle(found: list[Measurement]) -> Measurement:
     """The process whose step time is the median of all."""
-    middle = statistics.median_low(one["step_s"] for one in found)
-    return next(one for one in found if one["step_s"] == middle)
+    middle = statistics.median_low(one.step_s for one in found)
+    return next(one for one in found if one.step_s == middle)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Saving and loading a checkpoint: Embark's files behind a object_store, to a folder and to emulators of the clouds, beside
-`torch.save`, DCP's own `FileSystemWriter` and its `FsspecWriter`, all in one run on this machine.
+"""Saving and loading a checkpoint: Embark's files behind an object store, to a folder and to emulators of the clouds,
+beside `torch.save`, DCP's own `FileSystemWriter` and its `FsspecWriter`, all in one run on this machine.
 
     python bench/stores.py [--mib 256] [--times 3]
 
@@ -99,7 +99,8 @@ def roads(folder: Path, stack: ExitStack) -> list[Road]:
 
 def road(name: str, object_store: ObjectStore, threads: int) -> Road:
     prefix = uuid4().hex
-    return name, lambda state: save(state, object_store, prefix, threads), lambda state: load(state, object_store, prefix, threads)
+    return (name, lambda state: save(state, object_store, prefix, threads),
+            lambda state: load(state, object_store, prefix, threads))
 
 
 def fsspec_road(name: str, s3: emulators.Emulator) -> Road:

@@ -15,11 +15,11 @@ from embark.events.events import Event
 from embark.events.metrics import Latest
 from embark.events.system import SystemSampler
 from embark.run.clock import Clock
+from embark.run.rank_reports import PROFILE_EVERY_S
 from embark.spec import PlaceSpec, RunSpec, load_spec
-from embark.trainers.torch.build import build
 from embark.trainers.torch.engines.pipeline import Part
-from embark.trainers.torch.phases import NUM_STEPS, Looks
-from embark.trainers.torch.rank_rows import LOOK_EVERY_S
+from embark.trainers.torch.phases import NUM_STEPS, Profiler
+from embark.trainers.torch.trainer import TorchTrainer
 from embark.trainers.torch.waiting import InputWaits
 from embark.trainers.torch.world import join
 
@@ -38,7 +38,7 @@ def main(name: str) -> None:
     per_step_s, per_event_s = around_a_step(), an_event()
     per_second = {
         f"machine looked at every {every_s:g} s": (sampled_s, sampled_s / every_s),
-        f"phases looked at every {LOOK_EVERY_S:g} s": (look_s, look_s / LOOK_EVERY_S),
+        f"phases looked at every {PROFILE_EVERY_S:g} s": (look_s, look_s / PROFILE_EVERY_S),
         "around every step": (per_step_s, per_step_s / step_s),
         f"a told event, every {spec.watch.every} steps": (per_event_s, per_event_s / (spec.watch.every * step_s)),
     }
@@ -50,11 +50,11 @@ def main(name: str) -> None:
 
 def steps_and_looks(spec: RunSpec) -> tuple[float, float]:
     """A step's time, and what a look adds to the steps it looks at. Looked at and not, in turns."""
-    looks, clock = Looks(CPU), Clock(spec.train.batch_size, InputWaits(CPU))
+    looks, clock = Profiler(CPU), Clock(spec.train.batch_size, InputWaits(CPU))
     plain_s, looked_s = [], []
     with join(PlaceSpec(device="cpu")) as world:
         source = open_source(spec)
-        built = build(spec, world, 1000, source)
+        built = TorchTrainer(spec, world, 1000, source)
         part = Part(spec.train.batch_size, 0, 1, 0, WARM_STEPS + 2 * NUM_LOOKS * NUM_STEPS + 2)
         with built.engine.feed(source, part) as fed:
             batches = clock.timed(fed)
@@ -86,7 +86,7 @@ def a_sample() -> float:
 
 def around_a_step() -> float:
     """The clock at the batches and at the decision, and the look that is not taken."""
-    looks, clock = Looks(CPU), Clock(1, InputWaits(CPU))
+    looks, clock = Profiler(CPU), Clock(1, InputWaits(CPU))
     batches = clock.timed(iter(range(MANY)))
     began_s = time.thread_time()
     for _ in range(MANY):

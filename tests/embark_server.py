@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-MODULES = ("embark.__main__", "embark.trainers.torch.loop", "embark.events.sinks.terminal", "torch.distributed.checkpoint",
-           "torch.distributed.optim")
+MODULES = ("embark.__main__", "embark.run.loop", "embark.trainers.torch.backend", "embark.events.sinks.terminal",
+           "torch.distributed.checkpoint", "torch.distributed.optim")
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
 server = socket.socket(socket.AF_UNIX)

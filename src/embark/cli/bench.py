@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -10,6 +10,11 @@ from embark.cli.console import Console
 from embark.cli.options import Flag, Settings, Spec
 from embark.errors import UserError
 from embark.formatting import format_bytes
+
+if TYPE_CHECKING:
+    from embark.trainers.bench import BenchResult
+    from embark.trainers.torch.bench.calibrate import CalibrationResult
+    from embark.trainers.torch.bench.run import Profile
 
 NUM_PROFILE_ROWS = 30
 
@@ -60,47 +65,56 @@ def bench(
         require_jax(run)
         from embark.trainers.jax.bench import bench as bench_jax
 
-        console.show(bench_jax(run, seconds=seconds, tell=report), _render)
+        console.show(bench_jax(run, seconds=seconds, progress=report), _render)
         return
     require_stack()
     if calibrate:
-        from embark.cli.calibrate import calibrate as calibrate_here
+        from embark.trainers.torch.bench.calibrate import calibrate as calibrate_here
 
-        calibrate_here(console, run, seconds=seconds)
+        console.show(calibrate_here(run, seconds=seconds, progress=console.text), _render_calibration)
         return
     from embark.trainers.torch.bench import run as torch_bench
 
     if profile:
-        console.show({"rows": torch_bench.profile(run)}, _render_profile)
+        console.show(torch_bench.profile(run), _render_profile)
     else:
-        console.show(torch_bench.bench(run, seconds=seconds, peers=peers, tell=report), _render)
+        console.show(torch_bench.bench(run, seconds=seconds, peers=peers, progress=report), _render)
 
 
-def _render(console: Console, found: dict[str, Any]) -> None:
-    library = "torch" if "torch" in found else "jax"
-    console.text(f"batch {found['batch_size']:,}, {found['device']}, {library} {found[library]}")
-    limit = found.get("roofline")
+def _render(console: Console, found: BenchResult) -> None:
+    console.text(f"batch {found.batch_size:,}, {found.device}, {found.library}")
+    limit = found.roofline
     rows = []
-    for row in found["rows"]:
-        cells = {"": row["name"], "samples/s": f"{row['samples_per_s']:,.0f}", "ms/step": f"{row['step_ms']:.3f}",
-                 "first step, s": f"{row['first_step_s']:.1f}"}
+    for row in found.rows:
+        cells = {"": row.name, "samples/s": f"{row.samples_per_s:,.0f}", "ms/step": f"{row.step_ms:.3f}",
+                 "first step, s": f"{row.first_step_s:.1f}"}
         if limit:
-            cells["Embark is"] = f"{row['ratio']:.2f}×"
-        elif "memory_bytes" in row:
-            cells["memory"] = format_bytes(row["memory_bytes"])
+            cells["Embark is"] = f"{row.ratio:.2f}×"
+        elif row.memory_bytes:
+            cells["memory"] = format_bytes(row.memory_bytes)
         rows.append(cells)
     if limit:
-        rows.append({"": "this device's ceiling", "samples/s": f"{limit['samples_per_s']:,.0f}",
-                     "ms/step": f"{limit['step_ms']:.3f}", "first step, s": "",
-                     "Embark is": f"{limit['share']:.0%} of it"})
+        rows.append({"": "this device's ceiling", "samples/s": f"{limit.samples_per_s:,.0f}",
+                     "ms/step": f"{limit.step_ms:.3f}", "first step, s": "", "Embark is": f"{limit.share:.0%} of it"})
     console.table(rows)
     if limit:
         console.text(
-            f"A step moves {limit['bytes_per_step'] / 1e9:.3g} GB at a measured {limit['bytes_per_s'] / 1e12:.3g} TB/s "
-            f"and computes {limit['flops_per_step'] / 1e12:.3g} TFLOP at a measured "
-            f"{limit['flops_per_s'] / 1e12:.3g} TFLOP/s.")
+            f"A step moves {limit.bytes_per_step / 1e9:.3g} GB at a measured {limit.bytes_per_s / 1e12:.3g} TB/s "
+            f"and computes {limit.flops_per_step / 1e12:.3g} TFLOP at a measured "
+            f"{limit.flops_per_s / 1e12:.3g} TFLOP/s.")
 
 
-def _render_profile(console: Console, found: dict[str, Any]) -> None:
-    console.table([{"operation": row["what"][:100], "µs/step": f"{row['us']:.1f}", "calls/step": f"{row['calls']:.1f}"}
-                   for row in found["rows"][:NUM_PROFILE_ROWS]])
+def _render_profile(console: Console, found: Profile) -> None:
+    console.table([{"operation": row.what[:100], "µs/step": f"{row.us:.1f}", "calls/step": f"{row.calls:.1f}"}
+                   for row in found.rows[:NUM_PROFILE_ROWS]])
+
+
+def _render_calibration(console: Console, found: CalibrationResult) -> None:
+    console.table([
+        {"model": row.model, "engine": row.engine, "batch": row.batch, "ms/step": f"{row.step_s * 1e3:.3f}",
+         "predicted": f"{row.predicted_s * 1e3:.3f}", "off by": f"{row.predicted_s / row.step_s - 1:+.1%}",
+         "GiB": f"{row.used_bytes / 2**30:.2f}", "predicted ": f"{row.predicted_bytes / 2**30:.2f}",
+         "off by ": f"{row.predicted_bytes / row.used_bytes - 1:+.1%}"}
+        for row in found.rows
+    ])
+    console.text(f"saved to {found.path}; embark plan uses it from now on")

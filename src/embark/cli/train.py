@@ -22,21 +22,12 @@ def train(spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, console: C
     from embark.trainers.jax.packages import require_jax, wants_jax
 
     run = load_spec(spec, set_)
-    is_jax = wants_jax(run)
-    if is_jax:
+    if wants_jax(run):
         require_jax(run)
     else:
         require_stack()
     with StopSignals() as signals:  # torch and jax take seconds to load; a preemption can come meanwhile
         from embark.cli.report_output import ReportAtEnd
-        from embark.plan.local import predict_local
+        from embark.trainers import train as train_run
 
-        sinks = [ReportAtEnd(), console.view()]
-        if is_jax:
-            from embark.trainers.jax.loop import train as train_in_jax
-
-            train_in_jax(run, sinks, fresh=fresh, signals=signals, foresee=predict_local)
-        else:
-            from embark.trainers.torch.loop import train as train_in_torch
-
-            train_in_torch(run, sinks, fresh=fresh, signals=signals, foresee=predict_local)
+        train_run(run, [ReportAtEnd(), console.view()], fresh=fresh, signals=signals)

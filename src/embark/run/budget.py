@@ -1,4 +1,4 @@
-"""What the run may cost: rank 0 counts, at the price that the environment tells, and stops it in time."""
+"""The run's budget: rank 0 counts dollars at the price in the environment, and stops the run in time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from embark.store import RunDir
 PRICE = "EMBARK_USD_PER_HOUR"
 """Of all machines together; `embark render` and `embark launch` set it."""
 HURRIED = ("SIGTERM", "SIGUSR1", "notice")
-"""What stops a run with seconds left."""
+"""Stops that leave only seconds."""
 
 
 class BudgetGuard:
-    """Knows what was spent so far, and counts on. Without a budget or a price it is never empty."""
+    """Counts what was spent. Without a budget or a price it is never spent."""
 
     def __init__(
         self, budget_usd: float | None, per_hour: float | None, spent_usd: float, save_s: Callable[[], float]
@@ -33,12 +33,12 @@ class BudgetGuard:
         self._save_s = save_s
         self._began_s = time.monotonic()
 
-    def is_empty(self) -> bool:
-        """Whether what is left pays for no more than a last checkpoint."""
+    def is_spent(self) -> bool:
+        """What is left pays for no more than a last checkpoint."""
         if self._per_hour is None or self._left_usd == math.inf:
             return False
-        held_s = time.monotonic() - self._began_s + self._save_s()
-        return self._per_hour * held_s / 3600 >= self._left_usd
+        used_s = time.monotonic() - self._began_s + self._save_s()
+        return self._per_hour * used_s / 3600 >= self._left_usd
 
 
 def open_budget_guard(spec: RunSpec, run_dir: RunDir, save_s: Callable[[], float]) -> BudgetGuard:
@@ -50,13 +50,13 @@ def open_budget_guard(spec: RunSpec, run_dir: RunDir, save_s: Callable[[], float
 
 
 def refuse_over_budget(spec: RunSpec, run_dir: RunDir) -> None:
-    """A run whose money is spent is not begun again, whoever restarts it."""
+    """A run whose budget is spent does not start again."""
     budget_usd = spec.place.budget_usd
     if budget_usd is None:
         return
     if usd_per_hour() is None and (spec.place.machine or spec.place.cloud):
-        raise UserError(f"place.budget_usd = {budget_usd:g} cannot be kept: what the machines cost is not known",
-                        fix=f"set {PRICE} to dollars an hour of all machines together, or leave the budget out")
+        raise UserError(f"place.budget_usd = {budget_usd:g} cannot be enforced: the machines' price is unknown",
+                        fix=f"set {PRICE} to the dollars per hour of all machines together, or leave the budget out")
     before = spent_before(run_dir)
     if before is None or before.usd is None:
         return
@@ -64,14 +64,14 @@ def refuse_over_budget(spec: RunSpec, run_dir: RunDir) -> None:
     if before.usd >= budget_usd or ended_by_it:
         raise OverBudget(f"{run_dir.uri} has spent ${before.usd:,.2f} of its budget of ${budget_usd:,.2f}, at step "
                          f"{before.step} of {before.num_steps}",
-                         fix="a larger place.budget_usd goes on from its last checkpoint")
+                         fix="a larger place.budget_usd resumes from the last checkpoint")
 
 
-def unwatched(spec: RunSpec) -> str:
-    """Why a budget is not kept; empty where it is, or none is set."""
+def why_not_enforced(spec: RunSpec) -> str:
+    """Why a budget is not enforced; empty where it is, or none is set."""
     if spec.place.budget_usd is None or usd_per_hour() is not None:
         return ""
-    return f"place.budget_usd is not watched: this machine has no price. {PRICE} would set one, in dollars an hour"
+    return f"place.budget_usd is not enforced: this machine has no price; set {PRICE}, in dollars per hour"
 
 
 def usd_per_hour() -> float | None:
@@ -83,24 +83,24 @@ def usd_per_hour() -> float | None:
     except ValueError:
         price = math.nan
     if not math.isfinite(price) or price < 0:
-        raise UserError(f"the environment's {PRICE} is {text!r}, not a price", fix="dollars an hour, such as 110.08")
+        raise UserError(f"the environment's {PRICE} is {text!r}, not a price", fix="dollars per hour, such as 110.08")
     return price
 
 
 def spent_before(run_dir: RunDir) -> Spending | None:
-    """By the starts that the run's events know; each at the price it was told, else at today's."""
+    """From the starts in the run's events; each at the price recorded then, else at today's."""
     if not run_dir.events.is_file():
         return None
     return spending(read_events(run_dir.events), usd_per_hour=usd_per_hour())
 
 
-def what_it_took(run_dir: RunDir, stop: str) -> dict[str, object]:
-    """For the run's end: dollars, and what its interruptions cost. A machine that goes has no time to read it all."""
-    told = None if stop in HURRIED else spent_before(run_dir)
-    if told is None:
+def spending_summary(run_dir: RunDir, stop: str) -> dict[str, object]:
+    """For the end event: dollars, and what interruptions cost. A preempted machine has no time to read all events."""
+    spent = None if stop in HURRIED else spent_before(run_dir)
+    if spent is None:
         return {}
-    lost = told.lost
-    found: dict[str, object] = {} if told.usd is None else {"spent_usd": told.usd}
+    lost = spent.lost
+    found: dict[str, object] = {} if spent.usd is None else {"spent_usd": spent.usd}
     if lost.num:
         found |= {"num_interruptions": lost.num, "lost_steps": lost.lost_steps, "redone_s": lost.redone_s,
                   "waited_s": lost.down_s, "lost_usd": lost.usd, "lost": losses_sentence(lost)}
@@ -108,7 +108,7 @@ def what_it_took(run_dir: RunDir, stop: str) -> dict[str, object]:
 
 
 def process_age_s(stat: Path = Path("/proc/self/stat"), uptime: Path = Path("/proc/uptime")) -> float:
-    """Since this process began: torch alone takes seconds to load, and machines are paid in them."""
+    """Since this process began: torch alone takes seconds to load, and machines are billed for them."""
     try:
         ticks = int(stat.read_text().rpartition(")")[2].split()[19])
         return max(0.0, float(uptime.read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK"))

@@ -1,4 +1,4 @@
-"""Who is told what: the run's own files, and whoever watches."""
+"""A run's log: its own files, the configured sinks, and the person who watches."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from typing import Any
 
 from embark import __version__
 from embark.data import Source
-from embark.errors import MissingPackage
+from embark.errors import EmbarkError, Interrupted, MissingPackage, OverBudget, Preempted
 from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
 from embark.events.sinks.background import SendingSink
+from embark.plan.local import predict_local
 from embark.run.budget import process_age_s, usd_per_hour
 from embark.run.host_memory import host_bytes
-from embark.run.protocols import Model, Ranks, Shown
-from embark.run.upload import Copying
+from embark.run.trainer import Ranks, Trainer, World
+from embark.run.upload import EventUploader
 from embark.spec import RunSpec, to_toml
 from embark.stack.versions import installed
 from embark.store import RunDir, write_atomic
 
-PredictLocal = Callable[[RunSpec, dict[str, Any]], dict[str, Any] | None]
-"""From a spec and the machine at hand to what the run should take there."""
-
 
 class RunLogger:
-    """Rank 0 tells; on the other ranks every call is for nothing."""
+    """Logs on rank 0; on the other ranks it has no sinks."""
 
     def __init__(self, view: Sequence[Sink], files: Sequence[Sink]) -> None:
         self._files = Fanout(files)
@@ -33,26 +31,29 @@ class RunLogger:
         self._senders = [sink for sink in files if isinstance(sink, SendingSink)]
 
     def log(self, kind: str, values: dict[str, Any]) -> None:
-        """To everyone."""
+        """To all sinks."""
         self._all.emit(Event(kind, values))
         self._log_problems()
 
+    def note(self, text: str, level: str = "info") -> None:
+        """A sentence for a person."""
+        self.log("note", {"level": level, "text": text})
+
     def warn(self, text: str) -> None:
-        """A sentence that a person should read."""
-        self.log("note", {"level": "warning", "text": text})
+        self.note(text, "warning")
 
     def record(self, kind: str, values: dict[str, Any]) -> None:
         """Into the run's files only."""
         self._files.emit(Event(kind, values))
 
     def tick(self, values: dict[str, Any]) -> None:
-        """To whoever watches now; nothing is kept."""
+        """To the live view only."""
         self._view.emit(Event("progress", values))
 
     def close(self) -> None:
-        """The senders first: what they have to say of their last sending is still logger."""
+        """The senders first: problems with their last batch are still logged."""
         for sink in self._senders:
-            sink.hurry()  # all at once
+            sink.hurry()  # all of them in parallel
         Fanout(self._senders).close()
         self._log_problems()
         self._all.close()
@@ -68,7 +69,7 @@ def open_run_logger(spec: RunSpec, world: Ranks, run_dir: RunDir, view: Sequence
     """Open the run's files on rank 0, and close them whatever happens."""
     files: list[Sink] = [EventLog(run_dir.events)] if world.is_first else []
     missing: list[str] = []
-    for what, open_sink in _others(spec, run_dir) if world.is_first else ():
+    for what, open_sink in _configured_sinks(spec, run_dir) if world.is_first else ():
         try:
             files.append(open_sink())
         except MissingPackage as error:
@@ -78,8 +79,8 @@ def open_run_logger(spec: RunSpec, world: Ranks, run_dir: RunDir, view: Sequence
     logger = RunLogger(view if world.is_first else (), files)
     try:
         for text in missing:
-            logger.log("note", {"level": "info", "text": text})
-        with Copying(run_dir, is_on=world.is_first):
+            logger.note(text)
+        with EventUploader(run_dir, is_on=world.is_first):
             yield logger
     finally:
         logger.close()
@@ -87,8 +88,8 @@ def open_run_logger(spec: RunSpec, world: Ranks, run_dir: RunDir, view: Sequence
             run_dir.publish()
 
 
-def _others(spec: RunSpec, run_dir: RunDir) -> Iterator[tuple[str, Callable[[], Sink]]]:
-    """Who is told besides the run's own record, as the spec has it. None of them can stop a run."""
+def _configured_sinks(spec: RunSpec, run_dir: RunDir) -> Iterator[tuple[str, Callable[[], Sink]]]:
+    """The sinks that the spec asks for besides the event log. None of them can stop a run."""
     watch = spec.watch
     if watch.tensorboard:
         yield "TensorBoard curves", lambda: TensorBoardSink(run_dir.tensorboard)
@@ -106,41 +107,54 @@ def _others(spec: RunSpec, run_dir: RunDir) -> Iterator[tuple[str, Callable[[], 
         yield "OTLP", lambda: otlp_sink(spec.name, watch.send_every_s)
 
 
+@contextmanager
+def recorded_errors(logger: RunLogger, explain: Callable[[RuntimeError], EmbarkError | None]) -> Iterator[None]:
+    """Record the error that ends the run, and raise it as one of ours where `explain` knows it."""
+    try:
+        yield
+    except (EmbarkError, RuntimeError) as raised:
+        error = raised if isinstance(raised, EmbarkError) else explain(raised)
+        if not isinstance(error, Interrupted | Preempted | OverBudget):
+            logger.record("error", {"text": str(error or raised)})  # the command itself shows it to the person
+        if error is None or error is raised:
+            raise
+        raise error from raised
+
+
 def log_start(
-    logger: RunLogger, spec: RunSpec, world: Shown, run_dir: RunDir, source: Source, built: Model, *, step: int,
-    num_steps: int, per_epoch: int,
+    logger: RunLogger, spec: RunSpec, world: World, run_dir: RunDir, source: Source, trainer: Trainer,
+    steps: dict[str, int],
 ) -> None:
-    """What is about to run, and how it is laid out."""
+    """What is about to run, and how it is laid out. `steps` are the start event's own: first, last, per epoch."""
+    layout = trainer.layout
     if world.is_first:
         write_atomic(run_dir.spec, to_toml(spec))
-        write_atomic(run_dir.plan, plan_text(built.layout))
+        write_atomic(run_dir.plan, plan_text(layout))
     logger.log("start", {
-        "name": spec.name, "run_dir": run_dir.uri, "device": world.device.type,
-        "device_name": world.device_name, "world_size": world.world_size, "engine": built.engine.name,
-        "engine_reason": built.engine.reason, "precision": built.precision, "num_steps": num_steps,
-        "first_step": step, "steps_per_epoch": per_epoch, "batch_size": spec.train.batch_size,
-        "num_parameters": built.num_parameters, "table_bytes": sum(t["bytes"] for t in built.layout["tables"]),
+        "name": spec.name, "run_dir": run_dir.uri, "device": world.device_type, "device_name": world.device_name,
+        "world_size": world.num_devices, "engine": trainer.engine.name, "engine_reason": trainer.engine.reason,
+        "precision": trainer.precision, **steps, "batch_size": spec.train.batch_size,
+        "num_parameters": trainer.num_parameters, "table_bytes": sum(t["bytes"] for t in layout["tables"]),
         "num_train_samples": source.num_train_samples, "num_eval_samples": source.num_eval_samples,
         "age_s": process_age_s(), "usd_per_hour": usd_per_hour(), "budget_usd": spec.place.budget_usd,
-        "num_machines": max(1, world.world_size // world.local_world_size), "is_spot": spec.place.spot,
+        "num_machines": max(1, world.num_devices // world.devices_per_host), "is_spot": spec.place.spot,
         "versions": {"embark": __version__, **{name: found for name, found in installed().items() if found}},
     })
-    logger.log("plan", built.layout)
+    logger.log("plan", layout)
     for note in source.notes:
-        logger.log("note", {"level": "warning", "text": note})
-    if step:
+        logger.warn(note)
+    if step := steps["first_step"]:
         logger.log("resume", {"step": step, "path": run_dir.checkpoints.where(step)})
 
 
-def log_prediction(logger: RunLogger, spec: RunSpec, world: Shown, built: Model, foresee: PredictLocal | None) -> None:
-    """What the run should take here, said before it has taken anything."""
-    if foresee is None or not world.is_first:
+def log_prediction(logger: RunLogger, spec: RunSpec, world: World, trainer: Trainer) -> None:
+    """What the run should take on this machine, logged before it has taken anything."""
+    if not world.is_first:
         return
-    foreseen = foresee(spec, {
-        "device": world.device.type, "device_name": world.device_name, "engine": built.engine.name,
-        "precision": built.precision, "world_size": world.world_size, "host_bytes": host_bytes(),
-        "local_world_size": world.local_world_size,
-        "device_bytes": world.device_bytes,
+    prediction = predict_local(spec, {
+        "device": world.device_type, "device_name": world.device_name, "engine": trainer.engine.name,
+        "precision": trainer.precision, "world_size": world.num_devices, "host_bytes": host_bytes(),
+        "local_world_size": world.devices_per_host, "device_bytes": world.device_bytes,
     })
-    if foreseen is not None:
-        logger.log("predict", foreseen)
+    if prediction is not None:
+        logger.log("predict", prediction)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from embark.errors import EmbarkError, UserError
-from embark.events import read_events
+from embark.events import Event, Sink, read_events
 from embark.run.budget import refuse_over_budget
-from embark.run.protocols import Ranks
+from embark.run.trainer import Ranks
 from embark.spec import RunSpec, load_spec
 from embark.store import RunDir, first_free_run, run_uri
 
@@ -21,7 +23,7 @@ class Opened:
 
 
 def open_run(spec: RunSpec, world: Ranks, *, fresh: bool) -> Opened:
-    """Rank 0 looks and decides; the others are told, so that all see the same."""
+    """Rank 0 decides and broadcasts it, so that all ranks see the same."""
     decided: tuple[str, int, EmbarkError | None] = ("", 0, None)
     if world.is_first:
         try:
@@ -53,7 +55,7 @@ def _decide(spec: RunSpec, *, fresh: bool) -> Opened:
 
 
 def _refuse_another_run(run_dir: RunDir, spec: RunSpec) -> None:
-    """Going on with other tables or other data would spoil both runs."""
+    """Resuming with other tables or other data would corrupt both runs."""
     before = load_spec(str(run_dir.spec))
     other = [
         f"{section}.{name}"
@@ -63,13 +65,13 @@ def _refuse_another_run(run_dir: RunDir, spec: RunSpec) -> None:
     ]
     if other:
         raise UserError(
-            f"{run_dir.uri} holds a run with another {', '.join(other)}",
-            fix="--fresh begins a new directory beside it; or choose another --set name=…",
+            f"{run_dir.uri} holds a run with a different {', '.join(other)}",
+            fix="--fresh starts in a new directory beside it; or choose another name with --set name=…",
         )
 
 
 def _must_match(spec: RunSpec) -> dict[str, list[str]]:
-    free = {"cache_gb", "cache_dir", "prepare"}  # change nothing of what is read, or in what order
+    free = {"cache_gb", "cache_dir", "prepare"}  # affect neither what is read nor in which order
     return {
         "model": list(type(spec.model).model_fields),
         "data": [name for name in type(spec.data).model_fields if name not in free],
@@ -84,3 +86,13 @@ def _finished_step(run_dir: RunDir) -> int:
     if not ends or ends[-1].kind != "end" or ends[-1].values.get("outcome") != "done":
         return 0
     return int(ends[-1].values["step"])
+
+
+def finished_before(run_dir: RunDir, step: int, view: Sequence[Sink]) -> dict[str, Any]:
+    """The end of a run that had finished already."""
+    text = (f"{run_dir.uri} is finished: {step} steps. --fresh runs it again in a new directory; "
+            "a larger train.num_steps or train.num_epochs continues it")
+    for sink in view:
+        sink.emit(Event("note", {"level": "info", "text": text}))
+        sink.close()
+    return {"outcome": "done", "step": step, "run_dir": run_dir.uri}

@@ -1,5 +1,5 @@
-"""What asks a run to stop: Ctrl-C, SIGTERM, SIGUSR1, the cloud's notice that the machine goes, or a budget that is
-spent. Knows no torch, so that it can listen from the first moment on."""
+"""What stops a run: Ctrl-C, SIGTERM, SIGUSR1, a cloud's preemption notice, or a spent budget. Imports almost nothing,
+so that signals are handled before torch is loaded."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class StopSignals:
 
 
 def stopped_by(name: str, what: str) -> EmbarkError:
-    """The error that ends a run which was asked to stop."""
+    """The error that ends a stopped run."""
     if name == "budget":
-        return OverBudget(what, fix="a larger place.budget_usd goes on from there")
-    fix = "the same command goes on from there"
+        return OverBudget(what, fix="a larger place.budget_usd resumes from there")
+    fix = "run the same command to resume"
     return Interrupted(what, fix=fix) if name == "SIGINT" else Preempted(what, fix=fix)

@@ -31,7 +31,7 @@ def read_back(client, namespace, name, statistic="Maximum", **dimensions):
 
 
 def test_a_run_s_metrics_are_read_back(cloudwatch, tmp_path):
-    from embark.trainers.torch.loop import train
+    from embark.trainers import train
 
     namespace = f"Embark{time.monotonic_ns()}"
     values = train(resolve(TINY, [f"store.root={tmp_path}", SINK, f"watch.cloudwatch_namespace={namespace}"]))
@@ -69,7 +69,7 @@ def test_what_has_not_changed_is_not_sent_again(cloudwatch):
 
 
 def test_a_service_that_does_not_answer_is_told_once_and_stops_nothing(environment, tmp_path, monkeypatch):
-    from embark.trainers.torch.loop import train
+    from embark.trainers import train
 
     environment({"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_DEFAULT_REGION": "us-east-1",
                  "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "Wq7-do-not-show-me"})

@@ -83,7 +83,7 @@ def receiver(monkeypatch, environment):
 
 
 def test_a_run_s_metrics_arrive(receiver, tmp_path):
-    from embark.trainers.torch.loop import train
+    from embark.trainers import train
 
     values = train(resolve(TINY, [f"store.root={tmp_path}", 'watch.sinks=["otlp"]', "watch.system_every_s=0.01"]))
     events = [json.loads(line) for line in Path(values["run_dir"], "events.jsonl").read_text().splitlines()]
@@ -113,7 +113,7 @@ def test_counts_go_out_as_they_stand(receiver):
 
 @pytest.mark.parametrize("code", [404, 503])
 def test_a_collector_that_refuses_is_told_once_and_stops_nothing(monkeypatch, tmp_path, capfd, code):
-    from embark.trainers.torch.loop import train
+    from embark.trainers import train
 
     refusing = Receiver(code)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", refusing.url)

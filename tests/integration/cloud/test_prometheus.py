@@ -135,7 +135,7 @@ def test_a_real_prometheus_answers_with_the_loss_of_a_real_run(run, prometheus):
 
 def test_a_port_that_is_taken_is_told_and_stops_nothing(tmp_path):
     from embark.spec import resolve
-    from embark.trainers.torch.loop import train
+    from embark.trainers import train
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

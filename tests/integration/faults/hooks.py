@@ -70,18 +70,18 @@ def slow(rank: int, method: str, word: str, seconds: float, mark: str, only: int
 
 def resave(rank: int, step: int) -> None:
     """Write what a resume has loaded, untrained, as the checkpoint of `step`."""
-    from embark.trainers.torch.checkpoint import Checkpointer
+    from embark.trainers.torch.checkpoint import TorchCheckpointer
 
-    load = Checkpointer.load_newest
+    load = TorchCheckpointer.load_newest
 
-    def load_and_save(self: Checkpointer, tell: Any) -> Any:
-        loaded = load(self, tell)
+    def load_and_save(self: TorchCheckpointer, warn: Any) -> Any:
+        loaded = load(self, warn)
         self.begin(step, {})
         (saved,) = self.wait()
         assert saved.error is None, saved.error
         return loaded
 
-    Checkpointer.load_newest = load_and_save  # type: ignore[method-assign]
+    TorchCheckpointer.load_newest = load_and_save  # type: ignore[method-assign]
 
 
 def hasty(rank: int, **fields: float) -> None:

@@ -32,7 +32,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a shard cut short": (cut, r"step-000000010/rank-00001-00.bin: [\d,]+ bytes instead of [\d,]+"),
     "a byte flipped": (flip("rank-00000-00.bin"), r"step-000000010/rank-00000-00.bin: its bytes changed"),
     "a file gone": (lambda folder: (folder / "rank-00000-00.bin").unlink(),
-                    r"step-000000010 is damaged and passed over: .*there is no .*rank-00000-00.bin"),
+                    r"step-000000010 is damaged; skipped: .*there is no .*rank-00000-00.bin"),
     "the mark gone": (lambda folder: (folder / "commit.json").unlink(),
                       r"step-000000010 has no mark that can be read and is passed over"),
     "the mark garbled": (lambda folder: (folder / "commit.json").write_bytes(b'{"step": 10, "fi'),
@@ -59,7 +59,7 @@ def test_with_all_damaged_it_begins_anew_and_says_so(saved, whole):
         cut(folder)
     assert saved.ends(2) == [0, 0], saved.output()
     for step in (5, 10):
-        assert f"step-{step:09d} is damaged and passed over" in saved.warnings()
+        assert f"step-{step:09d} is damaged; skipped" in saved.warnings()
     assert saved.events("resume") == []
     assert [len(told) for told in saved.losses().values()] == [2] * 10 + [1] * 2
     assert {step: set(told) for step, told in saved.losses().items()} == {
@@ -70,7 +70,8 @@ def test_a_damaged_one_never_counts_as_the_one_to_keep(saved):
     """It has the highest step, and a run that keeps one would else remove what it has just saved."""
     cut(saved.path / "checkpoints" / "step-000000010")
     ranks = saved.start(2, "store.keep_checkpoints=1", "store.checkpoint_every=7", hook="integration.faults.hooks:slow",
-                        method="embark.trainers.torch.engines.pipeline:PipelineEngine.step", word="", seconds=0.1, mark=os.devnull)
+                        method="embark.trainers.torch.engines.pipeline:PipelineEngine.step", word="",
+                        seconds=0.1, mark=os.devnull)
     ranks.until(lambda: saved.events("save")[-1]["step"] == 7)
     assert saved.committed() == [7]
     assert ranks.codes() == [0, 0], saved.output()

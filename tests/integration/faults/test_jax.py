@@ -18,14 +18,14 @@ pytestmark = pytest.mark.slow
 SETS = ("place.device=jax", "store.checkpoint_every=2", "data.num_eval_samples=0")
 ENDLESS = ("train.num_steps=100000", "train.num_epochs=10000")
 WRITE = "embark.store.local_store:LocalStore.write"
-CHECKPOINTER = "embark.trainers.jax.checkpoint:Checkpointer"
+CHECKPOINTER = "embark.trainers.jax.checkpoint:JaxCheckpointer"
 DIE = {"hook": "integration.faults.hooks:die_in", "victim": 0}
 POINTS = {
     "the state is copied": ({**DIE, "method": f"{CHECKPOINTER}._pieces", "word": ""}, "between saves"),
     "a shard is half written": ({**DIE, "hook": "integration.faults.hooks:die_writing", "word": "rank-00000-00"}, "in a save"),
     "the index is to be written": ({**DIE, "method": WRITE, "word": "index.json"}, "in a save"),
     "the mark is to be written": ({**DIE, "method": WRITE, "word": "commit.json"}, "in a save"),
-    "the mark is written": ({**DIE, "method": f"{CHECKPOINTER}._tidy", "word": ""}, "between saves"),
+    "the mark is written": ({**DIE, "method": f"{CHECKPOINTER}._clean_up", "word": ""}, "between saves"),
     "an old one has lost its mark": ({**DIE, "method": "removal", "word": ""}, "in a removal"),
 }
 PLACES = {

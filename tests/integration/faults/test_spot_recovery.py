@@ -15,7 +15,8 @@ pytestmark = pytest.mark.slow
 
 PRICE = {"EMBARK_USD_PER_HOUR": "3600"}
 """A dollar a second."""
-SLOW = {"hook": "integration.faults.hooks:slow", "method": "embark.trainers.torch.engines.pipeline:PipelineEngine.step", "word": "", "seconds": 0.1}
+SLOW = {"hook": "integration.faults.hooks:slow", "method": "embark.trainers.torch.engines.pipeline:PipelineEngine.step",
+        "word": "", "seconds": 0.1}
 
 
 def starts_again(codes: list[int]) -> bool:

@@ -27,7 +27,7 @@ PLACES = {
 }
 BEFORE = {
     "joining the other ranks": ("embark.run.preemption_notices:NoticeWatch.__enter__", ""),
-    "looking for a checkpoint": ("embark.trainers.torch.checkpoint:Checkpointer.load_newest", ""),
+    "looking for a checkpoint": ("embark.trainers.torch.checkpoint:TorchCheckpointer.load_newest", ""),
 }
 
 

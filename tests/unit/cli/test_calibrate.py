@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from embark.cli import calibrate as verb
-from embark.cli.console import Console
+from embark.__main__ import run
 from embark.plan.calibration import calibration_path, clear_cache, load_calibrations
 from embark.plan.local import predict_local
 from embark.spec import ModelSpec, load_spec
@@ -19,12 +18,13 @@ HERE = {"device": "cpu", "device_name": "2 CPU threads", "engine": "pipeline", "
 
 @pytest.mark.slow
 def test_a_calibration_is_measured_kept_and_used(tmp_path, monkeypatch, capsys):
+    from embark.trainers.torch.bench import calibrate as measuring
+
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    monkeypatch.setattr(verb, "CPU_BATCHES", {"tiny": (64, 2048)})
-    monkeypatch.setattr(verb, "calibration_models", lambda is_gpu: {
+    monkeypatch.setattr(measuring, "CPU_BATCHES", {"tiny": (64, 2048)})
+    monkeypatch.setattr(measuring, "calibration_models", lambda is_gpu: {
         "tiny": ModelSpec(embedding_dim=8, bottom_mlp=(8,), top_mlp=(8,), num_tables=2, rows_per_table=100)})
-    spec = load_spec("laptop", ["place.device=cpu"])
-    assert verb.calibrate(Console(json=True), spec, seconds=0.2) == 0
+    assert run(["bench", "laptop", "-s", "place.device=cpu", "--seconds", "0.2", "--calibrate", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["batch"] for row in told["rows"]] == [64, 2048]
     assert calibration_path().exists()
@@ -47,7 +47,7 @@ def test_a_run_on_an_h200_is_foreseen_as_calibrated():
     drawn = predict_local(load_spec("quickstart", []), here)
     assert drawn["is_calibrated"]
     assert drawn["peak_bytes"] == pytest.approx(2.117e9, rel=0.05)
-    # Measured on an H200: the loader draws samples far slower than the card learns from them.
+    # Measurement on an H200: the loader draws samples far slower than the card learns from them.
     assert drawn["bound_by"] == "drawing samples"
     assert drawn["step_s"] == pytest.approx(0.00291, rel=0.1)
     read = predict_local(load_spec("quickstart", ["data.kind=prepared", "data.path=/data"]), here)
@@ -55,11 +55,11 @@ def test_a_run_on_an_h200_is_foreseen_as_calibrated():
 
 
 def test_a_run_tells_what_was_predicted_and_what_it_took(tmp_path):
-    from embark.trainers.torch.loop import train
+    from embark.trainers import train
 
     spec = load_spec("laptop", [f"store.root={tmp_path}", "train.num_steps=60", "data.num_eval_samples=2048",
                                 "place.device=cpu", "data.num_train_samples=65536"])
-    train(spec, foresee=predict_local)
+    train(spec)
     events = [json.loads(line) for line in (tmp_path / "laptop" / "events.jsonl").read_text().splitlines()]
     predicted = next(e for e in events if e["event"] == "predict")
     end = next(e for e in events if e["event"] == "end")

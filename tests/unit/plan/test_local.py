@@ -64,18 +64,18 @@ def test_jax_s_names_of_chips_are_known(title, name):
 
 def test_it_is_told_as_an_event_before_the_first_step():
     heard = Heard()
-    world = SimpleNamespace(is_first=True, device=SimpleNamespace(type="tpu"), device_name="8 x TPU v5 lite",
-                            world_size=8, local_world_size=8, device_bytes=0)
-    built = SimpleNamespace(engine=SimpleNamespace(name="jax"), precision="bf16")
-    log_prediction(RunLogger([heard], []), load_spec("quickstart", []), world, built, predict_local)
+    world = SimpleNamespace(is_first=True, device_type="tpu", device_name="8 x TPU v5 lite", num_devices=8,
+                            devices_per_host=8, device_bytes=0)
+    trainer = SimpleNamespace(engine=SimpleNamespace(name="jax"), precision="bf16")
+    log_prediction(RunLogger([heard], []), load_spec("quickstart", []), world, trainer)
     (event,) = heard.events
     assert event.kind == "predict"
     assert event.values["peak_bytes"] > 0
 
 
-def test_a_run_in_jax_writes_it_beside_what_it_took(tmp_path):
+def test_a_run_in_jax_writes_it_beside_what_it_took(tmp_path, monkeypatch):
     pytest.importorskip("jax")
-    from embark.trainers.jax.loop import train
+    from embark.trainers import train
 
     asked = []
 
@@ -89,7 +89,8 @@ def test_a_run_in_jax_writes_it_beside_what_it_took(tmp_path):
                     "data": {"num_train_samples": 1024, "num_eval_samples": 0},
                     "train": {"batch_size": 128, "num_steps": 4},
                     "watch": {"every": 1, "tensorboard": False}, "store": {"root": str(tmp_path)}})
-    values = train(spec, fresh=True, foresee=on_a_tpu)
+    monkeypatch.setattr("embark.run.logger.predict_local", on_a_tpu)
+    values = train(spec, fresh=True)
     assert asked[0]["device"] == "cpu"
     assert asked[0]["engine"] == "jax"
     assert predict_local(spec, asked[0]) is None

@@ -26,16 +26,16 @@ def test_a_purse_is_empty_once_what_is_left_pays_for_no_more_than_a_save(monkeyp
     purse = BudgetGuard(10.0, 3600.0, 4.0, lambda: 2.0)
     for later, is_empty in ((0.0, False), (3.9, False), (4.0, True), (100.0, True)):
         monkeypatch.setattr(time, "monotonic", lambda at=later: now + at)
-        assert purse.is_empty() == is_empty, later
+        assert purse.is_spent() == is_empty, later
 
 
 @pytest.mark.parametrize(("budget", "price"), [(None, 3600.0), (1e-9, None), (None, None)])
 def test_without_a_budget_or_a_price_a_purse_is_never_empty(budget: float | None, price: float | None):
-    assert not BudgetGuard(budget, price, 1e9, lambda: 1e9).is_empty()
+    assert not BudgetGuard(budget, price, 1e9, lambda: 1e9).is_spent()
 
 
 def test_a_machine_that_costs_nothing_empties_no_purse():
-    assert not BudgetGuard(5.0, 0.0, 4.0, lambda: 1e9).is_empty()
+    assert not BudgetGuard(5.0, 0.0, 4.0, lambda: 1e9).is_spent()
 
 
 @pytest.mark.parametrize("text", ["free", "nan", "inf", "-1"])
@@ -91,10 +91,10 @@ def test_a_run_whose_money_is_spent_saves_ends_and_is_not_begun_again(train_tiny
 
 
 def test_a_budget_of_a_cloud_machine_without_a_price_is_refused(train_tiny):
-    with pytest.raises(UserError, match="cannot be kept"):
+    with pytest.raises(UserError, match="cannot be enforced"):
         train_tiny("place.budget_usd=5", "place.machine=p5.48xlarge", "train.num_steps=2")
 
 
 def test_a_budget_on_a_machine_without_a_price_is_said_to_be_unwatched(train_tiny):
     told = train_tiny("place.budget_usd=5", "train.num_steps=2")
-    assert any("place.budget_usd is not watched" in note["text"] for note in told.of("note"))
+    assert any("place.budget_usd is not enforced" in note["text"] for note in told.of("note"))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from embark.errors import EmbarkError, Fault, OverBudget, Preempted
 from embark.run.clock import Clock
-from embark.run.ending import end_run, finished_before, recorded_errors
-from embark.run.logger import RunLogger
+from embark.run.logger import RunLogger, recorded_errors
+from embark.run.loop import Run, end_run
+from embark.run.open_run import finished_before
 from embark.run.stop import Decision
 from embark.store import RunDir
 
@@ -47,8 +50,11 @@ def end(tiny, alone, tmp_path, seen):
     saver = Saver()
 
     def run(decision: Decision, step: int, *sets: str):
-        return end_run(tiny(*sets), RunDir(str(tmp_path / "tiny")), alone, RunLogger([seen], []), saver, Clock(128),
-                       decision, {"auc": 0.7}, step=step, num_steps=10, peak_bytes=lambda: 77)
+        return end_run(Run(
+            spec=tiny(*sets), world=alone, run_dir=RunDir(str(tmp_path / "tiny")), source=None,
+            trainer=SimpleNamespace(peak_bytes=lambda: 77), logger=RunLogger([seen], []), checkpoints=saver, stop=None,
+            first_step=0, num_steps=10, steps_per_epoch=5,
+        ), Clock(128), decision, {"auc": 0.7}, step)
 
     return run, saver
 

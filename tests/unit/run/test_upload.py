@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from embark.errors import Fault
-from embark.run.upload import Copying
+from embark.run.upload import EventUploader
 from embark.store import RunDir
 
 
@@ -29,7 +29,7 @@ def until(happened) -> None:
 
 def test_whole_lines_are_copied_as_they_come(run_dir):
     run_dir.events.write_bytes(b'{"a": 1}\n{"b"')
-    with Copying(run_dir, every_s=0.02):
+    with EventUploader(run_dir, every_s=0.02):
         until(lambda: run_dir.store.exists("events.jsonl"))
         assert run_dir.store.read("events.jsonl") == b'{"a": 1}\n'
         run_dir.events.write_bytes(b'{"a": 1}\n{"b": 2}\n')
@@ -47,7 +47,7 @@ def test_a_store_that_is_away_stops_neither_the_run_nor_the_next_try(run_dir, mo
         write(path, data)
 
     monkeypatch.setattr(run_dir.store, "write", failing)
-    with Copying(run_dir, every_s=0.02):
+    with EventUploader(run_dir, every_s=0.02):
         until(lambda: run_dir.store.exists("events.jsonl"))
     assert len(calls) >= 3
 
@@ -55,5 +55,5 @@ def test_a_store_that_is_away_stops_neither_the_run_nor_the_next_try(run_dir, mo
 @pytest.mark.parametrize("is_on", [True, False])
 def test_a_run_on_this_machine_or_on_another_rank_copies_nothing(tmp_path, is_on):
     place = RunDir(str(tmp_path)) if is_on else RunDir(f"memory://{uuid4().hex}/run")
-    with Copying(place, is_on=is_on, every_s=0.01) as copying:
+    with EventUploader(place, is_on=is_on, every_s=0.01) as copying:
         assert not copying._thread.is_alive()

@@ -1,1 +1,1 @@
-"""The trainer in JAX, for TPUs and wherever else JAX runs: the only room that knows jax."""
+"""The JAX trainer, for TPUs and wherever else JAX runs: the only package that imports jax."""

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embark.run.committing import Committing
-from embark.spec import RunSpec
+from embark.run.checkpointer import Checkpointer
+from embark.run.metrics import STATE_SIZE
 from embark.store import Checkpoint, ChecksumStore, RunDir, checkpoint_name
 from embark.store.checkpoint_index import INDEX, ChunkEntry, FileRange, Index, TensorEntry
 from embark.store.parallel import for_each_parallel
-from embark.trainers.jax.metrics import NUM_BINS
 from embark.trainers.jax.optimizers import DENSE_STATES
 from embark.trainers.jax.state import Array, initial_state, make_state, table_pieces
 from embark.trainers.jax.step import weight_shapes
 from embark.trainers.jax.stored import METRICS, Path, Stored, slot_path, table_path, weight_path, weight_state_path
-from embark.trainers.jax.trainer import JaxTrainer
+
+if TYPE_CHECKING:
+    from embark.trainers.jax.trainer import JaxTrainer
 
 NUM_FILES = 4
 """That a process writes side by side."""
@@ -37,28 +39,24 @@ class Piece:
     values: Array
 
 
-class Checkpointer(Committing):
-    """Saves through a channel of its own, beside the one that training asks."""
+class JaxCheckpointer(Checkpointer):
+    """Saves through a channel of its own, beside the one that training uses."""
 
-    def __init__(self, spec: RunSpec, run_dir: RunDir, built: JaxTrainer) -> None:
-        world = built.world
-        super().__init__(spec, run_dir, world, lambda value: world.gathered(value, CHANNEL), built.layout,
+    def __init__(self, run_dir: RunDir, trainer: JaxTrainer) -> None:
+        world = trainer.world
+        super().__init__(trainer.spec, run_dir, world, lambda value: world.gathered(value, CHANNEL), trainer.layout,
                          world.num_devices)
-        self._built = built
+        self._trainer = trainer
         self._world = world
 
-    def begin_from_newest(self, tell: Callable[[str], None]) -> Checkpoint | None:
-        """Give the model the newest checkpoint that is whole, or its initial weights."""
-        checkpoint = self.load_newest(tell)
-        if checkpoint is None:
-            self._built.state = initial_state(self._spec, self._built.places, self._world)
-        return checkpoint
+    def _start(self) -> None:
+        self._trainer.state = initial_state(self._spec, self._trainer.places, self._world)
 
     def _copied(self, step: int) -> list[Piece]:
         return list(self._pieces(step))
 
     def _write_arrays(self, step: int, copied: list[Piece], store: ChecksumStore) -> dict[str, bytes]:
-        written = self._together(lambda: self._write_files(step, copied, store))
+        written = self._on_all_ranks(lambda: self._write_files(step, copied, store))
         if not self._world.is_first:
             return {}
         return {INDEX: _index([one for of_one in written for one in of_one]).to_json().encode()}
@@ -70,25 +68,25 @@ class Checkpointer(Committing):
         has_slots = spec.train.optimizer != "sgd"
         if has_slots:
             stored.check_slots(spec)
-        self._built.state = make_state(
-            spec, self._built.places, self._world, stored.table_rows, stored.slot_rows if has_slots else None,
+        self._trainer.state = make_state(
+            spec, self._trainer.places, self._world, stored.table_rows, stored.slot_rows if has_slots else None,
             {name: stored.whole(weight_path(name), shape) for name, shape in shapes.items()},
             {name: tuple(stored.whole(weight_state_path(name, state), shape) for state in states)
              for name, shape in shapes.items()},
         )
-        self._built.window.set_state(stored.whole(METRICS, (2 * NUM_BINS + 4,)))
+        self._trainer.window.set_state(stored.whole(METRICS, (STATE_SIZE,)))
 
     def _pieces(self, step: int) -> Iterator[Piece]:
         """The state on the host; every process goes through all of it and gets its own."""
-        state, world = self._built.state, self._world
-        for group in self._built.places.groups:
+        state, world = self._trainer.state, self._world
+        for group in self._trainer.places.groups:
             for kind, path_of in (("tables", table_path), ("slots", slot_path)):
                 if group.name not in state[kind]:
                     continue
                 for place, first, rows in table_pieces(state[kind][group.name], group, world):
                     size = (place.table.rows, *rows.shape[1:])
                     yield Piece(path_of(place.table.name), size, (first, *(0 for _ in rows.shape[1:])), rows)
-        metrics = self._built.window.state(state["counts"])
+        metrics = self._trainer.window.state(state["counts"])
         if not world.is_first:
             return
         for name, weight in state["dense"].items():

@@ -1,12 +1,10 @@
-"""AUC, normalized entropy, log loss and calibration, counted on the devices as the torch trainer counts them.
+"""Predictions and labels, counted on the devices as the torch trainer counts them.
 
-Scores are counted in fine bins of the logit, a histogram a device; sums of a step come back as three numbers and are
-added up in fp64 on the host. A window is saved in the form that the torch trainer reads and writes.
+Each device has a histogram; the sums of a step come back as three numbers and are added up in fp64 on the host.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_BINS = 16_384
-LARGEST_LOGIT = 12.0
+from embark.run.metrics import F64, LARGEST_LOGIT, NUM_BINS, metrics_of
+
 MAX_WAITING = 256
 """Steps whose sums may wait on the devices before they are added up."""
-F64 = NDArray[np.float64]
 
 
 def losses(logits: jax.Array, label: jax.Array) -> jax.Array:
@@ -47,7 +44,7 @@ class Window:
     def __init__(self, fetch: Callable[[jax.Array], NDArray[Any]]) -> None:
         self._fetch = fetch
         self._base: F64 = np.zeros(2 * NUM_BINS)
-        """Counts that no device holds: those of a checkpoint."""
+        """Counts from a checkpoint, which no device has."""
         self._sums: F64 = np.zeros(3)
         self._num_samples = 0
         self._waiting: list[jax.Array] = []
@@ -65,7 +62,7 @@ class Window:
         return np.concatenate([self._base + self._on_devices(counts), self._sums, [self._num_samples]])
 
     def set_state(self, state: F64) -> None:
-        """Go on from there; the devices' histograms begin empty."""
+        """Resume from a checkpoint; the devices' histograms begin empty."""
         self._base, self._sums = state[: 2 * NUM_BINS].copy(), state[2 * NUM_BINS : -1].copy()
         self._num_samples = int(state[-1])
 
@@ -82,32 +79,3 @@ class Window:
 
     def _on_devices(self, counts: jax.Array) -> F64:
         return np.asarray(self._fetch(counts), np.float64).reshape(-1, 2 * NUM_BINS).sum(axis=0)
-
-
-def metrics_of(state: F64) -> dict[str, float]:
-    """What a window's counts and sums come to; undefined ones are NaN."""
-    negatives, positives = state[:NUM_BINS], state[NUM_BINS : 2 * NUM_BINS]
-    loss, predicted, clicks, samples = state[2 * NUM_BINS :].tolist()
-    log_loss = _ratio(loss, samples)
-    return {
-        "auc": _auc(negatives, positives), "log_loss": log_loss,
-        "normalized_entropy": _ratio(log_loss, _entropy(_ratio(clicks, samples))),
-        "calibration": _ratio(predicted, clicks), "num_samples": samples,
-    }
-
-
-def _auc(negatives: F64, positives: F64) -> float:
-    """Share of (click, no click) pairs in the right order; a tie is half right."""
-    below = negatives.cumsum() - negatives
-    right = float((positives * (below + negatives / 2)).sum())
-    return _ratio(right, float(positives.sum() * negatives.sum()))
-
-
-def _entropy(rate: float) -> float:
-    if not 0 < rate < 1:
-        return math.nan
-    return -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
-
-
-def _ratio(numerator: float, denominator: float) -> float:
-    return numerator / denominator if denominator else math.nan

@@ -11,13 +11,13 @@ DEVICES = ("jax", "tpu")
 
 
 def wants_jax(spec: RunSpec) -> bool:
-    """The spec is for this room: it says so, or it goes to TPUs, where nothing else runs."""
+    """The spec asks for JAX, or for TPUs, where nothing else runs."""
     place = spec.place
     return place.device in DEVICES or (place.device == "auto" and (place.target == "tpu-vm" or _is_tpu(place.machine)))
 
 
 def require_jax(spec: RunSpec) -> None:
-    """Refuse to go on without JAX, with the command that brings it."""
+    """Refuse to run without JAX, with the command that installs it."""
     if find_spec("jax") is None:
         extra = "jax" if spec.place.device == "jax" else "tpu"
         raise MissingPackage(f'place.device = "{spec.place.device}" needs jax, which is not installed',

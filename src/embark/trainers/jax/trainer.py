@@ -1,33 +1,41 @@
-"""Everything that learns, and what it has seen."""
+"""A model over all devices, with its optimizers and the programs that train it."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from embark.data import Source
+from embark.data import Batch, Source
 from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, Layout, check_supported, make_layout
 from embark.model.learning_rate import dense_rate, rate_factor
+from embark.run.clock import HostWaits
+from embark.run.host_memory import peak_resident_bytes
+from embark.run.metrics import F64
+from embark.run.trouble import Trouble
 from embark.spec import RunSpec
+from embark.store import RunDir
+from embark.trainers.jax.checkpoint import JaxCheckpointer
 from embark.trainers.jax.metrics import Window
-from embark.trainers.jax.prefetch import DeviceBatch, capacities
+from embark.trainers.jax.prefetch import DeviceBatch, capacities, to_devices, train_batches
 from embark.trainers.jax.sparsecore_choice import Choice, choose_cores
 from embark.trainers.jax.state import empty_counts
 from embark.trainers.jax.step import Programs, State, make_programs, state_shapes, weight_shapes
 from embark.trainers.jax.world import World, choose_precision
 
 MAX_FLAGS = 256
-"""Steps that may wait to be asked whether they went well."""
+"""Steps whose flags may wait on the devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What a run says of how it is run."""
+    """How steps run, for the start event."""
 
     name: str
     reason: str
@@ -53,43 +61,64 @@ class JaxTrainer:
         self.window = Window(world.fetch)
         self._in_flight: deque[jax.Array] = deque()
         self._flags: list[tuple[int, jax.Array, jax.Array]] = []
-        self._trouble: tuple[str, int, str] | None = None
+        self._trouble: Trouble | None = None
 
-    def step(self, batch: DeviceBatch, step: int) -> float:
-        """Train on a batch, step `step` of the run; returns the tables' rate. Nothing is waited for but what the
-        devices were given long before."""
+    def input_waits(self) -> HostWaits:
+        return HostWaits()
+
+    def profiler(self) -> None:
+        """Steps are one program of XLA: there are no phases to tell apart."""
+
+    def feed(self, source: Source, start_step: int, stop_step: int) -> AbstractContextManager[Iterator[DeviceBatch]]:
+        return train_batches(source, self.spec, self.places, self.world, start_step, stop_step)
+
+    def step(self, batches: Iterator[DeviceBatch], step: int) -> float:
+        """Train on the next batch; returns the tables' learning rate. Waits only for steps long dispatched."""
         train = self.spec.train
         factor = rate_factor(train, step, self._num_steps)
         rates = np.array([train.learning_rate * factor, dense_rate(train) * factor], np.float32)
-        self.state, told = self._programs.train(self.state, batch, rates, np.int32(step))
-        self.window.add(told["sums"], train.batch_size)
-        self._flags.append((step, told["bad_table"], told["has_bad_loss"]))
+        self.state, outputs = self._programs.train(self.state, next(batches), rates, np.int32(step))
+        self.window.add(outputs["sums"], train.batch_size)
+        self._flags.append((step, outputs["bad_table"], outputs["has_bad_loss"]))
         if len(self._flags) > MAX_FLAGS:
-            self._look()
-        self._in_flight.append(told["sums"])
+            self._read_flags()
+        self._in_flight.append(outputs["sums"])
         if len(self._in_flight) > MAX_IN_FLIGHT:
             self._in_flight.popleft().block_until_ready()
         return train.learning_rate * factor
 
-    def metrics(self) -> dict[str, float]:
-        """Since the last call, over all devices; waits for them."""
+    def window_metrics(self) -> dict[str, float]:
+        """Over all devices since the last call; waits for them."""
         metrics = self.window.take(self.state["counts"])
         self.state["counts"] = empty_counts(self._counts_shape)
         return metrics
 
-    def trouble(self) -> tuple[str, int, str] | None:
-        """`id` or `loss`, the first step that went wrong since the last call, and the table; waits for the devices."""
-        self._look()
+    def trouble(self) -> Trouble | None:
+        """What first went wrong since the last call; waits for the devices."""
+        self._read_flags()
         trouble, self._trouble = self._trouble, None
         return trouble
 
-    def empty_counts(self) -> jax.Array:
-        """For an evaluation."""
-        return empty_counts(self._counts_shape)
+    @contextmanager
+    def evaluating(self, step: int) -> Iterator[Evaluator]:
+        yield Evaluator(self)
 
     def evaluate(self, counts: jax.Array, batch: DeviceBatch) -> tuple[jax.Array, jax.Array]:
-        """Count a batch that nothing is learnt from."""
+        """Count a batch without training on it."""
         return self._programs.evaluate(self.state, counts, batch)
+
+    def empty_counts(self) -> jax.Array:
+        return empty_counts(self._counts_shape)
+
+    def checkpointer(self, run_dir: RunDir) -> JaxCheckpointer:
+        return JaxCheckpointer(run_dir, self)
+
+    def peak_bytes(self) -> int:
+        """The most that one device has used; on a CPU, that this process has."""
+        if self.world.kind == "cpu":
+            return peak_resident_bytes()
+        used = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for _, device in self.world.local_devices]
+        return max(used, default=0)
 
     def _ordinary(self, source: Source) -> tuple[Layout, Programs]:
         """Rows go between devices by an exchange."""
@@ -105,8 +134,8 @@ class JaxTrainer:
         places = make_stacks(self.spec, self.world.num_devices, choice.cores)
         return places, sparsecore.make_programs(self.spec, places, self.world.mesh, self.precision)
 
-    def _look(self) -> None:
-        """What the devices found wrong."""
+    def _read_flags(self) -> None:
+        """Fetch what the devices found wrong."""
         flags, self._flags = self._flags, []
         tables = self.spec.model.table_list()
         for step, bad_table, has_bad_loss in flags:
@@ -115,3 +144,24 @@ class JaxTrainer:
             if found is None and int(self.world.fetch(has_bad_loss)):
                 found = ("loss", step, "")
             self._trouble = self._trouble or found
+
+
+class Evaluator:
+    """Counts the model's predictions on held-out batches."""
+
+    def __init__(self, trainer: JaxTrainer) -> None:
+        self._trainer, self._window, self._counts = trainer, Window(trainer.world.fetch), trainer.empty_counts()
+        self._num_samples = 0
+
+    def add(self, batch: Batch) -> None:
+        trainer = self._trainer
+        placed = to_devices(batch, trainer.spec, trainer.places, trainer.world, is_eval=True)
+        self._counts, sums = trainer.evaluate(self._counts, placed)
+        self._window.add(sums, 0)
+        self._num_samples += batch.num_samples
+
+    def state(self) -> F64:
+        """The devices sum over all processes; samples are counted by the hosts."""
+        state = self._window.state(self._counts)
+        state[-1] = self._trainer.world.sum_of([self._num_samples])[0]
+        return state

@@ -18,7 +18,6 @@ from jax.sharding import PartitionSpec as P
 from numpy.typing import NDArray
 
 from embark.errors import Fault, UserError
-from embark.model.batch import samples_per_rank
 from embark.spec import PlaceSpec, RunSpec
 from embark.trainers.jax.exchange import AXIS, samples_on
 
@@ -42,7 +41,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Process 0 speaks for all."""
+        """Process 0 logs and decides for all."""
         return self.rank == 0
 
     @property
@@ -56,9 +55,22 @@ class World:
         return [(at, d) for at, d in enumerate(self.mesh.devices.flat) if d.process_index == self.rank]
 
     @property
-    def local_world_size(self) -> int:
-        """Processes on this machine: one, which has all of its devices."""
-        return 1
+    def is_host_leader(self) -> bool:
+        """A host has one process, with all of its devices."""
+        return True
+
+    @property
+    def device_type(self) -> str:
+        return self.kind
+
+    @property
+    def device_bytes(self) -> int:
+        """Unknown to JAX before it has allocated."""
+        return 0
+
+    @property
+    def devices_per_host(self) -> int:
+        return self.num_devices // self.world_size
 
     @property
     def device_name(self) -> str:
@@ -112,14 +124,14 @@ class World:
         about = f"embark/{channel}/{next(_CHANNELS.setdefault(channel, count()))}"
         try:
             client.key_value_set_bytes(f"{about}/{self.rank}", pickle.dumps(value))
-            told = [client.blocking_key_value_get_bytes(f"{about}/{r}", self.timeout_s * 1000)
-                    for r in range(self.world_size)]
+            texts = [client.blocking_key_value_get_bytes(f"{about}/{r}", self.timeout_s * 1000)
+                     for r in range(self.world_size)]
             client.wait_at_barrier(f"{about}/read", self.timeout_s * 1000)
             client.key_value_delete(f"{about}/{self.rank}")
         except RuntimeError as error:
             raise Fault(f"a process was lost: {str(error).splitlines()[0]}",
-                        fix="start the run again: it goes on from its last checkpoint") from error
-        return [pickle.loads(text) for text in told]
+                        fix="start the run again: it resumes from its last checkpoint") from error
+        return [pickle.loads(text) for text in texts]
 
 
 @lru_cache
@@ -143,11 +155,6 @@ def join(place: PlaceSpec) -> Iterator[World]:
     finally:
         if is_joined:
             jax.distributed.shutdown()
-
-
-def check_against(spec: RunSpec, world: World) -> None:
-    """What can be wrong with a spec only once it is known where it runs."""
-    samples_per_rank(spec.train.batch_size, world.num_devices, "devices")
 
 
 def choose_precision(spec: RunSpec, world: World) -> str:

@@ -1,16 +1,16 @@
-"""The trainer: the only room that knows torch."""
+"""The TorchRec trainer: with `torchrun`, the only package that imports torch."""
 
 import logging
 import os
 import warnings
 
 # OpenMP's threads spin while they wait. Beside any other busy process that makes a step on a CPU twenty times
-# slower (bench/LOG.md), so they are told to give up soon. It is read when torch loads, hence here.
+# slower (bench/LOG.md), so they give up soon. torch reads it as it loads, hence here.
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 _NO_NEWS = ("_fbgemm_torch_compat_table has no entry", "Could not determine LOCAL_WORLD_SIZE")
 
-# What torch and TorchRec say about their own insides is no news to whoever trains with them.
+# What torch and TorchRec say about their own insides is no news to those who train with them.
 if not os.environ.get("EMBARK_TORCH_WARNINGS"):
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category, module=r"(torch|torchrec|fbgemm_gpu|tensordict)\b")

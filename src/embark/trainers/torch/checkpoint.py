@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from embark.run.committing import Committing
-from embark.spec import RunSpec
+from embark.run.checkpointer import Checkpointer
 from embark.store import Checkpoint, ChecksumStore, RunDir, checkpoint_name
-from embark.trainers.torch.build import Built
 from embark.trainers.torch.dcp_files import plain_errors, reader, writer
 from embark.trainers.torch.rng import random_state, set_random_state
 from embark.trainers.torch.rowwise_state import RowwiseRecut
 from embark.trainers.torch.staging import Staging, State
-from embark.trainers.torch.world import World
+
+if TYPE_CHECKING:
+    from embark.trainers.torch.trainer import TorchTrainer
 
 
-class Checkpointer(Committing):
+class TorchCheckpointer(Checkpointer):
     """Saves with a process group of its own, beside the one that trains."""
 
-    def __init__(self, spec: RunSpec, run_dir: RunDir, built: Built, world: World) -> None:
+    def __init__(self, run_dir: RunDir, trainer: TorchTrainer) -> None:
+        world = trainer.world
         group = dist.new_group(backend="gloo", timeout=world.timeout) if world.world_size > 1 else None
-        super().__init__(spec, run_dir, world, lambda value: world.gathered(value, group), built.layout,
+        super().__init__(trainer.spec, run_dir, world, lambda value: world.gathered(value, group), trainer.layout,
                          world.world_size)
-        self._built = built
-        self._window = built.window
+        self._trainer = trainer
         self._world = world
         self._group = group
         self._staging = Staging()
 
     def _copied(self, step: int) -> State:
-        self._built.engine.settle(step)
+        self._trainer.engine.settle(step)
         return self._staging.copy(self._state())
 
     def _write_arrays(self, step: int, copied: State, store: ChecksumStore) -> dict[str, bytes]:
@@ -40,29 +42,29 @@ class Checkpointer(Committing):
         return {}
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        self._built.optimizers.init_state()
+        self._trainer.optimizers.init_state()
         state = self._state(is_load=True)
         here = f"random.{self._world.rank}"
         source = reader(self._checkpoints.store, checkpoint.name)
         saved = source.read_metadata()
-        if not any(name.startswith(f"{here}.") for name in saved.state_dict_metadata):  # there were fewer ranks then
+        if not any(name.startswith(f"{here}.") for name in saved.state_dict_metadata):  # saved by fewer ranks
             state.pop(here)
         recut = RowwiseRecut(saved)
         with plain_errors("load"):
             dcp.load({**state, "optimizers": recut.prepare(state["optimizers"])}, storage_reader=source)
         recut.fill()
-        self._built.model.load_state_dict(state["model"])
-        self._built.optimizers.both.load_state_dict({"state": state["optimizers"]})
-        self._built.optimizers.set_step(checkpoint.step)
-        self._window.set_state(state["metrics"], self._world)
+        self._trainer.model.load_state_dict(state["model"])
+        self._trainer.optimizers.both.load_state_dict({"state": state["optimizers"]})
+        self._trainer.optimizers.set_step(checkpoint.step)
+        self._trainer.window.set_state(state["metrics"], self._world)
         if here in state:
             set_random_state(state[here], self._world.device)
 
     def _state(self, *, is_load: bool = False) -> State:
         """Tensors only, by name. Everything else a run knows follows from its spec and its step."""
         return {
-            "model": self._built.model.state_dict(),
-            "optimizers": self._built.optimizers.both.state_dict()["state"],
-            "metrics": self._window.empty_state() if is_load else self._window.state(self._world),
+            "model": self._trainer.model.state_dict(),
+            "optimizers": self._trainer.optimizers.both.state_dict()["state"],
+            "metrics": self._trainer.window.empty_state() if is_load else self._trainer.window.state(self._world),
             f"random.{self._world.rank}": random_state(self._world.device),
         }

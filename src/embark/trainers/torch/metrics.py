@@ -1,21 +1,13 @@
-"""AUC, normalized entropy, log loss and calibration, added up on the device and over all ranks.
-
-Scores are counted in fine bins of the logit, so a window of any length is a tensor of fixed size: it adds up over
-ranks with one all-reduce and needs no score kept. The AUC differs from the exact one by less than 1e-5.
-"""
+"""Predictions and labels, counted on the device and summed over all ranks with one all-reduce."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from embark.run.metrics import LARGEST_LOGIT, NUM_BINS, STATE_SIZE, metrics_of
 from embark.trainers.torch.world import World
-
-NUM_BINS = 16_384
-LARGEST_LOGIT = 12.0
 
 
 class MetricWindow:
@@ -50,10 +42,10 @@ class MetricWindow:
         """What was accumulated, to be put back with `set_sums`."""
         return self._counts.clone(), self._sums.clone()
 
-    def set_sums(self, kept: tuple[Tensor, Tensor]) -> None:
-        """Forget what was accumulated since `clone_sums`."""
-        self._counts.copy_(kept[0])
-        self._sums.copy_(kept[1])
+    def set_sums(self, saved: tuple[Tensor, Tensor]) -> None:
+        """Discard what was accumulated since `clone_sums`."""
+        self._counts.copy_(saved[0])
+        self._sums.copy_(saved[1])
 
     def state(self, world: World) -> Tensor:
         """The window of all ranks together, for a checkpoint."""
@@ -62,44 +54,19 @@ class MetricWindow:
 
     def empty_state(self) -> Tensor:
         """Where a checkpoint's window is read into."""
-        return torch.zeros(2 * NUM_BINS + 4, dtype=torch.float64, device=self._counts.device)
+        return torch.zeros(STATE_SIZE, dtype=torch.float64, device=self._counts.device)
 
     def set_state(self, state: Tensor, world: World) -> None:
-        """Go on from there: rank 0 holds it for all, whatever their number was."""
+        """Resume from a checkpoint: rank 0 holds it for all, however many there were."""
         if world.is_first:
             self._counts.copy_(state[: 2 * NUM_BINS])
             self._sums.copy_(state[2 * NUM_BINS : -1])
             self._num_samples = int(state[-1])
 
     def take(self, world: World) -> dict[str, float]:
-        """The metrics over all ranks; the window starts anew. Undefined ones are NaN."""
-        both = self.state(world).cpu()
+        """The metrics over all ranks; the window starts anew."""
+        state = self.state(world).cpu().numpy()
         self._counts.zero_()
         self._sums.zero_()
         self._num_samples = 0
-        negatives, positives = both[:NUM_BINS], both[NUM_BINS : 2 * NUM_BINS]
-        loss, predicted, clicks, samples = both[2 * NUM_BINS :].tolist()
-        return {
-            "auc": _auc(negatives, positives),
-            "log_loss": _ratio(loss, samples),
-            "normalized_entropy": _ratio(_ratio(loss, samples), _entropy(_ratio(clicks, samples))),
-            "calibration": _ratio(predicted, clicks),
-            "num_samples": samples,
-        }
-
-
-def _auc(negatives: Tensor, positives: Tensor) -> float:
-    """Share of (click, no click) pairs in the right order; a tie is half right."""
-    below = negatives.cumsum(0) - negatives
-    right = (positives * (below + negatives / 2)).sum()
-    return _ratio(float(right), float(positives.sum() * negatives.sum()))
-
-
-def _entropy(rate: float) -> float:
-    if not 0 < rate < 1:
-        return math.nan
-    return -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
-
-
-def _ratio(numerator: float, denominator: float) -> float:
-    return numerator / denominator if denominator else math.nan
+        return metrics_of(state)

@@ -1,4 +1,4 @@
-"""Where a step's time goes: a few steps under torch's profiler, told apart by the names of what ran."""
+"""Where a step's time goes: a few steps under torch's profiler, split into phases by the names of what ran."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ LONE_RULES = tuple((phase, re.compile(pattern)) for phase, pattern in (
 DEVICE_RULES = tuple((phase, re.compile(pattern)) for phase, pattern in (
     ("copy", r"Memcpy (?:HtoD|HostToDevice)"),
     ("all_to_all", r"nccl"),
-    ("lookup", r"_look_up|_update_tiles|_update_crossing|_move_rows|split_embedding|embedding|[Rr]adix|[Uu]nique|jagged"
-               r"|permute|linearize|bucketize|bounds_check"),
-    ("optimizer", r"^_move$|[Aa]dagrad|[Aa]dam|multi_tensor_apply|FusedOptimizer"),
+    ("lookup", r"_look_up|_update_tiles|_update_crossing|_update_rows|split_embedding|embedding|[Rr]adix|[Uu]nique"
+               r"|jagged|permute|linearize|bucketize|bounds_check"),
+    ("optimizer", r"^_optimizer_step$|[Aa]dagrad|[Aa]dam|multi_tensor_apply|FusedOptimizer"),
     ("dense", r"gemm|cutlass|xmma|nvjet|^_interact|^_head|^_cross|^_relu|elementwise|reduce_kernel|CatArray|splitK"),
 ))
 BEHIND = ("all_to_all", "copy", "input")
@@ -56,8 +56,8 @@ class Ran:
     end_ns: int
 
 
-class Looks:
-    """Looks at a few steps when asked to. Whatever fails here ends the looking, never the run."""
+class Profiler:
+    """Profiles a few steps on request. A failure in here ends the profiling, never the run."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -66,24 +66,24 @@ class Looks:
         self._began_s = self._input_s = 0.0
         self._result: dict[str, float] | None = None
         self.problem = ""
-        """Why there will be no more looks."""
+        """Why there will be no more profiles."""
 
     @property
-    def is_looking(self) -> bool:
+    def is_active(self) -> bool:
         return self._left > 0
 
     @property
-    def is_at_its_end(self) -> bool:
-        """The step that was just done is the last to be looked at."""
+    def is_at_last_step(self) -> bool:
+        """The step just done is the last of this profile."""
         return self._left == 1
 
     def wait_for_device(self) -> None:
-        """Before a look and at its end, so that it has whole steps in it. What is waited for is training."""
+        """Before a profile and at its end, so that it covers complete steps. The wait counts as training."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def begin(self, input_s: float) -> None:
-        """Look at the next steps; `input_s` is what was waited for batches so far."""
+        """Profile the next steps; `input_s` is the time waited for batches so far."""
         if self._left or self.problem:
             return
         # The profiler's own library writes to the terminal when it starts and stops; it reads this as it first does.
@@ -115,18 +115,18 @@ class Looks:
             wall_s = time.perf_counter() - self._began_s
             profile.stop()
             waited_s = max(0.0, input_s - self._input_s)
-            whole = self._read(profile.profiler.kineto_results.events(), wall_s, waited_s)
-            self._result = {phase: round(seconds / NUM_STEPS, 9) for phase, seconds in whole.items()}
+            by_phase = self._read(profile.profiler.kineto_results.events(), wall_s, waited_s)
+            self._result = {phase: round(seconds / NUM_STEPS, 9) for phase, seconds in by_phase.items()}
         except Exception as error:
             self._give_up(error)
 
     def take(self) -> dict[str, float] | None:
-        """Seconds of each phase in a step, once a look is done."""
+        """Seconds of each phase in a step, once a profile is done."""
         result, self._result = self._result, None
         return result
 
     def close(self) -> None:
-        """The run ended in the middle of a look."""
+        """The run ended during a profile."""
         profile, self._profile, self._left = self._profile, None, 0
         if profile is not None:
             try:
@@ -152,28 +152,28 @@ class Looks:
 def host_phases(ran: Iterable[Ran]) -> dict[str, float]:
     """Seconds by phase of operations of one thread, which lie within one another; only what is inside of steps."""
     seconds = dict.fromkeys(PHASES, 0.0)
-    around: list[tuple[int, str]] = []  # when it ends, and its phase; the first is the step
+    enclosing: list[tuple[int, str]] = []  # end and phase of each open operation; the first is the step
     at_ns = 0
 
-    def go_on_to(now_ns: int) -> None:
+    def advance_to(now_ns: int) -> None:
         nonlocal at_ns
-        while around and around[-1][0] <= now_ns:
-            end_ns, phase = around.pop()
+        while enclosing and enclosing[-1][0] <= now_ns:
+            end_ns, phase = enclosing.pop()
             seconds[phase or "other"] += max(0, end_ns - at_ns) / 1e9
             at_ns = max(at_ns, end_ns)
-        if around:
-            seconds[around[-1][1] or "other"] += max(0, now_ns - at_ns) / 1e9
+        if enclosing:
+            seconds[enclosing[-1][1] or "other"] += max(0, now_ns - at_ns) / 1e9
         at_ns = max(at_ns, now_ns)
 
     for one in sorted(ran, key=lambda one: (one.start_ns, -one.end_ns)):
-        go_on_to(one.start_ns)
-        if around:
-            inherited = around[-1][1]
+        advance_to(one.start_ns)
+        if enclosing:
+            inherited = enclosing[-1][1]
             phase = _phase(one.name, HOST_RULES) or inherited or _phase(one.name, LONE_RULES)
-            around.append((min(one.end_ns, around[-1][0]), phase))
+            enclosing.append((min(one.end_ns, enclosing[-1][0]), phase))
         elif one.name == STEP_NAME:
-            around.append((one.end_ns, ""))
-    go_on_to(around[0][0] if around else at_ns)
+            enclosing.append((one.end_ns, ""))
+    advance_to(enclosing[0][0] if enclosing else at_ns)
     return seconds
 
 

@@ -1,5 +1,5 @@
-"""`python -m embark.trainers.torch.probe FILE`: what torch says of itself here, and whether ranks of this machine reach each
-other, as one JSON object in FILE. A process of its own, so that who asks need not load torch."""
+"""`python -m embark.trainers.torch.probe FILE`: torch's versions and devices, and whether ranks of this machine can
+reach each other, as one JSON object in FILE. A process of its own, so that the caller need not load torch."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ class RawDecoder:
     """
 
     def __init__(
-        self, layout: Layout, names: Sequence[str], num_rows: int, device: torch.device, room: int = 1
+        self, layout: Layout, names: Sequence[str], num_rows: int, device: torch.device, num_batches: int = 1
     ) -> None:
         if not layout.is_fixed:
             raise ValueError("there are no raw batches where rows have different numbers of ids")
-        where = layout.map(room * num_rows)
+        where = layout.map(num_batches * num_rows)
         self.size_bytes: int = where.size_bytes
-        """Of `room` batches, which lie together."""
+        """Of `num_batches` batches, which lie together."""
         self._num_rows = num_rows
         self._label, self._dense, self._groups = where.label, where.dense, where.groups
         # A feature of several ids is as many lines of `num_rows` ids, which lie together.

@@ -21,7 +21,6 @@ from embark.model.placement import Cluster, table_value_bytes
 from embark.model.sharding import SHARDINGS, allowed_shardings, is_long_search, narrowed
 from embark.run.host_memory import host_bytes
 from embark.spec import RunSpec
-from embark.trainers.torch.device_memory import device_bytes
 from embark.trainers.torch.plan_search import OrderedEnumerator, proposers
 from embark.trainers.torch.world import World
 
@@ -96,7 +95,7 @@ def make_planner(spec: RunSpec, world: World, topology: Topology, *, may_spill: 
 
 def true_topology(world: World) -> Topology:
     """Of the machines this process runs on."""
-    num_bytes = device_bytes(world.device) if world.device.type == "cuda" else 0
+    num_bytes = world.device_bytes
     return topology_of(world, num_bytes, host_bytes())
 
 

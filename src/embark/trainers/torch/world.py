@@ -13,10 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from embark.errors import Fault, SpecError, UserError
-from embark.model.batch import batch_mistakes
-from embark.spec import PlaceSpec, RunSpec
-from embark.trainers.torch.faults import explain
+from embark.errors import Fault, UserError
+from embark.spec import PlaceSpec
+from embark.trainers.torch.errors import explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,26 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Rank 0 speaks for all."""
+        """Rank 0 logs and decides for all."""
         return self.rank == 0
+
+    @property
+    def is_host_leader(self) -> bool:
+        """The first rank of its host."""
+        return self.local_rank == 0
+
+    @property
+    def device_type(self) -> str:
+        return self.device.type
+
+    @property
+    def num_devices(self) -> int:
+        """One for each rank."""
+        return self.world_size
+
+    @property
+    def devices_per_host(self) -> int:
+        return self.local_world_size
 
     @property
     def device_name(self) -> str:
@@ -86,23 +103,12 @@ def join(place: PlaceSpec) -> Iterator[World]:
                     fix="start all ranks with torchrun, with one rendezvous endpoint they can all reach") from error
     try:
         yield World(rank, world_size, local_rank, local_world_size, device, timeout)
-    except RuntimeError as error:  # of torch, raised where no run is open yet that would tell of it
-        known = explain(error)
-        if known is None:
-            raise
-        raise known from error
+    except RuntimeError as error:  # raised before the run's log was open
+        if known := explain(error):
+            raise known from error
+        raise
     finally:
         dist.destroy_process_group()
-
-
-def check_against(spec: RunSpec, world: World) -> None:
-    """What can be wrong with a spec only once it is known where it runs."""
-    mistakes = batch_mistakes(spec.train.batch_size, world.world_size)
-    if world.device.type == "cpu" and spec.place.device != "cpu":
-        on_cpu = spec.model_copy(update={"place": spec.place.model_copy(update={"device": "cpu"})})
-        mistakes += on_cpu.mistakes()
-    if mistakes:
-        raise SpecError(mistakes)
 
 
 def backend_for(device: torch.device) -> str:

@@ -75,8 +75,8 @@ def tiny(tmp_path: Path) -> Callable[..., RunSpec]:
 @pytest.fixture
 def train_tiny(tiny, monkeypatch) -> Callable[..., Told]:
     """A function from settings to what the run in JAX said."""
+    from embark.trainers import train
     from embark.trainers.jax import world
-    from embark.trainers.jax.loop import train
 
     def run(*sets: str, num_devices: int = 8, fresh: bool = True, view=()) -> Told:
         monkeypatch.setattr(world, "_devices", lambda place: jax.devices()[:num_devices])
@@ -88,6 +88,6 @@ def train_tiny(tiny, monkeypatch) -> Callable[..., Told]:
 @pytest.fixture
 def train_in_torch(tiny) -> Callable[..., Told]:
     """The same by the torch trainer, on the CPU."""
-    from embark.trainers.torch.loop import train
+    from embark.trainers import train
 
     return lambda *sets, fresh=True: told_by(train(tiny(*sets, "place.device=cpu"), fresh=fresh))

@@ -15,11 +15,11 @@ import pytest
 
 from embark.data import open_source
 from embark.errors import UserError
+from embark.run.evaluation import Evaluation
 from embark.spec import to_toml
 from embark.store import RunDir
 from embark.store.checkpoint_diff import diff_checkpoints
-from embark.trainers.jax.checkpoint import Checkpointer
-from embark.trainers.jax.evaluation import Evaluation
+from embark.trainers.jax.checkpoint import JaxCheckpointer
 from embark.trainers.jax.trainer import JaxTrainer
 from embark.trainers.jax.world import World
 
@@ -42,13 +42,13 @@ def test_a_checkpoint_of_torch_taken_up_and_saved_again_has_the_same_bits_and_th
     run = RunDir(told.values["run_dir"])
     spec = tiny(*sets)
     built, checkpointer = _loaded(spec, run, world)
-    result = Evaluation(open_source(spec), built).run(lambda: False)
+    result = Evaluation(open_source(spec), spec.train.batch_size, world).run(built, 20, lambda: False)
     assert result["auc"] == pytest.approx(told.of("eval")[-1]["auc"], abs=1e-9)
     assert result["log_loss"] == pytest.approx(told.of("eval")[-1]["log_loss"], abs=1e-7)
     other = RunDir(str(tmp_path / "of_jax"))
     shutil.copytree(run.path, other.path)
     shutil.rmtree(other.path / "checkpoints")
-    saver = Checkpointer(spec, other, built)
+    saver = JaxCheckpointer(other, built)
     saver.begin(21, {})
     assert [saved.error for saved in saver.wait()] == [None]
     shutil.move(other.path / "checkpoints" / "step-000000021", run.path / "checkpoints" / "step-000000021")
@@ -116,7 +116,7 @@ def _flip(file: Path) -> None:
 DAMAGES = {
     "a part cut short": ("rank-00000-02.bin", _cut, r"rank-00000-02.bin: [\d,]+ bytes instead of [\d,]+"),
     "a byte flipped": ("rank-00000-00.bin", _flip, "rank-00000-00.bin: its bytes changed"),
-    "a part gone": ("rank-00000-01.bin", Path.unlink, "is damaged and passed over: .*there is no .*rank-00000-01.bin"),
+    "a part gone": ("rank-00000-01.bin", Path.unlink, "is damaged; skipped: .*there is no .*rank-00000-01.bin"),
     "the index damaged": ("index.json", _flip, "index.json: its bytes changed"),
     "the mark gone": ("commit.json", Path.unlink, "has no mark that can be read and is passed over"),
     "the mark garbled": ("commit.json", _cut, "has no mark that can be read and is passed over"),
@@ -168,10 +168,10 @@ def test_what_was_spoilt_goes_with_the_next_commit_and_never_counts_as_kept(tiny
     run = RunDir(train_tiny(*SAVING_TWICE, num_devices=4).values["run_dir"])
     _cut(run.path / "checkpoints" / "step-000000008" / "rank-00000-00.bin")
     built = JaxTrainer(spec, world, 8, open_source(spec))
-    checkpointer = Checkpointer(spec, run, built)
-    checkpointer.begin_from_newest(lambda text: None)
+    checkpointer = JaxCheckpointer(run, built)
+    checkpointer.load_newest(lambda text: None)
     checkpointer.begin(7, {})
-    assert [(saved.error, saved.untidy) for saved in checkpointer.wait()] == [(None, None)]
+    assert [(saved.error, saved.cleanup_error) for saved in checkpointer.wait()] == [(None, None)]
     checkpointer.close()
     assert [c.step for c in run.checkpoints.committed()] == [7]
 
@@ -184,21 +184,21 @@ def _copy_of(run: RunDir, path: Path) -> RunDir:
 def _begun(spec, run: RunDir, built: JaxTrainer) -> tuple[int | None, list[str]]:
     """The step that is gone on from, and what was said."""
     told: list[str] = []
-    checkpoint = Checkpointer(spec, run, built).begin_from_newest(told.append)
+    checkpoint = JaxCheckpointer(run, built).load_newest(told.append)
     return checkpoint.step if checkpoint else None, told
 
 
-def _loaded(spec, run: RunDir, world: World) -> tuple[JaxTrainer, Checkpointer]:
+def _loaded(spec, run: RunDir, world: World) -> tuple[JaxTrainer, JaxCheckpointer]:
     built = JaxTrainer(spec, world, 20, open_source(spec))
-    checkpointer = Checkpointer(spec, run, built)
-    assert checkpointer.begin_from_newest(lambda text: None) is not None
+    checkpointer = JaxCheckpointer(run, built)
+    assert checkpointer.load_newest(lambda text: None) is not None
     return built, checkpointer
 
 
 KILLING = """
 import os, signal, sys
 from embark.spec import load_spec
-from embark.trainers.jax.loop import train
+from embark.trainers import train
 
 class KillAt:
     def emit(self, event):

@@ -12,7 +12,7 @@ from embark.trainers.jax.initial import ROWS_PER_BLOCK, initial_dense, initial_r
 
 @pytest.mark.parametrize("kind", ["dlrm", "dcnv2"])
 def test_every_initial_weight_has_the_bits_that_torch_draws(kind):
-    from embark.trainers.torch.build import build
+    from embark.trainers.torch.trainer import TorchTrainer
     from embark.trainers.torch.world import join
 
     spec = resolve({
@@ -21,7 +21,7 @@ def test_every_initial_weight_has_the_bits_that_torch_draws(kind):
         "data": {"num_train_samples": 256}, "train": {"batch_size": 128, "seed": 7},
     })
     with join(PlaceSpec(device="cpu")) as world:
-        drawn = build(spec, world, 10, open_source(spec)).model.state_dict()
+        drawn = TorchTrainer(spec, world, 10, open_source(spec)).model.state_dict()
     for name, values in initial_dense(spec.model, 7).items():
         assert np.array_equal(drawn[f"dense.{name}"].numpy(), values), name
     assert len(initial_dense(spec.model, 7)) == sum(name.startswith("dense.") for name in drawn)

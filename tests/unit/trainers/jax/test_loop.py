@@ -65,7 +65,7 @@ def test_an_id_outside_its_table_is_named_with_its_step(train_tiny, monkeypatch)
 @pytest.mark.parametrize(
     ("setting", "what"),
     [("train.optimizer=adam", "train.optimizer"), ("train.sharding=column_wise", "train.sharding"),
-     ("train.batch_size=100", "does not divide over 8 devices")],
+     ("train.batch_size=100", "does not divide over 8 ranks")],
 )
 def test_what_this_trainer_cannot_do_is_refused_as_a_mistake_in_the_spec(train_tiny, setting, what):
     with pytest.raises(SpecError, match=what):

@@ -12,7 +12,7 @@ import pytest
 
 from embark.data import open_source
 from embark.spec import PlaceSpec, RunSpec, resolve
-from embark.trainers.torch.build import Built, build
+from embark.trainers.torch.trainer import TorchTrainer
 from embark.trainers.torch.world import World, join
 
 TINY = {
@@ -54,7 +54,7 @@ def tiny(tmp_path):
 @pytest.fixture
 def train_tiny(tiny):
     """A function from settings to what the run said."""
-    from embark.trainers.torch.loop import train
+    from embark.trainers import train
 
     def run(*sets: str, fresh: bool = True) -> Told:
         values = train(tiny(*sets), fresh=fresh)
@@ -75,8 +75,8 @@ def alone() -> Iterator[World]:
 def built(tiny, alone):
     """A function from settings to a model ready to train."""
 
-    def make(*sets: str) -> Built:
+    def make(*sets: str) -> TorchTrainer:
         spec = tiny(*sets)
-        return build(spec, alone, 100, open_source(spec))
+        return TorchTrainer(spec, alone, 100, open_source(spec))
 
     return make

@@ -54,8 +54,9 @@ def test_a_rate_of_zero_moves_no_weight(train_tiny):
 
 def test_tables_larger_than_the_gpu_are_refused_or_go_to_the_host(train_tiny, monkeypatch):
     from embark.trainers.torch import sharding
+    from embark.trainers.torch.world import World
 
-    monkeypatch.setattr(sharding, "device_bytes", lambda _device: 60_000)
+    monkeypatch.setattr(World, "device_bytes", 60_000)
     monkeypatch.setattr(sharding, "host_bytes", lambda: 10_000)
     with pytest.raises(UserError, match="do not fit") as caught:
         train_tiny(*GPU, "model.rows_per_table=50000")

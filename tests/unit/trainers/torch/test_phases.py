@@ -10,9 +10,9 @@ import torch
 from embark.data import open_source
 from embark.run.clock import Clock
 from embark.trainers.torch import phases
-from embark.trainers.torch.build import build
 from embark.trainers.torch.engines.pipeline import Part
-from embark.trainers.torch.phases import PHASES, STEP_NAME, Looks, Ran, device_phases, host_phases
+from embark.trainers.torch.phases import PHASES, STEP_NAME, Profiler, Ran, device_phases, host_phases
+from embark.trainers.torch.trainer import TorchTrainer
 from embark.trainers.torch.waiting import InputWaits
 from embark.trainers.torch.world import join
 
@@ -60,7 +60,7 @@ def test_on_a_device_what_is_hidden_behind_work_costs_nothing():
         ("ncclDevKernel_SendRecv", 5, 9),
         ("_look_up", 10, 12),
         ("_update_tiles", 12, 13),
-        ("_move", 13, 14),
+        ("_optimizer_step", 13, 14),
         ("void somebodys_kernel", 14, 15),
     ), wall_s=20, input_s=2)
     assert seconds == pytest.approx({
@@ -73,7 +73,7 @@ def looked(tiny, built):
     """Takes steps and looks at some of them."""
 
     def look(*sets, wait_s=0.0):
-        spec, ready, looks = tiny(*sets), built(*sets), Looks(torch.device("cpu"))
+        spec, ready, looks = tiny(*sets), built(*sets), Profiler(torch.device("cpu"))
         clock = Clock(spec.train.batch_size, InputWaits(torch.device("cpu")))
         with ready.engine.feed(open_source(spec), Part(spec.train.batch_size, 0, 1, 0, 9)) as fed:
             batches = clock.timed(slow(fed, wait_s))
@@ -128,7 +128,7 @@ def test_a_profiler_that_fails_ends_the_looking_and_not_the_steps(looked, monkey
     assert looks.take() is None
     monkeypatch.undo()
     looks.begin(0.0)
-    assert not looks.is_looking
+    assert not looks.is_active
 
 
 def test_a_result_that_cannot_be_read_ends_the_looking(looked, monkeypatch):
@@ -138,11 +138,11 @@ def test_a_result_that_cannot_be_read_ends_the_looking(looked, monkeypatch):
 
 LOOKS = """
 import torch
-from embark.trainers.torch.phases import Looks
+from embark.trainers.torch.phases import Profiler
 
-looks = Looks(torch.device("cpu"))
+looks = Profiler(torch.device("cpu"))
 looks.begin(0.0)
-while looks.is_looking:
+while looks.is_active:
     with looks.step():
         torch.ones(8, 8) @ torch.ones(8, 8)
     looks.stepped(0.0)
@@ -162,8 +162,8 @@ def test_on_a_gpu_the_kernels_are_told_apart_and_all_of_a_step_is_told(tiny, eng
     sets = ("place.device=cuda", f"train.engine={engine}", "train.batch_size=2048", "data.num_train_samples=65536")
     spec = tiny(*sets)
     with join(spec.place) as world:
-        looks, source = Looks(world.device), open_source(spec)
-        ready, clock = build(spec, world, 100, source), Clock(spec.train.batch_size, InputWaits(world.device))
+        looks, source = Profiler(world.device), open_source(spec)
+        ready, clock = TorchTrainer(spec, world, 100, source), Clock(spec.train.batch_size, InputWaits(world.device))
         with ready.engine.feed(source, Part(spec.train.batch_size, 0, 1, 0, 12)) as fed:
             batches = clock.timed(fed)
             for step in range(9):
@@ -172,7 +172,7 @@ def test_on_a_gpu_the_kernels_are_told_apart_and_all_of_a_step_is_told(tiny, eng
                     looks.begin(clock.counted().input_s)
                     began = time.perf_counter()
                 ready.engine.step(batches, step)
-                if looks.is_at_its_end:
+                if looks.is_at_last_step:
                     looks.wait_for_device()
                     wall_s = time.perf_counter() - began
                 looks.stepped(clock.counted().input_s)

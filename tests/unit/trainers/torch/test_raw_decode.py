@@ -35,7 +35,7 @@ def test_a_raw_batch_decodes_to_what_the_host_decodes(tmp_path: Path, shuffle: s
 def test_each_of_several_batches_in_one_buffer_decodes_to_its_own(tmp_path: Path):
     made = make_prepared(tmp_path, dense_bits=16)
     source = made.open()
-    decoder = RawDecoder(made.layout, [f.name for f in FIXED], 70, torch.device("cpu"), room=4)
+    decoder = RawDecoder(made.layout, [f.name for f in FIXED], 70, torch.device("cpu"), num_batches=4)
     buffer = np.full(decoder.size_bytes, 0xEE, np.uint8)
     ranges = [(1, 30, 100), (1, 100, 170), (2, 0, 70)]
     source.train_raw(ranges, buffer, room=4)

@@ -7,9 +7,10 @@ import torch
 
 from embark.data import open_source
 from embark.store import RunDir
-from embark.trainers.torch.build import build, sharded_tables
-from embark.trainers.torch.checkpoint import Checkpointer
+from embark.trainers.torch.checkpoint import TorchCheckpointer
 from embark.trainers.torch.initial import local_shards
+from embark.trainers.torch.sharding import sharded_tables
+from embark.trainers.torch.trainer import TorchTrainer
 from embark.trainers.torch.world import join
 
 WIDE = ("model.embedding_dim=64", "model.num_tables=2", "store.checkpoint_every=6", "train.num_steps=6")
@@ -22,9 +23,9 @@ def loaded(tiny):
     def load(run_dir: str, sharding: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         spec = tiny(*WIDE, f"train.sharding={sharding}")
         with join(spec.place) as world:
-            made = build(spec, world, 6, open_source(spec))
+            made = TorchTrainer(spec, world, 6, open_source(spec))
             notes: list[str] = []
-            checkpointer = Checkpointer(spec, RunDir(run_dir), made, world)
+            checkpointer = TorchCheckpointer(RunDir(run_dir), made)
             assert checkpointer.load_newest(notes.append).step == 6
             assert notes == []
             states = {

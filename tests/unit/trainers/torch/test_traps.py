@@ -66,9 +66,9 @@ def test_the_storage_reservation_is_the_exact_one(tiny, alone, monkeypatch):
             super().__init__(**arguments)
 
     monkeypatch.setattr(sharding, "EmbeddingShardingPlanner", Planner)
-    from embark.trainers.torch.build import build
+    from embark.trainers.torch.trainer import TorchTrainer
 
-    build(tiny(), alone, 10, open_source(tiny()))
+    TorchTrainer(tiny(), alone, 10, open_source(tiny()))
     assert isinstance(seen[0]["storage_reservation"], FixedPercentageStorageReservation)
     assert seen[0]["batch_size"] == 128
 

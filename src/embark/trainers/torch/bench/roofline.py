@@ -99,15 +99,14 @@ def matrix_rate(device: torch.device, precision: str) -> float:
 def _best_s(call: Callable[[], object], device: torch.device) -> float:
     best = float("inf")
     for _ in range(10):
-        wait(device)
+        _wait(device)
         started = time.perf_counter()
         call()
-        wait(device)
+        _wait(device)
         best = min(best, time.perf_counter() - started)
     return best
 
 
-def wait(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

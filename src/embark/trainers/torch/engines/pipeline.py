@@ -1,4 +1,4 @@
-"""What turns batches into steps: TorchRec's own pipeline, and what it shares with the captured engine."""
+"""What turns batches into steps: TorchRec's own pipeline, and what it shares with the CUDA graph engine."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
+from torchrec.distributed.types import ShardingPlan
 
 from embark.data import Loader, Source
+from embark.run.trouble import Trouble
+from embark.spec import RunSpec
 from embark.trainers.torch.batch import ToDevice
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.optimizers import Optimizers
+from embark.trainers.torch.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,21 @@ class Part:
     world_size: int
     start_step: int
     stop_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInputs:
+    """What an engine is made of."""
+
+    spec: RunSpec
+    world: World
+    plan: ShardingPlan
+    model: DistributedModelParallel
+    dense: nn.Module
+    """The model's dense layers, outside of the sharded wrapper."""
+    optimizers: Optimizers
+    precision: str
+    window: MetricWindow
 
 
 class Engine(Protocol):
@@ -48,8 +68,8 @@ class Engine(Protocol):
         """Make all state what a checkpoint after `step` steps should hold."""
         ...
 
-    def trouble(self) -> tuple[str, int, str] | None:
-        """`id` or `loss`, the first step it went wrong in, and the table; None where nothing is known to."""
+    def trouble(self) -> Trouble | None:
+        """What went wrong on the device, if anything is known to have."""
         ...
 
     def evaluating(self) -> AbstractContextManager[DistributedModelParallel]:
@@ -63,15 +83,13 @@ class PipelineEngine:
 
     name = "pipeline"
 
-    def __init__(
-        self, model: DistributedModelParallel, optimizers: Optimizers, device: torch.device, window: MetricWindow,
-        to_device: ToDevice, reason: str, *, must_prefetch: bool = False,
-    ) -> None:
-        self.model, self.reason = model, reason
-        self._window = window
-        self._to_device = to_device
+    def __init__(self, inputs: EngineInputs, reason: str, *, must_prefetch: bool = False) -> None:
+        device = inputs.world.device
+        self.model, self.reason = inputs.model, reason
+        self._window = inputs.window
+        self._to_device = ToDevice([t.name for t in inputs.spec.model.table_list()], device)
         kind = PrefetchTrainPipelineSparseDist if must_prefetch else TrainPipelineSparseDist
-        self._pipeline = kind(model, optimizers.both, device)
+        self._pipeline = kind(inputs.model, inputs.optimizers.both, device)
 
     @contextmanager
     def feed(self, source: Source, part: Part) -> Iterator[Iterator[Any]]:
@@ -85,7 +103,7 @@ class PipelineEngine:
     def settle(self, step: int) -> None:
         pass
 
-    def trouble(self) -> tuple[str, int, str] | None:
+    def trouble(self) -> Trouble | None:
         return None
 
     @contextmanager

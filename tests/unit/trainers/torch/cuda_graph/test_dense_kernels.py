@@ -110,7 +110,7 @@ def test_the_dense_optimizers_are_those_of_torch(kernels, optimizer, rate):
     found = []
     for ops in (PLAIN, kernels[1]):
         master, shadow, one, two = values.clone(), torch.zeros(num_places), state.clone(), second.clone()
-        ops.move(master, places, grads, shadow, one, two, torch.tensor([9.0, rate]), torch.tensor([7]),
+        ops.optimizer_step(master, places, grads, shadow, one, two, torch.tensor([9.0, rate]), torch.tensor([7]),
                  optimizer=optimizer, eps=1e-8)
         assert torch.equal(shadow[places], master)
         found.append([master, one, two])

@@ -7,8 +7,8 @@ import pytest
 
 from embark.data import Batch
 from embark.errors import DataError, EmbarkError, UserError
+from embark.run.trouble import refuse_trouble
 from embark.trainers.torch.engines.cuda_graph.batch_layout import PackedLayout
-from embark.trainers.torch.faults import refuse_trouble
 
 RAGGED = ("data.ragged=true", "model.tables=[{name='a', rows=9, multi_hot=4, pooling='mean'}, "
           "{name='b', rows=60, multi_hot=3}, {name='c', rows=5}]")
@@ -77,7 +77,7 @@ def test_what_cannot_be_captured_is_refused_with_the_reason(train_tiny):
 
 
 def test_a_loss_that_is_no_number_names_its_step(train_tiny):
-    with pytest.raises(EmbarkError, match=r"no number in step \d+ \(samples \d+ to \d+ of epoch 0\).*ran away"):
+    with pytest.raises(EmbarkError, match=r"became NaN in step \d+ \(samples \d+ to \d+ of epoch 0\).*diverged"):
         train_tiny("train.engine=cuda_graph", "train.optimizer=sgd", "train.dense_optimizer=sgd",
                    "train.learning_rate=1e30", "watch.every=10")
 

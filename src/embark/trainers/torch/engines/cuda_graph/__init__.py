@@ -1,1 +1,1 @@
-"""The captured engine: a step that the host only starts."""
+"""The CUDA graph engine: a step captured once and replayed."""

@@ -25,19 +25,19 @@ from embark.trainers.torch.engines.pipeline import Part
 from embark.trainers.torch.raw_decode import RawDecoder
 
 ALIGNMENT = 64
-MAX_HELD = 4
+MAX_IN_FLIGHT = 4
 """Raw buffers on their way to the device at a time."""
 
 
 class BatchLayout(Protocol):
-    """How a batch lies in one run of bytes."""
+    """How batches lie in one buffer."""
 
     @property
     def size_bytes(self) -> int: ...
 
     @property
-    def room(self) -> int:
-        """Batches that a buffer has room for."""
+    def max_batches(self) -> int:
+        """In one buffer."""
         ...
 
     def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,7 +46,7 @@ class BatchLayout(Protocol):
         ...
 
     def feed(self, source: Any, part: Part, device: torch.device) -> AbstractContextManager[Iterator[HostBuffer]]:
-        """Batches in this form."""
+        """Batches in this layout."""
         ...
 
 
@@ -73,7 +73,7 @@ class PackedLayout:
         return self._starts[-1]
 
     @property
-    def room(self) -> int:
+    def max_batches(self) -> int:
         return 1
 
     @contextmanager
@@ -122,8 +122,8 @@ class RawLayout:
     """A block of prepared rows as it lies on disk: the host copies bytes, the device makes numbers of them."""
 
     def __init__(self, layout: Layout, names: list[str], num_samples: int, device: torch.device) -> None:
-        self.room = num_together(num_samples)
-        self._decoder = RawDecoder(layout, names, num_samples, device, self.room)
+        self.max_batches = num_together(num_samples)
+        self._decoder = RawDecoder(layout, names, num_samples, device, self.max_batches)
         self.size_bytes = self._decoder.size_bytes
 
     def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,16 +132,16 @@ class RawLayout:
     @contextmanager
     def feed(self, source: RawSource, part: Part, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
         with RawLoader(source, **asdict(part), allocate=pinned(device), depth=4, num_threads=_num_threads(),
-                       max_held=MAX_HELD, room=self.room) as loader:
+                       max_held=MAX_IN_FLIGHT, room=self.max_batches) as loader:
             yield _released_when_copied(loader)
 
 
 def _released_when_copied(loader: RawLoader) -> Iterator[HostBuffer]:
     copied: deque[tuple[RawBatches, Any]] = deque()
     for batches in loader:
-        yield HostBuffer(torch.from_numpy(batches.buffer), lambda event, held=batches: copied.append((held, event)),
+        yield HostBuffer(torch.from_numpy(batches.buffer), lambda event, done=batches: copied.append((done, event)),
                      batches.num_batches)
-        while copied and (len(copied) >= MAX_HELD - 1 or copied[0][1] is None or copied[0][1].query()):
+        while copied and (len(copied) >= MAX_IN_FLIGHT - 1 or copied[0][1] is None or copied[0][1].query()):
             done, event = copied.popleft()
             if event is not None:
                 event.synchronize()
@@ -156,11 +156,11 @@ def _num_threads() -> int:
 class Packer:
     """A thread that packs batches into a ring of host buffers, pinned where the device is a GPU."""
 
-    def __init__(self, batches: Iterable[Batch], form: PackedLayout, *, is_pinned: bool, depth: int = 4) -> None:
-        self._batches, self._form = batches, form
+    def __init__(self, batches: Iterable[Batch], layout: PackedLayout, *, is_pinned: bool, depth: int = 4) -> None:
+        self._batches, self._layout = batches, layout
         self._free: queue.SimpleQueue[tuple[Tensor, Any]] = queue.SimpleQueue()
         for _ in range(depth):
-            self._free.put((torch.empty(form.size_bytes, dtype=torch.uint8, pin_memory=is_pinned), None))
+            self._free.put((torch.empty(layout.size_bytes, dtype=torch.uint8, pin_memory=is_pinned), None))
         self._full: queue.SimpleQueue[Tensor | BaseException | None] = queue.SimpleQueue()
 
     def __iter__(self) -> Iterator[HostBuffer]:
@@ -176,7 +176,7 @@ class Packer:
                 buffer, event = self._free.get()
                 if event is not None:
                     event.synchronize()
-                self._form.pack(batch, buffer.numpy())
+                self._layout.pack(batch, buffer.numpy())
                 self._full.put(buffer)
             self._full.put(None)
         except BaseException as error:

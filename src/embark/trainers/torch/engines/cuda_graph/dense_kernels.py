@@ -96,13 +96,13 @@ def cross_backward(
     )
 
 
-def move(
+def optimizer_step(
     master: Tensor, places: Tensor, grads: Tensor, shadow: Tensor, state: Tensor, second_state: Tensor, rates: Tensor,
     step: Tensor, *, optimizer: str, eps: float,
 ) -> None:
     """One step of the dense optimizer over all parameters, and their rounded copy that the next step computes with."""
     kind = {"sgd": SGD, "adagrad": ADAGRAD, "adam": ADAM}[optimizer].value
-    _move[(triton.cdiv(master.numel(), 1024),)](
+    _optimizer_step[(triton.cdiv(master.numel(), 1024),)](
         master, places, grads, shadow, state, second_state, rates, step, master.numel(), eps, KIND=kind, BLOCK=1024,
         num_warps=4,
     )
@@ -281,7 +281,7 @@ def _cross_backward(
 
 
 @triton.jit
-def _move(
+def _optimizer_step(
     master, places, grads, shadow, state, second_state, rates, step, num_values, eps, KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):

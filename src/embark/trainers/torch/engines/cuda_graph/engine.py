@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from embark.data import Source
+from embark.run.trouble import Trouble
 from embark.spec import RunSpec
 from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, HostBuffer
 from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes
@@ -30,26 +30,9 @@ from embark.trainers.torch.engines.cuda_graph.lookup import (
 )
 from embark.trainers.torch.engines.cuda_graph.network import Network
 from embark.trainers.torch.engines.cuda_graph.ops import TorchOps, gpu_ops
-from embark.trainers.torch.engines.pipeline import Part
-from embark.trainers.torch.metrics import MetricWindow
-from embark.trainers.torch.optimizers import Optimizers
-from embark.trainers.torch.world import World
+from embark.trainers.torch.engines.pipeline import EngineInputs, Part
 
 NO_STEP = torch.iinfo(torch.int64).max
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What an engine is made of."""
-
-    spec: RunSpec
-    world: World
-    model: DistributedModelParallel
-    dense: torch.nn.Module
-    optimizers: Optimizers
-    shards: list[Shard]
-    held: list[LocalShard]
-    precision: str
 
 
 class CudaGraphEngine:
@@ -57,16 +40,18 @@ class CudaGraphEngine:
 
     name = "cuda_graph"
 
-    def __init__(self, parts: Parts, form: BatchLayout, window: MetricWindow, reason: str) -> None:
-        self.model, self.reason = parts.model, reason
-        self._parts, self.form, self._window = parts, form, window
-        self._tables = parts.spec.model.table_list()
-        self._device = parts.world.device
+    def __init__(
+        self, inputs: EngineInputs, shards: list[Shard], local: list[LocalShard], layout: BatchLayout, reason: str
+    ) -> None:
+        self.model, self.reason, self.layout = inputs.model, reason, layout
+        self._inputs, self._shards, self._local, self._window = inputs, shards, local, inputs.window
+        self._tables = inputs.spec.model.table_list()
+        self._device = inputs.world.device
         self._is_gpu = self._device.type == "cuda"
         self._rates = torch.zeros(2, device=self._device)
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._bad_id, self._bad_loss = (torch.full_like(self._step, NO_STEP) for _ in range(2))
-        self._slots = [torch.zeros(form.size_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
+        self._slots = [torch.zeros(layout.size_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
         self._streams = _Streams(self._device) if self._is_gpu else None
         self._graphs: list[list[torch.cuda.CUDAGraph]] = []
         """By slot, and by the batch's place in it."""
@@ -79,13 +64,13 @@ class CudaGraphEngine:
 
     def feed(self, source: Source, part: Part) -> AbstractContextManager[Iterator[HostBuffer]]:
         """In memory that the device copies from: raw bytes where the source has them, else packed batches."""
-        return self.form.feed(source, part, self._device)
+        return self.layout.feed(source, part, self._device)
 
     def step(self, batches: Iterator[HostBuffer], step: int) -> None:
         """Train on the next batch, and count it in the window."""
         if not self._is_built:
             self._build(step)
-        table_rate, dense_rate = self._parts.optimizers.rates()
+        table_rate, dense_rate = self._inputs.optimizers.rates()
         self._set_rates(table_rate, dense_rate)
         self._next_batch(batches)
         if self._streams is None:
@@ -100,11 +85,11 @@ class CudaGraphEngine:
         if self._is_built:
             self._flat.set_count(step)
 
-    def trouble(self) -> tuple[str, int, str] | None:
+    def trouble(self) -> Trouble | None:
         """What went wrong on the device, the first step it did, and the table; waits for the device."""
         bad_id, bad_loss = int(self._bad_id), int(self._bad_loss)
         if bad_id != NO_STEP:
-            table = self._tables[self._asked[bad_id & 0xFFFFF].held.shard.feature]
+            table = self._tables[self._plans[bad_id & 0xFFFFF].local.shard.feature]
             return "id", bad_id >> 20, table.name
         return ("loss", bad_loss, "") if bad_loss != NO_STEP else None
 
@@ -157,23 +142,23 @@ class CudaGraphEngine:
 
     def _build(self, step: int) -> None:
         """Lay everything out, and capture it; the parameters are as a checkpoint may have left them."""
-        parts, spec, world = self._parts, self._parts.spec, self._parts.world
+        inputs, spec, world = self._inputs, self._inputs.spec, self._inputs.world
         self._num_samples = spec.train.batch_size // world.world_size
-        dtype = torch.bfloat16 if parts.precision == "bf16" else torch.float32
+        dtype = torch.bfloat16 if inputs.precision == "bf16" else torch.float32
         self._ops = gpu_ops() if self._is_gpu and dtype == torch.bfloat16 else TorchOps()
-        if state_names(parts.optimizers) and not parts.optimizers.dense.state:
-            parts.optimizers.init_state()
-        self._flat = FlatDense(parts.dense, parts.optimizers, dtype,
+        if state_names(inputs.optimizers) and not inputs.optimizers.dense.state:
+            inputs.optimizers.init_state()
+        self._flat = FlatDense(inputs.dense, inputs.optimizers, dtype,
                                self._ops.num_portions(self._num_samples))
         self._flat.adopt()
-        self._network = Network(parts.dense, self._flat, self._ops, self._num_samples, spec.train.batch_size,
+        self._network = Network(inputs.dense, self._flat, self._ops, self._num_samples, spec.train.batch_size,
                                 self._beside("weights"))
         sizes = Sizes(self._num_samples, tuple(t.multi_hot for t in self._tables),
                       tuple(t.dim or 0 for t in self._tables))
         self._exchange: Exchange | None = None
         if world.world_size > 1:
-            self._exchange = Exchange(parts.shards, sizes, world.rank, world.world_size, self._device,
-                                      _wire_dtype(spec, parts.shards, dtype))
+            self._exchange = Exchange(self._shards, sizes, world.rank, world.world_size, self._device,
+                                      _wire_dtype(spec, self._shards, dtype))
         self._lookup = self._make_lookup(sizes)
         self._mean_features = [
             (sizes.id_starts[f], sizes.num_ids[f], sizes.columns[f], sizes.widths[f])
@@ -187,29 +172,29 @@ class CudaGraphEngine:
 
     def _make_lookup(self, sizes: Sizes) -> Lookup:
         exchange = self._exchange
-        asked, column = [], 0
-        for one in self._parts.held:
+        plans, column = [], 0
+        for one in self._local:
             feature = one.shard.feature
             at = exchange.id_starts[feature] if exchange else sizes.id_starts[feature]
             to = column if exchange else sizes.columns[feature] + one.shard.first_column
-            asked.append(LookupPlan(one, at, sizes.num_ids[feature], self._tables[feature].rows, to))
+            plans.append(LookupPlan(one, at, sizes.num_ids[feature], self._tables[feature].rows, to))
             column += one.shard.num_columns
-        self._asked = asked
+        self._plans = plans
         num_samples = exchange.num_global if exchange else sizes.num_samples
         if not self._is_gpu:
-            return FbgemmLookup(asked, num_samples)
+            return FbgemmLookup(plans, num_samples)
         grads = exchange.grads if exchange else self._network.grad_pooled
-        return KernelLookup(asked, num_samples, grads.stride(0), self._rates, self._bad_id, self._step,
-                            self._parts.spec.train.eps)
+        return KernelLookup(plans, num_samples, grads.stride(0), self._rates, self._bad_id, self._step,
+                            self._inputs.spec.train.eps)
 
     def _must_divide(self, feature: int) -> bool:
         """FBGEMM divides whole tables itself, on a CPU; but a rank without the table has nobody to ask, and those
         with a part of its rows know a part of the ids only."""
         if self._is_gpu:
             return True
-        shards = [s for s in self._parts.shards if s.feature == feature]
+        shards = [s for s in self._shards if s.feature == feature]
         is_split = any(s.num_rows < self._tables[feature].rows for s in shards)
-        mine = [one for one in self._parts.held if one.shard.feature == feature]
+        mine = [one for one in self._local if one.shard.feature == feature]
         return is_split or any(not divides_itself(one) for one in mine)
 
     def _capture(self) -> None:
@@ -233,7 +218,7 @@ class CudaGraphEngine:
         pool = None
         for slot in range(2):
             self._graphs.append([])
-            for number in range(self.form.room):
+            for number in range(self.layout.max_batches):
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool, stream=streams.main, capture_error_mode="thread_local"):
                     self._body(slot, number)
@@ -243,8 +228,8 @@ class CudaGraphEngine:
     def _body(self, slot: int, number: int, *, has_ids: bool = True) -> None:
         """The step."""
         network, exchange, flat = self._network, self._exchange, self._flat
-        train = self._parts.spec.train
-        dense, ids, label = self.form.decode(self._slots[slot], number)
+        train = self._inputs.spec.train
+        dense, ids, label = self.layout.decode(self._slots[slot], number)
         if not has_ids:
             ids = torch.full_like(ids, -1)
         network.inputs[:, : dense.shape[1]] = dense
@@ -279,8 +264,8 @@ class CudaGraphEngine:
         flat.add_up()
         if exchange:
             dist.all_reduce(flat.grads)
-        self._ops.move(flat.master, flat.places, flat.grads, flat.shadow, flat.state, flat.second_state, self._rates,
-                       self._step, optimizer=train.dense_optimizer, eps=train.eps)
+        self._ops.optimizer_step(flat.master, flat.places, flat.grads, flat.shadow, flat.state, flat.second_state,
+                                 self._rates, self._step, optimizer=train.dense_optimizer, eps=train.eps)
         self._join("tables")
         self._join("metrics")
         self._step += 1
@@ -326,7 +311,7 @@ class _Streams:
 
 def _wire_dtype(spec: RunSpec, shards: list[Shard], dtype: torch.dtype) -> torch.dtype:
     """What pooled rows travel in. Rounding before the wire changes nothing where the dense layers round anyway, but
-    sums over shards of rows would be of rounded parts."""
+    sums over shards of rows would be of rounded inputs."""
     if spec.train.comms_dtype != "fp32":
         return torch.float16 if spec.train.comms_dtype == "fp16" else torch.bfloat16
     rows = {f: t.rows for f, t in enumerate(spec.model.table_list())}

@@ -22,9 +22,9 @@ OPTIMIZERS = {
 
 @dataclass(frozen=True, slots=True)
 class LookupPlan:
-    """What one shard is asked for."""
+    """Which ids one shard serves, and where its vectors go."""
 
-    held: LocalShard
+    local: LocalShard
     id_start: int
     """Where its feature's ids begin, [num_samples, num_ids]."""
     num_ids: int
@@ -37,7 +37,7 @@ class Lookup(Protocol):
     """The ids and gradients of all samples that this rank's rows are looked up for."""
 
     def set_rate(self, rate: float) -> None:
-        """What the next update moves rows with, where that is told by the host."""
+        """What the next update moves rows with, where the host sets it."""
         ...
 
     def forward(self, ids: Tensor, out: Tensor) -> None: ...
@@ -52,11 +52,11 @@ class Lookup(Protocol):
 class FbgemmLookup:
     """FBGEMM's own forward and fused backward: any device, any optimizer, no graph."""
 
-    def __init__(self, asked: Sequence[LookupPlan], num_samples: int) -> None:
+    def __init__(self, plans: Sequence[LookupPlan], num_samples: int) -> None:
         self._num_samples = num_samples
-        batches = {id(a.held.batch): a.held.batch for a in asked}
+        batches = {id(p.local.batch): p.local.batch for p in plans}
         self._batches = [
-            (batch, sorted((a for a in asked if a.held.batch is batch), key=lambda a: a.held.position))
+            (batch, sorted((p for p in plans if p.local.batch is batch), key=lambda p: p.local.position))
             for batch in batches.values()
         ]
         self._outputs: list[Tensor] = []
@@ -67,13 +67,13 @@ class FbgemmLookup:
 
     def forward(self, ids: Tensor, out: Tensor) -> None:
         self._outputs = []
-        for batch, asked in self._batches:
+        for batch, plans in self._batches:
             with torch.enable_grad():
-                rows = batch(*self._bags(ids, batch, asked))
+                rows = batch(*self._bags(ids, batch, plans))
             self._outputs.append(rows)
             start = 0
-            for one in asked:
-                width = one.held.shard.num_columns
+            for one in plans:
+                width = one.local.shard.num_columns
                 out[:, one.column : one.column + width] = rows[:, start : start + width].detach()
                 start += width
 
@@ -81,43 +81,43 @@ class FbgemmLookup:
         pass
 
     def backward(self, grads: Tensor) -> None:
-        come = [
-            torch.cat([grads[:, a.column : a.column + a.held.shard.num_columns] for a in asked], dim=1).to(rows.dtype)
-            for (_, asked), rows in zip(self._batches, self._outputs, strict=True)
+        incoming = [
+            torch.cat([grads[:, p.column : p.column + p.local.shard.num_columns] for p in plans], dim=1).to(rows.dtype)
+            for (_, plans), rows in zip(self._batches, self._outputs, strict=True)
         ]
-        torch.autograd.backward(self._outputs, come)
+        torch.autograd.backward(self._outputs, incoming)
         self._outputs = []
 
-    def _bags(self, ids: Tensor, batch: Any, asked: Sequence[LookupPlan]) -> tuple[Tensor, Tensor]:
+    def _bags(self, ids: Tensor, batch: Any, plans: Sequence[LookupPlan]) -> tuple[Tensor, Tensor]:
         """Indices and offsets of the ids that fall into each shard's rows."""
-        kept, counts = [], []
-        by_position = {a.held.position: a for a in asked}
+        indices, counts = [], []
+        by_position = {p.local.position: p for p in plans}
         for position in range(len(batch.embedding_specs)):
             one = by_position.get(position)
             if one is None:
                 counts.append(torch.zeros(self._num_samples, dtype=torch.int64, device=ids.device))
                 continue
             size = self._num_samples * one.num_ids
-            rows = ids[one.id_start : one.id_start + size] - one.held.shard.first_row
-            # A bad id goes through to FBGEMM's own check where the table is whole.
-            is_whole = one.held.shard.num_rows == one.table_rows
-            is_mine = rows != -1 if is_whole else (rows >= 0) & (rows < one.held.shard.num_rows)
-            kept.append(rows[is_mine])
+            rows = ids[one.id_start : one.id_start + size] - one.local.shard.first_row
+            # A bad id goes through to FBGEMM's own check where the shard is a complete table.
+            is_complete = one.local.shard.num_rows == one.table_rows
+            is_mine = rows != -1 if is_complete else (rows >= 0) & (rows < one.local.shard.num_rows)
+            indices.append(rows[is_mine])
             counts.append(is_mine.view(self._num_samples, one.num_ids).sum(1))
         offsets = torch.nn.functional.pad(torch.cat(counts).cumsum(0), (1, 0)).to(ids.dtype)
-        return torch.cat(kept), offsets
+        return torch.cat(indices), offsets
 
 
 class KernelLookup:
     """Triton's kernels over FBGEMM's storage: ids in fixed places, nothing decided on the host."""
 
     def __init__(
-        self, asked: Sequence[LookupPlan], num_samples: int, grad_stride: int, rates: Tensor, trouble: Tensor, step: Tensor,
-        eps: float,
+        self, plans: Sequence[LookupPlan], num_samples: int, grad_stride: int, rates: Tensor, trouble: Tensor,
+        step: Tensor, eps: float,
     ) -> None:
         self._groups = [
             _Group(batch, of_batch, num_samples, grad_stride, rates, trouble, step, eps)
-            for batch, of_batch in _by_width(asked)
+            for batch, of_batch in _by_width(plans)
         ]
 
     def set_rate(self, rate: float) -> None:
@@ -140,21 +140,21 @@ class _Group:
     """Shards of one width in one batch of FBGEMM's: their rows are one matrix, and a row of it is a key."""
 
     def __init__(
-        self, batch: Any, asked: Sequence[LookupPlan], num_samples: int, grad_stride: int, rates: Tensor, trouble: Tensor,
-        step: Tensor, eps: float,
+        self, batch: Any, plans: Sequence[LookupPlan], num_samples: int, grad_stride: int, rates: Tensor,
+        trouble: Tensor, step: Tensor, eps: float,
     ) -> None:
         device = rates.device
         self._batch, self._num_samples = batch, num_samples
         self._rates, self._trouble, self._step, self._eps = rates, trouble, step, eps
-        self._dim = asked[0].held.shard.num_columns
+        self._dim = plans[0].local.shard.num_columns
         self._optimizer = OPTIMIZERS[batch.optimizer]
         starts = batch.weights_offsets.tolist()
         states = batch.momentum1_offsets.tolist() if self._optimizer == "rowwise_adagrad" else starts
         about, shifts, places, shard_of = [], [], [], []
         key_start = 0
         samples = torch.arange(num_samples)
-        for at, one in enumerate(asked):
-            shard, position = one.held.shard, one.held.position
+        for at, one in enumerate(plans):
+            shard, position = one.local.shard, one.local.position
             row = starts[position] // self._dim
             about.append([one.id_start, one.num_ids, shard.first_row, shard.num_rows, one.table_rows,
                           starts[position], self._dim, one.column, row, key_start])
@@ -191,9 +191,9 @@ class _Group:
         )
 
 
-def why_not_by_kernels(held: Sequence[LocalShard]) -> str:
+def why_not_by_kernels(shards: Sequence[LocalShard]) -> str:
     """Why FBGEMM must look these up itself; empty where nothing stands against it."""
-    for one in held:
+    for one in shards:
         batch = one.batch
         if batch.optimizer not in OPTIMIZERS:
             return "its optimizer's rates cannot change inside a graph"
@@ -205,13 +205,13 @@ def why_not_by_kernels(held: Sequence[LocalShard]) -> str:
 
 
 def divides_itself(one: LocalShard) -> bool:
-    """FBGEMM takes the mean here; else whoever asked has to."""
+    """FBGEMM takes the mean here; else the caller has to."""
     return bool(one.batch.pooling_mode == PoolingMode.MEAN)
 
 
-def _by_width(asked: Sequence[LookupPlan]) -> list[tuple[Any, list[LookupPlan]]]:
+def _by_width(plans: Sequence[LookupPlan]) -> list[tuple[Any, list[LookupPlan]]]:
     groups: dict[tuple[int, int], tuple[Any, list[LookupPlan]]] = {}
-    for one in asked:
-        key = id(one.held.batch), one.held.shard.num_columns
-        groups.setdefault(key, (one.held.batch, []))[1].append(one)
+    for one in plans:
+        key = id(one.local.batch), one.local.shard.num_columns
+        groups.setdefault(key, (one.local.batch, []))[1].append(one)
     return list(groups.values())

@@ -46,7 +46,7 @@ class Ops(Protocol):
         *, is_first_call: bool,
     ) -> None: ...
 
-    def move(
+    def optimizer_step(
         self, master: Tensor, places: Tensor, grads: Tensor, shadow: Tensor, state: Tensor, second_state: Tensor,
         rates: Tensor, step: Tensor, *, optimizer: str, eps: float,
     ) -> None: ...
@@ -140,7 +140,7 @@ class TorchOps:
         else:
             grad_first.addcmul_(grad, up)
 
-    def move(
+    def optimizer_step(
         self, master: Tensor, places: Tensor, grads: Tensor, shadow: Tensor, state: Tensor, second_state: Tensor,
         rates: Tensor, step: Tensor, *, optimizer: str, eps: float,
     ) -> None:
@@ -169,7 +169,7 @@ def gpu_ops() -> Ops:
         relu_backward = staticmethod(kernels.relu_backward)
         cross = staticmethod(kernels.cross)
         cross_backward = staticmethod(kernels.cross_backward)
-        move = staticmethod(kernels.move)
+        optimizer_step = staticmethod(kernels.optimizer_step)
 
         def linear_relu(self, values: Tensor, layer: Layer, out: Tensor) -> None:
             # cuBLAS adds the bias and takes the ReLU on the way out.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch import Tensor
 NO_KEY = tl.constexpr(2147483647)
 """Sorts last: an id that is not there, or is another rank's."""
 FIELDS = tl.constexpr(10)
-"""Numbers that describe a shard; see `captured.lookup`."""
+"""Numbers that describe a shard; see `lookup._Group`."""
 ROWWISE_ADAGRAD = tl.constexpr(0)
 ADAGRAD = tl.constexpr(1)
 SGD = tl.constexpr(2)
@@ -131,7 +130,7 @@ def _update_tiles(
     comes_from_left = is_key & (key == left)
     goes_on_right = is_key & (key == right)
     is_whole_first = is_key & (key != before) & (~comes_from_left) & (~goes_on_right)
-    _move_rows(key, position, total, is_whole_first, weights, state, state_shifts, shard_of, rates, dim, eps,
+    _update_rows(key, position, total, is_whole_first, weights, state, state_shifts, shard_of, rates, dim, eps,
                KIND, DIM, HAS_SHIFTS)
     slot = partial + (tile * 2).to(tl.int64) * DIM + columns
     tl.store(tl.broadcast_to(slot[None, :], [TILE, DIM]), total, mask=(comes_from_left & (within == 0))[:, None])
@@ -165,12 +164,12 @@ def _update_crossing(
                 next_tile += MANY
             one = tl.arange(0, 1)
             position = tl.load(order + last + one)
-            _move_rows(key + one, position, total[None, :], one == 0, weights, state, state_shifts, shard_of, rates,
+            _update_rows(key + one, position, total[None, :], one == 0, weights, state, state_shifts, shard_of, rates,
                        dim, eps, KIND, DIM, HAS_SHIFTS)
 
 
 @triton.jit
-def _move_rows(
+def _update_rows(
     key, position, total, is_row, weights, state, state_shifts, shard_of, rates, dim, eps, KIND: tl.constexpr,
     DIM: tl.constexpr, HAS_SHIFTS: tl.constexpr,
 ):
@@ -196,8 +195,3 @@ def _move_rows(
         change = rate * total
     # At a rate of zero no bit may move, and -0.0 less -0.0 is 0.0.
     tl.store(weights + element, tl.where(rate == 0.0, row, row - change), mask=is_element)
-
-
-def new_trouble(device: torch.device) -> Tensor:
-    """Where a lookup notes the first bad id: the step, and below 20 bits the shard."""
-    return torch.full((1,), torch.iinfo(torch.int64).max, dtype=torch.int64, device=device)

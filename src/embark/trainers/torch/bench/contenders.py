@@ -1,9 +1,12 @@
-"""TorchRec as its own examples use it, at its best settings: what Embark is measured against."""
+"""What `embark bench` times: Embark's own step, and TorchRec as its own examples use it, at its best settings."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
-from itertools import cycle
+from contextlib import ExitStack
+from itertools import cycle, islice
+from typing import Any
 
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
@@ -18,24 +21,74 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from embark.data import Batch
+from embark.data import Batch, Source
 from embark.errors import UserError
 from embark.spec import RunSpec
+from embark.trainers.bench import ENDLESS
 from embark.trainers.torch.batch import ToDevice
+from embark.trainers.torch.engines.cuda_graph.batch_layout import HostBuffer
 from embark.trainers.torch.optimizers import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS
+from embark.trainers.torch.trainer import TorchTrainer
 from embark.trainers.torch.world import World
 
 TABLES = "model.sparse_arch.embedding_bag_collection"
 
 
-class Stock:
+class TorchContender:
+    """On one device."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name, self.device = name, device
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def memory_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+    def close(self) -> None:
+        """Free the device for the next one."""
+        self.__dict__ = {"name": self.name, "device": self.device}
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+
+class Embark(TorchContender):
+    """This trainer's step, as `embark train` runs it. Fed by its own loader, or from `num_batches` batches that are in
+    host memory before the clock starts; every step copies its batch to the device."""
+
+    def __init__(self, spec: RunSpec, world: World, source: Source, num_batches: int = 0) -> None:
+        self.trainer = TorchTrainer(spec, world, ENDLESS, source)
+        origin = "from memory" if num_batches else "from its loader"
+        super().__init__(f"Embark, {self.trainer.engine.name}, {self.trainer.precision}, {origin}", world.device)
+        self._step = 0
+        self._open = ExitStack()
+        self._batches: Iterator[Any] = self._open.enter_context(self.trainer.feed(source, 0, ENDLESS))
+        if num_batches:
+            self._batches = cycle([_detached(batch, world.device) for batch in islice(self._batches, num_batches)])
+            self._open.close()
+
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.trainer.step(self._batches, self._step)
+            self._step += 1
+
+    def close(self) -> None:
+        self._open.close()
+        super().close()
+
+
+class Stock(TorchContender):
     """`DistributedModelParallel` and `TrainPipelineSparseDist` over TorchRec's own DLRM."""
 
     def __init__(self, spec: RunSpec, world: World, batches: list[Batch], *, is_bf16: bool) -> None:
         if not spec.model.num_dense:
             raise UserError("TorchRec's DLRM has no form without dense features", fix="set model.num_dense")
-        self.name = f"stock TorchRec, {'bf16 autocast' if is_bf16 else 'fp32'}"
-        self._is_bf16, self._device = is_bf16, world.device
+        super().__init__(f"stock TorchRec, {'bf16 autocast' if is_bf16 else 'fp32'}", world.device)
+        self._is_bf16 = is_bf16
         torch.manual_seed(0)
         model, optimizer = _sharded(spec, world)
         self._pipeline = TrainPipelineSparseDist(model, optimizer, world.device)
@@ -44,14 +97,19 @@ class Stock:
         self._batches: Iterator[StockBatch] = cycle([StockBatch(b.dense, b.sparse, b.label) for b in made])
 
     def run(self, num_steps: int) -> None:
-        """Train so many steps."""
         for _ in range(num_steps):
             # Within the loop: a context keeps its casts of the weights until it ends.
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_bf16):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_bf16):
                 self._pipeline.progress(self._batches)
 
-    def close(self) -> None:
-        """Nothing of it runs beside the caller."""
+
+def _detached(batch: Any, device: torch.device) -> Any:
+    """A batch that outlives its loader."""
+    if not isinstance(batch, HostBuffer):
+        return batch
+    copy = batch.buffer.clone()
+    batch.release(None)
+    return HostBuffer(copy.pin_memory() if device.type == "cuda" else copy, lambda event: None, batch.num_batches)
 
 
 def _sharded(spec: RunSpec, world: World) -> tuple[DistributedModelParallel, CombinedOptimizer]:

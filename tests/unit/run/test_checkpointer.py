@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from embark.errors import Fault
-from embark.run.committing import Committing, Saved
+from embark.run.checkpointer import Checkpointer, Saved
 from embark.spec import load_spec
 from embark.store import Checkpoint, ChecksumStore, RunDir, checkpoint_name
 from embark.store.local_store import LocalStore
@@ -52,7 +52,7 @@ class Rank:
         raise NotImplementedError
 
 
-class Bytes(Committing):
+class Bytes(Checkpointer):
     """The state of a rank is its number, over and over."""
 
     def __init__(self, run_dir: RunDir, rank: int, meeting: Meeting, num_times: int = 1000) -> None:
@@ -65,7 +65,7 @@ class Bytes(Committing):
 
     def _write_arrays(self, step: int, copied: bytes, store: ChecksumStore) -> dict[str, bytes]:
         name = f"{checkpoint_name(step)}/rank-{self.rank:05d}-00.bin"
-        self._together(lambda: store.write(name, copied))
+        self._on_all_ranks(lambda: store.write(name, copied))
         return {"index.json": b"{}"}
 
     def _load(self, checkpoint: Checkpoint) -> None:
@@ -89,7 +89,7 @@ def ranks(run_dir) -> Iterator[list[Bytes]]:
 def test_the_mark_is_written_last_and_names_every_file_of_every_rank(ranks, run_dir, monkeypatch):
     written = watched_writes(monkeypatch)
     saves = save(ranks, 5, {"eval": {"auc": 0.7}})
-    assert [(one.step, one.error, one.untidy) for one in saves] == [(5, None, None)] * NUM_RANKS
+    assert [(one.step, one.error, one.cleanup_error) for one in saves] == [(5, None, None)] * NUM_RANKS
     shards = [f"rank-{rank:05d}-00.bin" for rank in range(NUM_RANKS)]
     assert sorted(written[:NUM_RANKS]) == shards
     assert written[NUM_RANKS:] == ["index.json", "spec.toml", "plan.txt", "commit.json"]
@@ -124,7 +124,7 @@ def test_what_fails_after_the_commit_leaves_it_saved_and_is_told(ranks, run_dir,
 
     monkeypatch.setattr(RunDir, "publish", gone)
     saves = save(ranks, 5)
-    assert {(one.error, one.untidy.what) for one in saves} == {(None, "the bucket is away")}
+    assert {(one.error, one.cleanup_error.what) for one in saves} == {(None, "the bucket is away")}
     assert [c.step for c in run_dir.checkpoints.committed()] == [5]
 
 

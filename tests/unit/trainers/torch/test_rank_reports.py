@@ -7,9 +7,8 @@ import torch
 
 from embark.run.clock import Clock, Counted, HostWaits
 from embark.run.logger import RunLogger
-from embark.run.rank_times import RankTime
+from embark.run.rank_reports import RankReport, RankReports, first_trouble
 from embark.trainers.torch.phases import PHASES
-from embark.trainers.torch.rank_rows import RankRows, Row, first_trouble
 from embark.trainers.torch.waiting import InputWaits
 
 OFF = ("watch.system_every_s=0", "watch.phases_every_s=0")
@@ -57,11 +56,11 @@ def test_they_are_told_no_more_often_than_asked_and_at_the_end(train_tiny):
 
 def test_a_rank_s_own_time_leaves_out_its_wait_for_the_others(tiny, alone):
     seen = Seen()
-    rows = RankRows(tiny("watch.system_every_s=0.001"), alone, RunLogger([seen], []), Clock(128))
+    reports = RankReports(tiny("watch.system_every_s=0.001"), alone, RunLogger([seen], []), Clock(128), None)
     machine = {"host": "a", "rank": 0}
-    rows.tell(10, [row(Counted(10, 4.0, 1.0, 0.0), machine), row(Counted(10, 4.0, 0.0, 3.0))], is_last=False)
+    reports.log(10, [row(Counted(10, 4.0, 1.0, 0.0), machine), row(Counted(10, 4.0, 0.0, 3.0))], is_last=False)
     time.sleep(0.002)
-    rows.tell(20, [row(Counted(20, 8.0, 1.0, 0.0)), row(Counted(20, 8.0, 2.0, 3.5))], is_last=False)
+    reports.log(20, [row(Counted(20, 8.0, 1.0, 0.0)), row(Counted(20, 8.0, 2.0, 3.5))], is_last=False)
     first, second = (e.values for e in seen.events if e.kind == "ranks")
     assert first["step_s"] == pytest.approx([0.4, 0.1])
     assert first["input_s"] == pytest.approx([0.1, 0.0])
@@ -73,7 +72,7 @@ def test_a_rank_s_own_time_leaves_out_its_wait_for_the_others(tiny, alone):
 def test_trouble_is_that_of_the_lowest_rank_that_has_any():
     none = row(Counted(1, 1.0, 0.0, 0.0))
     assert first_trouble([none, none]) is None
-    assert first_trouble([none, row(none.time.counted, trouble=("id", 3, "user"))]) == ("id", 3, "user")
+    assert first_trouble([none, row(none.counted, trouble=("id", 3, "user"))]) == ("id", 3, "user")
 
 
 @pytest.mark.parametrize("waits", [HostWaits(), InputWaits(torch.device("cpu"))])
@@ -130,7 +129,7 @@ class Seen:
 
 
 def row(counted, system=None, trouble=None):
-    return Row(trouble, RankTime(counted, system), None, False)
+    return RankReport(trouble, counted, system, None, False)
 
 
 def slow_numbers(num, wait_s):

@@ -1,6 +1,6 @@
-"""How ranks save together: they agree, write, commit and tidy; and find the newest checkpoint that is whole.
+"""How ranks save together: agree, write, commit, remove old checkpoints; and find the newest complete one.
 
-Knows neither torch nor jax. How arrays are copied, written and read is each trainer's own.
+How arrays are copied, written and read is each trainer's own.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 from embark.errors import EmbarkError, Fault
 from embark.events import plan_text
-from embark.run.protocols import Ranks
+from embark.run.trainer import Ranks
 from embark.spec import RunSpec, to_toml
 from embark.store import Checkpoint, ChecksumStore, FileChecksum, RunDir, checkpoint_name, reasons_by_spec
 
 Gather = Callable[[Any], list[Any]]
-"""Every rank's value, on every rank. A thread asks it while training gathers by another road."""
+"""Every rank's value, on every rank, over a channel that training does not use: a thread calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,17 @@ class Saved:
     uri: str
     error: EmbarkError | None = None
     """Why it could not be saved."""
-    untidy: EmbarkError | None = None
-    """It is saved, but what comes after failed: removing old ones, or copying the run's small files."""
+    cleanup_error: EmbarkError | None = None
+    """The checkpoint is committed, but removing old ones or copying the run's small files failed."""
 
 
-class Committing(ABC):
+class Checkpointer(ABC):
     """One save at a time, in a thread of its own."""
 
     def __init__(
         self, spec: RunSpec, run_dir: RunDir, ranks: Ranks, gather: Gather, layout: dict[str, Any], num_ranks: int
     ) -> None:
-        """`layout` is what `plan.txt` tells, and `num_ranks` what the mark does."""
+        """`layout` goes into `plan.txt`, `num_ranks` into the commit record."""
         self._spec = spec
         self._run_dir = run_dir
         self._checkpoints = run_dir.checkpoints
@@ -56,8 +56,8 @@ class Committing(ABC):
         self._num_ranks = num_ranks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embark-save")
         self._running: Future[Saved] | None = None
-        self._spoilt: set[int] = set()
-        """Steps unfinished or damaged: none counts as kept, and they go with the next commit."""
+        self._broken: set[int] = set()
+        """Unfinished or damaged steps: retention ignores them, and the next commit removes them."""
 
     def begin(self, step: int, values: dict[str, Any]) -> list[Saved]:
         """Copy the state and begin to write it; returns what was still being written and is done now."""
@@ -78,33 +78,37 @@ class Committing(ABC):
         return [running.result()] if running else []
 
     def close(self) -> None:
-        """Let a save under way end. What it raised was logger, or will be by whoever closes."""
+        """Wait for a save under way."""
         self._thread.shutdown(wait=True)
 
-    def load_newest(self, tell: Callable[[str], None]) -> Checkpoint | None:
-        """Go on from the newest that is whole; a damaged one is named and passed over. All ranks take the same."""
-        found, unfinished = self._agreed(lambda: (self._checkpoints.committed(), self._checkpoints.unfinished()))
-        self._spoilt = set(unfinished)
+    def load_newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
+        """Resume from the newest complete checkpoint; damaged ones are named and skipped. All ranks take the same."""
+        found, unfinished = self._from_first(lambda: (self._checkpoints.committed(), self._checkpoints.unfinished()))
+        self._broken = set(unfinished)
         for step in unfinished:
             if not found or step > found[-1].step:
-                tell(f"{self._checkpoints.where(step)} has no mark that can be read and is passed over: its save never ended")
+                warn(f"{self._checkpoints.where(step)} has no readable commit record; skipped: its save never finished")
         for checkpoint in reversed(found):
             damage = self._damage(checkpoint)
             if not damage:
                 self._load(checkpoint)
                 return checkpoint
-            self._spoilt.add(checkpoint.step)
-            tell(f"{self._checkpoints.where(checkpoint.step)} is damaged and passed over: {damage}")
+            self._broken.add(checkpoint.step)
+            warn(f"{self._checkpoints.where(checkpoint.step)} is damaged; skipped: {damage}")
+        self._start()
         return None
+
+    def _start(self) -> None:  # noqa: B027
+        """There is no checkpoint: give the model its initial weights, where building it did not."""
 
     @abstractmethod
     def _copied(self, step: int) -> Any:
-        """The state, where training no longer touches it."""
+        """A copy of the state, which training no longer touches."""
 
     @abstractmethod
     def _write_arrays(self, step: int, copied: Any, store: ChecksumStore) -> dict[str, bytes]:
-        """In the thread: what `_copied` gave goes through `store` into the folder of `step`, on every rank. What raises
-        on one rank raises on all. Returns, on the first rank, small files that are still to be written."""
+        """In the thread, on every rank: write what `_copied` returned through `store` into the folder of `step`. An
+        error on one rank is raised on all. Returns, on the first rank, small files still to be written."""
 
     @abstractmethod
     def _load(self, checkpoint: Checkpoint) -> None:
@@ -112,38 +116,39 @@ class Committing(ABC):
 
     def _damage(self, checkpoint: Checkpoint) -> str:
         if self._spec.store.verify == "sizes":
-            entries = self._agreed(lambda: self._checkpoints.store.list(checkpoint.name))
+            entries = self._from_first(lambda: self._checkpoints.store.list(checkpoint.name))
             there = {e.path.removeprefix(f"{checkpoint.name}/"): e.size_bytes for e in entries}
             wrong = [n for n, mark in checkpoint.files.items() if there.get(n) != mark.size_bytes]
-            return f"{wrong[0]} is missing or cut short" if wrong else ""
+            return f"{wrong[0]} is missing or truncated" if wrong else ""
         rank, world_size = self._ranks.rank, self._ranks.world_size
-        return next((d for d in self._together(lambda: self._checkpoints.damage(checkpoint, rank, world_size)) if d), "")
+        damages = self._on_all_ranks(lambda: self._checkpoints.damage(checkpoint, rank, world_size))
+        return next((damage for damage in damages if damage), "")
 
     def _write(self, step: int, copied: Any, values: dict[str, Any], started: float, pause_s: float) -> Saved:
-        """In the thread. What goes wrong on one rank is known to all before anything is committed."""
+        """In the thread. A failure on one rank is known to all before anything is committed."""
         store = ChecksumStore(self._checkpoints.store)
         error: EmbarkError | None = None
-        untidy: EmbarkError | None = None
+        cleanup_error: EmbarkError | None = None
         num_bytes = 0
         try:
-            self._together(lambda: self._checkpoints.begin(step) if self._ranks.is_first else None)
+            self._on_all_ranks(lambda: self._checkpoints.begin(step) if self._ranks.is_first else None)
             small = self._write_arrays(step, copied, store)
-            marks = self._together(lambda: self._marks(step, small, store))
+            marks = self._on_all_ranks(lambda: self._marks(step, small, store))
             num_bytes = sum(mark.size_bytes for of_rank in marks for mark in of_rank.values())
-            self._together(lambda: self._commit(step, marks, values) if self._ranks.is_first else None)
+            self._on_all_ranks(lambda: self._commit(step, marks, values) if self._ranks.is_first else None)
         except EmbarkError as raised:
             error = raised
-            self._spoilt.add(step)
-            if self._ranks.is_first and not self._run_dir.is_remote:  # it would only help to fill the disk
+            self._broken.add(step)
+            if self._ranks.is_first and not self._run_dir.is_remote:  # else it helps to fill the disk
                 with suppress(EmbarkError):
                     self._checkpoints.remove(step)
         else:
             try:
-                self._together(lambda: self._tidy() if self._ranks.is_first else None)
-            except EmbarkError as raised:  # from here on it is saved, whatever else goes wrong
-                untidy = raised
+                self._on_all_ranks(lambda: self._clean_up() if self._ranks.is_first else None)
+            except EmbarkError as raised:  # it is committed, whatever else goes wrong
+                cleanup_error = raised
         cost_s = time.perf_counter() - started
-        return Saved(step, pause_s, cost_s, num_bytes, self._checkpoints.where(step), error, untidy)
+        return Saved(step, pause_s, cost_s, num_bytes, self._checkpoints.where(step), error, cleanup_error)
 
     def _marks(self, step: int, small: dict[str, bytes], store: ChecksumStore) -> dict[str, FileChecksum]:
         folder = checkpoint_name(step)
@@ -156,32 +161,32 @@ class Committing(ABC):
     def _commit(self, step: int, marks: list[dict[str, FileChecksum]], values: dict[str, Any]) -> None:
         files = {name: mark for of_rank in marks for name, mark in of_rank.items()}
         self._checkpoints.commit(step, files, {"world_size": self._num_ranks, **values})
-        self._spoilt.discard(step)
+        self._broken.discard(step)
 
-    def _tidy(self) -> None:
-        """What is no longer wanted goes, and the run's small files follow."""
-        whole = [c for c in self._checkpoints.committed() if c.step not in self._spoilt]
-        old = {step for step, reasons in reasons_by_spec(self._spec.store, whole).items() if not reasons}
-        for unwanted in sorted(old | self._spoilt):
+    def _clean_up(self) -> None:
+        """Remove checkpoints past retention, and publish the run's small files."""
+        complete = [c for c in self._checkpoints.committed() if c.step not in self._broken]
+        old = {step for step, reasons in reasons_by_spec(self._spec.store, complete).items() if not reasons}
+        for unwanted in sorted(old | self._broken):
             self._checkpoints.remove(unwanted)
-        self._spoilt.clear()
+        self._broken.clear()
         self._run_dir.publish()
 
-    def _together(self, call: Callable[[], Any]) -> list[Any]:
+    def _on_all_ranks(self, call: Callable[[], Any]) -> list[Any]:
         """Call it on every rank and give each rank what all returned; if one raised, all raise."""
-        result, trouble = None, ("", "")
+        result, failure = None, ("", "")
         try:
             result = call()
         except EmbarkError as error:
-            trouble = (error.what, error.fix)
+            failure = (error.what, error.fix)
         except OSError as error:
-            trouble = (str(error), "")
-        everywhere = self._gather((result, trouble))
+            failure = (str(error), "")
+        everywhere = self._gather((result, failure))
         for _, (what, fix) in everywhere:
             if what:
                 raise Fault(what, fix=fix)
         return [returned for returned, _ in everywhere]
 
-    def _agreed(self, call: Callable[[], Any]) -> Any:
+    def _from_first(self, call: Callable[[], Any]) -> Any:
         """What the first rank found, on every rank."""
-        return self._together(lambda: call() if self._ranks.is_first else None)[0]
+        return self._on_all_ranks(lambda: call() if self._ranks.is_first else None)[0]

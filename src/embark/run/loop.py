@@ -1,0 +1,167 @@
+"""A run from top to bottom: one loop for every library, on a laptop's CPU or many hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from embark.data import Source, fit_spec, open_source, steps_per_epoch
+from embark.errors import SpecError
+from embark.events import Sink
+from embark.model.batch import batch_mistakes
+from embark.run.budget import open_budget_guard, spending_summary, why_not_enforced
+from embark.run.checkpoint_manager import CheckpointManager, CheckpointSchedule
+from embark.run.clock import Clock
+from embark.run.evaluation import Evaluation
+from embark.run.logger import RunLogger, log_prediction, log_start, open_run_logger, recorded_errors
+from embark.run.open_run import finished_before, open_run
+from embark.run.preemption_notices import NoticeWatch, detect_cloud, grace_seconds
+from embark.run.rank_reports import RankReports, first_trouble
+from embark.run.signals import StopSignals, stopped_by
+from embark.run.stop import Decision, StopCoordinator
+from embark.run.trainer import Backend, Trainer, World
+from embark.run.trouble import refuse_trouble
+from embark.spec import RunSpec
+from embark.store import RunDir, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything a run needs between its start and its end."""
+
+    spec: RunSpec
+    world: World
+    run_dir: RunDir
+    source: Source
+    trainer: Trainer
+    logger: RunLogger
+    checkpoints: CheckpointManager
+    stop: StopCoordinator
+    first_step: int
+    num_steps: int
+    steps_per_epoch: int
+
+
+def train(
+    spec: RunSpec, backend: Backend, view: Sequence[Sink] = (), *, fresh: bool = False,
+    signals: StopSignals | None = None,
+) -> dict[str, Any]:
+    """Train what `spec` says; returns the values of the last evaluation and of the end.
+
+    The same call starts a run, resumes an interrupted one and leaves a finished one alone. `view` is what a person
+    watches; `signals`, entered before, has listened since before the library was imported.
+    """
+    if signals is None:
+        with StopSignals() as entered:
+            return train(spec, backend, view, fresh=fresh, signals=entered)
+    with (
+        backend.join(spec.place) as world,
+        NoticeWatch(is_asking=spec.place.watch_notices and world.is_host_leader) as notices,
+    ):
+        spec = fit_spec(spec, open_store=open_store)
+        check_against(spec, world)
+        source = open_source(spec, open_store=open_store, allocate=backend.allocator(world))
+        per_epoch = steps_per_epoch(source, spec.train.batch_size)
+        num_steps = spec.train.num_steps or spec.train.num_epochs * per_epoch
+        opened = open_run(spec, world, fresh=fresh)
+        run_dir = opened.run_dir
+        if opened.finished_step >= num_steps:
+            return finished_before(run_dir, opened.finished_step, view if world.is_first else ())
+        with open_run_logger(spec, world, run_dir, view) as logger, recorded_errors(logger, backend.explain):
+            trainer = backend.build(spec, world, num_steps, source, run_dir)
+            with closing(trainer.checkpointer(run_dir)) as checkpointer:
+                checkpoint = checkpointer.load_newest(logger.warn)
+                step = checkpoint.step if checkpoint else 0
+                grace_s = spec.place.grace_s or grace_seconds(detect_cloud())
+                checkpoints = CheckpointManager(checkpointer, CheckpointSchedule(spec, step, grace_s), logger, step)
+                log_start(logger, spec, world, run_dir, source, trainer,
+                          {"num_steps": num_steps, "first_step": step, "steps_per_epoch": per_epoch})
+                log_prediction(logger, spec, world, trainer)
+                guard = open_budget_guard(spec, run_dir, checkpoints.longest_s) if world.is_first else None
+                if note := why_not_enforced(spec):
+                    logger.warn(note)
+                return train_steps(Run(
+                    spec=spec, world=world, run_dir=run_dir, source=source, trainer=trainer, logger=logger,
+                    checkpoints=checkpoints, stop=StopCoordinator(signals, notices, world, guard), first_step=step,
+                    num_steps=num_steps, steps_per_epoch=per_epoch,
+                ))
+
+
+def train_steps(run: Run) -> dict[str, Any]:
+    """Step, log, evaluate and save until the last step or until any rank is asked to stop."""
+    spec, trainer, logger, step = run.spec, run.trainer, run.logger, run.first_step
+    clock = Clock(spec.train.batch_size, trainer.input_waits())
+    evaluation = Evaluation(run.source, spec.train.batch_size, run.world)
+    evaluated: dict[str, Any] = {}
+    decision = run.stop.decide()
+    with (
+        trainer.feed(run.source, step, run.num_steps) as fed,
+        RankReports(spec, run.world, logger, clock, trainer.profiler()) as reports,
+    ):
+        batches = clock.timed(fed)
+        while step < run.num_steps and not decision.stop:
+            with reports.profiling():
+                rate = trainer.step(batches, step)
+            step += 1
+            clock.step()
+            reports.stepped()
+            is_last = step == run.num_steps
+            if step % spec.watch.every == 0 or is_last:
+                metrics = trainer.window_metrics()
+                logger.log("step", {"step": step, "epoch": (step - 1) // run.steps_per_epoch,
+                                    "loss": metrics["log_loss"], **metrics, "learning_rate": rate, **clock.window()})
+                gathered = reports.gather(trainer.trouble())
+                reports.log(step, gathered, is_last=is_last)
+                refuse_trouble(metrics["log_loss"], first_trouble(gathered), run.source, spec, step,
+                               run.steps_per_epoch)
+            elif clock.ticks():
+                logger.tick({"step": step, "samples_per_s": clock.whole()["samples_per_s"]})
+            is_eval_due = is_last or (spec.train.eval_every and step % spec.train.eval_every == 0)
+            if run.source.num_eval_samples and is_eval_due:
+                with clock.paused():
+                    result = evaluation.run(trainer, step, run.stop.is_stopping)
+                    if result:
+                        evaluated = {"step": step, **result}
+                        logger.log("eval", evaluated)
+            with clock.agreeing():
+                decision = run.stop.decide(is_save_due=run.checkpoints.is_due(step))
+            if decision.is_save_due and not is_last and not decision.stop:
+                with clock.paused():
+                    run.checkpoints.begin(step, evaluated, clock.step_s())
+                if not spec.store.in_background:
+                    run.checkpoints.wait()
+            run.checkpoints.log_done()
+            if problem := run.stop.new_problem():
+                logger.note(problem)
+    return end_run(run, clock, decision, evaluated, step)
+
+
+def end_run(run: Run, clock: Clock, decision: Decision, evaluated: dict[str, Any], step: int) -> dict[str, Any]:
+    """Save what is not saved yet and log the end; raises where the run was stopped before its last step."""
+    wants_last = run.spec.store.checkpoint_at_end or decision.is_save_due or bool(decision.stop)
+    with clock.paused():
+        run.checkpoints.finish(step, evaluated, wants_last=wants_last)
+    end = {"outcome": "done", "step": step, "run_dir": run.run_dir.uri, **clock.whole(),
+           "step_s": clock.usual_step_s(), "peak_bytes": run.trainer.peak_bytes(),
+           **(spending_summary(run.run_dir, decision.stop) if run.world.is_first else {})}
+    if step < run.num_steps:
+        is_budget = decision.stop == "budget"
+        run.logger.log("interrupt", {"step": step, "signal": decision.stop})
+        run.logger.log("end", {**end, "outcome": "budget" if is_budget else "interrupted"})
+        saved = f"; saved in {run.run_dir.uri}" if step else ""
+        by = "the budget" if is_budget else decision.stop
+        raise stopped_by(decision.stop, f"stopped by {by} at step {step} of {run.num_steps}{saved}")
+    run.logger.log("end", end)
+    return {**evaluated, **end}
+
+
+def check_against(spec: RunSpec, world: World) -> None:
+    """What can be wrong with a spec only once it is known where it runs."""
+    mistakes = batch_mistakes(spec.train.batch_size, world.num_devices)
+    if world.device_type == "cpu" and spec.place.device in ("auto", "cuda"):
+        on_cpu = spec.model_copy(update={"place": spec.place.model_copy(update={"device": "cpu"})})
+        mistakes += on_cpu.mistakes()
+    if mistakes:
+        raise SpecError(mistakes)

@@ -1,0 +1,135 @@
+"""The interface between the training loop and a training library: what `trainers/torch` and `trainers/jax` provide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from embark.data import Batch, Source
+    from embark.errors import EmbarkError
+    from embark.run.checkpointer import Checkpointer
+    from embark.run.clock import Waits
+    from embark.run.rank_reports import StepProfiler
+    from embark.run.trouble import Trouble
+    from embark.spec import PlaceSpec, RunSpec
+    from embark.store import RunDir
+
+
+class Ranks(Protocol):
+    """The processes that train together. In torch each has one device; in JAX, all devices of its host."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def is_first(self) -> bool: ...
+
+    def sum_of(self, numbers: list[int]) -> list[int]: ...
+
+    def gathered(self, value: Any) -> list[Any]: ...
+
+
+class World(Ranks, Protocol):
+    """This process among the ranks, and what it runs on."""
+
+    @property
+    def is_host_leader(self) -> bool:
+        """One process of each host samples the host's load and polls for preemption notices."""
+
+    @property
+    def device_type(self) -> str:
+        """`cpu`, `cuda`, `gpu` or `tpu`."""
+
+    @property
+    def device_name(self) -> str: ...
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of one GPU; 0 for anything else."""
+
+    @property
+    def num_devices(self) -> int: ...
+
+    @property
+    def devices_per_host(self) -> int: ...
+
+
+class EngineInfo(Protocol):
+    """Which engine runs the steps, and why."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+class Evaluator(Protocol):
+    """Counts predictions on held-out batches."""
+
+    def add(self, batch: Batch) -> None: ...
+
+    def state(self) -> NDArray[np.float64]:
+        """Histogram and sums over all ranks, as `run.metrics.metrics_of` reads them."""
+
+
+class Trainer(Protocol):
+    """A model that learns."""
+
+    @property
+    def engine(self) -> EngineInfo: ...
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """How the tables are sharded."""
+
+    @property
+    def precision(self) -> str: ...
+
+    @property
+    def num_parameters(self) -> int: ...
+
+    def input_waits(self) -> Waits: ...
+
+    def profiler(self) -> StepProfiler | None: ...
+
+    def feed(self, source: Source, start_step: int, stop_step: int) -> AbstractContextManager[Iterator[Any]]:
+        """Batches on their way to the device."""
+
+    def step(self, batches: Iterator[Any], step: int) -> float:
+        """Train on the next batch; returns the learning rate."""
+
+    def window_metrics(self) -> dict[str, float]:
+        """Metrics over all ranks since the last call."""
+
+    def trouble(self) -> Trouble | None:
+        """What went wrong on this rank's devices since the last call."""
+
+    def evaluating(self, step: int) -> AbstractContextManager[Evaluator]: ...
+
+    def checkpointer(self, run_dir: RunDir) -> Checkpointer: ...
+
+    def peak_bytes(self) -> int: ...
+
+
+class Backend(Protocol):
+    """A training library."""
+
+    def join(self, place: PlaceSpec) -> AbstractContextManager[Any]:
+        """Join the other ranks; gives this process's `World`."""
+
+    def allocator(self, world: Any) -> Callable[[int], NDArray[np.uint8]] | None:
+        """How to allocate host memory for batches; None for ordinary memory."""
+
+    def build(self, spec: RunSpec, world: Any, num_steps: int, source: Source, run_dir: RunDir) -> Trainer: ...
+
+    def explain(self, error: RuntimeError) -> EmbarkError | None:
+        """The library's error as one of ours; None if it is unknown."""

@@ -1,0 +1,118 @@
+"""Timing a training step, whichever library runs it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from embark.data import Batch, Source
+from embark.errors import UserError
+from embark.spec import RunSpec
+
+NUM_BATCHES = 16
+WARM_UP_STEPS = 20
+ROUNDS = 5
+ENDLESS = 1_000_000_000
+"""More steps than a bench takes: the learning rate schedule does not end."""
+
+
+class Contender(Protocol):
+    """Something that trains."""
+
+    name: str
+
+    def run(self, num_steps: int) -> None:
+        """Dispatch so many steps."""
+
+    def wait(self) -> None:
+        """Until the device has done them."""
+
+    def memory_bytes(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """Of one contender."""
+
+    name: str
+    samples_per_s: float
+    step_ms: float
+    fastest_ms: float
+    slowest_ms: float
+    first_step_s: float
+    """With everything that is compiled or captured for it."""
+    memory_bytes: int
+    """0 where the device does not say."""
+    ratio: float = 1.0
+    """How many times faster Embark is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What this device could do: no step can be shorter than what it must move or compute."""
+
+    samples_per_s: float
+    step_ms: float
+    share: float
+    """Of it that Embark reaches."""
+    bytes_per_step: float
+    flops_per_step: float
+    bytes_per_s: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """What `embark bench` found on one device."""
+
+    batch_size: int
+    device: str
+    library: str
+    """Such as `torch 2.11.0`."""
+    rows: list[StepTiming]
+    roofline: Ceiling | None = None
+
+
+def time_contender(make: Callable[[], Contender], batch_size: int, seconds: float) -> StepTiming:
+    """Build it, time its first step, then its usual ones; the median of several rounds counts."""
+    began = time.perf_counter()
+    contender = make()
+    contender.run(1)
+    contender.wait()
+    first_s = time.perf_counter() - began
+    times = time_steps(contender, seconds)
+    step_s, memory_bytes = statistics.median(times), contender.memory_bytes()
+    contender.close()
+    return StepTiming(
+        name=contender.name, samples_per_s=batch_size / step_s, step_ms=step_s * 1e3, fastest_ms=min(times) * 1e3,
+        slowest_ms=max(times) * 1e3, first_step_s=first_s, memory_bytes=memory_bytes,
+    )
+
+
+def time_steps(contender: Contender, seconds: float, warm_up_steps: int = WARM_UP_STEPS) -> list[float]:
+    """Seconds of a step in each round."""
+    contender.run(warm_up_steps)
+    num_steps = max(3, int(seconds / ROUNDS / _step_s(contender, 3)))
+    return [_step_s(contender, num_steps) for _ in range(ROUNDS)]
+
+
+def first_batches(spec: RunSpec, source: Source) -> list[Batch]:
+    """In host memory before the clock starts."""
+    size = spec.train.batch_size
+    num_batches = min(NUM_BATCHES, source.num_train_samples // size)
+    if not num_batches:
+        raise UserError(f"the data has fewer than train.batch_size = {size} samples", fix="a smaller train.batch_size")
+    return [source.train_rows(0, i * size, (i + 1) * size) for i in range(num_batches)]
+
+
+def _step_s(contender: Contender, num_steps: int) -> float:
+    contender.wait()
+    started = time.perf_counter()
+    contender.run(num_steps)
+    contender.wait()
+    return (time.perf_counter() - started) / num_steps
