@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from embark.errors import EmbarkError, Fault
 from embark.events import plan_text
@@ -19,6 +19,11 @@ from embark.run.trainer import Ranks
 from embark.spec import RunSpec, to_toml
 from embark.store import Checkpoint, ChecksumStore, FileChecksum, RunDir, checkpoint_name, reasons_by_spec
 
+T = TypeVar("T")
+NUM_FILES = 4
+"""Files that a rank writes in parallel."""
+PIECE_BYTES = 4 << 20
+"""Of a tensor at a time: what was just hashed is still in the processor's cache when it is written."""
 Gather = Callable[[Any], list[Any]]
 """Every rank's value, on every rank, over a channel that training does not use: a thread calls it."""
 
@@ -38,6 +43,22 @@ class Saved:
     """Why it could not be saved."""
     cleanup_error: EmbarkError | None = None
     """The checkpoint is committed, but removing old ones or copying the run's small files failed."""
+
+
+def balanced(items: Iterable[T], num_bytes: Callable[[T], int], num_files: int = NUM_FILES) -> list[list[T]]:
+    """What a rank writes, in files of about one size: the largest first, each to the file that has least."""
+    ordered = sorted(items, key=num_bytes, reverse=True)
+    files: list[list[T]] = [[] for _ in range(max(1, min(num_files, len(ordered))))]
+    sizes = [0] * len(files)
+    for item in ordered:
+        least = sizes.index(min(sizes))
+        files[least].append(item)
+        sizes[least] += num_bytes(item)
+    return files
+
+
+def file_name(rank: int, number: int) -> str:
+    return f"rank-{rank:05d}-{number:02d}.bin"
 
 
 class Checkpointer(ABC):

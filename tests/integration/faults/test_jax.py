@@ -81,7 +81,7 @@ def test_sigterm_loses_nothing(run, whole, tmp_path, place):
 
 def test_sigterm_before_the_first_step_waits_for_none(run, tmp_path):
     mark = tmp_path / "mark"
-    ranks = run.start(1, hook="integration.faults.hooks:slow", method=f"{CHECKPOINTER}.begin_from_newest", word="", seconds=0.3,
+    ranks = run.start(1, hook="integration.faults.hooks:slow", method=f"{CHECKPOINTER}.load_newest", word="", seconds=0.3,
                       mark=str(mark))
     ranks.until(mark.exists)
     ranks.kill(signal.SIGTERM)

@@ -78,4 +78,3 @@ def test_the_closing_lines_set_them_side_by_side():
     history.take(Event("end", {"step_s": 0.000165, "peak_bytes": 2.11e9}))
     assert foresight(history) == "predicted 0.171 ms a step and 2.12 GB, took 0.165 ms a step and 2.11 GB"
     assert foresight(History()) == ""
-    assert isinstance(Console(), Console)

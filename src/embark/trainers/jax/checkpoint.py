@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embark.run.checkpointer import Checkpointer
+from embark.run.checkpointer import NUM_FILES, PIECE_BYTES, Checkpointer, balanced, file_name
 from embark.run.metrics import STATE_SIZE
 from embark.store import Checkpoint, ChecksumStore, RunDir, checkpoint_name
 from embark.store.checkpoint_index import INDEX, ChunkEntry, FileRange, Index, TensorEntry
@@ -21,10 +21,6 @@ from embark.trainers.jax.stored import METRICS, Path, Stored, slot_path, table_p
 if TYPE_CHECKING:
     from embark.trainers.jax.trainer import JaxTrainer
 
-NUM_FILES = 4
-"""That a process writes side by side."""
-PIECE_BYTES = 4 << 20
-"""Of a tensor at a time: what was just hashed is still in the processor's cache when it is written."""
 CHANNEL = "save"
 
 
@@ -100,11 +96,11 @@ class JaxCheckpointer(Checkpointer):
 
     def _write_files(self, step: int, pieces: list[Piece], store: ChecksumStore) -> list[tuple[Piece, ChunkEntry]]:
         """This process's files; returns each piece, without its values, and where it lies."""
-        shares = _shares(pieces)
+        shares = balanced(pieces, lambda piece: piece.values.nbytes)
         placed: list[list[tuple[Piece, ChunkEntry]]] = [[] for _ in shares]
 
         def write(number: int) -> None:
-            name, start = f"rank-{self._world.rank:05d}-{number:02d}.bin", 0
+            name, start = file_name(self._world.rank, number), 0
             for piece in shares[number]:
                 lies = FileRange(name, start, piece.values.nbytes)
                 entry = ChunkEntry(piece.offsets, piece.values.shape, lies)
@@ -119,17 +115,6 @@ class JaxCheckpointer(Checkpointer):
 
 def _whole(path: Path, values: Array) -> Piece:
     return Piece(path, values.shape, (0,) * values.ndim, np.array(values))
-
-
-def _shares(pieces: list[Piece]) -> list[list[Piece]]:
-    """The pieces in files of about one size: the largest first, each to the file that has least."""
-    shares: list[list[Piece]] = [[] for _ in range(max(1, min(NUM_FILES, len(pieces))))]
-    num_bytes = [0] * len(shares)
-    for piece in sorted(pieces, key=lambda p: p.values.nbytes, reverse=True):
-        least = num_bytes.index(min(num_bytes))
-        shares[least].append(piece)
-        num_bytes[least] += piece.values.nbytes
-    return shares
 
 
 def _bytes_of(pieces: list[Piece]) -> Iterator[memoryview]:

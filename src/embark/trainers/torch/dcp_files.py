@@ -33,17 +33,15 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from embark.errors import EmbarkError, Fault, UserError
+from embark.run.checkpointer import NUM_FILES, PIECE_BYTES, balanced, file_name
 from embark.store.checkpoint_index import INDEX, FileRange
 from embark.store.object_store import ObjectStore, open_store
 from embark.store.parallel import for_each_parallel
 from embark.trainers.torch.dcp_index import Chunk, index_text, read_metadata
 from embark.trainers.torch.dcp_spans import Span, spans_of, together
 
-PIECE_BYTES = 4 << 20
-"""Of a tensor at a time: what was just hashed is still in the processor's cache when it is written."""
 
-
-def save(state: dict[str, Any], to: ObjectStore | str | Path, prefix: str = "", threads: int = 4) -> None:
+def save(state: dict[str, Any], to: ObjectStore | str | Path, prefix: str = "", threads: int = NUM_FILES) -> None:
     """Write `state`; every rank calls it. What a rank raises is raised on all, as it was."""
     with plain_errors("save"):
         dcp.save(state, storage_writer=writer(to, prefix, threads))
@@ -55,17 +53,17 @@ def load(state: dict[str, Any], source: ObjectStore | str | Path, prefix: str = 
         dcp.load(state, storage_reader=reader(source, prefix, threads))
 
 
-def writer(to: ObjectStore | str | Path, prefix: str = "", threads: int = 4) -> StorageWriter:
+def writer(to: ObjectStore | str | Path, prefix: str = "", threads: int = NUM_FILES) -> StorageWriter:
     """For `dcp.save` and `dcp.async_save`: `threads` files a rank, written side by side."""
-    return DoorWriter(to if isinstance(to, ObjectStore) else open_store(to), prefix, threads)
+    return StoreWriter(to if isinstance(to, ObjectStore) else open_store(to), prefix, threads)
 
 
 def reader(source: ObjectStore | str | Path, prefix: str = "", threads: int = 8) -> StorageReader:
     """For `dcp.load`: `threads` requests at once."""
-    return DoorReader(source if isinstance(source, ObjectStore) else open_store(source), prefix, threads)
+    return StoreReader(source if isinstance(source, ObjectStore) else open_store(source), prefix, threads)
 
 
-class DoorWriter(StorageWriter):
+class StoreWriter(StorageWriter):
     """Each rank streams its tensors; the first one writes the index when all are through."""
 
     def __init__(self, store: ObjectStore, prefix: str, threads: int) -> None:
@@ -88,12 +86,11 @@ class DoorWriter(StorageWriter):
         return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        shares = _shares(plan.items, self.threads)
+        shares = balanced(plan.items, _num_bytes, self.threads)
         results: list[list[WriteResult]] = [[] for _ in shares]
 
         def write(number: int) -> None:
-            name = f"rank-{plan.storage_data:05d}-{number:02d}.bin"
-            results[number] = self._write_file(name, shares[number], planner)
+            results[number] = self._write_file(file_name(plan.storage_data, number), shares[number], planner)
 
         for_each_parallel(write, range(len(shares)), self.threads)
         done: Future[list[WriteResult]] = Future()
@@ -132,7 +129,7 @@ class DoorWriter(StorageWriter):
         return results
 
 
-class DoorReader(StorageReader):
+class StoreReader(StorageReader):
     """Each rank reads the index, and of the tensors the ranges its own shards need."""
 
     def __init__(self, store: ObjectStore, prefix: str, threads: int) -> None:
@@ -140,7 +137,7 @@ class DoorReader(StorageReader):
         self.prefix = prefix.strip("/")
         self.threads = threads
         self._chunks: dict[MetadataIndex, Chunk] = {}
-        self._trouble: EmbarkError | None = None
+        self._error: EmbarkError | None = None
 
     def reset(self, checkpoint_id: Any = None) -> None:
         if checkpoint_id is not None:
@@ -148,17 +145,17 @@ class DoorReader(StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = _join(self.prefix, INDEX)
-        self._trouble = None
+        self._error = None
         try:
             return read_metadata(self.store.read(path), self.store.where(path))
         except EmbarkError as error:
             # Raised here, DCP would log it and look for an index of this rank's own, and lose what was wrong.
-            self._trouble = error
+            self._error = error
             return Metadata({}, storage_data={})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        if self._trouble:
-            raise self._trouble
+        if self._error:
+            raise self._error
         self._chunks = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -216,17 +213,6 @@ class DoorReader(StorageReader):
                 into[:] = joined[begin : begin + span.num_bytes]
 
 
-def _shares(items: list[WriteItem], num_shares: int) -> list[list[WriteItem]]:
-    """The items in files of about one size: the largest first, each to the file that has least."""
-    shares: list[list[WriteItem]] = [[] for _ in range(max(1, min(num_shares, len(items))))]
-    num_bytes = [0] * len(shares)
-    for item in sorted(items, key=_num_bytes, reverse=True):
-        least = num_bytes.index(min(num_bytes))
-        shares[least].append(item)
-        num_bytes[least] += _num_bytes(item)
-    return shares
-
-
 def _is_value(item: WriteItem) -> bool:
     return item.type == WriteItemType.BYTE_IO
 
@@ -250,7 +236,7 @@ def _join(prefix: str, name: str) -> str:
 
 
 @contextmanager
-def plain_errors(verb: str) -> Iterator[None]:
+def plain_errors(action: str) -> Iterator[None]:
     """DCP wraps what any rank raised in an exception of its own, traceback and all."""
     try:
         yield
@@ -265,5 +251,5 @@ def plain_errors(verb: str) -> Iterator[None]:
     if str(cause).startswith(("Missing key in checkpoint", "Size mismatch between saved")):
         raise UserError(f"the checkpoint is of another model: {cause}",
                         fix="take the spec that was saved with it, or start a run of another name") from None
-    raise Fault(f"rank {rank} could not {verb} the checkpoint: {type(cause).__name__}: {cause}",
-                fix="the run goes on from its last committed checkpoint: start it again") from cause
+    raise Fault(f"rank {rank} could not {action} the checkpoint: {type(cause).__name__}: {cause}",
+                fix="start the run again: it resumes from its last committed checkpoint") from cause

@@ -77,7 +77,7 @@ def test_the_topology_is_this_machine_s_and_not_32_gb_a_rank(alone, monkeypatch)
     monkeypatch.setattr(sharding, "host_bytes", lambda: 2**40)
     topology = sharding.true_topology(alone)
     assert [d.storage.ddr for d in topology.devices] == [2**40]
-    monkeypatch.setattr(sharding, "device_bytes", lambda device: 141 * 10**9)
+    monkeypatch.setattr(World, "device_bytes", 141 * 10**9)
     wide = World(rank=0, world_size=16, local_rank=0, local_world_size=8, device=torch.device("cuda"))
     topology = sharding.true_topology(wide)
     assert topology.local_world_size == 8

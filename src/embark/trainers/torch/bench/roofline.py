@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from embark.data import Batch
+from embark.model.work import layers_of
 from embark.spec import RunSpec
-from embark.trainers.torch.model import dense_network
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +33,14 @@ class Roofline:
 
 def roofline(spec: RunSpec, batches: Sequence[Batch], precision: str, device: torch.device) -> Roofline:
     """Count the step, measure the card."""
-    size = 2 if precision == "bf16" else 4
-    num_bytes = _table_bytes(spec, batches, size) + _dense_bytes(spec, size)
-    num_samples = spec.train.batch_size
-    network = dense_network(spec.model)
-    num_weights = sum(m.in_features * m.out_features for m in network.modules() if isinstance(m, nn.Linear))
-    flops = 6.0 * num_samples * num_weights
-    if spec.model.kind == "dlrm":
-        vectors = len(spec.model.table_list()) + bool(spec.model.num_dense)
-        flops += 6.0 * num_samples * vectors * (vectors - 1) / 2 * spec.model.embedding_dim
-    return Roofline(num_bytes, flops, bandwidth(device), matrix_rate(device, precision))
+    size, batch_size, layers = 2 if precision == "bf16" else 4, spec.train.batch_size, layers_of(spec.model)
+    pairs = layers.num_vectors * (layers.num_vectors - 1) / 2
+    flops = 6.0 * batch_size * (sum(layer.num_weights for layer in layers.all) + pairs * layers.dim)
+    # Every layer's output written and read, its gradient written and read; the input.
+    widths = sum(layer.num_out for layer in layers.all) + (layers.middle_width if layers.num_vectors else 0)
+    dense_bytes = batch_size * (4.0 * size * widths + 4 * (spec.model.num_dense + 1))
+    return Roofline(_table_bytes(spec, batches, size) + dense_bytes, flops, bandwidth(device),
+                    matrix_rate(device, precision))
 
 
 def _table_bytes(spec: RunSpec, batches: Sequence[Batch], size: int) -> float:
@@ -61,15 +58,6 @@ def _table_bytes(spec: RunSpec, batches: Sequence[Batch], size: int) -> float:
             total += rows * (3 * 4 * width + (2 * 4 * width if state is None else state))
             total += 4 * spec.train.batch_size * width * size + 4 * count
     return total / len(batches)
-
-
-def _dense_bytes(spec: RunSpec, size: int) -> float:
-    """Every layer's output written and read, its gradient written and read; the input."""
-    network = dense_network(spec.model)
-    widths = sum(m.out_features for m in network.modules() if isinstance(m, nn.Linear))
-    if spec.model.kind == "dlrm":
-        widths += next(m for m in network.top if isinstance(m, nn.Linear)).in_features
-    return spec.train.batch_size * (4.0 * size * widths + 4 * (spec.model.num_dense + 1))
 
 
 def bandwidth(device: torch.device) -> float:

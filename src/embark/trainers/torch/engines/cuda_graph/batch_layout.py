@@ -7,9 +7,9 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,27 +27,6 @@ from embark.trainers.torch.raw_decode import RawDecoder
 ALIGNMENT = 64
 MAX_IN_FLIGHT = 4
 """Raw buffers on their way to the device at a time."""
-
-
-class BatchLayout(Protocol):
-    """How batches lie in one buffer."""
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    @property
-    def max_batches(self) -> int:
-        """In one buffer."""
-        ...
-
-    def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Dense [B, num_dense], ids [all], label [B] of one of the batches of a buffer on the device; no value passes
-        through the host."""
-        ...
-
-    def feed(self, source: Any, part: Part, device: torch.device) -> AbstractContextManager[Iterator[HostBuffer]]:
-        """Batches in this layout."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -74,6 +53,7 @@ class PackedLayout:
 
     @property
     def max_batches(self) -> int:
+        """In one buffer."""
         return 1
 
     @contextmanager
@@ -134,6 +114,10 @@ class RawLayout:
         with RawLoader(source, **asdict(part), allocate=pinned(device), depth=4, num_threads=_num_threads(),
                        max_held=MAX_IN_FLIGHT, room=self.max_batches) as loader:
             yield _released_when_copied(loader)
+
+
+BatchLayout = PackedLayout | RawLayout
+"""How batches lie in one buffer, and what turns it into dense [B, num_dense], ids [all] and label [B] on the device."""
 
 
 def _released_when_copied(loader: RawLoader) -> Iterator[HostBuffer]:

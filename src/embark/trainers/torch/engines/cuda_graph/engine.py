@@ -24,7 +24,6 @@ from embark.trainers.torch.engines.cuda_graph.local_shards import LocalShard, Sh
 from embark.trainers.torch.engines.cuda_graph.lookup import (
     FbgemmLookup,
     KernelLookup,
-    Lookup,
     LookupPlan,
     divides_itself,
 )
@@ -170,7 +169,7 @@ class CudaGraphEngine:
             self._capture()
         self._is_built = True
 
-    def _make_lookup(self, sizes: Sizes) -> Lookup:
+    def _make_lookup(self, sizes: Sizes) -> FbgemmLookup | KernelLookup:
         exchange = self._exchange
         plans, column = [], 0
         for one in self._local:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -33,24 +33,8 @@ class LookupPlan:
     """Where its vector begins in the output."""
 
 
-class Lookup(Protocol):
-    """The ids and gradients of all samples that this rank's rows are looked up for."""
-
-    def set_rate(self, rate: float) -> None:
-        """What the next update moves rows with, where the host sets it."""
-        ...
-
-    def forward(self, ids: Tensor, out: Tensor) -> None: ...
-
-    def sort(self) -> None:
-        """What an update needs of the ids alone: it may run beside the dense layers."""
-        ...
-
-    def backward(self, grads: Tensor) -> None: ...
-
-
 class FbgemmLookup:
-    """FBGEMM's own forward and fused backward: any device, any optimizer, no graph."""
+    """FBGEMM's own forward and fused backward, for the ids of all samples: any device, any optimizer, no graph."""
 
     def __init__(self, plans: Sequence[LookupPlan], num_samples: int) -> None:
         self._num_samples = num_samples
@@ -78,7 +62,7 @@ class FbgemmLookup:
                 start += width
 
     def sort(self) -> None:
-        pass
+        """What an update needs of the ids alone: it may run beside the dense layers. Here FBGEMM sorts."""
 
     def backward(self, grads: Tensor) -> None:
         incoming = [
@@ -121,7 +105,7 @@ class KernelLookup:
         ]
 
     def set_rate(self, rate: float) -> None:
-        """They read it on the device."""
+        """The kernels read it on the device."""
 
     def forward(self, ids: Tensor, out: Tensor) -> None:
         for group in self._groups:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense, Layer, padded
-from embark.trainers.torch.engines.cuda_graph.ops import Ops
+from embark.trainers.torch.engines.cuda_graph.ops import TorchOps
 from embark.trainers.torch.model import CrossNetwork, DotNetwork
 
 Beside = Callable[[], AbstractContextManager[Any]]
@@ -26,7 +26,7 @@ class Network:
     """The same of gradients: there after `backward`."""
 
     def __init__(
-        self, module: nn.Module, flat: FlatDense, ops: Ops, num_samples: int, num_global: int, beside: Beside
+        self, module: nn.Module, flat: FlatDense, ops: TorchOps, num_samples: int, num_global: int, beside: Beside
     ) -> None:
         assert isinstance(module, DotNetwork | CrossNetwork)
         self._flat, self._ops, self._beside = flat, ops, beside

@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 from embark.trainers.torch.engines.cuda_graph.geometry import Head, Layer
 
 
-class Ops(Protocol):
-    """Each writes into buffers that are there already: a graph replays addresses."""
-
-    def num_portions(self, num_samples: int) -> int:
-        """Sums over the batch are kept in so many portions."""
-        ...
-
-    def linear_relu(self, values: Tensor, layer: Layer, out: Tensor) -> None: ...
-
-    def linear(self, values: Tensor, layer: Layer, out: Tensor) -> None: ...
-
-    def grad_weight(self, grad: Tensor, values: Tensor, layer: Layer) -> None: ...
-
-    def grad_input(self, grad: Tensor, layer: Layer, out: Tensor, plus: Tensor | None = None) -> None: ...
-
-    def relu_backward(self, grad: Tensor, active: Tensor | None, sums: Tensor) -> None: ...
-
-    def interact(self, bottom: Tensor | None, pooled: Tensor, out: Tensor, *, num_vectors: int, dim: int) -> None: ...
-
-    def interact_backward(
-        self, bottom: Tensor | None, pooled: Tensor, grad: Tensor, grad_bottom: Tensor | None, grad_pooled: Tensor,
-        *, num_vectors: int, dim: int,
-    ) -> None: ...
-
-    def head(
-        self, active: Tensor, head: Head, label: Tensor, logits: Tensor, grad: Tensor, grad_sums: Tensor,
-        *, num_global: int, has_relu: bool,
-    ) -> None: ...
-
-    def cross(self, first: Tensor, up: Tensor, crossed: Tensor, out: Tensor) -> None: ...
-
-    def cross_backward(
-        self, grad: Tensor, first: Tensor, up: Tensor, grad_up: Tensor, grad_first: Tensor, sums: Tensor,
-        *, is_first_call: bool,
-    ) -> None: ...
-
-    def optimizer_step(
-        self, master: Tensor, places: Tensor, grads: Tensor, shadow: Tensor, state: Tensor, second_state: Tensor,
-        rates: Tensor, step: Tensor, *, optimizer: str, eps: float,
-    ) -> None: ...
-
-
 class TorchOps:
-    """Plain torch: the reference, and what runs on a CPU and in fp32."""
+    """Plain torch: the reference, and what runs on a CPU and in fp32. Every operation writes into existing buffers:
+    a graph replays addresses."""
 
     def num_portions(self, num_samples: int) -> int:
+        """Sums over the batch are split into so many portions."""
         return 1
 
     def linear_relu(self, values: Tensor, layer: Layer, out: Tensor) -> None:
@@ -160,7 +118,7 @@ class TorchOps:
         shadow[places] = master.to(shadow.dtype)
 
 
-def gpu_ops() -> Ops:
+def gpu_ops() -> TorchOps:
     """Triton's kernels, with cuBLAS for the matrices."""
     from embark.trainers.torch.engines.cuda_graph import dense_kernels as kernels
 
