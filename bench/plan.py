@@ -4,7 +4,7 @@
     python bench/plan.py --cpu           resident memory and step time of smaller models on this CPU
     python bench/plan.py --measured FILE computes only: fits the rows of a CSV that are for it, compares the others
 
-None of these runs is among those that a calibration is fit_calibration to. A pipeline's small steps wait for Python, whose pace
+None of these runs is among those that a calibration is fitted to. A pipeline's small steps wait for Python, whose pace
 differs from process to process by up to a third: each is measured in three processes, and the middle one counts.
 """
 

@@ -104,6 +104,7 @@ class Checkpointer(ABC):
 
     def load_newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """Resume from the newest complete checkpoint; damaged ones are named and skipped. All ranks take the same."""
+        found: list[Checkpoint]
         found, unfinished = self._from_first(lambda: (self._checkpoints.committed(), self._checkpoints.unfinished()))
         self._broken = set(unfinished)
         for step in unfinished:

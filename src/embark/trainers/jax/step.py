@@ -17,10 +17,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from embark.model.jax_layout import Layout
+from embark.run.metrics import NUM_BINS
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, Wanted, samples_on
 from embark.trainers.jax.initial import dense_shapes
-from embark.trainers.jax.metrics import NUM_BINS, counted, losses, sums_of
+from embark.trainers.jax.metrics import counted, losses, sums_of
 from embark.trainers.jax.network import logits_of
 from embark.trainers.jax.optimizers import DENSE_STATES, moved_dense, row_state
 

@@ -19,8 +19,8 @@ from embark.store import RunDir
 from embark.trainers.torch.batch import ToDevice
 from embark.trainers.torch.checkpoint import TorchCheckpointer
 from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup
-from embark.trainers.torch.engine_selection import EngineInputs, make_engine
-from embark.trainers.torch.engines.pipeline import Part
+from embark.trainers.torch.engine_selection import make_engine
+from embark.trainers.torch.engines.pipeline import EngineInputs, Part
 from embark.trainers.torch.initial import fill_tables
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.model import Recommender

@@ -1,4 +1,4 @@
-"""What this machine moves, computes and uses, measured in processes of their own and fit_calibration for `embark plan`."""
+"""What this machine moves, computes and uses, measured in processes of their own and fitted for `embark plan`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from embark.data import Batch, Loader, Source
 from embark.data.prepared.layout import Layout
-from embark.data.prepared.raw import RawBatches, RawSource
+from embark.data.prepared.raw import RawBatches
 from embark.data.raw_loader import RawLoader, num_together
 from embark.trainers.torch.batch import pinned
 from embark.trainers.torch.engines.pipeline import Part
@@ -110,7 +110,7 @@ class RawLayout:
         return self._decoder.decode(buffer, number)
 
     @contextmanager
-    def feed(self, source: RawSource, part: Part, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
+    def feed(self, source: Any, part: Part, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
         with RawLoader(source, **asdict(part), allocate=pinned(device), depth=4, num_threads=_num_threads(),
                        max_held=MAX_IN_FLIGHT, room=self.max_batches) as loader:
             yield _released_when_copied(loader)
