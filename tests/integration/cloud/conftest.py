@@ -1,4 +1,4 @@
-"""A object_store to every kind of store, each with its emulator behind it; they are started once, when first asked for."""
+"""Every kind of object store, each on its emulator, which is started when first used."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from embark.store.retry_policy import RetryPolicy
 HASTY = RetryPolicy(max_retries=3, first_wait_s=0.02, longest_wait_s=0.1, connect_s=2, silence_s=20, request_s=30,
                  give_up_s=30)
 KINDS = [
-    "file", "s3", "gs_xml", "gs",
-    pytest.param("az", marks=pytest.mark.needs("azurite")),
-    "memory",
+    "file", "memory", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("s3", "gs_xml", "gs")),
+    pytest.param("az", marks=[pytest.mark.slow, pytest.mark.needs("azurite")]),
 ]
 
 
@@ -69,7 +68,7 @@ def environment(monkeypatch, tmp_path):
 
 
 @pytest.fixture(params=KINDS)
-def object_store(request, environment, tmp_path) -> ObjectStore:
+def store(request, environment, tmp_path) -> ObjectStore:
     """One to an empty prefix of each kind of store."""
     prefix = uuid4().hex
     if request.param == "file":

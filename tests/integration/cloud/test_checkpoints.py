@@ -38,14 +38,14 @@ def state(full: torch.Tensor, num_shards: int, filled: bool) -> dict:
             "optimizer": {"lr": 0.1 if filled else 0.0}}
 
 
-def test_a_checkpoint_comes_back_under_another_sharding(object_store):
+def test_a_checkpoint_comes_back_under_another_sharding(store):
     full = torch.randn(120_000, 64)
-    save(state(full, 2, filled=True), object_store, "checkpoints/step-000000100", threads=2)
-    assert [entry.path.rpartition("/")[2] for entry in object_store.list("checkpoints")] == [
+    save(state(full, 2, filled=True), store, "checkpoints/step-000000100", threads=2)
+    assert [entry.path.rpartition("/")[2] for entry in store.list("checkpoints")] == [
         "index.json", "rank-00000-00.bin", "rank-00000-01.bin",
     ]
     found = state(full, 3, filled=False)
-    load(found, object_store, "checkpoints/step-000000100", threads=2)
+    load(found, store, "checkpoints/step-000000100", threads=2)
     assert torch.equal(torch.cat([shard.tensor for shard in found["model"]["table"].local_shards()]), full)
     assert torch.equal(found["model"]["dense"], torch.arange(1000.0))
     assert found["optimizer"]["lr"] == 0.1
@@ -54,24 +54,24 @@ def test_a_checkpoint_comes_back_under_another_sharding(object_store):
 def test_a_save_that_fails_has_no_index_and_says_why(s3_emulator, environment):
     with proxy_to(s3_emulator.port) as proxy:
         environment(s3_env(proxy.port))
-        object_store = open_store(f"s3://models/failing-{proxy.port}", HASTY)
+        store = open_store(f"s3://models/failing-{proxy.port}", HASTY)
         proxy.fault = lambda method, path: "503" if "rank-00000-01" in path else ""
         with pytest.raises(Fault, match=r"could not write s3://.*rank-00000-01\.bin in 4 attempts: SlowDown"):
-            save(state(torch.randn(1000, 8), 2, filled=True), object_store, "c", threads=2)
+            save(state(torch.randn(1000, 8), 2, filled=True), store, "c", threads=2)
         proxy.fault = lambda method, path: ""
-        assert not object_store.exists("c/index.json")
+        assert not store.exists("c/index.json")
 
 
 def test_a_load_over_a_bad_line_is_whole(s3_emulator, environment):
     full = torch.randn(20_000, 64)
     with proxy_to(s3_emulator.port) as proxy:
         environment(s3_env(proxy.port))
-        object_store = open_store(f"s3://models/line-{proxy.port}", HASTY)
-        save(state(full, 2, filled=True), object_store, "c")
+        store = open_store(f"s3://models/line-{proxy.port}", HASTY)
+        save(state(full, 2, filled=True), store, "c")
         # With pauses between: each may strike any request, and one request is sent four times at most.
         faults = iter(["cut", "", "reset", "", "503"])
         proxy.fault = lambda method, path: next(faults, "")
         found = state(full, 1, filled=False)
-        load(found, object_store, "c")
+        load(found, store, "c")
         assert next(faults, None) is None
     assert torch.equal(found["model"]["table"].local_shards()[0].tensor, full)
