@@ -21,10 +21,10 @@ from embark.render.clouds.azure.cluster import GPU_OPERATOR_VERSION, NETWORK_OPE
 from embark.render.file import File
 from embark.render.folder import compare, write
 from embark.render.image import render_image
-from embark.render.infrastructure import render_around
+from embark.render.infrastructure import render_infrastructure
 from embark.render.job import Job, default_image, make_job
 from embark.render.launch_script import CLUSTER_SCRIPTS, NAMES, PLACEHOLDER_REGISTRY
-from embark.render.location import data_source, site_of
+from embark.render.location import data_source, site_of, volume_of
 from embark.render.run_metrics import DASHBOARD, OBJECTS
 from embark.render.settings import grace_s, settings_of
 from embark.render.targets.jobset import render_jobset
@@ -34,7 +34,7 @@ from embark.render.targets.kueue import render_kueue
 from embark.render.targets.ray import render_ray
 from embark.render.targets.torchx import render_torchx
 from embark.render.targets.tpu_vm import RUNTIME_VERSIONS
-from embark.render.volumes import data_target, volume_of
+from embark.render.volumes import data_target
 from embark.render.yaml_text import header
 from embark.spec import PRESETS, RunSpec
 from embark.stack.versions import default_triple
@@ -91,7 +91,7 @@ def quickstart_job() -> Job:
 
 def cloud_files(job: Job) -> list[File]:
     """A cloud's folder: the run, its infrastructure, and the job for each scheduler."""
-    files = [File("run.toml", short_toml(job.spec)), *render_around(job), *render_kueue(job), *render_image(job)]
+    files = [File("run.toml", short_toml(job.spec)), *render_infrastructure(job), *render_kueue(job), *render_image(job)]
     for target, render in TARGETS.items():
         files += render(replace(job, spec=_with(job.spec, place={"target": target})))
     return files

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from embark.catalog import Volume, find_volume, load_catalog
 from embark.errors import Mistake, SpecError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def site_of(job: Job) -> Site:
     )
 
 
-def places(job: Job) -> list[Bucket]:
+def object_store_paths(job: Job) -> list[Bucket]:
     """What the run reads and writes in object stores: its data, what fills its volume, and its own files."""
     read = [("data.path", job.spec.data.path)]
     if job.spec.place.volume:
@@ -86,11 +87,16 @@ def places(job: Job) -> list[Bucket]:
 def buckets(job: Job) -> list[Bucket]:
     """The same, each bucket once and whole."""
     found: dict[tuple[str, str], Bucket] = {}
-    for place in places(job):
-        key = (place.scheme, place.name)
+    for path in object_store_paths(job):
+        key = (path.scheme, path.name)
         was_written = key in found and found[key].is_written
-        found[key] = Bucket(*key, prefix="", is_written=place.is_written or was_written)
+        found[key] = Bucket(*key, prefix="", is_written=path.is_written or was_written)
     return list(found.values())
+
+
+def volume_of(job: Job) -> Volume | None:
+    """The file system that the spec names."""
+    return find_volume(load_catalog(), job.spec.place.volume) if job.spec.place.volume else None
 
 
 def data_source(job: Job) -> str:

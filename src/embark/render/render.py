@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from embark.render.file import File
-from embark.render.image import render_image
-from embark.render.infrastructure import render_around
+from embark.render.image import render_image, render_tpu_image
+from embark.render.infrastructure import render_infrastructure
 from embark.render.job import Job
 from embark.render.targets.compose import render_compose
 from embark.render.targets.jobset import render_jobset
@@ -17,7 +17,6 @@ from embark.render.targets.ray import render_ray
 from embark.render.targets.torchx import render_torchx
 from embark.render.targets.tpu_gke import is_tpu
 from embark.render.targets.vertex import render_vertex
-from embark.render.tpu_image import render_tpu_image
 
 Render = Callable[[Job], list[File]]
 QUEUED = ("job", "jobset", "trainjob", "pytorchjob", "ray")
@@ -36,7 +35,7 @@ TARGETS: dict[str, Render] = {  # plain machines, `vm` and `tpu-vm`, have no job
 
 def render(job: Job) -> list[File]:
     """All of it: the target's own files, the image, the queue where one is named, and what stands around."""
-    files = [*own_files(job), *render_around(job)]
+    files = [*own_files(job), *render_infrastructure(job)]
     paths = [file.path for file in files]
     assert len(set(paths)) == len(paths), f"two files of one name: {sorted(paths)}"
     return files

@@ -11,7 +11,6 @@ from embark.events.names import GROUPS, METRICS, RUN, Metric
 from embark.render.file import File
 from embark.render.job import POD_TARGETS, Job
 from embark.render.location import site_of
-from embark.render.shell_text import Shell, command, run
 from embark.render.yaml_text import note, yaml_text
 
 PORT_NAME = "metrics"
@@ -25,8 +24,8 @@ _FIRST_POD = {"job": FIRST, "jobset": FIRST, "trainjob": FIRST,
               "pytorchjob": {"training.kubeflow.org/replica-index": "0"}}
 _APIS = {"aws": "monitoring.coreos.com/v1", "azure": "azmonitoring.coreos.com/v1",
          "gcp": "monitoring.googleapis.com/v1"}
-_RESOURCES = {"aws": "podmonitors.monitoring.coreos.com", "azure": "podmonitors.azmonitoring.coreos.com",
-              "gcp": "podmonitorings.monitoring.googleapis.com"}
+MONITOR_RESOURCES = {"aws": "podmonitors.monitoring.coreos.com", "azure": "podmonitors.azmonitoring.coreos.com",
+                     "gcp": "podmonitorings.monitoring.googleapis.com"}
 _COLUMNS, _WIDTH, _HEIGHT = 24, 8, 6
 
 
@@ -45,21 +44,6 @@ def render_run_metrics(job: Job) -> list[File]:
     if sends_to_cloudwatch(job):
         files.append(File(CLOUDWATCH_DASHBOARD, json.dumps(cloudwatch_dashboard(job), indent=2) + "\n"))
     return files
-
-
-def apply_run_metrics(job: Job) -> list[str]:
-    """For `monitoring.sh`: what hands those files over."""
-    parts: list[str] = []
-    if is_scraped(job):
-        there = command("kubectl", "get", "crd", _RESOURCES[job.cloud])
-        parts.append(f"# The run's own metrics; the dashboard, {DASHBOARD}, is for Grafana to import.\n"
-                     f'if [ "$DRY_RUN" = 1 ] || {there} >/dev/null 2>&1; then\n'
-                     f"{run('kubectl', 'apply', '-f', OBJECTS, indent='  ')}\nelse\n"
-                     f"  printf 'The cluster has no Prometheus that reads %s.\\n' {_RESOURCES[job.cloud]}\nfi")
-    if sends_to_cloudwatch(job):
-        parts.append(run("aws", "cloudwatch", "put-dashboard", "--region", Shell('"$REGION"'), "--dashboard-name",
-                         f"embark-{job.name}", "--dashboard-body", f"file://{CLOUDWATCH_DASHBOARD}"))
-    return parts
 
 
 def sends_to_cloudwatch(job: Job) -> bool:

@@ -1,96 +1,64 @@
-"""Shell text. A plain `str` is a value and goes in quoted; `Shell` is this program's own text and goes in as it is."""
+"""Shell text. A plain `str` is a value and is quoted; `Shell` is this program's own text and is inserted unchanged.
+
+Scripts are Jinja templates that shellcheck can read: `@@value@@` is quoted for the shell unless it is `Shell`, and a
+line that begins with `#%` is a statement.
+"""
 
 from __future__ import annotations
 
 import shlex
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from embark.render.yaml_text import header
 
+if TYPE_CHECKING:
+    import jinja2
+
+TEMPLATES = Path(__file__).parent / "templates"
 MAX_WIDTH = 110
-
-PRELUDE = """\
-DRY_RUN=${DRY_RUN:-0}
-
-# Says a command, and runs it unless DRY_RUN is 1.
-run() {
-  printf '+' >&2
-  printf ' %q' "$@" >&2
-  printf '\\n' >&2
-  if [ "$DRY_RUN" = 1 ]; then return 0; fi
-  "$@"
-}"""
 
 
 class Shell(str):
-    """Text that the shell is to read as it stands, such as `"$ZONE"`. Never made of a value from outside."""
+    """Text that the shell reads unchanged, such as `"$ZONE"`. Never made of a value from outside."""
 
     __slots__ = ()
 
 
+def render_template(name: str, **values: Any) -> str:
+    """A file of `templates/`, with these values."""
+    return _environment().get_template(name).render(values)
+
+
 def script(about: str, *parts: str) -> str:
-    """A whole bash script that stops at its first error."""
-    head = f"#!/usr/bin/env bash\n{header(about)}set -euo pipefail"
-    return "\n\n".join([head, *(part.strip("\n") for part in parts if part.strip())]) + "\n"
+    """A bash script that stops at its first error."""
+    body = "\n\n".join(part.strip("\n") for part in parts if part.strip())
+    return f"#!/usr/bin/env bash\n{script_header(about)}\n{body}\n"
 
 
-def command(*words: str, indent: str = "") -> str:
-    """One command, broken before its options where it is long."""
+def script_header(about: str) -> Shell:
+    return Shell(f"{header(about)}set -euo pipefail\n")
+
+
+def command(*words: str, indent: int = 0) -> Shell:
+    """One command, broken before its options where it is long; `indent` is of its first line."""
     quoted = [quote(word) for word in words]
-    line = indent + " ".join(quoted)
-    if len(line) <= MAX_WIDTH:
-        return line
-    lines, now = [], indent
+    line = " ".join(quoted)
+    if indent + len(line) <= MAX_WIDTH:
+        return Shell(line)
+    lines, now = [], ""
     for index, word in enumerate(quoted):
-        starts_option = word.lstrip("\"'").startswith("-") and index > 0
-        if starts_option and now.strip():
+        if word.lstrip("\"'").startswith("-") and index > 0 and now:
             lines.append(now.rstrip())
-            now = f"{indent}  "
+            now = " " * (indent + 2)
         now += word + " "
-    return " \\\n".join([*lines, now.rstrip()])
+    return Shell(" \\\n".join([*lines, now.rstrip()]))
 
 
-def output_of(*words: str) -> Shell:
-    """What a command prints, as one word."""
-    return Shell(f'"$({" ".join(quote(word) for word in words)})"')
-
-
-def run(*words: str, indent: str = "") -> str:
-    """A command that changes something: said, and left out of a dry run."""
+def run(*words: str, indent: int = 0) -> Shell:
+    """A command that changes something: printed, and skipped in a dry run."""
     return command(Shell("run"), *words, indent=indent)
-
-
-def unless(test: str, *body: str) -> str:
-    """`body`, where the command `test` fails: what is there already is left as it is."""
-    inner = "\n".join(_indented(part) for part in body)
-    return f"if ! {test} >/dev/null 2>&1; then\n{inner}\nfi"
-
-
-def function(name: str, what: str, *body: str) -> str:
-    inner = "\n".join(_indented(part) for part in body)
-    return "\n".join([*_comment_lines(what), f"{name}() {{", inner, "}"])
-
-
-def verbs(*names: str, usage: str) -> str:
-    """The script's last lines: its first word names the function to run, with the rest."""
-    choices = "|".join(names)
-    return f"""\
-case ${{1:-}} in
-  {choices}) "$@" ;;
-  *)
-    printf 'usage: %s {usage}\\n' "$0" >&2
-    exit 64
-    ;;
-esac"""
-
-
-def setting(name: str, default: str, why: str = "") -> str:
-    """A variable that the caller's environment may set."""
-    return "\n".join([*_comment_lines(why), f"{name}=${{{name}:-{quote(default)}}}"])
-
-
-def needed(name: str, what: str) -> str:
-    """A variable that the caller's environment must set. `what` is this program's own text."""
-    return f": \"${{{name}:?{what}}}\""
 
 
 def variable(name: str) -> Shell:
@@ -98,22 +66,32 @@ def variable(name: str) -> Shell:
 
 
 def option(name: str, value: str) -> Shell:
-    """`--name=value`, the value quoted where it is no `Shell`."""
+    """`--name=value`, the value quoted unless it is `Shell`."""
     return Shell(f"{name}={quote(value)}")
 
 
-def quote(word: str) -> str:
-    return str(word) if isinstance(word, Shell) else shlex.quote(word)
+def quote(word: Any) -> str:
+    return str(word) if isinstance(word, Shell) else shlex.quote(str(word))
 
 
-def comment(text: str) -> str:
-    return "\n".join(_comment_lines(text))
+def comment_text(text: str) -> Shell:
+    """For a line that is a comment already: no character of `text` ends it."""
+    return Shell(" ".join("".join(c if c.isprintable() else " " for c in text).split()))
 
 
-def _comment_lines(text: str) -> list[str]:
-    """Every line break that a reader of the script might take for one makes a new comment line."""
-    return [f"# {line}".rstrip() for line in text.splitlines()]
+def needed_setting(name: str, default: str, what: str) -> Shell:
+    """A variable with a default; without one the caller's environment must set it. `what` is this program's text."""
+    return Shell(f"{name}=${{{name}:-{quote(default)}}}" if default else f": \"${{{name}:?{what}}}\"")
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" if line else line for line in text.splitlines())
+@cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, finalize=quote,
+        variable_start_string="@@", variable_end_string="@@", line_statement_prefix="#%",
+        block_start_string="<%", block_end_string="%>", comment_start_string="<%#", comment_end_string="#%>",
+        keep_trailing_newline=True, autoescape=False)
+    environment.globals.update(header=script_header, comment=comment_text, command=command, run=run, shell=Shell)
+    return environment

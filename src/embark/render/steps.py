@@ -1,6 +1,6 @@
-"""Commands as values: what a script writes down and what a launch runs come from the same ones.
+"""Commands as values: a script and a launch are made of the same ones.
 
-A word is a plain text, or `Shell` text that names variables; a script sets them itself, a launch fills them in.
+A word is a plain text, or `Shell` text that names variables; a script sets them itself, a launch substitutes them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from embark.render.shell_text import Shell, command, run, unless
+from embark.render.shell_text import Shell, command, run
 
 Words = tuple[str, ...]
 _VARIABLE = re.compile(r"\$(?:\{([^}]+)\}|(\w+))")
@@ -18,40 +18,45 @@ _VARIABLE = re.compile(r"\$(?:\{([^}]+)\}|(\w+))")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that is made once: the commands, and the one that succeeds where it is there already."""
+    """Something that is created once: the commands, and the one that succeeds if it already exists."""
 
     what: str
-    """What is made, for a person; empty where nothing new comes of it."""
+    """What is created, for a person; empty where nothing new comes of it."""
     commands: tuple[Words, ...]
     unless: Words = ()
     remove: tuple[Words, ...] = ()
     """In this order. One that finds nothing does not stop the next."""
     wait_s: int = 0
-    """Until what was made is seen everywhere."""
+    """Until the new object is visible everywhere."""
     why: str = ""
 
 
-def step_text(step: Step) -> str:
-    """For a script."""
-    lines = [run(*words) for words in step.commands]
+def step_text(step: Step, indent: int = 0) -> Shell:
+    """For a script; the first line is not indented."""
+    pad = "\n" + " " * indent
+    lines = [f"# {step.why}"] if step.why else []
+    if step.unless:
+        lines.append(f"if ! {command(*step.unless, indent=indent)} >/dev/null 2>&1; then")
+    inner = 2 if step.unless else 0
+    lines += [" " * inner + run(*words, indent=indent + inner) for words in step.commands]
     if step.wait_s:
-        lines += ["# It is seen everywhere only after some seconds.", run("sleep", str(step.wait_s))]
-    text = unless(command(*step.unless), *lines) if step.unless else "\n".join(lines)
-    return f"# {step.why}\n{text}" if step.why else text
+        lines += [" " * inner + "# It is visible everywhere only after some seconds.",
+                  " " * inner + run("sleep", str(step.wait_s))]
+    return Shell(pad.join([*lines, *(["fi"] if step.unless else [])]))
 
 
-def filled(words: Sequence[str], values: Mapping[str, str | Sequence[str]]) -> list[str]:
-    """The words as a shell would hand them on, with these variables; `"${NAME[@]}"` is all of a list."""
-    found: list[str] = []
+def substitute(words: Sequence[str], values: Mapping[str, str | Sequence[str]]) -> list[str]:
+    """The words as a shell would pass them, with these variables; `"${NAME[@]}"` is all of a list."""
+    passed: list[str] = []
     for word in words:
         if not isinstance(word, Shell):
-            found.append(word)
+            passed.append(word)
             continue
-        assert "$(" not in word, f"{word}: what a command prints is not known here"
+        assert "$(" not in word, f"{word}: the output of a command is not known here"
         (bare,) = shlex.split(word)
-        whole = re.fullmatch(r"\$\{(\w+)\[@\]\}", bare)
-        if whole:
-            found += [str(one) for one in values[whole[1]]]
+        array = re.fullmatch(r"\$\{(\w+)\[@\]\}", bare)
+        if array:
+            passed += [str(one) for one in values[array[1]]]
         else:
-            found.append(_VARIABLE.sub(lambda match: str(values[match[1] or match[2]]), bare))
-    return found
+            passed.append(_VARIABLE.sub(lambda match: str(values[match[1] or match[2]]), bare))
+    return passed

@@ -1,4 +1,4 @@
-"""What storage is on every cloud: a claim, the volume behind it, and the copy that fills it."""
+"""Storage: the run's buckets, and the volume of `place.volume` with its claim and the copy that fills it."""
 
 from __future__ import annotations
 
@@ -6,62 +6,41 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
-from embark.catalog import Volume, find_volume, load_catalog
+from embark.render.clouds.aws import volumes as aws
+from embark.render.clouds.azure import volumes as azure
+from embark.render.clouds.gcp import volumes as gcp
 from embark.render.file import File
 from embark.render.job import POD_TARGETS, Job
-from embark.render.location import data_source
-from embark.render.shell_text import Shell, command
+from embark.render.location import SCHEMES, data_source, object_store_paths, volume_of
+from embark.render.scripts import script_file
 from embark.render.yaml_text import note, yaml_text
 
 GIB_PER_TIB = 1024
+_CLOUDS = {"aws": aws, "azure": azure, "gcp": gcp}
 
 
-def volume_of(job: Job) -> Volume | None:
-    """The file system that the spec names."""
-    return find_volume(load_catalog(), job.spec.place.volume) if job.spec.place.volume else None
-
-
-def capacity_gib(volume: Volume) -> int:
-    """The least that can be bought of it: the speed grows with it, and so does the bill."""
-    return round((volume.min_tib or 1.0) * GIB_PER_TIB)
-
-
-def speed(volume: Volume, size_gib: int) -> str:
-    """What that many GiB of it read, in words."""
-    rate = volume.gbyte_per_s(size_gib / GIB_PER_TIB)
-    return "" if rate is None else f"{size_gib:,} GiB of {volume.title} read {rate:.1f} GB/s."
+def render_volumes(job: Job) -> list[File]:
+    """`storage.sh` creates what the run needs; with `place.volume` also the volume, its claim and the copy."""
+    cloud, volume = _CLOUDS[job.cloud], volume_of(job)
+    values: dict[str, Any] = {"is_lustre": "lustre" in job.spec.place.volume}
+    files: list[File] = []
+    if volume:
+        # The least that can be bought: the speed grows with it, and so does the bill.
+        size_gib = cloud.capacity_gib(job, round((volume.min_tib or 1.0) * GIB_PER_TIB))
+        rate = volume.gbyte_per_s(size_gib / GIB_PER_TIB)
+        speed = "" if rate is None else f"{size_gib:,} GiB of {volume.title} read {rate:.1f} GB/s."
+        values |= {**cloud.script_values(job), "size_gib": size_gib, "speed": speed}
+        files = _volume_files(job, volume.title, f"{size_gib}Gi", cloud.volume_source(job), cloud.FILLED_BY)
+    elif job.spec.place.target in POD_TARGETS:
+        read = [path for path in object_store_paths(job) if path.scheme == SCHEMES[job.cloud] and not path.is_written]
+        files = _bucket_files(job, read[0].uri, cloud.bucket_source(job, read[0]), cloud.BUCKET_NEEDS) if read else []
+    return [script_file("storage.sh", f"{job.cloud}/storage.sh.j2", job, **values), *files]
 
 
 def data_target(job: Job) -> str:
     """The folder of the volume that the run reads."""
     path, mount = job.spec.data.path, job.spec.place.volume_path
     return path if path.startswith(f"{mount}/") else f"{mount}/{posixpath.basename(data_source(job))}"
-
-
-def bucket_files(job: Job, source: Mapping[str, Any], bucket: str, *, needs: str) -> list[File]:
-    """`bucket_volume.yaml`: the data's bucket as a folder, for programs that know no object stores."""
-    about = (f"{bucket} as a folder, read only, for notebooks and other programs that want files. Embark itself does "
-             f"not need it: it reads the bucket by its uri, and faster. {needs}")
-    if job.spec.place.target not in POD_TARGETS:
-        return []
-    name = f"{job.name}-bucket"
-    documents = _volume_and_claim(job, name, "1Ti", source, "ReadOnlyMany")
-    return [File("bucket_volume.yaml", yaml_text(documents, about=about))]
-
-
-def volume_files(job: Job, source: Mapping[str, Any], size_gib: int, *, filled_by: str) -> list[File]:
-    """The volume and its claim, and the job that fills it. `source` is the part of a PersistentVolume that is the
-    cloud's own; `filled_by` says who puts the real names in."""
-    volume = volume_of(job)
-    about = (volume.title if volume else job.claim_name) + f", as Kubernetes sees it. {filled_by}"
-    persistent, claim = _volume_and_claim(job, job.claim_name, f"{size_gib}Gi", source, "ReadWriteMany")
-    return [
-        File("volume.yaml", yaml_text([persistent], about=about)),
-        File("claim.yaml", yaml_text([claim], about="What the run's pods mount: the volume of volume.yaml, by name.")),
-        File("data_copy_job.yaml", yaml_text([copy_job(job)], about=(
-            f"Copies {data_source(job)} to {data_target(job)} on the volume, once: files that are there already are "
-            "left alone, and checksums are compared."))),
-    ]
 
 
 def copy_job(job: Job) -> dict[str, Any]:
@@ -74,7 +53,7 @@ def copy_job(job: Job) -> dict[str, Any]:
         "apiVersion": "batch/v1", "kind": "Job",
         "metadata": {"name": name, "namespace": job.namespace, "labels": labels},
         "spec": {
-            "backoffLimit": note(5, "A copy that was stopped goes on where it was."),
+            "backoffLimit": note(5, "A copy that was stopped resumes."),
             "ttlSecondsAfterFinished": 86400,
             "template": {
                 "metadata": {"labels": labels},
@@ -98,18 +77,22 @@ def copy_job(job: Job) -> dict[str, Any]:
     }
 
 
-def apply_filled(patch: str) -> str:
-    """Applies volume.yaml with what only the cloud knows put in, and the claim. `patch` is JSON with shell variables in
-    it, in double quotes."""
-    fill = command("kubectl", "patch", "--local", "-f", "volume.yaml", "--type=merge", "--output=json",
-                   Shell(f"--patch={patch}"), indent="  ")
-    return "\n".join([
-        'if [ "$DRY_RUN" = 0 ]; then',
-        f"{fill} |",
-        "    kubectl apply -f -",
-        "fi",
-        command(Shell("run"), "kubectl", "apply", "-f", "claim.yaml"),
-    ])
+def _volume_files(job: Job, title: str, size: str, source: Mapping[str, Any], filled_by: str) -> list[File]:
+    volume, claim = _volume_and_claim(job, job.claim_name, size, source, "ReadWriteMany")
+    return [
+        File("volume.yaml", yaml_text([volume], about=f"{title}, as Kubernetes sees it. {filled_by}")),
+        File("claim.yaml", yaml_text([claim], about="What the run's pods mount: the volume of volume.yaml, by name.")),
+        File("data_copy_job.yaml", yaml_text([copy_job(job)], about=(
+            f"Copies {data_source(job)} to {data_target(job)} on the volume, once: existing files are left alone, and "
+            "checksums are compared."))),
+    ]
+
+
+def _bucket_files(job: Job, uri: str, source: Mapping[str, Any], needs: str) -> list[File]:
+    about = (f"{uri} as a folder, read only, for notebooks and other programs that want files. Embark itself does "
+             f"not need it: it reads the bucket by its uri, and faster. {needs}")
+    documents = _volume_and_claim(job, f"{job.name}-bucket", "1Ti", source, "ReadOnlyMany")
+    return [File("bucket_volume.yaml", yaml_text(documents, about=about))]
 
 
 def _volume_and_claim(
@@ -122,7 +105,7 @@ def _volume_and_claim(
             "capacity": {"storage": size},
             "accessModes": [mode],
             "persistentVolumeReclaimPolicy": note("Retain", "Deleting the claim must not delete the data."),
-            "storageClassName": note("", "Empty: bound to the claim by name, and nothing is made on demand."),
+            "storageClassName": note("", "Empty: bound to the claim by name; nothing is provisioned on demand."),
             "claimRef": {"namespace": job.namespace, "name": name},
             **source,
         },

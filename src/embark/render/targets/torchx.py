@@ -39,7 +39,7 @@ def component(job: Job) -> str:
              "must have no taint, or the API server the ExtendedResourceToleration plugin. "
              "torchx run --workspace '' -s kubernetes "
              f"-cfg queue=default,namespace={job.namespace} cloud_component.py:train")
-    return python_text(_COMPONENT, values, about=about)
+    return python_text("cloud_component.py.j2", values, about=about)
 
 
 def component_here(*, name: str, num_nodes: int, num_processes: int, use_gpu: bool, python: str, spec_path: str,
@@ -54,7 +54,7 @@ def component_here(*, name: str, num_nodes: int, num_processes: int, use_gpu: bo
         "ENVIRONMENT": dict(env), "MAX_RETRIES": 0, "START": "exec " + " ".join([*words[:at], "MEETING", *words[at:]]),
         "PORT": port, "WAIT_S": WAIT_S,
     }
-    return python_text(_COMPONENT, values, about=f"Trains {name} on this machine, by TorchX.")
+    return python_text("cloud_component.py.j2", values, about=f"Trains {name} on this machine, by TorchX.")
 
 
 def _start(job: Job) -> str:
@@ -64,60 +64,3 @@ def _start(job: Job) -> str:
     words = [shlex.quote(word) for word in ranks_words(spec_path=WRITTEN_PATH)]
     at = words.index("-m", 3)
     return " && ".join([WRITE_IT, *read, "exec " + " ".join([*words[:at], "MEETING", *words[at:]])])
-
-
-_COMPONENT = '''\
-"""A TorchX component: the run as an application of TorchX."""
-
-import torchx.specs as specs
-
-CONSTANTS = None
-
-
-def train(nodes: int = NUM_NODES, image: str = IMAGE) -> specs.AppDef:
-    """Trains the run that this file was written for.
-
-    Args:
-        nodes: how many machines
-        image: the container image, in a registry that the cluster reads
-    """
-    return specs.AppDef(
-        name=NAME,
-        roles=[
-            specs.Role(
-                name="trainer",
-                image=image,
-                entrypoint="/bin/bash",
-                args=["-c", START.replace("MEETING", _meeting(nodes))],
-                env=dict(ENVIRONMENT),
-                num_replicas=nodes,
-                max_retries=MAX_RETRIES,
-                retry_policy=specs.RetryPolicy.APPLICATION,
-                resource=specs.Resource(
-                    cpu=NUM_CPUS,
-                    gpu=NUM_GPUS,
-                    memMB=MEMORY_MB,
-                    capabilities=dict(LABELS),
-                    devices=dict(DEVICES),
-                ),
-                port_map={"rendezvous": PORT},
-            )
-        ],
-    )
-
-
-def _meeting(nodes: int) -> str:
-    """torchrun's options. TorchX puts in the macros; the shell asks for the first replica's name."""
-    options = [f"--nnodes={nodes}", f"--nproc-per-node={NUM_PROCESSES}", f"--max-restarts={MAX_RETRIES}"]
-    if nodes == 1:
-        return " ".join([*options, "--standalone"])
-    return " ".join([
-        *options,
-        f"--rdzv-id={NAME}",
-        "--rdzv-backend=c10d",
-        # $$ is a dollar sign to TorchX, which reads ${...} itself.
-        f'--rdzv-endpoint="$${{{specs.macros.rank0_env}:=localhost}}":{PORT}',
-        f'--rdzv-conf=is_host=$$([ "{specs.macros.replica_id}" = 0 ] && echo true || echo false)'
-        f",join_timeout={WAIT_S},read_timeout={WAIT_S}",
-    ])
-'''

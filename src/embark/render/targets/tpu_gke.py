@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from embark.errors import Mistake
-from embark.render.shell_text import option, variable
 from embark.render.yaml_text import note
 
 if TYPE_CHECKING:
     from embark.render.job import Job
-    from embark.render.steps import Words
 
 RESOURCE = "google.com/tpu"
 FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
@@ -76,20 +74,5 @@ def pool_names(job: Job, pool: str) -> list[str]:
     return [f"{pool}-{index}" for index in range(job.num_nodes)]
 
 
-def pool_words(job: Job, name: str, machine_type: str) -> Words:
-    """`gcloud container node-pools create`, but for its first word and the project."""
-    words: list[str] = [
-        "container", "node-pools", "create", name, option("--cluster", variable("CLUSTER")),
-        option("--location", variable("REGION")), option("--node-locations", variable("ZONE")),
-        f"--machine-type={machine_type}", f"--num-nodes={_nodes_a_pool(job)}", f"--tpu-topology={topology(job)}",
-        "--enable-gvnic", "--workload-metadata=GKE_METADATA", "--disk-size=100", f"--node-labels=embark/pool={name}",
-    ]
-    if job.machine.num_hosts > 1:
-        words.append("--placement-type=COMPACT")
-    if job.spec.place.spot:
-        words.append("--spot")
-    return tuple(words)
-
-
-def _nodes_a_pool(job: Job) -> int:
+def nodes_per_pool(job: Job) -> int:
     return job.machine.num_hosts if job.machine.num_hosts > 1 else job.num_nodes

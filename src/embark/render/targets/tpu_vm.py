@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from embark.errors import Mistake, SpecError
-from embark.render.clouds.gcp.cluster import project_setting
 from embark.render.command import SPEC_PATH
 from embark.render.file import File
-from embark.render.job import EXITS, Job
-from embark.render.location import site_of
+from embark.render.job import Job
+from embark.render.scripts import job_text, script_file
 from embark.render.settings import grace_s, settings_of
-from embark.render.shell_text import (
-    PRELUDE,
-    Shell,
-    command,
-    function,
-    option,
-    output_of,
-    quote,
-    run,
-    script,
-    setting,
-    unless,
-    variable,
-    verbs,
-)
+from embark.render.shell_text import Shell, option, variable
 from embark.render.steps import Words
-from embark.render.targets.vm_node import LOG, STATE, USAGE, VENV
+from embark.render.targets.vm_node import FINAL_CODES, STATE, VENV
 
 RUNTIME_VERSIONS = {
     "v2": "tpu-ubuntu2204-base",
@@ -39,14 +24,31 @@ RUNTIME_VERSIONS = {
 _PROJECT = option("--project", variable("PROJECT"))
 _ZONE = option("--zone", variable("ZONE"))
 JAX = "jax[tpu]==0.10.2"
+_SETUP = {"state": STATE, "spec_path": SPEC_PATH, "venv": VENV}
 
 
 def render_tpu_vm(job: Job) -> list[File]:
-    """`tpu_vm.sh`, and `tpu_node.sh` which every host of the slice runs when it starts."""
+    """`tpu_vm.sh`, and `tpu_node.sh` which every host of the slice runs when it starts, as root."""
+    machine = job.machine
+    about = (f"A {machine.name} of Google Cloud: {machine.num_gpus} chips on {machine.num_hosts} hosts. tpu_vm.sh up "
+             "requests it and waits, status shows it, logs N follows host N, down releases it.")
+    about_node = (f"What every host of the slice runs when it starts: one process for its {machine.gpus_per_host} "
+                  "chips. The hosts find one another over the slice's own network.")
+    node = Shell(f'"{job.name}-${{2:-0}}"') if job.num_nodes > 1 else job.name
     return [
-        File("tpu_vm.sh", _script(job), is_executable=True),
-        File("tpu_node.sh", node_script(job), is_executable=True),
+        script_file("tpu_vm.sh", "gcp/tpu_vm.sh.j2", job, runtime_version=runtime_version(job), about=about,
+                    enable_words=enable_words(), describe_words=describe_words(job),
+                    create_words=create_words(job, "tpu_node.sh"), end_words=end_words(job),
+                    ssh_words=ssh_words(node, Shell('--worker="${1:-0}"'))),
+        script_file("tpu_node.sh", "gcp/tpu_node.sh.j2", job, about=about_node, environment=environment(job),
+                    final_codes=FINAL_CODES, grace_s=grace_s(job), train_words=train_words(), packages=packages(),
+                    **_SETUP),
     ]
+
+
+def setup_parts(job: Job) -> list[str]:
+    """The spec, and the stack if it is not installed yet."""
+    return [job_text("gcp/tpu_setup.sh.j2", job, packages=packages(), **_SETUP)]
 
 
 def runtime_version(job: Job) -> str:
@@ -56,34 +58,6 @@ def runtime_version(job: Job) -> str:
         raise SpecError([Mistake("", "place.machine", job.machine.name, "its hosts' system is not known",
                                  f"use a TPU of {known}")])
     return RUNTIME_VERSIONS[generation]
-
-
-def node_script(job: Job) -> str:
-    """For the metadata key `startup-script`: root runs it on every host at every start."""
-    final = " ".join(str(int(exit.code)) for exit in EXITS if not exit.must_retry)
-    return script(
-        f"What every host of the slice runs when it starts: one process for its {job.machine.gpus_per_host} chips. "
-        "The hosts find one another by the slice's own network.",
-        *setup_parts(job),
-        "# A service of its own: it outlives this script, and starts again where that helps.\n"
-        + command("systemd-run", "--unit=embark", f"--working-directory={STATE}",
-                  *(option("--setenv", f"{name}={value}") for name, value in environment(job).items()),
-                  "--property=Restart=on-failure", "--property=RestartSec=15",
-                  option("--property", f"RestartPreventExitStatus={final}"),
-                  f"--property=TimeoutStopSec={grace_s(job)}", f"--property=StandardOutput=append:{LOG}",
-                  f"--property=StandardError=append:{LOG}", *train_words()),
-    )
-
-
-def setup_parts(job: Job) -> list[str]:
-    """The spec, and the stack where it is not there yet."""
-    return [
-        f"mkdir -p {SPEC_PATH.rpartition('/')[0]} {STATE}\nprintf '%s' {quote(job.spec_toml)} >{SPEC_PATH}",
-        unless(f"{VENV}/bin/python -c 'import embark, jax'",
-               "apt-get update && apt-get install -y python3.11 python3.11-venv",
-               f"python3.11 -m venv {VENV}",
-               command(f"{VENV}/bin/pip", "install", "--no-cache-dir", *packages())),
-    ]
 
 
 def packages() -> list[str]:
@@ -138,38 +112,3 @@ def ssh_words(node: str, worker: str) -> Words:
 def node_names(job: Job) -> list[str]:
     """Of the slices."""
     return [f"{job.name}-{index}" for index in range(job.num_nodes)] if job.num_nodes > 1 else [job.name]
-
-
-def _script(job: Job) -> str:
-    site = site_of(job)
-    name = job.name
-    about = (f"A {job.machine.name} of Google Cloud: {job.machine.num_gpus} chips on {job.machine.num_hosts} hosts. "
-             "tpu_vm.sh up asks for it and waits, status shows it, logs N follows host N, down gives it back.")
-    there = command(*describe_words(job))
-    state = output_of(*describe_words(job), option("--format", "value(state.state)"))
-    node = Shell(f'"{name}-${{2:-0}}"') if job.num_nodes > 1 else name
-    follow = command(*ssh_words(node, Shell('--worker="${1:-0}"')),
-                     option("--command", f"sudo tail --follow=name --lines=100 {LOG}"))
-    return script(
-        about,
-        "\n".join([project_setting(job), setting("ZONE", site.zone),
-                   setting("RUNTIME_VERSION", runtime_version(job))]),
-        PRELUDE, 'cd "$(dirname "$0")"',
-        function("up", "A queued request: it is granted when there is room, and taken back with its machines.",
-                 run(*enable_words()),
-                 unless(there, run(*create_words(job, "tpu_node.sh"))),
-                 f"""\
-local state=DRY_RUN
-if [ "$DRY_RUN" = 1 ]; then return 0; fi
-until [ "$state" = ACTIVE ]; do
-  state={state}
-  case $state in
-    FAILED | SUSPENDED) printf 'the request is %s\\n' "$state" >&2; exit 70 ;;
-  esac
-  sleep 20
-done"""),
-        function("status", "What has become of the request.", there),
-        function("logs", "What one host says.", follow),
-        function("down", "Gives the chips back; the run's files stay in its bucket.", run(*end_words(job))),
-        verbs("up", "status", "logs", "down", usage=USAGE),
-    )

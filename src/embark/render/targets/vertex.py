@@ -12,8 +12,8 @@ from embark.render.file import File
 from embark.render.job import PORT, Job
 from embark.render.location import site_of
 from embark.render.python_text import python_text
+from embark.render.scripts import script_file
 from embark.render.settings import settings_of
-from embark.render.shell_text import command, script
 from embark.render.spec_in_env import VARIABLE, WRITE_IT, WRITTEN_PATH, encoded_spec
 from embark.render.targets.tpu_gke import topology
 from embark.render.yaml_text import note, yaml_text
@@ -28,17 +28,11 @@ ACCELERATORS = {
 
 
 def render_vertex(job: Job) -> list[File]:
-    site = site_of(job)
-    place = job.spec.place
     about = f"Trains {job.spec.name} on Vertex AI: {job.num_nodes} x {job.machine.name}."
-    create = command("gcloud", "ai", "custom-jobs", "create", f"--project={place.account}", f"--region={site.region}",
-                     f"--display-name={job.name}", "--config=vertex_job.yaml",
-                     *([f"--service-account={place.identity}"] if place.identity else []))
-    follow = "# Follow it: gcloud ai custom-jobs stream-logs JOB --region=" + shlex.quote(site.region)
     return [
         File("vertex_job.yaml", yaml_text([custom_job_spec(job)], about=f"{about} vertex_job.sh submits it.")),
-        File("vertex_job.sh", script(f"{about} It needs gcloud, and roles/aiplatform.user.", 'cd "$(dirname "$0")"',
-                                     create, follow), is_executable=True),
+        script_file("vertex_job.sh", "vertex_job.sh.j2", job,
+                    about=f"{about} It needs gcloud, and roles/aiplatform.user."),
         File("vertex_job.py", _python(job, about)),
     ]
 
@@ -126,7 +120,8 @@ def _python(job: Job, about: str) -> str:
         "TIMEOUT_S": None if place.max_hours is None else max(1, round(place.max_hours * 3600)),
         "WORKER_POOLS": pools,
     }
-    return python_text(_SCRIPT, values, about=f"{about} pip install google-cloud-aiplatform; python vertex_job.py")
+    about += " pip install google-cloud-aiplatform; python vertex_job.py"
+    return python_text("vertex_job.py.j2", values, about=about)
 
 
 def _snake(value: Any) -> Any:
@@ -142,30 +137,3 @@ def _is_tpu(job: Job) -> bool:
 
 def _refused(job: Job, what: str, fix: str) -> SpecError:
     return SpecError([Mistake("", "place.machine", job.machine.name, what, fix)])
-
-
-_SCRIPT = '''\
-"""Submits the run to Vertex AI."""
-
-from google.cloud import aiplatform
-from google.cloud.aiplatform_v1.types import custom_job
-
-CONSTANTS = None
-
-
-def main() -> None:
-    aiplatform.init(project=PROJECT, location=REGION, staging_bucket=STAGING_BUCKET)
-    job = aiplatform.CustomJob(display_name=NAME, worker_pool_specs=WORKER_POOLS)
-    strategy = custom_job.Scheduling.Strategy.SPOT if IS_SPOT else custom_job.Scheduling.Strategy.STANDARD
-    job.submit(
-        service_account=SERVICE_ACCOUNT,
-        timeout=TIMEOUT_S,
-        # All machines start again together, from the last checkpoint.
-        restart_job_on_worker_restart=True,
-        scheduling_strategy=strategy,
-    )
-
-
-if __name__ == "__main__":
-    main()
-'''

@@ -10,30 +10,31 @@ from embark.render.file import File
 from embark.render.job import EXITS, Job, Setting
 from embark.render.location import site_of
 from embark.render.pod import config_data, storage_settings
+from embark.render.scripts import job_text
 from embark.render.settings import grace_s, settings_of
-from embark.render.shell_text import Shell, command, option, quote, script
+from embark.render.shell_text import Shell, option, quote
 from embark.render.yaml_text import note, yaml_text
 
 FOLDER = "/etc/embark"
 STATE = "/var/lib/embark"
-LOG = "/var/log/embark.log"
 VENV = "/opt/embark"
+FINAL_CODES = " ".join(str(int(row.code)) for row in EXITS if not row.must_retry)
+"""Exit codes after which a restart would change nothing."""
 NODE_PROGRAM = "/usr/local/bin/embark-node"
 SETUP_PROGRAM = "/usr/local/bin/embark-setup"
-USAGE = "up | status | logs [NUMBER] | down"
 
 
-def cloud_init(job: Job, find_place: str) -> File:
-    """`cloud_init.yaml`. `find_place` is shell text that sets RANK, this machine's number, and MASTER, the name or
+def cloud_init(job: Job, find_rank: str) -> File:
+    """`cloud_init.yaml`. `find_rank` is shell text that sets RANK, this machine's number, and MASTER, the name or
     address of number 0."""
-    about = (f"What each of the {job.num_nodes} machines is given at its first start: the spec, and a service that "
-             "trains it.")
+    about = f"What each of {job.num_nodes} machines gets at its first start: the spec, and a service that trains it."
     document: dict[str, Any] = {
         "write_files": [
             *(_file(f"{FOLDER}/{name}", text) for name, text in config_data(job).items()),
             _file(SETUP_PROGRAM, setup_program(job), mode="0755"),
-            _file(NODE_PROGRAM, node_program(job, find_place), mode="0755"),
-            _file("/etc/systemd/system/embark.service", service(job)),
+            _file(NODE_PROGRAM, node_program(job, find_rank), mode="0755"),
+            _file("/etc/systemd/system/embark.service", job_text(
+                "embark.service.j2", job, program=NODE_PROGRAM, grace_s=grace_s(job), final_codes=FINAL_CODES)),
         ],
         "runcmd": [
             note([SETUP_PROGRAM], "Once: the stack or the image, and the machine's own disks."),
@@ -46,65 +47,40 @@ def cloud_init(job: Job, find_place: str) -> File:
 
 def setup_program(job: Job) -> str:
     """Installs what the ranks run in: the image where the spec names one, else the pinned packages."""
-    parts = [f"mkdir -p {STATE}", _disks() if job.machine.local_disk_gb else "", f"chmod 1777 {STATE}"]
-    parts.append(command("docker", "pull", job.image) if job.spec.place.image else _packages())
-    parts.append("nvidia-smi --list-gpus")
-    return script("Readies this machine for the run.", *parts)
+    from embark import __version__
+    from embark.stack.versions import default_triple
+
+    packages = [*(words[1:] for words in default_triple().pip_arguments("cuda")),
+                [f"embark-rec[cloud,columns,tensorboard]=={__version__}"]]
+    return job_text("vm_setup.sh.j2", job, state=STATE, venv=VENV, pip_arguments=packages)
 
 
-def node_program(job: Job, find_place: str) -> str:
-    """Finds this machine's place among the others and becomes its ranks."""
-    exports = [f"export {s.name}={quote(s.value)}" for s in _settings(job)]
+def node_program(job: Job, find_rank: str) -> str:
+    """Finds this machine's rank among the others and becomes its processes."""
     if job.num_nodes == 1:
         words: list[str] = list(one_machine(job, SPEC_PATH))
-        find_place = ""
     else:
         # The machine's number is known only where it runs.
         meeting = [Shell(f'"{word}"') if "$MASTER" in word else word for word in meeting_options(job, "$MASTER")]
-        conf = Shell(f'"{meeting_conf("$IS_HOST")}"')
-        find_place += '\nIS_HOST=false\nif [ "$RANK" = 0 ]; then IS_HOST=true; fi'
-        words = ranks_words(*meeting, conf, spec_path=SPEC_PATH)
+        words = ranks_words(*meeting, Shell(f'"{meeting_conf("$IS_HOST")}"'), spec_path=SPEC_PATH)
     if job.spec.place.image:
         words = [*_docker(job), job.image, *words]
     else:
         words[0] = f"{VENV}/bin/python"
-    return script("Trains: this machine's ranks of the run.", find_place, "\n".join(exports),
-                  f"cd {STATE}",
-                  "docker rm --force embark >/dev/null 2>&1 || true" if job.spec.place.image else "",
-                  "exec " + command(*words))
-
-
-def service(job: Job) -> str:
-    """A systemd unit that starts the ranks again as the exit codes say."""
-    final = " ".join(str(int(exit.code)) for exit in EXITS if not exit.must_retry)
-    return f"""\
-[Unit]
-Description=Embark run {job.name}
-After=network-online.target docker.service
-Wants=network-online.target
-
-[Service]
-Type=exec
-ExecStart={NODE_PROGRAM}
-Restart=on-failure
-RestartSec=15
-# The spec or the data is wrong: the same again.
-RestartPreventExitStatus={final}
-KillMode=mixed
-TimeoutStopSec={grace_s(job)}
-LimitMEMLOCK=infinity
-LimitNOFILE=1048576
-StandardOutput=append:{LOG}
-StandardError=append:{LOG}
-
-[Install]
-WantedBy=multi-user.target
-"""
+    return job_text("vm_node.sh.j2", job, state=STATE, find_rank=find_rank.rstrip("\n"), settings=_settings(job),
+                    words=words)
 
 
 def find_by_name(job: Job) -> str:
     """For clouds whose machines resolve one another's names, which end in their number."""
-    return f'RANK=${{HOSTNAME##*-}}\nMASTER={quote(f"{job.name}-0")}'
+    return f'RANK=${{HOSTNAME##*-}}\nMASTER={quote(f"{job.name}-0")}\n'
+
+
+def about_machines(job: Job) -> str:
+    site = site_of(job)
+    return (f"{job.num_nodes} x {site.machine_type} in {site.region if job.cloud == 'azure' else site.zone}, without "
+            "Kubernetes. vm.sh up starts the machines that do not exist, vm.sh status lists them, vm.sh logs N shows "
+            "machine N, vm.sh down deletes all.")
 
 
 def refuse_volume(job: Job) -> None:
@@ -131,41 +107,6 @@ def _docker(job: Job) -> list[str]:
     for setting in _settings(job):
         words += ["--env", setting.name]
     return words
-
-
-def _packages() -> str:
-    from embark import __version__
-    from embark.stack.versions import default_triple
-
-    pip = f"{VENV}/bin/pip"
-    # The image's own Python may be older than the stack takes.
-    lines = [
-        "if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then",
-        "  apt-get update && apt-get install -y python3.11 python3.11-venv",
-        f"  python3.11 -m venv {VENV}",
-        "else",
-        "  apt-get update && apt-get install -y python3-venv",
-        f"  python3 -m venv {VENV}",
-        "fi",
-    ]
-    lines += [command(pip, "install", "--no-cache-dir", *words[1:]) for words in default_triple().pip_arguments("cuda")]
-    lines.append(command(pip, "install", "--no-cache-dir", f"embark-rec[cloud,columns,tensorboard]=={__version__}"))
-    return "\n".join(lines)
-
-
-def _disks() -> str:
-    return f"""\
-# The machine's own disks as one: the data's cache, and files until they are uploaded.
-mapfile -t DISKS < <(lsblk --nodeps --noheadings --paths --output NAME,MODEL |
-  awk '/Instance Storage|nvme_card|NVMe Direct Disk/ {{ print $1 }}')
-if [ "${{#DISKS[@]}}" -gt 1 ]; then
-  mdadm --create /dev/md0 --run --level=0 --raid-devices="${{#DISKS[@]}}" "${{DISKS[@]}}"
-  DISKS=(/dev/md0)
-fi
-if [ "${{#DISKS[@]}}" = 1 ]; then
-  mkfs.ext4 -q -E nodiscard "${{DISKS[0]}}"
-  mount -o noatime "${{DISKS[0]}}" {STATE}
-fi"""
 
 
 def _file(path: str, text: str, mode: str = "0644") -> dict[str, Any]:

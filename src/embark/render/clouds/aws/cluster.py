@@ -6,15 +6,13 @@ from typing import Any
 
 from embark.render.file import File
 from embark.render.job import Job
-from embark.render.location import Site, places, site_of
-from embark.render.shell_text import PRELUDE, Shell, command, option, output_of, run, script, setting, unless, variable
-from embark.render.targets.operators import install_operator
+from embark.render.location import Site, object_store_paths, site_of
+from embark.render.scripts import script_file
 from embark.render.yaml_text import note, yaml_text
 
 KUBERNETES_VERSION = "1.34"
 """eksctl 0.230's default; in standard support."""
 SYSTEM_MACHINE = "m7i.large"
-EFA_PLUGIN_DAEMONSET = "aws-efa-k8s-device-plugin-daemonset"
 READ_ACTIONS = ["s3:GetObject"]
 WRITE_ACTIONS = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
 
@@ -26,7 +24,7 @@ def render_eks(job: Job) -> list[File]:
              "eks_cluster.sh makes it; by hand: eksctl create cluster -f eks_cluster.yaml")
     return [
         File("eks_cluster.yaml", yaml_text([cluster_config(job)], about=about)),
-        File("eks_cluster.sh", _cluster_script(job, site), is_executable=True),
+        script_file("eks_cluster.sh", "aws/cluster.sh.j2", job),
     ]
 
 
@@ -121,79 +119,21 @@ def _gpu_group(job: Job, site: Site) -> dict[str, Any]:
 def bucket_statements(job: Job) -> list[dict[str, Any]]:
     """What the run may do, as statements of an IAM policy: in S3 its own places, in CloudWatch its own metrics."""
     statements: list[dict[str, Any]] = []
-    for place in places(job):
-        if place.scheme != "s3":
+    for path in object_store_paths(job):
+        if path.scheme != "s3":
             continue
-        arn = f"arn:aws:s3:::{place.name}"
-        below = f"{arn}/{place.prefix}/*" if place.prefix else f"{arn}/*"
+        arn = f"arn:aws:s3:::{path.name}"
+        below = f"{arn}/{path.prefix}/*" if path.prefix else f"{arn}/*"
         may_list = {"Effect": "Allow", "Action": ["s3:ListBucket", "s3:GetBucketLocation"], "Resource": arn}
         if may_list not in statements:
             statements.append(may_list)
-        statements.append({"Effect": "Allow", "Action": WRITE_ACTIONS if place.is_written else READ_ACTIONS,
+        statements.append({"Effect": "Allow", "Action": WRITE_ACTIONS if path.is_written else READ_ACTIONS,
                            "Resource": below})
     watch = job.spec.watch
     if "cloudwatch" in watch.sinks:
         statements.append({"Effect": "Allow", "Action": ["cloudwatch:PutMetricData"], "Resource": "*", "Condition": {
             "StringEquals": {"cloudwatch:namespace": watch.cloudwatch_namespace}}})
     return statements
-
-
-def _cluster_script(job: Job, site: Site) -> str:
-    cluster, region = variable("CLUSTER"), variable("REGION")
-    about = ("Makes the cluster of eks_cluster.yaml where it is not there yet, and what eksctl leaves out. "
-             "Safe to repeat.")
-    parts = [
-        f"{setting('CLUSTER', site.cluster)}\n{setting('REGION', site.region)}",
-        PRELUDE,
-        'cd "$(dirname "$0")"',
-        unless(command("eksctl", "get", "cluster", "--name", cluster, "--region", region),
-               run("eksctl", "create", "cluster", "-f", "eks_cluster.yaml")),
-        "# A cluster that was there may lack this run's machines.\n"
-        + unless(command("eksctl", "get", "nodegroup", "--cluster", cluster, "--region", region, "--name", site.pool),
-                 run("eksctl", "create", "nodegroup", "-f", "eks_cluster.yaml", option("--include", site.pool))),
-        run("aws", "eks", "update-kubeconfig", "--name", cluster, "--region", region),
-        _s3_endpoint(),
-    ]
-    if site.has_fabric:
-        parts.append(_efa_plugin())
-    parts += install_operator(job.spec.place.target)
-    return script(about, *parts)
-
-
-def _s3_endpoint() -> str:
-    """Without it every byte of data goes through the NAT gateway, which is paid by the gigabyte."""
-    find_vpc = output_of("aws", "eks", "describe-cluster", "--name", variable("CLUSTER"),
-                         "--region", variable("REGION"), "--query", "cluster.resourcesVpcConfig.vpcId",
-                         "--output", "text")
-    tables = output_of("aws", "ec2", "describe-route-tables", "--region", variable("REGION"),
-                       "--filters", Shell('"Name=vpc-id,Values=$VPC_ID"'),
-                       "--query", "RouteTables[].RouteTableId", "--output", "text")
-    there = output_of("aws", "ec2", "describe-vpc-endpoints", "--region", variable("REGION"),
-                    "--filters", Shell('"Name=vpc-id,Values=$VPC_ID"'),
-                    Shell('"Name=service-name,Values=com.amazonaws.$REGION.s3"'),
-                    "--query", "VpcEndpoints[].VpcEndpointId", "--output", "text")
-    make = run("aws", "ec2", "create-vpc-endpoint", "--region", variable("REGION"), "--vpc-id", variable("VPC_ID"),
-               "--service-name", Shell('"com.amazonaws.$REGION.s3"'), "--vpc-endpoint-type", "Gateway",
-               "--route-table-ids", Shell('"${ROUTE_TABLES[@]}"'), indent="    ")
-    return f"""\
-# Data from S3 by a gateway endpoint, which costs nothing; else it goes through the NAT gateway, paid by the gigabyte.
-if [ "$DRY_RUN" = 0 ]; then
-  VPC_ID={find_vpc}
-  read -r -a ROUTE_TABLES <<<{tables}
-  if [ -z {there} ]; then
-{make}
-  fi
-fi"""
-
-
-def _efa_plugin() -> str:
-    return "\n".join([
-        "# eksctl's own EFA plugin does not tolerate the GPU machines' taint and knows few machine types.",
-        run("kubectl", "delete", "daemonset", EFA_PLUGIN_DAEMONSET, "--namespace", "kube-system", "--ignore-not-found"),
-        run("helm", "repo", "add", "--force-update", "eks", "https://aws.github.io/eks-charts"),
-        run("helm", "upgrade", "aws-efa-k8s-device-plugin", "eks/aws-efa-k8s-device-plugin", "--install",
-            "--namespace", "kube-system", "--set-json", 'tolerations=[{"operator":"Exists"}]'),
-    ])
 
 
 def _other_zone(zone: str) -> str:

@@ -5,25 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from embark.render.clouds.azure.volumes import storage_account_setting
 from embark.render.file import File
 from embark.render.job import Job
 from embark.render.location import Site, buckets, site_of
-from embark.render.shell_text import (
-    PRELUDE,
-    Shell,
-    command,
-    function,
-    output_of,
-    quote,
-    run,
-    script,
-    setting,
-    variable,
-    verbs,
-)
-from embark.render.steps import Step, Words, step_text
-from embark.render.targets.vm_node import LOG, USAGE, cloud_init, find_by_name, refuse_volume
+from embark.render.scripts import script_file
+from embark.render.shell_text import Shell, quote, variable
+from embark.render.steps import Step, Words
+from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
 
 IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"
 """Microsoft's image with NVIDIA's driver, InfiniBand's and Docker."""
@@ -32,33 +20,20 @@ IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"
 def render_vm(job: Job) -> list[File]:
     """`vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
-    return [File("vm.sh", _script(job), is_executable=True), cloud_init(job, find_by_name(job))]
-
-
-def _script(job: Job) -> str:
     site = site_of(job)
-    about = (f"{job.num_nodes} x {site.machine_type} in {site.region}, without Kubernetes. vm.sh up starts those that "
-             "are not there, vm.sh status lists them, vm.sh logs N shows machine N, vm.sh down ends all: a machine "
-             "that is only shut down is still paid for.")
-    notes = ""
-    if site.has_fabric and job.num_nodes > 1 and job.spec.place.spot:
-        notes = ("# Spot machines cannot be in an availability set, and without one there is no InfiniBand:\n"
-                 "# NCCL uses Ethernet. For both, render with place.target = \"job\" and use AKS.")
-    settings = [setting("RESOURCE_GROUP", f"embark-{job.name}"), setting("LOCATION", site.region),
-                setting("VM_IMAGE", IMAGE)]
-    if any(bucket.scheme == "az" for bucket in buckets(job)):
-        settings.append(storage_account_setting(job))
-    return script(
-        about, "\n".join(settings), notes, PRELUDE, 'cd "$(dirname "$0")"',
-        function("up", "Starts the machines that are not there.", _up(job, site)),
-        *_followed(job),
-    )
+    words = start_words(job, site, ["--generate-ssh-keys", "--custom-data", "cloud_init.yaml"])
+    about = about_machines(job) + " A machine that is only shut down is still billed."
+    return [
+        script_file("vm.sh", "azure/vm.sh.j2", job, about=about, vm_image=IMAGE, steps=network_steps(job, site),
+                    start_words=words, grants=grant_words(job), end_words=end_words()),
+        cloud_init(job, find_by_name(job)),
+    ]
 
 
 _GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
 
 
-def around_steps(job: Job, site: Site) -> list[Step]:
+def network_steps(job: Job, site: Site) -> list[Step]:
     """What the machines stand in. All of it is in one resource group, and goes with it."""
     steps = [
         Step("the resource group, with all that is in it",
@@ -130,40 +105,3 @@ def end_words() -> Words:
 
 def _has_set(job: Job) -> bool:
     return job.num_nodes > 1 and not job.spec.place.spot
-
-
-def _up(job: Job, site: Site) -> str:
-    words = start_words(job, site, ["--generate-ssh-keys", "--custom-data", "cloud_init.yaml"])
-    there = command("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'))
-    loop = f"""\
-for rank in $(seq 0 {job.num_nodes - 1}); do
-  if ! {there} >/dev/null 2>&1; then
-{run(*words, indent="    ")}{_grants(job)}
-  fi
-done"""
-    return "\n".join(["local rank", *(step_text(step) for step in around_steps(job, site)), loop])
-
-
-def _grants(job: Job) -> str:
-    words = grant_words(job)
-    lines = []
-    for grant in words.grants:
-        line = run(*grant, indent="    ")
-        line = line.replace('"$principal"', str(output_of(*words.principal)))
-        lines.append(line.replace('"$account"', str(output_of(*words.account))))
-    return "".join(f"\n{line}" for line in lines)
-
-
-def _followed(job: Job) -> list[str]:
-    group = ("--resource-group", variable("RESOURCE_GROUP"))
-    listing = command("az", "vm", "list", *group, "--show-details", "--output", "table")
-    follow = command("az", "vm", "run-command", "invoke", *group, "--name", Shell(f'"{job.name}-${{1:-0}}"'),
-                     "--command-id", "RunShellScript", "--scripts", f"tail --lines=200 {LOG}",
-                     "--query", "value[0].message", "--output", "tsv")
-    end = run(*end_words())
-    return [
-        function("status", "Which machines there are.", listing),
-        function("logs", "What one machine said last.", follow),
-        function("down", "All that was made for the run is in one group; its data is not.", end),
-        verbs("up", "status", "logs", "down", usage=USAGE),
-    ]

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from embark.render.clouds.gcp.cluster import project_setting
 from embark.render.file import File
 from embark.render.job import Job
 from embark.render.location import Site, site_of
-from embark.render.shell_text import (
-    PRELUDE,
-    Shell,
-    command,
-    function,
-    option,
-    run,
-    script,
-    setting,
-    variable,
-    verbs,
-)
-from embark.render.steps import Step, Words, step_text
-from embark.render.targets.vm_node import LOG, USAGE, cloud_init, find_by_name, refuse_volume
+from embark.render.scripts import script_file
+from embark.render.shell_text import Shell, option, variable
+from embark.render.steps import Step, Words
+from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
 
 IMAGE_FAMILY, IMAGE_PROJECT = "common-cu129-ubuntu-2204-nvidia-580", "deeplearning-platform-release"
 BUILT_IN = ("a2-", "a3-", "a4", "g2-", "g4-")
@@ -31,33 +20,20 @@ BUILT_IN = ("a2-", "a3-", "a4", "g2-", "g4-")
 def render_vm(job: Job) -> list[File]:
     """`vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
-    return [File("vm.sh", _script(job), is_executable=True), cloud_init(job, find_by_name(job))]
-
-
-def _script(job: Job) -> str:
-    site = site_of(job)
-    about = (f"{job.num_nodes} x {site.machine_type} in {site.zone}, without Kubernetes. vm.sh up starts those that "
-             "are not there, vm.sh status lists them, vm.sh logs N shows machine N, vm.sh down ends all.")
-    notes = ""
-    if site.has_fabric and job.num_nodes > 1:
-        notes = (f"# Here NCCL goes over the first network card alone. {job.machine.fabric.title} needs a daemon or\n"
-                 "# networks beside each machine: for that, render with place.target = \"job\" and use GKE.")
-    settings = [project_setting(job), setting("ZONE", site.zone), setting("NETWORK", "default"),
-                setting("IMAGE_FAMILY", IMAGE_FAMILY, "With NVIDIA's driver and Docker: gcloud compute images list "
-                                                      f"--project={IMAGE_PROJECT}"),
-                setting("IMAGE_PROJECT", IMAGE_PROJECT)]
-    return script(
-        about, "\n".join(settings), notes, PRELUDE, 'cd "$(dirname "$0")"',
-        function("up", "Starts the machines that are not there.", _up(job, site)),
-        *_followed(job),
-    )
+    words = start_words(job, site_of(job), ["--metadata-from-file=user-data=cloud_init.yaml"])
+    return [
+        script_file("vm.sh", "gcp/vm.sh.j2", job, about=about_machines(job), image_family=IMAGE_FAMILY,
+                    image_project=IMAGE_PROJECT, steps=network_steps(job), start_words=words,
+                    again_words=again_words(job), end_words=end_words(job)),
+        cloud_init(job, find_by_name(job)),
+    ]
 
 
 _PROJECT = option("--project", variable("PROJECT"))
 _ZONE = option("--zone", variable("ZONE"))
 
 
-def around_steps(job: Job) -> list[Step]:
+def network_steps(job: Job) -> list[Step]:
     """What the machines stand in."""
     name = f"embark-{job.name}"
     rule = Step("the firewall rule of its machines",
@@ -104,39 +80,3 @@ def again_words(job: Job) -> Words:
 
 def end_words(job: Job) -> Words:
     return ("gcloud", "compute", "instances", "delete", Shell(f'"{job.name}-$rank"'), _ZONE, "--quiet", _PROJECT)
-
-
-def _up(job: Job, site: Site) -> str:
-    words = start_words(job, site, ["--metadata-from-file=user-data=cloud_init.yaml"])
-    there = _gcloud("compute", "instances", "describe", Shell(f'"{job.name}-$rank"'), _ZONE)
-    loop = f"""\
-for rank in $(seq 0 {job.num_nodes - 1}); do
-  if ! {there} >/dev/null 2>&1; then
-{run(*words, indent="    ")}
-  else
-    # It may have been taken back and stopped; one that runs is left alone.
-    {run(*again_words(job))}
-  fi
-done"""
-    return "\n".join(["local rank", *(step_text(step) for step in around_steps(job)), loop])
-
-
-def _followed(job: Job) -> list[str]:
-    listing = _gcloud("compute", "instances", "list", f"--filter=labels.embark-run={job.name}")
-    follow = _gcloud("compute", "ssh", Shell(f'"{job.name}-${{1:-0}}"'), option("--zone", variable("ZONE")),
-                     option("--command", f"tail --follow=name --lines=100 {LOG}"))
-    end = run(*end_words(job))
-    return [
-        function("status", "Which machines there are.", listing),
-        function("logs", "What one machine says.", follow),
-        function("down", "Ends all machines; the run's files stay in its bucket.", f"""\
-local rank
-for rank in $(seq 0 {job.num_nodes - 1}); do
-  {end} || true
-done"""),
-        verbs("up", "status", "logs", "down", usage=USAGE),
-    ]
-
-
-def _gcloud(*words: str) -> str:
-    return command("gcloud", *words, option("--project", variable("PROJECT")))
