@@ -91,7 +91,8 @@ def quickstart_job() -> Job:
 
 def cloud_files(job: Job) -> list[File]:
     """A cloud's folder: the run, its infrastructure, and the job for each scheduler."""
-    files = [File("run.toml", short_toml(job.spec)), *render_infrastructure(job), *render_kueue(job), *render_image(job)]
+    files = [File("run.toml", short_toml(job.spec)), *render_infrastructure(job), *render_kueue(job),
+             *render_image(job)]
     for target, render in TARGETS.items():
         files += render(replace(job, spec=_with(job.spec, place={"target": target})))
     return files

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the cluster of eks_cluster.yaml where it is not there yet, and what eksctl leaves out. Safe to repeat.
+# Creates the cluster of eks_cluster.yaml if it does not exist, and what eksctl leaves out. Safe to repeat.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
 # was edited by hand is not overwritten unasked.
 set -euo pipefail
@@ -9,7 +9,7 @@ REGION=${REGION:-us-west-2}
 
 DRY_RUN=${DRY_RUN:-0}
 
-# Says a command, and runs it unless DRY_RUN is 1.
+# Prints a command, and runs it unless DRY_RUN is 1.
 run() {
   printf '+' >&2
   printf ' %q' "$@" >&2
@@ -19,23 +19,26 @@ run() {
 }
 
 cd "$(dirname "$0")"
-
 if ! eksctl get cluster --name "$CLUSTER" --region "$REGION" >/dev/null 2>&1; then
   run eksctl create cluster -f eks_cluster.yaml
 fi
 
-# A cluster that was there may lack this run's machines.
+# An existing cluster may lack this run's machines.
 if ! eksctl get nodegroup --cluster "$CLUSTER" --region "$REGION" --name p4d-24xlarge >/dev/null 2>&1; then
   run eksctl create nodegroup -f eks_cluster.yaml --include=p4d-24xlarge
 fi
 
 run aws eks update-kubeconfig --name "$CLUSTER" --region "$REGION"
 
-# Data from S3 by a gateway endpoint, which costs nothing; else it goes through the NAT gateway, paid by the gigabyte.
+# A gateway endpoint for S3 costs nothing; without it all data passes through the NAT gateway, billed by the gigabyte.
 if [ "$DRY_RUN" = 0 ]; then
-  VPC_ID="$(aws eks describe-cluster --name "$CLUSTER" --region "$REGION" --query cluster.resourcesVpcConfig.vpcId --output text)"
-  read -r -a ROUTE_TABLES <<<"$(aws ec2 describe-route-tables --region "$REGION" --filters "Name=vpc-id,Values=$VPC_ID" --query 'RouteTables[].RouteTableId' --output text)"
-  if [ -z "$(aws ec2 describe-vpc-endpoints --region "$REGION" --filters "Name=vpc-id,Values=$VPC_ID" "Name=service-name,Values=com.amazonaws.$REGION.s3" --query 'VpcEndpoints[].VpcEndpointId' --output text)" ]; then
+  VPC_ID="$(aws eks describe-cluster --name "$CLUSTER" --region "$REGION" \
+    --query cluster.resourcesVpcConfig.vpcId --output text)"
+  read -r -a ROUTE_TABLES <<<"$(aws ec2 describe-route-tables --region "$REGION" \
+    --filters "Name=vpc-id,Values=$VPC_ID" --query 'RouteTables[].RouteTableId' --output text)"
+  if [ -z "$(aws ec2 describe-vpc-endpoints --region "$REGION" \
+    --filters "Name=vpc-id,Values=$VPC_ID" "Name=service-name,Values=com.amazonaws.$REGION.s3" \
+    --query 'VpcEndpoints[].VpcEndpointId' --output text)" ]; then
     run aws ec2 create-vpc-endpoint \
       --region "$REGION" \
       --vpc-id "$VPC_ID" \
@@ -44,7 +47,6 @@ if [ "$DRY_RUN" = 0 ]; then
       --route-table-ids "${ROUTE_TABLES[@]}"
   fi
 fi
-
 # eksctl's own EFA plugin does not tolerate the GPU machines' taint and knows few machine types.
 run kubectl delete daemonset aws-efa-k8s-device-plugin-daemonset --namespace kube-system --ignore-not-found
 run helm repo add --force-update eks https://aws.github.io/eks-charts

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# CloudWatch: a mail when GPUs stand idle or a machine is dead. The agents are those of eks_cluster.yaml, or on
-# plain machines the one that cloudwatch_agent.json tells what to send.
+# CloudWatch: sends a mail when GPUs are idle or a machine is dead. The agents are those of eks_cluster.yaml, or
+# on plain machines the one that cloudwatch_agent.json configures.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
 # was edited by hand is not overwritten unasked.
 set -euo pipefail
 
 REGION=${REGION:-us-west-2}
 CLUSTER=${CLUSTER:-embark}
-: "${EMAIL:?where the mails go}"
+: "${EMAIL:?the address for the mails}"
 
 DRY_RUN=${DRY_RUN:-0}
 
-# Says a command, and runs it unless DRY_RUN is 1.
+# Prints a command, and runs it unless DRY_RUN is 1.
 run() {
   printf '+' >&2
   printf ' %q' "$@" >&2
@@ -21,15 +21,12 @@ run() {
 }
 
 cd "$(dirname "$0")"
-
 run aws sns create-topic --region "$REGION" --name embark-dlrm
 TOPIC=dry-run
-if [ "$DRY_RUN" = 0 ]; then TOPIC="$(aws sns create-topic --region "$REGION" --name embark-dlrm --query TopicArn --output text)"; fi
-run aws sns subscribe \
-  --region "$REGION" \
-  --topic-arn "$TOPIC" \
-  --protocol email \
-  --notification-endpoint "$EMAIL"
+if [ "$DRY_RUN" = 0 ]; then
+  TOPIC="$(aws sns create-topic --region "$REGION" --name embark-dlrm --query TopicArn --output text)"
+fi
+run aws sns subscribe --region "$REGION" --topic-arn "$TOPIC" --protocol email --notification-endpoint "$EMAIL"
 
 run aws cloudwatch put-metric-alarm \
   --region "$REGION" \
@@ -45,11 +42,10 @@ run aws cloudwatch put-metric-alarm \
   --comparison-operator LessThanThreshold \
   --treat-missing-data notBreaching \
   --alarm-actions "$TOPIC"
-
 run aws cloudwatch put-metric-alarm \
   --region "$REGION" \
   --alarm-name embark-dlrm-dead-machines \
-  --alarm-description 'A machine of the cluster does not answer.' \
+  --alarm-description 'A machine of the cluster does not respond.' \
   --namespace ContainerInsights \
   --metric-name cluster_failed_node_count \
   --dimensions "Name=ClusterName,Value=$CLUSTER" \
@@ -60,8 +56,7 @@ run aws cloudwatch put-metric-alarm \
   --comparison-operator GreaterThanThreshold \
   --treat-missing-data notBreaching \
   --alarm-actions "$TOPIC"
-
-# The run's own metrics; the dashboard, grafana_dashboard.json, is for Grafana to import.
+# The run's own metrics; import grafana_dashboard.json into Grafana.
 if [ "$DRY_RUN" = 1 ] || kubectl get crd podmonitors.monitoring.coreos.com >/dev/null 2>&1; then
   run kubectl apply -f run_metrics.yaml
 else

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Trains dlrm on 2 x p4d.24xlarge of aws: looks at tools, login and quota, makes what is missing, hands the job
-# over and follows it. Safe to repeat: what is there is left as it is. --dry-run says every command that would
-# change something, and runs none.
+# Trains dlrm on 2 x p4d.24xlarge of aws: checks tools, login and quota, creates what is missing, submits the
+# job and follows it. Safe to repeat: what exists stays. --dry-run prints every command that would change
+# something, and runs none.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
 # was edited by hand is not overwritten unasked.
 set -euo pipefail
@@ -9,10 +9,11 @@ set -euo pipefail
 CLUSTER=${CLUSTER:-embark}
 REGION=${REGION:-us-west-2}
 export CLUSTER REGION
+YES=${YES:-0}
 
 DRY_RUN=${DRY_RUN:-0}
 
-# Says a command, and runs it unless DRY_RUN is 1.
+# Prints a command, and runs it unless DRY_RUN is 1.
 run() {
   printf '+' >&2
   printf ' %q' "$@" >&2
@@ -21,11 +22,19 @@ run() {
   "$@"
 }
 
-YES=${YES:-0}
-
 cd "$(dirname "$0")"
+# Asks a question unless --yes or --dry-run is given.
+ask() {
+  local answer
+  if [ "$YES" = 1 ] || [ "$DRY_RUN" = 1 ]; then return 0; fi
+  read -r -p "$1 [y/N] " answer
+  case $answer in
+    y | Y | yes) ;;
+    *) exit 130 ;;
+  esac
+}
 
-# Tools, login, image and quota: all that can be known before anything costs money.
+# Tools, login, image and quota: everything that can be checked before anything costs money.
 check() {
   local missing=0
   if ! command -v aws >/dev/null; then
@@ -47,36 +56,22 @@ check() {
   if [ "$DRY_RUN" = 0 ] && [ "$missing" = 1 ]; then exit 64; fi
   if [ "$DRY_RUN" = 0 ]; then
     aws sts get-caller-identity >/dev/null
-    ./money.sh quota
+    ./budget.sh quota
   fi
   printf '%s\n' 'The image has no registry yet. Build it with the Dockerfile, push it, and render again with its name: embark render run.toml --set place.image=REGISTRY/embark:TAG --out .' >&2
   if [ "$DRY_RUN" = 0 ]; then exit 64; fi
 }
 
-# Says what it will cost, and asks.
-confirm() {
-  printf '%s\n' '2 x p4d.24xlarge in us-west-2, on demand: about 43.92 USD an hour (2026-08-22), besides the cluster and storage.'
-  if [ "$YES" = 0 ] && [ "$DRY_RUN" = 0 ]; then
-    local answer
-    read -r -p 'Go on? [y/N] ' answer
-    case $answer in
-      y | Y | yes) ;;
-      *) exit 130 ;;
-    esac
-  fi
-}
-
 # Cluster, storage, job, and its log until it ends.
 train() {
   check
-  confirm
+  printf '%s\n' '2 x p4d.24xlarge on demand in us-west-2: 43.92 USD an hour by the catalog (2026-08-22). The cluster and storage are extra.'
+  ask 'Continue?'
   ./eks_cluster.sh
   ./storage.sh
   run kubectl apply -f data_copy_job.yaml
   run kubectl wait job.batch/dlrm-data-copy --namespace embark --for=condition=Complete --timeout=24h
-  run kubectl apply \
-    --server-side \
-    --force-conflicts \
+  run kubectl apply --server-side --force-conflicts \
     -f https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml
   run kubectl wait deployment --all --namespace kueue-system --for=condition=Available --timeout=300s
   run kubectl apply -f kueue.yaml
@@ -84,14 +79,14 @@ train() {
   if [ "$DRY_RUN" = 0 ]; then follow; fi
 }
 
-# The job and its pods, and why one waits.
+# Shows the job and its pods, and why one waits.
 status() {
   kubectl get job.batch dlrm --namespace embark
   kubectl get pods --namespace embark --selector app.kubernetes.io/instance=dlrm --output wide
   kubectl get events --namespace embark --field-selector type=Warning --sort-by .lastTimestamp
 }
 
-# Every pod's log, each line with its pod's name.
+# Follows every pod's log, each line with its pod's name.
 logs() {
   kubectl logs \
     --namespace embark \
@@ -102,14 +97,13 @@ logs() {
     --max-log-requests 10 "$@"
 }
 
-# How the job stands: Complete, Failed, or nothing yet.
+# Prints the job's state: Complete, Failed, or nothing yet.
 state() {
-  kubectl get job.batch dlrm \
-    --namespace embark \
+  kubectl get job.batch dlrm --namespace embark \
     --output 'jsonpath={.status.conditions[?(@.status=="True")].type}'
 }
 
-# Logs until the job has ended: pods that are replaced are followed too.
+# Follows the logs until the job ends, those of replaced pods too.
 follow() {
   local now since=--tail=-1
   while true; do
@@ -118,7 +112,7 @@ follow() {
       *Complete* | *Succeeded* | SUCCEEDED) printf 'done\n'; return 0 ;;
       *Failed* | FAILED)
         status
-        printf 'the job has failed: %s\n' "$now" >&2
+        printf 'the job failed: %s\n' "$now" >&2
         exit 70
         ;;
     esac
@@ -128,36 +122,29 @@ follow() {
   done
 }
 
-# Takes the job away; machines, data and checkpoints stay.
+# Deletes the job; machines, data and checkpoints stay.
 stop() {
   run kubectl delete job.batch dlrm --namespace embark --ignore-not-found
 }
 
-# Takes the job away and lets the GPU machines go, which are nearly all of the bill.
+# Deletes the job and the GPU machines, which are nearly all of the bill.
 clean() {
   stop
   run eksctl scale nodegroup --cluster "$CLUSTER" --region "$REGION" --name p4d-24xlarge --nodes 0 --nodes-min 0
 }
 
-# Deletes the whole cluster. The run's files stay in their bucket.
+# Deletes the cluster. The run's files stay in their bucket.
 destroy() {
-  if [ "$YES" = 0 ] && [ "$DRY_RUN" = 0 ]; then
-    local answer
-    read -r -p 'Delete the cluster? [y/N] ' answer
-    case $answer in
-      y | Y | yes) ;;
-      *) exit 130 ;;
-    esac
-  fi
+  ask 'Delete the cluster?'
   run eksctl delete cluster --name "$CLUSTER" --region "$REGION" --disable-nodegroup-eviction
 }
 
-VERB=run
+COMMAND=run
 for word in "$@"; do
   case $word in
     --dry-run) DRY_RUN=1 ;;
     --yes) YES=1 ;;
-    run | check | status | logs | stop | clean | destroy) VERB=$word ;;
+    run | check | status | logs | stop | clean | destroy) COMMAND=$word ;;
     *)
       printf 'usage: %s [--dry-run] [--yes] [run | check | status | logs | stop | clean | destroy]\n' "$0" >&2
       exit 64
@@ -165,7 +152,7 @@ for word in "$@"; do
   esac
 done
 export DRY_RUN
-case $VERB in
+case $COMMAND in
   run) train ;;
-  *) "$VERB" ;;
+  *) "$COMMAND" ;;
 esac

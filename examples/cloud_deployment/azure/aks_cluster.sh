@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the AKS cluster where it is not there yet, with its GPU machines and drivers. Safe to repeat.
+# Creates the AKS cluster if it does not exist, with its GPU machines and drivers. Safe to repeat.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
 # was edited by hand is not overwritten unasked.
 set -euo pipefail
@@ -9,13 +9,12 @@ CLUSTER=${CLUSTER:-embark}
 LOCATION=${LOCATION:-eastus}
 # az vm list-skus shows which zones have the machine.
 ZONE=${ZONE:-1}
-# What the pods are to Azure.
+# The pods' managed identity.
 IDENTITY=${IDENTITY:-embark-train}
 STORAGE_ACCOUNT=${STORAGE_ACCOUNT:-embarkexample}
-
 DRY_RUN=${DRY_RUN:-0}
 
-# Says a command, and runs it unless DRY_RUN is 1.
+# Prints a command, and runs it unless DRY_RUN is 1.
 run() {
   printf '+' >&2
   printf ' %q' "$@" >&2
@@ -25,17 +24,15 @@ run() {
 }
 
 cd "$(dirname "$0")"
-
 run az group create --name "$RESOURCE_GROUP" --location "$LOCATION"
-
 # Without this feature machines of one pool do not share an InfiniBand fabric. It takes some minutes, once.
 run az feature register --namespace Microsoft.ContainerService --name AKSInfinibandSupport
 if [ "$DRY_RUN" = 0 ]; then
-  until [ "$(az feature show --namespace Microsoft.ContainerService --name AKSInfinibandSupport --query properties.state --output tsv)" = Registered ]; do sleep 20; done
+  until [ "$(az feature show --namespace Microsoft.ContainerService --name AKSInfinibandSupport \
+    --query properties.state --output tsv)" = Registered ]; do sleep 20; done
 fi
 run az provider register --namespace Microsoft.ContainerService
-
-# Machines near each other.
+# Places the machines near each other.
 if ! az ppg show --resource-group "$RESOURCE_GROUP" --name embark-ppg >/dev/null 2>&1; then
   run az ppg create \
     --resource-group "$RESOURCE_GROUP" \
@@ -45,7 +42,6 @@ if ! az ppg show --resource-group "$RESOURCE_GROUP" --name embark-ppg >/dev/null
     --type Standard \
     --intent-vm-sizes Standard_ND96asr_v4
 fi
-
 if ! az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" >/dev/null 2>&1; then
   run az aks create \
     --resource-group "$RESOURCE_GROUP" \
@@ -82,8 +78,8 @@ if ! az aks nodepool show --resource-group "$RESOURCE_GROUP" --cluster-name "$CL
     --min-count 0 \
     --max-count 2 \
     --node-taints nvidia.com/gpu=present:NoSchedule \
-    --labels embark/pool=nd96asr-v4 \
-    --ppg "$(az ppg show --resource-group "$RESOURCE_GROUP" --name embark-ppg --query id --output tsv)"
+    --ppg "$(az ppg show --resource-group "$RESOURCE_GROUP" --name embark-ppg --query id --output tsv)" \
+    --labels embark/pool=nd96asr-v4
 fi
 
 run az aks get-credentials --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --overwrite-existing
@@ -105,7 +101,6 @@ run helm upgrade gpu-operator nvidia/gpu-operator \
   --wait
 
 run kubectl apply -f aks_cluster.yaml
-
 # The pods' own identity: workload identity, no key and no secret anywhere.
 run az identity create --resource-group "$RESOURCE_GROUP" --name "$IDENTITY" --location "$LOCATION"
 run az identity federated-credential create \
@@ -123,6 +118,7 @@ run az role assignment create \
 if ! kubectl get serviceaccount embark --namespace embark >/dev/null 2>&1; then
   run kubectl create serviceaccount embark --namespace embark
 fi
-run kubectl annotate serviceaccount embark azure.workload.identity/client-id="$(az identity show --resource-group "$RESOURCE_GROUP" --name "$IDENTITY" --query clientId --output tsv)" \
+run kubectl annotate serviceaccount embark \
+  azure.workload.identity/client-id="$(az identity show --resource-group "$RESOURCE_GROUP" --name "$IDENTITY" --query clientId --output tsv)" \
   --namespace embark \
   --overwrite

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Azure Monitor: the GPUs' metrics in managed Prometheus, and a mail when they stand idle or a machine is dead.
+# Azure Monitor: the GPUs' metrics in managed Prometheus, and a mail when they are idle or a machine is dead.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
 # was edited by hand is not overwritten unasked.
 set -euo pipefail
 
 RESOURCE_GROUP=${RESOURCE_GROUP:-embark}
-LOCATION=${LOCATION:-eastus}
-: "${EMAIL:?where the mails go}"
 CLUSTER=${CLUSTER:-embark}
+LOCATION=${LOCATION:-eastus}
+: "${EMAIL:?the address for the mails}"
 
 DRY_RUN=${DRY_RUN:-0}
 
-# Says a command, and runs it unless DRY_RUN is 1.
+# Prints a command, and runs it unless DRY_RUN is 1.
 run() {
   printf '+' >&2
   printf ' %q' "$@" >&2
@@ -21,13 +21,11 @@ run() {
 }
 
 cd "$(dirname "$0")"
-
 run az monitor action-group create \
   --resource-group "$RESOURCE_GROUP" \
   --name embark-dlrm \
   --short-name embark \
   --action email owner "$EMAIL"
-
 if ! az monitor account show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" >/dev/null 2>&1; then
   run az monitor account create --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --location "$LOCATION"
 fi
@@ -44,9 +42,12 @@ run az deployment group create \
   --resource-group "$RESOURCE_GROUP" \
   --name embark-rules-dlrm \
   --template-file alert_rules.json \
-  --parameters workspace="$(az monitor account show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query id --output tsv)" cluster="$(az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query id --output tsv)" actionGroup="$(az monitor action-group show --resource-group "$RESOURCE_GROUP" --name embark-dlrm --query id --output tsv)" location="$LOCATION"
-
-# The run's own metrics; the dashboard, grafana_dashboard.json, is for Grafana to import.
+  --parameters \
+  workspace="$(az monitor account show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query id --output tsv)" \
+  cluster="$(az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query id --output tsv)" \
+  actionGroup="$(az monitor action-group show --resource-group "$RESOURCE_GROUP" --name embark-dlrm --query id --output tsv)" \
+  location="$LOCATION"
+# The run's own metrics; import grafana_dashboard.json into Grafana.
 if [ "$DRY_RUN" = 1 ] || kubectl get crd podmonitors.azmonitoring.coreos.com >/dev/null 2>&1; then
   run kubectl apply -f run_metrics.yaml
 else

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the run's storage where it is not there yet. Safe to repeat.
+# Creates the run's storage where it does not exist. Safe to repeat.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
 # was edited by hand is not overwritten unasked.
 set -euo pipefail
@@ -8,10 +8,9 @@ RESOURCE_GROUP=${RESOURCE_GROUP:-embark}
 CLUSTER=${CLUSTER:-embark}
 LOCATION=${LOCATION:-eastus}
 STORAGE_ACCOUNT=${STORAGE_ACCOUNT:-embarkexample}
-
 DRY_RUN=${DRY_RUN:-0}
 
-# Says a command, and runs it unless DRY_RUN is 1.
+# Prints a command, and runs it unless DRY_RUN is 1.
 run() {
   printf '+' >&2
   printf ' %q' "$@" >&2
@@ -21,9 +20,7 @@ run() {
 }
 
 cd "$(dirname "$0")"
-
 run az group create --name "$RESOURCE_GROUP" --location "$LOCATION"
-
 if ! az storage account show --name "$STORAGE_ACCOUNT" >/dev/null 2>&1; then
   run az storage account create \
     --name "$STORAGE_ACCOUNT" \
@@ -35,23 +32,20 @@ if ! az storage account show --name "$STORAGE_ACCOUNT" >/dev/null 2>&1; then
     --allow-shared-key-access false \
     --min-tls-version TLS1_2
 fi
-
 run az storage container-rm create \
   --storage-account "$STORAGE_ACCOUNT" \
   --resource-group "$RESOURCE_GROUP" \
   --name embark-example
-
-# You may upload data: owning the account does not yet allow that.
+# Lets you upload data: owning the account does not imply that.
 run az role assignment create \
   --role 'Storage Blob Data Contributor' \
   --assignee-object-id "$(az ad signed-in-user show --query id --output tsv)" \
   --assignee-principal-type User \
   --scope "$(az storage account show --name "$STORAGE_ACCOUNT" --query id --output tsv)"
-
-# 1,024 GiB of Azure NetApp Files, Ultra read 0.1 GB/s. More reads faster.
+# 1,024 GiB of Azure NetApp Files, Ultra read 0.1 GB/s. More is faster.
 CAPACITY_GIB=${CAPACITY_GIB:-1024}
 
-# A subnet of its own in the cluster's network.
+# A subnet of its own in the cluster's network: 10.224.0.0/12 is AKS's, 10.224.0.0/16 its machines'.
 NODE_GROUP=none VNET=none
 if [ "$DRY_RUN" = 0 ]; then
   NODE_GROUP="$(az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query nodeResourceGroup --output tsv)"
@@ -62,17 +56,13 @@ if ! az network vnet subnet show --resource-group "$NODE_GROUP" --vnet-name "$VN
     --resource-group "$NODE_GROUP" \
     --vnet-name "$VNET" \
     --name embark-storage \
-    --address-prefixes 10.225.0.0/24 \
-    --delegations Microsoft.NetApp/volumes
+    --delegations Microsoft.NetApp/volumes \
+    --address-prefixes 10.225.0.0/24
 fi
-
 run az provider register --namespace Microsoft.NetApp --wait
 
 if ! az netappfiles account show --resource-group "$RESOURCE_GROUP" --account-name embark >/dev/null 2>&1; then
-  run az netappfiles account create \
-    --resource-group "$RESOURCE_GROUP" \
-    --account-name embark \
-    --location "$LOCATION"
+  run az netappfiles account create --resource-group "$RESOURCE_GROUP" --account-name embark --location "$LOCATION"
 fi
 
 if ! az netappfiles pool show --resource-group "$RESOURCE_GROUP" --account-name embark --name embark >/dev/null 2>&1; then
@@ -104,14 +94,14 @@ if ! az netappfiles volume show \
     --subnet "$(az network vnet subnet show --resource-group "$NODE_GROUP" --vnet-name "$VNET" --name embark-storage --query id --output tsv)"
 fi
 
-if [ "$DRY_RUN" = 0 ]; then ADDRESS="$(az netappfiles volume show --resource-group "$RESOURCE_GROUP" --account-name embark --pool-name embark --name dlrm-data --query 'mountTargets[0].ipAddress' --output tsv)"; fi
+ADDRESS=none
 if [ "$DRY_RUN" = 0 ]; then
-  kubectl patch \
-    --local \
-    -f volume.yaml \
-    --type=merge \
-    --output=json \
-    --patch="{\"spec\":{\"nfs\":{\"server\":\"$ADDRESS\"}}}" |
+  ADDRESS="$(az netappfiles volume show --resource-group "$RESOURCE_GROUP" --account-name embark --pool-name embark \
+    --name dlrm-data --query 'mountTargets[0].ipAddress' --output tsv)"
+fi
+PATCH="{\"spec\":{\"nfs\":{\"server\":\"$ADDRESS\"}}}"
+if [ "$DRY_RUN" = 0 ]; then
+  kubectl patch --local -f volume.yaml --type=merge --output=json --patch="$PATCH" |
     kubectl apply -f -
 fi
 run kubectl apply -f claim.yaml

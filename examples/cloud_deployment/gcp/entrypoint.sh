@@ -1,6 +1,6 @@
 #!/bin/sh
-# What the container does with its words: none trains the quickstart; options and scripts go to python; a program is
-# run as it stands; anything else is a verb of embark.
+# Without arguments it trains the quickstart; options and scripts go to python; a program runs as it is; anything else
+# is a command of embark.
 set -eu
 case "${1:-}" in
   "") set -- embark train quickstart ;;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the GKE cluster where it is not there yet, with its networks and GPU machines. Safe to repeat.
+# Creates the GKE cluster if it does not exist, with its networks and GPU machines. Safe to repeat.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
 # was edited by hand is not overwritten unasked.
 set -euo pipefail
@@ -12,7 +12,7 @@ ZONE=${ZONE:-us-central1-a}
 
 DRY_RUN=${DRY_RUN:-0}
 
-# Says a command, and runs it unless DRY_RUN is 1.
+# Prints a command, and runs it unless DRY_RUN is 1.
 run() {
   printf '+' >&2
   printf ' %q' "$@" >&2
@@ -22,11 +22,9 @@ run() {
 }
 
 cd "$(dirname "$0")"
-
 run gcloud services enable container.googleapis.com compute.googleapis.com --project="$PROJECT"
-
 if ! gcloud container clusters describe "$CLUSTER" --location="$REGION" --project="$PROJECT" >/dev/null 2>&1; then
-  # One zone, so that counts are what they say: each zone of a regional pool has the whole count.
+  # One zone: each zone of a regional pool would have the full node count.
   run gcloud container clusters create "$CLUSTER" \
     --location="$REGION" \
     --node-locations="$ZONE" \
@@ -44,39 +42,34 @@ if ! gcloud container clusters describe "$CLUSTER" --location="$REGION" --projec
     --project="$PROJECT"
 fi
 
-# A cluster that was there may lack this run's machines.
-if ! gcloud container node-pools describe a2-highgpu-8g \
-  --cluster="$CLUSTER" \
-  --location="$REGION" \
-  --project="$PROJECT" >/dev/null 2>&1; then
+# An existing cluster may lack this run's machines.
+if ! gcloud container node-pools describe a2-highgpu-8g --cluster="$CLUSTER" --location="$REGION" --project="$PROJECT" >/dev/null 2>&1; then
   run gcloud container node-pools create a2-highgpu-8g \
     --cluster="$CLUSTER" \
     --location="$REGION" \
     --node-locations="$ZONE" \
     --machine-type=a2-highgpu-8g \
+    --enable-gvnic \
+    --workload-metadata=GKE_METADATA \
     --accelerator=type=nvidia-tesla-a100,count=8,gpu-driver-version=latest \
     --num-nodes=2 \
     --enable-autoscaling \
     --total-min-nodes=0 \
     --total-max-nodes=2 \
     --location-policy=ANY \
-    --enable-gvnic \
-    --workload-metadata=GKE_METADATA \
     --disk-size=200 \
     --node-labels=embark/pool=a2-highgpu-8g \
     --placement-type=COMPACT \
     --project="$PROJECT"
 fi
-
 run gcloud container clusters get-credentials "$CLUSTER" --location="$REGION" --project="$PROJECT"
 
 run kubectl apply -f gke_cluster.yaml
-
 # The pods' own identity: their service account holds the roles; no key and no secret anywhere.
 NUMBER=0
 if [ "$DRY_RUN" = 0 ]; then NUMBER="$(gcloud projects describe "$PROJECT" --format='value(projectNumber)')"; fi
 POOL="projects/$NUMBER/locations/global/workloadIdentityPools/$PROJECT.svc.id.goog"
-MEMBER="principal://iam.googleapis.com/$POOL/subject/ns/embark/sa/embark"
+MEMBER="principal://iam.googleapis.com/$POOL/subject/ns/"embark/sa/embark
 run gcloud storage buckets add-iam-policy-binding gs://embark-example \
   --member="$MEMBER" \
   --role=roles/storage.objectUser \

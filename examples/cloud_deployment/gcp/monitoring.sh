@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Cloud Monitoring: a mail when GPUs stand idle. On GKE the metrics are those of --monitoring=SYSTEM,DCGM; plain
-# machines get the Ops Agent.
+# Cloud Monitoring: sends a mail when GPUs are idle. On GKE the metrics are those of --monitoring=SYSTEM,DCGM;
+# plain machines get the Ops Agent.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
 # was edited by hand is not overwritten unasked.
 set -euo pipefail
 
 : "${PROJECT:?the id of your Google Cloud project}"
 ZONE=${ZONE:-us-central1-a}
-: "${EMAIL:?where the mails go}"
+: "${EMAIL:?the address for the mails}"
 
 DRY_RUN=${DRY_RUN:-0}
 
-# Says a command, and runs it unless DRY_RUN is 1.
+# Prints a command, and runs it unless DRY_RUN is 1.
 run() {
   printf '+' >&2
   printf ' %q' "$@" >&2
@@ -21,25 +21,27 @@ run() {
 }
 
 cd "$(dirname "$0")"
-
+channel() {
+  gcloud beta monitoring channels list --project="$PROJECT" --filter=displayName=embark-dlrm --format='value(name)' --limit=1
+}
 CHANNEL=''
-if [ "$DRY_RUN" = 0 ]; then CHANNEL="$(gcloud beta monitoring channels list --project="$PROJECT" --filter=displayName=embark-dlrm --format='value(name)' --limit=1)"; fi
+if [ "$DRY_RUN" = 0 ]; then CHANNEL="$(channel)"; fi
 if [ -z "$CHANNEL" ]; then
   run gcloud beta monitoring channels create \
     --project="$PROJECT" \
     --display-name=embark-dlrm \
     --type=email \
     --channel-labels="email_address=$EMAIL"
-  if [ "$DRY_RUN" = 0 ]; then CHANNEL="$(gcloud beta monitoring channels list --project="$PROJECT" --filter=displayName=embark-dlrm --format='value(name)' --limit=1)"; fi
+  if [ "$DRY_RUN" = 0 ]; then CHANNEL="$(channel)"; fi
 fi
-if [ "$DRY_RUN" = 1 ] || [ -z "$(gcloud alpha monitoring policies list --project="$PROJECT" --filter=displayName=embark-dlrm-idle-gpus --format='value(name)')" ]; then
+if [ "$DRY_RUN" = 1 ] || [ -z "$(gcloud alpha monitoring policies list --project="$PROJECT" \
+  --filter=displayName=embark-dlrm-idle-gpus --format='value(name)')" ]; then
   run gcloud alpha monitoring policies create \
     --project="$PROJECT" \
     --policy-from-file=idle_gpus.json \
     --notification-channels="$CHANNEL"
 fi
-
-# The run's own metrics; the dashboard, grafana_dashboard.json, is for Grafana to import.
+# The run's own metrics; import grafana_dashboard.json into Grafana.
 if [ "$DRY_RUN" = 1 ] || kubectl get crd podmonitorings.monitoring.googleapis.com >/dev/null 2>&1; then
   run kubectl apply -f run_metrics.yaml
 else

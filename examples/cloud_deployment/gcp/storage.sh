@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the run's storage where it is not there yet. Safe to repeat.
+# Creates the run's storage where it does not exist. Safe to repeat.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
 # was edited by hand is not overwritten unasked.
 set -euo pipefail
@@ -10,7 +10,7 @@ ZONE=${ZONE:-us-central1-a}
 
 DRY_RUN=${DRY_RUN:-0}
 
-# Says a command, and runs it unless DRY_RUN is 1.
+# Prints a command, and runs it unless DRY_RUN is 1.
 run() {
   printf '+' >&2
   printf ' %q' "$@" >&2
@@ -20,7 +20,6 @@ run() {
 }
 
 cd "$(dirname "$0")"
-
 if ! gcloud storage buckets describe gs://embark-example --project="$PROJECT" >/dev/null 2>&1; then
   run gcloud storage buckets create gs://embark-example \
     --location="$REGION" \
@@ -28,12 +27,11 @@ if ! gcloud storage buckets describe gs://embark-example --project="$PROJECT" >/
     --public-access-prevention \
     --project="$PROJECT"
 fi
-
-# 1,024 GiB of Filestore zonal read 0.3 GB/s. More reads faster.
+# 1,024 GiB of Filestore zonal read 0.3 GB/s. More is faster.
 CAPACITY_GIB=${CAPACITY_GIB:-1024}
-# The cluster's.
+# The cluster's network.
 NETWORK=${NETWORK:-default}
-
+ADDRESS=none
 run gcloud services enable file.googleapis.com --project="$PROJECT"
 
 if ! gcloud filestore instances describe dlrm-data --location="$ZONE" --project="$PROJECT" >/dev/null 2>&1; then
@@ -45,14 +43,14 @@ if ! gcloud filestore instances describe dlrm-data --location="$ZONE" --project=
     --project="$PROJECT"
 fi
 
-if [ "$DRY_RUN" = 0 ]; then ADDRESS="$(gcloud filestore instances describe dlrm-data --location="$ZONE" --project="$PROJECT" --format='value(networks[0].ipAddresses[0])')"; fi
 if [ "$DRY_RUN" = 0 ]; then
-  kubectl patch \
-    --local \
-    -f volume.yaml \
-    --type=merge \
-    --output=json \
-    --patch="{\"spec\":{\"csi\":{\"volumeHandle\":\"modeInstance/$ZONE/dlrm-data/data\",\"volumeAttributes\":{\"ip\":\"$ADDRESS\"}}}}" |
+  ADDRESS="$(gcloud filestore instances describe dlrm-data --location="$ZONE" --project="$PROJECT" \
+    --format='value(networks[0].ipAddresses[0])')"
+fi
+HANDLE=modeInstance/"$ZONE"/dlrm-data/data
+PATCH="{\"spec\":{\"csi\":{\"volumeHandle\":\"$HANDLE\",\"volumeAttributes\":{\"ip\":\"$ADDRESS\"}}}}"
+if [ "$DRY_RUN" = 0 ]; then
+  kubectl patch --local -f volume.yaml --type=merge --output=json --patch="$PATCH" |
     kubectl apply -f -
 fi
 run kubectl apply -f claim.yaml

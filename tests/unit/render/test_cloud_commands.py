@@ -20,13 +20,13 @@ from render_jobs import job_of
 
 from embark.render.budgets import aws_budget
 from embark.render.clouds.aws.cluster import bucket_statements
-from embark.render.infrastructure import render_around
+from embark.render.infrastructure import render_infrastructure
 
 CLI = Path(__file__).parents[2] / "fixtures" / "cli"
 SETTINGS = {"PROJECT": "my-project", "EMAIL": "me@example.com", "SUBNET_ID": "subnet-1"}
 VERBS = {
     "vm.sh": (["up"], ["status"], ["logs", "1"], ["down"]), "tpu_vm.sh": (["up"], ["status"], ["logs"], ["down"]),
-    "money.sh": (["budget"], ["quota"]),
+    "budget.sh": (["budget"], ["quota"]),
 }
 LAUNCH_VERBS = ("check", "status", "logs", "stop", "clean", "destroy")
 CASES: dict[str, list[tuple[str, dict[str, Any]]]] = {
@@ -53,7 +53,7 @@ def calls(tmp_path_factory) -> dict[str, list[list[str]]]:
     found: dict[str, list[list[str]]] = {}
     for cases in CASES.values():
         for machine, place in cases:
-            files = render_around(job_of(machine, image="ghcr.io/me/embark:1", **place))
+            files = render_infrastructure(job_of(machine, image="ghcr.io/me/embark:1", **place))
             folder = tmp_path_factory.mktemp("scripts")
             for file in files:
                 if not file.is_executable or file.path == "tpu_node.sh":

@@ -12,7 +12,7 @@ from render_jobs import job_of
 from embark.catalog import load_catalog
 from embark.errors import SpecError
 from embark.render.job import DEFAULT_MACHINES, dns_label, make_job
-from embark.spec import load_spec, resolve
+from embark.spec import load_spec
 
 
 def mistakes_of(*sets: str, preset: str = "quickstart") -> dict[str, str]:
@@ -40,17 +40,19 @@ def test_a_cloud_alone_names_its_usual_machine(cloud):
     assert (job.cloud, job.num_processes, job.world_size) == (cloud, 8, 8)
 
 
-@pytest.mark.parametrize("machine", [m.name for m in load_catalog().machines.values() if m.gpu.kind == "gpu"])
-def test_a_pod_fits_on_its_machine_beside_what_runs_on_every_node(machine):
-    job = job_of(machine, nodes=1)
-    if job.num_cpus is not None:
-        assert 0 < job.num_cpus < job.machine.allocatable_vcpus
-    if job.memory_gib is not None:
-        assert 0 < job.memory_gib < job.machine.allocatable_gib
-        assert job.shm_gib < job.memory_gib or job.memory_gib == 1
+def test_a_pod_fits_on_its_machine_beside_what_runs_on_every_node():
+    for machine in load_catalog().machines.values():
+        if machine.gpu.kind != "gpu":
+            continue
+        job = job_of(machine.name, nodes=1)
+        if job.num_cpus is not None:
+            assert 0 < job.num_cpus < job.machine.allocatable_vcpus, machine.name
+        if job.memory_gib is not None:
+            assert 0 < job.memory_gib < job.machine.allocatable_gib, machine.name
+            assert job.shm_gib < job.memory_gib or job.memory_gib == 1, machine.name
 
 
-def test_what_cannot_be_rendered_is_told_at_once():
+def test_all_mistakes_are_reported_at_once():
     found = mistakes_of("place.machine=p5.48xlarge", "place.nodes=3", "place.volume=managed-lustre-500",
                         "place.identity=someone@example.com", "train.batch_size=1000")
     assert set(found) == {"store.root", "place.volume", "place.identity", "train.batch_size"}
@@ -86,16 +88,6 @@ def test_each_mistake_has_its_field_and_its_fix(sets, field, words):
 def test_a_folder_of_the_mounted_volume_is_seen_by_all():
     job = job_of("p5.48xlarge", volume="fsx-lustre-250", root="/mnt/data/runs", data="/mnt/data/criteo")
     assert job.claim_name == "dlrm-data"
-
-
-@pytest.mark.parametrize("field", ["image", "namespace", "service_account", "identity", "account", "queue", "volume",
-                                   "volume_path", "storage_account", "region", "zone"])
-@pytest.mark.parametrize("value", ["a b", "a\nb", "$(id)", "`id`", 'a"b', "a'b", "!!str", "a;b", "é", "x" * 500, "a#b",
-                                   "-rf", "a&b", "*"])
-def test_hostile_words_are_refused_by_the_spec(field, value):
-    with pytest.raises(SpecError) as raised:
-        resolve({"place": {"cloud": "aws", field: value}})
-    assert [mistake.field for mistake in raised.value.mistakes] == [f"place.{field}"]
 
 
 @pytest.mark.parametrize("image", [

@@ -14,11 +14,12 @@ from embark.render.budgets import budget_usd, needed_units
 from embark.render.clouds.aws import vm as vm_aws
 from embark.render.clouds.gcp import vm as vm_gcp
 from embark.render.file import File
-from embark.render.infrastructure import render_around
+from embark.render.infrastructure import render_infrastructure
 from embark.render.job import EXITS
 from embark.render.launch_script import NAMES, render_launch_script
+from embark.render.shell_text import render_template
 from embark.render.targets.tpu_vm import runtime_version
-from embark.render.targets.vm_node import node_program, service
+from embark.render.targets.vm_node import cloud_init, node_program
 
 MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
 SETTINGS = {"PROJECT": "my-project"}
@@ -31,7 +32,7 @@ def position(commands: list[list[str]], *words: str) -> int:
 @pytest.mark.parametrize("cloud", MACHINES)
 def test_a_run_makes_the_cluster_then_the_storage_then_the_job_and_follows_it(cloud: str, tmp_path: Path):
     job = job_of(MACHINES[cloud], image="ghcr.io/me/embark:1", queue="ml")
-    ran = run_script(render_around(job), NAMES[cloud], ["--yes"], tmp_path, SETTINGS)
+    ran = run_script(render_infrastructure(job), NAMES[cloud], ["--yes"], tmp_path, SETTINGS)
     assert ran.code == 0, ran.output
     cluster = {"aws": ("eksctl", "create", "cluster"), "azure": ("aks", "create"), "gcp": ("clusters", "create")}[cloud]
     bucket = {"aws": ("create-bucket",), "azure": ("container-rm",), "gcp": ("buckets", "create")}[cloud]
@@ -43,14 +44,14 @@ def test_a_run_makes_the_cluster_then_the_storage_then_the_job_and_follows_it(cl
 
 @pytest.mark.parametrize("cloud", MACHINES)
 def test_nothing_is_made_while_the_image_is_in_no_registry(cloud: str, tmp_path: Path):
-    ran = run_script(render_around(job_of(MACHINES[cloud])), NAMES[cloud], ["--yes"], tmp_path, SETTINGS)
+    ran = run_script(render_infrastructure(job_of(MACHINES[cloud])), NAMES[cloud], ["--yes"], tmp_path, SETTINGS)
     assert ran.code == 64
     assert "place.image" in ran.output
     assert not [call for call in ran.commands if "create" in call or "apply" in call]
 
 
 def test_without_a_yes_it_asks_and_a_no_costs_nothing(tmp_path: Path):
-    files = render_around(job_of("p4d.24xlarge", image="ghcr.io/me/embark:1"))
+    files = render_infrastructure(job_of("p4d.24xlarge", image="ghcr.io/me/embark:1"))
     ran = run_script(files, NAMES["aws"], [], tmp_path, SETTINGS)  # its standard input is empty
     assert ran.code != 0
     assert "USD an hour" in ran.output
@@ -58,15 +59,15 @@ def test_without_a_yes_it_asks_and_a_no_costs_nothing(tmp_path: Path):
 
 
 def test_a_failed_job_ends_the_script_with_a_fault(tmp_path: Path):
-    files = render_around(job_of("p4d.24xlarge", image="ghcr.io/me/embark:1"))
+    files = render_infrastructure(job_of("p4d.24xlarge", image="ghcr.io/me/embark:1"))
     broken = STUB.replace("echo Complete", "echo Failed").replace('*" get "*', '*"no such words"*')
     ran = run_script(files, NAMES["aws"], ["--yes"], tmp_path, SETTINGS, stub=broken)
     assert ran.code == 70, ran.output
-    assert "the job has failed" in ran.output
+    assert "the job failed" in ran.output
 
 
 def test_logs_are_of_every_pod_and_name_it(tmp_path: Path):
-    ran = run_script(render_around(job_of("p4d.24xlarge", nodes=8)), NAMES["aws"], ["logs"], tmp_path)
+    ran = run_script(render_infrastructure(job_of("p4d.24xlarge", nodes=8)), NAMES["aws"], ["logs"], tmp_path)
     (call,) = ran.of("kubectl")
     assert {"--follow", "--prefix", "--selector"} <= set(call)
     assert int(call[call.index("--max-log-requests") + 1]) >= 8
@@ -74,14 +75,14 @@ def test_logs_are_of_every_pod_and_name_it(tmp_path: Path):
 
 @pytest.mark.parametrize("words", [["--dry"], ["up"], ["run", "--force"]], ids=str)
 def test_an_unknown_word_is_refused_with_the_usage(words: list[str], tmp_path: Path):
-    ran = run_script(render_around(job_of("p4d.24xlarge")), NAMES["aws"], words, tmp_path)
+    ran = run_script(render_infrastructure(job_of("p4d.24xlarge")), NAMES["aws"], words, tmp_path)
     assert ran.code == 64
     assert "usage:" in ran.output
     assert not ran.commands
 
 
 def test_clean_lets_the_machines_go_and_keeps_the_cluster(tmp_path: Path):
-    ran = run_script(render_around(job_of("p4d.24xlarge")), NAMES["aws"], ["clean", "--yes"], tmp_path)
+    ran = run_script(render_infrastructure(job_of("p4d.24xlarge")), NAMES["aws"], ["clean", "--yes"], tmp_path)
     assert position(ran.commands, "eksctl", "scale") > position(ran.commands, "kubectl", "delete")
     assert not [call for call in ran.of("eksctl") if "delete" in call]
 
@@ -102,7 +103,7 @@ esac
 @pytest.mark.parametrize(("rank", "is_host"), [("0", "true"), ("3", "false")])
 def test_a_plain_machine_joins_the_first_one(rank: str, is_host: str, tmp_path: Path):
     job = job_of("p4d.24xlarge", nodes=4, target="vm", image="ghcr.io/me/embark:1")
-    node = node_program(job, vm_aws.FIND_PLACE).replace("/var/lib/embark\n", f"{tmp_path}\n")
+    node = node_program(job, render_template("aws/find_rank.sh")).replace("/var/lib/embark\n", f"{tmp_path}\n")
     files = [File("node.sh", node, True), File("programs/curl", CURL, True)]
     ran = run_script(files, "node.sh", [], tmp_path, {"RANK_TAG": rank})
     (call,) = [call for call in ran.of("docker") if "run" in call]
@@ -125,7 +126,8 @@ def test_a_machine_finds_its_number_in_its_name(tmp_path: Path):
 
 
 def test_the_service_starts_again_as_the_exit_codes_say():
-    text = service(job_of("p4d.24xlarge", target="vm"))
+    written = yaml.safe_load(cloud_init(job_of("p4d.24xlarge", target="vm"), "").text)["write_files"]
+    text = next(file["content"] for file in written if file["path"].endswith(".service"))
     assert "Restart=on-failure" in text
     final = next(line for line in text.splitlines() if line.startswith("RestartPreventExitStatus=")).partition("=")[2]
     assert [int(code) for code in final.split()] == [int(e.code) for e in EXITS if not e.must_retry]
@@ -170,6 +172,6 @@ def test_quota_and_budget_grow_with_the_machines():
 
 @pytest.mark.parametrize(("limit", "code"), [("95.0", 1), ("96.0", 0), ("None", 0), ("-1", 0)])
 def test_too_small_a_quota_stops_the_script(limit: str, code: int, tmp_path: Path):
-    files = render_around(job_of("p4d.24xlarge", nodes=1))
+    files = render_infrastructure(job_of("p4d.24xlarge", nodes=1))
     stub = STUB.replace("echo 123456789012345678", f"echo {limit}")
-    assert run_script(files, "money.sh", ["quota"], tmp_path, stub=stub).code == code
+    assert run_script(files, "budget.sh", ["quota"], tmp_path, stub=stub).code == code

@@ -18,7 +18,7 @@ from embark.events.names import METRICS
 from embark.lint.check import lint_texts
 from embark.render.clouds.aws.cluster import bucket_statements
 from embark.render.image import render_image
-from embark.render.infrastructure import render_around
+from embark.render.infrastructure import render_infrastructure
 from embark.render.run_metrics import objects
 from embark.render.targets.kubernetes import render_job
 from embark.spec.watch import WatchSpec
@@ -38,14 +38,14 @@ ANSWERS = WatchSpec(prometheus_port=9464)
 
 @pytest.mark.parametrize("cloud", MACHINES)
 def test_by_default_there_is_nothing_to_find(cloud):
-    files = {file.path for file in render_around(job_of(MACHINES[cloud]))}
+    files = {file.path for file in render_infrastructure(job_of(MACHINES[cloud]))}
     assert not files & {"run_metrics.yaml", "grafana_dashboard.json", "cloudwatch_dashboard.json"}
 
 
 @pytest.mark.parametrize("cloud", MACHINES)
 def test_the_first_pod_is_read_by_the_name_of_its_port(cloud):
     job = watched(cloud, ANSWERS)
-    files = {file.path: file.text for file in render_around(job)}
+    files = {file.path: file.text for file in render_infrastructure(job)}
     found = list(yaml.safe_load_all(files["run_metrics.yaml"]))
     assert [one["kind"] for one in found] == KINDS[cloud]
     spec = found[0]["spec"]
@@ -74,7 +74,7 @@ def test_promtool_takes_the_rules_that_are_handed_to_the_cluster(cloud, tmp_path
 
 def test_azure_has_the_rules_in_its_own_file():
     def rules(watch):
-        files = {file.path: file.text for file in render_around(watched("azure", watch))}
+        files = {file.path: file.text for file in render_infrastructure(watched("azure", watch))}
         return json.loads(files["alert_rules.json"])["resources"][0]["properties"]["rules"]
 
     assert {one.name for one in alerts()} == {rule["alert"] for rule in rules(ANSWERS)} - {
@@ -85,7 +85,7 @@ def test_azure_has_the_rules_in_its_own_file():
 @pytest.mark.parametrize("cloud", MACHINES)
 def test_the_script_hands_it_over_and_the_linter_finds_nothing(cloud, tmp_path):
     sinks = ("cloudwatch",) if cloud == "aws" else ("otlp",)
-    files = render_around(watched(cloud, WatchSpec(prometheus_port=9464, sinks=sinks)))
+    files = render_infrastructure(watched(cloud, WatchSpec(prometheus_port=9464, sinks=sinks)))
     assert not lint_texts({file.path: file.text for file in files})
     ran = run_script(files, "monitoring.sh", [], tmp_path, {**SETTINGS, "DRY_RUN": "1"})
     assert ran.code == 0
@@ -95,7 +95,7 @@ def test_the_script_hands_it_over_and_the_linter_finds_nothing(cloud, tmp_path):
 
 
 def test_cloudwatch_gets_a_dashboard_of_the_metrics_that_are_sent_to_it(tmp_path):
-    files = render_around(watched("aws", WatchSpec(sinks=("cloudwatch",), cloudwatch_namespace="Ads/Embark")))
+    files = render_infrastructure(watched("aws", WatchSpec(sinks=("cloudwatch",), cloudwatch_namespace="Ads/Embark")))
     body = json.loads({file.path: file.text for file in files}["cloudwatch_dashboard.json"])
     searches = [widget["properties"]["metrics"][0][0]["expression"] for widget in body["widgets"]]
     assert "SEARCH('{\"Ads/Embark\",run,host,gpu} MetricName=\"gpu_power_w\" run=\"dlrm\"', 'Average', 60)" in searches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from render_jobs import MACHINES, VOLUMES, job_of
 
 from embark.lint.check import lint_texts
 from embark.render.file import File
-from embark.render.infrastructure import render_around
+from embark.render.infrastructure import render_infrastructure
+from embark.render.shell_text import TEMPLATES
 
 SETTINGS = {"PROJECT": "my-project", "EMAIL": "me@example.com", "SUBNET_ID": "subnet-1"}
 CHANGING = {
@@ -46,7 +48,7 @@ def name_of(case: tuple[str, dict[str, object]]) -> str:
 @pytest.fixture(params=cases(), ids=name_of)
 def files(request) -> list[File]:
     machine, place = request.param
-    return render_around(job_of(machine, **place))
+    return render_infrastructure(job_of(machine, **place))
 
 
 def test_shellcheck_finds_nothing(files: list[File], tmp_path: Path):
@@ -69,6 +71,19 @@ def test_shellcheck_finds_nothing(files: list[File], tmp_path: Path):
     assert done.returncode == 0, done.stdout
 
 
+def test_shellcheck_parses_the_templates(tmp_path: Path):
+    """Statements are comments to it; a value is a word."""
+    templates = sorted(TEMPLATES.rglob("*.sh.j2"))
+    assert len(templates) > 20
+    for path in templates:
+        copy = tmp_path / str(path.relative_to(TEMPLATES)).replace("/", "-")
+        copy.write_text(re.sub("@@.*?@@", "64", path.read_text()))
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([shellcheck, "--shell=bash", "--severity=error", *tmp_path.iterdir()],
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_linter_finds_nothing_either(files: list[File]):
     findings = lint_texts({file.path: file.text for file in files})
     assert not [(one.code, one.hit) for one in findings]
@@ -85,7 +100,7 @@ def test_every_path_stands_once_and_stays_inside(files: list[File]):
 
 
 def test_a_dry_run_says_what_it_would_do_and_does_none_of_it(files: list[File], tmp_path: Path):
-    verbs = {"vm.sh": ["up"], "tpu_vm.sh": ["up"], "money.sh": ["budget"]}
+    verbs = {"vm.sh": ["up"], "tpu_vm.sh": ["up"], "budget.sh": ["budget"]}
     for file in files:
         if not file.path.endswith(".sh") or file.path == "tpu_node.sh":
             continue
@@ -98,7 +113,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_none_of_it(files: list[File], 
 
 
 def test_run_for_real_every_script_ends_well(files: list[File], tmp_path: Path):
-    verbs = {"vm.sh": ["up"], "tpu_vm.sh": ["up"], "money.sh": ["budget"]}
+    verbs = {"vm.sh": ["up"], "tpu_vm.sh": ["up"], "budget.sh": ["budget"]}
     for file in files:
         if not file.path.endswith(".sh") or file.path == "tpu_node.sh":
             continue

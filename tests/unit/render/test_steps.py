@@ -11,7 +11,7 @@ from embark.render.clouds.azure import vm as vm_azure
 from embark.render.clouds.gcp import vm as vm_gcp
 from embark.render.location import site_of
 from embark.render.shell_text import Shell, command
-from embark.render.steps import Step, filled, step_text
+from embark.render.steps import Step, step_text, substitute
 from embark.render.targets import tpu_vm
 
 VALUES = {
@@ -29,7 +29,7 @@ def commands() -> list[tuple[str, ...]]:
                             job_of("a2-highgpu-1g", target="vm", spot=True), job_of("v6e-8", nodes=2, target="tpu-vm"))
     group, grants = vm_aws.group_words(aws), vm_azure.grant_words(azure)
     steps = [*vm_aws.role_steps(aws, "{}", '{"a": "$b"}'), vm_aws.placement_step(),
-             *vm_azure.around_steps(azure, site_of(azure)), *vm_gcp.around_steps(gcp)]
+             *vm_azure.network_steps(azure, site_of(azure)), *vm_gcp.network_steps(gcp)]
     found = [words for step in steps for words in (*step.commands, *step.remove, step.unless) if words]
     found += [vm_aws.start_words(aws, site_of(aws)), vm_aws.subnet_words(), vm_aws.end_words(), group.vpc, group.find,
               group.create, *group.rules, vm_azure.start_words(azure, site_of(azure), ["--x", "a b"]),
@@ -42,16 +42,16 @@ def commands() -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("words", commands(), ids=lambda words: "-".join(words[1:4]))
 def test_a_command_has_the_same_words_in_a_script_and_in_a_launch(words):
     values = {**VALUES, "1": "", "ZONE%-*": "us-central1"}  # bash has no first argument here
-    assert filled(words, values) == words_of(command(*words), **VALUES)
+    assert substitute(words, values) == words_of(command(*words), **VALUES)
 
 
 def test_a_list_is_all_of_its_words_and_what_others_print_is_not_guessed():
-    assert filled(["a", Shell('"${CARDS[@]}"')], {"CARDS": ["b c", "d"]}) == ["a", "b c", "d"]
-    assert filled(["$NAME"], {}) == ["$NAME"], "a plain text is a value"
+    assert substitute(["a", Shell('"${CARDS[@]}"')], {"CARDS": ["b c", "d"]}) == ["a", "b c", "d"]
+    assert substitute(["$NAME"], {}) == ["$NAME"], "a plain text is a value"
     with pytest.raises(AssertionError, match="not known here"):
-        filled([Shell('"$(date)"')], {})
+        substitute([Shell('"$(date)"')], {})
     with pytest.raises(KeyError):
-        filled([Shell('"$OTHER"')], {})
+        substitute([Shell('"$OTHER"')], {})
 
 
 def test_a_step_is_left_out_where_it_is_done():

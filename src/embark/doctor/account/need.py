@@ -98,7 +98,7 @@ def budget_check(budgets: Sequence[tuple[str, float, float]], currency: str = ""
     """Is there a budget, and money left in all? `budgets`: name, limit and spent; 0 and 0 where they are not known."""
     if not budgets:
         return Check("budgets", "warning", "none: nobody is alerted when money is spent", "at least one",
-                     "EMAIL=you@example.com ./money.sh budget, in the folder that embark render writes")
+                     "EMAIL=you@example.com ./budget.sh budget, in the folder that embark render writes")
     found = "; ".join(f"{name}: {currency}{spent:,.0f} of {currency}{limit:,.0f}" if limit else name
                       for name, limit, spent in budgets)
     is_left = not any(limit and spent >= limit for _, limit, spent in budgets)

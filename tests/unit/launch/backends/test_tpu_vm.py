@@ -25,7 +25,7 @@ from embark.launch.backend import LaunchRequest
 from embark.launch.backends.tpu_vm import backend
 from embark.launch.backends.tpu_vm.backend import TpuVm, startup_script
 from embark.launch.shell import DryRunShell
-from embark.render.infrastructure import render_around
+from embark.render.infrastructure import render_infrastructure
 from embark.render.job import make_job
 from embark.spec import load_spec
 
@@ -84,7 +84,7 @@ def test_a_request_waits_is_granted_and_trains(tmp_path):
 def test_the_request_is_the_one_that_the_rendered_script_makes(machine, nodes, spot, tmp_path):
     sets = (f"place.spot={spot}", f"place.nodes={nodes}", "store.root=gs://training/runs")
     clouds, _, _ = launched(tmp_path, *sets, machine=machine)
-    files = render_around(make_job(spec_for(tmp_path, *sets, machine=machine), load_catalog()))
+    files = render_infrastructure(make_job(spec_for(tmp_path, *sets, machine=machine), load_catalog()))
     ran = run_script(files, "tpu_vm.sh", ["up"], tmp_path / "script")
     assert ran.code == 0, ran.output
     (rendered,) = [bare(words) for words in ran.of("gcloud") if "create" in words]

@@ -37,7 +37,7 @@ from embark.render.location import site_of
 from embark.render.settings import grace_s
 from embark.render.shell_text import Shell as Text
 from embark.render.shell_text import script
-from embark.render.steps import filled
+from embark.render.steps import substitute
 from embark.render.targets import tpu_vm
 from embark.render.targets.vm_node import STATE
 from embark.spec import RunSpec, load_spec, to_toml
@@ -206,7 +206,7 @@ class TpuVm:
         found: list[Host] = []
         for node in tpu_vm.node_names(job):
             for worker in range(job.machine.num_hosts):
-                words = filled(tpu_vm.ssh_words(node, f"--worker={worker}"), _values(handle))
+                words = substitute(tpu_vm.ssh_words(node, f"--worker={worker}"), _values(handle))
                 found.append(Host(f"{node} host {worker}", len(found), (*words, "--quiet", "--command"), RUN_FOLDER,
                                   ("sudo", "-n")))
         return found
@@ -232,10 +232,10 @@ class TpuVm:
         return make_job(load_spec(str(_folder(handle) / SPEC)), load_catalog())
 
     def _ask(self, handle: RunHandle, words: tuple[str, ...]) -> CommandResult:
-        return self._shell.ask(filled(words, _values(handle)))
+        return self._shell.ask(substitute(words, _values(handle)))
 
     def _change(self, handle: RunHandle, words: tuple[str, ...]) -> None:
-        done = self._shell.change(filled(words, _values(handle)), timeout_s=MADE_S)
+        done = self._shell.change(substitute(words, _values(handle)), timeout_s=MADE_S)
         if not done.is_ok:
             raise command_error("gcp", done, LOGIN)
 

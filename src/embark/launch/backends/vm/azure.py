@@ -42,7 +42,7 @@ class Azure(Cloud):
             "az", "network", "nsg", "rule", "create", *_GROUP, "--nsg-name", "embark", "--name", "ssh",
             "--priority", "1000", "--direction", "Inbound", "--access", "Allow", "--protocol", "Tcp",
             "--destination-port-ranges", "22", "--source-address-prefixes", variable(FROM)),))
-        return [*vm_azure.around_steps(self.job, self.site), let_in]
+        return [*vm_azure.network_steps(self.job, self.site), let_in]
 
     def machines(self) -> list[Machine]:
         if not self._is_there():

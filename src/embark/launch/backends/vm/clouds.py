@@ -19,7 +19,7 @@ from embark.launch.backends.vm.ssh import Host
 from embark.launch.shell import CommandResult, Shell
 from embark.render.job import Job
 from embark.render.location import Site, site_of
-from embark.render.steps import Step, filled
+from embark.render.steps import Step, substitute
 from embark.spec import RunSpec
 
 MADE_S = 1200.0
@@ -130,11 +130,11 @@ class Cloud(ABC):
         return [self.thing(step) for step in self.steps() if step.what]
 
     def thing(self, step: Step) -> Resource:
-        lines = [shlex.join(filled(words, self.values)) for words in step.remove]
+        lines = [shlex.join(substitute(words, self.values)) for words in step.remove]
         return Resource(f"{step.what} ({self.name})", "; ".join(lines))
 
     def filled(self, words: Sequence[str], **more: str | Sequence[str]) -> list[str]:
-        return filled(words, {**self.values, **more})
+        return substitute(words, {**self.values, **more})
 
     def ask(self, words: Sequence[str], **more: str) -> CommandResult:
         return self.shell.ask(self.filled(words, **more))
@@ -183,7 +183,7 @@ _ROWS = (
          r"OverconstrainedAllocationRequest|does not have enough resources",
          "the cloud has no such machine free there", "another --set place.zone=… or place.region=…, or later"),
     _Row(r"VcpuLimitExceeded|MaxSpotInstanceCountExceeded|QuotaExceeded|QUOTA_EXCEEDED|OperationNotAllowed.*quota",
-         "the account's quota is used up", "embark doctor --cloud shows it; ./money.sh quota of the rendered folder "
+         "the account's quota is used up", "embark doctor --cloud shows it; ./budget.sh quota of the rendered folder "
                                            "says how to raise it"),
     _Row(r"ExpiredToken|InvalidClientTokenId|AuthFailure|Unable to locate credentials|az login|AADSTS|"
          r"gcloud auth login|Reauthentication|UNAUTHENTICATED|Token has expired",

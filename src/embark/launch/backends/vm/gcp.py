@@ -55,7 +55,7 @@ class Gcp(Cloud):
               f"--target-tags={name}", _PROJECT),),
             unless=("gcloud", "compute", "firewall-rules", "describe", f"{name}-ssh", _PROJECT),
             remove=(("gcloud", "compute", "firewall-rules", "delete", f"{name}-ssh", "--quiet", _PROJECT),))
-        return [*vm_gcp.around_steps(self.job), let_in]
+        return [*vm_gcp.network_steps(self.job), let_in]
 
     def machines(self) -> list[Machine]:
         told = self.read(("gcloud", "compute", "instances", "list", f"--filter=labels.embark-run={self.job.name}",

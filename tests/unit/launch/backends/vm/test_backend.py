@@ -25,7 +25,7 @@ from embark.launch.backends.vm.files import machine_files
 from embark.launch.price import estimate_launch
 from embark.launch.run_registry import find_run
 from embark.launch.shell import CommandResult, DryRunShell
-from embark.render.infrastructure import render_around
+from embark.render.infrastructure import render_infrastructure
 from embark.render.job import make_job
 from embark.spec import load_spec
 
@@ -87,7 +87,7 @@ def test_two_machines_are_made_and_handed_the_run(cloud, tmp_path):
 def test_the_commands_are_those_that_the_rendered_script_runs(cloud, spot, tmp_path):
     sets = (f"place.spot={spot}", f"store.root={ {'aws': 's3', 'azure': 'az', 'gcp': 'gs'}[cloud]}://training/runs")
     clouds, _, _ = launched(cloud, tmp_path, *sets)
-    files = render_around(make_job(spec_for(cloud, tmp_path, *sets), load_catalog()))
+    files = render_infrastructure(make_job(spec_for(cloud, tmp_path, *sets), load_catalog()))
     ran = run_script(files, "vm.sh", ["up"], tmp_path / "script", {"SUBNET_ID": "subnet-1", "PROJECT": "my-project"})
     assert ran.code == 0, ran.output
     program = {"aws": "aws", "azure": "az", "gcp": "gcloud"}[cloud]

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Money and quotas. 2 x p4d.24xlarge in us-west-2, on demand: $43.92 an hour by the catalog (2026-08-22).
-# money.sh quota says whether the machines may start; money.sh budget asks for a mail.
+# Budget and quotas. 2 x p4d.24xlarge on demand in us-west-2: 43.92 USD an hour by the catalog (2026-08-22).
+# budget.sh quota says whether the machines may start; budget.sh budget sets up alerts by mail.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
 # was edited by hand is not overwritten unasked.
 set -euo pipefail
 
 REGION=${REGION:-us-west-2}
-# A month's, for the alerts.
+# A month's budget, for the alerts.
 BUDGET_USD=${BUDGET_USD:-1100}
 
 DRY_RUN=${DRY_RUN:-0}
 
-# Says a command, and runs it unless DRY_RUN is 1.
+# Prints a command, and runs it unless DRY_RUN is 1.
 run() {
   printf '+' >&2
   printf ' %q' "$@" >&2
@@ -21,30 +21,30 @@ run() {
 }
 
 cd "$(dirname "$0")"
-
-# Whether the quota named $1 has the $2 that the run takes; $3 is what it has.
+# Whether the quota $1 has the $2 units that the run needs; $3 is its limit.
 enough() {
   local have=${3%%.*}
   case $have in
-    '' | None | *[!0-9-]*) printf '%s: not known from here; look in the console\n' "$1" >&2; return 0 ;;
+    '' | None | *[!0-9-]*) printf '%s: unknown from here; see the console\n' "$1" >&2; return 0 ;;
     -1) have=$2 ;;
   esac
   if [ "$have" -lt "$2" ]; then
-    printf '%s: %s of the %s that the run takes. Ask for more; it may take days.\n' "$1" "$have" "$2" >&2
+    printf '%s: %s of the %s that the run needs. Request an increase; it may take days.\n' "$1" "$have" "$2" >&2
     return 1
   fi
-  printf '%s: %s, the run takes %s\n' "$1" "$have" "$2"
+  printf '%s: %s, the run needs %s\n' "$1" "$have" "$2"
 }
-
-# Looks at the quotas that the run needs.
+# Checks the quotas that the run needs.
 quota() {
-  # To ask for more: aws service-quotas request-service-quota-increase --region us-west-2 --service-code ec2 --quota-code L-417A185B --desired-value 192
-  enough 'Running On-Demand P instances' 192 "$(aws service-quotas get-service-quota --region "$REGION" --service-code ec2 --quota-code L-417A185B --query Quota.Value --output text)"
+  # To request more: aws service-quotas request-service-quota-increase --service-code ec2 --region us-west-2 \
+  #   --quota-code L-417A185B --desired-value 192
+  enough 'Running On-Demand P instances' 192 "$(aws service-quotas get-service-quota --region "$REGION" \
+    --service-code ec2 --quota-code L-417A185B --query Quota.Value --output text)"
 }
 
-# A mail when the money goes. An alert stops nothing.
+# Sends a mail as the budget is spent. An alert stops nothing.
 budget() {
-  : "${EMAIL:?where the mails go}"
+  : "${EMAIL:?the address for the mails}"
   local account percent
   account=000000000000
   if [ "$DRY_RUN" = 0 ]; then account="$(aws sts get-caller-identity --query Account --output text)"; fi
@@ -61,9 +61,9 @@ budget() {
 }
 
 case ${1:-} in
-  quota|budget) "$@" ;;
+  quota | budget) "$@" ;;
   *)
-    printf 'usage: %s quota | budget\n' "$0" >&2
+    printf 'usage: %s %s\n' "$0" 'quota | budget' >&2
     exit 64
     ;;
 esac

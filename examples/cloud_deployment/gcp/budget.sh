@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Budget and quotas. 2 x a2-highgpu-8g on demand in us-central1: 58.77 USD an hour by the catalog (2026-08-22).
+# budget.sh quota says whether the machines may start; budget.sh budget sets up alerts by mail.
+# Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
+# was edited by hand is not overwritten unasked.
+set -euo pipefail
+
+: "${PROJECT:?the id of your Google Cloud project}"
+REGION=${REGION:-us-central1}
+# A month's budget, for the alerts.
+BUDGET_USD=${BUDGET_USD:-1500}
+
+DRY_RUN=${DRY_RUN:-0}
+
+# Prints a command, and runs it unless DRY_RUN is 1.
+run() {
+  printf '+' >&2
+  printf ' %q' "$@" >&2
+  printf '\n' >&2
+  if [ "$DRY_RUN" = 1 ]; then return 0; fi
+  "$@"
+}
+
+cd "$(dirname "$0")"
+# Whether the quota $1 has the $2 units that the run needs; $3 is its limit.
+enough() {
+  local have=${3%%.*}
+  case $have in
+    '' | None | *[!0-9-]*) printf '%s: unknown from here; see the console\n' "$1" >&2; return 0 ;;
+    -1) have=$2 ;;
+  esac
+  if [ "$have" -lt "$2" ]; then
+    printf '%s: %s of the %s that the run needs. Request an increase; it may take days.\n' "$1" "$have" "$2" >&2
+    return 1
+  fi
+  printf '%s: %s, the run needs %s\n' "$1" "$have" "$2"
+}
+# Checks the quotas that the run needs.
+quota() {
+  enough NVIDIA_A100_GPUS 16 "$(gcloud compute regions describe "$REGION" --project="$PROJECT" \
+    '--flatten=quotas[]' --format='value(quotas.metric,quotas.limit)' |
+    awk -v metric=NVIDIA_A100_GPUS '$1 == metric { print $2 }')"
+  enough GPUS_ALL_REGIONS 16 "$(gcloud compute project-info describe --project="$PROJECT" \
+    '--flatten=quotas[]' --format='value(quotas.metric,quotas.limit)' |
+    awk -v metric=GPUS_ALL_REGIONS '$1 == metric { print $2 }')"
+}
+
+# Sends a mail to the billing account's administrators as the budget is spent. An alert stops nothing.
+budget() {
+  local account=ACCOUNT
+  if [ "$DRY_RUN" = 0 ]; then
+    account="$(gcloud billing projects describe "$PROJECT" --format='value(billingAccountName.basename())')"
+  fi
+  if [ "$DRY_RUN" = 1 ] || [ -z "$(gcloud billing budgets list --billing-account="$account" \
+    --filter=displayName=embark-dlrm --format='value(name)')" ]; then
+    run gcloud billing budgets create \
+      --billing-account="$account" \
+      --display-name=embark-dlrm \
+      --budget-amount="${BUDGET_USD}USD" \
+      --filter-projects="projects/$PROJECT" \
+      --threshold-rule=percent=0.5 \
+      --threshold-rule=percent=0.8 \
+      --threshold-rule=percent=1
+  fi
+}
+
+case ${1:-} in
+  quota | budget) "$@" ;;
+  *)
+    printf 'usage: %s %s\n' "$0" 'quota | budget' >&2
+    exit 64
+    ;;
+esac
