@@ -1,14 +1,21 @@
-"""The verb that runs a job's own manifest here first."""
+"""`embark rehearse`: its flags and its output."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from embark.cli.console import Console
 from embark.cli.options import Flag, Settings
+from embark.errors import ExitCode, UserError
+from embark.formatting import pluralize, to_one_line
+from embark.rehearse.controller import Observer, read_duration
+from embark.rehearse.downscale import Change
+from embark.rehearse.rehearsal import EngineName, RehearsalOptions, RehearsalReport, load_manifests, prepare
+from embark.rehearse.rehearsal import rehearse as run_rehearsal
 
 Times = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
@@ -25,50 +32,83 @@ def rehearse(
     kill: Times = (),
     pause: Times = (),
     cut: Times = (),
-    engine: Literal["auto", "podman", "docker", "processes"] = "auto",
+    engine: EngineName = "auto",
     image: str = "",
     steps: int = 100,
     limit: str = "10m",
     keep: Flag = False,
     console: Console = Console(),
 ) -> int:
-    """Run the rendered job's own commands here, pods and all, before a GPU is paid for.
+    """Run the rendered job on this machine, pods and all, before paying for a GPU.
 
-    Each pod is a container of the image, or a process group; its controller's restarts and failure policy are the
-    manifest's own. Exit code 1 unless all ranks met, trained, saved and, after a fault, went on.
+    Each pod is a container of the image, or a process group; restarts and failure policy are the manifest's own. Exit
+    code 1 unless all ranks met, trained, saved and, after a fault, resumed.
 
     Parameters
     ----------
     spec
         A spec; or a folder that embark render wrote; or any manifest with a Job, JobSet, TrainJob, PyTorchJob or Pod.
     nodes
-        Pods, instead of place.nodes.
+        Number of pods; place.nodes by default.
     processes
-        Ranks in each pod, instead of one for each accelerator.
+        Ranks in each pod; in the cluster it is one for each accelerator.
     files
-        Take the manifests of this folder, which embark render wrote from SPEC.
+        Use the manifests of this folder, which embark render wrote from SPEC.
     preempt
-        1@30s takes pod 1 away after 30 s: SIGTERM, then SIGKILL after its grace; 1@step20 at step 20. Many times.
+        1@30s preempts pod 1 after 30 s: SIGTERM, then SIGKILL after its grace period; 1@step20 at step 20. Repeatable.
     kill
-        1@30s ends pod 1 with no notice, as when its machine dies.
+        1@30s kills pod 1 without notice, as when its machine dies.
     pause
-        1@30s+10s lets pod 1 stand still for 10 s.
+        1@30s+10s pauses pod 1 for 10 s.
     cut
         1@30s+10s cuts pod 1 off from the network for 10 s. Needs containers.
     engine
-        What runs the pods; auto takes podman, docker or processes, whichever is here first.
+        What runs the pods; auto is the first of podman, docker and processes that is available.
     image
-        The image, instead of the manifest's.
+        The image; the manifest's by default.
     steps
-        Steps to train.
+        Number of steps to train.
     limit
-        When it must be over: 10m, 90s.
+        Time limit: 10m, 90s.
     keep
-        Leave containers and folders as they are, and say where.
+        Keep containers and folders, and show where.
     """
-    from embark.cli.rehearse_output import Words, rehearse_words
+    if processes < 1 or steps < 1 or (nodes is not None and nodes < 1):
+        raise UserError("--nodes, --processes and --steps must be greater than 0", fix="--processes 2")
+    options = RehearsalOptions(
+        num_processes=processes, num_steps=steps, engine=engine, image=image, limit_s=read_duration(limit, "--limit"),
+        faults=(("preempt", preempt), ("kill", kill), ("pause", pause), ("cut", cut)), keep=keep)
+    prepared = prepare(*load_manifests(spec, set_, nodes, files), options)
+    for one in prepared.lint:
+        console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")
+    workload = prepared.workload
+    console.text(f"{workload.kind} {workload.name}: {pluralize(len(workload.pods), 'pod')} of "
+                 f"{processes} {'process' if processes == 1 else 'processes'}", style="bold")
 
-    return rehearse_words(console, Words(
-        spec, tuple(set_), nodes, processes, files, engine, image, steps, limit, keep,
-        faults=(("preempt", preempt), ("kill", kill), ("pause", pause), ("cut", cut)),
-    ))
+    def on_start(changes: Sequence[Change], engine: str) -> None:
+        console.text("Not as in the cluster:")
+        for change in changes:
+            console.text(f"  {change}", style="dim")
+        console.text(engine)
+
+    observer = Observer(
+        lambda pod, rank, text: console.text(f"{pod}{f' [{rank}]' if rank else ''} | {text}"),
+        lambda text: console.text(f"== {text}", style="cyan"),
+    )
+    report = run_rehearsal(prepared, options, observer, on_start=on_start)
+    console.show(report, _render)
+    return ExitCode.DONE if report.verdict.is_ok else ExitCode.OTHER
+
+
+def _render(console: Console, report: RehearsalReport) -> None:
+    verdict = report.verdict
+    if verdict.checks:
+        console.table([{"": "ok" if check.is_ok else "NO", "check": check.name, "result": check.text}
+                       for check in verdict.checks])
+    console.result(f"{'rehearsed' if verdict.is_ok else 'FAILED'}: {verdict.sentence}")
+    if verdict.evidence:
+        console.text(f"  seen: {to_one_line(verdict.evidence)}")
+    if verdict.fix:
+        console.text(f"  fix: {verdict.fix}")
+    if report.left_behind:
+        console.text(f"kept: {report.left_behind}")

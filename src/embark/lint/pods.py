@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,9 @@ from embark.lint.yaml_nodes import NOTHING, Node
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 TPU_RESOURCE = "google.com/tpu"
+_UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "Ki": 2.0**10, "Mi": 2.0**20,
+          "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
 
 
 @dataclass(frozen=True)  # no slots: what many rules ask for is kept
@@ -230,3 +234,9 @@ def _train_job(document: Document) -> Pod:
                           trainer.at("resourcesPerNode.limits"), trainer.at("resourcesPerNode.requests"))
     is_whole = document.root.at("spec.runtimeRef.name").text == "torch-distributed"
     return Pod(document, "node", document.root["spec"], metadata, spec, (container,), (), is_whole)
+
+
+def quantity(text: str) -> float | None:
+    """`500m`, `64Gi` and their like as a number."""
+    match = _QUANTITY.match(text)
+    return float(match[1]) * _UNITS[match[2] or ""] if match else None

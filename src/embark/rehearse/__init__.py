@@ -1,1 +1,2 @@
-"""A job's own manifest, run on this machine before a cluster is paid for."""
+"""Runs a job's own manifest on this machine, with the restarts and faults of a cluster, before a GPU is paid for. May
+import diagnose, launch, lint, render and what is below them."""

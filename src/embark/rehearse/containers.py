@@ -12,8 +12,8 @@ from embark.errors import Fault, UserError
 from embark.launch.shell import CommandResult, LineStream, Shell
 from embark.rehearse.downscale import Change
 from embark.rehearse.engine import Folders, Start
-from embark.rehearse.services import Names
-from embark.rehearse.variables import POD_IP
+from embark.rehearse.manifest import POD_IP
+from embark.rehearse.pods import Names
 
 FIRST_ADDRESS = 10
 TRIES = 20

@@ -1,4 +1,4 @@
-"""The pods of one rehearsal from their start to their end: what a controller, a kubelet and a cloud do to them."""
+"""The pods of one rehearsal from start to end: what a controller, a kubelet, a cloud and injected faults do to them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,75 @@ from typing import Literal
 from embark.errors import UserError
 from embark.launch.shell import CommandResult, LineMultiplexer, LineStream
 from embark.rehearse.engine import Engine, Start
-from embark.rehearse.failure_policies import Decision, End, Judge
-from embark.rehearse.faults import Fault
+from embark.rehearse.failure_policies import Decision, FailurePolicy, PodEnd
 from embark.rehearse.pods import Pod
 from embark.rehearse.progress import EventReader, Progress
 from embark.rehearse.workload import Workload
 
+FaultKind = Literal["preempt", "kill", "pause", "cut"]
+DURATION_S = 10.0
+"""Of a pause or a cut whose length is not said."""
+_FAULT = re.compile(r"(?P<pod>\d+)@(?:step(?P<step>\d+)|(?P<at>\d+(?:\.\d+)?)(?P<unit>ms|s|m)?)"
+                    r"(?:\+(?P<long>\d+(?:\.\d+)?)(?P<long_unit>ms|s|m)?)?")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that happens to one pod."""
+
+    kind: FaultKind
+    pod: int
+    at_s: float | None
+    """Since the pods were started; None where a step is named."""
+    at_step: int | None = None
+    duration_s: float = 0.0
+
+    def __str__(self) -> str:
+        when = f"step{self.at_step}" if self.at_step is not None else f"{self.at_s:g}s"
+        long = f"+{self.duration_s:g}s" if self.duration_s else ""
+        return f"--{self.kind} {self.pod}@{when}{long}"
+
+    def is_due(self, elapsed_s: float, step: int) -> bool:
+        if self.at_step is not None:
+            return step >= self.at_step
+        return self.at_s is not None and elapsed_s >= self.at_s
+
+
+def read_faults(kind: FaultKind, words: Sequence[str], num_pods: int) -> list[Fault]:
+    """From the words of a flag."""
+    found = []
+    for word in words:
+        match = _FAULT.fullmatch(word)
+        has_length = kind in ("pause", "cut")
+        example = "1@30s+10s" if has_length else "1@30s"
+        if match is None or (match["long"] and not has_length):
+            by_step = example.replace("30s", "step20")
+            raise UserError(f"--{kind} {word}: not POD@TIME", fix=f"--{kind} {example}, or {by_step}")
+        if int(match["pod"]) >= num_pods:
+            raise UserError(f"--{kind} {word}: there is no pod {match['pod']}",
+                            fix=f"pods are numbered 0 to {num_pods - 1}")
+        at_s = float(match["at"]) * _UNITS[match["unit"]] if match["at"] else None
+        long_s = float(match["long"]) * _UNITS[match["long_unit"]] if match["long"] else DURATION_S
+        found.append(Fault(kind, int(match["pod"]), at_s, int(match["step"]) if match["step"] else None,
+                           long_s if has_length else 0.0))
+    return found
+
+
+def read_duration(text: str, flag: str) -> float:
+    """`10m`, `90s`, `1h`: seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", text)
+    if match is None or not float(match[1]):
+        raise UserError(f"{flag} {text}: not a duration", fix=f"{flag} 10m")
+    return float(match[1]) * _UNITS[match[2]]
+
+
 RESTART_S = 1.0
-"""Before a pod is made again. A cluster waits 10 s, and twice as long each time."""
+"""Before a pod is restarted. A cluster waits 10 s, doubled each time."""
 TAKE_S = 0.1
 READ_S = 0.1
 SAY_S = 3.0
-"""Between two words on how far the run is."""
+"""Between two notes on progress."""
 MAX_TAIL = 2000
 END_S = 5.0
 """For the lines of pods that were killed to come to their end."""
@@ -34,25 +91,13 @@ Finish = Literal["succeeded", "failed", "too long"]
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
-    """Whoever watches."""
+class Observer:
+    """Gets what happens as it happens."""
 
     line: Callable[[str, str, str], None]
     """Pod, which of its processes or nothing, text."""
     note: Callable[[str], None]
-    """What the controller does, and what is done to the pods."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """One end of one pod."""
-
-    pod: str
-    code: int
-    at_s: float
-    is_disrupted: bool
-    is_deleted: bool = False
-    """By the controller, which starts all again."""
+    """What the controller does, and what happens to the pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +106,9 @@ class Outcome:
 
     finish: Finish
     reason: str
-    """The controller's last word."""
+    """The controller's last message."""
     progress: Progress
-    ends: tuple[Ended, ...]
+    ends: tuple[PodEnd, ...]
     running: tuple[str, ...]
     """Pods that had not ended when the time was over."""
     tails: dict[str, tuple[str, ...]]
@@ -81,9 +126,9 @@ class _Slot:
     generation: int = 0
     start: Start | None = None
     lines: LineStream | None = None
-    is_disrupted: bool = False
+    is_preempted: bool = False
     is_deleted: bool = False
-    """By the controller, to start all again: its end is not judged."""
+    """By the controller, to restart all: its end does not count."""
     kill_at_s: float | None = None
     start_at_s: float | None = 0.0
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_TAIL))
@@ -96,27 +141,29 @@ class _Slot:
 class Controller:
     """Runs a workload's pods on an engine until they end, or the time is over."""
 
-    def __init__(self, workload: Workload, judge: Judge, engine: Engine, reader: EventReader, listener: Listener, *,
-                 faults: Sequence[Fault] = (), limit_s: float, restart_s: float = RESTART_S,
-                 held: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        """`held` puts off what would interrupt it: a pod that is being started is nobody's to end yet."""
+    def __init__(
+        self, workload: Workload, policy: FailurePolicy, engine: Engine, reader: EventReader, observer: Observer, *,
+        faults: Sequence[Fault] = (), limit_s: float, restart_s: float = RESTART_S,
+        uninterrupted: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`uninterrupted` defers signals while a pod is being started: nothing else knows it yet."""
         self._slots = {pod.name: _Slot(pod) for pod in workload.pods}
         self._by_index = {pod.index: pod.name for pod in workload.pods}
-        self._judge = judge
+        self._policy = policy
         self._engine = engine
         self._reader = reader
-        self._listener = listener
+        self._observer = observer
         self._faults = list(faults)
         self._done_faults: list[Fault] = []
         self._undo: list[tuple[float, Fault, Start]] = []
         self._limit_s = limit_s
         self._deadline_s = workload.deadline_s
         self._restart_s = restart_s
-        self._held = held
+        self._uninterrupted = uninterrupted
         self._arriving = LineMultiplexer()
         self._starts: dict[str, _Slot] = {}
         self._num_starts = 0
-        self._ends: list[Ended] = []
+        self._ends: list[PodEnd] = []
         self._final: tuple[Finish, str] | None = None
         self._began_s = time.monotonic()
         self._read_s = 0.0
@@ -133,7 +180,7 @@ class Controller:
                 self._watch()
                 self._faults_due()
                 self._kill_due()
-                self._look_at_the_clock()
+                self._check_time()
             progress = self._reader.read()
             running = tuple(name for name, slot in self._slots.items() if slot.runs)
         finally:
@@ -147,16 +194,16 @@ class Controller:
     def _now(self) -> float:
         return time.monotonic() - self._began_s
 
-    def _look_at_the_clock(self) -> None:
+    def _check_time(self) -> None:
         if self._final is not None:
             return
         if self._deadline_s is not None and self._now > self._deadline_s:
             self._final = ("failed", f"DeadlineExceeded: activeDeadlineSeconds is {self._deadline_s:g}")
         elif self._now > self._limit_s:
-            self._final = ("too long", f"not over after {self._limit_s:g} s")
+            self._final = ("too long", f"still running after {self._limit_s:g} s")
 
     def _end_all(self) -> None:
-        """Whoever still runs is killed: a rehearsal saves nothing. Its last lines are taken."""
+        """Kill what still runs: a rehearsal saves nothing. Its last lines are read."""
         for slot in self._slots.values():
             if slot.start is not None:
                 self._engine.kill(slot.start)
@@ -172,8 +219,8 @@ class Controller:
                 continue
             slot.start = Start(slot.pod, self._num_starts, slot.generation)
             self._num_starts += 1
-            slot.start_at_s, slot.is_disrupted, slot.is_deleted = None, False, False
-            with self._held():
+            slot.start_at_s, slot.is_preempted, slot.is_deleted = None, False, False
+            with self._uninterrupted():
                 slot.lines = self._engine.start(slot.start)
                 self._starts[slot.start.key] = slot
                 self._arriving.add(slot.start.key, slot.lines)
@@ -184,7 +231,7 @@ class Controller:
             match = _RANK.fullmatch(text)
             rank, said = (match[1], match[2]) if match else ("", text)
             slot.tail.append(said)
-            self._listener.line(slot.pod.name, rank, said)
+            self._observer.line(slot.pod.name, rank, said)
 
     def _sweep(self) -> None:
         """A pod ends with its first process, whatever else is left of it."""
@@ -198,31 +245,32 @@ class Controller:
             self._ended(slot, done)
 
     def _ended(self, slot: _Slot, done: CommandResult) -> None:
+        if self._final is not None:  # which pods end in the moment after the decision is chance
+            return
         code = done.code if done.code >= 0 else 128 - done.code
         slot.start = slot.lines = slot.kill_at_s = None
-        self._ends.append(Ended(slot.pod.name, code, self._now, slot.is_disrupted, slot.is_deleted))
+        end = PodEnd(slot.pod, code, slot.is_preempted, slot.is_deleted, self._now)
+        self._ends.append(end)
         if slot.is_deleted:
             if not any(one.runs for one in self._slots.values()):
-                self._begin_again()
+                self._restart_all()
             return
-        if self._final is not None:
-            return
-        self._apply(slot, self._judge.judge(End(slot.pod, code, slot.is_disrupted)))
+        self._apply(slot, self._policy.decide(end))
 
     def _apply(self, slot: _Slot, decision: Decision) -> None:
         if decision.action == "done":
-            self._listener.note(decision.text)
+            self._observer.note(decision.text)
             return
         if decision.action == "succeed":
             self._final = ("succeeded", decision.text)
             return
         if decision.action == "fail":
-            self._listener.note(decision.text)
+            self._observer.note(decision.text)
             self._final = ("failed", decision.text)
             return
-        self._listener.note(f"{decision.text}; started again")
+        self._observer.note(f"{decision.text}; restarting")
         if decision.action == "replace":
-            stays = slot.pod.restart_policy in ("OnFailure", "Always") and not slot.is_disrupted
+            stays = slot.pod.restart_policy in ("OnFailure", "Always") and not slot.is_preempted
             slot.generation += 0 if stays else 1
             slot.start_at_s = self._now + self._restart_s
             return
@@ -231,9 +279,9 @@ class Controller:
             one.is_deleted = True
             self._terminate(one)
         if not others:
-            self._begin_again()
+            self._restart_all()
 
-    def _begin_again(self) -> None:
+    def _restart_all(self) -> None:
         for slot in self._slots.values():
             slot.generation += 1
             slot.start_at_s = self._now + self._restart_s
@@ -247,11 +295,11 @@ class Controller:
         for slot in self._slots.values():
             if slot.start is not None and slot.kill_at_s is not None and self._now >= slot.kill_at_s:
                 slot.kill_at_s = None
-                self._listener.note(f"{slot.pod.name} has used its grace of {slot.pod.grace_s:g} s and is killed")
+                self._observer.note(f"{slot.pod.name} is killed: its grace period of {slot.pod.grace_s:g} s is over")
                 self._engine.kill(slot.start)
 
     def _watch(self) -> None:
-        if self._reader.is_blind or self._now - self._read_s < READ_S:
+        if self._reader.has_no_run or self._now - self._read_s < READ_S:
             return
         self._read_s = self._now
         phase = self._reader.read().phase
@@ -259,7 +307,7 @@ class Controller:
         is_news = phase.partition(";")[0] != said.partition(";")[0]
         if phase != said and (is_news or self._now - at_s >= SAY_S):
             self._said = (phase, self._now)
-            self._listener.note(phase)
+            self._observer.note(phase)
 
     def _faults_due(self) -> None:
         step = self._reader.progress.step
@@ -280,16 +328,16 @@ class Controller:
         assert slot.start is not None
         where = f" at step {step}" if step else ""
         if fault.kind == "preempt":
-            self._listener.note(f"{slot.pod.name} is preempted{where}: SIGTERM, and SIGKILL in {slot.pod.grace_s:g} s")
-            slot.is_disrupted = True
+            self._observer.note(f"{slot.pod.name} is preempted{where}: SIGTERM, and SIGKILL in {slot.pod.grace_s:g} s")
+            slot.is_preempted = True
             self._terminate(slot)
         elif fault.kind == "kill":
-            self._listener.note(f"{slot.pod.name} is killed{where}, as when its machine dies")
-            slot.is_disrupted = True
+            self._observer.note(f"{slot.pod.name} is killed{where}, as when its machine dies")
+            slot.is_preempted = True
             self._engine.kill(slot.start)
         else:
-            how = "stands still" if fault.kind == "pause" else "is cut off from the network"
-            self._listener.note(f"{slot.pod.name} {how}{where} for {fault.duration_s:g} s")
+            how = "is paused" if fault.kind == "pause" else "is cut off from the network"
+            self._observer.note(f"{slot.pod.name} {how}{where} for {fault.duration_s:g} s")
             (self._engine.pause if fault.kind == "pause" else self._engine.cut)(slot.start)
             self._undo.append((self._now + fault.duration_s, fault, slot.start))
 
@@ -297,6 +345,6 @@ class Controller:
         slot = self._slots[start.pod.name]
         if slot.start is not start:
             return  # it has ended meanwhile
-        self._listener.note(f"{start.pod.name} {'goes on' if fault.kind == 'pause' else 'is back on the network'}")
+        self._observer.note(f"{start.pod.name} {'continues' if fault.kind == 'pause' else 'is back on the network'}")
         with suppress(UserError):
             (self._engine.resume if fault.kind == "pause" else self._engine.rejoin)(start)

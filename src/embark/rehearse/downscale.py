@@ -15,7 +15,7 @@ from embark.errors import SpecError
 from embark.lint.launch import Launch, launch_of_words
 from embark.lint.shell import Word
 from embark.lint.source import Place, Source
-from embark.rehearse.objects import Objects, Thing, at, name_of, rows, templates
+from embark.rehearse.manifest import K8sObject, Objects, at, name_of, rows, templates
 from embark.rehearse.pods import Mount, Pod
 from embark.spec import RunSpec, to_toml
 from embark.spec.load import resolve
@@ -61,16 +61,16 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Shrunk:
+class Downscaled:
     """A job that fits this machine."""
 
     objects: Objects
-    job: Thing
+    job: K8sObject
     run: Run | None
     changes: tuple[Change, ...]
 
 
-def shrink(job: Thing, objects: Objects, *, num_processes: int, num_pods: int, num_steps: int) -> Shrunk:
+def downscale(job: K8sObject, objects: Objects, *, num_processes: int, num_pods: int, num_steps: int) -> Downscaled:
     """Of the objects only what is named in `changes` differs."""
     made: dict[int, Any] = {}
     copies = [copy.deepcopy(dict(one)) for one in objects.all]
@@ -82,11 +82,11 @@ def shrink(job: Thing, objects: Objects, *, num_processes: int, num_pods: int, n
     run = None
     for one in copies:
         if one.get("kind") == "ConfigMap":
-            run = _smaller_spec(one, num_processes * num_pods, num_steps, changes) or run
-    return Shrunk(Objects(tuple(copies)), own, run, tuple(changes))
+            run = _downscale_spec(one, num_processes * num_pods, num_steps, changes) or run
+    return Downscaled(Objects(tuple(copies)), own, run, tuple(changes))
 
 
-def shrink_pods(pods: Sequence[Pod], changes: list[Change]) -> tuple[Pod, ...]:
+def downscale_pods(pods: Sequence[Pod], changes: list[Change]) -> tuple[Pod, ...]:
     """Limits that this machine cannot give are left out; buckets in their words become folders."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = []
@@ -177,7 +177,7 @@ def _smaller_variable(row: Any, count: int, changes: list[Change]) -> None:
         row["value"] = "1"
 
 
-def _containers(job: Thing, objects: Sequence[Thing]) -> Iterator[Any]:
+def _containers(job: K8sObject, objects: Sequence[K8sObject]) -> Iterator[Any]:
     """All that start something: of the job, and of the runtime that a TrainJob names."""
     holders = [job]
     if job.get("kind") == "TrainJob":
@@ -206,7 +206,7 @@ def _with_processes(words: list[str], count: int, changes: list[Change]) -> list
     return found
 
 
-def _smaller_spec(config: dict[str, Any], world_size: int, num_steps: int, changes: list[Change]) -> Run | None:
+def _downscale_spec(config: dict[str, Any], world_size: int, num_steps: int, changes: list[Change]) -> Run | None:
     """The spec of an Embark run in a ConfigMap, with what a CPU can do in a minute."""
     for name, text in (config.get("data") or {}).items():
         if not str(name).endswith(".toml"):
@@ -215,7 +215,7 @@ def _smaller_spec(config: dict[str, Any], world_size: int, num_steps: int, chang
             old = resolve(tomllib.loads(str(text)))
         except (tomllib.TOMLDecodeError, SpecError):
             continue  # what is wrong with it, the pods will say
-        new = smaller(old, world_size, num_steps)
+        new = downscale_spec(old, world_size, num_steps)
         before, after = _flat(old.model_dump()), _flat(new.model_dump())
         changes += [Change(key, _short(before.get(key)), _short(after[key])) for key in after
                     if after[key] != before.get(key)]
@@ -224,7 +224,7 @@ def _smaller_spec(config: dict[str, Any], world_size: int, num_steps: int, chang
     return None
 
 
-def smaller(spec: RunSpec, world_size: int, num_steps: int) -> RunSpec:
+def downscale_spec(spec: RunSpec, world_size: int, num_steps: int) -> RunSpec:
     """The same run in small."""
     values = spec.model_dump()
     model, data, train, store = values["model"], values["data"], values["train"], values["store"]

@@ -1,7 +1,7 @@
-"""What each controller makes of a pod's end: done, replaced, all started again, or failed. Pure, but for counting.
+"""What each controller does when a pod ends: done, replace it, restart all, or fail. Pure, except for counters.
 
-They read the manifest's own policy: of a Job the pod failure policy and the back-off limit, of a JobSet its failure
-policy besides, of a PyTorchJob the replicas' restart policy.
+They read the manifest's own policy: a Job's podFailurePolicy and backoffLimit, a JobSet's failurePolicy as well, the
+restart policy of a PyTorchJob's replicas.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from embark.rehearse.objects import Thing, at, rows
+from embark.rehearse.manifest import K8sObject, at, rows
 from embark.rehearse.pods import Pod
 
 Action = Literal["done", "replace", "restart all", "succeed", "fail"]
@@ -22,14 +22,21 @@ RETRYABLE_FROM = 128
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class PodEnd:
     """How a pod's container ended."""
 
-    pod: Pod
+    pod: Pod = field(repr=False)
     code: int
     """Of a signal: 128 and its number."""
-    is_disrupted: bool = False
+    is_preempted: bool = False
     """Its machine was taken away: the pod has the condition DisruptionTarget."""
+    is_deleted: bool = False
+    """By the controller, which restarts all pods."""
+    at_s: float = 0.0
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.pod.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +49,31 @@ class Decision:
     """The Job's failure reason: `PodFailurePolicy`, `BackoffLimitExceeded`."""
 
 
-class Judge(Protocol):
-    """Told each end in turn."""
+class FailurePolicy(Protocol):
+    """Decides on each end in turn."""
 
-    def judge(self, end: End) -> Decision: ...
+    def decide(self, end: PodEnd) -> Decision: ...
 
 
 @dataclass(slots=True)
-class JobJudge:
+class JobPolicy:
     """A Job: pods with an index each must succeed once."""
 
     name: str
     completions: int
     backoff_limit: int
-    rules: tuple[Thing, ...]
+    rules: tuple[K8sObject, ...]
     restart_policy: str
     num_failed: int = 0
     succeeded: set[int] = field(default_factory=set)
 
     @staticmethod
-    def of(name: str, spec: Thing, restart_policy: str, completions: int) -> JobJudge:
+    def of(name: str, spec: K8sObject, restart_policy: str, completions: int) -> JobPolicy:
         limit = spec.get("backoffLimit")
-        return JobJudge(name, completions, BACKOFF_LIMIT if limit is None else int(limit),
+        return JobPolicy(name, completions, BACKOFF_LIMIT if limit is None else int(limit),
                         tuple(rows(spec, "podFailurePolicy.rules")), restart_policy)
 
-    def judge(self, end: End) -> Decision:
+    def decide(self, end: PodEnd) -> Decision:
         if end.code == 0:
             self.succeeded.add(end.pod.index)
             if len(self.succeeded) >= self.completions:
@@ -93,21 +100,21 @@ class JobJudge:
 
 
 @dataclass(slots=True)
-class JobSetJudge:
+class JobSetPolicy:
     """A JobSet, whose child Jobs fail by their own policy and are then all started again, or not."""
 
     name: str
-    children: Mapping[str, JobJudge]
+    children: Mapping[str, JobPolicy]
     """By the group of their pods."""
     replicated: Mapping[str, str]
     """Group to the replicated job's name."""
     max_restarts: int
-    rules: tuple[Thing, ...]
+    rules: tuple[K8sObject, ...]
     num_restarts: int = 0
     done: set[str] = field(default_factory=set)
 
-    def judge(self, end: End) -> Decision:
-        decision = self.children[end.pod.group].judge(end)
+    def decide(self, end: PodEnd) -> Decision:
+        decision = self.children[end.pod.group].decide(end)
         if decision.action == "succeed":
             self.done.add(end.pod.group)
             if len(self.done) == len(self.children):
@@ -125,10 +132,10 @@ class JobSetJudge:
                 return Decision("fail", f"JobSet {self.name} has used its {self.max_restarts} restarts: "
                                         f"{decision.text}", decision.reason)
             self.num_restarts += 1
-        self._begin_again()
-        return Decision("restart all", f"JobSet {self.name} starts all pods again{named}: {decision.text}")
+        self._restart_all()
+        return Decision("restart all", f"JobSet {self.name} restarts all pods{named}: {decision.text}")
 
-    def _matches(self, rule: Thing, decision: Decision, group: str) -> bool:
+    def _matches(self, rule: K8sObject, decision: Decision, group: str) -> bool:
         reasons = rule.get("onJobFailureReasons") or ()
         patterns = rule.get("onJobFailureMessagePatterns") or ()
         targets = rule.get("targetReplicatedJobs") or ()
@@ -136,7 +143,7 @@ class JobSetJudge:
                 and (not patterns or any(re.search(str(one), decision.text) for one in patterns))
                 and (not targets or self.replicated[group] in targets))
 
-    def _begin_again(self) -> None:
+    def _restart_all(self) -> None:
         self.done.clear()
         for child in self.children.values():
             child.num_failed = 0
@@ -144,7 +151,7 @@ class JobSetJudge:
 
 
 @dataclass(slots=True)
-class ReplicasJudge:
+class ReplicaPolicy:
     """A PyTorchJob of the training operator 1.9: it deletes a failed pod and makes it anew."""
 
     name: str
@@ -155,7 +162,7 @@ class ReplicasJudge:
     num_restarts: int = 0
     succeeded: set[str] = field(default_factory=set)
 
-    def judge(self, end: End) -> Decision:
+    def decide(self, end: PodEnd) -> Decision:
         deciding = "Master" if "Master" in self.policies else "Worker"
         if end.code == 0:
             self.succeeded.add(end.pod.name)
@@ -176,30 +183,29 @@ class ReplicasJudge:
 
 
 @dataclass(slots=True)
-class PodJudge:
+class PodPolicy:
     """A bare Pod: its container is started again as restartPolicy says; nobody replaces the pod itself."""
 
     name: str
     restart_policy: str
     num_restarts: int = 0
 
-    def judge(self, end: End) -> Decision:
+    def decide(self, end: PodEnd) -> Decision:
         why = _why(end)
-        if end.is_disrupted:
-            return Decision("fail", f"{end.pod.name} {why}, and no controller makes a bare Pod again", "Evicted")
+        if end.is_preempted:
+            return Decision("fail", f"{end.pod.name} {why}, and no controller recreates a bare Pod", "Evicted")
         if end.code == 0 and self.restart_policy != "Always":
             return Decision("succeed", f"Pod {self.name} is complete")
         if self.restart_policy == "Never":
             return Decision("fail", f"{end.pod.name} {why}", "Error")
         self.num_restarts += 1
         if self.num_restarts > BACKOFF_LIMIT:
-            return Decision("fail", f"{end.pod.name} {why} each time it is started: CrashLoopBackOff, with no end to "
-                                    "it", "CrashLoopBackOff")
-        return Decision("replace", f"{end.pod.name} {why}: its container is started again, by restartPolicy "
+            return Decision("fail", f"{end.pod.name} {why} after every start: CrashLoopBackOff", "CrashLoopBackOff")
+        return Decision("replace", f"{end.pod.name} {why}: its container is restarted, by restartPolicy "
                                    f"{self.restart_policy}")
 
 
-def _matches(rule: Thing, end: End) -> bool:
+def _matches(rule: K8sObject, end: PodEnd) -> bool:
     if codes := rule.get("onExitCodes"):
         if codes.get("containerName") not in (None, end.pod.container) or end.code == 0:
             return False
@@ -207,15 +213,15 @@ def _matches(rule: Thing, end: End) -> bool:
         return (end.code in values) == bool(codes.get("operator") == "In")
     for condition in rows(rule, "onPodConditions"):
         if condition.get("type") == "DisruptionTarget" and str(condition.get("status", "True")) == "True":
-            return end.is_disrupted
+            return end.is_preempted
     return False
 
 
-def _why(end: End) -> str:
-    return "was preempted" if end.is_disrupted else f"ended with exit code {end.code}"
+def _why(end: PodEnd) -> str:
+    return "was preempted" if end.is_preempted else f"ended with exit code {end.code}"
 
 
-def job_set_rules(spec: Thing) -> tuple[int, tuple[Thing, ...]]:
+def job_set_rules(spec: K8sObject) -> tuple[int, tuple[K8sObject, ...]]:
     """maxRestarts and the rules of a JobSet's failure policy."""
     policy = at(spec, "failurePolicy") or {}
     return int(policy.get("maxRestarts") or 0), tuple(rows(policy, "rules"))

@@ -1,18 +1,29 @@
-"""A pod as it would stand on its node: its names, its command, its variables, its files, its limits."""
+"""A pod as it would be on its node (names, command, variables, files, limits), and the DNS names that lead to it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from embark.rehearse.objects import Objects, Thing, at, rows
-from embark.rehearse.variables import About, expand, held_data, undefined, variables
+from embark.catalog.grace_periods import GRACES
+from embark.lint.pods import quantity
+from embark.rehearse.manifest import (
+    K8sObject,
+    Objects,
+    PodIdentity,
+    at,
+    data_of,
+    expand,
+    name_of,
+    namespace_of,
+    rows,
+    undefined,
+    variables,
+)
 
-GRACE_S = 30.0
-"""Kubernetes' own, where a pod does not say."""
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+GRACE_S = GRACES["kubernetes"][0]
+"""Kubernetes' default."""
 MountKind = Literal["files", "scratch", "memory", "shared", "host"]
 
 
@@ -97,57 +108,41 @@ class Pod:
                 f"{short}.{self.namespace}.svc.cluster.local")
 
 
-@dataclass(frozen=True, slots=True)
-class Making:
-    """What a controller adds to a template for one pod."""
-
-    name: str
-    index: int
-    group: str
-    namespace: str
-    hostname: str
-    subdomain: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
-    restart_policy: str = ""
-
-
-def make_pod(template: Thing, making: Making, objects: Objects, *, container_name: str = "") -> Pod:
+def make_pod(template: K8sObject, identity: PodIdentity, objects: Objects, *, container_name: str = "") -> Pod:
     """`container_name`: the one that trains, where the controller knows it by its name."""
-    spec: Thing = template.get("spec") or {}
-    labels = {**_words(at(template, "metadata.labels")), **making.labels}
-    annotations = {**_words(at(template, "metadata.annotations")), **making.annotations}
+    spec: K8sObject = template.get("spec") or {}
+    identity = replace(identity, labels={**_words(at(template, "metadata.labels")), **identity.labels},
+                       annotations={**_words(at(template, "metadata.annotations")), **identity.annotations})
     container = main_container(spec, container_name)
-    about = About(making.name, making.namespace, labels, annotations)
-    found = variables(container, making.env, objects, about)
+    found = variables(container, objects, identity)
     command = [str(word) for word in container.get("command") or ()]
     args = [str(word) for word in container.get("args") or ()]
     values = [str(row["value"]) for row in rows(container, "env") if row.get("value") is not None]
-    mounts, missing = _mounts(spec, container, objects, making.namespace)
+    mounts, missing = _mounts(spec, container, objects, identity.namespace)
     limits = at(container, "resources.limits") or {}
     beside = [str(one.get("name")) for one in [*rows(spec, "initContainers"), *rows(spec, "containers")]
               if one is not container]
     return Pod(
-        name=making.name, index=making.index, group=making.group, namespace=making.namespace, labels=labels,
-        hostname=str(spec.get("hostname") or making.hostname), subdomain=str(spec.get("subdomain") or making.subdomain),
+        name=identity.name, index=identity.index, group=identity.group, namespace=identity.namespace,
+        labels=identity.labels, hostname=str(spec.get("hostname") or identity.name),
+        subdomain=str(spec.get("subdomain") or identity.subdomain),
         container=str(container.get("name", "")), image=str(container.get("image", "")),
         command=tuple(expand(word, found.values) for word in command),
         args=tuple(expand(word, found.values) for word in args),
         env=dict(found.values), workdir=str(container.get("workingDir") or ""), mounts=tuple(mounts),
         security=_security(spec, container),
-        memory_bytes=quantity(limits.get("memory")), cpus=_cpus(limits.get("cpu")),
+        memory_bytes=_bytes(limits.get("memory")), cpus=quantity(str(limits.get("cpu", ""))),
         grace_s=float(spec.get("terminationGracePeriodSeconds", GRACE_S)),
-        restart_policy=making.restart_policy or str(spec.get("restartPolicy") or "Always"),
+        restart_policy=identity.restart_policy or str(spec.get("restartPolicy") or "Always"),
         has_readiness_probe="readinessProbe" in container, sidecars=tuple(beside),
         devices=tuple(f"{name}: {amount}" for name, amount in limits.items()
                       if "/" in str(name) or str(name).startswith("hugepages")),
         undefined=tuple(undefined([*command, *args, *values], found.values)),
-        missing=(*found.missing, *missing), secrets=found.not_here,
+        missing=(*found.missing, *missing), secrets=found.unset_secrets,
     )
 
 
-def main_container(spec: Thing, name: str = "") -> Thing:
+def main_container(spec: K8sObject, name: str = "") -> K8sObject:
     """The one of that name, else the one with accelerators, else the first."""
     containers = rows(spec, "containers")
     for container in containers:
@@ -157,15 +152,12 @@ def main_container(spec: Thing, name: str = "") -> Thing:
     return containers[0] if containers else {}
 
 
-def quantity(value: Any) -> int | None:
-    """Kubernetes' `64Gi` in bytes; None where it is none."""
-    match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", str(value).strip()) if value is not None else None
-    if match is None or match[2] not in _UNITS:
-        return None
-    return int(float(match[1]) * _UNITS[match[2]])
+def _bytes(value: Any) -> int | None:
+    number = quantity(str(value).strip())
+    return None if number is None else int(number)
 
 
-def _mounts(spec: Thing, container: Thing, objects: Objects, namespace: str) -> tuple[list[Mount], list[str]]:
+def _mounts(spec: K8sObject, container: K8sObject, objects: Objects, namespace: str) -> tuple[list[Mount], list[str]]:
     volumes = {str(one.get("name")): one for one in rows(spec, "volumes")}
     found: list[Mount] = []
     missing: list[str] = []
@@ -180,7 +172,7 @@ def _mounts(spec: Thing, container: Thing, objects: Objects, namespace: str) -> 
     return found, missing
 
 
-def _mount(volume: Thing, row: Thing, objects: Objects, namespace: str) -> tuple[Mount, str]:
+def _mount(volume: K8sObject, row: K8sObject, objects: Objects, namespace: str) -> tuple[Mount, str]:
     path, name, sub_path = str(row.get("mountPath", "")), str(volume.get("name")), str(row.get("subPath") or "")
     read_only = bool(row.get("readOnly"))
     for key, kind in (("configMap", "ConfigMap"), ("secret", "Secret")):
@@ -188,7 +180,7 @@ def _mount(volume: Thing, row: Thing, objects: Objects, namespace: str) -> tuple
         if source is None:
             continue
         called = str(source.get("name") or source.get("secretName") or "")
-        held = held_data(objects, kind, called, namespace)
+        held = data_of(objects, kind, called, namespace)
         lack = "" if held is not None or source.get("optional") or kind == "Secret" else f"ConfigMap {called}"
         files = held or {}
         if items := rows(source, "items"):
@@ -197,7 +189,7 @@ def _mount(volume: Thing, row: Thing, objects: Objects, namespace: str) -> tuple
     if "emptyDir" in volume:
         empty = volume["emptyDir"] or {}
         kind_: MountKind = "memory" if empty.get("medium") == "Memory" else "scratch"
-        return Mount(path, kind_, name, {}, sub_path, read_only, quantity(empty.get("sizeLimit"))), ""
+        return Mount(path, kind_, name, {}, sub_path, read_only, _bytes(empty.get("sizeLimit"))), ""
     if "hostPath" in volume:
         return Mount(path, "host", name, {}, sub_path, read_only, what=f"the node's {at(volume, 'hostPath.path')}"), ""
     if claim := at(volume, "persistentVolumeClaim.claimName"):
@@ -206,7 +198,7 @@ def _mount(volume: Thing, row: Thing, objects: Objects, namespace: str) -> tuple
     return Mount(path, "shared", f"volume-{name}", {}, sub_path, read_only, what=f"{source_kind} volume {name}"), ""
 
 
-def _security(spec: Thing, container: Thing) -> Security:
+def _security(spec: K8sObject, container: K8sObject) -> Security:
     pod, own = at(spec, "securityContext") or {}, at(container, "securityContext") or {}
     both = {**pod, **own}
     return Security(
@@ -217,17 +209,103 @@ def _security(spec: Thing, container: Thing) -> Security:
     )
 
 
-def _cpus(value: Any) -> float | None:
-    text = "" if value is None else str(value)
-    try:
-        return float(text[:-1]) / 1000 if text.endswith("m") else float(text) if text else None
-    except ValueError:
-        return None
-
-
 def _listed(value: Any) -> tuple[str, ...]:
     return tuple(str(one) for one in value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
 
 
 def _words(value: Any) -> dict[str, str]:
     return {str(key): str(held) for key, held in value.items()} if isinstance(value, Mapping) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A Service, of a file or made by a controller."""
+
+    name: str
+    namespace: str
+    selector: Mapping[str, str]
+    is_headless: bool
+    publishes_not_ready: bool
+
+    def selects(self, pod: Pod) -> bool:
+        held = pod.labels
+        return (bool(self.selector) and pod.namespace == self.namespace
+                and all(held.get(name) == value for name, value in self.selector.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the pods can look up."""
+
+    by_pod: Mapping[str, tuple[str, ...]]
+    """Pod to the names that lead to it."""
+
+    def pods_of(self, host: str) -> list[str]:
+        return [pod for pod, names in self.by_pod.items() if host in names]
+
+    def resolves(self, host: str) -> bool:
+        return bool(self.pods_of(host))
+
+
+def read_services(objects: Objects) -> list[Service]:
+    return [Service(name_of(one), namespace_of(one),
+                    {str(key): str(value) for key, value in (at(one, "spec.selector") or {}).items()},
+                    str(at(one, "spec.clusterIP")) == "None", bool(at(one, "spec.publishNotReadyAddresses")))
+            for one in objects.of_kind("Service")]
+
+
+def dns_names(pods: Sequence[Pod], services: Sequence[Service]) -> Names:
+    """A pod's own name needs a headless Service called like its subdomain; a Service's name leads to all it selects."""
+    found: dict[str, list[str]] = {pod.name: [] for pod in pods}
+    for service in services:
+        for pod in pods:
+            if not service.selects(pod) or not _is_published(service, pod):
+                continue
+            found[pod.name] += _service_names(service)
+            if service.is_headless and service.name == pod.subdomain:
+                found[pod.name] += pod.names
+    return Names({pod: tuple(dict.fromkeys(names)) for pod, names in found.items()})
+
+
+def why_not(host: str, pods: Sequence[Pod], services: Sequence[Service]) -> tuple[str, str]:
+    """Why a name resolves nowhere, and the fix."""
+    first, _, rest = host.partition(".")
+    sub = rest.partition(".")[0]
+    target = next((pod for pod in pods if pod.hostname == first), None)
+    if target is None and not any(service.name == first for service in services):
+        if pods and not pods[0].hostname.rpartition("-")[2].isdigit():
+            return ("the pods of a Job that is not indexed have random names",
+                    "completionMode: Indexed, subdomain: NAME and a headless Service of that NAME; then NAME-0.NAME")
+        has = ", ".join(sorted({pod.hostname for pod in pods})[:4])
+        return f"no pod and no Service is called {first}; the pods are called {has}", f"{_right_name(pods)}"
+    if target is not None and not sub:
+        return ("a pod's name alone resolves in that pod only, not in others",
+                f"{_right_name(pods)}, with a headless Service called like the pods' subdomain")
+    service = next((one for one in services if one.name == (sub or first)), None)
+    if target is not None and target.subdomain != sub:
+        said = f"subdomain {target.subdomain}" if target.subdomain else "no subdomain"
+        return f"the pods have {said}, not {sub}", f"subdomain: {sub} in the pods' template"
+    if service is None:
+        return f"there is no Service {sub or first}", f"a headless Service {sub or first} that selects the pods"
+    if not service.is_headless:
+        return f"Service {service.name} is not headless, so pods have no names below it", "clusterIP: None"
+    if target is not None and not service.selects(target):
+        return (f"Service {service.name} does not select the pods",
+                "selector: {batch.kubernetes.io/job-name: NAME OF THE JOB}, in the namespace of the pods")
+    return (f"Service {service.name} publishes a pod only once it is ready, and ranks meet before that",
+            "publishNotReadyAddresses: true")
+
+
+def _right_name(pods: Sequence[Pod]) -> str:
+    pod = min(pods, key=lambda one: one.index)
+    return f"the first pod would be {pod.hostname}.{pod.subdomain or 'SERVICE'}"
+
+
+def _is_published(service: Service, pod: Pod) -> bool:
+    """Without a probe a pod is ready as soon as it runs."""
+    return service.publishes_not_ready or not pod.has_readiness_probe
+
+
+def _service_names(service: Service) -> tuple[str, ...]:
+    name, space = service.name, service.namespace
+    return (name, f"{name}.{space}", f"{name}.{space}.svc", f"{name}.{space}.svc.cluster.local")

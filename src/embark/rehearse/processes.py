@@ -17,8 +17,8 @@ from embark.errors import UserError
 from embark.launch.shell import LineStream
 from embark.rehearse.downscale import Change
 from embark.rehearse.engine import Folders, Start
-from embark.rehearse.services import Names
-from embark.rehearse.variables import POD_IP
+from embark.rehearse.manifest import POD_IP
+from embark.rehearse.pods import Names
 
 LOOPBACK = "127.0.0.1"
 _MARK = "EMBARK_REHEARSAL_POD"

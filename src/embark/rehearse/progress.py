@@ -1,4 +1,4 @@
-"""How far the run is, from its own events: met, training, saved, resumed."""
+"""The progress of the run, from its own events: met, training, saved, resumed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EVENTS = "events.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """One time that the run went on from a checkpoint."""
+    """One time that the run resumed."""
 
     step: int
     """The checkpoint's."""
@@ -22,7 +22,7 @@ class Resume:
 
 @dataclass(slots=True)
 class Progress:
-    """What the events say so far."""
+    """The run so far, from its events."""
 
     world_sizes: list[int] = field(default_factory=list)
     """One for each time the ranks met."""
@@ -30,7 +30,7 @@ class Progress:
     step: int = 0
     saved: list[int] = field(default_factory=list)
     resumes: list[Resume] = field(default_factory=list)
-    losses: dict[int, float] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict, repr=False)
     """By step; of one that was trained twice, the later."""
     evaluated: dict[str, Any] = field(default_factory=dict)
     is_done: bool = False
@@ -44,7 +44,7 @@ class Progress:
     def phase(self) -> str:
         """For a person."""
         if not self.world_sizes:
-            return "waiting to meet"
+            return "waiting for the ranks to meet"
         if self.is_done:
             return f"trained {self.step} steps"
         saved = f", saved step {self.saved[-1]}" if self.saved else ""
@@ -80,7 +80,7 @@ class EventReader:
 
     def __init__(self, folder: Path | None) -> None:
         self.progress = Progress()
-        self.is_blind = folder is None
+        self.has_no_run = folder is None
         """There is no run whose events could be read."""
         self._folder = folder
         self._offset = 0

@@ -1,4 +1,4 @@
-"""One rehearsal from its manifest to its verdict; nothing of it is left behind unless asked for."""
+"""One rehearsal from its manifest to its verdict; it leaves nothing behind unless asked to."""
 
 from __future__ import annotations
 
@@ -6,33 +6,35 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Literal
 
 from embark.errors import Interrupted, UserError
 from embark.launch.shell import Shell
+from embark.lint.check import lint_texts
+from embark.lint.rule import Finding
 from embark.rehearse.containers import ENGINES, Containers, has_image, usable
-from embark.rehearse.controller import RESTART_S, Controller, Listener, Outcome
-from embark.rehearse.downscale import Change, Run, shrink, shrink_pods
+from embark.rehearse.controller import RESTART_S, Controller, Fault, FaultKind, Observer, PodEnd, read_faults
+from embark.rehearse.downscale import Change, Run, downscale, downscale_pods
 from embark.rehearse.engine import Engine, Folders, Start
-from embark.rehearse.failure_policies import Judge
-from embark.rehearse.faults import Fault, FaultKind, read_faults
-from embark.rehearse.objects import read_texts, the_job
+from embark.rehearse.failure_policies import FailurePolicy
+from embark.rehearse.manifest import MANIFEST_SUFFIXES, find_training_job, manifest_texts, read_texts
 from embark.rehearse.processes import Processes
-from embark.rehearse.progress import EventReader
+from embark.rehearse.progress import EventReader, Progress
 from embark.rehearse.root_cause import Case
 from embark.rehearse.verdict import Verdict, judge_outcome, refused
 from embark.rehearse.workload import Workload, make_workload
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EngineName = Literal["auto", "podman", "docker", "processes"]
+TARGETS = ("job", "jobset", "trainjob", "pytorchjob")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a person asks for."""
+class RehearsalOptions:
+    """How to rehearse."""
 
     num_processes: int = 2
     num_steps: int = 100
@@ -40,84 +42,126 @@ class Asked:
     image: str = ""
     limit_s: float = 600.0
     faults: tuple[tuple[FaultKind, tuple[str, ...]], ...] = ()
-    """Kind of fault to the words of its flag."""
+    """Kind of fault to the values of its flag."""
     keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRehearsal:
     """A rehearsal that can begin."""
 
     workload: Workload
-    judge: Judge
+    policy: FailurePolicy
     run: Run | None
     changes: tuple[Change, ...]
     faults: tuple[Fault, ...]
+    lint: tuple[Finding, ...]
+    """Errors of the linter: expect to see them happen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsed:
+class RehearsalReport:
     """A rehearsal that is over."""
 
-    verdict: Verdict
-    outcome: Outcome | None
-    """None where no pod was made."""
+    kind: str
+    name: str
+    pods: tuple[str, ...]
     engine: str
-    kept: str = ""
-    """What is left, and how to remove it."""
+    verdict: Verdict
+    lint: tuple[Finding, ...]
+    changes: tuple[Change, ...] = ()
+    """What is not as in the cluster."""
+    finish: str = ""
+    """The job `succeeded`, `failed` or ran `too long`; empty if no pod was made."""
+    reason: str = ""
+    progress: Progress = field(default_factory=Progress)
+    ends: tuple[PodEnd, ...] = ()
+    elapsed_s: float = 0.0
+    left_behind: str = ""
+    """With `keep`: what, and how to remove it."""
 
 
-def prepare(texts: Mapping[str, str], where: str, asked: Asked) -> Prepared:
+def load_manifests(
+    spec: str, sets: Sequence[str], num_nodes: int | None, files: Path | None
+) -> tuple[dict[str, str], str]:
+    """The manifests' texts by path, and what to call them: of files, or as `embark render` would write them."""
+    path = files or Path(spec)
+    if path.is_dir() or (path.suffix in MANIFEST_SUFFIXES and path.is_file()):
+        if num_nodes is not None or (sets and files is None):
+            raise UserError("--nodes and --set change a spec, and these are manifests",
+                            fix="embark rehearse SPEC --nodes …, or render it again")
+        return manifest_texts(path), str(path)
+    if files is not None or path.suffix in MANIFEST_SUFFIXES:
+        raise UserError(f"{path}: no such file", fix="embark render SPEC --out FOLDER writes it")
+    from embark.catalog import load_catalog
+    from embark.render.job import make_job
+    from embark.render.render import own_files
+    from embark.spec import load_spec
+
+    sets = [*sets, *([f"place.nodes={num_nodes}"] if num_nodes is not None else [])]
+    job = make_job(load_spec(spec, sets), load_catalog())
+    if job.spec.place.target not in TARGETS:
+        raise UserError(f'place.target = "{job.spec.place.target}" has no pods to rehearse',
+                        fix=f"set it to {', '.join(TARGETS)}")
+    return {file.path: file.text for file in own_files(job) if file.path.endswith(MANIFEST_SUFFIXES)}, spec
+
+
+def prepare(texts: Mapping[str, str], where: str, options: RehearsalOptions) -> PreparedRehearsal:
     """From manifests to pods that fit this machine, and what had to be changed for it."""
     objects = read_texts(texts)
-    job = the_job(objects, where)
+    job = find_training_job(objects, where)
     real, _ = make_workload(job, objects)
-    shrunk = shrink(job, objects, num_processes=asked.num_processes, num_pods=max(1, len(real.pods)),
-                    num_steps=asked.num_steps)
-    workload, judge = make_workload(shrunk.job, shrunk.objects)
-    changes = list(shrunk.changes)
-    pods = shrink_pods(workload.pods, changes)
-    small = Workload(workload.kind, workload.name, pods, workload.services, workload.is_indexed, workload.refusal,
-                     workload.deadline_s)
-    changes.append(Change("before a pod is made again", "10 s, twice as long each time", f"{RESTART_S:g} s"))
-    faults = [fault for kind, words in asked.faults for fault in read_faults(kind, words, max(1, len(pods)))]
-    return Prepared(small, judge, shrunk.run, tuple(dict.fromkeys(changes)), tuple(faults))
+    small = downscale(job, objects, num_processes=options.num_processes, num_pods=max(1, len(real.pods)),
+                      num_steps=options.num_steps)
+    workload, policy = make_workload(small.job, small.objects)
+    changes = list(small.changes)
+    pods = downscale_pods(workload.pods, changes)
+    changes.append(Change("restart delay", "10 s, doubled each time", f"{RESTART_S:g} s"))
+    faults = [fault for kind, words in options.faults for fault in read_faults(kind, words, max(1, len(pods)))]
+    errors = tuple(one for one in lint_texts(dict(texts)) if one.level == "error")
+    return PreparedRehearsal(replace(workload, pods=pods), policy, small.run, tuple(dict.fromkeys(changes)),
+                             tuple(faults), errors)
 
 
-def rehearse(prepared: Prepared, asked: Asked, listener: Listener, *,
-             say: Callable[[Sequence[Change], str], None]) -> Rehearsed:
-    """Run it. `say` is told what is not as in the cluster, and which engine was taken and why, before it begins."""
+def rehearse(prepared: PreparedRehearsal, options: RehearsalOptions, observer: Observer, *,
+             on_start: Callable[[Sequence[Change], str], None]) -> RehearsalReport:
+    """Run it. `on_start` gets what differs from the cluster, and the engine with the reason, before it begins."""
     workload = prepared.workload
+    report = RehearsalReport(workload.kind, workload.name, tuple(pod.name for pod in workload.pods), "none",
+                             Verdict(False, ""), prepared.lint)
     if workload.refusal is not None:
-        return Rehearsed(refused(workload, workload.refusal), None, "none")
+        return replace(report, verdict=refused(workload, workload.refusal))
     root = Path(mkdtemp(prefix="embark-rehearse-"))
     root.chmod(0o755)
     engine: Engine | None = None
-    kept = ""
-    stops = Stops()
-    before = {number: signal.signal(number, stops.come) for number in _STOPS}
+    left_behind = ""
+    stops = StopSignals()
+    before = {number: signal.signal(number, stops.handle) for number in _STOPS}
     try:
-        engine, why = choose_engine(prepared, asked, Folders(root), Shell())
+        engine, why = choose_engine(prepared, options, Folders(root), Shell())
         if any(fault.kind == "cut" for fault in prepared.faults) and not engine.can_cut:
-            raise UserError("a process cannot be cut off from the network that all share",
-                            fix="--engine podman or docker: a container has a network of its own")
-        say([*prepared.changes, *engine.changes()], why)
+            raise UserError("--cut needs containers: processes share one network",
+                            fix="--engine podman or docker: a container has its own network")
+        changes = (*prepared.changes, *engine.changes())
+        on_start(changes, why)
         engine.begin()
         reader = EventReader(_run_folder(prepared, engine))
-        outcome = Controller(workload, prepared.judge, engine, reader, listener, faults=prepared.faults,
-                             limit_s=asked.limit_s, held=stops.held).run()
-        verdict = judge_outcome(Case(workload, outcome, prepared.run, asked.num_processes))
-        kept = engine.close(keep=True) if asked.keep else ""
-        return Rehearsed(verdict, outcome, engine.name, kept)
+        outcome = Controller(workload, prepared.policy, engine, reader, observer, faults=prepared.faults,
+                             limit_s=options.limit_s, uninterrupted=stops.deferred).run()
+        verdict = judge_outcome(Case(workload, outcome, prepared.run, options.num_processes))
+        left_behind = engine.close(keep=True) if options.keep else ""
+        return replace(report, engine=engine.name, verdict=verdict, changes=changes, finish=outcome.finish,
+                       reason=outcome.reason, progress=outcome.progress, ends=outcome.ends,
+                       elapsed_s=outcome.elapsed_s, left_behind=left_behind)
     except Interrupted as stopped:
-        if engine is None or not asked.keep:
+        if engine is None or not options.keep:
             raise
         stops.is_over = True
-        kept = engine.close(keep=True)
-        raise Interrupted(f"{stopped.what}; kept: {kept}") from None
+        left_behind = engine.close(keep=True)
+        raise Interrupted(f"{stopped.what}; kept: {left_behind}") from None
     finally:  # Ctrl-C and a SIGTERM pass here too, and a second one does not come between
         stops.is_over = True
-        if not kept:
+        if not left_behind:
             if engine is not None:
                 engine.close(keep=False)
             shutil.rmtree(root, ignore_errors=True)
@@ -125,64 +169,65 @@ def rehearse(prepared: Prepared, asked: Asked, listener: Listener, *,
             signal.signal(number, handler)
 
 
-class Stops:
-    """Ctrl-C and its like: at once, after what must not be cut in two, or not at all once all is being taken away."""
+class StopSignals:
+    """Ctrl-C and its like: at once, after a block that must not be cut in two, or not at all during the clean-up."""
 
     def __init__(self) -> None:
         self.is_over = False
-        self._is_held = False
-        self._came = 0
+        self._is_deferred = False
+        self._pending = 0
 
-    def come(self, number: int, _: object) -> None:
+    def handle(self, number: int, _: object) -> None:
         if self.is_over:
             return
-        self._came = number
-        if not self._is_held:
+        self._pending = number
+        if not self._is_deferred:
             self._raise()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        self._is_held = True
+    def deferred(self) -> Iterator[None]:
+        self._is_deferred = True
         try:
             yield
         finally:
-            self._is_held = False
-        if self._came:
+            self._is_deferred = False
+        if self._pending:
             self._raise()
 
     def _raise(self) -> None:
-        name, self._came = signal.Signals(self._came).name, 0
+        name, self._pending = signal.Signals(self._pending).name, 0
         raise Interrupted(f"stopped by {name}")
 
 
-def choose_engine(prepared: Prepared, asked: Asked, folders: Folders, shell: Shell) -> tuple[Engine, str]:
-    """And why: what a person should know of it."""
+def choose_engine(prepared: PreparedRehearsal, options: RehearsalOptions, folders: Folders,
+                  shell: Shell) -> tuple[Engine, str]:
+    """The engine, and why."""
     names = prepared.workload.names
-    wanted = [asked.engine] if asked.engine != "auto" else [*ENGINES, "processes"]
-    image = asked.image or prepared.workload.pods[0].image
+    candidates = [options.engine] if options.engine != "auto" else [*ENGINES, "processes"]
+    image = options.image or prepared.workload.pods[0].image
     reasons: list[str] = []
-    for name in wanted:
+    for name in candidates:
         if name == "processes":
             has_limits = any(pod.memory_bytes or pod.cpus for pod in prepared.workload.pods)
             return (Processes(folders, names, has_limits=has_limits),
                     "; ".join([*reasons, "pods are processes of this machine"]))
         if not usable(name, shell):
-            if asked.engine == name:
-                raise UserError(f"{name} is not here, or does not answer", fix=f"{name} info says why; or "
-                                                                               "--engine processes")
+            if options.engine == name:
+                raise UserError(f"{name} is not installed, or does not answer",
+                                fix=f"{name} info says why; or --engine processes")
             reasons.append(f"no {name} here")
             continue
         if has_image(name, image, shell):
             return Containers(name, image, folders, names, shell), f"pods are containers of {image}, run by {name}"
         build = f"{name} build -t {image} --build-arg VARIANT=cpu --build-arg FABRIC=none FOLDER"
-        if asked.engine == name or asked.image:
+        if options.engine == name or options.image:
             raise UserError(f"{name} has no image {image}", fix=f"embark render SPEC --out FOLDER; {build}; or --image "
-                                                                "one that is there; or --engine processes")
+                                                                "one that exists; or --engine processes")
         reasons.append(f"{name} has no image {image} ({build} makes it)")
     raise AssertionError("the last engine is always here")
 
 
-def _run_folder(prepared: Prepared, engine: Engine) -> Path | None:
+def _run_folder(prepared: PreparedRehearsal, engine: Engine) -> Path | None:
     """Where the run's events will be, on this machine."""
     if prepared.run is None:
         return None

@@ -1,4 +1,4 @@
-"""Why a rehearsal did not end well, in one sentence with its fix: from what happened, and what the manifest says."""
+"""Why a rehearsal failed, in one sentence with its fix: from what happened, and from the manifest."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from embark.errors import ExitCode
 from embark.rehearse.controller import Outcome
 from embark.rehearse.downscale import Run, launch_of
-from embark.rehearse.pods import Pod
-from embark.rehearse.services import why_not
+from embark.rehearse.pods import Pod, why_not
 from embark.rehearse.workload import Workload
 
 KILLED = 137
@@ -33,7 +32,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is to be explained."""
+    """A finished rehearsal to explain."""
 
     workload: Workload
     outcome: Outcome
@@ -45,7 +44,7 @@ class Case:
         return self.workload.pods
 
 
-def find_cause(case: Case) -> Cause:
+def find_root_cause(case: Case) -> Cause:
     """The first that fits: what the manifest itself makes sure of comes before what the lines say."""
     checks: Sequence[Callable[[Case], Cause | None]] = (
         _missing, _undefined, _no_program, _no_script, _unresolvable, _not_as_many, _stopped_with_zero, _alone,
@@ -54,16 +53,16 @@ def find_cause(case: Case) -> Cause:
     for check in checks:
         if (cause := check(case)) is not None:
             return cause
-    return Cause(case.outcome.reason, "the lines above tell more; --keep leaves the pods' folders", _last_line(case))
+    return Cause(case.outcome.reason, "see the lines above; --keep keeps the pods' folders", _last_line(case))
 
 
 def stopped_with_zero(case: Case) -> list[str]:
-    """Pods that were told to stop, and said that they were done."""
-    return [end.pod for end in case.outcome.ends if end.is_disrupted and end.code == 0]
+    """Pods that exited with 0 after SIGTERM."""
+    return [end.name for end in case.outcome.ends if end.is_preempted and end.code == 0]
 
 
 def trains_alone(case: Case) -> bool:
-    """Several pods whose command joins nothing to nothing."""
+    """Several pods whose command does not join them."""
     launches = [launch_of(pod) for pod in case.pods]
     return len(case.pods) > 1 and all(one is not None and one.program == "python" for one in launches)
 
@@ -83,8 +82,8 @@ def _undefined(case: Case) -> Cause | None:
     name = found[0][1]
     word = next((word for word in found[0][0].words if f"$({name})" in word), f"$({name})")
     right = _right_endpoint(case)
-    return Cause(f"{_pods(pod for pod, _ in found)} get the text {word} as it stands: nothing defines {name}, so "
-                 "Kubernetes leaves it, and torchrun takes it for no host",
+    return Cause(f"{_pods(pod for pod, _ in found)} get the literal text {word}: nothing defines {name}, so "
+                 "Kubernetes does not expand it, and torchrun finds no such host",
                  f"write the name that the first pod will have: {right}",
                  _line_with(case, re.compile(re.escape(f"$({name})"))))
 
@@ -102,7 +101,7 @@ def _unresolvable(case: Case) -> Cause | None:
             continue
         why, fix = why_not(host, case.pods, case.workload.services)
         who = _pods(pod for pod in case.pods if pod.hostname != host)
-        return Cause(f"{who} wait for {host}, a name that nothing makes resolvable: {why}", fix,
+        return Cause(f"{who} wait for {host}, a name that does not resolve: {why}", fix,
                      _line_with(case, re.compile(re.escape(host) + r"|name or service not known|gaierror|"
                                                  r"Name does not resolve|name resolution", re.IGNORECASE)))
     return None
@@ -120,11 +119,11 @@ def _not_as_many(case: Case) -> Cause | None:
                          f"{_count(count, 'pod')}: --nnodes={low}",
                          f"as many in --nnodes as in parallelism: {low}, or {count}")
         if count > high and case.outcome.finish != "succeeded":
-            return Cause(f"{_count(count, 'pod')} come to a meeting of {high}: --nnodes={high}, so "
-                         f"{count - high} of them {'waits' if count - high == 1 else 'wait'} for ever and the job "
+            return Cause(f"{_count(count, 'pod')} for a rendezvous of {high}: --nnodes={high}, so "
+                         f"{count - high} of them {'waits' if count - high == 1 else 'wait'} forever and the job "
                          "never ends", f"as many in --nnodes as in parallelism: {count}")
         if low < high and case.run is not None and not _has_met(case):
-            return Cause(f"the meeting takes {low} to {high} machines, so it may begin before all have come",
+            return Cause(f"the rendezvous takes {low} to {high} machines, so it may begin before all have arrived",
                          f"--nnodes={count}")
     return None
 
@@ -160,9 +159,9 @@ def _stopped_with_zero(case: Case) -> Cause | None:
     pods = stopped_with_zero(case)
     if not pods:
         return None
-    return Cause(f"{_listed(pods)} was told to stop and ended with exit code 0: the {case.workload.kind} counts it as "
-                 "done, though it is not trained, and starts no other in its place",
-                 "end with another code after SIGTERM, such as 75, and let podFailurePolicy ignore that one")
+    return Cause(f"{_listed(pods)} exited with 0 after SIGTERM: the {case.workload.kind} counts it as "
+                 "complete, though it is not trained, and does not replace it",
+                 "exit with another code after SIGTERM, such as 75, and let podFailurePolicy ignore it")
 
 
 def _alone(case: Case) -> Cause | None:
@@ -184,8 +183,8 @@ def _refused_by_the_run(case: Case) -> Cause | None:
         first = next((at for at, line in enumerate(lines) if line.startswith("error:")), None)
         if first is not None:
             said = [line.removeprefix("error: ") for line in lines[first:first + 3]]
-            return Cause(f"the run refuses its spec or its data: {'; '.join(said)}",
-                         "mend what it names; where the image is older than the spec, build it anew")
+            return Cause(f"the run rejects its spec or its data: {'; '.join(said)}",
+                         "fix what it names; if the image is older than the spec, rebuild it")
     return None
 
 
@@ -193,14 +192,14 @@ def _out_of_memory(case: Case) -> Cause | None:
     """A container engine does not always say so, but here nobody else kills a pod in silence."""
     if case.outcome.finish != "failed":
         return None
-    killed = {end.pod for end in case.outcome.ends
-              if end.code == KILLED and not end.is_disrupted and not end.is_deleted}
+    killed = {end.name for end in case.outcome.ends
+              if end.code == KILLED and not end.is_preempted and not end.is_deleted}
     for pod in case.pods:
         if pod.name in killed:
             limit = (f"its memory limit of {pod.memory_bytes / 2**20:,.0f} MiB" if pod.memory_bytes
                      else "this machine's memory")
-            return Cause(f"{pod.name} was killed without a notice (exit code {KILLED}), as what passes {limit} is",
-                         "a higher limits.memory, or a command that holds less; embark plan says what a run takes")
+            return Cause(f"{pod.name} was killed without notice (exit code {KILLED}): it exceeded {limit}",
+                         "a higher limits.memory, or a command that needs less; embark plan predicts what a run needs")
     return None
 
 
@@ -212,7 +211,7 @@ def _from_lines(case: Case) -> Cause | None:
     from embark.diagnose.source import Source
 
     if case.outcome.progress.errors:
-        return Cause(case.outcome.progress.errors[-1].partition("\n")[0], "mend that, and rehearse again")
+        return Cause(case.outcome.progress.errors[-1].partition("\n")[0], "fix that, and rehearse again")
     with TemporaryDirectory(prefix="embark-rehearse-logs-") as folder:
         sources = []
         for name, tail in case.outcome.tails.items():
@@ -230,15 +229,15 @@ def _too_slow(case: Case) -> Cause | None:
     if case.outcome.finish != "too long" or not _has_met(case):
         return None
     progress = case.outcome.progress
-    return Cause(f"the run was at step {progress.step} of {progress.num_steps} when the time was over, and "
-                 f"{_listed(case.outcome.running) or 'no pod'} had not ended", "--steps fewer, or --limit longer")
+    return Cause(f"the run was at step {progress.step} of {progress.num_steps} at the time limit, and "
+                 f"{_listed(case.outcome.running) or 'no pod'} had not ended", "fewer --steps, or a longer --limit")
 
 
 def _too_long(case: Case) -> Cause | None:
     if case.outcome.finish != "too long":
         return None
     what = "met" if case.run is not None else "ended"
-    return Cause(f"{_listed(case.outcome.running)} had not {what} when the time was over", "--limit 20m gives more",
+    return Cause(f"{_listed(case.outcome.running)} had not {what} at the time limit", "a longer --limit, such as 20m",
                  _last_line(case))
 
 

@@ -1,11 +1,11 @@
-"""What a rehearsal shows: met, trained, saved, resumed; and the one sentence."""
+"""What a rehearsal shows (met, trained, saved, resumed), and its verdict in one sentence."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from embark.formatting import format_duration, format_float
-from embark.rehearse.root_cause import Case, Cause, find_cause, stopped_with_zero, trains_alone
+from embark.rehearse.root_cause import Case, Cause, find_root_cause, stopped_with_zero, trains_alone
 from embark.rehearse.workload import Refusal, Workload
 
 
@@ -43,7 +43,7 @@ def judge_outcome(case: Case) -> Verdict:
     lost = sum(one.lost_steps for one in progress.resumes)
     if all(check.is_ok for check in checks):
         return Verdict(True, _good(case), checks=checks, final_loss=progress.final_loss, lost_steps=lost)
-    cause = _fault_too_late(case) or find_cause(case)
+    cause = _fault_too_late(case) or find_root_cause(case)
     return Verdict(False, cause.what, cause.fix, cause.evidence, checks, progress.final_loss, lost)
 
 
@@ -53,7 +53,7 @@ def _checks(case: Case) -> list[Check]:
     checks = [Check("controller", outcome.finish == "succeeded" and not stopped_with_zero(case), outcome.reason)]
     if case.run is None:
         joined = not trains_alone(case)
-        text = "the pods train no run of Embark: only how they end is judged"
+        text = "the pods do not train with Embark: only their exit codes are checked"
         checks.append(Check("ranks", joined, text if joined else "each pod trains alone"))
         return [*checks, *_fault_checks(case)]
     sizes = progress.world_sizes
@@ -72,17 +72,17 @@ def _fault_checks(case: Case) -> list[Check]:
     checks = [Check(str(fault), False, "the run ended before it") for fault in outcome.faults_left]
     lethal = [fault for fault in outcome.faults_done if fault.kind in ("preempt", "kill")]
     if lethal and case.run is not None:
-        told = ", ".join(f"from step {one.step}, {one.lost_steps} steps lost" for one in progress.resumes)
-        checks.append(Check("resumed", bool(progress.resumes), told or "never"))
+        text = ", ".join(f"from step {one.step}, {one.lost_steps} steps lost" for one in progress.resumes)
+        checks.append(Check("resumed", bool(progress.resumes), text or "never"))
     return checks
 
 
 def _good(case: Case) -> str:
     progress = case.outcome.progress
-    took = format_duration(case.outcome.elapsed_s)
+    elapsed = format_duration(case.outcome.elapsed_s)
     if case.run is None:
         pods = "1 pod" if len(case.pods) == 1 else f"{len(case.pods)} pods"
-        return f"{pods} ended well in {took}; what they trained was not looked at"
+        return f"{pods} ended well in {elapsed}; what they trained was not checked"
     resumed = ""
     if progress.resumes:
         lost = sum(one.lost_steps for one in progress.resumes)
@@ -90,12 +90,13 @@ def _good(case: Case) -> str:
         resumed = f", resumed from step {froms} with {lost} steps lost"
     pods = "1 pod" if len(case.pods) == 1 else f"{len(case.pods)} pods"
     each = "1 process" if case.num_processes == 1 else f"{case.num_processes} processes"
-    return f"{pods} of {each} met, trained {progress.step} steps and saved{resumed}, in {took}"
+    return f"{pods} of {each} met, trained {progress.step} steps and saved{resumed}, in {elapsed}"
 
 
 def _fault_too_late(case: Case) -> Cause | None:
     if case.outcome.finish != "succeeded" or not case.outcome.faults_left or stopped_with_zero(case):
         return None
     fault = case.outcome.faults_left[0]
-    return Cause(f"the run ended after {format_duration(case.outcome.elapsed_s)}, before {fault}: that was not rehearsed",
+    elapsed = format_duration(case.outcome.elapsed_s)
+    return Cause(f"the run ended after {elapsed}, before {fault}: that fault was not rehearsed",
                  f"--steps more than {case.outcome.progress.num_steps}, or the fault sooner")

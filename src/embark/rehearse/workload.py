@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from embark.rehearse.failure_policies import (
-    JobJudge,
-    JobSetJudge,
-    Judge,
-    PodJudge,
-    ReplicasJudge,
+    FailurePolicy,
+    JobPolicy,
+    JobSetPolicy,
+    PodPolicy,
+    ReplicaPolicy,
     job_set_rules,
 )
-from embark.rehearse.objects import Objects, Thing, at, name_of, namespace_of, rows
-from embark.rehearse.pods import Making, Pod, make_pod
-from embark.rehearse.services import Names, Service, names_of, read_services
+from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
+from embark.rehearse.pods import Names, Pod, Service, dns_names, make_pod, read_services
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 TRAINER_PORT = "29500"
@@ -51,39 +50,39 @@ class Workload:
 
     @property
     def names(self) -> Names:
-        return names_of(self.pods, self.services)
+        return dns_names(self.pods, self.services)
 
 
-def make_workload(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
-    """The pods, and who judges how they end."""
+def make_workload(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
+    """The pods, and the policy that decides what follows when they end."""
     makers = {"Job": _job, "JobSet": _job_set, "TrainJob": _train_job, "PyTorchJob": _pytorch_job, "Pod": _pod}
     return makers[str(job["kind"])](job, objects)
 
 
-def _job(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
+def _job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
     name, spec = name_of(job), job.get("spec") or {}
     is_indexed = spec.get("completionMode") == "Indexed"
     pods = _child_pods(spec, name, namespace_of(job), objects, is_indexed=is_indexed)
     refusal = _refuses_job(spec)
-    judge = JobJudge.of(name, spec, _restart_policy(spec), _completions(spec))
-    return (Workload("Job", name, pods, tuple(read_services(objects)), is_indexed, refusal, _deadline(spec)), judge)
+    policy = JobPolicy.of(name, spec, _restart_policy(spec), _completions(spec))
+    return (Workload("Job", name, pods, tuple(read_services(objects)), is_indexed, refusal, _deadline(spec)), policy)
 
 
-def _job_set(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
+def _job_set(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
     name, spec = name_of(job), job.get("spec") or {}
     return _replicated(job, spec, rows(spec, "replicatedJobs"), objects, kind="JobSet", name=name)
 
 
 def _replicated(
-    job: Thing, spec: Thing, replicated: Sequence[Thing], objects: Objects, *, kind: str, name: str, env: Any = None,
-    container: str = "",
-) -> tuple[Workload, Judge]:
+    job: K8sObject, spec: K8sObject, replicated: Sequence[K8sObject], objects: Objects, *, kind: str, name: str,
+    env: Any = None, container: str = "",
+) -> tuple[Workload, FailurePolicy]:
     """A JobSet: child Jobs NAME-JOB-i, pods NAME-JOB-i-j, one headless Service for all, made by the controller."""
     space = namespace_of(job)
     network = at(spec, "network") or {}
     subdomain = str(network.get("subdomain") or name)
     pods: list[Pod] = []
-    children: dict[str, JobJudge] = {}
+    children: dict[str, JobPolicy] = {}
     groups: dict[str, str] = {}
     refusal = None
     for one in replicated:
@@ -95,7 +94,7 @@ def _replicated(
                       "jobset.sigs.k8s.io/job-index": str(number)}
             pods += _child_pods(child, group, space, objects, is_indexed=True, subdomain=subdomain, labels=labels,
                                 first=len(pods), env=env, container=container)
-            children[group] = JobJudge.of(group, child, _restart_policy(child), _completions(child))
+            children[group] = JobPolicy.of(group, child, _restart_policy(child), _completions(child))
             groups[group] = str(one.get("name"))
         refusal = refusal or _refuses_job(child)
     services = read_services(objects)
@@ -104,10 +103,10 @@ def _replicated(
                                 bool(network.get("publishNotReadyAddresses", True))))
     max_restarts, rules = job_set_rules(spec)
     return (Workload(kind, name, tuple(pods), tuple(services), True, refusal),
-            JobSetJudge(name, children, groups, max_restarts, rules))
+            JobSetPolicy(name, children, groups, max_restarts, rules))
 
 
-def _train_job(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
+def _train_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
     """Trainer 2: a JobSet from the runtime's template, with the trainer's words and torchrun's variables in it."""
     name, space = name_of(job), namespace_of(job)
     trainer = at(job, "spec.trainer") or {}
@@ -120,7 +119,7 @@ def _train_job(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
     if runtime is None:
         unknown = Refusal(f"Trainer's webhook refuses it: there is no {kind} {called}",
                           "put the runtime into the same file, or name torch-distributed")
-        return Workload("TrainJob", name, (), (), True, unknown), JobJudge.of(name, {}, "Never", 1)
+        return Workload("TrainJob", name, (), (), True, unknown), JobPolicy.of(name, {}, "Never", 1)
     num_nodes = int(trainer.get("numNodes") or at(runtime, "spec.mlPolicy.numNodes") or 1)
     num_processes = trainer.get("numProcPerNode", at(runtime, "spec.mlPolicy.torch.numProcPerNode"))
     refused = [str(row.get("name")) for row in rows(trainer, "env") if row.get("name") in _OWN]
@@ -139,12 +138,12 @@ def _train_job(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
                 "PET_NODE_RANK": str(index), "PET_MASTER_ADDR": f"{name}-{NODE}-0-0.{name}",
                 "PET_MASTER_PORT": TRAINER_PORT}
 
-    workload, judge = _replicated(job, spec, patched, objects, kind="TrainJob", name=name, env=env, container=NODE)
+    workload, policy = _replicated(job, spec, patched, objects, kind="TrainJob", name=name, env=env, container=NODE)
     return (Workload("TrainJob", name, workload.pods, workload.services, True, refusal or workload.refusal,
-                     _deadline(job.get("spec") or {})), judge)
+                     _deadline(job.get("spec") or {})), policy)
 
 
-def _with_trainer(replicated: Thing, trainer: Thing, num_nodes: int) -> Thing:
+def _with_trainer(replicated: K8sObject, trainer: K8sObject, num_nodes: int) -> K8sObject:
     """The runtime's job with what the TrainJob puts over it."""
     if replicated.get("name") != NODE:
         return replicated
@@ -168,10 +167,10 @@ def _with_trainer(replicated: Thing, trainer: Thing, num_nodes: int) -> Thing:
     return {**replicated, "template": {**(replicated.get("template") or {}), "spec": child}}
 
 
-def _pytorch_job(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
+def _pytorch_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
     """Training operator 1.9: NAME-worker-i, a headless Service for each pod, MASTER_… with a master, PET_… always."""
     name, space, spec = name_of(job), namespace_of(job), job.get("spec") or {}
-    replicas: dict[str, Thing] = {kind: one for kind in ("Master", "Worker")
+    replicas: dict[str, K8sObject] = {kind: one for kind in ("Master", "Worker")
                                   if isinstance(one := (spec.get("pytorchReplicaSpecs") or {}).get(kind), dict)}
     counts = {kind: int(one.get("replicas") or 1) for kind, one in replicas.items()}
     policies = {kind: str(one.get("restartPolicy") or "OnFailure") for kind, one in replicas.items()}
@@ -183,18 +182,19 @@ def _pytorch_job(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
             labels = {"training.kubeflow.org/job-name": name, "training.kubeflow.org/replica-type": kind.lower(),
                       "training.kubeflow.org/replica-index": str(number)}
             env = _operator_env(name, spec, replicas, counts, kind, number)
-            making = Making(called, len(pods), kind, space, called, "", labels, {}, env, policies[kind])
-            pods.append(make_pod(one.get("template") or {}, making, objects, container_name=PYTORCH))
+            identity = PodIdentity(name=called, index=len(pods), group=kind, namespace=space, labels=labels, env=env,
+                                   restart_policy=policies[kind])
+            pods.append(make_pod(one.get("template") or {}, identity, objects, container_name=PYTORCH))
             services.append(Service(called, space, labels, True, True))
     backoff = at(spec, "runPolicy.backoffLimit")
-    judge = ReplicasJudge(name, policies, counts, None if backoff is None else int(backoff))
+    policy = ReplicaPolicy(name, policies, counts, None if backoff is None else int(backoff))
     workload = Workload("PyTorchJob", name, tuple(pods), tuple(services), True, _refuses_pytorch_job(spec, replicas),
                         _deadline(at(spec, "runPolicy") or {}))
-    return workload, judge
+    return workload, policy
 
 
 def _operator_env(
-    name: str, spec: Thing, replicas: dict[str, Thing], counts: dict[str, int], kind: str, number: int
+    name: str, spec: K8sObject, replicas: dict[str, K8sObject], counts: dict[str, int], kind: str, number: int
 ) -> dict[str, str]:
     total = sum(counts.values())
     processes = str(spec.get("nprocPerNode") or "auto")
@@ -224,7 +224,7 @@ def _operator_env(
     return env
 
 
-def _port(replica: Thing) -> int:
+def _port(replica: K8sObject) -> int:
     for container in rows(replica, "template.spec.containers"):
         for port in rows(container, "ports"):
             if container.get("name") == PYTORCH and port.get("name") == "pytorchjob-port":
@@ -232,21 +232,21 @@ def _port(replica: Thing) -> int:
     return OPERATOR_PORT
 
 
-def _pod(job: Thing, objects: Objects) -> tuple[Workload, Judge]:
+def _pod(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
     name, space = name_of(job), namespace_of(job)
-    pod = make_pod(job, Making(name, 0, name, space, name), objects)
+    pod = make_pod(job, PodIdentity(name=name, group=name, namespace=space), objects)
     return (Workload("Pod", name, (pod,), tuple(read_services(objects)), False),
-            PodJudge(name, pod.restart_policy))
+            PodPolicy(name, pod.restart_policy))
 
 
 def _child_pods(
-    spec: Thing, name: str, space: str, objects: Objects, *, is_indexed: bool, subdomain: str = "",
+    spec: K8sObject, name: str, space: str, objects: Objects, *, is_indexed: bool, subdomain: str = "",
     labels: dict[str, str] | None = None, first: int = 0, env: Any = None, container: str = "",
 ) -> tuple[Pod, ...]:
     """Of a Job: as many as run at once."""
     pods = []
     for index in range(int(spec.get("parallelism", 1))):
-        shown = str(index) if is_indexed else _random_suffix(name, index)
+        suffix = str(index) if is_indexed else _random_suffix(name, index)
         own = {"batch.kubernetes.io/job-name": name, "job-name": name, **(labels or {})}
         added: dict[str, str] = {}
         annotations: dict[str, str] = {}
@@ -256,13 +256,13 @@ def _child_pods(
             added["JOB_COMPLETION_INDEX"] = str(index)
         if env is not None:
             added |= env(index)
-        making = Making(f"{name}-{shown}", first + index, name, space, f"{name}-{shown}", subdomain, own, annotations,
-                        added)
-        pods.append(make_pod(spec.get("template") or {}, making, objects, container_name=container))
+        identity = PodIdentity(name=f"{name}-{suffix}", index=first + index, group=name, namespace=space,
+                               subdomain=subdomain, labels=own, annotations=annotations, env=added)
+        pods.append(make_pod(spec.get("template") or {}, identity, objects, container_name=container))
     return tuple(pods)
 
 
-def _defaulted(child: Thing) -> Thing:
+def _defaulted(child: K8sObject) -> K8sObject:
     """JobSet's webhook fills in a restart policy that starts a container again."""
     template = child.get("template") or {}
     pod = template.get("spec") or {}
@@ -276,7 +276,7 @@ def _random_suffix(name: str, index: int) -> str:
     return "".join(letters[number // len(letters) ** place % len(letters)] for place in range(5))
 
 
-def _refuses_job(spec: Thing) -> Refusal | None:
+def _refuses_job(spec: K8sObject) -> Refusal | None:
     policy = _restart_policy(spec)
     if policy not in ("Never", "OnFailure"):
         return Refusal(f"the API server refuses it: restartPolicy {policy} of a Job's pods", "restartPolicy: Never")
@@ -286,7 +286,7 @@ def _refuses_job(spec: Thing) -> Refusal | None:
     return None
 
 
-def _refuses_pytorch_job(spec: Thing, replicas: dict[str, Thing]) -> Refusal | None:
+def _refuses_pytorch_job(spec: K8sObject, replicas: dict[str, K8sObject]) -> Refusal | None:
     for kind, one in replicas.items():
         found = [str(container.get("name")) for container in rows(one, "template.spec.containers")]
         if PYTORCH not in found:
@@ -298,20 +298,20 @@ def _refuses_pytorch_job(spec: Thing, replicas: dict[str, Thing]) -> Refusal | N
     return None
 
 
-def _restart_policy(spec: Thing) -> str:
+def _restart_policy(spec: K8sObject) -> str:
     return str(at(spec, "template.spec.restartPolicy") or "Always")
 
 
-def _completions(spec: Thing) -> int:
+def _completions(spec: K8sObject) -> int:
     return int(spec.get("completions") or spec.get("parallelism") or 1)
 
 
-def _deadline(spec: Thing) -> float | None:
+def _deadline(spec: K8sObject) -> float | None:
     found = spec.get("activeDeadlineSeconds")
     return None if found is None else float(found)
 
 
-TORCH_DISTRIBUTED: Thing = {
+TORCH_DISTRIBUTED: K8sObject = {
     "kind": "ClusterTrainingRuntime", "metadata": {"name": "torch-distributed"},
     "spec": {"mlPolicy": {"numNodes": 1, "torch": {"numProcPerNode": "auto"}}, "template": {"spec": {
         "replicatedJobs": [{"name": NODE, "template": {"spec": {"template": {"spec": {

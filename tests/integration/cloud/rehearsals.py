@@ -36,7 +36,7 @@ def rehearse(*words: str, path: Path | None = None, timeout_s: float = 600.0) ->
                           env={**os.environ, "PATH": before + os.environ["PATH"], "COLUMNS": "200"})
     assert done.stdout, done.stderr
     answer = json.loads(done.stdout)
-    assert done.returncode == (0 if answer["ok"] else 1)
+    assert done.returncode == (0 if answer["verdict"]["is_ok"] else 1)
     return answer
 
 
@@ -49,11 +49,11 @@ def undisturbed_loss(common: Path) -> float:
             return float.fromhex(json.loads(text))
         answer = rehearse_quickstart("aws", "--engine", "processes")
         assert_trained(answer)
-        file.write(json.dumps(answer["final_loss"].hex()))
-        return answer["final_loss"]
+        file.write(json.dumps(answer["verdict"]["final_loss"].hex()))
+        return answer["verdict"]["final_loss"]
 
 
 def assert_trained(answer: dict[str, Any]) -> None:
-    assert answer["ok"], answer
-    assert (answer["steps"], answer["world_sizes"][-1], len(answer["pods"])) == (NUM_STEPS, 4, 2)
-    assert [check["ok"] for check in answer["checks"]] == [True] * len(answer["checks"])
+    assert answer["verdict"]["is_ok"], answer
+    assert (answer["progress"]["step"], answer["progress"]["world_sizes"][-1], len(answer["pods"])) == (NUM_STEPS, 4, 2)
+    assert [check["is_ok"] for check in answer["verdict"]["checks"]] == [True] * len(answer["verdict"]["checks"])

@@ -28,8 +28,8 @@ HANDLER = "gcp_infrastructure__preemptible_spot_vms_2.py"
 
 def broken(path: Path | str, *flags: str, limit: str = "5m") -> dict:
     answer = rehearse(str(path), *ENGINE, "--limit", limit, *flags)
-    assert not answer["ok"]
-    assert answer["fix"]
+    assert not answer["verdict"]["is_ok"]
+    assert answer["verdict"]["fix"]
     return answer
 
 
@@ -41,25 +41,26 @@ def test_a_variable_that_nobody_defines_ends_every_pod_at_once(name, fix, tmp_pa
     text = (GUIDES / name).read_text().replace("  parallelism: 2\n", "  parallelism: 2\n  backoffLimit: 1\n", 1)
     (tmp_path / "job.yaml").write_text(text)
     answer = broken(tmp_path / "job.yaml")
-    assert "--rdzv_endpoint=$(MASTER_ADDR):29500 as it stands: nothing defines MASTER_ADDR" in answer["verdict"]
-    assert "$(MASTER_ADDR):29500" in answer["evidence"]  # torch's own words
-    assert fix in answer["fix"]
+    assert "--rdzv_endpoint=$(MASTER_ADDR):29500: nothing defines MASTER_ADDR" in answer["verdict"]["sentence"]
+    assert "$(MASTER_ADDR):29500" in answer["verdict"]["evidence"]  # torch's own words
+    assert fix in answer["verdict"]["fix"]
     assert [end["code"] for end in answer["ends"]] == [1, 1]
-    assert "backoffLimit of 1" in answer["checks"][0]["text"]
+    assert "backoffLimit of 1" in answer["verdict"]["checks"][0]["text"]
 
 
 def test_a_host_that_no_service_makes_resolvable_is_waited_for_in_vain():
     answer = broken(GUIDES / GKE_JOB, limit="30s")
-    assert answer["verdict"].startswith("pods 0 and 1 wait for distributed-training-0, a name that nothing makes "
-                                        "resolvable: the pods of a Job that is not indexed have random names")
-    assert "completionMode: Indexed" in answer["fix"]
-    assert "distributed-training-0" in answer["evidence"]
+    assert answer["verdict"]["sentence"].startswith(
+        "pods 0 and 1 wait for distributed-training-0, a name that does not resolve: the pods of a Job that is not indexed have random names")
+    assert "completionMode: Indexed" in answer["verdict"]["fix"]
+    assert "distributed-training-0" in answer["verdict"]["evidence"]
 
 
 @pytest.mark.parametrize("name", [AWS_KUBEFLOW, GCP_KUBEFLOW])
 def test_the_webhook_refuses_a_container_of_another_name(name):
     answer = broken(GUIDES / name)
-    assert "webhook refuses it: Worker must have a container named pytorch, and has torchrec" in answer["verdict"]
+    refusal = "webhook refuses it: Worker must have a container named pytorch, and has torchrec"
+    assert refusal in answer["verdict"]["sentence"]
     assert answer["ends"] == []
 
 
@@ -71,9 +72,9 @@ def test_named_right_it_has_no_script_and_would_train_alone(name, tmp_path):
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     answer = broken(tmp_path / "job.yaml")
     assert "the script train_dlrm.py is not in the image; and python would start one process in each pod" in (
-        answer["verdict"])
-    assert "can't open file" in answer["evidence"]
-    assert "torchrun" in answer["fix"]
+        answer["verdict"]["sentence"])
+    assert "can't open file" in answer["verdict"]["evidence"]
+    assert "torchrun" in answer["verdict"]["fix"]
 
 
 @pytest.mark.parametrize("name", [AWS_KUBEFLOW, GCP_KUBEFLOW])
@@ -84,14 +85,14 @@ def test_with_its_script_each_pod_trains_alone(name, tmp_path):
     (tmp_path / "job.yaml").write_text(text)
     answer = broken(tmp_path / "job.yaml")
     assert [end["code"] for end in answer["ends"]] == [0, 0]
-    assert "each pod trains alone" in answer["verdict"]
-    assert "torchrun" in answer["fix"]
+    assert "each pod trains alone" in answer["verdict"]["sentence"]
+    assert "torchrun" in answer["verdict"]["fix"]
 
 
 def test_a_pod_whose_script_is_not_in_the_image_loops():
     answer = broken(GUIDES / GKE_POD)
-    assert answer["verdict"] == "the script train.py is not in the image"
-    assert "CrashLoopBackOff" in answer["checks"][0]["text"]
+    assert answer["verdict"]["sentence"] == "the script train.py is not in the image"
+    assert "CrashLoopBackOff" in answer["verdict"]["checks"][0]["text"]
 
 
 def test_a_part_of_a_manifest_is_none(capfd):
@@ -102,7 +103,7 @@ def test_a_part_of_a_manifest_is_none(capfd):
 
 
 @pytest.mark.parametrize(("num_nodes", "sentence"), [
-    (2, "4 pods come to a meeting of 2: --nnodes=2, so 2 of them wait for ever and the job never ends"),
+    (2, "4 pods for a rendezvous of 2: --nnodes=2, so 2 of them wait forever and the job never ends"),
     (8, "pods 0, 1, 2 and 3 wait for 8 machines, and the Job makes 4 pods: --nnodes=8"),
 ])
 def test_scaled_by_parallelism_alone_as_the_guide_says_some_pods_wait_for_ever(num_nodes, sentence, tmp_path):
@@ -114,9 +115,9 @@ def test_scaled_by_parallelism_alone_as_the_guide_says_some_pods_wait_for_ever(n
     template["command"][2] = template["command"][2].replace("--nnodes=2", f"--nnodes={num_nodes}")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump_all(documents))
     answer = broken(tmp_path / "job.yaml", limit="12s")
-    assert answer["verdict"] == sentence
+    assert answer["verdict"]["sentence"] == sentence
     assert answer["ends"] == []
-    assert "as many in --nnodes as in parallelism" in answer["fix"]
+    assert "as many in --nnodes as in parallelism" in answer["verdict"]["fix"]
 
 
 def test_a_handler_that_ends_with_0_is_counted_as_done_untrained(tmp_path):
@@ -137,6 +138,6 @@ def test_a_handler_that_ends_with_0_is_counted_as_done_untrained(tmp_path):
     ]
     (tmp_path / "job.yaml").write_text(yaml.safe_dump_all(documents))
     answer = broken(tmp_path / "job.yaml", "--preempt", "0@8s")
-    assert answer["checks"][0]["text"] == "Job spot is complete"  # so the cluster believes
-    assert "spot-0 was told to stop and ended with exit code 0: the Job counts it as done" in answer["verdict"]
-    assert "75" in answer["fix"]
+    assert answer["verdict"]["checks"][0]["text"] == "Job spot is complete"  # so the cluster believes
+    assert "spot-0 exited with 0 after SIGTERM: the Job counts it as complete" in answer["verdict"]["sentence"]
+    assert "75" in answer["verdict"]["fix"]

@@ -68,8 +68,8 @@ def test_pods_meet_by_name_and_whatever_happens_to_one_the_run_ends_as_if_nothin
     answer = rehearse_quickstart(cloud, *ENGINE, *faults, target=target, path=image_store.wrapper)
     assert_trained(answer)
     assert answer["engine"] == "podman"
-    assert answer["final_loss"] == undisturbed, f"at step {step}"
-    assert bool(answer["resumed_from"]) == (fault.startswith(("--kill", "--preempt")))
+    assert answer["verdict"]["final_loss"] == undisturbed, f"at step {step}"
+    assert bool(answer["progress"]["resumes"]) == (fault.startswith(("--kill", "--preempt")))
     assert_nothing_is_left(image_store)
 
 
@@ -77,8 +77,8 @@ def test_a_pod_has_the_memory_that_its_limit_says_and_no_more(image_store, tmp_p
     (tmp_path / "job.yaml").write_text(HUNGRY)
     answer = rehearse(str(tmp_path / "job.yaml"), "--engine", "podman", "--image", BASE, path=image_store.wrapper)
     assert [end["code"] for end in answer["ends"]] == [137]
-    assert answer["verdict"] == ("hungry-0 was killed without a notice (exit code 137), as what passes its memory "
-                                 "limit of 128 MiB is")
+    assert answer["verdict"]["sentence"] == (
+        "hungry-0 was killed without notice (exit code 137): it exceeded its memory limit of 128 MiB")
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.4, 1.5])

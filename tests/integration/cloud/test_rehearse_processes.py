@@ -24,21 +24,21 @@ def test_a_pod_that_is_killed_comes_back_and_the_run_goes_on_bit_for_bit(undistu
     step = random.SystemRandom().randrange(2, LAST_STEP)
     answer = rehearse_quickstart("azure", *ENGINE, "--kill", f"1@step{step}", target="jobset")
     assert_trained(answer)
-    assert answer["final_loss"] == undisturbed, f"killed at step {step}"
-    assert answer["resumed_from"]
-    assert any(end["preempted"] and end["code"] == 137 for end in answer["ends"])
+    assert answer["verdict"]["final_loss"] == undisturbed, f"killed at step {step}"
+    assert answer["progress"]["resumes"]
+    assert any(end["is_preempted"] and end["code"] == 137 for end in answer["ends"])
 
 
 def test_a_preempted_pod_saves_in_its_grace_and_loses_no_step(undisturbed):
     answer = rehearse_quickstart("gcp", *ENGINE, "--preempt", "0@step10", target="trainjob")
     assert_trained(answer)
-    assert answer["final_loss"] == undisturbed
-    assert answer["lost_steps"] == 0
+    assert answer["verdict"]["final_loss"] == undisturbed
+    assert answer["verdict"]["lost_steps"] == 0
     assert [end["code"] for end in answer["ends"]] == [75, 75, 0, 0]  # the other pod's end counts as no failure
 
 
 def test_a_pod_that_stands_still_is_waited_for(undisturbed):
     answer = rehearse_quickstart("aws", *ENGINE, "--pause", "1@step10+4s", target="pytorchjob")
     assert_trained(answer)
-    assert answer["final_loss"] == undisturbed
-    assert answer["resumed_from"] == []
+    assert answer["verdict"]["final_loss"] == undisturbed
+    assert answer["progress"]["resumes"] == []

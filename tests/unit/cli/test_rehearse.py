@@ -73,10 +73,10 @@ def test_what_fails_ends_with_1_a_sentence_and_a_fix(capfd):
 def test_for_a_program_it_answers_in_json_alone(capfd):
     assert run(["rehearse", manifest(POD % "exit 64"), "--json"]) == 1
     answer = json.loads(capfd.readouterr().out)
-    assert answer["ok"] is False
+    assert answer["verdict"]["is_ok"] is False
     assert (answer["kind"], answer["pods"], answer["engine"]) == ("Job", ["j-0"], "processes")
     assert [end["code"] for end in answer["ends"]] == [64, 64]
-    assert {check["name"] for check in answer["checks"]} >= {"controller"}
+    assert {check["name"] for check in answer["verdict"]["checks"]} >= {"controller"}
 
 
 def test_a_folder_is_taken_whole_and_the_job_that_trains_is_found(capfd):
@@ -89,20 +89,20 @@ def test_a_folder_is_taken_whole_and_the_job_that_trains_is_found(capfd):
 
 def test_kept_folders_are_told_with_the_command_that_removes_them(capfd):
     assert run(["rehearse", manifest(), "--keep", "--json"]) == 0
-    folder, _, how = json.loads(capfd.readouterr().out)["kept"].partition("; ")
+    folder, _, how = json.loads(capfd.readouterr().out)["left_behind"].partition("; ")
     assert Path(folder).is_dir()
     assert how == f"rm -r {folder} removes it"
     shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(("words", "what"), [
-    (["nothing.yaml"], "nothing.yaml: is not there"),
+    (["nothing.yaml"], "nothing.yaml: no such file"),
     (["job.yaml", "--nodes", "3"], "these are manifests"),
-    (["job.yaml", "--processes", "0"], "are numbers from 1 on"),
-    (["job.yaml", "--limit", "soon"], "--limit soon: is no time"),
+    (["job.yaml", "--processes", "0"], "must be greater than 0"),
+    (["job.yaml", "--limit", "soon"], "--limit soon: not a duration"),
     (["job.yaml", "--preempt", "5@1s"], "there is no pod 5"),
-    (["job.yaml", "--cut", "0@0s+1s"], "cannot be cut off"),
-    (["job.yaml", "--engine", "podman"], "podman is not here"),
+    (["job.yaml", "--cut", "0@0s+1s"], "--cut needs containers"),
+    (["job.yaml", "--engine", "podman"], "podman is not installed"),
     (["two.yaml"], "has 2 jobs in it: Job j, Job k"),
     (["service.yaml"], "has no job in it, only Service"),
     (["part.yaml"], "only a part of one"),
@@ -110,7 +110,7 @@ def test_kept_folders_are_told_with_the_command_that_removes_them(capfd):
     (["empty"], "has no manifest in it"),
     (["quickstart"], "files are for a machine of a cloud"),
     (["quickstart", "--set", "place.cloud=aws", "--set", "place.target=ray", "--set", "store.root=s3://b/r"],
-     "makes no pods that can be rehearsed"),
+     "has no pods to rehearse"),
 ])
 def test_what_cannot_be_rehearsed_is_refused_before_anything_starts(words, what, capfd):
     manifest()
@@ -138,8 +138,8 @@ def test_a_spec_is_rendered_as_render_would(capfd):
     answer = json.loads(capfd.readouterr().out)
     assert answer["pods"] == ["quickstart-0", "quickstart-1"]
     assert answer["lint"] == []
-    told = {change["what"]: change["there"] for change in answer["changes"]}
-    assert told["store.root"] == "gs://b/runs"
+    changes = {change["what"]: change["there"] for change in answer["changes"]}
+    assert changes["store.root"] == "gs://b/runs"
 
 
 def test_the_guides_commands_are_commands():
@@ -154,7 +154,7 @@ def test_the_guides_commands_are_commands():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_by_a_signal_it_leaves_nothing(number):
-    """The verb in a process of its own, as a terminal or a CI job would stop it."""
+    """The command in a process of its own, as a terminal or a CI job would stop it."""
     words = [sys.executable, "-m", "embark", "rehearse", manifest(POD % "pwd; exec sleep 300"), "--engine", "processes"]
     with subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         folder = next(line.split("| ")[1].strip() for line in process.stdout if "/embark-rehearse-" in line)

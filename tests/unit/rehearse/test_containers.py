@@ -15,7 +15,7 @@ from embark.rehearse import containers
 from embark.rehearse.containers import Containers
 from embark.rehearse.engine import Folders, Start
 from embark.rehearse.processes import Processes
-from embark.rehearse.rehearsal import Asked, Prepared, choose_engine, prepare
+from embark.rehearse.rehearsal import PreparedRehearsal, RehearsalOptions, choose_engine, prepare
 from embark.render.targets.kubernetes import render_job
 
 IMAGE = "embark:0.1.0"
@@ -50,15 +50,15 @@ class Answers(Shell):
 
 
 @cache
-def prepared() -> Prepared:
+def prepared() -> PreparedRehearsal:
     text = render_job(job_of("p4d.24xlarge", volume="fsx-lustre-250", image=IMAGE))[0].text
-    return prepare({"job.yaml": text}, "job.yaml", Asked())
+    return prepare({"job.yaml": text}, "job.yaml", RehearsalOptions())
 
 
 def words_of(monkeypatch, tmp_path, number: int = 0, program: str = "podman") -> tuple[list[str], dict[str, str]]:
     """Those of `podman run` for the first pod, and the environment it is called with."""
     called = []
-    monkeypatch.setattr(containers, "Lines", lambda words, **more: called.append((words, more["env"])))
+    monkeypatch.setattr(containers, "LineStream", lambda words, **more: called.append((words, more["env"])))
     engine = Containers(program, IMAGE, Folders(tmp_path), prepared().workload.names, Answers())
     engine.begin()
     engine.start(Start(prepared().workload.pods[0], number, 0))
@@ -130,7 +130,7 @@ def test_what_was_made_is_removed_and_kept_only_on_request(tmp_path):
 
 def test_a_pod_that_was_never_made_does_not_save_the_others_from_removal(monkeypatch, tmp_path):
     """As when Ctrl-C comes while the second container is being made."""
-    monkeypatch.setattr(containers, "Lines", lambda words, **_: None)
+    monkeypatch.setattr(containers, "LineStream", lambda words, **_: None)
     shell = Answers()
     engine = Containers("podman", IMAGE, Folders(tmp_path / "embark-rehearse-one"), prepared().workload.names, shell)
     engine.begin()
@@ -158,18 +158,18 @@ def test_a_network_without_names_is_refused_and_removed(tmp_path):
     ((), (), "processes", "no podman here; no docker here; pods are processes"),
 ])
 def test_auto_takes_what_is_here_and_says_why(programs, images, expected, words, tmp_path):
-    engine, why = choose_engine(prepared(), Asked(), Folders(tmp_path), Answers(programs, images))
+    engine, why = choose_engine(prepared(), RehearsalOptions(), Folders(tmp_path), Answers(programs, images))
     assert engine.name == expected
     assert words in why
     assert isinstance(engine, Processes) == (expected == "processes")
 
 
-@pytest.mark.parametrize(("asked", "what"), [
-    (Asked(engine="podman"), "podman has no image embark:0.1.0"),
-    (Asked(image="other:1"), "podman has no image other:1"),
-    (Asked(engine="docker"), "docker is not here"),
+@pytest.mark.parametrize(("options", "what"), [
+    (RehearsalOptions(engine="podman"), "podman has no image embark:0.1.0"),
+    (RehearsalOptions(image="other:1"), "podman has no image other:1"),
+    (RehearsalOptions(engine="docker"), "docker is not installed"),
 ])
-def test_what_was_asked_for_and_is_not_there_is_not_replaced_in_silence(asked, what, tmp_path):
+def test_what_was_asked_for_and_is_not_there_is_not_replaced_in_silence(options, what, tmp_path):
     with pytest.raises(UserError, match=what) as caught:
-        choose_engine(prepared(), asked, Folders(tmp_path), Answers(("podman",)))
+        choose_engine(prepared(), options, Folders(tmp_path), Answers(("podman",)))
     assert "--engine processes" in caught.value.fix

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from render_jobs import job_of
 
-from embark.rehearse.downscale import BUCKETS, Shrunk, shrink, shrink_pods, smaller
-from embark.rehearse.objects import Objects, read_texts, the_job
+from embark.rehearse.downscale import BUCKETS, Downscaled, downscale, downscale_pods, downscale_spec
+from embark.rehearse.manifest import Objects, find_training_job, read_texts
 from embark.rehearse.workload import make_workload
 from embark.render.targets.jobset import render_jobset
 from embark.render.targets.kubeflow import render_pytorchjob, render_trainjob
@@ -25,14 +25,14 @@ def objects_of(target: str) -> Objects:
     return read_texts({"a.yaml": RENDERERS[target](job_of("p4d.24xlarge", volume="fsx-lustre-250"))[0].text})
 
 
-def shrunk(target: str = "job", processes: int = 2, steps: int = 30) -> Shrunk:
+def downscaled(target: str = "job", processes: int = 2, steps: int = 30) -> Downscaled:
     objects = objects_of(target)
-    return shrink(the_job(objects, ""), objects, num_processes=processes, num_pods=2, num_steps=steps)
+    return downscale(find_training_job(objects, ""), objects, num_processes=processes, num_pods=2, num_steps=steps)
 
 
 @pytest.mark.parametrize("target", RENDERERS)
 def test_pods_start_so_many_processes_and_it_is_said(target):
-    small = shrunk(target, processes=3)
+    small = downscaled(target, processes=3)
     assert "processes in a pod: 8 → 3" in map(str, small.changes)
     for pod in make_workload(small.job, small.objects)[0].pods:
         text = " ".join(pod.words) + pod.env.get("PET_NPROC_PER_NODE", "")
@@ -45,12 +45,12 @@ def test_pods_start_so_many_processes_and_it_is_said(target):
 
 def test_the_objects_that_were_given_stay_as_they_were():
     before = repr(objects_of("job"))
-    shrunk()
+    downscaled()
     assert repr(objects_of("job")) == before
 
 
 def test_only_what_is_listed_differs():
-    small = shrunk()
+    small = downscaled()
     old = {one["kind"]: one for one in objects_of("job").all}
     new = {one["kind"]: one for one in small.objects.all}
     assert {kind for kind in old if old[kind] != new[kind]} == {"Job", "ConfigMap"}
@@ -65,7 +65,7 @@ def test_only_what_is_listed_differs():
 
 
 def test_the_spec_is_one_that_a_cpu_trains_in_a_minute_and_still_a_spec():
-    small = shrunk(steps=40)
+    small = downscaled(steps=40)
     assert small.run is not None
     spec = small.run.spec
     assert (spec.place.device, spec.train.num_steps, spec.data.kind) == ("cpu", 40, "synthetic")
@@ -82,20 +82,20 @@ def test_the_spec_is_one_that_a_cpu_trains_in_a_minute_and_still_a_spec():
 
 @pytest.mark.parametrize("world_size", [1, 3, 4, 7])
 def test_the_batch_divides_over_any_number_of_ranks(world_size):
-    assert smaller(RunSpec(), world_size, 10).train.batch_size % world_size == 0
+    assert downscale_spec(RunSpec(), world_size, 10).train.batch_size % world_size == 0
 
 
 def test_what_a_cpu_cannot_do_is_changed():
     spec = resolve({"train": {"optimizer": "adam", "engine": "cuda_graph"}})
-    small = smaller(spec, 2, 10)
+    small = downscale_spec(spec, 2, 10)
     assert (small.train.optimizer, small.train.engine) == ("rowwise_adagrad", "auto")
     assert not list(small.mistakes())
 
 
 def test_limits_devices_and_volumes_are_told_once_for_all_pods():
-    small = shrunk()
+    small = downscaled()
     changes = list(small.changes)
-    pods = shrink_pods(make_workload(small.job, small.objects)[0].pods, changes)
+    pods = downscale_pods(make_workload(small.job, small.objects)[0].pods, changes)
     told = [str(change) for change in changes]
     assert [line for line in told if line.startswith("devices")] == [
         "devices: nvidia.com/gpu: 8, vpc.amazonaws.com/efa: 4, hugepages-2Mi: 5120Mi → none"]
@@ -116,7 +116,7 @@ spec:
 """
     objects = read_texts({"p.yaml": text})
     changes = []
-    pod = shrink_pods(make_workload(the_job(objects, ""), objects)[0].pods, changes)[0]
+    pod = downscale_pods(make_workload(find_training_job(objects, ""), objects)[0].pods, changes)[0]
     assert pod.command[2] == f"--out={BUCKETS}/gs/bucket/a b"
     assert pod.env["IN"] == f"{BUCKETS}/s3/in/x"
     assert [change.there for change in changes] == ["gs://bucket/a", "s3://in/x"]
@@ -126,7 +126,7 @@ def test_a_script_of_the_node_is_there_and_empty():
     text = render_job(job_of("a3-megagpu-8g"))[0].text
     objects = read_texts({"a.yaml": text})
     changes = []
-    pod = shrink_pods(make_workload(the_job(objects, ""), objects)[0].pods, changes)[0]
+    pod = downscale_pods(make_workload(find_training_job(objects, ""), objects)[0].pods, changes)[0]
     assert pod.command[0] == "/bin/bash"
     script = pod.command[2].split(";")[1].split()[1]
     assert f"{script}: a script of the node → an empty one" in map(str, changes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embark.errors import UserError
-from embark.rehearse.faults import Fault, read_duration, read_faults
+from embark.rehearse.controller import Fault, read_duration, read_faults
 
 
 @pytest.mark.parametrize(("kind", "word", "expected"), [
@@ -21,9 +21,9 @@ def test_a_pod_a_time_and_a_length(kind, word, expected):
 
 
 @pytest.mark.parametrize(("kind", "word", "words"), [
-    ("preempt", "30s", "is no pod and time"),
-    ("preempt", "1@30s+10s", "is no pod and time"),
-    ("pause", "1@soon", "is no pod and time"),
+    ("preempt", "30s", "not POD@TIME"),
+    ("preempt", "1@30s+10s", "not POD@TIME"),
+    ("pause", "1@soon", "not POD@TIME"),
     ("cut", "2@30s+1s", "there is no pod 2"),
 ])
 def test_what_cannot_be_read_is_refused_with_an_example(kind, word, words):
@@ -46,5 +46,5 @@ def test_a_limit_is_a_time(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "soon", "0s", "-5s"])
 def test_a_limit_that_is_none_is_refused(text):
-    with pytest.raises(UserError, match="is no time"):
+    with pytest.raises(UserError, match="not a duration"):
         read_duration(text, "--limit")

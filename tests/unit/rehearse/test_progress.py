@@ -15,7 +15,7 @@ def write(path, *events) -> None:
 def test_it_follows_a_run_through_a_loss(tmp_path):
     events = tmp_path / "events.jsonl"
     reader = EventReader(tmp_path)
-    assert reader.read().phase == "waiting to meet"
+    assert reader.read().phase == "waiting for the ranks to meet"
     write(events, ("start", {"world_size": 4, "num_steps": 10, "first_step": 0}), ("step", {"step": 1, "loss": 0.7}),
           ("step", {"step": 2, "loss": 0.6}), ("save", {"step": 2}), ("step", {"step": 3, "loss": 0.5}))
     assert reader.read().phase == "4 ranks have met; step 3 of 10, saved step 2"
@@ -46,4 +46,4 @@ def test_a_line_that_is_not_whole_yet_is_read_later(tmp_path):
 
 
 def test_a_run_whose_folder_is_in_the_container_is_not_followed():
-    assert EventReader(None).read().phase == "waiting to meet"
+    assert EventReader(None).read().phase == "waiting for the ranks to meet"

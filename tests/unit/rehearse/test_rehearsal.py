@@ -9,8 +9,8 @@ import pytest
 
 from embark.errors import Interrupted
 from embark.rehearse.downscale import BUCKETS, launch_of
-from embark.rehearse.objects import manifest_texts
-from embark.rehearse.rehearsal import Asked, Stops, prepare
+from embark.rehearse.manifest import manifest_texts
+from embark.rehearse.rehearsal import RehearsalOptions, StopSignals, prepare
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "cloud_deployment"
 FILES = sorted(path for name in ("kubernetes_job", "jobset", "trainjob", "pytorchjob")
@@ -19,7 +19,7 @@ FILES = sorted(path for name in ("kubernetes_job", "jobset", "trainjob", "pytorc
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_the_examples_pods_find_each_other_and_fit_this_machine(path):
-    prepared = prepare(manifest_texts(path), str(path), Asked(num_processes=2, num_steps=50))
+    prepared = prepare(manifest_texts(path), str(path), RehearsalOptions(num_processes=2, num_steps=50))
     workload = prepared.workload
     assert workload.refusal is None
     assert len(workload.pods) == 2
@@ -33,9 +33,9 @@ def test_the_examples_pods_find_each_other_and_fit_this_machine(path):
     assert prepared.run is not None
     assert prepared.run.spec.train.num_steps == 50
     assert prepared.run.folder.startswith(BUCKETS)
-    told = " ".join(map(str, prepared.changes))
-    assert "nvidia.com/gpu: 8" in told
-    assert "object store" in told or "store.root" in told
+    changes = " ".join(map(str, prepared.changes))
+    assert "nvidia.com/gpu: 8" in changes
+    assert "object store" in changes or "store.root" in changes
 
 
 def test_there_are_examples_of_every_kind_on_every_cloud():
@@ -43,17 +43,17 @@ def test_there_are_examples_of_every_kind_on_every_cloud():
 
 
 def test_ctrl_c_comes_at_once_but_not_between_a_pod_s_start_and_knowing_of_it():
-    stops, started = Stops(), []
+    stops, started = StopSignals(), []
 
     def start() -> None:
-        with stops.held():
-            stops.come(signal.SIGINT, None)
+        with stops.deferred():
+            stops.handle(signal.SIGINT, None)
             started.append("pod")
 
     with pytest.raises(Interrupted, match="SIGINT"):
         start()
     assert started == ["pod"]
     with pytest.raises(Interrupted, match="SIGTERM"):
-        stops.come(signal.SIGTERM, None)
+        stops.handle(signal.SIGTERM, None)
     stops.is_over = True
-    stops.come(signal.SIGINT, None)  # all is being taken away already
+    stops.handle(signal.SIGINT, None)  # all is being taken away already

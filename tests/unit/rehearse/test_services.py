@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from render_jobs import job_of
 
-from embark.rehearse.objects import read_texts, the_job
-from embark.rehearse.services import why_not
+from embark.rehearse.manifest import find_training_job, read_texts
+from embark.rehearse.pods import why_not
 from embark.rehearse.workload import Workload, make_workload
 from embark.render.targets.kubernetes import render_job
 
@@ -15,7 +15,7 @@ GOOD = render_job(job_of("p4d.24xlarge"))[0].text
 
 def workload_of(text: str) -> Workload:
     objects = read_texts({"a.yaml": text})
-    return make_workload(the_job(objects, "a.yaml"), objects)[0]
+    return make_workload(find_training_job(objects, "a.yaml"), objects)[0]
 
 
 def test_a_pod_has_its_name_in_every_length():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 
 import pytest
 
-from embark.rehearse.objects import Objects
-from embark.rehearse.variables import POD_IP, About, expand, undefined, variables
+from embark.rehearse.manifest import POD_IP, Objects, PodIdentity, expand, undefined, variables
 
-ABOUT = About("job-1", "train", {"app": "x"}, {"batch.kubernetes.io/job-completion-index": "1"})
+POD = PodIdentity(name="job-1", namespace="train", labels={"app": "x"},
+                  annotations={"batch.kubernetes.io/job-completion-index": "1"})
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -31,7 +32,7 @@ def test_what_nobody_defines_is_named_and_a_shells_own_substitution_is_not():
 
 def test_a_variable_may_refer_only_to_those_before_it():
     env = [{"name": "LATE", "value": "$(NEXT)"}, {"name": "NEXT", "value": "n"}, {"name": "THEN", "value": "$(NEXT)!"}]
-    found = variables({"env": env}, {"JOB_COMPLETION_INDEX": "1"}, Objects(()), ABOUT).values
+    found = variables({"env": env}, Objects(()), replace(POD, env={"JOB_COMPLETION_INDEX": "1"})).values
     assert found == {"LATE": "$(NEXT)", "NEXT": "n", "THEN": "n!", "JOB_COMPLETION_INDEX": "1"}
 
 
@@ -52,9 +53,9 @@ def test_values_come_from_fields_config_maps_and_secrets():
         ],
         "resources": {"limits": {"cpu": "4"}},
     }
-    found = variables(container, {}, objects, ABOUT)
+    found = variables(container, objects, POD)
     assert found.values == {"A_RATE": "0.1", "INDEX": "1", "IP": POD_IP, "TOKEN": "hidden", "CPUS": "4"}
-    assert (found.missing, found.not_here) == ((), ())
+    assert (found.missing, found.unset_secrets) == ((), ())
 
 
 def test_a_config_map_that_is_not_there_is_missing_and_a_secret_is_only_not_here():
@@ -63,7 +64,7 @@ def test_a_config_map_that_is_not_there_is_missing_and_a_secret_is_only_not_here
         {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
         {"name": "C", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k", "optional": True}}},
     ], "envFrom": [{"configMapRef": {"name": "d"}}, {"secretRef": {"name": "t"}}]}
-    found = variables(container, {}, Objects(()), ABOUT)
+    found = variables(container, Objects(()), POD)
     assert found.missing == ("ConfigMap d", "ConfigMap c, key k")
-    assert found.not_here == ("secret t", "Secret s, key k")
+    assert found.unset_secrets == ("secret t", "Secret s, key k")
     assert found.values == {}

@@ -8,18 +8,21 @@ from functools import cache
 import pytest
 from render_jobs import job_of
 
-from embark.rehearse.controller import Ended, Outcome
-from embark.rehearse.faults import Fault
+from embark.rehearse.controller import Fault, Outcome, PodEnd
 from embark.rehearse.progress import Progress, Resume
-from embark.rehearse.rehearsal import Asked, Prepared, prepare
+from embark.rehearse.rehearsal import PreparedRehearsal, RehearsalOptions, prepare
 from embark.rehearse.root_cause import Case
 from embark.rehearse.verdict import judge_outcome
 from embark.render.targets.kubernetes import render_job
 
 
 @cache
-def prepared() -> Prepared:
-    return prepare({"job.yaml": render_job(job_of("p4d.24xlarge"))[0].text}, "job.yaml", Asked())
+def prepared() -> PreparedRehearsal:
+    return prepare({"job.yaml": render_job(job_of("p4d.24xlarge"))[0].text}, "job.yaml", RehearsalOptions())
+
+
+def ended(index: int, code: int, **how: bool) -> PodEnd:
+    return PodEnd(prepared().workload.pods[index], code, at_s=3.0, **how)
 
 
 GOOD = Progress(world_sizes=[4], num_steps=100, step=100, saved=[50, 100], losses={100: 0.5}, is_done=True)
@@ -52,7 +55,7 @@ def test_one_that_does_not_hold_is_enough(progress, wrong):
     assert wrong in {check.name for check in verdict.checks if not check.is_ok}
 
 
-def test_after_a_lost_pod_the_run_must_have_gone_on():
+def test_after_a_lost_pod_the_run_must_have_resumed():
     lost = (Fault("kill", 1, 5.0),)
     assert not judge_outcome(case(done=lost)).is_ok
     verdict = judge_outcome(case(replace(GOOD, resumes=[Resume(40, 7)]), done=lost))
@@ -64,19 +67,19 @@ def test_after_a_lost_pod_the_run_must_have_gone_on():
 
 def test_a_fault_that_was_never_done_is_no_rehearsal_of_it():
     verdict = judge_outcome(case(left=(Fault("cut", 1, 60.0, None, 5.0),)))
-    assert verdict.sentence == "the run ended after 12.0 s, before --cut 1@60s+5s: that was not rehearsed"
+    assert verdict.sentence == "the run ended after 12.0 s, before --cut 1@60s+5s: that fault was not rehearsed"
 
 
 def test_a_run_that_was_too_slow_says_how_far_it_came():
     late = replace(GOOD, step=40, is_done=False)
     verdict = judge_outcome(case(late, finish="too long", running=("dlrm-0", "dlrm-1")))
-    assert verdict.sentence == ("the run was at step 40 of 100 when the time was over, and dlrm-0 and dlrm-1 had not "
+    assert verdict.sentence == ("the run was at step 40 of 100 at the time limit, and dlrm-0 and dlrm-1 had not "
                                 "ended")
 
 
-def test_a_spec_that_the_run_refuses_is_told_in_its_words():
+def test_a_spec_that_the_run_refuses_is_reported_in_its_words():
     tails = {"dlrm-0": ("error: 1 mistake in the spec", "  spec.toml:3: train.batch = 5", "    no such field")}
-    ends = [Ended("dlrm-0", 64, 3.0, False)]
+    ends = [ended(0, 64)]
     verdict = judge_outcome(case(Progress(), finish="failed", ends=ends, tails=tails))
     assert "1 mistake in the spec; spec.toml:3: train.batch = 5; no such field" in verdict.sentence
     assert "image is older than the spec" in verdict.fix
@@ -84,27 +87,27 @@ def test_a_spec_that_the_run_refuses_is_told_in_its_words():
 
 def test_what_diagnose_knows_it_says():
     tails = {"dlrm-1": ("RuntimeError: CUDA error: out of memory", "torch.OutOfMemoryError: CUDA out of memory. Tried")}
-    verdict = judge_outcome(case(Progress(), finish="failed", ends=[Ended("dlrm-1", 1, 3.0, False)], tails=tails))
+    verdict = judge_outcome(case(Progress(), finish="failed", ends=[ended(1, 1)], tails=tails))
     assert "memory" in verdict.sentence
     assert verdict.evidence
 
 
-@pytest.mark.parametrize(("end", "is_told"), [
-    (Ended("dlrm-0", 137, 5.0, False), True),
-    (Ended("dlrm-0", 137, 5.0, True), False),
-    (Ended("dlrm-0", 137, 5.0, False, is_deleted=True), False),
-    (Ended("dlrm-0", 1, 5.0, False), False),
+@pytest.mark.parametrize(("end", "is_reported"), [
+    (ended(0, 137), True),
+    (ended(0, 137, is_preempted=True), False),
+    (ended(0, 137, is_deleted=True), False),
+    (ended(0, 1), False),
 ])
-def test_a_pod_that_nobody_killed_and_is_killed_was_out_of_memory(end, is_told):
+def test_a_pod_that_nobody_killed_and_is_killed_was_out_of_memory(end, is_reported):
     one = case(replace(GOOD, is_done=False), finish="failed", ends=[end])
     pods = tuple(replace(pod, memory_bytes=128 << 20) for pod in one.workload.pods)
     verdict = judge_outcome(replace(one, workload=replace(one.workload, pods=pods)))
-    assert (verdict.sentence == "dlrm-0 was killed without a notice (exit code 137), as what passes its memory "
-                                "limit of 128 MiB is") == is_told
-    assert ("limits.memory" in verdict.fix) == is_told
+    assert (verdict.sentence == "dlrm-0 was killed without notice (exit code 137): it exceeded its memory "
+                                "limit of 128 MiB") == is_reported
+    assert ("limits.memory" in verdict.fix) == is_reported
 
 
 def test_what_nobody_knows_is_the_controllers_word_and_the_last_line():
     tails = {"dlrm-0": ("first", "it went wrong somehow")}
-    verdict = judge_outcome(case(Progress(), finish="failed", ends=[Ended("dlrm-0", 1, 3.0, False)], tails=tails))
+    verdict = judge_outcome(case(Progress(), finish="failed", ends=[ended(0, 1)], tails=tails))
     assert (verdict.sentence, verdict.evidence) == ("the controller's word", "it went wrong somehow")

@@ -7,7 +7,7 @@ import yaml
 from render_jobs import job_of
 
 from embark.rehearse.downscale import launch_of
-from embark.rehearse.objects import Objects, read_texts, the_job
+from embark.rehearse.manifest import Objects, find_training_job, read_texts
 from embark.rehearse.workload import Workload, make_workload
 from embark.render.targets.jobset import render_jobset
 from embark.render.targets.kubeflow import render_pytorchjob, render_trainjob
@@ -26,7 +26,7 @@ def rendered(kind: str, cloud: str, **place) -> Workload:
 
 def workload_of(text: str) -> Workload:
     objects = read_texts({"a.yaml": text})
-    return make_workload(the_job(objects, "a.yaml"), objects)[0]
+    return make_workload(find_training_job(objects, "a.yaml"), objects)[0]
 
 
 @pytest.mark.parametrize("cloud", MACHINES)

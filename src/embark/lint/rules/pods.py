@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from embark.lint.edit import set_scalar
 from embark.lint.job import GKE_LABEL, SPOT_LABELS, TrainingJob
 from embark.lint.launch import SHELLS
-from embark.lint.pods import Pod
+from embark.lint.pods import Pod, quantity
 from embark.lint.rule import Hit, World
 from embark.lint.yaml_nodes import Node
 
@@ -16,15 +16,6 @@ KUBERNETES = "https://kubernetes.io/docs/"
 GPUS = KUBERNETES + "tasks/manage-gpus/scheduling-gpus/"
 STOCK_IMAGES = re.compile(r"^(?:docker\.io/)?(?:pytorch/pytorch|nvcr\.io/nvidia/(?:pytorch|cuda)|nvidia/cuda|python)"
                           r"[:@]")
-_UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "Ki": 2.0**10, "Mi": 2.0**20,
-          "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
-_QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
-
-
-def quantity(text: str) -> float | None:
-    """`500m`, `64Gi` and their like as a number."""
-    match = _QUANTITY.match(text)
-    return float(match[1]) * _UNITS[match[2] or ""] if match else None
 
 
 def no_requests(pod: Pod) -> Iterator[Hit]:
