@@ -1,4 +1,4 @@
-"""Takes in a newer price file: all of it is checked before anything changes, and only newer rows count."""
+"""Imports a newer price file: all of it is checked before anything changes, and only newer rows count."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from embark.catalog.load import OPTIONAL_PRICE_COLUMNS, PRICE_COLUMNS, merge_newest, read_prices
+from embark.catalog.load import OPTIONAL_PRICE_COLUMNS, PRICE_COLUMNS, clear_cache, merge_newest, read_prices
 from embark.catalog.machine import Catalog, Price
 from embark.errors import UserError
+from embark.store import write_atomic
 
 Places = Mapping[tuple[str, str], Price]
 
@@ -29,20 +30,20 @@ class PriceChange:
 
 @dataclass(frozen=True, slots=True)
 class RefreshResult:
-    """What taking a file in does."""
+    """What importing a file changed."""
 
+    path: Path
+    """Where imported prices are stored."""
     changes: tuple[PriceChange, ...]
     num_same: int
-    """Rows that say what was known."""
+    """Rows that agree with the catalog."""
     num_older: int
-    """Rows that are older than what was known; they are left out."""
-    text: str
-    """What to keep: the newest of every row that was ever taken in."""
+    """Rows older than the catalog's; they are left out."""
 
 
 def refresh_prices(catalog: Catalog, file: Path, stored: Path, today: datetime.date) -> RefreshResult:
-    """What changes when `file` is taken in over the catalog and over what is `stored` already. Writes nothing."""
-    new = read_prices(file, catalog.machines, fix="nothing was changed; mend the file and take it in again")
+    """Import `file` into `stored`, the newest of every row that was ever imported. A mistake in it changes nothing."""
+    new = read_prices(file, catalog.machines, fix="nothing was changed; fix the file and import it again")
     if not new:
         raise UserError(f"{file}: has no prices", fix="one row for each machine and region below the heading")
     late = sorted(price.origin.date for price in new.values() if price.origin.date > today.isoformat())
@@ -59,7 +60,13 @@ def refresh_prices(catalog: Catalog, file: Path, stored: Path, today: datetime.d
         else:
             changes.append(PriceChange(*place, old, price))
     before = read_prices(stored, catalog.machines) if stored.exists() else {}
-    return RefreshResult(tuple(changes), num_same, num_older, _to_csv(merge_newest(before, new)))
+    if changes or num_same:
+        try:
+            write_atomic(stored, _to_csv(merge_newest(before, new)))
+        except OSError as error:
+            raise UserError(f"{stored}: {error.strerror}", fix="XDG_DATA_HOME names another folder") from error
+        clear_cache()
+    return RefreshResult(stored, tuple(changes), num_same, num_older)
 
 
 def _figures(price: Price) -> tuple[float | None, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from embark.catalog.machine import CLOUDS, NUM_NEAR, Catalog, Machine, Price, Volume, find_machine
+from embark.catalog.machine import CLOUDS, NUM_NEAR, Catalog, Interruption, Machine, Price, Volume, find_machine
 from embark.catalog.pricing import lowest_price
 from embark.errors import UserError, nearest
 
@@ -28,6 +29,49 @@ class MachineFilter:
     """Of accelerator memory, over the whole machine."""
 
 
+@dataclass(frozen=True, slots=True)
+class MachineOffer:
+    """A machine, and its price in one region, or its lowest anywhere."""
+
+    machine: Machine
+    price: Price | None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineDetails:
+    """Everything about one machine: its prices in every region, or in one."""
+
+    machine: Machine
+    allocatable_gib: float | None
+    allocatable_vcpus: float | None
+    spot_interruptions: Interruption
+    prices: tuple[Price, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeOffer:
+    """Storage, and how fast a given size of it reads and what it costs; None if there is no such size of it."""
+
+    volume: Volume
+    gbyte_per_s: float | None = None
+    usd_per_month: float | None = None
+
+
+def machine_details(catalog: Catalog, name: str, region: str = "") -> MachineDetails:
+    machine = find_machine(catalog, name)
+    prices = [price_in(catalog, machine, region)] if region else catalog.prices_of(machine)
+    return MachineDetails(machine, machine.allocatable_gib, machine.allocatable_vcpus,
+                          catalog.interruptions(machine, region), tuple(prices))
+
+
+def list_volumes(catalog: Catalog, tib: float = 0.0) -> list[VolumeOffer]:
+    if not (tib >= 0 and math.isfinite(tib)):
+        raise UserError("--tib must not be negative", fix="--tib 1.2")
+    return [VolumeOffer(volume, volume.gbyte_per_s(tib), volume.usd_per_month(tib))
+            if tib and (volume.min_tib or 0) <= tib <= (volume.max_tib or tib) else VolumeOffer(volume)
+            for volume in catalog.volumes.values()]
+
+
 def find_volume(catalog: Catalog, name: str) -> Volume:
     if name not in catalog.volumes:
         raise UserError(f"{name!r}: no such volume", fix=nearest(name, catalog.volumes))
@@ -46,7 +90,9 @@ def price_in(catalog: Catalog, machine: Machine, region: str) -> Price:
     raise UserError(f"{machine.name}: not offered in {region}", fix="regions that have it: " + ", ".join(regions))
 
 
-def search_machines(catalog: Catalog, wanted: MachineFilter, sort: Sort = "name") -> list[tuple[Machine, Price | None]]:
+def search_machines(
+    catalog: Catalog, wanted: MachineFilter, sort: Sort = "name"
+) -> list[tuple[Machine, Price | None]]:
     """Machines that have all that is wanted, each with its price in the region, or its lowest."""
     _check(catalog, wanted)
     found: list[tuple[Machine, Price | None]] = []

@@ -1,95 +1,330 @@
-"""The words of `embark catalog`; `catalog_verbs` does what they say."""
+"""`embark catalog`: machines, prices and storage of the clouds."""
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
+from embark.catalog import MachineFilter, compare_machines, load_catalog, prices_path, search_machines
+from embark.catalog.machine import Machine, Origin, Price
+from embark.catalog.refresh import RefreshResult, refresh_prices
+from embark.catalog.search import MachineDetails, MachineOffer, VolumeOffer, list_volumes, machine_details
+from embark.cli.console import GAP, Console
+from embark.errors import UserError
+from embark.formatting import pluralize
 
-Region = Annotated[str, Parameter(help="A region, such as us-east-1, eastus, us-central1.")]
+Region = Annotated[str, Parameter(help="A region, such as us-east-1, eastus, us-central1.", show_default=False)]
+Text = Annotated[str, Parameter(show_default=False)]
+UNKNOWN = "not known"
+MAX_CHANGES = 20
+LIST_HEADINGS = {
+    "machine": "machine", "cloud": "cloud", "gpus": "accelerators", "gpu_memory_gib": "GiB", "vcpus": "vCPUs",
+    "memory_gib": "RAM GiB", "fabric": "fabric", "fabric_gbit_per_s": "Gbit/s", "on_demand_usd_per_hour": "$/h",
+    "spot_usd_per_hour": "spot $/h", "region": "in",
+}
+LIST_DROPPABLE = ("fabric", "cloud", "vcpus", "memory_gib", "fabric_gbit_per_s", "region")
+PRICE_HEADINGS = {
+    "region": "region", "on_demand_usd_per_hour": "on demand", "spot_usd_per_hour": "spot", "saving": "saves",
+    "1y": "1 year", "3y": "3 years", "block_usd_per_hour": "block",
+    "date": "date", "confidence": "confidence", "source": "source",
+}
+PRICE_DROPPABLE = ("source", "date", "confidence", "saving")
+VOLUME_HEADINGS = {
+    "volume": "volume", "cloud": "cloud", "kind": "kind", "mbyte_per_s_per_tib": "MB/s a TiB",
+    "limit_gbit_per_s": "limit Gbit/s", "limit_scope": "for", "min_tib": "from TiB", "max_tib": "to TiB",
+    "usd_per_gib_month": "$/GiB month", "price_region": "in", "date": "date", "confidence": "confidence",
+    "price_confidence": "of its price",
+}
+VOLUME_DROPPABLE = (
+    "kind", "limit_scope", "date", "cloud", "max_tib", "confidence", "price_region", "price_confidence",
+    "limit_gbit_per_s", "min_tib", "usd_per_gib_month", "mbyte_per_s_per_tib",
+)
 
 
 def list_(
     *words: str,
-    cloud: str = "",
-    gpu: str = "",
+    cloud: Text = "",
+    gpu: Text = "",
     region: Region = "",
     min_memory: float = 0.0,
     sort: Literal["price", "memory", "name"] = "name",
     console: Console = Console(),
-) -> int:
-    """List machines with their accelerators, memory, fabric and price. No network is needed.
+) -> None:
+    """List machines with their accelerators, memory, fabric and price. Needs no network.
 
     Parameters
     ----------
     words
-        What the name, the accelerator or the fabric must hold: `p5`, `h100`, `infiniband`.
+        Text that the name, the accelerator or the fabric must contain: `p5`, `h100`, `infiniband`.
     cloud
         aws, azure or gcp.
     gpu
-        An accelerator, or its beginning: A100 is A100-80GB too.
+        An accelerator, or the beginning of its name: A100 matches A100-80GB too.
     min_memory
-        GiB of accelerator memory the whole machine must have.
+        Minimum accelerator memory of the machine, in GiB.
     sort
         By price, by accelerator memory, or by name within each cloud.
     """
-    from embark.catalog import MachineFilter
-    from embark.cli.catalog_output import list_machines
-
     wanted = MachineFilter(words, cloud, gpu, region, min_memory)
-    return list_machines(console, wanted, sort)
+    offers = [MachineOffer(*pair) for pair in search_machines(load_catalog(), wanted, sort)]
+    console.show(offers, lambda console, offers: _render_list(console, offers, region))
 
 
-def show(name: str, /, *, region: Region = "", console: Console = Console()) -> int:
-    """Show all that is known of a machine, and its price in every region.
+def show(name: str, /, *, region: Region = "", console: Console = Console()) -> None:
+    """Show everything about a machine, and its price in every region.
 
     Parameters
     ----------
     name
         A machine: p4d.24xlarge, ND96asr_v4, a2-highgpu-8g, v5e-4.
     """
-    from embark.cli.catalog_output import show_machine
+    console.show(machine_details(load_catalog(), name, region),
+                 lambda console, details: _render_machine(console, details, region))
 
-    return show_machine(console, name, region)
 
-
-def compare(*names: str, region: Region = "", console: Console = Console()) -> int:
-    """Set machines side by side.
+def compare(*names: str, region: Region = "", console: Console = Console()) -> None:
+    """Compare machines side by side.
 
     Parameters
     ----------
     names
         Two machines or more.
     """
-    from embark.cli.catalog_output import show_comparison
+    if len(names) < 2:
+        raise UserError("comparing needs two machines or more", fix=f"embark catalog show {names[0]}" if names else
+                        "embark catalog compare p4d.24xlarge a2-highgpu-8g")
+    offers = [MachineOffer(*pair) for pair in compare_machines(load_catalog(), names, region)]
+    console.show(offers, lambda console, offers: _render_comparison(console, offers, region))
 
-    return show_comparison(console, names, region)
 
-
-def volumes(*, tib: float = 0.0, console: Console = Console()) -> int:
+def volumes(*, tib: float = 0.0, console: Console = Console()) -> None:
     """List storage: how fast each TiB of it reads, and what it costs.
 
     Parameters
     ----------
     tib
-        A size: how fast that much reads, and what it costs a month.
+        A size: show how fast that much reads, and what it costs a month.
     """
-    from embark.cli.catalog_output import list_volumes
-
-    return list_volumes(console, tib)
+    console.show(list_volumes(load_catalog(), tib), lambda console, offers: _render_volumes(console, offers, tib))
 
 
-def refresh(file: Path, /, *, console: Console = Console()) -> int:
-    """Take in a newer price file. Its rows go before the catalog's wherever they are not older.
+def refresh(file: Path, /, *, console: Console = Console()) -> None:
+    """Import a newer price file. Its rows replace the catalog's wherever they are not older.
 
     Parameters
     ----------
     file
-        A CSV with the columns of the catalog's own: machine, region, prices, discounts, source, date, confidence.
+        A CSV with the catalog's own columns: machine, region, prices, discounts, source, date, confidence.
     """
-    from embark.cli.catalog_output import take_in
+    console.show(refresh_prices(load_catalog(), file, prices_path(), datetime.date.today()), _render_refresh)
 
-    return take_in(console, file)
+
+def _render_list(console: Console, offers: Sequence[MachineOffer], region: str) -> None:
+    console.table([{**asdict(one.machine), **(asdict(one.price) if one.price else {}),
+                    "fabric": one.machine.fabric.name, "machine": _short(one.machine),
+                    "gpus": f"{one.machine.num_gpus} x {one.machine.gpu.name}",
+                    "gpu_memory_gib": round(one.machine.gpu_memory_gib, 1)} for one in offers],
+                  LIST_HEADINGS, droppable=LIST_DROPPABLE)
+    unpriced = [one.machine.name for one in offers if one.price is None]
+    if unpriced:
+        console.text(f"\nno price known: {', '.join(unpriced)}", style="dim")
+    booked = [_short(one.machine) for one in offers if one.price is not None and not one.machine.is_on_demand]
+    if booked:
+        console.text(f"\nnot sold on demand, $/h is the list price if any: {', '.join(booked)}", style="dim")
+    if offers and not region:
+        console.text("\nprices are the lowest on demand in any region; --region chooses one", style="dim")
+
+
+def _render_machine(console: Console, details: MachineDetails, region: str) -> None:
+    facts = _facts(details.machine) | _spot_facts(details)
+    console.table([{"what": what, "is": value} for what, value in facts.items()],
+                  {"what": "", "is": details.machine.name})
+    if details.prices:
+        console.text("\ndollars an hour", style="dim")
+        rows = [{**asdict(price), **asdict(price.origin), "1y": price.committed_usd_per_hour(1),
+                 "3y": price.committed_usd_per_hour(3),
+                 "saving": None if price.spot_saving is None else f"{price.spot_saving:.0%}"}
+                for price in details.prices]
+        empty = [key for key in ("1y", "3y", "block_usd_per_hour") if all(row[key] is None for row in rows)]
+        console.table(rows, {key: text for key, text in PRICE_HEADINGS.items() if key not in empty},
+                      droppable=PRICE_DROPPABLE)
+        for text in dict.fromkeys(f"{one.origin.confidence}: {_titles(one.origin)}" for one in details.prices):
+            console.text(text, style="dim")
+    if missing := _missing_price(details.prices, region):
+        console.result(f"{details.machine.name}: {missing}")
+
+
+def _missing_price(prices: Sequence[Price], region: str) -> str:
+    """A price that is not known is said, and is no error."""
+    if not prices:
+        return "no price known in any region; embark catalog refresh FILE imports one"
+    if all(price.on_demand_usd_per_hour is None for price in prices):
+        return f"no price on demand known{f' in {region}' if region else ''}"
+    return f"no spot price known in {region}" if region and prices[0].spot_usd_per_hour is None else ""
+
+
+def _render_comparison(console: Console, offers: Sequence[MachineOffer], region: str) -> None:
+    catalog = load_catalog()
+    columns = {_short(one.machine): _in_short(one.machine) | _price_facts(one.machine, one.price) |
+               {"interruptions a day": f"{24 * catalog.interruptions(one.machine, region).per_hour:.2g}"}
+               for one in offers}
+    labels = list(next(iter(columns.values())))
+    for number, names in enumerate(_that_fit(console, columns)):
+        if number:
+            console.text("")
+        console.table([{"": label} | {name: columns[name][label] for name in names} for label in labels],
+                      {name: name for name in ("", *names)})
+    console.text("\na figure with ? is not confirmed; `embark catalog show NAME` names its source", style="dim")
+
+
+def _render_volumes(console: Console, offers: Sequence[VolumeOffer], tib: float) -> None:
+    sized = {"gbyte_per_s": f"GB/s of {tib:g} TiB", "usd_per_month": "$ a month"} if tib else {}
+    console.table([{**asdict(one.volume), **asdict(one.volume.origin), "volume": one.volume.name,
+                    "price_confidence": one.volume.usd_per_gib_month and one.volume.price_origin.confidence,
+                    "gbyte_per_s": one.gbyte_per_s, "usd_per_month": one.usd_per_month} for one in offers],
+                  VOLUME_HEADINGS | sized, droppable=VOLUME_DROPPABLE)
+    doubted = [one.volume.name for one in offers if not one.volume.price_origin.is_confirmed]
+    console.text(f"\nprices not confirmed: {', '.join(doubted)}", style="dim")
+
+
+def _render_refresh(console: Console, done: RefreshResult) -> None:
+    rows = [{"machine": change.machine, "region": change.region,
+             "was $/h": change.old and change.old.on_demand_usd_per_hour, "is $/h": change.new.on_demand_usd_per_hour,
+             "spot was $/h": change.old and change.old.spot_usd_per_hour,
+             "spot is $/h": change.new.spot_usd_per_hour, "date": change.new.origin.date} for change in done.changes]
+    if rows and not console.quiet:
+        console.table(rows[:MAX_CHANGES])
+        console.text(f"… and {len(rows) - MAX_CHANGES} more" if len(rows) > MAX_CHANGES else "")
+    if done.num_older:
+        console.warning(f"rows older than the catalog's, left out: {done.num_older:,}")
+    console.result(f"{pluralize(len(rows), 'price')} changed, {done.num_same:,} unchanged; saved in {done.path}"
+                   if rows else "no price changed")
+
+
+def _in_short(machine: Machine) -> dict[str, str]:
+    """A machine in a narrow column; a question mark where a figure is not confirmed."""
+    gpu, own, cards = machine.gpu, machine.origin, machine.gpu.origin
+    link = f"{machine.link}, {_bare(machine.link_gbyte_per_s, cards)}" if machine.link else "one alone"
+    return {
+        "accelerators": f"{machine.num_gpus} x {gpu.name}",
+        "hosts": str(machine.num_hosts),
+        "GiB each, in all": f"{gpu.memory_gib:,.4g}, {machine.gpu_memory_gib:,.0f}",
+        "memory GB/s each": _bare(gpu.hbm_gbyte_per_s, cards),
+        "bf16 TFLOP/s each": _bare(gpu.bf16_tflops, cards),
+        "fp32 TFLOP/s each": _bare(gpu.fp32_tflops, cards),
+        "joined by, GB/s": link,
+        "vCPUs a host": _bare(machine.vcpus, own),
+        "RAM GiB a host": _bare(machine.memory_gib, own),
+        "RAM for pods": _bare(machine.allocatable_gib, own),
+        "network Gbit/s": _bare(machine.network_gbit_per_s, own),
+        "fabric": machine.fabric.name,
+        "fabric Gbit/s": _bare(machine.fabric_gbit_per_s, own),
+        "local disk GB": _bare(machine.local_disk_gb, own),
+        "sold on demand": "yes" if machine.is_on_demand else "no",
+    }
+
+
+def _facts(machine: Machine) -> dict[str, str]:
+    """A machine in full."""
+    gpu, fabric, quota = machine.gpu, machine.fabric, machine.quota
+    hosts = f" on {pluralize(machine.num_hosts, 'host')}" if machine.num_hosts > 1 else ""
+    each = " a host" if machine.num_hosts > 1 else ""
+    rates = ", ".join(f"{name} {rate:g}" for name, rate in (
+        ("bf16", gpu.bf16_tflops), ("fp16", gpu.fp16_tflops), ("tf32", gpu.tf32_tflops), ("fp32", gpu.fp32_tflops),
+    ) if rate is not None)
+    devices = f", {machine.num_fabric_devices} x {fabric.kubernetes_resource}" if (
+        machine.num_fabric_devices and fabric.kubernetes_resource) else ""
+    link = f"{machine.link}, {_known(machine.link_gbyte_per_s, 'GB/s both ways')}" if machine.link else "one alone"
+    bound = ", at most" if machine.reserve.seen_share is None else ""
+    return {
+        "cloud": machine.cloud,
+        "machine type": machine.machine_type or UNKNOWN,
+        "accelerators": f"{machine.num_gpus} x {gpu.name}{hosts}",
+        "their memory": f"{gpu.memory_gib:,.4g} GiB each, {machine.gpu_memory_gib:,.0f} GiB in all",
+        "memory bandwidth": _known(gpu.hbm_gbyte_per_s, "GB/s each"),
+        "dense TFLOP/s": rates or UNKNOWN,
+        "joined by": link,
+        "vCPUs": _known(machine.vcpus, each.strip()),
+        "memory": _known(machine.memory_gib, f"GiB{each}"),
+        "for pods": f"{_known(machine.allocatable_vcpus, 'vCPUs')}, {_known(machine.allocatable_gib, 'GiB')}{bound}",
+        "network": _known(machine.network_gbit_per_s, f"Gbit/s{each}"),
+        "fabric": f"{fabric.title}, {_known(machine.fabric_gbit_per_s, 'Gbit/s')}{devices}",
+        "local disk": "none" if machine.local_disk_gb == 0 else _known(machine.local_disk_gb, f"GB{each}"),
+        "quota": _quota_words(quota.on_demand, quota.on_demand_code, quota.unit) if quota else UNKNOWN,
+        "quota for spot": _quota_words(quota.spot, quota.spot_code, quota.unit) if quota else UNKNOWN,
+        "sold": ", ".join(machine.sold) or "on demand, spot",
+        "source": _from(machine.origin),
+        "of the accelerator": _from(gpu.origin),
+        "of the fabric": _from(fabric.origin),
+        "of the quota": _from(quota.origin) if quota else UNKNOWN,
+    }
+
+
+def _spot_facts(details: MachineDetails) -> dict[str, str]:
+    interruption = details.spot_interruptions
+    return {"spot interruptions": f"{24 * interruption.per_hour:.2g} a day; {_titles(interruption.origin)} "
+                                  f"({interruption.origin.date}, {interruption.origin.confidence})"}
+
+
+def _price_facts(machine: Machine, price: Price | None) -> dict[str, str]:
+    usd = price.on_demand_usd_per_hour if price else None
+    return {
+        "on demand": _usd(usd),
+        "spot": _usd(price.spot_usd_per_hour if price else None),
+        "in": price.region if price else UNKNOWN,
+        "1 year committed": _usd(price.committed_usd_per_hour(1) if price else None),
+        "3 years committed": _usd(price.committed_usd_per_hour(3) if price else None),
+        "each accelerator": _usd(None if usd is None else usd / machine.num_gpus),
+        "each TiB of theirs": _usd(None if usd is None else usd * 1024 / machine.gpu_memory_gib),
+    }
+
+
+def _titles(origin: Origin) -> str:
+    known = load_catalog().sources
+    return "; ".join(known[name].title if name in known else name for name in origin.source.split("+"))
+
+
+def _from(origin: Origin) -> str:
+    return f"{', '.join(load_catalog().urls(origin.source))} ({origin.date}, {origin.confidence})"
+
+
+def _short(machine: Machine) -> str:
+    """Azure puts Standard_ before every name; people leave it out."""
+    return machine.name.removeprefix("Standard_")
+
+
+def _that_fit(console: Console, columns: dict[str, dict[str, str]]) -> list[list[str]]:
+    """Machines in as many groups as there must be for each to fit the terminal."""
+    labels = max(len(what) for what in next(iter(columns.values()))) + GAP
+    groups: list[list[str]] = [[]]
+    used = labels
+    for name, facts in columns.items():
+        wide = max(len(name), *(len(value) for value in facts.values())) + GAP
+        if groups[-1] and used + wide - GAP > console.out.width:
+            groups.append([])
+            used = labels
+        groups[-1].append(name)
+        used += wide
+    return groups
+
+
+def _bare(value: float | None, origin: Origin) -> str:
+    doubt = "" if origin.is_confirmed else "?"
+    return UNKNOWN if value is None else (f"{value:,.4g}" if value < 1000 else f"{value:,.0f}") + doubt
+
+
+def _known(value: float | None, unit: str) -> str:
+    return UNKNOWN if value is None else f"{value:,.5g} {unit}".rstrip() if value < 1e5 else f"{value:,.0f} {unit}"
+
+
+def _usd(value: float | None) -> str:
+    return UNKNOWN if value is None else f"${value:,.2f}/h"
+
+
+def _quota_words(name: str, code: str, unit: str) -> str:
+    return f"{name}{f' ({code})' if code else ''}, in {unit}s" if name else UNKNOWN

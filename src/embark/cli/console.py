@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # importing rich takes a tenth of a second
     from rich.console import Console as RichConsole
 
 T = TypeVar("T")
+GAP = 2
+"""Between two columns of a table."""
 _LOG_EVERY_S = 20.0
 _PIPE_WIDTH = 160
 """A pipe has no width of its own: wide enough that table cells are not folded."""
@@ -90,14 +92,24 @@ class Console:
         rows: Sequence[Mapping[str, object]],
         columns: Sequence[str] | Mapping[str, str] | None = None,
         title: str = "",
+        droppable: Sequence[str] = (),
     ) -> None:
-        """Rows as a table, or as one JSON array. `columns`: which keys, in which order, under which headings."""
+        """Rows as a table, or as one JSON array. `columns`: which keys, in which order, under which headings.
+
+        While the table is wider than the terminal, the columns of `droppable` are left out, one after the other.
+        """
         if columns is None:
             columns = list(dict.fromkeys(key for row in rows for key in row))
         headings = dict(columns) if isinstance(columns, Mapping) else {key: key.replace("_", " ") for key in columns}
         if self.json:
             _write_json(sys.stdout, [{key: row.get(key) for key in headings} for row in rows], indent=2)
             return
+        for key in droppable:
+            widths = [max([len(text), *(len(cell_text(row.get(name))) for row in rows)])
+                      for name, text in headings.items()]
+            if sum(widths) + GAP * (len(widths) - 1) <= self.out.width:
+                break
+            headings.pop(key, None)
         self._render_table(rows, headings, title)
 
     def warning(self, message: str) -> None:
@@ -195,7 +207,7 @@ class Console:
         if not rows:
             _print(self.out, [("nothing to show", "dim")])
             return
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
         for key, heading in headings.items():
             right = all(_is_number(row.get(key)) for row in rows)
             heading_text = Text(to_encoding(to_one_line(heading), encoding))

@@ -33,7 +33,7 @@ def test_a_change_holds_the_old_price_and_the_new(catalog, tmp_path):
 def test_what_is_kept_reads_back_the_same(catalog, tmp_path):
     file = price_file(tmp_path, "new.csv", 'p4d.24xlarge,us-west-2,0.1,,,0.333333333,"a, ""b""",2026-11-01,read')
     kept = tmp_path / "stored.csv"
-    kept.write_text(refresh_prices(catalog, file, kept, TODAY).text)
+    refresh_prices(catalog, file, kept, TODAY)
     assert read_prices(kept, catalog.machines) == read_prices(file, catalog.machines)
 
 
@@ -41,7 +41,7 @@ def test_the_price_of_a_block_may_come_too_and_is_kept(catalog, tmp_path):
     file = tmp_path / "new.csv"
     file.write_text(HEAD.rstrip() + ",block_usd_per_hour\np5e.48xlarge,us-east-2,,,,,x,2026-11-01,read,39.8\n")
     kept = tmp_path / "stored.csv"
-    kept.write_text(refresh_prices(catalog, file, kept, TODAY).text)
+    refresh_prices(catalog, file, kept, TODAY)
     assert read_prices(kept, catalog.machines)["p5e.48xlarge", "us-east-2"].block_usd_per_hour == 39.8
 
 
@@ -56,7 +56,7 @@ def test_rows_that_are_older_or_the_same_are_counted_and_change_nothing(catalog,
 def test_a_stored_row_that_is_newer_stays(catalog, tmp_path):
     stored = price_file(tmp_path, "stored.csv", "p4d.24xlarge,us-west-2,19,,,,x,2026-11-10,read")
     file = price_file(tmp_path, "new.csv", "p4d.24xlarge,us-west-2,18,,,,x,2026-11-09,read")
-    stored.write_text(refresh_prices(catalog, file, stored, TODAY).text)
+    refresh_prices(catalog, file, stored, TODAY)
     assert read_prices(stored, catalog.machines)[P4D].on_demand_usd_per_hour == 19
 
 

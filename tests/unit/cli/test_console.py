@@ -79,6 +79,26 @@ def test_a_table_of_chosen_columns(capsys):
     assert capsys.readouterr().out.splitlines()[0].split() == ["Fits?", "Where"]
 
 
+WIDE = [{"name": "a-rather-long-name", "note": "x" * 30, "usd": 1234.5}, {"name": "b", "note": None, "usd": 2}]
+WIDE_HEADINGS = {"name": "name", "note": "note", "usd": "dollars an hour"}
+
+
+@pytest.mark.parametrize(("columns", "has_note"), [(67, True), (66, False)])
+def test_a_column_goes_just_when_the_table_would_not_fit(monkeypatch, capsys, columns, has_note):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    Console().table(WIDE, WIDE_HEADINGS, droppable=["note"])
+    out = capsys.readouterr().out
+    assert ("x" * 30 in out) is has_note
+    assert "a-rather-long-name" in out
+    assert "dollars an hour" in out
+
+
+def test_json_leaves_nothing_out(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "20")
+    Console(json=True).table(WIDE, WIDE_HEADINGS, droppable=["note"])
+    assert json.loads(capsys.readouterr().out) == [dict(row) for row in WIDE]
+
+
 def test_an_empty_table_says_so(capsys):
     Console().table([], columns=["a"], title="Runs")
     assert capsys.readouterr().out == "Runs\nnothing to show\n"
