@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 from torchrec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
 
-from embark.data import Loader, fit_spec, open_source
+from embark.data import Loader, open_source, resolve_from_data
 from embark.data.prepared import MANIFEST, Feature, Layout, Manifest, PartWriter, Rows
 from embark.data.prepared.source import PreparedSource
 from embark.data.raw_loader import RawLoader, num_together
@@ -116,7 +116,7 @@ def write_rows(directory: Path, num_rows: int) -> None:
 
 def open_ours(directory: Path, shuffle: str) -> PreparedSource:
     data = {"kind": "prepared", "path": str(directory / "prepared"), "shuffle": shuffle}
-    source = open_source(fit_spec(resolve({"data": data})), allocate=pinned(DEVICE))
+    source = open_source(resolve_from_data(resolve({"data": data})), allocate=pinned(DEVICE))
     assert isinstance(source, PreparedSource)
     return source
 

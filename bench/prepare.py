@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from embark.data.prepare.memory import tree_bytes, tree_pids
+from embark.data.progress import tree_bytes, tree_pids
 
 # Rows per day, and how large and how often missing the fields are, follow day 0 of Criteo's 1TB set.
 TABLE_ROWS = (40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10,
@@ -95,9 +96,8 @@ def show(
     times = ", ".join(f"{p['seconds']:.1f} s" for p in peers)
     console.print(f"ratio {ours['rows_per_s'] / peer['rows_per_s']:.2f} (polars' runs: {times}); cap {memory_gb:g} GB, "
                   f"{'held' if ours['peak_bytes'] <= memory_gb * 1e9 else 'BROKEN'}, by its own measure "
-                  f"{ours['more']['peak_memory_bytes'] / 1e9:.2f} GB")
-    console.print("wall time by stage, s:", ours["more"]["stages_s"])
-    console.print("workers' time by kind of work, s:", ours["more"]["work_s"])
+                  f"{ours['memory_bytes'] / 1e9:.2f} GB")
+    console.print("wall time by stage, s:", ours["stages_s"])
     assert peer["rows"] == ours["rows"], (peer["rows"], ours["rows"])
 
 
@@ -155,8 +155,9 @@ def parse_by_polars(file: str, way: str) -> dict[str, Any]:
 
 
 def prepare_by_embark(file: str, out: str, memory_gb: str, ids: str) -> dict[str, Any]:
-    from embark.data.prepare.inputs import LocalInputs
     from embark.data.prepare.pieces import Progress, Schema, SparseColumn
+
+    from embark.data.prepare.inputs import Inputs
     from embark.data.prepare.prepare import prepare
     from embark.spec.run import RunSpec
 
@@ -165,11 +166,17 @@ def prepare_by_embark(file: str, out: str, memory_gb: str, ids: str) -> dict[str
                    for i, rows in enumerate(TABLE_ROWS))
     schema = Schema("criteo", "label", dense, sparse, ("label", *dense, *(column.name for column in sparse)))
     spec = RunSpec.model_validate({"data": {"prepare": {"ids": ids, "memory_gb": float(memory_gb)}}})
-    inputs, told = LocalInputs(), list[Progress]()
+    inputs, reports = Inputs(), list[Progress]()
     began_s = time.perf_counter()
-    prepare(spec, schema, inputs, inputs.find(file), Path(out), tell=told.append)
-    seconds = time.perf_counter() - began_s
-    return {"seconds": seconds, "rows": told[-1].rows, "rows_per_s": told[-1].rows / seconds, "more": told[-1].more}
+    result = prepare(spec, schema, inputs, inputs.find(file), Path(out), on_progress=reports.append)
+    seconds, rows = time.perf_counter() - began_s, reports[-1].rows
+    began: dict[str, float] = {}
+    for report in reports:
+        began.setdefault(report.stage, report.elapsed_s)
+    stages_s = {stage: round(after - before, 2)
+                for (stage, before), (_, after) in pairwise(began.items())}
+    return {"seconds": seconds, "rows": rows, "rows_per_s": rows / seconds, "memory_bytes": result.memory_bytes,
+            "stages_s": stages_s}
 
 
 def make_file(path: Path, size_bytes: int) -> None:

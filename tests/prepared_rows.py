@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from embark.data import fit_spec
+from embark.data import resolve_from_data
 from embark.data.prepared import MANIFEST, SPLITS, Feature, Layout, Manifest, Part, PartWriter, Rows, Split
 from embark.data.prepared.opening import open_prepared
 from embark.data.prepared.source import PreparedSource
@@ -37,7 +37,7 @@ class Made:
 
     def open(self, *, model: dict[str, Any] | None = None, **data: Any) -> PreparedSource:
         raw = {"data": {"kind": "prepared", "path": str(self.path), **data}, "model": model or {}}
-        return open_prepared(fit_spec(resolve(raw)))
+        return open_prepared(resolve_from_data(resolve(raw)))
 
 
 def draw(layout: Layout, num_rows: int, rng: np.random.Generator) -> Rows:

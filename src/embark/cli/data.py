@@ -1,9 +1,31 @@
-"""`embark data prepare`, `make`, `check` and `copy`."""
+"""`embark data prepare`, `make`, `check` and `copy`: their flags and their output."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from embark.cli.console import Console
 from embark.cli.options import Flag, Settings, Spec
+from embark.errors import ExitCode, UserError
+from embark.formatting import format_bytes, format_clock, format_duration, format_si, pluralize
+
+if TYPE_CHECKING:
+    from embark.data.copy import CopyResult
+    from embark.data.prepare.prepare import Preview
+    from embark.data.prepared import Manifest
+    from embark.data.progress import OnProgress, Progress
+
+_MAX_BAD_ROWS = 10
+_MAX_FILES = 20
+_HEADINGS = {
+    "column": "column", "kind": "kind", "rows": "rows", "used": "used", "top": "top id", "missing": "zero",
+    "label_rate": "label rate of top ids", "range": "range", "new": "new ids", "auc_alone": "AUC alone",
+    "picture": "distribution",
+}
 
 
 def prepare(
@@ -17,19 +39,48 @@ def prepare(
 ) -> int:
     """Turn the files of [data.prepare] into prepared data at data.path.
 
-    What the spec does not say of the columns is guessed; --dry-run shows how. A preparation that was stopped goes on.
+    What the spec does not say of the columns is guessed; --dry-run shows how. An interrupted preparation is resumed.
 
     Parameters
     ----------
     dry_run
         Only show what each column is taken for and why, and the memory it will take.
     fresh
-        Begin anew, whatever is at data.path already.
+        Start over, whatever is at data.path.
     """
-    from embark.cli.data_output import prepare_data
+    from embark.data.prepare.prepare import prepare_from_spec, preview
     from embark.spec import load_spec
 
-    return prepare_data(console, load_spec(spec, set_), spec, dry_run=dry_run, fresh=fresh)
+    loaded = load_spec(spec, set_)
+    if loaded.data.kind != "prepared":
+        raise UserError(f"data.kind is {loaded.data.kind!r}, and `embark data prepare` writes \"prepared\" data",
+                        fix='set data.kind = "prepared" and data.path to the folder to write')
+    out = _folder(loaded.data.path, "prepare")
+    if not loaded.data.prepare.input:
+        raise UserError("data.prepare.input names no files to prepare",
+                        fix='[data.prepare] input = "clicks/*.csv", or --set data.prepare.input=clicks.csv')
+    if dry_run:
+        return _show_preview(console, preview(loaded), loaded.data.path)
+    with _stages(console) as show:
+        result = prepare_from_spec(loaded, out, on_progress=show, fresh=fresh)
+    manifest = result.manifest
+    console.data({
+        "path": str(out), "input_bytes": result.input_bytes, "rows": manifest.rows_by_split,
+        "size_bytes": manifest.size_bytes, "bad_rows": manifest.bad_rows, "elapsed_s": result.elapsed_s,
+        "memory_bytes": result.memory_bytes, "was_complete": result.was_complete, "layout": manifest.layout.to_json(),
+    })
+    if console.json:
+        return ExitCode.DONE
+    if result.was_complete:
+        console.result(f"{out}: is prepared already, from the same files with the same settings; --fresh starts over")
+        return ExitCode.DONE
+    if not console.quiet:
+        _show_tables(console, manifest)
+    _show_bad_rows(console, manifest)
+    console.result(f"prepared {_made(out, manifest, result.elapsed_s)}, "
+                   f"{format_bytes(result.memory_bytes)} of memory at most")
+    console.text(f"next: embark train {spec}   (or look at it: embark data check {out})")
+    return ExitCode.DONE
 
 
 def make(
@@ -46,29 +97,67 @@ def make(
     Parameters
     ----------
     out
-        The folder to write; data.path where it is not given.
+        The folder to write; by default data.path.
     force
         Replace the prepared data that is there.
     """
-    from embark.cli.data_output import make_data
+    from embark.data.make import make as make_data
     from embark.spec import load_spec
 
-    return make_data(console, load_spec(spec, set_), out, force=force)
+    loaded = load_spec(spec, set_)
+    if not out and loaded.data.kind != "prepared":
+        raise UserError("where should the data go?", fix='--out FOLDER, or data.kind = "prepared" and data.path')
+    folder = _folder(out or loaded.data.path, "make")
+    began_s = time.monotonic()
+    with _stages(console) as show:
+        manifest = make_data(loaded, folder, on_progress=show, force=force)
+    elapsed_s = time.monotonic() - began_s
+    console.data({"path": str(folder), "rows": manifest.rows_by_split, "size_bytes": manifest.size_bytes,
+                  "elapsed_s": elapsed_s})
+    console.result(f"made {_made(folder, manifest, elapsed_s)}")
+    return ExitCode.DONE
 
 
 def check(place: str, /, *, console: Console = Console()) -> int:
-    """Read prepared data through: is it whole, is every value in range, does a column give the label away.
+    """Read prepared data: is it complete, is every value in range, does a column give the label away.
 
     Exit code 1 if something is wrong. Hints change nothing.
 
     Parameters
     ----------
     place
-        A folder or a uri of prepared data, or a spec that names it.
+        A folder or a URI of prepared data, or a spec that names it.
     """
-    from embark.cli.data_output import check_data
+    from embark.data.check import check as check_data
+    from embark.data.column_histograms import column_rows
 
-    return check_data(console, place)
+    path = _data_path(place)
+    with _stages(console) as show:
+        report = check_data(path, on_progress=show)
+    manifest = report.manifest
+    code = ExitCode.OTHER if report.problems else ExitCode.DONE
+    columns = column_rows(manifest, report.statistics, report.scores) if report.statistics else []
+    if console.json:
+        console.data({
+            "path": path, "rows": manifest.rows_by_split, "size_bytes": manifest.size_bytes,
+            "label_rate": report.statistics.get("label_rate"), "problems": report.problems, "hints": report.hints,
+            "columns": columns,
+        })
+        return code
+    if columns and not console.quiet:
+        console.table(columns, {key: heading for key, heading in _HEADINGS.items()
+                                if any(row[key] not in (None, "") for row in columns)}, title=path)
+        console.text("")
+    for problem in report.problems:
+        console.warning(f"{problem.where}: {problem.what}")
+    for hint in report.hints:
+        console.text(f"hint: {hint.where}: {hint.what}", style="yellow")
+    if not report.is_local and not report.problems:
+        console.text("hints on single columns need the data here: embark data copy, then check the copy")
+    state = pluralize(len(report.problems), "problem") if report.problems else "complete"
+    hints = f", {pluralize(len(report.hints), 'hint')}" if report.hints else ""
+    console.result(f"{path}: {state}{hints}; rows: {_rows(manifest)}; {format_bytes(manifest.size_bytes)} read")
+    return code
 
 
 def copy(
@@ -81,21 +170,153 @@ def copy(
     force: Flag = False,
     console: Console = Console(),
 ) -> int:
-    """Copy data between this machine and s3://, gs://, az://. A copy that was stopped goes on.
+    """Copy data between this machine and s3://, gs://, az://. An interrupted copy is resumed.
 
     Parameters
     ----------
     source
-        A folder, a file or a uri. What is below it goes to the same paths below TARGET.
+        A folder, a file or a URI. What is below it goes to the same paths below TARGET.
     target
-        A folder or a uri.
+        A folder or a URI.
     verify
-        Read everything back and compare checksums; prepared data that comes here is always so compared.
+        Read everything back and compare checksums; always done for prepared data that is copied to this machine.
     dry_run
         Only show what would be copied.
     force
-        Replace what is at TARGET already.
+        Replace what is at TARGET.
     """
-    from embark.cli.data_copy import copy as copy_data
+    from embark.data.copy import copy as copy_data
 
-    return copy_data(console, source, target, verify=verify, dry_run=dry_run, force=force)
+    result = copy_data(source, target, verify=verify, dry_run=dry_run, force=force,
+                       progress=console.progress("copying"))
+    summary = {"source": result.source, "target": result.target, "num_there_already": result.num_existing,
+               "copied_bytes": result.copied_bytes}
+    if dry_run:
+        console.data(summary | {"dry_run": True, "files": [item.path for item in result.items]})
+        return _show_copy_plan(console, result)
+    console.data(summary | {"num_copied": len(result.items), "size_bytes": result.size_bytes,
+                            "elapsed_s": result.elapsed_s,
+                            "verified_by": "checksums" if result.is_verified else "sizes"})
+    how = "checksums compared" if result.is_verified else "sizes compared"
+    existing = pluralize(result.num_existing, "file")
+    if not result.items:
+        console.result(f"nothing to copy: all {existing} are at {result.target} already, {how}")
+        return ExitCode.DONE
+    num, size = pluralize(len(result.items), "file"), format_bytes(result.copied_bytes)
+    rate = format_bytes(result.copied_bytes / max(result.elapsed_s, 1e-3))
+    there = f", {existing} there already" if result.num_existing else ""
+    console.result(f"copied to {result.target}: {num}, {size} in {format_duration(result.elapsed_s)}, "
+                   f"{rate}/s{there}, {how}")
+    return ExitCode.DONE
+
+
+def _show_copy_plan(console: Console, result: CopyResult) -> ExitCode:
+    if not console.json and result.items:
+        console.table([{"file": item.path, "size": format_bytes(item.size_bytes)}
+                       for item in result.items[:_MAX_FILES]])
+        if len(result.items) > _MAX_FILES:
+            console.text(f"… and {len(result.items) - _MAX_FILES:,} more")
+    console.result(f"would copy {pluralize(len(result.items), 'file')}, {format_bytes(result.copied_bytes)}, to "
+                   f"{result.target}; {pluralize(result.num_existing, 'file')} there already")
+    return ExitCode.DONE
+
+
+def _show_preview(console: Console, preview: Preview, out: str) -> ExitCode:
+    schema, budget, rows = preview.schema, preview.budget, preview.schema.describe()
+    console.data({
+        "dry_run": True, "format": schema.format, "num_files": len(preview.files), "input_bytes": preview.input_bytes,
+        "columns": rows, "toml": schema.to_toml(), "splits": preview.splits, "ids": preview.ids,
+        "memory_bytes": budget.memory_bytes, "num_workers": budget.num_workers, "worker_bytes": budget.worker_bytes,
+        "chunk_bytes": budget.chunk_bytes,
+    })
+    if console.json:
+        return ExitCode.DONE
+    console.table(rows, title=f"{pluralize(len(preview.files), 'file')} of {schema.format}, "
+                              f"{format_bytes(preview.input_bytes)}")
+    console.text(
+        f"\nrows    {preview.splits}\n"
+        f"ids     {preview.ids}\n"
+        f"memory  {format_bytes(budget.memory_bytes)} at most: {pluralize(budget.num_workers, 'worker')} of at most "
+        f"{format_bytes(budget.worker_bytes)}, {format_bytes(budget.chunk_bytes)} of input at a time\n"
+        f"to      {out}\n\n"
+        f"The same as lines of a spec:\n\n{schema.to_toml()}"
+    )
+    console.result("nothing was written; run it without --dry-run to prepare the data")
+    return ExitCode.DONE
+
+
+def _show_tables(console: Console, manifest: Manifest) -> None:
+    console.table(
+        [{"table": f.name, "rows": f.rows, "ids": f"up to {f.multi_hot}" if f.is_ragged else str(f.multi_hot)}
+         for f in manifest.layout.features],
+        {"table": "table", "rows": "rows", "ids": "ids a row"},
+    )
+    console.text(f"\nrows: {_rows(manifest)}; {pluralize(len(manifest.layout.dense), 'dense column')}")
+
+
+def _show_bad_rows(console: Console, manifest: Manifest) -> None:
+    bad = manifest.bad_rows
+    if bad.get("num"):
+        console.warning(f"rows left out: {bad['num']:,}, {bad['share']:.4%} of all")
+    if bad.get("num") and not console.quiet:
+        console.table([{"file": file, "rows": num, "why": why}
+                       for file, reasons in bad["files"].items() for why, num in reasons.items()][:_MAX_BAD_ROWS])
+        console.table(bad["examples"][:_MAX_BAD_ROWS], title="the first of them")
+    if bad.get("num_lists_cut"):
+        console.warning(f"lists cut to the most ids of their column: {bad['num_lists_cut']:,}")
+
+
+def _data_path(place: str) -> str:
+    """The data, or the data of the spec that names it."""
+    from embark.data.prepared import MANIFEST
+    from embark.spec import load_spec
+
+    if place.endswith(f"/{MANIFEST}"):
+        return place.removesuffix(f"/{MANIFEST}")
+    if "://" in place or Path(place).is_dir():
+        return place
+    spec = load_spec(place)
+    if spec.data.kind != "prepared":
+        raise UserError(f"{place}: data.kind is {spec.data.kind!r}, and only prepared data can be checked",
+                        fix="name a folder or URI of prepared data, or a spec that does")
+    return spec.data.path
+
+
+def _folder(path: str, command: str) -> Path:
+    from embark.data.prepared.opening import local_folder
+
+    folder = local_folder(path)
+    if folder is None:
+        raise UserError(f"{path}: `embark data {command}` writes to a folder of this machine",
+                        fix=f"{command} into a folder, then: embark data copy FOLDER {path}")
+    return folder
+
+
+def _rows(manifest: Manifest) -> str:
+    return ", ".join(f"{split} {num:,}" for split, num in manifest.rows_by_split.items() if num) or "none"
+
+
+def _made(folder: Path, manifest: Manifest, elapsed_s: float) -> str:
+    num_rows = sum(manifest.rows_by_split.values())
+    return (f"{num_rows:,} rows in {format_duration(elapsed_s)}, {format_si(num_rows / max(elapsed_s, 1e-3))} rows/s: "
+            f"{folder}, {format_bytes(manifest.size_bytes)}")
+
+
+@contextmanager
+def _stages(console: Console) -> Iterator[OnProgress]:
+    """Progress as a bar, or as lines of a log."""
+    with console.stages() as show:
+
+        def show_progress(progress: Progress) -> None:
+            more = []
+            if progress.rows and progress.elapsed_s > 0:
+                more.append(f"{format_si(progress.rows / progress.elapsed_s)} rows/s")
+            if progress.left_s is not None:
+                more.append(f"{format_clock(progress.left_s)} left")
+            if progress.num_bad:
+                more.append(f"{progress.num_bad:,} rows left out")
+            if progress.memory_bytes:
+                more.append(format_bytes(progress.memory_bytes))
+            show(progress.stage, progress.done / progress.total if progress.total else 0.0, " · ".join(more))
+
+        yield show_progress

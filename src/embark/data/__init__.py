@@ -1,4 +1,7 @@
-"""What a model learns from: numpy batches that any rank can take any slice of."""
+"""What a model learns from: readers, preparation, the prepared format, and loaders of numpy batches.
+
+May import: events, catalog, model, store, spec, formatting, errors.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,28 @@ from embark.data.batch import Batch, Source
 from embark.data.loader import Loader, eval_batches, steps_per_epoch
 
 if TYPE_CHECKING:
-    from embark.data.prepared.opening import OpenStore
     from embark.data.prepared.source import Allocate
     from embark.spec.run import RunSpec
 
-__all__ = ["Batch", "Loader", "Source", "eval_batches", "fit_spec", "open_source", "steps_per_epoch"]
+__all__ = ["Batch", "Loader", "Source", "eval_batches", "open_source", "resolve_from_data", "steps_per_epoch"]
 
 
-def fit_spec(spec: RunSpec, *, open_store: OpenStore | None = None) -> RunSpec:
+def resolve_from_data(spec: RunSpec) -> RunSpec:
     """The spec with what only its data can say; of prepared data, the tables and the number of dense columns."""
     if spec.data.kind != "prepared":
         return spec
     from embark.data.prepared.opening import read_manifest
-    from embark.data.resolve import fitted
+    from embark.data.resolve import resolve_from_manifest
 
-    return fitted(spec, read_manifest(spec.data.path, open_store))
+    return resolve_from_manifest(spec, read_manifest(spec.data.path))
 
 
-def open_source(spec: RunSpec, *, open_store: OpenStore | None = None, allocate: Allocate | None = None) -> Source:
-    """The source that `data.kind` names, checked and ready.
-
-    `open_store` leads into object stores; `allocate` gives the memory of batches, where the source can choose it.
-    """
+def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> Source:
+    """The source that `data.kind` names, checked and ready; `allocate` gives the memory of prepared data's batches."""
     if spec.data.kind == "prepared":
         from embark.data.prepared.opening import open_prepared
 
-        return open_prepared(spec, open_store, allocate)
+        return open_prepared(spec, allocate)
     if spec.data.kind == "columns":
         from embark.data.columns import ColumnsSource
 

@@ -1,34 +1,45 @@
-"""`embark data check`: is prepared data what its manifest says, and does a column give the answer away."""
+"""`embark data check`: is prepared data what its manifest says, and does a column give the label away."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embark.data.blocks import open_part
-from embark.data.check_part import Problem, check_part
-from embark.data.leaks import Alone, equal_columns
-from embark.data.prepare.pieces import Progress
-from embark.data.prepared import SPLITS, STATISTICS, Manifest, Part
-from embark.data.processes import num_cores
-from embark.data.statistics import survey
-from embark.errors import DataError
+import numpy as np
+from numpy.typing import NDArray
 
+from embark.data.leaks import ColumnScore, equal_columns
+from embark.data.prepare.journal import differences
+from embark.data.prepared import SPLITS, STATISTICS, Block, Manifest, Part
+from embark.data.prepared.opening import local_folder, read_manifest
+from embark.data.progress import OnProgress, ProgressReporter
+from embark.data.statistics import compute_statistics
+from embark.data.workers import num_cores
+from embark.store import ObjectStore, open_store
+from embark.store.parallel import for_each_parallel
+
+CHECK_BYTES = 2_000_000_000
+"""Memory that counting may take."""
 LEAK_AUC = 0.9
 """A column that alone reaches this is nearly the label: on real clicks no single one comes near, and no model."""
 NEW_SHARE = 0.5
 """Of the held-out ids, those never seen in training; above this the column teaches little."""
 TOLERANCE = 1e-6
+_PIECE_BYTES = 4 << 20
 
-Tell = Callable[[Progress], None]
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is not as it must be."""
+
+    where: str
+    """A file, or a column."""
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +48,38 @@ class Report:
 
     manifest: Manifest
     statistics: dict[str, Any] = field(default_factory=dict)
-    alone: dict[str, Alone] = field(default_factory=dict)
+    scores: dict[str, ColumnScore] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     """What makes the data unfit."""
     hints: tuple[Problem, ...] = ()
     """What a person may want to look at."""
+    is_local: bool = True
+    """Else there are no hints."""
 
 
-def check(
-    directory: Path, manifest: Manifest, *, memory_bytes: int, num_workers: int = 0, tell: Tell | None = None
-) -> Report:
-    """Read every byte of a folder of prepared data."""
-    workers = num_workers or num_cores()
-    problems = list(_check_parts(directory, manifest, workers, tell))
-    if problems:
-        return Report(manifest, problems=tuple(problems))
-    statistics, alone = survey(directory, manifest, memory_bytes=memory_bytes, num_workers=workers, tell=tell,
-                               has_alone=True)
-    path = directory / STATISTICS
-    text = path.read_bytes() if path.is_file() else None
-    problems += statistics_problems(manifest, text, statistics)
-    hints = [*_hints(statistics, alone), *_equal(directory, manifest), *_strangers(directory, manifest)]
-    return Report(manifest, statistics, alone, tuple(problems), tuple(hints))
+def check(path: str, *, memory_bytes: int = CHECK_BYTES, num_workers: int = 0,
+          on_progress: OnProgress | None = None) -> Report:
+    """Read every byte of prepared data, in a folder or an object store; hints need a folder."""
+    manifest, store, directory = read_manifest(path), open_store(path), local_folder(path)
+    progress, workers = ProgressReporter(on_progress), num_workers or num_cores()
+    sizes = {entry.path: entry.size_bytes for entry in store.list()}
+    problems = _check_parts(store, directory, manifest, sizes, workers, progress)
+    text = store.read(STATISTICS) if STATISTICS in sizes else None
+    if directory is None or problems:
+        problems += _statistics_problems(manifest, text)
+        statistics: dict[str, Any] = json.loads(text) if text and not problems else {}
+        return Report(manifest, statistics, problems=tuple(problems), is_local=directory is not None)
+    statistics, scores = compute_statistics(directory, manifest, memory_bytes=memory_bytes, num_workers=workers,
+                                            progress=progress, with_scores=True)
+    problems += _statistics_problems(manifest, text, statistics)
+    hints = [*_hints(statistics, scores), *_equal(directory, manifest), *_unlisted(set(sizes), manifest)]
+    return Report(manifest, statistics, scores, tuple(problems), tuple(hints))
 
 
-def statistics_problems(
+def _statistics_problems(
     manifest: Manifest, text: bytes | None, counted: dict[str, Any] | None = None
 ) -> Iterator[Problem]:
-    """Whether `statistics.json` is the manifest's, and, where they were counted again, says the same."""
+    """Whether `statistics.json` is the manifest's, and agrees with what was counted again."""
     if text is None:
         if manifest.statistics_sha256:
             yield Problem(STATISTICS, "is missing, but the manifest has its checksum")
@@ -72,63 +87,137 @@ def statistics_problems(
     if hashlib.sha256(text).hexdigest() != manifest.statistics_sha256:
         yield Problem(STATISTICS, "its checksum is not the manifest's: it was damaged or replaced")
     elif counted is not None:
-        where = _difference(json.loads(text), json.loads(json.dumps(counted)))
-        if where:
-            yield Problem(STATISTICS, f"{where} is not what the rows give")
+        wrong = differences(json.loads(text), json.loads(json.dumps(counted)), is_same=_is_close)
+        if wrong:
+            yield Problem(STATISTICS, f"{wrong[0][0]} is not what the rows give")
 
 
-def each_part(manifest: Manifest) -> Iterator[Part]:
-    """Of all splits."""
-    for split in SPLITS:
-        yield from manifest.parts.get(split, ())
+def _check_parts(
+    store: ObjectStore, directory: Path | None, manifest: Manifest, sizes: Mapping[str, int], num_workers: int,
+    progress: ProgressReporter,
+) -> list[Problem]:
+    problems: list[Problem] = []
+    progress.begin("reading", manifest.size_bytes)
+
+    def check_one(part: Part) -> None:
+        size_bytes = sizes.get(part.file)
+        if size_bytes != part.size_bytes:
+            what = "is missing" if size_bytes is None else f"has {size_bytes:,} bytes"
+            problems.append(Problem(part.file, f"{what}, the manifest says {part.size_bytes:,} bytes"))
+            return
+        if directory is None:
+            data = np.frombuffer(store.read(part.file), np.uint8)
+        else:
+            data = np.memmap(directory / part.file, np.uint8, "r") if size_bytes else np.zeros(0, np.uint8)
+        problems.extend(check_part(manifest, part, data, progress.advance))
+
+    # Hashing and numpy's reductions let other threads run; of a store, only a few parts are in memory at a time.
+    for_each_parallel(check_one, list(manifest.all_parts()), num_workers if directory else min(4, num_workers))
+    return sorted(problems, key=lambda problem: problem.where)
 
 
-class Reading:
-    """Tells of bytes that several threads read."""
-
-    def __init__(self, manifest: Manifest, tell: Tell | None) -> None:
-        self._total = manifest.size_bytes
-        self._tell, self._done, self._began_s = tell, 0, time.monotonic()
-        self._lock = threading.Lock()
-
-    def __call__(self, num_bytes: int) -> None:
-        with self._lock:
-            self._done += num_bytes
-            if self._tell:
-                elapsed_s = time.monotonic() - self._began_s
-                left_s = elapsed_s * (self._total - self._done) / max(self._done, 1)
-                self._tell(Progress("reading", self._done, self._total, 0, elapsed_s, left_s))
-
-
-def _check_parts(directory: Path, manifest: Manifest, num_workers: int, tell: Tell | None) -> list[Problem]:
-    reading = Reading(manifest, tell)
-
-    def look(part: Part) -> list[Problem]:
-        try:
-            data = open_part(directory, part)
-        except DataError as error:
-            return [Problem(part.file, error.what.removeprefix(f"{directory / part.file}: "))]
-        return check_part(manifest, part, data, reading)
-
-    # Hashing and numpy's reductions let other threads run.
-    with ThreadPoolExecutor(num_workers) as pool:
-        return [problem for found in pool.map(look, each_part(manifest)) for problem in found]
+def check_part(
+    manifest: Manifest, part: Part, data: NDArray[np.uint8], report: Callable[[int], None] | None = None
+) -> list[Problem]:
+    """What is wrong with the bytes of a part."""
+    problems, digest = [], hashlib.sha256()
+    for start in range(0, len(data), _PIECE_BYTES):
+        piece = data[start : start + _PIECE_BYTES]
+        digest.update(np.ascontiguousarray(piece).data)
+        if report:
+            report(len(piece))
+    if digest.hexdigest() != part.sha256:
+        problems.append(Problem(part.file, "its checksum is not the manifest's: it was damaged or replaced"))
+    num_blocks = -(-part.rows // manifest.block_rows)
+    starts: tuple[int, ...] = part.block_starts
+    if manifest.layout.is_fixed:
+        size_bytes = manifest.layout.map(manifest.block_rows).size_bytes
+        starts = tuple(size_bytes * i for i in range(num_blocks))
+    if len(starts) != num_blocks:
+        return [*problems, Problem(part.file, f"has {num_blocks} blocks, the manifest gives {len(starts)}")]
+    faults = _Faults(part)
+    for i, (start, stop) in enumerate(zip(starts, (*starts[1:], part.size_bytes), strict=True)):
+        first_row = i * manifest.block_rows
+        block = _block(manifest, data[max(start, 0) : stop], min(manifest.block_rows, part.rows - first_row))
+        if block is None:
+            problems.append(Problem(part.file, f"the block of row {first_row:,} is not as long as its rows"))
+        else:
+            _check_values(block, first_row, faults)
+    return problems + faults.problems()
 
 
-def _hints(statistics: dict[str, Any], alone: dict[str, Alone]) -> Iterator[Problem]:
+class _Faults:
+    """Values out of range, by column."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._seen: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def add(self, column: str, what: str, is_bad: NDArray[np.bool_], first_row: int) -> None:
+        """Those of a block; `is_bad` is [n] or [n, …]."""
+        if is_bad.any():
+            row = first_row + int(is_bad.reshape(-1).argmax()) // (is_bad.size // len(is_bad))
+            self.add_num(column, what, int(is_bad.sum()), row)
+
+    def add_num(self, column: str, what: str, num: int, row: int) -> None:
+        before, first = self._seen.get((column, what), (0, row))
+        self._seen[column, what] = before + num, first
+
+    def problems(self) -> list[Problem]:
+        return [
+            Problem(column, f"{what}: {num:,}, the first in row {row:,} of {self._part.file}")
+            for (column, what), (num, row) in self._seen.items()
+        ]
+
+
+def _block(manifest: Manifest, data: NDArray[np.uint8], num_rows: int) -> Block | None:
+    """None where the bytes are not a block of so many rows."""
+    layout = manifest.layout
+    if len(data) < 8 * len(layout.ragged):
+        return None
+    counts = [int(c) for c in np.ascontiguousarray(data[: 8 * len(layout.ragged)]).view("<i8")]
+    limits = [num_rows * layout.features[i].multi_hot for i in layout.ragged]
+    if any(not 0 <= count <= limit for count, limit in zip(counts, limits, strict=True)):
+        return None
+    return Block.of(layout, data, num_rows) if layout.map(num_rows, counts).size_bytes == len(data) else None
+
+
+def _check_values(block: Block, first: int, faults: _Faults) -> None:
+    layout = block.layout
+    faults.add("label", "labels that are neither 0 nor 1", block.label > 1, first)
+    if layout.dense and not np.isfinite(block.dense).all():
+        for i, name in enumerate(layout.dense):
+            faults.add(name, "values that are not finite", ~np.isfinite(block.dense[:, i]), first)
+    for i, feature in enumerate(layout.features):
+        ids, lengths = block.ids(i), block.lengths(i)
+        if lengths is not None:
+            faults.add(feature.name, f"rows of more than {feature.multi_hot} ids", lengths > feature.multi_hot, first)
+            if int(lengths.sum(dtype="i8")) != len(ids):
+                faults.add_num(feature.name, "blocks whose lengths are not those of its ids", 1, first)
+                continue
+        if ids.size and (int(ids.max()) >= feature.rows or int(ids.min()) < 0):
+            is_bad, what = (ids >= feature.rows) | (ids < 0), f"ids outside 0 to {feature.rows - 1:,}"
+            if lengths is None:
+                faults.add(feature.name, what, is_bad, first)
+            else:
+                row = int(np.searchsorted(np.cumsum(lengths), int(is_bad.argmax()), side="right"))
+                faults.add_num(feature.name, what, int(is_bad.sum()), first + row)
+
+
+def _hints(statistics: dict[str, Any], scores: dict[str, ColumnScore]) -> Iterator[Problem]:
     rate = statistics["label_rate"]["train"]
     if rate in (0, 1):
         yield Problem("label", f"is {rate:g} in every training row, so there is nothing to learn")
-    for name, told in statistics["dense"].items():
-        if told.get("min") is not None and told["min"] == told["max"]:
-            yield Problem(name, f"is {told['min']:g} in every training row, so it tells nothing")
-    for name, told in statistics["sparse"].items():
-        if told["num_used"] <= 1:
-            yield Problem(name, "has one id in every training row, so it tells nothing")
-    for name, found in alone.items():
+    for name, column in statistics["dense"].items():
+        if column.get("min") is not None and column["min"] == column["max"]:
+            yield Problem(name, f"is {column['min']:g} in every training row, so nothing can be learned from it")
+    for name, column in statistics["sparse"].items():
+        if column["num_used"] <= 1:
+            yield Problem(name, "has one id in every training row, so nothing can be learned from it")
+    for name, found in scores.items():
         if found.auc is not None and found.auc >= LEAK_AUC:
-            what = "is the label, or made of it" if found.auc > 0.9999 else "may be known only after the label"
-            yield Problem(name, f"tells the label alone, with AUC {found.auc:.4f} on held-out rows: it {what}")
+            what = "is the label, or derived from it" if found.auc > 0.9999 else "may be known only after the label"
+            yield Problem(name, f"alone predicts the label, with AUC {found.auc:.4f} on held-out rows: it {what}")
         if found.new_share is not None and found.new_share > NEW_SHARE:
             yield Problem(name, f"{found.new_share:.0%} of the held-out ids are in no training row")
 
@@ -138,29 +227,16 @@ def _equal(directory: Path, manifest: Manifest) -> Iterator[Problem]:
         yield Problem(first, f"holds the same as {', '.join(others)} in every row that was compared")
 
 
-def _strangers(directory: Path, manifest: Manifest) -> Iterator[Problem]:
+def _unlisted(found: set[str], manifest: Manifest) -> Iterator[Problem]:
     """Part files that the manifest does not name."""
-    listed = {part.file for part in each_part(manifest)}
-    found = sorted(
-        path.relative_to(directory).as_posix()
-        for split in SPLITS for path in (*(directory / split).glob("**/*.bin"), *(directory / split).glob("**/*.part"))
-    )
-    strangers = [name for name in found if name not in listed]
-    if strangers:
-        more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
-        yield Problem(strangers[0] + more, "not of this data set: what an interrupted writer left may be removed")
+    listed = {part.file for part in manifest.all_parts()}
+    others = sorted(path for path in found - listed if path.startswith(SPLITS) and path.endswith((".bin", ".part")))
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        yield Problem(others[0] + more, "not in the manifest: an interrupted writer left it; it may be removed")
 
 
-def _difference(a: Any, b: Any, where: str = "") -> str:
-    """The first place at which the two differ by more than a rounding."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        for key in dict.fromkeys([*a, *b]):
-            found = _difference(a.get(key), b.get(key), f"{where}.{key}" if where else str(key))
-            if found:
-                return found
-        return ""
-    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        return next(filter(None, (_difference(x, y, where) for x, y in zip(a, b, strict=True))), "")
+def _is_close(a: Any, b: Any) -> bool:
     if isinstance(a, int | float) and isinstance(b, int | float):
-        return "" if math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE) else where
-    return "" if a == b else where
+        return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return bool(a == b)

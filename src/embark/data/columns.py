@@ -1,22 +1,30 @@
-"""A file of one's own: one row a sample, one column a feature, held in memory."""
+"""A file of one's own: one row a sample, one column a feature, held in memory. Nothing is guessed or left out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.batch import Batch
-from embark.data.files import Cells, Wanted, bad_cell, read_columns
 from embark.data.hashing import hash_counters, stream_key, uniform
-from embark.errors import DataError
-from embark.spec.data import DataSpec
+from embark.data.prepare.csv_reader import CsvReader
+from embark.data.prepare.inputs import InputFile, Inputs
+from embark.data.prepare.parquet_reader import ParquetReader
+from embark.data.prepare.row_parser import Location, RowParser
+from embark.data.prepare.rows import RawRows, Reader
+from embark.data.prepare.schema import Schema, SparseColumn
+from embark.errors import DataError, MissingPackage, nearest
+from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.model import ModelSpec, Table
 
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+PARQUET_SUFFIXES = (".parquet", ".pq")
+_STRICT = PrepareSpec(missing=("",))
 _HELD_OUT, _ORDER = range(2)
 
 
@@ -27,19 +35,16 @@ class ColumnsSource:
     """Ids that were clipped."""
 
     def __init__(self, model: ModelSpec, data: DataSpec) -> None:
-        path, tables = Path(data.path), model.table_list()
-        _refuse_label_as_feature(path, data, tables)
-        wanted = [Wanted(data.label, "number")]
-        wanted += [Wanted(name, "number") for name in data.dense_columns]
-        wanted += [Wanted(t.name, "ids", may_be_empty=t.multi_hot > 1) for t in tables]
-        label, *features = read_columns(path, wanted)
-        dense, sparse = features[: len(data.dense_columns)], features[len(data.dense_columns) :]
+        tables = model.table_list()
+        if data.label in (*data.dense_columns, *(table.name for table in tables)):
+            raise DataError(f"{data.path}: column {data.label!r} is data.label and also a feature, which would show "
+                            "the model the answer", fix="remove it from data.dense_columns and from the tables")
+        rows = _read(data, tables)
         self._seed = data.seed
-        self._label = _checked_label(path, data.label, label)
-        self._dense = np.empty((len(self._label), len(dense)), np.float32)
-        for position, (name, cells) in enumerate(zip(data.dense_columns, dense, strict=True)):
-            self._dense[:, position] = _checked_dense(path, name, cells)
-        self._features, self.notes = _checked_ids(path, tables, sparse, must_clip=data.on_bad_id == "clip")
+        self._label, self._dense = rows.label, rows.dense
+        for name, values in zip(data.dense_columns, rows.dense.T, strict=True):
+            _refuse(data.path, name, np.isnan(values), "is empty", "drop those rows, or fill in the values")
+        self._features, self.notes = _checked_ids(data.path, tables, rows, must_clip=data.on_bad_id == "clip")
         self._is_fixed = all(feature.offsets is None for feature in self._features)
         bits = hash_counters(stream_key(data.seed, _HELD_OUT), np.arange(len(self._label)))
         is_held_out = uniform(bits) < data.eval_fraction
@@ -126,77 +131,117 @@ class _BadIds:
         return f"{self.table.name}: rows = {self.largest + 1}"
 
 
-def _refuse_label_as_feature(path: Path, data: DataSpec, tables: Sequence[Table]) -> None:
-    if data.label in (*data.dense_columns, *(table.name for table in tables)):
-        raise DataError(
-            f"{path}: column {data.label!r} is data.label and a feature too, so the model would be shown the answer",
-            fix="take it out of data.dense_columns and of the tables",
-        )
+def _read(data: DataSpec, tables: Sequence[Table]) -> RawRows:
+    """All rows of the file, or of all files of a folder or a glob; the first that cannot be read is an error."""
+    inputs = Inputs()
+    files = inputs.find(data.path)
+    # Every column of ids is read as lists, so that an error can say how many ids a cell has.
+    sparse = tuple(SparseColumn(table.name, "integer", is_list=True, max_ids=1 << 31) for table in tables)
+    portions = []
+    for file in files:
+        if not file.size_bytes:
+            raise DataError(f"{file.uri}: the file is empty")
+        suffix = "." + file.name.lower().removesuffix(".gz").rpartition(".")[2]
+        if suffix == ".npz":
+            found: Iterator[RawRows] = iter([_read_npz(inputs, file, data, sparse)])
+        else:
+            reader = _reader(inputs, file, suffix, data, sparse)
+            found = (rows for segment in reader.segments(file, 1 << 62) for rows in reader.read(segment, 64 << 20))
+        for rows in found:
+            if rows.bad:
+                at, more = rows.bad[0], f"; such rows: {rows.num_bad:,}" if rows.num_bad > 1 else ""
+                raise DataError(f"{file.uri}, line {at.line + 1:,}: {at.why}{more}",
+                                fix="ids are integers from 0 up, the label is 0 or 1, dense columns are numbers; "
+                                    "`embark data prepare` reads words and missing values")
+            portions.append(rows)
+    rows = RawRows.join(portions) if portions else None
+    if rows is None or not len(rows):
+        raise DataError(f"{data.path}: has columns, but no rows")
+    return rows
 
 
-def _checked_label(path: Path, name: str, cells: Cells) -> NDArray[np.float32]:
-    is_bad = (cells.values != 0) & (cells.values != 1)
+def _reader(inputs: Inputs, file: InputFile, suffix: str, data: DataSpec, sparse: tuple[SparseColumn, ...]) -> Reader:
+    if suffix in PARQUET_SUFFIXES:
+        return ParquetReader(Schema("parquet", data.label, data.dense_columns, sparse, ()), _STRICT, inputs)
+    if suffix in DELIMITERS:
+        return CsvReader(Schema("csv", data.label, data.dense_columns, sparse, (), delimiter=DELIMITERS[suffix],
+                                has_header=True), _STRICT, inputs)
+    raise DataError(f"{file.uri}: files that end in {suffix!r} are not read",
+                    fix="one of: " + ", ".join((*DELIMITERS, *PARQUET_SUFFIXES, ".npz")))
+
+
+def _read_npz(inputs: Inputs, file: InputFile, data: DataSpec, sparse: tuple[SparseColumn, ...]) -> RawRows:
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise MissingPackage(f"{file.uri}: pyarrow parses columns", fix="pip install 'embark-rec[columns]'") from error
+    parser = RowParser(Schema("parquet", data.label, data.dense_columns, sparse, ()), _STRICT)
+    try:
+        with open(str(inputs.local_path(file.uri)), "rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+            if lacking := [name for name in parser.columns if name not in arrays.files]:
+                raise DataError(f"{file.uri}: has no column {lacking[0]!r}", fix=nearest(lacking[0], arrays.files))
+            loaded = {name: arrays[name] for name in parser.columns}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        raise DataError(f"{file.uri}: is not an NPZ file of plain arrays: {error}",
+                        fix="write it with numpy.savez, without objects") from error
+    if len({len(array) for array in loaded.values()}) > 1:
+        sizes = ", ".join(f"{name} {len(array)}" for name, array in loaded.items())
+        raise DataError(f"{file.uri}: the columns differ in their number of rows: {sizes}")
+    ids = {column.name for column in sparse}
+    for name, array in loaded.items():
+        if array.ndim != 1 and not (array.ndim == 2 and name in ids):
+            wanted = "1 or 2 dimensions (rows, ids)" if name in ids else "1 dimension"
+            raise DataError(f"{file.uri}: column {name!r} has {array.ndim} dimensions and must have {wanted}")
+
+    def column(name: str) -> Any:
+        array = loaded[name]
+        values = pa.array(array.reshape(-1))
+        return values if array.ndim == 1 else pa.FixedSizeListArray.from_arrays(values, array.shape[1])
+
+    rows = np.arange(len(loaded[data.label]))
+    return parser.parse(column, Location(rows, rows, len(rows)), file.uri)
+
+
+def _refuse(path: str, column: str, is_bad: NDArray[np.bool_], what: str, fix: str) -> None:
     if is_bad.any():
-        row = int(is_bad.argmax())
-        raise bad_cell(
-            path, name, row,
-            f"the label is {cells.values[row]:g}; labels that are neither 0 nor 1: {int(is_bad.sum())}",
-            "write 1 for what the model is to predict and 0 for the rest",
-        )
-    return cells.values.astype(np.float32)
-
-
-def _checked_dense(path: Path, name: str, cells: Cells) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):
-        values = cells.values.astype(np.float32)
-    is_bad = ~np.isfinite(values)
-    if is_bad.any():
-        row = int(is_bad.argmax())
-        raise bad_cell(
-            path, name, row,
-            f"{cells.values[row]:g} is no finite 32-bit number; such in the column: {int(is_bad.sum())}",
-            "drop those rows, or fill the values in",
-        )
-    return values
+        raise DataError(f"{path}: column {column!r}, row {int(is_bad.argmax()) + 1:,} of the data: {what}; such rows: "
+                        f"{int(is_bad.sum()):,}", fix=fix)
 
 
 def _checked_ids(
-    path: Path, tables: Sequence[Table], columns: Sequence[Cells], *, must_clip: bool
+    path: str, tables: Sequence[Table], rows: RawRows, *, must_clip: bool
 ) -> tuple[list[_Feature], tuple[str, ...]]:
     """Every column is looked at before any is refused, so that one error names them all."""
-    bad = [found for table, cells in zip(tables, columns, strict=True) if (found := _find_bad_ids(path, table, cells))]
+    columns = [(keys.view(np.int64), lengths) for keys, lengths in zip(rows.keys, rows.lengths, strict=True)]
+    for table, (_, lengths) in zip(tables, columns, strict=True):
+        assert lengths is not None
+        most = int(lengths.max())
+        _refuse(path, table.name, lengths > table.multi_hot, f"has more ids than the table takes, {table.multi_hot}; "
+                f"the most is {most}", f"set multi_hot = {most} for table {table.name}")
+        if table.multi_hot == 1:
+            _refuse(path, table.name, lengths == 0, "is empty", "drop those rows, or fill in the values")
+    bad = [found for table, column in zip(tables, columns, strict=True) if (found := _find_bad_ids(table, *column))]
     if bad and not must_clip:
         raise DataError(
             f"{path}: " + "\n  ".join(map(str, bad)),
             fix="; ".join(found.fix for found in bad) + '; or data.on_bad_id = "clip" to clip them',
         )
-    features = [_feature(table, cells) for table, cells in zip(tables, columns, strict=True)]
+    features = [_feature(table, *column) for table, column in zip(tables, columns, strict=True)]
     return features, tuple(f"{found}; clipped" for found in bad)
 
 
-def _find_bad_ids(path: Path, table: Table, cells: Cells) -> _BadIds | None:
-    most = 1 if cells.lengths is None else int(cells.lengths.max())
-    if cells.lengths is not None and most > table.multi_hot:
-        raise bad_cell(
-            path, table.name, int(cells.lengths.argmax()),
-            f"has {most} ids, the most of the column, and the table takes {table.multi_hot}",
-            f"set multi_hot = {most} for table {table.name}",
-        )
-    values: NDArray[Any] = cells.values
-    is_bad = (values < 0) | (values >= table.rows)
+def _find_bad_ids(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int32] | None) -> _BadIds | None:
+    is_bad = (ids < 0) | (ids >= table.rows)
     if not is_bad.any():
         return None
     first = int(is_bad.argmax())
-    row = first if cells.lengths is None else int(np.searchsorted(np.cumsum(cells.lengths), first, side="right"))
-    return _BadIds(
-        table, int(is_bad.sum()), row, int(values[first]), smallest=int(values.min()), largest=int(values.max())
-    )
+    row = int(np.searchsorted(np.cumsum(lengths), first, side="right"))
+    return _BadIds(table, int(is_bad.sum()), row, int(ids[first]), smallest=int(ids.min()), largest=int(ids.max()))
 
 
-def _feature(table: Table, cells: Cells) -> _Feature:
-    ids = np.clip(cells.values, 0, table.rows - 1).astype(np.int32)
-    if cells.lengths is None:
-        return _Feature(ids[:, None], None)
-    if cells.lengths.min() == cells.lengths.max():
-        return _Feature(ids.reshape(len(cells.lengths), int(cells.lengths[0])), None)
-    return _Feature(ids, np.concatenate([[0], np.cumsum(cells.lengths)]))
+def _feature(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int32] | None) -> _Feature:
+    assert lengths is not None
+    clipped = np.clip(ids, 0, table.rows - 1).astype(np.int32)
+    if lengths.min() == lengths.max():
+        return _Feature(clipped.reshape(len(lengths), int(lengths[0])), None)
+    return _Feature(clipped, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))

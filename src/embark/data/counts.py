@@ -1,4 +1,5 @@
-"""How often each id of a column is looked up, exactly, in a stated amount of memory."""
+"""What the columns of prepared data hold: how often each id is looked up, exactly and within a memory limit; sums, ends
+and quantiles of dense columns."""
 
 from __future__ import annotations
 
@@ -10,33 +11,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.blocks import Block
+from embark.data.prepared import Block
 
 NUM_TOP = 20
 _SMALL = 1 << 16
 _CHUNK = 1 << 20
+NUM_BINS = 20
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+_NUM_CELLS = 1 << 16
+_ROWS_AT_A_TIME = 8_192
+"""So few that they stay in the second-level cache."""
+_SIGN, _INFINITE = 0x8000, 0x7F80
 
 
-class IdCounts:
+class DenseIdCounts:
     """Lookups of the ids `first` to `stop`, and those of them in rows whose label is 1."""
 
-    def __init__(self, first: int, stop: int, *, has_many: bool) -> None:
+    def __init__(self, first: int, stop: int, *, is_wide: bool) -> None:
         self.first, self.stop = first, stop
-        self._one = np.uint64(1) if has_many else np.uint32(1)
+        self._one = np.uint64(1) if is_wide else np.uint32(1)
         # Filled at once: pages of zeros that come one by one cost more than all the counting.
         self._all = np.full(stop - first, 0, self._one.dtype)
         self._positive = np.full(stop - first, 0, self._one.dtype)
 
     @staticmethod
-    def size_bytes(num_rows: int, *, has_many: bool) -> int:
+    def size_bytes(num_rows: int, *, is_wide: bool) -> int:
         """What counting so many rows of a table takes."""
-        return num_rows * 2 * (8 if has_many else 4)
+        return num_rows * 2 * (8 if is_wide else 4)
 
     def __len__(self) -> int:
         return self.stop - self.first
 
-    def add(self, block: Block, feature: int, *, is_whole: bool) -> None:
-        """Count a block. `is_whole`: no id is outside the range."""
+    def add(self, block: Block, feature: int, *, is_complete: bool) -> None:
+        """Count a block. `is_complete`: no id is outside the range."""
         lengths, at = block.lengths(feature), block.ids(feature).astype(np.intp)
         if lengths is None:
             positive = at.take(block.positive, axis=0).reshape(-1)
@@ -44,7 +51,7 @@ class IdCounts:
             positive = at[np.repeat(block.label, lengths) != 0]
         # In place, where np.bincount would make a new array of the table's size for every block.
         for values, into in ((at.reshape(-1), self._all), (positive, self._positive)):
-            if not is_whole:
+            if not is_complete:
                 values = values[(values >= self.first) & (values < self.stop)] - self.first
             np.add.at(into, values, self._one)
 
@@ -66,8 +73,8 @@ class IdCounts:
         return found
 
 
-class FewIdCounts:
-    """The same of a table with far more rows than the data has lookups: only the ids that are met are held."""
+class SparseIdCounts:
+    """The same of a table with far more rows than the data has lookups: holds only the ids that occur."""
 
     def __init__(self, stop: int) -> None:
         self.first, self.stop = 0, stop
@@ -81,7 +88,7 @@ class FewIdCounts:
     def __len__(self) -> int:
         return self.stop - self.first
 
-    def add(self, block: Block, feature: int, *, is_whole: bool) -> None:
+    def add(self, block: Block, feature: int, *, is_complete: bool) -> None:
         lengths, ids = block.lengths(feature), block.ids(feature)
         is_positive = np.repeat(block.label, ids.shape[1] if lengths is None else lengths) != 0
         self._met.append((ids.reshape(-1).astype(np.intp), is_positive))
@@ -112,7 +119,7 @@ class FewIdCounts:
         return at, (found[at] == ids) if len(found) else np.zeros(len(ids), bool)
 
 
-Counts = IdCounts | FewIdCounts
+Counts = DenseIdCounts | SparseIdCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,7 @@ class TopId:
 
 
 class Frequencies:
-    """What is told of a column, gathered from counts of one range of ids after another."""
+    """What is reported of a column, from counts of one range of ids after another."""
 
     def __init__(self) -> None:
         self.top: list[TopId] = []
@@ -199,3 +206,99 @@ def _ranks() -> Iterator[int]:
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
+
+
+class LengthSummary:
+    """Lengths of a ragged feature."""
+
+    def __init__(self) -> None:
+        self._num = self._sum = self._num_empty = self._max = 0
+        self._min: int | None = None
+
+    def add(self, lengths: Any) -> None:
+        if lengths is None or not len(lengths):
+            return
+        self._num += len(lengths)
+        self._sum += int(lengths.sum(dtype="i8"))
+        self._num_empty += int((lengths == 0).sum())
+        self._max = max(self._max, int(lengths.max()))
+        least = int(lengths.min())
+        self._min = least if self._min is None else min(self._min, least)
+
+    def summary(self) -> dict[str, Any]:
+        if not self._num:
+            return {}
+        return {"lengths": {"min": self._min, "mean": self._sum / self._num, "max": self._max,
+                            "empty_share": self._num_empty / self._num}}
+
+
+class DenseSummary:
+    """Of D columns. A value's cell is the upper half of its 32 bits, so that one pass is enough."""
+
+    def __init__(self, num_columns: int) -> None:
+        self.num_rows = 0
+        self._cells = np.zeros(num_columns * _NUM_CELLS, np.int64)
+        self._first_cell = np.arange(num_columns, dtype=np.intp)[:, None] * _NUM_CELLS
+        self._sum = np.zeros(num_columns)
+        self._sum_of_squares = np.zeros(num_columns)
+        self._min = np.full(num_columns, np.inf)
+        self._max = np.full(num_columns, -np.inf)
+
+    def add(self, dense: NDArray[Any]) -> None:
+        """Take [n, D]."""
+        for start in range(0, len(dense), _ROWS_AT_A_TIME):
+            self._add(dense[start : start + _ROWS_AT_A_TIME])
+
+    def _add(self, dense: NDArray[Any]) -> None:
+        columns = np.ascontiguousarray(dense.T, np.float32)
+        self.num_rows += columns.shape[1]
+        cells = columns.view("<u2")[:, 1::2].astype(np.intp)
+        cells += self._first_cell
+        np.add.at(self._cells, cells.reshape(-1), 1)
+        wide = columns.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            sums = wide.sum(axis=1)
+        lowest = highest = columns
+        if not np.isfinite(sums).all():
+            is_finite = np.isfinite(columns)
+            lowest, highest = np.where(is_finite, columns, np.inf), np.where(is_finite, columns, -np.inf)
+            wide = np.where(is_finite, wide, 0.0)
+            sums = wide.sum(axis=1)
+        self._sum += sums
+        self._sum_of_squares += np.einsum("ij,ij->i", wide, wide)
+        np.minimum(self._min, lowest.min(axis=1, initial=np.inf), out=self._min)
+        np.maximum(self._max, highest.max(axis=1, initial=-np.inf), out=self._max)
+
+    def summary(self, column: int) -> dict[str, Any]:
+        """As `statistics.json` has it; of the finite values."""
+        cells = self._cells[column * _NUM_CELLS : (column + 1) * _NUM_CELLS]
+        middles, counts, num_not_finite = _in_order(cells)
+        num = int(counts.sum())
+        if not num:
+            return {"num_not_finite": num_not_finite}
+        low, high, mean = float(self._min[column]), float(self._max[column]), float(self._sum[column]) / num
+        middles = np.clip(middles, low, high)
+        variance = max(0.0, float(self._sum_of_squares[column]) / num - mean * mean)
+        width = (high - low) / NUM_BINS
+        bins = np.minimum(((middles - low) / (width or 1.0)).astype(int), NUM_BINS - 1)
+        # Half of a cell's values on each side of its middle.
+        until = np.cumsum(counts) - counts / 2
+        quantiles = {str(q): float(np.interp(q * num, until, middles)) for q in QUANTILES}
+        return {
+            "min": low, "max": high, "mean": mean, "std": 0.0 if low == high else variance**0.5,
+            "zero_share": int(cells[0] + cells[_SIGN]) / num, "num_not_finite": num_not_finite,
+            "histogram": np.bincount(bins, weights=counts, minlength=NUM_BINS).astype(int).tolist(),
+            "quantiles": quantiles,
+        }
+
+
+def _in_order(cells: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64], int]:
+    """The middles of the finite cells that have values, rising, how many each has, and how many are not finite."""
+    used = np.flatnonzero(cells)
+    is_finite = (used & ~_SIGN) < _INFINITE
+    num_not_finite = int(cells[used[~is_finite]].sum())
+    used = used[is_finite]
+    bits = (used.astype(np.uint32) << 16) + np.uint32(1 << 15) * ((used & ~_SIGN) > 0).astype(np.uint32)
+    middles = bits.astype(np.uint32).view(np.float32).astype(np.float64)
+    order = np.argsort(middles, kind="stable")
+    return middles[order], cells[used][order], num_not_finite

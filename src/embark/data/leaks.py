@@ -1,4 +1,4 @@
-"""How well one column alone tells the label: what no honest column does almost perfectly."""
+"""How well one column alone predicts the label: almost perfect prediction means a leak."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.blocks import blocks
 from embark.data.counts import Counts
 from embark.data.prepared import Manifest, Split
+from embark.data.prepared.parts import iter_blocks
 
 MAX_IDS = 2_000_000
 """Held-out ids of a column that are looked at; more tell the same."""
@@ -24,8 +24,8 @@ PRIOR_WEIGHT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """What held-out rows say of a column."""
+class ColumnScore:
+    """How well a column predicts the label of held-out rows."""
 
     auc: float | None
     """Of the column as the only feature, never below 0.5; None where there are too few rows."""
@@ -38,14 +38,14 @@ def held_out(manifest: Manifest) -> Split | None:
     return next((split for split in ("validation", "test") if manifest.num_rows(split)), None)
 
 
-class SparseAlone:
+class SparseScorer:
     """The ids of held-out rows, each scored by the label rate it has among the training rows."""
 
     def __init__(self, directory: Path, manifest: Manifest, feature: int, prior: float) -> None:
         split, multi_hot = held_out(manifest), manifest.layout.features[feature].multi_hot
         assert split is not None
         at_most = max(1, MAX_IDS // (manifest.block_rows * multi_hot))
-        some = list(blocks(directory, manifest, split, at_most))
+        some = list(iter_blocks(directory, manifest, split, at_most))
         lengths = [block.lengths(feature) for block in some]
         self._ids = np.concatenate([block.ids(feature).reshape(-1) for block in some])
         self._label = np.concatenate([block.label for block in some])
@@ -63,23 +63,23 @@ class SparseAlone:
         self._rates[at] = counts.rates(self._ids[at], self._prior, PRIOR_WEIGHT)
         self._is_new[at] = ~counts.is_used(self._ids[at])
 
-    def result(self) -> Alone:
+    def result(self) -> ColumnScore:
         """A row's score is the mean of its ids'."""
         row = np.repeat(np.arange(len(self._label)), self._lengths)
         sums = np.bincount(row, weights=self._rates, minlength=len(self._label))
         scores = np.where(self._lengths > 0, sums / np.maximum(self._lengths, 1), self._prior)
-        return Alone(auc(scores, self._label), float(self._is_new.mean()) if len(self._ids) else None)
+        return ColumnScore(auc(scores, self._label), float(self._is_new.mean()) if len(self._ids) else None)
 
 
-def dense_alone(directory: Path, manifest: Manifest) -> dict[str, Alone]:
+def score_dense_columns(directory: Path, manifest: Manifest) -> dict[str, ColumnScore]:
     """Of each dense column, its own value being the score."""
     split = held_out(manifest)
     assert split is not None
-    some = list(blocks(directory, manifest, split, max(1, MAX_ROWS // manifest.block_rows)))
+    some = list(iter_blocks(directory, manifest, split, max(1, MAX_ROWS // manifest.block_rows)))
     label = np.concatenate([block.label for block in some])
     found = {}
     for i, name in enumerate(manifest.layout.dense):
-        found[name] = Alone(auc(np.concatenate([block.dense[:, i] for block in some]).astype(np.float64), label))
+        found[name] = ColumnScore(auc(np.concatenate([block.dense[:, i] for block in some]).astype(np.float64), label))
     return found
 
 
@@ -106,7 +106,7 @@ def equal_columns(directory: Path, manifest: Manifest) -> list[tuple[str, ...]]:
         before = marks.get(name, ("", 0))[1]
         marks[name] = kind, zlib.crc32(np.ascontiguousarray(values).view(np.uint8).data, before)
 
-    for block in blocks(directory, manifest, "train", max(1, MAX_ROWS // manifest.block_rows)):
+    for block in iter_blocks(directory, manifest, "train", max(1, MAX_ROWS // manifest.block_rows)):
         for i, name in enumerate(layout.dense):
             mark(name, "dense", block.dense[:, i])
         for i, feature in enumerate(layout.features):

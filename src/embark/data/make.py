@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import shutil
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,32 +11,19 @@ from typing import Any
 import numpy as np
 
 from embark.data.batch import Batch
-from embark.data.prepare.pieces import Progress
-from embark.data.prepared import (
-    BLOCK_ROWS,
-    MANIFEST,
-    STATISTICS,
-    Feature,
-    Layout,
-    Manifest,
-    Part,
-    PartWriter,
-    Rows,
-    Split,
-)
+from embark.data.prepare.journal import PREPARING
+from embark.data.prepared import BLOCK_ROWS, MANIFEST, SPLITS, Feature, Layout, Manifest, Part, PartWriter, Rows, Split
 from embark.data.prepared.part_writer import PART_BYTES
-from embark.data.processes import each_result, num_cores
-from embark.data.statistics import compute_statistics
+from embark.data.progress import OnProgress, ProgressReporter
+from embark.data.statistics import write_manifest
 from embark.data.synthetic import SyntheticSource
+from embark.data.workers import each_result, num_cores
 from embark.errors import UserError
+from embark.formatting import format_bytes
 from embark.spec.run import RunSpec
-from embark.store.atomic_file import write_atomic
 
 MIN_ROWS_TO_SHARE = 1_000_000
 """Below this, one process is done before another has started."""
-PREPARING = ".preparing"
-
-Tell = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +38,10 @@ class _Task:
     stop: int
 
 
-def make(spec: RunSpec, out: Path, *, tell: Tell | None = None, force: bool = False) -> Manifest:
+def make(spec: RunSpec, out: Path, *, on_progress: OnProgress | None = None, force: bool = False) -> Manifest:
     """Write `data.num_train_samples` and `data.num_eval_samples` samples below `out`; the manifest comes last."""
-    _refuse_what_is_there(out, force=force)
+    _check_disk(spec, out)
+    _clear(out, force=force)
     data, layout = spec.data, _layout(spec)
     rows_per_part = max(1, PART_BYTES // layout.map(BLOCK_ROWS, _most_ids(layout)).size_bytes) * BLOCK_ROWS
     sizes: tuple[tuple[Split, int], ...] = (("train", data.num_train_samples), ("validation", data.num_eval_samples))
@@ -66,19 +51,19 @@ def make(spec: RunSpec, out: Path, *, tell: Tell | None = None, force: bool = Fa
         for index, start in enumerate(range(0, num_rows, rows_per_part))
     ]
     parts: dict[int, Part] = {}
-    total, done, began_s = sum(num_rows for _, num_rows in sizes), 0, time.monotonic()
+    total = sum(num_rows for _, num_rows in sizes)
     num_workers = (data.prepare.num_workers or num_cores()) if total >= MIN_ROWS_TO_SHARE else 1
+    progress = ProgressReporter(on_progress)
+    progress.begin("making", total)
     for position, part in each_result(_write, tasks, num_workers):
         parts[position] = part
-        done += part.rows
-        if tell:
-            elapsed_s = time.monotonic() - began_s
-            tell(Progress("making", done, total, done, elapsed_s, elapsed_s * (total - done) / done))
+        progress.advance(part.rows, part.rows)
     by_split: dict[Split, tuple[Part, ...]] = {
         split: tuple(parts[i] for i, task in enumerate(tasks) if task.split == split) for split, _ in sizes
     }
     manifest = Manifest(layout, by_split, label=data.label, settings=_settings(spec))
-    return _finish(out, manifest, memory_bytes=int(data.prepare.memory_gb * 1e9), num_workers=num_workers, tell=tell)
+    return write_manifest(out, manifest, memory_bytes=int(data.prepare.memory_gb * 1e9), num_workers=num_workers,
+                          progress=progress)
 
 
 def estimate_bytes(spec: RunSpec) -> int:
@@ -87,29 +72,26 @@ def estimate_bytes(spec: RunSpec) -> int:
     return layout.map(BLOCK_ROWS, _most_ids(layout)).size_bytes * num_rows // BLOCK_ROWS
 
 
-def _finish(
-    out: Path, manifest: Manifest, *, memory_bytes: int, num_workers: int, tell: Tell | None = None
-) -> Manifest:
-    """Count, write the statistics, and then the manifest: from here on it is prepared data."""
-    statistics = compute_statistics(out, manifest, memory_bytes=memory_bytes, num_workers=num_workers, tell=tell)
-    text = json.dumps(statistics, indent=1) + "\n"
-    whole = replace(manifest, statistics_sha256=hashlib.sha256(text.encode()).hexdigest())
-    write_atomic(out / STATISTICS, text)
-    write_atomic(out / MANIFEST, whole.to_text())
-    return whole
+def _check_disk(spec: RunSpec, out: Path) -> None:
+    existing = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    needed, free = estimate_bytes(spec), shutil.disk_usage(existing).free
+    if needed > free:
+        raise UserError(f"{out}: the data takes {format_bytes(needed)}, and the disk has {format_bytes(free)} left",
+                        fix="lower data.num_train_samples, or name a larger disk")
 
 
-def _refuse_what_is_there(out: Path, *, force: bool) -> None:
+def _clear(out: Path, *, force: bool) -> None:
+    """Refuse to overwrite other data; with `force`, remove it."""
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file, and prepared data is a folder", fix="name another place")
+        raise UserError(f"{out}: is a file, and prepared data is a folder", fix="name another folder")
     if (out / PREPARING).exists() and not force:
-        raise UserError(f"{out}: `embark data prepare` was at work here and has not ended",
-                        fix="run it again to go on, name another place, or --force to begin anew")
+        raise UserError(f"{out}: holds an unfinished preparation",
+                        fix="resume it: embark data prepare; name another folder; or --force to replace it")
     if (out / MANIFEST).exists() and not force:
-        raise UserError(f"{out}: holds prepared data already", fix="name another place, or --force to replace it")
-    # The manifest first: what is half removed or half written has none.
+        raise UserError(f"{out}: holds prepared data already", fix="name another folder, or --force to replace it")
+    # The manifest first: without it, what is half removed or half written is not data.
     (out / MANIFEST).unlink(missing_ok=True)
-    for split in ("train", "validation", "test"):
+    for split in SPLITS:
         for old in (*(out / split).glob("*.bin"), *(out / split).glob("*.bin.part")):
             old.unlink()
 

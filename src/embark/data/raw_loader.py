@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from embark.data.loader import Share
 from embark.data.prefetcher import Prefetcher
-from embark.data.prepared.raw import RawBatches, RawSource
+from embark.data.prepared.source import RawBatches, RawSource
 
 TOGETHER_ROWS = 65_536
 MOST_TOGETHER = 8

@@ -13,7 +13,7 @@ from embark.spec.model import ModelSpec, Table
 from embark.spec.run import RunSpec
 
 
-def fitted(spec: RunSpec, manifest: Manifest) -> RunSpec:
+def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
     """`spec` with the tables and `num_dense` of its data where it gives none; what it gives must fit."""
     model, layout = spec.model, manifest.layout
     changes: dict[str, object] = {}

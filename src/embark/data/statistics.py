@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from embark.data.blocks import blocks
-from embark.data.counts import Counts, FewIdCounts, Frequencies, IdCounts
-from embark.data.dense_summary import DenseSummary
-from embark.data.leaks import Alone, SparseAlone, dense_alone, held_out
-from embark.data.prepare.pieces import Progress
-from embark.data.prepared import SPLITS, Feature, Manifest
-from embark.data.processes import each_result, num_cores
+from embark.data.counts import Counts, DenseIdCounts, DenseSummary, Frequencies, LengthSummary, SparseIdCounts
+from embark.data.leaks import ColumnScore, SparseScorer, held_out, score_dense_columns
+from embark.data.prepared import MANIFEST, SPLITS, STATISTICS, Feature, Manifest
+from embark.data.prepared.parts import iter_blocks
+from embark.data.progress import ProgressReporter
+from embark.data.workers import each_result, num_cores
+from embark.store import write_atomic
 
 VERSION = 1
 WORKER_BYTES = 128 << 20
-"""Of a process besides its counts: the interpreter, numpy, a part that is mapped and a block at work."""
+"""Of a process besides its counts: the interpreter, numpy, a mapped part and a block at work."""
 MIN_VALUES_TO_SHARE = 30_000_000
 """Below this, one process is done before another has started."""
 TASKS_PER_WORKER = 4
-
-Tell = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +33,16 @@ class _Task:
     manifest: Manifest
     features: tuple[int, ...]
     ids_at_a_time: int
-    """Of a table, where it is too large to be counted at once."""
+    """Of a table that is too large to be counted at once."""
     cost: int
-    has_alone: bool = False
+    with_scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Result:
     found: dict[int, dict[str, Any]]
-    """By position of the feature; −1 holds what is not of one."""
-    alone: dict[str, Alone]
+    """By position of the feature; −1 holds the labels and the dense columns."""
+    scores: dict[str, ColumnScore]
 
 
 def compute_statistics(
@@ -52,52 +51,48 @@ def compute_statistics(
     *,
     memory_bytes: int,
     num_workers: int = 0,
-    tell: Tell | None = None,
-) -> dict[str, Any]:
-    """Counts, cardinalities, top ids and label rates of the training rows; label rates of every split.
+    progress: ProgressReporter | None = None,
+    with_scores: bool = False,
+) -> tuple[dict[str, Any], dict[str, ColumnScore]]:
+    """Counts, cardinalities, top ids and label rates of the training rows, label rates of every split; and with
+    `with_scores` how well each column scores predicts the label of held-out rows.
 
-    `memory_bytes` is for all processes together, this one too; 0 workers: one for each core.
+    `memory_bytes` is for all processes together, this one included; 0 workers: one for each core.
     """
-    return survey(directory, manifest, memory_bytes=memory_bytes, num_workers=num_workers, tell=tell)[0]
-
-
-def survey(
-    directory: Path,
-    manifest: Manifest,
-    *,
-    memory_bytes: int,
-    num_workers: int = 0,
-    tell: Tell | None = None,
-    has_alone: bool = False,
-) -> tuple[dict[str, Any], dict[str, Alone]]:
-    """The statistics, and with `has_alone` what each column alone tells of the label of held-out rows."""
     num_values = _cost(manifest, manifest.layout.features) + manifest.num_rows("train") * len(manifest.layout.dense)
     workers = (num_workers or num_cores()) if num_values >= MIN_VALUES_TO_SHARE else 1
     workers = max(1, min(workers, memory_bytes // (2 * WORKER_BYTES)))
     tasks = _tasks(directory, manifest, workers, memory_bytes - (WORKER_BYTES if workers > 1 else 0))
-    if has_alone and held_out(manifest):
-        tasks = [replace(task, has_alone=True) for task in tasks]
+    if with_scores and held_out(manifest):
+        tasks = [replace(task, with_scores=True) for task in tasks]
     found: dict[int, dict[str, Any]] = {}
-    alone: dict[str, Alone] = {}
-    began_s, done, total = time.monotonic(), 0, sum(task.cost for task in tasks)
+    scores: dict[str, ColumnScore] = {}
+    progress = progress or ProgressReporter()
+    progress.begin("counting", sum(task.cost for task in tasks))
     for position, result in each_result(_count, tasks, workers):
         found |= result.found
-        alone |= result.alone
-        done += tasks[position].cost
-        if tell:
-            elapsed_s = time.monotonic() - began_s
-            tell(Progress("counting", done, total, manifest.num_rows("train"), elapsed_s,
-                          elapsed_s * (total - done) / done if done else None))
-    general = found[-1]
-    features = manifest.layout.features
+        scores |= result.scores
+        progress.advance(tasks[position].cost)
     counted = {
         "version": VERSION,
-        "rows": {split: manifest.num_rows(split) for split in SPLITS},
-        "label_rate": general["label_rate"],
-        "dense": general["dense"],
-        "sparse": {feature.name: found[i] for i, feature in enumerate(features)},
+        "rows": manifest.rows_by_split,
+        **found[-1],
+        "sparse": {feature.name: found[i] for i, feature in enumerate(manifest.layout.features)},
     }
-    return counted, alone
+    return counted, scores
+
+
+def write_manifest(
+    out: Path, manifest: Manifest, *, memory_bytes: int, num_workers: int, progress: ProgressReporter
+) -> Manifest:
+    """Count, write the statistics, and then the manifest: from here on it is prepared data."""
+    statistics, _ = compute_statistics(out, manifest, memory_bytes=memory_bytes, num_workers=num_workers,
+                                       progress=progress)
+    text = json.dumps(statistics, indent=1) + "\n"
+    write_atomic(out / STATISTICS, text)
+    manifest = replace(manifest, statistics_sha256=hashlib.sha256(text.encode()).hexdigest())
+    write_atomic(out / MANIFEST, manifest.to_text())
+    return manifest
 
 
 def _tasks(directory: Path, manifest: Manifest, num_workers: int, memory_bytes: int) -> list[_Task]:
@@ -122,21 +117,21 @@ def _tasks(directory: Path, manifest: Manifest, num_workers: int, memory_bytes: 
 
 
 def _task(directory: Path, manifest: Manifest, features: Sequence[int], worker_bytes: int) -> _Task:
-    at_a_time = max(1, worker_bytes // IdCounts.size_bytes(1, has_many=has_many(manifest)))
+    at_a_time = max(1, worker_bytes // DenseIdCounts.size_bytes(1, is_wide=is_wide(manifest)))
     cost = _cost(manifest, [manifest.layout.features[i] for i in features])
     return _Task(directory, manifest, tuple(features), at_a_time, cost)
 
 
-def has_many(manifest: Manifest) -> bool:
+def is_wide(manifest: Manifest) -> bool:
     """A count may not fit in 32 bits."""
     most = max((f.multi_hot for f in manifest.layout.features), default=1)
     return manifest.num_rows("train") * most >= 1 << 32
 
 
-def is_few(manifest: Manifest, feature: Feature) -> bool:
+def is_sparse(manifest: Manifest, feature: Feature) -> bool:
     """The table has so many more rows than there are lookups that most would be counted as 0."""
     num_ids = manifest.num_rows("train") * feature.multi_hot
-    return FewIdCounts.size_bytes(num_ids) < IdCounts.size_bytes(feature.rows, has_many=False)
+    return SparseIdCounts.size_bytes(num_ids) < DenseIdCounts.size_bytes(feature.rows, is_wide=False)
 
 
 def _cost(manifest: Manifest, features: Sequence[Feature]) -> int:
@@ -144,75 +139,52 @@ def _cost(manifest: Manifest, features: Sequence[Feature]) -> int:
 
 
 def _bytes(manifest: Manifest, feature: Feature) -> int:
-    if is_few(manifest, feature):
-        return FewIdCounts.size_bytes(manifest.num_rows("train") * feature.multi_hot)
-    return IdCounts.size_bytes(feature.rows, has_many=has_many(manifest))
+    if is_sparse(manifest, feature):
+        return SparseIdCounts.size_bytes(manifest.num_rows("train") * feature.multi_hot)
+    return DenseIdCounts.size_bytes(feature.rows, is_wide=is_wide(manifest))
 
 
 def _count(task: _Task) -> _Result:
     if not task.features:
-        return _Result({-1: _general(task)}, dense_alone(task.directory, task.manifest) if task.has_alone else {})
+        dense_scores = score_dense_columns(task.directory, task.manifest) if task.with_scores else {}
+        return _Result({-1: _general(task)}, dense_scores)
     found: dict[int, dict[str, Any]] = {}
-    alone: dict[str, Alone] = {}
+    scores: dict[str, ColumnScore] = {}
     features = task.manifest.layout.features
     frequencies = {i: Frequencies() for i in task.features}
-    lengths = {i: _Lengths() for i in task.features}
-    scored = _scored(task)
+    lengths = {i: LengthSummary() for i in task.features}
+    scorers = _scorers(task)
     # A task has one table that is too large for the memory, or several that are not.
-    most = max(1 if is_few(task.manifest, features[i]) else features[i].rows for i in task.features)
+    most = max(1 if is_sparse(task.manifest, features[i]) else features[i].rows for i in task.features)
     for first in range(0, most, task.ids_at_a_time):
         counts: dict[int, Counts] = {
-            i: FewIdCounts(features[i].rows) if is_few(task.manifest, features[i]) else
-            IdCounts(first, min(features[i].rows, first + task.ids_at_a_time), has_many=has_many(task.manifest))
+            i: SparseIdCounts(features[i].rows) if is_sparse(task.manifest, features[i]) else
+            DenseIdCounts(first, min(features[i].rows, first + task.ids_at_a_time), is_wide=is_wide(task.manifest))
             for i in task.features
         }
-        for block in blocks(task.directory, task.manifest, "train"):
+        for block in iter_blocks(task.directory, task.manifest, "train"):
             for i, one in counts.items():
-                one.add(block, i, is_whole=len(one) == features[i].rows)
+                one.add(block, i, is_complete=len(one) == features[i].rows)
                 if first == 0:
                     lengths[i].add(block.lengths(i))
         for i, one in counts.items():
             frequencies[i].add(one)
-            if i in scored:
-                scored[i].add(one)
+            if i in scorers:
+                scorers[i].add(one)
     for i in task.features:
         found[i] = frequencies[i].summary(features[i].rows) | lengths[i].summary()
-        if i in scored:
-            alone[features[i].name] = scored[i].result()
-    return _Result(found, alone)
+        if i in scorers:
+            scores[features[i].name] = scorers[i].result()
+    return _Result(found, scores)
 
 
-def _scored(task: _Task) -> dict[int, SparseAlone]:
-    if not task.has_alone:
+def _scorers(task: _Task) -> dict[int, SparseScorer]:
+    if not task.with_scores:
         return {}
-    num_rows = task.manifest.num_rows("train")
-    num_positive = sum(int(block.label.sum(dtype="i8")) for block in blocks(task.directory, task.manifest, "train"))
+    num_rows, blocks = task.manifest.num_rows("train"), iter_blocks(task.directory, task.manifest, "train")
+    num_positive = sum(int(block.label.sum(dtype="i8")) for block in blocks)
     prior = num_positive / num_rows if num_rows else 0.0
-    return {i: SparseAlone(task.directory, task.manifest, i, prior) for i in task.features}
-
-
-class _Lengths:
-    """Of a ragged feature."""
-
-    def __init__(self) -> None:
-        self._num = self._sum = self._num_empty = self._max = 0
-        self._min: int | None = None
-
-    def add(self, lengths: Any) -> None:
-        if lengths is None or not len(lengths):
-            return
-        self._num += len(lengths)
-        self._sum += int(lengths.sum(dtype="i8"))
-        self._num_empty += int((lengths == 0).sum())
-        self._max = max(self._max, int(lengths.max()))
-        least = int(lengths.min())
-        self._min = least if self._min is None else min(self._min, least)
-
-    def summary(self) -> dict[str, Any]:
-        if not self._num:
-            return {}
-        return {"lengths": {"min": self._min, "mean": self._sum / self._num, "max": self._max,
-                            "empty_share": self._num_empty / self._num}}
+    return {i: SparseScorer(task.directory, task.manifest, i, prior) for i in task.features}
 
 
 def _general(task: _Task) -> dict[str, Any]:
@@ -221,7 +193,7 @@ def _general(task: _Task) -> dict[str, Any]:
     rates: dict[str, float | None] = {}
     for split in SPLITS:
         num_positive = 0
-        for block in blocks(task.directory, task.manifest, split):
+        for block in iter_blocks(task.directory, task.manifest, split):
             num_positive += int(block.label.sum(dtype="i8"))
             if split == "train" and names:
                 dense.add(block.dense)

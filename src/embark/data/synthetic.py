@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from embark.data.batch import Batch
 from embark.data.hashing import Hashes, bell, hash_counters, stream_key, stream_keys, uniform
-from embark.data.teacher_model import HiddenModel, Parts
+from embark.data.teacher_model import Parts, TeacherModel
 from embark.spec.data import DataSpec
 from embark.spec.model import ModelSpec, Table
 
@@ -39,9 +39,9 @@ class SyntheticSource:
         self._groups = list(_grouped(tables, data.zipf_exponent))
         values_per_sample = max(sum(self._multi_hot), self._num_dense)
         self._samples_at_a_time = max(1, _VALUES_AT_A_TIME // values_per_sample)
-        self._hidden = HiddenModel(tables, model.num_dense, seed=data.seed, signal=data.signal)
+        self._teacher = TeacherModel(tables, model.num_dense, seed=data.seed, signal=data.signal)
         chunks = [self._draw(_CALIBRATION, span)[-1] for span in self._spans(0, _CALIBRATION_SAMPLES)]
-        self._scales = self._hidden.fit_scales(
+        self._scales = self._teacher.fit_scales(
             Parts(
                 np.concatenate([c.dense for c in chunks]),
                 np.concatenate([c.tables for c in chunks], axis=1),
@@ -78,7 +78,7 @@ class SyntheticSource:
         for span in self._spans(start, stop):
             at = slice(span.start - start, span.stop - start)
             dense[at], group_ids, group_lengths, parts = self._draw(split, span)
-            probability[at] = self._hidden.probability(parts, self._scales)
+            probability[at] = self._teacher.probability(parts, self._scales)
             for group, values, counts in zip(self._groups, group_ids, group_lengths, strict=True):
                 lengths[group.tables, at] = group.multi_hot if counts is None else counts
                 for table, table_values in zip(group.tables, values, strict=True):
@@ -112,7 +112,7 @@ class SyntheticSource:
             group.draw_lengths(self._table_keys[split, _LENGTHS], span) if self._data.ragged else None
             for group in self._groups
         ]
-        parts = self._hidden.parts(dense, ids, lengths, [group.tables for group in self._groups])
+        parts = self._teacher.parts(dense, ids, lengths, [group.tables for group in self._groups])
         return dense, ids, lengths, parts
 
     def _key(self, split: int, what: int) -> int:

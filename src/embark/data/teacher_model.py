@@ -61,7 +61,7 @@ class Scales:
     bias: np.float32
 
 
-class HiddenModel:
+class TeacherModel:
     """Knows, for samples it is shown, the probability of a 1."""
 
     def __init__(self, tables: Sequence[Table], num_dense: int, *, seed: int, signal: float) -> None:

@@ -15,14 +15,14 @@ def resolve_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec
         return _written_out(spec), said
     from embark.data.prepared.manifest import MANIFEST
     from embark.data.prepared.opening import local_folder, read_manifest
-    from embark.data.resolve import fitted
+    from embark.data.resolve import resolve_from_manifest
 
     folder = local_folder(spec.data.path)
     if folder is not None and (folder / MANIFEST).is_file():
         manifest = read_manifest(spec.data.path)
         found = DataSize(manifest.num_rows("train"), manifest.num_rows(spec.data.eval_split), manifest.size_bytes,
                          f"{spec.data.path}/{MANIFEST}")
-        return _written_out(fitted(spec, manifest)), said or found
+        return _written_out(resolve_from_manifest(spec, manifest)), said or found
     if not spec.model.gives_tables:
         raise UserError(f"{spec.data.path}: is not here to say which tables there are",
                         fix="give [model] its tables, or plan where the data is")

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from embark.data import Source, fit_spec, open_source, steps_per_epoch
+from embark.data import Source, open_source, resolve_from_data, steps_per_epoch
 from embark.errors import SpecError
 from embark.events import Sink
 from embark.model.batch import batch_mistakes
@@ -24,7 +24,7 @@ from embark.run.stop import Decision, StopCoordinator
 from embark.run.trainer import Backend, Trainer, World
 from embark.run.trouble import refuse_trouble
 from embark.spec import RunSpec
-from embark.store import RunDir, open_store
+from embark.store import RunDir
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ def train(
         backend.join(spec.place) as world,
         NoticeWatch(is_asking=spec.place.watch_notices and world.is_host_leader) as notices,
     ):
-        spec = fit_spec(spec, open_store=open_store)
+        spec = resolve_from_data(spec)
         check_against(spec, world)
-        source = open_source(spec, open_store=open_store, allocate=backend.allocator(world))
+        source = open_source(spec, allocate=backend.allocator(world))
         per_epoch = steps_per_epoch(source, spec.train.batch_size)
         num_steps = spec.train.num_steps or spec.train.num_epochs * per_epoch
         opened = open_run(spec, world, fresh=fresh)

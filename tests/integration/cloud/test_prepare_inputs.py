@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
+from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
@@ -11,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark.data.prepare.guess import guess_schema
-from embark.data.prepare.readers import reader_for
-from embark.data.remote_inputs import open_inputs
+from embark.data.prepare.inputs import open_inputs
+from embark.data.prepare.tasks import Preparation
 from embark.errors import DataError
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.run import RunSpec
@@ -33,7 +34,7 @@ def rows_of(patterns):
     """All users and labels, read as a worker would that the inputs were sent to."""
     opened, files = open_inputs(patterns)
     schema = guess_schema(SPEC, opened, files)
-    reader = reader_for(schema, SPEC, pickle.loads(pickle.dumps(opened)))
+    reader = Preparation(SPEC, schema, pickle.loads(pickle.dumps(opened)), Path(), None, ()).reader()
     portions = [rows for file in files for segment in reader.segments(file, 10_000)
                 for rows in reader.read(segment, 16_000)]
     user = [column.name for column in schema.sparse].index("user")

@@ -54,7 +54,7 @@ def test_make_writes_where_the_spec_s_data_is(capsys):
     assert run(["data", "make", "a.toml"]) == 0
     assert "made 3,500 rows" in capsys.readouterr().out
     assert run(["data", "check", "a.toml"]) == 0
-    assert "whole" in capsys.readouterr().out
+    assert "complete" in capsys.readouterr().out
 
 
 def test_make_refuses_what_the_disk_cannot_hold(capsys):
@@ -85,10 +85,10 @@ def test_a_slip_is_a_sentence_with_its_fix_and_exit_64(capsys, words, what):
     assert "Traceback" not in captured.err
 
 
-def test_check_shows_every_column_and_says_it_is_whole(capsys, made):
+def test_check_shows_every_column_and_says_it_is_complete(capsys, made):
     assert run(["data", "check", "made"]) == 0
     printed = capsys.readouterr().out
-    assert "made: whole; rows: train 5,000, validation 1,000" in printed
+    assert "made: complete; rows: train 5,000, validation 1,000" in printed
     for name in ("dense_0", "dense_12", "cat_0", "cat_7"):
         assert name in printed
     assert "█" in printed
@@ -132,15 +132,15 @@ def test_other_data_is_replaced_only_when_forced(capsys, made):
     assert content(Path("there")) == content(Path("other"))
 
 
-def test_data_that_is_not_whole_is_not_copied(capsys, made):
+def test_incomplete_data_is_not_copied(capsys, made):
     next(made.glob("train/*.bin")).unlink()
     assert run(["data", "copy", "made", "there"]) == 64
-    assert "is not whole" in capsys.readouterr().err
+    assert "is incomplete" in capsys.readouterr().err
     Path("made/.preparing").mkdir()
     Path("made/.preparing/x").touch()
     (made / MANIFEST).unlink()
     assert run(["data", "copy", "made", "there"]) == 64
-    assert "has not ended" in capsys.readouterr().err
+    assert "unfinished preparation" in capsys.readouterr().err
     assert not Path("there").exists()
 
 
@@ -154,7 +154,7 @@ def test_any_folder_and_any_file_are_copied_and_nothing_is_overwritten(capsys):
     assert content(Path("one")) == {"day_0": b"a"}
     Path("raw/day_1").write_text("c")
     assert run(["data", "copy", "raw", "there"]) == 64
-    assert "there already, with other content" in capsys.readouterr().err
+    assert "exists already, with other content" in capsys.readouterr().err
     assert Path("there/day_1").read_text() == "b"
     assert run(["data", "copy", "raw", "there", "--force"]) == 0
     assert content(Path("there")) == content(Path("raw"))

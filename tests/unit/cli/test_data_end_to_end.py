@@ -103,7 +103,7 @@ learning_rate = 0.1
     told = json.loads(capsys.readouterr().out)
     assert told["rows"] == {"train": 3_999, "validation": 1_999, "test": 0}
     assert told["bad_rows"]["num"] == 2
-    places = [(Path(bad["file"]).name, bad["line"]) for bad in told["bad_rows"]["told"]]
+    places = [(Path(bad["file"]).name, bad["line"]) for bad in told["bad_rows"]["examples"]]
     assert places == [("day_1.gz", 42), ("day_2.gz", 7)]
     assert run(["data", "prepare", "c.toml"]) == 0
     assert "is prepared already" in capsys.readouterr().out
@@ -112,7 +112,7 @@ learning_rate = 0.1
     assert "rows left out: 2" in printed.err
     assert "42" in printed.out
     assert run(["data", "check", "c.toml"]) == 0
-    assert "hint: cat_0: tells the label alone" in capsys.readouterr().out
+    assert "hint: cat_0: alone predicts the label" in capsys.readouterr().out
     assert run(["train", "c.toml", "-q", *QUIET]) == 0
     assert held_out_auc("c") > 0.8
     assert run(["data", "prepare", "c.toml", "--fresh", "--set", "data.prepare.max_bad_share=0.0001"]) == 64

@@ -11,8 +11,9 @@ import pytest
 from embark.data.check import check
 from embark.data.column_histograms import bars, column_rows
 from embark.data.leaks import auc
-from embark.data.make import _finish
-from embark.data.prepared import STATISTICS, Feature, Layout, Manifest, PartWriter, Rows
+from embark.data.prepared import MANIFEST, STATISTICS, Feature, Layout, Manifest, PartWriter, Rows
+from embark.data.progress import ProgressReporter
+from embark.data.statistics import write_manifest
 
 NUM = 2_000
 LAYOUT = Layout(
@@ -38,11 +39,16 @@ def write(directory, layout, train, validation):
         writer = PartWriter(directory, f"{split}/0", layout, block_rows=512, part_bytes=10_000)
         writer.add(rows)
         parts[split] = tuple(writer.close())
-    return _finish(directory, Manifest(layout, parts, block_rows=512), memory_bytes=1 << 30, num_workers=1)
+    return finish(directory, Manifest(layout, parts, block_rows=512))
+
+
+def finish(directory, manifest):
+    return write_manifest(directory, manifest, memory_bytes=1 << 30, num_workers=1, progress=ProgressReporter())
 
 
 def looked(directory, manifest):
-    return check(directory, manifest, memory_bytes=1 << 30, num_workers=2)
+    (directory / MANIFEST).write_text(manifest.to_text())
+    return check(str(directory), memory_bytes=1 << 30, num_workers=2)
 
 
 @pytest.fixture
@@ -54,11 +60,11 @@ def written(tmp_path):
 
 def test_sound_data_has_neither_problems_nor_hints(written):
     directory, manifest, _ = written
-    told = []
-    report = check(directory, manifest, memory_bytes=1 << 30, num_workers=2, tell=told.append)
+    reports = []
+    report = check(str(directory), memory_bytes=1 << 30, num_workers=2, on_progress=reports.append)
     assert report.problems == ()
     assert report.hints == ()
-    reading = [p for p in told if p.stage == "reading"]
+    reading = [p for p in reports if p.stage == "reading"]
     assert reading[-1].done == reading[-1].total == manifest.size_bytes
 
 
@@ -75,7 +81,7 @@ def test_a_changed_byte_a_cut_and_a_missing_file_are_each_found(written):
     assert set(problems) == {first.file, second.file, third.file}
     assert "checksum" in problems[first.file]
     assert "has 100 bytes" in problems[second.file]
-    assert "no such file" in problems[third.file]
+    assert "is missing" in problems[third.file]
 
 
 @pytest.mark.parametrize(
@@ -160,23 +166,23 @@ def hints_of(tmp_path, change):
     return {h.where: h.what for h in report.hints}, report
 
 
-def test_a_dense_column_that_is_the_label_is_told(tmp_path):
+def test_a_dense_column_that_is_the_label_is_reported(tmp_path):
     hints, _ = hints_of(tmp_path, lambda rows, _: rows.dense.__setitem__((slice(None), 0), rows.label))
-    assert "it is the label, or made of it" in hints["price"]
+    assert "it is the label, or derived from it" in hints["price"]
 
 
-def test_ids_that_give_the_label_away_are_told_and_honest_ones_are_not(tmp_path):
+def test_ids_that_give_the_label_away_are_reported_and_honest_ones_are_not(tmp_path):
     def leak(rows, draw):
         is_kept = draw.random(len(rows)) < 0.95
         rows.ids[0][:, 0] = np.where(is_kept, rows.label, 1 - rows.label) * 100 + draw.integers(0, 100, len(rows))
 
     hints, report = hints_of(tmp_path, leak)
-    assert "tells the label alone, with AUC 0.9" in hints["user"]
+    assert "alone predicts the label, with AUC 0.9" in hints["user"]
     assert set(hints) == {"user"}
-    assert report.alone["shop"].auc < 0.6
+    assert report.scores["shop"].auc < 0.6
 
 
-def test_a_constant_column_is_told(tmp_path):
+def test_a_constant_column_is_reported(tmp_path):
     def still(rows, _):
         rows.dense[:] = 4
         rows.ids[1][:] = 17
@@ -186,17 +192,17 @@ def test_a_constant_column_is_told(tmp_path):
     assert "one id in every training row" in hints["shop"]
 
 
-def test_ids_that_training_never_saw_are_told(tmp_path):
+def test_ids_that_training_never_saw_are_reported(tmp_path):
     def new(rows, _):
         if len(rows) == 1_000:
             rows.ids[1][:800] += 1_000
 
     hints, report = hints_of(tmp_path, new)
     assert hints == {"shop": "80% of the held-out ids are in no training row"}
-    assert report.alone["user"].new_share == 0
+    assert report.scores["user"].new_share == 0
 
 
-def test_columns_that_hold_the_same_are_told(tmp_path):
+def test_columns_that_hold_the_same_are_reported(tmp_path):
     layout = Layout(("a", "b"), (Feature("user", 1_000), Feature("buyer", 1_000)))
     draw = np.random.default_rng(3)
 
@@ -210,7 +216,7 @@ def test_columns_that_hold_the_same_are_told(tmp_path):
                                                                        "user": "holds the same as buyer"}
 
 
-def test_files_that_a_broken_writer_left_are_told(written):
+def test_files_that_a_broken_writer_left_are_reported(written):
     directory, manifest, _ = written
     (directory / "train" / "9-00000.bin.part").write_bytes(b"x")
     (hint,) = looked(directory, manifest).hints
@@ -221,10 +227,9 @@ def test_data_without_held_out_rows_is_checked_as_far_as_it_goes(tmp_path):
     draw = np.random.default_rng(2)
     writer = PartWriter(tmp_path, "train/0", LAYOUT)
     writer.add(some_rows(draw))
-    manifest = _finish(tmp_path, Manifest(LAYOUT, {"train": tuple(writer.close())}), memory_bytes=1 << 30,
-                       num_workers=1)
+    manifest = finish(tmp_path, Manifest(LAYOUT, {"train": tuple(writer.close())}))
     report = looked(tmp_path, manifest)
-    assert (report.problems, report.hints, report.alone) == ((), (), {})
+    assert (report.problems, report.hints, report.scores) == ((), (), {})
 
 
 def test_the_area_is_that_of_all_pairs():
@@ -238,7 +243,7 @@ def test_the_area_is_that_of_all_pairs():
 def test_every_column_has_its_picture(written):
     directory, manifest, _ = written
     report = looked(directory, manifest)
-    rows = {row["column"]: row for row in column_rows(manifest, report.statistics, report.alone)}
+    rows = {row["column"]: row for row in column_rows(manifest, report.statistics, report.scores)}
     assert list(rows) == ["price", "weight", "user", "shop", "pair", "tags"]
     assert len(rows["price"]["picture"]) == 20
     assert max(rows["price"]["picture"]) == "█"

@@ -1,4 +1,4 @@
-"""Made data is the synthetic source's samples, whole or not there."""
+"""Made data is the synthetic source's samples, complete or not there."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def test_made_data_is_the_synthetic_source_s(tmp_path, ragged):
 def test_several_processes_write_the_same_bytes_as_one(tmp_path, monkeypatch):
     one, two = tmp_path / "one", tmp_path / "two"
     monkeypatch.setattr(making, "PART_BYTES", 1 << 20)
-    told = []
+    reports = []
     make(spec(one), one)
     monkeypatch.setattr(making, "MIN_ROWS_TO_SHARE", 0)
     run = spec(two, prepare={"num_workers": 2})
-    make(run, two, tell=told.append)
+    make(run, two, on_progress=reports.append)
     files = sorted(p.relative_to(one) for p in one.rglob("*") if p.is_file())
     assert files == sorted(p.relative_to(two) for p in two.rglob("*") if p.is_file())
     assert len(files) >= 5
     assert all((one / f).read_bytes() == (two / f).read_bytes() for f in files)
-    assert [p.done for p in told if p.stage == "making"][-1] == NUM_TRAIN + NUM_EVAL
+    assert [p.done for p in reports if p.stage == "making"][-1] == NUM_TRAIN + NUM_EVAL
 
 
 def test_what_is_there_is_kept_unless_forced(tmp_path):
@@ -80,7 +80,7 @@ def test_a_make_that_breaks_leaves_no_manifest(tmp_path, monkeypatch):
     def breaks(*_args, **_words):
         raise OSError("no space")
 
-    monkeypatch.setattr(making, "compute_statistics", breaks)
+    monkeypatch.setattr(making, "write_manifest", breaks)
     with pytest.raises(OSError, match="no space"):
         make(spec(tmp_path), tmp_path, force=True)
     assert not (tmp_path / MANIFEST).exists()
@@ -88,7 +88,7 @@ def test_a_make_that_breaks_leaves_no_manifest(tmp_path, monkeypatch):
 
 def test_an_unfinished_preparation_is_not_overwritten(tmp_path):
     (tmp_path / ".preparing").mkdir()
-    with pytest.raises(UserError, match="has not ended"):
+    with pytest.raises(UserError, match="unfinished preparation"):
         make(spec(tmp_path), tmp_path)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from prepared_rows import RAGGED, make_prepared
 
-from embark.data import fit_spec
+from embark.data import resolve_from_data
 from embark.data.prepared import Feature, Layout, Manifest
-from embark.data.resolve import fitted
+from embark.data.resolve import resolve_from_manifest
 from embark.errors import DataError
 from embark.spec import RunSpec, load_spec, resolve, to_toml
 
@@ -19,7 +19,7 @@ MANIFEST = Manifest(LAYOUT, {})
 
 
 def fit(**model: Any) -> RunSpec:
-    return fitted(resolve({"data": {"kind": "prepared", "path": "some/data"}, "model": model}), MANIFEST)
+    return resolve_from_manifest(resolve({"data": {"kind": "prepared", "path": "some/data"}, "model": model}), MANIFEST)
 
 
 def refusal(**model: Any) -> str:
@@ -63,18 +63,18 @@ def test_tables_given_by_number_are_compared_by_their_names():
 def test_a_column_whose_name_no_table_can_have_is_told():
     manifest = Manifest(Layout((), (Feature("user id", 3),)), {})
     with pytest.raises(DataError, match="'user id' cannot name a table") as caught:
-        fitted(resolve({"data": {"kind": "prepared", "path": "d"}}), manifest)
+        resolve_from_manifest(resolve({"data": {"kind": "prepared", "path": "d"}}), manifest)
     assert "rename" in caught.value.fix
 
 
 def test_the_fitted_spec_is_whole_when_it_is_written_and_read_back(tmp_path: Path):
     made = make_prepared(tmp_path / "data", RAGGED)
-    spec = fit_spec(made.spec())
+    spec = resolve_from_data(made.spec())
     (tmp_path / "spec.toml").write_text(to_toml(spec))
     again = load_spec(str(tmp_path / "spec.toml"))
     assert again.model == spec.model
-    assert fit_spec(again).model == spec.model
+    assert resolve_from_data(again).model == spec.model
 
 
 def test_other_kinds_of_data_leave_the_spec_alone():
-    assert fit_spec(spec := RunSpec()) is spec
+    assert resolve_from_data(spec := RunSpec()) is spec

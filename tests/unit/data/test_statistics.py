@@ -10,6 +10,7 @@ import pytest
 
 from embark.data import statistics
 from embark.data.prepared import Feature, Layout, Manifest, Part, PartWriter, Rows
+from embark.data.progress import ProgressReporter
 from embark.data.statistics import compute_statistics
 
 NUM_ROWS = 3_000
@@ -49,7 +50,7 @@ def data(tmp_path):
 
 def test_ids_are_counted_as_a_plain_count_does(data):
     made, directory, manifest = data
-    found = compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1)["sparse"]
+    found = compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1)[0]["sparse"]
     train = made["train"]
     for position, feature in enumerate(LAYOUT.features):
         per_row = train.ids[position]
@@ -85,14 +86,14 @@ def test_counts_of_more_than_sixteen_bits_are_exact(tmp_path):
     ids = np.repeat([2, 0, 1], [70_000, 65_535, 65_534])[:, None]
     writer.add(Rows(np.ones(len(ids)), np.zeros((len(ids), 0), np.float32), (ids,), (None,)))
     told = compute_statistics(tmp_path, Manifest(layout, {"train": tuple(writer.close())}), memory_bytes=1 << 30,
-                              num_workers=1)["sparse"]["one"]
+                              num_workers=1)[0]["sparse"]["one"]
     assert [(t["id"], t["count"]) for t in told["top"]] == [(2, 70_000), (0, 65_535), (1, 65_534)]
     assert told["num_ids"] == len(ids)
 
 
 def test_dense_values_are_summed_exactly_and_spread_to_a_part_in_256(data):
     made, directory, manifest = data
-    found = compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1)["dense"]
+    found = compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1)[0]["dense"]
     price = made["train"].dense[:, 0].astype(np.float64)
     told = found["price"]
     assert (told["min"], told["max"]) == (price.min(), price.max())
@@ -115,13 +116,13 @@ def test_values_that_are_not_finite_are_counted_and_left_out(tmp_path):
     x = np.array([[1.0], [np.nan], [-np.inf], [3.0], [np.inf]], np.float32)
     writer.add(Rows(np.zeros(5), x, (np.zeros((5, 1), int),), (None,)))
     told = compute_statistics(tmp_path, Manifest(layout, {"train": tuple(writer.close())}), memory_bytes=1 << 30,
-                              num_workers=1)["dense"]["x"]
+                              num_workers=1)[0]["dense"]["x"]
     assert (told["num_not_finite"], told["min"], told["max"], told["mean"], told["std"]) == (3, 1, 3, 2, 1)
 
 
 def test_label_rates_are_of_every_split(data):
     made, directory, manifest = data
-    found = compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1)
+    found = compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1)[0]
     assert found["rows"] == {"train": NUM_ROWS, "validation": 500, "test": 0}
     assert found["label_rate"] == {"train": made["train"].label.mean(), "validation": made["validation"].label.mean(),
                                    "test": None}
@@ -129,28 +130,32 @@ def test_label_rates_are_of_every_split(data):
 
 def test_a_table_with_far_more_rows_than_lookups_is_counted_the_same(data, monkeypatch):
     _, directory, manifest = data
-    assert [f.name for f in LAYOUT.features if statistics.is_few(manifest, f)] == ["user"]
-    few, alone = statistics.survey(directory, manifest, memory_bytes=1 << 30, num_workers=1, has_alone=True)
-    monkeypatch.setattr(statistics, "is_few", lambda *_: False)
-    assert statistics.survey(directory, manifest, memory_bytes=1 << 30, num_workers=1, has_alone=True) == (few, alone)
-    monkeypatch.setattr(statistics, "is_few", lambda *_: True)
-    assert statistics.survey(directory, manifest, memory_bytes=1 << 30, num_workers=1, has_alone=True) == (few, alone)
+    assert [f.name for f in LAYOUT.features if statistics.is_sparse(manifest, f)] == ["user"]
+
+    def count():
+        return compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1, with_scores=True)
+
+    expected = count()
+    for is_sparse in (False, True):
+        monkeypatch.setattr(statistics, "is_sparse", lambda *_, found=is_sparse: found)
+        assert count() == expected
 
 
 def test_neither_the_memory_nor_the_workers_change_a_byte(data, monkeypatch):
     _, directory, manifest = data
-    whole = json.dumps(compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1))
+    whole = json.dumps(compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1)[0])
     monkeypatch.setattr(statistics, "MIN_VALUES_TO_SHARE", 0)
-    told = []
-    shared = compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=2, tell=told.append)
+    reports = []
+    shared, _ = compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=2,
+                                   progress=ProgressReporter(reports.append))
     assert json.dumps(shared) == whole
-    assert [p.done for p in told] == sorted(p.done for p in told)
-    assert told[-1].done == told[-1].total
-    monkeypatch.setattr(statistics, "is_few", lambda *_: False)
+    assert [p.done for p in reports] == sorted(p.done for p in reports)
+    assert reports[-1].done == reports[-1].total
+    monkeypatch.setattr(statistics, "is_sparse", lambda *_: False)
     monkeypatch.setattr(statistics, "WORKER_BYTES", (1 << 30) - 8_000)
     tasks = statistics._tasks(directory, manifest, 1, 1 << 30)
     assert min(task.ids_at_a_time for task in tasks if task.features) < 300_000 // 2
-    assert json.dumps(compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1)) == whole
+    assert json.dumps(compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1)[0]) == whole
 
 
 def test_a_worker_s_share_of_the_memory_holds_its_counts(tmp_path):

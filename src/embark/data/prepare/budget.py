@@ -1,11 +1,11 @@
-"""How the memory that may be taken is shared out. All of the arithmetic is here."""
+"""How the memory limit is shared among workers. All of the arithmetic is here."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 
-from embark.data.prepare.pieces import Schema
+from embark.data.prepare.schema import Schema
 from embark.data.prepared.manifest import BLOCK_ROWS, SPLITS
 from embark.errors import UserError
 from embark.spec.data import PrepareSpec
@@ -42,7 +42,7 @@ class Budget:
     """Distinct values of runs that are sorted at once."""
 
 
-def budget_of(prepare: PrepareSpec, schema: Schema, *, has_runs: bool, num_cores: int | None = None) -> Budget:
+def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool, num_cores: int | None = None) -> Budget:
     """As many workers as there are cores, or fewer where the memory is too little for that."""
     memory_bytes = int(prepare.memory_gb * 1e9)
     fixed = BASE_BYTES[schema.format] + _writer_bytes(schema)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.text import PAD_BYTES
+from embark.data.prepare.text_stream import PAD_BYTES
 
 NUM_DENSE = 13
 NUM_SPARSE = 26

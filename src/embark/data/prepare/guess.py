@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from embark.data.prepare.pieces import InputFile, Inputs, Schema, SparseColumn
+from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.roles import Judgement, is_zero_one, judge, kind_of
 from embark.data.prepare.sampling import CRITEO_COLUMNS, Column, Sample, take_sample
-from embark.data.prepare.schema_text import describe, toml_of
+from embark.data.prepare.schema import Schema, SparseColumn
 from embark.errors import DataError, nearest
 from embark.spec.model import Table
 from embark.spec.run import RunSpec
-
-__all__ = ["describe", "guess_schema", "toml_of"]
 
 _MAX_NAME = 128
 _MAX_SHOWN = 12
 
 
 def guess_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
-    """Looks into the first file and some others. What cannot be told is asked, in an error with the lines to add."""
+    """From a sample of the first file and some others. What cannot be guessed is an error with the lines to add."""
     if not files:
         raise DataError("data.prepare.input names no file", fix='set it: input = "data/*.csv"')
-    names = set(_named(spec))
+    names = {spec.data.label, *(name for _, name in _named_columns(spec))}
     sample = take_sample(spec.data.prepare, names, inputs, files)
     if sample.format == "criteo":
         return _criteo(spec, sample)
@@ -151,19 +149,17 @@ def _with_tables(spec: RunSpec, sparse: list[SparseColumn], where: str) -> tuple
     tables = spec.model.table_list()
     by_name = {column.name: column for column in sparse}
     if all(table.name in by_name for table in tables):
-        return tuple(_renamed(by_name[table.name], table) for table in tables)
+        return tuple(replace(by_name[table.name], rows=table.rows) for table in tables)
     if len(tables) != len(sparse):
         names = ", ".join(column.source for column in sparse)
         raise DataError(f"{where}: model.num_tables is {len(tables)}, and {len(sparse)} columns were taken for ids: "
                         f"{names}", fix=f"set model.num_tables = {len(sparse)}, or leave num_tables and "
                         "rows_per_table out of [model], so that the data says them")
-    return tuple(_renamed(column, table) for column, table in zip(sparse, tables, strict=True))
+    return tuple(_named_column(column, table.name, table.rows) for column, table in zip(sparse, tables, strict=True))
 
 
-def _renamed(column: SparseColumn, table: Table) -> SparseColumn:
-    source = column.source
-    return SparseColumn(table.name, column.kind, column.is_list, column.max_ids, table.rows,
-                        column="" if source == table.name else source)
+def _named_column(column: SparseColumn, name: str, rows: int | None) -> SparseColumn:
+    return replace(column, name=name, rows=rows, column="" if column.source == name else column.source)
 
 
 def _unique(sparse: Sequence[SparseColumn]) -> Iterator[SparseColumn]:
@@ -173,8 +169,7 @@ def _unique(sparse: Sequence[SparseColumn]) -> Iterator[SparseColumn]:
         while column.column and name in taken:
             name, number = f"{column.name[: _MAX_NAME - 8]}_{number}", number + 1
         taken.add(name)
-        source = column.source
-        yield SparseColumn(name, column.kind, column.is_list, column.max_ids, None, "" if source == name else source)
+        yield _named_column(column, name, None)
 
 
 def _criteo(spec: RunSpec, sample: Sample) -> Schema:
@@ -204,13 +199,7 @@ def _criteo(spec: RunSpec, sample: Sample) -> Schema:
     return Schema("criteo", "label", dense, sparse, CRITEO_COLUMNS, why=why, examples=examples)
 
 
-def _named(spec: RunSpec) -> Iterator[str]:
-    """The columns that the spec names, the label among them."""
-    yield from (name for _, name in _said(spec))
-    yield spec.data.label
-
-
-def _said(spec: RunSpec) -> Iterator[tuple[str, str]]:
+def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
     """Where the spec names a column, and the name; all but the label."""
     data, prepare = spec.data, spec.data.prepare
     for where, names in (
@@ -231,10 +220,10 @@ def _column_of(table: str, columns: Sequence[str]) -> str:
 def _refuse_unknown(spec: RunSpec, sample: Sample, where: str) -> None:
     columns = [column.name for column in sample.columns]
     wrong = []
-    for said, name in _said(spec):
-        is_known = _column_of(name, columns) in columns if said == "model.tables" else name in columns
+    for where_named, name in _named_columns(spec):
+        is_known = _column_of(name, columns) in columns if where_named == "model.tables" else name in columns
         if not is_known:
-            wrong.append(f"{said} names {name!r}: {nearest(name, columns)}")
+            wrong.append(f"{where_named} names {name!r}: {nearest(name, columns)}")
     if wrong:
         raise DataError(f"{where}: " + "\n  ".join(["the spec names columns that are not there", *wrong]),
                         fix=_columns_fix(sample, columns))

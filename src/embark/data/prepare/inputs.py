@@ -1,4 +1,4 @@
-"""Files of this machine as input, and what a glob means there and in a bucket alike."""
+"""The files that `embark data prepare` reads, on this machine and in object stores; a glob means the same in both."""
 
 from __future__ import annotations
 
@@ -8,46 +8,83 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from embark.data.prepare.pieces import InputFile
 from embark.errors import DataError
+from embark.store import ObjectStore, open_store
 
 _WILD = re.compile(r"[*?[]")
 _MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class LocalInputs:
-    """Paths, globs (`**` crosses folders) and folders."""
+class InputFile:
+    """One file of the input."""
+
+    uri: str
+    size_bytes: int
+    changed: str = ""
+    """What tells this content from another under the same name."""
+
+    @property
+    def name(self) -> str:
+        return self.uri.rsplit("/", 1)[-1]
+
+
+def open_inputs(patterns: str | Iterable[str]) -> tuple[Inputs, list[InputFile]]:
+    """Every file that the paths, globs and URIs mean, each once, in the order in which they are named."""
+    inputs = Inputs()
+    files: dict[str, InputFile] = {}
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        for file in inputs.find(pattern):
+            files.setdefault(file.uri, file)
+    if not files:
+        raise DataError("data.prepare.input names no file", fix='set it: input = "data/*.csv"')
+    return inputs, list(files.values())
+
+
+@dataclass(slots=True)
+class Inputs:
+    """Paths, and URIs of any store that `embark.store` opens. A process it is sent to opens its own stores."""
 
     root: str = field(default_factory=os.getcwd)
     """What a path is relative to: a worker process may start elsewhere."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """In bytes, of the remote files that were found."""
+    _stores: dict[str, ObjectStore] = field(default_factory=dict, repr=False, compare=False)
 
     def find(self, pattern: str) -> list[InputFile]:
-        """The files that a path or a glob means, sorted; a folder means the data files in it."""
-        path = _path_of(pattern)
-        whole = self._whole(path)
-        if whole.is_file():
+        """The files that a path or a glob (`**` crosses folders) means, sorted; a folder means the data files in it."""
+        if _is_remote(pattern):
+            return self._find_remote(pattern)
+        path = unquote(urlsplit(pattern).path) if pattern.startswith("file://") else pattern
+        target = self._absolute(path)
+        if target.is_file():
             return [self._file(path)]
-        if whole.is_dir():
-            inside = sorted(p.name for p in whole.iterdir() if p.is_file())
-            found = [f"{path.rstrip('/')}/{name}" for name in data_files(inside)]
+        if target.is_dir():
+            found = [f"{path.rstrip('/')}/{name}"
+                     for name in _data_files(sorted(p.name for p in target.iterdir() if p.is_file()))]
             if not found:
                 raise DataError(f"{pattern}: the folder holds no data files", fix="name the files, or a glob of them")
-            return [self._file(name) for name in found]
-        folder, rest = split_glob(path)
-        if not rest:
-            raise nothing_found(pattern, self._names_beside(path))
-        found = [name for name in self._below(folder, rest) if is_data(name)]
-        if not found:
-            raise nothing_found(pattern, self._names_beside(folder + rest.split("/", 1)[0]))
-        return [self._file(name) for name in sorted(found)]
+        else:
+            folder, rest = _split_glob(path)
+            found = sorted(name for name in self._walk(folder, rest) if _is_data(name)) if rest else []
+            if not found:
+                beside = folder + rest.split("/", 1)[0] if rest else path
+                raise _not_found(pattern, self._names_beside(beside))
+        return [self._file(name) for name in found]
 
     def read(self, uri: str, start: int, num_bytes: int) -> bytes:
         """Bytes of a file; fewer at its end."""
+        if _is_remote(uri):
+            bucket, path = _split_uri(uri)
+            store = self._store(bucket)
+            if uri not in self.sizes:
+                self.sizes[uri] = store.size(path)
+            return store.read_range(path, start, max(0, min(num_bytes, self.sizes[uri] - start)))
         try:
-            with open(self._whole(uri), "rb", buffering=0) as file:
+            with open(self._absolute(uri), "rb", buffering=0) as file:
                 file.seek(start)
                 pieces = []
                 while num_bytes > 0 and (piece := file.read(num_bytes)):
@@ -58,38 +95,83 @@ class LocalInputs:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def local_path(self, uri: str) -> str | None:
-        """Where it is on this machine."""
-        return str(self._whole(uri))
+        """Where it is on this machine, if it is."""
+        return None if _is_remote(uri) else str(self._absolute(uri))
 
-    def _whole(self, path: str) -> Path:
+    def _find_remote(self, pattern: str) -> list[InputFile]:
+        bucket, path = _split_uri(pattern)
+        folder, rest = _split_glob(path)
+        parent = folder if rest else path.rpartition("/")[0]
+        entries = {entry.path: entry for entry in self._store(bucket).list(parent.strip("/"))}
+        if rest:
+            regex = _glob_regex(rest)
+            found = [p for p in entries if regex.fullmatch(p.removeprefix(folder)) and _is_data(p)]
+        elif path in entries:
+            found = [path]
+        else:
+            inside = f"{path.rstrip('/')}/"
+            found = _data_files(p for p in entries if p.startswith(inside) and "/" not in p.removeprefix(inside))
+        if not found:
+            raise _not_found(pattern, [f"{bucket}/{p}" for p in entries])
+        files = [InputFile(f"{bucket}/{p}", entries[p].size_bytes, changed=str(entries[p].modified_s or ""))
+                 for p in sorted(found)]
+        self.sizes.update((file.uri, file.size_bytes) for file in files)
+        return files
+
+    def _store(self, bucket: str) -> ObjectStore:
+        if bucket not in self._stores:
+            self._stores[bucket] = open_store(bucket)
+        return self._stores[bucket]
+
+    def _absolute(self, path: str) -> Path:
         return Path(self.root, Path(path).expanduser())
 
     def _file(self, path: str) -> InputFile:
         try:
-            found = self._whole(path).stat()
+            found = self._absolute(path).stat()
         except OSError as error:
             raise DataError(f"{path}: {error.strerror or error}") from error
         return InputFile(path, found.st_size, changed=str(found.st_mtime_ns))
 
-    def _below(self, folder: str, rest: str) -> list[str]:
+    def _walk(self, folder: str, rest: str) -> list[str]:
         """Files below `folder` that the glob `rest` matches."""
-        is_match, depth = glob_pattern(rest), None if "**" in rest else rest.count("/")
+        regex, depth = _glob_regex(rest), None if "**" in rest else rest.count("/")
         found = []
-        top = self._whole(folder or ".")
+        top = self._absolute(folder or ".")
         for where, folders, names in os.walk(top, followlinks=True):
             inside = Path(where).relative_to(top).parts
             folders[:] = [] if depth is not None and len(inside) >= depth else sorted(folders)
-            found += [folder + name for name in ("/".join((*inside, n)) for n in names) if is_match.fullmatch(name)]
+            found += [folder + name for name in ("/".join((*inside, n)) for n in names) if regex.fullmatch(name)]
         return found
 
     def _names_beside(self, path: str) -> list[str]:
-        parent = self._whole(path).parent
+        parent = self._absolute(path).parent
         head = path[: path.rfind("/") + 1]
         return sorted(head + p.name for p in parent.iterdir()) if parent.is_dir() else []
 
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.root, self.sizes
 
-def split_glob(path: str) -> tuple[str, str]:
-    """The folder before the first wild part, with its slash, and the rest; no rest where nothing is wild."""
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.root, self.sizes = state
+        self._stores = {}
+
+
+def _is_remote(uri: str) -> bool:
+    return "://" in uri and not uri.startswith("file://")
+
+
+def _split_uri(uri: str) -> tuple[str, str]:
+    """`s3://bucket` and the path in it."""
+    scheme, _, rest = uri.partition("://")
+    bucket, _, path = rest.partition("/")
+    if not bucket:
+        raise DataError(f"{uri}: names no bucket", fix=f"{scheme}://bucket/path")
+    return f"{scheme}://{bucket}", path
+
+
+def _split_glob(path: str) -> tuple[str, str]:
+    """The folder before the first wildcard, with its slash, and the rest; no rest where there is no wildcard."""
     wild = _WILD.search(path)
     if not wild:
         return path, ""
@@ -97,7 +179,7 @@ def split_glob(path: str) -> tuple[str, str]:
     return path[:cut], path[cut:]
 
 
-def glob_pattern(glob: str) -> re.Pattern[str]:
+def _glob_regex(glob: str) -> re.Pattern[str]:
     """`*` and `?` stay within a folder, `**/` crosses any number of them, `[…]` is one character."""
     regex, at = "", 0
     while at < len(glob):
@@ -113,28 +195,24 @@ def glob_pattern(glob: str) -> re.Pattern[str]:
     return re.compile(regex, re.DOTALL)
 
 
-def data_files(names: Iterable[str]) -> list[str]:
-    """Of a folder's files those that hold rows: its Parquet files where there are such, else all but marks."""
-    some = [name for name in names if is_data(name)]
+def _data_files(names: Iterable[str]) -> list[str]:
+    """Of a folder's files those that hold rows: its Parquet files if there are any, else all but markers."""
+    some = [name for name in names if _is_data(name)]
     return [name for name in some if name.lower().endswith((".parquet", ".pq"))] or some
 
 
-def is_data(path: str) -> bool:
-    """Not one of the marks that programs leave beside data: `_metadata`, `_SUCCESS`, `.part.crc`."""
+def _is_data(path: str) -> bool:
+    """Not one of the markers that programs leave beside data: `_metadata`, `_SUCCESS`, `.part.crc`."""
     return not path.rsplit("/", 1)[-1].startswith(("_", "."))
 
 
-def nothing_found(pattern: str, there: Sequence[str]) -> DataError:
-    """No file is meant by `pattern`; what is `there` beside it may be what was."""
-    close = difflib.get_close_matches(pattern, there, n=_MAX_NAMED, cutoff=0.6)
-    fix = "paths are looked up from the directory the command starts in"
+def _not_found(pattern: str, beside: Sequence[str]) -> DataError:
+    """No file matches `pattern`; one of the files `beside` it may be meant."""
+    close = difflib.get_close_matches(pattern, beside, n=_MAX_NAMED, cutoff=0.6)
+    fix = "paths are relative to the directory the command starts in"
     if close:
         fix = "did you mean " + " or ".join(map(repr, close)) + "?"
-    elif there:
-        more = f" and {len(there) - _MAX_NAMED} more" if len(there) > _MAX_NAMED else ""
-        fix = "there is: " + ", ".join(there[:_MAX_NAMED]) + more
+    elif beside:
+        more = f" and {len(beside) - _MAX_NAMED} more" if len(beside) > _MAX_NAMED else ""
+        fix = "files in this directory: " + ", ".join(beside[:_MAX_NAMED]) + more
     return DataError(f"{pattern}: there is no such file", fix=fix)
-
-
-def _path_of(pattern: str) -> str:
-    return unquote(urlsplit(pattern).path) if pattern.startswith("file://") else pattern

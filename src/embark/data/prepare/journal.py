@@ -1,24 +1,26 @@
-"""What is done already, in `.preparing/` beside the data: a stop at any moment costs the segments in work, no more."""
+"""What is done already, in `.preparing/` beside the data: an interruption costs only the segments being read."""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import operator
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from embark.errors import UserError
-from embark.store.atomic_file import write_atomic
+from embark.store import write_atomic
 
 PREPARING = ".preparing"
 _SETTINGS = "settings.json"
 
 
 class Journal:
-    """One record a task, written whole or not at all, after what it speaks of is on disk."""
+    """One record a task, written atomically after what it describes is on disk."""
 
     def __init__(self, out: Path) -> None:
         self.directory = out / PREPARING
@@ -32,7 +34,7 @@ class Journal:
         except OSError:
             os.close(self._lock)
             raise UserError(f"{self.directory.parent}: another process is preparing data here",
-                            fix="wait for it, or give another data.path") from None
+                            fix="wait for it, or set another data.path") from None
         return self
 
     def __exit__(
@@ -41,19 +43,19 @@ class Journal:
         if self._lock is not None:
             os.close(self._lock)
 
-    def begin(self, settings: dict[str, Any]) -> bool:
-        """Go on with the same settings, or begin with them; True if there was something. Others are refused."""
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Start with these settings, or resume with the same ones; others are refused."""
         settings = json.loads(json.dumps(settings))
         path = self.directory / _SETTINGS
         if not path.exists():
-            write_atomic(path, _text(settings))
-            return False
-        differing = _differences("", json.loads(path.read_text()), settings)
+            write_atomic(path, json.dumps(settings, indent=1) + "\n")
+            return
+        differing = differences(json.loads(path.read_text()), settings)
         if differing:
-            shown = "; ".join(differing[:5]) + (f"; and {len(differing) - 5} more" if len(differing) > 5 else "")
-            raise UserError(f"{self.directory.parent}: holds the beginning of another preparation: {shown}",
-                            fix="--fresh begins again, or give another data.path")
-        return True
+            shown = "; ".join(f"{place} was {_short(was)}, is {_short(now)}" for place, was, now in differing[:5])
+            more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
+            raise UserError(f"{self.directory.parent}: holds another, unfinished preparation: {shown}{more}",
+                            fix="--fresh starts over, or set another data.path")
 
     def read(self, name: str) -> dict[str, Any] | None:
         """A task's record, if it is done."""
@@ -74,18 +76,17 @@ class Journal:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-
-def _text(value: dict[str, Any]) -> str:
-    return json.dumps(value, indent=1) + "\n"
-
-
-def _differences(place: str, was: Any, now: Any) -> list[str]:
+def differences(
+    was: Any, now: Any, place: str = "", is_same: Callable[[Any, Any], bool] = operator.eq
+) -> list[tuple[str, Any, Any]]:
+    """Where two values of JSON differ, and what each has there."""
     if isinstance(was, dict) and isinstance(now, dict):
-        return [d for key in sorted(was.keys() | now.keys())
-                for d in _differences(f"{place}.{key}" if place else key, was.get(key), now.get(key))]
+        return [d for key in dict.fromkeys([*was, *now])
+                for d in differences(was.get(key), now.get(key), f"{place}.{key}" if place else key, is_same)]
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
-        return [d for i, (a, b) in enumerate(zip(was, now, strict=True)) for d in _differences(f"{place}[{i}]", a, b)]
-    return [] if was == now else [f"{place} was {_short(was)}, is {_short(now)}"]
+        return [d for i, (a, b) in enumerate(zip(was, now, strict=True))
+                for d in differences(a, b, f"{place}[{i}]", is_same)]
+    return [] if is_same(was, now) else [(place, was, now)]
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a column is likely to be, and the reason in words that a person can check."""
+"""What a column is likely to be, and the reason, for people to check."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def judge(column: Column, list_delimiter: str) -> Judgement:
     if column.type == "list":
         return Judgement("list", f"the file says that it holds lists of {_plural(kind_of(column))}", kind_of(column))
     if not cells:
-        return Judgement("ignored", f"is empty in all of {column.num_rows:,} rows looked at")
+        return Judgement("ignored", f"empty in every row ({column.num_rows:,} checked)")
     if column.type == "time" or all(_DATE.match(cell) for cell in cells):
         return Judgement("ignored", "holds times; name it in data.dense_columns to take the seconds as a number"
                          if column.type == "time" else "holds dates")
@@ -70,8 +70,8 @@ def judge(column: Column, list_delimiter: str) -> Judgement:
     if column.type == "float" or all(_NUMBER.fullmatch(cell) for cell in cells):
         return Judgement("dense", "holds numbers with fractions")
     if different == len(cells) >= _MANY_ROWS:
-        return Judgement("ignored", f"holds a text of its own in each of {len(cells):,} rows looked at")
-    return Judgement("sparse", f"holds words, {different:,} different in {len(cells):,} rows looked at", "text")
+        return Judgement("ignored", f"different text in every row ({len(cells):,} checked)")
+    return Judgement("sparse", f"holds words, {different:,} different in {len(cells):,} rows checked", "text")
 
 
 def kind_of(column: Column, list_delimiter: str = "") -> Kind:
@@ -106,7 +106,7 @@ def _judge_integers(column: Column, different: int) -> Judgement:
     cells = column.cells
     values = [int(cell) for cell in cells]
     low, high, words = min(values), max(values), _words(column.name)
-    seen = f"{different:,} different in {len(cells):,} rows looked at"
+    seen = f"{different:,} different in {len(cells):,} rows checked"
     if any(map(_has_leading_zero, cells)):
         return Judgement("sparse", f"holds digits with zeros in front, so they are names; {seen}", "text")
     if len(values) >= _MANY_ROWS and values[0] in (0, 1) and values[:_MANY_ROWS] == list(
@@ -125,12 +125,12 @@ def _judge_integers(column: Column, different: int) -> Judgement:
         return Judgement("dense", f"holds integers from {low:,} to {high:,}, and its name says amounts")
     if words & _ID_WORDS or column.name.lower().endswith("id"):
         if different == len(cells) >= _MANY_ROWS:
-            return Judgement("ignored", f"names each of {len(cells):,} rows looked at with a number of its own")
+            return Judgement("ignored", f"different id in every row ({len(cells):,} checked)")
         return Judgement("sparse", f"holds integers, and its name says ids; {seen}", "integer")
     if low < 0 or is_skewed:
         return Judgement("dense", f"holds integers from {low:,} to {high:,}, most of them small: amounts")
     if different == len(cells) >= _MANY_ROWS:
-        return Judgement("ignored", f"holds a number of its own in each of {len(cells):,} rows looked at")
+        return Judgement("ignored", f"different number in every row ({len(cells):,} checked)")
     return Judgement("sparse", f"holds integers spread over {low:,} to {high:,}, {seen}: ids", "integer")
 
 

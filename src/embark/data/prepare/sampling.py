@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from embark.data.prepare.arrow_cells import is_list, is_words, plain
-from embark.data.prepare.csv_text import BOM, fields_of, header_names
-from embark.data.prepare.parquet import broken, open_parquet
-from embark.data.prepare.pieces import InputFile, Inputs
+from embark.data.prepare.cells import is_list, is_text, normalize_array
+from embark.data.prepare.csv_reader import BOM, fields_of, header_names
+from embark.data.prepare.inputs import InputFile, Inputs
+from embark.data.prepare.parquet_reader import broken, open_parquet
 from embark.data.prepare.text_stream import head, is_gzip
 from embark.errors import DataError
 from embark.spec.data import PrepareSpec
@@ -240,7 +240,7 @@ def _sample_parquet(prepare: PrepareSpec, inputs: Inputs, files: Sequence[InputF
     if batch is None or not batch.num_rows:
         raise DataError(f"{file.uri}: has columns, but no rows")
     missing = set(prepare.missing)
-    columns = tuple(_arrow_column(name, plain(batch.column(i)), missing) for i, name in enumerate(names))
+    columns = tuple(_arrow_column(name, normalize_array(batch.column(i)), missing) for i, name in enumerate(names))
     return Sample("parquet", columns, batch.num_rows)
 
 
@@ -250,7 +250,7 @@ def _arrow_column(name: str, array: Any, missing: set[str]) -> Column:
 
     kind, values = array.type, array
     if is_list(kind):
-        values = plain(pc.list_flatten(array))
+        values = normalize_array(pc.list_flatten(array))
     if types.is_nested(values.type):
         return Column(name, (), len(array), type="nested")
     cells = [_text(value) for value in values.to_pylist()]
@@ -258,7 +258,7 @@ def _arrow_column(name: str, array: Any, missing: set[str]) -> Column:
         there = tuple(cell for cell in cells if cell not in missing)
         return Column(name, there, len(array), array.null_count, "list")
     of: Type = (
-        "text" if is_words(kind) or types.is_null(kind) else "boolean" if types.is_boolean(kind)
+        "text" if is_text(kind) or types.is_null(kind) else "boolean" if types.is_boolean(kind)
         else "integer" if types.is_integer(kind) else "time" if types.is_temporal(kind) else "float"
     )
     return _column(name, cells, missing, of)

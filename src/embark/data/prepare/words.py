@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,24 +10,13 @@ from numpy.typing import NDArray
 from embark.data.hashing import Hashes, hash_counters
 
 _KEY = 0x656D6261726B2D77
-_MAX_SHOWN = 100
-_MAX_SHOWN_CHARS = 80
 _TRIAL_ROWS = 4_096
 _WORTH_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Hashed:
-    """The words of an array."""
-
-    keys: Hashes
-    """[n]; of a null, anything."""
-    texts: dict[int, str]
-    """The most frequent of them, by hash, for people to read."""
-
-
-def hash_words(array: Any) -> Hashed:
-    """The hash of each text of a String, Binary, LargeString or LargeBinary array, without the spaces around it.
+def hash_words(array: Any) -> Hashes:
+    """[n]: the hash of each text of a String, Binary, LargeString or LargeBinary array, without the spaces around it;
+    of a null, anything.
 
     Id maps outlive the program, so this hash never changes: its definition is the plain one in the tests.
     """
@@ -39,15 +27,12 @@ def hash_words(array: Any) -> Hashed:
     elif _repeats(array):
         encoded = array.dictionary_encode()
     else:
-        trimmed = trim(array)
-        return Hashed(hash_bytes(trimmed), _shown(trimmed.slice(0, _MAX_SHOWN)))
+        return hash_bytes(trim(array))
     words = trim(encoded.dictionary)
     if not len(words):
-        return Hashed(np.zeros(len(array), np.uint64), {})
-    indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
-    counts = np.bincount(indices, minlength=len(words))
-    top = np.sort(np.argsort(counts, kind="stable")[::-1][:_MAX_SHOWN])
-    return Hashed(hash_bytes(words)[indices], _shown(words.take(pa.array(top))))
+        return np.zeros(len(array), np.uint64)
+    hashes: Hashes = hash_bytes(words)[encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)]
+    return hashes
 
 
 def hash_bytes(array: Any) -> Hashes:
@@ -65,8 +50,8 @@ def hash_bytes(array: Any) -> Hashes:
         if is_last.any():
             word[is_last] &= (np.uint64(1) << (left[is_last] * 8).astype(np.uint64)) - np.uint64(1)
         hashes[rows] = hash_counters(hashes[rows], word)
-        goes_on = left > 8
-        rows, at, left = rows[goes_on], at[goes_on] + 8, left[goes_on] - 8
+        is_longer = left > 8
+        rows, at, left = rows[is_longer], at[is_longer] + 8, left[is_longer] - 8
     return hashes
 
 
@@ -85,13 +70,25 @@ def trim(array: Any) -> Any:
 
 
 def as_text(array: Any) -> Any:
-    """Binary seen as String, in place: the bytes are not looked at."""
+    """Binary as String, in place and without validation."""
     import pyarrow as pa
 
-    twins = {pa.binary(): pa.string(), pa.large_binary(): pa.large_string()}
-    if array.type not in twins:
+    return _reinterpreted(array, {pa.binary(): pa.string(), pa.large_binary(): pa.large_string()})
+
+
+def as_bytes(array: Any) -> Any:
+    """String as Binary, in place."""
+    import pyarrow as pa
+
+    return _reinterpreted(array, {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()})
+
+
+def _reinterpreted(array: Any, types: dict[Any, Any]) -> Any:
+    import pyarrow as pa
+
+    if array.type not in types:
         return array
-    return pa.Array.from_buffers(twins[array.type], len(array), array.buffers(), array.null_count, array.offset)
+    return pa.Array.from_buffers(types[array.type], len(array), array.buffers(), array.null_count, array.offset)
 
 
 def buffers_of(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
@@ -118,10 +115,3 @@ def _repeats(array: Any) -> bool:
     """Whether to hash each distinct word once instead of each value; judged by the first few thousand."""
     some = array.slice(0, _TRIAL_ROWS)
     return len(some) > 0 and len(some.unique()) < _WORTH_SHARE * len(some)
-
-
-def _shown(words: Any) -> dict[int, str]:
-    words = words.drop_null()
-    texts = (word.as_buffer().to_pybytes() for word in words)
-    return {int(key): text.decode(errors="replace")[:_MAX_SHOWN_CHARS]
-            for key, text in zip(hash_bytes(words), texts, strict=True)}

@@ -1,10 +1,13 @@
-"""Embark's prepared format: columnar blocks that are memory-mapped, copied and decoded as they lie."""
+"""Embark's prepared format: columnar blocks that are memory-mapped, copied and decoded as they lie.
+
+May import: store, spec, errors.
+"""
 
 from __future__ import annotations
 
-from embark.data.prepared.layout import Feature, Layout, Rows, fill
+from embark.data.prepared.layout import Block, Feature, Layout, Rows, fill
 from embark.data.prepared.manifest import BLOCK_ROWS, MANIFEST, SPLITS, STATISTICS, Manifest, Part, Split
 from embark.data.prepared.part_writer import PartWriter
 
-__all__ = ["BLOCK_ROWS", "MANIFEST", "SPLITS", "STATISTICS", "Feature", "Layout", "Manifest", "Part", "PartWriter",
-           "Rows", "Split", "fill"]
+__all__ = ["BLOCK_ROWS", "MANIFEST", "SPLITS", "STATISTICS", "Block", "Feature", "Layout", "Manifest", "Part",
+           "PartWriter", "Rows", "Split", "fill"]

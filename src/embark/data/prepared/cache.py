@@ -24,27 +24,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from embark.data.prepared.layout import Layout
 from embark.data.prepared.manifest import Part
-from embark.data.prepared.parts import AGAIN, OpenPart, ReadAhead
+from embark.data.prepared.parts import REPAIR, OpenPart, ReadAhead
 from embark.errors import DataError, Fault
+from embark.store import ObjectStore
 
 _POLL_S = 0.02
 _LONGEST_WAIT_S = 120.0
 _MOST_AHEAD = 4
 _WANTED_S = 1.0
-
-
-class PartStore(Protocol):
-    """What is needed of a store."""
-
-    uri: str
-
-    def download(self, path: str, to: Path) -> None:
-        """Copy a file to this machine: it appears at `to` whole, or not at all."""
-        ...
 
 
 @dataclass(slots=True)
@@ -60,7 +50,7 @@ class CachedParts:
     """Parts behind a store, through a directory of at most `limit_bytes`."""
 
     def __init__(
-        self, store: PartStore, directory: Path, limit_bytes: int, layout: Layout, block_rows: int, largest_bytes: int
+        self, store: ObjectStore, directory: Path, limit_bytes: int, layout: Layout, block_rows: int, largest_bytes: int
     ) -> None:
         if largest_bytes > limit_bytes:
             raise DataError(
@@ -202,7 +192,7 @@ class CachedParts:
                 if is_last:
                     raise DataError(
                         f"{self._store.uri.rstrip('/')}/{part.file}: its checksum is {found[:16]}…, the manifest says "
-                        f"{part.sha256[:16]}…", fix=AGAIN,
+                        f"{part.sha256[:16]}…", fix=REPAIR,
                     )
         finally:
             room.unlink(missing_ok=True)

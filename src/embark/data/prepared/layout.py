@@ -108,6 +108,12 @@ class Layout:
         )
 
     @cached_property
+    def positions(self) -> dict[int, tuple[int, int]]:
+        """Of each fixed feature: its group, and its position there."""
+        return {member: (number, position) for number, group in enumerate(self.groups)
+                for position, member in enumerate(group.members)}
+
+    @cached_property
     def ragged(self) -> tuple[int, ...]:
         """Positions of the features whose rows have different numbers of ids."""
         return tuple(i for i, f in enumerate(self.features) if f.is_ragged)
@@ -194,6 +200,16 @@ class Rows:
                 lengths.append(counts[start:stop])
         return Rows(self.label[start:stop], self.dense[start:stop], tuple(ids), tuple(lengths))
 
+    def select(self, mask: NDArray[np.bool_]) -> Rows:
+        """The rows of the mask."""
+        rows = np.flatnonzero(mask)
+        return Rows(
+            self.label[rows], self.dense.take(rows, axis=0),
+            tuple(ids.take(rows) if lengths is None else ids[np.repeat(mask, lengths)]
+                  for ids, lengths in zip(self.ids, self.lengths, strict=True)),
+            tuple(None if lengths is None else lengths[rows] for lengths in self.lengths),
+        )
+
     @staticmethod
     def join(several: Iterable[Rows]) -> Rows:
         """All of them, one behind the other."""
@@ -209,6 +225,49 @@ class Rows:
                 for parts in zip(*(r.lengths for r in rows), strict=True)
             ),
         )
+
+
+@dataclass(frozen=True)
+class Block:
+    """The arrays of a block, without a copy."""
+
+    layout: Layout
+    label: NDArray[np.uint8]
+    dense: NDArray[Any]
+    groups: tuple[NDArray[Any], ...]
+    """[F, n, multi_hot] of each of `Layout.groups`."""
+    ragged: tuple[tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]], ...]
+    """Lengths [n], ids, and row offsets [n + 1] of each of `Layout.ragged`."""
+
+    @staticmethod
+    def of(layout: Layout, data: NDArray[np.uint8], num_rows: int) -> Block:
+        """The block that begins with the first byte of `data`."""
+        fields = layout.map_of(data, num_rows)
+        ragged = []
+        for lengths_field, ids_field in fields.ragged:
+            lengths, offsets = lengths_field.of(data), np.zeros(num_rows + 1, np.int64)
+            np.cumsum(lengths, out=offsets[1:])
+            ragged.append((lengths, ids_field.of(data), offsets))
+        return Block(layout, fields.label.of(data), fields.dense.of(data),
+                     tuple(field.of(data) for field in fields.groups), tuple(ragged))
+
+    @cached_property
+    def positive(self) -> NDArray[np.intp]:
+        """Rows whose label is 1."""
+        return np.flatnonzero(self.label != 0)
+
+    def ids(self, feature: int) -> NDArray[Any]:
+        """[n, multi_hot]; of a ragged feature, the ids of all rows in one array."""
+        if self.layout.features[feature].is_ragged:
+            return self.ragged[self.layout.ragged.index(feature)][1]
+        number, position = self.layout.positions[feature]
+        found: NDArray[Any] = self.groups[number][position]
+        return found
+
+    def lengths(self, feature: int) -> NDArray[Any] | None:
+        """[n] of a ragged feature."""
+        is_ragged = self.layout.features[feature].is_ragged
+        return self.ragged[self.layout.ragged.index(feature)][0] if is_ragged else None
 
 
 def fill(layout: Layout, rows: Rows) -> NDArray[np.uint8]:

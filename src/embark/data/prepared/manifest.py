@@ -1,9 +1,9 @@
-"""What a prepared data set is: written last, so that a directory without it is none."""
+"""What a prepared data set is: written last, so that a directory without it is not one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -51,8 +51,17 @@ class Manifest:
         return sum(part.rows for part in self.parts.get(split, ()))
 
     @property
+    def rows_by_split(self) -> dict[Split, int]:
+        return {split: self.num_rows(split) for split in SPLITS}
+
+    def all_parts(self) -> Iterator[Part]:
+        """Of every split."""
+        for split in SPLITS:
+            yield from self.parts.get(split, ())
+
+    @property
     def size_bytes(self) -> int:
-        return sum(part.size_bytes for parts in self.parts.values() for part in parts)
+        return sum(part.size_bytes for part in self.all_parts())
 
     def to_text(self) -> str:
         """As the file holds it."""
@@ -66,7 +75,7 @@ class Manifest:
         }
         value = {
             "format": "embark-prepared", "version": VERSION, "label": self.label, "block_rows": self.block_rows,
-            "rows": {split: self.num_rows(split) for split in SPLITS}, "layout": self.layout.to_json(),
+            "rows": self.rows_by_split, "layout": self.layout.to_json(),
             "settings": self.settings, "sources": list(self.sources), "bad_rows": self.bad_rows,
             "statistics_sha256": self.statistics_sha256, "parts": parts,
         }

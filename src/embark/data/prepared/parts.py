@@ -1,4 +1,4 @@
-"""Part files in memory: mapped when first used, and read ahead of time by a thread."""
+"""Part files in memory: mapped when first used, and opened ahead of time by a thread."""
 
 from __future__ import annotations
 
@@ -8,45 +8,20 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.data.prepared.layout import Layout
-from embark.data.prepared.manifest import Part
+from embark.data.prepared.layout import Block, Layout
+from embark.data.prepared.manifest import Manifest, Part, Split
 from embark.errors import DataError
 
 _MOST_MAPPED = 4_096
 """A process may have 65,530 mappings, the kernel's default."""
 _MOST_BLOCKS = 64
 _MOST_ADVISED_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The arrays of a block, without a copy."""
-
-    label: NDArray[np.uint8]
-    dense: NDArray[Any]
-    groups: tuple[NDArray[Any], ...]
-    """[F, n, multi_hot] of each of `Layout.groups`."""
-    ragged: tuple[tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]], ...]
-    """Lengths [n], ids, and where each row's begin [n + 1], of each of `Layout.ragged`."""
-
-
-def views(layout: Layout, block: NDArray[np.uint8], num_rows: int) -> Block:
-    """The arrays in the bytes of a block."""
-    where = layout.map_of(block, num_rows)
-    ragged = []
-    for lengths_field, ids_field in where.ragged:
-        lengths = lengths_field.of(block)
-        offsets = np.zeros(num_rows + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        ragged.append((lengths, ids_field.of(block), offsets))
-    return Block(where.label.of(block), where.dense.of(block), tuple(f.of(block) for f in where.groups), tuple(ragged))
+REPAIR = "`embark data check` lists what is damaged; copy or prepare the data again"
 
 
 class OpenPart:
@@ -54,10 +29,14 @@ class OpenPart:
 
     def __init__(self, path: Path, part: Part, layout: Layout, block_rows: int) -> None:
         self._layout, self._part, self._block_rows = layout, part, block_rows
-        with path.open("rb") as file:
-            if (size_bytes := os.fstat(file.fileno()).st_size) != part.size_bytes:
-                raise wrong_size(str(path), size_bytes, part.size_bytes)
-            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        try:
+            with path.open("rb") as file:
+                if (size_bytes := os.fstat(file.fileno()).st_size) != part.size_bytes:
+                    raise DataError(f"{path}: has {size_bytes:,} bytes, the manifest says {part.size_bytes:,}",
+                                    fix=REPAIR)
+                mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}", fix=REPAIR) from None
         if len(mapped) <= _MOST_ADVISED_BYTES:
             mapped.madvise(mmap.MADV_WILLNEED)
         self._bytes = np.frombuffer(mapped, np.uint8)
@@ -70,11 +49,24 @@ class OpenPart:
         if found is None:
             start = index * self._block_bytes if self._layout.is_fixed else self._part.block_starts[index]
             num_rows = min(self._block_rows, self._part.rows - index * self._block_rows)
-            found = views(self._layout, self._bytes[start:], num_rows)
+            found = Block.of(self._layout, self._bytes[start:], num_rows)
             if len(self._blocks) >= _MOST_BLOCKS:
                 self._blocks.clear()
             self._blocks[index] = found
         return found
+
+
+def iter_blocks(directory: Path, manifest: Manifest, split: Split, at_most: int | None = None) -> Iterator[Block]:
+    """Every block of a split in order, or `at_most` of them, spread evenly. One part is mapped at a time."""
+    listed = [(part, i) for part in manifest.parts.get(split, ()) for i in range(-(-part.rows // manifest.block_rows))]
+    if at_most is not None and len(listed) > at_most:
+        listed = [listed[i * len(listed) // at_most] for i in range(at_most)]
+    current: Part | None = None
+    for part, index in listed:
+        if part is not current:
+            opened = OpenPart(directory / part.file, part, manifest.layout, manifest.block_rows)
+            current = part
+        yield opened.block(index)
 
 
 class Parts(Protocol):
@@ -109,11 +101,7 @@ class LocalParts:
         with self._lock:
             found = self._open.get(part.file)
             if found is None:
-                path = self._directory / part.file
-                try:
-                    found = OpenPart(path, part, self._layout, self._block_rows)
-                except OSError as error:
-                    raise DataError(f"{path}: {error.strerror}", fix=AGAIN) from None
+                found = OpenPart(self._directory / part.file, part, self._layout, self._block_rows)
                 if len(self._open) >= _MOST_MAPPED:
                     self._open.popitem(last=False)
                 self._open[part.file] = found
@@ -145,13 +133,5 @@ class ReadAhead:
                     self._num_running -= 1
                     return
                 part = self._todo.pop(0)
-            with suppress(Exception):  # who uses the part meets the same trouble, and tells it
+            with suppress(Exception):  # using the part raises the same error
                 self._open_part(part)
-
-
-AGAIN = "`embark data check` says what is whole; copy or prepare the data again"
-
-
-def wrong_size(where: str, size_bytes: int, expected_bytes: int) -> DataError:
-    """A part that is not what the manifest says."""
-    return DataError(f"{where}: has {size_bytes:,} bytes, the manifest says {expected_bytes:,}", fix=AGAIN)

@@ -7,23 +7,32 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.batch import Batch
-from embark.data.prepared.layout import Layout
+from embark.data.prepared.layout import Block, Layout
 from embark.data.prepared.manifest import Manifest, Part
 from embark.data.prepared.order import EpochOrder, Piece, Shuffle, row_order
-from embark.data.prepared.parts import Block, Parts, views
-from embark.data.prepared.picking import Picked, Rows, move, move_features, ragged_ids, ragged_lengths
-from embark.data.prepared.raw import Range, RawBatches
+from embark.data.prepared.parts import Parts
+from embark.data.prepared.selection import (
+    ColumnSelection,
+    Rows,
+    copy_features,
+    copy_rows,
+    ragged_ids,
+    ragged_lengths,
+)
 from embark.spec.data import DataSpec
 
 Allocate = Callable[[int], NDArray[np.uint8]]
 """So many bytes, the first at a multiple of 16."""
+Range = tuple[int, int, int]
+"""Epoch, first sample, and the sample after the last."""
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
@@ -33,7 +42,33 @@ _MOST_BUFFERS = 64
 _FEW_ROWS = 4_000_000
 """Up to so many a loader is never what training waits for."""
 _NUM_AHEAD = 4
-"""Parts that are told to come."""
+"""Parts that are announced before they are used."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawBatches:
+    """`num_batches` batches of `num_rows` rows, one behind the other in a block that has room for `room` of them, whose
+    fields are where `layout.map(room * num_rows)` says."""
+
+    buffer: NDArray[np.uint8]
+    num_rows: int
+    layout: Layout
+    num_batches: int = 1
+    room: int = 1
+
+
+class RawSource(Protocol):
+    """A source that can hand its rows out as they lie."""
+
+    @property
+    def num_train_samples(self) -> int: ...
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def train_raw(self, ranges: Sequence[Range], into: NDArray[np.uint8], room: int = 1) -> RawBatches:
+        """Samples of each range, which are all of one length, in the epoch's order, written into `into`."""
+        ...
 
 
 class PreparedSource:
@@ -57,13 +92,13 @@ class PreparedSource:
         self.num_eval_samples: int = self._eval_order.num_rows
         self.notes: tuple[str, ...] = _notes(manifest, data)
         """What a person should know of the data."""
-        self._picked = Picked.of(self.layout, names)
+        self._selection = ColumnSelection.of(self.layout, names)
         self._lock = threading.Lock()
         self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
         self._row_orders: OrderedDict[tuple[int, int, int], NDArray[np.int64]] = OrderedDict()
         self._fixed_lengths: OrderedDict[int, NDArray[np.int32]] = OrderedDict()
         self._buffers: OrderedDict[tuple[int, int], Block] = OrderedDict()
-        self._told = (-1, -1)
+        self._announced = (-1, -1)
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """Rows `start` to `stop` of the epoch's own order."""
@@ -83,58 +118,52 @@ class PreparedSource:
         self._fill(pieces, self._views_of(into, room * num_rows))
         return RawBatches(into, num_rows, self.layout, len(ranges), room)
 
-    def eval_raw(self, start: int, stop: int, into: NDArray[np.uint8]) -> RawBatches:
-        """The same rows as `eval_rows`, as the bytes of one block."""
-        pieces = [(None, piece) for piece in self._eval_order.pieces(start, stop)]
-        self._fill(pieces, self._views_of(into, stop - start))
-        return RawBatches(into, stop - start, self.layout)
-
     def _fill(self, pieces: Sequence[tuple[int | None, Piece]], out: Block) -> None:
         at = 0
         for epoch, piece in pieces:
             end = at + piece.stop - piece.start
             with self._block(epoch, piece) as (block, rows):
-                move(out.label[at:end], block.label, rows)
-                move(out.dense[at:end], block.dense, rows)
+                copy_rows(out.label[at:end], block.label, rows)
+                copy_rows(out.dense[at:end], block.dense, rows)
                 for target, group in zip(out.groups, block.groups, strict=True):
-                    move_features(target[:, at:end], group, rows)
+                    copy_features(target[:, at:end], group, rows)
             at = end
 
     def _batch(self, epoch: int | None, pieces: list[Piece], num_rows: int) -> Batch:
-        picked = self._picked
+        selection = self._selection
         dense = self._new(np.float32, num_rows, len(self.layout.dense))
         label = self._new(np.float32, num_rows)
-        if picked.is_fixed:
-            lengths, starts = self._lengths_of(num_rows), picked.fixed_starts(num_rows)
+        if selection.is_fixed:
+            lengths, starts = self._lengths_of(num_rows), selection.fixed_starts(num_rows)
         else:
             lengths = self._ragged_lengths(epoch, pieces, num_rows)
             starts = list(accumulate((int(n) for n in lengths.sum(axis=1, dtype=np.int64)), initial=0))
         ids = self._new(np.int32, starts[-1])
-        ragged_at = [starts[feature.place] for feature in picked.ragged]
+        ragged_at = [starts[feature.place] for feature in selection.ragged]
         at = 0
         for piece in pieces:
             end = at + piece.stop - piece.start
             with self._block(epoch, piece) as (block, rows):
-                move(label[at:end], block.label, rows)
-                move(dense[at:end], block.dense, rows)
-                for run in picked.runs:
+                copy_rows(label[at:end], block.label, rows)
+                copy_rows(dense[at:end], block.dense, rows)
+                for run in selection.runs:
                     target = ids[starts[run.place] : starts[run.place + run.num]]
                     features = block.groups[run.group][run.first : run.first + run.num]
-                    move_features(target.reshape(run.num, num_rows, run.multi_hot)[:, at:end], features, rows)
-                for number, feature in enumerate(picked.ragged):
+                    copy_features(target.reshape(run.num, num_rows, run.multi_hot)[:, at:end], features, rows)
+                for number, feature in enumerate(selection.ragged):
                     some = ragged_ids(block, feature.index, rows)
                     ids[ragged_at[number] : ragged_at[number] + len(some)] = some
                     ragged_at[number] += len(some)
             at = end
-        return Batch(dense, ids, lengths, label, is_fixed=picked.is_fixed)
+        return Batch(dense, ids, lengths, label, is_fixed=selection.is_fixed)
 
     def _ragged_lengths(self, epoch: int | None, pieces: list[Piece], num_rows: int) -> NDArray[np.int32]:
-        lengths = self._picked.fixed_lengths(num_rows)
+        lengths = self._selection.fixed_lengths(num_rows)
         at = 0
         for piece in pieces:
             end = at + piece.stop - piece.start
             with self._block(epoch, piece) as (block, rows):
-                for feature in self._picked.ragged:
+                for feature in self._selection.ragged:
                     lengths[feature.place, at:end] = ragged_lengths(block, feature.index, rows)
             at = end
         return lengths
@@ -142,7 +171,7 @@ class PreparedSource:
     @contextmanager
     def _block(self, epoch: int | None, piece: Piece) -> Iterator[tuple[Block, Rows]]:
         """The arrays to copy from, and which rows."""
-        self._tell_what_comes(epoch, piece)
+        self._announce_next_parts(epoch, piece)
         parts = self._eval_parts if epoch is None else self._train_parts
         with self._parts.using(parts[piece.part]) as part:
             yield part.block(piece.block), self._rows(epoch, piece)
@@ -151,7 +180,7 @@ class PreparedSource:
         if epoch is None or self._shuffle != "rows":
             return slice(piece.start, piece.stop)
         with self._lock:
-            order = _kept(self._row_orders, (epoch, piece.part, piece.block),
+            order = _cached(self._row_orders, (epoch, piece.part, piece.block),
                           lambda: row_order(self._data.seed, epoch, piece), _MOST_ROW_ORDERS)
         return order[piece.start : piece.stop]
 
@@ -161,13 +190,13 @@ class PreparedSource:
                               seed=self._data.seed, epoch=epoch)
 
         with self._lock:
-            return _kept(self._orders, epoch, make, _MOST_ORDERS)
+            return _cached(self._orders, epoch, make, _MOST_ORDERS)
 
-    def _tell_what_comes(self, epoch: int | None, piece: Piece) -> None:
+    def _announce_next_parts(self, epoch: int | None, piece: Piece) -> None:
         """Once for each part that is begun: the parts behind it, into the next epoch where it is the last."""
-        if (-1 if epoch is None else epoch, piece.part) == self._told:
+        if (-1 if epoch is None else epoch, piece.part) == self._announced:
             return
-        self._told = (-1 if epoch is None else epoch, piece.part)
+        self._announced = (-1 if epoch is None else epoch, piece.part)
         coming: list[Part] = []
         if epoch is None:
             coming = list(self._eval_parts[piece.part + 1 : piece.part + 1 + _NUM_AHEAD])
@@ -183,7 +212,7 @@ class PreparedSource:
     def _lengths_of(self, num_rows: int) -> NDArray[np.int32]:
         """The same array every time."""
         with self._lock:
-            return _kept(self._fixed_lengths, num_rows, lambda: self._picked.fixed_lengths(num_rows), _MOST_ORDERS)
+            return _cached(self._fixed_lengths, num_rows, lambda: self._selection.fixed_lengths(num_rows), _MOST_ORDERS)
 
     def _views_of(self, into: NDArray[np.uint8], num_rows: int) -> Block:
         """Buffers come again and again, and for small batches finding the fields costs as much as filling them."""
@@ -191,7 +220,7 @@ class PreparedSource:
             raise ValueError("there are no raw batches where rows have different numbers of ids")
         key = (int(into.ctypes.data), num_rows)
         with self._lock:
-            return _kept(self._buffers, key, lambda: views(self.layout, into, num_rows), _MOST_BUFFERS)
+            return _cached(self._buffers, key, lambda: Block.of(self.layout, into, num_rows), _MOST_BUFFERS)
 
     def _new(self, dtype: type[np.generic], *shape: int) -> NDArray[Any]:
         size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
@@ -200,14 +229,14 @@ class PreparedSource:
         return self._allocate(size_bytes).view(dtype).reshape(shape)
 
 
-def _kept(kept: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], most: int) -> Value:
-    """What was made for `key`; the least lately used are forgotten."""
-    if key in kept:
-        kept.move_to_end(key)
-        return kept[key]
-    made = kept[key] = make()
-    if len(kept) > most:
-        kept.popitem(last=False)
+def _cached(cache: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], most: int) -> Value:
+    """The value of `key`, made if it is not there; the least recently used are dropped."""
+    if key in cache:
+        cache.move_to_end(key)
+        return cache[key]
+    made = cache[key] = make()
+    if len(cache) > most:
+        cache.popitem(last=False)
     return made
 
 

@@ -7,13 +7,12 @@ from itertools import count
 
 import jax
 
-from embark.data import Source, fit_spec, open_source
+from embark.data import Source, open_source, resolve_from_data
 from embark.data.prefetcher import Prefetcher
 from embark.errors import UserError
 from embark.model.jax_layout import NUM_AHEAD
 from embark.run.loop import check_against
 from embark.spec import RunSpec
-from embark.store import open_store
 from embark.trainers.bench import ENDLESS, BenchResult, first_batches, time_contender
 from embark.trainers.jax.prefetch import to_devices
 from embark.trainers.jax.state import initial_state
@@ -56,9 +55,9 @@ def bench(spec: RunSpec, *, seconds: float, progress: Callable[[str], None]) -> 
     with join(spec.place) as world:
         if world.world_size > 1:
             raise UserError("embark bench measures one process", fix="run it on one host")
-        spec = fit_spec(spec, open_store=open_store)
+        spec = resolve_from_data(spec)
         check_against(spec, world)
-        source = open_source(spec, open_store=open_store)
+        source = open_source(spec)
         row = time_contender(lambda: JaxContender(spec, world, source), spec.train.batch_size, seconds)
         progress(row.name)
         return BenchResult(spec.train.batch_size, world.device_name, f"jax {jax.__version__}", [row])

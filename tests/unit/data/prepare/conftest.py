@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embark.data.prepare.inputs import LocalInputs
-from embark.data.prepare.pieces import Schema, SparseColumn
+from embark.data.prepare.inputs import Inputs
+from embark.data.prepare.schema import Schema, SparseColumn
 from embark.data.prepared import SPLITS, Manifest
 from embark.spec.run import RunSpec
 
@@ -86,8 +86,8 @@ def make_spec() -> Callable[..., RunSpec]:
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> LocalInputs:
-    return LocalInputs(str(tmp_path))
+def inputs(tmp_path: Path) -> Inputs:
+    return Inputs(str(tmp_path))
 
 
 @pytest.fixture

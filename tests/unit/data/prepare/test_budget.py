@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from embark.data.prepare.budget import MIN_CHUNK_BYTES, PARENT_BYTES, budget_of, segment_bytes_of
-from embark.data.prepare.pieces import SparseColumn
+from embark.data.prepare.budget import MIN_CHUNK_BYTES, PARENT_BYTES, plan_budget, segment_bytes_of
+from embark.data.prepare.schema import SparseColumn
 from embark.errors import UserError
 
 
@@ -18,7 +18,7 @@ def test_the_cap_holds_whatever_is_asked(make_spec, criteo, memory_gb, has_runs,
     lists = tuple(replace(column, is_list=True, max_ids=32) for column in criteo.schema().sparse[:3])
     for schema in (criteo.schema(), replace(criteo.schema(), sparse=lists)):
         prepare = make_spec({"memory_gb": memory_gb, "num_workers": 0}).data.prepare
-        budget = budget_of(prepare, schema, has_runs=has_runs, num_cores=num_cores)
+        budget = plan_budget(prepare, schema, has_runs=has_runs, num_cores=num_cores)
         assert 1 <= budget.num_workers <= num_cores
         assert budget.chunk_bytes >= MIN_CHUNK_BYTES
         assert PARENT_BYTES + budget.num_workers * budget.worker_bytes <= memory_gb * 1e9
@@ -27,15 +27,15 @@ def test_the_cap_holds_whatever_is_asked(make_spec, criteo, memory_gb, has_runs,
 
 def test_too_little_is_refused_with_the_least_that_works(make_spec, criteo):
     with pytest.raises(UserError, match=r"memory_gb = 0\.1 is too little") as caught:
-        budget_of(make_spec({"memory_gb": 0.1}).data.prepare, criteo.schema(), has_runs=True)
+        plan_budget(make_spec({"memory_gb": 0.1}).data.prepare, criteo.schema(), has_runs=True)
     least = float(caught.value.fix.split()[2])
-    assert budget_of(make_spec({"memory_gb": least}).data.prepare, criteo.schema(), has_runs=True).num_workers == 1
+    assert plan_budget(make_spec({"memory_gb": least}).data.prepare, criteo.schema(), has_runs=True).num_workers == 1
 
 
 def test_wide_lists_take_fewer_workers(make_spec, criteo):
     wide = replace(criteo.schema(), sparse=(SparseColumn("tags", "text", is_list=True, max_ids=1000),))
     prepare = make_spec({"memory_gb": 3, "num_workers": 16}).data.prepare
-    assert budget_of(prepare, wide, has_runs=False).num_workers < budget_of(
+    assert plan_budget(prepare, wide, has_runs=False).num_workers < plan_budget(
         prepare, criteo.schema(), has_runs=False).num_workers
 
 

@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embark.data.prepare.csv_text import CsvReader
-from embark.data.prepare.guess import describe, guess_schema, table_name, toml_of
-from embark.data.prepare.inputs import LocalInputs
-from embark.data.prepare.pieces import Schema, SparseColumn
+from embark.data.prepare.csv_reader import CsvReader
+from embark.data.prepare.guess import guess_schema, table_name
+from embark.data.prepare.inputs import Inputs
+from embark.data.prepare.schema import Schema, SparseColumn
+from embark.data.prepare.words import hash_words
 from embark.errors import DataError, MissingPackage
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.model import ModelSpec, Table
@@ -33,7 +34,7 @@ def spec_of(model: ModelSpec | None = None, label: str = "label", dense: tuple[s
 
 def guess(folder: Path, content: bytes | str, name: str = "data.csv", **spec) -> Schema:
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    inputs = LocalInputs(str(folder))
+    inputs = Inputs(str(folder))
     return guess_schema(spec_of(**spec), inputs, inputs.find(name))
 
 
@@ -68,7 +69,7 @@ def test_columns_are_taken_for_what_they_look_like(tmp_path, delimiter, is_packe
     text = shop(delimiter).encode()
     schema = guess(tmp_path, gzip.compress(text) if is_packed else text)
     assert (schema.format, schema.delimiter, schema.has_header) == ("csv", delimiter, True)
-    assert {row["column"]: row["taken_for"] for row in describe(schema)} == ROLES
+    assert {row["column"]: row["taken_for"] for row in schema.describe()} == ROLES
     assert set(schema.why) == set(SHOP)
     assert all(schema.why.values())
     assert "'|' stands in" in schema.why["tags"]
@@ -85,9 +86,9 @@ def test_parquet_says_itself_what_it_holds(tmp_path):
         "deep": [{"a": 1}] * 400, "nothing": pa.nulls(400), "f": [float(i % 60) for i in range(400)],
     })
     pq.write_table(table, tmp_path / "data.parquet")
-    inputs = LocalInputs(str(tmp_path))
+    inputs = Inputs(str(tmp_path))
     schema = guess_schema(spec_of(), inputs, inputs.find("data.parquet"))
-    assert {row["column"]: row["taken_for"] for row in describe(schema)} == {
+    assert {row["column"]: row["taken_for"] for row in schema.describe()} == {
         "label": "label", "u": "words", "cart": "list of integer ids, at most 32", "words": "list of words, at most 32",
         "x": "dense", "is_new": "integer ids", "when": "ignored", "deep": "ignored", "nothing": "ignored", "f": "dense",
     }
@@ -97,15 +98,15 @@ def test_parquet_says_itself_what_it_holds(tmp_path):
 
 def test_what_the_lines_say_is_guessed_the_same(tmp_path):
     first = guess(tmp_path, shop())
-    said = tomllib.loads(toml_of(first))
+    said = tomllib.loads(first.to_toml())
     assert said["data"]["prepare"]["list_columns"] == ["tags"]
     spec = RunSpec(data=DataSpec.model_validate({"kind": "prepared", "path": "x", **said["data"]}))
-    inputs = LocalInputs(str(tmp_path))
+    inputs = Inputs(str(tmp_path))
     again = guess_schema(spec, inputs, inputs.find("data.csv"))
     assert (again.dense, set(again.sparse), again.ignored, again.delimiter, again.has_header, again.columns) == (
         first.dense, set(first.sparse), first.ignored, first.delimiter, first.has_header, first.columns)
     awkward = Schema("csv", 'a "b"\n', ("\x7f é 😀",), (SparseColumn("x", "text"),) * 60, ("x",), delimiter="\t")
-    said = tomllib.loads(toml_of(awkward))
+    said = tomllib.loads(awkward.to_toml())
     assert (said["data"]["label"], said["data"]["dense_columns"]) == ('a "b"\n', ["\x7f é 😀"])
     assert said["data"]["prepare"]["sparse_columns"] == ["x"] * 60
 
@@ -123,7 +124,7 @@ def test_criteo_is_known_by_its_columns(tmp_path):
         assert schema.format == "criteo"
         assert schema.columns == ("label", *(f"int_{i}" for i in range(13)), *(f"cat_{i}" for i in range(26)))
         assert schema.sparse == tuple(SparseColumn(f"cat_{i}", "hex") for i in range(26))
-        assert len(describe(schema)) == 40
+        assert len(schema.describe()) == 40
     rows = tuple(range(100, 126))
     schema = guess(tmp_path, text, model=ModelSpec(num_tables=26, rows_per_table=rows))
     assert [column.rows for column in schema.sparse] == list(rows)
@@ -257,10 +258,11 @@ def test_names_that_tables_cannot_have_are_changed_and_stay_apart(tmp_path):
     schema = guess(tmp_path, text)
     assert [(column.name, column.source) for column in schema.sparse] == [
         ("User_ID_2", "User ID"), ("User_ID_3", "User-ID"), ("User_ID", "User_ID")]
-    inputs = LocalInputs(str(tmp_path))
-    reader = CsvReader(schema, spec_of(), inputs)
+    inputs = Inputs(str(tmp_path))
+    reader = CsvReader(schema, spec_of().data.prepare, inputs)
     rows = next(reader.read(reader.segments(inputs.find("data.csv")[0], 1 << 20)[0], 1 << 20))
-    assert [set(texts.values()) for texts in rows.texts] == [{"a0", "a1", "a2"}, {"b0", "b1", "b2"}, {"c0", "c1", "c2"}]
+    wanted = [hash_words(pa.array([f"{letter}{i % 3}" for i in range(9)])).tolist() for letter in "abc"]
+    assert [keys.tolist() for keys in rows.keys] == wanted
 
 
 def test_words_that_come_late_are_seen(tmp_path):
@@ -291,7 +293,7 @@ def test_what_cannot_be_read_is_told_by_name(tmp_path, content, name, what):
 def test_formats_are_not_mixed(tmp_path):
     (tmp_path / "a.csv").write_text("label,user\n1,a\n")
     pq.write_table(pa.table({"label": [1], "user": ["a"]}), tmp_path / "b.parquet")
-    inputs = LocalInputs(str(tmp_path))
+    inputs = Inputs(str(tmp_path))
     with pytest.raises(DataError, match=r"mixes formats: a.csv is csv, b.parquet is not"):
         guess_schema(spec_of(), inputs, inputs.find("*"))
 
@@ -301,12 +303,12 @@ def test_a_split_column_is_no_feature(tmp_path):
     schema = guess(tmp_path, text, split="column", split_column="part")
     assert schema.split_column == "part"
     assert [column.name for column in schema.sparse] == ["user"]
-    assert [row["taken_for"] for row in describe(schema)] == ["label", "words", "split"]
+    assert [row["taken_for"] for row in schema.describe()] == ["label", "words", "split"]
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     pq.write_table(pa.table({"label": [1], "user": ["a"]}), tmp_path / "b.parquet")
-    inputs = LocalInputs(str(tmp_path))
+    inputs = Inputs(str(tmp_path))
     schema = guess(tmp_path, "label,user\n1,a\n0,b\n")
     for name in ("pyarrow", "pyarrow.csv", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -314,4 +316,4 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
         guess_schema(spec_of(), inputs, inputs.find("b.parquet"))
     assert "embark-rec[columns]" in caught.value.fix
     with pytest.raises(MissingPackage, match="pyarrow reads delimited text"):
-        CsvReader(schema, spec_of(), inputs)
+        CsvReader(schema, spec_of().data.prepare, inputs)

@@ -1,4 +1,4 @@
-"""What is done is written down whole, and only gone on with by the same settings."""
+"""What is done is recorded atomically, and only resumed with the same settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from embark.data.prepare.journal import Journal
 from embark.errors import UserError
 
 
-def test_a_record_is_there_whole_or_not_at_all(tmp_path):
+def test_a_record_is_complete_or_not_there(tmp_path):
     with Journal(tmp_path) as journal:
         assert journal.read("read/a") is None
         journal.write("read/a", {"rows": 3})
@@ -19,9 +19,9 @@ def test_a_record_is_there_whole_or_not_at_all(tmp_path):
 def test_other_settings_are_refused_and_named(tmp_path):
     settings = {"seed": 1, "prepare": {"dense": "log"}, "files": [{"uri": "a", "bytes": 5}]}
     with Journal(tmp_path) as journal:
-        assert not journal.begin(settings)
-        assert journal.begin(settings)
-        with pytest.raises(UserError, match=r"files\[0\]\.bytes was 5, is 6; seed was 1, is 2") as caught:
+        journal.begin(settings)
+        journal.begin(settings)
+        with pytest.raises(UserError, match=r"seed was 1, is 2; files\[0\]\.bytes was 5, is 6") as caught:
             journal.begin(settings | {"seed": 2, "files": [{"uri": "a", "bytes": 6}]})
         assert "--fresh" in caught.value.fix
 

@@ -19,9 +19,9 @@ import pytest
 
 from embark.data.prepare import budget
 from embark.data.prepare.guess import guess_schema
-from embark.data.prepare.memory import tree_bytes
 from embark.data.prepare.prepare import prepare
 from embark.data.prepared import MANIFEST, SPLITS, STATISTICS, Manifest
+from embark.data.progress import tree_bytes
 from embark.errors import DataError, UserError
 
 
@@ -33,7 +33,7 @@ def many_segments(monkeypatch):
 
 
 def run(spec, schema, inputs, pattern, out: Path, **more) -> Manifest:
-    return prepare(spec, schema, inputs, inputs.find(str(pattern)), out, tell=lambda _: None, **more)
+    return prepare(spec, schema, inputs, inputs.find(str(pattern)), out, **more).manifest
 
 
 def contents(out: Path) -> dict[str, str]:
@@ -79,8 +79,8 @@ def test_ids_by_frequency_are_those_of_a_counter_over_the_training_rows(
     criteo, make_spec, inputs, tmp_path, read_rows, monkeypatch, min_count, max_rows, max_entries
 ):
     if max_entries:
-        wanted = budget.budget_of
-        monkeypatch.setattr("embark.data.prepare.prepare.budget_of", lambda *a, **k: replace(
+        wanted = budget.plan_budget
+        monkeypatch.setattr("embark.data.prepare.prepare.plan_budget", lambda *a, **k: replace(
             wanted(*a, **k), max_entries=max_entries, run_rows=500, chunk_bytes=1))
     lines = criteo.lines(3000, distinct=120)
     (tmp_path / "day_0").write_bytes(b"\n".join(lines[:2400]) + b"\n")
@@ -171,7 +171,7 @@ def test_lists_and_words_of_a_csv_keep_their_rows(make_spec, inputs, tmp_path, r
     assert manifest.bad_rows["num_lists_cut"] == 100
 
 
-def test_bad_rows_are_told_by_file_and_line_and_too_many_leave_no_manifest(
+def test_bad_rows_are_reported_by_file_and_line_and_too_many_leave_no_manifest(
     criteo, make_spec, inputs, tmp_path, many_segments
 ):
     lines = criteo.lines(1500)
@@ -184,7 +184,7 @@ def test_bad_rows_are_told_by_file_and_line_and_too_many_leave_no_manifest(
     parts_before = {path: path.stat().st_mtime_ns for path in out.rglob("*.bin")}
     manifest = run(make_spec({"num_workers": 2, "max_bad_share": 0.01}), criteo.schema(), inputs, "day_0", out)
     assert manifest.bad_rows["num"] == 2
-    assert [(told["line"], told["file"]) for told in manifest.bad_rows["told"]] == [(701, "day_0"), (1401, "day_0")]
+    assert [(bad["line"], bad["file"]) for bad in manifest.bad_rows["examples"]] == [(701, "day_0"), (1401, "day_0")]
     assert manifest.bad_rows["files"]["day_0"] == {
         "1 field instead of 40": 1, "cat_25 is …, not 1 to 8 hexadecimal digits": 1}
     # Nothing was read again for it.
@@ -212,7 +212,7 @@ def test_a_gzip_file_cut_short_leaves_no_manifest(criteo, make_spec, inputs, tmp
     assert not (tmp_path / "out" / MANIFEST).exists()
 
 
-def test_whole_data_is_left_alone_other_settings_are_refused_and_fresh_begins_again(
+def test_complete_data_is_left_alone_other_settings_are_refused_and_fresh_starts_over(
     criteo, make_spec, inputs, tmp_path
 ):
     (tmp_path / "day_0").write_bytes(b"\n".join(criteo.lines(300)))
@@ -230,7 +230,7 @@ def test_whole_data_is_left_alone_other_settings_are_refused_and_fresh_begins_ag
     assert (out / "notes.txt").read_text() == "mine"
 
 
-def test_an_input_that_changed_meanwhile_is_not_gone_on_with(criteo, make_spec, inputs, tmp_path, monkeypatch):
+def test_an_input_that_changed_meanwhile_is_not_resumed(criteo, make_spec, inputs, tmp_path, monkeypatch):
     (tmp_path / "day_0").write_bytes(b"\n".join(criteo.lines(300)))
     out = tmp_path / "out"
     (tmp_path / "day_1").write_bytes(b"rubbish")
@@ -242,19 +242,17 @@ def test_an_input_that_changed_meanwhile_is_not_gone_on_with(criteo, make_spec, 
     run(make_spec(), criteo.schema(), inputs, "day_*", out, fresh=True)
 
 
-def test_progress_is_told_with_time_left_and_where_the_time_went(criteo, make_spec, inputs, tmp_path, many_segments):
+def test_progress_comes_by_stages_with_the_memory(criteo, make_spec, inputs, tmp_path, many_segments):
     (tmp_path / "day_0").write_bytes(b"\n".join(criteo.lines(1500)))
-    told = []
+    reports = []
     before = tree_bytes(os.getpid())
-    prepare(make_spec({"num_workers": 2}), criteo.schema(None), inputs, inputs.find("day_0"), tmp_path / "out",
-            tell=told.append)
-    assert list(dict.fromkeys(p.stage for p in told))[:3] == ["reading", "numbering ids", "writing"]
-    last = told[-1]
+    result = prepare(make_spec({"num_workers": 2}), criteo.schema(None), inputs, inputs.find("day_0"), tmp_path / "out",
+                     on_progress=reports.append)
+    assert list(dict.fromkeys(p.stage for p in reports)) == ["reading", "numbering ids", "writing", "counting", "done"]
+    last = reports[-1]
     assert (last.stage, last.rows) == ("done", 1500)
-    assert last.memory_bytes > 10_000_000
-    assert last.memory_bytes - before < last.more["memory_bytes"]  # pytest and torch are not the preparation's
-    assert {"parsing", "dense", "ids", "writing"} <= set(last.more["work_s"])
-    assert sum(last.more["rows"].values()) == 1500
+    assert result.memory_bytes >= last.memory_bytes > 10_000_000
+    assert last.memory_bytes - before < make_spec().data.prepare.memory_gb * 1e9  # pytest is not the preparation's
 
 
 def test_hash_without_rows_is_refused(criteo, make_spec, inputs, tmp_path):
@@ -270,8 +268,8 @@ KILLED = textwrap.dedent("""
     if __name__ == "__main__":
         from embark.data.prepare import budget
         from embark.data.prepare import prepare as prepare_module
-        from embark.data.prepare.inputs import LocalInputs
-        from embark.data.prepare.pieces import Schema, SparseColumn
+        from embark.data.prepare.inputs import Inputs
+        from embark.data.prepare.schema import Schema, SparseColumn
         from embark.spec.run import RunSpec
 
         folder, out, rows, whom, after = sys.argv[1:]
@@ -282,26 +280,27 @@ KILLED = textwrap.dedent("""
         columns = tuple(SparseColumn(name, "hex", rows=int(rows) or None) for name in names)
         schema = Schema("criteo", "label", dense, columns, ("label", *dense, *names))
         spec = RunSpec.model_validate({"data": {"prepare": {"num_workers": 2, "test_fraction": 0.1}}})
-        inputs = LocalInputs(folder)
+        inputs = Inputs(folder)
         left = int(after)
 
-        class Deadly(prepare_module.Counter):
-            def update(self, *given, **more):
-                super().update(*given, **more)
+        class Deadly(prepare_module.WorkerPool):
+            def run(self, *given):
                 global left
-                left -= 1
-                if left == 0:
-                    victim = os.getpid() if whom == "parent" else multiprocessing.active_children()[0].pid
-                    os.kill(victim, signal.SIGKILL)
+                for done in super().run(*given):
+                    left -= 1
+                    if left == 0:
+                        victim = os.getpid() if whom == "parent" else multiprocessing.active_children()[0].pid
+                        os.kill(victim, signal.SIGKILL)
+                    yield done
 
-        prepare_module.Counter = Deadly
-        prepare_module.prepare(spec, schema, inputs, inputs.find("day_0"), Path(out), tell=lambda _: None)
+        prepare_module.WorkerPool = Deadly
+        prepare_module.prepare(spec, schema, inputs, inputs.find("day_0"), Path(out))
 """)
 """Prepares, and kills itself or a worker after so many tasks."""
 
 
 @pytest.mark.parametrize("rows", [1000, 0])
-def test_killed_at_any_point_and_gone_on_with_it_ends_with_the_same_bytes(criteo, tmp_path, rows):
+def test_killed_at_any_point_and_resumed_it_ends_with_the_same_bytes(criteo, tmp_path, rows):
     (tmp_path / "day_0").write_bytes(b"\n".join(criteo.lines(2500, distinct=300)) + b"\n")
     script = tmp_path / "killed.py"
     script.write_text(KILLED)

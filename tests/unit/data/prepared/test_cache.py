@@ -14,13 +14,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from prepared_rows import Made, make_prepared
 
-from embark.data import fit_spec, open_source
+from embark.data import Source, open_source, resolve_from_data
 from embark.data.prepared import cache as cache_module
+from embark.data.prepared import opening
 from embark.data.prepared.cache import CachedParts
 from embark.data.prepared.opening import cache_directory
 from embark.errors import DataError, Fault
@@ -43,6 +45,12 @@ class FarStore(LocalStore):
         time.sleep(self.delay_s)
         self.fetched.append(path)
         super().download(path, to)
+
+
+def open_far(raw: dict[str, object], store: LocalStore) -> Source:
+    """The source of a spec whose object store is `store`."""
+    with mock.patch.object(opening, "open_store", return_value=store):
+        return open_source(resolve_from_data(resolve(raw)))
 
 
 def largest_bytes(made: Made) -> int:
@@ -85,9 +93,9 @@ def watching(directory: Path) -> Iterator[list[int]]:
 @pytest.mark.parametrize("num_parts", [1, 2.5, 6])
 def test_rows_are_those_of_the_folder_and_the_cache_keeps_to_its_size(tmp_path: Path, num_parts: float):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
-    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", num_parts)), open_store=lambda uri: FarStore(made.path))
+    spec = raw_spec(made, tmp_path / "cache", num_parts)
     store = FarStore(made.path)
-    far, near = open_source(spec, open_store=lambda uri: store), made.open()
+    far, near = open_far(spec, store), made.open()
     assert len(made.manifest.parts["train"]) > 8
     with watching(cache_directory(URI, str(tmp_path / "cache"))) as sizes:
         for epoch in range(2):
@@ -102,9 +110,9 @@ def test_rows_are_those_of_the_folder_and_the_cache_keeps_to_its_size(tmp_path: 
 def test_with_room_for_all_each_part_is_fetched_once(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
     store = FarStore(made.path)
-    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 100)), open_store=lambda uri: store)
+    spec = raw_spec(made, tmp_path / "cache", 100)
     for _ in range(2):
-        source = open_source(spec, open_store=lambda uri: store)
+        source = open_far(spec, store)
         for epoch in range(2):
             source.train_rows(epoch, 0, 1_000)
     assert sorted(store.fetched) == sorted(p.file for p in made.manifest.parts["train"])
@@ -113,8 +121,8 @@ def test_with_room_for_all_each_part_is_fetched_once(tmp_path: Path):
 def test_the_next_parts_of_the_epoch_are_fetched_before_they_are_used(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
     store = FarStore(made.path)
-    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 100)), open_store=lambda uri: store)
-    open_source(spec, open_store=lambda uri: store).train_rows(0, 0, 1)
+    spec = raw_spec(made, tmp_path / "cache", 100)
+    open_far(spec, store).train_rows(0, 0, 1)
     for _ in range(200):
         if len(store.fetched) == 5:
             break
@@ -185,20 +193,21 @@ def test_a_part_that_is_only_kept_at_hand_is_let_go_when_another_process_wants_t
 WORKER = """
 import json, sys
 from pathlib import Path
-from embark.data import fit_spec, open_source
+from embark.data import open_source, resolve_from_data
+from embark.data.prepared import opening
 from embark.spec import resolve
-from embark.store.local_store import FolderStore
+from embark.store.local_store import LocalStore
 
 fetched = []
-class ObjectStore(FolderStore):
+class FarStore(LocalStore):
     def download(self, path, to):
         fetched.append(path)
         super().download(path, to)
 
 raw, folder, rank = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-spec = fit_spec(resolve(raw), open_store=lambda uri: ObjectStore(folder))
-store = ObjectStore(folder)
-source = open_source(spec, open_store=lambda uri: store)
+store = FarStore(folder)
+opening.open_store = lambda uri: store
+source = open_source(resolve_from_data(resolve(raw)))
 seen = []
 for epoch in range(3):
     for start in range(0, 1000, 50):
@@ -234,13 +243,13 @@ def test_two_processes_share_one_cache(tmp_path: Path, num_parts: int):
 
 def test_a_download_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
-    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 5)), open_store=lambda uri: FarStore(made.path))
+    spec = raw_spec(made, tmp_path / "cache", 5)
     for part in made.manifest.parts["train"]:
         file = made.path / part.file
         damaged = bytearray(file.read_bytes())
         damaged[100] ^= 1
         file.write_bytes(damaged)
-    source = open_source(spec, open_store=lambda uri: FarStore(made.path))
+    source = open_far(spec, FarStore(made.path))
     with pytest.raises(DataError, match=r"far://bucket/prepared/train/part-.*checksum"):
         source.train_rows(0, 0, 10)
     assert not list(cache_directory(URI, str(tmp_path / "cache")).glob("*.bin"))
@@ -255,8 +264,8 @@ def test_a_download_that_was_damaged_on_the_way_is_fetched_again(tmp_path: Path)
             if self.fetched.count(path) == 1:
                 to.write_bytes(b"x" * to.stat().st_size)
 
-    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 5)), open_store=lambda uri: FarStore(made.path))
-    source = open_source(spec, open_store=lambda uri: Damaging(made.path))
+    spec = raw_spec(made, tmp_path / "cache", 5)
+    source = open_far(spec, Damaging(made.path))
     np.testing.assert_array_equal(source.train_rows(0, 0, 1_000).ids, made.open().train_rows(0, 0, 1_000).ids)
 
 
@@ -281,20 +290,20 @@ def test_a_store_that_fails_is_heard_of_by_who_reads(tmp_path: Path):
         def download(self, path: str, to: Path) -> None:
             raise Fault("the store is on fire")
 
-    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 5)), open_store=lambda uri: FarStore(made.path))
-    source = open_source(spec, open_store=lambda uri: Broken(made.path))
+    spec = raw_spec(made, tmp_path / "cache", 5)
+    source = open_far(spec, Broken(made.path))
     with pytest.raises(Fault, match="on fire"):
         source.train_rows(0, 0, 10)
 
 
 def test_a_cache_too_small_for_one_part_is_refused_with_a_size_that_will_do(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
-    spec = fit_spec(resolve(raw_spec(made, tmp_path / "cache", 0.5)), open_store=lambda uri: FarStore(made.path))
+    spec = raw_spec(made, tmp_path / "cache", 0.5)
     with pytest.raises(DataError, match=r"data\.cache_gb") as caught:
-        open_source(spec, open_store=lambda uri: FarStore(made.path))
+        open_far(spec, FarStore(made.path))
     size_gb = float(caught.value.fix.split("to ")[1].split(" or")[0])
-    spec = spec.model_copy(update={"data": spec.data.model_copy(update={"cache_gb": size_gb})})
-    open_source(spec, open_store=lambda uri: FarStore(made.path)).train_rows(0, 0, 1_000)
+    spec["data"]["cache_gb"] = size_gb
+    open_far(spec, FarStore(made.path)).train_rows(0, 0, 1_000)
 
 
 def test_data_that_changed_under_its_uri_is_never_mixed_with_what_is_cached(tmp_path: Path):
@@ -302,8 +311,8 @@ def test_data_that_changed_under_its_uri_is_never_mixed_with_what_is_cached(tmp_
     raw = raw_spec(before, tmp_path / "cache", 100)
 
     def ids(made: Made) -> bytes:
-        spec = fit_spec(resolve(raw), open_store=lambda uri: FarStore(made.path))
-        return open_source(spec, open_store=lambda uri: FarStore(made.path)).train_rows(0, 0, 900).ids.tobytes()
+        spec = raw
+        return open_far(spec, FarStore(made.path)).train_rows(0, 0, 900).ids.tobytes()
 
     first = ids(before)
     shutil.rmtree(tmp_path / "far")

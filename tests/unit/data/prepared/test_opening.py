@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 from prepared_rows import RAGGED, make_prepared
 
-from embark.data import fit_spec, open_source
+from embark.data import open_source, resolve_from_data
 from embark.errors import DataError
 from embark.spec import resolve
-from embark.store import open_store
 
 
 def refusal(path: str | Path, **data: object) -> str:
     spec = resolve({"data": {"kind": "prepared", "path": str(path), **data}})
     with pytest.raises(DataError) as caught:
-        open_source(fit_spec(spec, open_store=open_store), open_store=open_store)
+        open_source(resolve_from_data(spec))
     assert str(path) in str(caught.value)
     assert caught.value.fix
     return str(caught.value)
@@ -39,7 +38,7 @@ def test_a_uri_without_a_manifest_says_the_same(tmp_path: Path):
 
 def test_a_file_uri_is_a_folder(tmp_path: Path):
     made = make_prepared(tmp_path / "a folder")
-    spec = fit_spec(resolve({"data": {"kind": "prepared", "path": (tmp_path / "a folder").as_uri()}}))
+    spec = resolve_from_data(resolve({"data": {"kind": "prepared", "path": (tmp_path / "a folder").as_uri()}}))
     assert open_source(spec).train_rows(0, 0, 9).ids.tolist() == made.open().train_rows(0, 0, 9).ids.tolist()
 
 
@@ -65,6 +64,6 @@ def test_a_manifest_that_is_none_or_of_another_version_or_of_other_blocks_is_ref
     manifest.write_text(json.dumps(value | {"version": 99}))
     assert "version 99" in refusal(tmp_path)
     manifest.write_text(json.dumps(value | {"block_rows": 32}))
-    assert "do not go together" in refusal(tmp_path)
+    assert "contradict each other" in refusal(tmp_path)
     manifest.write_bytes(b"\x80\xff{")
     assert "not the manifest" in refusal(tmp_path)

@@ -143,7 +143,7 @@ def test_lengths_that_are_fixed_are_made_once(tmp_path: Path):
 
 
 def test_batches_are_made_in_the_memory_that_is_handed_in(tmp_path: Path):
-    from embark.data import fit_spec, open_source
+    from embark.data import open_source, resolve_from_data
 
     given: list[np.ndarray] = []
 
@@ -151,7 +151,7 @@ def test_batches_are_made_in_the_memory_that_is_handed_in(tmp_path: Path):
         given.append(np.zeros(size_bytes, np.uint8))
         return given[-1]
 
-    spec = fit_spec(make_prepared(tmp_path).spec())
+    spec = resolve_from_data(make_prepared(tmp_path).spec())
     batch = open_source(spec, allocate=allocate).train_rows(0, 10, 90)
     for array in (batch.dense, batch.ids, batch.label):
         assert sum(np.shares_memory(array, memory) for memory in given) == 1

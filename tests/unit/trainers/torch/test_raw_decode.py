@@ -9,7 +9,7 @@ import pytest
 import torch
 from prepared_rows import FIXED, RAGGED, make_prepared
 
-from embark.data import Loader, fit_spec, open_source
+from embark.data import Loader, open_source, resolve_from_data
 from embark.trainers.torch.batch import ToDevice, pinned
 from embark.trainers.torch.raw_decode import RawDecoder
 
@@ -60,15 +60,6 @@ def test_some_features_in_an_order_of_the_models_own(tmp_path: Path, names: list
     np.testing.assert_array_equal(ids, source.train_rows(0, 30, 120).ids)
 
 
-def test_held_out_rows_are_had_raw_too(tmp_path: Path):
-    made = make_prepared(tmp_path)
-    source = made.open()
-    decoder = RawDecoder(made.layout, [f.name for f in FIXED], 50, torch.device("cpu"))
-    buffer = np.zeros(decoder.size_bytes, np.uint8)
-    source.eval_raw(40, 90, buffer)
-    np.testing.assert_array_equal(decoder.decode(torch.from_numpy(buffer))[1], source.eval_rows(40, 90).ids)
-
-
 def test_ragged_features_have_no_raw_batches(tmp_path: Path):
     made = make_prepared(tmp_path, RAGGED)
     with pytest.raises(ValueError, match="different numbers of ids"):
@@ -105,7 +96,7 @@ def test_on_a_gpu_and_in_a_graph_it_decodes_the_same(tmp_path: Path):
 def test_on_a_gpu_batches_are_made_in_pinned_memory_and_are_right_after_it_was_used_again(tmp_path: Path):
     made = make_prepared(tmp_path)
     device = torch.device("cuda", 0)
-    spec = fit_spec(made.spec())
+    spec = resolve_from_data(made.spec())
     source, plain = open_source(spec, allocate=pinned(device)), open_source(spec)
     to_device = ToDevice([f.name for f in FIXED], device)
     batch = source.train_rows(0, 0, 96)

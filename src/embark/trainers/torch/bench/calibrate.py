@@ -89,14 +89,14 @@ def measure(spec: RunSpec, seconds: float) -> Measurement:
     """Seconds of a step, fed from memory, and bytes at the peak."""
     import torch
 
-    from embark.data import fit_spec, open_source
+    from embark.data import open_source, resolve_from_data
     from embark.run.host_memory import peak_resident_bytes
     from embark.trainers.bench import NUM_BATCHES, WARM_UP_STEPS, time_steps
     from embark.trainers.torch.bench.contenders import Embark
     from embark.trainers.torch.world import join
 
     with join(spec.place) as world:
-        fit = fit_spec(spec)
+        fit = resolve_from_data(spec)
         ours, is_gpu = Embark(fit, world, open_source(fit), NUM_BATCHES), world.device.type == "cuda"
         times = time_steps(ours, seconds, WARM_UP_STEPS if is_gpu else 3)
         resident, device = peak_resident_bytes(), world.device

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from embark.data import Batch, Source, fit_spec, open_source
+from embark.data import Batch, Source, open_source, resolve_from_data
 from embark.errors import UserError
 from embark.spec import RunSpec
 from embark.trainers.bench import NUM_BATCHES, BenchResult, Ceiling, Contender, first_batches, time_contender
@@ -42,7 +42,7 @@ def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str
             raise UserError("embark bench measures one process", fix="run it without torchrun")
         precision = choose_precision(spec.train, world.device)
         set_matmul_precision("tf32")  # the peers' best
-        spec = fit_spec(spec)
+        spec = resolve_from_data(spec)
         source = open_source(spec)
         batches = first_batches(spec, source)
         rows, size = [], spec.train.batch_size
@@ -64,7 +64,7 @@ def profile(spec: RunSpec, num_steps: int = 20) -> Profile:
     """Where the device's time goes in Embark's step."""
     with join(spec.place) as world:
         set_matmul_precision("tf32")
-        spec = fit_spec(spec)
+        spec = resolve_from_data(spec)
         ours = Embark(spec, world, open_source(spec), NUM_BATCHES)
         ours.run(10)
         ours.wait()

@@ -1,4 +1,4 @@
-"""Processes that take tasks one at a time, tell how far they are, and end with their parent whatever happens."""
+"""Processes that take tasks one at a time, report progress, and end with their parent whatever happens."""
 
 from __future__ import annotations
 
@@ -10,30 +10,57 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from embark.errors import EmbarkError, Fault
 
-_TELL_EVERY_S = 0.2
+_REPORT_EVERY_S = 0.2
 
+T = TypeVar("T")
+R = TypeVar("R")
 Report = Callable[[int, int, int], None]
-"""Bytes, rows and bad rows since the last report."""
+"""Work units, rows and bad rows since the last report."""
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def each_result(call: Callable[[T], R], tasks: Sequence[T], num_workers: int) -> Iterator[tuple[int, R]]:
+    """`call(task)` of every task, with the task's position, in the order in which they end.
+
+    With one worker this process does the work. `call` and the tasks go to other processes, so they must pickle.
+    """
+    with WorkerPool(_Call(call), num_workers if min(num_workers, len(tasks)) > 1 else 0) as pool:
+        for (position, _), result in pool.run(list(enumerate(tasks)), lambda *_: None):
+            yield position, result
 
 
 class Work(Protocol):
     """What a worker can do. It is sent to the workers, so it must pickle."""
 
     def do(self, task: Any, report: Report) -> Callable[[], Any]:
-        """Do the task but for what is only waiting, such as for the disk; calling what comes back does that and gives
-        the result, while the next task is begun."""
+        """Do the task except for waiting, such as for the disk. Calling what is returned waits and gives the result,
+        while the next task runs."""
         ...
 
 
-class Pool:
-    """`num_workers` processes; with 0 the tasks are done here, which is right for few rows."""
+@dataclass(frozen=True, slots=True)
+class _Call:
+    call: Callable[[Any], Any]
+
+    def do(self, task: tuple[int, Any], report: Report) -> Callable[[], Any]:
+        result = self.call(task[1])
+        return lambda: result
+
+
+class WorkerPool:
+    """`num_workers` processes; with 0 this process does the tasks, which is best for few rows."""
 
     def __init__(self, work: Work, num_workers: int) -> None:
         self._work, self._num_workers = work, num_workers
@@ -54,7 +81,7 @@ class Pool:
         self._workers.clear()
 
     def run(self, tasks: Sequence[Any], report: Report) -> Iterator[tuple[Any, Any]]:
-        """Each task with its result, as they are done. `report` is called here, in this thread."""
+        """Each task with its result, in the order in which they end. `report` is called in this thread."""
         if not self._num_workers:
             for task in tasks:
                 yield task, self._work.do(task, report)()
@@ -62,15 +89,15 @@ class Pool:
         waiting, num_done = deque(enumerate(tasks)), 0
         self._start(min(self._num_workers, len(tasks)))
         for connection in self._workers:
-            _give(connection, waiting)
+            _send_next(connection, waiting)
         while num_done < len(tasks):
-            for heard in wait(list(self._workers)):
-                connection = cast(Connection, heard)
-                kind, value = self._hear(connection)
+            for ready in wait(list(self._workers)):
+                connection = cast(Connection, ready)
+                kind, value = self._receive(connection)
                 if kind == "progress":
                     report(*value)
                 elif kind == "ready":
-                    _give(connection, waiting)
+                    _send_next(connection, waiting)
                 elif kind == "error":
                     raise value
                 else:
@@ -78,39 +105,40 @@ class Pool:
                     yield tasks[value[0]], value[1]
 
     def _start(self, num: int) -> None:
+        # Not by fork: threads of this process may hold locks that a copy of it would wait for.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__, "embark.data.prepare.work"])
+        context.set_forkserver_preload([__name__, "embark.data.prepare.tasks"])
         while len(self._workers) < num:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self._work), name="embark-prepare", daemon=True)
+            process = context.Process(target=_serve, args=(theirs, self._work), name="embark-worker", daemon=True)
             process.start()
             theirs.close()
             self._workers[ours] = process
 
-    def _hear(self, connection: Connection) -> tuple[str, Any]:
+    def _receive(self, connection: Connection) -> tuple[str, Any]:
         try:
-            said: tuple[str, Any] = connection.recv()
+            message: tuple[str, Any] = connection.recv()
         except (EOFError, ConnectionResetError):
             process = self._workers[connection]
             process.join(5)
             code = process.exitcode
             how = f"by signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"with code {code}"
-            raise Fault(f"a worker process ended {how} in the middle of its work",
-                        fix="run it again: what is done is kept. Where the system ended it for memory, "
-                            "a smaller data.prepare.memory_gb or data.prepare.num_workers takes less") from None
-        return said
+            raise Fault(f"a worker process ended {how} before its task was done",
+                        fix="run the command again. If the system killed it for memory, lower "
+                            "data.prepare.memory_gb or data.prepare.num_workers") from None
+        return message
 
 
-def _give(connection: Connection, waiting: deque[tuple[int, Any]]) -> None:
+def _send_next(connection: Connection, waiting: deque[tuple[int, Any]]) -> None:
     if waiting:
         try:
             connection.send(waiting.popleft())
         except BrokenPipeError:
-            return  # it is dead, which is heard where its answer is waited for
+            return  # the worker is dead, and receiving its answer raises
 
 
 def _serve(connection: Connection, work: Work) -> None:
-    """A worker's life."""
+    """The main loop of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which then ends us
     threading.Thread(target=_end_with_parent, daemon=True).start()
     answers = _Answers(connection)
@@ -120,7 +148,7 @@ def _serve(connection: Connection, work: Work) -> None:
             number, task = connection.recv()
         except (EOFError, OSError):
             return
-        finish = answers.of(lambda task=task: work.do(task, answers.report))  # type: ignore[misc]
+        finish = answers.result_of(lambda task=task: work.do(task, answers.report))  # type: ignore[misc]
         answers.flush()
         if finishing is not None:
             finishing.join()
@@ -132,7 +160,7 @@ def _serve(connection: Connection, work: Work) -> None:
 
 
 def _finish(answers: _Answers, number: int, finish: Callable[[], Any]) -> None:
-    result = answers.of(lambda: (number, finish()))
+    result = answers.result_of(lambda: (number, finish()))
     if result is not None:
         answers.send("done", result)
 
@@ -145,23 +173,23 @@ def _end_with_parent() -> None:
 
 
 class _Answers:
-    """What a worker says to its parent, from either of its threads. Reports are gathered: one a chunk would be many."""
+    """What a worker sends to its parent, from either of its threads; reports are added up and sent now and then."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
         self._sums = [0, 0, 0]
-        self._told_at = 0.0
+        self._reported_s = 0.0
 
     def send(self, kind: str, value: Any) -> None:
         try:
             with self._lock:
                 self._connection.send((kind, value))
         except OSError:
-            os._exit(1)  # nobody is there to work for
+            os._exit(1)  # the parent is gone
 
-    def of(self, call: Callable[[], Any]) -> Any:
-        """What the call gives; None if it failed, which is told."""
+    def result_of(self, call: Callable[[], Any]) -> Any:
+        """The call's result; None if it failed, and the parent gets the error."""
         try:
             return call()
         except EmbarkError as error:
@@ -170,15 +198,15 @@ class _Answers:
             self.send("error", Fault(f"a worker process failed:\n{traceback.format_exc()}"))
         return None
 
-    def report(self, num_bytes: int, num_rows: int, num_bad: int) -> None:
+    def report(self, num_done: int, num_rows: int, num_bad: int) -> None:
         """See `Report`."""
-        for i, more in enumerate((num_bytes, num_rows, num_bad)):
+        for i, more in enumerate((num_done, num_rows, num_bad)):
             self._sums[i] += more
-        if time.monotonic() - self._told_at >= _TELL_EVERY_S:
+        if time.monotonic() - self._reported_s >= _REPORT_EVERY_S:
             self.flush()
 
     def flush(self) -> None:
-        self._told_at = time.monotonic()
+        self._reported_s = time.monotonic()
         if any(self._sums):
             self.send("progress", tuple(self._sums))
             self._sums = [0, 0, 0]

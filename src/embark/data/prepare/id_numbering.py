@@ -1,9 +1,14 @@
-"""Ids by frequency, whatever the number of distinct values: counted and numbered range of keys by range of keys."""
+"""Ids by frequency. All training rows are counted before the first id is known, so rows wait in files, in runs.
+
+In a run each column's values are numbered among themselves: `codes` from 1 by rising key, 0 for a missing value. The
+distinct keys and how many training rows have each are in a second file. Ids are then given one range of keys after
+another, whatever the number of distinct values.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,11 +16,111 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.pieces import Keys
-from embark.data.prepare.pool import Report
-from embark.data.prepare.staging import RunKeys
+from embark.data.prepare.rows import Keys
+from embark.data.prepared.layout import Rows
+from embark.data.workers import Report
 
 _SAMPLES_PER_PARTITION = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """The values of a column of a run, numbered among themselves."""
+
+    codes: NDArray[Any]
+    keys: Keys
+    """Distinct, rising; code − 1 is the position."""
+    counts: NDArray[np.uint32]
+    """Training rows that have each key."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """Where a column's distinct keys of one run lie."""
+
+    path: Path
+    start: int
+    """In bytes; the counts follow the keys."""
+    num_keys: int
+    dtype: np.dtype[Any]
+
+    def read_keys(self, start: int, stop: int) -> Keys:
+        return np.fromfile(self.path, self.dtype, stop - start, offset=self.start + start * self.dtype.itemsize)
+
+    def read_counts(self, start: int, stop: int) -> NDArray[np.uint32]:
+        offset = self.start + self.num_keys * self.dtype.itemsize + start * 4
+        return np.fromfile(self.path, np.uint32, stop - start, offset=offset)
+
+    def map_keys(self) -> Keys:
+        """Without reading them, for looking at a few."""
+        if not self.num_keys:
+            return np.empty(0, self.dtype)
+        return np.memmap(self.path, self.dtype, "r", self.start, (self.num_keys,))
+
+
+def encode(
+    keys: Keys, is_missing: NDArray[np.bool_] | None, is_train: NDArray[np.bool_], lengths: NDArray[np.int32] | None
+) -> Codes:
+    """Number the values of a run among themselves. `is_train` is by row."""
+    if lengths is not None:
+        is_train = np.repeat(is_train, lengths)
+    present = None if is_missing is None else np.flatnonzero(~is_missing)
+    order, rising = _sorted(keys if present is None else keys[present])
+    if present is not None:
+        order = present[order]
+    is_new = np.empty(len(rising), np.bool_)
+    is_new[:1] = True
+    np.not_equal(rising[1:], rising[:-1], out=is_new[1:])
+    distinct = rising[is_new]
+    codes = np.zeros(len(keys), _code_dtype(len(distinct)))
+    codes[order] = np.cumsum(is_new, dtype=np.uint32)
+    counts = np.bincount(codes[is_train], minlength=len(distinct) + 1)[1:].astype(np.uint32)
+    return Codes(codes, distinct, counts)
+
+
+class RunWriter:
+    """Writes the runs of one segment."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._paths = _paths(directory, name)
+        self._rows, self._keys = (open(f"{path}.part", "wb") for path in self._paths)  # noqa: SIM115
+        self._runs: list[dict[str, Any]] = []
+
+    def add(self, rows: Rows, split: NDArray[np.uint8], numbered: Mapping[int, Codes]) -> None:
+        """Write one more run; the ids of the columns in `numbered` are their codes."""
+        for array in (rows.label, split, rows.dense, *rows.lengths, *rows.ids):
+            if array is not None:
+                np.save(self._rows, array)
+        keys = {}
+        for column, codes in numbered.items():
+            keys[str(column)] = {"start": self._keys.tell(), "num": len(codes.keys), "dtype": codes.keys.dtype.str}
+            self._keys.write(codes.keys.data)
+            self._keys.write(codes.counts.data)
+        self._runs.append(keys)
+
+    def close(self) -> list[dict[str, Any]]:
+        """Everything is on disk; the record by which it is found again."""
+        for file, path in zip((self._rows, self._keys), self._paths, strict=True):
+            _close_synced(file, path)
+        return self._runs
+
+
+def read_runs(
+    directory: Path, name: str, num_runs: int, is_list: Sequence[bool]
+) -> Iterator[tuple[Rows, NDArray[np.uint8]]]:
+    """The rows of each run of a segment, and their splits."""
+    with open(_paths(directory, name)[0], "rb") as file:
+        for _ in range(num_runs):
+            label, split, dense = (np.load(file) for _ in range(3))
+            lengths = tuple(np.load(file) if has_lengths else None for has_lengths in is_list)
+            yield Rows(label, dense, tuple(np.load(file) for _ in is_list), lengths), split
+
+
+def keys_of(directory: Path, name: str, runs: Sequence[dict[str, Any]], column: int) -> list[RunKeys]:
+    """A column's keys in each run of a segment."""
+    path, found = _paths(directory, name)[1], [run[str(column)] for run in runs]
+    return [RunKeys(path, about["start"], about["num"], np.dtype(about["dtype"])) for about in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +130,12 @@ class Numbered:
     num_distinct: int
     """Values in the training rows."""
     num_kept: int
-    """Those with an id of their own, from 1 on."""
+    """Those with an id of their own, counted from 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
-    """Where the result goes."""
+class IdFiles:
+    """Where the ids of a column are written."""
 
     keys: Path
     """The distinct keys that have an id, rising, as `.npy`."""
@@ -41,12 +146,12 @@ class Targets:
 
 
 def number_keys(
-    runs: Sequence[RunKeys], targets: Targets, *, min_count: int, max_kept: int, max_entries: int, report: Report
+    runs: Sequence[RunKeys], files: IdFiles, *, min_count: int, max_kept: int, max_entries: int, report: Report
 ) -> Numbered:
     """Id 1 for the most frequent, ties by key; 0 for those seen fewer than `min_count` times and all behind
     `max_kept`. At most about `max_entries` keys of runs are in memory at once."""
     bounds = _partitions(runs, max_entries)
-    counted = Path(f"{targets.codes}.counted")
+    counted = Path(f"{files.codes}.counted")
     tally = _Tally()
     sizes: list[int] = []
     with open(counted, "wb") as file:
@@ -66,9 +171,9 @@ def number_keys(
     starts = np.cumsum([0] + [run.num_keys for run in runs])
     with (
         open(counted, "rb") as file,
-        _npy(targets.keys, dtype, num_kept) as keys_file,
-        _npy(targets.ids, np.dtype("<i4"), num_kept) as ids_file,
-        open(f"{targets.codes}.part", "wb") as codes_file,
+        _npy(files.keys, dtype, num_kept) as keys_file,
+        _npy(files.ids, np.dtype("<i4"), num_kept) as ids_file,
+        open(f"{files.codes}.part", "wb") as codes_file,
     ):
         for part, size in enumerate(sizes):
             keys = np.frombuffer(file.read(size * dtype.itemsize), dtype)
@@ -78,13 +183,10 @@ def number_keys(
             ids_file.write(ids[ids > 0].astype("<i4").data)
             for run, start, low, high in zip(runs, starts, bounds[:, part], bounds[:, part + 1], strict=False):
                 codes_file.seek(int(start + low) * 4)
-                codes_file.write(_looked_up(run.read_keys(int(low), int(high)), keys, ids).data)
+                codes_file.write(_look_up(run.read_keys(int(low), int(high)), keys, ids).data)
             report(int((bounds[:, part + 1] - bounds[:, part]).sum()), 0, 0)
-        for written in (keys_file, ids_file, codes_file):
-            written.flush()
-            os.fsync(written.fileno())
-    for path in (targets.keys, targets.ids, targets.codes):
-        os.replace(f"{path}.part", path)
+        for written, path in ((keys_file, files.keys), (ids_file, files.ids), (codes_file, files.codes)):
+            _close_synced(written, path)
     counted.unlink()
     return Numbered(tally.num_distinct, num_kept)
 
@@ -131,7 +233,7 @@ def _count(
     return keys[starts], np.add.reduceat(counts, starts, dtype=np.int64)
 
 
-def _looked_up(wanted: Keys, keys: Keys, ids: NDArray[np.int64]) -> NDArray[np.int32]:
+def _look_up(wanted: Keys, keys: Keys, ids: NDArray[np.int64]) -> NDArray[np.int32]:
     """The id of each, 0 where it has none. Both are rising, so the search walks along."""
     if not len(keys):
         return np.zeros(len(wanted), np.int32)
@@ -183,3 +285,32 @@ def _npy(path: Path, dtype: np.dtype[Any], num: int) -> BinaryIO:
     np.lib.format.write_array_header_1_0(
         file, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num,)})
     return file
+
+
+def _paths(directory: Path, name: str) -> tuple[Path, Path]:
+    return directory / f"{name}.rows", directory / f"{name}.keys"
+
+
+def _close_synced(file: BinaryIO, path: Path) -> None:
+    """The file is on disk, and under its own name."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+    os.replace(f"{path}.part", path)
+
+
+def _code_dtype(num_keys: int) -> type[np.unsignedinteger[Any]]:
+    return np.uint8 if num_keys < 1 << 8 else np.uint16 if num_keys < 1 << 16 else np.uint32
+
+
+def _sorted(keys: Keys) -> tuple[NDArray[np.integer[Any]], Keys]:
+    """The order that sorts them, and them in it."""
+    if keys.dtype == np.uint32:
+        # Key and position in one word: sorting words takes half the time of sorting positions by key.
+        words = keys.astype(np.uint64)
+        words <<= np.uint64(32)
+        words |= np.arange(len(keys), dtype=np.uint64)
+        words.sort()
+        return words.astype(np.uint32), (words >> np.uint64(32)).astype(np.uint32)
+    order = np.argsort(keys)
+    return order, keys[order]

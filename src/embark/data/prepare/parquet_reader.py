@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from embark.data.prepare.pieces import InputFile, Inputs, RawRows, Schema, Segment
-from embark.data.prepare.raw_rows import Place, RowMaker
+from embark.data.prepare.inputs import InputFile, Inputs
+from embark.data.prepare.row_parser import Location, RowParser
+from embark.data.prepare.rows import RawRows, Segment
+from embark.data.prepare.schema import Schema
 from embark.errors import DataError, MissingPackage, nearest
-from embark.spec.run import RunSpec
+from embark.spec.data import PrepareSpec
 
 _MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 1_024, 1 << 20
 _READ_BYTES = 1 << 20
@@ -21,10 +23,10 @@ _READ_BYTES = 1 << 20
 class ParquetReader:
     """Parquet files, NVTabular's and Spark's among them."""
 
-    def __init__(self, schema: Schema, spec: RunSpec, inputs: Inputs) -> None:
+    def __init__(self, schema: Schema, prepare: PrepareSpec, inputs: Inputs) -> None:
         self._schema = schema
         self._inputs = inputs
-        self._maker = RowMaker(schema, spec.data.prepare)
+        self._parser = RowParser(schema, prepare)
 
     def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
         """Row groups, as many as come to about that size in the file."""
@@ -50,21 +52,21 @@ class ParquetReader:
             groups = range(segment.start, segment.stop)
             metadata = parquet.metadata
             position = sum(metadata.row_group(i).num_rows for i in range(segment.start))
-            num_batch_rows = self._batch_rows(metadata, groups, chunk_bytes)
+            batch_rows = self._batch_rows(metadata, groups, chunk_bytes)
             stored = sum(_stored_bytes(metadata.row_group(i)) for i in groups)
             bytes_per_row = stored / max(1, sum(metadata.row_group(i).num_rows for i in groups))
             try:
-                for batch in parquet.iter_batches(num_batch_rows, list(groups), self._maker.columns, use_threads=False):
+                for batch in parquet.iter_batches(batch_rows, list(groups), self._parser.columns, use_threads=False):
                     num_rows = batch.num_rows
                     lines = np.arange(line, line + num_rows)
-                    place = Place(lines, lines + position, num_rows, int(bytes_per_row * num_rows))
-                    yield self._maker.make(batch.column, place, file.uri)
+                    location = Location(lines, lines + position, num_rows, int(bytes_per_row * num_rows))
+                    yield self._parser.parse(batch.column, location, file.uri)
                     line += num_rows
             except (pa.ArrowException, OSError) as error:
                 raise broken(file, error) from error
 
     def _check_columns(self, file: InputFile, names: list[str]) -> None:
-        lacking = [name for name in self._maker.columns if name not in names]
+        lacking = [name for name in self._parser.columns if name not in names]
         if lacking:
             raise DataError(f"{file.uri}: has no column " + ", ".join(map(repr, lacking)),
                             fix=nearest(lacking[0], names) + " Every file has the columns of the first one")
@@ -72,7 +74,7 @@ class ParquetReader:
     def _batch_rows(self, metadata: Any, groups: range, chunk_bytes: int) -> int:
         """Rows that come to `chunk_bytes` when they are unpacked."""
         num_rows = max(1, sum(metadata.row_group(i).num_rows for i in groups))
-        wanted, size = set(self._maker.columns), 0
+        wanted, size = set(self._parser.columns), 0
         for group in groups:
             columns = metadata.row_group(group)
             for i in range(columns.num_columns):

@@ -1,19 +1,23 @@
-"""A row's split depends on the row alone."""
+"""Dense values are those of the plain formula; a row's split depends on the row alone."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from embark.data.prepare.pieces import InputFile, RawRows, Segment
-from embark.data.prepare.splits import check_splits, split_of_file, split_rows
+from embark.data.prepare.inputs import InputFile
+from embark.data.prepare.rows import RawRows, Segment
+from embark.data.prepare.transforms import check_splits, dense_transform, split_rows, transform_dense
 from embark.errors import DataError, UserError
 
 
 def rows_at(positions, split=None) -> RawRows:
     num = len(positions)
-    return RawRows(np.arange(num), np.zeros(num, np.float32), np.zeros((num, 0), np.float32), (), (), (),
-                   positions=np.asarray(positions, np.int64), split=split)
+    return RawRows(np.asarray(positions, np.int64), np.zeros(num, np.float32), np.zeros((num, 0), np.float32), (), (),
+                   (), split=split)
 
 
 FILES = [InputFile(f"data/day_{i}.gz", 10) for i in range(4)]
@@ -39,10 +43,9 @@ def test_another_seed_or_file_draws_otherwise(make_spec):
 
 def test_files_go_where_their_names_say(make_spec):
     data = make_spec({"split": "file", "validation_files": ["day_2"], "test_files": ["day_[3-9].gz"]}).data
-    assert [split_of_file(data, file) for file in FILES] == [0, 0, 1, 2]
     check_splits(data, FILES)
-    split = split_rows(data, 2, Segment(FILES[2], 0, 0, 1), rows_at(range(5)))
-    assert split.tolist() == [1] * 5
+    splits = [split_rows(data, i, Segment(file, 0, 0, 1), rows_at(range(3))).tolist() for i, file in enumerate(FILES)]
+    assert splits == [[0] * 3, [0] * 3, [1] * 3, [2] * 3]
 
 
 def test_a_name_that_no_file_has_is_refused_with_those_there_are(make_spec):
@@ -66,3 +69,26 @@ def test_a_column_says_it_itself(make_spec):
     assert split_rows(data, 0, Segment(FILES[0], 0, 0, 1), rows_at(range(3), said)).tolist() == [0, 2, 1]
     with pytest.raises(UserError, match="split_column"):
         split_rows(data, 0, Segment(FILES[0], 0, 0, 1), rows_at(range(3)))
+
+
+VALUES = [0.0, 1.0, -1.0, -2.0, -3.0, -1e6, 5.0, 12345678.0, 1e10, math.nan]
+
+
+@pytest.mark.parametrize(("how", "formula"), [
+    ("mlperf", lambda x: math.log(max(x, -2) + 3)),
+    ("log", lambda x: math.copysign(math.log(1 + abs(x)), x)),
+    ("none", lambda x: x),
+])
+def test_the_formula_holds(how, formula):
+    got = np.array([VALUES], np.float32)
+    transform_dense(got, how)
+    assert got.dtype == np.float32
+    wanted = [formula(0.0 if math.isnan(x) else x) for x in VALUES]
+    assert got[0].tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-7)
+
+
+def test_auto_is_mlperf_for_criteo_and_log_for_others(make_spec, criteo):
+    prepare = make_spec().data.prepare
+    assert dense_transform(prepare, criteo.schema()) == "mlperf"
+    assert dense_transform(prepare, replace(criteo.schema(), format="csv")) == "log"
+    assert dense_transform(make_spec({"dense": "none"}).data.prepare, criteo.schema()) == "none"

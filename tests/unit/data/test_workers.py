@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import time
 
 import pytest
 
-from embark.data.prepare.pool import Pool
+from embark.data.workers import WorkerPool, each_result
 from embark.errors import DataError, Fault
 
 WORK = '''
@@ -28,7 +29,7 @@ class Various:
         if task == "refuse":
             from embark.errors import DataError
 
-            raise DataError("x is wrong", fix="mend x")
+            raise DataError("x is wrong", fix="correct x")
         if task == "break":
             raise RuntimeError("odd")
         if task == "sleep":
@@ -41,9 +42,9 @@ class Various:
 
 
 if __name__ == "__main__":
-    from embark.data.prepare.pool import Pool
+    from embark.data.workers import WorkerPool
 
-    with Pool(Various(), 2) as pool:
+    with WorkerPool(Various(), 2) as pool:
         list(pool.run(["sleep", "sleep"], lambda *_: None))
 '''
 
@@ -60,33 +61,33 @@ def work(tmp_path, monkeypatch):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_every_task_has_its_own_result_and_reports_add_up(work, num_workers):
     reports = []
-    with Pool(work, num_workers) as pool:
+    with WorkerPool(work, num_workers) as pool:
         results = dict(pool.run(range(1, 20), lambda *report: reports.append(report)))
         results |= dict(pool.run(range(20, 25), lambda *report: reports.append(report)))
     assert results == {n: 2 * n for n in range(1, 25)}
     assert [sum(column) for column in zip(*reports, strict=True)] == [24, 48, 72]
 
 
-def test_workers_import_neither_torch_nor_the_verbs(work):
-    with Pool(work, 1) as pool:
+def test_workers_import_neither_torch_nor_the_commands(work):
+    with WorkerPool(work, 1) as pool:
         ((_, modules),) = pool.run(["modules"], lambda *_: None)
     assert modules == []
 
 
 def test_an_error_of_ours_arrives_with_its_fix_and_others_with_their_trace(work):
-    with pytest.raises(DataError, match="x is wrong") as caught, Pool(work, 1) as pool:
+    with pytest.raises(DataError, match="x is wrong") as caught, WorkerPool(work, 1) as pool:
         list(pool.run(["refuse"], lambda *_: None))
-    assert caught.value.fix == "mend x"
-    with pytest.raises(Fault, match="odd"), Pool(work, 1) as pool:
+    assert caught.value.fix == "correct x"
+    with pytest.raises(Fault, match="odd"), WorkerPool(work, 1) as pool:
         list(pool.run(["break"], lambda *_: None))
 
 
 @pytest.mark.parametrize("when", ["die", "die late"])
-def test_a_worker_that_is_killed_is_told_and_the_others_end(work, when):
-    pool = Pool(work, 2)
+def test_a_worker_that_is_killed_is_reported_and_the_others_end(work, when):
+    pool = WorkerPool(work, 2)
     with pytest.raises(Fault, match="SIGKILL") as caught, pool:
         list(pool.run([when, 1, 2, 3], lambda *_: None))
-    assert "what is done is kept" in caught.value.fix
+    assert "run the command again" in caught.value.fix
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -110,3 +111,29 @@ def is_running(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def double(task: int) -> tuple[int, int]:
+    return 2 * task, os.getpid()
+
+
+def pid_after(task: float) -> int:
+    time.sleep(task)
+    return os.getpid()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_every_task_has_one_result_with_its_position(num_workers):
+    found = dict(each_result(double, list(range(10, 30)), num_workers))
+    assert {position: value for position, (value, _) in found.items()} == {i: 2 * (i + 10) for i in range(20)}
+    assert all((pid == os.getpid()) == (num_workers == 1) for _, pid in found.values())
+
+
+def test_results_that_nobody_takes_leave_no_worker():
+    results = each_result(pid_after, [0.0, 0.0, 60.0, 60.0], 2)
+    pids = {next(results)[1], next(results)[1]}
+    results.close()
+    until = time.monotonic() + 60
+    while any(map(is_running, pids)) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not any(map(is_running, pids))

@@ -8,19 +8,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.bad_rows import reason_of
 from embark.data.prepare.criteo_slab import NUM_FIELDS, NUM_SPARSE, Slab, SlabDecoder
-from embark.data.prepare.pieces import MAX_TOLD, BadRow, InputFile, Inputs, RawRows, Schema, Segment
-from embark.data.prepare.text import PAD_BYTES, TextChunk, text_chunks, text_segments
+from embark.data.prepare.inputs import InputFile, Inputs
+from embark.data.prepare.rows import MAX_QUOTED, BadRow, RawRows, Segment, reason_of
+from embark.data.prepare.schema import Schema
+from embark.data.prepare.text_stream import PAD_BYTES, LineChunk, line_chunks, line_segments
 from embark.errors import DataError
-
-if TYPE_CHECKING:
-    from embark.spec.run import RunSpec
 
 SLAB_BYTES = 512 << 10
 """So small that a slab and the arrays made of it stay in a core's own cache, so large that calls cost little."""
@@ -29,18 +27,18 @@ SLAB_BYTES = 512 << 10
 class CriteoReader:
     """Kaggle's `train.txt` and the days of the 1TB set, plain or gzip."""
 
-    def __init__(self, schema: Schema, spec: RunSpec, inputs: Inputs) -> None:
+    def __init__(self, schema: Schema, inputs: Inputs) -> None:
         self._inputs = inputs
         self._names = (schema.label, *schema.dense, *(column.name for column in schema.sparse))
 
     def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
         """Byte ranges; each owns the lines that begin in it. A gzip file is one."""
-        return text_segments(self._inputs, file, segment_bytes)
+        return line_segments(self._inputs, file, segment_bytes)
 
     def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
         """The segment's rows in order."""
         portion, decoder = _Portion(), SlabDecoder()
-        for chunk in text_chunks(self._inputs, segment, SLAB_BYTES):
+        for chunk in line_chunks(self._inputs, segment, SLAB_BYTES):
             if segment.index == 0 and chunk.position == 0:
                 _refuse_unlabelled(segment.file, chunk.text)
             portion.add(decoder.decode(chunk.text), chunk, self._names)
@@ -87,30 +85,28 @@ def _refuse_unlabelled(file: InputFile, text: NDArray[np.uint8]) -> None:
     head = text[PAD_BYTES : min(PAD_BYTES + 8192, len(text) - PAD_BYTES)].tobytes().split(b"\n")[:-1][:10]
     if head and all(line.count(b"\t") == NUM_FIELDS - 2 for line in head):
         raise DataError(f"{file.uri}: its lines have {NUM_FIELDS - 1} fields, one fewer than Criteo's {NUM_FIELDS}: "
-                        "this is how Kaggle's test file looks, which has no label",
-                        fix="leave it out of data.prepare.input: rows without a label cannot be learnt from")
+                        "it looks like Kaggle's test file, which has no label",
+                        fix="leave it out of data.prepare.input: rows without a label cannot be trained on")
 
 
 class _Portion:
-    """Slabs that go on as one."""
+    """Slabs that are passed on together."""
 
     def __init__(self, line: int = 0) -> None:
         self.slabs: list[Slab] = []
         self.text_bytes = self.read_bytes = 0
         self.line = self._first_line = line
-        """The segment's line that comes next."""
-        self._lines: list[NDArray[np.int64]] = []
+        """The segment's next line."""
         self._positions: list[NDArray[np.int64]] = []
         self._bad: list[BadRow] = []
         self._reasons: Counter[str] = Counter()
 
-    def add(self, slab: Slab, chunk: TextChunk, names: tuple[str, ...]) -> None:
+    def add(self, slab: Slab, chunk: LineChunk, names: tuple[str, ...]) -> None:
         slab, bad = _with_doubtful(slab, chunk.text[PAD_BYTES:-PAD_BYTES], names)
         self.slabs.append(slab)
-        self._lines.append(slab.lines + self.line)
         starts = slab.line_starts if len(slab.lines) == len(slab.line_starts) else slab.line_starts[slab.lines]
         self._positions.append(starts + chunk.position)
-        self._bad += [BadRow(self.line + n, why) for n, why in bad[: MAX_TOLD - len(self._bad)]]
+        self._bad += [BadRow(self.line + n, why) for n, why in bad[: MAX_QUOTED - len(self._bad)]]
         self._reasons.update(reason_of(why) for _, why in bad)
         self.line += len(slab.line_starts)
         self.text_bytes += len(chunk.text)
@@ -121,19 +117,19 @@ class _Portion:
         is_missing = np.concatenate([s.is_missing for s in self.slabs], axis=1)
         has_missing = np.logical_or.reduce(is_missing, axis=1)
         return RawRows(
-            lines=np.concatenate(self._lines),
+            positions=np.concatenate(self._positions),
             label=np.concatenate([s.label for s in self.slabs]).astype(np.float32),
             dense=np.concatenate([s.dense for s in self.slabs]),
             keys=tuple(keys),
             lengths=(None,) * NUM_SPARSE,
             is_missing=tuple(is_missing[i] if has_missing[i] else None for i in range(NUM_SPARSE)),
-            bad=tuple(self._bad), num_bad=self._reasons.total(), num_lines=self.line - self._first_line,
-            positions=np.concatenate(self._positions), reasons=dict(self._reasons), read_bytes=self.read_bytes,
+            bad=tuple(self._bad), reasons=dict(self._reasons), num_lines=self.line - self._first_line,
+            read_bytes=self.read_bytes,
         )
 
 
 def _with_doubtful(slab: Slab, text: NDArray[np.uint8], names: tuple[str, ...]) -> tuple[Slab, list[tuple[int, str]]]:
-    """The slab with its doubtful lines read one by one and put in their places, or told with what is wrong."""
+    """The slab with its doubtful lines read one by one and put in place; and of bad ones, why."""
     if not len(slab.doubtful):
         return slab, []
     stops = np.append(slab.line_starts[1:], len(text))

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from embark.data.prepare.pieces import BadRow, InputFile, Inputs, RawRows, Schema, Segment
-from embark.data.prepare.raw_rows import Place, RowMaker
+from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.row_cuts import RowBlock, Runaway, cut_rows, without_odd_rows
+from embark.data.prepare.row_parser import Location, RowParser
+from embark.data.prepare.rows import BadRow, RawRows, Segment
+from embark.data.prepare.schema import Schema
 from embark.data.prepare.text_stream import TextStream, head, is_gzip
 from embark.errors import DataError, MissingPackage, nearest
-from embark.spec.run import RunSpec
+from embark.spec.data import PrepareSpec
 
 BOM = b"\xef\xbb\xbf"
 _SCAN_BYTES = 8 << 20
@@ -29,14 +31,14 @@ _MAX_CHUNK_BYTES = 1 << 30
 class CsvReader:
     """Delimited text, plain or gzip."""
 
-    def __init__(self, schema: Schema, spec: RunSpec, inputs: Inputs) -> None:
+    def __init__(self, schema: Schema, prepare: PrepareSpec, inputs: Inputs) -> None:
         try:
             import pyarrow.csv  # noqa: F401
         except ImportError as error:
             raise MissingPackage("pyarrow reads delimited text", fix="pip install 'embark-rec[columns]'") from error
         self._schema = schema
         self._inputs = inputs
-        self._maker = RowMaker(schema, spec.data.prepare)
+        self._parser = RowParser(schema, prepare)
         self._delimiter = schema.delimiter.encode()
         self._has_quotes = len(self._delimiter) == 1
         """A delimiter of several characters knows no quotes."""
@@ -68,9 +70,9 @@ class CsvReader:
             if isinstance(cut, Runaway):
                 if is_header_next:
                     raise DataError(f"{file.uri}: the header cannot be read: {cut.why}")
-                place = Place(np.zeros(0, np.int64), np.zeros(0, np.int64), num_lines, stream.take_read_bytes(),
+                location = Location(np.zeros(0, np.int64), np.zeros(0, np.int64), num_lines, stream.take_read_bytes(),
                               [BadRow(cut.line, cut.why)])
-                yield self._maker.make(_empty(columns).column, place, file.uri)
+                yield self._parser.parse(_empty(columns).column, location, file.uri)
                 continue
             text, rows = cut.text, np.flatnonzero(~cut.is_blank)
             if is_header_next and len(rows):
@@ -83,8 +85,8 @@ class CsvReader:
             if table.num_rows != len(rows):
                 raise DataError(f"{file.uri}: {len(rows)} rows were counted from byte {cut.starts[0]:,} on, "
                                 f"and {table.num_rows} read", fix="say so to the authors of Embark, with the lines")
-            place = Place(cut.lines[rows], cut.starts[rows], num_lines, stream.take_read_bytes(), bad)
-            yield self._maker.make(table.column, place, file.uri)
+            location = Location(cut.lines[rows], cut.starts[rows], num_lines, stream.take_read_bytes(), bad)
+            yield self._parser.parse(table.column, location, file.uri)
 
     def _parse(self, text: bytes, columns: Sequence[str], file: InputFile) -> tuple[Any, dict[int, int]]:
         """The wanted columns as bytes; and of the rows with a wrong number of fields, which are left out, that number
@@ -114,7 +116,7 @@ class CsvReader:
 
         if not text:
             return _empty(columns)
-        has_quotes, wanted = self._has_quotes and b'"' in text, self._maker.columns
+        has_quotes, wanted = self._has_quotes and b'"' in text, self._parser.columns
         return arrow_csv.read_csv(
             pa.py_buffer(text),
             read_options=arrow_csv.ReadOptions(
@@ -133,7 +135,9 @@ class CsvReader:
         first = next((row for row in fields_of(text, self._schema.delimiter) if row), [])
         names = header_names(first)
         known = self._schema.columns
-        lacking = [name for name in self._maker.columns if name not in names]
+        if twice := [name for name in self._parser.columns if names.count(name) > 1]:
+            raise DataError(f"{file.uri}: has two columns named {twice[0]!r}", fix="rename one of them")
+        lacking = [name for name in self._parser.columns if name not in names]
         if not lacking:
             return names, True
         if len(names) == len(known) and not set(names) & set(known):

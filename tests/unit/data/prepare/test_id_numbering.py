@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from embark.data.prepare.numbering import Targets, number_keys, read_codes
-from embark.data.prepare.staging import Run, StageWriter, encode, keys_of, read_runs
+from embark.data.prepare.id_numbering import IdFiles, RunWriter, encode, keys_of, number_keys, read_codes, read_runs
+from embark.data.prepared import Rows
 
 
 def reference(keys: list[int], *, min_count: int, max_kept: int) -> dict[int, int]:
@@ -26,20 +26,24 @@ def drawn_runs(dtype, num_runs: int, seed: int = 3):
         yield values, draw.random(num) < 0.1, draw.random(num) < 0.8
 
 
+def staged(column) -> Rows:
+    num = len(column.codes)
+    return Rows(np.zeros(num, np.uint8), np.zeros((num, 0), np.float32), (column.codes,), (None,))
+
+
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
 @pytest.mark.parametrize(("max_entries", "min_count", "max_kept"),
                          [(10**9, 1, 10**9), (97, 1, 10**9), (97, 3, 10**9), (1, 2, 40), (500, 1, 1), (97, 10**6, 5)])
 def test_ids_are_those_of_a_counter_in_one_partition_or_many(tmp_path, dtype, max_entries, min_count, max_kept):
-    writer = StageWriter(tmp_path, "00000-00000")
+    writer = RunWriter(tmp_path, "00000-00000")
     train_keys, columns = [], []
     for keys, is_missing, is_train in drawn_runs(dtype, 12):
         column = encode(keys, is_missing, is_train, None)
         columns.append((keys, is_missing))
         train_keys += keys[is_train & ~is_missing].tolist()
-        no_dense = np.zeros((len(keys), 0), np.float32)
-        writer.add(Run(np.zeros(len(keys), np.uint8), (~is_train).astype(np.uint8), no_dense, (column,)))
+        writer.add(staged(column), (~is_train).astype(np.uint8), {0: column})
     record = writer.close()
-    targets = Targets(tmp_path / "c.keys.npy", tmp_path / "c.ids.npy", tmp_path / "c.codes")
+    targets = IdFiles(tmp_path / "c.keys.npy", tmp_path / "c.ids.npy", tmp_path / "c.codes")
     runs = keys_of(tmp_path, "00000-00000", record, 0)
     done = []
     numbered = number_keys(runs, targets, min_count=min_count, max_kept=max_kept, max_entries=max_entries,
@@ -55,23 +59,23 @@ def test_ids_are_those_of_a_counter_in_one_partition_or_many(tmp_path, dtype, ma
     nums = [run.num_keys for run in runs]
     tables = read_codes(targets.codes, (np.cumsum(nums) - nums).tolist(), nums)
     for run, table, (keys, is_missing) in zip(
-        read_runs(tmp_path, "00000-00000", record, 0, [False]), tables, columns, strict=True
+        read_runs(tmp_path, "00000-00000", len(record), [False]), tables, columns, strict=True
     ):
-        ids = np.concatenate([[0], table])[run.columns[0].values]
+        ids = np.concatenate([[0], table])[run[0].ids[0]]
         plain = [0 if missing else wanted.get(key, 0)
                  for key, missing in zip(keys.tolist(), is_missing.tolist(), strict=True)]
         assert ids.tolist() == plain
 
 
 def test_partitions_keep_near_the_limit(tmp_path, monkeypatch):
-    writer = StageWriter(tmp_path, "00000-00000")
+    writer = RunWriter(tmp_path, "00000-00000")
     for seed in range(20):
         keys = np.random.default_rng(seed).integers(0, 2**32, 1000, dtype=np.uint32)
-        writer.add(Run(np.zeros(1000, np.uint8), np.zeros(1000, np.uint8), np.zeros((1000, 0), np.float32),
-                       (encode(keys, None, np.ones(1000, np.bool_), None),)))
+        column = encode(keys, None, np.ones(1000, np.bool_), None)
+        writer.add(staged(column), np.zeros(1000, np.uint8), {0: column})
     runs = keys_of(tmp_path, "00000-00000", writer.close(), 0)
     sizes = []
-    number_keys(runs, Targets(tmp_path / "k", tmp_path / "i", tmp_path / "c"), min_count=1, max_kept=10**9,
+    number_keys(runs, IdFiles(tmp_path / "k", tmp_path / "i", tmp_path / "c"), min_count=1, max_kept=10**9,
                 max_entries=2000, report=lambda num, _rows, _bad: sizes.append(num))
     assert len(sizes) >= 20
     assert max(sizes) <= 2 * 2000
@@ -81,5 +85,5 @@ def test_lists_are_numbered_value_by_value(tmp_path):
     column = encode(np.array([7, 7, 9, 4, 7], np.uint64), None, np.array([True, False, True]),
                     np.array([2, 1, 2], np.int32))
     assert column.keys.tolist() == [4, 7, 9]
-    assert column.values.tolist() == [2, 2, 3, 1, 2]
+    assert column.codes.tolist() == [2, 2, 3, 1, 2]
     assert column.counts.tolist() == [1, 3, 0]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embark.data.prepare import criteo_text
-from embark.data.prepare.criteo_text import CriteoReader
-from embark.data.prepare.text import LONGEST_LINE_BYTES
+from embark.data.prepare import criteo_reader
+from embark.data.prepare.criteo_reader import CriteoReader
+from embark.data.prepare.text_stream import MAX_LINE_BYTES
 from embark.errors import DataError
 
 
@@ -35,19 +35,19 @@ class Remote:
 
 def read_all(criteo, inputs, path: Path, segment_bytes=1 << 30, chunk_bytes=1 << 20):
     """(rows as (position, label, integers, ids), bad (line, why) by absolute line, number of lines, number bad)"""
-    reader = CriteoReader(criteo.schema(), None, inputs)
+    reader = CriteoReader(criteo.schema(), inputs)
     (file,) = inputs.find(str(path))
     rows, bad, before, num_bad = [], [], 0, 0
     for segment in reader.segments(file, segment_bytes):
         line_in_segment = 0
         for piece in reader.read(segment, chunk_bytes):
-            assert len(piece.lines) == len(piece) == len(piece.positions) == len(piece.dense)
+            assert len(piece) == len(piece.positions) == len(piece.dense)
             keys = [k.tolist() for k in piece.keys]
             missing = [None if m is None else m.tolist() for m in piece.is_missing]
             for i in range(len(piece)):
                 ids = [None if m is not None and m[i] else k[i] for k, m in zip(keys, missing, strict=True)]
                 integers = [None if math.isnan(v) else v for v in piece.dense[i].tolist()]
-                rows.append((int(piece.positions[i]), before + int(piece.lines[i]), int(piece.label[i]), integers, ids))
+                rows.append((int(piece.positions[i]), int(piece.label[i]), integers, ids))
             bad += [(before + b.line, b.why) for b in piece.bad]
             num_bad += piece.num_bad
             assert sum(piece.reasons.values()) == piece.num_bad
@@ -65,7 +65,7 @@ def expected(criteo, lines: list[bytes], newline: bytes = b"\n"):
             bad.append(number)
         else:
             label, integers, ids = found
-            rows.append((position, number, label, [None if v is None else float(np.float32(v)) for v in integers], ids))
+            rows.append((position, label, [None if v is None else float(np.float32(v)) for v in integers], ids))
         position += len(line) + len(newline)
     return rows, bad
 
@@ -75,7 +75,7 @@ def expected(criteo, lines: list[bytes], newline: bytes = b"\n"):
 def test_rows_are_what_plain_python_reads_however_the_file_is_cut(
     criteo, inputs, tmp_path, monkeypatch, segment_bytes, chunk_bytes, slab_bytes
 ):
-    monkeypatch.setattr(criteo_text, "SLAB_BYTES", slab_bytes)
+    monkeypatch.setattr(criteo_reader, "SLAB_BYTES", slab_bytes)
     lines = criteo.lines(1500)
     path = tmp_path / "day_0"
     path.write_bytes(b"\n".join(lines) + b"\n")
@@ -85,7 +85,7 @@ def test_rows_are_what_plain_python_reads_however_the_file_is_cut(
 
 
 def test_a_chunk_limit_that_splits_lines_anywhere_loses_none(criteo, inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr("embark.data.prepare.text.LONGEST_LINE_BYTES", 1000)
+    monkeypatch.setattr("embark.data.prepare.text_stream.MAX_LINE_BYTES", 1000)
     lines = criteo.lines(400)
     path = tmp_path / "day_0"
     path.write_bytes(b"\n".join(lines))
@@ -183,10 +183,10 @@ def test_any_bytes_in_any_place_are_judged_as_plain_python_judges_them(criteo, i
 
 def test_a_line_longer_than_a_chunk_is_one_bad_row_and_not_kept_in_memory(criteo, inputs, tmp_path):
     lines = criteo.lines(50)
-    lines[20] = b"\x07" * (9 * LONGEST_LINE_BYTES)
+    lines[20] = b"\x07" * (9 * MAX_LINE_BYTES)
     path = tmp_path / "day_0"
     path.write_bytes(b"\n".join(lines) + b"\n")
-    rows, bad, num_lines, num_bad = read_all(criteo, inputs, path, chunk_bytes=2 * LONGEST_LINE_BYTES)
+    rows, bad, num_lines, num_bad = read_all(criteo, inputs, path, chunk_bytes=2 * MAX_LINE_BYTES)
     assert rows == expected(criteo, lines)[0]
     assert ([line for line, _ in bad], num_lines, num_bad) == ([20], 50, 1)
 

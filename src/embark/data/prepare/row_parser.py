@@ -1,18 +1,19 @@
-"""Arrow columns made into rows: the label, the dense values and the keys, without the rows that cannot be read."""
+"""Rows of Arrow columns: the label, the dense values and the keys, without the rows that cannot be read."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.arrow_cells import Cells, Mask, SparseCells, is_words, plain
-from embark.data.prepare.pieces import MAX_TOLD, BadRow, RawRows, Schema
+from embark.data.prepare.cells import CellParser, Mask, SparseCells, is_text, normalize_array
+from embark.data.prepare.rows import MAX_QUOTED, BadRow, RawRows
+from embark.data.prepare.schema import Schema
 from embark.data.prepare.words import as_text
 from embark.errors import DataError
 from embark.spec.data import PrepareSpec
@@ -23,16 +24,17 @@ _MAX_CELL_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where in the input some rows stand."""
+class Location:
+    """Where in the input some rows are."""
 
     lines: NDArray[np.int64]
+    """[n]: within the segment, counted from 0; of Parquet, the row."""
     positions: NDArray[np.int64]
     """See `RawRows`."""
     num_lines: int
     read_bytes: int = 0
     bad: Sequence[BadRow] = ()
-    """Rows that were no rows at all, and are not among the columns."""
+    """Rows with another number of fields, which are not in the columns."""
 
 
 @dataclass(slots=True)
@@ -51,16 +53,16 @@ class _Bad:
         self.mask[new] = True
         if len(new):
             self.reasons[f"column {name!r}: a cell {what}"] += len(new)
-        self.whys.update((int(row), f"column {name!r}: {shown(array[int(row)])} {what}") for row in new[:MAX_TOLD])
+        self.whys.update((int(row), _why(name, array[int(row)], what)) for row in new[:MAX_QUOTED])
 
 
-class RowMaker:
-    """Knows what each column is."""
+class RowParser:
+    """Makes rows of columns, by the schema."""
 
     def __init__(self, schema: Schema, prepare: PrepareSpec) -> None:
         self._schema = schema
         self._label_above = prepare.label_above
-        self._cells = Cells(prepare.missing, prepare.list_delimiter)
+        self._cells = CellParser(prepare.missing, prepare.list_delimiter)
 
     @property
     def columns(self) -> list[str]:
@@ -68,50 +70,47 @@ class RowMaker:
         wanted = [self._schema.label, *self._schema.dense, *(s.source for s in self._schema.sparse)]
         return list(dict.fromkeys([*wanted, *([self._schema.split_column] if self._schema.split_column else [])]))
 
-    def make(self, column: Callable[[str], Any], place: Place, where: str) -> RawRows:
+    def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
         """The rows that `column` gives the cells of, by name."""
-        schema, num_rows = self._schema, len(place.lines)
-        cells = {name: plain(column(name)) for name in self.columns}
+        schema, num_rows = self._schema, len(location.lines)
+        cells = {name: normalize_array(column(name)) for name in self.columns}
         bad = _Bad(np.zeros(num_rows, np.bool_))
         label = self._label(cells[schema.label], bad, where)
         dense = np.empty((num_rows, len(schema.dense)), np.float32)
         for position, name in enumerate(schema.dense):
             array = cells[name]
-            with _told(where, name):
+            with _in_column(where, name):
                 numbers = self._cells.numbers(array)
             bad.add(numbers.is_bad, name, array, "is not a number")
             dense[:, position] = numbers.values
         keys: list[SparseCells] = []
         for sparse in schema.sparse:
             array = cells[sparse.source]
-            with _told(where, sparse.source):
+            with _in_column(where, sparse.source):
                 found = self._cells.keys(array, sparse)
             what = "is not a hexadecimal number" if sparse.kind == "hex" else "is not an integer"
             bad.add(found.is_bad, sparse.source, array, what)
             keys.append(found)
         split = self._split(cells[schema.split_column], bad) if schema.split_column else None
+        examples = [*location.bad, *(BadRow(int(location.lines[row]), why) for row, why in bad.whys.items())]
+        examples.sort(key=lambda row: row.line)
         rows = RawRows(
-            place.lines, label, dense, tuple(k.keys for k in keys), tuple(k.lengths for k in keys),
-            tuple(k.is_missing for k in keys), split, num_cut=sum(k.num_cut for k in keys),
-            num_lines=place.num_lines, texts=tuple(k.texts for k in keys), positions=place.positions,
-            num_bad=len(place.bad) + int(bad.mask.sum()), read_bytes=place.read_bytes,
-            reasons=bad.reasons + Counter(row.why for row in place.bad),
+            location.positions, label, dense, tuple(k.keys for k in keys), tuple(k.lengths for k in keys),
+            tuple(k.is_missing for k in keys), split, tuple(examples[:MAX_QUOTED]),
+            reasons=bad.reasons + Counter(row.why for row in location.bad), num_cut=sum(k.num_cut for k in keys),
+            num_lines=location.num_lines, read_bytes=location.read_bytes,
         )
-        if not rows.num_bad:
-            return rows
-        told = [*place.bad, *(BadRow(int(place.lines[row]), why) for row, why in bad.whys.items())]
-        told.sort(key=lambda row: row.line)
-        return replace(_without(rows, bad.mask), bad=tuple(told[:MAX_TOLD]))
+        return rows.select(~bad.mask) if bad.mask.any() else rows
 
     def _label(self, array: Any, bad: _Bad, where: str) -> NDArray[np.float32]:
         name, above = self._schema.label, self._label_above
-        with _told(where, name):
-            values = self._cells.numbers(array, may_be_word=above is None).values
+        with _in_column(where, name):
+            values = self._cells.numbers(array, may_be_text=above is None).values
         if above is not None:
-            bad.add(np.isnan(values), name, array, "is not a number, as the label must be")
+            bad.add(np.isnan(values), name, array, "is not a number; the label must be a number")
             with np.errstate(invalid="ignore"):
                 return (values > above).astype(np.float32)
-        bad.add((values != 0) & (values != 1), name, array, "is neither 0 nor 1, as the label must be")
+        bad.add((values != 0) & (values != 1), name, array, "is neither 0 nor 1; the label must be 0 or 1")
         return values.astype(np.float32)
 
     def _split(self, array: Any, bad: _Bad) -> NDArray[np.uint8]:
@@ -127,8 +126,8 @@ class RowMaker:
 
 
 @contextmanager
-def _told(where: str, name: str) -> Iterator[None]:
-    """What is wrong with a whole column, with its place."""
+def _in_column(where: str, name: str) -> Iterator[None]:
+    """What is wrong with a whole column, with its location."""
     try:
         yield
     except DataError as error:
@@ -136,38 +135,16 @@ def _told(where: str, name: str) -> Iterator[None]:
                         fix="leave it out, or give it another role in [data.prepare]") from None
 
 
-def shown(cell: Any) -> str:
-    """A cell as a message quotes it."""
+def _why(name: str, cell: Any, what: str) -> str:
+    """What is wrong with a cell, which is quoted, or is empty where something must be."""
     value = cell.as_py() if not hasattr(cell, "as_buffer") else bytes(cell.as_buffer() or b"").decode(errors="replace")
     if value is None or value == "":
-        return "nothing"
+        return f"column {name!r} is empty" + "".join(what.partition(";")[1:])
     text = repr(value)
-    return text if len(text) <= _MAX_CELL_CHARS else text[:_MAX_CELL_CHARS] + "…"
+    return f"column {name!r}: {text if len(text) <= _MAX_CELL_CHARS else text[:_MAX_CELL_CHARS] + '…'} {what}"
 
 
 def _text_of(array: Any) -> Any:
     import pyarrow as pa
 
-
-
-
-    array = plain(array)
-    return as_text(array) if is_words(array.type) else array.cast(pa.string())
-
-
-def _without(rows: RawRows, is_bad: Mask) -> RawRows:
-    """All but the bad rows."""
-    if not is_bad.any():
-        return rows
-    keep = ~is_bad
-    keys = tuple(
-        k[keep] if lengths is None else k[np.repeat(keep, lengths)]
-        for k, lengths in zip(rows.keys, rows.lengths, strict=True)
-    )
-    return replace(
-        rows, lines=rows.lines[keep], label=rows.label[keep], dense=rows.dense[keep], keys=keys,
-        lengths=tuple(None if lengths is None else lengths[keep] for lengths in rows.lengths),
-        is_missing=tuple(None if missing is None else missing[keep] for missing in rows.is_missing),
-        split=None if rows.split is None else rows.split[keep],
-        positions=None if rows.positions is None else rows.positions[keep],
-    )
+    return as_text(array) if is_text(array.type) else array.cast(pa.string())

@@ -1,4 +1,4 @@
-"""Cells of an Arrow column as numbers and as keys; those that are neither are marked, never raised."""
+"""Cells of an Arrow column as numbers and as keys; those that cannot be read are marked, never raised."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.pieces import SparseColumn
-from embark.data.prepare.words import as_text, buffers_of, hash_words, trim
+from embark.data.prepare.schema import SparseColumn
+from embark.data.prepare.words import as_bytes, as_text, buffers_of, hash_words, trim
 from embark.errors import DataError
 
 Mask = NDArray[np.bool_]
@@ -47,11 +47,10 @@ class SparseCells:
     is_bad: Mask | None = None
     """[n]: the cell, or one value of the list, is not what the column holds."""
     num_cut: int = 0
-    texts: dict[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class CellParser:
     """How the cells of an input are to be read."""
 
     missing: tuple[str, ...]
@@ -59,16 +58,16 @@ class Cells:
     list_delimiter: str = "|"
     """Between the values of a cell of text."""
 
-    def numbers(self, array: Any, *, may_be_word: bool = False) -> Numbers:
-        """A dense column, or a label, which `may_be_word`: true, false, yes or no."""
+    def numbers(self, array: Any, *, may_be_text: bool = False) -> Numbers:
+        """A dense column, or a label, which `may_be_text`: true, false, yes or no."""
         import pyarrow.types as types
 
-        array = plain(array)
+        array = normalize_array(array)
         kind = array.type
         if types.is_null(kind):
             return Numbers(np.full(len(array), np.nan), None)
-        if is_words(kind):
-            return _numbers_of_text(self.without_missing(array), may_be_word)
+        if is_text(kind):
+            return _numbers_of_text(self.without_missing(array), may_be_text)
         if types.is_timestamp(kind):
             unit_s = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[kind.unit]
             return _finite(_floats(array.cast("int64")) * unit_s, array)
@@ -78,11 +77,11 @@ class Cells:
             return _finite(_floats(array.cast("int64")) * 1e-3, array)
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
             return _finite(_floats(array), array)
-        raise DataError(f"holds {kind}, which is no number")
+        raise DataError(f"holds {kind}, which is not a number")
 
     def keys(self, array: Any, column: SparseColumn) -> SparseCells:
         """A sparse column: one key a row, or a list of them."""
-        array = plain(array)
+        array = normalize_array(array)
         if not column.is_list:
             return self._one_key(array, column.kind)
         # Short values in long cells come to many times their text while they are hashed, so not all at once.
@@ -110,7 +109,7 @@ class Cells:
             place = np.arange(len(keys)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
             keys = keys[place < column.max_ids]
             lengths = np.minimum(lengths, column.max_ids)
-        return SparseCells(keys, lengths.astype(np.int32), None, is_bad, num_cut, found.texts)
+        return SparseCells(keys, lengths.astype(np.int32), None, is_bad, num_cut)
 
     def without_missing(self, array: Any) -> Any:
         """Text with nulls where it stands for no value."""
@@ -126,7 +125,7 @@ class Cells:
             return array
         kind = pa.binary() if array.type in (pa.binary(), pa.string()) else pa.large_binary()
         spellings = pa.array([text.encode() for text in self.missing], kind)
-        is_missing = pc.is_in(_as_bytes(array), value_set=spellings)
+        is_missing = pc.is_in(as_bytes(array), value_set=spellings)
         return pc.if_else(is_missing, pa.scalar(None, array.type), array)
 
     def _one_key(self, array: Any, kind: str) -> SparseCells:
@@ -136,12 +135,11 @@ class Cells:
         if types.is_null(array.type):
             array = array.cast(pa.string())
         if kind == "text":
-            if not is_words(array.type):
+            if not is_text(array.type):
                 array = array.cast(pa.string())
             array = self.without_missing(trim(array))
-            hashed = hash_words(array)
-            return SparseCells(hashed.keys, is_missing=_nulls(array), texts=hashed.texts)
-        if is_words(array.type):
+            return SparseCells(hash_words(array), is_missing=_nulls(array))
+        if is_text(array.type):
             array = self.without_missing(trim(array))
             keys, is_bad = _hexadecimal(array) if kind == "hex" else _integers_of_text(array)
         else:
@@ -157,7 +155,7 @@ class Cells:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        if is_words(array.type):
+        if is_text(array.type):
             array = self.without_missing(trim(array))
             array = pc.split_pattern(as_text(array), self.list_delimiter)
         elif not is_list(array.type):
@@ -166,7 +164,7 @@ class Cells:
             return array.drop_null(), is_there.astype(np.int64)
         counted = pc.list_value_length(array).fill_null(0)
         lengths = counted.to_numpy(zero_copy_only=False).astype(np.int64)
-        values = plain(pc.list_flatten(array))
+        values = normalize_array(pc.list_flatten(array))
         if is_list(values.type) or pa.types.is_nested(values.type):
             raise DataError(f"holds {array.type}: lists of lists are not read")
         return values, lengths
@@ -175,16 +173,15 @@ class Cells:
 def _joined(slices: list[SparseCells]) -> SparseCells:
     lengths = [s.lengths for s in slices if s.lengths is not None]
     bad = [np.zeros(len(n), np.bool_) if s.is_bad is None else s.is_bad for s, n in zip(slices, lengths, strict=True)]
-    texts = {key: text for s in slices for key, text in (s.texts or {}).items()}
     return SparseCells(
         np.concatenate([s.keys for s in slices]), np.concatenate(lengths),
         is_bad=np.concatenate(bad) if any(s.is_bad is not None for s in slices) else None,
-        num_cut=sum(s.num_cut for s in slices), texts=texts if slices[0].texts is not None else None,
+        num_cut=sum(s.num_cut for s in slices),
     )
 
 
-def plain(array: Any) -> Any:
-    """One piece, and words of a dictionary spelled out."""
+def normalize_array(array: Any) -> Any:
+    """One chunk, dictionaries decoded, views and fixed sizes as plain binary."""
     import pyarrow as pa
     import pyarrow.types as types
 
@@ -199,8 +196,8 @@ def plain(array: Any) -> Any:
     return array
 
 
-def is_words(kind: Any) -> bool:
-    """Text or bytes."""
+def is_text(kind: Any) -> bool:
+    """Strings or bytes."""
     import pyarrow.types as types
 
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind)
@@ -214,7 +211,7 @@ def is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _numbers_of_text(array: Any, may_be_word: bool) -> Numbers:
+def _numbers_of_text(array: Any, may_be_text: bool) -> Numbers:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -224,7 +221,7 @@ def _numbers_of_text(array: Any, may_be_word: bool) -> Numbers:
     except pa.ArrowInvalid:
         pass
     text = pc.ascii_trim_whitespace(text)
-    if may_be_word:
+    if may_be_text:
         word = pc.ascii_lower(text)
         text = pc.if_else(pc.is_in(word, value_set=pa.array(_TRUE)), "1",
                           pc.if_else(pc.is_in(word, value_set=pa.array(_FALSE)), "0", text))
@@ -241,7 +238,7 @@ def _finite(values: NDArray[np.float64], array: Any) -> Numbers:
     if not is_odd.any():
         return Numbers(values, None)
     is_bad = is_odd & ~np.isnan(values)
-    if is_words(array.type):
+    if is_text(array.type):
         is_nan = pc.equal(pc.ascii_lower(pc.ascii_trim_whitespace(as_text(array))), "nan").fill_null(True)
         is_bad |= is_odd & ~is_nan.to_numpy(zero_copy_only=False)
     if not is_bad.any():
@@ -272,7 +269,7 @@ def _integers(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
     if types.is_temporal(array.type):
         array = array.cast(pa.int32() if types.is_date32(array.type) or types.is_time32(array.type) else pa.int64())
     if not (types.is_integer(array.type) or types.is_boolean(array.type)):
-        raise DataError(f"holds {array.type}, which is no integer")
+        raise DataError(f"holds {array.type}, which is not an integer")
     array = array.cast(pa.uint64() if types.is_uint64(array.type) else pa.int64())
     whole: NDArray[Any] = array.fill_null(0).to_numpy(zero_copy_only=False)
     return whole.view(np.uint64), None
@@ -291,7 +288,7 @@ def _integers_of_text(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
     is_integer = pc.match_substring_regex(text, _INTEGER).fill_null(True).to_numpy(zero_copy_only=False)
     keys, is_bad = np.zeros(len(text), np.uint64), ~is_integer
     is_short = pc.less(pc.binary_length(text), 19).fill_null(True).to_numpy(zero_copy_only=False)
-    easy = pc.if_else(_arrow(is_integer & is_short), text, pa.scalar(None, text.type))
+    easy = pc.if_else(pa.array(is_integer & is_short), text, pa.scalar(None, text.type))
     keys[:] = _integers(pc.replace_substring_regex(easy, r"^\+", "").cast(pa.int64()))[0]
     for row in np.flatnonzero(is_integer & ~is_short):
         value = int(text[int(row)].as_py())
@@ -328,18 +325,3 @@ def _nulls(array: Any) -> Mask | None:
         return None
     result: Mask = array.is_null().to_numpy(zero_copy_only=False)
     return result
-
-
-def _as_bytes(array: Any) -> Any:
-    import pyarrow as pa
-
-    twins = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
-    if array.type not in twins:
-        return array
-    return pa.Array.from_buffers(twins[array.type], len(array), array.buffers(), array.null_count, array.offset)
-
-
-def _arrow(mask: Mask) -> Any:
-    import pyarrow as pa
-
-    return pa.array(mask)

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepared.layout import Layout
-from embark.data.prepared.parts import Block
+from embark.data.prepared.layout import Block, Layout
 
 Rows = slice | NDArray[np.int64]
-"""Rows of a block: some that follow each other, or their numbers."""
+"""Rows of a block: consecutive ones, or their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Run:
     """Its place in the group."""
     num: int
     place: int
-    """Of the first, among the picked features."""
+    """Of the first, among the selected features."""
     multi_hot: int
 
 
@@ -37,11 +36,11 @@ class Ragged:
     index: int
     """Among `Layout.ragged`."""
     place: int
-    """Among the picked features."""
+    """Among the selected features."""
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class ColumnSelection:
     """The features that a model takes, in its order."""
 
     multi_hot: tuple[int, ...]
@@ -53,10 +52,9 @@ class Picked:
         return not self.ragged
 
     @staticmethod
-    def of(layout: Layout, names: Sequence[str]) -> Picked:
+    def of(layout: Layout, names: Sequence[str]) -> ColumnSelection:
         """Those called `names`; the layout has them all."""
         position = {feature.name: index for index, feature in enumerate(layout.features)}
-        where = {member: (g, at) for g, group in enumerate(layout.groups) for at, member in enumerate(group.members)}
         runs: list[Run] = []
         ragged: list[Ragged] = []
         for place, name in enumerate(names):
@@ -64,13 +62,14 @@ class Picked:
             if feature.is_ragged:
                 ragged.append(Ragged(layout.ragged.index(position[name]), place))
                 continue
-            group, at = where[position[name]]
+            group, at = layout.positions[position[name]]
             last = runs[-1] if runs else None
             if last and (last.group, last.first + last.num, last.place + last.num) == (group, at, place):
                 runs[-1] = Run(group, last.first, last.num + 1, last.place, last.multi_hot)
             else:
                 runs.append(Run(group, at, 1, place, feature.multi_hot))
-        return Picked(tuple(layout.features[position[name]].multi_hot for name in names), tuple(runs), tuple(ragged))
+        multi_hot = tuple(layout.features[position[name]].multi_hot for name in names)
+        return ColumnSelection(multi_hot, tuple(runs), tuple(ragged))
 
     def fixed_starts(self, num_rows: int) -> list[int]:
         """Where each feature's ids begin in a batch, and where the last one's end."""
@@ -81,7 +80,7 @@ class Picked:
         return np.repeat(np.array(self.multi_hot, np.int32)[:, None], num_rows, axis=1)
 
 
-def move(out: NDArray[Any], column: NDArray[Any], rows: Rows) -> None:
+def copy_rows(out: NDArray[Any], column: NDArray[Any], rows: Rows) -> None:
     """Copy rows of a column [n, …], cast to what `out` holds."""
     if isinstance(rows, slice):
         out[...] = column[rows]
@@ -91,7 +90,7 @@ def move(out: NDArray[Any], column: NDArray[Any], rows: Rows) -> None:
         out[...] = np.take(column, rows, 0, mode="clip")
 
 
-def move_features(out: NDArray[Any], features: NDArray[Any], rows: Rows) -> None:
+def copy_features(out: NDArray[Any], features: NDArray[Any], rows: Rows) -> None:
     """Copy rows of each of several features [F, n, multi_hot], cast to what `out` holds."""
     if isinstance(rows, slice):
         out[...] = features[:, rows]

@@ -1,0 +1,145 @@
+"""Data from one place to another: a folder, a file or an object store; resumable, and never over other data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from embark.data.prepare.journal import PREPARING
+from embark.data.prepared import MANIFEST, STATISTICS, Manifest
+from embark.errors import DataError, UserError
+from embark.store import Entry, ObjectStore, open_store
+from embark.store.local_store import LocalStore
+from embark.store.transfer import COPY_STATE, CopyItem, CopyPlan, Transfer
+
+ShowProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyResult:
+    """What was copied, or with a dry run what would be."""
+
+    source: str
+    target: str
+    items: tuple[CopyItem, ...]
+    num_existing: int
+    """Files that were at the target already, with the same content."""
+    size_bytes: int
+    """Of all files."""
+    is_verified: bool
+    """Checksums were compared, not only sizes."""
+    elapsed_s: float
+
+    @property
+    def copied_bytes(self) -> int:
+        return sum(item.size_bytes for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What is to be copied."""
+
+    store: ObjectStore
+    items: tuple[CopyItem, ...]
+    mark: str
+    """Tells this content from another at the same place."""
+    is_prepared: bool
+
+
+def copy(
+    source: str, target: str, *, verify: bool = False, dry_run: bool = False, force: bool = False,
+    progress: AbstractContextManager[ShowProgress] | None = None,
+) -> CopyResult:
+    """Every file below `source`, to the same path below `target`."""
+    content, to = _content(source), open_store(target)
+    _refuse_same_place(content.store, to)
+    if content.is_prepared and not force:
+        _refuse_other_data(content, to)
+    is_verified = verify or (content.is_prepared and isinstance(to, LocalStore))
+    transfer = Transfer(content.store, to, content.items, mark=content.mark)
+    # Without its manifest the rest is not data, so it comes last.
+    plan = transfer.plan([item.path for item in content.items if item.path.rpartition("/")[2] == MANIFEST])
+    if not content.is_prepared and not force:
+        _refuse_to_overwrite(transfer, plan, to)
+    began_s = time.monotonic()
+    if not dry_run:
+        with progress or nullcontext() as show:
+            transfer.run(plan, verify=is_verified, progress=show)
+    return CopyResult(content.store.uri, to.uri, (*plan.todo, *plan.last), len(plan.done),
+                      sum(item.size_bytes for item in content.items), is_verified, time.monotonic() - began_s)
+
+
+def _content(source: str) -> _Content:
+    store = open_store(source)
+    every = store.list()
+    entries = [entry for entry in every if _is_content(entry)]
+    if not entries:
+        return _one_file(source)
+    sizes = {entry.path: entry.size_bytes for entry in entries}
+    if MANIFEST not in sizes:
+        if any(entry.path.startswith(f"{PREPARING}/") for entry in every):
+            raise UserError(f"{source}: holds an unfinished preparation", fix="finish it first: embark data prepare")
+        return _Content(store, tuple(CopyItem(e.path, e.size_bytes) for e in entries), _mark(entries),
+                        is_prepared=False)
+    text = store.read(MANIFEST)
+    manifest = Manifest.from_text(text.decode("utf-8", "replace"), store.where(MANIFEST))
+    checksums = {part.file: part.sha256 for part in manifest.all_parts()}
+    checksums |= {MANIFEST: hashlib.sha256(text).hexdigest(), STATISTICS: manifest.statistics_sha256}
+    wrong = [part.file for part in manifest.all_parts() if sizes.get(part.file) != part.size_bytes]
+    if wrong:
+        raise DataError(f"{source}: is incomplete: {wrong[0]} is missing or cut"
+                        + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""),
+                        fix="`embark data check` lists them; prepare or copy the data again")
+    items = tuple(CopyItem(e.path, e.size_bytes, checksums.get(e.path, "")) for e in entries)
+    return _Content(store, items, checksums[MANIFEST], is_prepared=True)
+
+
+def _one_file(source: str) -> _Content:
+    parent, _, name = source.rstrip("/").rpartition("/")
+    store = open_store(parent or ("/" if source.startswith("/") else "."))
+    if not name or parent.endswith(":/") or not store.exists(name):
+        raise UserError(f"{source}: there is nothing to copy", fix="name a file, a folder, or a prefix of a bucket")
+    entry = Entry(name, store.size(name))
+    return _Content(store, (CopyItem(name, entry.size_bytes),), _mark([entry]), is_prepared=False)
+
+
+def _is_content(entry: Entry) -> bool:
+    """Not what an unfinished command left."""
+    is_partial = entry.path.startswith(f"{PREPARING}/") or entry.path.endswith(".bin.part")
+    return entry.path != COPY_STATE and not is_partial
+
+
+def _mark(entries: list[Entry]) -> str:
+    content = [(entry.path, entry.size_bytes, entry.modified_s) for entry in entries]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _refuse_same_place(source: ObjectStore, target: ObjectStore) -> None:
+    if isinstance(source, LocalStore) and isinstance(target, LocalStore):
+        a, b = Path(source.root).resolve(), Path(target.root).resolve()
+        is_same = a == b or a in b.parents
+    else:
+        is_same = f"{target.uri.rstrip('/')}/".startswith(f"{source.uri.rstrip('/')}/")
+    if is_same:
+        raise UserError(f"{target.uri} is the same place as {source.uri}, or inside it", fix="name another target")
+
+
+def _refuse_other_data(content: _Content, to: ObjectStore) -> None:
+    if to.exists(MANIFEST) and hashlib.sha256(to.read(MANIFEST)).hexdigest() != content.mark:
+        raise UserError(f"{to.uri}: holds other prepared data", fix="name another target, or --force to replace it")
+
+
+def _refuse_to_overwrite(transfer: Transfer, plan: CopyPlan, to: ObjectStore) -> None:
+    if transfer.is_resuming:
+        return
+    existing = {entry.path for entry in to.list()}
+    lost = [item.path for item in (*plan.todo, *plan.last) if item.path in existing]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise UserError(f"{to.where(lost[0])}{more}: exists already, with other content",
+                        fix="name another target, or --force to replace it")

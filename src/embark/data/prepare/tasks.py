@@ -1,0 +1,233 @@
+"""What the workers do: segments to parts, or to runs that wait for ids; a column's ids; runs to parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.data.prepare.budget import Budget
+from embark.data.prepare.id_numbering import (
+    Codes,
+    IdFiles,
+    RunWriter,
+    encode,
+    keys_of,
+    number_keys,
+    read_codes,
+    read_runs,
+)
+from embark.data.prepare.inputs import Inputs
+from embark.data.prepare.journal import Journal
+from embark.data.prepare.rows import RawRows, Reader, Segment, SegmentCounts
+from embark.data.prepare.schema import Schema
+from embark.data.prepare.transforms import TRAIN, IdMethod, dense_transform, hash_ids, split_rows, transform_dense
+from embark.data.prepared.layout import Feature, Layout, Rows
+from embark.data.prepared.manifest import SPLITS
+from embark.data.prepared.part_writer import PartWriter
+from embark.data.workers import Report
+from embark.spec.run import RunSpec
+
+IDS = "ids"
+"""Folder of the maps from keys to ids, beside the data."""
+Kind = Literal["read", "stage", "number", "write"]
+_Finish = Callable[[], dict[str, Any]]
+"""Waits for the disk and gives the record of what was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A piece of work that leaves a record in the journal."""
+
+    kind: Kind
+    name: str
+    """Of the segment, or of the column to number."""
+    weight: int
+    """How much of the stage it is: bytes of input, keys, rows."""
+    segment: Segment | None = None
+    file_index: int = 0
+    column: int = 0
+    layout: Layout | None = None
+    """Of what is written."""
+    starts: tuple[int, ...] = ()
+    """Of each numbered column: the position of the segment's first key among those of all segments."""
+
+    @property
+    def record(self) -> str:
+        """The name of its record."""
+        return f"{self.kind}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """All that a worker must know. It is sent to each once."""
+
+    spec: RunSpec
+    schema: Schema
+    inputs: Inputs
+    out: Path
+    budget: Budget
+    id_methods: tuple[IdMethod, ...]
+    segment_names: tuple[str, ...] = ()
+
+    def do(self, task: Task, report: Report) -> Callable[[], dict[str, Any]]:
+        """The task; calling what is returned waits for the disk and writes the record, which makes it done."""
+        run = {"read": self._read, "stage": self._stage, "number": self._number, "write": self._write}[task.kind]
+        finish = run(task, report)
+
+        def finished() -> dict[str, Any]:
+            record = finish()
+            Journal(self.out).write(task.record, record)
+            return record
+
+        return finished
+
+    def reader(self) -> Reader:
+        """By the schema's format; pyarrow is imported only for what needs it."""
+        if self.schema.format == "criteo":
+            from embark.data.prepare.criteo_reader import CriteoReader
+
+            return CriteoReader(self.schema, self.inputs)
+        if self.schema.format == "csv":
+            from embark.data.prepare.csv_reader import CsvReader
+
+            return CsvReader(self.schema, self.spec.data.prepare, self.inputs)
+        from embark.data.prepare.parquet_reader import ParquetReader
+
+        return ParquetReader(self.schema, self.spec.data.prepare, self.inputs)
+
+    def layout(self, rows: Sequence[int] | None = None) -> Layout:
+        """With tables of so many rows; without `rows`, of those that the spec gives."""
+        features = []
+        for i, column in enumerate(self.schema.sparse):
+            num_rows = rows[i] if rows else column.rows or 1
+            features.append(Feature(column.name, num_rows, column.max_ids if column.is_list else 1, column.is_list))
+        return Layout(self.schema.dense, tuple(features), self.spec.data.prepare.dense_bits)
+
+    @property
+    def numbered(self) -> list[int]:
+        """Positions of the columns whose ids are by frequency."""
+        return [i for i, method in enumerate(self.id_methods) if method == "frequency"]
+
+    def id_files(self, column: int) -> IdFiles:
+        """Where the ids of a column go."""
+        name = self.schema.sparse[column].name
+        return IdFiles(self.out / IDS / f"{name}.keys.npy", self.out / IDS / f"{name}.ids.npy",
+                       self._runs_directory / f"{name}.codes")
+
+    @property
+    def _runs_directory(self) -> Path:
+        return Journal(self.out).directory / "staged"
+
+    def _read(self, task: Task, report: Report) -> _Finish:
+        """Rows straight to parts: the key alone gives the id."""
+        layout = self.layout()
+        writers, counts = _Writers(self.out, task.name, layout), SegmentCounts()
+        for raw in self._portions(task, counts, report):
+            ids = tuple(self._hash(layout, raw, i) for i in range(len(raw.keys)))
+            writers.add(Rows(raw.label, raw.dense, ids, raw.lengths), raw.split)
+        return lambda: counts.to_json() | {"parts": writers.close()}
+
+    def _stage(self, task: Task, report: Report) -> _Finish:
+        """Rows to runs: their ids are known when all are counted."""
+        writer, counts = RunWriter(self._runs_directory, task.name), SegmentCounts()
+        waiting: list[RawRows] = []
+        for raw in self._portions(task, counts, report):
+            waiting.append(raw)
+            if sum(map(len, waiting)) >= self.budget.run_rows:
+                self._end_run(writer, waiting)
+        self._end_run(writer, waiting)
+        return lambda: counts.to_json() | {"runs": writer.close()}
+
+    def _end_run(self, writer: RunWriter, waiting: list[RawRows]) -> None:
+        if not waiting:
+            return
+        raw, layout = RawRows.join(waiting), self.layout()
+        waiting.clear()
+        assert raw.split is not None
+        is_train = raw.split == TRAIN
+        numbered: dict[int, Codes] = {}
+        ids: list[NDArray[Any]] = []
+        for i, method in enumerate(self.id_methods):
+            if method == "frequency":
+                numbered[i] = encode(raw.keys[i], raw.is_missing[i], is_train, raw.lengths[i])
+                ids.append(numbered[i].codes)
+            else:
+                ids.append(self._hash(layout, raw, i))
+        writer.add(Rows(raw.label.astype(np.uint8), raw.dense, tuple(ids), raw.lengths), raw.split, numbered)
+
+    def _number(self, task: Task, report: Report) -> _Finish:
+        """Ids for a column's keys, the most frequent first."""
+        column, prepare = self.schema.sparse[task.column], self.spec.data.prepare
+        (self.out / IDS).mkdir(exist_ok=True)
+        runs = [run for name in self.segment_names
+                for run in keys_of(self._runs_directory, name, self._runs(name), task.column)]
+        limit = column.rows or prepare.max_rows
+        numbered = number_keys(runs, self.id_files(task.column), min_count=prepare.min_count, max_kept=limit - 1,
+                               max_entries=self.budget.max_entries, report=report)
+        return lambda: {"distinct": numbered.num_distinct, "kept": numbered.num_kept,
+                        "rows": column.rows or 1 + numbered.num_kept, "name": column.name}
+
+    def _write(self, task: Task, report: Report) -> _Finish:
+        """Runs to parts, now that every key has its id."""
+        assert task.layout is not None
+        layout, runs = task.layout, self._runs(task.name)
+        tables: dict[int, Iterator[NDArray[np.int32]]] = {}
+        for start, i in zip(task.starts, self.numbered, strict=True):
+            nums = [run[str(i)]["num"] for run in runs]
+            tables[i] = read_codes(self.id_files(i).codes, (start + np.cumsum([0, *nums[:-1]])).tolist(), nums)
+        writers = _Writers(self.out, task.name, layout)
+        is_list = [column.is_list for column in self.schema.sparse]
+        for rows, split in read_runs(self._runs_directory, task.name, len(runs), is_list):
+            ids = tuple(
+                np.concatenate([[0], next(tables[i])]).astype(feature.id_dtype)[values] if i in tables else values
+                for i, (feature, values) in enumerate(zip(layout.features, rows.ids, strict=True))
+            )
+            writers.add(replace(rows, ids=ids), split)
+            report(len(rows), 0, 0)
+        return lambda: {"parts": writers.close()}
+
+    def _portions(self, task: Task, counts: SegmentCounts, report: Report) -> Iterator[RawRows]:
+        """Rows of the segment with their split, their dense values as the model wants them."""
+        assert task.segment is not None
+        method, reported = dense_transform(self.spec.data.prepare, self.schema), 0
+        for raw in self.reader().read(task.segment, self.budget.chunk_bytes):
+            counts.add(raw)
+            transform_dense(raw.dense, method)
+            if len(raw):
+                yield replace(raw, split=split_rows(self.spec.data, task.file_index, task.segment, raw))
+            read_bytes = min(raw.read_bytes, task.weight - reported)
+            reported += read_bytes
+            report(read_bytes, len(raw), raw.num_bad)
+        report(task.weight - reported, 0, 0)
+
+    def _hash(self, layout: Layout, raw: RawRows, column: int) -> NDArray[Any]:
+        feature = layout.features[column]
+        return hash_ids(raw.keys[column], raw.is_missing[column], feature.rows, feature.id_dtype)
+
+    def _runs(self, name: str) -> list[dict[str, Any]]:
+        record = Journal(self.out).read(f"stage/{name}")
+        assert record is not None
+        runs: list[dict[str, Any]] = record["runs"]
+        return runs
+
+
+class _Writers:
+    """The parts of a segment, by split."""
+
+    def __init__(self, out: Path, name: str, layout: Layout) -> None:
+        self._writers = [PartWriter(out, f"{split}/{name}", layout) for split in SPLITS]
+
+    def add(self, rows: Rows, split: NDArray[np.uint8] | None) -> None:
+        assert split is not None
+        for position, num in enumerate(np.bincount(split, minlength=len(SPLITS))):
+            if num:
+                self._writers[position].add(rows if num == len(rows) else rows.select(split == position))
+
+    def close(self) -> dict[str, list[dict[str, Any]]]:
+        return {split: [asdict(part) for part in writer.close()]
+                for split, writer in zip(SPLITS, self._writers, strict=True)}
