@@ -155,10 +155,10 @@ def parse_by_polars(file: str, way: str) -> dict[str, Any]:
 
 
 def prepare_by_embark(file: str, out: str, memory_gb: str, ids: str) -> dict[str, Any]:
-    from embark.data.prepare.pieces import Progress, Schema, SparseColumn
-
     from embark.data.prepare.inputs import Inputs
     from embark.data.prepare.prepare import prepare
+    from embark.data.prepare.schema import Schema, SparseColumn
+    from embark.data.progress import Progress
     from embark.spec.run import RunSpec
 
     dense = tuple(f"int_{i}" for i in range(13))
@@ -173,8 +173,7 @@ def prepare_by_embark(file: str, out: str, memory_gb: str, ids: str) -> dict[str
     began: dict[str, float] = {}
     for report in reports:
         began.setdefault(report.stage, report.elapsed_s)
-    stages_s = {stage: round(after - before, 2)
-                for (stage, before), (_, after) in pairwise(began.items())}
+    stages_s = {stage: round(after - before, 2) for (stage, before), (_, after) in pairwise(began.items())}
     return {"seconds": seconds, "rows": rows, "rows_per_s": rows / seconds, "memory_bytes": result.memory_bytes,
             "stages_s": stages_s}
 
