@@ -36,7 +36,7 @@ from embark.render.targets.torchx import render_torchx
 from embark.render.targets.tpu_vm import RUNTIME_VERSIONS
 from embark.render.volumes import data_target
 from embark.render.yaml_text import header
-from embark.spec import PRESETS, RunSpec
+from embark.spec import PRESETS, RunSpec, to_toml
 from embark.stack.versions import default_triple
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -100,10 +100,8 @@ def cloud_files(job: Job) -> list[File]:
 
 def short_toml(spec: RunSpec) -> str:
     """A spec with only what differs from the defaults: what a person would write."""
-    import tomli_w
-
     about = "The run. embark render run.toml --out . writes every other file of this folder from it."
-    return header(about) + "\n" + tomli_w.dumps(spec.model_dump(mode="json", exclude_defaults=True))
+    return header(about) + "\n" + to_toml(spec, only_set=True)
 
 
 def requirements() -> str:
@@ -159,8 +157,8 @@ def machines_table(clouds: Sequence[str]) -> str:
 def machine_row(machine: Machine) -> list[str]:
     price = lowest_price(load_catalog(), machine, "on_demand")
     speed = "" if machine.fabric_gbit_per_s is None else f"{machine.fabric_gbit_per_s:,.0f} Gbit/s "
-    cost = "?" if price is None else (f"{format_usd(price.on_demand_usd_per_hour)} / {format_usd(price.spot_usd_per_hour)} "
-                                     f"({price.region})")
+    rates = [] if price is None else [price.on_demand_usd_per_hour, price.spot_usd_per_hour]
+    cost = "?" if price is None else f"{' / '.join(map(format_usd, rates))} ({price.region})"
     return [f"`{machine.name}`", f"{machine.num_gpus} x {machine.gpu.name}", f"{machine.gpu.memory_gib:.0f} GiB",
             f"{machine.vcpus or 0:.0f}", f"{machine.memory_gib or 0:,.0f} GiB", f"{speed}{machine.fabric.title}", cost]
 
@@ -203,9 +201,9 @@ def _job(preset: str, *, name: str, **sections: Mapping[str, object]) -> Job:
 
 def _with(spec: RunSpec, **sections: Mapping[str, object]) -> RunSpec:
     """A copy with some fields of some sections set, checked like one that a user wrote."""
-    values = spec.model_dump()
+    values = spec.model_dump(exclude_unset=True)
     for section, fields in sections.items():
-        values[section] = {**values[section], **fields}
+        values[section] = {**values.get(section, {}), **fields}
     return RunSpec.model_validate(values)
 
 

@@ -150,7 +150,7 @@ def make_job(spec: RunSpec, catalog: Catalog) -> Job:
     """Refuses, all at once, what cannot be rendered."""
     machine = _machine(spec, catalog)
     name = dns_label(spec.name)
-    job = Job(spec, machine, name, spec.place.nodes, machine.gpus_per_host, to_toml(spec))
+    job = Job(spec, machine, name, spec.place.nodes, machine.gpus_per_host, to_toml(spec, only_set=True))
     mistakes = [*_target_mistakes(job), *_storage_mistakes(job, catalog), *_identity_mistakes(job),
                 *_budget_mistakes(job)]
     if mistakes:

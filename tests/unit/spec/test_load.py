@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark.errors import ExitCode, Mistake, SpecError, UserError
-from embark.spec import PRESETS, ModelSpec, RunSpec, Table, TrainSpec, load_spec, resolve, to_toml
+from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec, load_spec, resolve, to_toml
+from embark.spec.data import PrepareSpec
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -212,6 +213,9 @@ def test_one_setting_moves_the_rate_of_all_that_a_preset_trains(preset):
 def test_every_preset_is_right_and_survives_toml(tmp_path, preset):
     spec = load_spec(preset)
     assert load_spec(write(tmp_path, to_toml(spec))) == spec
+    short = load_spec(write(tmp_path, to_toml(spec, only_set=True)))
+    assert short == spec
+    assert short.model.model_fields_set == spec.model.model_fields_set
 
 
 @settings(max_examples=50, deadline=None)
@@ -225,5 +229,15 @@ def test_what_is_written_reads_back_the_same(tmp_path_factory, kind, dim, rows, 
     tables = tuple(Table(name=f"t{i}", rows=r, pooling="mean") for i, r in enumerate(rows))
     spec = RunSpec(model=ModelSpec(kind=kind, embedding_dim=dim, tables=tables), train=TrainSpec(learning_rate=rate))
     path = tmp_path_factory.mktemp("spec") / "run.toml"
-    path.write_text(to_toml(spec))
+    for only_set in (False, True):
+        path.write_text(to_toml(spec, only_set=only_set))
+        assert load_spec(str(path)) == spec
+
+
+@settings(max_examples=50, deadline=None)
+@given(texts=st.lists(st.text(st.characters(codec="utf-8"), min_size=1), max_size=5, unique=True))
+def test_lists_of_any_text_read_back_the_same(tmp_path_factory, texts):
+    spec = RunSpec(name="a", data=DataSpec(prepare=PrepareSpec(ignored_columns=tuple(texts))))
+    path = tmp_path_factory.mktemp("spec") / "run.toml"
+    path.write_text(to_toml(spec, only_set=True), encoding="utf-8")
     assert load_spec(str(path)) == spec
