@@ -6,7 +6,6 @@ import shlex
 
 from embark.render.job import MAX_RESTARTS, PORT, Job
 from embark.render.settings import fabric_needs
-from embark.render.targets import tpu_gke
 
 SPEC_PATH = "/etc/embark/spec.toml"
 WAIT_S = 1800
@@ -42,7 +41,7 @@ def meeting_conf(is_host: str) -> str:
 
 def indexed_command(job: Job, host: str) -> list[str]:
     """For the pods of an indexed Job: `host` is what the pod with index 0 is called. A list for `command`."""
-    if tpu_gke.is_tpu(job):  # one process for all chips of a host, and GKE says where the others are
+    if job.is_tpu:  # one process for all chips of a host, and GKE says where the others are
         return ["python", *train_words(), "--set", "place.device=tpu"]
     needs = fabric_needs(job)
     if job.num_nodes == 1:

@@ -13,7 +13,6 @@ from embark.catalog import Catalog, Machine, SpecPrice, find_machine, find_volum
 from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.errors import ExitCode, Mistake, SpecError, UserError
 from embark.model.batch import batch_mistakes
-from embark.render.targets import tpu_gke
 from embark.spec import RunSpec, to_toml
 
 PORT = 29500
@@ -23,6 +22,12 @@ MAX_RESTARTS = 3
 MAX_SPEC_BYTES = 900_000
 """A ConfigMap holds 1 MiB."""
 POD_TARGETS = ("job", "jobset", "trainjob", "pytorchjob", "ray", "torchx")
+_FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
+"""Of v5e and v6e, by chips."""
+_DEEP = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8",
+        1024: "8x8x16", 2048: "8x16x16", 4096: "16x16x16"}
+"""Of v4 and v5p."""
+TOPOLOGIES = {"v5litepod": _FLAT, "v6e": _FLAT, "v4": _DEEP, "v5p": _DEEP}
 _IDENTITIES = {
     "aws": (r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", "arn:aws:iam::123456789012:role/NAME"),
     "azure": (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "the client id of the managed identity, a UUID"),
@@ -84,6 +89,15 @@ class Job:
         return self.num_nodes * self.num_processes
 
     @property
+    def is_tpu(self) -> bool:
+        return self.machine.gpu.kind == "tpu"
+
+    @property
+    def topology(self) -> str:
+        """Of a slice of TPUs; empty where GKE has no such slice."""
+        return TOPOLOGIES.get(self.machine.name.rpartition("-")[0], {}).get(self.machine.num_gpus, "")
+
+    @property
     def is_spot(self) -> bool:
         return self.spec.place.spot
 
@@ -104,12 +118,12 @@ class Job:
     def title(self) -> str:
         """For a person: `quickstart on 2 x p5.48xlarge: 16 ranks`."""
         what = f"{self.spec.name} on {self.num_nodes} x {self.machine.name}"
-        return (f"{what}: {self.num_nodes * self.machine.num_gpus} chips" if tpu_gke.is_tpu(self)
+        return (f"{what}: {self.num_nodes * self.machine.num_gpus} chips" if self.is_tpu
                 else f"{what}: {self.world_size} ranks")
 
     @property
     def image(self) -> str:
-        return self.spec.place.image or default_image(has_tpu=tpu_gke.is_tpu(self))
+        return self.spec.place.image or default_image(has_tpu=self.is_tpu)
 
     @property
     def namespace(self) -> str:
@@ -197,12 +211,17 @@ def _machine(spec: RunSpec, catalog: Catalog) -> Machine:
 
 def _target_mistakes(job: Job) -> Iterator[Mistake]:
     spec, target = job.spec, job.spec.place.target
-    is_tpu = job.machine.gpu.kind == "tpu"
+    is_tpu = job.is_tpu
     if is_tpu and target not in ("tpu-vm", "vertex", "job", "jobset"):
         yield _mistake("place.target", target, f"{job.machine.name} is a TPU",
                        'set it to "tpu-vm", "vertex", "job" or "jobset"')
     if is_tpu and target in POD_TARGETS:
-        yield from tpu_gke.mistakes(job)
+        if not job.topology or not job.machine.gke_accelerator:
+            yield _mistake("place.machine", job.machine.name, "GKE has no node pools of it",
+                           'use a v4, v5e, v5p or v6e, or set place.target = "tpu-vm"')
+        if target == "job" and job.num_nodes > 1:
+            yield _mistake("place.nodes", job.num_nodes, "a Job has the hosts of one slice only",
+                           'set place.target = "jobset" for several slices, or name a larger one')
     if not is_tpu and target == "tpu-vm":
         yield _mistake("place.target", target, f"{job.machine.name} is no TPU", 'set it to "vm", or name a TPU')
     if target == "vertex" and job.cloud != "gcp":

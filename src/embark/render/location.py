@@ -5,13 +5,10 @@ from __future__ import annotations
 import posixpath
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from embark.catalog import Volume, find_volume, load_catalog
 from embark.errors import Mistake, SpecError
-
-if TYPE_CHECKING:
-    from embark.render.job import Job
+from embark.render.job import Job
 
 CLUSTER = "embark"
 """One cluster for all runs: a run adds a node pool to it where it needs another machine."""

@@ -40,7 +40,7 @@ def pod_spec(job: Job, command: list[str], *, container: str = CONTAINER) -> dic
         "terminationGracePeriodSeconds": note(grace_s(job), _grace_reason(job)),
         "serviceAccountName": job.spec.place.service_account,
         "automountServiceAccountToken": note(False, "training does not speak to the Kubernetes API"),
-        "securityContext": tpu_gke.pod_security() if tpu_gke.is_tpu(job) else pod_security(),
+        "securityContext": tpu_gke.pod_security() if job.is_tpu else pod_security(),
         "nodeSelector": node_selector(job),
         "tolerations": tolerations(job),
     }
@@ -63,7 +63,7 @@ def trainer(job: Job, command: list[str], *, name: str = CONTAINER) -> dict[str,
         "env": environment(job),
     }
     ports = [{"name": "rendezvous", "containerPort": PORT}] if job.num_nodes > 1 else []
-    if tpu_gke.is_tpu(job):
+    if job.is_tpu:
         ports = tpu_gke.ports() if job.num_pods > 1 else []
     if job.spec.watch.prometheus_port:
         ports.append({"name": "metrics", "containerPort": job.spec.watch.prometheus_port})
@@ -75,7 +75,7 @@ def trainer(job: Job, command: list[str], *, name: str = CONTAINER) -> dict[str,
 
 def environment(job: Job) -> list[Any]:
     """Each variable with its reason."""
-    others = ("NCCL_", "TORCH_") if tpu_gke.is_tpu(job) else ()
+    others = ("NCCL_", "TORCH_") if job.is_tpu else ()
     rows = [note({"name": s.name, "value": s.value}, s.why) for s in settings_of(job) if not s.name.startswith(others)]
     rows.append(note({"name": "HOME", "value": SCRATCH}, "caches and local files go to the pod's own disk"))
     rows += [note({"name": name, "value": value}, why) for name, value, why in storage_settings(job)]
@@ -102,11 +102,11 @@ def resources(job: Job) -> dict[str, Any]:
 
 def accelerator(job: Job) -> str:
     """The resource that a pod asks for."""
-    return tpu_gke.RESOURCE if tpu_gke.is_tpu(job) else GPU
+    return tpu_gke.RESOURCE if job.is_tpu else GPU
 
 
 def container_security(job: Job) -> dict[str, Any]:
-    if tpu_gke.is_tpu(job):
+    if job.is_tpu:
         return tpu_gke.container_security()
     capabilities: dict[str, Any] = {"drop": ["ALL"]}
     added = fabric_part(job).capabilities
@@ -124,7 +124,7 @@ def pod_security() -> dict[str, Any]:
 def node_selector(job: Job) -> dict[str, Any]:
     machine, place = job.machine, job.spec.place
     selector: dict[str, Any] = {"node.kubernetes.io/instance-type": machine.machine_type or machine.name}
-    if tpu_gke.is_tpu(job):
+    if job.is_tpu:
         selector = tpu_gke.selector(job)
     elif job.cloud == "gcp" and machine.gke_accelerator:
         selector["cloud.google.com/gke-accelerator"] = machine.gke_accelerator
@@ -137,7 +137,7 @@ def node_selector(job: Job) -> dict[str, Any]:
 
 
 def tolerations(job: Job) -> list[Any]:
-    kind = "TPU" if tpu_gke.is_tpu(job) else "GPU"
+    kind = "TPU" if job.is_tpu else "GPU"
     found: list[Any] = [note({"key": accelerator(job), "operator": "Exists", "effect": "NoSchedule"},
                              f"{kind} nodes are tainted, so that nothing else lands on them")]
     if job.is_spot and job.cloud in ("azure", "gcp"):

@@ -15,7 +15,6 @@ from embark.render.targets.kubernetes import render_job
 from embark.render.targets.kueue import render_kueue
 from embark.render.targets.ray import render_ray
 from embark.render.targets.torchx import render_torchx
-from embark.render.targets.tpu_gke import is_tpu
 from embark.render.targets.vertex import render_vertex
 
 Render = Callable[[Job], list[File]]
@@ -46,5 +45,5 @@ def own_files(job: Job) -> list[File]:
     target = job.spec.place.target
     files = TARGETS[target](job) if target in TARGETS else []
     if target != "tpu-vm":
-        files = [*files, *(render_tpu_image(job) if is_tpu(job) else render_image(job))]
+        files = [*files, *(render_tpu_image(job) if job.is_tpu else render_image(job))]
     return [*files, *render_kueue(job)] if target in QUEUED else files

@@ -15,7 +15,6 @@ from embark.catalog import load_catalog
 from embark.errors import SpecError
 from embark.lint.check import lint_texts
 from embark.render.render import render
-from embark.render.targets.tpu_gke import topology
 
 CASES = [
     ("v5litepod-16", {"target": "jobset", "nodes": 2, "spot": True}), ("v6e-8", {"target": "job", "nodes": 1}),
@@ -55,7 +54,7 @@ def test_a_pod_asks_for_all_chips_of_its_host_and_trains_there(machine, place):
     catalog = load_catalog().machines[machine]
     assert container["resources"]["limits"]["google.com/tpu"] == catalog.gpus_per_host
     assert pod["nodeSelector"]["cloud.google.com/gke-tpu-accelerator"] == catalog.gke_accelerator
-    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == topology(job_of(machine, **place))
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == job_of(machine, **place).topology
     assert container["command"][:4] == ["python", "-m", "embark", "train"]
     assert container["command"][-1] == "place.device=tpu"
     assert not [row["name"] for row in container["env"] if row["name"].startswith(("NCCL_", "TORCH_"))]
@@ -99,7 +98,7 @@ def test_each_slice_is_a_node_pool_of_its_topology(machine, nodes, pools, tmp_pa
 @pytest.mark.parametrize("machine", [m.name for m in load_catalog().machines.values()
                                      if m.name.startswith(("v4-", "v5litepod-", "v5p-", "v6e-"))])
 def test_a_topology_has_as_many_chips_as_the_slice(machine):
-    text = topology(job_of(machine, nodes=1, target="tpu-vm"))
+    text = job_of(machine, nodes=1, target="tpu-vm").topology
     num = 1
     for side in text.split("x"):
         num *= int(side)

@@ -62,7 +62,7 @@ def _child(job: Job) -> dict[str, Any]:
 
 def _metadata(job: Job) -> dict[str, Any]:
     described = queued(job, metadata(job))
-    if not tpu_gke.is_tpu(job) or job.machine.num_hosts == 1:
+    if not job.is_tpu or job.machine.num_hosts == 1:
         return described
     return {**described, "annotations": {
         tpu_gke.EXCLUSIVE: note(tpu_gke.NODE_POOL, "all hosts of a slice are of one node pool, and no other run's")}}
@@ -70,7 +70,7 @@ def _metadata(job: Job) -> dict[str, Any]:
 
 def _num_slices(job: Job) -> int:
     """A slice of a TPU is a job of its own: its hosts come and go together."""
-    return job.num_nodes if tpu_gke.is_tpu(job) else 1
+    return job.num_nodes if job.is_tpu else 1
 
 
 def _rules() -> list[Any]:

@@ -15,7 +15,6 @@ from embark.render.python_text import python_text
 from embark.render.scripts import script_file
 from embark.render.settings import settings_of
 from embark.render.spec_in_env import VARIABLE, WRITE_IT, WRITTEN_PATH, encoded_spec
-from embark.render.targets.tpu_gke import topology
 from embark.render.yaml_text import note, yaml_text
 
 BOOT_DISK_GB = 200
@@ -41,7 +40,7 @@ def custom_job_spec(job: Job) -> dict[str, Any]:
     """A CustomJobSpec as `gcloud ai custom-jobs create --config` reads it."""
     first = worker_pool(job, 1)
     pools = [first]
-    if job.num_nodes > 1 and not _is_tpu(job):
+    if job.num_nodes > 1 and not job.is_tpu:
         pools.append(worker_pool(job, job.num_nodes - 1))
     scheduling: dict[str, Any] = {
         "strategy": "SPOT" if job.is_spot else "STANDARD",
@@ -74,7 +73,7 @@ def worker_pool(job: Job, num_replicas: int) -> dict[str, Any]:
 
 def machine_spec(job: Job) -> dict[str, Any]:
     machine = job.machine
-    if not _is_tpu(job):
+    if not job.is_tpu:
         name = "NVIDIA_H100_MEGA_80GB" if machine.name.startswith("a3-mega") else ACCELERATORS.get(machine.gpu.name, "")
         if not name:
             raise _refused(job, f"Vertex AI has no {machine.gpu.name}", "one with " + ", ".join(ACCELERATORS))
@@ -82,14 +81,14 @@ def machine_spec(job: Job) -> dict[str, Any]:
     family = machine.name.partition("-")[0]
     if family in ("v2", "v3") and machine.num_hosts == 1:
         return {"machineType": "cloud-tpu", "acceleratorType": f"TPU_{family.upper()}", "acceleratorCount": 8}
-    if family in ("v5litepod", "v6e") and topology(job):
-        return {"machineType": machine.machine_type, "tpuTopology": topology(job)}
+    if family in ("v5litepod", "v6e") and job.topology:
+        return {"machineType": machine.machine_type, "tpuTopology": job.topology}
     raise _refused(job, f"Vertex AI trains on no {machine.name}", 'take v5e or v6e, or set place.target = "tpu-vm"')
 
 
 def _start(job: Job) -> str:
     """Vertex AI says in RANK and WORLD_SIZE which machine this is, and torchrun's ranks have theirs from torchrun."""
-    if _is_tpu(job):
+    if job.is_tpu:
         return f"{WRITE_IT} && exec python -m embark train {WRITTEN_PATH} --set place.device=tpu"
     if job.num_nodes == 1:
         words = ranks_words("--standalone", f"--nproc-per-node={job.num_processes}", spec_path=WRITTEN_PATH)
@@ -110,7 +109,7 @@ def _environment(job: Job) -> dict[str, str]:
 def _python(job: Job, about: str) -> str:
     site, place = site_of(job), job.spec.place
     pools: list[dict[str, Any]] = []
-    for num_replicas in [1, job.num_nodes - 1] if not _is_tpu(job) else [1]:
+    for num_replicas in [1, job.num_nodes - 1] if not job.is_tpu else [1]:
         if num_replicas:
             pools.append(_snake(worker_pool(job, num_replicas)))
     values = {
@@ -129,10 +128,6 @@ def _snake(value: Any) -> Any:
     if isinstance(value, dict):
         return {re.sub(r"([A-Z])", r"_\1", key).lower(): _snake(inner) for key, inner in value.items()}
     return [_snake(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _is_tpu(job: Job) -> bool:
-    return job.machine.gpu.kind == "tpu"
 
 
 def _refused(job: Job, what: str, fix: str) -> SpecError:

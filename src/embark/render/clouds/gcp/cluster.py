@@ -37,7 +37,7 @@ class ExtraNetwork:
 
 def render_gke(job: Job) -> list[File]:
     """`gke_cluster.sh` makes networks, cluster and node pool; `gke_cluster.yaml` is what it then applies."""
-    machine, place, is_tpu = job.machine, job.spec.place, tpu_gke.is_tpu(job)
+    machine, place, is_tpu = job.machine, job.spec.place, job.is_tpu
     addons = ["GcsFuseCsiDriver"]
     if place.volume:
         addons.append("GcpFilestoreCsiDriver" if place.volume.startswith("filestore") else "LustreCsiDriver")
@@ -52,7 +52,7 @@ def render_gke(job: Job) -> list[File]:
             mtu=8896 if job.machine.fabric.name == "gpudirect-rdma" else 8244, addons=",".join(addons),
             num_disks=round((machine.local_disk_gb or 0) / LOCAL_SSD_GB), is_tpu=is_tpu, is_compact=is_compact,
             is_flex_start=not machine.is_on_demand and not place.spot and "flex-start" in machine.sold,
-            nodes_per_pool=tpu_gke.nodes_per_pool(job), topology=tpu_gke.topology(job),
+            nodes_per_pool=tpu_gke.nodes_per_pool(job), topology=job.topology,
             installers=[f"{INSTALLERS}/{path}" for path in INSTALLER_OF.get(machine.fabric.name, [])]),
     ]
 
@@ -94,4 +94,4 @@ def cluster_objects(job: Job) -> list[dict[str, Any]]:
 def pool_names(job: Job) -> list[str]:
     """Of the run's machines."""
     pool = site_of(job).pool
-    return tpu_gke.pool_names(job, pool) if tpu_gke.is_tpu(job) else [pool]
+    return tpu_gke.pool_names(job, pool) if job.is_tpu else [pool]
