@@ -1,8 +1,9 @@
-"""Events: everything that is shown anywhere is made of these."""
+"""Events: everything that is shown anywhere is made of them."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,9 +27,9 @@ class Event:
     rank: int = 0
 
     def to_json(self) -> str:
-        """One line; what is no number becomes null, which JSON has."""
-        told = {"event": self.kind, "time_s": round(self.time_s, 6), "rank": self.rank, **self.values}
-        return json.dumps(to_jsonable(told), allow_nan=False)
+        """One line; NaN and infinity become null, which JSON has."""
+        fields = {"event": self.kind, "time_s": round(self.time_s, 6), "rank": self.rank, **self.values}
+        return json.dumps(to_jsonable(fields), allow_nan=False)
 
 
 class Sink(Protocol):
@@ -40,13 +41,13 @@ class Sink(Protocol):
 
 
 class EventLog:
-    """`events.jsonl`: one JSON object a line, flushed line by line, so that a killed run keeps what it said."""
+    """`events.jsonl`: one JSON object a line, flushed line by line, so that a killed run keeps its events."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
         self._file = PatientFile(path, "ab")
-        if cut:  # a line the last run did not finish must not swallow our first
+        if cut:  # a line that the last process did not finish must not swallow our first
             self._file.write(b"\n")
 
     def emit(self, event: Event) -> None:
@@ -74,12 +75,20 @@ class Fanout:
                 closing.callback(sink.close)
 
 
+def parse_event(line: str | bytes) -> Event | None:
+    """The event of a line; None for a line that holds none: cut short, no JSON, or written by something else."""
+    try:
+        values: Any = json.loads(line)
+        kind, time_s = values.pop("event"), float(values.pop("time_s"))
+    except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
+        return None
+    rank = values.pop("rank", 0)
+    if not isinstance(kind, str) or not math.isfinite(time_s):
+        return None
+    return Event(kind, values, time_s, rank if isinstance(rank, int) else 0)
+
+
 def read_events(path: Path) -> Iterator[Event]:
-    """The events of a file; a line cut short by a kill is passed over."""
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                values = json.loads(line)
-                yield Event(values.pop("event"), values, values.pop("time_s"), values.pop("rank"))
-            except (ValueError, KeyError, AttributeError, TypeError):
-                continue
+    """The events of a file; a line cut short by a kill is skipped."""
+    with path.open("rb") as lines:
+        yield from filter(None, map(parse_event, lines))

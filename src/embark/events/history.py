@@ -1,4 +1,4 @@
-"""What the events of one run have said so far."""
+"""What the events of one run say so far, for the terminal of the process that trains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from embark.events.events import Event
 from embark.formatting import to_finite
 
 PACE_S = 30.0
-"""The time left is told from the steps of the last so many seconds."""
+"""The time left is estimated from the steps of the last so many seconds."""
 
 
 class History:
@@ -24,6 +24,7 @@ class History:
         self.save: Mapping[str, Any] = {}
         self.end: Mapping[str, Any] = {}
         self.predict: Mapping[str, Any] = {}
+        self.interrupt: Mapping[str, Any] = {}
         self.steps_done = 0
         self.seconds_left: float | None = None
         self.loss = Series()
@@ -40,34 +41,29 @@ class History:
     def steps_to_do(self) -> int:
         return max(0, self.num_steps - self.steps_done)
 
-    def take(self, event: Event) -> None:
-        values = event.values
-        if event.kind == "start":
-            self.start = values
+    def add(self, event: Event) -> None:
+        values, kind = event.values, event.kind
+        step = to_finite(values.get("step"))
+        if kind in ("start", "eval", "save", "predict", "interrupt", "end", "step"):
+            setattr(self, kind, values)
+        if kind == "start":
             self.steps_done = int(to_finite(values.get("first_step")) or 0)
-        elif event.kind == "progress":
+        elif kind == "progress":
             self._tick(event)
             self.step = {**self.step, **values}
-        elif event.kind == "step":
+        elif kind == "step":
             self._tick(event)
-            self.step = values
-            _add(self.loss, values, "loss")
-            _add(self.auc, values, "auc")
-        elif event.kind == "eval":
-            self.eval = values
-            _append(self.eval_loss, values, "log_loss")
-            _append(self.eval_auc, values, "auc")
-            self._ticks.clear()  # the time it took says nothing of the steps to come
-        elif event.kind == "save":
-            self.save = values
-            self._ticks.clear()
-        elif event.kind == "predict":
-            self.predict = values
-        elif event.kind == "resume":
-            self.steps_done = int(to_finite(values.get("step")) or 0)
-        elif event.kind == "end":
-            self.end = values
-            self.steps_done = int(to_finite(values.get("step")) or self.steps_done)
+            for series, name in ((self.loss, "loss"), (self.auc, "auc")):
+                if step is not None and (value := to_finite(values.get(name))) is not None:
+                    series.add(step, value)
+        elif kind == "eval":
+            for points, name in ((self.eval_loss, "log_loss"), (self.eval_auc, "auc")):
+                if step is not None and (value := to_finite(values.get(name))) is not None:
+                    points.append((step, value))
+        elif kind in ("resume", "end"):
+            self.steps_done = int(step or (self.steps_done if kind == "end" else 0))
+        if kind in ("eval", "save"):
+            self._ticks.clear()  # their time says nothing about the steps to come
 
     def _tick(self, event: Event) -> None:
         self.steps_done = int(to_finite(event.values.get("step")) or self.steps_done)
@@ -77,15 +73,3 @@ class History:
         (t0, first), (t1, last) = self._ticks[0], self._ticks[-1]
         if last > first and t1 > t0:
             self.seconds_left = self.steps_to_do * (t1 - t0) / (last - first)
-
-
-def _add(series: Series, values: Mapping[str, Any], name: str) -> None:
-    step, value = to_finite(values.get("step")), to_finite(values.get(name))
-    if step is not None and value is not None:
-        series.add(step, value)
-
-
-def _append(points: list[Point], values: Mapping[str, Any], name: str) -> None:
-    step, value = to_finite(values.get("step")), to_finite(values.get(name))
-    if step is not None and value is not None:
-        points.append((step, value))

@@ -1,53 +1,42 @@
-"""What events do not say of a run: handed in by the verb, which may look into stores, catalogs and logs."""
+"""One run with all that is known about it: its events, spec, price, checkpoints and diagnosis."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from embark.catalog.pricing import Price, price_of
+from embark.diagnose import Diagnosis, diagnose, sources_of
+from embark.errors import EmbarkError, UserError
+from embark.events.interruptions import Interruption
+from embark.events.spending import Spending
+from embark.formatting import to_one_line
+from embark.report.record import Record, read_record
+from embark.report.run_files import EVENTS, LAUNCH_LOG, SPEC, RunFiles
+from embark.report.status import RunStatus, status_of
+from embark.spec import RunSpec, resolve
+from embark.store import RunDir
+from embark.store.checkpoint_inspect import CheckpointInfo, take_inventory
 
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Of all its machines together."""
+MAX_DIAGNOSED_BYTES = 64 << 20
 
-    usd_per_hour: float
-    words: str
-    """`2 x p5.48xlarge, $110.08 an hour on demand in us-west-2`"""
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A checkpoint that is there."""
-
-    step: int
-    time_s: float | None
-    size_bytes: int
-    metric: str
-    """What it had on the held-out samples, in words."""
-    why: str
-    """Why it is kept, or what is wrong with it."""
-    is_whole: bool = True
+Warn = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is off, and its fix."""
-
-    name: str
-    cause: str
-    fix: str
-    seen: str = ""
-    command: str = ""
-    is_slow_only: bool = False
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunContext:
-    """All of it."""
+    """A run, as of `now_s`."""
 
     name: str
     uri: str
+    record: Record
     now_s: float
     is_remote: bool = False
     spec: Mapping[str, Any] = field(default_factory=dict)
@@ -56,10 +45,110 @@ class RunContext:
     price: Price | None = None
     no_price: str = ""
     """Why there is none."""
-    kept: tuple[Kept, ...] = ()
+    checkpoints: tuple[CheckpointInfo, ...] = ()
     best_by: str = ""
-    """What the held-out figure of a checkpoint is."""
-    findings: tuple[Finding, ...] | None = None
-    """`None`: nobody has looked."""
-    commands: tuple[str, ...] = ()
-    """How to do it again, or go on."""
+    """The metric that checkpoints are ranked by."""
+    diagnoses: tuple[Diagnosis, ...] | None = None
+    """None: not diagnosed."""
+
+    @cached_property
+    def status(self) -> RunStatus:
+        return status_of(self.record, self.now_s, is_remote=self.is_remote)
+
+    @cached_property
+    def interruptions(self) -> tuple[Interruption, ...]:
+        return self.record.interruptions()
+
+    @cached_property
+    def spent(self) -> Spending | None:
+        usd_per_hour = self.price.usd_per_hour if self.price else None
+        return self.record.spending(usd_per_hour, self.now_s if self.status.state == "running" else None)
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """How to repeat the run, or to resume it."""
+        is_done = self.status.state == "finished"
+        if self.is_remote:
+            copy = shlex.join(["embark", "data", "copy", f"{self.uri}/{SPEC}", SPEC])
+            return copy, f"embark train {SPEC}" + (" --fresh" if is_done else "")
+        train = shlex.join(["embark", "train", str(Path(self.uri.removeprefix("file://")) / SPEC)])
+        return (f"{train} --fresh",) if is_done else (f"{train}   # resumes from its last checkpoint",
+                                                      f"{train} --fresh")
+
+
+def read_run(files: RunFiles, warn: Warn, *, is_brief: bool = False) -> RunContext:
+    """What is known about a run. What cannot be read is left out with a warning; `is_brief` leaves out checkpoints
+    and diagnosis."""
+    record, spec_toml = read_record(files), files.read_text(SPEC)
+    values: dict[str, Any] = {}
+    if spec_toml is None:
+        warn(f"{files.uri}/{SPEC} does not exist: the report cannot show what was run")
+    else:
+        try:
+            values = tomllib.loads(spec_toml)
+        except tomllib.TOMLDecodeError as error:
+            warn(f"{files.uri}/{SPEC}: {error}")
+    price, no_price = price_of_run(_spec(values), record)
+    checkpoints, best_by = ((), "") if is_brief else _checkpoints(files, warn)
+    diagnoses = None
+    if not is_brief:
+        try:
+            diagnoses = diagnose_run(files)
+        except EmbarkError as error:
+            warn(f"no diagnosis: {error.what}")
+    return RunContext(name=files.name, uri=files.uri, record=record, now_s=time.time(), is_remote=files.is_remote,
+                      spec=values, spec_toml=spec_toml or "", price=price, no_price=no_price, checkpoints=checkpoints,
+                      best_by=best_by, diagnoses=diagnoses)
+
+
+def price_of_run(spec: RunSpec | None, record: Record) -> tuple[Price | None, str]:
+    """Of the machines that the spec names, if the run was on them; else why there is no price."""
+    if spec is None or not (spec.place.machine or spec.place.cloud):
+        return None, "The spec names no machine, so there is no price: hours only."
+    try:
+        price = price_of(spec)
+    except EmbarkError as error:
+        return None, f"No price: {to_one_line(error.what)}."
+    ranks, device = record.start.get("world_size"), record.start.get("device")
+    if record.start and (device == "cpu" or ranks != price.world_size):
+        where = to_one_line(record.start.get("device_name") or device or "another machine")
+        return None, (f"The spec names {price.num_nodes} × {price.machine}, but the run was on {where} with {ranks} "
+                      f"of {price.world_size} ranks: hours only.")
+    return price, ""
+
+
+def diagnose_run(files: RunFiles) -> tuple[Diagnosis, ...]:
+    """What `embark diagnose` finds in a run's events and logs."""
+    names = [EVENTS, *(log.name for log in files.logs())]
+    sizes = {name: size for name in names if (size := files.size_bytes(name)) is not None}
+    if sum(sizes.values()) > MAX_DIAGNOSED_BYTES:
+        raise UserError(f"too long to diagnose here; run: embark diagnose {files.uri}")
+    text = files.read_text(SPEC)
+    try:
+        spec = _spec(tomllib.loads(text or ""))
+    except tomllib.TOMLDecodeError:
+        spec = None
+    if not files.is_remote:
+        paths = [str(files.launch_log if name == LAUNCH_LOG else files.root / name) for name in sizes]
+        return diagnose(sources_of(paths).sources, spec=spec).diagnoses if paths else ()
+    with tempfile.TemporaryDirectory(prefix="embark-diagnose-") as scratch:
+        for name, size in sizes.items():
+            (Path(scratch) / name.replace("/", "-")).write_bytes(files.read(name, 0, size))
+        return diagnose(sources_of([scratch]).sources, spec=spec).diagnoses
+
+
+def _spec(values: Mapping[str, Any]) -> RunSpec | None:
+    """None for one of another version: it is shown as it is, and nothing is derived from it."""
+    try:
+        return resolve(dict(values)) if values else None
+    except UserError:
+        return None
+
+
+def _checkpoints(files: RunFiles, warn: Warn) -> tuple[tuple[CheckpointInfo, ...], str]:
+    try:
+        inventory = take_inventory(RunDir(files.uri))
+    except EmbarkError as error:
+        warn(f"cannot read the checkpoints: {error.what}")
+        return (), ""
+    return inventory.standing, inventory.rules.best_by if inventory.rules else ""

@@ -1,43 +1,42 @@
-"""What the events of a run say, gathered as they are read: however many, in one pass."""
+"""What the events of a run say, gathered in one pass and in bounded memory however many they are."""
 
 from __future__ import annotations
 
 import math
-import statistics
+import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
-from embark.events.events import Event
-from embark.events.history import History
+import numpy as np
+
+from embark.events.alerts import SLOW_RANK
+from embark.events.attempts import Attempt, attempts
+from embark.events.events import Event, parse_event
 from embark.events.interruptions import Interruption, interruptions
-from embark.events.names import find
 from embark.events.spending import Spending, spending
 from embark.formatting import strip_control_chars, to_finite
-from embark.report.line import Line
-from embark.report.locations import EVENTS, FolderPlace
-from embark.report.machine import Machine
-from embark.report.tail import Tail, parse
+from embark.report.rows import Rows
+from embark.report.run_files import EVENTS, RunFiles
+from embark.report.tail import Tail
 
-MAX_NOTES = 200
+CURVES = ("loss", "auc", "normalized_entropy", "samples_per_s", "step_s", "learning_rate", "log_loss", "calibration")
+EVALS = ("auc", "normalized_entropy", "log_loss", "calibration", "eval_s")
+PHASES = ("input", "copy", "lookup", "all_to_all", "dense", "optimizer", "other")
+HOST = ("cpu_percent", "resident_bytes", "host_used_bytes", "host_bytes", "net_in_bytes_per_s", "net_out_bytes_per_s",
+        "disk_read_bytes_per_s", "disk_write_bytes_per_s")
+GPU = ("util_percent", "used_bytes", "total_bytes", "power_w", "temperature_c")
+MAX_MILESTONES = 4000
+"""Of more, the oldest are dropped."""
 MAX_GAPS = 256
-_FIRST_STEPS, _LAST_STEPS = 2, 32
-_SIGNS = frozenset({"start", "resume", "save", "interrupt", "error", "end"})
-"""Of these every one is kept: they say when a run stopped and went on."""
-
-
-@dataclass(slots=True)
-class Attempt:
-    """From one start to whatever ended it."""
-
-    start_s: float
-    first_step: int
-    last_s: float
-    last_step: int
-    outcome: str = ""
-    """Of the `end` event; empty where none came."""
+MAX_RANKS = 4096
+FUTURE_S = 60.0
+"""How far another machine's clock may be ahead of ours."""
+_FIRST_STEPS, _LAST_STEPS = 4, 16
+_MILESTONES = frozenset({"start", "plan", "predict", "note", "eval", "save", "resume", "interrupt", "end", "error"})
+_NEWEST = frozenset({"save", "end", "error", "interrupt", "plan", "predict"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,207 +47,274 @@ class Save:
     time_s: float
     size_bytes: float | None
     save_s: float | None
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A sentence that the run said."""
-
-    time_s: float
-    level: str
-    text: str
 
 
 class Record:
-    """One run. Unknown events, and values that are no numbers, are passed over."""
+    """The newest event of each kind, the numbers of the curves, and what happened when.
 
-    def __init__(self) -> None:
-        self.history = History()
-        self.attempts: list[Attempt] = []
+    Unknown events, and values that are no numbers, are skipped.
+    """
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.start: Mapping[str, Any] = {}
+        self.step: Mapping[str, Any] = {}
+        self.eval: Mapping[str, Any] = {}
+        self.save: Mapping[str, Any] = {}
+        self.end: Mapping[str, Any] = {}
+        self.error: Mapping[str, Any] = {}
+        self.interrupt: Mapping[str, Any] = {}
         self.plan: Mapping[str, Any] = {}
-        self.train: dict[str, Line] = {}
-        """By metric, from `step` events."""
-        self.evals: dict[str, Line] = {}
-        self.saves: list[Save] = []
-        self.notes: list[Note] = []
-        self.num_notes = 0
-        self.error = ""
-        """Of the last attempt."""
-        self.machine = Machine()
-        self.num_events = 0
-        self.last_s: float | None = None
-        self._signs: list[Event] = []
-        self._steps_seen = 0
-        self._last_steps: deque[Event] = deque(maxlen=_LAST_STEPS)
-        self._last_event: Event | None = None
-        self._gaps_s: deque[float] = deque(maxlen=MAX_GAPS)
+        self.predict: Mapping[str, Any] = {}
+        self.systems: Sequence[Mapping[str, Any]] = ()
+        """One a machine, of the newest `ranks` event."""
+        self.rank_times_s: tuple[float, ...] = ()
+        """A step's time by rank, of the newest `ranks` event."""
+        self.steps = Rows(CURVES)
+        self.evals = Rows(EVALS)
+        self.phases = Rows(PHASES, max_rows=1 << 14)
+        self.ranks = Rows(max_rows=1 << 13)
+        """`step_s.0`, `input_s.0` and so on for each rank."""
+        self.own = Rows(max_rows=1 << 13)
+        """`own_s.0` and so on: a rank's step without its wait for the others, measured less often."""
+        self.machines = Rows(max_rows=1 << 13)
+        """`0.cpu_percent` of a host, `0.gpu.3.util_percent` of its GPU."""
         self.longest_gap_s = 0.0
         """Between two events of one attempt."""
+        self.first_s: float | None = None
+        self.last_s: float | None = None
+        self.num_events = 0
+        self.num_bad_lines = 0
+        self.num_notes = 0
+        self._gaps_s: deque[float] = deque(maxlen=MAX_GAPS)
+        self._milestones: deque[Event] = deque(maxlen=MAX_MILESTONES)
+        self._last_steps: deque[Event] = deque(maxlen=_LAST_STEPS)
+        self._last_event: Event | None = None
+        self._num_steps_seen = 0
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event, now_s: float = math.inf) -> None:
+        """The next event, in the order of the file. A time after `now_s` is another clock's mistake."""
+        self.num_events += 1
+        if event.time_s <= now_s + FUTURE_S:
+            self._add_time(event.kind, event.time_s)
+        if event.kind == "step":
+            self._add_step(event)
+        elif event.kind == "ranks":
+            self._add_ranks(event)
+        elif event.kind == "phases":
+            self._add_phases(event)
+        elif event.kind in _MILESTONES:
+            self._add_milestone(event)
+        self._last_event = event if event.kind in ("ranks", "phases") else None
+
+    def add_line(self, line: bytes, now_s: float) -> None:
+        event = parse_event(line)
+        try:
+            if event is not None:
+                self.add(event, now_s)
+            elif line.strip():
+                self.num_bad_lines += 1
+        except (ValueError, TypeError, OverflowError, AttributeError):
+            self.num_bad_lines += 1
 
     @property
-    def start(self) -> Mapping[str, Any]:
-        return self.history.start
+    def milestones(self) -> list[Event]:
+        """Everything but steps and measurements; of the steps, the first and last between them."""
+        return [*self._milestones, *self._since_milestone()]
+
+    def _since_milestone(self) -> list[Event]:
+        return [*self._last_steps, *([self._last_event] if self._last_event else [])]
+
+    def of_kind(self, kind: str) -> list[Event]:
+        return [event for event in self._milestones if event.kind == kind]
 
     @property
-    def predict(self) -> Mapping[str, Any]:
-        return self.history.predict
+    def saves(self) -> list[Save]:
+        read = [(to_finite(event.values.get("step")), event) for event in self.of_kind("save")]
+        return [Save(int(step), event.time_s, to_finite(event.values.get("bytes")),
+                     to_finite(event.values.get("save_s"))) for step, event in read if step is not None]
 
     @property
-    def end(self) -> Mapping[str, Any]:
-        """Of the last attempt; empty where it has not ended."""
-        return self.history.end if self.attempts and self.attempts[-1].outcome else {}
+    def error_text(self) -> str:
+        return strip_control_chars(self.error.get("text") or "unknown error") if self.error else ""
 
-    @property
-    def has_begun(self) -> bool:
-        return bool(self.attempts)
+    def attempts(self) -> list[Attempt]:
+        return attempts(self.milestones)
+
+    def interruptions(self) -> tuple[Interruption, ...]:
+        return interruptions(self.milestones)
+
+    def spending(self, usd_per_hour: float | None = None, now_s: float | None = None) -> Spending | None:
+        """What the run has cost; `now_s` where it is still running."""
+        return spending(self.milestones, usd_per_hour=usd_per_hour, now_s=now_s)
 
     @property
     def steps_done(self) -> int:
-        return self.history.steps_done
+        found = [to_finite(values.get("step")) for values in (self.end, self.interrupt, self.step, self.save)]
+        first = to_finite(self.start.get("first_step")) or 0.0
+        return int(max([first, *(step for step in found if step is not None)]))
 
     @property
     def num_steps(self) -> int:
-        return self.history.num_steps
+        return int(to_finite(self.start.get("num_steps")) or 0)
 
     @property
     def num_samples(self) -> float:
-        """That the model has learnt from; what was redone counts once."""
+        """That the model was trained on; repeated steps count once."""
         return self.steps_done * (to_finite(self.start.get("batch_size")) or 0.0)
 
     @property
     def samples_per_s(self) -> float | None:
-        """Over all; an `end` speaks of its own attempt, so that of several the usual pace is told."""
-        told = to_finite(self.end.get("samples_per_s")) if len(self.attempts) == 1 else None
-        line = self.train.get("samples_per_s")
-        return told if told is not None or line is None else line.median
+        """Of the complete run where it had one attempt, else the usual one."""
+        overall = to_finite(self.end.get("samples_per_s")) if len(self.of_kind("start")) == 1 else None
+        return overall if overall is not None else self.median("samples_per_s")
 
     @property
     def held_s(self) -> float:
-        """Seconds from each start to its last sign of life, together: the time that machines worked on it."""
-        return sum(attempt.last_s - attempt.start_s for attempt in self.attempts)
+        """The time that machines worked on it: from each start to its last sign of life, together."""
+        return sum(attempt.last_s - attempt.start_s for attempt in self.attempts())
+
+    @property
+    def step_s(self) -> float | None:
+        """A step's usual time."""
+        total = to_finite(self.end.get("step_s"))
+        return total if total is not None else self.median("step_s", 50)
+
+    def median(self, name: str, num_rows: int = 1 << 30) -> float | None:
+        """Of a curve's newest rows; the first holds warm-up, and counts only where it is the only one."""
+        values = self.steps.last(num_rows)[name]
+        values = values[np.isfinite(values)]
+        return float(np.median(values[1:] if len(values) > 1 else values)) if len(values) else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the pace of the last steps, evaluations and saves included."""
+        if self.end or not self.num_steps:
+            return None
+        last = self.steps.last(50)
+        known = np.isfinite(last["step"]) & np.isfinite(last["time_s"])
+        if starts := self.of_kind("start"):
+            known &= last["time_s"] >= starts[-1].time_s
+        steps, times = last["step"][known], last["time_s"][known]
+        if len(steps) > 1 and steps[-1] > steps[0] and times[-1] > times[0]:
+            return float(max(0, self.num_steps - steps[-1]) * (times[-1] - times[0]) / (steps[-1] - steps[0]))
+        step_s = self.step_s
+        return None if step_s is None else max(0, self.num_steps - self.steps_done) * step_s
 
     @property
     def usual_gap_s(self) -> float:
-        """Between two events, of late."""
-        return statistics.median(self._gaps_s) if self._gaps_s else 0.0
+        """Between two events."""
+        return float(np.median(self._gaps_s)) if self._gaps_s else 0.0
 
-    def take(self, event: Event) -> None:
-        self.num_events += 1
-        kind, values, time_s = event.kind, event.values, event.time_s
-        if not math.isfinite(time_s):
-            return
-        if self.last_s is not None and kind != "start" and time_s > self.last_s:
+    @property
+    def usual_save_gap_s(self) -> float:
+        """Between two checkpoints, which is when the events of a remote run arrive."""
+        times = [event.time_s for event in self._milestones if event.kind in ("start", "save")]
+        gaps = [after - before for before, after in pairwise(times) if after > before]
+        return float(np.median(gaps)) if gaps else 0.0
+
+    def _add_time(self, kind: str, time_s: float) -> None:
+        if kind != "start" and self.last_s is not None and time_s > self.last_s:
             self._gaps_s.append(time_s - self.last_s)
             self.longest_gap_s = max(self.longest_gap_s, time_s - self.last_s)
+        self.first_s = time_s if self.first_s is None else min(self.first_s, time_s)
         self.last_s = time_s if self.last_s is None else max(self.last_s, time_s)
-        step = to_finite(values.get("step"))
-        if kind == "start":
-            self._begin(event)
-        self.history.take(event)
-        if self.attempts:
-            self._reach(self.attempts[-1], kind, step, time_s)
-        if kind in _SIGNS:
-            self._signs.append(event)
-        self._last_event = event
-        if kind == "step" and step is not None:
-            self._take_step(event)
-            _add_all(self.train, values, step, time_s)
-        elif kind == "eval" and step is not None:
-            _add_all(self.evals, values, step, time_s)
-        elif kind == "resume" and step is not None:
-            self._forget_after(step)
-        elif kind == "plan":
-            self.plan = values
-        elif kind == "save" and step is not None:
-            self.saves.append(Save(int(step), time_s, to_finite(values.get("bytes")), to_finite(values.get("save_s")),
-                                   strip_control_chars(values.get("path", ""))))
-        elif kind in ("ranks", "phases"):
-            self.machine.take(kind, values, step if step is not None else self.steps_done, time_s)
-        elif kind == "note":
-            self._note(Note(time_s, str(values.get("level", "info")), strip_control_chars(values.get("text", ""))))
-        elif kind == "error":
-            self.error = strip_control_chars(values.get("text", "")) or "an error that said nothing"
 
-    def interruptions(self) -> tuple[Interruption, ...]:
-        return interruptions(self._told())
+    def _add_step(self, event: Event) -> None:
+        self.step = event.values
+        get = event.values.get
+        self.steps.add((get("step"), event.time_s, *[get(name) for name in CURVES]))
+        self._num_steps_seen += 1
+        (self._milestones if self._num_steps_seen <= _FIRST_STEPS else self._last_steps).append(event)
 
-    def spending(self, usd_per_hour: float | None = None, now_s: float | None = None) -> Spending | None:
-        """What it has taken; `now_s` where it is under way."""
-        return spending(self._told(), usd_per_hour=usd_per_hour, now_s=now_s)
-
-    def _told(self) -> list[Event]:
-        """As few events as say the same of stops and times as all of them."""
-        return [*self._signs, *self._last_steps, *([self._last_event] if self._last_event else [])]
-
-    def _begin(self, event: Event) -> None:
-        first = int(to_finite(event.values.get("first_step")) or 0)
-        self._forget_after(first)
-        self.error = ""
-        self._signs = self._told()
+    def _add_milestone(self, event: Event) -> None:
+        values, kind = event.values, event.kind
+        self._milestones.extend(self._since_milestone() if kind == "start" else list(self._last_steps)[-1:])
         self._last_steps.clear()
-        self._last_event = None
-        self._steps_seen = 0
-        self.attempts.append(Attempt(event.time_s, first, event.time_s, first))
+        self._milestones.append(event)
+        if kind in _NEWEST:
+            setattr(self, kind, values)
+        elif kind == "start":
+            self.start = values
+            self.end = self.error = self.interrupt = {}
+            self._num_steps_seen = 0
+            self._resume_from(to_finite(values.get("first_step")) or 0.0)
+        elif kind == "resume":
+            self._resume_from(to_finite(values.get("step")) or 0.0)
+        elif kind == "eval":
+            self.eval = values
+            self.evals.add((values.get("step"), event.time_s, *(values.get(name) for name in EVALS)))
+        elif kind == "note":
+            self.num_notes += 1
 
-    def _reach(self, attempt: Attempt, kind: str, step: float | None, time_s: float) -> None:
-        attempt.last_s = max(attempt.last_s, time_s)
-        if step is not None and kind in ("step", "eval", "save", "end", "interrupt"):
-            attempt.last_step = max(attempt.last_step, int(step))
-        if kind == "end":
-            attempt.outcome = str(self.history.end.get("outcome") or "done")
+    def _resume_from(self, step: float) -> None:
+        for rows in (self.steps, self.evals, self.phases, self.ranks, self.own, self.machines):
+            rows.begin_again(step)
+        if (last := to_finite(self.step.get("step"))) is not None and last > step:
+            self.step = {**self.step, "step": step}
+        if (saved := to_finite(self.save.get("step"))) is not None and saved > step:
+            self.save = {}
 
-    def _take_step(self, event: Event) -> None:
-        """The first of an attempt and the newest are enough to tell its pace."""
-        self._steps_seen += 1
-        (self._signs if self._steps_seen <= _FIRST_STEPS else self._last_steps).append(event)
+    def _add_phases(self, event: Event) -> None:
+        seconds, own_s = event.values.get("seconds"), event.values.get("own_s")
+        if isinstance(seconds, Mapping):
+            self.phases.add((event.values.get("step"), event.time_s, *(seconds.get(name) for name in PHASES)))
+        if isinstance(own_s, list) and own_s:
+            self.own.add_named(event.values.get("step"), event.time_s,
+                               {f"own_s.{rank}": own for rank, own in enumerate(own_s[:MAX_RANKS])})
 
-    def _forget_after(self, step: float) -> None:
-        for line in (*self.train.values(), *self.evals.values(), *self.machine.lines.values()):
-            line.forget_after(step)
+    def _add_ranks(self, event: Event) -> None:
+        values = event.values
+        by_rank = {f"{name}.{rank}": seconds for name in ("step_s", "input_s") if isinstance(values.get(name), list)
+                   for rank, seconds in enumerate(values[name][:MAX_RANKS])}
+        if by_rank:
+            self.ranks.add_named(values.get("step"), event.time_s, by_rank)
+            times = [to_finite(seconds) for name, seconds in by_rank.items() if name.startswith("step_s.")]
+            known = tuple(seconds for seconds in times if seconds is not None)
+            self.rank_times_s = known if len(known) == len(times) else ()
+        if not isinstance(values.get("systems"), list):
+            return
+        self.systems = [system for system in values["systems"][:MAX_RANKS] if isinstance(system, Mapping)]
+        measured: dict[str, Any] = {}
+        for host, system in enumerate(self.systems):
+            measured |= {f"{host}.{name}": system[name] for name in HOST if name in system}
+            for gpu in gpus_of(system):
+                index = to_finite(gpu.get("index", 0))
+                if index is not None and 0 <= index < MAX_RANKS:
+                    measured |= {f"{host}.gpu.{int(index)}.{name}": gpu[name] for name in GPU if name in gpu}
+        if measured:
+            self.machines.add_named(values.get("step"), event.time_s, measured)
 
-    def _note(self, note: Note) -> None:
-        self.num_notes += 1
-        if len(self.notes) < MAX_NOTES:
-            self.notes.append(note)
 
-
-def read_record(folder: Path) -> Record:
-    """Of a run's directory; empty where it has no events."""
-    record, tail = Record(), Tail(FolderPlace(folder), EVENTS)
-    take_new(record, tail)
-    return record
-
-
-def take_new(record: Record, tail: Tail) -> Record:
-    """What was written since the last look; a new record where the file is another one than it was."""
+def read_record(files: RunFiles) -> Record:
+    """All events that a run has written; empty where there are none."""
+    record, tail = Record(), Tail(files, EVENTS)
     while True:
         read = tail.look()
         if read.is_new:
             record = Record()
         for line in read.lines:
-            if event := parse(line):
-                record.take(event)
+            record.add_line(line, time.time())
         if read.is_end:
             return record
 
 
-def record_of(events: Iterable[Event]) -> Record:
-    record = Record()
-    for event in events:
-        record.take(event)
-    return record
+def gpus_of(system: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    gpus = system.get("gpus")
+    return [gpu for gpu in gpus if isinstance(gpu, Mapping)] if isinstance(gpus, list) else []
 
 
-def _add_all(lines: dict[str, Line], values: Mapping[str, Any], step: float, time_s: float) -> None:
-    for name, value in values.items():
-        if type(value) is not float:
-            if value is not None and to_finite(value) is None:
-                continue
-            value = math.nan if value is None else float(value)
-        line = lines.get(name)
-        if line is None:
-            if find(name) is None:
-                continue
-            line = lines[name] = Line()
-        line.add(step, time_s, value)
+def slow_ranks(times_s: Mapping[int, float], least_s: float = 0.0) -> dict[int, float]:
+    """The ranks that the others wait for, and the others' usual time. With few ranks, a slow one moves the median
+    itself, so that each is compared with the median of the others."""
+    ranks = np.array(list(times_s))
+    times = np.array(list(times_s.values()))
+    if len(times) < 2:
+        return {}
+    found = {}
+    for at in np.flatnonzero(times > np.median(times)):
+        others_s = float(np.median(np.delete(times, at)))
+        if times[at] > SLOW_RANK * others_s and times[at] - others_s > least_s:
+            found[int(ranks[at])] = others_s
+    return found

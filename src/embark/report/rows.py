@@ -1,4 +1,4 @@
-"""Numbers of a run however long, in a bounded room: where they grow too many, neighbours become their extremes."""
+"""The numbers of a run of any length in bounded memory: where they become too many, only extremes are kept."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Rows:
         self._cells = np.empty((256, len(self._columns)))
         self._num = 0
         self._each = 2
-        """So many rows that came are kept as two."""
+        """So many rows are reduced to two."""
         self._num_loose = 0
-        """Of the last rows, those that are not yet a block of so many."""
+        """Of the last rows, those that do not make a block yet."""
         self._waiting: list[Sequence[Any]] = []
         self._max_rows = max_rows
         self._max_cells = max_cells
@@ -41,13 +41,13 @@ class Rows:
         return list(self._columns)[2:]
 
     def add(self, row: Sequence[Any]) -> None:
-        """Step, time and the values in the columns' order. What is no number is a gap."""
+        """Step, time and the values in the order of the columns. What is no number is a gap."""
         self._waiting.append(row)
         if len(self._waiting) >= _WAITING:
             self._settle()
 
     def add_named(self, step: Any, time_s: float, values: Mapping[str, Any]) -> None:
-        """The same by name; a name that was not known makes a column."""
+        """The same by name; a new name makes a column."""
         new = [name for name in values if name not in self._columns]
         if new:
             self._settle()
@@ -56,30 +56,51 @@ class Rows:
         self.add((step, time_s, *(values.get(name) for name in self.names)))
 
     def begin_again(self, step: float) -> None:
-        """The run goes on from `step`: what was told of later ones before is no part of it any more."""
+        """The run resumes from `step`: earlier values of later steps no longer count."""
         self._settle()
         self._num_loose = 0
         if self._num:
             self._cuts.append((self._num, step))
 
     def column(self, name: str, by: str = STEP, *, until_s: float = np.inf) -> tuple[Floats, Floats]:
-        """Where and what, in order. By step, what was trained again is left out; by time, what is after `until_s`."""
+        """Positions and values, in order. By step without what was trained again; by time without what is after `until_s`."""
         self._settle()
         if name not in self._columns:
             return np.empty(0), np.empty(0)
         cells = self._cells[: self._num]
         xs, ys = cells[:, self._columns[by]], cells[:, self._columns[name]]
-        kept = np.isfinite(xs)
+        counts = np.isfinite(xs)
         if by == STEP:
             for end, step in self._cuts:
-                kept[:end] &= xs[:end] <= step
+                counts[:end] &= xs[:end] <= step
         else:
-            kept &= xs <= until_s
-        xs, ys = xs[kept], ys[kept]
+            counts &= xs <= until_s
+        xs, ys = xs[counts], ys[counts]
         if len(xs) > 1 and (np.diff(xs) < 0).any():
             order = np.argsort(xs, kind="stable")
             xs, ys = xs[order], ys[order]
         return xs, ys
+
+    def redone(self, name: str) -> list[tuple[Floats, Floats]]:
+        """By step, what was trained again after an interruption, each piece joined to where the run resumed."""
+        self._settle()
+        if name not in self._columns:
+            return []
+        xs, ys = self._cells[: self._num, 0], self._cells[: self._num, self._columns[name]]
+        counts, found = np.isfinite(xs), []
+        for end, step in self._cuts:
+            lost = counts[:end] & (xs[:end] > step)
+            if lost.any():
+                before = np.flatnonzero(counts[:end] & ~lost)[-1:]
+                at = np.concatenate([before, np.flatnonzero(lost)])
+                found.append((xs[at], ys[at]))
+                counts[:end] &= ~lost
+        return found
+
+    def values(self, name: str) -> Floats:
+        """The finite values of a column, by step."""
+        values = self.column(name)[1]
+        return values[np.isfinite(values)]
 
     def last(self, num_rows: int) -> dict[str, Floats]:
         """The newest rows, by column."""
@@ -88,22 +109,22 @@ class Rows:
         return {name: cells[:, at].copy() for name, at in self._columns.items()}
 
     def _settle(self) -> None:
-        """Take in what waits. Rows that do not yet make a block stay as they are, at the end."""
+        """Store what waits. Rows that do not make a block yet stay as they are, at the end."""
         if not self._waiting:
             return
         new = np.vstack([self._loose(), _as_cells(self._waiting, len(self._columns))])
         self._waiting = []
         self._num -= self._num_loose
         self._num_loose = 0
-        room = min(self._max_rows, max(256, self._max_cells // len(self._columns))) // 4 * 4
+        limit = min(self._max_rows, max(256, self._max_cells // len(self._columns))) // 4 * 4
         at = 0
         while at < len(new):
-            # a block of more rows than there is room for is closed early
-            each = min(self._each, room // 4)
+            # a block of more rows than fit is closed early
+            each = min(self._each, limit // 4)
             whole = (len(new) - at) // each * each
-            taken = min(whole, room // 4 // 2 * each) or len(new) - at
+            taken = min(whole, limit // 4 // 2 * each) or len(new) - at
             part = extremes(new[at : at + taken], each) if whole and each > 2 else new[at : at + taken]
-            if self._num + len(part) > room:
+            if self._num + len(part) > limit:
                 self._halve()
                 continue
             self._append(part)
@@ -121,7 +142,7 @@ class Rows:
         self._num += len(new)
 
     def _halve(self) -> None:
-        """From now on a block of rows, each time twice as many, is kept as two."""
+        """From now on blocks of twice as many rows are reduced to two."""
         whole = self._num // 4 * 4
         halved = np.concatenate([extremes(self._cells[:whole], 4), self._cells[whole : self._num]])
         self._num = len(halved)
@@ -131,7 +152,7 @@ class Rows:
 
 
 def extremes(cells: Floats, each: int) -> Floats:
-    """Blocks of `each` rows as two, which hold the least and the greatest of each column in the order they came."""
+    """Blocks of `each` rows as two: the least and the greatest of each column, in the order they came."""
     blocks = cells.reshape(-1, each, cells.shape[1])
     gap = np.isnan(blocks)
     low = np.argmin(np.where(gap, np.inf, blocks), axis=1)

@@ -1,76 +1,88 @@
-"""How a run stands, in a word and in a sentence."""
+"""The status of a run: a state and one sentence."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from embark.formatting import format_count, format_duration, to_finite, to_one_line
-from embark.report.liveness import LEAST_SILENCE_FAR_S, LEAST_SILENCE_S, MANY_GAPS
+from embark.events.summary import outcome_sentence, resume_hint
+from embark.formatting import format_count, format_duration, to_one_line
 from embark.report.record import Record
 
-State = Literal["empty", "running", "done", "stopped", "failed", "killed"]
-WORDS: dict[State, str] = {
-    "empty": "not begun", "running": "running", "done": "finished", "stopped": "stopped", "failed": "failed",
-    "killed": "killed",
-}
-STARTING_S = 900.0
-"""Before its first step it loads and compiles, and says nothing."""
+State = Literal["waiting", "running", "finished", "stopped", "failed", "killed", "deleted"]
+LABELS: dict[State, str] = {"waiting": "not started", "deleted": "files deleted"}
+MANY_GAPS = 10
+"""After so many of its usual intervals without an event, a run counts as killed."""
+LEAST_SILENCE_S = 30.0
+LEAST_SILENCE_BEFORE_STEPS_S = 900.0
+"""Before the first step kernels are compiled, data is read and other machines are waited for."""
+LEAST_SILENCE_REMOTE_S = 1800.0
+"""The events of a remote run arrive when it saves."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RunStatus:
     """Where a run is."""
 
     state: State
+    sentence: str
+    last_s: float | None
+    """Unix time of the last sign of life."""
     silent_s: float
-    """Since its last event."""
+    """Since then."""
 
     @property
-    def word(self) -> str:
-        return WORDS[self.state]
+    def label(self) -> str:
+        return LABELS.get(self.state, self.state)
 
 
-def standing(record: Record, now_s: float, *, is_remote: bool = False) -> Standing:
-    """Events do not say that a process was killed: a long silence does. Of a run far away they come when it saves."""
-    if not record.has_begun or record.last_s is None:
-        return Standing("failed" if record.error else "empty", 0.0)
-    silent_s = max(0.0, now_s - record.last_s)
-    attempt = record.attempts[-1]
-    if attempt.outcome:
-        return Standing("done" if attempt.outcome == "done" else "failed" if attempt.outcome == "failed" else "stopped",
-                        silent_s)
-    if record.error:
-        return Standing("failed", silent_s)
-    has_stepped = attempt.last_step > attempt.first_step
-    patience_s = max(LEAST_SILENCE_S, MANY_GAPS * record.usual_gap_s, 1.5 * record.longest_gap_s)
+def status_of(
+    record: Record, now_s: float, *, is_remote: bool = False, is_deleted: bool = False, heard_s: float | None = None
+) -> RunStatus:
+    """`heard_s`: when the file was last seen to grow, by our own clock. Events do not say that a process was killed:
+    a long silence does."""
+    last_s = max((time_s for time_s in (record.last_s, heard_s) if time_s is not None), default=None)
+    silent_s = 0.0 if last_s is None else max(0.0, now_s - last_s)
+    state: State = "running"
+    if is_deleted:
+        state = "deleted"
+    elif not record.num_events:
+        state = "waiting"
+    elif record.end:
+        outcome = record.end.get("outcome")
+        state = "finished" if outcome == "done" else "failed" if outcome == "failed" else "stopped"
+    elif record.error:
+        state = "failed"
+    elif silent_s > max_silence_s(record, is_remote=is_remote):
+        state = "killed"
+    return RunStatus(state, _sentence(record, state, silent_s, is_remote=is_remote), last_s, silent_s)
+
+
+def max_silence_s(record: Record, *, is_remote: bool) -> float:
+    """A save or an evaluation may take as long as one did before, and half as long again."""
     if is_remote:
-        patience_s = max(patience_s, LEAST_SILENCE_FAR_S)
-    if not has_stepped:
-        patience_s = max(patience_s, STARTING_S)
-    return Standing("killed" if silent_s > patience_s else "running", silent_s)
+        return max(LEAST_SILENCE_REMOTE_S, MANY_GAPS * record.usual_save_gap_s)
+    least_s = LEAST_SILENCE_S if record.step else LEAST_SILENCE_BEFORE_STEPS_S
+    return max(least_s, MANY_GAPS * record.usual_gap_s, 1.5 * record.longest_gap_s)
 
 
-def sentence(record: Record, now: Standing) -> str:
-    """How it went, or how it goes: the same words as at the end of the run itself."""
-    if now.state == "empty":
-        return "Nothing has happened yet: the run has told of no start."
-    if now.state in ("done", "stopped"):
-        from embark.events import summary as closing
-
-        return closing.sentence(record.history)
-    of = f" of {format_count(record.num_steps)}" if record.num_steps else ""
-    at = f"step {format_count(record.steps_done)}{of}"
-    if now.state == "running":
-        left_s = to_finite(record.history.seconds_left)
-        return f"Running: {at}" + (f", about {format_duration(left_s)} to go." if left_s else ".")
-    if now.state == "failed":
-        why = to_one_line(record.error.splitlines()[0] if record.error else "").rstrip(".")
-        return f"Failed at {at}{f': {why}' if why else ''}.{_saved(record)}"
-    return f"Died without a word at {at}; silent for {format_duration(now.silent_s)}.{_saved(record)}"
-
-
-def _saved(record: Record) -> str:
-    if not record.saves:
-        return " Nothing was saved."
-    return f" Saved at step {format_count(record.saves[-1].step)}: start it again and it goes on from there."
+def _sentence(record: Record, state: State, silent_s: float, *, is_remote: bool) -> str:
+    if state == "deleted":
+        return "Its files were deleted; this is what was read before."
+    if state == "waiting":
+        return "No events yet: the first comes when training starts."
+    if state in ("finished", "stopped"):
+        return outcome_sentence(record)
+    at = f"step {format_count(record.steps_done)}"
+    if record.num_steps:
+        at += f" of {format_count(record.num_steps)}"
+    if state == "running":
+        left_s = record.seconds_left
+        return f"Running: {at}" + (f", about {format_duration(left_s)} left." if left_s else ".")
+    hint = resume_hint(record.save.get("step"))
+    if state == "failed":
+        why = to_one_line(record.error_text.partition("\n")[0].partition(" fix: ")[0]).rstrip(".")
+        return f"Failed at {at}{f': {why}' if why else ''}. {hint}"
+    gap_s = record.usual_save_gap_s if is_remote else record.usual_gap_s
+    usual = f" (usually an event every {format_duration(gap_s)})" if gap_s else ""
+    return f"No sign of life for {format_duration(silent_s)}{usual}, at {at}. {hint}"

@@ -250,9 +250,9 @@ def test_the_closing_words_say_where_the_report_is(make):
     folder = make("demo", [])
     history = History()
     history.take(Event("end", {"outcome": "done", "step": 4, "run_dir": str(folder)}))
-    assert "report" not in dict(closing.places(history))
+    assert "report" not in dict(summary.paths(history))
     at_end(folder, told(run_dir=str(folder)))
-    assert dict(closing.places(history))["report"] == str(folder / "report.html")
+    assert dict(summary.paths(history))["report"] == str(folder / "report.html")
 
 
 def test_a_run_that_lives_in_a_store_takes_its_report_along(make):

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from embark.events import summary as closing
+from embark.events import summary
 from embark.events.events import Event
 from embark.events.history import History
 from embark.events.names import metric
@@ -35,19 +35,16 @@ from embark.formatting import (
 )
 
 LINE_EVERY_S = 5.0
-"""In a log, steps get one line in so many seconds."""
+"""Between two lines about steps in a log."""
 
 _LABEL = 10
 _MIN_BAR = 6
 
-Part = tuple[str, str]
-"""Some text and its style."""
-
 
 class TerminalView:
-    """A sink for a person. On a terminal a live bar with lines above it; in a pipe or a log plain lines.
+    """A sink for a person: on a terminal a live bar with lines above it, in a pipe or a log plain lines.
 
-    Under `quiet` only warnings, errors and the sentence at the end. A reader who goes away does not end the run.
+    Under `quiet` only warnings, errors and the sentence at the end. A closed pipe does not end the run.
     """
 
     def __init__(self, console: Console, quiet: bool = False) -> None:
@@ -58,36 +55,37 @@ class TerminalView:
         self._live: Live | None = None
         self._waiting: Event | None = None
         self._last_line_s = float("-inf")
-        self._gone = False
+        self._is_gone = False
 
     def emit(self, event: Event) -> None:
-        if self._gone:
+        if self._is_gone:
             return
         try:
-            self._history.take(event)
+            self._history.add(event)
             self._show(event)
-        except (OSError, SystemExit):  # rich exits when its reader is gone; a run does not
-            self._gone = True
+        except (OSError, SystemExit):  # rich exits when the pipe is closed; a run does not
+            self._is_gone = True
 
     def close(self) -> None:
-        if not self._gone:
+        if not self._is_gone:
             try:
                 self._flush_line()
                 self._stop_live()
             except (OSError, SystemExit):
-                self._gone = True
+                self._is_gone = True
 
     def _show(self, event: Event) -> None:
         kind, values = event.kind, event.values
+        text = strip_control_chars(values.get("text", ""))
         if kind == "note" and values.get("level") == "warning":
-            self._say("warning", [(strip_control_chars(values.get("text", "")), "")], "yellow")
+            self._say("warning", text, "yellow")
         elif kind == "error":
             self._stop_live()
-            self._say("error", [(strip_control_chars(values.get("text", "")), "")], "bold red")
+            self._say("error", text, "bold red")
         elif kind == "end":
             self._flush_line()
             self._stop_live()
-            self._close_with_summary()
+            self._summarize()
         elif self._quiet:
             return
         elif kind == "step":
@@ -98,32 +96,32 @@ class TerminalView:
         elif kind == "plan":
             self._plan(values)
         elif kind == "note":
-            self._say("note", [(strip_control_chars(values.get("text", "")), "")])
+            self._say("note", text)
         elif kind == "eval":
             self._eval(values)
         elif kind == "save":
-            told = [self._at(values), f"{format_bytes(values.get('bytes'))} in {format_duration(values.get('save_s'))}"]
-            self._say_what_fits("saved", [*told, to_one_line(values.get("path", ""))])
+            size = f"{format_bytes(values.get('bytes'))} in {format_duration(values.get('save_s'))}"
+            self._say_parts("saved", [self._at(values), size, to_one_line(values.get("path", ""))])
         elif kind == "resume":
-            self._say_what_fits("resumed", [self._at(values), to_one_line(values.get("path", ""))])
+            self._say_parts("resumed", [self._at(values), to_one_line(values.get("path", ""))])
         elif kind == "interrupt":
-            self._say_what_fits("stopping", [self._at(values), to_one_line(values.get("signal", ""))], "yellow")
-
-    # What is said once
+            self._say_parts("stopping", [self._at(values), to_one_line(values.get("signal", ""))], "yellow")
 
     def _header(self, start: Mapping[str, Any]) -> None:
         self._print(Text(""))
-        self._say("run", [(to_one_line(start.get("name", "")), "bold")])
+        count = {name: format_count(start.get(name)) for name in
+                 ("num_train_samples", "num_eval_samples", "batch_size", "steps_per_epoch")}
         ranks = pluralize(int(to_finite(start.get("world_size")) or 1), "rank")
         device = to_one_line(start.get("device_name") or start.get("device") or "")
-        self._say("on", [(" · ".join([device, ranks, to_one_line(start.get("precision", ""))]), "")])
-        model = f"{format_si(start.get('num_parameters'))} parameters · {format_bytes(start.get('table_bytes'))} of tables"
-        self._say("model", [(model, "")])
-        samples = f"{format_count(start.get('num_train_samples'))} samples · {format_count(start.get('num_eval_samples'))} held out"
-        steps = f"batch {format_count(start.get('batch_size'))} · {format_count(start.get('steps_per_epoch'))} steps an epoch"
-        self._say("data", [(f"{samples} · {steps}", "")])
+        tables = f"{format_bytes(start.get('table_bytes'))} of tables"
+        self._say("run", Text(self._encode(to_one_line(start.get("name", ""))), "bold"))
+        self._say("on", " · ".join([device, ranks, to_one_line(start.get("precision", ""))]))
+        self._say("model", f"{format_si(start.get('num_parameters'))} parameters · {tables}")
+        self._say("data", f"{count['num_train_samples']} samples · {count['num_eval_samples']} held out · "
+                          f"batch {count['batch_size']} · {count['steps_per_epoch']} steps an epoch")
         reason = to_one_line(start.get("engine_reason", ""))
-        self._say("engine", [(to_one_line(start.get("engine", "")), ""), (f": {reason}" if reason else "", "dim")])
+        self._say("engine", Text.assemble(self._encode(to_one_line(start.get("engine", ""))),
+                                          (self._encode(f": {reason}" if reason else ""), "dim")))
 
     def _plan(self, plan: Mapping[str, Any]) -> None:
         rows = plan_rows(plan.get("tables") or [])
@@ -133,42 +131,38 @@ class TerminalView:
             line = "  ".join([*cells, row[3]])
             if self._on_terminal and len(line) > self._width - _LABEL - 2:
                 line = f"{row[0]}  {row[1]}\n  {row[2]}  {row[3]}"
-            self._say("tables" if index == 0 else "", [(line, "")])
-        per_rank = rank_line(plan.get("per_rank") or [])
-        if per_rank:
-            self._say("", [(per_rank, "")])
+            self._say("tables" if index == 0 else "", line)
+        if per_rank := rank_line(plan.get("per_rank") or []):
+            self._say("", per_rank)
         self._print(Text(""))
 
     def _eval(self, values: Mapping[str, Any]) -> None:
-        told = [f"{metric(name).label} {format_float(values.get(name))}" for name in ("auc", "log_loss")]
-        told.append(f"NE {format_float(values.get('normalized_entropy'))}")
-        told.append(f"calibration {format_float(values.get('calibration'), 3)}")
-        took = f"{format_si(values.get('num_samples'))} samples in {format_duration(values.get('eval_s'))}"
-        self._say_what_fits("held out", [self._at(values), *told, took], "magenta")
+        parts = [f"{metric(name).label} {format_float(values.get(name))}" for name in ("auc", "log_loss")]
+        parts.append(f"NE {format_float(values.get('normalized_entropy'))}")
+        parts.append(f"calibration {format_float(values.get('calibration'), 3)}")
+        parts.append(f"{format_si(values.get('num_samples'))} samples in {format_duration(values.get('eval_s'))}")
+        self._say_parts("held out", [self._at(values), *parts], "magenta")
 
-    def _close_with_summary(self) -> None:
-        history, failed = self._history, self._history.end.get("outcome") == "failed"
-        if not self._quiet:
-            drawn = closing.curves(history, self._width, self._fit, ascii_only=self._ascii_only)
-            table = closing.metrics(history, self._width, self._fit)
-            for part in (drawn, table):
-                if part is not None:
-                    self._print(Text(""))
-                    self._print(part)
-            self._print(Text(""))
-        told = self._fit(closing.sentence(history))
-        self._print_indented(Text(told, "bold red" if failed else "bold"))
-        if not self._quiet:
-            self._print_indented(Text(self._fit(closing.work(history))))
-            if lost := closing.losses(history):
-                self._print_indented(Text(self._fit(lost)))
-            if foreseen := closing.foresight(history):
-                self._print_indented(Text(self._fit(foreseen), "dim"))
-            self._print(Text(""))
-            for label, text in closing.places(history):
-                self._say(label, [(text, "")])
-
-    # What changes
+    def _summarize(self) -> None:
+        history, has_failed = self._history, self._history.end.get("outcome") == "failed"
+        sentence = Text(self._encode(summary.outcome_sentence(history)), "bold red" if has_failed else "bold")
+        if self._quiet:
+            self._print(sentence)
+            return
+        for part in (summary.curves(history, self._width, self._encode, ascii_only=self._ascii_only),
+                     summary.metrics(history, self._width, self._encode)):
+            if part is not None:
+                self._print(Text(""))
+                self._print(part)
+        self._print(Text(""))
+        self._print_indented(sentence)
+        for line, style in ((summary.work(history), ""), (summary.costs(history), ""),
+                            (summary.predicted_and_actual(history), "dim")):
+            if line:
+                self._print_indented(Text(self._encode(line), style))
+        self._print(Text(""))
+        for label, path in summary.paths(history):
+            self._say(label, path)
 
     def _step(self, event: Event) -> None:
         if self._on_terminal:
@@ -182,11 +176,10 @@ class TerminalView:
         self._waiting = None
         self._last_line_s = event.time_s
         values, history = event.values, self._history
-        told = [self._at(values), f"loss {format_float(values.get('loss'))}", f"AUC {format_float(values.get('auc'))}"]
-        told.append(format_rate(values.get("samples_per_s")))
-        if history.seconds_left:
-            told.append(f"{format_clock(history.seconds_left)} left")
-        self._say_what_fits("train", told)
+        left = [f"{format_clock(history.seconds_left)} left"] if history.seconds_left else []
+        self._say_parts("train", [self._at(values), f"loss {format_float(values.get('loss'))}",
+                                  f"AUC {format_float(values.get('auc'))}", format_rate(values.get("samples_per_s")),
+                                  *left])
 
     def _flush_line(self) -> None:
         if self._waiting is not None:
@@ -199,12 +192,12 @@ class TerminalView:
 
     def _start_live(self) -> None:
         if self._on_terminal and self._live is None:
-            bar = _Bar(self._history, self._fit)
+            bar = _Bar(self._history, self._encode)
             self._live = Live(
                 bar,
                 console=self._console,
                 transient=True,
-                # Only what would land on the bar is taken in and put above it: `2>errors.txt` stays the user's.
+                # Only what would land on the bar is captured and put above it: `2>errors.txt` stays the user's.
                 redirect_stdout=sys.stdout.isatty(),
                 redirect_stderr=sys.stderr.isatty(),
             )
@@ -215,8 +208,6 @@ class TerminalView:
         if live is not None:
             live.stop()
 
-    # How it is said
-
     @property
     def _width(self) -> int:
         return self._console.width
@@ -225,39 +216,32 @@ class TerminalView:
     def _ascii_only(self) -> bool:
         return self._console.options.ascii_only
 
-    def _fit(self, text: str) -> str:
+    def _encode(self, text: str) -> str:
         return to_encoding(text, self._console.encoding)
 
-    def _say_what_fits(self, label: str, told: Sequence[str], style: str = "dim") -> None:
-        """As many of the parts as go on one line, the first before the last; all of them in a log."""
-        room = self._width - _LABEL - 2
-        shown = list(told)
-        while self._on_terminal and len(shown) > 2 and len("   ".join(shown)) > room:
+    def _say_parts(self, label: str, parts: Sequence[str], style: str = "dim") -> None:
+        """As many of the parts as fit on one line, the first before the last; all of them in a log."""
+        shown = list(parts)
+        while self._on_terminal and len(shown) > 2 and len("   ".join(shown)) > self._width - _LABEL - 2:
             shown.pop()
-        self._say(label, [("   ".join(part for part in shown if part), "")], style)
+        self._say(label, "   ".join(part for part in shown if part), style)
 
-    def _say(self, label: str, parts: Sequence[Part], style: str = "dim") -> None:
+    def _say(self, label: str, body: str | Text, style: str = "dim") -> None:
         self._flush_line()
-        body = Text.assemble(*((self._fit(text), part_style) for text, part_style in parts))
+        body = Text(self._encode(body)) if isinstance(body, str) else body
         if self._quiet:
             self._print(Text.assemble((f"{label}: ", style), body))
-            return
-        if not self._on_terminal:
+        elif not self._on_terminal:
             self._print(Text.assemble(f"  {label:<{_LABEL}}", body))
-            return
-        grid = Table.grid()
-        grid.add_column(width=_LABEL + 2, no_wrap=True)
-        grid.add_column(overflow="fold")
-        grid.add_row(Text(f"  {label}", style), body)
-        self._print(grid)
+        else:
+            grid = Table.grid()
+            grid.add_column(width=_LABEL + 2, no_wrap=True)
+            grid.add_column(overflow="fold")
+            grid.add_row(Text(f"  {label}", style), body)
+            self._print(grid)
 
     def _print_indented(self, text: Text) -> None:
-        if self._quiet:
-            self._print(text)
-        elif self._on_terminal:
-            self._print(Padding(text, (0, 0, 0, 2)))
-        else:
-            self._print(Text.assemble("  ", text))
+        self._print(Padding(text, (0, 0, 0, 2)) if self._on_terminal else Text.assemble("  ", text))
 
     def _print(self, what: RenderableType) -> None:
         if self._on_terminal:
@@ -273,12 +257,12 @@ class TerminalView:
 class _Bar:
     """`step 12,400/20,000 ━━━━━━━━╸━━━━ loss 0.4512  AUC 0.7712  41.2 k samples/s  2:05 left`, as much as fits."""
 
-    def __init__(self, history: History, fit: closing.Fit) -> None:
+    def __init__(self, history: History, encode: summary.Encode) -> None:
         self._history = history
-        self._fit = fit
+        self._encode = encode
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        history, width = self._history, min(options.max_width, closing.MAX_WIDTH)
+        history, width = self._history, min(options.max_width, summary.MAX_WIDTH)
         total = format_count(history.num_steps)
         left = Text(f"  step {format_count(history.steps_done):>{len(total)}}/{total} ")
         right = self._right(width - left.cell_len - _MIN_BAR)
@@ -293,7 +277,7 @@ class _Bar:
         yield Text("")
         yield grid
 
-    def _right(self, room: int) -> Text:
+    def _right(self, width: int) -> Text:
         step, left = self._history.step, f"{format_clock(self._history.seconds_left):>5} left"
         if not step:
             return Text("  starting", "dim")
@@ -306,9 +290,9 @@ class _Bar:
             [loss, auc, left.removesuffix(" left")],
             [loss, left.removesuffix(" left")],
         )
-        for told in richest_first:
-            text = self._fit("  ".join(["", *told]))
-            if len(text) <= room:
+        for parts in richest_first:
+            text = self._encode("  ".join(["", *parts]))
+            if len(text) <= width:
                 break
         shown = Text(text)
         read = to_float(step.get("loss"))
