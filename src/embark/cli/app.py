@@ -41,7 +41,7 @@ COMMANDS = {
     "Observe": {
         "watch": ("watch:watch", "Show runs live in the browser or the terminal."),
         "report": ("report:report", "Write one HTML file about a run."),
-        "compare": ("report:compare", "Compare runs: specs, results, curves."),
+        "compare": ("compare:compare", "Compare runs: specs, results, curves."),
         "diagnose": ("diagnose:diagnose", "Find why a run failed or is slow, and the fix."),
     },
     "Environment": {

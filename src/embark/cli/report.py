@@ -1,13 +1,23 @@
-"""The words of `embark report` and `embark compare`; `report_verb` does what they say."""
+"""`embark report`."""
 
 from __future__ import annotations
 
+import tempfile
+import webbrowser
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from embark.cli.console import Console
 from embark.cli.options import Flag
+from embark.report.context import read_run
+from embark.report.files import NAME, WrittenReport, write_report
+from embark.report.html_page import html_page
+from embark.report.markdown_page import markdown_page
+from embark.report.report import report as report_of
+from embark.report.run_files import RunFiles
+from embark.store import find_run
 
 Out = Annotated[str, Parameter(allow_leading_hyphen=True, show_default=False)]
 
@@ -20,37 +30,38 @@ def report(
     markdown: Flag = False,
     open_: Annotated[bool, Parameter(name="--open", negative="", show_default=False)] = False,
     console: Console = Console(),
-) -> int:
-    """Write one HTML file about a run that is finished, running or dead: to keep, to send, to print.
+) -> None:
+    """Write one self-contained HTML file about a run in any state: to keep, to send, to print.
 
-    What was run and on what, how it went, what it cost, what was foretold, what it survived. It needs nothing else.
+    It shows what was run and on what, curves, costs, predictions, interruptions and a diagnosis.
 
     Parameters
     ----------
     run
-        A run's directory, its name under ./runs, or its uri.
+        A run's directory, its name under ./runs, or its URI.
     out
-        The file or uri to write; report.html in the run's directory where it is not given, - for standard output.
+        The file or URI to write, by default report.html in the run's directory; - for standard output.
     markdown
         Write the same as Markdown, too, beside it.
     open_
         Show it in the browser.
     """
-    from embark.cli.report_output import report_run
+    context = read_run(RunFiles(find_run(run).uri), console.warning)
+    document = report_of(context)
+    if out == "-":
+        console.raw(markdown_page(document) if markdown else html_page(document))
+        return
+    written = write_report(context, document, out=out, markdown=markdown)
+    console.show(written, _render)
+    if open_:
+        path = Path(written.report)
+        if "://" in written.report:
+            path = Path(tempfile.mkdtemp(prefix="embark-report-")) / NAME
+            path.write_text(html_page(document), encoding="utf-8")
+        if not webbrowser.open(path.resolve().as_uri()):
+            console.warning(f"no browser could be started here; open {path} yourself")
 
-    return report_run(console, run, out=out, markdown=markdown, is_shown=open_)
 
-
-def compare(*runs: str, out: Out = "", console: Console = Console()) -> int:
-    """Set runs side by side: what differs in their specs, how each ended, their curves, and which was better.
-
-    Parameters
-    ----------
-    runs
-        Two runs or more: directories, names under ./runs, or uris.
-    out
-        Write it as one HTML file, too, with the curves laid over each other; - for standard output.
-    """
-    from embark.cli.report_output import compare_runs
-
-    return compare_runs(console, runs, out=out)
+def _render(console: Console, written: WrittenReport) -> None:
+    console.text(written.sentence)
+    console.result(f"wrote {written.report}{f' and {written.markdown}' if written.markdown else ''}")

@@ -1,10 +1,34 @@
-"""The verb that shows runs while they go on."""
+"""`embark watch`."""
 
 from __future__ import annotations
 
+import threading
+import webbrowser
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
 from embark.cli.console import Console
 from embark.cli.options import Flag
+from embark.dashboard.access import require_token
+from embark.dashboard.runs import Runs
+from embark.dashboard.server import serve_page
+from embark.dashboard.terminal import watch_terminal
 from embark.errors import UserError
+from embark.formatting import pluralize
+from embark.report.run_files import find_runs
+
+PORT = 8750
+"""The first that is tried; the next ones where it is taken."""
+NUM_PORTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPage:
+    """Where the page is, and what it shows."""
+
+    url: str
+    runs: tuple[str, ...]
 
 
 def watch(
@@ -15,29 +39,50 @@ def watch(
     no_open: Flag = False,
     terminal: Flag = False,
     console: Console = Console(),
-) -> int:
-    """Show runs live on a page of this machine: curves, ranks, GPUs, money, sharding, logs. Ctrl-C ends it.
+) -> None:
+    """Show runs live on a local page: curves, ranks, GPUs, costs, sharding, logs. Ctrl-C ends it.
 
     Parameters
     ----------
     runs
-        A run's directory, name or uri, or a folder or uri that holds runs; left out, ./runs.
+        A run's directory, name or URI, or a directory or URI that holds runs; ./runs by default.
     host
-        The address to serve at. Beyond this machine only with a token.
+        The address to serve at. Other machines need a token.
     port
-        The port to serve at; left out, 8750 or the next that is free; 0: any.
+        The port to serve at; by default 8750 or the next free one; 0 takes any.
     token
-        Asked of whoever opens the page. Made where --host needs one and none is given.
+        Required to open the page. Generated if --host needs one and none is given.
     no_open
         Do not open a browser.
     terminal
         Show the essentials in the terminal instead.
     """
-    from embark.cli.watch_output import watch_in_terminal, watch_page
-
     if terminal:
-        return watch_in_terminal(console, runs)
+        if console.json:
+            raise UserError("--terminal and --json are mutually exclusive", fix="embark report RUN --json")
+        watch_terminal(find_runs(runs), console=console.out)
+        return
     if port is not None and not 0 <= port <= 65_535:
-        raise UserError(f"--port {port} is no port", fix="--port 8750, or --port 0 for any")
+        raise UserError(f"--port {port} is not a port", fix="--port 8750, or --port 0 for any")
     opens = not no_open and console.out.is_terminal and not console.json
-    return watch_page(console, runs, host=host, port=port, token=token, opens=opens)
+    watch_page(console, runs, host=host, port=port, token=token, opens=opens)
+
+
+def watch_page(
+    console: Console, words: Sequence[str], *, host: str, port: int | None, token: str, opens: bool,
+    until: threading.Event | None = None,
+) -> None:
+    """Serve the page until Ctrl-C, or until `until` is set."""
+    token = require_token(host, token)
+    ports = [port] if port is not None else [*range(PORT, PORT + NUM_PORTS), 0]
+    runs = Runs(find_runs(words))
+    with suppress(KeyboardInterrupt), runs, serve_page(runs, host=host, ports=ports, token=token) as page:
+        console.show(ServedPage(page.url, tuple(run.files.uri for run in runs.all())), _render)
+        if opens:  # Some browsers print, and some are slow to start.
+            threading.Thread(target=webbrowser.open, args=(page.url,), daemon=True).start()
+        (until or threading.Event()).wait()
+
+
+def _render(console: Console, page: ServedPage) -> None:
+    console.text(f"watching {pluralize(len(page.runs), 'run')}; Ctrl-C stops watching, not the runs")
+    console.result(page.url)

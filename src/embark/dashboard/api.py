@@ -1,18 +1,18 @@
-"""What the page is told of runs, besides their curves: plain values, ready to be JSON."""
+"""What the page shows of runs, besides their curves: plain values, ready to be JSON."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from embark.dashboard.runs import Known, Run
+from embark.dashboard.runs import Run, Runs
 from embark.events.events import Event
 from embark.events.interruptions import losses_sentence
-from embark.events.spending import spending
+from embark.events.sinks.prometheus import exposition
+from embark.events.summary import HELD_OUT
 from embark.formatting import (
     format_bytes,
     format_count,
@@ -22,275 +22,247 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
-from embark.report.liveness import Life
-from embark.report.timeline import PHASES, Story
+from embark.report.curves import milliseconds
+from embark.report.record import GPU, HOST, PHASES, Record, gpus_of, slow_ranks
+from embark.store.errors import without_secrets
 
 MAX_TABLES = 400
 MAX_RANKS = 1024
 MAX_MARKS = 600
 MAX_NOTES = 30
 MAX_TEXT = 2000
-STRAGGLES = 1.15
-"""A rank whose step takes that much longer than the median one's is marked."""
-FEW_RANKS = 16
+MAX_METRICS_RUNS = 100
+LEAST_SLOW = 0.05
+"""Of a step: a wait of microseconds may be twice the others' and not matter."""
 RECENT = 20
 RANK_TIMES = ("own_s", "input_s", "step_s")
+MARKED = frozenset({"start", "resume", "save", "eval", "interrupt", "error", "end"})
 
 
-def summary(run: Run, known: Known, now_s: float) -> dict[str, Any]:
+def summary(run: Run, now_s: float) -> dict[str, Any]:
     """A run in a line of the list."""
     with run.lock:
-        story, life = run.story, run.life(now_s)
-        step = story.step
+        record, status = run.record, run.status(now_s)
+        step, held = record.step, record.eval
         return {
-            "id": run.id, "name": to_one_line(run.name), "uri": to_one_line(run.place.uri), "version": run.version,
-            "state": life.state, "words": life.words[:MAX_TEXT], "last_s": life.last_s,
-            "step": story.steps_done, "num_steps": story.num_steps,
-            "loss": _shown(step, "loss"), "auc": _shown(story.eval, "auc") or _shown(step, "auc"),
-            "normalized_entropy": _shown(story.eval, "normalized_entropy") or _shown(step, "normalized_entropy"),
-            "samples_per_s": _shown(step, "samples_per_s"), "step_s": story.step_s,
-            "seconds_left": story.seconds_left if life.state == "running" else None,
-            "first_s": story.first_s, "is_sampled": run.is_sampled, "share_read": round(run.share_read, 3),
-            "is_remote": run.place.is_remote, "num_bad_lines": story.num_bad_lines,
-            "money": _money(run, story, life, known, now_s),
+            "id": run.id, "name": to_one_line(run.name), "uri": to_one_line(run.files.uri), "version": run.version,
+            "state": status.state, "sentence": status.sentence[:MAX_TEXT], "last_s": status.last_s,
+            "step": record.steps_done, "num_steps": record.num_steps, "loss": to_finite(step.get("loss")),
+            **{name: to_finite(held.get(name)) or to_finite(step.get(name)) for name in ("auc", "normalized_entropy")},
+            "samples_per_s": to_finite(step.get("samples_per_s")), "step_s": record.step_s,
+            "seconds_left": record.seconds_left if status.state == "running" else None,
+            "first_s": record.first_s, "is_sampled": run.is_sampled, "share_read": round(run.share_read, 3),
+            "is_remote": run.files.is_remote, "num_bad_lines": record.num_bad_lines, "money": _money(run, now_s),
         }
 
 
-def detail(run: Run, known: Known, now_s: float) -> dict[str, Any]:
-    """Everything about one run that is no curve and no log."""
-    told = summary(run, known, now_s)
+def detail(run: Run, now_s: float) -> dict[str, Any]:
+    """Everything about one run except curves and logs."""
     with run.lock:
-        story = run.story
+        record = run.record
         return {
-            **told,
-            "about": _about(story),
-            "marks": _marks(story),
-            "spans": [[_since(story, begin), _since(story, end)] for begin, end in story.sessions[-MAX_MARKS:]],
-            "plan": _plan(story),
-            "foresight": _foresight(story),
-            "phases": _phases(story),
-            "ranks": _ranks(story),
-            "machines": _machines(story),
+            **summary(run, now_s),
+            "about": _about(record),
+            "marks": _marks(record),
+            "spans": [[_since_start(record, one.start_s), _since_start(record, one.last_s)]
+                      for one in record.attempts()[-MAX_MARKS:]],
+            "plan": _plan(record),
+            "prediction": _prediction(record),
+            "phases": _phases(record),
+            "ranks": _ranks(record),
+            "machines": _machines(record),
             "notes": [{"time_s": event.time_s, "level": to_one_line(event.values.get("level", "")),
                        "text": strip_control_chars(event.values.get("text", ""))[:MAX_TEXT]}
-                      for event in story.told if event.kind == "note"][-MAX_NOTES:],
-            "evals": {name: _shown(story.eval, name)
-                      for name in ("step", "auc", "normalized_entropy", "log_loss", "calibration", "best_auc",
-                                   "best_log_loss", "num_samples")},
-            "spec": known.without_secrets(strip_control_chars(run.spec_text)),
+                      for event in record.of_kind("note")[-MAX_NOTES:]],
+            "evals": {name: to_finite(record.eval.get(name))
+                      for name in ("step", "num_samples", *HELD_OUT, "best_auc", "best_log_loss")},
+            "spec": without_secrets(strip_control_chars(run.spec_text)),
         }
 
 
-def _shown(values: Mapping[str, Any], name: str) -> float | None:
-    return to_finite(values.get(name))
+def metrics_text(runs: Runs) -> str:
+    """The newest metrics of all runs as Prometheus fetches them; two runs of one name are told apart by their id."""
+    shown = runs.all()[:MAX_METRICS_RUNS]
+    names = [run.name for run in shown]
+    return exposition({run.name if names.count(run.name) == 1 else f"{run.name} {run.id}": _newest_events(run)
+                       for run in shown})
 
 
-def _since(story: Story, time_s: float) -> float:
-    return round(time_s - (story.first_s or time_s), 3)
+def event_text(event: Event) -> str:
+    """One event in a line."""
+    values = event.values
+    if event.kind not in _TEXTS:
+        fields = list(values.items())[:8]
+        return ", ".join(f"{to_one_line(name)} {to_one_line(value)[:80]}" for name, value in fields)
+    return _TEXTS[event.kind](values, f"step {format_count(values.get('step'))}")
 
 
-@lru_cache(maxsize=256)
-def _price(known: Known, spec_text: str) -> tuple[float | None, str]:
-    return known.usd_per_hour(spec_text)
+def clock_text(time_s: float) -> str:
+    """`11-15 09:15:00`, as this machine's clock shows it; empty where there is no such time."""
+    try:
+        return time.strftime("%m-%d %H:%M:%S", time.localtime(time_s))
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
-def _money(run: Run, story: Story, life: Life, known: Known, now_s: float) -> dict[str, Any]:
-    """Spent on every start so far; to go at the pace measured."""
-    usd_per_hour, words = _price(known, run.spec_text) if run.spec_text else (None, "")
-    spent = spending(story.told, usd_per_hour=usd_per_hour, now_s=now_s if life.state == "running" else None)
-    if spent is None:
-        return {"usd_per_hour": usd_per_hour, "words": words, "spent_usd": None, "to_go_usd": None, "budget_usd": None,
-                "lost": ""}
-    to_go = None if spent.outcome else spent.usd_for(spent.left_s)
-    return {"usd_per_hour": spent.usd_per_hour, "words": words, "spent_usd": spent.usd, "to_go_usd": to_go,
-            "budget_usd": spent.budget_usd, "lost": losses_sentence(spent.lost)}
+Values = Mapping[str, Any]
 
 
-def _about(story: Story) -> list[list[str]]:
-    start = story.start
+def _ranks_text(values: Values, step: str) -> str:
+    times = [seconds for seconds in map(to_finite, _list(values.get("step_s"))) if seconds is not None]
+    busy = [percent for system in _list(values.get("systems")) if isinstance(system, Mapping)
+            for gpu in gpus_of(system) if (percent := to_finite(gpu.get("util_percent"))) is not None]
+    parts = []
+    if times:
+        slowest = int(np.argmax(times))
+        parts += [f"median {milliseconds(float(np.median(times)))}",
+                  f"slowest rank {slowest} {milliseconds(times[slowest])}"]
+    if busy:
+        parts.append(f"GPUs {sum(busy) / len(busy):.0f} % busy")
+    return f"{step}: {'; '.join(parts) or 'nothing measured'}"
+
+
+def _phases_text(values: Values, step: str) -> str:
+    seconds = values.get("seconds")
+    parts = {to_one_line(name): to_finite(value) for name, value in seconds.items()} \
+        if isinstance(seconds, Mapping) else {}
+    return f"{step}: {', '.join(f'{name} {milliseconds(value)}' for name, value in parts.items() if value)}"
+
+
+def _plain_text(values: Values, _step: str) -> str:
+    return strip_control_chars(values.get("text", ""))[:MAX_TEXT]
+
+
+_TEXTS: dict[str, Callable[[Values, str], str]] = {
+    "start": lambda v, _: f"started at step {format_count(v.get('first_step'))} of {format_count(v.get('num_steps'))}",
+    "resume": lambda v, step: f"resumed from {step}",
+    "save": lambda v, step: f"checkpoint at {step}: {format_bytes(v.get('bytes'))} in "
+                            f"{format_duration(v.get('save_s'))}",
+    "eval": lambda v, step: f"evaluated at {step}: AUC {format_float(v.get('auc'))}, "
+                            f"log loss {format_float(v.get('log_loss'))}",
+    "interrupt": lambda v, step: f"interrupted by {to_one_line(v.get('signal', ''))} at {step}",
+    "end": lambda v, step: f"ended at {step}: {to_one_line(v.get('outcome', ''))}",
+    "step": lambda v, step: f"{step}: loss {format_float(v.get('loss'))}, AUC {format_float(v.get('auc'))}, "
+                            f"{format_count(v.get('samples_per_s'))} samples/s",
+    "plan": lambda v, _: f"{len(_list(v.get('tables')))} tables placed",
+    "predict": lambda v, _: f"predicted {format_duration(v.get('step_s'))} a step and "
+                            f"{format_bytes(v.get('peak_bytes'))}",
+    "ranks": _ranks_text, "phases": _phases_text, "error": _plain_text, "note": _plain_text,
+}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _newest_events(run: Run) -> list[Event]:
+    with run.lock:
+        record = run.record
+        systems = [Event("ranks", {"systems": list(record.systems)}, time_s=record.last_s or 0.0)]
+        return [*record.milestones, *(systems if record.systems else [])]
+
+
+def _since_start(record: Record, time_s: float) -> float:
+    return round(time_s - (record.first_s or time_s), 3)
+
+
+def _money(run: Run, now_s: float) -> dict[str, Any]:
+    """Spent in every attempt so far; to go at the pace measured."""
+    price, spent = run.price(), run.spent(now_s)
+    return {
+        "usd_per_hour": spent.usd_per_hour if spent else price.usd_per_hour, "price": price.text,
+        "spent_usd": spent.usd if spent else None, "budget_usd": spent.budget_usd if spent else None,
+        "to_go_usd": spent.usd_for(spent.left_s) if spent and not spent.outcome else None,
+        "lost": losses_sentence(spent.lost) if spent else "",
+    }
+
+
+def _about(record: Record) -> list[list[str]]:
+    start = record.start
     device = to_one_line(start.get("device_name") or start.get("device") or "")
     world = to_finite(start.get("world_size"))
     rows = [
         ("device", f"{format_count(world)} × {device}" if device and world and world > 1 else device),
         ("engine", to_one_line(start.get("engine", ""))), ("why", to_one_line(start.get("engine_reason", ""))),
         ("precision", to_one_line(start.get("precision", ""))),
-        ("batch size", format_count(start.get("batch_size"))), ("parameters", format_count(start.get("num_parameters"))),
-        ("tables", format_bytes(start.get("table_bytes"))), ("training samples", format_count(start.get("num_train_samples"))),
+        ("batch size", format_count(start.get("batch_size"))),
+        ("parameters", format_count(start.get("num_parameters"))),
+        ("tables", format_bytes(start.get("table_bytes"))),
+        ("training samples", format_count(start.get("num_train_samples"))),
         ("held-out samples", format_count(start.get("num_eval_samples"))),
         ("directory", to_one_line(start.get("run_dir", ""))),
     ]
     return [[name, value[:MAX_TEXT]] for name, value in rows if value and value != "–"]
 
 
-_MARKED = {"start": "start", "resume": "resume", "save": "save", "eval": "eval", "interrupt": "interrupt",
-           "error": "error", "end": "end"}
-
-
-def _marks(story: Story) -> list[dict[str, Any]]:
-    marked = [event for event in story.told if event.kind in _MARKED]
+def _marks(record: Record) -> list[dict[str, Any]]:
+    marked = [event for event in record.milestones if event.kind in MARKED]
     return [{"kind": event.kind, "step": to_finite(event.values.get("step", event.values.get("first_step"))),
-             "at_s": _since(story, event.time_s), "time_s": event.time_s, "words": mark_words(event)}
+             "at_s": _since_start(record, event.time_s), "time_s": event.time_s, "text": event_text(event)}
             for event in marked[-MAX_MARKS:]]
 
 
-def mark_words(event: Event) -> str:
-    """One event in a line for a person."""
-    values, kind = event.values, event.kind
-    step = format_count(values.get("step"))
-    if kind == "start":
-        return f"started at step {format_count(values.get('first_step'))} of {format_count(values.get('num_steps'))}"
-    if kind == "resume":
-        return f"went on from step {step}"
-    if kind == "save":
-        return f"checkpoint at step {step}: {format_bytes(values.get('bytes'))} in {format_duration(values.get('save_s'))}"
-    if kind == "eval":
-        return f"evaluated at step {step}: AUC {format_float(values.get('auc'))}, log loss {format_float(values.get('log_loss'))}"
-    if kind == "interrupt":
-        return f"stopped by {to_one_line(values.get('signal', ''))} at step {step}"
-    if kind == "end":
-        return f"ended at step {step}: {to_one_line(values.get('outcome', ''))}"
-    if kind == "step":
-        return (f"step {step}: loss {format_float(values.get('loss'))}, AUC {format_float(values.get('auc'))}, "
-                f"{format_count(values.get('samples_per_s'))} samples/s")
-    if kind == "ranks":
-        return f"step {step}: {_ranks_words(values)}"
-    if kind == "phases" and isinstance(values.get("seconds"), Mapping):
-        parts = {to_one_line(name): to_finite(seconds) for name, seconds in values["seconds"].items()}
-        told = ", ".join(f"{name} {duration_ms(seconds)}" for name, seconds in parts.items() if seconds)
-        return f"step {step}: {told}"
-    if kind in ("error", "note"):
-        return strip_control_chars(values.get("text", ""))[:MAX_TEXT]
-    if kind == "plan":
-        tables = values.get("tables")
-        return f"{len(tables) if isinstance(tables, list) else 0} tables placed"
-    if kind == "predict":
-        return f"expects {format_duration(values.get('step_s'))} a step and {format_bytes(values.get('peak_bytes'))}"
-    return ", ".join(f"{to_one_line(name)} {to_one_line(value)[:80]}" for name, value in list(values.items())[:8])
-
-
-def _ranks_words(values: Mapping[str, Any]) -> str:
-    told = values.get("step_s")
-    times = [seconds for seconds in map(to_finite, told) if seconds is not None] if isinstance(told, list) else []
-    systems = values.get("systems")
-    gpus = [gpu for system in (systems if isinstance(systems, list) else ()) if isinstance(system, Mapping)
-            for gpu in _gpus(system)]
-    busy = [percent for percent in (to_finite(gpu.get("util_percent")) for gpu in gpus) if percent is not None]
-    parts = []
-    if times:
-        slowest = max(range(len(times)), key=times.__getitem__)
-        parts.append(f"median {duration_ms(float(np.median(times)))}")
-        parts.append(f"slowest rank {slowest} {duration_ms(times[slowest])}")
-    if busy:
-        parts.append(f"GPUs {sum(busy) / len(busy):.0f} % busy")
-    return "; ".join(parts) or "nothing measured"
-
-
-def duration_ms(seconds: float) -> str:
-    """A short time, as one reads a step's."""
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else format_duration(seconds)
-
-
-def _plan(story: Story) -> dict[str, Any] | None:
-    tables = story.plan.get("tables")
-    if not isinstance(tables, list) or not tables:
-        return None
-    read: list[dict[str, Any]] = [
+def _plan(record: Record) -> dict[str, Any] | None:
+    tables: list[dict[str, Any]] = [
         {"table": to_one_line(table.get("table", ""))[:200], "rows": to_finite(table.get("rows")),
          "dim": to_finite(table.get("dim")), "sharding": to_one_line(table.get("sharding", ""))[:80],
          "kernel": to_one_line(table.get("kernel", ""))[:80], "bytes": to_finite(table.get("bytes")) or 0.0,
          "ranks": [int(rank) for rank in map(to_finite, table.get("ranks") or ()) if rank is not None][:MAX_RANKS]}
-        for table in tables if isinstance(table, Mapping)
+        for table in _list(record.plan.get("tables")) if isinstance(table, Mapping)
     ]
-    read.sort(key=lambda table: -table["bytes"])
-    per_rank = story.plan.get("per_rank")
-    ranks = [{"rank": int(to_finite(rank.get("rank")) or 0), "bytes": to_finite(rank.get("bytes")) or 0.0}
-             for rank in (per_rank if isinstance(per_rank, list) else ()) if isinstance(rank, Mapping)]
-    return {"tables": read[:MAX_TABLES], "num_tables": len(read), "per_rank": ranks[:MAX_RANKS],
-            "room_bytes": _gpu_bytes(story), "gpus": _gpu_rooms(story)}
-
-
-def _gpu_bytes(story: Story) -> float | None:
-    rooms = [to_finite(gpu.get("total_bytes")) for system in story.systems for gpu in _gpus(system)]
-    known = [room for room in rooms if room]
-    return min(known) if known else None
-
-
-def _gpu_rooms(story: Story) -> list[dict[str, float]]:
-    """What each GPU holds and could hold, in the order of hosts; none where one of them does not say."""
-    told = [(to_finite(gpu.get("used_bytes")), to_finite(gpu.get("total_bytes")))
-            for system in story.systems for gpu in _gpus(system)]
-    rooms = [{"used_bytes": used, "total_bytes": total} for used, total in told if used is not None and total]
-    return rooms[:MAX_RANKS] if len(rooms) == len(told) else []
-
-
-def _gpus(system: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    gpus = system.get("gpus")
-    return [gpu for gpu in gpus if isinstance(gpu, Mapping)] if isinstance(gpus, list) else []
-
-
-def _foresight(story: Story) -> dict[str, Any] | None:
-    if not story.predict:
+    if not tables:
         return None
-    used = [to_finite(gpu.get("used_bytes")) for system in story.systems for gpu in _gpus(system)]
-    peak = to_finite(story.end.get("peak_bytes")) or max((b for b in used if b), default=None)
+    tables.sort(key=lambda table: -table["bytes"])
+    ranks = [{"rank": int(to_finite(rank.get("rank")) or 0), "bytes": to_finite(rank.get("bytes")) or 0.0}
+             for rank in _list(record.plan.get("per_rank")) if isinstance(rank, Mapping)]
+    gpus = [{name: to_finite(gpu.get(name)) for name in ("used_bytes", "total_bytes")}
+            for system in record.systems for gpu in gpus_of(system)]
+    totals = [gpu["total_bytes"] for gpu in gpus if gpu["total_bytes"]]
+    is_complete = all(gpu["used_bytes"] is not None and gpu["total_bytes"] for gpu in gpus)
+    return {"tables": tables[:MAX_TABLES], "num_tables": len(tables), "per_rank": ranks[:MAX_RANKS],
+            "gpu_bytes": min(totals) if totals else None, "gpus": gpus[:MAX_RANKS] if is_complete else []}
+
+
+def _prediction(record: Record) -> dict[str, Any] | None:
+    predict = record.predict
+    if not predict:
+        return None
+    used = [to_finite(gpu.get("used_bytes")) for system in record.systems for gpu in gpus_of(system)]
+    peak = to_finite(record.end.get("peak_bytes")) or max((b for b in used if b), default=None)
     return {
-        "is_calibrated": bool(story.predict.get("is_calibrated")),
-        "bound_by": to_one_line(story.predict.get("bound_by", ""))[:200],
+        "is_calibrated": bool(predict.get("is_calibrated")),
+        "bound_by": to_one_line(predict.get("bound_by", ""))[:200],
         "rows": [
-            {"name": "step time", "unit": "s", "predicted": to_finite(story.predict.get("step_s")), "fact": story.step_s},
-            {"name": "memory", "unit": "B", "predicted": to_finite(story.predict.get("peak_bytes")), "fact": peak},
+            {"name": "step time", "unit": "s", "predicted": to_finite(predict.get("step_s")), "actual": record.step_s},
+            {"name": "memory", "unit": "B", "predicted": to_finite(predict.get("peak_bytes")), "actual": peak},
         ],
     }
 
 
-def _phases(story: Story) -> dict[str, float] | None:
-    recent = story.phases.last(RECENT)
+def _phases(record: Record) -> dict[str, float] | None:
+    recent = record.phases.last(RECENT)
     found = {name: recent[name][np.isfinite(recent[name])] for name in PHASES}
     return {name: float(values.mean()) for name, values in found.items() if len(values)} or None
 
 
-def _ranks(story: Story) -> list[dict[str, Any]]:
-    """Each rank's usual times of late and, where the others wait for it, what theirs are."""
-    recent = story.ranks.last(RECENT) | story.own.last(RECENT)
-
-    def usual(name: str) -> float | None:
-        values = recent.get(name, np.empty(0))
-        values = values[np.isfinite(values)]
-        return float(np.median(values)) if len(values) else None
-
-    ranks = sorted({int(name.rpartition(".")[2]) for name in (*story.ranks.names, *story.own.names)})[:MAX_RANKS]
-    told: list[dict[str, Any]] = [
-        {"rank": rank, **{name: usual(f"{name}.{rank}") for name in RANK_TIMES}, "straggles": {}} for rank in ranks
-    ]
-    steps = [one["step_s"] for one in told if one["step_s"] is not None]
-    # a wait of microseconds may be twice the others' and matter to nobody
-    least_s = 0.05 * float(np.median(steps)) if steps else 0.0
-    for name in RANK_TIMES:
-        known = [one for one in told if one[name] is not None]
-        middle = float(np.median([one[name] for one in known])) if known else 0.0
-        for one in known if len(known) > 1 else []:
-            # of a few ranks, a slow one moves the median itself
-            others = middle if len(known) > FEW_RANKS else float(np.median([r[name] for r in known if r is not one]))
-            if one[name] > STRAGGLES * others and one[name] - others > least_s:
-                one["straggles"][name] = others
-    return told
+def _ranks(record: Record) -> list[dict[str, Any]]:
+    """Each rank's recent times and, where the others wait for it, theirs."""
+    recent = {name: values[np.isfinite(values)]
+              for name, values in (record.ranks.last(RECENT) | record.own.last(RECENT)).items()}
+    names = (*record.ranks.names, *record.own.names)
+    ranks = sorted({int(name.rpartition(".")[2]) for name in names})[:MAX_RANKS]
+    usual = {name: {rank: float(np.median(values)) for rank in ranks
+                    if len(values := recent.get(f"{name}.{rank}", np.empty(0)))} for name in RANK_TIMES}
+    least_s = LEAST_SLOW * float(np.median(list(usual["step_s"].values()))) if usual["step_s"] else 0.0
+    slow = {name: slow_ranks(times, least_s) for name, times in usual.items()}
+    return [{"rank": rank, **{name: usual[name].get(rank) for name in RANK_TIMES},
+             "slower_than": {name: slow[name][rank] for name in RANK_TIMES if rank in slow[name]}} for rank in ranks]
 
 
-def _machines(story: Story) -> list[dict[str, Any]]:
+def _machines(record: Record) -> list[dict[str, Any]]:
     return [
         {"host": to_one_line(system.get("host", ""))[:200],
-         **{name: to_finite(system.get(name)) for name in ("cpu_percent", "resident_bytes", "host_used_bytes",
-                                                        "host_bytes")},
-         "gpus": [{name: to_finite(gpu.get(name)) for name in ("index", "util_percent", "used_bytes", "total_bytes",
-                                                            "power_w", "temperature_c")}
-                  for gpu in _gpus(system)[:MAX_RANKS]]}
-        for system in story.systems[:MAX_RANKS]
+         **{name: to_finite(system.get(name)) for name in HOST[:4]},
+         "gpus": [{name: to_finite(gpu.get(name)) for name in ("index", *GPU)} for gpu in gpus_of(system)[:MAX_RANKS]]}
+        for system in record.systems[:MAX_RANKS]
     ]
-
-
-def clock_words(time_s: float) -> str:
-    """`11-15 09:15:00`, as this machine's clock shows it; empty where there is no such time."""
-    try:
-        return time.strftime("%m-%d %H:%M:%S", time.localtime(time_s))
-    except (ValueError, OverflowError, OSError):
-        return ""

@@ -1,4 +1,4 @@
-"""Curves as the browser draws them: few points, ready as JSON text, made once for each state of a run."""
+"""Curves as the browser draws them: few points, as JSON text that is made once for each version of a run."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import numpy as np
 from embark.dashboard.runs import Run
 from embark.events.downsample import Floats, means, thin
 from embark.events.names import find
+from embark.report.record import FUTURE_S, PHASES, Record
 from embark.report.rows import STEP, TIME, Rows
-from embark.report.timeline import FUTURE_S, PHASES, Story
 
 SHOWN = ("loss", "auc", "normalized_entropy", "samples_per_s", "step_s", "learning_rate")
 EVAL_OF = {"loss": "log_loss", "auc": "auc", "normalized_entropy": "normalized_entropy"}
-"""Which measure of an evaluation is laid over which curve."""
+"""Which metric of an evaluation is drawn over which curve."""
 MAX_POINTS = 4000
 MAX_LINES = 8
-"""More lines than that in one chart become their mean, least and greatest."""
-_MAX_REMEMBERED = 4000
+"""More lines in one chart become their mean, least and greatest."""
+_MAX_CACHED = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What part of a curve is asked for."""
+    """The part of a curve that is asked for."""
 
     by: Literal["step", "time"] = "step"
     low: float = -math.inf
@@ -37,8 +37,8 @@ class Window:
     num_points: int = 1000
 
 
-class Remembered:
-    """Texts that were made before; the ones not asked for the longest go first."""
+class CurveCache:
+    """The JSON texts last asked for."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[tuple[object, ...], str] = OrderedDict()
@@ -52,31 +52,31 @@ class Remembered:
         made = make()
         with self._lock:
             self._texts[key] = made
-            while len(self._texts) > _MAX_REMEMBERED:
+            while len(self._texts) > _MAX_CACHED:
                 self._texts.popitem(last=False)
         return made
 
 
-def curves_text(run: Run, window: Window, remembered: Remembered, now_s: float) -> str:
+def curves_text(run: Run, window: Window, cache: CurveCache, now_s: float) -> str:
     """JSON: `version`, and of each curve `x`, `y`, the means `mx`, `my` and the evaluations `ex`, `ey`."""
     with run.lock:
-        version, story = run.version, run.story
+        version, record = run.version, run.record
 
         def make() -> str:
-            return ",".join(f'"{name}":{_curve(story, name, window, now_s)}' for name in SHOWN)
+            return ",".join(f'"{name}":{_curve(record, name, window, now_s)}' for name in SHOWN)
 
-        return f'{{"version":{version},"curves":{{{remembered.text((run.id, version, window), make)}}}}}'
+        return f'{{"version":{version},"curves":{{{cache.text((run.id, version, window), make)}}}}}'
 
 
-def charts_text(run: Run, window: Window, remembered: Remembered, now_s: float) -> str:
+def charts_text(run: Run, window: Window, cache: CurveCache, now_s: float) -> str:
     """JSON of the charts of one run: where a step's time goes, its ranks, its GPUs, its hosts."""
     with run.lock:
-        version, story = run.version, run.story
+        version, record = run.version, run.record
 
         def make() -> str:
-            return ",".join(_chart(chart, story, window, now_s) for chart in _charts(story))
+            return ",".join(_chart(chart, record, window, now_s) for chart in _charts(record))
 
-        return f'{{"version":{version},"charts":[{remembered.text((run.id, version, window, "charts"), make)}]}}'
+        return f'{{"version":{version},"charts":[{cache.text((run.id, version, window, "charts"), make)}]}}'
 
 
 def as_json(values: Floats, digits: int = 7) -> str:
@@ -95,16 +95,16 @@ class _Chart:
     """Label and column."""
 
 
-def _charts(story: Story) -> Iterator[_Chart]:
-    machines, phases = story.machines, story.phases
+def _charts(record: Record) -> Iterator[_Chart]:
+    machines, phases = record.machines, record.phases
     if len(phases):
-        yield _Chart("phases", "Step time by part", "s", phases,
+        yield _Chart("phases", "Step time by phase", "s", phases,
                      [(name.replace("_", "-"), name) for name in PHASES])
-    ranks = [(f"rank {name.removeprefix('step_s.')}", name) for name in story.ranks.names if name.startswith("step_s.")]
+    ranks = [(f"rank {name.partition('.')[2]}", name) for name in record.ranks.names if name.startswith("step_s.")]
     if ranks:
-        yield _Chart("ranks", "Step time of each rank", "s", story.ranks, ranks)
+        yield _Chart("ranks", "Step time of each rank", "s", record.ranks, ranks)
     for key, title, unit in (
-        ("util_percent", "GPU utilisation", "%"), ("used_bytes", "GPU memory", "B"), ("power_w", "GPU power", "W"),
+        ("util_percent", "GPU utilization", "%"), ("used_bytes", "GPU memory", "B"), ("power_w", "GPU power", "W"),
         ("temperature_c", "GPU temperature", "°C"),
     ):
         lines = [(_gpu_label(name), name) for name in machines.names if ".gpu." in name and name.endswith(f".{key}")]
@@ -133,10 +133,10 @@ def _host_label(name: str, word: str, num_hosts: int) -> str:
     return " ".join(part for part in (host, word) if part) or "host"
 
 
-def _chart(chart: _Chart, story: Story, window: Window, now_s: float) -> str:
-    read = [(label, *_part(chart.rows, column, story, window, now_s)) for label, column in chart.lines]
+def _chart(chart: _Chart, record: Record, window: Window, now_s: float) -> str:
+    read = [(label, *_part(chart.rows, column, record, window, now_s)) for label, column in chart.lines]
     read = [(label, xs, ys) for label, xs, ys in read if np.isfinite(ys).any()]
-    lines = _gathered(read) if len(read) > MAX_LINES and chart.key != "phases" else read
+    lines = _range_of(read) if len(read) > MAX_LINES and chart.key != "phases" else read
     texts = []
     for label, xs, ys in lines:
         few_xs, few_ys = (means if chart.key == "phases" else thin)(xs, ys, window.num_points)
@@ -145,7 +145,7 @@ def _chart(chart: _Chart, story: Story, window: Window, now_s: float) -> str:
             f'"lines":[{",".join(texts)}]}}')
 
 
-def _gathered(read: Sequence[tuple[str, Floats, Floats]]) -> list[tuple[str, Floats, Floats]]:
+def _range_of(read: Sequence[tuple[str, Floats, Floats]]) -> list[tuple[str, Floats, Floats]]:
     xs = read[0][1]
     alike = np.vstack([ys for _, own, ys in read if len(own) == len(xs)])
     known = np.isfinite(alike)
@@ -158,30 +158,30 @@ def _gathered(read: Sequence[tuple[str, Floats, Floats]]) -> list[tuple[str, Flo
     ]
 
 
-def _curve(story: Story, name: str, window: Window, now_s: float) -> str:
-    xs, ys = _part(story.steps, name, story, window, now_s)
+def _curve(record: Record, name: str, window: Window, now_s: float) -> str:
+    xs, ys = _part(record.steps, name, record, window, now_s)
     few, mean = thin(xs, ys, window.num_points), means(xs, ys, window.num_points // 2)
     parts = {"x": as_json(few[0], 9), "y": as_json(few[1]), "mx": as_json(mean[0], 9), "my": as_json(mean[1])}
     if name in EVAL_OF:
-        ex, ey = thin(*_part(story.evals, EVAL_OF[name], story, window, now_s), window.num_points)
+        ex, ey = thin(*_part(record.evals, EVAL_OF[name], record, window, now_s), window.num_points)
         parts |= {"ex": as_json(ex, 9), "ey": as_json(ey)}
-    told = find(name)
-    better = f'"{told.better}"' if told and told.better else "null"
+    known = find(name)
+    better = f'"{known.better}"' if known and known.better else "null"
     return "{" + ",".join(f'"{key}":{text}' for key, text in parts.items()) + f',"better":{better}}}'
 
 
-def _part(rows: Rows, name: str, story: Story, window: Window, now_s: float) -> tuple[Floats, Floats]:
+def _part(rows: Rows, name: str, record: Record, window: Window, now_s: float) -> tuple[Floats, Floats]:
     """The points inside the window, and one on either side of it so that lines run on to its edges."""
     by = STEP if window.by == "step" else TIME
     xs, ys = rows.column(name, by, until_s=_until_s(rows, now_s))
     if by == TIME:
-        xs = xs - (story.first_s if story.first_s is not None else xs[0] if len(xs) else 0.0)
+        xs = xs - (record.first_s if record.first_s is not None else xs[0] if len(xs) else 0.0)
     first = max(0, int(np.searchsorted(xs, window.low, side="left")) - 1)
     last = int(np.searchsorted(xs, window.high, side="right")) + 1
     return xs[first:last], ys[first:last]
 
 
 def _until_s(rows: Rows, now_s: float) -> float:
-    """A few times from the future are mistakes; where most are, another machine's clock is ahead, and all count."""
+    """A few times in the future are mistakes; where most are, another machine's clock is ahead, and all count."""
     times = rows.last(64)[TIME]
     return now_s + FUTURE_S if len(times) and float(np.nanmedian(times)) <= now_s + FUTURE_S else math.inf

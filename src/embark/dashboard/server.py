@@ -1,4 +1,4 @@
-"""The page's server: a few addresses that are read and never written."""
+"""The page's server: it only reads."""
 
 from __future__ import annotations
 
@@ -10,28 +10,33 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from embark.dashboard.access import HEADERS, Guard
-from embark.dashboard.api import detail, summary
-from embark.dashboard.curves import MAX_POINTS, Remembered, Window, charts_text, curves_text
-from embark.dashboard.logs import log_answer
-from embark.dashboard.metrics_endpoint import metrics_text
+from embark.dashboard.api import detail, metrics_text, summary
+from embark.dashboard.curves import MAX_POINTS, CurveCache, Window, charts_text, curves_text
+from embark.dashboard.logs import log_lines
 from embark.dashboard.runs import Run, Runs
-from embark.dashboard.static_files import static_files
 from embark.errors import UserError
 from embark.events.jsonable import to_jsonable
 from embark.events.sinks.prometheus import CONTENT_TYPE
 from embark.formatting import to_finite
+from embark.report.context import diagnose_run
 
 MAX_IDS = 64
 DIAGNOSE_S = 15.0
-"""A run is looked through for faults no more often than that."""
+"""A run is diagnosed no more often than that."""
 IDLE_S = 60.0
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
+
+_TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8",
+          ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
 Query = dict[str, list[str]]
 
@@ -68,8 +73,17 @@ def _first_free(host: str, ports: Sequence[int], runs: Runs, token: str) -> _Ser
         try:
             return _Server(host, port, runs, token)
         except (OSError, OverflowError) as error:
-            trouble = getattr(error, "strerror", None) or str(error)
-    raise UserError(f"{host} port {ports[-1]} cannot be served: {trouble}", fix="--port 0 takes any port that is free")
+            problem = getattr(error, "strerror", None) or str(error)
+    raise UserError(f"{host} port {ports[-1]} cannot be served: {problem}", fix="--port 0 takes any free port")
+
+
+@cache
+def static_files() -> dict[str, tuple[str, bytes]]:
+    """The page's own files by the path of a request, with their types: no request names a path of the disk."""
+    folder = files("embark.dashboard").joinpath("static")
+    found = {f"/static/{file.name}": (_TYPES[Path(file.name).suffix], file.read_bytes())
+             for file in sorted(folder.iterdir(), key=lambda file: file.name) if Path(file.name).suffix in _TYPES}
+    return {**found, "/": found["/static/index.html"]}
 
 
 class _Server(ThreadingHTTPServer):
@@ -78,36 +92,38 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, runs: Runs, token: str) -> None:
         self.runs = runs
-        self.remembered = Remembered()
-        self.diagnoses = _Diagnoses(runs)
+        self.cache = CurveCache()
+        self.diagnoses = _Diagnoses()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host.strip("[]"), port), _Handler)
         # a cookie is the whole host's, whatever the port: two pages must not share one
         self.guard = Guard(token, f"embark_watch_{self.server_address[1]}")
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away is no fault."""
+        """A browser that disconnects is no error."""
 
 
 class _Diagnoses:
-    """What is wrong with each run: asked for at most once in a while, by one thread at a time."""
+    """The diagnosis of each run, made now and then, by one thread at a time."""
 
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: dict[str, tuple[int, float, list[Any], str]] = {}
 
     def of(self, run: Run) -> dict[str, Any]:
         with self._lock:
-            version, when_s, found, trouble = self._found.get(run.id, (-1, -math.inf, [], ""))
+            version, when_s, found, problem = self._found.get(run.id, (-1, -math.inf, [], ""))
             if version != run.version and time.monotonic() - when_s > DIAGNOSE_S:
-                version, trouble = run.version, ""
+                version, problem = run.version, ""
                 try:
-                    found = [to_jsonable(one) for one in self._runs.known.diagnose(run.place)]
-                except Exception as error:  # the page lives on without it, and says why
-                    found, trouble = [], str(error).partition("\n")[0]
-                self._found[run.id] = (version, time.monotonic(), found, trouble)
-            return {"found": found, "trouble": trouble}
+                    found = [{"name": one.name, "kind": one.kind, "cause": one.cause, "fix": one.fix,
+                              "command": one.command, "evidence": one.evidence.text,
+                              "file": Path(one.evidence.source).name, "line": one.evidence.line}
+                             for one in diagnose_run(run.files)]
+                except Exception as error:  # the page stays up without it, and says why
+                    found, problem = [], str(error).partition("\n")[0]
+                self._found[run.id] = (version, time.monotonic(), found, problem)
+            return {"found": found, "error": problem}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -120,19 +136,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         guard = self.server.guard
-        if not guard.is_our_name(self.headers.get("Host", "")):
-            return self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "This name is not this page's: open localhost.")
+        if not guard.is_own_name(self.headers.get("Host", "")):
+            return self._refuse(HTTPStatus.MISDIRECTED_REQUEST, "Unknown host name: open localhost.")
         try:
             parts = urlsplit(self.path)
             query = parse_qs(parts.query, max_num_fields=32)
         except ValueError:
-            return self._refuse(HTTPStatus.BAD_REQUEST, "No such address.")
+            return self._refuse(HTTPStatus.BAD_REQUEST, "Not found.")
         given = query.get("token", [""])[0]
-        if guard.token and given and guard.knows(given):
-            # the token leaves the address, so that it is not in the history or on a screenshot
+        if guard.token and given and guard.matches(given):
+            # the token leaves the address, so that it is in no history and on no screenshot
             return self._send(HTTPStatus.SEE_OTHER, "text/plain", b"", {"Location": "/",
                                                                         "Set-Cookie": guard.set_cookie()})
-        if not guard.is_let_in(dict(self.headers)):
+        if not guard.is_authorized(dict(self.headers)):
             return self._refuse(HTTPStatus.UNAUTHORIZED,
                                 "This page needs its token: open the address that embark watch printed.",
                                 {"WWW-Authenticate": "Bearer"})
@@ -143,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(HTTPStatus.OK, CONTENT_TYPE, metrics_text(self.server.runs).encode())
         answer = self._answer(parts.path.split("/")[1:], query)
         if answer is None:
-            return self._refuse(HTTPStatus.NOT_FOUND, "No such address.")
+            return self._refuse(HTTPStatus.NOT_FOUND, "Not found.")
         return self._send(HTTPStatus.OK, "application/json", answer.encode())
 
     def do_HEAD(self) -> None:
@@ -153,13 +169,13 @@ class _Handler(BaseHTTPRequestHandler):
         runs, now_s = self.server.runs, time.time()
         match path:
             case ["api", "runs"]:
-                told = [summary(run, runs.known, now_s) for run in runs.all()]
-                return _json({"now_s": now_s, "trouble": runs.trouble, "runs": told})
+                shown = [summary(run, now_s) for run in runs.all()]
+                return _json({"now_s": now_s, "error": runs.error, "runs": shown})
             case ["api", "curves"]:
                 wanted = query.get("ids", [""])[0].split(",")[:MAX_IDS]
                 found = [run for run in map(runs.get, wanted) if run is not None]
-                window, kept = _window(query), self.server.remembered
-                texts = [f'"{run.id}":{curves_text(run, window, kept, now_s)}' for run in found]
+                window, cache = _window(query), self.server.cache
+                texts = [f'"{run.id}":{curves_text(run, window, cache, now_s)}' for run in found]
                 return "{" + ",".join(texts) + "}"
             case ["api", "runs", run_id, *rest]:
                 run = runs.get(run_id)
@@ -167,17 +183,16 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _answer_of(self, run: Run, rest: list[str], query: Query, now_s: float) -> str | None:
-        known = self.server.runs.known
         match rest:
             case []:
-                return _json(detail(run, known, now_s))
+                return _json(detail(run, now_s))
             case ["charts"]:
-                return charts_text(run, _window(query), self.server.remembered, now_s)
+                return charts_text(run, _window(query), self.server.cache, now_s)
             case ["diagnosis"]:
                 return _json(self.server.diagnoses.of(run))
             case ["logs"]:
                 file = int(to_finite(_number(query, "file")) or 0)
-                return _json(log_answer(run, known, file=file, words=query.get("words", [""])[0][:200]))
+                return _json(log_lines(run, file=file, words=query.get("words", [""])[0][:200]))
         return None
 
     def _refuse(self, status: HTTPStatus, words: str, more: dict[str, str] | None = None) -> None:
@@ -192,13 +207,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class refuses, a method we do not have among it, with our headers and none of its words."""
+        """What the base class refuses, such as other methods, with our headers and without its text."""
         self.close_connection = True
         status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         self._refuse(status, status.phrase, {"Allow": "GET, HEAD", "Connection": "close"})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are nobody's news."""
+        """Requests are not logged."""
 
 
 def _window(query: Query) -> Window:

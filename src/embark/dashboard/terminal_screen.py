@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from embark.events.curve import MARK, Point, draw
+from embark.events.curve import Point, draw, sparkline
 from embark.events.downsample import thin
 from embark.events.interruptions import losses_sentence
 from embark.events.spending import Spending
+from embark.events.summary import chart_rows
 from embark.formatting import (
     format_bytes,
     format_clock,
@@ -25,17 +27,13 @@ from embark.formatting import (
     pluralize,
     to_encoding,
     to_finite,
-    to_float,
     to_one_line,
 )
-from embark.report.curves import milliseconds
-from embark.report.line import Line
-from embark.report.machine import share_of, slow_ranks
-from embark.report.record import Record
-from embark.report.status import Standing, sentence
+from embark.report.curves import milliseconds, points_of
+from embark.report.record import Record, gpus_of, slow_ranks
+from embark.report.status import RunStatus
 
-STYLES = {"running": "bold cyan", "done": "bold green", "stopped": "bold yellow", "failed": "bold red",
-          "killed": "bold red", "empty": "dim"}
+STYLES = {"running": "bold cyan", "finished": "bold green", "stopped": "bold yellow", "waiting": "dim"}
 MAX_WIDTH = 160
 CURVES = (("loss", "log_loss", "loss"), ("auc", "auc", "AUC"), ("normalized_entropy", "normalized_entropy", "NE"))
 MIN_PANEL = 25
@@ -43,59 +41,81 @@ MAX_POINTS = 600
 _LABEL = 8
 _TICKS = 7
 _GAP = 3
-_SPARK = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One run as it is at this moment."""
+    """One run at this moment."""
 
     name: str
     record: Record
-    now: Standing
+    status: RunStatus
     spent: Spending | None
-    is_gone: bool = False
-    """Its files are no longer there."""
     is_read: bool = True
     """False: its file is long, and is still being read."""
 
     @property
-    def word(self) -> str:
-        return "files are gone" if self.is_gone else self.now.word if self.is_read else "reading"
+    def state(self) -> str:
+        return self.status.state
+
+    @property
+    def label(self) -> str:
+        return self.status.label if self.is_read else "reading"
 
     @property
     def style(self) -> str:
-        return "bold red" if self.is_gone else STYLES[self.now.state] if self.is_read else "dim"
+        return STYLES.get(self.state, "bold red") if self.is_read else "dim"
+
+    @property
+    def left_s(self) -> float | None:
+        if self.state != "running":
+            return None
+        return self.spent.left_s if self.spent is not None and self.spent.left_s else self.record.seconds_left
+
+    @property
+    def samples_per_s(self) -> float | None:
+        newest = to_finite(self.record.step.get("samples_per_s"))
+        return newest if self.state == "running" else self.record.samples_per_s
+
+    @property
+    def spent_usd(self) -> float | None:
+        return None if self.spent is None else self.spent.usd
+
+    def last(self, name: str) -> float | None:
+        """The newest value of a curve; NaN where the event has none."""
+        step = self.record.step
+        return None if name not in step else math.nan if (value := to_finite(step[name])) is None else value
 
 
 def screen(
     views: Sequence[View], *, width: int, height: int, ascii_only: bool = False, encoding: str = "utf-8"
 ) -> RenderableType:
     """No wider and no higher than the terminal."""
-    width, room = min(width, MAX_WIDTH), height - 1
+    width, num_lines = min(width, MAX_WIDTH), height - 1
     pen = _Pen(width, ascii_only, encoding)
-    foot = pen.text("Ctrl-C leaves; runs go on without it", "dim")
+    foot = pen.text("Ctrl-C stops watching; the runs continue", "dim")
     if not views:
         return Group(pen.text("no runs yet; embark train starts one", "dim"), foot)
     if len(views) == 1:
-        return Group(*_whole(pen, views[0], room)[:room], foot)
-    rows = _rows(pen, views, room)
-    chosen = next((v for v in views if v.now.state == "running"), views[0])
-    below = [] if room - len(views) - 3 < 12 else [Text(""), *_whole(pen, chosen, room - len(views) - 3)]
-    return Group(rows, *below[: max(0, room - len(views) - 2)], foot)
+        return Group(*_one_run(pen, views[0], num_lines)[:num_lines], foot)
+    rows = _rows(pen, views, num_lines)
+    chosen = next((view for view in views if view.state == "running"), views[0])
+    left = num_lines - len(views) - 3
+    below = [] if left < 12 else [Text(""), *_one_run(pen, chosen, left)]
+    return Group(rows, *below[: max(0, left + 1)], foot)
 
 
-def lines_of(view: View) -> Iterator[str]:
-    """The same in words, for a pipe."""
-    yield f"{view.name}: {view.word}"
-    yield f"  {sentence(view.record, view.now)}"
-    for label, words in _facts(view):
+def text_lines(view: View) -> Iterator[str]:
+    """The same as text, for a pipe."""
+    yield f"{view.name}: {view.label}"
+    yield f"  {view.status.sentence}"
+    for label, text in _facts(view):
         if label:
-            yield f"  {label:<{_LABEL}} {words}"
+            yield f"  {label:<{_LABEL}} {text}"
 
 
 class _Pen:
-    """Text in letters that the terminal has, cut to its width."""
+    """Text in characters that the terminal has, cut to its width."""
 
     def __init__(self, width: int, ascii_only: bool, encoding: str) -> None:
         self.width = width
@@ -117,45 +137,59 @@ class _Pen:
         return [(full * done, style), (empty * (width - done), "bright_black")]
 
 
-def _rows(pen: _Pen, views: Sequence[View], room: int) -> Table:
+def _rows(pen: _Pen, views: Sequence[View], num_lines: int) -> Table:
     """As many of the columns as fit."""
+    overflow: Literal["ellipsis", "crop"] = "ellipsis" if not pen.ascii_only else "crop"
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    wide, wider = pen.width >= 76, pen.width >= 100
-    for heading, is_shown, is_right in (
-        ("run", True, False), ("", True, False), ("steps", True, True), ("", wider, False), ("loss", True, True),
-        ("AUC", True, True), ("samples/s", wide, True), ("left", True, True), ("spent", wider, True),
-    ):
-        if is_shown:
-            table.add_column(heading, justify="right" if is_right else "left", no_wrap=True,
-                             overflow="ellipsis" if not pen.ascii_only else "crop")
-    for view in views[: max(1, room - 2)]:
-        record = view.record
-        held = to_finite(record.history.eval.get("auc"))
-        auc = held if held is not None else record.history.step.get("auc")
-        share = record.steps_done / record.num_steps if record.num_steps else 0.0
-        spent = f"${view.spent.usd:,.2f}" if view.spent is not None and view.spent.usd is not None else ""
-        left = format_clock(_left_s(view)) if view.now.state == "running" and _left_s(view) is not None else ""
-        cells = [
-            (pen.text(view.name), True), (pen.text(view.word, view.style), True),
-            (pen.text(f"{format_count(record.steps_done)}/{format_count(record.num_steps)}" if record.has_begun else ""), True),
-            (pen.line(*pen.bar(share, 10, "cyan")), wider),
-            (pen.text(format_float(record.history.step.get("loss")), _loss_style(record)), True),
-            (pen.text(format_float(auc)), True), (pen.text(format_si(_rate(view))), wide), (pen.text(left), True),
-            (pen.text(spent), wider),
-        ]
-        table.add_row(*(text for text, is_shown in cells if is_shown))
+    is_wide, is_wider = pen.width >= 76, pen.width >= 100
+    columns: list[tuple[str, bool, bool, Callable[[View], Text]]] = [
+        ("run", True, False, lambda view: pen.text(view.name)),
+        ("", True, False, lambda view: pen.text(view.label, view.style)),
+        ("steps", True, True, lambda view: pen.text(_steps(view.record) if view.record.start else "")),
+        ("", is_wider, False, lambda view: pen.line(*pen.bar(_share_done(view.record), 10, "cyan"))),
+        ("loss", True, True, lambda view: pen.text(format_float(view.record.step.get("loss")),
+                                                   _nan_style(view.last("loss")))),
+        ("AUC", True, True, lambda view: pen.text(_auc(view.record))),
+        ("samples/s", is_wide, True, lambda view: pen.text(format_si(view.samples_per_s))),
+        ("left", True, True, lambda view: pen.text(format_clock(view.left_s) if view.left_s is not None else "")),
+        ("spent", is_wider, True,
+         lambda view: pen.text(f"${view.spent_usd:,.2f}" if view.spent_usd is not None else "")),
+    ]
+    shown = [(heading, is_right, cell) for heading, is_shown, is_right, cell in columns if is_shown]
+    for heading, is_right, _ in shown:
+        table.add_column(heading, justify="right" if is_right else "left", no_wrap=True, overflow=overflow)
+    for view in views[: max(1, num_lines - 2)]:
+        table.add_row(*(cell(view) for _, _, cell in shown))
     return table
 
 
-def _whole(pen: _Pen, view: View, room: int) -> list[RenderableType]:
-    """One run: who, how far, curves, and what else there is to say, the first lines first."""
+def _steps(record: Record) -> str:
+    return f"{format_count(record.steps_done)}/{format_count(record.num_steps)}"
+
+
+def _share_done(record: Record) -> float:
+    return record.steps_done / record.num_steps if record.num_steps else 0.0
+
+
+def _auc(record: Record) -> str:
+    held = to_finite(record.eval.get("auc"))
+    return format_float(held if held is not None else record.step.get("auc"))
+
+
+def _one_run(pen: _Pen, view: View, num_lines: int) -> list[RenderableType]:
+    """One run: its name, its progress, curves, and facts, the most important first."""
     lines: list[RenderableType] = [_head(pen, view), _progress(pen, view)]
-    facts = [pen.line((f"{label:<{_LABEL}} ", "dim"), (words, _fact_style(label))) for label, words in _facts(view)]
+    facts = [pen.line((f"{label:<{_LABEL}} ", "dim"),
+                      (text, {"error": "red", "warning": "yellow", "": "bold"}.get(label, "")))
+             for label, text in _facts(view)]
     bars = _bars(pen, view)
-    left = room - len(lines) - len(facts) - len(bars)
+    left = num_lines - len(lines) - len(facts) - len(bars)
     curves = _curves(pen, view, min(14, left - 3)) if left >= 7 else []
-    if not curves and view.record.train:
-        curves = [_figures(pen, view)]
+    if not curves and view.record.step:
+        known = [(title, view.last(name)) for name, _, title in CURVES]
+        text = "  ".join(f"{title} {format_float(value)}" for title, value in known if value is not None)
+        held = to_finite(view.record.eval.get("auc"))
+        curves = [pen.line((text, ""), (f"  held-out AUC {format_float(held)}" if held is not None else "", "magenta"))]
     return [*lines, *curves, *facts, *bars]
 
 
@@ -164,37 +198,31 @@ def _head(pen: _Pen, view: View) -> Text:
     ranks = pluralize(int(to_finite(start.get("world_size")) or 1), "rank") if start else ""
     device = to_one_line(start.get("device_name") or start.get("device") or "")
     on = " · ".join(filter(None, (device, ranks, to_one_line(start.get("precision", "")))))
-    return pen.line((view.name, "bold"), ("  ", ""), (view.word, view.style), (f"  {on}" if on else "", "dim"))
+    return pen.line((view.name, "bold"), ("  ", ""), (view.label, view.style), (f"  {on}" if on else "", "dim"))
 
 
 def _progress(pen: _Pen, view: View) -> Text:
     record = view.record
     if not record.num_steps:
-        return pen.text(sentence(record, view.now), "dim")
-    share = record.steps_done / record.num_steps
-    words = f"step {format_count(record.steps_done)}/{format_count(record.num_steps)} "
-    left_s = _left_s(view)
-    after = f" {100 * share:3.0f} %"
+        return pen.text(view.status.sentence, "dim")
+    before, after = f"step {_steps(record)} ", f" {100 * _share_done(record):3.0f} %"
     if not view.is_read:
         after += "  so far"
-    elif view.now.state == "running" and left_s is not None:
-        after += f"  {format_clock(left_s)} left"
-    elif view.now.state == "killed":
-        after += f"  silent for {format_duration(view.now.silent_s)}"
-    style = {"done": "green", "running": "cyan"}.get(view.now.state, "yellow")
-    return pen.line((words, ""), *pen.bar(share, max(4, pen.width - len(words) - len(after)), style), (after, ""))
+    elif view.left_s is not None:
+        after += f"  {format_clock(view.left_s)} left"
+    elif view.state == "killed":
+        after += f"  silent for {format_duration(view.status.silent_s)}"
+    style = {"finished": "green", "running": "cyan"}.get(view.state, "yellow")
+    bar = pen.bar(_share_done(record), max(4, pen.width - len(before) - len(after)), style)
+    return pen.line((before, ""), *bar, (after, ""))
 
 
 def _curves(pen: _Pen, view: View, height: int) -> list[RenderableType]:
     num = max(1, min(len(CURVES), pen.width // MIN_PANEL - (pen.width < 100)))
     across = (pen.width - _GAP * (num - 1)) // num
-    panels = []
-    for name, held_name, title in CURVES[:num]:
-        line, held = view.record.train.get(name, Line()), view.record.evals.get(held_name, Line())
-        if panel := _panel(pen, title, line, held, across, height):
-            panels.append(panel)
+    panels = [_panel(pen, view, curve, across, height) for curve in CURVES[:num]]
     rows: list[RenderableType] = []
-    for parts in zip(*panels, strict=True):
+    for parts in zip(*filter(None, panels), strict=True):
         row = Text(no_wrap=True)
         for part in parts:
             part.truncate(across, overflow="crop")
@@ -203,38 +231,23 @@ def _curves(pen: _Pen, view: View, height: int) -> list[RenderableType]:
     return [Text(""), *rows, Text("")] if rows else []
 
 
-def _figures(pen: _Pen, view: View) -> Text:
-    """Where there is no room for curves."""
-    known = [(title, view.record.train[name].last) for name, _, title in CURVES if name in view.record.train]
-    told = "  ".join(f"{title} {format_float(value)}" for title, value in known)
-    held = to_finite(view.record.history.eval.get("auc"))
-    return pen.line((told, ""), (f"  held out AUC {format_float(held)}" if held is not None else "", "magenta"))
-
-
-def _panel(pen: _Pen, title: str, line: Line, held: Line, width: int, height: int) -> list[Text]:
-    """A line of words, and the rows of the curve."""
-    chart = draw(_points(line), _points(held), width=width - _TICKS - 1, height=height - 1, ascii_only=pen.ascii_only)
-    rows = [pen.line((f"{title} ", "bold"), (format_float(line.last), _nan_style(line.last)),
-                     (f"  held out {format_float(held.last)}" if held.last is not None else "", "magenta"))]
-    if chart is None:  # one point, or a loss that is no number: the figure alone
-        return [*rows, *(Text("") for _ in range(height - 1))] if len(line.kept) else []
-    for place, row in enumerate(chart.rows):
-        label = format_float(chart.high) if place == 0 else format_float(chart.low) if place == len(chart.rows) - 1 else ""
-        text = Text(f"{label:>{_TICKS}} ", "dim")
-        for char in row:
-            text.append(char, "not dim magenta" if char in (MARK, "o") else "not dim cyan")
-        rows.append(text)
-    return rows
-
-
-def _points(line: Line) -> list[Point]:
-    """The first steps are left out where they would press all that follows into a line."""
-    steps, values = thin(line.kept.steps, line.kept.values, MAX_POINTS)
-    points = [(x, y) for x, y in zip(steps.tolist(), values.tolist(), strict=True) if y == y]
+def _panel(pen: _Pen, view: View, curve: tuple[str, str, str], width: int, height: int) -> list[Text]:
+    """A title, and the rows of the curve; the first steps are left out where they would flatten the rest."""
+    name, eval_name, title = curve
+    last, held = view.last(name), to_finite(view.record.eval.get(eval_name))
+    if last is None:
+        return []
+    rows = [pen.line((f"{title} ", "bold"), (format_float(last), _nan_style(last)),
+                     (f"  held out {format_float(held)}" if held is not None else "", "magenta"))]
+    steps, values = thin(*view.record.steps.column(name), MAX_POINTS)
+    points = [point for point in points_of(steps, values) if math.isfinite(point[1])]
     later = points[len(points) // 20 + 1 :]
     if len(later) > 1 and _spread(points) > 2 * _spread(later) > 0:
-        return later
-    return points
+        points = later
+    chart = draw(points, points_of(*view.record.evals.column(eval_name)), width=width - _TICKS - 1, height=height - 1,
+                 ascii_only=pen.ascii_only)
+    drawn = chart_rows(chart, _TICKS) if chart else []  # one point, or a loss of NaN: the figure alone
+    return [*rows, *drawn, *(Text("") for _ in range(height - 1 - len(drawn)))]
 
 
 def _spread(points: Sequence[Point]) -> float:
@@ -242,112 +255,87 @@ def _spread(points: Sequence[Point]) -> float:
 
 
 def _facts(view: View) -> Iterator[tuple[str, str]]:
-    """A word and what there is to say under it."""
-    record = view.record
-    rate, step_s = _rate(view), record.train["step_s"].median if "step_s" in record.train else None
+    """Labels and what there is to say under them."""
+    record, spent = view.record, view.spent
+    rate, step_s = view.samples_per_s, record.median("step_s")
     if rate is not None:
-        pace = f"{format_si(rate)} samples/s"
-        yield "pace", f"{pace} · {milliseconds(step_s)} a step" if step_s else pace
-    if record.machine.last_ranks:
-        yield "ranks", _ranks(record.machine.last_ranks)
-    if record.saves:
-        save = record.saves[-1]
-        ago = f" · {format_duration(max(0.0, view.now.silent_s + (record.last_s or save.time_s) - save.time_s))} ago" \
-            if view.now.state == "running" else ""
-        yield "saved", f"step {format_count(save.step)} · {format_bytes(save.size_bytes)} in {format_duration(save.save_s)}{ago}"
-    if view.spent is not None and (told := losses_sentence(view.spent.lost)):
-        yield "stops", told
-    if view.spent is not None and view.spent.usd is not None:
-        to_go = view.spent.usd_for(view.spent.left_s)
-        more = f" · ${to_go:,.2f} to go" if to_go else ""
-        yield "money", f"${view.spent.usd:,.2f} spent{more}"
-    warnings = [note for note in record.notes if note.level == "warning"]
-    if view.now.state == "failed" and record.error:
-        yield "error", to_one_line(record.error)
+        yield "pace", f"{format_si(rate)} samples/s" + (f" · {milliseconds(step_s)} a step" if step_s else "")
+    if record.rank_times_s:
+        yield "ranks", _ranks(record.rank_times_s)
+    if saves := record.saves:
+        save = saves[-1]
+        ago_s = max(0.0, view.status.silent_s + (record.last_s or save.time_s) - save.time_s)
+        ago = f" · {format_duration(ago_s)} ago" if view.state == "running" else ""
+        yield "saved", (f"step {format_count(save.step)} · {format_bytes(save.size_bytes)} in "
+                        f"{format_duration(save.save_s)}{ago}")
+    if spent is not None and (lost := losses_sentence(spent.lost)):
+        yield "lost", lost
+    if spent is not None and spent.usd is not None:
+        to_go = spent.usd_for(spent.left_s)
+        yield "cost", f"${spent.usd:,.2f} spent" + (f" · ${to_go:,.2f} to go" if to_go else "")
+    warnings = [event.values.get("text", "") for event in record.of_kind("note")
+                if event.values.get("level") == "warning"]
+    if view.state == "failed" and record.error:
+        yield "error", to_one_line(record.error_text)
     elif warnings:
-        yield "warning", to_one_line(warnings[-1].text)
-    if view.now.state in ("done", "stopped", "killed") and view.is_read:
-        yield "", sentence(record, view.now)
+        yield "warning", to_one_line(warnings[-1])
+    if view.state in ("finished", "stopped", "killed") and view.is_read:
+        yield "", view.status.sentence
 
 
 def _bars(pen: _Pen, view: View) -> list[Text]:
-    """How busy and how full its machines are, as last told."""
-    systems = view.record.machine.systems
+    """How busy and how full its machines are."""
+    systems = view.record.systems
     if not systems:
         return []
-    gpus = [gpu for one in systems for gpu in one.get("gpus") or () if isinstance(gpu, Mapping)]
-    long = max(4, min(20, (pen.width - 54) // 2))
+    gpus = [gpu for system in systems for gpu in gpus_of(system)]
+    length = max(4, min(20, (pen.width - 54) // 2))
     lines = []
     if gpus:
         power, heat = _known(gpus, "power_w"), _known(gpus, "temperature_c")
         more = "".join((f"  {format_si(sum(power))} W" if power else "", f"  {max(heat):.0f} °C" if heat else ""))
-        lines.append(_pair(pen, f"{pluralize(len(gpus), 'GPU')}", _mean(_known(gpus, "util_percent")),
-                           _most(gpus, "used_bytes", "total_bytes"), long, more))
-    wires = [(f"{word} {format_bytes(sum(known))}/s", known) for word, name in (
+        lines.append(_pair(pen, pluralize(len(gpus), "GPU"), _known(gpus, "util_percent"),
+                           _fullest(gpus, "used_bytes", "total_bytes"), length, more))
+    lines.append(_pair(pen, "CPU", _known(systems, "cpu_percent"), _fullest(systems, "host_used_bytes", "host_bytes"),
+                       length, ""))
+    rates = [f"{label} {format_bytes(sum(known))}/s" for label, name in (
         ("in", "net_in_bytes_per_s"), ("out", "net_out_bytes_per_s"), ("read", "disk_read_bytes_per_s"),
         ("write", "disk_write_bytes_per_s")) if (known := _known(systems, name))]
-    lines.append(_pair(pen, "CPU", _mean(_known(systems, "cpu_percent")),
-                       _most(systems, "host_used_bytes", "host_bytes"), long, ""))
-    if wires:
-        lines.append(pen.line((f"{'wires':<{_LABEL}} ", "dim"), (" · ".join(words for words, _ in wires), "")))
+    if rates:
+        lines.append(pen.line((f"{'I/O':<{_LABEL}} ", "dim"), (" · ".join(rates), "")))
     return lines
 
 
-def _pair(pen: _Pen, label: str, busy_percent: float | None, full: float | None, long: int, more: str) -> Text:
+def _pair(pen: _Pen, label: str, busy: Sequence[float], full: float | None, length: int, more: str) -> Text:
     parts: list[tuple[str, str]] = [(f"{label:<{_LABEL}} ", "dim")]
-    if busy_percent is not None:
-        parts += [("busy ", "dim"), *pen.bar(busy_percent / 100, long, "cyan"), (f" {busy_percent:3.0f} %  ", "")]
+    if busy:
+        percent = sum(busy) / len(busy)
+        parts += [("busy ", "dim"), *pen.bar(percent / 100, length, "cyan"), (f" {percent:3.0f} %  ", "")]
     if full is not None:
         style = "red" if full > 0.95 else "yellow" if full > 0.85 else "cyan"
-        parts += [("memory ", "dim"), *pen.bar(full, long, style), (f" {100 * full:3.0f} %", "")]
+        parts += [("memory ", "dim"), *pen.bar(full, length, style), (f" {100 * full:3.0f} %", "")]
     return pen.line(*parts, (more, "dim"))
 
 
 def _ranks(times_s: Sequence[float]) -> str:
-    usual_s = statistics.median(times_s)
-    slow = slow_ranks(dict(enumerate(times_s)))
-    if len(times_s) == 1:
-        return f"1 · {milliseconds(usual_s)} a step"
-    most = max(times_s) or 1.0
-    picture = "".join(_SPARK[round(time_s / most * 7)] for time_s in times_s[:64])
-    told = f"{len(times_s)} · {milliseconds(usual_s)} a step · {picture}"
-    if not slow:
-        return told
-    worst = max(slow, key=lambda rank: times_s[rank])
-    others = f" and {len(slow) - 1} more" if len(slow) > 1 else ""
-    return f"{told} rank {worst}{others} slow: {milliseconds(times_s[worst])}"
-
-
-def _rate(view: View) -> float | None:
-    if view.now.state == "running":
-        return to_finite(view.record.history.step.get("samples_per_s"))
-    return view.record.samples_per_s
-
-
-def _left_s(view: View) -> float | None:
-    return view.spent.left_s if view.spent is not None and view.spent.left_s else view.record.history.seconds_left
-
-
-def _loss_style(record: Record) -> str:
-    return _nan_style(record.train["loss"].last) if "loss" in record.train else ""
+    text = f"{len(times_s)} · {milliseconds(statistics.median(times_s))} a step"
+    if len(times_s) > 1:
+        text += f" · {sparkline(times_s[:64], 0.0, max(times_s), 64)}"
+    if slow := slow_ranks(dict(enumerate(times_s))):
+        worst = max(slow, key=lambda rank: times_s[rank])
+        others = f" and {len(slow) - 1} more" if len(slow) > 1 else ""
+        text += f" rank {worst}{others} slow: {milliseconds(times_s[worst])}"
+    return text
 
 
 def _nan_style(value: float | None) -> str:
-    read = to_float(value)
-    return "bold red" if read is not None and read != read else ""
-
-
-def _fact_style(label: str) -> str:
-    return {"error": "red", "warning": "yellow", "": "bold"}.get(label, "")
+    return "bold red" if value is not None and math.isnan(value) else ""
 
 
 def _known(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    return [read for row in rows if (read := to_finite(row.get(name))) is not None]
+    return [value for row in rows if (value := to_finite(row.get(name))) is not None]
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _most(rows: Sequence[Mapping[str, Any]], used: str, total: str) -> float | None:
-    return max((share for row in rows if (share := share_of(row, used, total)) is not None), default=None)
+def _fullest(rows: Sequence[Mapping[str, Any]], used: str, total: str) -> float | None:
+    pairs = [(to_finite(row.get(used)), to_finite(row.get(total))) for row in rows]
+    return max((part / whole for part, whole in pairs if part is not None and whole), default=None)

@@ -1,4 +1,4 @@
-"""A run's events, cut at its starts: one attempt for each time that it was started."""
+"""A run's events, split at its starts: one attempt for each time that it was started."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from embark.formatting import to_finite
 
 Reason = Literal["preempted", "interrupted", "died", "error"]
 BUDGET = "budget"
-"""What stops a run whose money is spent, and how it then ends."""
+"""The signal and the outcome of a run whose budget is spent."""
 _MARKS = ("step", "save", "eval", "interrupt", "end")
-"""Events that say how far it has come."""
+"""Events that hold the current step."""
 
 
 @dataclass(slots=True)
@@ -22,48 +22,48 @@ class Attempt:
     """From one start to whatever ended it."""
 
     start_s: float
-    """Unix time at which it said so."""
+    """Unix time of its `start` event."""
     began_s: float
-    """When its process began: before it had loaded anything."""
+    """When its process started, before it loaded anything."""
     first_step: int
     last_s: float
     """The last sign of life."""
     last_step: int
-    """The last that was told; a process that died may have done some more."""
+    """The last one logged; a process that died may have done some more."""
     saved_step: int
     num_steps: int = 0
-    """To do in all."""
+    """Of the complete run."""
     usd_per_hour: float | None = None
-    """Of all its machines, as it was told itself."""
+    """Of all its machines, as its `start` event has it."""
     budget_usd: float | None = None
     num_machines: int = 1
     is_spot: bool = False
     reason: Reason | None = None
-    """Why it stopped, where it said so."""
+    """Why it stopped, where it logged that."""
     outcome: str = ""
-    """As its end says; empty where it said none."""
+    """Of its `end` event; empty where there is none."""
     is_last: bool = True
     first_step_s: float | None = None
-    """When it began to train; None: it never did."""
+    """When it began to train; None: it did not."""
     step_times: list[float] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
-        """It ended by itself, or because its money was spent."""
+        """It finished, or its budget was spent."""
         return self.outcome in ("done", BUDGET)
 
     @property
     def has_stopped(self) -> bool:
-        """It said so, or another came after it."""
+        """It logged that it stopped, or another followed it."""
         return bool(self.outcome) or self.reason is not None or not self.is_last
 
     @property
     def pace_s(self) -> float:
-        """A step's usual time; the first window holds compilation, and counts only where it is all there is."""
+        """A step's usual time; the first window holds compilation, and counts only where it is the only one."""
         times = self.step_times[1:] or self.step_times
         return statistics.median(times) if times else 0.0
 
-    def take(self, event: Event, time_s: float) -> None:
+    def add(self, event: Event, time_s: float) -> None:
         values, kind = event.values, event.kind
         self.last_s = max(self.last_s, time_s)
         step = to_finite(values.get("step"))
@@ -89,14 +89,14 @@ class Attempt:
     def _reach(self, step: int, time_s: float, step_s: float | None) -> None:
         if step <= self.first_step:
             return
-        if self.first_step_s is None:  # a step is told after it and those before it are done
+        if self.first_step_s is None:  # a step event comes after it and those before it are done
             began_s = time_s - (step_s or 0.0) * (step - self.first_step)
             self.first_step_s = min(time_s, max(self.start_s, began_s))
         self.last_step = max(self.last_step, step)
 
 
 def attempts(events: Iterable[Event]) -> list[Attempt]:
-    """In their order. What makes no sense is passed over."""
+    """In their order. Invalid values are skipped."""
     found: list[Attempt] = []
     for event in events:
         time_s = to_finite(event.time_s)
@@ -107,7 +107,7 @@ def attempts(events: Iterable[Event]) -> list[Attempt]:
                 found[-1].is_last = False
             found.append(_started(event, time_s))
         elif found:
-            found[-1].take(event, time_s)
+            found[-1].add(event, time_s)
     return found
 
 

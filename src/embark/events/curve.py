@@ -1,4 +1,4 @@
-"""A small curve in letters: braille dots, or ASCII where the stream has no better."""
+"""Small curves in characters: braille dots or bars, or ASCII where the stream has nothing better."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ MARK = "●"
 MAX_POINTS = 2048
 
 _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_BARS = "▁▂▃▄▅▆▇█"
 _HALVES = {0: " ", 1: "'", 2: ".", 3: ":"}
 
 
@@ -104,3 +105,13 @@ def _scale(low: float, high: float, num: int) -> Callable[[float], int]:
 
 def _mean(points: Sequence[Point]) -> Point:
     return sum(p[0] for p in points) / len(points), sum(p[1] for p in points) / len(points)
+
+
+def sparkline(values: Sequence[float], low: float, high: float, width: int) -> str:
+    """A small curve on one line; `low` and `high` are the same for all that are compared."""
+    known = [value for value in values if math.isfinite(value)]
+    width = min(width, len(known))
+    edges = [round(i * len(known) / width) for i in range(width + 1)] if width else []
+    means = [sum(known[a:b]) / (b - a) for a, b in pairwise(edges)]
+    level = _scale(low, high, len(_BARS))
+    return "".join(_BARS[level(min(max(mean, low), high))] for mean in means)

@@ -53,14 +53,6 @@ def dashboard_text() -> str:
     return json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n"
 
 
-def expressions() -> list[str]:
-    """Every query of the dashboard, without what Grafana fills in."""
-    shown = dashboard()
-    queries = [target["expr"] for panel in shown["panels"] for target in panel.get("targets", ())]
-    queries += [mark["expr"] for mark in shown["annotations"]["list"]]
-    return [query.replace(f"${RUN_LABEL}", ".*") for query in queries]
-
-
 def _panels() -> list[dict[str, Any]]:
     panels = [_stat(metric(name), place) for place, name in enumerate(STATS)]
     y = STAT_HEIGHT

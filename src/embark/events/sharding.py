@@ -85,7 +85,8 @@ def _span(group: Sequence[Table], name: str) -> str:
     values = [read for read in (to_finite(table.get(name)) for table in group) if read is not None]
     if not values:
         return format_count(None)
-    return format_count(values[0]) if min(values) == max(values) else f"{format_count(min(values))} to {format_count(max(values))}"
+    low, high = format_count(min(values)), format_count(max(values))
+    return low if low == high else f"{low} to {high}"
 
 
 def _bytes(group: Sequence[Table]) -> float:

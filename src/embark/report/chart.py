@@ -1,10 +1,13 @@
-"""Curves as SVG: axes with round numbers, gaps where a value is no number, signs on the line of steps."""
+"""Curves as SVG: axes with round ticks, gaps where a value is no number, marks at steps where something happened."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from embark.events.downsample import thin
 from embark.events.ticks import Axis
@@ -15,10 +18,10 @@ WIDTH, HEIGHT = 360.0, 196.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 14.0, 10.0, 28.0
 LETTER_WIDTH = 6.2
 MAX_POINTS = 700
-"""Of a line: about two for each dot of the screen."""
+"""Of a line: about two for each pixel."""
 MAX_DOTS = 60
 FIRST_SHARE = 0.05
-"""Of the steps: the first ones are far off, and would press all that follows into a line."""
+"""Of the steps: the first ones are far off, and would flatten all that follows."""
 
 Say = Callable[[float], str]
 
@@ -27,8 +30,9 @@ Say = Callable[[float], str]
 class Stroke:
     """A line of the chart."""
 
-    xs: Sequence[float]
-    ys: Sequence[float]
+    xs: Any
+    ys: Any
+    """Sequences or arrays of one length."""
     sign: str
     """Its class: `k0` to `k7`, or `lost`."""
     has_dots: bool = False
@@ -52,7 +56,7 @@ def chart(
     strokes: Sequence[Stroke], signs: Iterable[Sign] = (), *, say_y: Say, say_x: Say | None = None,
     from_zero: bool = False, label: str = "", is_time: bool = False,
 ) -> Markup | None:
-    """The drawing; `None` where there are not two points to join. What is far off at first leaves it at the top."""
+    """The drawing; `None` where there are not two points to join. The first steps may leave it at the top."""
     say_x = say_x or say_step
     thinned = [_thinned(stroke) for stroke in strokes]
     points = [(x, y) for stroke in thinned for x, y in zip(stroke.xs, stroke.ys, strict=True) if math.isfinite(y)]
@@ -67,7 +71,7 @@ def chart(
         *(_line(stroke, x_axis, y_axis) for stroke in thinned if not stroke.has_dots),
         *(_dots(stroke, x_axis, y_axis, say_x, say_y) for stroke in thinned if stroke.has_dots),
     ]
-    # A drawing inside of the drawing cuts off what lies beyond its edges.
+    # An inner svg cuts off what lies beyond its edges.
     edge, top, wide, high = left - 4, TOP - 4, WIDTH - left - RIGHT + 8, HEIGHT - TOP - BOTTOM + 4
     inner = el("svg", *lines, x=edge, y=top, width=wide, height=high, viewBox=f"{edge:g} {top:g} {wide:g} {high:g}")
     ticks = x_axis.time_ticks(5) if is_time else x_axis.ticks(5)
@@ -113,14 +117,11 @@ def _y_axis(values: Sequence[float], *, from_zero: bool) -> Axis:
 
 
 def _thinned(stroke: Stroke) -> Stroke:
-    if len(stroke.xs) <= MAX_POINTS:
-        return stroke
-    if any(b < a for a, b in zip(stroke.xs, stroke.xs[1:], strict=False)):
-        order = sorted(range(len(stroke.xs)), key=lambda i: stroke.xs[i])
-        stroke = Stroke([stroke.xs[i] for i in order], [stroke.ys[i] for i in order], stroke.sign, stroke.has_dots,
-                        stroke.is_joined, stroke.name)
-    xs, ys = thin(stroke.xs, stroke.ys, MAX_POINTS)
-    return Stroke(xs.tolist(), ys.tolist(), stroke.sign, stroke.has_dots, stroke.is_joined, stroke.name)
+    xs, ys = np.asarray(stroke.xs, np.float64), np.asarray(stroke.ys, np.float64)
+    if len(xs) > MAX_POINTS:
+        order = np.argsort(xs, kind="stable")
+        xs, ys = thin(xs[order], ys[order], MAX_POINTS)
+    return replace(stroke, xs=xs.tolist(), ys=ys.tolist())
 
 
 def _grid(x_axis: Axis, x_ticks: Sequence[float], y_axis: Axis, say_x: Say, say_y: Say) -> list[Markup]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
+from embark.errors import UserError
 from embark.formatting import (
     MISSING,
     format_bytes,
@@ -21,10 +21,10 @@ from embark.formatting import (
 from embark.report.context import RunContext
 from embark.report.curves import milliseconds, overlaid
 from embark.report.document import Block, Code, Document, Table, Tile, Tiles, Tone, Words, sections_with_something
-from embark.report.record import Record
-from embark.report.report import TONES, when
+from embark.report.report import TONES
 from embark.report.spec_rows import differences
-from embark.report.status import Standing, sentence, standing
+from embark.report.status import State
+from embark.report.timing import format_time
 
 SAME_QUALITY = 0.0005
 """Less than that is chance: two runs that differ in their seed differ by more."""
@@ -33,22 +33,22 @@ SAME_SAMPLES = frozenset(
     f"data.{name}" for name in ("num_train_samples", "shuffle", "cache_gb", "cache_dir", "on_bad_id")
 )
 """Fields of `[data]` that leave the held-out samples what they are."""
-_BARS = "▁▂▃▄▅▆▇█"
 
-Say = Callable[[float], str]
+Values = Mapping[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ComparedRun:
     """One of the runs."""
 
     name: str
-    """No other has it."""
-    record: Record
-    around: RunContext
-    now: Standing
-    ends: Mapping[str, float | None]
+    """Unique among them."""
+    uri: str
+    state: State
+    sentence: str
+    values: Values
     """By the names of `ROWS`."""
+    context: RunContext = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Row:
 
     name: str
     label: str
-    say: Say
+    say: Callable[[float], str]
     better: Literal["up", "down"] | None
 
 
@@ -68,29 +68,39 @@ ROWS = (
     Row("loss", "training loss", format_float, "down"),
     Row("steps", "steps", format_count, None),
     Row("num_samples", "samples", format_si, None),
-    Row("samples_per_s", "samples a second", format_si, "up"),
+    Row("samples_per_s", "samples/s", format_si, "up"),
     Row("step_s", "step time", milliseconds, "down"),
-    Row("held_s", "time at work", format_duration, "down"),
-    Row("peak_bytes", "memory at its peak", format_bytes, "down"),
+    Row("held_s", "machine time", format_duration, "down"),
+    Row("peak_bytes", "peak memory", format_bytes, "down"),
     Row("usd", "spent", format_usd, "down"),
     Row("num_interruptions", "interruptions", format_count, None),
 )
+_BY_NAME = {row.name: row for row in ROWS}
+
+
+@dataclass(frozen=True, slots=True)
+class SpecDifference:
+    """A field that is not the same in all specs, and its value in each."""
+
+    field: str
+    values: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The answer."""
+    """Which run was better, and why."""
 
-    sides: tuple[Side, ...]
-    spec: tuple[tuple[str, tuple[str, ...]], ...]
-    """Field, and its value in each."""
     sentence: str
     best: str
     """The better run's name; empty where none is."""
+    runs: tuple[ComparedRun, ...]
+    spec: tuple[SpecDifference, ...]
+    report: str | None = None
+    """The page, where one was written."""
 
     def best_of(self, row: Row) -> int | None:
-        """Which side has the best of a row; None where there is none, or all are the same."""
-        values = [side.ends.get(row.name) for side in self.sides]
+        """Which run is best in a row; None where it is not known, or all are the same."""
+        values = [run.values.get(row.name) for run in self.runs]
         known = sorted(((value, place) for place, value in enumerate(values) if value is not None),
                        reverse=row.better == "up")
         if row.better is None or len(known) < 2 or _is_same(row, known[0][0], known[-1][0]):
@@ -98,106 +108,76 @@ class Comparison:
         return known[0][1]
 
     def rows(self) -> list[Row]:
-        """Those that some side knows."""
-        return [row for row in ROWS if any(side.ends.get(row.name) is not None for side in self.sides)]
+        """Those that some run has a value for."""
+        return [row for row in ROWS if any(run.values.get(row.name) is not None for run in self.runs)]
 
 
-def compare(runs: Sequence[tuple[Record, RunContext]]) -> Comparison:
-    names = _distinct([around for _, around in runs])
-    sides = tuple(
-        Side(name, record, around, standing(record, around.now_s, is_remote=around.is_remote), _ends(record, around))
-        for name, (record, around) in zip(names, runs, strict=True)
-    )
-    best, told = _verdict(sides)
-    spec = tuple(differences([around.spec for _, around in runs]))
-    other = [field for field, _ in spec if field.startswith("data.") and field not in SAME_SAMPLES]
+def compare_runs(contexts: Sequence[RunContext]) -> Comparison:
+    """Which of the runs was better, and what differs between them."""
+    if len(contexts) < 2:
+        raise UserError("a comparison needs two runs or more", fix="embark compare RUN RUN")
+    runs = tuple(ComparedRun(name, one.uri, one.status.state, one.status.sentence, _values(one), one)
+                 for name, one in zip(_unique_names(contexts), contexts, strict=True))
+    best, sentence = _verdict(runs)
+    spec = tuple(SpecDifference(*one) for one in differences([context.spec for context in contexts]))
+    other = [one.field for one in spec if one.field.startswith("data.") and one.field not in SAME_SAMPLES]
     if other:
-        told += f" They did not see the same samples ({', '.join(other[:3])}), so take it with care."
-    return Comparison(sides, spec, told, best)
+        sentence += f" They were not trained on the same samples ({', '.join(other[:3])}): compare with care."
+    return Comparison(sentence, best, runs, spec)
 
 
 def compare_document(found: Comparison) -> Document:
     """The page, in the look of a report."""
-    sides = found.sides
-    names = tuple(side.name for side in sides)
-    states = {side.now.state for side in sides}
-    tone: Tone = TONES[sides[0].now.state] if len(states) == 1 else ""
+    runs = found.runs
+    names = tuple(run.name for run in runs)
+    tone: Tone = TONES[runs[0].state] if len({run.state for run in runs}) == 1 else ""
     return Document(
         kicker="Embark comparison of runs",
         title=" and ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} more",
         sentence=found.sentence,
-        badge=pluralize(len(sides), "run"),
+        badge=pluralize(len(runs), "run"),
         tone=tone,
-        facts=tuple(f"{side.name}: {side.now.word}" for side in sides),
+        facts=tuple(f"{run.name}: {run.context.status.label}" for run in runs),
         lead=(_tiles(found),),
         sections=sections_with_something([
-            ("How they went", [overlaid([side.record for side in sides], names)]),
-            ("How they ended", [_ends_table(found)]),
-            ("What differs in their specs", _spec_blocks(found, names)),
-            ("The runs", [Table(("run", "how it went", "where"), tuple(
-                (side.name, sentence(side.record, side.now), side.around.uri) for side in sides),
-                code=frozenset({2}))]),
-            ("Do it again", [Code("embark compare " + " ".join(side.around.uri for side in sides))]),
+            ("Curves", [overlaid([run.context.record for run in runs], names)]),
+            ("Results", [_results_table(found)]),
+            ("Differences of their specs", [_spec_table(found, names)]),
+            ("The runs", [Table(("run", "status", "where"), tuple((run.name, run.sentence, run.uri) for run in runs),
+                                code=frozenset({2}))]),
+            ("Repeat it", [Code("embark compare " + " ".join(run.uri for run in runs))]),
         ]),
-        footer=f"Written {when(max(side.around.now_s for side in sides))} by Embark",
+        footer=f"Written {format_time(max(run.context.now_s for run in runs))} by Embark",
     )
 
 
-def as_data(found: Comparison) -> dict[str, Any]:
-    """For a program."""
+def _values(context: RunContext) -> Values:
+    record, spent = context.record, context.spent
     return {
-        "sentence": found.sentence, "best": found.best or None,
-        "runs": [{"name": side.name, "uri": side.around.uri, "state": side.now.state,
-                  "sentence": sentence(side.record, side.now), **side.ends} for side in found.sides],
-        "spec": [{"field": field, "values": list(values)} for field, values in found.spec],
+        **{f"eval_{name}": to_finite(record.eval.get(name)) for name in ("auc", "log_loss", "normalized_entropy")},
+        "loss": to_finite(record.step.get("loss")), "steps": float(record.steps_done),
+        "num_samples": record.num_samples, "samples_per_s": record.samples_per_s, "step_s": record.step_s,
+        "held_s": record.held_s if record.start else None, "peak_bytes": to_finite(record.end.get("peak_bytes")),
+        "usd": spent.usd if spent is not None else None, "num_interruptions": float(len(context.interruptions)),
     }
 
 
-def sparkline(values: Sequence[float], low: float, high: float, width: int) -> str:
-    """A small curve on one line; `low` and `high` are the same for all that are compared."""
-    known = [value for value in values if to_finite(value) is not None]
-    if not known:
-        return ""
-    width = min(width, len(known))
-    edges = [round(i * len(known) / width) for i in range(width + 1)]
-    means = [sum(known[a:b]) / (b - a) for a, b in pairwise(edges) if b > a]
-    span = high - low
-    places = [round((min(max(mean, low), high) - low) / span * (len(_BARS) - 1)) if span > 0 else 3 for mean in means]
-    return "".join(_BARS[place] for place in places)
-
-
-def _ends(record: Record, around: RunContext) -> dict[str, float | None]:
-    held, step, end = record.history.eval, record.history.step, record.end
-    step_s = to_finite(end.get("step_s"))
-    if step_s is None and "step_s" in record.train:
-        step_s = record.train["step_s"].median
-    spent = record.spending(around.price.usd_per_hour if around.price else None)
-    return {
-        **{f"eval_{name}": to_finite(held.get(name)) for name in ("auc", "log_loss", "normalized_entropy")},
-        "loss": to_finite(step.get("loss")), "steps": float(record.steps_done), "num_samples": record.num_samples,
-        "samples_per_s": record.samples_per_s, "step_s": step_s, "held_s": record.held_s if record.has_begun else None,
-        "peak_bytes": to_finite(end.get("peak_bytes")),
-        "usd": spent.usd if spent is not None else None,
-        "num_interruptions": float(len(record.interruptions())),
-    }
-
-
-def _verdict(sides: Sequence[Side]) -> tuple[str, str]:
-    """Which was better, by what it had on samples it had not seen; else by its training loss; else by its pace."""
+def _verdict(runs: Sequence[ComparedRun]) -> tuple[str, str]:
+    """Which was better: by its held-out metrics, else by its training loss; of equals, the cheaper or faster one."""
     for name in ("eval_auc", "eval_log_loss", "loss"):
-        row = next(row for row in ROWS if row.name == name)
-        known = [(value, side) for side in sides if (value := side.ends.get(name)) is not None]
+        row = _BY_NAME[name]
+        known = [(value, run) for run in runs if (value := run.values.get(name)) is not None]
         if len(known) < 2:
             continue
         known.sort(key=lambda pair: pair[0], reverse=row.better == "up")
         (first, best), (second, next_best) = known[0], known[1]
-        of = "" if len(known) == len(sides) else f" of the {len(known)} that have it"
+        of = "" if len(known) == len(runs) else f" of the {len(known)} that have it"
         if _is_same(row, first, second):
-            return _as_good(best, next_best, row, first, second)
-        told = (f"{best.name} was better{of}: {row.label} {row.say(first)} against {row.say(second)} of "
-                f"{next_best.name} ({first - second:+.4f})")
-        return best.name, f"{told}{_at_what(best, next_best)}."
-    return "", "Nothing to compare by: fewer than two of the runs have told of a step."
+            return _equally_good(best, next_best, row, first, second)
+        sentence = (f"{best.name} was better{of}: {row.label} {row.say(first)} against {row.say(second)} of "
+                    f"{next_best.name} ({first - second:+.4f})")
+        return best.name, f"{sentence}{_at_what_cost(best, next_best)}."
+    return "", "Nothing to compare: fewer than two of the runs have trained a step."
 
 
 def _is_same(row: Row, a: float, b: float) -> bool:
@@ -206,27 +186,27 @@ def _is_same(row: Row, a: float, b: float) -> bool:
     return abs(a - b) <= SAME_SHARE * max(abs(a), abs(b))
 
 
-def _as_good(a: Side, b: Side, row: Row, first: float, second: float) -> tuple[str, str]:
-    told = f"{a.name} and {b.name} learnt equally well ({row.label} {row.say(first)} and {row.say(second)})"
-    for name, word in (("usd", "cheaper"), ("held_s", "quicker"), ("samples_per_s", "faster")):
-        x, y = a.ends.get(name), b.ends.get(name)
+def _equally_good(a: ComparedRun, b: ComparedRun, row: Row, first: float, second: float) -> tuple[str, str]:
+    sentence = f"{a.name} and {b.name} learned equally well ({row.label} {row.say(first)} and {row.say(second)})"
+    for name, word in (("usd", "cheaper"), ("held_s", "faster"), ("samples_per_s", "faster")):
+        x, y = a.values.get(name), b.values.get(name)
         if x is None or y is None or min(x, y) <= 0 or abs(x / y - 1) < SAME_SHARE:
             continue
-        say = next(row.say for row in ROWS if row.name == name)
+        say = _BY_NAME[name].say
         a_wins = (x > y) == (name == "samples_per_s")
         winner, mine, other = (a, x, y) if a_wins else (b, y, x)
-        return winner.name, f"{told}; {winner.name} was {word}: {say(mine)} against {say(other)}."
-    return "", f"{told}, and neither was quicker."
+        return winner.name, f"{sentence}; {winner.name} was {word}: {say(mine)} against {say(other)}."
+    return "", f"{sentence}, and neither was faster."
 
 
-def _at_what(best: Side, other: Side) -> str:
-    """What being better took."""
+def _at_what_cost(best: ComparedRun, other: ComparedRun) -> str:
+    """What being better cost."""
     parts = []
-    x, y = best.ends.get("num_samples"), other.ends.get("num_samples")
+    x, y = best.values.get("num_samples"), other.values.get("num_samples")
     if x and y and abs(x / y - 1) >= SAME_SHARE:
         parts.append(f"after {format_si(x)} samples against {format_si(y)}")
-    for name, more, less in (("usd", "dearer", "cheaper"), ("held_s", "slower", "quicker")):
-        x, y = best.ends.get(name), other.ends.get(name)
+    for name, more, less in (("usd", "more expensive", "cheaper"), ("held_s", "slower", "faster")):
+        x, y = best.values.get(name), other.values.get(name)
         if x and y and abs(x / y - 1) >= SAME_SHARE:
             parts.append(f"{_times(x / y)} {more if x > y else less}")
             break
@@ -241,42 +221,34 @@ def _times(ratio: float) -> str:
 
 def _tiles(found: Comparison) -> Tiles:
     tiles = []
-    for side in found.sides:
-        auc = side.ends.get("eval_auc")
-        value = format_float(auc) if auc is not None else format_float(side.ends.get("loss"))
-        label = "held-out AUC" if auc is not None else "training loss"
-        tiles.append(Tile(side.name, value, f"{label} · {format_duration(side.ends.get('held_s'))}",
-                          "good" if side.name == found.best else ""))
+    for run in found.runs:
+        row = _BY_NAME["loss" if run.values.get("eval_auc") is None else "eval_auc"]
+        note = f"{row.label} · {format_duration(run.values.get('held_s'))}"
+        tiles.append(Tile(run.name, format_float(run.values.get(row.name)), note,
+                          "good" if run.name == found.best else ""))
     return Tiles(tuple(tiles))
 
 
-def _ends_table(found: Comparison) -> Block:
+def _results_table(found: Comparison) -> Block:
     rows = []
     for row in found.rows():
-        best = found.best_of(row)
-        cells = []
-        for place, side in enumerate(found.sides):
-            value = side.ends.get(row.name)
-            cells.append(MISSING if value is None else f"{row.say(value)}{' ✓' if place == best else ''}")
-        rows.append((row.label, *cells))
-    return Table(("", *(side.name for side in found.sides)), tuple(rows), frozenset(range(1, len(found.sides) + 1)))
+        best, values = found.best_of(row), [run.values.get(row.name) for run in found.runs]
+        rows.append((row.label, *(MISSING if value is None else f"{row.say(value)}{' ✓' if place == best else ''}"
+                                  for place, value in enumerate(values))))
+    return Table(("", *(run.name for run in found.runs)), tuple(rows), frozenset(range(1, len(found.runs) + 1)))
 
 
-def _spec_blocks(found: Comparison, names: Sequence[str]) -> list[Block]:
+def _spec_table(found: Comparison, names: Sequence[str]) -> Block:
     if not found.spec:
-        return [Words("Nothing: the specs are the same but for their names.")]
-    rows = tuple((field, *values) for field, values in found.spec)
-    return [Table(("field", *names), rows, code=frozenset(range(len(names) + 1)))]
+        return Words("None but their names.")
+    return Table(("field", *names), tuple((one.field, *one.values) for one in found.spec),
+                 code=frozenset(range(len(names) + 1)))
 
 
-def _distinct(arounds: Sequence[RunContext]) -> list[str]:
-    """The runs' names; where two are the same, their uris; where those are too, a number behind."""
-    names = [around.name for around in arounds]
+def _unique_names(contexts: Sequence[RunContext]) -> list[str]:
+    """The runs' names; where two are the same, their URIs; where those are too, a number behind."""
+    names = [context.name for context in contexts]
     if len(set(names)) < len(names):
-        names = [around.uri for around in arounds]
-    seen: dict[str, int] = {}
-    distinct = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        distinct.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return distinct
+        names = [context.uri for context in contexts]
+    return [name if (num := names[: place + 1].count(name)) == 1 else f"{name} ({num})"
+            for place, name in enumerate(names)]

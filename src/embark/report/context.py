@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from embark.catalog.pricing import Price, price_of
+from embark.catalog.pricing import price_spec
 from embark.diagnose import Diagnosis, diagnose, sources_of
 from embark.errors import EmbarkError, UserError
 from embark.events.interruptions import Interruption
 from embark.events.spending import Spending
-from embark.formatting import to_one_line
+from embark.formatting import format_usd, to_one_line
 from embark.report.record import Record, read_record
 from embark.report.run_files import EVENTS, LAUNCH_LOG, SPEC, RunFiles
 from embark.report.status import RunStatus, status_of
@@ -28,6 +28,15 @@ from embark.store.checkpoint_inspect import CheckpointInfo, take_inventory
 MAX_DIAGNOSED_BYTES = 64 << 20
 
 Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrice:
+    """Of all machines of a run."""
+
+    usd_per_hour: float | None = None
+    text: str = ""
+    """What the price is, or why it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +51,7 @@ class RunContext:
     spec: Mapping[str, Any] = field(default_factory=dict)
     """As its `spec.toml` has it; empty where there is none."""
     spec_toml: str = ""
-    price: Price | None = None
-    no_price: str = ""
-    """Why there is none."""
+    price: RunPrice = RunPrice()
     checkpoints: tuple[CheckpointInfo, ...] = ()
     best_by: str = ""
     """The metric that checkpoints are ranked by."""
@@ -61,8 +68,7 @@ class RunContext:
 
     @cached_property
     def spent(self) -> Spending | None:
-        usd_per_hour = self.price.usd_per_hour if self.price else None
-        return self.record.spending(usd_per_hour, self.now_s if self.status.state == "running" else None)
+        return self.record.spending(self.price.usd_per_hour, self.now_s if self.status.state == "running" else None)
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -88,7 +94,6 @@ def read_run(files: RunFiles, warn: Warn, *, is_brief: bool = False) -> RunConte
             values = tomllib.loads(spec_toml)
         except tomllib.TOMLDecodeError as error:
             warn(f"{files.uri}/{SPEC}: {error}")
-    price, no_price = price_of_run(_spec(values), record)
     checkpoints, best_by = ((), "") if is_brief else _checkpoints(files, warn)
     diagnoses = None
     if not is_brief:
@@ -97,24 +102,27 @@ def read_run(files: RunFiles, warn: Warn, *, is_brief: bool = False) -> RunConte
         except EmbarkError as error:
             warn(f"no diagnosis: {error.what}")
     return RunContext(name=files.name, uri=files.uri, record=record, now_s=time.time(), is_remote=files.is_remote,
-                      spec=values, spec_toml=spec_toml or "", price=price, no_price=no_price, checkpoints=checkpoints,
-                      best_by=best_by, diagnoses=diagnoses)
+                      spec=values, spec_toml=spec_toml or "", price=price_of_run(parse_spec(spec_toml or ""), record.start),
+                      checkpoints=checkpoints, best_by=best_by, diagnoses=diagnoses)
 
 
-def price_of_run(spec: RunSpec | None, record: Record) -> tuple[Price | None, str]:
-    """Of the machines that the spec names, if the run was on them; else why there is no price."""
-    if spec is None or not (spec.place.machine or spec.place.cloud):
-        return None, "The spec names no machine, so there is no price: hours only."
+def price_of_run(spec: RunSpec | None, start: Mapping[str, Any]) -> RunPrice:
+    """Of the machines that the spec names, if the run was on them."""
     try:
-        price = price_of(spec)
+        price = price_spec(spec) if spec is not None else None
     except EmbarkError as error:
-        return None, f"No price: {to_one_line(error.what)}."
-    ranks, device = record.start.get("world_size"), record.start.get("device")
-    if record.start and (device == "cpu" or ranks != price.world_size):
-        where = to_one_line(record.start.get("device_name") or device or "another machine")
-        return None, (f"The spec names {price.num_nodes} × {price.machine}, but the run was on {where} with {ranks} "
-                      f"of {price.world_size} ranks: hours only.")
-    return price, ""
+        return RunPrice(None, f"No price: {to_one_line(error.what)}.")
+    if price is None:
+        return RunPrice(None, "The spec names no machine, so there is no price: hours only.")
+    num_ranks = price.machine.num_gpus * price.num_machines
+    ranks, device = start.get("world_size"), start.get("device")
+    if start and (device == "cpu" or (device == "cuda" and ranks != num_ranks)):
+        where = to_one_line(start.get("device_name") or device or "another machine")
+        return RunPrice(None, f"The spec names {price.num_machines} x {price.machine.name}, but the run was on {where} "
+                              f"with {ranks} of {num_ranks} ranks: hours only.")
+    if price.usd_per_hour is None:
+        return RunPrice(None, f"The catalog has no price of {price.title}: hours only.")
+    return RunPrice(price.usd_per_hour, f"Price: {price.title}, {format_usd(price.usd_per_hour)} an hour.")
 
 
 def diagnose_run(files: RunFiles) -> tuple[Diagnosis, ...]:
@@ -123,11 +131,7 @@ def diagnose_run(files: RunFiles) -> tuple[Diagnosis, ...]:
     sizes = {name: size for name in names if (size := files.size_bytes(name)) is not None}
     if sum(sizes.values()) > MAX_DIAGNOSED_BYTES:
         raise UserError(f"too long to diagnose here; run: embark diagnose {files.uri}")
-    text = files.read_text(SPEC)
-    try:
-        spec = _spec(tomllib.loads(text or ""))
-    except tomllib.TOMLDecodeError:
-        spec = None
+    spec = parse_spec(files.read_text(SPEC) or "")
     if not files.is_remote:
         paths = [str(files.launch_log if name == LAUNCH_LOG else files.root / name) for name in sizes]
         return diagnose(sources_of(paths).sources, spec=spec).diagnoses if paths else ()
@@ -137,11 +141,11 @@ def diagnose_run(files: RunFiles) -> tuple[Diagnosis, ...]:
         return diagnose(sources_of([scratch]).sources, spec=spec).diagnoses
 
 
-def _spec(values: Mapping[str, Any]) -> RunSpec | None:
-    """None for one of another version: it is shown as it is, and nothing is derived from it."""
+def parse_spec(text: str) -> RunSpec | None:
+    """None for one that this version does not read: it is shown as it is, and nothing is derived from it."""
     try:
-        return resolve(dict(values)) if values else None
-    except UserError:
+        return resolve(tomllib.loads(text)) if text else None
+    except (UserError, tomllib.TOMLDecodeError):
         return None
 
 

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+
+import numpy as np
 
 from embark.events.curve import Point, draw
-from embark.events.downsample import thin
-from embark.events.interruptions import Interruption
+from embark.events.downsample import Floats, means, thin
 from embark.events.names import metric
 from embark.events.ticks import format_time_tick
 from embark.formatting import format_bytes, format_count, format_duration, format_float, format_si
 from embark.report.chart import Say, Sign, Stroke, chart, say_figure, say_percent
+from embark.report.context import RunContext
 from embark.report.document import Gallery, Key, Picture
-from embark.report.line import Line, Points
 from embark.report.record import Record
+from embark.report.rows import TIME
 
 MAX_SIGNS = 60
 MAX_PLAIN = 120
 """Of many more points, so many means are drawn."""
 MAX_LETTERED = 600
 LETTERS_WIDTH, LETTERS_HEIGHT = 64, 8
-REASONS = {"preempted": "taken away", "interrupted": "stopped by hand", "died": "died", "error": "failed"}
+REASONS = {"preempted": "preempted", "interrupted": "stopped by Ctrl-C", "died": "died", "error": "failed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,115 +56,135 @@ LEARNING = (
     Shown("samples_per_s", _rate, lambda value: f"{format_si(value)} samples/s", from_zero=True),
     Shown("learning_rate", say_figure, lambda value: f"{value:.3g}", from_zero=True),
 )
-SYSTEM: tuple[tuple[str, Say, tuple[tuple[str, str], ...]], ...] = (
-    ("processors busy", say_percent, (("cpu_percent", ""),)),
-    ("memory of the fullest machine", lambda v: say_percent(100 * v), (("memory_share", ""),)),
-    ("GPUs busy, a mean", say_percent, (("gpu_percent", ""),)),
-    ("memory of the fullest GPU", lambda v: say_percent(100 * v), (("gpu_memory_share", ""),)),
-    ("power of all GPUs", lambda v: f"{format_si(v)} W", (("power_w", ""),)),
-    ("network", _bytes_rate, (("net_in_bytes_per_s", "in"), ("net_out_bytes_per_s", "out"))),
-    ("disk", _bytes_rate, (("disk_read_bytes_per_s", "read"), ("disk_write_bytes_per_s", "written"))),
+_Aggregate = Callable[..., Floats]
+SYSTEM: tuple[tuple[str, Say, tuple[tuple[str, str, _Aggregate], ...]], ...] = (
+    ("processors busy", say_percent, (("", "cpu_percent", np.nanmean),)),
+    ("memory of the fullest machine", say_percent, (("", "host_used_bytes/host_bytes", np.nanmax),)),
+    ("GPUs busy, mean", say_percent, (("", "gpu.util_percent", np.nanmean),)),
+    ("memory of the fullest GPU", say_percent, (("", "gpu.used_bytes/gpu.total_bytes", np.nanmax),)),
+    ("power of all GPUs", lambda v: f"{format_si(v)} W", (("", "gpu.power_w", np.nansum),)),
+    ("network", _bytes_rate, (("in", "net_in_bytes_per_s", np.nansum), ("out", "net_out_bytes_per_s", np.nansum))),
+    ("disk", _bytes_rate, (("read", "disk_read_bytes_per_s", np.nansum),
+                           ("written", "disk_write_bytes_per_s", np.nansum))),
     ("slowest and median rank", lambda v: milliseconds(v),
-     (("rank_slowest", "slowest"), ("rank_median", "median"))),
+     (("slowest", "step_s", np.nanmax), ("median", "step_s", np.nanmedian))),
 )
+"""Title, format, and of each line its label, what is measured, and how machines, GPUs or ranks become one value."""
 
 
-def learning_curves(record: Record, stops: Sequence[Interruption]) -> Gallery | None:
+def learning_curves(context: RunContext) -> Gallery | None:
     """Loss, AUC, NE, rate, learning rate by step; with checkpoints, evaluations and interruptions."""
-    signs = [*_save_signs(record), *stop_signs(stops)]
+    record, stops = context.record, context.interruptions
+    signs = [*_save_signs(record), *(
+        Sign(stop.stopped_step, "stop", f"{REASONS[stop.reason]} at step {format_count(stop.stopped_step)}")
+        for stop in stops[-MAX_SIGNS:])]
     pictures = []
-    has_evals = has_lost = False
+    has_evals = has_redone = False
     for shown in LEARNING:
-        line, held = record.train.get(shown.name, Line()), record.evals.get(shown.eval_name or shown.name, Line())
-        strokes = [*(Stroke(p.steps, p.values, "lost", name="done, and done again") for p in line.lost),
-                   *training_strokes(line, "k0", "training")]
-        if len(held.kept):
-            strokes.append(Stroke(held.kept.steps, held.kept.values, "k1", has_dots=True, name="held out"))
+        steps, values = record.steps.column(shown.name)
+        held = _known(*record.evals.column(shown.eval_name or shown.name))
+        redone = record.steps.redone(shown.name)
+        strokes = [*(Stroke(xs, ys, "lost", name="repeated later") for xs, ys in redone),
+                   *training_strokes(steps, values, "k0", "training")]
+        if len(held[0]):
+            strokes.append(Stroke(*held, "k1", has_dots=True, name="held out"))
         title = metric(shown.name).label
         drawn = chart(strokes, signs, say_y=shown.say, from_zero=shown.from_zero, label=f"{title} by step")
         if drawn is None:
             continue
-        has_evals |= bool(len(held.kept))
-        has_lost |= bool(line.lost)
-        pictures.append(Picture(_capital(title), drawn, _last_words(line, held, shown.tell),
-                                letters(_points(line.kept), _points(held.kept))))
+        has_evals |= bool(len(held[0]))
+        has_redone |= bool(redone)
+        note = f"held out {shown.tell(held[1][-1])}" if len(held[0]) else shown.tell(values[-1])
+        pictures.append(Picture(capitalize(title), drawn, note, letters((steps, values), held)))
     if not pictures:
         return None
     keys = [Key("k0", "training"), *([Key("held", "held out")] if has_evals else []),
-            *([Key("save", "checkpoint")] if record.saves else []), *([Key("stop", "stopped")] if stops else []),
-            *([Key("lost", "done, and done again")] if has_lost else [])]
+            *([Key("save", "checkpoint")] if record.save else []), *([Key("stop", "interrupted")] if stops else []),
+            *([Key("lost", "repeated later")] if has_redone else [])]
     return Gallery(tuple(pictures), tuple(keys))
 
 
 def system_curves(record: Record) -> Gallery | None:
-    """Processors, memory, GPUs, wires, by the time since the start."""
+    """Processors, memory, GPUs, network and disks by the time since the start."""
     pictures = []
-    began_s = record.attempts[0].start_s if record.attempts else 0.0
-    for title, say, names in SYSTEM:
-        strokes = []
-        if "rank_median" in dict(names) and len(record.machine.ranks) < 2:
-            continue
-        for place, (name, label) in enumerate(names):
-            line = record.machine.lines.get(name)
-            if line is not None and len(line.kept):
-                # By time nothing is redone: what was lost belongs where it happened.
-                points = _by_time([*line.lost, line.kept], record)
-                times_s, values = [t - began_s for t, _ in points], [v for _, v in points]
-                strokes.append(Stroke(times_s, values, f"k{place}", name=label))
+    starts = [event.time_s for event in record.of_kind("start")]
+    for title, say, lines in SYSTEM:
+        strokes, last = [], []
+        for place, (label, what, aggregate) in enumerate(lines):
+            times, values = _measured(record, what, aggregate)
+            if len(values):
+                strokes.append(Stroke(*_by_time(times, values, starts), f"k{place}", name=label))
+                last.append(f"{label} {say(values[-1])}".strip())
         drawn = chart(strokes, say_y=say, say_x=format_time_tick, from_zero=True, label=title,
                       is_time=True) if strokes else None
         if drawn is not None:
-            told = ", ".join(f"{stroke.name} {say(stroke.ys[-1])}".strip() for stroke in strokes)
-            keys = tuple(Key(stroke.sign, f"{stroke.name} {say(stroke.ys[-1])}") for stroke in strokes)
+            keys = tuple(Key(stroke.sign, text) for stroke, text in zip(strokes, last, strict=True))
             is_one = len(strokes) == 1
-            pictures.append(Picture(_capital(title), drawn, told if is_one else "", keys=() if is_one else keys))
+            pictures.append(Picture(capitalize(title), drawn, last[0] if is_one else "", keys=() if is_one else keys))
     return Gallery(tuple(pictures)) if pictures else None
 
 
+def _measured(record: Record, what: str, aggregate: _Aggregate) -> tuple[Floats, Floats]:
+    """One value for each measurement: `what` of all machines, GPUs or ranks; a ratio in percent."""
+    rows = record.ranks if what == "step_s" else record.machines
+    columns = rows.last(len(rows))
+
+    def matching(part: str) -> Floats:
+        is_gpu, name = part.startswith("gpu."), part.removeprefix("gpu.")
+        found = [values for column, values in columns.items()
+                 if column.startswith(f"{name}.") or (column.endswith(f".{name}") and (".gpu." in column) == is_gpu)]
+        return np.array(found) if found else np.empty((0, 0))
+
+    used, _, total = what.partition("/")
+    values = matching(used)
+    if total and values.shape == (whole := matching(total)).shape:
+        values = 100 * values / np.where(whole > 0, whole, np.nan)
+    if not len(values) or (what == "step_s" and len(values) < 2):
+        return np.empty(0), np.empty(0)
+    known = np.isfinite(values).any(axis=0) & np.isfinite(columns[TIME])
+    return columns[TIME][known], aggregate(values[:, known], axis=0)
+
+
 def overlaid(records: Sequence[Record], names: Sequence[str]) -> Gallery | None:
-    """The same curve of every run in one picture, each in its colour."""
-    pictures = []
+    """The same curve of every run in one picture, each in its own colour."""
+    pictures, by_time = [], []
+    for place, record in enumerate(records):
+        times, values = record.steps.column("loss", TIME)
+        if len(times):
+            starts = [event.time_s for event in record.of_kind("start")]
+            by_time.append(Stroke(*_by_time(times, values, starts), f"k{place % 8}", name=names[place]))
     for shown in LEARNING:
         strokes = []
         for place, record in enumerate(records):
-            line, held = record.train.get(shown.name, Line()), record.evals.get(shown.eval_name or shown.name, Line())
-            strokes += training_strokes(line, _color(place), names[place])
-            if len(held.kept):
-                strokes.append(Stroke(held.kept.steps, held.kept.values, _color(place), has_dots=True, is_joined=False,
+            strokes += training_strokes(*record.steps.column(shown.name), f"k{place % 8}", names[place])
+            held = _known(*record.evals.column(shown.eval_name or shown.name))
+            if len(held[0]):
+                strokes.append(Stroke(*held, f"k{place % 8}", has_dots=True, is_joined=False,
                                       name=f"{names[place]}, held out"))
         title = metric(shown.name).label
         drawn = chart(strokes, say_y=shown.say, from_zero=shown.from_zero, label=f"{title} by step")
         if drawn is not None:
-            pictures.append(Picture(_capital(title), drawn, "by step"))
-    by_time = _loss_by_time(records, names)
-    if by_time is not None:
-        pictures.insert(1, by_time)
-    keys = tuple(Key(_color(place), name) for place, name in enumerate(names))
+            pictures.append(Picture(capitalize(title), drawn, "by step"))
+    drawn = chart(by_time, say_y=say_figure, say_x=format_time_tick, label="loss by time", is_time=True)
+    if drawn is not None:
+        pictures.insert(1, Picture("Loss", drawn, "by time since the start"))
+    keys = tuple(Key(f"k{place % 8}", name) for place, name in enumerate(names))
     return Gallery(tuple(pictures), (*keys, Key("any", "held out"))) if pictures else None
 
 
-def training_strokes(line: Line, sign: str, name: str) -> list[Stroke]:
+def training_strokes(steps: Floats, values: Floats, sign: str, name: str) -> list[Stroke]:
     """A curve of many points: a mean that can be followed, over all of them faintly."""
-    steps, values = line.kept.steps, line.kept.values
+    if not np.isfinite(values).any():
+        return []
     if len(steps) < 2 * MAX_PLAIN:
         return [Stroke(steps, values, sign, name=name)]
-    edges = [round(i * len(steps) / MAX_PLAIN) for i in range(MAX_PLAIN + 1)]
-    middles = [steps[(a + b) // 2] for a, b in pairwise(edges)]
-    means = [_mean(values[a:b]) for a, b in pairwise(edges)]
-    return [Stroke(steps, values, f"{sign} faint"), Stroke(middles, means, sign, name=name)]
+    return [Stroke(steps, values, f"{sign} faint"), Stroke(*means(steps, values, MAX_PLAIN), sign, name=name)]
 
 
-def stop_signs(stops: Sequence[Interruption]) -> list[Sign]:
-    return [Sign(stop.stopped_step, "stop", f"{REASONS[stop.reason]} at step {format_count(stop.stopped_step)}")
-            for stop in stops[-MAX_SIGNS:]]
-
-
-def letters(line: Sequence[Point], marks: Sequence[Point]) -> str:
+def letters(line: tuple[Floats, Floats], marks: tuple[Floats, Floats]) -> str:
     """The curve in braille, its ends written beside it; empty where there is none."""
-    if len(line) > MAX_LETTERED:
-        xs, ys = thin([x for x, _ in line], [y for _, y in line], MAX_LETTERED)
-        line = list(zip(xs.tolist(), ys.tolist(), strict=True))
-    drawn = draw(line, marks, width=LETTERS_WIDTH, height=LETTERS_HEIGHT, ascii_only=False)
+    drawn = draw(points_of(*thin(*line, MAX_LETTERED)), points_of(*marks), width=LETTERS_WIDTH, height=LETTERS_HEIGHT,
+                 ascii_only=False)
     if drawn is None or drawn.high <= drawn.low:
         return ""
     ends = [say_figure(drawn.high), *[""] * (LETTERS_HEIGHT - 2), say_figure(drawn.low)]
@@ -174,57 +194,34 @@ def letters(line: Sequence[Point], marks: Sequence[Point]) -> str:
     return "\n".join([*rows, " " * (margin + 1) + first + last.rjust(LETTERS_WIDTH - len(first))])
 
 
+def points_of(xs: Floats, ys: Floats) -> list[Point]:
+    return list(zip(xs.tolist(), ys.tolist(), strict=True))
+
+
 def milliseconds(seconds: float) -> str:
     """`5.10 ms`: three digits."""
     return f"{1e3 * seconds:#.3g} ms".replace(". ", " ") if seconds < 1 else format_duration(seconds)
 
 
-def _loss_by_time(records: Sequence[Record], names: Sequence[str]) -> Picture | None:
-    strokes = []
-    for place, record in enumerate(records):
-        points = record.train.get("loss", Line()).kept
-        if len(points):
-            began_s = record.attempts[0].start_s if record.attempts else points.times_s[0]
-            by_time = _by_time([points], record)
-            strokes.append(Stroke([t - began_s for t, _ in by_time], [v for _, v in by_time], _color(place),
-                                  name=names[place]))
-    drawn = chart(strokes, say_y=say_figure, say_x=format_time_tick, label="loss by time", is_time=True)
-    return Picture("Loss", drawn, "by time since the start") if drawn is not None else None
+def capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _save_signs(record: Record) -> list[Sign]:
     saves = record.saves
-    if len(saves) > MAX_SIGNS:
-        saves = saves[:: -(-len(saves) // MAX_SIGNS)]
     return [Sign(save.step, "save", f"checkpoint at step {format_count(save.step)}: {format_bytes(save.size_bytes)} in "
-                                    f"{format_duration(save.save_s)}") for save in saves]
+                                    f"{format_duration(save.save_s)}")
+            for save in saves[:: -(-len(saves) // MAX_SIGNS) or 1]]
 
 
-def _last_words(line: Line, held: Line, tell: Say) -> str:
-    if held.last is not None:
-        return f"held out {tell(held.last)}"
-    return tell(line.last) if line.last is not None else ""
+def _known(xs: Floats, ys: Floats) -> tuple[Floats, Floats]:
+    known = np.isfinite(ys)
+    return xs[known], ys[known]
 
 
-def _points(points: Points) -> list[Point]:
-    return list(zip(points.steps, points.values, strict=True))
-
-
-def _by_time(pieces: Sequence[Points], record: Record) -> list[Point]:
-    """In order, with a gap where the run was away."""
-    told = {point for piece in pieces for point in zip(piece.times_s, piece.values, strict=True)}
-    gaps = {(attempt.start_s, math.nan) for attempt in record.attempts[1:]}
-    return sorted(told | gaps, key=lambda point: point[0])
-
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if math.isfinite(value)]
-    return sum(known) / len(known) if known else math.nan
-
-
-def _color(place: int) -> str:
-    return f"k{place % 8}"
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _by_time(times: Floats, values: Floats, starts: Sequence[float]) -> tuple[Floats, Floats]:
+    """Since the first start, in order, with a gap where the run was interrupted."""
+    gaps = np.array(starts[1:])
+    times, values = np.concatenate([times, gaps]), np.concatenate([values, np.full(len(gaps), np.nan)])
+    order = np.argsort(times, kind="stable")
+    return times[order] - (starts[0] if starts else times.min()), values[order]

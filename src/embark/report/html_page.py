@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.resources import files
+
 from embark.report.document import (
     Bar,
     Bars,
@@ -18,16 +21,15 @@ from embark.report.document import (
     Words,
 )
 from embark.report.markup import Markup, el, joined
-from embark.report.style import CSS
 
 GENERATOR = "Embark report"
-"""By this word a file is known for one of ours."""
-# Even if text became a tag one day, a browser would run none of it and fetch nothing.
+"""What marks a file as one of ours."""
+# Even if text became a tag, a browser would run none of it and fetch nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def html_page(document: Document) -> str:
-    """The whole file."""
+    """The complete file."""
     head = el(
         "head",
         el("meta", charset="utf-8"),
@@ -37,13 +39,18 @@ def html_page(document: Document) -> str:
         el("meta", name="color-scheme", content="light dark"),
         el("link", rel="icon", href="data:,"),
         el("title", f"{document.title} · {document.kicker}"),
-        el("style", Markup(CSS)),
+        el("style", Markup(_css())),
     )
     body = el("body", el(
         "main", _header(document), *map(_block, document.lead), *map(_section, document.sections),
         el("footer", document.footer) if document.footer else Markup(),
     ))
     return "<!doctype html>\n" + el("html", head, "\n", body, lang="en") + "\n"
+
+
+@cache
+def _css() -> str:
+    return files("embark.report").joinpath("style.css").read_text(encoding="utf-8")
 
 
 def _header(document: Document) -> Markup:
@@ -103,7 +110,7 @@ def _table(table: Table) -> Markup:
 
 
 def _length(words: str) -> str | None:
-    """A short cell is not broken; a long one is not pressed into a thin column."""
+    """A short cell is not wrapped; a long one gets a minimum width."""
     return "brief" if len(words) <= 24 else "long" if len(words) > 40 else None
 
 

@@ -13,7 +13,7 @@ _HTML = str.maketrans({"<": "&lt;", ">": "&gt;", "&": "&amp;"})
 
 
 def markdown_page(document: Document) -> str:
-    """The whole file."""
+    """The complete file."""
     title = f"{document.title} ({document.badge})" if document.badge else document.title
     lines = ["<!-- Embark report -->", "", f"# {_text(title)}", "", _text(document.sentence), "",
              " · ".join(_text(fact) for fact in document.facts if fact), ""]

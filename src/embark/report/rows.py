@@ -63,7 +63,8 @@ class Rows:
             self._cuts.append((self._num, step))
 
     def column(self, name: str, by: str = STEP, *, until_s: float = np.inf) -> tuple[Floats, Floats]:
-        """Positions and values, in order. By step without what was trained again; by time without what is after `until_s`."""
+        """Positions and values, in order: by step without what was trained again, by time without what is after
+        `until_s`."""
         self._settle()
         if name not in self._columns:
             return np.empty(0), np.empty(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from embark.errors import UserError, nearest
 from embark.launch.backends.local.supervisor import LOG
-from embark.launch.run_registry import all_runs
+from embark.launch.run_registry import list_runs
 from embark.store import open_store, run_uri
 from embark.store.errors import NotFound
 
@@ -73,7 +73,8 @@ class RunFiles:
                     for entry in self.store.list(folder)][:MAX_LOGS]
         paths = [*sorted(self.root.glob("*.log")),
                  *(path for folder in _LOG_FOLDERS for path in sorted((self.root / folder).rglob("*")))]
-        names = [*([LAUNCH_LOG] if self.launch_log else []), *(path.relative_to(self.root).as_posix() for path in paths)]
+        names = [path.relative_to(self.root).as_posix() for path in paths]
+        names = [LAUNCH_LOG, *names] if self.launch_log else names
         return [LogFile(name, size) for name in names if (size := self.size_bytes(name)) is not None][:MAX_LOGS]
 
     def _path(self, name: str) -> Path:
@@ -127,7 +128,7 @@ def _changed_s(run: Path) -> float:
 
 
 def _local_runs(folders: Sequence[Path]) -> list[RunFiles]:
-    launched = [one.handle for one in all_runs().runs if one.handle.backend == "local"]
+    launched = [one.handle for one in list_runs().runs if one.handle.backend == "local"]
     logs = {handle.run_uri: Path(str(handle.where["folder"])) / LOG for handle in launched}
     return [RunFiles(folder, logs.get(str(folder.expanduser().absolute()))) for folder in folders]
 

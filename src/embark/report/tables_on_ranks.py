@@ -1,4 +1,4 @@
-"""The sharding plan as a picture: which table is where, and how full each rank is."""
+"""The sharding plan as a picture: which table is on which rank, and how full each rank is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from embark.events.sharding import plan_rows, ranks_text
 from embark.formatting import format_bytes, format_count, to_finite, to_one_line
 from embark.report.document import Bar, Bars, Block, Folded, Key, Piece, Table
-from embark.report.record import Record
+from embark.report.record import Record, gpus_of
 
 MAX_RANKS = 32
 MAX_TABLES = 400
@@ -24,7 +24,7 @@ def tables_on_ranks(record: Record) -> list[Block]:
     held = _held(tables)
     fullest = max(sum(num_bytes for _, num_bytes in pieces) for pieces in held.values())
     capacity = _capacity(record)
-    if fullest < LEAST_SHARE * capacity:  # then a bar for the whole device would show nothing
+    if fullest < LEAST_SHARE * capacity:  # a bar of the device's size would show nothing
         capacity = 0.0
     most = max(capacity, fullest) or 1.0
     shown = sorted(sorted(held, key=lambda rank: -sum(b for _, b in held[rank]))[:MAX_RANKS])
@@ -32,18 +32,18 @@ def tables_on_ranks(record: Record) -> list[Block]:
     bars = [_bar(rank, held[rank], most, capacity, order) for rank in shown]
     note = f"The fullest {MAX_RANKS} of {len(held):,} ranks." if len(held) > MAX_RANKS else ""
     if capacity:
-        note = f"{note} A whole bar is a device's memory, {format_bytes(capacity)}.".strip()
+        note = f"{note} A full bar is a device's memory, {format_bytes(capacity)}.".strip()
     keys = tuple(Key(f"k{place % 8}", to_one_line(table.get("table", ""))) for place, table in enumerate(tables)) \
         if len(tables) <= MAX_KEYS else ()
-    short = Table(("tables", "size", "how and where", "bytes"), tuple(plan_rows(tables)), frozenset({3}))
-    whole = Table(
+    short = Table(("tables", "size", "sharding", "bytes"), tuple(plan_rows(tables)), frozenset({3}))
+    every = Table(
         ("table", "rows", "width", "sharding", "kernel", "where", "bytes"),
         tuple((to_one_line(t.get("table", "")), format_count(t.get("rows")), format_count(t.get("dim")),
                to_one_line(t.get("sharding", "")), to_one_line(t.get("kernel", "")), ranks_text(_ranks(t)),
                format_bytes(t.get("bytes"))) for t in tables[:MAX_TABLES]),
         frozenset({1, 2, 6}),
     )
-    folded = [Folded(f"All {len(tables):,} tables", (whole,))] if len(tables) > 1 else []
+    folded = [Folded(f"All {len(tables):,} tables", (every,))] if len(tables) > 1 else []
     return [Bars("", tuple(bars), keys, note), short, *folded]
 
 
@@ -63,7 +63,7 @@ def _bar(
     drawn, start = [], 0.0
     for table, num_bytes in sorted(pieces, key=lambda piece: -piece[1]):
         stop = start + num_bytes / most
-        # A hair between two of them: neighbours of one colour are still two.
+        # A hairline between two tables of one colour.
         drawn.append(Piece(start, max(start, stop - 0.0015), f"k{order[id(table)] % 8}",
                            f"{to_one_line(table.get('table', ''))}: {format_bytes(num_bytes)}, "
                            f"{to_one_line(table.get('sharding', ''))}"))
@@ -77,7 +77,7 @@ def _capacity(record: Record) -> float:
     """Of the smallest device that was seen; 0 where none was."""
     if record.start.get("device") != "cuda":
         return 0.0
-    totals = [to_finite(gpu.get("total_bytes")) for one in record.machine.systems for gpu in _rows(one.get("gpus"))]
+    totals = [to_finite(gpu.get("total_bytes")) for one in record.systems for gpu in gpus_of(one)]
     return min((total for total in totals if total), default=0.0)
 
 

@@ -1,32 +1,37 @@
-"""What a run took: time, money, memory; beside what was foretold, and what interruptions added."""
+"""What a run took: time, money and memory, beside what was predicted and what interruptions added."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 
-from embark.events.interruptions import Interruption, losses_sentence
+import numpy as np
+
+from embark.events.alerts import SLOW_RANK
+from embark.events.interruptions import losses_sentence
 from embark.events.spending import Spending
 from embark.formatting import MISSING, format_bytes, format_count, format_duration, format_usd, pluralize, to_finite
 from embark.report.context import RunContext
-from embark.report.curves import REASONS, milliseconds
+from embark.report.curves import REASONS, capitalize, milliseconds
 from embark.report.document import Bar, Bars, Block, Key, Piece, Table, Words
-from embark.report.record import Record
+from embark.report.record import PHASES, Record, slow_ranks
 
 MAX_ROWS = 40
 MAX_TICKS = 500
 TICK = 0.003
-"""How wide a moment is drawn, as a share of the whole time."""
+"""How wide a moment is drawn, as a share of the wall time."""
 
 
-def timeline(record: Record, stops: Sequence[Interruption]) -> Bars | None:
-    """The run from its first start to its last word: at work, away, saving, evaluating."""
-    if not record.attempts or record.last_s is None:
+def timeline(context: RunContext) -> Bars | None:
+    """The run from its first start to its last event: training, interrupted, saving, evaluating."""
+    record, stops, attempts = context.record, context.interruptions, context.record.attempts()
+    if not attempts or record.last_s is None:
         return None
-    begin_s = record.attempts[0].start_s
-    whole_s = max(record.last_s - begin_s, 1e-9)
+    begin_s = attempts[0].start_s
+    wall_s = max(record.last_s - begin_s, 1e-9)
 
     def at(time_s: float) -> float:
-        return min(max((time_s - begin_s) / whole_s, 0.0), 1.0)
+        return min(max((time_s - begin_s) / wall_s, 0.0), 1.0)
 
     def tick(time_s: float, sign: str, tooltip: str) -> Piece:
         start = min(at(time_s), 1.0 - TICK)
@@ -34,159 +39,145 @@ def timeline(record: Record, stops: Sequence[Interruption]) -> Bars | None:
 
     work = tuple(
         Piece(at(a.start_s), max(at(a.last_s), at(a.start_s) + TICK), "used",
-              f"steps {format_count(a.first_step)} to {format_count(a.last_step)}, {format_duration(a.last_s - a.start_s)}")
-        for a in record.attempts
-    )
+              f"steps {format_count(a.first_step)} to {format_count(a.last_step)}, "
+              f"{format_duration(a.last_s - a.start_s)}") for a in attempts)
     ends = tuple(tick(s.stopped_s, "bad", f"{REASONS[s.reason]} at step {format_count(s.stopped_step)}") for s in stops)
-    bars = [Bar("at work", (*work, *ends), format_duration(record.held_s))]
-    if record.saves:
-        saves = tuple(tick(s.time_s, "save", f"step {format_count(s.step)}, {format_bytes(s.size_bytes)}")
-                      for s in record.saves[-MAX_TICKS:])
-        bars.append(Bar("checkpoints", saves, format_count(len(record.saves))))
-    evals = next((line.kept for line in record.evals.values()), None)
-    if evals is not None and len(evals):
-        pieces = tuple(tick(t, "held", f"step {format_count(s)}")
-                       for s, t in list(zip(evals.steps, evals.times_s, strict=True))[-MAX_TICKS:])
+    bars = [Bar("running", (*work, *ends), format_duration(record.held_s))]
+    saves, evals = record.saves, record.of_kind("eval")
+    if saves:
+        pieces = tuple(tick(s.time_s, "save", f"step {format_count(s.step)}, {format_bytes(s.size_bytes)}")
+                       for s in saves[-MAX_TICKS:])
+        bars.append(Bar("checkpoints", pieces, format_count(len(saves))))
+    if evals:
+        pieces = tuple(tick(e.time_s, "held", f"step {format_count(e.values.get('step'))}") for e in evals[-MAX_TICKS:])
         bars.append(Bar("evaluations", pieces, format_count(len(evals))))
-    keys = (Key("used", "at work"), Key("away", "away"), *((Key("bad", "stopped"),) if stops else ()))
+    keys = (Key("used", "running"), Key("away", "not running"), *((Key("bad", "interrupted"),) if stops else ()))
     return Bars("", tuple(bars), keys if len(work) > 1 or stops else ())
 
 
-def foretold(record: Record) -> list[Block]:
-    """What `embark plan` said of this very machine, and what came."""
-    if not record.predict:
-        return []
+def predicted_and_actual(record: Record) -> list[Block]:
+    """What `embark plan` predicts for this machine, and what was measured."""
     rows = []
-    step_s = to_finite(record.end.get("step_s"))
-    if step_s is None and "step_s" in record.train:
-        step_s = record.train["step_s"].median
-    peak_bytes = to_finite(record.end.get("peak_bytes"))
-    pairs = (("a step", to_finite(record.predict.get("step_s")), step_s, milliseconds),
-             ("memory, at its peak", to_finite(record.predict.get("peak_bytes")), peak_bytes, format_bytes))
-    for what, said, took, words in pairs:
-        if said is None:
-            continue
-        rows.append((what, words(said), words(took) if took is not None else "not measured yet", off_by(said, took)))
-    basis = record.predict.get("basis")
-    how = "Foretold from figures measured on this kind of machine" if record.predict.get("is_calibrated") else \
+    for what, name, actual, say in (("step time", "step_s", record.step_s, milliseconds),
+                                    ("peak memory", "peak_bytes", to_finite(record.end.get("peak_bytes")),
+                                     format_bytes)):
+        predicted = to_finite(record.predict.get(name))
+        if predicted is not None:
+            error = MISSING if actual is None or predicted <= 0 else percent_off(predicted, actual)
+            rows.append((what, say(predicted), say(actual) if actual is not None else "not measured yet", error))
+    if not rows:
+        return []
+    basis, bound = record.predict.get("basis"), record.predict.get("bound_by")
+    how = "Predicted from measurements on this kind of machine" if record.predict.get("is_calibrated") else \
         "Estimated from data sheets: this kind of machine was not measured"
-    bound = record.predict.get("bound_by")
-    note = f"{how}{f' ({basis})' if basis else ''}.{f' The step was to be bound by {bound}.' if bound else ''}"
-    table = Table(("", "foretold", "took", "off by"), tuple(rows), frozenset({1, 2, 3}))
-    return [table, Words(note, is_small=True)] if rows else []
+    note = f"{how}{f' ({basis})' if basis else ''}.{f' Predicted bottleneck: {bound}.' if bound else ''}"
+    return [Table(("", "predicted", "actual", "off by"), tuple(rows), frozenset({1, 2, 3})), Words(note, is_small=True)]
 
 
-def money(record: Record, around: RunContext, *, is_running: bool) -> list[Block]:
+def money(context: RunContext) -> list[Block]:
     """Hours, and dollars where a price is known."""
-    price = around.price
-    spent = record.spending(price.usd_per_hour if price else None, around.now_s if is_running else None)
+    record, spent, attempts = context.record, context.spent, context.record.attempts()
     if spent is None or record.last_s is None:
         return []
-    bars = _time_bars(spent)
-    rows = [("from first start to last word", format_duration(record.last_s - record.attempts[0].start_s))]
+    rows = [("wall time", format_duration(record.last_s - attempts[0].start_s))]
     samples = record.num_samples
     if samples and spent.held_s:
-        rows.append(("samples learnt from", format_count(samples)))
-        rows.append(("machine time for a million samples", format_duration(1e6 * spent.held_s / samples)))
-    if spent.usd is None:
-        note = around.no_price or "No price is known for where it ran: hours only."
-        return [*bars, Table(("", ""), tuple(rows), frozenset({1})), Words(note, is_small=True)]
-    rows.append(("spent", format_usd(spent.usd)))
-    if samples:
-        rows.append(("spent on a million samples", format_usd(1e6 * spent.usd / samples)))
-    if spent.lost.num and spent.lost.usd is not None:
-        rows.append(("of it for interruptions", format_usd(min(spent.usd, spent.lost.usd))))
-    left = spent.usd_for(spent.left_s)
-    if left:
-        rows.append(("to go, at this pace", format_usd(left)))
-    if spent.budget_usd is not None:
-        rows.append(("budget", format_usd(spent.budget_usd)))
-    words = price.words if price else f"{format_usd(spent.usd_per_hour or 0.0)} an hour, as the run was told"
-    return [*bars, Table(("", ""), tuple(rows), frozenset({1})), Words(f"Price: {words}.", is_small=True)]
+        rows.append(("samples trained on", format_count(samples)))
+        rows.append(("machine time per million samples", format_duration(1e6 * spent.held_s / samples)))
+    note = context.price.text or "No price is known for where it ran: hours only."
+    if spent.usd is not None:
+        left, lost = spent.usd_for(spent.left_s), spent.lost.usd if spent.lost.num else None
+        amounts = (("spent", spent.usd), ("spent per million samples", 1e6 * spent.usd / samples if samples else None),
+                   ("of it on interruptions", min(spent.usd, lost) if lost is not None else None),
+                   ("still to spend, at this pace", left or None), ("budget", spent.budget_usd))
+        rows += [(label, format_usd(amount)) for label, amount in amounts if amount is not None]
+        if context.price.usd_per_hour is None:
+            note = f"Price: {format_usd(spent.usd_per_hour or 0.0)} an hour, as given at the start."
+    return [*_time_bars(spent), Table(("", ""), tuple(rows), frozenset({1})), Words(note, is_small=True)]
 
 
-def faults(record: Record, around: RunContext, stops: Sequence[Interruption]) -> list[Block]:
-    """What stopped it, what that cost, and what it went on from."""
+def faults(context: RunContext) -> list[Block]:
+    """What interrupted the run, what that cost, and where it resumed."""
+    stops, spent = context.interruptions, context.spent
     if not stops:
         return []
-    spent = record.spending(around.price.usd_per_hour if around.price else None)
-    told = losses_sentence(spent.lost) if spent is not None else ""
     rows = [
-        (_when(stop.stopped_s), REASONS[stop.reason], format_count(stop.stopped_step),
+        (format_time(stop.stopped_s), REASONS[stop.reason], format_count(stop.stopped_step),
          format_count(stop.resumed_step) if stop.resumed_step is not None else "not yet", format_count(stop.lost_steps),
          format_duration(stop.redone_s), format_duration(stop.down_s) if stop.resumed_s is not None else MISSING)
         for stop in stops[-MAX_ROWS:]
     ]
-    columns = ("when (UTC)", "how", "at step", "went on from", "steps redone", "redone in", "waited")
-    more = [Words(f"The last {MAX_ROWS} of {pluralize(len(stops), 'interruption')}.", is_small=True)] \
+    columns = ("when", "how", "at step", "resumed from", "steps repeated", "repeated in", "down for")
+    note = [Words(f"The last {MAX_ROWS} of {pluralize(len(stops), 'interruption')}.", is_small=True)] \
         if len(stops) > MAX_ROWS else []
-    return [Words(told[:1].upper() + told[1:] + "."), Table(columns, tuple(rows), frozenset({2, 3, 4, 5, 6})), *more]
+    summary = [Words(f"{capitalize(losses_sentence(spent.lost))}.")] if spent is not None else []
+    return [*summary, Table(columns, tuple(rows), frozenset({2, 3, 4, 5, 6})), *note]
 
 
 def ranks(record: Record) -> Bars | None:
-    """Each rank's step, and what of it was waiting for input; those that the others wait for in red."""
-    times = record.machine.ranks
+    """Each rank's step, and its wait for input; those that the others wait for in red."""
+    columns = record.ranks.last(len(record.ranks))
+    times = {int(name.rpartition(".")[2]): known for name, values in columns.items()
+             if name.startswith("step_s.") and len(known := values[np.isfinite(values)])}
     if not times:
         return None
-    slow = set(record.machine.slow_ranks())
-    longest = max(time.mean_s for time in times.values()) or 1.0
-    # Where there are many, the slowest tell more than the first.
-    shown = sorted(sorted(times, key=lambda rank: -times[rank].mean_s)[:MAX_ROWS])
+    means = {rank: float(values.mean()) for rank, values in times.items()}
+    slow = slow_ranks(means)
+    longest = max(means.values()) or 1.0
     bars = []
-    for rank in shown:
-        time = times[rank]
-        waited, whole = time.mean_input_s / longest, time.mean_s / longest
-        pieces = (Piece(0.0, min(waited, whole), "wait", f"waiting for input {milliseconds(time.mean_input_s)}"),
-                  Piece(min(waited, whole), whole, "slow" if rank in slow else "used",
-                        f"a step {milliseconds(time.mean_s)}, at worst {milliseconds(time.worst_s)}"))
-        bars.append(Bar(f"rank {rank}", pieces, milliseconds(time.mean_s), "bad" if rank in slow else ""))
-    keys = (Key("used", "a step, on average"), Key("wait", "of it waiting for input"),
-            *((Key("slow", "slower than the others by a third"),) if slow else ()))
+    # Of many, the slowest matter most.
+    for rank in sorted(sorted(means, key=lambda rank: -means[rank])[:MAX_ROWS]):
+        waits = columns.get(f"input_s.{rank}", np.empty(0))
+        wait_s = float(np.nanmean(waits)) if np.isfinite(waits).any() else 0.0
+        end, wait_end = means[rank] / longest, min(wait_s, means[rank]) / longest
+        pieces = (Piece(0.0, wait_end, "wait", f"waiting for input {milliseconds(wait_s)}"),
+                  Piece(wait_end, end, "slow" if rank in slow else "used",
+                        f"step {milliseconds(means[rank])}, at worst {milliseconds(float(times[rank].max()))}"))
+        bars.append(Bar(f"rank {rank}", pieces, milliseconds(means[rank]), "bad" if rank in slow else ""))
+    keys = (Key("used", "step time, mean"), Key("wait", "of it waiting for input"),
+            *((Key("slow", f"{SLOW_RANK:g} times slower than the others"),) if slow else ()))
     note = f"The slowest {MAX_ROWS} of {pluralize(len(times), 'rank')}." if len(times) > MAX_ROWS else ""
     return Bars("Step time by rank", tuple(bars), keys, note)
 
 
 def phases(record: Record) -> Bars | None:
-    """Where a step's time goes."""
-    parts = record.machine.mean_phases()
-    total_s = sum(parts.values())
-    if not total_s:
-        return None
-    bars, start = [], 0.0
-    for place, (name, seconds) in enumerate(parts.items()):
-        share = seconds / total_s
-        bars.append(Bar(name.replace("_", "-"), (Piece(start, start + share, f"k{place % 8}"),),
-                        f"{milliseconds(seconds)} · {100 * share:.0f} %"))
-        start += share
-    return Bars("Where a step's time goes", tuple(bars))
+    """The parts of a step."""
+    means = {name.replace("_", "-"): float(values.mean()) for name in PHASES
+             if len(values := record.phases.values(name))}
+    return _share_bars("Step time by phase", means, [f"k{place}" for place in range(len(means))], milliseconds)
 
 
 def _time_bars(spent: Spending) -> list[Block]:
-    """What machine time went into; left out where all of it was useful."""
-    whole_s = spent.held_s
-    if not whole_s:
-        return []
+    parts = {"training": spent.useful_s, "repeated steps": spent.redone_s, "starting and waiting": spent.waiting_s}
+    bars = _share_bars(f"{format_duration(spent.held_s)} of machine time", parts, ["used", "bad", "wait"],
+                       format_duration)
+    return [bars] if bars else []
+
+
+def _share_bars(
+    title: str, parts: Mapping[str, float], signs: Sequence[str], say: Callable[[float], str]
+) -> Bars | None:
+    """Parts of a total, each starting where the one above ends."""
+    total = sum(parts.values())
+    if total <= 0:
+        return None
     bars, start = [], 0.0
-    for label, seconds, sign in (("training", spent.useful_s, "used"), ("steps done again", spent.redone_s, "bad"),
-                                 ("starting and waiting", spent.waiting_s, "wait")):
-        share = seconds / whole_s
-        bars.append(Bar(label, (Piece(start, start + share, sign),), f"{format_duration(seconds)} · {100 * share:.0f} %"))
+    for (label, value), sign in zip(parts.items(), signs, strict=True):
+        share = value / total
+        bars.append(Bar(label, (Piece(start, start + share, sign),), f"{say(value)} · {100 * share:.0f} %"))
         start += share
-    return [Bars(f"What {format_duration(whole_s)} of machine time went into", tuple(bars))]
+    return Bars(title, tuple(bars))
 
 
-def off_by(said: float | None, took: float | None) -> str:
-    """`+3 %`: what was taken more than was said."""
-    if said is None or took is None or said <= 0:
-        return MISSING
-    percent = 100 * (took / said - 1)
+def percent_off(predicted: float, actual: float) -> str:
+    """`+3 %`: how much more it was than predicted."""
+    percent = 100 * (actual / predicted - 1)
     return f"{percent:+.0f} %" if abs(percent) >= 9.5 else f"{percent:+.1f} %"
 
 
-def _when(time_s: float) -> str:
-    from datetime import UTC, datetime
-
+def format_time(time_s: float | None) -> str:
+    """`2026-11-15 11:14 UTC`"""
     try:
-        return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M UTC") if time_s else MISSING
     except (ValueError, OverflowError, OSError):
         return MISSING

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from embark.dashboard import FolderPlace, Known, PageServer, Runs, serve_page
 from embark.dashboard import runs as runs_module
+from embark.dashboard.runs import Runs
+from embark.dashboard.server import PageServer, serve_page
+from embark.report.run_files import RunFiles
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-proxy-server"]
@@ -48,11 +50,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def serve(quick: None) -> Iterator[Callable[..., PageServer]]:
     """Serves the runs below a folder, until the test ends."""
     with ExitStack() as stack:
-        def start(folder: Path, *, token: str = "", known: Known | None = None) -> PageServer:
-            def find() -> list[tuple[str, FolderPlace]]:
-                return [(path.name, FolderPlace(path)) for path in sorted(folder.iterdir())]
-
-            runs = stack.enter_context(Runs(find, known))
+        def start(folder: Path, *, token: str = "") -> PageServer:
+            runs = stack.enter_context(Runs(lambda: [RunFiles(path) for path in sorted(folder.iterdir())]))
             return stack.enter_context(serve_page(runs, token=token))
 
         yield start

@@ -75,7 +75,7 @@ def test_a_killed_run_is_shown_as_such_with_its_last_word(tmp_path: Path, serve,
     assert page.inner_text(".head .pill") == "no sign of life"
     words = page.inner_text(".sentence")
     assert "No sign of life for 1 h 59 min" in words
-    assert "Last heard of at " in words
+    assert "Last event at " in words
     assert page.locator(".run[data-state=killed]").count() == 1
 
 
@@ -87,7 +87,7 @@ def test_a_run_that_ends_is_shown_as_finished_and_one_that_is_preempted_as_stopp
            line("interrupt", time.time(), step=100, signal="SIGTERM"),
            line("end", time.time(), outcome="interrupted", step=100))
     page.wait_for_selector(".head .pill.is-stopped")
-    assert "Saved at step 100" in page.inner_text(".sentence")
+    assert "to resume from step 100" in page.inner_text(".sentence")
     page.wait_for_selector(".timeline .mark.is-interrupt")
     append(one, line("start", time.time(), num_steps=1000, first_step=100), line("resume", time.time(), step=100),
            step_line(1000, time.time()), line("end", time.time(), outcome="done", step=1000))
@@ -129,10 +129,12 @@ def test_lines_cut_out_of_order_and_from_the_future_leave_the_page_whole(tmp_pat
 
 
 def test_a_server_that_goes_away_is_said(tmp_path: Path, open_page):
-    from embark.dashboard import FolderPlace, Runs, serve_page
+    from embark.dashboard.runs import Runs
+    from embark.dashboard.server import serve_page
+    from embark.report.run_files import RunFiles
 
     folder = write_run(tmp_path / "one")
-    with Runs(lambda: [("one", FolderPlace(folder))]) as runs, serve_page(runs) as server:
+    with Runs(lambda: [RunFiles(folder)]) as runs, serve_page(runs) as server:
         page = open_page(server.url)
         page.wait_for_selector(".live:has-text('live')")
         page.context.set_offline(True)

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from watched_runs import append, line, step_line, write_run
 
-from embark.dashboard import Known
-from embark.dashboard.static_files import static_files
+from embark.dashboard import runs as runs_module
+from embark.dashboard import server as server_module
+from embark.dashboard.server import static_files
+from embark.diagnose import Diagnosis, Evidence
+from embark.report.context import RunPrice
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -47,12 +50,14 @@ def hostile(folder: Path) -> Path:
 
 
 @pytest.fixture
-def hostile_page(tmp_path: Path, serve, open_page, drawn):
+def hostile_page(tmp_path: Path, serve, open_page, drawn, monkeypatch):
     name = ALL.replace("/", "∕")
     hostile(tmp_path / name[:100])
-    finding = dict.fromkeys(("name", "kind", "cause", "fix", "command", "evidence", "place", "line"), ALL)
-    known = Known(usd_per_hour=lambda _: (12.0, ALL), diagnose=lambda _: [finding, {**finding, "kind": "slow"}])
-    page = open_page(serve(tmp_path, known=known).url)
+    evidence = Evidence(ALL, 3, ALL, (0, 0))
+    found = [Diagnosis(ALL, ALL, kind, ALL, ALL, ALL, evidence, 1, (), "") for kind in (ALL, "slow")]
+    monkeypatch.setattr(server_module, "diagnose_run", lambda _: found)
+    monkeypatch.setattr(runs_module, "price_of_run", lambda *_: RunPrice(12.0, ALL))
+    page = open_page(serve(tmp_path).url)
     drawn(page, num_points=1)
     page.wait_for_selector(".finding")
     page.wait_for_selector(".lines li")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from watched_runs import append, line, write_run
 
-from embark.dashboard import Known
+from embark.dashboard import runs as runs_module
+from embark.report.context import RunPrice
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -16,10 +17,12 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touc
 
 
 @pytest.fixture
-def rich(tmp_path: Path, serve):
+def rich(tmp_path: Path, serve, monkeypatch):
     write_run(tmp_path / "one", num_steps=1000, rich=True)
     write_run(tmp_path / "two", num_steps=1000, rich=True, until_step=400, ends=False)
-    return serve(tmp_path, known=Known(usd_per_hour=lambda _: (98.32, "1 × p5.48xlarge, on demand")))
+    price = RunPrice(98.32, "1 × p5.48xlarge, on demand")
+    monkeypatch.setattr(runs_module, "price_of_run", lambda *_: price)
+    return serve(tmp_path)
 
 
 def range_of(page) -> str:
@@ -54,7 +57,7 @@ def test_every_part_is_shown_with_what_it_is_about(rich, open_page, drawn):
     assert "checkpoint" in page.inner_text("#timeline")
     assert "6 tables" in page.inner_text("#plan")
     assert page.locator(".holder").count() == 4
-    assert "+11 %" in page.inner_text("#foresight")
+    assert "+11 %" in page.inner_text("#prediction")
     assert "$98.32" in page.inner_text("#money")
     assert {"util_percent", "used_bytes", "power_w", "network", "disk", "cpu"} <= set(
         page.eval_on_selector_all("[data-chart]", "all => all.map((one) => one.dataset.chart)"))
@@ -172,6 +175,6 @@ def test_the_log_is_filtered_by_words_and_by_level(tmp_path: Path, serve, open_p
 def test_a_run_that_tells_little_says_what_would_fill_the_gaps(tmp_path: Path, serve, open_page):
     write_run(tmp_path / "bare", num_steps=100)
     page = open_page(serve(tmp_path).url)
-    for place in ("#phases", "#ranks", "#plan", "#foresight", "#money", "#machines"):
+    for place in ("#phases", "#ranks", "#plan", "#prediction", "#money", "#machines"):
         page.wait_for_selector(f"{place} .empty")
         assert len(page.inner_text(f"{place} .empty")) > 20

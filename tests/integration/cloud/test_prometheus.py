@@ -17,10 +17,18 @@ import yaml
 from tiny_runs import TINY
 
 from embark.events.alerts import alerts, rules_text
-from embark.events.grafana import expressions
+from embark.events.grafana import dashboard
 
 pytestmark = [pytest.mark.needs("prometheus"), pytest.mark.slow]
 START_S = 120
+
+
+def expressions() -> list[str]:
+    """Every query of the dashboard, without what Grafana fills in."""
+    shown = dashboard()
+    queries = [target["expr"] for panel in shown["panels"] for target in panel.get("targets", ())]
+    queries += [mark["expr"] for mark in shown["annotations"]["list"]]
+    return [query.replace("$run", ".*") for query in queries]
 
 
 def free_port() -> int:

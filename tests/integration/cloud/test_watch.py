@@ -9,13 +9,13 @@ from uuid import uuid4
 import pytest
 from watched_runs import event_lines, step_line
 
-from embark.cli.watch_output import diagnose_run
 from embark.dashboard.api import detail, summary
-from embark.dashboard.curves import Remembered, Window, curves_text
-from embark.dashboard.logs import log_answer
-from embark.dashboard.run_locations import Places
-from embark.dashboard.runs import Known, Run
+from embark.dashboard.curves import CurveCache, Window, curves_text
+from embark.dashboard.logs import log_lines
+from embark.dashboard.runs import Run
 from embark.errors import UserError
+from embark.report.context import diagnose_run
+from embark.report.run_files import find_runs
 from embark.store import open_store
 
 
@@ -35,41 +35,41 @@ def put(uri: str, events: str, **files: str) -> None:
 
 def last_step(run: Run) -> float:
     run.look(time.time())
-    return json.loads(curves_text(run, Window(), Remembered(), time.time()))["curves"]["loss"]["x"][-1]
+    return json.loads(curves_text(run, Window(), CurveCache(), time.time()))["curves"]["loss"]["x"][-1]
 
 
 def test_a_run_in_s3_is_read_on_as_its_events_are_published(uri: str):
     events = "".join(event_lines(num_steps=1000, until_step=100, ends=False))
     put(f"{uri}/far", events)
-    (name, place), = Places((f"{uri}/far",))()
-    run = Run(place, name)
-    assert (name, last_step(run)) == ("far", 100)
+    (files,) = find_runs((f"{uri}/far",))()
+    run = Run(files)
+    assert (run.name, last_step(run)) == ("far", 100)
     put(f"{uri}/far", events + step_line(110, time.time()))
     assert last_step(run) == 110
-    told = summary(run, Known(), time.time())
+    told = summary(run, time.time())
     assert (told["state"], told["is_remote"]) == ("running", True)
     put(f"{uri}/far", "".join(event_lines(num_steps=50)))
     assert last_step(run) == 50
     open_store(uri).delete_prefix("far")
     run.look(time.time())
-    assert summary(run, Known(), time.time())["state"] == "deleted"
-    assert detail(run, Known(), time.time())["spec"] == 'name = "far"\n'
+    assert summary(run, time.time())["state"] == "deleted"
+    assert detail(run, time.time())["spec"] == 'name = "far"\n'
 
 
 def test_runs_below_a_prefix_are_found_and_a_prefix_without_any_says_so(uri: str):
     put(f"{uri}/one", "".join(event_lines()))
     put(f"{uri}/two", "".join(event_lines()))
-    assert [name for name, _ in Places((uri,))()] == ["one", "two"]
+    assert [files.name for files in find_runs((uri,))()] == ["one", "two"]
     with pytest.raises(UserError, match="no run there"):
-        Places((f"{uri}/nothing",))
+        find_runs((f"{uri}/nothing",))
 
 
 def test_logs_in_s3_are_shown_and_diagnosed_without_touching_the_run_s_own_copy(uri: str, tmp_path, monkeypatch):
     monkeypatch.setenv("EMBARK_CACHE", str(tmp_path / "cache"))
     put(f"{uri}/far", "".join(event_lines(ends=False)), logs__rank_0="torch.OutOfMemoryError: CUDA out of memory.\n")
-    (name, place), = Places((f"{uri}/far",))()
-    run = Run(place, name)
+    (files,) = find_runs((f"{uri}/far",))()
+    run = Run(files)
     run.look(time.time())
-    assert log_answer(run, Known(), file=1, words="memory")["lines"][0]["level"] == "error"
-    assert diagnose_run(place)[0]["name"] == "gpu-out-of-memory"
+    assert log_lines(run, file=1, words="memory")["lines"][0]["level"] == "error"
+    assert diagnose_run(files)[0].name == "gpu-out-of-memory"
     assert not (tmp_path / "cache").exists()

@@ -71,7 +71,7 @@ def test_a_lost_rank_and_a_notice_are_survived_and_their_cost_is_told(run, whole
     cost = run_cost(str(run.path), lambda _: None)
     assert cost.spent_usd == pytest.approx(end["spent_usd"], abs=0.5)
     assert (cost.left_s, cost.spending.lost.num) == (0.0, 2)
-    assert re.search(rf"stopped twice; {end['lost_steps']} steps? \([\d.]+ s\) (was|were) redone and [\d.]+ s waited: "
+    assert re.search(rf"interrupted twice; {end['lost_steps']} steps? \([\d.]+ s\) repeated, [\d.]+ s down: "
                      r"\$\d+\.\d\d · \$\d+\.\d\d in all", run.output())
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from embark.__main__ import run as embark
-from embark.cli.report_output import ReportAtEnd, price_of
 from embark.errors import ExitCode
 from embark.events.events import Event, EventLog
-from embark.report.record import Record, record_of
+from embark.report.context import price_of_run
+from embark.report.files import ReportAtEnd
+from embark.report.record import Record
 from embark.spec import RunSpec, resolve, to_toml
 from embark.store import open_store
 
@@ -61,8 +62,8 @@ def test_a_run_is_found_by_name_and_its_report_is_put_beside_it(make, capsys):
     assert "wrote runs/demo/report.html and runs/demo/report.md" in out
     html = (folder / "report.html").read_text()
     assert html.startswith("<!doctype html>")
-    assert "The spec names no machine of a cloud" in html
-    assert "## How it went" in (folder / "report.md").read_text()
+    assert "The spec names no machine" in html
+    assert "## Training" in (folder / "report.md").read_text()
     assert embark(["report", str(folder)]) == ExitCode.DONE  # again, over its own
 
 
@@ -92,9 +93,9 @@ def test_a_file_that_is_no_report_is_not_written_over(make, tmp_path, capsys):
     (tmp_path / "thesis.html").write_text("years of work")
     assert embark(["report", "demo", "--out", "thesis.html"]) == ExitCode.BAD_INPUT
     assert (tmp_path / "thesis.html").read_text() == "years of work"
-    assert "is no report of Embark's" in capsys.readouterr().err
+    assert "is not a report of Embark" in capsys.readouterr().err
     assert embark(["report", "demo", "--out", "runs"]) == ExitCode.BAD_INPUT
-    assert "is a folder" in capsys.readouterr().err
+    assert "is a directory" in capsys.readouterr().err
 
 
 def test_a_run_behind_a_uri_gets_its_report_there(make, capsys):
@@ -145,30 +146,26 @@ def cluster(**values: object) -> RunSpec:
 
 
 def test_the_price_is_of_the_machines_that_it_ran_on():
-    ran = record_of(told(device="cuda", world_size=16))
-    price, why = price_of(cluster(), ran)
-    assert price is not None
-    assert why == ""
-    assert price.words.startswith("2 x p5.48xlarge, $")
-    spot, _ = price_of(cluster(spot=True), ran)
-    assert spot is not None
-    assert spot.usd_per_hour < price.usd_per_hour
+    start = Record(told(device="cuda", world_size=16)).start
+    price = price_of_run(cluster(), start)
+    assert price.text.startswith("Price: 2 x p5.48xlarge on demand in us-west-2, $")
+    assert price_of_run(cluster(spot=True), start).usd_per_hour < price.usd_per_hour
 
 
 @pytest.mark.parametrize(
-    ("spec", "record", "why"),
+    ("spec", "events", "why"),
     [
-        (None, Record(), "names no machine"),
-        (RunSpec(), Record(), "names no machine"),
-        (cluster(), record_of(told()), "but it ran on 2 CPU threads with 1 of 16 ranks"),
-        (cluster(region="mars-north-1"), record_of(told(device="cuda", world_size=16)), "no price of p5.48xlarge"),
-        (resolve({"place": {"machine": "p5.47xlarge"}}), Record(), "No price is known: "),
+        (None, [], "names no machine"),
+        (RunSpec(), [], "names no machine"),
+        (cluster(), told(), "but the run was on 2 CPU threads with 1 of 16 ranks"),
+        (cluster(region="mars-north-1"), told(device="cuda", world_size=16), "no price of 2 x p5.48xlarge"),
+        (resolve({"place": {"machine": "p5.47xlarge"}}), [], "No price: "),
     ],
 )  # fmt: skip
-def test_without_a_price_it_is_said_why(spec, record, why):
-    price, told_why = price_of(spec, record)
-    assert price is None
-    assert why in told_why
+def test_without_a_price_it_is_said_why(spec, events, why):
+    price = price_of_run(spec, Record(events).start)
+    assert price.usd_per_hour is None
+    assert why in price.text
 
 
 def test_two_runs_are_set_side_by_side(make, tmp_path, capsys):
@@ -182,7 +179,7 @@ def test_two_runs_are_set_side_by_side(make, tmp_path, capsys):
     assert embark(["compare", "one", "two", "--json"]) == ExitCode.DONE
     data = json.loads(capsys.readouterr().out)
     assert data["best"] == "two"
-    assert [run["eval_auc"] for run in data["runs"]] == [0.7, 0.75]
+    assert [run["values"]["eval_auc"] for run in data["runs"]] == [0.7, 0.75]
 
 
 def test_quiet_says_the_sentence_alone(make, capsys):
@@ -235,21 +232,21 @@ def test_no_report_is_worth_a_run(make, monkeypatch):
     (folder / "report.html").mkdir()
     at_end(folder, told(run_dir=str(folder))).close()
     at_end(folder, told(run_dir="")).close()
-    monkeypatch.setattr("embark.cli.report_output.html_page", lambda _: 1 / 0)
+    monkeypatch.setattr("embark.report.files.html_page", lambda _: 1 / 0)
     at_end(folder, told(run_dir=str(folder))).close()
-    monkeypatch.setattr("embark.cli.report_output.MAX_QUICK_BYTES", 1)
+    monkeypatch.setattr("embark.report.files.MAX_QUICK_BYTES", 1)
     (folder / "report.html").rmdir()
     at_end(folder, told(run_dir=str(folder))).close()
     assert not (folder / "report.html").exists()
 
 
-def test_the_closing_words_say_where_the_report_is(make):
-    from embark.events import summary as closing
+def test_the_summary_says_where_the_report_is(make):
+    from embark.events import summary
     from embark.events.history import History
 
     folder = make("demo", [])
     history = History()
-    history.take(Event("end", {"outcome": "done", "step": 4, "run_dir": str(folder)}))
+    history.add(Event("end", {"outcome": "done", "step": 4, "run_dir": str(folder)}))
     assert "report" not in dict(summary.paths(history))
     at_end(folder, told(run_dir=str(folder)))
     assert dict(summary.paths(history))["report"] == str(folder / "report.html")

@@ -17,12 +17,12 @@ from watched_runs import append, line, write_run
 
 from embark.__main__ import run
 from embark.cli.console import Console
-from embark.cli.watch_output import diagnose_run, usd_per_hour, watch_page
-from embark.dashboard import FolderPlace
-from embark.dashboard.run_locations import Places
+from embark.cli.watch import watch_page
 from embark.errors import ExitCode, UserError
 from embark.launch.backend import RunHandle
 from embark.launch.run_registry import RunRecord, save_record
+from embark.report.context import diagnose_run
+from embark.report.run_files import RunFiles, find_runs
 
 
 @pytest.fixture(autouse=True)
@@ -32,15 +32,15 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def names(*words: str) -> list[str]:
-    return [name for name, _ in Places(words)()]
+    return [files.name for files in find_runs(words)()]
 
 
 def test_without_a_word_all_runs_of_the_runs_folder_are_meant_and_later_ones_too():
     write_run(Path("runs/one"))
-    places = Places(())
+    find = find_runs(())
     write_run(Path("runs/two"))
     (Path("runs") / "not-a-run").mkdir()
-    assert sorted(name for name, _ in places()) == ["one", "two"]
+    assert sorted(files.name for files in find()) == ["one", "two"]
 
 
 def test_a_run_is_named_by_its_folder_or_its_name_and_a_folder_by_its_path():
@@ -53,15 +53,15 @@ def test_a_run_is_named_by_its_folder_or_its_name_and_a_folder_by_its_path():
 def test_a_word_that_means_nothing_says_what_is_near():
     write_run(Path("runs/quickstart"))
     with pytest.raises(UserError, match="no such run") as raised:
-        Places(("quikstart",))
+        find_runs(("quikstart",))
     assert "quickstart" in raised.value.fix
     with pytest.raises(UserError, match="no such run"):
-        Places(("nothing-like-it",))
+        find_runs(("nothing-like-it",))
 
 
 def test_without_runs_the_verb_says_what_makes_some():
-    with pytest.raises(UserError, match="no runs/ here") as raised:
-        Places(())
+    with pytest.raises(UserError, match="no runs/ directory here") as raised:
+        find_runs(())
     assert "embark train" in raised.value.fix
 
 
@@ -71,37 +71,17 @@ def test_what_a_launched_run_printed_is_among_its_logs(tmp_path: Path):
     (tmp_path / "kept" / "log").write_text("printed\n")
     handle = RunHandle("one", "local", {"folder": str(tmp_path / "kept")}, run_uri=str(folder.absolute()))
     save_record(RunRecord(handle, "", time.time(), is_submitted=True, path=tmp_path / "data/embark/runs/one.json"))
-    (_, place), = Places(("one",))()
-    assert [log.name for log in place.logs()] == ["launch log"]
-
-
-def test_the_price_is_the_catalog_s_for_all_machines_as_they_are_paid():
-    spec = '[place]\nmachine = "p5.48xlarge"\nregion = "us-east-1"\nnodes = {}\nspot = {}\n'
-    one, words = usd_per_hour(spec.format(1, "false"))
-    two, _ = usd_per_hour(spec.format(2, "false"))
-    spot, spot_words = usd_per_hour(spec.format(1, "true"))
-    assert one is not None
-    assert spot is not None
-    assert two == 2 * one
-    assert spot < one
-    assert words == "1 x p5.48xlarge on demand in us-east-1"
-    assert "on spot" in spot_words
-
-
-@pytest.mark.parametrize("spec", ["", "name = 3", "[place", '[place]\nmachine = "nothing"\n', "\x00"])
-def test_a_spec_without_a_price_says_so_and_breaks_nothing(spec: str):
-    price, words = usd_per_hour(spec)
-    assert price is None
-    assert words
+    (files,) = find_runs(("one",))()
+    assert [log.name for log in files.logs()] == ["launch log"]
 
 
 def test_a_fault_in_the_events_is_diagnosed_with_its_fix():
     folder = write_run(Path("runs/one"), ends=False)
     append(folder, line("error", time.time(), text="CUDA out of memory. Tried to allocate 2.00 GiB"))
-    found = diagnose_run(FolderPlace(folder))
-    assert found[0]["name"] == "gpu-out-of-memory"
-    assert found[0]["fix"]
-    assert found[0]["place"] == "events.jsonl"
+    found = diagnose_run(RunFiles(folder))
+    assert found[0].name == "gpu-out-of-memory"
+    assert found[0].fix
+    assert found[0].evidence.source.endswith("events.jsonl")
 
 
 def served(capsys: pytest.CaptureFixture[str], **options) -> tuple[dict, threading.Event, threading.Thread]:
@@ -155,7 +135,7 @@ def test_a_token_that_would_not_hold_is_refused(token: str):
 
 def test_a_port_that_is_none_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]):
     assert run(["watch", "--port", "70000"]) == ExitCode.BAD_INPUT
-    assert "--port 70000 is no port" in capsys.readouterr().err
+    assert "--port 70000 is not a port" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_the_verb_well(tmp_path: Path):

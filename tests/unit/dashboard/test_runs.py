@@ -13,13 +13,14 @@ from watched_runs import append, event_lines, line, step_line, write_run
 
 from embark.dashboard import runs as runs_module
 from embark.dashboard.api import detail, summary
-from embark.dashboard.curves import Remembered, Window, charts_text, curves_text
-from embark.dashboard.runs import Known, Run, Runs
-from embark.report.locations import FolderPlace
+from embark.dashboard.curves import CurveCache, Window, charts_text, curves_text
+from embark.dashboard.runs import Run, Runs
+from embark.report.context import RunPrice
+from embark.report.run_files import RunFiles
 
 
 def run_of(folder: Path) -> Run:
-    run = Run(FolderPlace(folder), folder.name)
+    run = Run(RunFiles(folder))
     read_all(run)
     return run
 
@@ -30,7 +31,7 @@ def read_all(run: Run) -> None:
 
 
 def curve(run: Run, name: str = "loss", **window) -> dict:
-    return json.loads(curves_text(run, Window(**window), Remembered(), time.time()))["curves"][name]
+    return json.loads(curves_text(run, Window(**window), CurveCache(), time.time()))["curves"][name]
 
 
 def test_new_steps_are_seen_and_change_the_version(tmp_path: Path):
@@ -53,7 +54,7 @@ def test_a_run_that_is_deleted_is_said_to_be_and_keeps_its_curves(tmp_path: Path
     run = run_of(write_run(tmp_path / "demo"))
     shutil.rmtree(tmp_path / "demo")
     read_all(run)
-    told = summary(run, Known(), time.time())
+    told = summary(run, time.time())
     assert told["state"] == "deleted"
     assert len(curve(run)["x"]) == 20
 
@@ -64,7 +65,7 @@ def test_a_run_that_comes_back_after_it_was_deleted_starts_anew(tmp_path: Path):
     read_all(run)
     write_run(tmp_path / "demo", num_steps=100)
     read_all(run)
-    assert summary(run, Known(), time.time())["state"] == "finished"
+    assert summary(run, time.time())["state"] == "finished"
     assert curve(run)["x"][-1] == 100
 
 
@@ -72,7 +73,7 @@ def test_a_run_that_is_replaced_shows_only_the_new_one(tmp_path: Path):
     run = run_of(write_run(tmp_path / "demo", num_steps=400, name="old"))
     write_run(tmp_path / "demo", num_steps=1000, name="new", first_s=time.time() - 500)
     read_all(run)
-    assert (run.story.steps_done, run.story.start["name"]) == (1000, "new")
+    assert (run.record.steps_done, run.record.start["name"]) == (1000, "new")
 
 
 def test_a_long_file_is_shown_from_samples_first_and_exactly_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -81,7 +82,7 @@ def test_a_long_file_is_shown_from_samples_first_and_exactly_later(tmp_path: Pat
     spiked = (folder / "events.jsonl").read_text().splitlines(keepends=True)
     spiked[5000] = step_line(5000, time.time(), loss=99.0)
     (folder / "events.jsonl").write_text("".join(spiked))
-    run = Run(FolderPlace(folder), "long")
+    run = Run(RunFiles(folder))
     has_more = run.look(time.time())
     assert has_more
     assert run.is_sampled
@@ -91,7 +92,7 @@ def test_a_long_file_is_shown_from_samples_first_and_exactly_later(tmp_path: Pat
     read_all(run)
     assert not run.is_sampled
     assert max(curve(run)["y"]) == 99.0
-    assert run.story.num_events == 10_002
+    assert run.record.num_events == 10_002
 
 
 def test_lines_that_are_no_events_are_counted_and_passed_over(tmp_path: Path):
@@ -100,7 +101,7 @@ def test_lines_that_are_no_events_are_counted_and_passed_over(tmp_path: Path):
     with (folder / "events.jsonl").open("ab") as file:
         file.write(b"\xff\xfe\xfd\n" + step_line(510, time.time()).encode()[:40])
     run = run_of(folder)
-    told = summary(run, Known(), time.time())
+    told = summary(run, time.time())
     assert told["num_bad_lines"] == 3
     assert curve(run)["x"][-1] == 500
 
@@ -110,7 +111,7 @@ def test_nan_and_infinity_are_gaps_in_json_that_any_browser_reads(tmp_path: Path
     append(folder, step_line(210, time.time(), loss=float("nan")), step_line(220, time.time(), loss=float("inf")))
     run = run_of(folder)
     assert curve(run)["y"][-2:] == [None, None]
-    json.dumps(detail(run, Known(), time.time()), default=str)
+    json.dumps(detail(run, time.time()), default=str)
 
 
 def test_a_few_times_from_the_future_do_not_stretch_the_time_axis(tmp_path: Path):
@@ -140,7 +141,7 @@ def test_zooming_gives_more_of_the_part_and_its_neighbours(tmp_path: Path):
 def test_charts_of_a_run_have_its_parts_ranks_and_machines(tmp_path: Path):
     run = run_of(write_run(tmp_path / "demo", rich=True))
     charts = {chart["key"]: chart for chart in
-              json.loads(charts_text(run, Window(), Remembered(), time.time()))["charts"]}
+              json.loads(charts_text(run, Window(), CurveCache(), time.time()))["charts"]}
     assert set(charts) == {"phases", "ranks", "util_percent", "used_bytes", "power_w", "temperature_c", "cpu",
                            "memory", "network", "disk"}
     assert [line["label"] for line in charts["ranks"]["lines"]] == ["rank 0", "rank 1", "rank 2", "rank 3"]
@@ -150,7 +151,7 @@ def test_charts_of_a_run_have_its_parts_ranks_and_machines(tmp_path: Path):
 def test_more_lines_than_eyes_can_tell_apart_become_their_range(tmp_path: Path):
     folder = write_run(tmp_path / "demo")
     append(folder, *(line("ranks", time.time(), step=s, step_s=[0.1 + r / 1000 for r in range(64)]) for s in (1, 2)))
-    ranks = json.loads(charts_text(run_of(folder), Window(), Remembered(), time.time()))["charts"][0]
+    ranks = json.loads(charts_text(run_of(folder), Window(), CurveCache(), time.time()))["charts"][0]
     assert ranks["num_lines"] == 64
     assert {line["label"]: line["y"][0] for line in ranks["lines"]} == pytest.approx(
         {"greatest": 0.163, "mean": 0.1315, "least": 0.1})
@@ -159,31 +160,31 @@ def test_more_lines_than_eyes_can_tell_apart_become_their_range(tmp_path: Path):
 def test_runs_that_come_later_are_found_and_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(runs_module, "FIND_S", 0.05)
     monkeypatch.setattr(runs_module, "LOOK_S", 0.02)
-    with Runs(lambda: [(path.name, FolderPlace(path)) for path in sorted(tmp_path.iterdir())]) as runs:
+    with Runs(lambda: [RunFiles(path) for path in sorted(tmp_path.iterdir())]) as runs:
         assert runs.all() == []
         write_run(tmp_path / "late", num_steps=100, until_step=50, ends=False)
-        wait_for(lambda: runs.all() and runs.all()[0].story.steps_done == 50)
+        wait_for(lambda: runs.all() and runs.all()[0].record.steps_done == 50)
         append(tmp_path / "late", step_line(60, time.time()))
-        wait_for(lambda: runs.all()[0].story.steps_done == 60)
+        wait_for(lambda: runs.all()[0].record.steps_done == 60)
 
 
 def test_a_store_that_fails_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(runs_module, "LOOK_S", 0.02)
-    place = FolderPlace(write_run(tmp_path / "demo"))
+    files = RunFiles(write_run(tmp_path / "demo"))
     is_down = threading.Event()
     is_down.set()
-    real = place.size_bytes
+    real = files.size_bytes
 
     def size_bytes(name: str) -> int | None:
         if is_down.is_set():
             raise OSError("the store does not answer")
         return real(name)
 
-    monkeypatch.setattr(place, "size_bytes", size_bytes)
-    with Runs(lambda: [("demo", place)]) as runs:
-        wait_for(lambda: runs.trouble == "the store does not answer")
+    monkeypatch.setattr(files, "size_bytes", size_bytes)
+    with Runs(lambda: [files]) as runs:
+        wait_for(lambda: runs.error == "the store does not answer")
         is_down.clear()
-        wait_for(lambda: runs.trouble == "" and runs.all()[0].story.num_events > 0)
+        wait_for(lambda: runs.error == "" and runs.all()[0].record.num_events > 0)
 
 
 def test_reading_and_asking_at_once_never_disagree(tmp_path: Path):
@@ -197,7 +198,7 @@ def test_reading_and_asking_at_once_never_disagree(tmp_path: Path):
             while not stop.is_set():
                 told = curve(run)
                 assert len(told["x"]) == len(told["y"])
-                detail(run, Known(), time.time())
+                detail(run, time.time())
         except BaseException as error:
             failures.append(error)
 
@@ -220,7 +221,7 @@ def wait_for(is_so, seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def test_money_is_told_at_the_price_of_the_spec(tmp_path: Path):
+def test_costs_are_counted_at_the_price_of_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     now = time.time()
     folder = tmp_path / "paid"
     folder.mkdir()
@@ -228,7 +229,7 @@ def test_money_is_told_at_the_price_of_the_spec(tmp_path: Path):
     (folder / "events.jsonl").write_text("".join(lines))
     (folder / "spec.toml").write_text('name = "paid"\n')
     run = run_of(folder)
-    known = Known(usd_per_hour=lambda text: (100.0, "1 node") if "paid" in text else (None, ""))
-    money = summary(run, known, now)["money"]
+    monkeypatch.setattr(runs_module, "price_of_run", lambda _spec, _start: RunPrice(100.0, "1 node"))
+    money = summary(run, now)["money"]
     assert money["spent_usd"] == pytest.approx(50.0, rel=0.01)
     assert money["to_go_usd"] == pytest.approx(50.0, rel=0.01)

@@ -13,20 +13,22 @@ from pathlib import Path
 import pytest
 from watched_runs import write_run
 
-from embark.dashboard import FolderPlace, Known, PageServer, Runs, serve_page
+from embark.dashboard import server as server_module
 from embark.dashboard.access import Guard, is_local
-from embark.dashboard.static_files import static_files
+from embark.dashboard.runs import Runs
+from embark.dashboard.server import PageServer, serve_page, static_files
 from embark.errors import UserError
+from embark.report.run_files import RunFiles
 
 TOKEN = "a-token-of-some-length"
 
 
 @contextmanager
-def page_of(folder: Path, *, token: str = "", known: Known | None = None) -> Iterator[tuple[PageServer, str]]:
-    with Runs(lambda: [("demo", FolderPlace(folder))], known) as runs, serve_page(runs, token=token) as page:
+def page_of(folder: Path, *, token: str = "") -> Iterator[tuple[PageServer, str]]:
+    with Runs(lambda: [RunFiles(folder)]) as runs, serve_page(runs, token=token) as page:
         run = runs.all()[0]
         until = time.monotonic() + 10
-        while not run.story.num_events:
+        while not run.record.num_events:
             assert time.monotonic() < until
             time.sleep(0.01)
         yield page, run.id
@@ -63,7 +65,7 @@ def test_runs_curves_charts_details_and_logs_are_told(page):
     assert json.loads(ask(server, f"/api/runs/{run_id}")[2])["plan"]["num_tables"] == 6
     assert json.loads(ask(server, f"/api/runs/{run_id}/charts")[2])["charts"]
     assert json.loads(ask(server, f"/api/runs/{run_id}/logs?words=save")[2])["lines"]
-    assert json.loads(ask(server, f"/api/runs/{run_id}/diagnosis")[2]) == {"found": [], "trouble": ""}
+    assert json.loads(ask(server, f"/api/runs/{run_id}/diagnosis")[2])["found"][0]["name"] == "straggler"
 
 
 def test_prometheus_finds_the_newest_metrics_of_every_run(page):
@@ -176,8 +178,8 @@ def test_the_printed_address_has_the_token_and_the_one_without_has_none(guarded,
 
 def test_a_token_that_is_not_text_is_refused_and_breaks_nothing():
     guard = Guard(TOKEN)
-    assert not guard.knows("\udcff")
-    assert not guard.is_let_in({"Cookie": "embark_watch=\udcff", "Authorization": "Bearer \udcff"})
+    assert not guard.matches("\udcff")
+    assert not guard.is_authorized({"Cookie": "embark_watch=\udcff", "Authorization": "Bearer \udcff"})
 
 
 @pytest.mark.parametrize(("host", "expected"), [("127.0.0.1", True), ("localhost", True), ("::1", True),
@@ -199,13 +201,14 @@ def test_the_next_port_is_taken_where_the_first_is_not_free(tmp_path: Path):
             pass
 
 
-def test_a_diagnosis_that_fails_is_said_and_the_page_goes_on(tmp_path: Path):
-    def fails(_place):
+def test_a_diagnosis_that_fails_is_shown_and_the_page_stays_up(tmp_path: Path, monkeypatch):
+    def fails(_files):
         raise UserError("too long to be looked through here")
 
-    with page_of(write_run(tmp_path / "demo"), known=Known(diagnose=fails)) as (server, run_id):
+    monkeypatch.setattr(server_module, "diagnose_run", fails)
+    with page_of(write_run(tmp_path / "demo")) as (server, run_id):
         told = json.loads(ask(server, f"/api/runs/{run_id}/diagnosis")[2])
-        assert told == {"found": [], "trouble": "too long to be looked through here"}
+        assert told == {"found": [], "error": "too long to be looked through here"}
         assert ask(server, "/api/runs")[0] == 200
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import embark.dashboard
-from embark.dashboard.static_files import static_files
+from embark.dashboard.server import static_files
 
 FOLDER = Path(embark.dashboard.__file__).parent / "static"
 

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from embark.dashboard import runs as runs_module
 from embark.dashboard.terminal import watch_terminal
 from embark.dashboard.terminal_screen import View, screen
 from embark.events.events import Event
-from embark.report.locations import FolderPlace
-from embark.report.record import record_of
-from embark.report.status import standing
+from embark.report.context import RunPrice
+from embark.report.record import Record
+from embark.report.run_files import RunFiles
+from embark.report.status import status_of
 
 BEGAN_S = 1_700_000_000.0
 
@@ -45,10 +47,10 @@ def events(num: int = 50, *, num_steps: int = 100, began_s: float = BEGAN_S, end
 
 
 def view(said: list[Event], silent_s: float = 1.0, name: str = "demo", usd_per_hour: float | None = 36.0) -> View:
-    record = record_of(said)
+    record = Record(said)
     now_s = (record.last_s or BEGAN_S) + silent_s
-    now = standing(record, now_s)
-    return View(name, record, now, record.spending(usd_per_hour, now_s if now.state == "running" else None))
+    status = status_of(record, now_s)
+    return View(name, record, status, record.spending(usd_per_hour, now_s if status.state == "running" else None))
 
 
 def shown(views: list[View], width: int = 80, height: int = 24, **options: Any) -> str:
@@ -82,7 +84,7 @@ def test_several_runs_are_rows_with_their_states():
     views = [view(events(), name="one"), view(events(100, end="done"), name="two"),
              view(events(), 9999, name="three"), view([], name="four")]
     lines = shown(views, 120, 40).splitlines()
-    states = {"one": "running", "two": "finished", "three": "killed", "four": "not begun"}
+    states = {"one": "running", "two": "finished", "three": "killed", "four": "not started"}
     for name, state in states.items():
         row = next(line for line in lines if line.startswith(name))
         assert state in row
@@ -94,13 +96,13 @@ def test_a_killed_run_is_shown_as_such_with_its_way_back():
     text = shown([view(events(), 7200.0)], 140)
     assert "killed" in text
     assert "silent for 2 h 00 min" in text
-    assert "Saved at step 50: start it again and it goes on from there." in text
+    assert "Run the same command to resume from step 50." in text
 
 
 def test_interruptions_are_told():
     stopped = [*events(), Event("interrupt", {"step": 50, "signal": "SIGTERM"}, BEGAN_S + 50),
                *events(60, began_s=BEGAN_S + 100)]
-    assert "stops    taken away once" in shown([view(stopped)], 120, 40)
+    assert "lost     preempted once" in shown([view(stopped)], 120, 40)
 
 
 @pytest.mark.parametrize("height", [10, 24, 40])
@@ -164,7 +166,7 @@ def test_it_moves_as_events_come_and_goes_on_when_the_run_is_started_again(tmp_p
     half = more[0].to_json()
     steps = (lambda: append(tmp_path / "demo", half[:30]), lambda: append(tmp_path / "demo", half[30:] + "\n"),
              lambda: write(tmp_path / "demo", more[1:], "a"))
-    assert watch_terminal([str(tmp_path / "demo")], console=terminal.console, every_s=0.02, until=after(*steps)) == 0
+    watch_terminal(lambda: [RunFiles(tmp_path / "demo")], console=terminal.console, every_s=0.02, until=after(*steps))
     for step in ("step 40/100", "step 41/100", "step 50/100"):
         assert step in terminal.text
     assert terminal.text.index("step 40/100") < terminal.text.index("step 41/100") < terminal.text.index("step 50/100")
@@ -178,7 +180,7 @@ def test_ctrl_c_leaves_cleanly_and_gives_the_screen_back(tmp_path):
     def interrupt() -> bool:
         raise KeyboardInterrupt
 
-    assert watch_terminal([str(tmp_path / "demo")], console=terminal.console, until=interrupt) == 0
+    watch_terminal(lambda: [RunFiles(tmp_path / "demo")], console=terminal.console, until=interrupt)
     assert "\x1b[?1049h" in terminal.text
     assert terminal.text.rindex("\x1b[?1049l") > terminal.text.rindex("\x1b[?1049h")
     assert "\x1b[?25h" in terminal.text  # the cursor is back
@@ -187,14 +189,14 @@ def test_ctrl_c_leaves_cleanly_and_gives_the_screen_back(tmp_path):
 def test_it_ends_by_itself_when_all_runs_are_finished(tmp_path):
     write(tmp_path / "demo", events(100, end="done"))
     terminal = Terminal()
-    assert watch_terminal([str(tmp_path / "demo")], console=terminal.console, every_s=0.01) == 0
+    watch_terminal(lambda: [RunFiles(tmp_path / "demo")], console=terminal.console, every_s=0.01)
     assert "demo: Held-out AUC 0.7700" in terminal.text
 
 
 def test_in_a_pipe_it_is_told_once(tmp_path):
     write(tmp_path / "demo", events(100, end="done"))
     pipe = Terminal(on_terminal=False)
-    assert watch_terminal([str(tmp_path / "demo")], console=pipe.console) == 0
+    watch_terminal(lambda: [RunFiles(tmp_path / "demo")], console=pipe.console)
     assert pipe.text.splitlines()[0] == "demo: finished"
     assert "\x1b" not in pipe.text
 
@@ -204,28 +206,26 @@ def test_a_run_that_is_deleted_and_one_that_comes_are_seen(tmp_path):
     write(tmp_path / "old", events(began_s=now_s))
     terminal = Terminal()
 
-    def places() -> list[tuple[str, FolderPlace]]:
-        return [(path.name, FolderPlace(path)) for path in sorted(tmp_path.iterdir())]
+    def find() -> list[RunFiles]:
+        return [RunFiles(path) for path in sorted(tmp_path.iterdir())]
 
     def remove() -> None:
         (tmp_path / "old" / "events.jsonl").unlink()
         (tmp_path / "old").rmdir()
 
     steps = (lambda: write(tmp_path / "young", events(30, began_s=now_s)), remove)
-    assert watch_terminal(places, console=terminal.console, every_s=0.02, until=after(*steps)) == 0
+    watch_terminal(find, console=terminal.console, every_s=0.02, until=after(*steps))
     assert "young" in terminal.text
-    assert "files are gone" in terminal.text
+    assert "files deleted" in terminal.text
 
 
-def test_the_price_comes_from_the_spec(tmp_path):
+def test_the_price_comes_from_the_spec(tmp_path, monkeypatch):
     write(tmp_path / "demo", events(100, end="done"))
     (tmp_path / "demo" / "spec.toml").write_text("[place]\nnodes = 3\n")
-    pipe, asked = Terminal(on_terminal=False), []
-
-    def price(text: str) -> tuple[float, str]:
-        asked.append(text)
-        return 36.0, ""
-
-    watch_terminal([str(tmp_path / "demo")], console=pipe.console, price=price)
-    assert asked == ["[place]\nnodes = 3\n"]
-    assert "money    $1.00 spent" in pipe.text
+    seen: list[int] = []
+    monkeypatch.setattr(runs_module, "price_of_run",
+                        lambda spec, _start: (seen.append(spec.place.nodes), RunPrice(36.0))[1])
+    pipe = Terminal(on_terminal=False)
+    watch_terminal(lambda: [RunFiles(tmp_path / "demo")], console=pipe.console)
+    assert set(seen) == {3}
+    assert "cost     $1.00 spent" in pipe.text

@@ -2,7 +2,7 @@
 
 import math
 
-from embark.events.curve import MARK, MAX_POINTS, Series, draw
+from embark.events.curve import MARK, MAX_POINTS, Series, draw, sparkline
 
 
 def test_a_rising_line_runs_from_bottom_left_to_top_right():
@@ -67,3 +67,11 @@ def test_a_long_series_stays_small_and_keeps_its_ends_and_its_mean():
     assert points[-1][0] > 99_900
     assert points == sorted(points)
     assert all(abs(value - step / 100_000) < 1e-9 for step, value in points)
+
+
+def test_a_sparkline_keeps_to_its_width_and_passes_over_what_is_no_number():
+    line = sparkline([float("nan"), *range(100)], 0, 99, 10)
+    assert len(line) == 10
+    assert line[0] == "▁"
+    assert line[-1] == "█"
+    assert sparkline([], 0, 1, 10) == ""

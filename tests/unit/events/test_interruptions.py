@@ -144,13 +144,13 @@ TWICE = (
 
 def test_what_was_lost_in_one_sentence():
     lost = losses(TWICE, 30.0)
-    assert losses_sentence(lost) == "taken away twice; 41 steps (12.0 s) were redone and 1 min 35 s waited: $0.89"
-    assert losses_sentence(losses(TWICE)) == "taken away twice; 41 steps (12.0 s) were redone and 1 min 35 s waited"
+    assert losses_sentence(lost) == "preempted twice; 41 steps (12.0 s) repeated, 1 min 35 s down: $0.89"
+    assert losses_sentence(losses(TWICE)) == "preempted twice; 41 steps (12.0 s) repeated, 1 min 35 s down"
     died = Interruption(60.0, 100.0, "died", 100, 99, 1, 0.3, 40.0, 90.0)
-    assert losses_sentence(losses([died])) == "stopped once; 1 step (0.30 s) was redone and 40.0 s waited"
-    assert losses_sentence(losses([*TWICE, died])).startswith("stopped 3 times; 42 steps")
+    assert losses_sentence(losses([died])) == "interrupted once; 1 step (0.30 s) repeated, 40.0 s down"
+    assert losses_sentence(losses([*TWICE, died])).startswith("interrupted 3 times; 42 steps")
     asked = Interruption(60.0, 100.0, "preempted", 100, 100, 0, 0.0, 40.0, 90.0)
-    assert losses_sentence(losses([asked])) == "taken away once; no step was redone and 40.0 s waited"
+    assert losses_sentence(losses([asked])) == "preempted once; no steps repeated, 40.0 s down"
 
 
 def test_a_spot_machine_that_is_gone_is_not_paid_while_it_is_waited_for():
@@ -171,8 +171,8 @@ def test_nobody_waited_for_a_run_that_was_stopped_by_hand():
 
 def test_steps_that_nobody_has_redone_yet_are_not_said_to_be():
     once = [*start(0), *steps(10, 0, 100), save(40.5, 60), Event("error", {"text": "no space left", "step": 100}, 61.0)]
-    assert losses_sentence(losses(interruptions(once))) == "stopped once; 40 steps (20.0 s) to redo and 0.00 s waited"
+    assert losses_sentence(losses(interruptions(once))) == "interrupted once; 40 steps (20.0 s) to repeat, 0.00 s down"
     back = [*once, *start(150, 60), *steps(170, 60, 100)]
-    assert "40 steps (20.0 s) were redone" in losses_sentence(losses(interruptions(back)))
+    assert "40 steps (20.0 s) repeated" in losses_sentence(losses(interruptions(back)))
     again = [*back, Event("error", {"text": "no space left", "step": 100}, 200.0)]
-    assert "80 steps (40.0 s) redone or to redo" in losses_sentence(losses(interruptions(again)))
+    assert "80 steps (40.0 s) repeated or to repeat" in losses_sentence(losses(interruptions(again)))

@@ -109,8 +109,8 @@ def test_telling_does_not_wait_for_a_service_that_hangs_and_neither_does_the_end
      ("opentelemetry.sdk", lambda: otlp_sink("x", 1), "embark-rec[otlp]")],
 )
 def test_without_its_package_the_error_says_what_to_install(monkeypatch, module, make, fix):
-    found = {"boto3": "embark.events.sinks.cloudwatch.find_spec", "opentelemetry.sdk": "embark.events.sinks.otlp.find_spec"}[module]
-    monkeypatch.setattr(found, lambda name: None)
+    sink = {"boto3": "cloudwatch", "opentelemetry.sdk": "otlp"}[module]
+    monkeypatch.setattr(f"embark.events.sinks.{sink}.find_spec", lambda name: None)
     with pytest.raises(MissingPackage) as caught:
         make()
     assert fix in caught.value.fix

@@ -72,7 +72,7 @@ def test_the_summary(shown, make_events, tmp_path):
     summary = text[text.index("\n  loss ") :]
     assert summary.count(MARK) >= 4
     assert re.search(r"[\u2801-\u28ff]{5}", summary)
-    assert re.search(r"held out +best +train\n", summary)
+    assert re.search(r"held out +ceiling +train\n", summary)
     assert re.search(r"  AUC +0.7912 +0.8003 +0.7880  how often a positive outranks a negative\n", summary)
     assert re.search(r"  calibration +1.0100 +1.0100 ", summary)
     assert "97 % of the way from chance (0.5)" in summary
@@ -158,7 +158,7 @@ def test_missing_values_are_shown_as_missing(shown):
 def test_an_interrupted_run_on_the_screen(shown, make_events):
     text = shown(make_events("interrupted"))
     assert "  stopping  step 1,000/1,000   SIGTERM\n" in text
-    assert "start it again and it goes on from there." in text
+    assert "Run the same command to resume from step 1,000." in text
 
 
 def test_a_reader_who_goes_away_does_not_end_the_run(make_events):

@@ -1,4 +1,4 @@
-"""The events of a made-up run that was stopped twice, and what a verb hands in besides."""
+"""The events of a made-up run that was interrupted twice, and its context."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from embark.diagnose import Diagnosis, Evidence
 from embark.events.events import Event
-from embark.report.context import Finding, Kept, Price, RunContext
+from embark.report.context import RunContext, RunPrice
+from embark.report.record import Record
+from embark.store.checkpoint_inspect import CheckpointInfo
 
 BEGAN_S = 1_700_000_000.0
 START = {
@@ -92,16 +95,23 @@ def write_run(folder: Path, events: list[Event], spec: str = "") -> Path:
     return folder
 
 
-def around(**values: Any) -> RunContext:
-    told: dict[str, Any] = {
-        "name": "demo", "uri": "runs/demo", "now_s": BEGAN_S + 500,
+def diagnosis(text: str = "", **values: Any) -> Diagnosis:
+    fields: dict[str, Any] = {
+        "code": "x", "name": text or "slow-loader", "kind": "slow", "cause": text or "the loader sets the pace",
+        "fix": text or "more workers", "command": text, "evidence": Evidence("events.jsonl", 3, text, (0, 3)),
+        "num_lines": 1, "ranks": (), "source": ""}
+    return Diagnosis(**{**fields, **values})
+
+
+def context(events: list[Event], **values: Any) -> RunContext:
+    fields: dict[str, Any] = {
+        "name": "demo", "uri": "runs/demo", "record": Record(events), "now_s": BEGAN_S + 500,
         "spec": {"name": "demo", "train": {"batch_size": 4096, "learning_rate": 0.01}, "place": {"nodes": 1}},
-        "spec_toml": 'name = "demo"\n', "commands": ("embark train runs/demo/spec.toml --fresh",),
-        "price": Price(36.0, "1 x machine, $36.00 an hour on demand in somewhere"),
-        "kept": (Kept(1000, BEGAN_S, 1_300_000_000, "0.7500", "newest"),), "best_by": "auc",
-        "findings": (Finding("slow-loader", "the loader sets the pace", "more workers", "events.jsonl:3", "", True),),
+        "spec_toml": 'name = "demo"\n', "price": RunPrice(36.0, "Price: 1 x machine on demand in somewhere, $36.00 an hour."),
+        "checkpoints": (CheckpointInfo(1000, "committed", 1_300_000_000, BEGAN_S, metric=0.75, kept=("newest",)),),
+        "best_by": "auc", "diagnoses": (diagnosis(),),
     }
-    return RunContext(**{**told, **values})
+    return RunContext(**{**fields, **values})
 
 
 @pytest.fixture
@@ -110,8 +120,13 @@ def make_run() -> Callable[..., list[Event]]:
 
 
 @pytest.fixture
-def make_around() -> Callable[..., RunContext]:
-    return around
+def make_context() -> Callable[..., RunContext]:
+    return context
+
+
+@pytest.fixture
+def make_diagnosis() -> Callable[..., Diagnosis]:
+    return diagnosis
 
 
 @pytest.fixture

@@ -9,15 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from embark.dashboard.terminal_screen import View, lines_of, screen
-from embark.report.compare import compare, compare_document
+from embark.dashboard.terminal_screen import View, screen, text_lines
+from embark.report.compare import compare_document, compare_runs
 from embark.report.context import RunContext
 from embark.report.html_page import html_page
 from embark.report.markdown_page import markdown_page
 from embark.report.record import Record
 from embark.report.report import report
-from embark.report.status import standing
-from embark.report.tail import parse
 
 KINDS = ("start", "plan", "predict", "step", "eval", "save", "resume", "interrupt", "end", "error", "note", "ranks",
          "phases", "progress", "else")
@@ -40,15 +38,12 @@ EVENTS = st.lists(st.tuples(
 def test_any_events_can_be_shown(told):
     record = Record()
     for kind, time_s, values in told:
-        line = json.dumps({"event": kind, "time_s": time_s, "rank": 0, **values}, default=str).encode()
-        if event := parse(line):
-            record.take(event)
-    around = RunContext(name="x", uri="runs/x", now_s=1.7e9, spec={"train": {"batch_size": 3}})
-    document = report(record, around)
+        record.add_line(json.dumps({"event": kind, "time_s": time_s, "rank": 0, **values}, default=str).encode(), 1.7e9)
+    context = RunContext(name="x", uri="runs/x", record=record, now_s=1.7e9, spec={"train": {"batch_size": 3}})
+    document = report(context)
     assert html_page(document).endswith("</html>\n")
     assert markdown_page(document)
-    assert html_page(compare_document(compare([(record, around), (record, around)])))
-    now = standing(record, 1.7e9)
-    view = View("x", record, now, record.spending(2.0))
+    assert html_page(compare_document(compare_runs([context, context])))
+    view = View("x", record, context.status, record.spending(2.0))
     Console(file=StringIO(), width=80, height=24).print(screen([view], width=80, height=24))
-    assert list(lines_of(view))
+    assert list(text_lines(view))

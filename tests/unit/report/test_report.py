@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 import pytest
 
 from embark.events.events import Event
-from embark.report.context import Finding, Kept, Price
+from embark.report.context import RunPrice
 from embark.report.html_page import html_page
 from embark.report.markdown_page import markdown_page
-from embark.report.record import Record, record_of
 from embark.report.report import report
+from embark.store.checkpoint_inspect import CheckpointInfo
 
 BEGAN_S = 1_700_000_000.0
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'>&amp; | ` [x](javascript:alert(3)) \u202e"
@@ -47,28 +47,28 @@ class Page(HTMLParser):
         self.text += data
 
 
-def page_of(record: Record, around) -> Page:
-    page = Page(html_page(report(record, around)))
+def page_of(context) -> Page:
+    page = Page(html_page(report(context)))
     assert page.open == []
     return page
 
 
-def test_it_says_all_there_is_to_say(make_run, make_around):
-    text = page_of(record_of(make_run()), make_around()).text
+def test_it_says_all_there_is_to_say(make_run, make_context):
+    text = page_of(make_context(make_run())).text
     for said in (
         "finished", "Held-out AUC 0.7500: 83 % of the way from chance", "NVIDIA H200", "cuda_graph: the whole step",
-        "torch 2.13.0, torchrec 1.8.0", "Stopped twice; 40 steps (2", "of the run", "0.8000",
-        "Step time by rank", "slower than the others", "Where a step's time goes", "GPUs busy", "Tables on ranks",
-        "$36.00 an hour on demand", "50.0 ms", "+4.2 %", "61.0 GB", "+1.7 %", "newest", "The loader sets the pace",
-        "train.batch_size", "4,096", "2,048", "embark train runs/demo/spec.toml --fresh", "spent on a million samples",
+        "torch 2.13.0, torchrec 1.8.0", "Interrupted twice; 40 steps (2", "of the run", "0.8000",
+        "Step time by rank", "times slower than the others", "Step time by phase", "GPUs busy", "Tables on ranks",
+        "on demand in somewhere, $36.00 an hour", "50.0 ms", "+4.2 %", "61.0 GB", "+1.7 %", "newest", "The loader sets the pace",
+        "train.batch_size", "4,096", "2,048", "embark train runs/demo/spec.toml --fresh", "spent per million samples",
     ):  # fmt: skip
         assert said in text, said
     assert "train.learning_rate" not in text  # the default
     assert "1.09 M" not in text
 
 
-def test_the_file_needs_nothing_else_and_runs_nothing(make_run, make_around):
-    html = html_page(report(record_of(make_run()), make_around()))
+def test_the_file_needs_nothing_else_and_runs_nothing(make_run, make_context):
+    html = html_page(report(make_context(make_run())))
     page = Page(html)
     assert not {"script", "iframe", "object", "embed", "form", "base", "img", "foreignobject"} & set(page.tags)
     assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "xlink:href", "style")]
@@ -81,7 +81,7 @@ def test_the_file_needs_nothing_else_and_runs_nothing(make_run, make_around):
     assert "width=device-width" in html
 
 
-def test_hostile_text_stays_text_everywhere(make_run, make_around):
+def test_hostile_text_stays_text_everywhere(make_run, make_context, make_diagnosis):
     events = make_run()
     start = {**events[0].values, **dict.fromkeys(("device_name", "engine", "engine_reason", "precision"), HOSTILE)}
     tables = [{"table": HOSTILE, "rows": 9, "sharding": HOSTILE, "kernel": HOSTILE, "ranks": [0], "bytes": 9e6}]
@@ -97,13 +97,13 @@ def test_hostile_text_stays_text_everywhere(make_run, make_around):
         Event("save", {"step": 60, "path": HOSTILE, "bytes": 3.0}, events[20].time_s),
         Event("error", {"text": HOSTILE}, events[20].time_s),
     ]
-    around = make_around(
-        name=HOSTILE, uri=HOSTILE, spec={"name": HOSTILE, HOSTILE: {HOSTILE: HOSTILE}, "train": {"optimizer": HOSTILE}},
-        spec_toml=HOSTILE, price=Price(1.0, HOSTILE), commands=(HOSTILE,), best_by=HOSTILE,
-        kept=(Kept(1, 1.0, 1, HOSTILE, HOSTILE, False),),
-        findings=(Finding(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),),
+    context = make_context(
+        events, name=HOSTILE, uri=HOSTILE,
+        spec={"name": HOSTILE, HOSTILE: {HOSTILE: HOSTILE}, "train": {"optimizer": HOSTILE}},
+        spec_toml=HOSTILE, price=RunPrice(1.0, HOSTILE), best_by=HOSTILE,
+        checkpoints=(CheckpointInfo(1, "damaged", 1, 1.0, damage=(HOSTILE,)),), diagnoses=(make_diagnosis(HOSTILE),),
     )  # fmt: skip
-    document = report(record_of(events), around)
+    document = report(context)
     page = Page(html_page(document))
     assert page.open == []
     assert not {"script", "img"} & set(page.tags)
@@ -118,34 +118,34 @@ def test_hostile_text_stays_text_everywhere(make_run, make_around):
 
 
 @pytest.mark.parametrize("num_events", [0, 1, 2, 3, 4, 5, 40])
-def test_a_run_cut_anywhere_has_a_report(make_run, make_around, num_events):
+def test_a_run_cut_anywhere_has_a_report(make_run, make_context, num_events):
     events = make_run()[:num_events]
-    page = page_of(record_of(events), make_around(findings=None, kept=(), price=None, now_s=BEGAN_S + 9999))
-    assert ("killed" if num_events else "not begun") in page.text
+    page = page_of(make_context(events, diagnoses=None, checkpoints=(), price=RunPrice(), now_s=BEGAN_S + 9999))
+    assert ("killed" if num_events else "not started") in page.text
     assert page.text.count("Embark") >= 2
 
 
-def test_without_a_price_it_says_hours_and_why(make_run, make_around):
-    text = page_of(record_of(make_run()), make_around(price=None, no_price="Nobody knows.")).text
+def test_without_a_price_it_says_hours_and_why(make_run, make_context):
+    text = page_of(make_context(make_run(), price=RunPrice(None, "Nobody knows."))).text
     assert "Nobody knows." in text
     assert "$" not in text
 
 
-def test_only_nan_losses_are_shown_as_such(make_run, make_around):
+def test_only_nan_losses_are_shown_as_such(make_run, make_context):
     events = [e if e.kind != "step" else Event("step", {**e.values, "loss": None, "auc": None}, e.time_s)
               for e in make_run() if e.kind != "eval"]
-    text = page_of(record_of(events), make_around()).text
+    text = page_of(make_context(events)).text
     assert "Normalized entropy" in text
     assert "finished" in text
 
 
-def test_a_long_run_makes_a_small_page(make_run, make_around):
-    html = html_page(report(record_of(make_run(num_steps=60_000, num_stops=0)), make_around()))
+def test_a_long_run_makes_a_small_page(make_run, make_context):
+    html = html_page(report(make_context(make_run(num_steps=60_000, num_stops=0))))
     assert len(html) < 400_000
 
 
-def test_markdown_has_the_same_sections_and_curves_in_letters(make_run, make_around):
-    document = report(record_of(make_run()), make_around())
+def test_markdown_has_the_same_sections_and_curves_in_letters(make_run, make_context):
+    document = report(make_context(make_run()))
     text = markdown_page(document)
     for section in document.sections:
         assert f"## {section.title}" in text

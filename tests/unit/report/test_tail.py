@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embark.events.events import parse_event
 from embark.report import tail as reading
-from embark.report.locations import FolderPlace
-from embark.report.tail import Tail, parse, sample
+from embark.report.run_files import RunFiles
+from embark.report.tail import Tail, sample
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tail(tmp_path: Path) -> Tail:
-    return Tail(FolderPlace(tmp_path), "events.jsonl")
+    return Tail(RunFiles(tmp_path), "events.jsonl")
 
 
 def test_a_line_is_told_once_and_only_when_it_is_whole(file: Path, tail: Tail):
@@ -36,12 +37,12 @@ def test_a_line_is_told_once_and_only_when_it_is_whole(file: Path, tail: Tail):
 
 
 def test_a_file_that_is_not_there_yet_or_any_more_is_no_fault(file: Path, tail: Tail):
-    assert tail.look().is_gone
+    assert tail.look().is_missing
     file.write_bytes(b"one\n")
     assert tail.look().lines == (b"one",)
     file.unlink()
     gone = tail.look()
-    assert (gone.is_gone, gone.is_new, gone.lines) == (True, True, ())
+    assert (gone.is_missing, gone.is_new, gone.lines) == (True, True, ())
     file.write_bytes(b"new\n")
     assert tail.look().lines == (b"new",)
 
@@ -97,7 +98,7 @@ def test_a_line_too_long_to_be_one_is_passed_over_and_not_held(
 def test_however_the_bytes_come_the_same_lines_are_told(tmp_path_factory, lines, data):
     folder = tmp_path_factory.mktemp("run")
     whole = b"".join(line + b"\n" for line in lines)
-    tail, found, at = Tail(FolderPlace(folder), "events.jsonl"), [], 0
+    tail, found, at = Tail(RunFiles(folder), "events.jsonl"), [], 0
     with (folder / "events.jsonl").open("ab", buffering=0) as file:
         while at < len(whole):
             piece = whole[at : at + data.draw(st.integers(1, 40))]
@@ -112,7 +113,7 @@ def test_samples_are_whole_lines_in_order_with_the_first_and_the_last(tmp_path: 
         for i in range(40_000):
             out.write(json.dumps({"event": "step", "time_s": i, "rank": 0, "step": i, "loss": 0.5}) + "\n")
     size = file.stat().st_size
-    lines = list(sample(FolderPlace(tmp_path), "events.jsonl", size))
+    lines = list(sample(RunFiles(tmp_path), "events.jsonl", size))
     steps = [json.loads(line)["step"] for line in lines if line]
     assert steps == sorted(set(steps))
     assert (steps[0], steps[-1]) == (0, 39_999)
@@ -130,12 +131,12 @@ def test_a_file_of_2_gb_is_sampled_without_being_read(tmp_path: Path, file: Path
         out.seek(0, os.SEEK_END)
         out.write(b"\n" + head)
     counted = _Counting(tmp_path)
-    events = [event for line in sample(counted, "events.jsonl", file.stat().st_size) if (event := parse(line))]
+    events = [event for line in sample(counted, "events.jsonl", file.stat().st_size) if (event := parse_event(line))]
     assert counted.num_bytes < 32 << 20
     assert len(events) > 1000
 
 
-class _Counting(FolderPlace):
+class _Counting(RunFiles):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.num_bytes = 0
@@ -153,10 +154,10 @@ class _Counting(FolderPlace):
     b'{"event": "step", "time_s": ' + b"9" * 5000 + b"}", b'{"event": "step", "time_s": 1, "step": 2',
 ])
 def test_what_is_no_event_is_none(line: bytes):
-    assert parse(line) is None
+    assert parse_event(line) is None
 
 
 def test_an_event_without_a_rank_or_with_a_nan_is_one():
-    event = parse(b'{"event": "step", "time_s": 5, "loss": NaN, "step": 3}')
+    event = parse_event(b'{"event": "step", "time_s": 5, "loss": NaN, "step": 3}')
     assert event is not None
     assert (event.kind, event.time_s, event.rank, event.values["step"]) == ("step", 5.0, 0, 3)

@@ -8,12 +8,12 @@ import { listen } from "./chart_input.js";
 import { drawAxes, drawLines, PAD } from "./chart_pen.js";
 
 const LEAST_LEFT = 36;
-const MAX_TOLD = 12;
+const MAX_SHOWN = 12;
 
 export class Chart {
-  // `told`: title, meaning, format, height, onZoom(low, high), onHover(x or null), hasLog, isStacked
-  constructor(told) {
-    this.told = told;
+  // `options`: title, meaning, format, height, onZoom(low, high), onHover(x or null), hasLog, isStacked
+  constructor(options) {
+    this.options = options;
     this.lines = [];
     this.marks = [];
     this.by = "step";
@@ -28,14 +28,14 @@ export class Chart {
     this.note = h("p", { cls: "empty", hidden: true });
     this.plot = h(
       "div",
-      { cls: "plot", style: { height: `${told.height ?? 190}px` } },
+      { cls: "plot", style: { height: `${options.height ?? 190}px` } },
       this.base,
       this.over,
       this.note,
       this.tip,
     );
     this.value = h("span", { cls: "value" });
-    this.log = told.hasLog
+    this.log = options.hasLog
       ? h(
           "button",
           {
@@ -51,8 +51,8 @@ export class Chart {
     this.legend = h("ul", { cls: "legend", hidden: true });
     this.root = h(
       "figure",
-      { cls: "card chart", tabindex: "0", role: "group", "aria-label": told.title },
-      h("figcaption", {}, h("span", { cls: "title", title: told.meaning }, told.title), this.value, this.log),
+      { cls: "card chart", tabindex: "0", role: "group", "aria-label": options.title },
+      h("figcaption", {}, h("span", { cls: "title", title: options.meaning }, options.title), this.value, this.log),
       this.plot,
       this.legend,
     );
@@ -63,7 +63,7 @@ export class Chart {
   // Lines: label, colour, dash, x, y, and where there are: mx and my (means), ex and ey (dots)
   show(lines, { by, zoom = null, smooth = 0, marks = [], value = "", isFaint = false } = {}) {
     Object.assign(this, { by: by ?? this.by, zoom, smooth, marks, isFaint });
-    this.lines = (this.told.isStacked ? stacked(lines) : lines).map((line) => {
+    this.lines = (this.options.isStacked ? stacked(lines) : lines).map((line) => {
       const isSmooth = smooth > 0 && line.mx?.length > 2;
       const [xs, ys] = isSmooth ? [line.mx, smoothed(line.my, smooth)] : [line.x, line.y];
       return { ...line, xs, ys, isSmooth };
@@ -72,7 +72,7 @@ export class Chart {
     this.note.hidden = lines.some((line) => line.x.length > 0);
     this.root.setAttribute(
       "aria-label",
-      `${this.told.title}: ${value || "no points yet"}. Arrow keys read points, plus and minus zoom, 0 shows all.`,
+      `${this.options.title}: ${value || "no points yet"}. Arrow keys read points, plus and minus zoom, 0 shows all.`,
     );
     this.invalidate();
   }
@@ -144,14 +144,14 @@ export class Chart {
     const place = this.isLog && least > 0 ? logarithmic : linear;
     this.isLogNow = place === logarithmic;
     const room = this.isLogNow ? 1 : (most - least || Math.abs(most) * 0.1 || 1) * 0.06;
-    const floor = this.told.fromZero ? Math.min(0, least) : least - room;
+    const floor = this.options.fromZero ? Math.min(0, least) : least - room;
     this.yRange = this.isLogNow ? [least / 1.05, most * 1.05] : [floor, most + room];
     this.y = place(...this.yRange, height - PAD.bottom, PAD.top);
     const pen = this.base.getContext("2d");
     pen.font = `11px ${token("--font")}`;
     this.values = (
       this.isLogNow ? logTicks(...this.yRange) : ticks(...this.yRange, Math.max(2, Math.floor(height / 30)))
-    ).map((value) => [value, value === 0 ? "0" : this.told.format(value, 3)]);
+    ).map((value) => [value, value === 0 ? "0" : this.options.format(value, 3)]);
     this.left = Math.max(LEAST_LEFT, ...this.values.map(([, label]) => pen.measureText(label).width + 12));
     this.x = linear(low, high, this.left, width - PAD.right);
   }
@@ -184,9 +184,9 @@ export class Chart {
       const [a, b] = this.band;
       pen.fillRect(Math.min(a, b), PAD.top, Math.abs(b - a), height - PAD.top - PAD.bottom);
     }
-    const told = this.hoverX === null || this.band ? [] : this.pointsAt(this.hoverX);
-    this.tip.hidden = !told.length || !this.isHovered;
-    if (!told.length) return;
+    const points = this.hoverX === null || this.band ? [] : this.pointsAt(this.hoverX);
+    this.tip.hidden = !points.length || !this.isHovered;
+    if (!points.length) return;
     const x = this.x(this.hoverX);
     pen.strokeStyle = token("--ink-faint");
     pen.lineWidth = 1;
@@ -194,7 +194,7 @@ export class Chart {
     pen.moveTo(Math.round(x) + 0.5, PAD.top);
     pen.lineTo(Math.round(x) + 0.5, height - PAD.bottom);
     pen.stroke();
-    for (const point of told) {
+    for (const point of points) {
       pen.beginPath();
       pen.arc(this.x(point.x), this.y(point.top ?? point.y), 3.5, 0, 7);
       pen.fillStyle = point.line.colour;
@@ -203,7 +203,7 @@ export class Chart {
       pen.lineWidth = 1.5;
       pen.stroke();
     }
-    if (this.isHovered) this.showTip(told, x);
+    if (this.isHovered) this.showTip(points, x);
   }
 
   pointsAt(x) {
@@ -220,20 +220,20 @@ export class Chart {
       });
   }
 
-  showTip(told, x) {
-    const at = this.by === "time" ? timeLabel(this.hoverX) : `step ${count(told[0].x)}`;
-    const rows = told
-      .slice(0, MAX_TOLD)
+  showTip(points, x) {
+    const at = this.by === "time" ? timeLabel(this.hoverX) : `step ${count(points[0].x)}`;
+    const rows = points
+      .slice(0, MAX_SHOWN)
       .map(({ line, y }) =>
         h(
           "div",
           { cls: "row" },
           h("i", { cls: "swatch", style: { background: line.colour } }),
           h("span", { cls: "name" }, line.label),
-          h("b", {}, this.told.format(y, 4)),
+          h("b", {}, this.options.format(y, 4)),
         ),
       );
-    const more = told.length > MAX_TOLD ? [h("div", { cls: "more" }, `and ${told.length - MAX_TOLD} more`)] : [];
+    const more = points.length > MAX_SHOWN ? [h("div", { cls: "more" }, `and ${points.length - MAX_SHOWN} more`)] : [];
     this.tip.replaceChildren(h("div", { cls: "at" }, at), ...rows, ...more);
     const isLeft = x > this.size.width / 2;
     this.tip.style.left = isLeft ? "auto" : `${x + 12}px`;

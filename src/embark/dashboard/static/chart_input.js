@@ -3,7 +3,7 @@
 const MIN_DRAG = 6;
 
 export function listen(chart) {
-  const { plot, root, told } = chart;
+  const { plot, root, options } = chart;
   let dragFrom = null;
   const placeOf = (event) => event.clientX - plot.getBoundingClientRect().left;
 
@@ -36,7 +36,7 @@ export function listen(chart) {
   // A finger leaves as soon as it is lifted; what it pointed at stays until it points elsewhere.
   plot.addEventListener("pointerleave", (event) => event.pointerType === "touch" || hush(chart));
   document.addEventListener("pointerdown", (event) => root.contains(event.target) || !chart.isHovered || hush(chart));
-  plot.addEventListener("dblclick", () => told.onZoom?.(null));
+  plot.addEventListener("dblclick", () => options.onZoom?.(null));
   root.addEventListener("blur", () => hush(chart));
   root.addEventListener("keydown", (event) => {
     if (event.target !== root || event.ctrlKey || event.metaKey || event.altKey || !chart.x) return;
@@ -54,25 +54,25 @@ function onKey(chart, { key, shiftKey }) {
     else say(chart, Math.min(high, Math.max(low, at + (way * span) / 50)));
   } else if (key === "+" || key === "=") zoomTo(chart, at - span / 4, at + span / 4);
   else if (key === "-") zoomTo(chart, at - span, at + span);
-  else if (key === "0" || key === "Escape") chart.told.onZoom?.(null);
+  else if (key === "0" || key === "Escape") chart.options.onZoom?.(null);
   else if (key === "l" && chart.log) chart.setLog(!chart.isLog);
   else return false;
   return true;
 }
 
 function zoomTo(chart, low, high) {
-  if (high > low) chart.told.onZoom?.([low, high]);
+  if (high > low) chart.options.onZoom?.([low, high]);
 }
 
 function say(chart, x) {
   chart.isHovered = true;
-  if (chart.told.onHover) chart.told.onHover(x);
+  if (chart.options.onHover) chart.options.onHover(x);
   chart.hover(x);
 }
 
 function hush(chart) {
   chart.isHovered = false;
-  if (chart.told.onHover) chart.told.onHover(null);
+  if (chart.options.onHover) chart.options.onHover(null);
   chart.hoverX = 0;
   chart.hover(null);
 }

@@ -47,8 +47,8 @@ export function drawLines(chart, pen) {
   pen.clip();
   for (const mark of chart.marks) drawMark(chart, pen, mark, height);
   pen.lineJoin = "round";
-  if (chart.told.isStacked) for (const line of [...chart.lines].reverse()) fillBelow(chart, pen, line);
-  for (const line of chart.told.isStacked ? [] : strongLast(chart.lines)) {
+  if (chart.options.isStacked) for (const line of [...chart.lines].reverse()) fillBelow(chart, pen, line);
+  for (const line of chart.options.isStacked ? [] : strongLast(chart.lines)) {
     pen.strokeStyle = line.colour;
     if (line.isSmooth && (chart.lines.length <= MAX_FAINT || line.isStrong)) {
       pen.setLineDash([]);

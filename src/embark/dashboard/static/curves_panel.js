@@ -4,7 +4,7 @@ import { Chart } from "./chart.js";
 import { fill } from "./dom.js";
 import { figure, inUnit } from "./format.js";
 import { colourOf, dashOf } from "./palette.js";
-import { choices, focused, isShown, placeOfRun, told, view } from "./state.js";
+import { choices, focused, isShown, placeOfRun, server, view } from "./state.js";
 
 const CURVES = [
   {
@@ -54,7 +54,7 @@ export function curvesPanel(root, { onZoom }) {
   );
 
   const update = () => {
-    const shown = told.runs.filter(isShown);
+    const shown = server.runs.filter(isShown);
     for (const [curve, chart] of charts) {
       const lines = shown.flatMap((run) => line(run, curve.name, shown.length));
       const own = focused();
@@ -71,7 +71,7 @@ export function curvesPanel(root, { onZoom }) {
 }
 
 function line(run, name, numShown) {
-  const held = (view.zoom && told.near.get(run.id)) || told.curves.get(run.id);
+  const held = (view.zoom && server.near.get(run.id)) || server.curves.get(run.id);
   const curve = held?.curves?.[name];
   if (!curve?.x.length) return [];
   const place = placeOfRun(run.id);
@@ -88,7 +88,7 @@ function line(run, name, numShown) {
 }
 
 function marksOf(run) {
-  const detail = told.detail?.id === run.id ? told.detail : null;
+  const detail = server.detail?.id === run.id ? server.detail : null;
   const kinds = new Set(["interrupt", "resume", "error"]);
   return (detail?.marks ?? [])
     .filter((mark) => kinds.has(mark.kind))

@@ -5,7 +5,7 @@ import { fill, h, onChange } from "./dom.js";
 const MAX_SHOWN = 3;
 
 export function diagnosisPanel(root) {
-  const draw = onChange((found, trouble, warnings) => {
+  const draw = onChange((found, error, warnings) => {
     root.hidden = !found.length && !warnings.length;
     const shown = found
       .slice(0, MAX_SHOWN)
@@ -19,7 +19,7 @@ export function diagnosisPanel(root) {
           h(
             "p",
             { cls: "note" },
-            `${one.name}; seen in ${one.place}${one.line ? `, line ${one.line}` : ""}: `,
+            `${one.name}; seen in ${one.file}${one.line ? `, line ${one.line}` : ""}: `,
             h("code", {}, one.evidence),
           ),
         ),
@@ -33,13 +33,13 @@ export function diagnosisPanel(root) {
       shown,
       more,
       found.length ? [] : warnings.map((text) => h("article", { cls: "finding is-warning" }, h("p", {}, text))),
-      trouble ? h("p", { cls: "note" }, trouble) : null,
+      error ? h("p", { cls: "note" }, error) : null,
     );
   });
   return (diagnosis, detail) =>
     draw(
       diagnosis?.found ?? [],
-      diagnosis?.trouble ?? "",
+      diagnosis?.error ?? "",
       (detail?.notes ?? [])
         .filter((note) => note.level === "warning")
         .slice(-MAX_SHOWN)

@@ -26,11 +26,11 @@ export function fill(parent, ...children) {
 // Draws again only where what is shown has changed: focus, selection and scroll stay where they are.
 export function onChange(draw) {
   let before;
-  return (...told) => {
-    const now = JSON.stringify(told);
+  return (...values) => {
+    const now = JSON.stringify(values);
     if (now === before) return;
     before = now;
-    draw(...told);
+    draw(...values);
   };
 }
 

@@ -3,7 +3,7 @@
 import { fill, h, onChange } from "./dom.js";
 import { clock, count, duration, figure, known, seconds, short, usd } from "./format.js";
 import { pill, share } from "./runs_panel.js";
-import { told } from "./state.js";
+import { server } from "./state.js";
 
 export function headPanel(root) {
   const draw = onChange((run, detail) => {
@@ -26,7 +26,7 @@ export function headPanel(root) {
       h("dl", { cls: "figures" }, figures(run, detail)),
     );
   });
-  return (run) => draw(shownOf(run), run && told.detail?.id === run.id ? extra(told.detail) : null);
+  return (run) => draw(shownOf(run), run && server.detail?.id === run.id ? extra(server.detail) : null);
 }
 
 // What is drawn, rounded as it is drawn, so that a figure that reads the same draws nothing.
@@ -47,11 +47,8 @@ const extra = (detail) => ({
 });
 
 function sentence(run) {
-  const parts = [run.words];
-  if (run.state === "running" && !run.words)
-    parts.push(run.seconds_left !== null ? `About ${duration(run.seconds_left)} to go.` : "Under way.");
-  if (run.state === "killed" || run.state === "deleted") parts.push(`Last heard of at ${clock(run.last_s)}.`);
-  if (run.state === "killed") parts.push(`Started again, it goes on from its last checkpoint.`);
+  const parts = [run.sentence];
+  if (run.state === "killed" || run.state === "deleted") parts.push(`Last event at ${clock(run.last_s)}.`);
   if (run.is_sampled) parts.push(`Shown from samples: ${(100 * run.share_read).toFixed(0)} % of its events are read.`);
   if (run.num_bad_lines)
     parts.push(`${count(run.num_bad_lines)} ${run.num_bad_lines === 1 ? "line" : "lines"} could not be read.`);
@@ -88,7 +85,7 @@ function figures(run, detail) {
   return rows.map(([name, value, note]) =>
     h(
       "div",
-      { title: name === "Spent" ? money.words : null },
+      { title: name === "Spent" ? money.price : null },
       h("dt", {}, name),
       h("dd", {}, value),
       h("dd", { cls: "note" }, note),

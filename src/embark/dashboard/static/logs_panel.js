@@ -40,9 +40,9 @@ export function logsPanel(root) {
       names.map((name, at) => h("option", { value: String(at), selected: at === file }, name)),
     ),
   );
-  const draw = onChange((told) => {
+  const draw = onChange((all) => {
     const isAtEnd = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 40;
-    const shown = told.filter((line) => !level.value || line.level === "error" || line.level === level.value);
+    const shown = all.filter((line) => !level.value || line.level === "error" || line.level === level.value);
     fill(
       lines,
       shown.length

@@ -22,37 +22,37 @@ export function machinePanel(root) {
       fill(grid, empty("No measurements of GPUs, hosts or ranks in this run: ranks and phases events carry them."));
       return;
     }
-    for (const told of charts) {
-      if (!made.has(told.key)) {
+    for (const data of charts) {
+      if (!made.has(data.key)) {
         made.set(
-          told.key,
+          data.key,
           new Chart({
-            title: told.title,
-            format: inUnit(told.unit),
+            title: data.title,
+            format: inUnit(data.unit),
             height: 150,
-            isStacked: told.key === "phases",
-            fromZero: told.key !== "temperature_c",
+            isStacked: data.key === "phases",
+            fromZero: data.key !== "temperature_c",
             onZoom: setZoom,
-            onHover: (x) => made.forEach((other, key) => key !== told.key && other.hover(x)),
+            onHover: (x) => made.forEach((other, key) => key !== data.key && other.hover(x)),
           }),
         );
       }
-      const chart = made.get(told.key);
-      chart.root.dataset.chart = told.key;
-      const lines = told.lines.map((line, place) => ({
+      const chart = made.get(data.key);
+      chart.root.dataset.chart = data.key;
+      const lines = data.lines.map((line, place) => ({
         ...line,
-        colour: told.key === "phases" ? phaseColour(line.label.replaceAll("-", "_")) : colourOf(place),
+        colour: data.key === "phases" ? phaseColour(line.label.replaceAll("-", "_")) : colourOf(place),
       }));
       chart.given = lines;
       const last = lines.length === 1 ? lines[0].y.findLast((value) => value !== null) : undefined;
-      chart.show(lines, { by: choices.by, zoom, value: last === undefined ? "" : inUnit(told.unit)(last) });
+      chart.show(lines, { by: choices.by, zoom, value: last === undefined ? "" : inUnit(data.unit)(last) });
       chart.showLegend(
-        told.num_lines > lines.length
-          ? lines.map((line) => ({ ...line, label: `${line.label} of ${told.num_lines}` }))
+        data.num_lines > lines.length
+          ? lines.map((line) => ({ ...line, label: `${line.label} of ${data.num_lines}` }))
           : lines,
       );
     }
-    const there = charts.map((told) => made.get(told.key).root);
+    const there = charts.map((data) => made.get(data.key).root);
     if (there.length !== grid.children.length || there.some((root, at) => grid.children[at] !== root))
       fill(grid, there);
   };

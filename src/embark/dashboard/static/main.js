@@ -3,13 +3,13 @@
 import { askCharts, askCurves, askDiagnosis, askRun, askRuns } from "./api.js";
 import { curvesPanel } from "./curves_panel.js";
 import { diagnosisPanel } from "./diagnosis_panel.js";
-import { aboutPanel, foresightPanel, moneyPanel } from "./foresight_panel.js";
+import { aboutPanel, predictionPanel, moneyPanel } from "./prediction_panel.js";
 import { headPanel } from "./head_panel.js";
 import { logsPanel } from "./logs_panel.js";
 import { machinePanel } from "./machine_panel.js";
 import { planPanel } from "./plan_panel.js";
 import { runsPanel } from "./runs_panel.js";
-import { choices, choose, focused, isShown, told, view } from "./state.js";
+import { choices, choose, focused, isShown, server, view } from "./state.js";
 import { phasesPanel, ranksPanel } from "./step_panel.js";
 import { timelinePanel } from "./timeline_panel.js";
 import { toolbar } from "./toolbar.js";
@@ -35,7 +35,7 @@ const ofDetail = [
   phasesPanel(at("phases")),
   ranksPanel(at("ranks")),
   planPanel(at("plan")),
-  foresightPanel(at("foresight")),
+  predictionPanel(at("prediction")),
   moneyPanel(at("money")),
   aboutPanel(at("about")),
 ];
@@ -46,10 +46,10 @@ function redraw() {
   drawRuns();
   drawHead(focused());
   drawCurves.now();
-  drawMachines(told.charts?.id === focused()?.id ? told.charts?.charts : null);
-  const detail = told.detail?.id === focused()?.id ? told.detail : null;
+  drawMachines(server.charts?.id === focused()?.id ? server.charts?.charts : null);
+  const detail = server.detail?.id === focused()?.id ? server.detail : null;
   ofDetail.forEach((draw) => draw(detail));
-  drawDiagnosis(told.diagnosis?.id === focused()?.id ? told.diagnosis : null, detail);
+  drawDiagnosis(server.diagnosis?.id === focused()?.id ? server.diagnosis : null, detail);
   drawLogs(focused());
   const run = focused();
   document.title = run ? `${run.name} · embark watch` : "embark watch";
@@ -58,11 +58,11 @@ function redraw() {
 async function look() {
   try {
     const answer = await askRuns();
-    Object.assign(told, { runs: answer.runs, nowS: answer.now_s, trouble: answer.trouble, isLive: true });
+    Object.assign(server, { runs: answer.runs, nowS: answer.now_s, error: answer.error, isLive: true });
     drawHead(focused());
     await Promise.all([lookAtCurves().then(drawCurves.now), lookAtFocus()]);
   } catch (error) {
-    Object.assign(told, { isLive: false, trouble: error.message });
+    Object.assign(server, { isLive: false, error: error.message });
   }
   setTimeout(look, document.hidden ? LOOK_HIDDEN_MS : LOOK_MS);
   redraw();
@@ -71,9 +71,9 @@ async function look() {
 
 async function lookAtCurves() {
   const stale = (held) =>
-    told.runs.filter((run) => isShown(run) && held.get(run.id)?.version !== run.version).map((run) => run.id);
-  await take(told.curves, stale(told.curves), {});
-  if (view.zoom) await take(told.near, stale(told.near), near());
+    server.runs.filter((run) => isShown(run) && held.get(run.id)?.version !== run.version).map((run) => run.id);
+  await take(server.curves, stale(server.curves), {});
+  if (view.zoom) await take(server.near, stale(server.near), near());
 }
 
 async function take(held, ids, part) {
@@ -92,17 +92,17 @@ function near() {
 async function lookAtFocus() {
   const run = focused();
   if (!run) return;
-  if (told.detail?.id !== run.id || told.detail.version !== run.version || told.detail.state !== run.state) {
+  if (server.detail?.id !== run.id || server.detail.version !== run.version || server.detail.state !== run.state) {
     const by = choices.by;
     const [detail, charts] = await Promise.all([askRun(run.id), askCharts(run.id, { by, points: 400 })]);
-    if (by === choices.by) Object.assign(told, { detail, charts: { ...charts, id: run.id } });
+    if (by === choices.by) Object.assign(server, { detail, charts: { ...charts, id: run.id } });
   }
-  const isDue = performance.now() - diagnosed.atMs > DIAGNOSE_MS && told.diagnosis?.version !== run.version;
+  const isDue = performance.now() - diagnosed.atMs > DIAGNOSE_MS && server.diagnosis?.version !== run.version;
   if (diagnosed.id !== run.id || diagnosed.state !== run.state || isDue) {
     diagnosed = { id: run.id, state: run.state, atMs: performance.now() };
     askDiagnosis(run.id)
       .then((found) => {
-        told.diagnosis = { ...found, id: run.id, version: run.version };
+        server.diagnosis = { ...found, id: run.id, version: run.version };
         redraw();
       })
       .catch(() => {});
@@ -134,7 +134,7 @@ function resmooth() {
 
 function zoomTo(range) {
   view.zoom = range;
-  told.near.clear();
+  server.near.clear();
   drawTools();
   drawCurves.now();
   if (range)
@@ -146,9 +146,9 @@ function zoomTo(range) {
 function changeBy(by) {
   choose({ by });
   view.zoom = null;
-  told.curves.clear();
-  told.near.clear();
-  told.detail = told.charts = null;
+  server.curves.clear();
+  server.near.clear();
+  server.detail = server.charts = null;
   Promise.all([lookAtCurves(), lookAtFocus()])
     .then(redraw)
     .catch(() => {});

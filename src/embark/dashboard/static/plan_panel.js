@@ -13,7 +13,7 @@ export function planPanel(root) {
   fill(root, card("Sharding plan", { cls: "plan" }, body));
   const draw = onChange((plan) => {
     if (!plan) {
-      fill(body, empty("No plan yet: it is told when the tables have been placed, before the first step."));
+      fill(body, empty("No plan yet: it comes when the tables are placed, before the first step."));
       return;
     }
     const ranks = plan.per_rank.slice(0, MAX_RANKS);
@@ -115,13 +115,13 @@ export function planPanel(root) {
   return (detail) => detail && draw(detail.plan);
 }
 
-// Ranks are on GPUs in the order that hosts and their GPUs are told.
+// Ranks are on GPUs in the order of hosts and their GPUs.
 function gauge(plan, one) {
   const gpu = plan.gpus[one.rank];
   const share = gpu
     ? (100 * gpu.used_bytes) / gpu.total_bytes
-    : plan.room_bytes
-      ? (100 * one.total) / plan.room_bytes
+    : plan.gpu_bytes
+      ? (100 * one.total) / plan.gpu_bytes
       : null;
   if (share === null) return null;
   const words = gpu

@@ -3,7 +3,7 @@
 import { fill, h, onChange } from "./dom.js";
 import { clock, count, duration, figure } from "./format.js";
 import { colourOf } from "./palette.js";
-import { choices, focused, isShown, told } from "./state.js";
+import { choices, focused, isShown, server } from "./state.js";
 
 const MANY = 7;
 export const STATES = {
@@ -29,12 +29,12 @@ export function runsPanel(root, { onFocus, onToggle }) {
 
   const draw = () => {
     const words = search.value.toLowerCase();
-    search.hidden = told.runs.length < MANY;
+    search.hidden = server.runs.length < MANY;
     fill(
       list,
-      told.runs.filter((run) => run.name.toLowerCase().includes(words)).map((run) => row(run, told.runs.indexOf(run))),
+      server.runs.filter((run) => run.name.toLowerCase().includes(words)).map((run) => row(run, server.runs.indexOf(run))),
     );
-    if (!told.runs.length)
+    if (!server.runs.length)
       fill(list, h("li", { cls: "empty" }, "No run here yet. Start one with embark train; it appears by itself."));
   };
   const redraw = onChange((..._shown) => {
@@ -81,7 +81,7 @@ export function runsPanel(root, { onFocus, onToggle }) {
 
   return () =>
     redraw(
-      told.runs.map((run) => [run.id, run.name, run.state, facts(run), share(run).toFixed(1), isShown(run)]),
+      server.runs.map((run) => [run.id, run.name, run.state, facts(run), share(run).toFixed(1), isShown(run)]),
       choices.focus,
       document.documentElement.dataset.mode,
     );

@@ -1,4 +1,4 @@
-// What the person has chosen, and what the server has told. One object; whoever changes it says so.
+// What the person has chosen, and what the server has sent. One object; code that changes it redraws.
 
 const KEPT = "embark-watch";
 const CHOICES = { by: "step", smooth: 0.6, theme: "auto", hidden: [], picked: [], focus: null };
@@ -14,12 +14,12 @@ function remembered() {
 
 export const choices = remembered();
 
-export const told = {
+export const server = {
   runs: [],
   nowS: 0,
   isLive: true,
-  trouble: "",
-  curves: new Map(), // id: what the server told of its curves, for the whole run
+  error: "",
+  curves: new Map(), // id: its curves, for the complete run
   near: new Map(), // the same of the part that is zoomed to
   detail: null,
   charts: null,
@@ -39,9 +39,9 @@ export function choose(changes) {
 
 export const isShown = ({ id }) =>
   choices.picked.includes(id) || (!choices.hidden.includes(id) && placeOfRun(id) < MAX_DRAWN);
-export const focused = () => told.runs.find((run) => run.id === choices.focus) ?? told.runs[0] ?? null;
+export const focused = () => server.runs.find((run) => run.id === choices.focus) ?? server.runs[0] ?? null;
 export const placeOfRun = (id) =>
   Math.max(
     0,
-    told.runs.findIndex((run) => run.id === id),
+    server.runs.findIndex((run) => run.id === id),
   );

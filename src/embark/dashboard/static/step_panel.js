@@ -79,7 +79,7 @@ export function ranksPanel(root) {
       fill(body, empty("No step times by rank: a run of several ranks tells them as it trains."));
       return;
     }
-    const slow = ranks.filter((rank) => Object.keys(rank.straggles).length);
+    const slow = ranks.filter((rank) => Object.keys(rank.slower_than).length);
     const most = Math.max(...ranks.map((rank) => rank.step_s ?? 0), 1e-9);
     const shown =
       ranks.length > MAX_BARS ? [...ranks].sort((a, b) => (b.step_s ?? 0) - (a.step_s ?? 0)).slice(0, MAX_BARS) : ranks;
@@ -93,7 +93,7 @@ export function ranksPanel(root) {
           h(
             "div",
             {
-              cls: Object.keys(rank.straggles).length ? "rank is-slow" : "rank",
+              cls: Object.keys(rank.slower_than).length ? "rank is-slow" : "rank",
               title: `rank ${rank.rank}: step ${seconds(rank.step_s)}, of it input ${seconds(rank.input_s)}`,
             },
             h("span", { cls: "name" }, String(rank.rank)),
@@ -127,8 +127,8 @@ function sentence(ranks, slow) {
   if (ranks.length === 1) return "One rank: there is no other to wait for.";
   if (!slow.length) return ranks.length === 2 ? "Both ranks keep pace." : `All ${ranks.length} ranks keep pace.`;
   const worst = slow.reduce((a, b) => ((a.step_s ?? 0) >= (b.step_s ?? 0) ? a : b));
-  const where = ["input_s", "own_s", "step_s"].find((name) => worst.straggles[name] !== undefined);
-  const others = seconds(worst.straggles[where]);
+  const where = ["input_s", "own_s", "step_s"].find((name) => worst.slower_than[name] !== undefined);
+  const others = seconds(worst.slower_than[where]);
   const what =
     where === "input_s"
       ? `it waits ${seconds(worst.input_s)} for input at every step, the others ${others}`
@@ -136,5 +136,5 @@ function sentence(ranks, slow) {
         ? `its own work takes ${seconds(worst.own_s)} a step, the others' ${others}`
         : `its step takes ${seconds(worst.step_s)}, the others' ${others}`;
   const more = slow.length > 1 ? ` So do ${slow.length - 1} more.` : "";
-  return `Rank ${worst.rank} straggles: ${what}. All others wait for it.${more}`;
+  return `Rank ${worst.rank} is slow: ${what}. All others wait for it.${more}`;
 }

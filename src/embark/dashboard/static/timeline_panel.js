@@ -29,7 +29,7 @@ export function timelinePanel(root) {
     const width = Math.max(280, body.clientWidth || WIDTH);
     const place = (at) => LEFT + (at / last) * (width - LEFT - RIGHT);
     const say = (mark) => {
-      tip.textContent = `${clock(mark.time_s)}, after ${timeLabel(mark.at_s)}: ${mark.words}`;
+      tip.textContent = `${clock(mark.time_s)}, after ${timeLabel(mark.at_s)}: ${mark.text}`;
     };
     const svg = h(
       "svg",
@@ -53,7 +53,7 @@ export function timelinePanel(root) {
             transform: `translate(${place(mark.at_s).toFixed(1)},20)`,
             tabindex: ["save", "eval"].includes(mark.kind) && marks.length > 40 ? null : "0",
             role: "img",
-            "aria-label": mark.words,
+            "aria-label": mark.text,
             onpointerenter: () => say(mark),
             onfocus: () => say(mark),
           },
@@ -90,8 +90,8 @@ function drawn(marks) {
   return [...there.filter((mark) => !isBad(mark)), ...there.filter(isBad)];
 }
 
-function legend(told) {
-  const marks = drawn(told);
+function legend(events) {
+  const marks = drawn(events);
   const numOf = (kind) => marks.filter((mark) => mark.kind === kind).length;
   const there = Object.entries(KINDS).filter(([kind]) => marks.some((mark) => mark.kind === kind));
   return h(

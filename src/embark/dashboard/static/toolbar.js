@@ -2,7 +2,7 @@
 
 import { fill, h, onChange } from "./dom.js";
 import { forgetTokens } from "./palette.js";
-import { choices, choose, told, view } from "./state.js";
+import { choices, choose, server, view } from "./state.js";
 
 const THEMES = ["auto", "light", "dark"];
 
@@ -45,13 +45,13 @@ export function toolbar(root, { onChange: changed, onSmooth, onBy, onReset }) {
   isDarkOutside.addEventListener("change", () => changed());
   const mode = () => (choices.theme === "auto" ? (isDarkOutside.matches ? "dark" : "light") : choices.theme);
 
-  const draw = onChange((choice, isLive, trouble, isZoomed) => {
+  const draw = onChange((choice, isLive, error, isZoomed) => {
     document.documentElement.dataset.mode = choice.mode;
     forgetTokens();
     fill(
       live,
-      h("i", { cls: isLive && !trouble ? "dot" : "dot is-bad", "aria-hidden": "true" }),
-      isLive ? (trouble ? `live, but: ${trouble}` : "live") : "no connection; trying again",
+      h("i", { cls: isLive && !error ? "dot" : "dot is-bad", "aria-hidden": "true" }),
+      isLive ? (error ? `live, but: ${error}` : "live") : "no connection; trying again",
     );
     by.forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.by === choice.by)));
     amount.textContent = choice.smooth ? choice.smooth.toFixed(2) : "off";
@@ -62,8 +62,8 @@ export function toolbar(root, { onChange: changed, onSmooth, onBy, onReset }) {
   return () =>
     draw(
       { theme: choices.theme, mode: mode(), by: choices.by, smooth: choices.smooth },
-      told.isLive,
-      told.trouble,
+      server.isLive,
+      server.error,
       view.zoom !== null,
     );
 }

@@ -3,11 +3,11 @@
 import { card, empty, fill, h, onChange } from "./dom.js";
 import { duration, inUnit, known, usd } from "./format.js";
 
-export function foresightPanel(root) {
+export function predictionPanel(root) {
   const body = h("div", {});
-  fill(root, card("Prediction and fact", {}, body));
-  const draw = onChange((foresight) => {
-    if (!foresight) {
+  fill(root, card("Predicted vs. actual", {}, body));
+  const draw = onChange((prediction) => {
+    if (!prediction) {
       fill(
         body,
         empty(
@@ -27,7 +27,7 @@ export function foresightPanel(root) {
           h(
             "tr",
             {},
-            ["", foresight.is_calibrated ? "predicted" : "estimated", "fact", ""].map((name) =>
+            ["", prediction.is_calibrated ? "predicted" : "estimated", "actual", ""].map((name) =>
               h("th", { scope: "col" }, name),
             ),
           ),
@@ -35,24 +35,24 @@ export function foresightPanel(root) {
         h(
           "tbody",
           {},
-          foresight.rows.map(({ name, unit, predicted, fact }) =>
+          prediction.rows.map(({ name, unit, predicted, actual }) =>
             h(
               "tr",
               {},
               h("th", { scope: "row" }, name),
               h("td", {}, inUnit(unit)(predicted)),
-              h("td", {}, inUnit(unit)(fact)),
-              h("td", { cls: off(predicted, fact) > 0.2 ? "is-warning" : "" }, apart(predicted, fact)),
+              h("td", {}, inUnit(unit)(actual)),
+              h("td", { cls: off(predicted, actual) > 0.2 ? "is-warning" : "" }, apart(predicted, actual)),
             ),
           ),
         ),
       ),
-      foresight.bound_by
-        ? h("p", { cls: "note" }, `The step is expected to be bound by ${foresight.bound_by.replaceAll("_", " ")}.`)
+      prediction.bound_by
+        ? h("p", { cls: "note" }, `Predicted bottleneck: ${prediction.bound_by.replaceAll("_", " ")}.`)
         : null,
     );
   });
-  return (detail) => detail && draw(detail.foresight);
+  return (detail) => detail && draw(detail.prediction);
 }
 
 export function moneyPanel(root) {
@@ -63,7 +63,7 @@ export function moneyPanel(root) {
       fill(
         body,
         empty(
-          money.words || "No price is known: name the machine in the spec's [place], and its price is in the catalog.",
+          money.price || "No price is known: name the machine in the spec's [place], and its price is in the catalog.",
         ),
       );
       return;
@@ -96,7 +96,7 @@ export function moneyPanel(root) {
           rows.filter(Boolean).map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, value))),
         ),
       ),
-      h("p", { cls: "note" }, money.words),
+      h("p", { cls: "note" }, money.price),
       money.lost ? h("p", { cls: "note" }, `It was ${money.lost}.`) : null,
     );
   });
@@ -130,14 +130,14 @@ export function aboutPanel(root) {
 
 const round = (money) => ({ ...money, spent_usd: cents(money.spent_usd), to_go_usd: cents(money.to_go_usd) });
 const cents = (value) => (known(value) ? Math.round(value * 100) / 100 : null);
-const off = (predicted, fact) =>
-  known(predicted) && known(fact) && predicted > 0 ? Math.abs(fact / predicted - 1) : 0;
+const off = (predicted, actual) =>
+  known(predicted) && known(actual) && predicted > 0 ? Math.abs(actual / predicted - 1) : 0;
 
-function apart(predicted, fact) {
-  if (!known(predicted) || !known(fact) || predicted <= 0) return "";
-  const share = fact / predicted - 1;
+function apart(predicted, actual) {
+  if (!known(predicted) || !known(actual) || predicted <= 0) return "";
+  const share = actual / predicted - 1;
   if (Math.abs(share) < 0.005) return "as predicted";
   return Math.abs(share) > 1
-    ? `${(fact / predicted).toFixed(1)} ×`
+    ? `${(actual / predicted).toFixed(1)} ×`
     : `${share > 0 ? "+" : "−"}${Math.abs(100 * share).toFixed(0)} %`;
 }

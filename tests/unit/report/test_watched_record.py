@@ -8,24 +8,21 @@ from typing import Any
 import pytest
 from watched_runs import event_lines, line, ranks_line, step_line
 
-from embark.report.liveness import Life, life_of
-from embark.report.tail import parse
-from embark.report.timeline import Story
+from embark.report.record import Record
+from embark.report.status import RunStatus, status_of
 
 NOW = 1_800_000_000.0
 
 
-def story_of(lines: list[str], now_s: float = NOW) -> Story:
-    story = Story()
+def record_of(lines: list[str], now_s: float = NOW) -> Record:
+    record = Record()
     for text in lines:
-        event = parse(text.encode())
-        if event is not None:
-            story.take(event, now_s)
-    return story
+        record.add_line(text.encode(), now_s)
+    return record
 
 
-def life(lines: list[str], *, now_s: float = NOW, **told: Any) -> Life:
-    return life_of(story_of(lines, now_s), now_s, **{"is_gone": False, "is_remote": False, **told})
+def status(lines: list[str], *, now_s: float = NOW, **options: Any) -> RunStatus:
+    return status_of(record_of(lines, now_s), now_s, **options)
 
 
 def begun(**told: Any) -> list[str]:
@@ -33,85 +30,85 @@ def begun(**told: Any) -> list[str]:
 
 
 def test_a_run_that_spoke_just_now_is_running_and_says_what_is_left():
-    story = story_of(begun(num_steps=1000, until_step=200))
-    assert life_of(story, NOW, is_gone=False, is_remote=False).state == "running"
-    assert (story.steps_done, story.num_steps) == (200, 1000)
-    assert story.seconds_left == pytest.approx(80.0)
+    record = record_of(begun(num_steps=1000, until_step=200))
+    assert status_of(record, NOW).state == "running"
+    assert (record.steps_done, record.num_steps) == (200, 1000)
+    assert record.seconds_left == pytest.approx(80.0)
 
 
 def test_a_run_that_said_it_is_done_is_finished():
-    assert life(list(event_lines(first_s=NOW - 9000))).state == "finished"
+    assert status(list(event_lines(first_s=NOW - 9000))).state == "finished"
 
 
 def test_a_run_without_a_word_for_many_of_its_intervals_is_killed_and_says_since_when():
-    found = life(begun(), now_s=NOW + 3600)
+    found = status(begun(), now_s=NOW + 3600)
     assert found.state == "killed"
     assert found.last_s == pytest.approx(NOW)
-    assert "1 h 00 min" in found.words
-    assert "every 1.0 s" in found.words
+    assert "1 h 00 min" in found.sentence
+    assert "every 1.0 s" in found.sentence
 
 
 def test_a_run_that_is_as_silent_as_it_was_before_is_not_killed():
     lines = [*begun(), step_line(210, NOW + 300), step_line(220, NOW + 301)]
-    assert life(lines, now_s=NOW + 301 + 400).state == "running"
-    assert life(lines, now_s=NOW + 301 + 500).state == "killed"
+    assert status(lines, now_s=NOW + 301 + 400).state == "running"
+    assert status(lines, now_s=NOW + 301 + 500).state == "killed"
 
 
 def test_a_run_far_away_is_heard_of_when_it_saves():
-    assert life(begun(), now_s=NOW + 900, is_remote=True).state == "running"
-    assert life(begun(), now_s=NOW + 4000, is_remote=True).state == "killed"
+    assert status(begun(), now_s=NOW + 900, is_remote=True).state == "running"
+    assert status(begun(), now_s=NOW + 4000, is_remote=True).state == "killed"
 
 
 def test_a_run_that_was_preempted_is_stopped_and_says_from_where_it_goes_on():
     lines = [*begun(), line("save", NOW, step=200), line("interrupt", NOW, step=200, signal="SIGTERM"),
              line("end", NOW, outcome="interrupted", step=200)]
-    found = life(lines)
+    found = status(lines)
     assert found.state == "stopped"
-    assert "SIGTERM" in found.words
-    assert "Saved at step 200" in found.words
+    assert "SIGTERM" in found.sentence
+    assert "to resume from step 200" in found.sentence
 
 
 def test_a_run_that_told_an_error_has_failed():
-    found = life([*begun(), line("error", NOW, text="out of memory\n  fix: smaller batches")])
+    found = status([*begun(), line("error", NOW, text="out of memory\n  fix: smaller batches")])
     assert found.state == "failed"
-    assert found.words.startswith("out of memory")
+    assert "at step 200 of 200: out of memory. No checkpoint yet" in found.sentence
 
 
 def test_a_run_whose_files_are_gone_is_deleted_and_one_without_events_waits():
-    assert life(begun(), is_gone=True).state == "deleted"
-    assert life([]).state == "waiting"
+    assert status(begun(), is_deleted=True).state == "deleted"
+    assert status([]).state == "waiting"
 
 
 def test_a_run_that_went_on_is_running_again_from_its_checkpoint():
     lines = [*begun(), line("end", NOW, outcome="interrupted", step=200),
              line("start", NOW + 5, num_steps=1000, first_step=150), line("resume", NOW + 5, step=150),
              step_line(160, NOW + 6)]
-    story = story_of(lines, NOW + 6)
-    assert life_of(story, NOW + 6, is_gone=False, is_remote=False).state == "running"
-    assert story.steps_done == 160
-    assert story.steps.column("loss")[0].max() == 160
+    record = record_of(lines, NOW + 6)
+    assert status_of(record, NOW + 6).state == "running"
+    assert record.steps_done == 160
+    assert record.steps.column("loss")[0].max() == 160
 
 
-def test_a_time_from_the_future_is_no_sign_of_life():
+def test_a_time_from_the_future_is_no_sign_of_status():
     lines = [*begun(), step_line(210, NOW + 10**7)]
-    found = life(lines, now_s=NOW + 3600)
+    found = status(lines, now_s=NOW + 3600)
     assert found.state == "killed"
     assert found.last_s == pytest.approx(NOW)
 
 
 def test_a_run_whose_clock_is_far_ahead_is_shown_all_the_same():
     lines = list(event_lines(first_s=NOW + 10**6, ends=False))
-    assert life(lines).state == "running"
+    assert status(lines).state == "running"
 
 
 def test_the_file_seen_to_grow_is_a_sign_of_life_whatever_the_clocks_say():
-    assert life(begun(), now_s=NOW + 3600, heard_s=NOW + 3595).state == "running"
+    assert status(begun(), now_s=NOW + 3600, heard_s=NOW + 3595).state == "running"
 
 
 def test_a_rank_that_is_slow_and_a_gpu_are_kept_by_name():
-    story = story_of([*begun(), ranks_line(200, NOW, slow=2)])
-    assert story.ranks.column("step_s.2")[1].tolist() == pytest.approx([0.15])
-    assert story.machines.column("0.gpu.3.used_bytes")[1].tolist() == [33e9]
+    record = record_of([*begun(), ranks_line(200, NOW, slow=2)])
+    assert record.ranks.column("step_s.2")[1].tolist() == pytest.approx([0.15])
+    assert record.machines.column("0.gpu.3.used_bytes")[1].tolist() == [33e9]
 
 
 @pytest.mark.parametrize("odd", [
@@ -124,10 +121,10 @@ def test_a_rank_that_is_slow_and_a_gpu_are_kept_by_name():
     line("note", NOW, text=7, level=None), line("unheard-of", NOW, x=1), line("resume", NOW, step=math.nan),
 ])
 def test_an_event_with_odd_values_spoils_nothing(odd: str):
-    story = story_of([*begun(), odd, step_line(210, NOW)])
-    assert story.steps.column("loss")[0].max() == 210
+    record = record_of([*begun(), odd, step_line(210, NOW)])
+    assert record.steps.column("loss")[0].max() == 210
 
 
 def test_rare_events_are_kept_in_a_bounded_room():
-    story = story_of([*begun(), *(line("note", NOW, text=str(i)) for i in range(9000))])
-    assert len(story.told) <= 4001
+    record = record_of([*begun(), *(line("note", NOW, text=str(i)) for i in range(9000))])
+    assert len(record.milestones) <= 4001

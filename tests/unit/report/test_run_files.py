@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embark.report.locations import FolderPlace
+from embark.report.run_files import RunFiles
 
 
 def test_a_link_that_leads_out_of_the_run_is_not_followed(tmp_path: Path):
@@ -15,12 +15,12 @@ def test_a_link_that_leads_out_of_the_run_is_not_followed(tmp_path: Path):
     (run / "train.log").symlink_to(secret)
     (run / "events.jsonl").symlink_to(secret)
     (run / "logs" / "away").symlink_to(tmp_path)
-    place = FolderPlace(run)
-    assert place.logs() == []
-    assert place.size_bytes("events.jsonl") is None
-    assert place.read("train.log", 0, 100) == b""
-    assert place.read("../secret", 0, 100) == b""
-    assert place.read("logs/away/secret", 0, 100) == b""
+    files = RunFiles(run)
+    assert files.logs() == []
+    assert files.size_bytes("events.jsonl") is None
+    assert files.read("train.log", 0, 100) == b""
+    assert files.read("../secret", 0, 100) == b""
+    assert files.read("logs/away/secret", 0, 100) == b""
 
 
 def test_a_run_that_is_itself_reached_by_a_link_is_read(tmp_path: Path):
@@ -28,14 +28,14 @@ def test_a_run_that_is_itself_reached_by_a_link_is_read(tmp_path: Path):
     run.mkdir()
     (run / "train.log").write_text("hello\n")
     (tmp_path / "newest").symlink_to(run)
-    place = FolderPlace(tmp_path / "newest")
-    assert [log.name for log in place.logs()] == ["train.log"]
-    assert place.read("train.log", 1, 3) == b"ell"
+    files = RunFiles(tmp_path / "newest")
+    assert [log.name for log in files.logs()] == ["train.log"]
+    assert files.read("train.log", 1, 3) == b"ell"
 
 
 def test_a_log_kept_elsewhere_is_read_by_its_name(tmp_path: Path):
     (tmp_path / "run").mkdir()
     (tmp_path / "log").write_text("printed\n")
-    place = FolderPlace(tmp_path / "run", {"launch log": tmp_path / "log"})
-    assert [(log.name, log.size_bytes) for log in place.logs()] == [("launch log", 8)]
-    assert place.read("launch log", 0, 100) == b"printed\n"
+    files = RunFiles(tmp_path / "run", launch_log=tmp_path / "log")
+    assert [(log.name, log.size_bytes) for log in files.logs()] == [("launch log", 8)]
+    assert files.read("launch log", 0, 100) == b"printed\n"

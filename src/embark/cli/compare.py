@@ -1,0 +1,76 @@
+"""`embark compare`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from embark.cli.console import Console
+from embark.cli.report import Out
+from embark.events.curve import sparkline
+from embark.formatting import MISSING, format_float
+from embark.report.compare import Comparison, compare_document, compare_runs
+from embark.report.context import read_run
+from embark.report.files import write_page
+from embark.report.html_page import html_page
+from embark.report.run_files import RunFiles
+from embark.store import find_run
+
+CURVE_WIDTH = 32
+
+
+def compare(*runs: str, out: Out = "", console: Console = Console()) -> None:
+    """Compare runs: what differs in their specs, how each ended, their curves, and which was better.
+
+    Parameters
+    ----------
+    runs
+        Two runs or more: directories, names under ./runs, or URIs.
+    out
+        Write it as one HTML file, too, with the curves overlaid; - for standard output.
+    """
+    found = compare_runs([read_run(RunFiles(find_run(run).uri), console.warning, is_brief=True) for run in runs])
+    if out == "-":
+        console.raw(html_page(compare_document(found)))
+        return
+    written = write_page(out, html_page(compare_document(found))) if out else None
+    console.show(replace(found, report=written), _render)
+
+
+def _render(console: Console, found: Comparison) -> None:
+    if not console.quiet:
+        _render_tables(console, found)
+    console.result(found.sentence)
+    if found.report:
+        console.text(f"wrote {found.report}")
+
+
+def _render_tables(console: Console, found: Comparison) -> None:
+    names = [run.name for run in found.runs]
+    if found.spec:
+        console.table([{"field": one.field, **dict(zip(names, one.values, strict=True))} for one in found.spec],
+                      ["field", *names], title="Differences of their specs")
+    else:
+        console.text("The specs differ in nothing but their names.")
+    console.text("")
+    rows = []
+    for row in found.rows():
+        best, values = found.best_of(row), [run.values.get(row.name) for run in found.runs]
+        cells = [MISSING if value is None else row.say(value) for value in values]
+        rows.append({"": row.label, **dict(zip(names, cells, strict=True)),
+                     "better": names[best] if best is not None else ""})
+    console.table(rows, ["", *names, "better"], title="Results")
+    console.text("")
+    for metric, label in (("loss", "Loss by step"), ("auc", "AUC by step")):
+        curves = [run.context.record.steps.values(metric) for run in found.runs]
+        settled = np.concatenate([curve[len(curve) // 20:] for curve in curves])
+        if len(settled):
+            low, high = float(settled.min()), float(settled.max())
+            console.table([{"run": name, "curve": sparkline(curve.tolist(), low, high, CURVE_WIDTH),
+                            "last": format_float(curve[-1]) if len(curve) else MISSING}
+                           for name, curve in zip(names, curves, strict=True)],
+                          title=f"{label}: {format_float(low)} to {format_float(high)}")
+            console.text("")
+    for run in found.runs:
+        console.text(f"{run.name}: {run.sentence}", style="dim")
