@@ -23,7 +23,7 @@ from embark.report.run_files import EVENTS, LAUNCH_LOG, SPEC, RunFiles
 from embark.report.status import RunStatus, status_of
 from embark.spec import RunSpec, resolve
 from embark.store import RunDir
-from embark.store.checkpoint_inspect import CheckpointInfo, take_inventory
+from embark.store.checkpoint_inspect import CheckpointInfo, list_checkpoints
 
 MAX_DIAGNOSED_BYTES = 64 << 20
 
@@ -101,9 +101,10 @@ def read_run(files: RunFiles, warn: Warn, *, is_brief: bool = False) -> RunConte
             diagnoses = diagnose_run(files)
         except EmbarkError as error:
             warn(f"no diagnosis: {error.what}")
-    return RunContext(name=files.name, uri=files.uri, record=record, now_s=time.time(), is_remote=files.is_remote,
-                      spec=values, spec_toml=spec_toml or "", price=price_of_run(parse_spec(spec_toml or ""), record.start),
-                      checkpoints=checkpoints, best_by=best_by, diagnoses=diagnoses)
+    return RunContext(
+        name=files.name, uri=files.uri, record=record, now_s=time.time(), is_remote=files.is_remote, spec=values,
+        spec_toml=spec_toml or "", price=price_of_run(parse_spec(spec_toml or ""), record.start),
+        checkpoints=checkpoints, best_by=best_by, diagnoses=diagnoses)
 
 
 def price_of_run(spec: RunSpec | None, start: Mapping[str, Any]) -> RunPrice:
@@ -151,8 +152,8 @@ def parse_spec(text: str) -> RunSpec | None:
 
 def _checkpoints(files: RunFiles, warn: Warn) -> tuple[tuple[CheckpointInfo, ...], str]:
     try:
-        inventory = take_inventory(RunDir(files.uri))
+        found = list_checkpoints(RunDir(files.uri))
     except EmbarkError as error:
         warn(f"cannot read the checkpoints: {error.what}")
         return (), ""
-    return inventory.standing, inventory.rules.best_by if inventory.rules else ""
+    return found.checkpoints, found.best_by or ""
