@@ -160,7 +160,7 @@ def ours(directory: Path, num_threads: int) -> list[Contender]:
     def raw(source: PreparedSource, batch_size: int) -> Iterator[object]:
         num_steps = source.num_train_samples // batch_size
         with RawLoader(source, batch_size=batch_size, stop_step=num_steps, allocate=ALLOCATE,
-                       room=num_together(batch_size), **share) as loader:
+                       capacity=num_together(batch_size), **share) as loader:
             for batches in loader:
                 yield from range(batches.num_batches)
                 loader.release(batches)

@@ -129,7 +129,7 @@ def check(place: str, /, *, console: Console = Console()) -> int:
         A folder or a URI of prepared data, or a spec that names it.
     """
     from embark.data.check import check as check_data
-    from embark.data.column_histograms import column_rows
+    from embark.data.check import column_rows
 
     path = _data_path(place)
     with _stages(console) as show:

@@ -1,4 +1,4 @@
-"""A file of one's own: one row a sample, one column a feature, held in memory. Nothing is guessed or left out."""
+"""A file read into memory: one row a sample, one column a feature. Nothing is guessed or left out."""
 
 from __future__ import annotations
 
@@ -154,10 +154,9 @@ def _read(data: DataSpec, tables: Sequence[Table]) -> RawRows:
                                 fix="ids are integers from 0 up, the label is 0 or 1, dense columns are numbers; "
                                     "`embark data prepare` reads words and missing values")
             portions.append(rows)
-    rows = RawRows.join(portions) if portions else None
-    if rows is None or not len(rows):
+    if not any(map(len, portions)):
         raise DataError(f"{data.path}: has columns, but no rows")
-    return rows
+    return RawRows.join(portions)
 
 
 def _reader(inputs: Inputs, file: InputFile, suffix: str, data: DataSpec, sparse: tuple[SparseColumn, ...]) -> Reader:
@@ -212,9 +211,9 @@ def _checked_ids(
     path: str, tables: Sequence[Table], rows: RawRows, *, must_clip: bool
 ) -> tuple[list[_Feature], tuple[str, ...]]:
     """Every column is looked at before any is refused, so that one error names them all."""
-    columns = [(keys.view(np.int64), lengths) for keys, lengths in zip(rows.keys, rows.lengths, strict=True)]
+    columns = [(keys.view(np.int64), np.asarray(lengths, np.int64))
+               for keys, lengths in zip(rows.keys, rows.lengths, strict=True)]
     for table, (_, lengths) in zip(tables, columns, strict=True):
-        assert lengths is not None
         most = int(lengths.max())
         _refuse(path, table.name, lengths > table.multi_hot, f"has more ids than the table takes, {table.multi_hot}; "
                 f"the most is {most}", f"set multi_hot = {most} for table {table.name}")
@@ -230,7 +229,7 @@ def _checked_ids(
     return features, tuple(f"{found}; clipped" for found in bad)
 
 
-def _find_bad_ids(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int32] | None) -> _BadIds | None:
+def _find_bad_ids(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> _BadIds | None:
     is_bad = (ids < 0) | (ids >= table.rows)
     if not is_bad.any():
         return None
@@ -239,9 +238,8 @@ def _find_bad_ids(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int3
     return _BadIds(table, int(is_bad.sum()), row, int(ids[first]), smallest=int(ids.min()), largest=int(ids.max()))
 
 
-def _feature(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int32] | None) -> _Feature:
-    assert lengths is not None
+def _feature(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> _Feature:
     clipped = np.clip(ids, 0, table.rows - 1).astype(np.int32)
     if lengths.min() == lengths.max():
         return _Feature(clipped.reshape(len(lengths), int(lengths[0])), None)
-    return _Feature(clipped, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+    return _Feature(clipped, np.concatenate([[0], np.cumsum(lengths)]))

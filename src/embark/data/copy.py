@@ -47,7 +47,7 @@ class _Content:
     store: ObjectStore
     items: tuple[CopyItem, ...]
     mark: str
-    """Tells this content from another at the same place."""
+    """Distinguishes this content from another at the same place."""
     is_prepared: bool
 
 

@@ -204,8 +204,8 @@ def _ranks() -> Iterator[int]:
         ten *= 10
 
 
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _share(part: int, total: int) -> float | None:
+    return part / total if total else None
 
 
 class LengthSummary:

@@ -15,7 +15,7 @@ from embark.data.prepared import Manifest, Split
 from embark.data.prepared.parts import iter_blocks
 
 MAX_IDS = 2_000_000
-"""Held-out ids of a column that are looked at; more tell the same."""
+"""Held-out ids of a column that are scored; more would give the same."""
 MAX_ROWS = 1_000_000
 MIN_OF_EACH = 10
 """Rows of each label, below which an AUC says nothing."""

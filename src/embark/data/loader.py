@@ -17,14 +17,14 @@ from embark.model.batch import samples_per_rank
 
 
 def steps_per_epoch(source: Source, batch_size: int) -> int:
-    """Whole batches in an epoch; the odd rest is left out, so that every rank has as many."""
+    """Full batches in an epoch; the remainder is left out, so that every rank has as many."""
     return _steps_per_epoch(source.num_train_samples, batch_size)
 
 
 class Loader:
     """One rank's share of the global steps `start_step` to `stop_step`, made ahead of time by threads.
 
-    It is gone through once: a second pass raises, for it would be silently empty.
+    It can be iterated once: a second pass raises, for it would be silently empty.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         if self._is_begun or self._ahead.is_closed:
-            raise RuntimeError("a Loader is gone through once; make another one for another pass")
+            raise RuntimeError("a Loader can be iterated once; make another one for another pass")
         self._is_begun = True
         self._ahead.start()
         return self._ahead.take()

@@ -1,4 +1,4 @@
-"""Things made ahead of time by threads, and handed out in order."""
+"""Values made ahead of time by threads, and handed out in order."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Prefetcher(Generic[T]):
         self._ready: dict[int, T | BaseException] = {}
         self._next_to_make = self._num_taken = 0
         self._lock = threading.Lock()
-        self._has_more = threading.Condition(self._lock)  # for who takes
-        self._has_room = threading.Condition(self._lock)  # for who makes
+        self._has_more = threading.Condition(self._lock)  # for the consumer
+        self._has_space = threading.Condition(self._lock)  # for the producers
         self._is_closed = False
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(num_threads)]
 
@@ -42,7 +42,7 @@ class Prefetcher(Generic[T]):
             self._is_closed = True
             self._ready.clear()
             self._has_more.notify_all()
-            self._has_room.notify_all()
+            self._has_space.notify_all()
         for thread in self._threads:
             if thread.ident is not None and thread is not threading.current_thread():
                 thread.join()
@@ -59,7 +59,7 @@ class Prefetcher(Generic[T]):
                 if isinstance(made, BaseException):
                     raise made
                 self._num_taken += 1
-                self._has_room.notify()
+                self._has_space.notify()
             yield made
 
     def _run(self) -> None:
@@ -74,16 +74,16 @@ class Prefetcher(Generic[T]):
                 self._ready[number] = made
                 if isinstance(made, BaseException):
                     self._next_to_make = self._count
-                    self._has_room.notify_all()
+                    self._has_space.notify_all()
                 if number == self._num_taken:
                     self._has_more.notify()
 
     def _begun(self) -> int | None:
-        """The next to make, once there is room for it; None where there is none."""
+        """The next to make, once there is space for it; None at the end."""
         with self._lock:
             while not self._is_closed and self._next_to_make < self._count:
                 if self._next_to_make - self._num_taken < self._most_begun:
                     self._next_to_make += 1
                     return self._next_to_make - 1
-                self._has_room.wait()
+                self._has_space.wait()
         return None

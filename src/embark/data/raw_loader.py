@@ -1,4 +1,4 @@
-"""Raw batches for one rank, in a ring of buffers that go round: filled by threads, given back by who used them."""
+"""Raw batches for one rank, in a ring of buffers: filled by threads, and filled again once released."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def num_together(samples_per_rank: int) -> int:
 class RawLoader:
     """One rank's share of the global steps `start_step` to `stop_step`, as the bytes of blocks, several steps in one.
 
-    A buffer is filled anew only after `release`. At most `max_held` may be out at a time. It is gone through once.
+    A buffer is filled anew only after `release`. At most `max_held` may be out at a time. It can be iterated once.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class RawLoader:
         depth: int = 2,
         num_threads: int = 1,
         max_held: int = 2,
-        room: int = 1,
+        capacity: int = 1,
     ) -> None:
         self._source = source
         self._share = Share(source.num_train_samples, batch_size, rank, world_size, start_step, stop_step)
         self._max_held = max_held
-        self._room = room
-        num_fills = -(-len(self._share) // room)
-        size_bytes = source.layout.map(room * self._share.samples_per_rank).size_bytes
+        self._capacity = capacity
+        num_fills = -(-len(self._share) // capacity)
+        size_bytes = source.layout.map(capacity * self._share.samples_per_rank).size_bytes
         allocate = allocate or (lambda size: np.empty(size, np.uint8))
-        # Each one begun and each held has one, so a thread never waits for one that a later one has taken.
+        # One for each batch begun or out, so that a thread never waits for a buffer that a later batch has.
         self._free = [allocate(size_bytes) for _ in range(max(1, depth) + num_threads + max_held)]
         self._out: dict[int, RawBatches] = {}
         self._changed = threading.Condition()
@@ -65,7 +65,7 @@ class RawLoader:
 
     def __iter__(self) -> Iterator[RawBatches]:
         if self._is_begun or self._is_closed:
-            raise RuntimeError("a RawLoader is gone through once; make another one for another pass")
+            raise RuntimeError("a RawLoader can be iterated once; make another one for another pass")
         self._is_begun = True
         self._ahead.start()
         return self._hand_out()
@@ -109,10 +109,10 @@ class RawLoader:
             yield batches
 
     def _make(self, number: int) -> RawBatches:
-        steps = range(number * self._room, min((number + 1) * self._room, len(self._share)))
+        steps = range(number * self._capacity, min((number + 1) * self._capacity, len(self._share)))
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._is_closed)
             if self._is_closed:
                 raise RuntimeError("the RawLoader was closed")
             buffer = self._free.pop()
-        return self._source.train_raw([self._share.of(step) for step in steps], buffer, self._room)
+        return self._source.train_raw([self._share.of(step) for step in steps], buffer, self._capacity)

@@ -84,13 +84,13 @@ class SyntheticSource:
                 for table, table_values in zip(group.tables, values, strict=True):
                     ids[table][at] = table_values
         if self._data.ragged:
-            kept = [v[np.arange(v.shape[1]) < count[:, None]] for v, count in zip(ids, lengths, strict=True)]
+            chosen = [v[np.arange(v.shape[1]) < count[:, None]] for v, count in zip(ids, lengths, strict=True)]
         else:
-            kept = [v.reshape(-1) for v in ids]
+            chosen = [v.reshape(-1) for v in ids]
         coin = uniform(hash_counters(self._key(split, _LABEL), np.arange(start, stop)))
         return Batch(
             dense=dense,
-            ids=np.concatenate(kept),
+            ids=np.concatenate(chosen),
             lengths=lengths,
             label=(coin < probability).astype(np.float32),
             is_fixed=not self._data.ragged,

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from embark.data.check import check
-from embark.data.column_histograms import bars, column_rows
+from embark.data.check import bars, check, column_rows
 from embark.data.leaks import auc
 from embark.data.prepared import MANIFEST, STATISTICS, Feature, Layout, Manifest, PartWriter, Rows
 from embark.data.progress import ProgressReporter

@@ -22,22 +22,22 @@ def wanted(source: PreparedSource, step: int, batch_size: int = 96) -> bytes:
     return fields(source, buffer, batch_size)
 
 
-def fields(source: PreparedSource, buffer: np.ndarray, num_rows: int = 96, number: int = 0, room: int = 1) -> bytes:
+def fields(source: PreparedSource, buffer: np.ndarray, num_rows: int = 96, number: int = 0, capacity: int = 1) -> bytes:
     """One batch of a block, without what lies between its fields, which is anything."""
-    where, rows = source.layout.map(room * num_rows), slice(number * num_rows, (number + 1) * num_rows)
+    where, rows = source.layout.map(capacity * num_rows), slice(number * num_rows, (number + 1) * num_rows)
     groups = [group.of(buffer)[:, rows] for group in where.groups]
     return b"".join(np.ascontiguousarray(part).tobytes() for part in (
         where.label.of(buffer)[rows], where.dense.of(buffer)[rows], *groups))
 
 
-@pytest.mark.parametrize("room", [1, 3, 8])
+@pytest.mark.parametrize("capacity", [1, 3, 8])
 @pytest.mark.parametrize(("num_threads", "depth", "max_held"), [(1, 1, 1), (1, 2, 3), (3, 2, 2), (4, 8, 5)])
 def test_batches_stay_as_they_are_until_they_are_released(
-    tmp_path: Path, num_threads: int, depth: int, max_held: int, room: int
+    tmp_path: Path, num_threads: int, depth: int, max_held: int, capacity: int
 ):
     source = make_prepared(tmp_path).open()
     with RawLoader(source, batch_size=96, rank=0, world_size=1, start_step=3, stop_step=80, depth=depth,
-                   num_threads=num_threads, max_held=max_held, room=room) as loader:
+                   num_threads=num_threads, max_held=max_held, capacity=capacity) as loader:
         held, first = [], 3
         for batches in loader:
             held.append((first, batches))
@@ -46,7 +46,7 @@ def test_batches_stay_as_they_are_until_they_are_released(
                 time.sleep(0.003)  # long enough for threads that would overrun it
                 for of_step, ones in held:
                     for number in range(ones.num_batches):
-                        found = fields(source, ones.buffer, number=number, room=room)
+                        found = fields(source, ones.buffer, number=number, capacity=capacity)
                         assert found == wanted(source, of_step + number), (of_step, number)
                 loader.release(held.pop(0)[1])
     assert first == 80, "over the end of epochs, and with fewer in the last"
@@ -61,7 +61,7 @@ def test_memory_is_asked_for_once_whatever_the_number_of_steps(tmp_path: Path):
         return given[-1]
 
     with RawLoader(source, batch_size=96, rank=0, world_size=1, start_step=0, stop_step=60, depth=2, num_threads=2,
-                   max_held=2, allocate=allocate, room=2) as loader:
+                   max_held=2, allocate=allocate, capacity=2) as loader:
         for batch in loader:
             assert any(batch.buffer is one for one in given)
             loader.release(batch)
@@ -93,7 +93,7 @@ def test_ranks_share_a_step(tmp_path: Path):
 
 def test_ranks_that_take_every_fourth_part_of_a_step_have_theirs_together(tmp_path: Path):
     source = make_prepared(tmp_path).open()
-    with RawLoader(source, batch_size=96, rank=2, world_size=4, start_step=5, stop_step=8, room=8) as loader:
+    with RawLoader(source, batch_size=96, rank=2, world_size=4, start_step=5, stop_step=8, capacity=8) as loader:
         (batches,) = loader
     assert batches.num_batches == 3
     dense = source.layout.map(8 * 24).dense.of(batches.buffer)

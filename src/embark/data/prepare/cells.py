@@ -31,7 +31,7 @@ class Numbers:
     values: NDArray[np.float64]
     """[n]; NaN where missing or bad."""
     is_bad: Mask | None
-    """[n]: there is something, and it is no finite number of 32 bits."""
+    """[n]: there is a value, and it is not a finite 32-bit number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ def _numbers_of_text(array: Any, may_be_text: bool) -> Numbers:
 
 
 def _finite(values: NDArray[np.float64], array: Any) -> Numbers:
-    """What is there and is no number of 32 bits is bad; NaN itself is how numbers say that they are missing."""
+    """A value that is not a finite 32-bit number is bad; NaN means missing."""
     import pyarrow.compute as pc
 
     is_odd = ~(np.abs(values) <= _LARGEST)
@@ -271,8 +271,8 @@ def _integers(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
     if not (types.is_integer(array.type) or types.is_boolean(array.type)):
         raise DataError(f"holds {array.type}, which is not an integer")
     array = array.cast(pa.uint64() if types.is_uint64(array.type) else pa.int64())
-    whole: NDArray[Any] = array.fill_null(0).to_numpy(zero_copy_only=False)
-    return whole.view(np.uint64), None
+    values_64: NDArray[Any] = array.fill_null(0).to_numpy(zero_copy_only=False)
+    return values_64.view(np.uint64), None
 
 
 def _integers_of_text(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:

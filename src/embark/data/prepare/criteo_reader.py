@@ -1,6 +1,6 @@
 """Criteo's text: label, 13 integers, 26 hexadecimal ids, tab-separated, no header.
 
-It is decoded by slabs of whole lines; lines that are not as simple as that needs are read one by one, by `read_line`.
+It is decoded by slabs of lines; lines that are not regular enough are read one by one, by `read_line`.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ def _with_doubtful(slab: Slab, text: NDArray[np.uint8], names: tuple[str, ...]) 
     bad: list[tuple[int, str]] = []
     numbers: list[tuple[int, list[int | None], list[int | None]]] = []
     for line in slab.doubtful.tolist():
-        whole = text[slab.line_starts[line] : stops[line]].tobytes().removesuffix(b"\n")
+        raw = text[slab.line_starts[line] : stops[line]].tobytes().removesuffix(b"\n")
         try:
-            numbers.append(read_line(whole, names))
+            numbers.append(read_line(raw, names))
             good.append(line)
         except ValueError as error:
             bad.append((line, str(error)))

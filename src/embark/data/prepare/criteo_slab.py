@@ -63,7 +63,7 @@ class SlabDecoder:
         self._arrays: dict[str, NDArray[Any]] = {}
 
     def decode(self, text: Bytes) -> Slab:
-        """Whole lines, between PAD_BYTES of anything on either side."""
+        """Complete lines, between PAD_BYTES of anything on either side."""
         slab = text[PAD_BYTES:-PAD_BYTES]
         is_end = self._array("mask", len(slab), np.bool_)
         ends = np.flatnonzero(np.less_equal(slab, _NEWLINE, out=is_end))
@@ -89,10 +89,10 @@ class SlabDecoder:
     def _array(self, name: str, shape: int | tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
         """The workspace of that name, of any content."""
         num = shape if isinstance(shape, int) else math.prod(shape)
-        held = self._arrays.get(name)
-        if held is None or len(held) < num:
-            held = self._arrays[name] = np.empty(num + num // 4, dtype)
-        return held[:num].reshape(shape)
+        array = self._arrays.get(name)
+        if array is None or len(array) < num:
+            array = self._arrays[name] = np.empty(num + num // 4, dtype)
+        return array[:num].reshape(shape)
 
     def _regular_rows(self, slab: Bytes, ends: Places) -> tuple[Places, Places, Places, Places]:
         """[m, 40] ends of the fields of the lines that have 40, their lines, the other lines, and where each line

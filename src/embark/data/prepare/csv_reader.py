@@ -46,10 +46,10 @@ class CsvReader:
     def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
         """Pieces of about that size, cut between rows. Gzip cannot be entered in the middle, and to look for quotes
         in a remote file would be to fetch it twice: these are one segment each."""
-        whole = [Segment(file, 0, 0, file.size_bytes)]
+        one = [Segment(file, 0, 0, file.size_bytes)]
         is_remote = self._inputs.local_path(file.uri) is None
         if file.size_bytes <= segment_bytes or is_remote or is_gzip(self._inputs, file):
-            return whole
+            return one
         cuts = self._cuts_by_quotes(file, segment_bytes) if self._finds_quote(file) else self._cuts(file, segment_bytes)
         bounds = [0, *cuts, file.size_bytes]
         return [Segment(file, i, start, stop) for i, (start, stop) in enumerate(pairwise(bounds))]
@@ -90,7 +90,7 @@ class CsvReader:
 
     def _parse(self, text: bytes, columns: Sequence[str], file: InputFile) -> tuple[Any, dict[int, int]]:
         """The wanted columns as bytes; and of the rows with a wrong number of fields, which are left out, that number
-        by their place among those that are no empty lines."""
+        by their position among those that are not empty lines."""
         import pyarrow as pa
 
         delimiter = self._delimiter
@@ -98,12 +98,12 @@ class CsvReader:
             _refuse_quotes(text, delimiter, file)
             stand_in = next((c for c in _STAND_INS if c not in text), None)
             if stand_in is None:
-                raise DataError(f"{file.uri}: is no text: it has control characters of every kind")
+                raise DataError(f"{file.uri}: is not text: it has control characters of every kind")
             text, delimiter = text.replace(delimiter, stand_in), stand_in
         try:
             return self._table(text, delimiter, columns), {}
         except pa.ArrowInvalid:
-            # pyarrow could leave them out itself, but for those that are no UTF-8.
+            # pyarrow could leave them out itself, except those that are not UTF-8.
             text, wrong = without_odd_rows(text, delimiter, len(columns), has_quotes=self._has_quotes)
         try:
             return self._table(text, delimiter, columns), wrong
@@ -167,7 +167,7 @@ class CsvReader:
         return cuts
 
     def _cuts_by_quotes(self, file: InputFile, segment_bytes: int) -> list[int]:
-        """The same where a line end may be within quotes, which only reading from the start on tells."""
+        """The same where a line end may be within quotes, which takes reading from the start."""
         cuts: list[int] = []
         target = segment_bytes
         pieces, first_byte = _without_bom(TextStream(self._inputs, file, 0, file.size_bytes, _SCAN_BYTES).pieces)

@@ -263,7 +263,7 @@ class _Tally:
 
 
 class _Ranks:
-    """Hands out ids: those of a count follow all of larger counts, in the order in which they are asked for."""
+    """Hands out ids: those of a count follow all of larger counts, in the order of the calls."""
 
     def __init__(self, counts: NDArray[np.int64], first_ids: NDArray[np.int64]) -> None:
         self._counts, self._next = counts, first_ids

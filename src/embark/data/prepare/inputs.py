@@ -25,7 +25,7 @@ class InputFile:
     uri: str
     size_bytes: int
     changed: str = ""
-    """What tells this content from another under the same name."""
+    """Distinguishes this content from another under the same name."""
 
     @property
     def name(self) -> str:

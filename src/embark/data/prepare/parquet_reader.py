@@ -34,12 +34,12 @@ class ParquetReader:
             metadata = parquet.metadata
             sizes = [_stored_bytes(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
         found: list[Segment] = []
-        start = held = 0
+        start = size_bytes = 0
         for group, size in enumerate(sizes):
-            held += size
-            if held >= segment_bytes or group == len(sizes) - 1:
+            size_bytes += size
+            if size_bytes >= segment_bytes or group == len(sizes) - 1:
                 found.append(Segment(file, len(found), start, group + 1))
-                start, held = group + 1, 0
+                start, size_bytes = group + 1, 0
         return found
 
     def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
@@ -112,7 +112,7 @@ def _stored_bytes(group: Any) -> int:
 
 
 class _Ranges(io.RawIOBase):
-    """A remote file that reads only the bytes that are asked for."""
+    """A remote file that fetches only the bytes that are read."""
 
     def __init__(self, inputs: Inputs, file: InputFile) -> None:
         super().__init__()

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_ROW_BYTES = 1 << 20
-"""A row that does not end within so many bytes is a quote nobody closed, or no text."""
+"""A longer row is an unclosed quote, or not text."""
 _QUOTE, _LF, _CR = 34, 10, 13
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Whole rows, one after the other."""
+    """Complete rows, one after the other."""
 
     text: bytes
     starts: NDArray[np.int64]
@@ -83,8 +83,8 @@ def cut_rows(pieces: Iterator[bytes], delimiter: bytes, *, has_quotes: bool = Tr
 def without_odd_rows(
     text: bytes, delimiter: bytes, num_fields: int, *, has_quotes: bool
 ) -> tuple[bytes, dict[int, int]]:
-    """Whole rows without those that have another number of fields; how many these have, by their place among the rows
-    that are no empty lines."""
+    """Complete rows without those that have another number of fields; how many these have, by their position among the
+    rows that are not empty lines."""
     ends, _ = _row_ends(text, delimiter, has_quotes)
     raw = np.frombuffer(text, np.uint8)
     between = np.flatnonzero(raw == delimiter[0])
@@ -105,10 +105,10 @@ def _block(text: bytes, ends: NDArray[np.int64], line_numbers: NDArray[np.int64]
     sizes = ends - starts
     is_blank = _is_blank(np.frombuffer(text, np.uint8), starts, sizes)
     used = int(ends[-1])
-    whole = text if used == len(text) else text[:used]
-    if whole.endswith(b"\r"):
-        whole = whole[:-1] + b"\n"  # alone at the end it could be half of \r\n
-    return RowBlock(whole, starts + at, lines, is_blank, stop_line=line + int(line_numbers[-1]))
+    rows = text if used == len(text) else text[:used]
+    if rows.endswith(b"\r"):
+        rows = rows[:-1] + b"\n"  # alone at the end it could be half of \r\n
+    return RowBlock(rows, starts + at, lines, is_blank, stop_line=line + int(line_numbers[-1]))
 
 
 def _is_blank(raw: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -119,7 +119,7 @@ def _is_blank(raw: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[
 
 
 def _row_ends(text: bytes, delimiter: bytes, has_quotes: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The byte behind each whole row, and how many lines end up to there."""
+    """The byte behind each row, and how many lines end up to there."""
     raw = np.frombuffer(text, np.uint8)
     breaks = np.flatnonzero(raw == _LF)
     if b"\r" in text:
@@ -153,6 +153,6 @@ def _is_inside(text: bytes, raw: NDArray[np.uint8], delimiter: bytes, places: ND
 
 
 def _first_line_end(text: bytes) -> int | None:
-    """The byte behind the first line; none where it goes on. A last `\\r` may be half of `\\r\\n`."""
+    """The byte behind the first line; None if it is not complete. A last `\\r` may be half of `\\r\\n`."""
     found = re.search(rb"\r?\n|\r(?=.)", text, re.DOTALL)
     return found.end() if found else None

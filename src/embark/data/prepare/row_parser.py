@@ -127,7 +127,7 @@ class RowParser:
 
 @contextmanager
 def _in_column(where: str, name: str) -> Iterator[None]:
-    """What is wrong with a whole column, with its location."""
+    """What is wrong with a column, with its name and file."""
     try:
         yield
     except DataError as error:

@@ -140,9 +140,9 @@ def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inp
                  text: bytes) -> Sample:
     first = files[0]
     delimiter = prepare.delimiter or _guess_delimiter(first, text, known_names)
-    rows = _whole_rows(text, delimiter, is_cut=len(text) >= _HEAD_BYTES - len(BOM))
+    rows = _complete_rows(text, delimiter, is_cut=len(text) >= _HEAD_BYTES - len(BOM))
     if not rows:
-        raise DataError(f"{first.uri}: has no whole row in its first {len(text):,} bytes",
+        raise DataError(f"{first.uri}: has no complete row in its first {len(text):,} bytes",
                         fix="say in data.prepare.delimiter what stands between the fields")
     has_header = _has_header(prepare, known_names, rows)
     if has_header and prepare.column_names:
@@ -172,16 +172,16 @@ def _more_rows(inputs: Inputs, files: Sequence[InputFile], delimiter: str) -> It
     for file in dict.fromkeys([files[0], files[len(files) // 2], files[-1]]):
         if is_gzip(inputs, file):
             if file is not files[0]:
-                yield _whole_rows(head(inputs, file, _MORE_BYTES).removeprefix(BOM), delimiter, is_cut=True)
+                yield _complete_rows(head(inputs, file, _MORE_BYTES).removeprefix(BOM), delimiter, is_cut=True)
             continue
         for start in (file.size_bytes // 2, file.size_bytes - _MORE_BYTES):
             if start > _HEAD_BYTES:
                 text = inputs.read(file.uri, start, _MORE_BYTES)
                 # From the middle of a quoted field, or of a row; rows of a wrong length are dropped by the caller.
-                yield _whole_rows(text.partition(b"\n")[2], delimiter, is_cut=True)
+                yield _complete_rows(text.partition(b"\n")[2], delimiter, is_cut=True)
 
 
-def _whole_rows(text: bytes, delimiter: str, *, is_cut: bool) -> list[list[str]]:
+def _complete_rows(text: bytes, delimiter: str, *, is_cut: bool) -> list[list[str]]:
     rows = [row for row in fields_of(text, delimiter) if row]
     return rows[:-1] if is_cut and len(rows) > 1 else rows
 
@@ -191,7 +191,7 @@ def _guess_delimiter(file: InputFile, text: bytes, known_names: Collection[str])
     best: tuple[Any, ...] = ()
     found = ""
     for rank, candidate in enumerate(_DELIMITERS):
-        rows = _whole_rows(text, candidate, is_cut=len(text) >= _HEAD_BYTES - len(BOM))[:200]
+        rows = _complete_rows(text, candidate, is_cut=len(text) >= _HEAD_BYTES - len(BOM))[:200]
         if not rows:
             continue
         num_fields, count = Counter(map(len, rows)).most_common(1)[0]

@@ -19,7 +19,7 @@ from embark.errors import DataError
 PAD_BYTES = 64
 """Bytes before and behind the text of a chunk, so that words may be read around its first and last byte."""
 MAX_LINE_BYTES = 64 << 10
-"""What is kept of a line that does not fit a chunk: enough to say what it is."""
+"""Of a line that does not fit a chunk, only so much is read: enough for the error."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 _PACKED_BYTES = 1 << 20

@@ -38,7 +38,7 @@ def hash_words(array: Any) -> Hashes:
 def hash_bytes(array: Any) -> Hashes:
     """The hash of each value, eight of its bytes at a time; of a null, anything."""
     starts, lengths, text = buffers_of(array)
-    # Eight more bytes, so that the last word of the last value can be read whole.
+    # Eight more bytes, so that the last word of the last value can be read.
     padded = np.concatenate([text, np.zeros(8, np.uint8)])
     words = np.ndarray((len(text) + 1,), "<u8", padded.data, strides=(1,))
     hashes = hash_counters(_KEY, lengths)

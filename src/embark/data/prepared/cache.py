@@ -1,12 +1,12 @@
-"""Parts of an object store, kept on the local disk: never more than a stated size, shared by all ranks of a machine.
+"""Parts of an object store, cached on the local disk: never more than a stated size, shared by all ranks of a machine.
 
 In the cache's directory:
 
-    <sha256>.bin          a part, whole and checked
-    <sha256>.bin.room     as large as a part that is being fetched: its room is taken
-    locks/<sha256>        held alone by who fetches or removes the part, together by all who use it
-    locks/room            held by who makes room
-    locks/wanted          touched by who finds none: others let go of what they only keep at hand
+    <sha256>.bin            a part, complete and checked
+    <sha256>.bin.reserved   as large as a part that is being fetched: reserves its space
+    locks/<sha256>          exclusive to fetch or remove the part, shared to use it
+    locks/space             exclusive to reserve or free space
+    locks/wanted            touched when there is no space: other processes release parts that they do not use
 
 Locks are the kernel's (`flock`), so those of a process that dies are free.
 """
@@ -32,14 +32,14 @@ from embark.errors import DataError, Fault
 from embark.store import ObjectStore
 
 _POLL_S = 0.02
-_LONGEST_WAIT_S = 120.0
-_MOST_AHEAD = 4
+_MAX_WAIT_S = 120.0
+_MAX_AHEAD = 4
 _WANTED_S = 1.0
 
 
 @dataclass(slots=True)
-class _Held:
-    """A part that this process has mapped; nobody removes it."""
+class _PinnedPart:
+    """A part that this process has mapped, and that no process removes."""
 
     open: OpenPart
     lock: int
@@ -60,11 +60,11 @@ class CachedParts:
             )
         self._store, self._directory, self._limit_bytes = store, directory, limit_bytes
         self._layout, self._block_rows = layout, block_rows
-        self._num_ahead = min(_MOST_AHEAD, limit_bytes // max(1, largest_bytes) - 1)
-        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._num_ahead = min(_MAX_AHEAD, limit_bytes // max(1, largest_bytes) - 1)
+        self._pinned: OrderedDict[str, _PinnedPart] = OrderedDict()
         self._lock = threading.Lock()
         self._fetching: dict[str, threading.Lock] = {}
-        self._ahead = ReadAhead(self._read_ahead, num_threads=_MOST_AHEAD)
+        self._ahead = ReadAhead(self._read_ahead, num_threads=_MAX_AHEAD)
         self._wanted = directory / "locks" / "wanted"
         self._is_closed = threading.Event()
         try:
@@ -76,118 +76,118 @@ class CachedParts:
     @contextmanager
     def using(self, part: Part) -> Iterator[OpenPart]:
         """The part, fetched if it is not here."""
-        held = self._take(part)
+        pinned = self._take(part)
         try:
-            yield held.open
+            yield pinned.open
         finally:
             with self._lock:
-                held.num_users -= 1
-                self._let_go(most=self._num_ahead + 2)
+                pinned.num_users -= 1
+                self._release(most=self._num_ahead + 2)
 
     def expect(self, parts: Sequence[Part]) -> None:
-        """Fetch these while there is room."""
+        """Fetch these while there is space."""
         self._ahead.start(parts[: self._num_ahead])
 
     def close(self) -> None:
-        """Let go of everything that is not in use."""
+        """Release everything that is not in use."""
         self._is_closed.set()
         self._ahead.start(())
         with self._lock:
-            self._let_go(most=0)
+            self._release(most=0)
 
-    def _take(self, part: Part) -> _Held:
-        """Held, with one user more."""
+    def _take(self, part: Part) -> _PinnedPart:
+        """Pinned, with one more user."""
         with self._lock:
-            one_at_a_time = self._fetching.setdefault(part.sha256, threading.Lock())
-        with one_at_a_time:
+            fetch_lock = self._fetching.setdefault(part.sha256, threading.Lock())
+        with fetch_lock:
             with self._lock:
-                held = self._held.get(part.sha256)
-                if held:
-                    held.num_users += 1
-                    self._held.move_to_end(part.sha256)
-                    return held
-            return self._hold(part, self._fetched(part, must=True), num_users=1)
+                pinned = self._pinned.get(part.sha256)
+                if pinned:
+                    pinned.num_users += 1
+                    self._pinned.move_to_end(part.sha256)
+                    return pinned
+            return self._pin(part, self._lock_fetched(part, must=True), num_users=1)
 
     def _read_ahead(self, part: Part) -> None:
         with self._lock:
-            one_at_a_time = self._fetching.setdefault(part.sha256, threading.Lock())
-        with one_at_a_time:
-            if part.sha256 not in self._held and (lock := self._fetched(part, must=False)) is not None:
-                self._hold(part, lock, num_users=0)
+            fetch_lock = self._fetching.setdefault(part.sha256, threading.Lock())
+        with fetch_lock:
+            if part.sha256 not in self._pinned and (lock := self._lock_fetched(part, must=False)) is not None:
+                self._pin(part, lock, num_users=0)
 
-    def _hold(self, part: Part, lock: int | None, num_users: int) -> _Held:
+    def _pin(self, part: Part, lock: int | None, num_users: int) -> _PinnedPart:
         assert lock is not None
         file = self._file(part)
         with suppress(OSError):
             os.utime(file)
-        held = _Held(OpenPart(file, part, self._layout, self._block_rows), lock, num_users)
+        pinned = _PinnedPart(OpenPart(file, part, self._layout, self._block_rows), lock, num_users)
         with self._lock:
-            is_first = not self._held
-            self._held[part.sha256] = held
+            is_first = not self._pinned
+            self._pinned[part.sha256] = pinned
         if is_first:
-            threading.Thread(target=_give_way, args=(weakref.ref(self),), name="embark-cache", daemon=True).start()
-        return held
+            threading.Thread(target=_watch_for_demand, args=(weakref.ref(self),), daemon=True).start()
+        return pinned
 
-    def _let_go(self, most: int) -> None:
-        """Under the lock: keep hold of at most so many, and of those in use. They stay in the cache while they can."""
-        for name in [n for n, held in self._held.items() if not held.num_users]:
-            if len(self._held) > most:
-                os.close(self._held.pop(name).lock)
+    def _release(self, most: int) -> None:
+        """Under the lock: release all but so many and those in use. They stay in the cache while there is space."""
+        for name in [n for n, pinned in self._pinned.items() if not pinned.num_users]:
+            if len(self._pinned) > most:
+                os.close(self._pinned.pop(name).lock)
 
-    def _gives_way(self) -> bool:
-        """Let go of what another process starves for; whether there may be something to let go of later."""
+    def _release_if_wanted(self) -> bool:
+        """Release what another process waits for; whether anything is pinned still."""
         with suppress(FileNotFoundError):
             if abs(time.time() - self._wanted.stat().st_mtime) < _WANTED_S:
                 with self._lock:
-                    self._let_go(most=0)
+                    self._release(most=0)
         with self._lock:
-            return bool(self._held)
+            return bool(self._pinned)
 
-    def _fetched(self, part: Part, *, must: bool) -> int | None:
-        """A shared lock on the part, which is there; None where it need not be and is not easily had."""
+    def _lock_fetched(self, part: Part, *, must: bool) -> int | None:
+        """A shared lock on the part, which is there; None if it is not and need not be."""
         file, began = self._file(part), time.monotonic()
         lock = self._lock_file(part.sha256)
-        is_kept = False
+        is_returned = False
         try:
             while True:
-                if _is_whole(file, part):
-                    if _locked(lock, fcntl.LOCK_SH) and _is_whole(file, part):
-                        is_kept = True
+                if _is_complete(file, part):
+                    if _try_lock(lock, fcntl.LOCK_SH) and _is_complete(file, part):
+                        is_returned = True
                         return lock
-                elif _locked(lock, fcntl.LOCK_EX):
-                    if not _is_whole(file, part) and self._make_room(part, must=must):
+                elif _try_lock(lock, fcntl.LOCK_EX):
+                    if not _is_complete(file, part) and self._make_space(part, must=must):
                         self._fetch(part)
                     fcntl.flock(lock, fcntl.LOCK_UN)
-                    if _is_whole(file, part):
+                    if _is_complete(file, part):
                         continue
                     if must:
                         self._wanted.touch()
                 else:
-                    began = time.monotonic()  # another process fetches it, and that may take long
+                    began = time.monotonic()  # another process fetches it, which may take long
                 if not must:
                     return None
-                if time.monotonic() - began > _LONGEST_WAIT_S:
+                if time.monotonic() - began > _MAX_WAIT_S:
                     raise Fault(
-                        f"{self._directory}: no room for {part.file}: other processes use all "
+                        f"{self._directory}: no space for {part.file}: other processes use all "
                         f"{self._limit_bytes / 1e9:.3g} GB",
-                        fix="set data.cache_gb higher, or data.cache_dir to a directory of its own",
+                        fix="set data.cache_gb higher, or data.cache_dir to another directory",
                     )
                 time.sleep(_POLL_S)
         finally:
-            if not is_kept:
+            if not is_returned:
                 os.close(lock)
 
     def _fetch(self, part: Part) -> None:
-        """Under the part's own lock, and with room for it."""
-        room = self._room(part)
+        """Under the part's lock, with its space reserved."""
+        reserved = self._reservation(part)
         try:
             for is_last in (False, True):
-                self._store.download(part.file, room)
-                with room.open("rb") as file:
+                self._store.download(part.file, reserved)
+                with reserved.open("rb") as file:
                     found = hashlib.file_digest(file, "sha256").hexdigest()
                 if found == part.sha256:
-                    with self._alone():  # who counts sees the one name or the other
-                        os.replace(room, self._file(part))
+                    with self._exclusive():  # a count sees the one name or the other
+                        os.replace(reserved, self._file(part))
                     return
                 if is_last:
                     raise DataError(
@@ -195,37 +195,37 @@ class CachedParts:
                         f"{part.sha256[:16]}…", fix=REPAIR,
                     )
         finally:
-            room.unlink(missing_ok=True)
+            reserved.unlink(missing_ok=True)
 
-    def _make_room(self, part: Part, *, must: bool) -> bool:
-        """Remove what was not used for longest until the part has room, and take that room.
+    def _make_space(self, part: Part, *, must: bool) -> bool:
+        """Remove the least recently used parts until there is space for this one, and reserve it.
 
-        Where it must, this process lets go of the parts it does not use right now, and so do the others. Who waits
-        holds nothing, so that of processes that wait for each other's room one always finds some.
+        Where it must, this process releases the parts that it does not use, and so do the others. A process that
+        waits pins nothing, so that of processes that wait for each other one always finds space.
         """
-        if self._took_room(part):
+        if self._reserve(part):
             return True
         if must:
             with self._lock:
-                self._let_go(most=0)
-        return must and self._took_room(part)
+                self._release(most=0)
+        return must and self._reserve(part)
 
-    def _took_room(self, part: Part) -> bool:
-        with self._alone():
+    def _reserve(self, part: Part) -> bool:
+        with self._exclusive():
             used_bytes, parts = self._used(part)
             for size_bytes, file in parts:
-                if used_bytes + part.size_bytes > self._limit_bytes and self._removed(file):
+                if used_bytes + part.size_bytes > self._limit_bytes and self._remove_unused(file):
                     used_bytes -= size_bytes
             if used_bytes + part.size_bytes > self._limit_bytes:
                 return False
-            with self._room(part).open("wb") as room:
-                room.truncate(part.size_bytes)
+            with self._reservation(part).open("wb") as reserved:
+                reserved.truncate(part.size_bytes)
             return True
 
     def _used(self, mine: Part) -> tuple[int, list[tuple[int, Path]]]:
-        """Bytes in the cache, and the parts in it, longest unused first.
+        """Bytes in the cache, and the parts in it, the least recently used first.
 
-        What dead processes began is cleared away, and what there is of `mine`, which is about to be fetched.
+        What dead processes left is removed, and what there is of `mine`, which is about to be fetched.
         """
         used_bytes, parts = 0, []
         for file in list(self._directory.iterdir()):
@@ -236,15 +236,15 @@ class CachedParts:
                 elif file.name.endswith(".bin"):
                     parts.append((status.st_mtime_ns, status.st_size, file))
                     used_bytes += status.st_size
-                elif ".bin.room" in file.name and not self._removed(file) and file.name.endswith(".room"):
+                elif ".bin.reserved" in file.name and not self._remove_unused(file) and file.name.endswith(".reserved"):
                     used_bytes += status.st_size
         return used_bytes, [(size_bytes, file) for _, size_bytes, file in sorted(parts)]
 
-    def _removed(self, file: Path) -> bool:
-        """Remove it unless somebody uses or fetches it."""
+    def _remove_unused(self, file: Path) -> bool:
+        """Remove it unless a process uses or fetches it."""
         lock = self._lock_file(file.name.lstrip(".").split(".")[0])
         try:
-            if not _locked(lock, fcntl.LOCK_EX):
+            if not _try_lock(lock, fcntl.LOCK_EX):
                 return False
             file.unlink(missing_ok=True)
             return True
@@ -252,8 +252,8 @@ class CachedParts:
             os.close(lock)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        lock = self._lock_file("room")
+    def _exclusive(self) -> Iterator[None]:
+        lock = self._lock_file("space")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -266,20 +266,20 @@ class CachedParts:
     def _file(self, part: Part) -> Path:
         return self._directory / f"{part.sha256}.bin"
 
-    def _room(self, part: Part) -> Path:
-        return self._directory / f"{part.sha256}.bin.room"
+    def _reservation(self, part: Part) -> Path:
+        return self._directory / f"{part.sha256}.bin.reserved"
 
 
-def _give_way(cached: weakref.ref[CachedParts]) -> None:
-    """A thread of its own: a rank that waits for the others at a step must not keep from them what they wait for."""
-    while (alive := cached()) is not None and alive._gives_way():
+def _watch_for_demand(cached: weakref.ref[CachedParts]) -> None:
+    """A thread: a rank that waits for the others at a step must not keep space from them."""
+    while (alive := cached()) is not None and alive._release_if_wanted():
         is_closed = alive._is_closed
         del alive
         if is_closed.wait(_WANTED_S / 4):
             return
 
 
-def _locked(lock: int, kind: int) -> bool:
+def _try_lock(lock: int, kind: int) -> bool:
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -287,7 +287,7 @@ def _locked(lock: int, kind: int) -> bool:
     return True
 
 
-def _is_whole(file: Path, part: Part) -> bool:
+def _is_complete(file: Path, part: Part) -> bool:
     try:
         return file.stat().st_size == part.size_bytes
     except FileNotFoundError:

@@ -271,7 +271,7 @@ class Block:
 
 
 def fill(layout: Layout, rows: Rows) -> NDArray[np.uint8]:
-    """The block of `rows`. Ids are not checked here: who makes them answers for them."""
+    """The block of `rows`. Ids are not checked."""
     counts = [len(rows.ids[i]) for i in layout.ragged]
     where = layout.map(len(rows), counts)
     block = np.zeros(where.size_bytes, np.uint8)

@@ -23,7 +23,7 @@ class Piece:
     block: int
     """Within its part."""
     block_rows: int
-    """Rows of the whole block."""
+    """Rows of the block."""
     start: int
     """The first row's place in the block's own order."""
     stop: int

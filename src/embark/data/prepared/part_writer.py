@@ -1,10 +1,9 @@
-"""Rows to part files: block by block, hashed on the way, under a name of their own until they are whole."""
+"""Rows to part files: block by block, hashed on the way, under another name until they are complete."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,29 +17,21 @@ PART_BYTES = 64 << 20
 class PartWriter:
     """Takes rows in any portions and writes parts `<stem>-00000.bin`, `<stem>-00001.bin`, … below `directory`.
 
-    A part appears under its name when it is whole and on disk. What a killed writer leaves ends in `.part`.
+    A part appears under its name when it is complete and on disk. What a killed writer leaves ends in `.part`.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        stem: str,
-        layout: Layout,
-        *,
-        block_rows: int = BLOCK_ROWS,
-        part_bytes: int = PART_BYTES,
-        on_part: Callable[[Part], None] | None = None,
+        self, directory: Path, stem: str, layout: Layout, *, block_rows: int = BLOCK_ROWS, part_bytes: int = PART_BYTES
     ) -> None:
         self.parts: list[Part] = []
         self._directory, self._stem, self._layout = directory, stem, layout
         self._block_rows, self._part_bytes = block_rows, part_bytes
-        self._on_part = on_part
         self._waiting: list[Rows] = []
         self._num_waiting = 0
         self._open_part()
 
     def add(self, rows: Rows) -> None:
-        """Take rows; whole blocks are written at once."""
+        """Take rows; full blocks are written at once."""
         if len(rows):
             self._waiting.append(rows)
             self._num_waiting += len(rows)
@@ -90,9 +81,6 @@ class PartWriter:
         self._file.close()
         os.replace(f"{self._name}.part", self._name)
         starts = () if self._layout.is_fixed else tuple(self._starts)
-        part = Part(self._name.relative_to(self._directory).as_posix(), self._rows, self._size,
-                    self._digest.hexdigest(), starts)
-        self.parts.append(part)
-        if self._on_part:
-            self._on_part(part)
+        file = self._name.relative_to(self._directory).as_posix()
+        self.parts.append(Part(file, self._rows, self._size, self._digest.hexdigest(), starts))
         self._open_part()

@@ -44,7 +44,7 @@ class OpenPart:
         self._blocks: dict[int, Block] = {}
 
     def block(self, index: int) -> Block:
-        """The arrays of a block; the latest are kept."""
+        """The arrays of a block; the latest are cached."""
         found = self._blocks.get(index)
         if found is None:
             start = index * self._block_bytes if self._layout.is_fixed else self._part.block_starts[index]

@@ -19,18 +19,12 @@ from embark.data.prepared.layout import Block, Layout
 from embark.data.prepared.manifest import Manifest, Part
 from embark.data.prepared.order import EpochOrder, Piece, Shuffle, row_order
 from embark.data.prepared.parts import Parts
-from embark.data.prepared.selection import (
-    ColumnSelection,
-    Rows,
-    copy_features,
-    copy_rows,
-    ragged_ids,
-    ragged_lengths,
-)
 from embark.spec.data import DataSpec
 
 Allocate = Callable[[int], NDArray[np.uint8]]
 """So many bytes, the first at a multiple of 16."""
+Rows = slice | NDArray[np.int64]
+"""Rows of a block: consecutive ones, or their numbers."""
 Range = tuple[int, int, int]
 """Epoch, first sample, and the sample after the last."""
 Key = TypeVar("Key", bound=Hashable)
@@ -47,14 +41,14 @@ _NUM_AHEAD = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RawBatches:
-    """`num_batches` batches of `num_rows` rows, one behind the other in a block that has room for `room` of them, whose
-    fields are where `layout.map(room * num_rows)` says."""
+    """`num_batches` batches of `num_rows` rows, consecutive in a block with space for `capacity` of them, whose fields
+    are where `layout.map(capacity * num_rows)` says."""
 
     buffer: NDArray[np.uint8]
     num_rows: int
     layout: Layout
     num_batches: int = 1
-    room: int = 1
+    capacity: int = 1
 
 
 class RawSource(Protocol):
@@ -66,7 +60,7 @@ class RawSource(Protocol):
     @property
     def layout(self) -> Layout: ...
 
-    def train_raw(self, ranges: Sequence[Range], into: NDArray[np.uint8], room: int = 1) -> RawBatches:
+    def train_raw(self, ranges: Sequence[Range], into: NDArray[np.uint8], capacity: int = 1) -> RawBatches:
         """Samples of each range, which are all of one length, in the epoch's order, written into `into`."""
         ...
 
@@ -108,25 +102,25 @@ class PreparedSource:
         """Rows of `data.eval_split`, as the files have them."""
         return self._batch(None, self._eval_order.pieces(start, stop), stop - start)
 
-    def train_raw(self, ranges: Sequence[Range], into: NDArray[np.uint8], room: int = 1) -> RawBatches:
+    def train_raw(self, ranges: Sequence[Range], into: NDArray[np.uint8], capacity: int = 1) -> RawBatches:
         """The same rows as `train_rows`, as the bytes of one block with all the layout's columns."""
         pieces: list[tuple[int | None, Piece]] = []
         # Ranges that follow each other are one to copy: a call costs more than a small batch's rows.
         for epoch, start, stop in _joined(ranges):
             pieces += [(epoch, piece) for piece in self._epoch(epoch).pieces(start, stop)]
         num_rows = ranges[0][2] - ranges[0][1]
-        self._fill(pieces, self._views_of(into, room * num_rows))
-        return RawBatches(into, num_rows, self.layout, len(ranges), room)
+        self._fill(pieces, self._views_of(into, capacity * num_rows))
+        return RawBatches(into, num_rows, self.layout, len(ranges), capacity)
 
     def _fill(self, pieces: Sequence[tuple[int | None, Piece]], out: Block) -> None:
         at = 0
         for epoch, piece in pieces:
             end = at + piece.stop - piece.start
             with self._block(epoch, piece) as (block, rows):
-                copy_rows(out.label[at:end], block.label, rows)
-                copy_rows(out.dense[at:end], block.dense, rows)
+                _copy_rows(out.label[at:end], block.label, rows)
+                _copy_rows(out.dense[at:end], block.dense, rows)
                 for target, group in zip(out.groups, block.groups, strict=True):
-                    copy_features(target[:, at:end], group, rows)
+                    _copy_features(target[:, at:end], group, rows)
             at = end
 
     def _batch(self, epoch: int | None, pieces: list[Piece], num_rows: int) -> Batch:
@@ -144,14 +138,14 @@ class PreparedSource:
         for piece in pieces:
             end = at + piece.stop - piece.start
             with self._block(epoch, piece) as (block, rows):
-                copy_rows(label[at:end], block.label, rows)
-                copy_rows(dense[at:end], block.dense, rows)
+                _copy_rows(label[at:end], block.label, rows)
+                _copy_rows(dense[at:end], block.dense, rows)
                 for run in selection.runs:
                     target = ids[starts[run.place] : starts[run.place + run.num]]
                     features = block.groups[run.group][run.first : run.first + run.num]
-                    copy_features(target.reshape(run.num, num_rows, run.multi_hot)[:, at:end], features, rows)
+                    _copy_features(target.reshape(run.num, num_rows, run.multi_hot)[:, at:end], features, rows)
                 for number, feature in enumerate(selection.ragged):
-                    some = ragged_ids(block, feature.index, rows)
+                    some = _ragged_ids(block, feature.index, rows)
                     ids[ragged_at[number] : ragged_at[number] + len(some)] = some
                     ragged_at[number] += len(some)
             at = end
@@ -164,7 +158,7 @@ class PreparedSource:
             end = at + piece.stop - piece.start
             with self._block(epoch, piece) as (block, rows):
                 for feature in self._selection.ragged:
-                    lengths[feature.place, at:end] = ragged_lengths(block, feature.index, rows)
+                    lengths[feature.place, at:end] = _ragged_lengths(block, feature.index, rows)
             at = end
         return lengths
 
@@ -227,6 +221,110 @@ class PreparedSource:
         if not size_bytes:
             return np.empty(shape, dtype)
         return self._allocate(size_bytes).view(dtype).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Features that follow each other in a group and in a batch."""
+
+    group: int
+    first: int
+    """Its place in the group."""
+    num: int
+    place: int
+    """Of the first, among the selected features."""
+    multi_hot: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ragged:
+    """A feature whose rows have different numbers of ids."""
+
+    index: int
+    """Among `Layout.ragged`."""
+    place: int
+    """Among the selected features."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSelection:
+    """The features that a model takes, in its order."""
+
+    multi_hot: tuple[int, ...]
+    runs: tuple[_Run, ...]
+    ragged: tuple[_Ragged, ...]
+
+    @property
+    def is_fixed(self) -> bool:
+        return not self.ragged
+
+    @staticmethod
+    def of(layout: Layout, names: Sequence[str]) -> ColumnSelection:
+        """Those called `names`; the layout has them all."""
+        position = {feature.name: index for index, feature in enumerate(layout.features)}
+        runs: list[_Run] = []
+        ragged: list[_Ragged] = []
+        for place, name in enumerate(names):
+            feature = layout.features[position[name]]
+            if feature.is_ragged:
+                ragged.append(_Ragged(layout.ragged.index(position[name]), place))
+                continue
+            group, at = layout.positions[position[name]]
+            last = runs[-1] if runs else None
+            if last and (last.group, last.first + last.num, last.place + last.num) == (group, at, place):
+                runs[-1] = _Run(group, last.first, last.num + 1, last.place, last.multi_hot)
+            else:
+                runs.append(_Run(group, at, 1, place, feature.multi_hot))
+        multi_hot = tuple(layout.features[position[name]].multi_hot for name in names)
+        return ColumnSelection(multi_hot, tuple(runs), tuple(ragged))
+
+    def fixed_starts(self, num_rows: int) -> list[int]:
+        """Where each feature's ids begin in a batch, and where the last one's end."""
+        return [num_rows * before for before in accumulate(self.multi_hot, initial=0)]
+
+    def fixed_lengths(self, num_rows: int) -> NDArray[np.int32]:
+        """[F, num_rows]"""
+        return np.repeat(np.array(self.multi_hot, np.int32)[:, None], num_rows, axis=1)
+
+
+def _copy_rows(out: NDArray[Any], column: NDArray[Any], rows: Rows) -> None:
+    """Copy rows of a column [n, …], cast to what `out` holds."""
+    if isinstance(rows, slice):
+        out[...] = column[rows]
+    elif out.dtype == column.dtype:
+        np.take(column, rows, 0, out, "clip")  # "raise" would copy twice, to leave `out` alone if it does
+    else:
+        out[...] = np.take(column, rows, 0, mode="clip")
+
+
+def _copy_features(out: NDArray[Any], features: NDArray[Any], rows: Rows) -> None:
+    """Copy rows of each of several features [F, n, multi_hot], cast to what `out` holds."""
+    if isinstance(rows, slice):
+        out[...] = features[:, rows]
+    elif out.dtype != features.dtype:
+        out[...] = np.take(features, rows, 1, mode="clip")
+    elif out.flags.c_contiguous:
+        np.take(features, rows, 1, out, "clip")
+    else:
+        for target, feature in zip(out, features, strict=True):
+            np.take(feature, rows, 0, target, "clip")
+
+
+def _ragged_lengths(block: Block, index: int, rows: Rows) -> NDArray[Any]:
+    """How many ids each of the rows has."""
+    lengths: NDArray[Any] = block.ragged[index][0][rows]
+    return lengths
+
+
+def _ragged_ids(block: Block, index: int, rows: Rows) -> NDArray[Any]:
+    """The ids of the rows, one row's behind the other's."""
+    lengths, ids, offsets = block.ragged[index]
+    if isinstance(rows, slice):
+        return ids[offsets[rows.start] : offsets[rows.stop]]
+    counts = lengths[rows].astype(np.int64)
+    # Each row's first position, less what came before it in the output, plus the position in the output.
+    shift = offsets[rows] - (np.cumsum(counts) - counts)
+    return np.take(ids, np.repeat(shift, counts) + np.arange(counts.sum()))
 
 
 def _cached(cache: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], most: int) -> Value:

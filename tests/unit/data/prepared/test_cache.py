@@ -63,12 +63,12 @@ def raw_spec(made: Made, cache: Path, num_parts: float, **data: object) -> dict[
 
 
 def held_bytes(directory: Path) -> int:
-    """Of parts and of room taken for parts, while nobody changes it."""
+    """Of parts and of space reserved for parts, while no process changes it."""
     if not (directory / "locks").is_dir():
         return 0
-    with (directory / "locks" / "room").open("ab") as lock:
+    with (directory / "locks" / "space").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        files = [file for file in directory.iterdir() if file.suffix in (".bin", ".room")]
+        files = [file for file in directory.iterdir() if file.suffix in (".bin", ".reserved")]
         return sum(file.stat().st_size for file in files if file.exists())
 
 
@@ -107,7 +107,7 @@ def test_rows_are_those_of_the_folder_and_the_cache_keeps_to_its_size(tmp_path: 
     assert len(store.fetched) > len(made.manifest.parts["train"]), "two epochs do not fit"
 
 
-def test_with_room_for_all_each_part_is_fetched_once(tmp_path: Path):
+def test_with_space_for_all_each_part_is_fetched_once(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
     store = FarStore(made.path)
     spec = raw_spec(made, tmp_path / "cache", 100)
@@ -155,7 +155,7 @@ def test_the_longest_unused_goes_first(tmp_path: Path):
 
 
 def test_a_part_in_use_is_never_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cache_module, "_LONGEST_WAIT_S", 0.2)
+    monkeypatch.setattr(cache_module, "_MAX_WAIT_S", 0.2)
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
     first, second = made.manifest.parts["train"][:2]
     store, size = FarStore(made.path), largest_bytes(made)
@@ -163,12 +163,12 @@ def test_a_part_in_use_is_never_removed(tmp_path: Path, monkeypatch: pytest.Monk
     here, other = (
         CachedParts(store, directory, size, made.layout, made.manifest.block_rows, size) for _ in range(2)
     )
-    with here.using(first), pytest.raises(Fault, match=r"no room.*other processes use all"), other.using(second):
+    with here.using(first), pytest.raises(Fault, match=r"no space.*other processes use all"), other.using(second):
         pass
     assert [file.stem for file in directory.glob("*.bin")] == [first.sha256]
 
 
-def test_a_part_that_is_only_kept_at_hand_is_let_go_when_another_process_wants_the_room(tmp_path: Path):
+def test_a_part_that_is_not_in_use_is_released_when_another_process_wants_the_space(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
     first, second = made.manifest.parts["train"][:2]
     store, size = FarStore(made.path), largest_bytes(made)
@@ -275,8 +275,8 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path):
     directory = tmp_path / "cache"
     one, two, three = made.manifest.parts["train"][:3]
     cached = CachedParts(store, directory, size, made.layout, made.manifest.block_rows, size)
-    (directory / f"{one.sha256}.bin.room").write_bytes(b"0" * size)
-    (directory / f".{two.sha256}.bin.room.0123456789ab.embark-part").write_bytes(b"0" * size)
+    (directory / f"{one.sha256}.bin.reserved").write_bytes(b"0" * size)
+    (directory / f".{two.sha256}.bin.reserved.0123456789ab.embark-part").write_bytes(b"0" * size)
     (directory / f"{three.sha256}.bin").write_bytes(b"cut short")
     with cached.using(three) as part:
         assert len(part.block(0).label)

@@ -38,7 +38,7 @@ def test_each_of_several_batches_in_one_buffer_decodes_to_its_own(tmp_path: Path
     decoder = RawDecoder(made.layout, [f.name for f in FIXED], 70, torch.device("cpu"), num_batches=4)
     buffer = np.full(decoder.size_bytes, 0xEE, np.uint8)
     ranges = [(1, 30, 100), (1, 100, 170), (2, 0, 70)]
-    source.train_raw(ranges, buffer, room=4)
+    source.train_raw(ranges, buffer, capacity=4)
     for number, one in enumerate(ranges):
         batch = source.train_rows(*one)
         for found, expected in zip(decoder.decode(torch.from_numpy(buffer), number),

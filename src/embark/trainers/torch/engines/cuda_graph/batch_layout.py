@@ -112,7 +112,7 @@ class RawLayout:
     @contextmanager
     def feed(self, source: Any, part: Part, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
         with RawLoader(source, **asdict(part), allocate=pinned(device), depth=4, num_threads=_num_threads(),
-                       max_held=MAX_IN_FLIGHT, room=self.max_batches) as loader:
+                       max_held=MAX_IN_FLIGHT, capacity=self.max_batches) as loader:
             yield _released_when_copied(loader)
 
 
