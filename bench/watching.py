@@ -65,11 +65,11 @@ def steps_and_looks(spec: RunSpec) -> tuple[float, float]:
             for turn in range(2 * NUM_LOOKS):
                 began_s = time.thread_time()
                 if turn % 2:
-                    looks.begin(clock.counted().input_s)
+                    looks.begin(clock.counters().input_s)
                 for _ in range(NUM_STEPS):
                     with looks.step():
                         built.engine.step(batches, step)
-                    looks.stepped(clock.counted().input_s)
+                    looks.stepped(clock.counters().input_s)
                     step += 1
                 (looked_s if turn % 2 else plain_s).append(time.thread_time() - began_s)
     plain_s.sort()

@@ -1,4 +1,4 @@
-"""How long training takes, with evaluation and saving left out, and how much of it was waiting."""
+"""How long training takes, evaluation and saving excluded, and how much of it was waiting."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ MAX_WINDOWS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """What one rank has counted since it began."""
+class StepCounters:
+    """One rank's, since it began."""
 
     num_steps: int
     train_s: float
     input_s: float
-    """Waited for batches."""
+    """Time spent waiting for batches."""
     agree_s: float
-    """Waited for the other ranks to decide on the next step."""
+    """Time spent waiting for the other ranks to agree on the next step."""
 
 
 class Waits(Protocol):
-    """Counts the time without a batch."""
+    """Counts the time spent waiting for batches."""
 
     def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches; what is waited for them is counted."""
+        """The same batches, with the time waited for them counted."""
         ...
 
     def total_s(self) -> float:
@@ -71,7 +71,7 @@ class Clock:
         self._agreeing = _Agreeing()
 
     def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches; what is waited for them is counted."""
+        """The same batches, with the time waited for them counted."""
         return self._input.timed(batches)
 
     def step(self) -> None:
@@ -101,20 +101,21 @@ class Clock:
         self._window_times.append(values["step_s"])
         return values
 
-    def counted(self) -> Counted:
-        """Everything so far, to be compared with what the other ranks counted."""
-        return Counted(self._steps, time.perf_counter() - self._started, self._input.total_s(), self._agreeing.total_s)
+    def counters(self) -> StepCounters:
+        """So far, to be compared with the other ranks'."""
+        train_s = time.perf_counter() - self._started
+        return StepCounters(self._steps, train_s, self._input.total_s(), self._agreeing.total_s)
 
     def step_s(self) -> float:
         """A step's mean time."""
         return (time.perf_counter() - self._started) / max(self._steps, 1)
 
-    def usual_step_s(self) -> float:
-        """The median of the windows; the first holds compilation and warming up, and counts only where it is all."""
+    def median_step_s(self) -> float:
+        """The median of the windows; the first includes compilation, and counts only if there is no other."""
         times = list(self._window_times)
         return statistics.median(times[1:] or times) if times else self.step_s()
 
-    def whole(self) -> dict[str, float]:
+    def totals(self) -> dict[str, float]:
         """The rate over everything so far."""
         seconds = max(time.perf_counter() - self._started, 1e-9)
         samples = self._steps * self._batch_size

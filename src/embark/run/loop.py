@@ -58,7 +58,7 @@ def train(
             return train(spec, backend, view, fresh=fresh, signals=entered)
     with (
         backend.join(spec.place) as world,
-        NoticeWatch(is_asking=spec.place.watch_notices and world.is_host_leader) as notices,
+        NoticeWatch(is_polling=spec.place.watch_notices and world.is_host_leader) as notices,
     ):
         spec = resolve_from_data(spec)
         check_against(spec, world)
@@ -117,7 +117,7 @@ def train_steps(run: Run) -> dict[str, Any]:
                 refuse_trouble(metrics["log_loss"], first_trouble(gathered), run.source, spec, step,
                                run.steps_per_epoch)
             elif clock.ticks():
-                logger.tick({"step": step, "samples_per_s": clock.whole()["samples_per_s"]})
+                logger.tick({"step": step, "samples_per_s": clock.totals()["samples_per_s"]})
             is_eval_due = is_last or (spec.train.eval_every and step % spec.train.eval_every == 0)
             if run.source.num_eval_samples and is_eval_due:
                 with clock.paused():
@@ -143,8 +143,8 @@ def end_run(run: Run, clock: Clock, decision: Decision, evaluated: dict[str, Any
     wants_last = run.spec.store.checkpoint_at_end or decision.is_save_due or bool(decision.stop)
     with clock.paused():
         run.checkpoints.finish(step, evaluated, wants_last=wants_last)
-    end = {"outcome": "done", "step": step, "run_dir": run.run_dir.uri, **clock.whole(),
-           "step_s": clock.usual_step_s(), "peak_bytes": run.trainer.peak_bytes(),
+    end = {"outcome": "done", "step": step, "run_dir": run.run_dir.uri, **clock.totals(),
+           "step_s": clock.median_step_s(), "peak_bytes": run.trainer.peak_bytes(),
            **(spending_summary(run.run_dir, decision.stop) if run.world.is_first else {})}
     if step < run.num_steps:
         is_budget = decision.stop == "budget"

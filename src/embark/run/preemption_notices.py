@@ -1,6 +1,6 @@
-"""Knowing that this machine is about to be taken away: the three clouds' own notices, behind one watch.
+"""Preemption notices of AWS, Azure and Google Cloud, behind one watch.
 
-Where the machine is none of theirs there is no thread and no traffic. No torch in here.
+On any other machine there is no thread and no traffic.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from embark.errors import UserError
 LINK_LOCAL = "169.254.169.254"
 DMI = Path("/sys/class/dmi/id")
 AZURE_ASSET_TAG = "7783-7084-3265-9085-8269-3286-77"
-AZURE_FIRST_WAIT_S = 130.0  # the first question switches Scheduled Events on, and may take two minutes
+AZURE_FIRST_WAIT_S = 130.0  # the first request enables Scheduled Events, and may take two minutes
 AWS_TOKEN_TTL_S = 21600
 MAX_FAILURES = 5
 MAX_BYTES = 1 << 20
@@ -36,14 +36,14 @@ MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A cloud said that it takes this machine away."""
+    """A cloud announced that it takes this machine away."""
 
     source: str
     what: str
     deadline_s: float | None
-    """Unix time when the machine goes, where the cloud says it."""
+    """Unix time of the shutdown, where the cloud says it."""
     grace_s: float
-    """What is promised between a notice and the end."""
+    """The time promised between notice and shutdown."""
     noticed_s: float
     """Unix time when it was read."""
 
@@ -54,12 +54,12 @@ class Notice:
 
 
 class NoticeWatch:
-    """Asks while it is entered; nothing that fails in here stops training. One on each machine is enough."""
+    """Polls while it is entered; a failure in here never stops training. One per machine is enough."""
 
-    def __init__(self, *, is_asking: bool = True, poll_s: float = 3.0, timeout_s: float = 2.0) -> None:
-        self.cloud = detect_cloud() if is_asking else None
+    def __init__(self, *, is_polling: bool = True, poll_s: float = 3.0, timeout_s: float = 2.0) -> None:
+        self.cloud = detect_cloud() if is_polling else None
         self.grace_s = grace_seconds(self.cloud)
-        self.problem = ""  # why no notice would be seen: set once, after several questions in a row failed
+        self.problem = ""  # why notices cannot be seen: set once, after several requests in a row failed
         self._source = _SOURCES[self.cloud](self.grace_s, poll_s, timeout_s) if self.cloud else None
         self._notice: Notice | None = None
         self._left = threading.Event()
@@ -70,10 +70,10 @@ class NoticeWatch:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._left.set()  # not joined: a question under way may hang, and nobody waits for its answer
+        self._left.set()  # not joined: a request under way may hang
 
     def notice(self) -> Notice | None:
-        """The first notice, at once."""
+        """The first notice; does not block."""
         return self._notice
 
     def hint(self) -> Notice | None:
@@ -87,11 +87,12 @@ class NoticeWatch:
             try:
                 self._notice = next(source.look(), None)
                 num_failures = 0
-            except Exception as error:  # whatever a metadata service answers, training goes on
+            except Exception as error:  # whatever a metadata service answers, training continues
                 num_failures += 1
                 if num_failures == MAX_FAILURES and not self.problem:
-                    self.problem = (f"{source.endpoint} tells of no preemption: {error or type(error).__name__}; "
-                                    f"SIGTERM still saves and stops the run\n  fix: {source.remedy}")
+                    self.problem = (f"cannot read preemption notices from {source.endpoint}: "
+                                    f"{error or type(error).__name__}; SIGTERM still saves and stops the run"
+                                    f"\n  fix: {source.remedy}")
             self._left.wait(max(source.poll_s - (time.monotonic() - began), 0.0))
 
 
@@ -115,7 +116,7 @@ def grace_seconds(environment: str | None, environ: Mapping[str, str] = os.envir
             if 0 <= (seconds := float(text)) < math.inf:
                 return seconds
         raise UserError(f"the environment's EMBARK_GRACE_S is {text!r}, not a number of seconds",
-                        fix="give the pod's terminationGracePeriodSeconds")
+                        fix="set it to the pod's terminationGracePeriodSeconds")
     known = [environment] if environment else []
     if "KUBERNETES_SERVICE_HOST" in environ or not known:
         known.append("gke-spot" if environment == "gce" else "kubernetes")
@@ -136,13 +137,13 @@ class _Source(ABC):
 
     @abstractmethod
     def look(self) -> Iterator[Notice]:
-        """Ask once."""
+        """Poll once."""
 
     def found(self, what: str, deadline_s: float | None = None) -> Notice:
         return Notice(self.cloud, what, deadline_s, self.grace_s, time.time())
 
     def get(self, path: str, *, wait_s: float = 0.0) -> tuple[str, Message]:
-        return _ask(self.endpoint + self.prefix + path, self.headers, self.timeout_s + wait_s)
+        return _request(self.endpoint + self.prefix + path, self.headers, self.timeout_s + wait_s)
 
 
 class _Aws(_Source):
@@ -161,7 +162,7 @@ class _Aws(_Source):
     def _get(self, path: str) -> str:
         if time.monotonic() >= self.renew_at:
             headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(AWS_TOKEN_TTL_S)}
-            token, _ = _ask(f"{self.endpoint}/latest/api/token", headers, self.timeout_s, method="PUT")
+            token, _ = _request(f"{self.endpoint}/latest/api/token", headers, self.timeout_s, method="PUT")
             self.headers = {"X-aws-ec2-metadata-token": token}
             self.renew_at = time.monotonic() + AWS_TOKEN_TTL_S / 2
         try:
@@ -186,7 +187,7 @@ class _Azure(_Source):
         text, _ = self.get("scheduledevents?api-version=2020-07-01", wait_s=self.first_wait_s)
         self.first_wait_s = 0.0
         for event in json.loads(text)["Events"]:
-            # a scale set tells every machine of the events of all
+            # a scale set reports the events of all its machines to each
             is_mine = not self.name or self.name.lower() in [str(n).lower() for n in event.get("Resources") or ()]
             if is_mine and event.get("EventType") in ("Preempt", "Terminate"):
                 yield self.found(event["EventType"], _unix_time(event.get("NotBefore")))
@@ -209,14 +210,14 @@ class _Gce(_Source):
             yield self.found("preempted")
         with suppress(OSError, HTTPException):
             if self.get("maintenance-event")[0].strip() == "TERMINATE_ON_HOST_MAINTENANCE":
-                # Up to an hour ahead on machines with GPUs: to stop now would be to start again here, and stop again.
+                # Up to an hour ahead on machines with GPUs: stopping now would only restart here, and stop again.
                 self.hint = self.hint or self.found("host maintenance")
 
 
 _SOURCES: dict[str, type[_Source]] = {source.cloud: source for source in (_Aws, _Azure, _Gce)}
 
 
-def _ask(url: str, headers: dict[str, str], timeout_s: float, *, method: str = "GET") -> tuple[str, Message]:
+def _request(url: str, headers: dict[str, str], timeout_s: float, *, method: str = "GET") -> tuple[str, Message]:
     # Only http, and nothing that would follow a proxy or a redirect: these addresses are this machine's own.
     opener = OpenerDirector()
     for handler in (HTTPHandler, HTTPDefaultErrorHandler, HTTPErrorProcessor):

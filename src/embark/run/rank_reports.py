@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from embark.events.system import SystemSampler
-from embark.run.clock import Clock, Counted
+from embark.run.clock import Clock, StepCounters
 from embark.run.logger import RunLogger
 from embark.run.trainer import World
 from embark.run.trouble import Trouble
@@ -53,7 +53,7 @@ class RankReport:
     """One rank's."""
 
     trouble: Trouble | None
-    counted: Counted
+    counted: StepCounters
     system: dict[str, Any] | None
     """The host's load; from one rank of each host, and where it is new."""
     phases: dict[str, float] | None
@@ -76,7 +76,7 @@ class RankReports:
         self._profiled_s: float | None = None
         self._must_profile = False
         self._has_logged_problem = False
-        self._before: list[Counted] = []
+        self._before: list[StepCounters] = []
         self._systems: dict[int, dict[str, Any]] = {}
 
     def __enter__(self) -> Self:
@@ -96,7 +96,7 @@ class RankReports:
             self._must_profile = False
             self._profiler.wait_for_device()
             with self._clock.paused():
-                self._profiler.begin(self._clock.counted().input_s)
+                self._profiler.begin(self._clock.counters().input_s)
         return self._profiler.step()
 
     def stepped(self) -> None:
@@ -105,12 +105,12 @@ class RankReports:
             if self._profiler.is_at_last_step:
                 self._profiler.wait_for_device()
             with self._clock.paused():
-                self._profiler.stepped(self._clock.counted().input_s)
+                self._profiler.stepped(self._clock.counters().input_s)
 
     def gather(self, trouble: Trouble | None) -> list[RankReport]:
         """Every rank's report, on every rank."""
         phases = self._profiler.take() if self._profiler else None
-        mine = RankReport(trouble, self._clock.counted(), self._sampler.take(), phases, self._wants_profile())
+        mine = RankReport(trouble, self._clock.counters(), self._sampler.take(), phases, self._wants_profile())
         return self._world.gathered(mine)
 
     def log(self, step: int, reports: Sequence[RankReport], *, is_last: bool) -> None:
@@ -130,7 +130,7 @@ class RankReports:
             return
         self._logged_s = now
         counts = [one.counted for one in reports]
-        pairs = list(zip(self._before or [Counted(0, 0.0, 0.0, 0.0)] * len(counts), counts, strict=True))
+        pairs = list(zip(self._before or [StepCounters(0, 0.0, 0.0, 0.0)] * len(counts), counts, strict=True))
         self._before = counts
         self._logger.log("ranks", {
             "step": step, "step_s": [_own_step_s(before, after) for before, after in pairs],
@@ -153,7 +153,7 @@ class RankReports:
         if not self._world.is_first or not self._profile_every_s or not self._profiler or self._profiler.problem:
             return False
         if self._profiled_s is None:
-            return self._clock.counted().num_steps >= FIRST_PROFILE_STEPS
+            return self._clock.counters().num_steps >= FIRST_PROFILE_STEPS
         return time.monotonic() - self._profiled_s >= self._profile_every_s
 
 
@@ -162,7 +162,7 @@ def first_trouble(reports: Sequence[RankReport]) -> Trouble | None:
     return next((report.trouble for report in reports if report.trouble), None)
 
 
-def _own_step_s(before: Counted, now: Counted) -> float:
+def _own_step_s(before: StepCounters, now: StepCounters) -> float:
     """A step, less the wait for others: so a slow rank differs from those that wait for it."""
     own_s = (now.train_s - before.train_s) - (now.agree_s - before.agree_s)
     return max(0.0, own_s) / max(now.num_steps - before.num_steps, 1)

@@ -1,4 +1,4 @@
-"""torchrun's own launcher, asked for the exit codes of its ranks and told which of them are final."""
+"""torchrun's own launcher, with the exit codes of its ranks, and final codes that are not restarted."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from embark.errors import ExitCode
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RanksResult:
     """How the ranks of this machine ended."""
 
     codes: tuple[int, ...] = ()
     """Those that are not 0; negative ones are signals."""
     signal: int = 0
-    """What this process itself was told to stop by."""
-    what: str = ""
+    """The signal that stopped this process."""
+    message: str = ""
 
 
-def launch(words: Sequence[str], *, final: Collection[int]) -> Ended:
-    """Run torchrun with these words, in this process. Ranks that end with a `final` code are not started again."""
+def launch(arguments: Sequence[str], *, final: Collection[int]) -> RanksResult:
+    """Run torchrun with these arguments in this process. Ranks that exit with a `final` code are not restarted."""
     agents: list[LocalElasticAgent] = []
 
     class Agent(LocalElasticAgent):
-        """Does not restart what a restart cannot cure."""
+        """Does not restart what a restart cannot fix."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
@@ -45,25 +45,25 @@ def launch(words: Sequence[str], *, final: Collection[int]) -> Ended:
                 self._remaining_restarts = 0
             return result
 
-    # launch_agent takes the class from its module's names, and nothing else can be handed in.
+    # launch_agent takes the class from its module's namespace; there is no other way to pass one.
     original, launcher.LocalElasticAgent = launcher.LocalElasticAgent, Agent
     try:
-        run(parse_args(list(words)))
+        run(parse_args(list(arguments)))
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
-        told = ", ".join(f"rank {rank} with {code}" for rank, code in codes.items())
-        return Ended(tuple(codes.values()), what=f"the ranks of this machine ended: {told}")
+        by_rank = ", ".join(f"rank {rank} with {code}" for rank, code in codes.items())
+        return RanksResult(tuple(codes.values()), message=f"the ranks of this machine exited: {by_rank}")
     except SignalException as error:
-        return Ended(_codes(agents), error.sigval.value, f"stopped by {error.sigval.name}")
+        return RanksResult(_codes(agents), error.sigval.value, f"stopped by {error.sigval.name}")
     except (RendezvousError, DistError) as error:
-        return Ended((ExitCode.FAULT,), what=f"the machines did not meet: {error}")
+        return RanksResult((ExitCode.FAULT,), message=f"rendezvous failed: {error}")
     finally:
         launcher.LocalElasticAgent = original
-    return Ended()
+    return RanksResult()
 
 
 def _codes(agents: Sequence[LocalElasticAgent]) -> tuple[int, ...]:
-    """Of ranks that ended after a signal, when torchrun no longer asks."""
+    """Of ranks that exited after a signal, when torchrun no longer collects them."""
     context = agents[-1]._pcontext if agents else None
     handlers = getattr(context, "subprocess_handlers", {})
     codes = [handler.proc.poll() for handler in handlers.values()]

@@ -34,9 +34,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a file gone": (lambda folder: (folder / "rank-00000-00.bin").unlink(),
                     r"step-000000010 is damaged; skipped: .*there is no .*rank-00000-00.bin"),
     "the mark gone": (lambda folder: (folder / "commit.json").unlink(),
-                      r"step-000000010 has no mark that can be read and is passed over"),
+                      r"step-000000010 has no readable commit record; skipped"),
     "the mark garbled": (lambda folder: (folder / "commit.json").write_bytes(b'{"step": 10, "fi'),
-                         r"step-000000010 has no mark that can be read and is passed over"),
+                         r"step-000000010 has no readable commit record; skipped"),
     "the index damaged": (flip("index.json"), r"step-000000010/index.json: its bytes changed"),
 }
 
@@ -80,7 +80,7 @@ def test_a_damaged_one_never_counts_as_the_one_to_keep(saved):
 def test_sizes_alone_find_a_shard_cut_short(saved):
     cut(saved.path / "checkpoints" / "step-000000010")
     assert saved.ends(2, "store.verify=sizes") == [0, 0], saved.output()
-    assert "rank-00001-00.bin is missing or cut short" in saved.warnings()
+    assert "rank-00001-00.bin is missing or truncated" in saved.warnings()
     assert [e["step"] for e in saved.events("resume")] == [5]
 
 

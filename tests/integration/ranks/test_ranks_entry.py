@@ -101,7 +101,7 @@ def test_a_machine_that_meets_nobody_says_try_again(tmp_path):
     process = start(tmp_path, "", *options)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 70, output
-    assert "did not meet" in output
+    assert "rendezvous failed" in output
 
 
 def test_two_machines_find_each_other_as_the_rendered_job_tells_them(tmp_path):

@@ -295,7 +295,7 @@ def test_after_the_first_notice_nothing_more_is_asked(serve):
 
 def test_on_a_laptop_there_is_no_thread_and_no_traffic(monkeypatch):
     asked: list[str] = []
-    monkeypatch.setattr(notices, "_ask", lambda url, *_, **__: asked.append(url))
+    monkeypatch.setattr(notices, "_request", lambda url, *_, **__: asked.append(url))
     with NoticeWatch(**QUICK) as watch:
         assert not watchers()
         time.sleep(0.05)
@@ -305,7 +305,7 @@ def test_on_a_laptop_there_is_no_thread_and_no_traffic(monkeypatch):
 
 def test_a_watch_that_is_told_not_to_ask_does_not(serve):
     aws = serve(Aws)
-    with NoticeWatch(is_asking=False, **QUICK) as watch:
+    with NoticeWatch(is_polling=False, **QUICK) as watch:
         assert not watchers()
         assert watch.notice() is None
     assert aws.asked == []

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from embark.render.job import EXITS
-from embark.torchrun.launcher import exit_code, tell_ranks_apart, wait_for_ranks
+from embark.torchrun.launcher import exit_code, prefix_output, set_shutdown_timeout
 
 
 @pytest.mark.parametrize(("codes", "stopped_by", "expected"), [
@@ -40,13 +40,13 @@ def test_every_code_of_the_table_comes_through_alone():
                                                  ("inf", None)])
 def test_torchrun_waits_as_long_as_the_cloud_gives(grace, expected):
     environ = {"EMBARK_GRACE_S": grace}
-    wait_for_ranks(environ)
+    set_shutdown_timeout(environ)
     assert environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") == expected
 
 
 def test_lines_are_told_by_their_rank_unless_someone_has_said_otherwise():
     environ = {"PET_TEE": "0"}
-    tell_ranks_apart(environ)
+    prefix_output(environ)
     assert environ["PET_TEE"] == "0"
     assert environ["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] == "[rank${rank}]:"
     assert environ["PYTHONUNBUFFERED"] == "1"

@@ -109,7 +109,9 @@ def _pieces_of_many(array: jax.Array, place: Place, group: Group, world: World) 
         begin = done // per_line * per_line
         num_rows = unit * min(max(1, BLOCK_BYTES // row_bytes // unit), _power_of_two(-(-(end - begin) // unit)))
         if group.cores:
-            cut = _cutting(world.mesh, group.cores, num_rows)(array, begin)
+            from embark.trainers.jax.sparsecore.arrays import cut_rows
+
+            cut = cut_rows(world.mesh, group.cores, num_rows)(array, begin)
             block = _ordering(world.mesh, num_parts, num_rows, 1)(cut, 0, place.shift)
         else:
             block = _ordering(world.mesh, num_parts, num_rows, per_line)(array, begin // per_line, place.shift)
@@ -140,26 +142,6 @@ def _ordering(mesh: Mesh, num_parts: int, num_rows: int, per_line: int) -> Calla
     return jax.jit(ordered, out_shardings=NamedSharding(mesh, P(AXIS)))
 
 
-@lru_cache
-def _cutting(mesh: Mesh, cores: int, num_rows: int) -> Callable[..., jax.Array]:
-    """`num_rows` of every core from a row on, zeros behind its last. They are cut out of the numbers one after another,
-    which is how they lie: for rows the compiler would first lay the whole table out anew."""
-
-    def cut(array: jax.Array, begin: jax.Array) -> jax.Array:
-        per_core, width = array.shape[0] // cores, array.shape[1]
-        num_cut = min(num_rows, per_core)
-        start = jnp.minimum(begin, per_core - num_cut)
-        places = jnp.arange(num_rows, dtype=jnp.int32) + begin - start
-        parts = []
-        for core in range(cores):
-            first = (core * per_core + start) * width
-            rows = jax.lax.dynamic_slice_in_dim(array.reshape(-1), first, num_cut * width).reshape(num_cut, width)
-            parts.append(rows.at[places].get(mode="fill", fill_value=0))
-        return jnp.concatenate(parts)
-
-    return jax.jit(jax.shard_map(cut, mesh=mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False))
-
-
 def _placed(group: Group, shape: jax.ShapeDtypeStruct, world: World, rows_of: RowsOf | None) -> jax.Array:
     """An array over all devices; this process fills the parts of its own."""
     width = () if len(shape.shape) == 1 else (group.dim,)
@@ -170,43 +152,12 @@ def _placed(group: Group, shape: jax.ShapeDtypeStruct, world: World, rows_of: Ro
             for _ in pool.map(partial(_fill, held, rows_of, world.num_devices, group), blocks):
                 pass
     if group.cores:
-        return _laid_out(held, shape, world)
+        from embark.trainers.jax.sparsecore.arrays import lay_out
+
+        return lay_out(held, shape, world, BLOCK_BYTES)
     part_shape = (shape.shape[0] // world.num_devices, *shape.shape[1:])
     parts = [jax.device_put(held.pop(at).reshape(part_shape), device) for at, device in world.local_devices]
     return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, parts)
-
-
-def _laid_out(held: dict[int, Array], shape: jax.ShapeDtypeStruct, world: World) -> jax.Array:
-    """Into an array that lies as SparseCores want it, a block of every device at a time: turned over as a whole, it
-    would need the room of several."""
-    rows = next(iter(held.values()))
-    num_rows = min(len(rows), max(1, BLOCK_BYTES // rows[0].nbytes))
-    array = _empty_rows(shape.shape, shape.format)()
-    write = _writing(world.mesh, shape.format)
-    for start in range(0, len(rows), num_rows):
-        begin = min(start, len(rows) - num_rows)
-        parts = [jax.device_put(held[at][begin : begin + num_rows].reshape(-1), device)
-                 for at, device in world.local_devices]
-        block_shape = (world.num_devices * num_rows * shape.shape[1],)
-        array = write(array, jax.make_array_from_single_device_arrays(block_shape, world.rows, parts), begin)
-    return array
-
-
-@lru_cache
-def _empty_rows(shape: tuple[int, ...], form: Any) -> Callable[[], jax.Array]:
-    return jax.jit(lambda: jnp.zeros(shape, jnp.float32), out_shardings=form)
-
-
-@lru_cache
-def _writing(mesh: Mesh, form: Any) -> Callable[..., jax.Array]:
-    """Rows of every device from one on, in place: as numbers one after another, like `_cutting`."""
-
-    def written(array: jax.Array, block: jax.Array, begin: jax.Array) -> jax.Array:
-        flat = jax.lax.dynamic_update_slice_in_dim(array.reshape(-1), block, begin * array.shape[1], axis=0)
-        return flat.reshape(array.shape)
-
-    mapped = jax.shard_map(written, mesh=mesh, in_specs=(P(AXIS), P(AXIS), P()), out_specs=P(AXIS), check_vma=False)
-    return jax.jit(mapped, donate_argnums=0, out_shardings=form)
 
 
 def _fill(held: dict[int, Array], rows_of: RowsOf, num_devices: int, group: Group, part: tuple[Place, int]) -> None:

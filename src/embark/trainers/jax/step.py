@@ -11,8 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.layout import Format
-from jax.experimental.layout import Layout as Tiles
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -76,18 +74,12 @@ def state_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> State:
         shapes, state_specs(spec, layout),
     )
     if layout.cores:
+        from embark.trainers.jax.sparsecore.arrays import table_format
+
         for kind in ("tables", "slots"):
-            placed[kind] = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=table_form(mesh))
+            placed[kind] = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=table_format(mesh))
                             for name, rows in placed[kind].items()}
     return placed
-
-
-def table_form(mesh: Mesh) -> Any:
-    """How SparseCores want their rows: one after another, nothing between them."""
-    sharding = NamedSharding(mesh, P(AXIS))
-    if mesh.devices.flat[0].platform != "tpu":
-        return sharding
-    return Format(Tiles(major_to_minor=(0, 1), tiling=((8,),)), sharding)
 
 
 def state_specs(spec: RunSpec, layout: Layout) -> State:

@@ -24,7 +24,7 @@ from embark.store import RunDir
 from embark.trainers.jax.checkpoint import JaxCheckpointer
 from embark.trainers.jax.metrics import Window
 from embark.trainers.jax.prefetch import DeviceBatch, capacities, to_devices, train_batches
-from embark.trainers.jax.sparsecore_choice import Choice, choose_cores
+from embark.trainers.jax.sparsecore.selection import Choice, choose_cores
 from embark.trainers.jax.state import empty_counts
 from embark.trainers.jax.step import Programs, State, make_programs, state_shapes, weight_shapes
 from embark.trainers.jax.world import World, choose_precision
@@ -128,11 +128,11 @@ class JaxTrainer:
 
     def _on_cores(self, choice: Choice) -> tuple[Layout, Programs]:
         """Rows are looked up and moved by SparseCores."""
-        from embark.trainers.jax import sparsecore
-        from embark.trainers.jax.sparsecore_layout import make_stacks
+        from embark.trainers.jax.sparsecore import programs
+        from embark.trainers.jax.sparsecore.layout import make_stacks
 
         places = make_stacks(self.spec, self.world.num_devices, choice.cores)
-        return places, sparsecore.make_programs(self.spec, places, self.world.mesh, self.precision)
+        return places, programs.make_programs(self.spec, places, self.world.mesh, self.precision)
 
     def _read_flags(self) -> None:
         """Fetch what the devices found wrong."""

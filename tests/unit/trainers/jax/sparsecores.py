@@ -19,8 +19,8 @@ from jax_tpu_embedding.sparsecore.lib.core.primitives import (
 
 from embark.spec import TrainSpec
 from embark.trainers.jax.exchange import AXIS
-from embark.trainers.jax.sparsecore_choice import CORES
-from embark.trainers.jax.sparsecore_layout import _adagrad
+from embark.trainers.jax.sparsecore.layout import _adagrad
+from embark.trainers.jax.sparsecore.selection import CORES
 
 NUM_CORES = 2
 

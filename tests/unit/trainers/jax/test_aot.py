@@ -79,14 +79,14 @@ from jax import ShapeDtypeStruct
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from embark.trainers.jax.exchange import AXIS
-from embark.trainers.jax.state import _cutting, _writing
-from embark.trainers.jax.step import table_form
+from embark.trainers.jax.sparsecore.arrays import _writing, cut_rows, table_format
+
 
 mesh = Mesh(np.array(topologies.get_topology_desc("v6e:2x2", "tpu").devices), (AXIS,))
-form, number = table_form(mesh), ShapeDtypeStruct((), np.int32, sharding=NamedSharding(mesh, P()))
+form, number = table_format(mesh), ShapeDtypeStruct((), np.int32, sharding=NamedSharding(mesh, P()))
 table = ShapeDtypeStruct((4_000_000, 64), np.float32, sharding=form)
 block = ShapeDtypeStruct((4 * 4096 * 64,), np.float32, sharding=NamedSharding(mesh, P(AXIS)))
-lowered = [_writing(mesh, form).lower(table, block, number), _cutting(mesh, 2, 4096).lower(table, number)]
+lowered = [_writing(mesh, form).lower(table, block, number), cut_rows(mesh, 2, 4096).lower(table, number)]
 print(json.dumps([program.compile().memory_analysis().temp_size_in_bytes for program in lowered]))
 """
 

@@ -118,8 +118,8 @@ DAMAGES = {
     "a byte flipped": ("rank-00000-00.bin", _flip, "rank-00000-00.bin: its bytes changed"),
     "a part gone": ("rank-00000-01.bin", Path.unlink, "is damaged; skipped: .*there is no .*rank-00000-01.bin"),
     "the index damaged": ("index.json", _flip, "index.json: its bytes changed"),
-    "the mark gone": ("commit.json", Path.unlink, "has no mark that can be read and is passed over"),
-    "the mark garbled": ("commit.json", _cut, "has no mark that can be read and is passed over"),
+    "the mark gone": ("commit.json", Path.unlink, "has no readable commit record; skipped"),
+    "the mark garbled": ("commit.json", _cut, "has no readable commit record; skipped"),
 }
 SAVING_TWICE = ("train.num_steps=8", "store.checkpoint_every=4", "store.checkpoint_at_end=true",
                 "data.num_eval_samples=0")
@@ -147,7 +147,7 @@ def test_sizes_alone_find_a_part_cut_short_and_no_byte_flipped(tiny, train_tiny,
     _cut(newest / "rank-00000-00.bin")
     step, told = _begun(spec, run, built)
     assert step == 4
-    assert "rank-00000-00.bin is missing or cut short" in told[0]
+    assert "rank-00000-00.bin is missing or truncated" in told[0]
 
 
 def test_with_all_damaged_it_begins_with_the_initial_weights_and_says_so(tiny, train_tiny, world, tmp_path):

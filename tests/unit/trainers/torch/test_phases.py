@@ -79,10 +79,10 @@ def looked(tiny, built):
             batches = clock.timed(slow(fed, wait_s))
             for step in range(6):
                 if step == 2:
-                    looks.begin(clock.counted().input_s)
+                    looks.begin(clock.counters().input_s)
                 with looks.step():
                     ready.engine.step(batches, step)
-                looks.stepped(clock.counted().input_s)
+                looks.stepped(clock.counters().input_s)
         return looks
 
     return look
@@ -169,13 +169,13 @@ def test_on_a_gpu_the_kernels_are_told_apart_and_all_of_a_step_is_told(tiny, eng
             for step in range(9):
                 if step == 5:
                     looks.wait_for_device()
-                    looks.begin(clock.counted().input_s)
+                    looks.begin(clock.counters().input_s)
                     began = time.perf_counter()
                 ready.engine.step(batches, step)
                 if looks.is_at_last_step:
                     looks.wait_for_device()
                     wall_s = time.perf_counter() - began
-                looks.stepped(clock.counted().input_s)
+                looks.stepped(clock.counters().input_s)
         seconds = looks.take()
     assert looks.problem == ""
     assert seconds["lookup"] > 0

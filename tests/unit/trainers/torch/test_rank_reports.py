@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from embark.run.clock import Clock, Counted, HostWaits
+from embark.run.clock import Clock, HostWaits, StepCounters
 from embark.run.logger import RunLogger
 from embark.run.rank_reports import RankReport, RankReports, first_trouble
 from embark.trainers.torch.phases import PHASES
@@ -58,9 +58,10 @@ def test_a_rank_s_own_time_leaves_out_its_wait_for_the_others(tiny, alone):
     seen = Seen()
     reports = RankReports(tiny("watch.system_every_s=0.001"), alone, RunLogger([seen], []), Clock(128), None)
     machine = {"host": "a", "rank": 0}
-    reports.log(10, [row(Counted(10, 4.0, 1.0, 0.0), machine), row(Counted(10, 4.0, 0.0, 3.0))], is_last=False)
+    first = [row(StepCounters(10, 4.0, 1.0, 0.0), machine), row(StepCounters(10, 4.0, 0.0, 3.0))]
+    reports.log(10, first, is_last=False)
     time.sleep(0.002)
-    reports.log(20, [row(Counted(20, 8.0, 1.0, 0.0)), row(Counted(20, 8.0, 2.0, 3.5))], is_last=False)
+    reports.log(20, [row(StepCounters(20, 8.0, 1.0, 0.0)), row(StepCounters(20, 8.0, 2.0, 3.5))], is_last=False)
     first, second = (e.values for e in seen.events if e.kind == "ranks")
     assert first["step_s"] == pytest.approx([0.4, 0.1])
     assert first["input_s"] == pytest.approx([0.1, 0.0])
@@ -70,7 +71,7 @@ def test_a_rank_s_own_time_leaves_out_its_wait_for_the_others(tiny, alone):
 
 
 def test_trouble_is_that_of_the_lowest_rank_that_has_any():
-    none = row(Counted(1, 1.0, 0.0, 0.0))
+    none = row(StepCounters(1, 1.0, 0.0, 0.0))
     assert first_trouble([none, none]) is None
     assert first_trouble([none, row(none.counted, trouble=("id", 3, "user"))]) == ("id", 3, "user")
 
@@ -87,7 +88,7 @@ def test_a_clock_counts_the_wait_for_batches_alone(waits):
         clock.step()
     assert 0.02 <= clock.window()["input_s"] <= waited_s / 3
     assert clock.window()["input_s"] == 0
-    assert clock.counted().input_s >= 0.06
+    assert clock.counters().input_s >= 0.06
     with pytest.raises(StopIteration):
         next(batches)
 
@@ -99,7 +100,7 @@ def test_pauses_are_no_training_and_waits_for_others_are():
         time.sleep(0.05)
     with clock.agreeing():
         time.sleep(0.02)
-    counted = clock.counted()
+    counted = clock.counters()
     assert 0.02 <= counted.agree_s <= counted.train_s <= time.perf_counter() - began - 0.05
 
 
@@ -111,10 +112,10 @@ def test_on_a_gpu_only_the_gap_in_its_own_stream_counts_as_waiting():
     torch.cuda._sleep(int(2e9))  # a second or so of work
     next(batches)
     torch.cuda.synchronize()
-    assert clock.counted().input_s < 0.01
+    assert clock.counters().input_s < 0.01
     next(batches)
     torch.cuda.synchronize()
-    assert clock.counted().input_s == pytest.approx(0.05, rel=0.5)
+    assert clock.counters().input_s == pytest.approx(0.05, rel=0.5)
 
 
 class Seen:

@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 from embark.model.jax_layout import Layout
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import AXIS
-from embark.trainers.jax.sparsecore_feed import KINDS
-from embark.trainers.jax.sparsecore_layout import stacks_of
+from embark.trainers.jax.sparsecore.feed import KINDS
+from embark.trainers.jax.sparsecore.layout import stacks_of
 from embark.trainers.jax.step import Body, Programs, State, state_shapes, state_specs
 
 

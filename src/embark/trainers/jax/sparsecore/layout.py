@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from embark.errors import UserError
 from embark.model.jax_layout import MAX_ROWS, Group, Layout, Place
 from embark.spec import RunSpec, Table
-from embark.trainers.jax.sparsecore_choice import MAX_IDS
+from embark.trainers.jax.sparsecore.selection import MAX_IDS
 
 ROWS_TOGETHER = 8
 """Of a table on each core, rounded up to."""

@@ -17,7 +17,7 @@ from embark.model.jax_layout import Layout
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import AXIS
 from embark.trainers.jax.prefetch import id_columns
-from embark.trainers.jax.sparsecore_layout import Stacks, stacks_of
+from embark.trainers.jax.sparsecore.layout import Stacks, stacks_of
 from embark.trainers.jax.world import World
 
 KINDS = ("pointers", "ids", "samples", "gains")
