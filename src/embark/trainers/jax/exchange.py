@@ -86,8 +86,8 @@ class Exchange:
 
         def one_round(low: jax.Array, fetched: jax.Array) -> tuple[jax.Array, jax.Array]:
             part = self._round(wanted.keys, low)
-            asked = _swap(part.rows)
-            answers = _swap(self._rows_at(table, asked).astype(self._wire)).astype(jnp.float32)
+            requested = _swap(part.rows)
+            answers = _swap(self._rows_at(table, requested).astype(self._wire)).astype(jnp.float32)
             mine = answers.reshape(-1, answers.shape[-1]).at[part.slot].get(mode="fill", fill_value=0)
             return part.high, jnp.where(part.is_in[:, None], mine, fetched)
 
@@ -127,11 +127,11 @@ class Exchange:
         def one_round(low: jax.Array, held: Arrays) -> tuple[jax.Array, Arrays]:
             part = self._round(wanted.keys, low)
             sent = grads.at[part.index].get(mode="fill", fill_value=0)
-            asked, came = _swap(part.rows).reshape(-1), _swap(sent.astype(self._wire)).astype(jnp.float32)
-            places = jnp.arange(asked.size, dtype=jnp.int32)
-            ordered, order = jax.lax.sort((asked, places), num_keys=1, is_stable=True)
+            requested, came = _swap(part.rows).reshape(-1), _swap(sent.astype(self._wire)).astype(jnp.float32)
+            places = jnp.arange(requested.size, dtype=jnp.int32)
+            ordered, order = jax.lax.sort((requested, places), num_keys=1, is_stable=True)
             distinct, number = _numbered(ordered, self._rows)
-            sums = _segment_sums(came.reshape(asked.size, -1)[order], number, asked.size)
+            sums = _segment_sums(came.reshape(requested.size, -1)[order], number, requested.size)
             return part.high, self._moved(held, distinct, sums, rate)
 
         return self._in_rounds(one_round, arrays)

@@ -32,7 +32,7 @@ def row_steps(
     return -rate * (grads / (jnp.sqrt(state + added) + train.eps)), added
 
 
-def moved_dense(
+def update_dense(
     train: TrainSpec, weight: jax.Array, state: tuple[jax.Array, ...], grad: jax.Array, rate: jax.Array,
     step: jax.Array,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:

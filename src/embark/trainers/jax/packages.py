@@ -1,4 +1,4 @@
-"""Whether JAX is here, asked before anything imports it."""
+"""Whether a run needs JAX, and whether it is installed, before anything imports it."""
 
 from __future__ import annotations
 

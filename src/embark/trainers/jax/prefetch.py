@@ -83,18 +83,18 @@ def capacities(source: Source, spec: RunSpec, layout: Layout) -> tuple[int, ...]
     ids = id_columns(source.train_rows(0, 0, num_samples), spec, layout).T
     parts = np.split(ids, min(num_devices, MOST_LOOKED_AT))
     return tuple(
-        capacity_for(max(_most_asked(part, group, num_devices) for part in parts), limit, num_devices)
+        capacity_for(max(_most_requested(part, group, num_devices) for part in parts), limit, num_devices)
         for group, limit in zip(layout.groups, most, strict=True)
     )
 
 
-def _most_asked(ids: NDArray[np.int32], group: Group, num_devices: int) -> int:
+def _most_requested(ids: NDArray[np.int32], group: Group, num_devices: int) -> int:
     """The most distinct rows that one device asks of one other."""
-    asked = np.zeros(num_devices, np.int64)
+    requested = np.zeros(num_devices, np.int64)
     columns = ids[:, list(group.columns)]
     for number, place in enumerate(group.places):
         mine = columns[:, [at for at, of in enumerate(group.place_of_column) if of == number]]
         rows = np.unique(mine[mine >= 0])
         owners = (rows + place.shift) % num_devices if place.is_by_rows else np.full(len(rows), place.shift)
-        asked += np.bincount(owners, minlength=num_devices)
-    return int(asked.max())
+        requested += np.bincount(owners, minlength=num_devices)
+    return int(requested.max())

@@ -21,7 +21,7 @@ from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, Wanted, sam
 from embark.trainers.jax.initial import dense_shapes
 from embark.trainers.jax.metrics import counted, losses, sums_of
 from embark.trainers.jax.network import logits_of
-from embark.trainers.jax.optimizers import DENSE_STATES, moved_dense, row_state
+from embark.trainers.jax.optimizers import DENSE_STATES, row_state, update_dense
 
 State = dict[str, Any]
 """`tables` and `slots` by group, `dense` and `dense_state` by weight, and the histograms `counts`."""
@@ -115,7 +115,7 @@ def batch_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> dict[str, jax.Sha
 
 
 class Body(ABC):
-    """What one device does; every method runs inside `shard_map`. How rows are looked up and moved is left open."""
+    """What one device does; every method runs inside `shard_map`. Subclasses look rows up and update them."""
 
     def __init__(self, spec: RunSpec, layout: Layout, precision: str) -> None:
         self._spec, self._layout, self._precision = spec, layout, precision
@@ -131,15 +131,15 @@ class Body(ABC):
             return losses(logits, batch["label"]).sum() / spec.train.batch_size, logits
 
         grads, logits = jax.grad(loss_of, argnums=(0, 1), has_aux=True)(state["dense"], pooled)
-        tables, slots = self._moved_tables(state, wanted, grads[1], rates[0])
-        dense, dense_state = self._moved_dense(state, jax.lax.psum(grads[0], AXIS), rates[1], step)
+        tables, slots = self._updated_tables(state, wanted, grads[1], rates[0])
+        dense, dense_state = self._updated_dense(state, jax.lax.psum(grads[0], AXIS), rates[1], step)
         counts = counted(state["counts"], logits, batch["label"], None)
-        told = {
+        outputs = {
             "sums": jax.lax.psum(sums_of(logits, batch["label"], None), AXIS),
             "bad_table": jax.lax.pmin(bad_table, AXIS),
             "has_bad_loss": jax.lax.pmax(jnp.any(~jnp.isfinite(logits)).astype(jnp.int32), AXIS),
         }
-        return {"tables": tables, "slots": slots, "dense": dense, "dense_state": dense_state, "counts": counts}, told
+        return {"tables": tables, "slots": slots, "dense": dense, "dense_state": dense_state, "counts": counts}, outputs
 
     def evaluate(self, state: State, counts: jax.Array, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
         pooled, _, _ = self._looked_up(state, batch)
@@ -153,17 +153,17 @@ class Body(ABC):
         table that has an id which is no row's."""
 
     @abstractmethod
-    def _moved_tables(
+    def _updated_tables(
         self, state: State, wanted: Any, grads: list[jax.Array], rate: jax.Array
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         """Rows and their state after the step."""
 
-    def _moved_dense(
+    def _updated_dense(
         self, state: State, grads: dict[str, jax.Array], rate: jax.Array, step: jax.Array
     ) -> tuple[dict[str, jax.Array], dict[str, tuple[jax.Array, ...]]]:
         weights, states = {}, {}
         for name, weight in state["dense"].items():
-            weights[name], states[name] = moved_dense(
+            weights[name], states[name] = update_dense(
                 self._spec.train, weight, state["dense_state"][name], grads[name], rate, step
             )
         return weights, states
@@ -210,7 +210,7 @@ class _Exchanged(Body):
             found |= {place.feature: vector for place, vector in zip(group.places, vectors, strict=True)}
         return [found[feature] for feature in sorted(found)]
 
-    def _moved_tables(
+    def _updated_tables(
         self, state: State, wanted: list[Wanted], grads: list[jax.Array], rate: jax.Array
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         tables, slots = {}, {}

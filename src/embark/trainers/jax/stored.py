@@ -1,6 +1,6 @@
 """Tensors of a checkpoint by the torch trainer's names, read by rows. Knows neither torch nor jax.
 
-Both trainers write one form, so that a run begun by one goes on with the other.
+Both trainers write one format, so that a run started by one resumes with the other.
 """
 
 from __future__ import annotations

@@ -123,11 +123,11 @@ class JaxTrainer:
     def _ordinary(self, source: Source) -> tuple[Layout, Programs]:
         """Rows go between devices by an exchange."""
         places = make_layout(self.spec, self.world.num_devices, LINE_WIDTHS.get(self.world.kind, 0))
-        room = capacities(source, self.spec, places)
-        return places, make_programs(self.spec, places, room, self.world.mesh, self.precision)
+        capacity = capacities(source, self.spec, places)
+        return places, make_programs(self.spec, places, capacity, self.world.mesh, self.precision)
 
     def _on_cores(self, choice: Choice) -> tuple[Layout, Programs]:
-        """Rows are looked up and moved by SparseCores."""
+        """Rows are looked up and updated by SparseCores."""
         from embark.trainers.jax.sparsecore import programs
         from embark.trainers.jax.sparsecore.layout import make_stacks
 

@@ -141,7 +141,7 @@ def _gathering(whole: NamedSharding) -> Callable[[jax.Array], jax.Array]:
 
 
 _CHANNELS: dict[str, Iterator[int]] = {}
-"""How many questions each has asked, which is the same on every process."""
+"""How many gathers each has done, which is the same on every process."""
 
 
 @contextmanager

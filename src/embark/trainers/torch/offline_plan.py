@@ -1,4 +1,4 @@
-"""TorchRec's own planner for machines that are only thought of: no process group, no GPU, no table in memory."""
+"""TorchRec's own planner for hypothetical machines: no process group, no GPU, no table in memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def offline_plan(
     known_rates = {name: rate for name, rate in rates.items() if rate}
     tables = tables_without_values(spec.model.table_list(), spec.train)
     fuse_into_backward(tables, spec.train)
-    with _planner_is_quiet():
+    with _quiet_planner():
         topology = topology_of(world, int(device_bytes) if device == "cuda" else 0, int(host_bytes), **known_rates)
         try:
             plan = first_plan(spec, world, topology, lambda planner: planner.plan(tables, [make_sharder(spec)]))
@@ -78,7 +78,7 @@ def _plain(plan: ShardingPlan, spec: RunSpec) -> OfflinePlan:
 
 
 @contextmanager
-def _planner_is_quiet() -> Iterator[None]:
+def _quiet_planner() -> Iterator[None]:
     """It logs warnings that are meant for its authors' own clusters."""
     logger = logging.getLogger("torchrec.distributed.planner")
     level = logger.level

@@ -97,7 +97,7 @@ class LongStrides(Proposer):
             return None
         return [options[index] for options, index in zip(self._options, self._current, strict=True)]
 
-    def feedback(self, *told: Any, **also_told: Any) -> None:
+    def feedback(self, *_results: Any, **_more: Any) -> None:
         end = next(self._ends, None)
         if end is None:
             self._is_done = True

@@ -45,18 +45,18 @@ def main() -> int:
 def reduce_here(num_gpus: int) -> dict[str, Any]:
     """A real all-reduce: by NCCL over this machine's GPUs where there are two, else by gloo over two processes."""
     backend, num_ranks = ("nccl", num_gpus) if num_gpus > 1 else ("gloo", NUM_CPU_RANKS)
-    told: dict[str, Any] = {"backend": backend, "num_ranks": num_ranks, "error": "", "bytes_per_s": 0.0}
+    result: dict[str, Any] = {"backend": backend, "num_ranks": num_ranks, "error": "", "bytes_per_s": 0.0}
     with tempfile.TemporaryDirectory(prefix="embark-doctor-") as folder:
         try:
             # Spawned for GPUs, whose state does not survive a fork; forked for the CPU, where torch is loaded already.
             mp.start_processes(_rank, (backend, num_ranks, folder), nprocs=num_ranks,
                                start_method="spawn" if backend == "nccl" else "fork")
         except Exception as error:
-            told["error"] = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-            return told
-        with open(os.path.join(folder, "told"), encoding="utf-8") as file:
-            told |= json.load(file)
-    return told
+            result["error"] = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+            return result
+        with open(os.path.join(folder, "result"), encoding="utf-8") as file:
+            result |= json.load(file)
+    return result
 
 
 def nccl_alone() -> str:
@@ -85,7 +85,7 @@ def _rank(rank: int, backend: str, num_ranks: int, folder: str) -> None:
         if rank == 0:
             # Bus bandwidth, as nccl-tests reckons it: what each rank sends and gets.
             moved = values.numel() * 4 * 2 * (num_ranks - 1) / num_ranks
-            with open(os.path.join(folder, "told"), "w", encoding="utf-8") as file:
+            with open(os.path.join(folder, "result"), "w", encoding="utf-8") as file:
                 json.dump({"bytes_per_s": moved / took_s, "num_bytes": values.numel() * 4}, file)
         dist.barrier()
     finally:

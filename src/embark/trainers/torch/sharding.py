@@ -95,8 +95,7 @@ def make_planner(spec: RunSpec, world: World, topology: Topology, *, may_spill: 
 
 def true_topology(world: World) -> Topology:
     """Of the machines this process runs on."""
-    num_bytes = world.device_bytes
-    return topology_of(world, num_bytes, host_bytes())
+    return topology_of(world, world.device_bytes, host_bytes())
 
 
 def topology_of(world: World, device_bytes: int, host_bytes: int, **rates: float) -> Topology:

@@ -1,4 +1,4 @@
-"""A copy of what is trained, so that training can go on while the copy is written."""
+"""A copy of the training state, so that training continues while the copy is written."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_memory_during_a_step_goes_with_the_samples_of_a_chip_not_with_the_numbe
 def test_the_whole_step_compiles_with_lookups_and_updates_on_sparsecores(compiled, topology, optimizer):
     said = compiled(topology, f"train.optimizer={optimizer}", "train.sparsecore=on")
     check_tables(said, TABLE_BYTES * (2 if optimizer == "adagrad" else 1))
-    assert "SparseCores of each chip look up and move the rows of tables" in said["sparsecores"]
+    assert "SparseCores of each chip look up and update the rows of tables" in said["sparsecores"]
 
 
 ROWS_THERE_AND_BACK = """

@@ -128,8 +128,8 @@ def test_what_each_host_makes_of_its_samples_is_its_part_of_what_one_would_make_
     spec = tiny("train.optimizer=sgd", 'model.tables=[{name="a", rows=50, multi_hot=3}, {name="b", rows=1003}]')
     layout, draw = make_stacks(spec, 4, 2), np.random.default_rng(3)
     ids = [draw.integers(-1 if has_empty else 0, t.rows, (128, t.multi_hot), np.int32) for t in spec.model.table_list()]
-    whole = feed._asked(ids, spec, layout, 4)
-    halves = [feed._asked([part[at : at + 64] for part in ids], spec, layout, 2) for at in (0, 64)]
+    whole = feed._requests(ids, spec, layout, 4)
+    halves = [feed._requests([part[at : at + 64] for part in ids], spec, layout, 2) for at in (0, 64)]
     for stack, pointers in whole["pointers"].items():
         assert np.array_equal(pointers, np.concatenate([half["pointers"][stack] for half in halves]))
         used = np.concatenate([np.arange(len(whole["ids"][stack]) // 8) < end
@@ -142,7 +142,7 @@ def test_what_each_host_makes_of_its_samples_is_its_part_of_what_one_would_make_
 
 def num_ids(made) -> int:
     """In the buffers of all cores: each says where its ids for every core end, and they begin at multiples of 8."""
-    (pointers,) = made["asked"]["pointers"].values()
+    (pointers,) = made["requests"]["pointers"].values()
     ends = np.asarray(pointers).reshape(8, -1)
     begins = np.concatenate([np.zeros((8, 1), np.int32), (ends[:, :-1] + 7) // 8 * 8], axis=1)
     return int((ends - begins).sum())

@@ -50,7 +50,7 @@ def lay_out(
     held: dict[int, NDArray[Any]], shape: jax.ShapeDtypeStruct, world: World, block_bytes: int
 ) -> jax.Array:
     """Into an array that lies as SparseCores want it, a block of every device at a time: turned over as a whole, it
-    would need the room of several."""
+    would need the memory of several."""
     rows = next(iter(held.values()))
     num_rows = min(len(rows), max(1, block_bytes // rows[0].nbytes))
     array = _empty_rows(shape.shape, shape.format)()

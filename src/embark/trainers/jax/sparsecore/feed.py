@@ -32,7 +32,7 @@ def to_devices(batch: Batch, spec: RunSpec, layout: Layout, world: World, *, is_
     columns, bad_table = _checked(id_columns(batch, spec, layout), spec)
     arrays: dict[str, Any] = {
         "dense": batch.dense, "label": batch.label, "bad_table": np.full(num_local, bad_table, np.int32),
-        "asked": _asked(columns, spec, layout, num_local),
+        "requests": _requests(columns, spec, layout, num_local),
     }
     if is_eval:
         arrays["valid"] = np.arange(len(batch.label)) < batch.num_samples
@@ -44,15 +44,15 @@ def batch_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> dict[str, Any]:
     shape = partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, P(AXIS)))
     size, num_devices = spec.train.batch_size, layout.num_devices
     stacks = _stacks(spec, layout)
-    buffers = {name: num_devices * room for name, room in stacks.buffer_sizes.items()}
+    buffers = {name: num_devices * size for name, size in stacks.buffer_sizes.items()}
     sizes = {"pointers": dict.fromkeys(buffers, num_devices * stacks.row_pointers_size), "ids": buffers,
              "samples": buffers, "gains": buffers}
-    asked = {kind: {name: shape((num,), np.float32 if kind == "gains" else np.int32)
+    requests = {kind: {name: shape((num,), np.float32 if kind == "gains" else np.int32)
                     for name, num in sizes[kind].items()} for kind in KINDS}
     return {
         "dense": shape((size, spec.model.num_dense), np.float32),
         "label": shape((size,), np.float32),
-        "bad_table": shape((num_devices,), np.int32), "asked": asked,
+        "bad_table": shape((num_devices,), np.int32), "requests": requests,
     }
 
 
@@ -74,7 +74,7 @@ def _checked(columns: NDArray[np.int32], spec: RunSpec) -> tuple[list[NDArray[np
     return checked, bad_table
 
 
-def _asked(
+def _requests(
     columns: list[NDArray[np.int32]], spec: RunSpec, layout: Layout, num_local: int
 ) -> dict[str, dict[str, NDArray[Any]]]:
     from jax_tpu_embedding.sparsecore.lib.nn import embedding

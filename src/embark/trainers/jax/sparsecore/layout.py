@@ -26,14 +26,14 @@ ROWS_TOGETHER = 8
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """What jax-tpu-embedding is told of a layout."""
+    """A layout as jax-tpu-embedding wants it."""
 
     features: list[Any]
     """One `FeatureSpec` a table, in the order of the model."""
     row_pointers_size: int
     """Of the numbers that say where a core's ids for each core begin, for one device."""
     buffer_sizes: dict[str, int]
-    """Room for ids of one device, by stack."""
+    """For the ids of one device, by stack."""
 
 
 def make_stacks(spec: RunSpec, num_devices: int, cores: int) -> Layout:
@@ -92,9 +92,9 @@ def _features(group: Group, num_devices: int, batch_size: int, optimizer: Any) -
     num_parts = num_devices * group.cores
     max_ids = _up(batch_size // num_parts * len(group.columns))
     # A core's ids for each core begin at a multiple of 8.
-    room = min(max_ids + ROWS_TOGETHER * num_parts, max_ids * num_parts) * group.cores
+    buffer_size = min(max_ids + ROWS_TOGETHER * num_parts, max_ids * num_parts) * group.cores
     limits = {"max_ids_per_partition": max_ids, "max_unique_ids_per_partition": min(max_ids, group.rows_per_part),
-              "suggested_coo_buffer_size_per_device": room}
+              "suggested_coo_buffer_size_per_device": buffer_size}
     stack = lib.StackedTableSpec(
         stack_name=group.name, stack_vocab_size=group.rows_per_part * num_parts, stack_embedding_dim=group.dim,
         optimizer=optimizer, combiner=group.places[0].table.pooling,

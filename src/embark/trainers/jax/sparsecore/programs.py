@@ -1,5 +1,5 @@
-"""The step with lookups and updates on SparseCores: beside a TPU's matrix units, small cores that fetch rows from all
-chips, add them up, and on the way back add up gradients and move rows. The rest of the program is the ordinary one's.
+"""The step with lookups and updates on SparseCores: small cores beside a TPU's matrix units that fetch rows from all
+chips and sum them, and in the backward pass sum gradients and update rows. The rest is the ordinary program's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def make_programs(spec: RunSpec, layout: Layout, mesh: Mesh, precision: str) -> 
 
 
 class _OnSparseCores(Body):
-    """jax-tpu-embedding's two operations: one looks up, one moves rows."""
+    """jax-tpu-embedding's two operations: one looks up, one updates rows."""
 
     def __init__(self, spec: RunSpec, layout: Layout, precision: str) -> None:
         from jax_tpu_embedding.sparsecore.lib.nn import embedding
@@ -45,20 +45,21 @@ class _OnSparseCores(Body):
         self._counts = {"global_device_count": layout.num_devices, "num_sc_per_device": layout.cores}
 
     def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], Any, jax.Array]:
-        asked = self._library.PreprocessedInput(
-            self._library.SparseDenseMatmulInput(*(batch["asked"][kind] for kind in KINDS)), jnp.ones((1,), jnp.int32)
+        requests = self._library.PreprocessedInput(
+            self._library.SparseDenseMatmulInput(*(batch["requests"][kind] for kind in KINDS)),
+            jnp.ones((1,), jnp.int32),
         )
-        pooled = self._library.tpu_sparse_dense_matmul(asked, self._variables(state), self._features, **self._counts)
-        return list(pooled), asked, batch["bad_table"].min()
+        pooled = self._library.tpu_sparse_dense_matmul(requests, self._variables(state), self._features, **self._counts)
+        return list(pooled), requests, batch["bad_table"].min()
 
-    def _moved_tables(
+    def _updated_tables(
         self, state: State, wanted: Any, grads: list[jax.Array], rate: jax.Array
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        moved = self._library.tpu_sparse_dense_matmul_grad(
+        updated = self._library.tpu_sparse_dense_matmul_grad(
             grads, wanted, self._variables(state), self._features, step=rate, **self._counts
         )
-        return ({name: held.table for name, held in moved.items()},
-                {name: held.slot[0] for name, held in moved.items() if held.slot})
+        return ({name: held.table for name, held in updated.items()},
+                {name: held.slot[0] for name, held in updated.items() if held.slot})
 
     def _variables(self, state: State) -> dict[str, Any]:
         return {name: self._library.EmbeddingVariables(table, (state["slots"][name],) if state["slots"] else ())

@@ -1,4 +1,4 @@
-"""Whether SparseCores look up and move the rows of tables: what the chip has, what is installed, what the run asks."""
+"""Whether SparseCores look up and update the rows: what the chip has, what is installed, what the run needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Choice:
 
 
 def choose_cores(spec: RunSpec, device_kind: str, num_devices: int) -> Choice:
-    """By `train.sparsecore`: `on` refuses to go on without them."""
+    """By `train.sparsecore`: `on` refuses to run without them."""
     wanted = spec.train.sparsecore
     if wanted == "off":
         return Choice(0, 'SparseCores are left idle: train.sparsecore = "off"' if device_kind in CORES else "")
@@ -49,7 +49,7 @@ def choose_cores(spec: RunSpec, device_kind: str, num_devices: int) -> Choice:
         obstacle = "jax-tpu-embedding is not installed: pip install 'embark-rec[sparsecore]'"
     if obstacle:
         return Choice(0, f"SparseCores are left idle: {obstacle}")
-    return Choice(cores, f"{cores} SparseCores of each chip look up and move the rows of tables")
+    return Choice(cores, f"{cores} SparseCores of each chip look up and update the rows of tables")
 
 
 def _obstacle(spec: RunSpec, num_devices: int, cores: int) -> str:
@@ -77,5 +77,5 @@ def _obstacle(spec: RunSpec, num_devices: int, cores: int) -> str:
     num_ids = train.batch_size // num_cores * most.multi_hot
     if num_ids > MAX_IDS:
         return (f"{num_ids:,} ids of table {most.name} for each core in a batch are more than the {MAX_IDS:,} that it "
-                "has room for (a smaller train.batch_size or more chips)")
+                "can take (a smaller train.batch_size or more chips)")
     return ""

@@ -1,7 +1,7 @@
 """Ids to the ranks that hold their rows, pooled rows back, gradients there again: all of sizes known before the run.
 
 Every rank sends every other the ids of the features that one holds a shard of, for its own part of the batch; the
-lookup there is over the whole batch. So nothing has to be told but the values, and a graph can hold it all.
+lookup there is over the whole batch. So only values are exchanged, and a graph can capture all of it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Triton kernels over the tables: look rows up, and update each touched row once.
 
-They work on FBGEMM's own storage, so TorchRec goes on owning the weights. FBGEMM's kernels take the learning rate from
+They work on FBGEMM's own storage, so TorchRec keeps owning the weights. FBGEMM's kernels take the learning rate from
 the host when they are launched, and a graph would replay the first one for ever: these read it on the device.
 
 Gradients of a row are added up in the order of the batch, whatever the card does in parallel, so a run repeats to the
