@@ -38,9 +38,9 @@ from torch.utils.data import DataLoader
 from torchrec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
 
 from embark.data import Loader, open_source, resolve_from_data
+from embark.data.loader import RawLoader, num_together
 from embark.data.prepared import MANIFEST, Feature, Layout, Manifest, PartWriter, Rows
 from embark.data.prepared.source import PreparedSource
-from embark.data.raw_loader import RawLoader, num_together
 from embark.spec import resolve
 from embark.spec.presets import CRITEO_1TB_ROWS
 from embark.trainers.torch.batch import ToDevice, pinned

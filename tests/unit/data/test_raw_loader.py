@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from prepared_rows import make_prepared
 
+from embark.data.loader import RawLoader
 from embark.data.prepared.source import PreparedSource
-from embark.data.raw_loader import RawLoader
 
 
 def wanted(source: PreparedSource, step: int, batch_size: int = 96) -> bytes:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embark.data import Batch, Loader, Source
+from embark.data.loader import RawLoader, num_together
 from embark.data.prepared.layout import Layout
 from embark.data.prepared.source import RawBatches
-from embark.data.raw_loader import RawLoader, num_together
 from embark.trainers.torch.batch import pinned
 from embark.trainers.torch.engines.pipeline import Part
 from embark.trainers.torch.raw_decode import RawDecoder
