@@ -1,6 +1,6 @@
-"""Writes docs/metrics.md: everything that is measured, from the one list of names, and where else it can be seen.
+"""Writes docs/metrics.md: every metric, from the one list of names, and where to see it.
 
-`make docs` runs it. The tables are made from the list; the words around them are here.
+`make docs` runs it. The tables are made from the list; the text around them is here.
 """
 
 from __future__ import annotations
@@ -24,31 +24,29 @@ PLACES = (
      "`embark.step_s`, `embark.auc`, `embark.gpu_power_w`; run and labels are attributes"),
 )
 
-HEAD = """# What is measured, and where to see it
+HEAD = """# Metrics, and where to see them
 
-Every number of a run has one name. The run's own record, `events.jsonl`, is where it comes from; the terminal, the page
-of `embark watch`, TensorBoard, Prometheus, Grafana, CloudWatch and whatever takes OpenTelemetry show the same number
-under the same name, made from one list.
+Every metric has one name. It is logged to `events.jsonl`; the terminal, the page of `embark watch`, TensorBoard,
+Prometheus, Grafana, CloudWatch and OpenTelemetry collectors show the same number under the same name.
 
 {places}
-None of them can stop a run or slow it: what is sent goes from a thread of its own, the newest value of each series
-every `watch.send_every_s` seconds and once more at the end; a service that fails is told of once, as a note, and tried
-again. Fields of `[watch]`: [spec.md](spec.md).
+None of them can stop or slow a run: a separate thread sends the newest value of each series every `watch.send_every_s`
+seconds and once more at the end; a service that fails is reported once, as a note, and retried. Fields of `[watch]`: [spec.md](spec.md).
 
-## What looking costs
+## What measuring costs
 
-- The machines are looked at every `watch.system_every_s` seconds by one thread of one rank on each: `/proc`, the
-  counters of RDMA devices, and NVIDIA's own library. A look takes under a millisecond of processor time without GPUs.
-- All ranks' times come with the gather that a told step has anyway (`watch.every`): one gather, not two.
-- Where a step's time goes is found by torch's profiler over three steps, once a minute on a CPU, where a look costs
-  some hundredths of a second (`bench/watching.py`). On a GPU it is off unless `watch.phases_every_s` says otherwise:
-  attaching the profiler to a device takes time that differs from driver to driver.
-- Losses are the same bit for bit with all of it and with none of it; tests hold that.
+- One thread of one rank samples each machine every `watch.system_every_s` seconds: `/proc`, the counters of RDMA devices,
+  and NVML. A sample takes under a millisecond of processor time without GPUs.
+- All ranks' times come with the gather of a logged step (`watch.every`): one gather, not two.
+- The phases of a step are measured by torch's profiler over three steps, once a minute on a CPU, where that costs some
+  hundredths of a second (`bench/watching.py`). On a GPU it is off unless `watch.phases_every_s` is set: attaching the
+  profiler takes a time that depends on the driver.
+- Losses are bit-identical with all of it and with none of it; tests check that.
 
-`input_s` is time without a batch. On a GPU the host often waits for the device to give a buffer back, and that is no
-lack of data: there the gap in the device's own stream is measured, by two events around the wait. `rank_step_s` leaves
-out the wait for the other ranks to agree on the next step; waits within a step, in an exchange, are seen by
-`rank_own_s`, which comes with the phases.
+`input_s` is time without a batch. On a GPU the host often waits for the device to release a buffer, which is not
+a lack of data: there the gap in the device's stream is measured, by two events around the wait. `rank_step_s` excludes
+the wait for the other ranks to agree on the next step; `rank_own_s`, measured with the phases, excludes waits within a
+step too.
 
 ## The list
 """
@@ -70,19 +68,18 @@ scrape_configs:
   static_configs: [{targets: ["HOST-OF-RANK-0:9464"]}]
 ```
 
-The rules and the dashboard are made from the list too:
+The rules and the dashboard are made from the same list:
 
 ```bash
 python -m embark.events.sinks.export monitoring      # monitoring/embark_rules.yaml, monitoring/embark_dashboard.json
 ```
 
-`promtool check rules embark_rules.yaml` passes. In Grafana: Dashboards, New, Import, the JSON file; it asks for the
-Prometheus to read. Where a spec has `watch.prometheus_port` and goes to Kubernetes, `embark render` writes both, with
-the objects by which the cluster's Prometheus finds the run.
+`promtool check rules embark_rules.yaml` passes. In Grafana: Dashboards, New, Import, the JSON file; then choose
+the Prometheus data source. For a spec with `watch.prometheus_port` on Kubernetes, `embark render` writes both, with the
+objects by which the cluster's Prometheus finds the run.
 
-A run that ends takes its endpoint with it, and what it said last is gone with the next scrape; `EmbarkRunFailed` is
-seen only where something goes on answering for it. `embark.events.sinks.prometheus.exposition` makes the same page from the
-events of runs, ended or not.
+The endpoint ends with its run, so `EmbarkRunFailed` fires only where something else still serves its metrics, such as
+`/metrics` of `embark watch`. `embark.events.sinks.prometheus.exposition` makes the same text from the events of runs.
 
 | alert | when | for | what it says |
 |---|---|---|---|

@@ -1,4 +1,4 @@
-"""The machine's own figures: processors, memory, network and disks from /proc, GPUs from NVML."""
+"""The machine's own metrics: processors, memory, network and disks by psutil, GPUs by NVML."""
 
 from __future__ import annotations
 
@@ -6,37 +6,34 @@ import os
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from embark.events.nvml import Nvml
+import psutil
 
-SECTOR_BYTES = 512
-"""What /proc/diskstats counts in, whatever the disk's own sectors are."""
-NOT_THE_WIRE = ("lo", "br-", "cali", "cni", "docker", "flannel", "ifb", "tunl", "veth", "virbr", "vxlan")
+INTERNAL = ("lo", "br-", "cali", "cni", "docker", "flannel", "ifb", "tunl", "veth", "virbr", "vxlan")
 """Interfaces inside the machine: what goes over them and then out would count twice."""
 NOT_A_DISK = ("dm-", "loop", "md", "ram", "sr", "zram")
 RDMA = (("counters/port_rcv_data", "counters/port_xmit_data", 4), ("hw_counters/rx_bytes", "hw_counters/tx_bytes", 1))
-"""Of InfiniBand and RoCE, which count in words of four bytes, and of EFA: /proc/net/dev knows nothing of either."""
+"""Of InfiniBand and RoCE, which count in words of four bytes, and of EFA: psutil knows neither."""
+SYS = Path("/sys")
 
 
 class SystemSampler:
-    """A thread that looks at this machine every so many seconds; the newest row waits to be taken.
+    """A thread that samples this machine every so many seconds; one per machine is enough.
 
-    One a machine is enough. What cannot be read is left out: the figures are never worth a run.
+    What cannot be read is left out: metrics never stop a run.
     """
 
-    def __init__(
-        self, every_s: float, rank: int = 0, proc: Path = Path("/proc"), sys: Path = Path("/sys"),
-    ) -> None:
-        self._every_s, self._rank, self._proc, self._sys = every_s, rank, proc, sys
+    def __init__(self, every_s: float, rank: int = 0) -> None:
+        self._every_s, self._rank = every_s, rank
         self._newest: dict[str, Any] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="embark-system", daemon=True)
         self.busy_s = 0.0
-        """Processor time that looking has taken so far."""
+        """Processor time that sampling has taken so far."""
         self.num_samples = 0
 
     def __enter__(self) -> Self:
@@ -52,135 +49,118 @@ class SystemSampler:
             self._thread.join(timeout=2.0)
 
     def take(self) -> dict[str, Any] | None:
-        """The newest row, once."""
+        """The newest sample, once."""
         newest, self._newest = self._newest, None
         return newest
 
     def _run(self) -> None:
-        with Nvml() as nvml:
-            host = socket.gethostname()
-            before: _Counted | None = None
-            wait_s = 0.0
-            while not self._stop.wait(wait_s):
-                try:
-                    now = _Counted.now(self._proc, self._sys)
-                    if before is not None:
-                        self._newest = {"host": host, "rank": self._rank, **rates(before, now), **_memory(self._proc),
-                                        "gpus": nvml.gpus()}
-                        self.num_samples += 1
-                except (OSError, ValueError):  # a kernel that writes these files otherwise
-                    return
-                # Rates need two looks: the second comes early.
-                wait_s = min(1.0, self._every_s) if before is None else self._every_s
-                before = now
-                self.busy_s = time.thread_time()
+        host, gpus = socket.gethostname(), _open_gpus()
+        before: Counters | None = None
+        wait_s = 0.0
+        while not self._stop.wait(wait_s):
+            try:
+                now = Counters.now()
+                if before is not None:
+                    self._newest = {"host": host, "rank": self._rank, **rates(before, now), **memory(),
+                                    "gpus": [gpu_row(index, handle) for index, handle in gpus]}
+                    self.num_samples += 1
+            except (OSError, ValueError, psutil.Error):  # a kernel that psutil cannot read
+                return
+            # Rates need two samples: the second comes early.
+            wait_s = min(1.0, self._every_s) if before is None else self._every_s
+            before = now
+            self.busy_s = time.thread_time()
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class Counters:
     """What the kernel has counted since it started."""
 
     time_s: float
-    cpu_busy: int | None
-    cpu_all: int | None
-    net_in_bytes: int | None
-    net_out_bytes: int | None
-    disk_read_bytes: int | None
-    disk_write_bytes: int | None
+    cpu_busy_s: float
+    cpu_s: float
+    net_in_bytes: int
+    net_out_bytes: int
+    disk_read_bytes: int
+    disk_write_bytes: int
 
     @staticmethod
-    def now(proc: Path, sys: Path) -> _Counted:
-        cpu = _processors(_text(proc / "stat"))
-        net = _network(_text(proc / "net/dev"), sys / "class/infiniband")
-        disk = _disks(_text(proc / "diskstats"))
-        return _Counted(time.monotonic(), *cpu, *net, *disk)
+    def now() -> Counters:
+        """Steal time is another machine's, not work; partitions would count twice, and so would internal interfaces."""
+        cpu = psutil.cpu_times()
+        busy_s = cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq
+        nics = [counted for name, counted in (psutil.net_io_counters(pernic=True, nowrap=False) or {}).items()
+                if not name.startswith(INTERNAL)]
+        disks = [counted for name, counted in (psutil.disk_io_counters(perdisk=True, nowrap=False) or {}).items()
+                 if not name.startswith(NOT_A_DISK) and (SYS / "block" / name).exists()]
+        rdma_in, rdma_out = _rdma_bytes()
+        return Counters(
+            time.monotonic(), busy_s, busy_s + cpu.idle + cpu.iowait + cpu.steal,
+            sum(nic.bytes_recv for nic in nics) + rdma_in, sum(nic.bytes_sent for nic in nics) + rdma_out,
+            sum(disk.read_bytes for disk in disks), sum(disk.write_bytes for disk in disks))
 
 
-def rates(before: _Counted, now: _Counted) -> dict[str, float]:
-    """Between two looks. A counter that went backwards, as one of an interface that was made anew, is left out."""
-    seconds = max(now.time_s - before.time_s, 1e-9)
-    told: dict[str, float] = {}
-    busy, whole = _grown(before.cpu_busy, now.cpu_busy), _grown(before.cpu_all, now.cpu_all)
-    if busy is not None and whole:
-        told["cpu_percent"] = round(100 * busy / whole, 2)
-    for name in ("net_in_bytes", "net_out_bytes", "disk_read_bytes", "disk_write_bytes"):
-        grown = _grown(getattr(before, name), getattr(now, name))
-        if grown is not None:
-            told[f"{name}_per_s"] = round(grown / seconds, 1)
-    return told
+def rates(before: Counters, now: Counters) -> dict[str, float]:
+    """Between two samples. A counter that decreased, as of a re-created interface, is left out."""
+    seconds, busy_s, cpu_s, *counted = (b - a for a, b in zip(astuple(before), astuple(now), strict=True))
+    names = ("net_in_bytes_per_s", "net_out_bytes_per_s", "disk_read_bytes_per_s", "disk_write_bytes_per_s")
+    found = {name: round(grown / max(seconds, 1e-9), 1) for name, grown in zip(names, counted, strict=True)
+             if grown >= 0}
+    return {"cpu_percent": round(100 * busy_s / cpu_s, 2), **found} if cpu_s > 0 and busy_s >= 0 else found
 
 
-def _grown(before: int | None, now: int | None) -> int | None:
-    return now - before if before is not None and now is not None and now >= before else None
+def memory() -> dict[str, int]:
+    host = psutil.virtual_memory()
+    return {"resident_bytes": psutil.Process().memory_info().rss, "host_used_bytes": host.total - host.available,
+            "host_bytes": host.total}
 
 
-def _processors(stat: str) -> tuple[int | None, int | None]:
-    """Ticks in which a processor worked, and all ticks; time that another machine took is not work."""
-    ticks = [int(word) for word in stat.split("\n", 1)[0].split()[1:9]]
-    if len(ticks) < 8:
-        return None, None
-    user, nice, system, idle, io_wait, irq, soft_irq, steal = ticks
-    busy = user + nice + system + irq + soft_irq
-    return busy, busy + idle + io_wait + steal
+def gpu_row(index: int, handle: Any) -> dict[str, float]:
+    """What a GPU does not report is left out."""
+    import pynvml
 
-
-def _network(dev: str, rdma: Path) -> tuple[int | None, int | None]:
-    """Bytes in and out over all that leads out of the machine."""
-    num_in = num_out = 0
-    is_any = False
-    for line in dev.splitlines()[2:]:
-        name, _, words = line.partition(":")
-        counts = words.split()
-        if name.strip().startswith(NOT_THE_WIRE) or len(counts) < 9:
+    row: dict[str, float] = {"index": index}
+    for read in (
+        lambda: {"util_percent": float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)},
+        lambda: {"used_bytes": (found := pynvml.nvmlDeviceGetMemoryInfo(handle)).used, "total_bytes": found.total},
+        lambda: {"power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000},
+        lambda: {"temperature_c": float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))},
+    ):
+        try:
+            row |= read()
+        except pynvml.NVMLError:
             continue
-        is_any = True
-        num_in += int(counts[0])
-        num_out += int(counts[8])
-    for port in rdma.glob("*/ports/*"):
-        for received, sent, word_bytes in RDMA:
-            counted = _text(port / received).strip(), _text(port / sent).strip()
-            if all(text.isdigit() for text in counted):
-                is_any = True
-                num_in += int(counted[0]) * word_bytes
-                num_out += int(counted[1]) * word_bytes
-    return (num_in, num_out) if is_any else (None, None)
+    return row
 
 
-def _disks(stats: str) -> tuple[int | None, int | None]:
-    """Bytes read and written over whole disks: partitions, and what is laid over disks, would count twice."""
-    read = written = 0
-    disks: list[str] = []
-    for line in stats.splitlines():
-        words = line.split()
-        if len(words) < 10 or words[2].startswith(NOT_A_DISK):
-            continue
-        name = words[2]
-        if any(name.startswith(disk) and name[len(disk):].lstrip("p").isdigit() for disk in disks):
-            continue
-        disks.append(name)
-        read += int(words[5]) * SECTOR_BYTES
-        written += int(words[9]) * SECTOR_BYTES
-    return (read, written) if disks else (None, None)
-
-
-def _memory(proc: Path) -> dict[str, int]:
-    told: dict[str, int] = {}
-    resident = _text(proc / "self/statm").split()
-    if len(resident) > 1:
-        told["resident_bytes"] = int(resident[1]) * os.sysconf("SC_PAGE_SIZE")
-    sizes = {}
-    for line in _text(proc / "meminfo").splitlines():
-        name, _, rest = line.partition(":")
-        if name in ("MemTotal", "MemAvailable"):
-            sizes[name] = int(rest.split()[0]) * 1024
-    if len(sizes) == 2:
-        told["host_used_bytes"] = sizes["MemTotal"] - sizes["MemAvailable"]
-        told["host_bytes"] = sizes["MemTotal"]
-    return told
-
-
-def _text(path: Path) -> str:
+def _open_gpus() -> list[tuple[int, Any]]:
+    """Index and handle of the GPUs that the run may use; none without a driver. NVML ignores CUDA_VISIBLE_DEVICES."""
     try:
-        return path.read_text()
-    except OSError:
-        return ""
+        import pynvml
+    except ImportError:
+        return []
+    visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    found = []
+    try:
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+            if not visible or str(index) in visible or any(uuid.startswith(word) for word in visible):
+                found.append((index, handle))
+    except pynvml.NVMLError:
+        return found
+    return found
+
+
+def _rdma_bytes() -> tuple[int, int]:
+    """Received and sent over all ports."""
+    total = [0, 0]
+    for port in (SYS / "class/infiniband").glob("*/ports/*"):
+        for *names, word_bytes in RDMA:
+            try:
+                counts = [int((port / str(name)).read_text()) * int(word_bytes) for name in names]
+            except (OSError, ValueError):
+                continue
+            total = [a + b for a, b in zip(total, counts, strict=True)]
+    return total[0], total[1]

@@ -108,7 +108,7 @@ def test_promtool_takes_the_rules(tmp_path):
 
 
 WRONG = {
-    "EmbarkLossIsNoNumber": (("embark_loss", "0.5x5" + 6 * " NaN"), 10),
+    "EmbarkLossIsNaN": (("embark_loss", "0.5x5" + 6 * " NaN"), 10),
     "EmbarkRunFailed": (("embark_errors_total", "0x5 1x10"), 8),
     "EmbarkStalled": (("embark_last_event_timestamp_seconds", "0x60"), 30),
     "EmbarkIdleGpus": (('embark_gpu_util_ratio{gpu="0",host="a"}', "0.01x60"), 40),
