@@ -13,7 +13,7 @@ from embark.diagnose import Diagnosis, Rule, diagnose, load_rules, sources_of
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "diagnose"
 EXAMPLE = FIXTURES / "faulty" / "gpu_oom_one_rank.log"
-ROOMS = {
+GROUPS = {
     "EMD1": "GPUs and their driver", "EMD2": "NCCL and the network", "EMD3": "Rendezvous and torchrun",
     "EMD4": "The machine: memory, disk, files", "EMD5": "Packages and versions", "EMD6": "Stores and credentials",
     "EMD7": "Kubernetes, Kubeflow, Kueue", "EMD8": "Clouds, Vertex AI, Ray, TorchX, TPU",
@@ -22,13 +22,13 @@ ROOMS = {
 
 HEAD = """# embark diagnose
 
-A run fails with a thousand lines, and the line that says why is seldom the last: one rank runs out of memory, and all
-the others complain of their network. `embark diagnose` reads all of it and says the cause in one sentence, with the
-line that shows it and a fix.
+A run fails with a thousand lines, and the line that tells why is seldom the last: one rank runs out of memory, and all
+the others report network errors. `embark diagnose` reads all of it and gives the cause in one sentence, with the line
+that shows it and a fix.
 
 ```bash
 embark diagnose runs/dlrm                    # a run: its events, its spec, and the logs beside them
-embark diagnose dlrm                         # one that was launched: its place is asked for its events and logs too
+embark diagnose dlrm                         # a launched run: also the events and logs of its cluster or machines
 embark diagnose logs/                        # a folder of logs, one a rank or one a pod; .gz too
 embark diagnose rank0.log rank1.log job.yaml # files; manifests are linted
 kubectl logs -l batch.kubernetes.io/job-name=dlrm --prefix --tail=-1 | embark diagnose -
@@ -36,33 +36,33 @@ kubectl get events | embark diagnose - --spec dlrm.toml
 embark diagnose logs/ --json
 ```
 
-The exit code is 1 where something is found, and 0 where nothing is.
+The exit code is 1 if something is found, and 0 if nothing is. Nothing is created, changed or deleted.
 
 - **The cause comes first.** Rules are of four kinds. A `cause` ends a run by itself; a `symptom` is what the other
-  ranks then say; a `summary` is what a launcher says at the end; `slow` lets the run go on, and it should not go on so.
-  Symptoms and summaries are told as what follows from the cause, and on their own only where no cause is found. Among
-  equals, the first in time wins.
-- **What is over is not told.** A pod that waited for a node and got one, an image that was pulled at the second try: a
-  later line cures the finding.
-- **All of it counts together.** For a run that was launched that is what Kubernetes (or Ray, Vertex AI, the machines)
-  says of it, every rank's log, the run's own events and its spec; manifests beside them are linted.
+  ranks then report; a `summary` is what a launcher prints at the end; with `slow` the run continues, slower than it
+  should. Symptoms and summaries are listed with their cause, and on their own only if no cause is found. Among equals,
+  the first in time wins.
+- **What is over is not reported.** A pod that waited for a node and got one, an image that was pulled at the second
+  try: a later line cancels the finding.
+- **Everything counts together.** For a launched run that is the events of Kubernetes (or Ray, Vertex AI, the machines),
+  every rank's log, the run's own events and its spec; manifests beside them are linted.
 - **The spec helps.** With it (a run has its own, `--spec` names one) TCP where the machine has EFA, InfiniBand or
-  GPUDirect is told from NCCL's lines (`NCCL_DEBUG=INFO`), and out of memory is answered with what the plan says would
-  fit. One machine on TCP among others with a fabric is told without it.
-- **A rank is named** where one is behind the others in its collectives, or slower than they are.
-- **Any log.** Colours, progress bars, rank and pod prefixes, interleaved lines, bytes that are no text, files of many
-  gigabytes: they are read piece by piece, in memory that does not grow. Nothing of a log is executed, and control
+  GPUDirect is found in NCCL's lines (`NCCL_DEBUG=INFO`), and out of memory is answered with what the plan says would
+  fit. One machine on TCP among others with a fabric is found without it.
+- **A rank is named** if it is behind the others in its collectives, or slower than they are.
+- **Any log.** Colours, progress bars, rank and pod prefixes, interleaved lines, bytes that are not text, files of many
+  gigabytes: they are read in pieces, in constant memory. Nothing of a log is executed, and control
   characters and secrets are not quoted.
 
-## What it looks like
+## Example
 
 """
 
 
 def page() -> str:
     """The whole page."""
-    lines = [HEAD + "```text", *_example(), "```", "", "## How well it does", "", *_measured(), "", "## Rules"]
-    for prefix, title in ROOMS.items():
+    lines = [HEAD + "```text", *_example(), "```", "", "## Accuracy", "", *_measured(), "", "## Rules"]
+    for prefix, title in GROUPS.items():
         lines += ["", f"### {title}", "", "| code | name | kind | looks at | cause | fix | try |"]
         lines += ["|---|---|---|---|---|---|---|"]
         lines += [_line(rule) for rule in load_rules() if rule.code.startswith(prefix)]
@@ -77,14 +77,14 @@ def _measured() -> list[str]:
     num_silent = sum(not _look(path) for path in healthy)
     return [
         "Every log under `tests/fixtures/diagnose` was read alone. They are excerpts in the form of the real texts,",
-        "written for this purpose; `expected.toml` says what must be found, and all of it must be, and no more.",
+        "written for this purpose; `expected.toml` lists what must be found, and nothing else may be.",
         "", "| logs | number | right |", "|---|---|---|",
         f"| faulty: the diagnosis, and no other | {len(expected)} | {num_right} |",
         f"| healthy or unrelated: nothing | {len(healthy)} | {num_silent} |",
-        "", "The rules were written with these logs at hand, so the figures say that nothing is broken, not how often",
-        "a log that nobody has seen is understood. Of 54 that were written to find out, 22 got the right cause at",
+        "", "The rules were written with these logs at hand, so the figures show that nothing is broken, not how often",
+        "an unseen log is understood. Of 54 that were written to find out, 22 got the right cause at",
         "once, 9 a lesser or a wrong one, 7 that Python ended with an error, and 16 nothing; of 10 harmless ones that",
-        "look dangerous one was told as a fault. Rules were mended and added for them, and they are counted above.",
+        "look dangerous one was reported. Rules were fixed and added for them, and they are counted above.",
     ]
 
 

@@ -29,20 +29,20 @@ HEAD = """# embark lint
 
 A manifest can pass every schema and the API server, and still train nothing: `$(MASTER_ADDR)` that nobody defines,
 a Service that is missing, a container with the wrong name, EFA that no pod asks for, a handler that reports success
-when the machine is taken away. `embark lint` reads what a file means and says what will happen.
+when the machine is preempted. `embark lint` reads what a file means and tells what will happen.
 
 ```bash
 embark lint job.yaml                  # a file
 embark lint deploy/                   # a folder: manifests, Dockerfiles, scripts, Python, requirements
-embark lint deploy/ --fix --dry-run   # show what the automatic fixes would change
-embark lint deploy/ --fix             # change it
+embark lint deploy/ --fix --dry-run   # show the automatic fixes
+embark lint deploy/ --fix             # apply them
 embark lint deploy/ --select EMB4 --ignore EMB129 --json
 ```
 
-Files that are given together are looked at together: a Job may name a Service of another file. What is referred to and
-not there is told as a warning, "not among the files given", since it may live elsewhere. The exit code is 1 while an
-error is left, and 0 where there are only warnings. `--select` and `--ignore` take a code, a name, or the beginning of a
-code: `EMB4` is all of AWS.
+Files are read together: a Job may name a Service of another file. A reference to
+something that is not there is a warning, "not among the files given", since it may live elsewhere. The exit code is 1
+while an error is left, and 0 if there are only warnings. `--select` and `--ignore` take a code, a name, or the
+beginning of a code: `EMB4` is all of AWS.
 
 It reads Kubernetes objects (Job, CronJob, JobSet, Pod, Deployment, PyTorchJob, TrainJob, RayJob, RayCluster, Kueue,
 Service, volumes, NicClusterPolicy), eksctl's cluster files, CloudFormation's FSx file systems, Vertex AI jobs in YAML
@@ -50,25 +50,25 @@ and Python, Dockerfiles, shell scripts with the manifests inside their here-docu
 and requirements files. Nothing is executed, no YAML tag is followed, and no network is used. Files above 2 MB, binary
 files, text that is not UTF-8, YAML that is nested too deep or full of aliases: each is one finding.
 
-A finding that is meant as it is gets a comment on its line or right above it: `# embark-lint: ignore EMB129`, and why.
+To accept a finding, put a comment on its line or right above it: `# embark-lint: ignore EMB129`, and why.
 
-A fix changes the text in place and leaves the rest, comments too, byte for byte. A file that would not read as before
-after a fix is not changed.
+A fix edits the text in place; the rest stays byte for byte, comments too. A file that a fix would make unreadable is
+not changed.
 
-## What it looks like
+## Example
 
 The first Job of TorchRec's AWS guide, its errors alone:
 
 """
 
-MEASURED = """## How well it does
+MEASURED = """## Accuracy
 
-Every fixture under `tests/fixtures/lint` was read alone, and what was found was held against what must be found there,
-which `expected.toml` says, written by hand from what is known of the clouds. One pair of file and rule counts once:
-right (found, and a fault), false alarm (found, and none), missed (a fault, and not found).
+Every fixture under `tests/fixtures/lint` was linted alone, and the findings were compared with `expected.toml`, which
+was written by hand. One pair of file and rule counts once: right (found, and a mistake), false alarm (found, and none),
+missed (a mistake, and not found).
 
-These figures are of files the rules were written with in view. They say that each listed fault is caught and that good
-files of these shapes are left alone; on files of other shapes both can be lower.
+The rules were written with these files in view. The figures show that each listed mistake is caught and that good files
+of these shapes pass; on files of other shapes both can be lower.
 
 """
 

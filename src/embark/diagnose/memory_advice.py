@@ -20,8 +20,9 @@ MAX_FACTOR = 64
 def memory_advice(spec: RunSpec, memory_kind: MemoryKind = "device", predict: Predict | None = None) -> str:
     """One sentence: does the spec fit its machine, and the nearest change that does; empty where it names no machine.
     `memory_kind`: which memory ran out."""
-    if predict is None:
-        from embark.plan.predict import predict
+    from embark.plan.predict import predict as plan
+
+    predict = predict or plan
     if (machine := machine_of(spec)) is None:
         return ""
     setup = Setup(spec, machine, spec.place.nodes)

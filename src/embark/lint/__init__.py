@@ -1,1 +1,2 @@
-"""Finds the mistakes that validate and yet hang, or train nothing, in anyone's manifests, images and scripts."""
+"""Finds the mistakes that validate and yet hang, or train nothing, in any manifests, images and scripts. May
+import render, catalog, stack, store and spec."""

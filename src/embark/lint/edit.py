@@ -59,17 +59,17 @@ def remove_item(items: Node, item: Node) -> tuple[Edit, ...]:
     """An item of a list, with its dash or its comma."""
     if item.place is None or items.place is None or items.items is None or item not in items.items:
         return ()
-    source, held = item.place.source, items.items
-    number = held.index(item)
+    source, contents = item.place.source, items.items
+    number = contents.index(item)
     if items.is_flow:
-        before, after = held[number - 1].place if number else None, held[number + 1:]
+        before, after = contents[number - 1].place if number else None, contents[number + 1:]
         if after and after[0].place is not None:
             return (Edit(Place(source, item.place.start, after[0].place.start), ""),)
         if before is not None:
             return (Edit(Place(source, before.end, item.place.end), ""),)
         return ()
     start = source.start_of_line(item.place.start)
-    if source.text[start:item.place.start].strip() != "-" or len(held) < 2:
+    if source.text[start:item.place.start].strip() != "-" or len(contents) < 2:
         return ()
     return (Edit(Place(source, start, source.end_of_line(item.place.end - 1)), ""),)
 

@@ -66,11 +66,6 @@ class Launch:
         return self.endpoint.rpartition(":")[0] if re.search(r":\d+$|:\$", self.endpoint) else self.endpoint
 
     @property
-    def is_static(self) -> bool:
-        """Node ranks are given, not agreed upon."""
-        return "node-rank" in self.options and self.options.get("rdzv-backend", "static") == "static"
-
-    @property
     def is_c10d(self) -> bool:
         return self.options.get("rdzv-backend") == "c10d"
 

@@ -1,4 +1,4 @@
-"""Files from disk to what can be looked at. Bad input becomes a finding, never a traceback; nothing is executed."""
+"""Files from disk, parsed. Bad input becomes a finding, never a traceback; nothing is executed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -111,65 +111,22 @@ class Unread:
     what: str
     fix: str
     is_ours: bool = True
-    """Not so where the file is of a kind that is none of the linter's business."""
+    """False for kinds of files that the linter does not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """All that was given, read."""
+    """All files, parsed."""
 
-    sources: tuple[Source, ...]
-    documents: tuple[Document, ...]
-    scripts: tuple[Script, ...]
-    dockerfiles: tuple[Dockerfile, ...]
-    pythons: tuple[PythonFile, ...]
-    requirements: tuple[Source, ...]
-    unread: tuple[Unread, ...]
+    sources: list[Source] = field(default_factory=list)
+    documents: list[Document] = field(default_factory=list)
+    scripts: list[Script] = field(default_factory=list)
+    dockerfiles: list[Dockerfile] = field(default_factory=list)
+    pythons: list[PythonFile] = field(default_factory=list)
+    requirements: list[Source] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
 
-
-def read_files(paths: Sequence[Path]) -> Files:
-    """Files, and those below folders that are of a kind the linter reads."""
-    return read_sources(_load(path, named=named) for path, named in _expand(paths))
-
-
-def read_sources(loaded: Iterable[tuple[Source, Kind | None] | Unread]) -> Files:
-    """The same of text that is at hand, each with its kind."""
-    reader = _Reader()
-    for one in loaded:
-        if isinstance(one, Unread):
-            reader.unread.append(one)
-            reader.sources.append(one.source)
-        else:
-            reader.take(*one)
-    return Files(tuple(reader.sources), tuple(reader.documents), tuple(reader.scripts), tuple(reader.dockerfiles),
-                 tuple(reader.pythons), tuple(reader.requirements), tuple(reader.unread))
-
-
-def kind_of(path: Path, head: bytes = b"") -> Kind | None:
-    """By the file's name, else by its first line."""
-    name = path.name.lower()
-    if name.startswith(("dockerfile", "containerfile")):
-        return "dockerfile"
-    if re.fullmatch(r"requirements.*\.(txt|in)", name):
-        return "requirements"
-    if path.suffix.lower() in SUFFIXES:
-        return SUFFIXES[path.suffix.lower()]
-    if _SHELL_START.match(head):
-        return "shell"
-    return "python" if _PYTHON_START.match(head) else None
-
-
-class _Reader:
-    def __init__(self) -> None:
-        self.sources: list[Source] = []
-        self.documents: list[Document] = []
-        self.scripts: list[Script] = []
-        self.dockerfiles: list[Dockerfile] = []
-        self.pythons: list[PythonFile] = []
-        self.requirements: list[Source] = []
-        self.unread: list[Unread] = []
-
-    def take(self, source: Source, kind: Kind | None) -> None:
+    def add(self, source: Source, kind: Kind | None) -> None:
         self.sources.append(source)
         if kind == "yaml":
             self._yaml(source, source.text)
@@ -183,16 +140,16 @@ class _Reader:
         elif kind == "requirements":
             self.requirements.append(source)
         else:
-            self.unread.append(Unread(source, 0, "is no YAML, shell, Dockerfile, Python or requirements file",
-                                      "leave it out, or give it the suffix of what it is", is_ours=False))
+            self.unread.append(Unread(source, 0, "is not a YAML, shell, Dockerfile, Python or requirements file",
+                                      "leave it out, or give it the right suffix", is_ours=False))
 
     def _yaml(self, source: Source, text: str, *, is_certain: bool = True) -> None:
         roots, bad = read_yaml(source, text)
         if bad is not None and not is_certain:
             return
         for root in roots:
-            held = list(root["items"]) if root["kind"].text.endswith("List") and root["items"].items else [root]
-            self.documents += [Document(source, one) for one in held]
+            contents = list(root["items"]) if root["kind"].text.endswith("List") and root["items"].items else [root]
+            self.documents.extend(Document(source, one) for one in contents)
         if bad is not None:
             self.unread.append(_bad_yaml(source, bad))
 
@@ -216,9 +173,41 @@ class _Reader:
             self.pythons.append(PythonFile(source, tree))
         except SyntaxError as error:
             line = min(max(error.lineno or 1, 1), len(source.starts))
-            self.unread.append(Unread(source, source.starts[line - 1], f"is no Python: {error.msg}", "mend that line"))
+            what = f"is not valid Python: {error.msg}"
+            self.unread.append(Unread(source, source.starts[line - 1], what, "fix that line"))
         except (ValueError, RecursionError, MemoryError) as error:
-            self.unread.append(Unread(source, 0, f"is no Python that can be read: {error}", "mend the file"))
+            self.unread.append(Unread(source, 0, f"cannot be parsed as Python: {error}", "fix the file"))
+
+
+def read_files(paths: Sequence[Path]) -> Files:
+    """Files, and those below folders that are of a kind the linter reads."""
+    return read_sources(_load(path, named=named) for path, named in _expand(paths))
+
+
+def read_sources(loaded: Iterable[tuple[Source, Kind | None] | Unread]) -> Files:
+    """The same of text that is at hand, each with its kind."""
+    files = Files()
+    for one in loaded:
+        if isinstance(one, Unread):
+            files.unread.append(one)
+            files.sources.append(one.source)
+        else:
+            files.add(*one)
+    return files
+
+
+def kind_of(path: Path, head: bytes = b"") -> Kind | None:
+    """By the file's name, else by its first line."""
+    name = path.name.lower()
+    if name.startswith(("dockerfile", "containerfile")):
+        return "dockerfile"
+    if re.fullmatch(r"requirements.*\.(txt|in)", name):
+        return "requirements"
+    if path.suffix.lower() in SUFFIXES:
+        return SUFFIXES[path.suffix.lower()]
+    if _SHELL_START.match(head):
+        return "shell"
+    return "python" if _PYTHON_START.match(head) else None
 
 
 def _bad_yaml(source: Source, bad: BadYaml) -> Unread:
@@ -226,7 +215,7 @@ def _bad_yaml(source: Source, bad: BadYaml) -> Unread:
     if _TEMPLATE.search(source.text):
         return Unread(source, index, f"is a template, not YAML: {bad.what}",
                       "lint what it becomes: helm template CHART > all.yaml")
-    return Unread(source, index, f"is no YAML that can be read: {bad.what}", "mend that line")
+    return Unread(source, index, f"is not readable YAML: {bad.what}", "fix that line")
 
 
 def _load(path: Path, *, named: bool) -> tuple[Source, Kind | None] | Unread:
@@ -235,17 +224,17 @@ def _load(path: Path, *, named: bool) -> tuple[Source, Kind | None] | Unread:
         size_bytes = path.stat().st_size
         if size_bytes > MAX_BYTES:
             what = f"is {size_bytes / 1e6:,.0f} MB; a manifest or a script is smaller than {MAX_BYTES / 1e6:.0f} MB"
-            return Unread(empty, 0, what, "give the manifest alone")
+            return Unread(empty, 0, what, "lint the manifest alone")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)  # a pipe or a device has no size to ask for
     except OSError as error:
         if named:
             raise UserError(f"{path}: {error.strerror}") from error
-        return Unread(empty, 0, f"cannot be read: {error.strerror}", "see who may read it")
+        return Unread(empty, 0, f"cannot be read: {error.strerror}", "check its permissions")
     if len(data) > MAX_BYTES:
-        return Unread(empty, 0, f"is longer than {MAX_BYTES / 1e6:.0f} MB", "give the manifest alone")
+        return Unread(empty, 0, f"is longer than {MAX_BYTES / 1e6:.0f} MB", "lint the manifest alone")
     if b"\0" in data:
-        return Unread(empty, 0, "is binary", "give text")
+        return Unread(empty, 0, "is binary", "lint text files")
     try:
         text = data.decode("utf-8-sig" if data.startswith(b"\xef\xbb\xbf") else "utf-8")
     except UnicodeDecodeError as error:

@@ -36,7 +36,7 @@ class World:
     catalog: Catalog
 
     @property
-    def documents(self) -> tuple[Document, ...]:
+    def documents(self) -> list[Document]:
         return self.files.documents
 
     @cached_property

@@ -59,9 +59,9 @@ def settings(world: World) -> Iterator[Setting]:
         for name, value, place in made:
             yield Setting(name, value, place, is_exported=True, is_with_efa=with_efa)
     for dockerfile in world.files.dockerfiles:
-        held = dockerfile.environment
-        with_efa = _has_efa(name for name, _, _ in held)
-        for name, value, place in held:
+        contents = dockerfile.environment
+        with_efa = _has_efa(name for name, _, _ in contents)
+        for name, value, place in contents:
             yield Setting(name, value, place, is_with_efa=with_efa)
 
 

@@ -20,7 +20,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _NUMBER = re.compile(r"\d+[smhd]?")
 _GLOBAL_FLAGS = frozenset({"-n", "--namespace", "--context", "--kubeconfig", "--project", "--account", "--profile",
                            "--subscription"})
-"""Those that may stand before a program's own verb, with a value after them."""
+"""Those that may stand before a program's subcommand, with a value after them."""
 _MAX_NESTED = 8
 
 
@@ -95,11 +95,6 @@ class Command:
             return self.place
         index, word = found
         return word.place if "=" in word.text or index + 1 >= len(self.words) else self.words[index + 1].place
-
-    @property
-    def plain_words(self) -> list[Word]:
-        """Arguments that are no flags. A flag's value, where it stands apart, is among them."""
-        return [word for word in self.words[1:] if not word.text.startswith("-")]
 
 
 def read_shell(source: Source, start: int = 0, end: int | None = None, depth: int = 0) -> list[Command]:
@@ -284,7 +279,7 @@ class _Lexer:
 
 
 def make_command(words: Sequence[Word], document: Place | None = None) -> Command | None:
-    """Words as a command: what only introduces it is taken off, and what it sets is told apart."""
+    """Words as a command: prefixes such as sudo are dropped, assignments are separated."""
     rest, assignments = list(words), list[tuple[str, str, Place]]()
     while rest:
         head = rest[0].text

@@ -1,12 +1,13 @@
-"""YAML as nodes that know where they stand. Nothing is constructed, so no tag runs; nothing recurses, so depth is safe.
+"""YAML as nodes that know their position. No object is constructed, so no tag runs code.
 
-PyYAML's parser gives every event its place in the text, which is all that an edit in place needs.
+PyYAML composes the nodes, once its events show that they are neither too deep, nor too many, nor alias bombs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from embark.lint.source import Place, Source
@@ -15,10 +16,11 @@ MAX_DEPTH = 100
 MAX_NODES = 200_000
 MAX_ALIASES = 1_000
 _UNSAFE_TAG = "tag:yaml.org,2002:python/"
+_PLAIN_TAGS = frozenset({"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"})
 
 
 class BadYaml(Exception):
-    """The text is no YAML that can be read. `line` is counted from 1."""
+    """The text is not readable YAML. `line` is counted from 1."""
 
     def __init__(self, what: str, line: int) -> None:
         super().__init__(what)
@@ -28,10 +30,10 @@ class BadYaml(Exception):
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A mapping, a list or a scalar. A missing key is an empty node, so that chains need no questions."""
+    """A mapping, a list or a scalar. A missing key is an empty node, so that lookups can be chained."""
 
     place: Place | None
-    """None where there is no such node."""
+    """None: there is no such node."""
     value: str | int | float | bool | None = None
     text: str = ""
     """A scalar as it is written, without its quotes."""
@@ -43,7 +45,7 @@ class Node:
     is_flow: bool = False
     """Written with braces or brackets."""
     repeated: list[Node] = field(default_factory=list)
-    """Keys that stand twice in this mapping."""
+    """Keys that occur twice in this mapping."""
     tag: str = ""
 
     def __bool__(self) -> bool:
@@ -82,7 +84,7 @@ class Node:
 
     @property
     def whole(self) -> int | None:
-        """A whole number, also where it is written in quotes."""
+        """A whole number, also if it is written in quotes."""
         if isinstance(self.value, bool):
             return None
         if isinstance(self.value, int):
@@ -101,142 +103,30 @@ class Node:
             node = waiting.pop()
             budget -= 1
             yield node
-            below = node.items if node.items is not None else [v for _, v in (node.pairs or {}).values()]
-            waiting.extend(reversed(below))
+            waiting.extend(reversed(node.items if node.items is not None else node.values()))
 
 
 NOTHING = Node(None)
 
 
 def read_yaml(source: Source, text: str | None = None) -> tuple[list[Node], BadYaml | None]:
-    """The documents of a file; where it breaks off, those before, and why.
-
-    `text`, where it is given, is read in the file's place: it has the same places.
-    """
-    documents: list[Node] = []
-    try:
-        for node in _documents(source, source.text if text is None else text):
-            documents.append(node)
-    except BadYaml as bad:
-        return documents, bad
-    return documents, None
-
-
-def _documents(source: Source, text: str) -> Iterator[Node]:
+    """The documents of a file; if it breaks off, those before, and why. `text`: read instead, with the same places."""
     import yaml
 
+    text = source.text if text is None else text
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    builder = _Builder(source)
+    documents: list[Node] = []
     try:
-        for event in yaml.parse(text, Loader=loader):
-            done = builder.take(event)
-            if done is not None:
-                yield done
+        num_sound, bad = _limits(yaml.parse(text, Loader=loader))
+        for root in islice(yaml.compose_all(text, Loader=loader), num_sound):  # deeper ones would crash the composer
+            documents.append(_node(root, source, {}))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = (mark.line if mark else 0) + 1
-        raise BadYaml(" ".join(part for part in (error.context, error.problem) if part), line) from None
-    except yaml.YAMLError as error:
-        raise BadYaml(str(error).splitlines()[0], 1) from None
-    except (ValueError, RecursionError) as error:
-        raise BadYaml(str(error), 1) from None
-
-
-class _Builder:
-    """Puts the events of a document together, without recursion."""
-
-    def __init__(self, source: Source) -> None:
-        import yaml
-        import yaml.resolver
-
-        self._source = source
-        self._resolver: Any = yaml.resolver.Resolver()
-        self._scalar: Any = yaml.ScalarNode
-        self._events = yaml.events
-        self._open: list[tuple[Node, list[Node]]] = []
-        """Each node that is not closed, with what stands in it so far."""
-        self._anchors: dict[str, Node] = {}
-        self._num_nodes = self._num_aliases = 0
-
-    def take(self, event: Any) -> Node | None:
-        """The document, once its last event was taken."""
-        events = self._events
-        if isinstance(event, events.ScalarEvent):
-            return self._add(self._scalar_node(event), event)
-        if isinstance(event, (events.MappingStartEvent, events.SequenceStartEvent)):
-            is_map = isinstance(event, events.MappingStartEvent)
-            node = Node(self._place(event), pairs={} if is_map else None, items=None if is_map else [],
-                        is_flow=bool(event.flow_style), tag=event.tag or "")
-            self._count(event)
-            self._keep(event, node)
-            self._open.append((node, []))
-            if len(self._open) > MAX_DEPTH:
-                raise BadYaml(f"nested deeper than {MAX_DEPTH} levels", event.start_mark.line + 1)
-        elif isinstance(event, (events.MappingEndEvent, events.SequenceEndEvent)):
-            return self._close(event)
-        elif isinstance(event, events.AliasEvent):
-            self._num_aliases += 1
-            if event.anchor not in self._anchors:
-                raise BadYaml(f"no anchor &{event.anchor} above", event.start_mark.line + 1)
-            if self._num_aliases > MAX_ALIASES:
-                raise BadYaml(f"more than {MAX_ALIASES} aliases", event.start_mark.line + 1)
-            aliased = self._anchors[event.anchor]
-            if any(aliased is node for node, _ in self._open):
-                raise BadYaml(f"*{event.anchor} stands inside what it names", event.start_mark.line + 1)
-            return self._add(aliased, event)
-        elif isinstance(event, events.DocumentStartEvent):
-            self._anchors.clear()
-        return None
-
-    def _scalar_node(self, event: Any) -> Node:
-        self._count(event)
-        tag = event.tag
-        if tag is None or tag == "!":
-            tag = self._resolver.resolve(self._scalar, event.value, event.implicit)
-        node = Node(self._place(event), value=_value(tag, event.value), text=event.value,
-                    is_plain=not event.style, tag=event.tag or "")
-        self._keep(event, node)
-        return node
-
-    def _add(self, node: Node, event: Any) -> Node | None:
-        if not self._open:
-            return node
-        self._open[-1][1].append(node)
-        return None
-
-    def _close(self, event: Any) -> Node | None:
-        node, held = self._open.pop()
-        if node.items is not None:
-            node.items.extend(held)
-        else:
-            assert node.pairs is not None
-            merged: list[Node] = []
-            for key, value in zip(held[::2], held[1::2], strict=True):
-                if key.text == "<<" and key.is_plain:
-                    merged.append(value)
-                    continue
-                if key.text in node.pairs:
-                    node.repeated.append(key)
-                node.pairs[key.text] = (key, value)
-            for value in merged:
-                _merge(node, value)
-        assert node.place is not None
-        # A block ends where the next thing begins; its own text ends before the blanks and comments between.
-        end = _text_end(held, event.start_mark.index) if not node.is_flow else event.end_mark.index
-        node.place = Place(self._source, node.place.start, max(end, node.place.end))
-        return self._add(node, event)
-
-    def _count(self, event: Any) -> None:
-        self._num_nodes += 1
-        if self._num_nodes > MAX_NODES:
-            raise BadYaml(f"more than {MAX_NODES:,} values", event.start_mark.line + 1)
-
-    def _keep(self, event: Any, node: Node) -> None:
-        if event.anchor:
-            self._anchors[event.anchor] = node
-
-    def _place(self, event: Any) -> Place:
-        return Place(self._source, event.start_mark.index, event.end_mark.index)
+        what = " ".join(part for part in (error.context, error.problem) if part)
+        return documents, BadYaml(what, (mark.line if mark else 0) + 1)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return documents, BadYaml(str(error).splitlines()[0], 1)
+    return documents, bad
 
 
 def is_unsafe(tag: str) -> bool:
@@ -244,41 +134,90 @@ def is_unsafe(tag: str) -> bool:
     return tag.startswith((_UNSAFE_TAG, "!!python/"))
 
 
-def _text_end(held: list[Node], otherwise: int) -> int:
-    return max((node.place.end for node in held if node.place), default=otherwise)
+def _limits(events: Iterator[Any]) -> tuple[int, BadYaml | None]:
+    """How many documents are safe to compose, and what is wrong with the next one; syntax is left to the composer."""
+    import yaml
+
+    num_documents = num_nodes = num_aliases = 0
+    open_anchors: list[str | None] = []
+    try:
+        for event in events:
+            if isinstance(event, yaml.DocumentEndEvent):
+                num_documents += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                open_anchors.pop()
+            elif isinstance(event, yaml.NodeEvent):
+                num_nodes += not isinstance(event, yaml.AliasEvent)
+                num_aliases += isinstance(event, yaml.AliasEvent)
+                what = ""
+                if isinstance(event, yaml.CollectionStartEvent):
+                    open_anchors.append(event.anchor)
+                    what = f"nested deeper than {MAX_DEPTH} levels" if len(open_anchors) > MAX_DEPTH else ""
+                elif isinstance(event, yaml.AliasEvent) and event.anchor in open_anchors:
+                    what = f"*{event.anchor} stands inside what it names"
+                if num_nodes > MAX_NODES or num_aliases > MAX_ALIASES:
+                    what = f"more than {MAX_NODES:,} values or {MAX_ALIASES:,} aliases"
+                if what:
+                    return num_documents, BadYaml(what, event.start_mark.line + 1)
+    except (yaml.YAMLError, ValueError):
+        pass
+    return MAX_NODES, None
 
 
-def _merge(node: Node, value: Node) -> None:
-    """`<<: *base`: what the mapping says itself wins."""
-    assert node.pairs is not None
-    for base in (value.items if value.items is not None else [value]):
-        for name, pair in (base.pairs or {}).items():
-            node.pairs.setdefault(name, pair)
+def _node(composed: Any, source: Source, known: dict[int, Node]) -> Node:
+    """`known`: what was made before, by the composed node that an alias shares."""
+    if id(composed) in known:
+        return known[id(composed)]
+    start, end = composed.start_mark.index, composed.end_mark.index
+    kind = composed.tag.removeprefix("tag:yaml.org,2002:")
+    tag = "" if kind in _PLAIN_TAGS else composed.tag
+    if isinstance(composed.value, str):
+        node = Node(Place(source, start, end), value=_value(kind, composed.value), text=composed.value,
+                    is_plain=not composed.style, tag=tag)
+    else:
+        node = Node(None, is_flow=bool(composed.flow_style), tag=tag)
+        below: list[Node] = []
+        if composed.id == "sequence":
+            node.items = below = [_node(item, source, known) for item in composed.value]
+        else:
+            node.pairs, merged = {}, []
+            for pair in composed.value:
+                key, value = (_node(one, source, known) for one in pair)
+                below += [key, value]
+                if key.text == "<<" and key.is_plain:
+                    merged.append(value)
+                    continue
+                if key.text in node.pairs:
+                    node.repeated.append(key)
+                node.pairs[key.text] = (key, value)
+            for base in (base for value in merged for base in (value.items if value.items is not None else [value])):
+                node.pairs = {**(base.pairs or {}), **node.pairs}  # what the mapping says itself wins
+        # A block ends where the next thing begins; its own text ends before the blanks and comments between.
+        if not node.is_flow and below:
+            end = max(one.place.end for one in below if one.place)
+        node.place = Place(source, start, max(start, end))
+    known[id(composed)] = node
+    return node
 
 
-def _value(tag: str, text: str) -> str | int | float | bool | None:
-    kind = tag.rpartition(":")[2]
+def _value(kind: str, text: str) -> str | int | float | bool | None:
     if kind == "null":
         return None
     if kind == "bool":
         return text.lower() in ("yes", "true", "on")
-    if kind == "int":
-        return _whole(text.replace("_", ""))
-    if kind == "float":
-        try:
-            return float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
-        except ValueError:
-            return text
+    digits = text.replace("_", "").lower()
+    try:
+        if kind == "int":
+            return _whole(digits) if len(digits.lstrip("+-")) <= 20 else text
+        if kind == "float":
+            return float(digits.replace(".inf", "inf").replace(".nan", "nan"))
+    except ValueError:
+        pass
     return text
 
 
-def _whole(text: str) -> int | str:
+def _whole(text: str) -> int:
     """As YAML 1.1 counts: 0x10 and 0b10 by their base, 010 in octal."""
-    digits = text.lstrip("+-").lower()
-    if len(digits) > 20:
-        return text
+    digits = text.lstrip("+-")
     base = 16 if digits.startswith("0x") else 2 if digits.startswith("0b") else 8 if digits.startswith("0") else 10
-    try:
-        return int(text, base)
-    except ValueError:
-        return text
+    return int(text, base)

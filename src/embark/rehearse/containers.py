@@ -58,19 +58,19 @@ class Containers:
 
     def changes(self) -> list[Change]:
         return [Change("image", "of the manifest", f"{self._image}, run by {self.name}"),
-                Change("names that are asked for", "answered by the cluster", "given up after 2 s")]
+                Change("unknown DNS names", "answered by the cluster", "time out after 2 s")]
 
     def begin(self) -> None:
         chosen = random.Random()  # not the run's: two rehearsals at one time must differ
-        told = CommandResult(1)
+        answer = CommandResult(1)
         for _ in range(TRIES):
             subnet = ipaddress.IPv4Network(f"10.{chosen.randrange(100, 250)}.{chosen.randrange(256)}.0/24")
-            told = self._change("network", "create", "--subnet", str(subnet), self._id)
-            if told.is_ok:
+            answer = self._change("network", "create", "--subnet", str(subnet), self._id)
+            if answer.is_ok:
                 self._subnet = subnet
                 self._refuse_nameless()
                 return
-        raise Fault(f"{self.name} makes no network: {told.err.strip()}", fix=f"{self.name} network create tells more")
+        raise Fault(f"{self.name} cannot create a network: {answer.err.strip()}", fix=f"try {self.name} network create")
 
     def start(self, start: Start) -> LineStream:
         pod = start.pod
@@ -131,14 +131,14 @@ class Containers:
 
     def _there(self) -> list[str]:
         """The containers that were made: of several names to remove, podman removes none where one is not there."""
-        told = self._shell.ask([self.name, "ps", "--all", "--filter", f"name={self._id}", "--format", "{{.Names}}"],
+        answer = self._shell.ask([self.name, "ps", "--all", "--filter", f"name={self._id}", "--format", "{{.Names}}"],
                                timeout_s=_SLOW_S)
-        return told.out.split()
+        return answer.out.split()
 
     def _refuse_nameless(self) -> None:
         """Podman with its older network plugins makes networks where no name resolves."""
-        told = self._shell.ask([self.name, "network", "inspect", self._id], timeout_s=_FAST_S)
-        if self.name == "podman" and '"dns_enabled": false' in told.out:
+        answer = self._shell.ask([self.name, "network", "inspect", self._id], timeout_s=_FAST_S)
+        if self.name == "podman" and '"dns_enabled": false' in answer.out:
             raise UserError("podman's networks have no names here",
                             fix="apt-get install -y netavark aardvark-dns; or --engine processes")
 

@@ -177,8 +177,7 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 def undefined(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
     """Names that are referred to and defined nowhere."""
     found = (match[1] for word in words for match in _REFERENCE.finditer(word) if match[0] != "$$")
-    return list(dict.fromkeys(name for name in found if re.fullmatch(r"[A-Za-z_][\w.-]*", name)
-                              and name not in values))
+    return list(dict.fromkeys(name for name in found if re.fullmatch(r"[A-Za-z_][\w.-]*", name) and name not in values))
 
 
 def variables(container: K8sObject, objects: Objects, pod: PodIdentity) -> Variables:
@@ -189,9 +188,9 @@ def variables(container: K8sObject, objects: Objects, pod: PodIdentity) -> Varia
     for row in rows(container, "envFrom"):
         kind = "ConfigMap" if "configMapRef" in row else "Secret"
         reference = row.get("configMapRef") or row.get("secretRef") or {}
-        held = data_of(objects, kind, str(reference.get("name", "")), pod.namespace)
-        if held is not None:
-            values |= {f"{row.get('prefix', '')}{name}": value for name, value in held.items()}
+        contents = data_of(objects, kind, str(reference.get("name", "")), pod.namespace)
+        if contents is not None:
+            values |= {f"{row.get('prefix', '')}{name}": value for name, value in contents.items()}
         elif kind == "Secret":
             unset_secrets.append(f"secret {reference.get('name')}")
         elif not reference.get("optional"):
@@ -230,8 +229,8 @@ def _referred(
         return _field(str(path), pod), "", ""
     for key, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
         if reference := source.get(key):
-            held = data_of(objects, kind, str(reference.get("name")), pod.namespace)
-            value = (held or {}).get(str(reference.get("key")))
+            contents = data_of(objects, kind, str(reference.get("name")), pod.namespace)
+            value = (contents or {}).get(str(reference.get("key")))
             what = f"{kind} {reference.get('name')}, key {reference.get('key')}"
             if value is not None or reference.get("optional"):
                 return value, "", ""
@@ -245,8 +244,8 @@ def _referred(
 
 def _field(path: str, pod: PodIdentity) -> str:
     if match := _KEYED.fullmatch(path):
-        held = pod.labels if match[1] == "labels" else pod.annotations
-        return held.get(match[2], "")
+        contents = pod.labels if match[1] == "labels" else pod.annotations
+        return contents.get(match[2], "")
     return {"metadata.name": pod.name, "metadata.namespace": pod.namespace, "spec.nodeName": "this-machine",
             "status.podIP": POD_IP, "status.hostIP": POD_IP}.get(path, "")
 

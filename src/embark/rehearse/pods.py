@@ -180,9 +180,9 @@ def _mount(volume: K8sObject, row: K8sObject, objects: Objects, namespace: str) 
         if source is None:
             continue
         called = str(source.get("name") or source.get("secretName") or "")
-        held = data_of(objects, kind, called, namespace)
-        lack = "" if held is not None or source.get("optional") or kind == "Secret" else f"ConfigMap {called}"
-        files = held or {}
+        contents = data_of(objects, kind, called, namespace)
+        lack = "" if contents is not None or source.get("optional") or kind == "Secret" else f"ConfigMap {called}"
+        files = contents or {}
         if items := rows(source, "items"):
             files = {str(item["path"]): files.get(str(item["key"]), "") for item in items}
         return Mount(path, "files", name, files, sub_path, True, what=f"{kind} {called}"), lack
@@ -214,7 +214,7 @@ def _listed(value: Any) -> tuple[str, ...]:
 
 
 def _words(value: Any) -> dict[str, str]:
-    return {str(key): str(held) for key, held in value.items()} if isinstance(value, Mapping) else {}
+    return {str(key): str(contents) for key, contents in value.items()} if isinstance(value, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +228,9 @@ class Service:
     publishes_not_ready: bool
 
     def selects(self, pod: Pod) -> bool:
-        held = pod.labels
+        contents = pod.labels
         return (bool(self.selector) and pod.namespace == self.namespace
-                and all(held.get(name) == value for name, value in self.selector.items()))
+                and all(contents.get(name) == value for name, value in self.selector.items()))
 
 
 @dataclass(frozen=True, slots=True)

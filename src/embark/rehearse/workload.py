@@ -235,8 +235,7 @@ def _port(replica: K8sObject) -> int:
 def _pod(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
     name, space = name_of(job), namespace_of(job)
     pod = make_pod(job, PodIdentity(name=name, group=name, namespace=space), objects)
-    return (Workload("Pod", name, (pod,), tuple(read_services(objects)), False),
-            PodPolicy(name, pod.restart_policy))
+    return (Workload("Pod", name, (pod,), tuple(read_services(objects)), False), PodPolicy(name, pod.restart_policy))
 
 
 def _child_pods(

@@ -51,7 +51,8 @@ def test_a_variable_that_nobody_defines_ends_every_pod_at_once(name, fix, tmp_pa
 def test_a_host_that_no_service_makes_resolvable_is_waited_for_in_vain():
     answer = broken(GUIDES / GKE_JOB, limit="30s")
     assert answer["verdict"]["sentence"].startswith(
-        "pods 0 and 1 wait for distributed-training-0, a name that does not resolve: the pods of a Job that is not indexed have random names")
+        "pods 0 and 1 wait for distributed-training-0, a name that does not resolve: "
+        "the pods of a Job that is not indexed have random names")
     assert "completionMode: Indexed" in answer["verdict"]["fix"]
     assert "distributed-training-0" in answer["verdict"]["evidence"]
 

@@ -71,7 +71,7 @@ def test_a_missing_key_is_an_empty_node():
         ("a: [1", "flow sequence"),
         ("a: " + "[" * 100_000, f"deeper than {MAX_DEPTH}"),
         ("".join(f"{' ' * i}a:\n" for i in range(300)), f"deeper than {MAX_DEPTH}"),
-        ("a: *nobody\n", "nobody"),
+        ("a: *nobody\n", "undefined alias"),
         ("a: &a [*a]\n", "inside what it names"),
         ("a: &a x\nb: [" + "*a, " * 1001 + "]\n", "aliases"),
         ("\tx: 1\n", "found character"),

@@ -110,8 +110,8 @@ def _offered(spec: Node) -> Iterator[str]:
             read = json.loads(text) if text else {}
         except ValueError:
             continue
-        held = read.get(lists, []) if isinstance(read, dict) else []
-        for one in held if isinstance(held, list) else []:
+        contents = read.get(lists, []) if isinstance(read, dict) else []
+        for one in contents if isinstance(contents, list) else []:
             if isinstance(one, dict):
                 default = "rdma" if plugin == "rdmaSharedDevicePlugin" else "nvidia.com"
                 yield f"{one.get('resourcePrefix', default)}/{one.get('resourceName', '')}"

@@ -26,10 +26,10 @@ def repeated_key(document: Document) -> Iterator[Hit]:
     for node in document.root.walk():
         for key in node.repeated:
             if key.place is not None:
-                yield Hit(key.place, f"{key.text} stands twice in one mapping")
+                yield Hit(key.place, f"{key.text} occurs twice in one mapping")
 
 
 def tag_that_runs_code(document: Document) -> Iterator[Hit]:
     for node in document.root.walk():
         if is_unsafe(node.tag) and node.place is not None:
-            yield Hit(node.place, f"the tag {node.tag} would run code where it is loaded carelessly")
+            yield Hit(node.place, f"the tag {node.tag} would run code in an unsafe loader")

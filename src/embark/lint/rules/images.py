@@ -114,8 +114,8 @@ def secret_in_file(world: World) -> Iterator[Hit]:
                       "a Secret and valueFrom.secretKeyRef, or better the cloud's own identity for pods; and revoke it")
     for document in world.documents:
         if document.kind in ("ConfigMap", "Secret"):
-            for held in (document.root["data"], document.root["stringData"]):
-                for node in held.values():
+            for contents in (document.root["data"], document.root["stringData"]):
+                for node in contents.values():
                     if _SECRET_VALUE.search(node.text) and node.place is not None:
                         yield Hit(node.place, f"{document.kind} {document.name} holds a key in plain text",
                                   "keep it in the cloud's secret store, and revoke this one")
@@ -154,8 +154,8 @@ def _pins(world: World) -> Iterator[list[Pin]]:
             if words[:3] in (["python", "-m", "pip"], ["python3", "-m", "pip"]):
                 words = words[2:]
             if words[:2] in (["pip", "install"], ["pip3", "install"]) or words[:3] == ["uv", "pip", "install"]:
-                held = [_pin(word.text, word.place) for word in command.words if not word.text.startswith("-")]
-                yield [pin for pin in held if pin is not None and pin.name not in ("pip", "pip3", "install", "uv")]
+                contents = [_pin(word.text, word.place) for word in command.words if not word.text.startswith("-")]
+                yield [pin for pin in contents if pin is not None and pin.name not in ("pip", "pip3", "install", "uv")]
     for source in world.files.requirements:
         yield list(_requirements(source))
     for file in world.files.pythons:

@@ -26,8 +26,8 @@ def backoff_by_default(job: TrainingJob) -> Iterator[Hit]:
 
 def no_failure_policy(job: TrainingJob) -> Iterator[Hit]:
     rules = job.spec.at("podFailurePolicy.rules")
-    told = [condition["type"].text for rule in rules for condition in rule["onPodConditions"]]
-    if "DisruptionTarget" not in told:
+    answer = [condition["type"].text for rule in rules for condition in rule["onPodConditions"]]
+    if "DisruptionTarget" not in answer:
         yield Hit(job.document.place)
 
 
@@ -89,9 +89,9 @@ def grace_beyond_the_cloud(job: TrainingJob) -> Iterator[Hit]:
     if not job.is_spot or job.cloud not in POD_GRACE_S:
         return
     longest = int(POD_GRACE_S[job.cloud])
-    asked = node.whole if node else DEFAULT_GRACE_S
-    if asked is not None and asked > longest:
-        said = f"{asked} s" if node else f"the default of {asked} s"
+    requested = node.whole if node else DEFAULT_GRACE_S
+    if requested is not None and requested > longest:
+        said = f"{requested} s" if node else f"the default of {requested} s"
         yield Hit(node.place or job.place,
                   f"the pod counts on {said} and a spot machine of {job.cloud} gives {longest} s",
                   f"{GRACE_FIELD}: {longest}, and save often enough",

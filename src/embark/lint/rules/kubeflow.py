@@ -127,8 +127,8 @@ def pod_template_overrides(document: Document) -> Iterator[Hit]:
 def patches_no_node(document: Document) -> Iterator[Hit]:
     known = ("node", "dataset-initializer", "model-initializer", "launcher")
     for job in patches(document):
-        held = [one["name"] for one in job.at("template.spec.template.spec.containers")]
-        for name in (job["name"], *held):
+        contents = [one["name"] for one in job.at("template.spec.template.spec.containers")]
+        for name in (job["name"], *contents):
             if name.place is not None and name.text not in known:
                 yield Hit(name.place, f"there is no {name.text} in the runtime torch-distributed")
 
@@ -148,14 +148,14 @@ def no_runtime(document: Document) -> Iterator[Hit]:
 def torchx_takes_the_whole_node(world: World) -> Iterator[Hit]:
     for command in _torchx(world):
         named = command.flag("-h", "--h") or ""
-        asked = [_number(command.flag(name)) for name in ("--gpu", "--cpu", "--memMB")]
-        yield from _beyond(world, command.value_place("--cpu", "-h"), asked[0], asked[1], asked[2], named)
+        requested = [_number(command.flag(name)) for name in ("--gpu", "--cpu", "--memMB")]
+        yield from _beyond(world, command.value_place("--cpu", "-h"), requested[0], requested[1], requested[2], named)
     for file in world.files.pythons:
         for call in file.calls("Resource"):
             values = {key.arg: key.value.value for key in call.keywords
                       if isinstance(key.value, ast.Constant) and isinstance(key.value.value, int)}
-            asked = [_number(str(values.get(name, ""))) for name in ("gpu", "cpu", "memMB")]
-            yield from _beyond(world, file.place(call), asked[0], asked[1], asked[2], "")
+            requested = [_number(str(values.get(name, ""))) for name in ("gpu", "cpu", "memMB")]
+            yield from _beyond(world, file.place(call), requested[0], requested[1], requested[2], "")
 
 
 def torchx_workspace(world: World) -> Iterator[Hit]:

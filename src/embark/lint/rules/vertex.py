@@ -147,11 +147,11 @@ def _python_pools(file: PythonFile) -> Iterator[Pool]:
             yield _pool(place, values, (), is_script=is_script)
     for node in file.nodes:
         if isinstance(node, ast.Dict):
-            held = {key.value: value for key, value in zip(node.keys, node.values, strict=True)
+            contents = {key.value: value for key, value in zip(node.keys, node.values, strict=True)
                     if isinstance(key, ast.Constant)}
-            if "machine_spec" in held and isinstance(held["machine_spec"], ast.Dict):
-                values = _constants(held["machine_spec"])
-                container = held.get("container_spec")
+            if "machine_spec" in contents and isinstance(contents["machine_spec"], ast.Dict):
+                values = _constants(contents["machine_spec"])
+                container = contents.get("container_spec")
                 command = _command(container) if isinstance(container, ast.Dict) else ()
                 yield _pool(file.place(node), values, command)
 
@@ -190,6 +190,6 @@ def _texts(world: World) -> Iterator[tuple[str, Place]]:
         for word in command.words if command.name == "gcloud" else ():
             yield word.text, word.place
     for document in world.documents:
-        for held in document.root.walk():
-            if held.text and held.place is not None and len(held.text) < 500:
-                yield held.text, held.place
+        for contents in document.root.walk():
+            if contents.text and contents.place is not None and len(contents.text) < 500:
+                yield contents.text, contents.place
