@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from embark.events.jsonable import to_jsonable
-from embark.events.sinks.resilient_file import PatientFile
+from embark.events.sinks.resilient_file import ResilientFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-        self._file = PatientFile(path, "ab")
+        self._file = ResilientFile(path, "ab")
         if cut:  # a line that the last process did not finish must not swallow our first
             self._file.write(b"\n")
 

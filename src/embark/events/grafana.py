@@ -21,7 +21,7 @@ STATS = ("is_running", "last_step", "loss", "auc", "samples_per_s", "step_s")
 """What is shown large at the top."""
 WITH_LIMIT = {"host_used_bytes": "host_bytes", "gpu_used_bytes": "gpu_total_bytes", "step_s": "predicted_step_s",
               "auc": "best_auc", "log_loss": "best_log_loss"}
-"""Drawn into the same panel: what there is, what was foreseen, the best there can be."""
+"""Drawn into the same panel: what is available, what was predicted, the ceiling."""
 
 
 def dashboard() -> dict[str, Any]:

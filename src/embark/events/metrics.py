@@ -19,7 +19,7 @@ ENDS = frozenset({"end", "error", "interrupt"})
 SPLITS = {"step": "train", "eval": "eval"}
 _PART = re.compile(r"(?P<field>\w+)(?:\[(?P<label>\w+)\])?")
 _NAMED_BY = {"host": "host", "gpu": "index"}
-"""By what a row in a list says who it is; a plain number in a list is told by its place."""
+"""The field that names a row of a list; a plain number in a list is named by its index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +44,19 @@ class _Path:
 
 
 def readings(event: Event, *, null_is_nan: bool = False) -> Iterator[Reading]:
-    """Every metric that an event tells. In events from a file a null of what is learnt was a NaN."""
+    """Every metric of an event. In events from a file, a null among the learning metrics was a NaN."""
     step = to_float(event.values.get("step"))
     whole = int(step) if step is not None and math.isfinite(step) else None
     for path in _PATHS.get(event.kind, ()):
-        for labels, held in _held(event.values, path.parts, path.first):
-            value = math.nan if held is None and null_is_nan and path.metric.group == LEARNING else to_float(held)
+        for labels, found in _values(event.values, path.parts, path.first):
+            value = math.nan if found is None and null_is_nan and path.metric.group == LEARNING else to_float(found)
             if value is None:
                 continue
             yield Reading(path.metric, labels, value, event.time_s, whole)
 
 
 class Latest:
-    """The newest value of everything a run has told, and how often things happened."""
+    """The newest value of every metric of a run, and how often things happened."""
 
     def __init__(self, events: Iterable[Event] = (), *, null_is_nan: bool = False) -> None:
         self._null_is_nan = null_is_nan
@@ -65,15 +65,15 @@ class Latest:
         self._is_running = False
         self._time_s: float | None = None
         for event in events:
-            self.take(event)
+            self.add(event)
 
-    def take(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         for reading in readings(event, null_is_nan=self._null_is_nan):
             self._newest[reading.metric.name, reading.labels] = reading
         if event.kind in self._counts:
             self._counts[event.kind] += 1
         if event.kind == "start":
-            self._forget_machines()
+            self._drop_machines()
         if event.kind != "note":
             self._is_running = event.kind not in ENDS
         self._time_s = event.time_s if self._time_s is None else max(self._time_s, event.time_s)
@@ -96,12 +96,12 @@ class Latest:
             else:
                 yield from by_name.get(metric.name, ())
 
-    def _forget_machines(self) -> None:
-        """A run that starts again may do so on fewer ranks and other machines."""
+    def _drop_machines(self) -> None:
+        """A new attempt may have fewer ranks and other machines."""
         self._newest = {key: one for key, one in self._newest.items() if not {"rank", "host"} & set(one.metric.labels)}
 
 
-def _held(held: Any, parts: tuple[tuple[str, str], ...], labels: Labels) -> Iterator[tuple[Labels, Any]]:
+def _values(held: Any, parts: tuple[tuple[str, str], ...], labels: Labels) -> Iterator[tuple[Labels, Any]]:
     if not parts:
         yield labels, held
         return
@@ -110,15 +110,15 @@ def _held(held: Any, parts: tuple[tuple[str, str], ...], labels: Labels) -> Iter
         return
     inner = held[field]
     if not label:
-        yield from _held(inner, rest, labels)
+        yield from _values(inner, rest, labels)
     elif isinstance(inner, Mapping):
         for key, value in inner.items():
-            yield from _held(value, rest, (*labels, (label, str(key))))
+            yield from _values(value, rest, (*labels, (label, str(key))))
     elif isinstance(inner, list | tuple):
         for place, value in enumerate(inner):
             named = value.get(_NAMED_BY.get(label, label), place) if isinstance(value, Mapping) else place
-            if not (value is None and not rest):  # a rank that did not say
-                yield from _held(value, rest, (*labels, (label, str(named))))
+            if not (value is None and not rest):  # a rank without a value
+                yield from _values(value, rest, (*labels, (label, str(named))))
 
 
 def _read_paths() -> dict[str, tuple[_Path, ...]]:

@@ -1,4 +1,4 @@
-"""The sharding plan as text that a person can read and a diff can compare."""
+"""The sharding plan as text that people read and diffs compare."""
 
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from embark.report.markup import Markup
+from markupsafe import Markup
 
 Tone = Literal["", "good", "warn", "bad", "live"]
 
@@ -151,11 +151,9 @@ class Document:
     lead: tuple[Block, ...]
     sections: tuple[Section, ...]
     footer: str = ""
-    names: tuple[str, ...] = field(default=())
-    """Of the runs, in the order of their colours, where there are several."""
 
 
 def sections_with_something(sections: Sequence[tuple[str, Sequence[Block | None]]]) -> tuple[Section, ...]:
     """Chapters that have nothing to say are left out."""
-    told = [(title, tuple(block for block in blocks if block is not None)) for title, blocks in sections]
-    return tuple(Section(title, blocks) for title, blocks in told if blocks)
+    known = [(title, tuple(block for block in blocks if block is not None)) for title, blocks in sections]
+    return tuple(Section(title, blocks) for title, blocks in known if blocks)

@@ -1,29 +1,19 @@
-"""HTML and SVG in which other people's text stays text."""
+"""SVG elements in which text from outside stays text."""
 
 from __future__ import annotations
 
-from html import escape
+from markupsafe import Markup, escape
 
 from embark.formatting import strip_control_chars
 
 _EMPTY = frozenset({"br", "hr", "meta", "link", "circle", "line", "path", "polyline", "polygon", "rect", "use"})
 
 
-class Markup(str):
-    """Text that is HTML already. Whatever is put together with plain strings becomes plain again, and is escaped."""
-
-    __slots__ = ()
-
-
 def el(tag: str, *children: str, **attributes: str | float | None) -> Markup:
-    """An element. Children that are no `Markup` are escaped; of `class_` and `text_anchor` the name is put right."""
-    told = "".join(
-        f' {_name(name)}="{_value(value)}"' for name, value in attributes.items() if value is not None
-    )
+    """An element. Children that are no `Markup` are escaped; `class_` is `class`, `text_anchor` is `text-anchor`."""
+    shown = "".join(f' {_name(name)}="{_value(value)}"' for name, value in attributes.items() if value is not None)
     inside = joined(*children)
-    if not inside and tag in _EMPTY:
-        return Markup(f"<{tag}{told}/>")
-    return Markup(f"<{tag}{told}>{inside}</{tag}>")
+    return Markup(f"<{tag}{shown}>{inside}</{tag}>" if inside or tag not in _EMPTY else f"<{tag}{shown}/>")
 
 
 def joined(*children: str) -> Markup:
@@ -32,8 +22,8 @@ def joined(*children: str) -> Markup:
 
 
 def text(words: str) -> Markup:
-    """Plain text as HTML: nothing in it is a tag, and nothing in it turns the page around."""
-    return Markup(escape(strip_control_chars(words), quote=True))
+    """Plain text as HTML: nothing in it is a tag or changes the direction of text."""
+    return escape(strip_control_chars(words))
 
 
 def _name(name: str) -> str:
@@ -43,4 +33,4 @@ def _name(name: str) -> str:
 def _value(value: str | float) -> str:
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".")
-    return escape(strip_control_chars(str(value)), quote=True)
+    return escape(strip_control_chars(str(value)))

@@ -135,7 +135,7 @@ def ranks(record: Record) -> Bars | None:
                         f"step {milliseconds(means[rank])}, at worst {milliseconds(float(times[rank].max()))}"))
         bars.append(Bar(f"rank {rank}", pieces, milliseconds(means[rank]), "bad" if rank in slow else ""))
     keys = (Key("used", "step time, mean"), Key("wait", "of it waiting for input"),
-            *((Key("slow", f"{SLOW_RANK:g} times slower than the others"),) if slow else ()))
+            *((Key("slow", f"over {SLOW_RANK:g} times the others' time"),) if slow else ()))
     note = f"The slowest {MAX_ROWS} of {pluralize(len(times), 'rank')}." if len(times) > MAX_ROWS else ""
     return Bars("Step time by rank", tuple(bars), keys, note)
 

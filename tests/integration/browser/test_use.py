@@ -50,7 +50,7 @@ def test_every_part_is_shown_with_what_it_is_about(rich, open_page, drawn):
     page = open_page(rich.url)
     drawn(page, num_points=50)
     page.wait_for_selector("[data-chart=ranks]")
-    assert "Rank 2 straggles" in page.inner_text("#ranks")
+    assert "Rank 2 is slow" in page.inner_text("#ranks")
     assert page.locator(".rank.is-slow").count() == 1
     assert "all-to-all" in page.inner_text("#phases")
     assert "evaluation" in page.inner_text("#timeline")

@@ -89,7 +89,7 @@ def test_the_newest_stays_and_happenings_are_counted(make_events):
 def test_a_run_that_goes_on_elsewhere_forgets_the_machines_it_had():
     latest = Latest([Event("start", {"num_steps": 9}), Event("ranks", RANKS), Event("step", {"step": 40, "loss": 0.5})])
     assert {("host", "b")} <= {label for r in latest.readings() for label in r.labels}
-    latest.take(Event("start", {"num_steps": 9}))
+    latest.add(Event("start", {"num_steps": 9}))
     names = {r.metric.name for r in latest.readings()}
     assert "loss" in names
     assert not names & {"cpu_percent", "rank_step_s", "gpu_power_w"}

@@ -44,7 +44,7 @@ def test_ranks_machines_and_gpus_have_labels_of_their_own():
 def test_one_that_keeps_what_was_told_is_asked_for_the_same_page(make_events):
     latest = Latest()
     for event in make_events():
-        latest.take(event)
+        latest.add(event)
     assert exposition({"demo": latest}) == exposition({"demo": make_events()})
 
 

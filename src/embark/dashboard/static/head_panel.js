@@ -63,7 +63,7 @@ function figures(run, detail) {
       run.num_steps ? `${share(run).toFixed(share(run) < 10 ? 1 : 0)} %` : count(run.step),
       run.num_steps ? `step ${count(run.step)} of ${count(run.num_steps)}` : "steps",
     ],
-    ["Loss", figure(run.loss), "training, of late"],
+    ["Loss", figure(run.loss), "training, recent"],
     ["AUC", figure(run.auc), best(detail)],
     [
       "Throughput",
@@ -94,8 +94,8 @@ function figures(run, detail) {
 }
 
 function best(detail) {
-  if (!detail || !known(detail.evals?.auc)) return "training, of late";
+  if (!detail || !known(detail.evals?.auc)) return "training, recent";
   return known(detail.evals.best_auc)
-    ? `held out; best ${figure(detail.evals.best_auc)}`
+    ? `held out; ceiling ${figure(detail.evals.best_auc)}`
     : `held out, at step ${count(detail.evals.step)}`;
 }

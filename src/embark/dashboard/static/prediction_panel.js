@@ -57,7 +57,7 @@ export function predictionPanel(root) {
 
 export function moneyPanel(root) {
   const body = h("div", {});
-  fill(root, card("Money", {}, body));
+  fill(root, card("Cost", {}, body));
   const draw = onChange((money, left) => {
     if (!known(money.usd_per_hour)) {
       fill(

@@ -1,4 +1,4 @@
-// Where a step's time goes, and which ranks the others wait for.
+// The phases of a step, and the ranks that the others wait for.
 
 import { card, empty, fill, h, onChange } from "./dom.js";
 import { percent, seconds } from "./format.js";
@@ -20,7 +20,7 @@ export const phaseColour = (name) => colourOf(PHASES.indexOf(name));
 
 export function phasesPanel(root) {
   const body = h("div", {});
-  fill(root, card("Where a step's time goes", {}, body));
+  fill(root, card("Step time", {}, body));
   const draw = onChange((phases) => {
     if (!phases) {
       fill(body, empty("Not measured in this run: phases events say it, and a run writes them while it trains."));
@@ -115,7 +115,7 @@ export function ranksPanel(root) {
         { cls: "legend" },
         h("li", {}, h("i", { cls: "swatch of-step" }), "step"),
         h("li", {}, h("i", { cls: "swatch of-input" }), "of it, waiting for input"),
-        slow.length ? h("li", {}, h("i", { cls: "swatch of-slow" }), "straggler") : null,
+        slow.length ? h("li", {}, h("i", { cls: "swatch of-slow" }), "slow") : null,
       ),
       ranks.length > MAX_BARS ? h("p", { cls: "note" }, `The slowest ${MAX_BARS} of ${ranks.length} ranks.`) : null,
     );

@@ -18,7 +18,7 @@ const [WIDTH, LEFT, RIGHT, HEIGHT] = [1000, 14, 14, 40];
 export function timelinePanel(root) {
   const body = h("div", { cls: "timeline" });
   const tip = h("p", { cls: "tell", "aria-live": "polite" });
-  fill(root, card("What happened when", {}, body, tip));
+  fill(root, card("Timeline", {}, body, tip));
   const draw = onChange((marks, spans, lost) => {
     if (!marks.length) {
       fill(body, empty("Nothing yet: checkpoints, evaluations and interruptions appear here as they happen."));

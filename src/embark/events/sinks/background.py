@@ -1,4 +1,4 @@
-"""Metrics on their way to somebody else's service: from a thread of their own, so that no run waits for it."""
+"""Metrics sent to a service from a separate thread, so that no run waits for it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from embark.events.metrics import Latest, Reading
 from embark.formatting import to_one_line
 
 CLOSE_S = 3.0
-"""What the last sending may take before the run ends without it: a machine that is taken away gives little time."""
-MAX_WORDS = 200
+"""How long the last sending may take before the run ends without it: a preempted machine has little time."""
+MAX_CHARS = 200
 
 
 class Sender(Protocol):
-    """Knows one service."""
+    """A client of one service."""
 
     def send(self, readings: Sequence[Reading]) -> None:
-        """Raises where it could not."""
+        """Raises if it fails."""
         ...
 
     def close(self) -> None: ...
@@ -28,8 +28,7 @@ class Sender(Protocol):
 class SendingSink:
     """Sends the newest value of every series that has a new one, every so many seconds and at the end.
 
-    What waits to be sent is bounded by the number of series. A failure is kept to be told once; the next sending
-    tries again.
+    What waits is bounded by the number of series. A failure is reported once, and the next sending tries again.
     """
 
     def __init__(self, name: str, make: Callable[[], Sender], every_s: float) -> None:
@@ -39,23 +38,23 @@ class SendingSink:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._problem = ""
-        self._has_told = False
+        self._is_reported = False
         self._thread = threading.Thread(target=self._run, name=f"embark-{name}", daemon=True)
         self._thread.start()
 
     def emit(self, event: Event) -> None:
         with self._lock:
-            self._latest.take(event)
+            self._latest.add(event)
 
     def take_problem(self) -> str:
-        """Why nothing arrives, once."""
-        if self._has_told or not self._problem:
+        """Why sending fails, once."""
+        if self._is_reported or not self._problem:
             return ""
-        self._has_told = True
-        return f"{self._name} does not get the metrics, and training goes on: {self._problem}"
+        self._is_reported = True
+        return f"{self._name} does not receive the metrics; training continues: {self._problem}"
 
     def hurry(self) -> None:
-        """Begin the last sending, and do not wait for it."""
+        """Begin the last sending without waiting for it."""
         self._stop.set()
 
     def close(self) -> None:
@@ -72,13 +71,13 @@ class SendingSink:
                 if fresh := self._fresh():
                     sender.send(fresh)
                     self._sent_s |= {(one.metric.name, one.labels): one.time_s for one in fresh}
-            except Exception as error:  # whatever a service or its client raises: none of it is worth a run
-                self._problem = self._problem or to_one_line(f"{type(error).__name__}: {error}")[:MAX_WORDS]
+            except Exception as error:  # whatever a service or its client raises must not stop a run
+                self._problem = self._problem or to_one_line(f"{type(error).__name__}: {error}")[:MAX_CHARS]
         if sender is not None:
             try:
                 sender.close()
             except Exception as error:
-                self._problem = self._problem or to_one_line(error)[:MAX_WORDS]
+                self._problem = self._problem or to_one_line(error)[:MAX_CHARS]
 
     def _fresh(self) -> list[Reading]:
         with self._lock:

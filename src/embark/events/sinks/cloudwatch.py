@@ -35,11 +35,11 @@ class CloudWatch:
         from botocore.config import Config
 
         self._run, self._namespace = run, namespace
-        patience = Config(connect_timeout=5, read_timeout=10, retries={"max_attempts": 2, "mode": "standard"})
-        self._client: Any = boto3.client("cloudwatch", config=patience)
+        config = Config(connect_timeout=5, read_timeout=10, retries={"max_attempts": 2, "mode": "standard"})
+        self._client: Any = boto3.client("cloudwatch", config=config)
 
     def send(self, readings: Sequence[Reading]) -> None:
-        """CloudWatch has no NaN: a loss that is none is missing there."""
+        """CloudWatch has no NaN: such a loss is missing there."""
         data = [self._datum(one) for one in readings if math.isfinite(one.value)]
         for some in _pieces(data):
             self._client.put_metric_data(Namespace=self._namespace, MetricData=some)

@@ -1,4 +1,4 @@
-"""The metrics as OpenTelemetry sends them, over HTTP: what the collectors of Azure, Google and others take."""
+"""The metrics over OTLP/HTTP, for the collectors of Azure, Google and others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Otlp:
         from opentelemetry.sdk.metrics.export import InMemoryMetricReader
         from opentelemetry.sdk.resources import Resource
 
-        self._words = _LastWords()
+        self._warnings = _LastWarning()
         self._run = run
         self._reader = InMemoryMetricReader()
         resource = Resource.create()  # of OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
@@ -64,12 +64,12 @@ class Otlp:
         if data is None:
             return
         if self._exporter.export(data, timeout_millis=SEND_S * 1000) is not MetricExportResult.SUCCESS:
-            raise ConnectionError(self._words.text or "it did not take them")
+            raise ConnectionError(self._warnings.text or "the endpoint rejected them")
 
     def close(self) -> None:
         self._provider.shutdown()
         self._exporter.shutdown()
-        self._words.close()
+        self._warnings.close()
 
     def _set(self, reading: Reading) -> None:
         metric = reading.metric
@@ -92,8 +92,8 @@ class Otlp:
         self._meter.create_observable_counter(PREFIX + metric.name, [observe], "1", metric.meaning)
 
 
-class _LastWords(logging.Handler):
-    """Why a sending failed is only logged, each time, to the terminal, which is the run's: the last reason is kept."""
+class _LastWarning(logging.Handler):
+    """Keeps the last reason why sending failed, which OpenTelemetry would log to the run's terminal each time."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""The metrics as Prometheus reads them: a page of text that it fetches."""
+"""The metrics as Prometheus scrapes them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from embark.formatting import to_one_line
 
 PREFIX = "embark_"
 RUN = "run"
-"""The label that tells runs apart."""
+"""The label of the run's name."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of what `exposition` returns."""
 MISSING = "a Prometheus endpoint needs the prometheus-client package, which is not installed"
 FIX = 'pip install "embark-rec[prometheus]"'
 
-# Prometheus wants whole words, base units and, of counters, a total.
+# Prometheus wants full words, base units and, for counters, a total.
 _ENDINGS = (("_per_s", "_per_second", 1.0), ("_event_s", "_event_timestamp_seconds", 1.0), ("_s", "_seconds", 1.0),
             ("_w", "_watts", 1.0), ("_c", "_celsius", 1.0), ("_percent", "_ratio", 0.01))
 
@@ -36,28 +36,28 @@ def prometheus_name(metric: Metric) -> str:
 
 
 def prometheus_scale(metric: Metric) -> float:
-    """What a value is multiplied by on its way: a percentage becomes a ratio."""
+    """The factor of a value: a percentage becomes a ratio."""
     return next((scale for ending, _, scale in _ENDINGS if metric.name.endswith(ending)), 1.0)
 
 
 def exposition(runs: Mapping[str, Iterable[Event] | Latest]) -> str:
-    """The newest metrics of runs, by their names, as a page for Prometheus.
-
-    Events are gone through from the first; whoever is asked often keeps a `Latest` of each run and hands that in.
-    """
-    kept = {name: told if isinstance(told, Latest) else Latest(told, null_is_nan=True) for name, told in runs.items()}
-    return _text(kept)
+    """The newest metrics of runs, by their names, as text for Prometheus. For repeated calls, pass a `Latest` of each."""
+    prometheus = _client()
+    registry = prometheus.CollectorRegistry()
+    registry.register(_Collector({name: found if isinstance(found, Latest) else Latest(found, null_is_nan=True)
+                                  for name, found in runs.items()}))
+    return str(prometheus.generate_latest(registry).decode())
 
 
 class PrometheusSink:
-    """Answers under `/metrics` from a thread of its own, as long as the run goes."""
+    """Serves `/metrics` from a thread, as long as the run lasts."""
 
     def __init__(self, run: str, port: int, host: str = "0.0.0.0") -> None:
         prometheus = _client()
         self._latest = Latest()
         self._lock = threading.Lock()
         registry = prometheus.CollectorRegistry()
-        registry.register(_Page({run: self._latest}, self._lock))
+        registry.register(_Collector({run: self._latest}, self._lock))
         self._server = _listen(prometheus.make_wsgi_app(registry), port, host)
         self._thread = threading.Thread(target=self._server.serve_forever, name="embark-prometheus", daemon=True)
         self._thread.start()
@@ -68,7 +68,7 @@ class PrometheusSink:
 
     def emit(self, event: Event) -> None:
         with self._lock:
-            self._latest.take(event)
+            self._latest.add(event)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -76,8 +76,8 @@ class PrometheusSink:
         self._thread.join(timeout=2.0)
 
 
-class _Page:
-    """What prometheus-client asks for at every fetch."""
+class _Collector:
+    """What prometheus-client calls at every scrape."""
 
     def __init__(self, runs: Mapping[str, Latest], lock: threading.Lock | None = None) -> None:
         self._runs = runs
@@ -87,9 +87,9 @@ class _Page:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         with self._lock:
-            told = [(run, reading) for run, latest in self._runs.items() for reading in latest.readings()]
+            newest = [(run, reading) for run, latest in self._runs.items() for reading in latest.readings()]
         by_name: dict[str, list[tuple[str, Reading]]] = {}
-        for run, reading in told:
+        for run, reading in newest:
             by_name.setdefault(reading.metric.name, []).append((run, reading))
         for metric in METRICS:
             if metric.name not in by_name:
@@ -103,7 +103,7 @@ class _Page:
 
 
 def _listen(app: Any, port: int, host: str) -> Any:
-    """prometheus-client's own server asks DNS for its name as it starts, which can take long where there is none."""
+    """prometheus-client's own server resolves its name by DNS at its start, which can take long without one."""
     import socket
     from socketserver import TCPServer, ThreadingMixIn
     from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -118,7 +118,7 @@ def _listen(app: Any, port: int, host: str) -> Any:
             self.setup_environ()
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Who went away in the middle of an answer is nobody's fault."""
+            """A client that disconnects is no error."""
 
     class Quiet(WSGIRequestHandler):
         timeout = 10
@@ -129,13 +129,6 @@ def _listen(app: Any, port: int, host: str) -> Any:
     server = Server((host, port), Quiet)
     server.set_app(app)
     return server
-
-
-def _text(runs: Mapping[str, Latest]) -> str:
-    prometheus = _client()
-    registry = prometheus.CollectorRegistry()
-    registry.register(_Page(runs))
-    return str(prometheus.generate_latest(registry).decode())
 
 
 def _sentence(metric: Metric) -> str:

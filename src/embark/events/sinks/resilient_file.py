@@ -1,4 +1,4 @@
-"""A file that a full disk does not stop: what cannot be written now waits until there is room again."""
+"""A file that survives a full disk: what cannot be written now is written once there is space."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from embark.errors import Fault
 
 
-class PatientFile:
-    """Training is worth more than the telling of it: a failed write raises at `close` only, if it still fails then."""
+class ResilientFile:
+    """A failed write raises only at `close`, if it still fails then: training matters more than its log."""
 
     def __init__(self, path: Path, mode: str) -> None:
         self._path = path
@@ -41,4 +41,4 @@ class PatientFile:
         if self._error:
             cause = os.strerror(self._error.errno or 0).lower()
             raise Fault(f"could not write the end of {self._path}: {cause}",
-                        fix="free some space, then start again: the run goes on from its last checkpoint")
+                        fix="free some space, then run the same command to resume")

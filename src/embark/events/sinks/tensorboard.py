@@ -10,7 +10,7 @@ from typing import Any
 from embark.errors import MissingPackage
 from embark.events.events import Event
 from embark.events.metrics import Reading, readings
-from embark.events.sinks.resilient_file import PatientFile
+from embark.events.sinks.resilient_file import ResilientFile
 
 GROUPS = {"step": "train", "eval": "eval", "ranks": "ranks", "phases": "phases"}
 """By kind of event, what its tags begin with."""
@@ -41,14 +41,14 @@ class TensorBoardSink:
         directory.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads a directory's files in the order of their names: the time comes first.
         name = f"events.out.tfevents.{time.time():017.6f}.{os.uname().nodename}.{os.getpid()}"
-        self._records: Any = RecordWriter(PatientFile(directory / name, "wb"))
+        self._records: Any = RecordWriter(ResilientFile(directory / name, "wb"))
         self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def emit(self, event: Event) -> None:
         if event.kind in GROUPS:
             self._scalars(event)
         elif event.kind == "resume":
-            self._forget_after(event)
+            self._drop_after(event)
 
     def close(self) -> None:
         if not self._records.closed:
@@ -68,8 +68,8 @@ class TensorBoardSink:
             step = int(event.values["step"])
             self._write(self._events.Event(wall_time=event.time_s, step=step, summary=summary))
 
-    def _forget_after(self, event: Event) -> None:
-        """Tell TensorBoard to drop what a killed run wrote after the checkpoint that this one goes on from."""
+    def _drop_after(self, event: Event) -> None:
+        """Make TensorBoard drop what a killed run wrote after the checkpoint that this one resumes from."""
         log = self._events.SessionLog(status=self._events.SessionLog.START)
         step = int(event.values["step"]) + 1
         self._write(self._events.Event(wall_time=event.time_s, step=step, session_log=log))
