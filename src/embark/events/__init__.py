@@ -1,6 +1,6 @@
-"""What is happening: events, the names of what they measure, and where they are shown.
+"""Events, the metrics they hold, and the sinks that show them. May import catalog, model, store, spec and below.
 
-The terminal view is not imported here: it needs rich, which most of those who read events do not.
+The terminal view is not imported here: it needs rich, which most readers of events do not.
 """
 
 from embark.events.events import Event, EventLog, Fanout, Sink, read_events

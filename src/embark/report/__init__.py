@@ -1,1 +1,2 @@
-"""One page about a run, or about several side by side: what was run, how it went, what it took."""
+"""What a run was and how it went: reads its record and writes it as one file, or compares several. May import diagnose
+and below."""

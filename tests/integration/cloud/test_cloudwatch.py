@@ -77,5 +77,5 @@ def test_a_service_that_does_not_answer_is_told_once_and_stops_nothing(environme
     text = Path(values["run_dir"], "events.jsonl").read_text()
     notes = [e["text"] for e in map(json.loads, text.splitlines()) if e["event"] == "note"]
     assert values["step"] == 20
-    assert len([note for note in notes if note.startswith("CloudWatch does not get the metrics")]) == 1
+    assert len([note for note in notes if note.startswith("CloudWatch does not receive the metrics")]) == 1
     assert "do-not-show-me" not in text

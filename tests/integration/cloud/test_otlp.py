@@ -125,7 +125,7 @@ def test_a_collector_that_refuses_is_told_once_and_stops_nothing(monkeypatch, tm
     lines = Path(values["run_dir"], "events.jsonl").read_text().splitlines()
     notes = [e["text"] for e in map(json.loads, lines) if e["event"] == "note"]
     assert values["outcome"] == "done"
-    assert len([note for note in notes if "does not get the metrics" in note]) == 1
+    assert len([note for note in notes if "does not receive the metrics" in note]) == 1
     assert "Failed to export" not in capfd.readouterr().err
 
 

@@ -71,7 +71,7 @@ def test_a_failure_is_told_once_in_plain_letters_and_the_next_sending_tries_agai
     sink = SendingSink("CloudX", lambda: service, 0.005)
     sink.emit(step(1))
     until(lambda: service.got)
-    assert sink.take_problem() == ("CloudX does not get the metrics, and training goes on: "
+    assert sink.take_problem() == ("CloudX does not receive the metrics; training continues: "
                                    "ConnectionError: no route [31mto host")
     assert sink.take_problem() == ""
     sink.close()
