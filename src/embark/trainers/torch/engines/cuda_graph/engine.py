@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from embark.data import Source
 from embark.run.trouble import Trouble
@@ -29,12 +28,12 @@ from embark.trainers.torch.engines.cuda_graph.lookup import (
 )
 from embark.trainers.torch.engines.cuda_graph.network import Network
 from embark.trainers.torch.engines.cuda_graph.ops import TorchOps, gpu_ops
-from embark.trainers.torch.engines.pipeline import EngineInputs, Part
+from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part
 
 NO_STEP = torch.iinfo(torch.int64).max
 
 
-class CudaGraphEngine:
+class CudaGraphEngine(Engine):
     """Everything a step does, in memory that never moves."""
 
     name = "cuda_graph"
@@ -42,8 +41,8 @@ class CudaGraphEngine:
     def __init__(
         self, inputs: EngineInputs, shards: list[Shard], local: list[LocalShard], layout: BatchLayout, reason: str
     ) -> None:
-        self.model, self.reason, self.layout = inputs.model, reason, layout
-        self._inputs, self._shards, self._local, self._window = inputs, shards, local, inputs.window
+        super().__init__(inputs, reason)
+        self._inputs, self._shards, self._local, self.layout = inputs, shards, local, layout
         self._tables = inputs.spec.model.table_list()
         self._device = inputs.world.device
         self._is_gpu = self._device.type == "cuda"
@@ -91,16 +90,6 @@ class CudaGraphEngine:
             table = self._tables[self._plans[bad_id & 0xFFFFF].local.shard.feature]
             return "id", bad_id >> 20, table.name
         return ("loss", bad_loss, "") if bad_loss != NO_STEP else None
-
-    @contextmanager
-    def evaluating(self) -> Iterator[DistributedModelParallel]:
-        """TorchRec's own model, which holds the same weights."""
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                yield self.model
-        finally:
-            self.model.train()
 
     def _next_batch(self, batches: Iterator[HostBuffer]) -> None:
         """Make the next batch the one that `slot` and `number` say; what comes behind it is on its way already."""
