@@ -14,8 +14,6 @@ from embark.report.compare import Comparison, compare_document, compare_runs
 from embark.report.context import read_run
 from embark.report.files import write_page
 from embark.report.html_page import html_page
-from embark.report.run_files import RunFiles
-from embark.store import find_run
 
 CURVE_WIDTH = 32
 
@@ -30,7 +28,7 @@ def compare(*runs: str, out: Out = "", console: Console = Console()) -> None:
     out
         Write it as one HTML file, too, with the curves overlaid; - for standard output.
     """
-    found = compare_runs([read_run(RunFiles(find_run(run).uri), console.warning, is_brief=True) for run in runs])
+    found = compare_runs([read_run(run, console.warning, is_brief=True) for run in runs])
     if out == "-":
         console.raw(html_page(compare_document(found)))
         return

@@ -16,8 +16,6 @@ from embark.report.files import NAME, WrittenReport, write_report
 from embark.report.html_page import html_page
 from embark.report.markdown_page import markdown_page
 from embark.report.report import report as report_of
-from embark.report.run_files import RunFiles
-from embark.store import find_run
 
 Out = Annotated[str, Parameter(allow_leading_hyphen=True, show_default=False)]
 
@@ -46,7 +44,7 @@ def report(
     open_
         Show it in the browser.
     """
-    context = read_run(RunFiles(find_run(run).uri), console.warning)
+    context = read_run(run, console.warning)
     document = report_of(context)
     if out == "-":
         console.raw(markdown_page(document) if markdown else html_page(document))

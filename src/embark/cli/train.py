@@ -18,14 +18,8 @@ def train(spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, console: C
     """
     from embark.run.signals import StopSignals
     from embark.spec import load_spec
-    from embark.stack.versions import require_stack
-    from embark.trainers.jax.packages import require_jax, wants_jax
 
     run = load_spec(spec, set_)
-    if wants_jax(run):
-        require_jax(run)
-    else:
-        require_stack()
     with StopSignals() as signals:  # torch and jax take seconds to load; a preemption can come meanwhile
         from embark.report.files import ReportAtEnd
         from embark.trainers import train as train_run

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from embark.catalog import load_catalog
 from embark.render.file import File
 from embark.render.image import render_image, render_tpu_image
 from embark.render.infrastructure import render_infrastructure
-from embark.render.job import Job
+from embark.render.job import Job, make_job
 from embark.render.targets.compose import render_compose
 from embark.render.targets.jobset import render_jobset
 from embark.render.targets.kubeflow import render_pytorchjob, render_trainjob
@@ -16,6 +17,7 @@ from embark.render.targets.kueue import render_kueue
 from embark.render.targets.ray import render_ray
 from embark.render.targets.torchx import render_torchx
 from embark.render.targets.vertex import render_vertex
+from embark.spec import RunSpec
 
 Render = Callable[[Job], list[File]]
 QUEUED = ("job", "jobset", "trainjob", "pytorchjob", "ray")
@@ -38,6 +40,11 @@ def render(job: Job) -> list[File]:
     paths = [file.path for file in files]
     assert len(set(paths)) == len(paths), f"two files of one name: {sorted(paths)}"
     return files
+
+
+def render_spec(spec: RunSpec) -> list[File]:
+    """The files that `place.target` needs on `place.machine`, as paths and texts; writes nothing."""
+    return render(make_job(spec, load_catalog()))
 
 
 def own_files(job: Job) -> list[File]:

@@ -22,7 +22,7 @@ from embark.report.record import Record, read_record
 from embark.report.run_files import EVENTS, LAUNCH_LOG, SPEC, RunFiles
 from embark.report.status import RunStatus, status_of
 from embark.spec import RunSpec, resolve
-from embark.store import RunDir
+from embark.store import RunDir, find_run
 from embark.store.checkpoint_inspect import CheckpointInfo, list_checkpoints
 
 MAX_DIAGNOSED_BYTES = 64 << 20
@@ -82,9 +82,12 @@ class RunContext:
                                                       f"{train} --fresh")
 
 
-def read_run(files: RunFiles, warn: Warn, *, is_brief: bool = False) -> RunContext:
-    """What is known about a run. What cannot be read is left out with a warning; `is_brief` leaves out checkpoints
-    and diagnosis."""
+def read_run(run: RunFiles | str, warn: Warn = lambda _: None, *, is_brief: bool = False) -> RunContext:
+    """What is known about a run, by its files, its directory, its name under ./runs or its URI.
+
+    What cannot be read is left out with a warning; `is_brief` leaves out checkpoints and diagnosis.
+    """
+    files = RunFiles(find_run(run).uri) if isinstance(run, str) else run
     record, spec_toml = read_record(files), files.read_text(SPEC)
     values: dict[str, Any] = {}
     if spec_toml is None:

@@ -1,0 +1,40 @@
+"""The public Python API: every name resolves and is typed, and returns what the commands print."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import embark
+
+GUIDE = Path(__file__).parents[2] / "docs" / "python-api.md"
+
+
+@pytest.mark.parametrize("name", embark.__all__)
+def test_every_public_name_resolves_is_documented_and_typed(name):
+    value = getattr(embark, name)
+    assert value.__doc__
+    assert f"`{name}" in GUIDE.read_text()
+    if inspect.isfunction(value):
+        signature = inspect.signature(value)
+        annotations = [signature.return_annotation, *(one.annotation for one in signature.parameters.values())]
+        assert inspect.Signature.empty not in annotations
+
+
+def test_no_public_name_is_a_package_s_own():
+    """`import embark.plan` would replace a function of that name."""
+    packages = {path.parent.name for path in Path(embark.__file__).parent.glob("*/__init__.py")}
+    assert not packages & set(embark.__all__)
+    assert set(embark.__all__) <= set(dir(embark))
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = embark.nothing_like_it
+
+
+def test_the_guide_s_example_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL):
+        exec(compile(code, str(GUIDE), "exec"), {})
+    assert "committed" in capsys.readouterr().out
