@@ -1,31 +1,15 @@
 """Embark takes a recommendation model from raw rows to a trained model: one spec describes the run.
 
 The names in `__all__` are the public Python API: the functions behind the commands, which return what the commands
-print with `--json`. They load on first use, so `import embark` is instant and imports neither torch nor jax.
+print with `--json`. They load on first use, so `import embark` is instant and imports neither torch nor jax; their types are in `__init__.pyi`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from embark.data.check import check as check_data
-    from embark.data.prepare.prepare import prepare_from_spec as prepare_data
-    from embark.diagnose.targets import diagnose_targets as diagnose_run
-    from embark.errors import EmbarkError
-    from embark.lint.check import lint as lint_files
-    from embark.render.render import render_spec as render_files
-    from embark.report.context import read_run
-    from embark.spec import RunSpec, load_spec
-    from embark.store.checkpoint_inspect import list_checkpoints
-    from embark.trainers import train
+from typing import Any
 
 __version__ = "0.1.0"
-__all__ = [
-    "EmbarkError", "RunSpec", "check_data", "diagnose_run", "lint_files", "list_checkpoints",
-    "load_spec", "prepare_data", "read_run", "render_files", "train",
-]
 _LOCATIONS = {
     "EmbarkError": "errors:EmbarkError",
     "RunSpec": "spec:RunSpec",
@@ -39,6 +23,7 @@ _LOCATIONS = {
     "render_files": "render.render:render_spec",
     "train": "trainers:train",
 }
+__all__ = [*_LOCATIONS]
 
 
 def __getattr__(name: str) -> Any:

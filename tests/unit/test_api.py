@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -38,3 +39,12 @@ def test_the_guide_s_example_runs(tmp_path, monkeypatch, capsys):
     for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL):
         exec(compile(code, str(GUIDE), "exec"), {})
     assert "committed" in capsys.readouterr().out
+
+
+def test_the_stub_names_the_same_functions():
+    stub = Path(embark.__file__).with_suffix(".pyi").read_text()
+    names = ast.literal_eval(re.search(r"__all__ = (\[.*?\])", stub, re.DOTALL)[1])
+    assert set(names) == set(embark.__all__)
+    imported = {(alias.asname or alias.name): f"{node.module}:{alias.name}"
+                for node in ast.walk(ast.parse(stub)) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert imported == {name: f"embark.{location}" for name, location in embark._LOCATIONS.items()}

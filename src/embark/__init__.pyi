@@ -1,0 +1,18 @@
+"""The types of the public API; `__init__.py` loads each name on first use."""
+
+from embark.data.check import check as check_data
+from embark.data.prepare.prepare import prepare_from_spec as prepare_data
+from embark.diagnose.targets import diagnose_targets as diagnose_run
+from embark.errors import EmbarkError
+from embark.lint.check import lint as lint_files
+from embark.render.render import render_spec as render_files
+from embark.report.context import read_run
+from embark.spec import RunSpec, load_spec
+from embark.store.checkpoint_inspect import list_checkpoints
+from embark.trainers import train
+
+__version__: str
+__all__ = [
+    "EmbarkError", "RunSpec", "check_data", "diagnose_run", "lint_files", "list_checkpoints", "load_spec",
+    "prepare_data", "read_run", "render_files", "train",
+]
