@@ -1,7 +1,8 @@
 """Embark takes a recommendation model from raw rows to a trained model: one spec describes the run.
 
 The names in `__all__` are the public Python API: the functions behind the commands, which return what the commands
-print with `--json`. They load on first use, so `import embark` is instant and imports neither torch nor jax; their types are in `__init__.pyi`.
+print with `--json`. They load on first use, so `import embark` is instant and imports neither torch nor jax; their
+types are in `__init__.pyi`.
 """
 
 from __future__ import annotations
