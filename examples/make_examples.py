@@ -24,7 +24,7 @@ from embark.render.image import render_image
 from embark.render.infrastructure import render_infrastructure
 from embark.render.job import Job, default_image, make_job
 from embark.render.launch_script import CLUSTER_SCRIPTS, NAMES, PLACEHOLDER_REGISTRY
-from embark.render.location import data_source, site_of, volume_of
+from embark.render.location import data_source, location_of, volume_of
 from embark.render.run_metrics import DASHBOARD, OBJECTS
 from embark.render.settings import grace_s, settings_of
 from embark.render.targets.jobset import render_jobset
@@ -116,11 +116,11 @@ def quickstart_script() -> str:
 
 
 def cloud_guide(job: Job) -> str:
-    site, num_devices = site_of(job), job.machine.num_fabric_devices or 0
-    registries = {"aws": f"123456789012.dkr.ecr.{site.region}.amazonaws.com", "azure": "yourregistry.azurecr.io",
-                  "gcp": f"{site.region}-docker.pkg.dev/your-project/embark"}
+    location, num_devices = location_of(job), job.machine.num_fabric_devices or 0
+    registries = {"aws": f"123456789012.dkr.ecr.{location.region}.amazonaws.com", "azure": "yourregistry.azurecr.io",
+                  "gcp": f"{location.region}-docker.pkg.dev/your-project/embark"}
     return guide(
-        job.cloud, job=job, site=site, volume=volume_of(job), script=NAMES[job.cloud], quota=job.machine.quota,
+        job.cloud, job=job, location=location, volume=volume_of(job), script=NAMES[job.cloud], quota=job.machine.quota,
         cluster_script=CLUSTER_SCRIPTS[job.cloud], registry=registries[job.cloud], num=num_devices,
         per_gpu=(job.machine.fabric_gbit_per_s or 0) / max(1, num_devices), needed_units=needed_units(job),
         budget_usd=budget_usd(job), data_source=data_source(job), data_target=data_target(job), grace_s=grace_s(job),
@@ -174,7 +174,7 @@ def cost_table(job: Job) -> str:
                  for each in (price.on_demand_usd_per_hour, price.spot_usd_per_hour)]
         rows.append([str(num), str(num * job.num_processes), *costs])
     saving = f" Spot saves {price.spot_saving:.0%} here." if price.spot_saving is not None else ""
-    return (table([f"{job.machine.name} in {site_of(job).region}", "GPUs", "on demand an hour", "spot an hour"], rows)
+    return (table([f"{job.machine.name} in {location_of(job).region}", "GPUs", "on demand an hour", "spot an hour"], rows)
             + f"\n\nAs of {price.origin.date}.{saving}")
 
 
@@ -182,7 +182,7 @@ def cloud_row(cloud: str, job: Job) -> str:
     (title, cluster), volume = TITLES[cloud], volume_of(job)
     cells = [f"[{title}]({cloud}/README.md)", cluster,
              f"{job.num_nodes} x `{job.machine.name}`, {job.world_size} GPUs", job.machine.fabric.title,
-             volume.title if volume else "object store", f"{format_usd(job.usd_per_hour)} ({site_of(job).region})"]
+             volume.title if volume else "object store", f"{format_usd(job.usd_per_hour)} ({location_of(job).region})"]
     return "| " + " | ".join(cells) + " |"
 
 

@@ -8,7 +8,7 @@ from embark.render.clouds.azure.cluster import pool_name
 from embark.render.clouds.gcp.cluster import pool_names
 from embark.render.file import File
 from embark.render.job import Job
-from embark.render.location import site_of
+from embark.render.location import location_of
 from embark.render.pod import CONTAINER
 from embark.render.scripts import script_file
 
@@ -38,7 +38,7 @@ def render_launch_script(job: Job) -> list[File]:
     if job.spec.place.target not in MANIFESTS:
         return []
     manifest, kind = MANIFESTS[job.spec.place.target]
-    pools = {"aws": lambda: [site_of(job).pool], "azure": lambda: [pool_name(job)], "gcp": lambda: pool_names(job)}
+    pools = {"aws": lambda: [location_of(job).pool], "azure": lambda: [pool_name(job)], "gcp": lambda: pool_names(job)}
     return [script_file(
         NAMES[job.cloud], "launch.sh.j2", job,
         about=f"Trains {job.spec.name} on {job.num_nodes} x {job.machine.name} of {job.cloud}: checks tools, login "

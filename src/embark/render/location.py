@@ -35,7 +35,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Location:
     """A job's surroundings."""
 
     region: str
@@ -49,11 +49,11 @@ class Site:
     """Traffic between machines goes past the ordinary network, which must be asked for."""
 
 
-def site_of(job: Job) -> Site:
+def location_of(job: Job) -> Location:
     machine = job.machine
     region = job.price.region
     pool = "".join(c if c.isalnum() else "-" for c in machine.name.removeprefix("Standard_").lower()).strip("-")
-    return Site(
+    return Location(
         region=region,
         zone=job.spec.place.zone or _first_zone(job.cloud, region),
         cluster=CLUSTER,

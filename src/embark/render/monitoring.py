@@ -10,7 +10,7 @@ from typing import Any
 from embark.events.alerts import IDLE_MINUTES, IDLE_PERCENT, alerts
 from embark.render.file import File
 from embark.render.job import Job
-from embark.render.location import site_of
+from embark.render.location import location_of
 from embark.render.run_metrics import (
     DASHBOARD,
     MONITOR_RESOURCES,
@@ -120,7 +120,7 @@ def gcp_policy(job: Job) -> dict[str, Any]:
     if job.spec.place.target == "vm":
         query = f"avg(agent_googleapis_com:gpu_utilization) < {IDLE_PERCENT}"
     else:
-        query = f'avg(DCGM_FI_DEV_GPU_UTIL{{cluster="{site_of(job).cluster}"}}) < {IDLE_PERCENT}'
+        query = f'avg(DCGM_FI_DEV_GPU_UTIL{{cluster="{location_of(job).cluster}"}}) < {IDLE_PERCENT}'
     return {
         "displayName": f"embark-{job.name}-idle-gpus",
         "documentation": {"content": "Machines are paid for and do not train.", "mimeType": "text/markdown"},

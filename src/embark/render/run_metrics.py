@@ -10,7 +10,7 @@ from embark.events.grafana import dashboard_text
 from embark.events.names import GROUPS, METRICS, RUN, Metric
 from embark.render.file import File
 from embark.render.job import POD_TARGETS, Job
-from embark.render.location import site_of
+from embark.render.location import location_of
 from embark.render.yaml_text import note, yaml_text
 
 PORT_NAME = "metrics"
@@ -86,7 +86,7 @@ def _widget(job: Job, one: Metric, place: int) -> dict[str, Any]:
         "type": "metric", "x": place % across * _WIDTH, "y": place // across * _HEIGHT, "width": _WIDTH,
         "height": _HEIGHT,
         "properties": {"title": f"{one.label}, {one.unit}".removesuffix(", "), "view": "timeSeries",
-                       "region": site_of(job).region,
+                       "region": location_of(job).region,
                        "metrics": [[{"expression": search, "id": f"m{place}"}]]},
     }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from embark.render.file import File
 from embark.render.job import Job
-from embark.render.location import SCHEMES, buckets, site_of, volume_of
+from embark.render.location import SCHEMES, buckets, location_of, volume_of
 from embark.render.shell_text import needed_setting, render_template
 from embark.render.steps import step_text
 from embark.render.targets import operators
@@ -25,7 +25,7 @@ def job_text(template: str, job: Job, **values: Any) -> str:
     storage_account = needed_setting("STORAGE_ACCOUNT", place.storage_account,
                                      "a name for the storage account, 3 to 24 small letters and digits")
     return render_template(
-        template, job=job, site=site_of(job), place=place, buckets=own, volume=volume_of(job), log=LOG,
+        template, job=job, location=location_of(job), place=place, buckets=own, volume=volume_of(job), log=LOG,
         is_vm=place.target in ("vm", "tpu-vm"), versions=operators, step_text=step_text,
         project_setting=needed_setting("PROJECT", place.account, "the id of your Google Cloud project"),
         storage_account_setting=storage_account, **values)

@@ -89,7 +89,7 @@ def _identity(sts: Any, need: Need, identity: dict[str, str]) -> list[Check]:
 
 
 def _offered(ec2: Any, need: Need) -> list[Check]:
-    machine = need.site.machine_type
+    machine = need.location.machine_type
     pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
         LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [machine]}])
     return [need.offer_check(sorted({row["Location"] for page in pages for row in page["InstanceTypeOfferings"]}))]
@@ -130,7 +130,7 @@ def _vcpus_in_use(ec2: Any, families: tuple[str, ...], *, is_spot: bool) -> floa
 def _spot_price(ec2: Any, need: Need) -> list[Check]:
     if not need.job.is_spot:
         return []
-    machine = need.site.machine_type
+    machine = need.location.machine_type
     history = ec2.describe_spot_price_history(InstanceTypes=[machine], ProductDescriptions=["Linux/UNIX"],
                                               StartTime=datetime.now(UTC), MaxResults=100)
     prices = {row["AvailabilityZone"]: float(row["SpotPrice"]) for row in history["SpotPriceHistory"]}

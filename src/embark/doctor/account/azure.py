@@ -65,7 +65,7 @@ def _quotas(az: CloudCli, need: Need) -> Iterator[Check]:
 
 
 def _offer(az: CloudCli, need: Need) -> Iterator[Check]:
-    machine = need.site.machine_type
+    machine = need.location.machine_type
     skus = az.ask("machine offered", "vm", "list-skus", "--location", need.region, "--size", machine, "--all")
     rows = [row for row in skus if row.get("name") == machine]
     barred = [limit for row in rows[:1] for limit in row.get("restrictions", []) if limit.get("type") == "Location"]

@@ -87,7 +87,7 @@ def _quota(row: dict[str, Any], need: Need, where: str, project: str) -> Check:
 
 def _offer(gcloud: CloudCli, need: Need, project: str) -> Iterator[Check]:
     rows = gcloud.ask("machine offered", "compute", "machine-types", "list", f"--project={project}",
-                      f"--filter=name={need.site.machine_type} AND zone~^{need.region}-")
+                      f"--filter=name={need.location.machine_type} AND zone~^{need.region}-")
     yield need.offer_check(sorted(str(row.get("zone", "")).rsplit("/", 1)[-1] for row in rows))
 
 

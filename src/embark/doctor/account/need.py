@@ -11,7 +11,7 @@ from embark.doctor.check import Check, check
 from embark.errors import EmbarkError, UserError
 from embark.render.budgets import needed_units
 from embark.render.job import Job, dns_label
-from embark.render.location import Site, site_of
+from embark.render.location import Location, location_of
 from embark.spec import RunSpec
 from embark.store import open_store
 from embark.store.retry_policy import RetryPolicy
@@ -24,12 +24,12 @@ class Need:
     """The machines, where, and how much of which quota they take."""
 
     job: Job
-    site: Site
+    location: Location
     catalog: Catalog
 
     @property
     def region(self) -> str:
-        return self.site.region
+        return self.location.region
 
     @property
     def num_units(self) -> int:
@@ -69,7 +69,7 @@ class Need:
 
     def offer_check(self, zones: Sequence[str]) -> Check:
         """Is the machine on sale in the region, and in the zone that the spec names?"""
-        machine, zone = self.site.machine_type, self.job.spec.place.zone
+        machine, zone = self.location.machine_type, self.job.spec.place.zone
         if not zones:
             return self.not_offered(f"no {machine} in {self.region}")
         return check("machine offered", not zone or zone in zones, f"{machine} in {', '.join(zones)}",
@@ -77,7 +77,7 @@ class Need:
 
     def not_offered(self, found: str, fix: str = "") -> Check:
         regions = [price.region for price in self.catalog.prices_of(self.job.machine) if price.region != self.region]
-        return Check("machine offered", "wrong", found, f"{self.site.machine_type} in {self.region}",
+        return Check("machine offered", "wrong", found, f"{self.location.machine_type} in {self.region}",
                      f"{fix}another place.region: {', '.join(regions[:8]) or 'the catalog knows none'}")
 
 
@@ -91,7 +91,7 @@ def need_of(spec: RunSpec) -> Need:
     machine = find_machine(catalog, place.machine or DEFAULT_MACHINES[place.cloud])
     # Not by make_job: the account is checked even where the run could not be rendered yet.
     job = Job(spec, machine, dns_label(spec.name), place.nodes, machine.gpus_per_host, "")
-    return Need(job, site_of(job), catalog)
+    return Need(job, location_of(job), catalog)
 
 
 def budget_check(budgets: Sequence[tuple[str, float, float]], currency: str = "") -> Check:

@@ -10,7 +10,7 @@ from embark.errors import Mistake, SpecError
 from embark.render.command import ranks_words
 from embark.render.file import File
 from embark.render.job import PORT, Job
-from embark.render.location import site_of
+from embark.render.location import location_of
 from embark.render.python_text import python_text
 from embark.render.scripts import script_file
 from embark.render.settings import settings_of
@@ -107,13 +107,13 @@ def _environment(job: Job) -> dict[str, str]:
 
 
 def _python(job: Job, about: str) -> str:
-    site, place = site_of(job), job.spec.place
+    location, place = location_of(job), job.spec.place
     pools: list[dict[str, Any]] = []
     for num_replicas in [1, job.num_nodes - 1] if not job.is_tpu else [1]:
         if num_replicas:
             pools.append(_snake(worker_pool(job, num_replicas)))
     values = {
-        "PROJECT": place.account, "REGION": site.region, "NAME": job.name,
+        "PROJECT": place.account, "REGION": location.region, "NAME": job.name,
         "STAGING_BUCKET": "/".join(job.spec.store.root.split("/")[:3]),
         "SERVICE_ACCOUNT": place.identity or None, "IS_SPOT": job.is_spot,
         "TIMEOUT_S": None if place.max_hours is None else max(1, round(place.max_hours * 3600)),

@@ -8,7 +8,7 @@ from embark.errors import Mistake, SpecError
 from embark.render.command import SPEC_PATH, meeting_conf, meeting_options, one_machine, ranks_words
 from embark.render.file import File
 from embark.render.job import EXITS, Job, Setting
-from embark.render.location import site_of
+from embark.render.location import location_of
 from embark.render.pod import config_data, storage_settings
 from embark.render.scripts import job_text
 from embark.render.settings import grace_s, settings_of
@@ -77,8 +77,8 @@ def find_by_name(job: Job) -> str:
 
 
 def about_machines(job: Job) -> str:
-    site = site_of(job)
-    return (f"{job.num_nodes} x {site.machine_type} in {site.region if job.cloud == 'azure' else site.zone}, without "
+    location = location_of(job)
+    return (f"{job.num_nodes} x {location.machine_type} in {location.region if job.cloud == 'azure' else location.zone}, without "
             "Kubernetes. vm.sh up starts the machines that do not exist, vm.sh status lists them, vm.sh logs N shows "
             "machine N, vm.sh down deletes all.")
 
@@ -102,7 +102,7 @@ def _docker(job: Job) -> list[str]:
         "--volume", f"{FOLDER}:{FOLDER}:ro", "--volume", f"{STATE}:/scratch", "--workdir", "/scratch",
         "--env", "HOME=/scratch",
     ]
-    if site_of(job).has_fabric and job.num_nodes > 1:
+    if location_of(job).has_fabric and job.num_nodes > 1:
         words.append(option("--device", "/dev/infiniband"))
     for setting in _settings(job):
         words += ["--env", setting.name]

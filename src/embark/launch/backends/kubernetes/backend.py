@@ -27,7 +27,7 @@ from embark.launch.shell import CommandResult, LineStream, Shell
 from embark.render.file import File
 from embark.render.job import Job, make_job
 from embark.render.launch_script import MANIFESTS
-from embark.render.location import site_of
+from embark.render.location import location_of
 from embark.render.render import render
 from embark.render.settings import grace_s
 from embark.spec import RunSpec
@@ -62,7 +62,7 @@ class Kubernetes:
             "namespace": job.namespace,
             "object": job.name, "target": spec.place.target, "cloud": job.cloud, "num_nodes": job.num_pods,
             "queue": spec.place.queue, "claim": job.claim_name if spec.place.volume else "",
-            "config": job.config_name, "grace_s": grace_s(job), "pool": site_of(job).pool,
+            "config": job.config_name, "grace_s": grace_s(job), "pool": location_of(job).pool,
             "service_account": spec.place.service_account,
         }
         return RunHandle(spec.name, self.name, where, job.title, run_uri(spec.store.root, spec.name), job.usd_per_hour)

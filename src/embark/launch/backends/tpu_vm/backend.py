@@ -33,7 +33,7 @@ from embark.launch.backends.vm.ssh import (
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult, Shell
 from embark.render.job import Job, make_job
-from embark.render.location import site_of
+from embark.render.location import location_of
 from embark.render.settings import grace_s
 from embark.render.shell_text import Shell as Text
 from embark.render.shell_text import script
@@ -75,7 +75,7 @@ class TpuVm:
             raise UserError("no Google Cloud project is named", fix="--set place.account=PROJECT")
         where: dict[str, str | int] = {
             "folder": str(registry_dir() / "tpu-vm" / job.name), "object": job.name, "grace_s": grace_s(job), **given,
-            "ZONE": site_of(job).zone,
+            "ZONE": location_of(job).zone,
         }
         return RunHandle(spec.name, NAME, where, job.title, run_uri(spec.store.root, spec.name), job.usd_per_hour)
 

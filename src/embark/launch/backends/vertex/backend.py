@@ -15,7 +15,7 @@ from embark.launch.backends.vertex.status import ACTIVE, SERVICE, entry_event, e
 from embark.launch.run_registry import now_s
 from embark.launch.shell import Shell
 from embark.render.job import make_job
-from embark.render.location import site_of
+from embark.render.location import location_of
 from embark.render.settings import grace_s
 from embark.render.targets.vertex import custom_job_spec
 from embark.render.yaml_text import plain
@@ -44,7 +44,7 @@ class Vertex:
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         job = make_job(spec, load_catalog())
-        project, region = spec.place.account, site_of(job).region
+        project, region = spec.place.account, location_of(job).region
         where: dict[str, str | int] = {
             "context": f"projects/{project}/locations/{region}", "project": project, "region": region,
             "id": f"{job.name}-{int(now_s())}", "display_name": job.name, "num_nodes": job.num_nodes,

@@ -16,7 +16,7 @@ from embark.launch.backends.vm.clouds import RUN_FOLDER, Cloud, Machine, Machine
 from embark.launch.backends.vm.ssh import Host, ssh_words
 from embark.render.clouds.aws import vm as vm_aws
 from embark.render.job import Job
-from embark.render.location import site_of
+from embark.render.location import location_of
 from embark.render.shell_text import Shell, variable
 from embark.render.steps import Step
 from embark.store import write_atomic
@@ -42,12 +42,12 @@ class Aws(Cloud):
 
     @classmethod
     def settings(cls, job: Job) -> dict[str, str]:
-        site = site_of(job)
+        location = location_of(job)
         found = from_environment(AMI=vm_aws.AMI, SUBNET_ID="")
         if vm_aws.num_cards(job) > 1 and not found["SUBNET_ID"]:
             raise UserError(f"{job.machine.name} has several network cards, and so no public address",
                             fix="set SUBNET_ID to a private subnet with a NAT gateway")
-        return {**found, "REGION": site.region, "ZONE": site.zone, "NAME": job.name}
+        return {**found, "REGION": location.region, "ZONE": location.zone, "NAME": job.name}
 
     def who(self) -> tuple[str, ...]:
         return ("aws", "sts", "get-caller-identity", "--output", "json")
@@ -93,7 +93,7 @@ class Aws(Cloud):
         return [_made(index, one) for index, one in sorted(newest.items())]
 
     def create(self, index: int) -> None:
-        self.change(vm_aws.start_words(self.job, self.site), **{"1": str(index)})
+        self.change(vm_aws.start_words(self.job, self.location), **{"1": str(index)})
 
     def wake(self, machine: Machine) -> None:
         self.change(("aws", "ec2", "start-instances", *_REGION, "--instance-ids", machine.id))

@@ -12,7 +12,7 @@ from embark.launch.backends.vm.clouds import RUN_FOLDER, Cloud, Machine, Machine
 from embark.launch.backends.vm.ssh import Host, ssh_words
 from embark.render.clouds.azure import vm as vm_azure
 from embark.render.job import Job
-from embark.render.location import site_of
+from embark.render.location import location_of
 from embark.render.shell_text import variable
 from embark.render.steps import Step
 
@@ -30,9 +30,9 @@ class Azure(Cloud):
 
     @classmethod
     def settings(cls, job: Job) -> dict[str, str]:
-        site = site_of(job)
+        location = location_of(job)
         return {**from_environment(RESOURCE_GROUP=f"embark-{job.name}", VM_IMAGE=vm_azure.IMAGE, **{FROM: "*"}),
-                "LOCATION": site.region, "STORAGE_ACCOUNT": job.spec.place.storage_account}
+                "LOCATION": location.region, "STORAGE_ACCOUNT": job.spec.place.storage_account}
 
     def who(self) -> tuple[str, ...]:
         return ("az", "account", "show", "--output", "json")
@@ -42,7 +42,7 @@ class Azure(Cloud):
             "az", "network", "nsg", "rule", "create", *_GROUP, "--nsg-name", "embark", "--name", "ssh",
             "--priority", "1000", "--direction", "Inbound", "--access", "Allow", "--protocol", "Tcp",
             "--destination-port-ranges", "22", "--source-address-prefixes", variable(FROM)),))
-        return [*vm_azure.network_steps(self.job, self.site), let_in]
+        return [*vm_azure.network_steps(self.job, self.location), let_in]
 
     def machines(self) -> list[Machine]:
         if not self._is_there():
@@ -54,7 +54,7 @@ class Azure(Cloud):
     def create(self, index: int) -> None:
         rank = str(index)
         given = ("--ssh-key-values", str(self.folder / "key.pub"))
-        self.change(vm_azure.start_words(self.job, self.site, given), rank=rank)
+        self.change(vm_azure.start_words(self.job, self.location, given), rank=rank)
         words = vm_azure.grant_words(self.job)
         if not words.grants:
             return

@@ -18,7 +18,7 @@ from embark.launch.backend import Resource, RunEvent
 from embark.launch.backends.vm.ssh import Host
 from embark.launch.shell import CommandResult, Shell
 from embark.render.job import Job
-from embark.render.location import Site, site_of
+from embark.render.location import Location, location_of
 from embark.render.steps import Step, substitute
 from embark.spec import RunSpec
 
@@ -58,7 +58,7 @@ class Cloud(ABC):
     def __init__(self, shell: Shell, job: Job, folder: Path, settings: Mapping[str, str]) -> None:
         self.shell = shell
         self.job = job
-        self.site: Site = site_of(job)
+        self.location: Location = location_of(job)
         self.folder = folder
         self.values: dict[str, str | Sequence[str]] = dict(settings)
 

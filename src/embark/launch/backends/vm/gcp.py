@@ -13,7 +13,7 @@ from embark.launch.backends.vm.clouds import RUN_FOLDER, Cloud, Machine, Machine
 from embark.launch.backends.vm.ssh import Host, ssh_words
 from embark.render.clouds.gcp import vm as vm_gcp
 from embark.render.job import Job
-from embark.render.location import site_of
+from embark.render.location import location_of
 from embark.render.shell_text import option, variable
 from embark.render.steps import Step
 
@@ -39,7 +39,7 @@ class Gcp(Cloud):
             found["PROJECT"] = job.spec.place.account
         if not found["PROJECT"]:
             raise UserError("no Google Cloud project is named", fix="--set place.account=PROJECT")
-        zone = site_of(job).zone
+        zone = location_of(job).zone
         return {**found, "ZONE": zone, "ZONE%-*": zone.rpartition("-")[0]}
 
     def who(self) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ class Gcp(Cloud):
             keys.write_text(f"{USER}:{(self.folder / 'key.pub').read_text().strip()}\n")
         given = ("--metadata=enable-guest-attributes=TRUE,enable-oslogin=FALSE",
                  f"--metadata-from-file=ssh-keys={keys}")
-        self.change(vm_gcp.start_words(self.job, self.site, given), rank=str(index))
+        self.change(vm_gcp.start_words(self.job, self.location, given), rank=str(index))
 
     def wake(self, machine: Machine) -> None:
         self.change(vm_gcp.again_words(self.job), rank=str(machine.index))

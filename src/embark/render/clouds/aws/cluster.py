@@ -6,7 +6,7 @@ from typing import Any
 
 from embark.render.file import File
 from embark.render.job import Job
-from embark.render.location import Site, object_store_paths, site_of
+from embark.render.location import Location, location_of, object_store_paths
 from embark.render.scripts import script_file
 from embark.render.yaml_text import note, yaml_text
 
@@ -19,8 +19,8 @@ WRITE_ACTIONS = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMul
 
 def render_eks(job: Job) -> list[File]:
     """`eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
-    site = site_of(job)
-    about = (f"An EKS cluster with {job.num_nodes} x {job.machine.name} in {site.zone}. "
+    location = location_of(job)
+    about = (f"An EKS cluster with {job.num_nodes} x {job.machine.name} in {location.zone}. "
              "eks_cluster.sh makes it; by hand: eksctl create cluster -f eks_cluster.yaml")
     return [
         File("eks_cluster.yaml", yaml_text([cluster_config(job)], about=about)),
@@ -30,13 +30,13 @@ def render_eks(job: Job) -> list[File]:
 
 def cluster_config(job: Job) -> dict[str, Any]:
     """An `eksctl.io/v1alpha5` ClusterConfig."""
-    site = site_of(job)
-    zones = [site.zone, _other_zone(site.zone)]
+    location = location_of(job)
+    zones = [location.zone, _other_zone(location.zone)]
     config: dict[str, Any] = {
         "apiVersion": "eksctl.io/v1alpha5",
         "kind": "ClusterConfig",
-        "metadata": {"name": site.cluster, "region": site.region, "version": KUBERNETES_VERSION,
-                     "tags": {"embark": site.cluster}},
+        "metadata": {"name": location.cluster, "region": location.region, "version": KUBERNETES_VERSION,
+                     "tags": {"embark": location.cluster}},
         "availabilityZones": note(zones, "The control plane wants two zones; the GPU machines stand in the first."),
         "vpc": {"nat": {"gateway": note("Single", "One is enough: the data comes through the S3 endpoint.")}},
         "iam": {"withOIDC": True},
@@ -44,7 +44,7 @@ def cluster_config(job: Job) -> dict[str, Any]:
         "addons": _addons(job),
         "cloudWatch": {"clusterLogging": {"enableTypes": ["api", "scheduler", "controllerManager"],
                                           "logRetentionInDays": 14}},
-        "managedNodeGroups": [_system_group(), _gpu_group(job, site)],
+        "managedNodeGroups": [_system_group(), _gpu_group(job, location)],
     }
     statements = bucket_statements(job)
     if statements and not job.spec.place.identity:
@@ -77,28 +77,28 @@ def _system_group() -> dict[str, Any]:
     }
 
 
-def _gpu_group(job: Job, site: Site) -> dict[str, Any]:
+def _gpu_group(job: Job, location: Location) -> dict[str, Any]:
     group: dict[str, Any] = {
-        "name": site.pool,
-        "instanceTypes": [site.machine_type],
+        "name": location.pool,
+        "instanceTypes": [location.machine_type],
         "amiFamily": "AmazonLinux2023",
-        "availabilityZones": note([site.zone], "Exactly one: EFA does not cross zones, and spread machines are slow."),
+        "availabilityZones": note([location.zone], "Exactly one: EFA does not cross zones, and spread machines are slow."),
         "privateNetworking": note(True, "Machines with several network cards cannot have public addresses."),
         "desiredCapacity": note(job.num_nodes, "Paid from the moment they start. To stop paying: "
-                                f"eksctl scale nodegroup --cluster {site.cluster} --name {site.pool} --nodes 0"),
+                                f"eksctl scale nodegroup --cluster {location.cluster} --name {location.pool} --nodes 0"),
         "minSize": 0,
         "maxSize": job.num_nodes,
         "volumeSize": 200,
         "disableIMDSv1": True,
         "disablePodIMDS": note(False, "Pods ask the metadata service for spot notices; eksctl then sets the hop limit "
                                "to the 2 that this takes."),
-        "labels": {"embark/pool": site.pool},
+        "labels": {"embark/pool": location.pool},
         "taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}],
-        "tags": {"embark": site.cluster, "embark-run": job.name},
+        "tags": {"embark": location.cluster, "embark-run": job.name},
     }
     if job.spec.place.spot:
         group["spot"] = True
-    if site.has_fabric:
+    if location.has_fabric:
         num = job.machine.num_fabric_devices
         group["efaEnabled"] = note(True, f"All {num} EFA devices of a machine, a security group that lets them talk, "
                                    "and a cluster placement group: eksctl makes all three.")

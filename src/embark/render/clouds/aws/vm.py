@@ -9,7 +9,7 @@ from typing import Any
 from embark.render.clouds.aws.cluster import bucket_statements
 from embark.render.file import File
 from embark.render.job import Job
-from embark.render.location import Site, site_of
+from embark.render.location import Location, location_of
 from embark.render.scripts import script_file
 from embark.render.shell_text import Shell, render_template, variable
 from embark.render.steps import Step, Words
@@ -34,7 +34,7 @@ def render_vm(job: Job) -> list[File]:
     policy, num = role_policy(job), num_cards(job)
     values = {
         "ami": AMI, "num_cards": num, "cards": card_words(max(2, num)), "subnet_words": subnet_words(),
-        "group": group_words(job), "start_words": start_words(job, site_of(job)), "end_words": end_words(),
+        "group": group_words(job), "start_words": start_words(job, location_of(job)), "end_words": end_words(),
         "role_steps": role_steps(job, "file://vm_role_trust.json", "file://vm_role_policy.json"),
         "placement_step": placement_step(),
     }
@@ -53,7 +53,7 @@ def plugin_text(job: Job) -> str:
 
 def num_cards(job: Job) -> int:
     """Fabric devices of a machine that are used: none where it is alone."""
-    return job.machine.num_fabric_devices or 0 if job.num_nodes > 1 and site_of(job).has_fabric else 0
+    return job.machine.num_fabric_devices or 0 if job.num_nodes > 1 and location_of(job).has_fabric else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +123,11 @@ def placement_step() -> Step:
                 remove=(("aws", "ec2", "delete-placement-group", *_REGION, *name),))
 
 
-def start_words(job: Job, site: Site) -> Words:
+def start_words(job: Job, location: Location) -> Words:
     """One machine, number `$1`. `$USER_DATA` is the file that it is given."""
     words: list[str] = [
         "aws", "ec2", "run-instances", *_REGION, "--image-id", variable("AMI"),
-        "--instance-type", site.machine_type, "--count", "1",
+        "--instance-type", location.machine_type, "--count", "1",
         "--iam-instance-profile", Shell('"Name=embark-$NAME"'),
         "--user-data", Shell('"fileb://$USER_DATA"'),
         "--metadata-options", "HttpTokens=required,HttpPutResponseHopLimit=2,InstanceMetadataTags=enabled",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from embark.render.job import Job
-from embark.render.location import Bucket, data_source, site_of
+from embark.render.location import Bucket, data_source, location_of
 
 FILLED_BY = "storage.sh substitutes the file system's id and names."
 BUCKET_NEEDS = "It needs the add-on aws-mountpoint-s3-csi-driver."
@@ -28,7 +28,7 @@ def volume_source(job: Job) -> dict[str, Any]:
 
 
 def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
-    return {"mountOptions": ["allow-other", f"region {site_of(job).region}", "read-only"],
+    return {"mountOptions": ["allow-other", f"region {location_of(job).region}", "read-only"],
             "csi": {"driver": "s3.csi.aws.com", "volumeHandle": f"{job.name}-bucket",
                     "volumeAttributes": {"bucketName": bucket.name}}}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from embark.render.file import File
 from embark.render.job import Job
-from embark.render.location import site_of
+from embark.render.location import location_of
 from embark.render.scripts import script_file
 from embark.render.yaml_text import note, yaml_text
 
@@ -23,7 +23,7 @@ GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedul
 
 def render_aks(job: Job) -> list[File]:
     """`aks_cluster.sh` makes the cluster; `aks_cluster.yaml` and the two values files are what it applies."""
-    site = site_of(job)
+    location = location_of(job)
     about = (f"What an AKS cluster with {job.num_nodes} x {job.machine.name} is given once it stands. The cluster "
              "itself is made by commands, not by a file: aks_cluster.sh runs them and applies this.")
     files = [
@@ -33,7 +33,7 @@ def render_aks(job: Job) -> list[File]:
         File("gpu_operator_values.yaml", yaml_text([gpu_operator_values(job)],
              about="Helm values of NVIDIA's GPU operator: driver, device plugin and metrics.")),
     ]
-    if site.has_fabric:
+    if location.has_fabric:
         files.append(File("network_operator_values.yaml", yaml_text([network_operator_values(job)],
                           about="Helm values of NVIDIA's network operator, which installs the InfiniBand driver.")))
     return files
@@ -51,7 +51,7 @@ def cluster_objects(job: Job) -> list[dict[str, Any]]:
          "value": 1000, "globalDefault": False, "preemptionPolicy": "Never",
          "description": "Training runs: before what has no priority, and never at the cost of what runs."},
     ]
-    if site_of(job).has_fabric:
+    if location_of(job).has_fabric:
         objects.append(_nic_cluster_policy(job))
     return objects
 
@@ -66,7 +66,7 @@ def gpu_operator_values(job: Job) -> dict[str, Any]:
         "vfioManager": {"enabled": False},
         "sandboxDevicePlugin": {"enabled": False},
     }
-    if site_of(job).has_fabric:
+    if location_of(job).has_fabric:
         values["nfd"] = {"enabled": note(False, "The network operator brings it.")}
         values["driver"]["rdma"] = note({"enabled": True}, "GPUDirect RDMA: NCCL moves memory from GPU to network card "
                                         "without the processor.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from embark.render.file import File
 from embark.render.job import Job
-from embark.render.location import Site, buckets, site_of
+from embark.render.location import Location, buckets, location_of
 from embark.render.scripts import script_file
 from embark.render.shell_text import Shell, quote, variable
 from embark.render.steps import Step, Words
@@ -20,11 +20,11 @@ IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"
 def render_vm(job: Job) -> list[File]:
     """`vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
-    site = site_of(job)
-    words = start_words(job, site, ["--generate-ssh-keys", "--custom-data", "cloud_init.yaml"])
+    location = location_of(job)
+    words = start_words(job, location, ["--generate-ssh-keys", "--custom-data", "cloud_init.yaml"])
     about = about_machines(job) + " A machine that is only shut down is still billed."
     return [
-        script_file("vm.sh", "azure/vm.sh.j2", job, about=about, vm_image=IMAGE, steps=network_steps(job, site),
+        script_file("vm.sh", "azure/vm.sh.j2", job, about=about, vm_image=IMAGE, steps=network_steps(job, location),
                     start_words=words, grants=grant_words(job), end_words=end_words()),
         cloud_init(job, find_by_name(job)),
     ]
@@ -33,7 +33,7 @@ def render_vm(job: Job) -> list[File]:
 _GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
 
 
-def network_steps(job: Job, site: Site) -> list[Step]:
+def network_steps(job: Job, location: Location) -> list[Step]:
     """What the machines stand in. All of it is in one resource group, and goes with it."""
     steps = [
         Step("the resource group, with all that is in it",
@@ -47,7 +47,7 @@ def network_steps(job: Job, site: Site) -> list[Step]:
     if _has_set(job):
         steps += [
             Step("", (("az", "ppg", "create", *_GROUP, "--name", job.name, "--location", variable("LOCATION"),
-                       "--intent-vm-sizes", site.machine_type),),
+                       "--intent-vm-sizes", location.machine_type),),
                  why="In one availability set the machines share an InfiniBand fabric; in one proximity group they are "
                      "near."),
             Step("", (("az", "vm", "availability-set", "create", *_GROUP, "--name", job.name, "--ppg", job.name,
@@ -56,10 +56,10 @@ def network_steps(job: Job, site: Site) -> list[Step]:
     return steps
 
 
-def start_words(job: Job, site: Site, given: Sequence[str]) -> Words:
+def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
     """One machine, number `$rank`. `given` says who may log in and what it does at its first start."""
     words: list[str] = [
-        "az", "vm", "create", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'), "--size", site.machine_type,
+        "az", "vm", "create", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'), "--size", location.machine_type,
         "--image", variable("VM_IMAGE"), "--admin-username", "embark", *given,
         "--os-disk-size-gb", "256", "--assign-identity", "[system]",
         "--vnet-name", "embark", "--subnet", "machines", "--nsg", "embark", "--public-ip-sku", "Standard",

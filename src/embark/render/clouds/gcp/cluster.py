@@ -7,7 +7,7 @@ from typing import Any
 
 from embark.render.file import File
 from embark.render.job import Job
-from embark.render.location import site_of
+from embark.render.location import location_of
 from embark.render.scripts import script_file
 from embark.render.targets import tpu_gke
 from embark.render.yaml_text import yaml_text
@@ -61,7 +61,7 @@ def extra_networks(job: Job) -> list[ExtraNetwork]:
     """Of the fabric: one network for each card of TCPX and TCPXO; for RDMA a second ordinary one, and one with a
     subnet for each card."""
     fabric, num = job.machine.fabric.name, job.machine.num_fabric_devices or 0
-    prefix = site_of(job).cluster
+    prefix = location_of(job).cluster
     if fabric in ("gpudirect-tcpx", "gpudirect-tcpxo"):
         return [ExtraNetwork(f"vpc{i}", f"{prefix}-net-{i}", f"{prefix}-sub-{i}", f"192.168.{i}.0/24", "NetDevice")
                 for i in range(1, num + 1)]
@@ -93,5 +93,5 @@ def cluster_objects(job: Job) -> list[dict[str, Any]]:
 
 def pool_names(job: Job) -> list[str]:
     """Of the run's machines."""
-    pool = site_of(job).pool
+    pool = location_of(job).pool
     return tpu_gke.pool_names(job, pool) if job.is_tpu else [pool]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from embark.render.file import File
 from embark.render.job import Job
-from embark.render.location import Site, site_of
+from embark.render.location import Location, location_of
 from embark.render.scripts import script_file
 from embark.render.shell_text import Shell, option, variable
 from embark.render.steps import Step, Words
@@ -20,7 +20,7 @@ BUILT_IN = ("a2-", "a3-", "a4", "g2-", "g4-")
 def render_vm(job: Job) -> list[File]:
     """`vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
-    words = start_words(job, site_of(job), ["--metadata-from-file=user-data=cloud_init.yaml"])
+    words = start_words(job, location_of(job), ["--metadata-from-file=user-data=cloud_init.yaml"])
     return [
         script_file("vm.sh", "gcp/vm.sh.j2", job, about=about_machines(job), image_family=IMAGE_FAMILY,
                     image_project=IMAGE_PROJECT, steps=network_steps(job), start_words=words,
@@ -52,19 +52,19 @@ def network_steps(job: Job) -> list[Step]:
         remove=(("gcloud", "compute", "resource-policies", "delete", name, region, "--quiet", _PROJECT),))]
 
 
-def start_words(job: Job, site: Site, given: Sequence[str]) -> Words:
+def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
     """One machine, number `$rank`. `given` says who may log in and what it does at its first start."""
     words: list[str] = [
         "gcloud", "compute", "instances", "create", Shell(f'"{job.name}-$rank"'), _ZONE,
-        f"--machine-type={site.machine_type}", "--maintenance-policy=TERMINATE",
+        f"--machine-type={location.machine_type}", "--maintenance-policy=TERMINATE",
         option("--image-family", variable("IMAGE_FAMILY")), option("--image-project", variable("IMAGE_PROJECT")),
-        "--boot-disk-size=200GB", "--boot-disk-type=hyperdisk-balanced" if site.machine_type.startswith("a4")
+        "--boot-disk-size=200GB", "--boot-disk-type=hyperdisk-balanced" if location.machine_type.startswith("a4")
         else "--boot-disk-type=pd-balanced",
         Shell('--network-interface="network=$NETWORK,nic-type=GVNIC"'),
         *given, "--scopes=cloud-platform",
         f"--labels=embark-run={job.name}", f"--tags=embark-{job.name}",
     ]
-    if not site.machine_type.startswith(BUILT_IN):
+    if not location.machine_type.startswith(BUILT_IN):
         words.append(f"--accelerator=type={job.machine.gke_accelerator},count={job.machine.num_gpus}")
     if job.spec.place.spot:
         words += ["--provisioning-model=SPOT", "--instance-termination-action=STOP"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from embark.render.job import Job
-from embark.render.location import Bucket, site_of
+from embark.render.location import Bucket, location_of
 
 FILLED_BY = "storage.sh substitutes its address."
 BUCKET_NEEDS = 'A pod that mounts it has the annotation gke-gcsfuse/volumes: "true".'
@@ -20,11 +20,11 @@ def capacity_gib(job: Job, least_gib: int) -> int:
 
 
 def volume_source(job: Job) -> dict[str, Any]:
-    site, volume = site_of(job), job.spec.place.volume
+    location, volume = location_of(job), job.spec.place.volume
     if "lustre" in volume:
-        return {"csi": {"driver": "lustre.csi.storage.gke.io", "volumeHandle": f"PROJECT/{site.zone}/{job.claim_name}",
+        return {"csi": {"driver": "lustre.csi.storage.gke.io", "volumeHandle": f"PROJECT/{location.zone}/{job.claim_name}",
                         "volumeAttributes": {"ip": "10.0.0.2", "filesystem": "data"}}}
-    where = site.region if volume == "filestore-regional" else site.zone
+    where = location.region if volume == "filestore-regional" else location.zone
     return {"csi": {"driver": "filestore.csi.storage.gke.io",
                     "volumeHandle": f"modeInstance/{where}/{job.claim_name}/data",
                     "volumeAttributes": {"ip": "10.0.0.2", "volume": "data"}}}
