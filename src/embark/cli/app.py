@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, UnusedCliTokensError
 
 from embark import __version__
 from embark.errors import UserError, nearest
@@ -60,6 +60,7 @@ SUBCOMMANDS = {
 
 def _make_app() -> App:
     root = App(name="embark", version=__version__, help_format="plaintext", group_parameters=OPTIONS,
+               default_parameter=Parameter(show_default=lambda value: str(value) if value else None),
                help="Train recommendation models on TorchRec, from a laptop to a GPU fleet, from one spec.")
     for number, (title, commands) in enumerate(COMMANDS.items()):
         group = Group(title, sort_key=number)

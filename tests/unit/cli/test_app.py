@@ -79,6 +79,7 @@ def test_help_groups_every_command_and_each_has_its_own(capsys):
             own = capsys.readouterr().out
             assert f"Usage: embark {name}" in own
             assert "--json" in own
+            assert '[default: ""]' not in own
 
 
 def test_a_closed_pipe_is_no_error():
