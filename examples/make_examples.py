@@ -21,10 +21,10 @@ from embark.render.clouds.azure.cluster import GPU_OPERATOR_VERSION, NETWORK_OPE
 from embark.render.file import File
 from embark.render.folder import compare, write
 from embark.render.image import render_image
-from embark.render.infrastructure import render_infrastructure
 from embark.render.job import Job, default_image, make_job
 from embark.render.launch_script import CLUSTER_SCRIPTS, NAMES, PLACEHOLDER_REGISTRY
 from embark.render.location import data_source, location_of, volume_of
+from embark.render.render import render_infrastructure
 from embark.render.run_metrics import DASHBOARD, OBJECTS
 from embark.render.settings import grace_s, settings_of
 from embark.render.targets.jobset import render_jobset

@@ -30,7 +30,7 @@ COMMANDS = {
         "cost": ("cost:cost", "Show what a run has cost and what it will cost."),
     },
     "Deploy": {
-        "render": ("plan:render", "Write the manifests, image, cluster and scripts a target needs."),
+        "render": ("render:render", "Write the manifests, image, cluster and scripts a target needs."),
         "lint": ("lint:lint", "Find mistakes in manifests, Dockerfiles and launch scripts."),
         "rehearse": ("rehearse:rehearse", "Run the rendered job on this machine before paying for GPUs."),
         "launch": ("launch:launch", "Launch a run where its spec says."),

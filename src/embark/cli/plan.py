@@ -9,7 +9,6 @@ from cyclopts import Parameter
 
 from embark.cli.console import Console
 from embark.cli.options import Flag, Settings, Spec
-from embark.errors import UserError
 
 
 def plan(
@@ -72,38 +71,3 @@ def plan(
         return plan_compiled(console, load_spec(spec, set_), tpu_compile)
     asked = Asked(across, by or "", deadline, budget, cloud, region, spot, max_nodes, picture, exact, samples)
     return plan_run(console, load_spec(spec, set_), asked)
-
-
-def render(
-    spec: Spec,
-    /,
-    *,
-    set_: Settings = (),
-    target: str = "",
-    out: Path | None = None,
-    diff: Flag = False,
-    force: Flag = False,
-    console: Console = Console(),
-) -> int:
-    """Write every file that place.target needs on place.machine: manifests, image, cluster, storage, scripts; linted.
-
-    A file that was edited by hand since it was rendered is left as it is, and told; exit code 1 then.
-
-    Parameters
-    ----------
-    target
-        Instead of place.target: job, jobset, trainjob, pytorchjob, ray, torchx, vertex, vm, tpu-vm or compose.
-    out
-        The folder to write into; deploy/NAME where it is not given.
-    diff
-        Write nothing; show what would change in the folder. Exit code 1 if anything would.
-    force
-        Write over files that were edited by hand, too.
-    """
-    from embark.cli.render import render_run
-    from embark.spec import load_spec
-
-    if diff and force:
-        raise UserError("--diff writes nothing, --force writes over edits", fix="leave one out")
-    settings = (*set_, f"place.target={target}") if target else set_
-    return render_run(console, load_spec(spec, settings), out, diff=diff, force=force)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import shlex
 
 from embark.render.job import MAX_RESTARTS, PORT, Job
 from embark.render.settings import fabric_needs
 
 SPEC_PATH = "/etc/embark/spec.toml"
+SPEC_VARIABLE = "EMBARK_SPEC_BASE64"
+WRITTEN_SPEC_PATH = "/tmp/embark-spec.toml"
+WRITE_SPEC = f'printf %s "${SPEC_VARIABLE}" | base64 -d > {WRITTEN_SPEC_PATH}'
+"""For a shell. Base64 has no character that a shell, YAML or a scheduler's own macros would read."""
 WAIT_S = 1800
 """For the last machine: one that is bought now pulls its image many minutes after the first."""
 IS_HOST = '$([ "$JOB_COMPLETION_INDEX" = 0 ] && echo true || echo false)'
@@ -66,3 +71,8 @@ def plain_command(job: Job, words: list[str]) -> list[str]:
     """Words as they are, or in a shell where the fabric has a script to read first."""
     script = fabric_needs(job).env_script
     return shell_command("exec " + shlex.join(words), script) if script else words
+
+
+def encoded_spec(job: Job) -> str:
+    """For a container that no file can be mounted into: in a variable, written out before the ranks start."""
+    return base64.b64encode(job.spec_toml.encode()).decode()

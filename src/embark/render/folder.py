@@ -6,8 +6,8 @@ import difflib
 import hashlib
 import json
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -20,50 +20,67 @@ State = Literal["new", "same", "changed", "edited", "left over"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FileChange:
     """One file of the folder, the rendering, or both."""
 
     path: str
     state: State
     """`edited`: a person changed it since it was rendered, and a fresh rendering differs from what is there."""
-    old: str
-    new: str
-    is_executable: bool = False
-
-    @property
-    def diff(self) -> str:
-        """From what is there to what would be written."""
-        if self.state == "same":
-            return ""
-        return "".join(_lines(self.path, self.old, self.new))
+    diff: str
+    """From the file to its fresh rendering."""
+    new: str = field(default="", repr=False)
+    is_executable: bool = field(default=False, repr=False)
 
 
-def compare(folder: Path, files: Sequence[File]) -> list[Found]:
+@dataclass(frozen=True, slots=True)
+class FolderReport:
+    """A folder after a rendering, or as a rendering would change it."""
+
+    folder: str
+    files: tuple[FileChange, ...]
+    skipped: tuple[str, ...]
+    """Not written: edited by hand, or no longer rendered."""
+    is_written: bool
+
+    def paths(self, state: State) -> list[str]:
+        return [file.path for file in self.files if file.state == state]
+
+
+def update_folder(folder: Path, files: Sequence[File], *, diff: bool = False, force: bool = False) -> FolderReport:
+    """Write the files that are new or changed; with `force` also those that were edited by hand, with `diff` none."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is not a folder", fix="--out another one")
+    changes = compare(folder, files)
+    skipped = [] if diff else write(folder, changes, force=force)
+    return FolderReport(str(folder), tuple(changes), tuple(change.path for change in skipped), is_written=not diff)
+
+
+def compare(folder: Path, files: Sequence[File]) -> list[FileChange]:
     """Each file, in the order it was rendered; then those that were rendered once and are no more."""
     record = _record(folder)
-    found = []
+    changes = []
     for file in files:
         old = _read(folder / file.path)
-        found.append(Found(file.path, _state(old, file.text, record.get(file.path, "")), old or "", file.text,
-                           file.is_executable))
-    rendered = {file.path for file in files}
-    for path in sorted(set(record) - rendered):
+        state = _state(old, file.text, record.get(file.path, ""))
+        changes.append(FileChange(file.path, state, _diff(file.path, old or "", file.text), file.text,
+                                  file.is_executable))
+    for path in sorted(set(record) - {file.path for file in files}):
         old = _read(folder / path)
         if old is not None:
-            found.append(Found(path, "left over", old, ""))
-    return found
+            changes.append(FileChange(path, "left over", _diff(path, old, "")))
+    return changes
 
 
-def write(folder: Path, found: Sequence[Found], *, force: bool, must_record: bool = True) -> list[Found]:
-    """Write what is new or changed; with `force` what a person edited, too. Returns what was left as it is.
+def write(folder: Path, changes: Sequence[FileChange], *, force: bool, must_record: bool = True) -> list[FileChange]:
+    """Write what is new or changed; with `force` also what a person edited. Returns what was skipped.
 
     Without the record, a later rendering takes every file for a person's.
     """
     record = _record(folder)
-    kept = []
-    for one in found:
+    skipped = []
+    for one in changes:
         if one.state == "left over" or (one.state == "edited" and not force):
-            kept.append(one)
+            skipped.append(one)
             continue
         path = folder / one.path
         if one.state != "same":
@@ -71,9 +88,9 @@ def write(folder: Path, found: Sequence[Found], *, force: bool, must_record: boo
         if one.is_executable:
             path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
         record[one.path] = checksum(one.new)
-    if found and must_record:
+    if changes and must_record:
         _write(folder / RECORD, json.dumps(record, indent=1, sort_keys=True) + "\n")
-    return kept
+    return skipped
 
 
 def checksum(text: str) -> str:
@@ -117,7 +134,7 @@ def _write(path: Path, text: str) -> None:
         raise UserError(f"{path}: {error.strerror}", fix="--out a folder that can be written") from error
 
 
-def _lines(path: str, old: str, new: str) -> Iterator[str]:
-    for line in difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True),
-                                     f"{path} (there)", f"{path} (rendered)"):
-        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+def _diff(path: str, old: str, new: str) -> str:
+    lines = difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True),
+                                 f"{path} (there)", f"{path} (rendered)")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)

@@ -11,9 +11,8 @@ import shlex
 from embark.render.file import File
 from embark.render.job import Job
 from embark.render.pod import SCRATCH, USER_ID
-from embark.render.shell_text import Shell, render_template
+from embark.render.shell_text import render_template
 from embark.render.targets.tpu_vm import packages as tpu_packages
-from embark.render.yaml_text import header
 
 RAY_VERSION = "2.60.0"
 EXTRAS = "cloud,columns,tensorboard"
@@ -35,7 +34,7 @@ def render_tpu_image(job: Job) -> list[File]:
     from embark import __version__
 
     about = f"The image of Embark {__version__} with JAX for TPUs. docker build -t {job.image} . {_INDEX}"
-    return [File("Dockerfile", render_template("tpu.Dockerfile.j2", header=_header, about=about, scratch=SCRATCH,
+    return [File("Dockerfile", render_template("tpu.Dockerfile.j2", about=about, scratch=SCRATCH,
                                                packages=tpu_packages()))]
 
 
@@ -52,7 +51,7 @@ def dockerfile(job: Job) -> str:
     # On Google's machines the fabric's libraries come from the host.
     fabric = {"efa": "efa", "infiniband": "verbs"}.get(job.machine.fabric.name, "none")
     return render_template(
-        "Dockerfile.j2", header=_header, about=about, fabric=fabric, packages=packages, user=USER_ID, scratch=SCRATCH,
+        "Dockerfile.j2", about=about, fabric=fabric, packages=packages, user=USER_ID, scratch=SCRATCH,
         cpu_steps=_pip_steps(triple.pip_arguments("cpu")), cuda_steps=_pip_steps(triple.pip_arguments("cuda")))
 
 
@@ -66,7 +65,3 @@ def image_extras(job: Job) -> str:
 def _pip_steps(arguments: list[list[str]]) -> str:
     return " \\\n      && ".join(shlex.join(["python", "-m", "pip", words[0], "--no-cache-dir", *words[1:]])
                                 for words in arguments)
-
-
-def _header(about: str) -> Shell:
-    return Shell(header(about))

@@ -4,7 +4,6 @@ machines."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from embark.events.alerts import IDLE_MINUTES, IDLE_PERCENT, alerts
@@ -19,8 +18,7 @@ from embark.render.run_metrics import (
     render_run_metrics,
     sends_to_cloudwatch,
 )
-from embark.render.scripts import LOG, script_file
-from embark.render.yaml_text import note, yaml_text
+from embark.render.scripts import job_text, script_file
 
 
 def render_monitoring(job: Job) -> list[File]:
@@ -29,50 +27,15 @@ def render_monitoring(job: Job) -> list[File]:
         "monitoring.sh", f"{job.cloud}/monitoring.sh.j2", job, idle_minutes=IDLE_MINUTES, idle_percent=IDLE_PERCENT,
         is_scraped=is_scraped(job), metrics_file=OBJECTS, dashboard=DASHBOARD,
         monitor_resource=MONITOR_RESOURCES[job.cloud], sends_to_cloudwatch=sends_to_cloudwatch(job))
-    files: list[File] = []
     is_vm = job.spec.place.target == "vm"
-    if job.cloud == "aws" and is_vm:
-        files = [_json("cloudwatch_agent.json", cloudwatch_agent(job))]
-    elif job.cloud == "azure" and not is_vm:
-        files = [File("dcgm_pod_monitor.yaml", yaml_text([pod_monitor()], about="The GPU metrics that managed "
-                                                         "Prometheus reads.")),
-                 _json("alert_rules.json", azure_rules(job))]
-    elif job.cloud == "gcp":
-        files = [_json("idle_gpus.json", gcp_policy(job))]
-        if is_vm:
-            files.append(File("ops_agent.yaml", yaml_text([ops_agent()], about="What Google's Ops Agent sends: the "
-                                                          "GPUs' metrics and the run's log.")))
+    templates = {("aws", True): ["cloudwatch_agent.json"], ("azure", False): ["dcgm_pod_monitor.yaml"],
+                 ("gcp", True): ["ops_agent.yaml"]}.get((job.cloud, is_vm), [])
+    files = [File(name, job_text(f"{job.cloud}/{name}.j2", job)) for name in templates]
+    if job.cloud == "azure" and not is_vm:
+        files.append(File("alert_rules.json", json.dumps(azure_rules(job), indent=2) + "\n"))
+    if job.cloud == "gcp":
+        files.append(File("idle_gpus.json", json.dumps(gcp_policy(job), indent=2) + "\n"))
     return [text, *files, *render_run_metrics(job)]
-
-
-def cloudwatch_agent(job: Job) -> dict[str, Any]:
-    """The agent's own file on a plain machine: GPUs, memory, disk and the run's log."""
-    return {
-        "agent": {"metrics_collection_interval": 60, "run_as_user": "root"},
-        "metrics": {
-            "namespace": "Embark",
-            "append_dimensions": {"InstanceId": "${aws:InstanceId}"},
-            "metrics_collected": {
-                "nvidia_gpu": {"measurement": ["utilization_gpu", "memory_used", "temperature_gpu", "power_draw"]},
-                "mem": {"measurement": ["mem_used_percent"]},
-                "disk": {"measurement": ["used_percent"], "resources": ["/", "/var/lib/embark"]},
-            },
-        },
-        "logs": {"logs_collected": {"files": {"collect_list": [
-            {"file_path": LOG, "log_group_name": f"/embark/{job.name}", "log_stream_name": "{instance_id}",
-             "retention_in_days": 30}]}}},
-    }
-
-
-def pod_monitor() -> dict[str, Any]:
-    """For Azure's managed Prometheus: read the GPU operator's exporter."""
-    return {
-        "apiVersion": note("azmonitoring.coreos.com/v1", "Azure's own, beside the one of the Prometheus operator."),
-        "kind": "PodMonitor",
-        "metadata": {"name": "dcgm-exporter", "namespace": "gpu-operator"},
-        "spec": {"selector": {"matchLabels": {"app": "nvidia-dcgm-exporter"}},
-                 "podMetricsEndpoints": [{"port": "metrics", "interval": "30s"}]},
-    }
 
 
 def azure_rules(job: Job) -> dict[str, Any]:
@@ -105,16 +68,6 @@ def azure_rules(job: Job) -> dict[str, Any]:
     }
 
 
-def ops_agent() -> dict[str, Any]:
-    """Google's Ops Agent on a plain machine: GPUs, and the run's log."""
-    return {
-        "logging": {"receivers": {"embark": {"type": "files", "include_paths": [LOG]}},
-                    "service": {"pipelines": {"embark": {"receivers": ["embark"]}}}},
-        "metrics": {"receivers": {"gpus": {"type": "nvml"}},
-                    "service": {"pipelines": {"gpus": {"receivers": ["gpus"]}}}},
-    }
-
-
 def gcp_policy(job: Job) -> dict[str, Any]:
     """An alert policy of Cloud Monitoring."""
     if job.spec.place.target == "vm":
@@ -131,7 +84,3 @@ def gcp_policy(job: Job) -> dict[str, Any]:
                                                  "evaluationInterval": "60s"},
         }],
     }
-
-
-def _json(path: str, document: Mapping[str, Any]) -> File:
-    return File(path, json.dumps(document, indent=2) + "\n")

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from embark.catalog import load_catalog
+from embark.render.budgets import render_budget
+from embark.render.clouds.aws.cluster import render_eks
+from embark.render.clouds.aws.vm import render_vm as render_aws_vm
+from embark.render.clouds.azure.cluster import render_aks
+from embark.render.clouds.azure.vm import render_vm as render_azure_vm
+from embark.render.clouds.gcp.cluster import render_gke
+from embark.render.clouds.gcp.vm import render_vm as render_gcp_vm
 from embark.render.file import File
 from embark.render.image import render_image, render_tpu_image
-from embark.render.infrastructure import render_infrastructure
-from embark.render.job import Job, make_job
+from embark.render.job import POD_TARGETS, Job, make_job
+from embark.render.launch_script import render_launch_script
+from embark.render.monitoring import render_monitoring
 from embark.render.targets.compose import render_compose
 from embark.render.targets.jobset import render_jobset
 from embark.render.targets.kubeflow import render_pytorchjob, render_trainjob
@@ -16,7 +24,9 @@ from embark.render.targets.kubernetes import render_job
 from embark.render.targets.kueue import render_kueue
 from embark.render.targets.ray import render_ray
 from embark.render.targets.torchx import render_torchx
+from embark.render.targets.tpu_vm import render_tpu_vm
 from embark.render.targets.vertex import render_vertex
+from embark.render.volumes import render_volumes
 from embark.spec import RunSpec
 
 Render = Callable[[Job], list[File]]
@@ -32,6 +42,9 @@ TARGETS: dict[str, Render] = {  # plain machines, `vm` and `tpu-vm`, have no job
     "vertex": render_vertex,
     "compose": render_compose,
 }
+
+CLUSTERS: dict[str, Render] = {"aws": render_eks, "azure": render_aks, "gcp": render_gke}
+MACHINES: dict[str, Render] = {"aws": render_aws_vm, "azure": render_azure_vm, "gcp": render_gcp_vm}
 
 
 def render(job: Job) -> list[File]:
@@ -54,3 +67,18 @@ def own_files(job: Job) -> list[File]:
     if target != "tpu-vm":
         files = [*files, *(render_tpu_image(job) if job.is_tpu else render_image(job))]
     return [*files, *render_kueue(job)] if target in QUEUED else files
+
+
+def render_infrastructure(job: Job) -> list[File]:
+    """Every file that the job needs beside its own; none where it runs on one host of yours."""
+    target, cloud = job.spec.place.target, job.cloud
+    if target == "compose":
+        return []
+    files = [*render_volumes(job), *render_budget(job)]
+    if target == "vm":
+        return [*MACHINES[cloud](job), *files, *render_monitoring(job)]
+    if target == "tpu-vm":
+        return [*render_tpu_vm(job), *files]
+    if target in POD_TARGETS:
+        return [*CLUSTERS[cloud](job), *files, *render_monitoring(job), *render_launch_script(job)]
+    return files

@@ -84,6 +84,10 @@ def needed_setting(name: str, default: str, what: str) -> Shell:
     return Shell(f"{name}=${{{name}:-{quote(default)}}}" if default else f": \"${{{name}:?{what}}}\"")
 
 
+def _file_header(about: str) -> Shell:
+    return Shell(header(about))
+
+
 @cache
 def _environment() -> jinja2.Environment:
     import jinja2
@@ -93,5 +97,6 @@ def _environment() -> jinja2.Environment:
         variable_start_string="@@", variable_end_string="@@", line_statement_prefix="#%",
         block_start_string="<%", block_end_string="%>", comment_start_string="<%#", comment_end_string="#%>",
         keep_trailing_newline=True, autoescape=False)
-    environment.globals.update(header=script_header, comment=comment_text, command=command, run=run, shell=Shell)
+    environment.globals.update(header=script_header, file_header=_file_header, comment=comment_text, command=command,
+                               run=run, shell=Shell)
     return environment

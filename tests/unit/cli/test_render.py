@@ -7,15 +7,14 @@ import json
 import pytest
 
 from embark.cli.console import Console
-from embark.cli.render import render_run
+from embark.cli.render import render
 from embark.errors import SpecError, UserError
-from embark.spec import load_spec
 
 AWS = ["place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://bucket/runs"]
 
 
 def rendered(folder, *sets, diff=False, force=False, json_=False):
-    return render_run(Console(json=json_), load_spec("quickstart", [*AWS, *sets]), folder, diff=diff, force=force)
+    return render("quickstart", set_=(*AWS, *sets), out=folder, diff=diff, force=force, console=Console(json=json_))
 
 
 def test_files_are_written_and_the_second_time_nothing_differs(tmp_path, capsys):
@@ -23,7 +22,7 @@ def test_files_are_written_and_the_second_time_nothing_differs(tmp_path, capsys)
     assert "linted" in capsys.readouterr().out
     assert (tmp_path / "out/kubernetes_job.yaml").exists()
     assert rendered(tmp_path / "out", diff=True) == 0
-    assert "is as it would be rendered" in capsys.readouterr().out
+    assert "is up to date" in capsys.readouterr().out
 
 
 def test_diff_shows_every_number_that_follows_the_nodes_and_writes_nothing(tmp_path, capsys):
@@ -31,14 +30,14 @@ def test_diff_shows_every_number_that_follows_the_nodes_and_writes_nothing(tmp_p
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     capsys.readouterr()
     assert rendered(tmp_path / "out", "place.nodes=4", diff=True) == 1
-    told = capsys.readouterr().out
+    shown = capsys.readouterr().out
     for line in ("-  completions: 2", "+  completions: 4", "-  parallelism: 2", "+  parallelism: 4"):
-        assert line in told
-    assert "--nnodes=4" in told
+        assert line in shown
+    assert "--nnodes=4" in shown
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
-def test_an_edited_file_is_left_told_and_written_only_by_force(tmp_path, capsys):
+def test_an_edited_file_is_kept_reported_and_written_only_by_force(tmp_path, capsys):
     rendered(tmp_path / "out")
     mine = tmp_path / "out/kubernetes_job.yaml"
     mine.write_text(mine.read_text() + "# mine\n")
@@ -52,9 +51,9 @@ def test_an_edited_file_is_left_told_and_written_only_by_force(tmp_path, capsys)
 
 def test_for_programs_it_is_json(tmp_path, capsys):
     assert rendered(tmp_path / "out", json_=True) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {"path": "Dockerfile", "state": "new"} in told["files"]
-    assert told["left"] == []
+    report = json.loads(capsys.readouterr().out)
+    assert {(file["path"], file["state"]) for file in report["files"]} > {("Dockerfile", "new")}
+    assert report["skipped"] == []
 
 
 @pytest.mark.parametrize(("sets", "says"), [
@@ -70,5 +69,5 @@ def test_what_cannot_be_rendered_is_refused_with_its_fix(tmp_path, sets, says):
 
 def test_a_file_in_the_folders_place_is_refused(tmp_path):
     (tmp_path / "out").write_text("")
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         rendered(tmp_path / "out")

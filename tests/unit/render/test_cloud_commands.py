@@ -18,9 +18,9 @@ from botocore.validate import ParamValidator
 from recorded_commands import run_script
 from render_jobs import job_of
 
-from embark.render.budgets import aws_budget
+from embark.render.budgets import render_budget
 from embark.render.clouds.aws.cluster import bucket_statements
-from embark.render.infrastructure import render_infrastructure
+from embark.render.render import render_infrastructure
 
 CLI = Path(__file__).parents[2] / "fixtures" / "cli"
 SETTINGS = {"PROJECT": "my-project", "EMAIL": "me@example.com", "SUBNET_ID": "subnet-1"}
@@ -152,7 +152,7 @@ def test_lustre_that_lasts_has_its_throughput(calls):
 
 
 def test_the_budget_is_one_that_aws_takes():
-    budget = aws_budget(job_of("p4d.24xlarge"))
+    budget = json.loads(next(f.text for f in render_budget(job_of("p4d.24xlarge")) if f.path == "budget.json"))
     shape = operations("budgets")["create-budget"].input_shape.members["Budget"]
     assert not ParamValidator().validate(budget, shape).has_errors()
 

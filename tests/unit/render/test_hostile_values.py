@@ -15,7 +15,7 @@ from recorded_commands import run_script
 from render_jobs import job_of
 
 from embark.errors import SpecError, UserError
-from embark.render.infrastructure import render_infrastructure
+from embark.render.render import render_infrastructure
 from embark.render.shell_text import Shell, _environment, command, option
 from embark.render.targets.tpu_vm import render_tpu_vm
 from embark.render.targets.vm_node import cloud_init

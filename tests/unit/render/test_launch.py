@@ -14,9 +14,9 @@ from embark.render.budgets import budget_usd, needed_units
 from embark.render.clouds.aws import vm as vm_aws
 from embark.render.clouds.gcp import vm as vm_gcp
 from embark.render.file import File
-from embark.render.infrastructure import render_infrastructure
 from embark.render.job import EXITS
 from embark.render.launch_script import NAMES, render_launch_script
+from embark.render.render import render_infrastructure
 from embark.render.shell_text import render_template
 from embark.render.targets.tpu_vm import runtime_version
 from embark.render.targets.vm_node import cloud_init, node_program

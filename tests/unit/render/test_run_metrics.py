@@ -18,7 +18,7 @@ from embark.events.names import METRICS
 from embark.lint.check import lint_texts
 from embark.render.clouds.aws.cluster import bucket_statements
 from embark.render.image import render_image
-from embark.render.infrastructure import render_infrastructure
+from embark.render.render import render_infrastructure
 from embark.render.run_metrics import objects
 from embark.render.targets.kubernetes import render_job
 from embark.spec.watch import WatchSpec

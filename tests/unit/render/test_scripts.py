@@ -14,7 +14,7 @@ from render_jobs import MACHINES, VOLUMES, job_of
 
 from embark.lint.check import lint_texts
 from embark.render.file import File
-from embark.render.infrastructure import render_infrastructure
+from embark.render.render import render_infrastructure
 from embark.render.shell_text import TEMPLATES
 
 SETTINGS = {"PROJECT": "my-project", "EMAIL": "me@example.com", "SUBNET_ID": "subnet-1"}

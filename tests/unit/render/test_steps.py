@@ -31,9 +31,10 @@ def commands() -> list[tuple[str, ...]]:
     steps = [*vm_aws.role_steps(aws, "{}", '{"a": "$b"}'), vm_aws.placement_step(),
              *vm_azure.network_steps(azure, location_of(azure)), *vm_gcp.network_steps(gcp)]
     found = [words for step in steps for words in (*step.commands, *step.remove, step.unless) if words]
-    found += [vm_aws.start_words(aws, location_of(aws)), vm_aws.subnet_words(), vm_aws.end_words(), group.vpc, group.find,
-              group.create, *group.rules, vm_azure.start_words(azure, location_of(azure), ["--x", "a b"]),
-              grants.principal, *grants.grants, vm_azure.end_words(), vm_gcp.start_words(gcp, location_of(gcp), ["a;b"]),
+    found += [vm_aws.start_words(aws, location_of(aws)), vm_aws.subnet_words(), vm_aws.end_words(), group.vpc,
+              group.find, group.create, *group.rules, vm_azure.start_words(azure, location_of(azure), ["--x", "a b"]),
+              grants.principal, *grants.grants, vm_azure.end_words(),
+              vm_gcp.start_words(gcp, location_of(gcp), ["a;b"]),
               vm_gcp.again_words(gcp), vm_gcp.end_words(gcp), tpu_vm.create_words(tpu, "a file"),
               tpu_vm.describe_words(tpu), tpu_vm.end_words(tpu), tpu_vm.ssh_words("dlrm-0", "--worker=0")]
     return found

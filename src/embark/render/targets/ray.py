@@ -16,12 +16,13 @@ from embark.render.pod import (
     pod_security,
     pod_spec,
 )
+from embark.render.python_text import python_text
 from embark.render.targets.kubernetes import config_map, deadline, metadata, namespace, queued, service_account
-from embark.render.targets.ray_script import ray_script
 from embark.render.yaml_text import note, yaml_text
 
 API = "ray.io/v1"
 SCRIPT = "ray_train.py"
+FAILURES_PER_NODE = 10
 _FOLDER = SPEC_PATH.rpartition("/")[0]
 
 
@@ -107,3 +108,16 @@ def _head(job: Job) -> dict[str, Any]:
         }],
         "volumes": [{"name": "spec", "configMap": {"name": job.config_name}}, {"name": "scratch", "emptyDir": {}}],
     }
+
+
+def ray_script(job: Job, spec_path: str = SPEC_PATH) -> str:
+    """Python source. Its constants are put in as literals, and nothing else is."""
+    return script_text(name=job.name, spec_path=spec_path, num_machines=job.num_nodes, num_processes=job.num_processes,
+                       num_cpus=job.num_cpus or job.num_processes, use_gpu=True)
+
+
+def script_text(*, name: str, spec_path: str, num_machines: int, num_processes: int, num_cpus: int,
+                use_gpu: bool) -> str:
+    values = {"NAME": name, "SPEC": spec_path, "NUM_MACHINES": num_machines, "NUM_PROCESSES": num_processes,
+              "NUM_CPUS": num_cpus, "USE_GPU": use_gpu, "MAX_FAILURES": FAILURES_PER_NODE * num_machines}
+    return python_text("ray_train.py.j2", values, about=f"Trains {name} on {num_machines} machines with Ray Train.")

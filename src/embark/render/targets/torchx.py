@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from embark.render.command import WAIT_S, ranks_words
+from embark.render.command import SPEC_VARIABLE, WAIT_S, WRITE_SPEC, WRITTEN_SPEC_PATH, encoded_spec, ranks_words
 from embark.render.file import File
 from embark.render.job import MAX_RESTARTS, PORT, Job
 from embark.render.pod import node_selector, storage_settings
 from embark.render.python_text import python_text
 from embark.render.settings import fabric_needs, settings_of
-from embark.render.spec_in_env import VARIABLE, WRITE_IT, WRITTEN_PATH, encoded_spec
 from embark.render.yaml_text import plain
 
 
@@ -23,7 +22,7 @@ def component(job: Job) -> str:
     """Python source. Every value of the spec is put in as a literal."""
     env = {setting.name: setting.value for setting in settings_of(job)}
     env |= {name: value for name, value, _ in storage_settings(job)}
-    env |= {"HOME": "/tmp", VARIABLE: encoded_spec(job)}
+    env |= {"HOME": "/tmp", SPEC_VARIABLE: encoded_spec(job)}
     devices: dict[str, int] = {}
     resource, count = job.machine.fabric.kubernetes_resource, job.machine.num_fabric_devices
     if resource and count and job.num_nodes > 1:
@@ -61,6 +60,6 @@ def _start(job: Job) -> str:
     """What the shell of a replica does, but for where it meets the others."""
     script = fabric_needs(job).env_script
     read = [f". {shlex.quote(script)}"] if script else []
-    words = [shlex.quote(word) for word in ranks_words(spec_path=WRITTEN_PATH)]
+    words = [shlex.quote(word) for word in ranks_words(spec_path=WRITTEN_SPEC_PATH)]
     at = words.index("-m", 3)
-    return " && ".join([WRITE_IT, *read, "exec " + " ".join([*words[:at], "MEETING", *words[at:]])])
+    return " && ".join([WRITE_SPEC, *read, "exec " + " ".join([*words[:at], "MEETING", *words[at:]])])

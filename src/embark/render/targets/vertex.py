@@ -7,14 +7,13 @@ import shlex
 from typing import Any
 
 from embark.errors import Mistake, SpecError
-from embark.render.command import ranks_words
+from embark.render.command import SPEC_VARIABLE, WRITE_SPEC, WRITTEN_SPEC_PATH, encoded_spec, ranks_words
 from embark.render.file import File
 from embark.render.job import PORT, Job
 from embark.render.location import location_of
 from embark.render.python_text import python_text
 from embark.render.scripts import script_file
 from embark.render.settings import settings_of
-from embark.render.spec_in_env import VARIABLE, WRITE_IT, WRITTEN_PATH, encoded_spec
 from embark.render.yaml_text import note, yaml_text
 
 BOOT_DISK_GB = 200
@@ -89,21 +88,22 @@ def machine_spec(job: Job) -> dict[str, Any]:
 def _start(job: Job) -> str:
     """Vertex AI says in RANK and WORLD_SIZE which machine this is, and torchrun's ranks have theirs from torchrun."""
     if job.is_tpu:
-        return f"{WRITE_IT} && exec python -m embark train {WRITTEN_PATH} --set place.device=tpu"
+        return f"{WRITE_SPEC} && exec python -m embark train {WRITTEN_SPEC_PATH} --set place.device=tpu"
     if job.num_nodes == 1:
-        words = ranks_words("--standalone", f"--nproc-per-node={job.num_processes}", spec_path=WRITTEN_PATH)
-        return f"{WRITE_IT} && exec env -u RANK -u WORLD_SIZE -u MASTER_ADDR -u MASTER_PORT {shlex.join(words)}"
-    words = ranks_words(f"--nnodes={job.num_nodes}", f"--nproc-per-node={job.num_processes}", spec_path=WRITTEN_PATH)
+        words = ranks_words("--standalone", f"--nproc-per-node={job.num_processes}", spec_path=WRITTEN_SPEC_PATH)
+        return f"{WRITE_SPEC} && exec env -u RANK -u WORLD_SIZE -u MASTER_ADDR -u MASTER_PORT {shlex.join(words)}"
+    words = ranks_words(f"--nnodes={job.num_nodes}", f"--nproc-per-node={job.num_processes}",
+                        spec_path=WRITTEN_SPEC_PATH)
     at = words.index("-m", 3)
     quoted = [shlex.quote(word) for word in words]
     meeting = ['--node-rank="$RANK"', '--master-addr="$MASTER_ADDR"', f'--master-port="${{MASTER_PORT:-{PORT}}}"']
-    return f"{WRITE_IT} && exec env -u RANK -u WORLD_SIZE {' '.join([*quoted[:at], *meeting, *quoted[at:]])}"
+    return f"{WRITE_SPEC} && exec env -u RANK -u WORLD_SIZE {' '.join([*quoted[:at], *meeting, *quoted[at:]])}"
 
 
 def _environment(job: Job) -> dict[str, str]:
     # Vertex AI brings the fabric's plugin and its settings itself.
     env = {setting.name: setting.value for setting in settings_of(job, is_pod=False, has_fabric=False)}
-    return {**env, VARIABLE: encoded_spec(job)}
+    return {**env, SPEC_VARIABLE: encoded_spec(job)}
 
 
 def _python(job: Job, about: str) -> str:

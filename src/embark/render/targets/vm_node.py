@@ -78,9 +78,9 @@ def find_by_name(job: Job) -> str:
 
 def about_machines(job: Job) -> str:
     location = location_of(job)
-    return (f"{job.num_nodes} x {location.machine_type} in {location.region if job.cloud == 'azure' else location.zone}, without "
-            "Kubernetes. vm.sh up starts the machines that do not exist, vm.sh status lists them, vm.sh logs N shows "
-            "machine N, vm.sh down deletes all.")
+    where = location.region if job.cloud == "azure" else location.zone
+    return (f"{job.num_nodes} x {location.machine_type} in {where}, without Kubernetes. vm.sh up starts the machines "
+            "that do not exist, vm.sh status lists them, vm.sh logs N shows machine N, vm.sh down deletes all.")
 
 
 def refuse_volume(job: Job) -> None:

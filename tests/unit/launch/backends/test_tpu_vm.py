@@ -25,8 +25,8 @@ from embark.launch.backend import LaunchRequest
 from embark.launch.backends.tpu_vm import backend
 from embark.launch.backends.tpu_vm.backend import TpuVm, startup_script
 from embark.launch.shell import DryRunShell
-from embark.render.infrastructure import render_infrastructure
 from embark.render.job import make_job
+from embark.render.render import render_infrastructure
 from embark.spec import load_spec
 
 PATIENCE_S = 30

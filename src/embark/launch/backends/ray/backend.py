@@ -26,8 +26,7 @@ from embark.launch.shell import Shell
 from embark.model.batch import batch_mistakes
 from embark.render.job import dns_label, make_job
 from embark.render.settings import grace_s
-from embark.render.targets.ray import SCRIPT
-from embark.render.targets.ray_script import script_text
+from embark.render.targets.ray import SCRIPT, script_text
 from embark.spec import RunSpec, to_toml
 from embark.store import run_uri
 

@@ -82,10 +82,10 @@ def _gpu_group(job: Job, location: Location) -> dict[str, Any]:
         "name": location.pool,
         "instanceTypes": [location.machine_type],
         "amiFamily": "AmazonLinux2023",
-        "availabilityZones": note([location.zone], "Exactly one: EFA does not cross zones, and spread machines are slow."),
+        "availabilityZones": note([location.zone], "Exactly one: EFA does not cross zones."),
         "privateNetworking": note(True, "Machines with several network cards cannot have public addresses."),
-        "desiredCapacity": note(job.num_nodes, "Paid from the moment they start. To stop paying: "
-                                f"eksctl scale nodegroup --cluster {location.cluster} --name {location.pool} --nodes 0"),
+        "desiredCapacity": note(job.num_nodes, "Billed from the moment they start. To stop: eksctl scale nodegroup "
+                                f"--cluster {location.cluster} --name {location.pool} --nodes 0"),
         "minSize": 0,
         "maxSize": job.num_nodes,
         "volumeSize": 200,

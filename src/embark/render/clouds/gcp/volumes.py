@@ -22,7 +22,8 @@ def capacity_gib(job: Job, least_gib: int) -> int:
 def volume_source(job: Job) -> dict[str, Any]:
     location, volume = location_of(job), job.spec.place.volume
     if "lustre" in volume:
-        return {"csi": {"driver": "lustre.csi.storage.gke.io", "volumeHandle": f"PROJECT/{location.zone}/{job.claim_name}",
+        return {"csi": {"driver": "lustre.csi.storage.gke.io",
+                        "volumeHandle": f"PROJECT/{location.zone}/{job.claim_name}",
                         "volumeAttributes": {"ip": "10.0.0.2", "filesystem": "data"}}}
     where = location.region if volume == "filestore-regional" else location.zone
     return {"csi": {"driver": "filestore.csi.storage.gke.io",

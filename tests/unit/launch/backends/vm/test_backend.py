@@ -25,8 +25,8 @@ from embark.launch.backends.vm.files import machine_files
 from embark.launch.price import estimate_launch
 from embark.launch.run_registry import find_run
 from embark.launch.shell import CommandResult, DryRunShell
-from embark.render.infrastructure import render_infrastructure
 from embark.render.job import make_job
+from embark.render.render import render_infrastructure
 from embark.spec import load_spec
 
 MACHINES = {
