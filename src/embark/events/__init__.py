@@ -4,7 +4,7 @@ The terminal view is not imported here: it needs rich, which most readers of eve
 """
 
 from embark.events.events import Event, EventLog, Fanout, Sink, read_events
-from embark.events.plan_text import plan_text
+from embark.events.sharding import plan_text
 from embark.events.sinks.tensorboard import TensorBoardSink
 
 __all__ = ["Event", "EventLog", "Fanout", "Sink", "TensorBoardSink", "plan_text", "read_events"]

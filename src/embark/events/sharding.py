@@ -1,4 +1,4 @@
-"""A sharding plan in a few lines: tables that are alike share one."""
+"""A sharding plan as text: in a few lines where similar tables share one, or table by table for plan.txt."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from embark.formatting import format_bytes, format_count, pluralize, to_finite, to_one_line
 
 MAX_LINES = 5
+GIB = 2**30
+COLUMNS = ("table", "rows", "dim", "sharding", "kernel", "ranks", "GiB")
 
 Table = Mapping[str, Any]
 Row = tuple[str, str, str, str]
@@ -91,3 +93,19 @@ def _span(group: Sequence[Table], name: str) -> str:
 
 def _bytes(group: Sequence[Table]) -> float:
     return sum(to_finite(table.get("bytes")) or 0 for table in group)
+
+
+def plan_text(layout: Mapping[str, Any]) -> str:
+    """Every table on a line of its own, then how full each rank is."""
+    rows = [COLUMNS, *(_text_row(table) for table in layout["tables"])]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    ranks = [f"rank {r['rank']}: {r['bytes'] / GIB:.3f} GiB of tables" for r in layout["per_rank"]]
+    return "\n".join([*lines, "", *ranks]) + "\n"
+
+
+def _text_row(table: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        table["table"], f"{table['rows']:,}", str(table["dim"]), table["sharding"], table["kernel"],
+        ",".join(map(str, table["ranks"])), f"{table['bytes'] / GIB:.3f}",
+    )

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from embark.events.downsample import thin
 from embark.events.ticks import Axis
 from embark.formatting import format_count, format_si
-from embark.report.markup import Markup, el, joined
+from embark.report.markup import el, joined
 
 WIDTH, HEIGHT = 360.0, 196.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 14.0, 10.0, 28.0

@@ -107,7 +107,8 @@ def context(events: list[Event], **values: Any) -> RunContext:
     fields: dict[str, Any] = {
         "name": "demo", "uri": "runs/demo", "record": Record(events), "now_s": BEGAN_S + 500,
         "spec": {"name": "demo", "train": {"batch_size": 4096, "learning_rate": 0.01}, "place": {"nodes": 1}},
-        "spec_toml": 'name = "demo"\n', "price": RunPrice(36.0, "Price: 1 x machine on demand in somewhere, $36.00 an hour."),
+        "spec_toml": 'name = "demo"\n',
+        "price": RunPrice(36.0, "Price: 1 x machine on demand in somewhere, $36.00 an hour."),
         "checkpoints": (CheckpointInfo(1000, "committed", 1_300_000_000, BEGAN_S, metric=0.75, kept=("newest",)),),
         "best_by": "auc", "diagnoses": (diagnosis(),),
     }

@@ -41,7 +41,7 @@ def prometheus_scale(metric: Metric) -> float:
 
 
 def exposition(runs: Mapping[str, Iterable[Event] | Latest]) -> str:
-    """The newest metrics of runs, by their names, as text for Prometheus; a `Latest` of each is quicker than its events."""
+    """The newest metrics of runs, by their names, as text for Prometheus; a `Latest` is quicker than events."""
     prometheus = _client()
     registry = prometheus.CollectorRegistry()
     registry.register(_Collector({name: found if isinstance(found, Latest) else Latest(found, null_is_nan=True)
