@@ -1,4 +1,4 @@
-"""What a run took: time, money and memory, beside what was predicted and what interruptions added."""
+"""What a run cost: time, money and memory, beside what was predicted and what interruptions added."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ function figures(run, detail) {
         ? `of a budget of ${usd(money.budget_usd)}`
         : known(run.seconds_left)
           ? `${duration(run.seconds_left)} at this pace`
-          : "once it goes on",
+          : "once it resumes",
     ]);
   return rows.map(([name, value, note]) =>
     h(
