@@ -1,5 +1,5 @@
 """The clouds' command lines as far as plain machines and TPUs need them: what they make is kept in memory, and what
-they print has the form that they print it in. ssh answers as a machine's keeper would."""
+they print has the form that they print it in. ssh answers as a machine's supervisor would."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Clouds(Shell):
         self.changes: list[list[str]] = []
         self.made: dict[str, dict[str, Any]] = {}
         """By the kind and name of a thing."""
-        self.keepers: dict[str, dict[str, Any]] = {}
+        self.supervisors: dict[str, dict[str, Any]] = {}
         """By the machine's name."""
         self.interrupt_after: int | None = None
         self.is_ssh_away = False
@@ -41,7 +41,7 @@ class Clouds(Shell):
         return done
 
     def lines(self, words: Sequence[str]) -> LineStream:
-        return LineStream(["printf", "born 1\\n0 2026-11-15T10:00:00Z it says\\n"])
+        return LineStream(["printf", "log 1\\n0 2026-11-15T10:00:00Z it says\\n"])
 
     def names(self, kind: str) -> list[str]:
         return sorted(key.partition(" ")[2] for key in self.made if key.startswith(f"{kind} "))
@@ -68,7 +68,7 @@ class Clouds(Shell):
                                        for name in self.names("machine")]))
         if at.startswith("compute instances start"):
             self.made[f"machine {words[4]}"]["status"] = "RUNNING"
-            self.keepers.pop(words[4], None)
+            self.supervisors.pop(words[4], None)
             return CommandResult(0)
         if at.startswith("compute instances delete"):
             return self._gone(f"machine {words[4]}")
@@ -162,19 +162,19 @@ class Clouds(Shell):
         if self.is_ssh_away:
             return CommandResult(255, err="ssh: connect to host: Connection timed out")
         line = shlex.split(words[-1])[-1]
-        if "keeper.py start" in line:
-            self.keepers.setdefault(name, {"is_alive": True, "ended": None})
-        keeper = self.keepers.get(name)
-        if "keeper.py" in line and keeper is None:
-            return CommandResult(2, err="python3: can't open file '/var/lib/embark-run/keeper.py': [Errno 2]")
-        if keeper is None:
+        if "supervisor.py start" in line:
+            self.supervisors.setdefault(name, {"is_alive": True, "ended": None})
+        supervisor = self.supervisors.get(name)
+        if "supervisor.py" in line and supervisor is None:
+            return CommandResult(2, err="python3: can't open file '/var/lib/embark-run/supervisor.py': [Errno 2]")
+        if supervisor is None:
             return CommandResult(0)
-        if "keeper.py start" in line and not keeper["ended"]:
-            keeper["is_alive"] = True
-        if "keeper.py stop" in line:
-            keeper.update(is_alive=False, ended={"code": 75, "was_stopped": True, "time_s": 2.0})
+        if "supervisor.py start" in line and not supervisor["ended"]:
+            supervisor["is_alive"] = True
+        if "supervisor.py stop" in line:
+            supervisor.update(is_alive=False, ended={"code": 75, "was_stopped": True, "time_s": 2.0})
         return CommandResult(0, json.dumps({"started": {"time_s": 1.0}, "state": {"phase": "running", "num_restarts": 0},
-                                   "born": "1", **keeper}))
+                                   **supervisor}))
 
     def _machine(self, name: str, told: dict[str, Any]) -> CommandResult:
         self.num_created += 1
@@ -186,7 +186,7 @@ class Clouds(Shell):
         return CommandResult(0)
 
     def _gone(self, key: str) -> CommandResult:
-        self.keepers.pop(key.partition(" ")[2], None)
+        self.supervisors.pop(key.partition(" ")[2], None)
         return CommandResult(0) if self.made.pop(key, None) is not None else NOT_THERE
 
 

@@ -34,9 +34,9 @@ COMMANDS = {
         "lint": ("lint:lint", "Find mistakes in manifests, Dockerfiles and launch scripts."),
         "rehearse": ("rehearse:rehearse", "Run the rendered job on this machine before paying for GPUs."),
         "launch": ("launch:launch", "Launch a run where its spec says."),
-        "status": ("launch:status", "Show the state of launched runs."),
-        "logs": ("launch:logs", "Print the logs of a launched run."),
-        "cancel": ("launch:cancel", "Stop a launched run after a last checkpoint."),
+        "status": ("status:status", "Show the state of launched runs."),
+        "logs": ("logs:logs", "Print the logs of a launched run."),
+        "cancel": ("cancel:cancel", "Stop a launched run after a last checkpoint."),
     },
     "Observe": {
         "watch": ("watch:watch", "Show runs live in the browser or the terminal."),

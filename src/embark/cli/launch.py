@@ -1,15 +1,25 @@
-"""The verbs about runs that are under way: hand one over, ask how it stands, read its lines and end it."""
+"""`embark launch`: launch a run where its spec says, and with `--supervise` stay and re-create lost spot machines."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from embark.cli.console import Console
 from embark.cli.options import Flag, Settings, Spec
-
-Run = Annotated[str, Parameter(help="The run's name, as embark status lists it.")]
+from embark.errors import ExitCode, Interrupted, UserError
+from embark.formatting import to_one_line
+from embark.launch.launching import (
+    LaunchResult,
+    PreparedLaunch,
+    find_active,
+    launch_result,
+    launch_title,
+    prepare_launch,
+    submit_launch,
+    supervise,
+)
+from embark.launch.run_registry import RunRecord
+from embark.launch.run_status import run_status
+from embark.launch.shell import DryRunShell, Shell
+from embark.spec import RunSpec, load_spec
 
 
 def launch(
@@ -19,76 +29,83 @@ def launch(
     set_: Settings = (),
     yes: Flag = False,
     dry_run: Flag = False,
+    supervise: Flag = False,
     budget: float | None = None,
     context: str = "",
     console: Console = Console(),
 ) -> int:
-    """Hand a run to where its spec says: here, Kubernetes, Ray, TorchX, Vertex AI, plain machines, TPU VMs.
+    """Launch a run where its spec says: here, Kubernetes, Ray, TorchX, Vertex AI, plain VMs or TPU VMs.
 
-    Says verdict and price, and asks before it spends.
+    Shows verdict and price, and asks for confirmation before it spends.
 
     Parameters
     ----------
     yes
-        Go on without asking.
+        Do not ask for confirmation.
     dry_run
-        Say every command, and run none.
+        Print every command and run none.
+    supervise
+        Stay until the run ends and re-create spot VMs and TPUs that it loses. With the name of a run that was launched
+        before, resume its supervision. Ctrl-C leaves the run running. Exit code 1 if the run fails.
     budget
-        Dollars: before the run would cost more it saves, ends and is not started again. The same as place.budget_usd.
+        Dollars: the run saves and ends before it costs more. The same as place.budget_usd.
     context
-        Of kubectl, where its current one is not meant.
+        The context of kubectl; its current one by default.
     """
-    from embark.cli.launch_output import launch_run
-    from embark.spec import load_spec
-
+    if supervise and dry_run:
+        raise UserError("--supervise and --dry-run are mutually exclusive", fix="leave one of them out")
+    if supervise and (run := find_active(spec, Shell(), console.warning)) is not None:
+        return _supervise(console, run)
     sets = [*set_, *([f"place.budget_usd={budget}"] if budget is not None else [])]
-    return launch_run(console, load_spec(spec, sets), yes=yes, dry_run=dry_run, context=context)
+    return launch_run(console, load_spec(spec, sets), yes=yes, dry_run=dry_run, context=context,
+                      is_supervised=supervise)
 
 
-def status(run: str = "", /, *, context: str = "", console: Console = Console()) -> int:
-    """Say how a run stands, and why. Exit code 1 if it has failed.
-
-    Parameters
-    ----------
-    run
-        The run's name; left out, all that were launched from here.
-    context
-        Only runs of this context of kubectl.
-    """
-    from embark.cli.launch_output import status_run
-
-    return status_run(console, run, context=context)
-
-
-def logs(
-    run: Run,
-    /,
-    *,
-    follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative="", show_default=False)] = False,
-    console: Console = Console(),
-) -> int:
-    """Print the lines of all machines of a run, merged by time.
-
-    Parameters
-    ----------
-    follow
-        Go on until the run ends; exit code 1 if it has failed.
-    """
-    from embark.cli.launch_output import logs_run
-
-    return logs_run(console, run, follow=follow)
+def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, context: str = "",
+               is_supervised: bool = False) -> int:
+    """Verdict, price, confirmation, launch. A run that costs nothing is not asked about."""
+    shell = DryRunShell(lambda line: None if console.json else console.raw(f"{line}\n")) if dry_run else Shell()
+    prepared = prepare_launch(spec, shell, console.warning, context=context)
+    if prepared.estimate is not None:
+        console.text(prepared.estimate.verdict)
+        console.text(prepared.estimate.price, style="bold")
+    if isinstance(shell, DryRunShell):
+        prepared.backend.submit(prepared.request)
+        console.show(launch_result(prepared, commands=tuple(shell.recorded)), _render_dry_run)
+        return ExitCode.DONE
+    if prepared.estimate is not None and not yes and not console.confirm(_question(prepared), "--yes"):
+        raise Interrupted("nothing was launched", fix="")
+    run = submit_launch(prepared)
+    if not is_supervised:
+        console.show(launch_result(prepared), _render)
+        return ExitCode.DONE
+    if not console.json:
+        _render(console, launch_result(prepared))
+    if not prepared.backend.can_recover:
+        console.warning(f"--supervise is not needed on {run.handle.backend}: it restarts lost runs itself, or has no "
+                        "machines to re-create")
+        console.show(launch_result(prepared), lambda *_: None)
+        return ExitCode.DONE
+    return _supervise(console, run, prepared)
 
 
-def cancel(run: Run, /, *, yes: Flag = False, dry_run: Flag = False, console: Console = Console()) -> int:
-    """End a run after a last checkpoint, and say what is left and how to remove it.
+def _supervise(console: Console, run: RunRecord, prepared: PreparedLaunch | None = None) -> int:
+    console.text(f"supervising {run.handle.name}; Ctrl-C leaves the run running")
+    status = supervise(run, Shell(), console.warning)
+    result = launch_result(prepared, status=status) if prepared else run_status(run, Shell(), console.warning)
+    console.show(result, lambda console, result: console.result(
+        f"{to_one_line(result.title)}: {result.state}" + (f": {result.reason}" if result.reason else "")))
+    return ExitCode.OTHER if status.state == "failed" else ExitCode.DONE
 
-    Parameters
-    ----------
-    yes
-        Go on without asking.
-    dry_run
-        Say every command, and run none.
-    """
-    from embark.cli.launch_output import cancel_run
 
-    return cancel_run(console, run, yes=yes, dry_run=dry_run)
+def _question(prepared: PreparedLaunch) -> str:
+    return f"Launch {launch_title(prepared.handle)}?"
+
+
+def _render(console: Console, result: LaunchResult) -> None:
+    console.result(f"{to_one_line(result.title)}: launched")
+    console.text(f"embark status {result.name}; embark logs {result.name} --follow; embark cancel {result.name}")
+
+
+def _render_dry_run(console: Console, result: LaunchResult) -> None:
+    console.result(f"{to_one_line(result.title)}: dry run, nothing was launched")

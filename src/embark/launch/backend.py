@@ -1,35 +1,36 @@
-"""What every place a run can be handed to offers, and the words they share."""
+"""What every backend offers to `embark launch`, `status`, `logs` and `cancel`, and the values they exchange."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Literal, Protocol
 
 from embark.spec import RunSpec
 
-State = Literal["pending", "running", "restarting", "succeeded", "failed", "gone"]
-"""`restarting`: a machine was taken away, and its controller brings the run back. `gone`: the place no longer knows."""
-ENDED: tuple[State, ...] = ("succeeded", "failed", "gone")
+State = Literal["pending", "running", "restarting", "lost", "succeeded", "failed", "gone"]
+"""`restarting`: its platform brings it back. `lost`: only `embark launch --supervise` does. `gone`: it is not there."""
 Notify = Callable[[str], None]
-"""For a person, while something takes its time."""
+"""Shows a person a line while something takes its time."""
+Location = Mapping[str, str | int]
+"""What a backend needs to find a run: a namespace and a context, or a folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunHandle:
-    """A run that was handed over: all that is needed to find it again from another terminal."""
+    """A launched run: all that is needed to find it again from another terminal."""
 
     name: str
     backend: str
-    where: Mapping[str, str | int]
-    """What the backend needs to find it: a namespace and a context, or a process and its folder."""
+    where: Location
     title: str = ""
     """`quickstart on 2 x p5.48xlarge: 16 ranks`."""
     run_uri: str = ""
     """Where its checkpoints and events are."""
     usd_per_hour: float | None = None
-    """Of all its machines; None: not known, or none to pay."""
+    """Of all its machines; None: unknown, or nothing to pay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +43,35 @@ class Replica:
     state: str
     why: str = ""
     since_s: float | None = None
-    """Unix time since when it has its machine, where the place says."""
+    """Unix time since when it has its machine, where the backend knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a run stands, for a person."""
+    """The state of a run, for a person."""
 
     state: State
     reason: str = ""
-    """Why it waits, failed or restarts; what there is to say of it while it runs."""
+    """Why it waits, failed or restarts; while it runs, anything worth knowing."""
     fix: str = ""
-    parts: tuple[Replica, ...] = ()
+    replicas: tuple[Replica, ...] = ()
     since_s: float | None = None
     """Unix time when the run began."""
     num_restarts: int = 0
+    is_recoverable: bool = False
+    """A `lost` run that the backend's `recover` may bring back."""
 
     @property
     def has_ended(self) -> bool:
-        return self.state in ENDED
+        return self.state in ("succeeded", "failed", "gone")
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A sentence and, where there is one, the fix."""
+
+    text: str
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +79,7 @@ class LogLine:
     """A line of one rank or pod."""
 
     time_ns: int
-    """Since 1970; 0 where the place does not say."""
+    """Since 1970; 0 where it is unknown."""
     source: str
     """The pod or the rank."""
     text: str
@@ -76,20 +87,9 @@ class LogLine:
     """Which of the machines."""
 
 
-_RANK = re.compile(r"\[rank(\d{1,6})\]:")
-
-
-def split_rank_prefix(line: LogLine) -> LogLine:
-    """With the rank that `embark.torchrun` put before the line beside the machine it ran on."""
-    rank = _RANK.match(line.text)
-    if rank is None:
-        return line
-    return replace(line, source=f"{line.source} rank {rank[1]}", text=line.text[rank.end():])
-
-
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """Something that the place itself said about the run."""
+    """Something that the platform itself reported about the run."""
 
     time_s: float
     source: str
@@ -100,7 +100,7 @@ class RunEvent:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Something that a launch makes or leaves, and the command that removes it."""
+    """Something that a launch creates or leaves, and the command that removes it."""
 
     what: str
     remove: str
@@ -108,41 +108,91 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class CancelResult:
-    """What was taken away, and what is still there."""
+    """What was removed, and what remains."""
 
     removed: tuple[str, ...] = ()
     remains: tuple[Resource, ...] = ()
     is_complete: bool = True
-    """False: it was told to end, and had not yet when the waiting was over."""
+    """False: it was told to end, and had not when the wait was over."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """A run to hand over."""
+    """A run to launch."""
 
     spec: RunSpec
     handle: RunHandle
-    note: Callable[[Resource], None] = field(default=lambda _: None)
-    """Told of each thing before it is made, so that whatever stops a launch, what may be there is known."""
+    record: Callable[[Resource], None] = field(default=lambda _: None)
+    """Called before each resource is created, so that an interrupted launch can list what may exist."""
 
 
 class Backend(Protocol):
-    """One place that runs can be handed to."""
+    """One platform that runs can be launched on. `status`, `logs` and `events` only read."""
 
-    def check(self, order: LaunchRequest) -> None:
-        """Raises where it cannot be handed over; changes nothing."""
+    can_recover: bool
+    """Lost machines are re-created by `recover`; else the platform does it, or there is nothing to re-create."""
+
+    def handle_of(self, spec: RunSpec) -> RunHandle:
+        """What the run will be found by. Refuses what cannot be rendered."""
         ...
 
-    def submit(self, order: LaunchRequest) -> None: ...
+    def check(self, request: LaunchRequest) -> None:
+        """Raises where it cannot be launched; changes nothing."""
+        ...
+
+    def submit(self, request: LaunchRequest) -> None: ...
 
     def status(self, handle: RunHandle) -> Status: ...
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        """All parts' lines, merged by time. With `follow`, until the run ends."""
+        """All replicas' lines, merged by time. With `follow`, until the run ends."""
         ...
 
     def events(self, handle: RunHandle) -> list[RunEvent]: ...
 
-    def cancel(self, handle: RunHandle) -> CancelResult:
-        """Ends it so that its last checkpoint is whole. Of a run that is not there, what remains."""
+    def recover(self, handle: RunHandle) -> None:
+        """Re-creates lost machines, where `can_recover`."""
         ...
+
+    def cancel(self, handle: RunHandle) -> CancelResult:
+        """Ends it after a last checkpoint. Of a run that is not there, what remains."""
+        ...
+
+
+def checkpoints_of(handle: RunHandle) -> Resource:
+    """What no backend ever removes."""
+    return Resource(f"checkpoints and events in {handle.run_uri}", "kept until you delete them")
+
+
+_RANK = re.compile(r"\[rank(\d{1,6})\]:")
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
+
+
+def split_rank_prefix(line: LogLine) -> LogLine:
+    """Moves the rank that `embark.torchrun` put before the line into its source."""
+    rank = _RANK.match(line.text)
+    if rank is None:
+        return line
+    return replace(line, source=f"{line.source} rank {rank[1]}", text=line.text[rank.end():])
+
+
+def time_ns(stamp: str) -> int:
+    """`2026-11-15T09:14:59.123456789Z` since 1970; 0 for anything else."""
+    match = _STAMP.fullmatch(stamp)
+    if match is None:
+        return 0
+    second, digits, zone = match.groups()
+    try:
+        at = datetime.fromisoformat(second + ("+00:00" if zone == "Z" else zone))
+    except ValueError:
+        return 0
+    return int(at.timestamp()) * 1_000_000_000 + int((digits or "").ljust(9, "0")[:9])
+
+
+def time_s(text: object) -> float | None:
+    """ISO 8601, UTC where it names no zone; None for anything else."""
+    try:
+        at = datetime.fromisoformat(str(text or "").replace("Z", "+00:00").replace(" GMT", "+00:00"))
+    except ValueError:
+        return None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

@@ -1,4 +1,4 @@
-"""What a run has cost and will: from its events, from what its place says of its machines, and the price."""
+"""What a run has cost and will cost: from its events, its platform's report of its machines, and the price."""
 
 from __future__ import annotations
 
@@ -22,80 +22,97 @@ from embark.store import RunDir
 from embark.store import find_run as find_dir
 
 ALIVE_S = 300.0
-"""A run that nobody launched from here, and that said something so lately, is taken to be under way."""
+"""A run not launched from here whose last event is so recent is taken to be running."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """All that is known."""
+    """What a run has cost and will cost. Dollars are None where no price is known."""
 
     name: str
     title: str
-    is_up: bool
-    spending: Spending | None
-    """From the run's own events; None where they cannot be seen."""
-    lead_s: float
-    """Its machines were there so long before its first process: the image was pulled. With no events, all there is."""
-    usd_per_hour: float | None
-    price: str
-    """Where the price is from, and of what day."""
+    is_running: bool
+    held_s: float
+    """Machine time so far: `lead_s`, and the spending's."""
+    spent_usd: float | None
+    left_s: float | None
+    """To the last step, at the pace measured."""
+    left_usd: float | None
+    total_usd: float | None
     predicted_usd: float | None
-    """What the plan says of the whole run."""
+    """The plan's prediction for the complete run."""
+    usd_per_hour: float | None
+    price_source: str
+    """Where the price is from, and its date."""
+    lead_s: float
+    """From when the machines were there to the first process: the image was pulled. Without events, all there is."""
+    spending: Spending | None
+    """From the run's own events; None where there are none."""
     budget_usd: float | None
+    is_within_budget: bool | None
+    """None: there is no budget."""
+    budget_verdict: str
     notes: tuple[str, ...] = ()
     """What could not be counted."""
-    can_be_stopped: bool = False
+    can_be_cancelled: bool = False
     """It was launched from here, and has not ended."""
 
-    @property
-    def held_s(self) -> float:
-        return self.lead_s + (self.spending.held_s if self.spending else 0.0)
 
-    @property
-    def spent_usd(self) -> float | None:
-        lead = None if self.usd_per_hour is None else self.usd_per_hour * self.lead_s / 3600
-        if self.spending is None:
-            return lead
-        return None if self.spending.usd is None else self.spending.usd + (lead or 0.0)
+def run_cost(name: str, notify: Notify, *, budget_usd: float | None = None, now_s: float | None = None) -> RunCost:
+    """Of a run's directory, its name under ./runs, its URI, or the name it was launched by.
 
-    @property
-    def left_s(self) -> float | None:
-        return self.spending.left_s if self.spending else None
-
-    @property
-    def left_usd(self) -> float | None:
-        return None if self.left_s is None or self.usd_per_hour is None else self.usd_per_hour * self.left_s / 3600
-
-    @property
-    def total_usd(self) -> float | None:
-        return None if self.spent_usd is None or self.left_usd is None else self.spent_usd + self.left_usd
-
-
-def run_cost(word: str, tell: Notify, *, now_s: float | None = None) -> RunCost:
-    """Of a run's directory, its name under ./runs, its uri, or the name it was launched by."""
+    `budget_usd`: to check against, in place of the run's own.
+    """
     now_s = time.time() if now_s is None else now_s
-    launched = _launched(word)
+    launched = _launched(name)
     notes: list[str] = []
-    status = _status(launched, tell, notes)
-    run_dir = _run_dir(word, launched)
+    status = _status(launched, notify, notes)
+    run_dir = _run_dir(name, launched)
     events = _events(run_dir, notes, is_only=launched is None)
     spec = _spec(run_dir, launched)
-    priced = _Price.of(spec, launched.handle.usd_per_hour if launched else None)
-    found = spending(events, usd_per_hour=priced.usd_per_hour)
+    price = _Price.of(spec, launched.handle.usd_per_hour if launched else None)
+    found = spending(events, usd_per_hour=price.usd_per_hour)
     is_fresh = launched is None and found is not None and now_s - found.last_s < ALIVE_S and not found.outcome
-    is_up = status.state == "running" if status else is_fresh
-    if is_up:
-        found = spending(events, usd_per_hour=priced.usd_per_hour, now_s=now_s)
-    if found is not None and found.usd_per_hour is not None and found.usd_per_hour != priced.usd_per_hour:
-        priced = _Price(found.usd_per_hour, "as the run was told when it started")
+    is_running = status.state == "running" if status else is_fresh
+    if is_running:
+        found = spending(events, usd_per_hour=price.usd_per_hour, now_s=now_s)
+    if found is not None and found.usd_per_hour is not None and found.usd_per_hour != price.usd_per_hour:
+        price = _Price(found.usd_per_hour, "the price the run was started with")
+    lead_s = _lead_s(events, status, now_s, notes)
+    spent_usd = price.usd_for(lead_s)
+    if found is not None:
+        spent_usd = None if found.usd is None else found.usd + (spent_usd or 0.0)
+    left_s = found.left_s if found else None
+    left_usd = price.usd_for(left_s)
+    total_usd = None if spent_usd is None or left_usd is None else spent_usd + left_usd
+    own_budget_usd = spec.place.budget_usd if spec else None
+    limit_usd = budget_usd if budget_usd is not None else own_budget_usd
+    title = run_dir.uri if run_dir else name
+    is_within, verdict = _check_budget(launched.handle.name if launched else title, limit_usd, own_budget_usd, spent_usd,
+                                       total_usd)
     return RunCost(
-        name=launched.handle.name if launched else (run_dir.uri if run_dir else word),
-        title=launched.handle.title if launched else (run_dir.uri if run_dir else word),
-        is_up=is_up, spending=found, lead_s=_lead_s(events, status, now_s, notes), usd_per_hour=priced.usd_per_hour,
-        price=priced.source, predicted_usd=_predicted_usd(spec),
-        budget_usd=spec.place.budget_usd if spec else None, notes=tuple(notes),
-        can_be_stopped=status is not None and not status.has_ended,
+        name=launched.handle.name if launched else title, title=launched.handle.title if launched else title,
+        is_running=is_running, held_s=lead_s + (found.held_s if found else 0.0), spent_usd=spent_usd, left_s=left_s,
+        left_usd=left_usd, total_usd=total_usd, predicted_usd=_predicted_usd(spec), usd_per_hour=price.usd_per_hour,
+        price_source=price.source, lead_s=lead_s, spending=found, budget_usd=limit_usd, is_within_budget=is_within,
+        budget_verdict=verdict, notes=tuple(notes), can_be_cancelled=status is not None and not status.has_ended,
     )
+
+
+def _check_budget(name: str, limit_usd: float | None, own_usd: float | None, spent_usd: float | None,
+                  total_usd: float | None) -> tuple[bool | None, str]:
+    if limit_usd is None:
+        return None, ""
+    limit = f"${limit_usd:,.2f}"
+    if spent_usd is None:
+        return False, f"whether {limit} suffices is unknown: the run has no price"
+    if spent_usd >= limit_usd:
+        return False, f"the budget of {limit} is spent"
+    if total_usd is not None and total_usd > limit_usd:
+        stop = (f"it stops itself at ${own_usd:,.2f}" if own_usd is not None
+                else f"--stop, or embark cancel {name}, ends it after a checkpoint; place.budget_usd would have")
+        return False, f"at this pace it will exceed its budget of {limit} by ${total_usd - limit_usd:,.2f}; {stop}"
+    return True, f"within its budget of {limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +120,16 @@ class _Price:
     usd_per_hour: float | None
     source: str
 
+    def usd_for(self, seconds: float | None) -> float | None:
+        return None if seconds is None or self.usd_per_hour is None else self.usd_per_hour * seconds / 3600
+
     @classmethod
-    def of(cls, spec: RunSpec | None, remembered: float | None) -> _Price:
-        """Of the machines that the spec names, as the catalog has it now; else what the launch remembered."""
+    def of(cls, spec: RunSpec | None, at_launch: float | None) -> _Price:
+        """Of the spec's machines, as the catalog has it now, unless it was another at the launch."""
         price = _spec_price(spec)
         now = price.usd_per_hour if price else None
-        if remembered is not None and remembered != now:
-            return cls(remembered, "the catalog's on the day of the launch")
+        if at_launch is not None and at_launch != now:
+            return cls(at_launch, "the catalog's on the day of the launch")
         if price is None or now is None or price.origin is None:
             return cls(None, "")
         return cls(now, f"the catalog's of {price.origin.date} for {price.region}, from {price.origin.source}")
@@ -128,13 +148,13 @@ def _run_dir(word: str, launched: RunRecord | None) -> RunDir | None:
     return find_dir(word)
 
 
-def _status(launched: RunRecord | None, tell: Notify, notes: list[str]) -> Status | None:
+def _status(launched: RunRecord | None, notify: Notify, notes: list[str]) -> Status | None:
     if launched is None:
         return None
     try:
-        return backend_of(launched.handle, Shell(), tell, is_hasty=True).status(launched.handle)
+        return backend_of(launched.handle, Shell(), notify, is_hasty=True).status(launched.handle)
     except EmbarkError as error:
-        notes.append(f"how it stands is not known, so nothing is counted since its last event: {error.what}")
+        notes.append(f"its state is unknown, so nothing is counted since its last event: {error.what}")
         return None
 
 
@@ -146,7 +166,7 @@ def _events(run_dir: RunDir | None, notes: list[str], *, is_only: bool) -> list[
     except EmbarkError as error:
         if is_only:
             raise
-        notes.append(f"its events cannot be read from here: {error.what}")
+        notes.append(f"cannot read its events from here: {error.what}")
         return []
     return list(read_events(run_dir.events)) if run_dir.events.is_file() else []
 
@@ -163,7 +183,7 @@ def _spec(run_dir: RunDir | None, launched: RunRecord | None) -> RunSpec | None:
             return None
     try:
         return load_spec(str(run_dir.spec)) if run_dir is not None and run_dir.spec.is_file() else None
-    except EmbarkError:  # of another version: hours are told all the same
+    except EmbarkError:  # of another version: the hours count all the same
         return None
 
 
@@ -178,7 +198,7 @@ def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes:
     """From when the machines were there to the first process; where there are no events, to now."""
     if status is None:
         return 0.0
-    since = [part.since_s for part in status.parts if part.since_s is not None]
+    since = [one.since_s for one in status.replicas if one.since_s is not None]
     tries = attempts(events)
     if tries:
         # After a restart the pods that are there are not those that came first.
@@ -189,8 +209,8 @@ def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes:
     if began_s is None:
         return 0.0
     if status.num_restarts:
-        notes.append(f"it was restarted {status.num_restarts} times, and what it waited for machines is counted too")
-    notes.append(f"counted from {format_duration(now_s - began_s)} ago, when its machines took it: it has no events yet")
+        notes.append(f"it restarted {status.num_restarts} times, and its waits for machines are counted too")
+    notes.append(f"counted from {format_duration(now_s - began_s)} ago, when it got its machines: it has no events yet")
     return max(0.0, now_s - began_s)
 
 

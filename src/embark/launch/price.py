@@ -1,4 +1,4 @@
-"""What a launch will take, said before anything is spent: the plan's verdict, and the price."""
+"""What a launch will cost, before anything is spent: the plan's verdict, and the price."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ from embark.spec import RunSpec
 
 @dataclass(frozen=True, slots=True)
 class LaunchEstimate:
-    """The plan's answer about the very machines that are asked for."""
+    """The plan's answer about the spec's own machines."""
 
     fits: bool
-    sentence: str
+    verdict: str
     price: str
-    """`$110.08 an hour on demand in us-west-2`, or that it is not known."""
+    """`$110.08 an hour on demand in us-west-2`, or that it is unknown."""
     usd_per_hour: float | None = None
     total_usd: float | None = None
 
 
 def estimate_launch(spec: RunSpec) -> LaunchEstimate:
-    """Of a run in a cloud. Where the plan cannot be made, it says why, and the price an hour stands alone."""
+    """Of a run in a cloud. Where no plan can be made, the verdict says why, and only the price an hour is known."""
     catalog = load_catalog()
     job = make_job(spec, catalog)
     region, per_hour, way = job.price.region, job.usd_per_hour, job.price.purchase
     price = (f"{format_usd(per_hour)} an hour {PURCHASE_NAMES[way]} in {region}" if per_hour is not None
-             else f"a price {PURCHASE_NAMES[way]} in {region} that the catalog does not know")
+             else f"the catalog has no price {PURCHASE_NAMES[way]} in {region}")
+    fits, sentence, total = True, "", None
     try:
         sized, size = resolve_data(spec)
-        # The region that the machines are asked for in, where its prices are known at all.
+        # The region of the launch, where its prices are known at all.
         known = region if (job.machine.name, region) in catalog.prices else ""
         estimator = Estimator(sized, workload_of(sized, size), catalog, _predict(), known, way)
         estimate = estimator(job.machine, job.num_nodes)
         answer = verdict(estimate, estimator)
+        fits, sentence, total = answer.fits, answer.sentence, estimate.total_usd(way)
     except EmbarkError as error:
-        return LaunchEstimate(True, f"{job.title}; no plan could be made: {error.what}", price + _stops(spec, None), per_hour)
-    total = estimate.total_usd(way)
-    return LaunchEstimate(answer.fits, answer.sentence, price + _stops(spec, total), per_hour, total)
+        sentence = f"{job.title}; no plan could be made: {error.what}"
+    return LaunchEstimate(fits=fits, verdict=sentence, price=price + _stops(spec, total), usd_per_hour=per_hour,
+                          total_usd=total)
 
 
 def _stops(spec: RunSpec, total_usd: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Runs that were handed over, one small file each, so that any terminal of this user can follow them."""
+"""Launched runs, one small file each, so that any terminal of this user finds them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from embark.errors import UserError, nearest
 from embark.launch.backend import RunHandle
 from embark.store import write_atomic
 
-FORMAT = 1
+FORMAT = 2
 
 
 class RunNotLaunchedHere(UserError):
@@ -29,36 +28,31 @@ class RunRecord:
     spec_toml: str
     submitted_s: float
     is_submitted: bool
-    """False: the launch was cut off, and only a part of it may be there."""
-    last_state: str = ""
-    last_reason: str = ""
-    """As last seen: a cluster forgets finished jobs after a day."""
+    """False: the launch was interrupted, and only a part of it may exist."""
+    is_cancelled: bool = False
     path: Path | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryContents:
-    """All of them, newest first, and the files that cannot be read."""
+    """All runs, newest first, and the files that cannot be read."""
 
     runs: tuple[RunRecord, ...]
     broken: tuple[Path, ...]
 
 
 def save_record(run: RunRecord) -> RunRecord:
-    """Written whole or not at all; of the same run at the same place, instead of the older one."""
+    """Atomically; replaces the record of the same run at the same location."""
     path = run.path or record_path(run.handle)
     handle = {**asdict(run.handle), "where": dict(run.handle.where)}
-    told = {
-        "format": FORMAT, "handle": handle, "spec_toml": run.spec_toml, "submitted_s": run.submitted_s,
-        "is_submitted": run.is_submitted, "last_state": run.last_state, "last_reason": run.last_reason,
-    }
+    record = {"format": FORMAT, "handle": handle, "spec_toml": run.spec_toml, "submitted_s": run.submitted_s,
+              "is_submitted": run.is_submitted, "is_cancelled": run.is_cancelled}
     try:
-        write_atomic(path, json.dumps(told, indent=1) + "\n")
+        write_atomic(path, json.dumps(record, indent=1) + "\n")
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}: the run could not be remembered",
+        raise UserError(f"{path}: {error.strerror}: the run could not be recorded",
                         fix="set XDG_DATA_HOME to a folder that can be written") from error
-    return RunRecord(run.handle, run.spec_toml, run.submitted_s, run.is_submitted, run.last_state, run.last_reason,
-                      path)
+    return replace(run, path=path)
 
 
 def delete_record(run: RunRecord) -> None:
@@ -67,36 +61,32 @@ def delete_record(run: RunRecord) -> None:
 
 
 def list_runs(context: str = "") -> RegistryContents:
-    """`context`: only those of it."""
-    runs, broken = [], []
+    """`context`: only runs of this context of kubectl."""
     folder = registry_dir()
-    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        read = _read(path)
-        if read is None:
-            broken.append(path)
-        elif not context or read.handle.where.get("context") == context:
-            runs.append(read)
-    return RegistryContents(tuple(sorted(runs, key=lambda run: -run.submitted_s)), tuple(broken))
+    found = [(path, _read(path)) for path in (sorted(folder.glob("*.json")) if folder.is_dir() else [])]
+    runs = [run for _, run in found if run and (not context or run.handle.where.get("context") == context)]
+    return RegistryContents(runs=tuple(sorted(runs, key=lambda run: -run.submitted_s)),
+                            broken=tuple(path for path, run in found if run is None))
 
 
-def find_run(word: str, context: str = "") -> RunRecord:
-    """By its name; of two with one name, by NAME@PLACE, or by kubectl's context."""
+def find_run(name: str, context: str = "") -> RunRecord:
+    """By its name; of two with one name, by NAME@LOCATION, or by kubectl's context."""
     runs = list_runs(context).runs
-    name, _, place = word.partition("@")
-    found = [run for run in runs if run.handle.name == name and (not place or location_hash(run.handle) == place)]
+    bare, _, location = name.partition("@")
+    found = [run for run in runs if run.handle.name == bare and location in ("", location_hash(run.handle))]
     if len(found) == 1:
         return found[0]
     if found:
-        raise UserError(f"{name} was launched in {len(found)} places",
-                        fix="one of: " + ", ".join(f"{name}@{location_hash(run.handle)}" for run in found))
-    raise RunNotLaunchedHere(f"{word}: no run of that name was launched from here", fix=_known(name, runs))
+        raise UserError(f"{bare} was launched in {len(found)} places",
+                        fix="one of: " + ", ".join(f"{bare}@{location_hash(run.handle)}" for run in found))
+    known = nearest(bare, {run.handle.name for run in runs}) if runs else "embark launch SPEC launches one"
+    raise RunNotLaunchedHere(f"{name}: no run of that name was launched from here", fix=known)
 
 
 def location_hash(handle: RunHandle) -> str:
-    """A short mark of where it is."""
     keys = ("context", "namespace", "folder")
-    place = json.dumps([handle.backend, *(str(handle.where.get(key, "")) for key in keys)])
-    return hashlib.sha256(place.encode()).hexdigest()[:6]
+    location = json.dumps([handle.backend, *(str(handle.where.get(key, "")) for key in keys)])
+    return hashlib.sha256(location.encode()).hexdigest()[:6]
 
 
 def record_path(handle: RunHandle) -> Path:
@@ -113,25 +103,20 @@ def now_s() -> float:
 
 
 def _read(path: Path) -> RunRecord | None:
-    """None where it is not a file of ours, whole."""
+    """None where it is not a complete record."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        handle = told["handle"]
+        record = json.loads(path.read_text(encoding="utf-8"))
+        handle = record["handle"]
         cost = handle["usd_per_hour"]
         return RunRecord(
-            RunHandle(
+            handle=RunHandle(
                 name=str(handle["name"]), backend=str(handle["backend"]),
                 where={str(k): v if isinstance(v, int) else str(v) for k, v in handle["where"].items()},
                 title=str(handle["title"]), run_uri=str(handle["run_uri"]),
                 usd_per_hour=None if cost is None else float(cost),
             ),
-            spec_toml=str(told["spec_toml"]), submitted_s=float(told["submitted_s"]),
-            is_submitted=bool(told["is_submitted"]), last_state=str(told["last_state"]),
-            last_reason=str(told["last_reason"]), path=path,
+            spec_toml=str(record["spec_toml"]), submitted_s=float(record["submitted_s"]),
+            is_submitted=bool(record["is_submitted"]), is_cancelled=bool(record["is_cancelled"]), path=path,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _known(name: str, runs: Sequence[RunRecord]) -> str:
-    return nearest(name, {run.handle.name for run in runs}) if runs else "embark launch SPEC hands one over"

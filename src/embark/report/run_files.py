@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embark.errors import UserError, nearest
-from embark.launch.backends.local.supervisor import LOG
 from embark.launch.run_registry import list_runs
+from embark.launch.supervisor import LOG
 from embark.store import open_store, run_uri
 from embark.store.errors import NotFound
 

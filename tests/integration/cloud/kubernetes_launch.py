@@ -12,23 +12,23 @@ import pytest
 from integration.cloud.kubernetes_api import KubernetesApi
 
 from embark.cli.console import Console
-from embark.cli.launch_output import launch_run
+from embark.cli.launch import launch_run
 from embark.launch.backend import RunHandle
 from embark.launch.backends.kubernetes.backend import Kubernetes
-from embark.launch.backends.kubernetes.kubectl import Patience
 from embark.launch.run_registry import find_run
 from embark.launch.shell import Shell
 from embark.spec import RunSpec, load_spec
+from embark.store.retry_policy import RetryPolicy
 
 SETTINGS = ["name=dlrm", "place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://training/runs",
             "place.image=registry.example.com/embark:1"]
-HASTY = Patience(give_up_s=15, first_wait_s=0.1, longest_wait_s=0.5)
+HASTY = RetryPolicy(max_retries=1000, give_up_s=15, first_wait_s=0.1, longest_wait_s=0.5)
 ROOT = Path(__file__).parents[3]
 LAUNCH = """
 import sys
 from embark.cli.console import Console
 from embark.errors import EmbarkError
-from embark.cli.launch_output import launch_run
+from embark.cli.launch import launch_run
 from embark.spec import load_spec
 from embark.store import RunDir
 try:
@@ -55,12 +55,12 @@ def spec_of(*settings: str) -> RunSpec:
     return load_spec("quickstart", [*SETTINGS, *settings])
 
 
-def place(told: list[str] | None = None, patience: Patience = HASTY) -> Kubernetes:
-    return Kubernetes(Shell(), tell=(told if told is not None else []).append, patience=patience, poll_s=0.1)
+def place(told: list[str] | None = None, retry: RetryPolicy = HASTY) -> Kubernetes:
+    return Kubernetes(Shell(), notify=(told if told is not None else []).append, retry=retry, poll_s=0.1)
 
 
 def launched(*settings: str) -> RunHandle:
-    """The handle of a run that was handed over by the verb."""
+    """The handle of a run that was launched by the verb."""
     assert launch_run(Console(quiet=True), spec_of(*settings), yes=True, dry_run=False) == 0
     return find_run("dlrm").handle
 

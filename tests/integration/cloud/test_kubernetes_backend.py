@@ -14,8 +14,10 @@ import pytest
 from integration.cloud.kubernetes_api import kubernetes_api
 from integration.cloud.kubernetes_launch import LAUNCH, ROOT, SETTINGS, launched, place, settle, spec_of, until
 
+from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
-from embark.cli.launch_output import cancel_run, launch_run, status_run
+from embark.cli.launch import launch_run
+from embark.cli.status import status as status_command
 from embark.errors import ExitCode, UserError
 from embark.launch.run_registry import find_run, list_runs
 from embark.store import RunDir
@@ -38,7 +40,7 @@ def test_a_run_s_whole_life(api, capsys):
     told = capsys.readouterr().out
     assert "fits 2 x p5.48xlarge" in told
     assert "an hour on demand" in told
-    assert "handed over" in told
+    assert "launched" in told
     assert api.objects[("jobs", "embark", "dlrm")]["spec"]["completions"] == 2
     assert 'name = "dlrm"' in api.objects[("configmaps", "embark", "dlrm-spec")]["data"]["spec.toml"]
     handle, kubernetes = find_run("dlrm").handle, place()
@@ -58,7 +60,7 @@ def test_a_run_s_whole_life(api, capsys):
     api.preempt("dlrm-1-bbbbb")
     status = kubernetes.status(handle)
     assert status.state == "restarting"
-    assert "machine 1 (dlrm-1-bbbbb) was taken away: its node was tainted" in status.reason
+    assert "machine 1 (dlrm-1-bbbbb) was preempted: its node was tainted" in status.reason
     api.pod("dlrm-1-ccccc", "dlrm", index=1, waits="ContainerCreating")
     status = kubernetes.status(handle)
     assert status.state == "restarting"
@@ -66,13 +68,13 @@ def test_a_run_s_whole_life(api, capsys):
     api.pod("dlrm-1-ccccc", "dlrm", index=1, phase="Running")
     status = kubernetes.status(handle)
     assert (status.state, status.num_restarts) == ("running", 1)
-    assert [part.name for part in status.parts] == ["dlrm-0-aaaaa", "dlrm-1-ccccc"]
+    assert [part.name for part in status.replicas] == ["dlrm-0-aaaaa", "dlrm-1-ccccc"]
 
     api.finish("jobs", "dlrm")
-    assert status_run(Console(), "dlrm") == ExitCode.DONE
+    assert status_command("dlrm", console=Console()) == ExitCode.DONE
     assert "succeeded" in capsys.readouterr().out
     del api.objects[("jobs", "embark", "dlrm")]  # as its ttlSecondsAfterFinished does
-    assert status_run(Console(), "dlrm") == ExitCode.DONE
+    assert status_command("dlrm", console=Console()) == ExitCode.DONE
     told = capsys.readouterr().out
     assert "gone" in told
     assert "when last seen it had succeeded" in told
@@ -141,7 +143,7 @@ def test_a_suspended_job_names_the_queue_that_holds_it(api):
     api.event("dlrm", "Pending", "couldn't assign flavors: insufficient unused quota for nvidia.com/gpu")
     status = place().status(handle)
     assert status.state == "pending"
-    assert "the queue research has not let it in yet" in status.reason
+    assert "the queue research has not admitted it yet" in status.reason
     assert "insufficient unused quota" in status.reason
 
 
@@ -152,7 +154,7 @@ def test_a_failed_run_says_why_and_ends_with_1(api, capsys):
     status["phase"] = "Failed"
     status["containerStatuses"][0]["state"] = {"terminated": {"exitCode": 64, "reason": "Error"}}
     api.finish("jobs", "dlrm", "Failed", reason="PodFailurePolicy", message="Container trainer failed with 64")
-    assert status_run(Console(), "dlrm") == ExitCode.OTHER
+    assert status_command("dlrm", console=Console()) == ExitCode.OTHER
     told = capsys.readouterr().out
     assert "the spec or the data is wrong (exit code 64)" in told
     assert "PodFailurePolicy" in told
@@ -204,14 +206,14 @@ def test_cancelling_says_what_was_saved_what_was_removed_and_what_remains(api, t
     checkpoints.begin(300)
     api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
     api.ending_s = 1.0
-    assert cancel_run(Console(), "dlrm", yes=True, dry_run=False) == 0
+    assert cancel_command("dlrm", yes=True, console=Console()) == 0
     told = capsys.readouterr()
     assert "removed job.batch/dlrm, configmap/dlrm-spec" in told.out
-    assert "its last whole checkpoint: step-000000200" in told.out
+    assert "last complete checkpoint: step-000000200" in told.out
     assert "delete namespace embark" in told.out
     assert f"checkpoints and events in {tmp_path}/dlrm" in told.out
     assert "1 pod told to end; each saves a last checkpoint" in told.err
-    assert cancel_run(Console(), "dlrm", yes=True, dry_run=False) == 0
+    assert cancel_command("dlrm", yes=True, console=Console()) == 0
     assert not list_runs().runs
     assert "was not there" in capsys.readouterr().out
 
@@ -219,7 +221,7 @@ def test_cancelling_says_what_was_saved_what_was_removed_and_what_remains(api, t
 def test_the_answer_for_a_program_is_json_alone(api, capsys):
     launched()
     capsys.readouterr()
-    assert status_run(Console(json=True), "dlrm") == 0
+    assert status_command("dlrm", console=Console(json=True)) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["state"] == "pending"
     assert answer["usd_per_hour"] > 0

@@ -7,9 +7,12 @@ import sys
 import pytest
 from integration.cloud.kubernetes_api import KubernetesApi, kubernetes_api
 from integration.cloud.kubernetes_launch import HASTY, launched, place, settle, spec_of
+from launch_shells import use_shell
 
+from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
-from embark.cli.launch_output import cancel_run, launch_run, status_run
+from embark.cli.launch import launch_run
+from embark.cli.status import status as status_command
 from embark.errors import ExitCode, Interrupted, UserError
 from embark.launch.backends.kubernetes.kubectl import NoSuchKind
 from embark.launch.backends.torchx.backend import TorchX
@@ -55,7 +58,7 @@ def test_without_an_address_a_ray_run_is_a_rayjob_from_its_pods_to_its_end(api: 
 
     made["status"] = {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "reason": "AppFailed",
                       "message": "Job entrypoint command failed with exit code 64", "failed": 2}
-    assert status_run(Console(), "dlrm") == ExitCode.OTHER
+    assert status_command("dlrm", console=Console()) == ExitCode.OTHER
     assert "AppFailed: Job entrypoint command failed with exit code 64" in capsys.readouterr().out
     assert kubernetes.status(handle).num_restarts == 2
     made["status"] = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
@@ -65,7 +68,7 @@ def test_without_an_address_a_ray_run_is_a_rayjob_from_its_pods_to_its_end(api: 
 
 
 def torchx(told: list[str] | None = None) -> TorchX:
-    return TorchX(Shell(), tell=(told if told is not None else []).append, patience=HASTY, poll_s=0.1)
+    return TorchX(Shell(), notify=(told if told is not None else []).append, patience=HASTY, poll_s=0.1)
 
 
 def test_torchx_makes_a_volcano_job_that_is_then_followed_like_any_other(api: KubernetesApi, capsys):
@@ -87,12 +90,12 @@ def test_torchx_makes_a_volcano_job_that_is_then_followed_like_any_other(api: Ku
         api.log(pod, f"hello from {index}")
     assert torchx().status(handle).state == "running"
     assert [(line.index, line.text) for line in torchx().logs(handle)] == [(0, "hello from 0"), (1, "hello from 1")]
-    with pytest.raises(UserError, match=f"the Volcano job {name} is in namespace embark already"):
+    with pytest.raises(UserError, match=f"the Volcano job {name} already exists in namespace embark"):
         launch_run(Console(quiet=True), spec_of("place.target=torchx"), yes=True, dry_run=False)
     job["status"] = {"state": {"phase": "Failed", "reason": "PodFailed"}, "retryCount": 3}
     status = torchx().status(handle)
     assert (status.state, status.num_restarts) == ("failed", 3)
-    assert cancel_run(Console(), "dlrm", yes=True, dry_run=False) == 0
+    assert cancel_command("dlrm", yes=True, console=Console()) == 0
     assert f"removed job.batch.volcano.sh/{name}" in capsys.readouterr().out
     assert not api.names("jobs")
 
@@ -147,28 +150,28 @@ COMMANDS = ("context", "context again", "jobs", "namespace", "make the namespace
 
 @pytest.mark.parametrize(("step", "is_after"), [*((step, False) for step in range(1, 7)), (5, True), (6, True)])
 def test_ctrl_c_at_any_command_of_torchx_says_what_is_there(api: KubernetesApi, monkeypatch, step, is_after):
-    monkeypatch.setattr("embark.cli.launch_output.Shell", lambda: CtrlC(step, is_after=is_after))
+    use_shell(monkeypatch, lambda: CtrlC(step, is_after=is_after))
     with pytest.raises(Interrupted) as caught:
         launch_run(Console(quiet=True), spec_of("place.target=torchx"), yes=True, dry_run=False)
     assert bool(api.names("namespaces")) == (step + is_after > 5)
     assert bool(api.names("jobs")) == (step + is_after > 6)
     if step <= 4:
-        assert caught.value.what == "stopped by Ctrl-C; nothing was made"
+        assert caught.value.what == "stopped by Ctrl-C; nothing was created"
         assert not list_runs().runs
         return
     assert "delete namespace embark" in caught.value.fix
     if step == 6:
         assert "the Volcano job dlrm-… in namespace embark" in caught.value.what
-        monkeypatch.setattr("embark.cli.launch_output.Shell", Shell)
+        use_shell(monkeypatch, Shell)
         # Its name was never told, and yet it is found.
-        assert cancel_run(Console(quiet=True), "dlrm", yes=True, dry_run=False) == 0
+        assert cancel_command("dlrm", yes=True, console=Console(quiet=True)) == 0
         assert not api.names("jobs")
 
 
 @pytest.mark.parametrize(("step", "is_after"), [(4, False), (5, False), (6, False), (6, True)])
 def test_ctrl_c_as_a_rayjob_is_made_says_what_is_there(api: KubernetesApi, monkeypatch, step, is_after):
     """As for a Job: the namespace, the server's dry run, the object."""
-    monkeypatch.setattr("embark.cli.launch_output.Shell", lambda: CtrlC(step, is_after=is_after))
+    use_shell(monkeypatch, lambda: CtrlC(step, is_after=is_after))
     with pytest.raises(Interrupted) as caught:
         launch_run(Console(quiet=True), spec_of("place.target=ray"), yes=True, dry_run=False)
     assert bool(api.names("rayjobs")) == (step == 6 and is_after)
@@ -182,9 +185,9 @@ def test_a_context_of_kubectl_can_be_named_and_runs_are_found_by_it(api: Kuberne
     assert not api.objects
     assert launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False, context="training") == 0
     assert find_run("dlrm").handle.where["context"] == "training"
-    assert status_run(Console(quiet=True), "dlrm", context="training") == 0
+    assert status_command("dlrm", context="training", console=Console(quiet=True)) == 0
     with pytest.raises(UserError, match="no run of that name"):
-        status_run(Console(quiet=True), "dlrm", context="elsewhere")
+        status_command("dlrm", context="elsewhere", console=Console(quiet=True))
     with pytest.raises(UserError, match="--context is kubectl's"):
         launch_run(Console(quiet=True), spec_of("place.machine=", "place.nodes=1"), yes=True, dry_run=False,
                    context="training")
@@ -195,7 +198,7 @@ def test_status_shows_what_the_cluster_said_last(api: KubernetesApi, capsys):
     for number in range(7):
         api.event("dlrm", "FailedCreate", f"quota is used up, try {number}")
     capsys.readouterr()
-    assert status_run(Console(), "dlrm") == 0
+    assert status_command("dlrm", console=Console()) == 0
     told = capsys.readouterr().out
     assert "what its place said last" in told
     assert "try 6" in told

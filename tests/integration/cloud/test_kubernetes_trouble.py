@@ -14,15 +14,18 @@ from pathlib import Path
 import pytest
 from integration.cloud.kubernetes_api import kubernetes_api
 from integration.cloud.kubernetes_launch import LAUNCH, ROOT, SETTINGS, launched, place, settle, spec_of, until
+from launch_shells import use_shell
 
+from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
-from embark.cli.launch_output import cancel_run, launch_run
+from embark.cli.launch import launch_run
 from embark.errors import ExitCode, Fault, Interrupted, UserError
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.kubernetes.backend import Kubernetes
-from embark.launch.backends.kubernetes.kubectl import Forbidden, NoSuchKind, Patience
+from embark.launch.backends.kubernetes.kubectl import Forbidden, NoSuchKind
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
+from embark.store.retry_policy import RetryPolicy
 
 
 @pytest.fixture
@@ -34,7 +37,7 @@ def api(tmp_path, monkeypatch):
 
 MINUTE_S = 3.0
 """For a minute, where one request may take 20 s and three minutes are waited: here a twentieth of each."""
-SHORT = Patience(give_up_s=9.0, first_wait_s=0.05, longest_wait_s=0.75, request_s=1.0)
+SHORT = RetryPolicy(max_retries=1000, give_up_s=9.0, first_wait_s=0.05, longest_wait_s=0.75, request_s=1.0)
 
 
 @pytest.mark.parametrize("how", ["refuses", "hangs"])
@@ -62,7 +65,7 @@ def test_a_log_that_is_followed_goes_on_when_the_api_was_away_for_a_minute(api):
     handle = launched("place.nodes=1")
     api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
     api.log("dlrm-0-a", "before")
-    lines = place(patience=SHORT).logs(handle, follow=True)
+    lines = place(retry=SHORT).logs(handle, follow=True)
     assert next(lines).text == "before"
     api.down()
     api.log("dlrm-0-a", "while nobody could see it")
@@ -75,7 +78,8 @@ def test_a_log_that_is_followed_goes_on_when_the_api_was_away_for_a_minute(api):
 def test_an_api_that_stays_away_is_a_fault_with_a_fix(api):
     handle = launched()
     api.down()
-    hasty = Kubernetes(Shell(), tell=lambda _: None, patience=Patience(0.2, 0.1, 0.1))
+    hasty = Kubernetes(Shell(), notify=lambda _: None, retry=RetryPolicy(
+        max_retries=2, give_up_s=0.2, first_wait_s=0.1, longest_wait_s=0.1))
     with pytest.raises(Fault, match="the cluster training does not answer") as caught:
         hasty.status(handle)
     assert "cluster-info" in caught.value.fix
@@ -95,7 +99,7 @@ def test_a_token_that_expires_while_a_log_is_followed_is_told_too(api):
     handle = launched("place.nodes=1")
     api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
     api.log("dlrm-0-a", "before")
-    lines = place(patience=SHORT).logs(handle, follow=True)
+    lines = place(retry=SHORT).logs(handle, follow=True)
     assert next(lines).text == "before"
     api.is_token_good = False
     api.down()
@@ -125,7 +129,7 @@ def test_a_cluster_without_the_operator_is_told_how_to_get_it(tmp_path, monkeypa
 
 def test_a_job_of_that_name_is_not_written_over(api):
     launched()
-    with pytest.raises(UserError, match="is in namespace embark already"):
+    with pytest.raises(UserError, match="already exists in namespace embark"):
         launch_run(Console(quiet=True), spec_of("train.num_steps=7"), yes=True, dry_run=False)
     assert find_run("dlrm").is_submitted
 
@@ -176,7 +180,7 @@ class CtrlC(Shell):
 
 @pytest.mark.parametrize(("step", "is_after"), [*((step, False) for step in range(1, 7)), (4, True), (6, True)])
 def test_ctrl_c_at_any_step_says_what_is_there_and_how_to_remove_it(api, monkeypatch, step, is_after):
-    monkeypatch.setattr("embark.cli.launch_output.Shell", lambda: CtrlC(step, is_after=is_after))
+    use_shell(monkeypatch, lambda: CtrlC(step, is_after=is_after))
     with pytest.raises(Interrupted) as caught:
         launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False)
     error = caught.value
@@ -189,7 +193,7 @@ def test_ctrl_c_at_any_step_says_what_is_there_and_how_to_remove_it(api, monkeyp
         assert "embark cancel dlrm" in error.fix
         assert not find_run("dlrm").is_submitted
     if step <= 3:
-        assert error.what == "stopped by Ctrl-C; nothing was made"
+        assert error.what == "stopped by Ctrl-C; nothing was created"
         assert not list_runs().runs
 
 
@@ -217,7 +221,7 @@ def test_a_real_ctrl_c_ends_a_kubectl_that_hangs(api, tmp_path):
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=20)
     assert process.returncode == ExitCode.INTERRUPTED, told
-    assert "there may be by now: namespace embark" in told
+    assert "may exist by now: namespace embark" in told
     assert "Traceback" not in told
 
 
@@ -243,8 +247,8 @@ def test_what_a_launch_that_was_cut_off_left_is_taken_away_by_cancel(api, monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Kubernetes, "submit", cut)
-    with pytest.raises(Interrupted, match="there may be by now: namespace embark"):
+    with pytest.raises(Interrupted, match="may exist by now: namespace embark"):
         launch_run(Console(quiet=True), spec_of(f"store.root={tmp_path}", "place.nodes=1"), yes=True, dry_run=False)
     assert api.names("jobs") == {"dlrm"}
-    assert cancel_run(Console(quiet=True), "dlrm", yes=True, dry_run=False) == 0
+    assert cancel_command("dlrm", yes=True, console=Console(quiet=True)) == 0
     assert not api.names("jobs")

@@ -67,7 +67,7 @@ class Terminal:
     def launch(self, name: str, *settings: str) -> None:
         words = [f"name={name}", "place.target=ray", f"store.root={self.folder}/runs", "place.nodes=2", *settings]
         told = self.embark("launch", "spec.toml", "--yes", *(word for one in words for word in ("--set", one)))
-        assert "2 machines of a Ray cluster: 2 ranks: handed over" in told
+        assert "2 machines of a Ray cluster: 2 ranks: launched" in told
 
     def status(self, name: str) -> dict[str, Any]:
         read: dict[str, Any] = json.loads(self.embark("status", name, "--json"))

@@ -17,19 +17,10 @@ from render_jobs import job_of
 from ssh_servers import children_of, free_port, keygen, servers
 
 from embark.errors import UserError
-from embark.launch.backends.vm.logs import MachineLogs
-from embark.launch.backends.vm.ssh import (
-    Host,
-    Ssh,
-    Unreachable,
-    job_json,
-    names_of,
-    ssh_words,
-    status_of,
-    supervisor_text,
-    write_known_hosts,
-)
+from embark.launch.backends.ssh import Host, Ssh, Unreachable, names_of, ssh_words, write_known_hosts
+from embark.launch.log_follower import follow_logs, read_logs
 from embark.launch.shell import Shell
+from embark.launch.supervised import job_json, status_of
 from embark.render.targets.vm_node import STATE, VENV, node_program
 from embark.spec import load_spec, to_toml
 
@@ -66,7 +57,7 @@ def machines(tmp_path):
 
 @pytest.fixture
 def ssh() -> Ssh:
-    return Ssh(Shell(), tell=lambda _: None)
+    return Ssh(Shell(), notify=lambda _: None)
 
 
 def read(host: Host, name: str) -> dict | None:
@@ -75,8 +66,8 @@ def read(host: Host, name: str) -> dict | None:
 
 
 def bash(text: str, **order) -> Callable[[Host], Mapping[str, str]]:
-    return lambda host: {"keeper.py": supervisor_text(), "start.sh": f"#!/usr/bin/env bash\n{text}",
-                         "order.json": job_json([f"{host.folder}/start.sh"], wait_s=0.2, **order)}
+    return lambda host: {"start.sh": f"#!/usr/bin/env bash\n{text}",
+                         "job.json": job_json([f"{host.folder}/start.sh"], wait_s=0.2, **order)}
 
 
 def until(is_so: Callable[[], object]) -> None:
@@ -87,7 +78,7 @@ def until(is_so: Callable[[], object]) -> None:
 
 
 def state(ssh: Ssh, hosts: list[Host]) -> str:
-    return status_of(ssh.look(hosts), names_of(hosts), "file:///runs").state
+    return status_of(ssh.states(hosts), names_of(hosts), "file:///runs").state
 
 
 def training(tmp_path: Path, num_steps: int) -> Callable[[Host], Mapping[str, str]]:
@@ -105,8 +96,8 @@ def training(tmp_path: Path, num_steps: int) -> Callable[[Host], Mapping[str, st
                             ("OMP_NUM_THREADS=3", "OMP_NUM_THREADS=1")):
             program = program.replace(there, here)
         env = {"PYTHONPATH": str(ROOT / "src"), "EMBARK_CACHE": f"{host.folder}/cache", "PYTHONWARNINGS": "ignore"}
-        return {"keeper.py": supervisor_text(), "spec.toml": to_toml(spec), "node.sh": program,
-                "order.json": job_json([f"{host.folder}/node.sh"], env=env, wait_s=1.0)}
+        return {"spec.toml": to_toml(spec), "node.sh": program,
+                "job.json": job_json([f"{host.folder}/node.sh"], env=env, wait_s=1.0)}
 
     return files
 
@@ -115,18 +106,18 @@ def training(tmp_path: Path, num_steps: int) -> Callable[[Host], Mapping[str, st
 def test_two_machines_train_and_one_that_is_killed_comes_back_and_goes_on(tmp_path, machines, ssh):
     _, hosts = machines
     events = tmp_path / "runs/small/events.jsonl"
-    ssh.hand_over(hosts, training(tmp_path, 200), is_fresh=True)
+    ssh.start(hosts, training(tmp_path, 200), is_fresh=True)
     until(lambda: events.exists() and '"save"' in events.read_text())
     # The second machine's ranks die as those of a machine do that is taken away without a word.
     pid = read(hosts[1], "started.json")["pid"]
     for one in (pid, *children_of(pid)):
         os.kill(one, signal.SIGKILL)
-    until(lambda: ssh.look(hosts[1:])[1].is_lost)
+    until(lambda: ssh.states(hosts[1:])[1].is_lost)
     assert state(ssh, hosts) == "restarting"
-    ssh.hand_over(hosts, training_again(hosts), is_fresh=False)
+    ssh.start(hosts, training_again(hosts), is_fresh=False)
     until(lambda: state(ssh, hosts) not in ("restarting", "running"))
     told = [json.loads(line) for line in events.read_text().splitlines()]
-    said = "\n".join(line.text for line in MachineLogs(ssh, tell=print).now(hosts))
+    said = "\n".join(line.text for line in read_logs(ssh.log_sources(hosts, {})))
     assert state(ssh, hosts) == "succeeded", said
     resumed = [event["step"] for event in told if event["event"] == "resume"]
     assert resumed, said
@@ -138,37 +129,41 @@ def test_two_machines_train_and_one_that_is_killed_comes_back_and_goes_on(tmp_pa
 def training_again(hosts: list[Host]) -> Callable[[Host], Mapping[str, str]]:
     """The same files once more."""
     return lambda host: {name: (Path(host.folder) / name).read_text()
-                         for name in ("keeper.py", "spec.toml", "node.sh", "order.json")}
+                         for name in ("spec.toml", "node.sh", "job.json")}
 
 
 def test_it_outlives_the_connection_and_no_line_is_lost_or_told_twice_when_that_is_cut(tmp_path, machines, ssh):
     made, hosts = machines
     done = tmp_path / "done"
-    ssh.hand_over(hosts, bash(f"number=0\nwhile [ ! -e {done} ]; do number=$((number + 1)); echo $number; sleep 0.02; "
+    ssh.start(hosts, bash(f"number=0\nwhile [ ! -e {done} ]; do number=$((number + 1)); echo $number; sleep 0.02; "
                               "done"), is_fresh=True)
-    told: list[str] = []
-    lines = []
-    reading = MachineLogs(ssh, tell=told.append)
-    for line in reading.on(lambda: (hosts, all(one and one.code == 0 for one in ssh.look(hosts).values())), 0.5):
+    said: list[str] = []
+    lines, positions = [], {}
+    ssh = Ssh(Shell(), notify=said.append)
+
+    def look():
+        return ssh.log_sources(hosts, positions), all(one and one.code == 0 for one in ssh.states(hosts).values())
+
+    for line in follow_logs(look, 0.5):
         lines.append(line)
         if len(lines) == 20:
             for server in made:
                 server.cut()
-        if any("was cut, and is made again" in one for one in told) and len(lines) > 60:
+        if any("was cut" in one for one in said) and len(lines) > 60:
             done.touch()
     assert done.exists(), "the connection was cut, and made again"
     for host in hosts:
-        said = [int(line.text) for line in lines if line.index == host.index]
-        assert said == list(range(1, len(said) + 1))
-        assert said[-1] == len((Path(host.folder) / "log").read_text().splitlines())
+        numbers = [int(line.text) for line in lines if line.index == host.index]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert numbers[-1] == len((Path(host.folder) / "log").read_text().splitlines())
     assert all(line.time_ns > 0 for line in lines)
 
 
 def test_a_server_that_is_away_for_a_while_is_waited_for(machines, ssh):
     made, hosts = machines
-    ssh.hand_over(hosts, bash(COUNTS), is_fresh=True)
+    ssh.start(hosts, bash(COUNTS), is_fresh=True)
     made[1].stop()
-    seen = ssh.look(hosts)
+    seen = ssh.states(hosts)
     assert seen[1] is None
     status = status_of(seen, names_of(hosts), "file:///runs")
     assert (status.state, status.reason) == ("restarting", "dlrm-1 does not answer")
@@ -180,28 +175,28 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(machines, ssh):
 
 def test_told_to_end_the_ranks_end_by_themselves(machines, ssh):
     _, hosts = machines
-    ssh.hand_over(hosts, bash(COUNTS), is_fresh=True)
+    ssh.start(hosts, bash(COUNTS), is_fresh=True)
     assert ssh.stop(hosts, 20) == []
-    status = status_of(ssh.look(hosts), names_of(hosts), "file:///runs")
+    status = status_of(ssh.states(hosts), names_of(hosts), "file:///runs")
     assert status.state == "gone"
-    lines = list(MachineLogs(ssh, tell=print).now(hosts))
+    lines = list(read_logs(ssh.log_sources(hosts, {})))
     assert [line.text for line in lines].count("told to end") == 2
 
 
 def test_ranks_that_do_not_end_are_killed_after_their_grace(machines, ssh):
     _, hosts = machines
-    ssh.hand_over(hosts, bash("trap '' TERM\nwhile true; do sleep 0.1; done"), is_fresh=True)
+    ssh.start(hosts, bash("trap '' TERM\nwhile true; do sleep 0.1; done"), is_fresh=True)
     assert ssh.stop(hosts, 1.0) == hosts
-    until(lambda: all(not one.is_alive for one in ssh.look(hosts).values()))
+    until(lambda: all(not one.is_alive for one in ssh.states(hosts).values()))
 
 
 @pytest.mark.parametrize(("code", "ends"), [(64, True), (70, False), (75, False)])
 def test_the_table_of_exit_codes_says_what_is_started_again(machines, ssh, code, ends):
     _, hosts = machines
     body = f"if [ -e {hosts[0].folder}/was ]; then exit 0; fi\ntouch {hosts[0].folder}/was\nexit {code}"
-    ssh.hand_over(hosts[:1], bash(body), is_fresh=True)
-    until(lambda: ssh.look(hosts[:1])[0].code is not None)
-    status = status_of(ssh.look(hosts[:1]), names_of(hosts), "file:///runs")
+    ssh.start(hosts[:1], bash(body), is_fresh=True)
+    until(lambda: ssh.states(hosts[:1])[0].code is not None)
+    status = status_of(ssh.states(hosts[:1]), names_of(hosts), "file:///runs")
     assert (status.state, status.num_restarts) == (("failed", 0) if ends else ("succeeded", 1))
     assert (f"exit code {code}" in status.reason) == ends
 
@@ -211,30 +206,30 @@ def test_faults_one_after_the_other_are_given_up(machines, ssh):
     files = bash("exit 70")
 
     def fast(host: Host) -> Mapping[str, str]:
-        return {**files(host), "order.json": files(host)["order.json"].replace('"wait_s": 0.2', '"wait_s": 0')}
+        return {**files(host), "job.json": files(host)["job.json"].replace('"wait_s": 0.2', '"wait_s": 0')}
 
-    ssh.hand_over(hosts[:1], fast, is_fresh=True)
-    until(lambda: ssh.look(hosts[:1])[0].code is not None)
-    assert ssh.look(hosts[:1])[0].code == 70
-    assert any("given up" in line.text for line in MachineLogs(ssh, tell=print).now(hosts[:1]))
+    ssh.start(hosts[:1], fast, is_fresh=True)
+    until(lambda: ssh.states(hosts[:1])[0].code is not None)
+    assert ssh.states(hosts[:1])[0].code == 70
+    assert any("giving up" in line.text for line in read_logs(ssh.log_sources(hosts[:1], {})))
 
 
 def test_a_second_hand_over_leaves_what_runs_and_what_has_ended_alone(machines, ssh):
     _, hosts = machines
-    ssh.hand_over(hosts, bash(COUNTS), is_fresh=True)
+    ssh.start(hosts, bash(COUNTS), is_fresh=True)
     pids = [read(host, "started.json")["pid"] for host in hosts]
-    ssh.hand_over(hosts, bash(COUNTS), is_fresh=False)
+    ssh.start(hosts, bash(COUNTS), is_fresh=False)
     assert [read(host, "started.json")["pid"] for host in hosts] == pids
     ssh.stop(hosts, 20)
-    ssh.hand_over(hosts, bash(COUNTS), is_fresh=False)
-    assert all(not seen.is_alive for seen in ssh.look(hosts).values())
+    ssh.start(hosts, bash(COUNTS), is_fresh=False)
+    assert all(not seen.is_alive for seen in ssh.states(hosts).values())
 
 
 def test_an_attempt_is_ended_so_that_the_next_finds_the_others_elsewhere(machines, ssh):
     _, hosts = machines
-    ssh.hand_over(hosts[:1], bash(COUNTS), is_fresh=True)
-    ssh.again(hosts[:1])
-    until(lambda: ssh.look(hosts[:1])[0].num_restarts == 1)
+    ssh.start(hosts[:1], bash(COUNTS), is_fresh=True)
+    ssh.restart(hosts[:1])
+    until(lambda: ssh.states(hosts[:1])[0].num_restarts == 1)
     assert state(ssh, hosts[:1]) in ("running", "restarting")
 
 
@@ -245,15 +240,15 @@ def test_a_machine_with_another_host_key_is_not_spoken_to(tmp_path, machines, ss
     with pytest.raises(UserError, match="another host key"):
         ssh.wait_for(hosts, 10)
     with pytest.raises(UserError, match="another host key"):
-        ssh.hand_over(hosts[:1], bash(COUNTS), is_fresh=True)
-    assert not (Path(hosts[0].folder) / "order.json").exists()
+        ssh.start(hosts[:1], bash(COUNTS), is_fresh=True)
+    assert not (Path(hosts[0].folder) / "job.json").exists()
 
 
 def test_a_machine_that_nobody_vouches_for_is_not_spoken_to(tmp_path, machines, ssh):
     _, hosts = machines
     (tmp_path / "known_hosts").write_text("")
     with pytest.raises(UserError, match="another host key"):
-        ssh.hand_over(hosts[:1], bash(COUNTS), is_fresh=True)
+        ssh.start(hosts[:1], bash(COUNTS), is_fresh=True)
 
 
 def test_one_who_has_no_key_is_told_and_asked_no_password(tmp_path, machines, ssh):
@@ -263,7 +258,7 @@ def test_one_who_has_no_key_is_told_and_asked_no_password(tmp_path, machines, ss
                       known_hosts=tmp_path / "known_hosts", alias="dlrm-0", port=made[0].port)
     stranger = Host("dlrm-0", 0, words, hosts[0].folder)
     with pytest.raises(Unreachable, match="Permission denied"):
-        ssh.hand_over([stranger], bash(COUNTS), is_fresh=True)
+        ssh.start([stranger], bash(COUNTS), is_fresh=True)
 
 
 def test_a_folder_with_a_space_and_a_percent_sign_works(tmp_path, ssh):
@@ -273,9 +268,9 @@ def test_a_folder_with_a_space_and_a_percent_sign_works(tmp_path, ssh):
         for path in (key, known_hosts):
             shutil.copy(path, folder)
         host = made[0].host(0, folder / "key", folder / "known_hosts", folder / "run")
-        ssh.hand_over([host], bash("echo $((6 * 7))"), is_fresh=True)
-        until(lambda: ssh.look([host])[0].code == 0)
-        assert [line.text for line in MachineLogs(ssh, tell=print).now([host])] == ["42"]
+        ssh.start([host], bash("echo $((6 * 7))"), is_fresh=True)
+        until(lambda: ssh.states([host])[0].code == 0)
+        assert [line.text for line in read_logs(ssh.log_sources([host], {}))] == ["42"]
 
 
 def test_what_is_to_come_after_the_end_comes_and_not_when_someone_ended_it(tmp_path, machines, ssh):
@@ -283,10 +278,10 @@ def test_what_is_to_come_after_the_end_comes_and_not_when_someone_ended_it(tmp_p
     marks = [tmp_path / "after-0", tmp_path / "after-1"]
 
     def files(host: Host) -> Mapping[str, str]:
-        return {**bash("sleep 0.2" if host.index == 0 else COUNTS)(host), "order.json": job_json(
+        return {**bash("sleep 0.2" if host.index == 0 else COUNTS)(host), "job.json": job_json(
             [f"{host.folder}/start.sh"], after=["touch", str(marks[host.index])], after_s=0.3)}
 
-    ssh.hand_over(hosts, files, is_fresh=True)
+    ssh.start(hosts, files, is_fresh=True)
     ssh.stop(hosts[1:], 20)
     until(lambda: marks[0].exists())
     time.sleep(0.5)

@@ -9,20 +9,22 @@ import time
 import pytest
 from integration.cloud.vertex_rest import VertexRest, vertex_rest
 
+from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
-from embark.cli.launch_output import cancel_run, launch_run, status_run
+from embark.cli.launch import launch_run
+from embark.cli.status import status as status_command
 from embark.errors import ExitCode, Fault, Interrupted, UserError
-from embark.launch.backends.kubernetes.kubectl import Patience
 from embark.launch.backends.vertex.api import VertexApi
 from embark.launch.backends.vertex.backend import Vertex
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
 from embark.spec import load_spec
+from embark.store.retry_policy import RetryPolicy
 
 SETTINGS = ["name=dlrm", "place.machine=a2-highgpu-8g", "place.nodes=2", "place.target=vertex", "place.account=our-ads",
             "place.region=us-central1", "store.root=gs://training/runs",
             "place.image=us-central1-docker.pkg.dev/our-ads/embark/embark:1"]
-HASTY = Patience(give_up_s=5, first_wait_s=0.05, longest_wait_s=0.2)
+HASTY = RetryPolicy(max_retries=1000, give_up_s=5, first_wait_s=0.05, longest_wait_s=0.2)
 
 
 @pytest.fixture
@@ -40,8 +42,8 @@ def spec_of(*settings: str):
     return load_spec("quickstart", [*SETTINGS, *settings])
 
 
-def place(told: list[str] | None = None, patience: Patience = HASTY) -> Vertex:
-    return Vertex(Shell(), tell=(told if told is not None else []).append, patience=patience, poll_s=0.05, late_s=0.2)
+def place(told: list[str] | None = None, retry: RetryPolicy = HASTY) -> Vertex:
+    return Vertex(Shell(), notify=(told if told is not None else []).append, retry=retry)
 
 
 def launched(*settings: str):
@@ -71,22 +73,22 @@ def test_a_run_s_whole_life(api: VertexRest, capsys):
             severity="WARNING")
     status = vertex.status(handle)
     assert status.state == "pending"
-    assert status.reason.startswith("Google has no such machines free in us-central1 now (Resources are")
+    assert status.reason.startswith("Google has no such machines available in us-central1 now (Resources are")
     assert "place.region" in status.fix
 
     api.move("RUNNING")
     assert vertex.status(handle).state == "running"
     api.log("service", "Worker pool 1 was preempted; restarting the job.", severity="WARNING")
     status = vertex.status(handle)
-    assert (status.state, status.num_restarts, len(status.parts)) == ("running", 1, 2)
+    assert (status.state, status.num_restarts, len(status.replicas)) == ("running", 1, 2)
     assert "preempted" in status.reason
     assert [event.is_warning for event in vertex.events(handle)] == [False, True, True]
 
     api.move("SUCCEEDED")
-    assert status_run(Console(), "dlrm") == ExitCode.DONE
+    assert status_command("dlrm", console=Console()) == ExitCode.DONE
     assert "succeeded" in capsys.readouterr().out
     api.jobs.clear()
-    assert status_run(Console(), "dlrm") == ExitCode.DONE
+    assert status_command("dlrm", console=Console()) == ExitCode.DONE
     told = capsys.readouterr().out
     assert "gone" in told
     assert "when last seen it had succeeded" in told
@@ -133,7 +135,7 @@ def test_a_quota_that_is_used_up_is_said_before_anything_is_made_with_where_to_a
 def test_a_failed_run_says_what_its_exit_code_means(api: VertexRest, capsys):
     launched()
     api.move("FAILED", "The replica workerpool0-0 exited with a non-zero status of 64. To find out more see the logs.")
-    assert status_run(Console(), "dlrm") == ExitCode.OTHER
+    assert status_command("dlrm", console=Console()) == ExitCode.OTHER
     assert "the spec or the data is wrong (exit code 64)" in capsys.readouterr().out
 
 
@@ -149,7 +151,7 @@ def test_an_api_that_is_away_is_waited_for_and_a_job_is_never_made_twice(api: Ve
     assert "Vertex AI does not answer" in told[0]
     api.down()
     with pytest.raises(Fault, match="Vertex AI does not answer"):
-        place(patience=Patience(0.1, 0.05, 0.05)).status(handle)
+        place(retry=RetryPolicy(max_retries=2, give_up_s=0.1, first_wait_s=0.05, longest_wait_s=0.05)).status(handle)
 
 
 def test_a_login_that_has_ended_is_told_at_once(api: VertexRest):
@@ -174,12 +176,12 @@ def test_cancel_waits_for_the_end_and_takes_the_record_away(api: VertexRest, cap
     launched()
     api.move("RUNNING")
     api.cancel_s = 0.5
-    assert cancel_run(Console(), "dlrm", yes=True, dry_run=False) == 0
+    assert cancel_command("dlrm", yes=True, console=Console()) == 0
     told = capsys.readouterr()
     assert "removed CustomJob 1000" in told.out
     assert "gs://training/runs/dlrm" in told.out
     assert not api.jobs
-    assert cancel_run(Console(), "dlrm", yes=True, dry_run=False) == 0
+    assert cancel_command("dlrm", yes=True, console=Console()) == 0
     assert not list_runs().runs
 
 
@@ -211,11 +213,11 @@ def test_ctrl_c_at_any_request_says_what_is_there_and_how_to_remove_it(api: Vert
         launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False)
     assert bool(api.jobs) == (step == 2 and is_after)
     if step == 1:
-        assert caught.value.what == "stopped by Ctrl-C; nothing was made"
+        assert caught.value.what == "stopped by Ctrl-C; nothing was created"
         assert not list_runs().runs
         return
     assert "a CustomJob dlrm in projects/our-ads/locations/us-central1" in caught.value.what
     assert caught.value.fix == "embark cancel dlrm"
     left[0] = 100
-    assert cancel_run(Console(quiet=True), "dlrm", yes=True, dry_run=False) == 0
+    assert cancel_command("dlrm", yes=True, console=Console(quiet=True)) == 0
     assert not api.jobs

@@ -1,4 +1,4 @@
-"""Plain machines of EC2: the real `aws` against moto's server, the run handed over by ssh to a server on loopback."""
+"""Plain machines of EC2: the real `aws` against moto's server, the run launched by ssh to a server on loopback."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ import pytest
 from integration.cloud import emulators
 from ssh_servers import servers
 
+from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
-from embark.cli.launch_output import cancel_run, launch_run, logs_run, status_run
+from embark.cli.launch import launch_run
+from embark.cli.logs import logs as logs_command
+from embark.cli.status import status as status_command
+from embark.launch.backends.ssh import Host
 from embark.launch.backends.vm import backend as vm_module
 from embark.launch.backends.vm.aws import Aws
-from embark.launch.backends.vm.backend import Means, Vm
-from embark.launch.backends.vm.ssh import Host, job_json, supervisor_text
+from embark.launch.backends.vm.backend import Vm
 from embark.launch.run_registry import find_run
 from embark.launch.shell import Shell
+from embark.launch.supervised import job_json
 from embark.render.job import Job
 from embark.render.steps import Step
 from embark.spec import load_spec
@@ -84,7 +88,7 @@ def machines(tmp_path, monkeypatch, environment, moto):
                 return [replace(step, wait_s=0) for step in super().steps() if "placement" not in step.what]
 
         def files(job: Job, index: int, master: str) -> Mapping[str, str]:
-            return {"keeper.py": supervisor_text(), "order.json": job_json(["./start.sh"], wait_s=0.2),
+            return {"job.json": job_json(["./start.sh"], wait_s=0.2),
                     "start.sh": SAYS.format(index=index, master=master, folder=tmp_path)}
 
         for server in made:  # the run's own key opens them, as it does machines that were given it
@@ -92,8 +96,10 @@ def machines(tmp_path, monkeypatch, environment, moto):
             key = f"{tmp_path}/data/embark/runs/vm/aws/dlrm/key.pub"
             server.config.write_text(server.config.read_text().replace(f"{tmp_path}/key.pub", key))
             server.start()
-        means = Means(Here, Aws.settings, files, poll_s=1.0, boot_s=60.0)
-        monkeypatch.setattr(vm_module, "means_of", lambda _: means)
+        monkeypatch.setattr(vm_module, "cloud_class", lambda _: Here)
+        monkeypatch.setattr(vm_module, "machine_files", files)
+        monkeypatch.setattr(Vm, "poll_s", 1.0)
+        monkeypatch.setattr(Vm, "boot_s", 60.0)
         yield made
         for started in tmp_path.glob("dlrm-*/i-*/started.json"):
             try:
@@ -123,31 +129,28 @@ def spec_at(tmp_path: Path):
 def test_the_whole_life_of_a_run_on_spot_machines(tmp_path, machines, capsys):
     spec = spec_at(tmp_path)
     assert launch_run(Console(), spec, yes=True, dry_run=False) == 0
-    assert "dlrm on 2 x g5.xlarge: 2 ranks: handed over" in capsys.readouterr().out
+    assert "dlrm on 2 x g5.xlarge: 2 ranks: launched" in capsys.readouterr().out
     handle = find_run("dlrm").handle
     made = {tag["Value"]: one for one in live() for tag in one["Tags"] if tag["Key"] == "embark-rank"}
     assert set(made) == {"0", "1"}
     assert all(one["InstanceLifecycle"] == "spot" for one in made.values())
     assert all("embark-dlrm" in one["IamInstanceProfile"]["Arn"] for one in made.values())
     assert {group["GroupName"] for one in made.values() for group in one["SecurityGroups"]} == {"embark-dlrm"}
-    place = Vm(Shell(), tell=lambda _: None)
+    place = Vm(Shell(), notify=lambda _: None)
     status = place.status(handle)
     assert status.state == "running", status
     said = [line.text for line in place.logs(handle)]
     first = made["0"]["PrivateIpAddress"]
     assert sorted(said) == [f"rank 0 of {first}", f"rank 1 of {first}"]
 
-    # The first machine is taken away: another comes, at another address, and the other rank is told of it.
+    # The first machine is preempted: recovery creates another, and the other rank learns its address.
     ec2().terminate_instances(InstanceIds=[made["0"]["InstanceId"]])
     lost = next((tmp_path / "dlrm-0").glob("i-*/started.json"))
     os.killpg(json.loads(lost.read_text())["pid"], signal.SIGKILL)
-    hasty = Vm(Shell(), tell=lambda _: None, is_hasty=True).status(handle)
-    assert hasty.state == "restarting"
-    assert len(live()) == 1, "a list of all runs makes no machines"
-    assert status_run(Console(), "dlrm") == 0
-    told = capsys.readouterr().out
-    assert "restarting: machine 0 was taken away" in told
-    assert "brought back, and it goes on from its checkpoint" in told
+    assert status_command("dlrm", console=Console()) == 0
+    assert "lost: machine 0 is gone" in capsys.readouterr().out
+    assert len(live()) == 1, "status creates no machines"
+    place.recover(handle)
     now = {tag["Value"]: one for one in live() for tag in one["Tags"] if tag["Key"] == "embark-rank"}
     assert set(now) == {"0", "1"}
     assert now["0"]["InstanceId"] != made["0"]["InstanceId"]
@@ -158,19 +161,19 @@ def test_the_whole_life_of_a_run_on_spot_machines(tmp_path, machines, capsys):
 
     # It trains to its end; what still costs is said.
     (tmp_path / "done").touch()
-    assert logs_run(Console(), "dlrm", follow=True) == 0
+    assert logs_command("dlrm", follow=True, console=Console()) == 0
     told = capsys.readouterr().out
     assert "trained" in told
-    assert "2 machines still there at $" in told
-    assert cancel_run(Console(), "dlrm", yes=True, dry_run=False) == 0
+    assert "2 machines still running at $" in told
+    assert cancel_command("dlrm", yes=True, console=Console()) == 0
     told = capsys.readouterr().out
     assert "removed dlrm-0, dlrm-1" in told
     assert "aws iam delete-role --role-name embark-dlrm" in told
     assert not live()
     assert not Path(str(handle.where["folder"])).exists(), "nor is the key kept"
-    assert status_run(Console(), "dlrm") == 0
+    assert status_command("dlrm", console=Console()) == 0
     assert "gone" in capsys.readouterr().out
-    assert not live(), "nothing that was cancelled is brought back"
+    assert not live(), "nothing that was cancelled is re-created"
 
 
 def until(is_so) -> None:

@@ -12,7 +12,7 @@ import pytest
 from embark.__main__ import run
 from embark.catalog import load_catalog
 from embark.cli.console import Console
-from embark.cli.cost_output import show_cost
+from embark.cli.cost import cost
 from embark.errors import UserError
 from embark.events.events import Event
 from embark.launch.backend import RunHandle
@@ -56,7 +56,7 @@ def write_run(folder: Path, events: list[Event], sets: list[str] | None = None) 
 
 
 def told(capsys, word: str, budget: float | None = None) -> tuple[int, dict]:
-    code = show_cost(Console(json=True), word, budget_usd=budget)
+    code = cost(word, budget=budget, console=Console(json=True))
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -64,17 +64,17 @@ def test_a_run_is_split_into_useful_redone_and_waiting(tmp_path, capsys):
     write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000, usd_per_hour=3600.0))
     code, answer = told(capsys, "dlrm")
     assert code == 0
-    assert (answer["useful_s"], answer["redone_s"], answer["waiting_s"]) == pytest.approx((80, 20, 100), abs=0.01)
+    assert tuple(answer["spending"][key] for key in ("useful_s", "redone_s", "waiting_s")) == pytest.approx((80, 20, 100), abs=0.01)
     assert answer["spent_usd"] == pytest.approx(200, abs=0.01)
     assert answer["left_s"] == pytest.approx(840 * 0.5)
     assert answer["total_usd"] == pytest.approx(620, abs=0.01)
-    assert (answer["num_interruptions"], answer["lost_steps"]) == (1, 40)
-    assert answer["price"] == "as the run was told when it started"
+    assert (answer["spending"]["lost"]["num"], answer["spending"]["lost"]["lost_steps"]) == (1, 40)
+    assert answer["price_source"] == "the price the run was started with"
 
 
 def test_for_a_person_every_part_has_its_time_and_its_dollars(tmp_path, capsys):
     write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000, usd_per_hour=3600.0))
-    assert show_cost(Console(), "dlrm", budget_usd=None) == 0
+    assert cost("dlrm", budget=None, console=Console()) == 0
     out = capsys.readouterr().out
     assert "runs/dlrm: $200.00 in 3 min 20 s so far" in out
     for part in ("useful", "redone", "waiting"):
@@ -86,7 +86,7 @@ def test_for_a_person_every_part_has_its_time_and_its_dollars(tmp_path, capsys):
 
 def test_a_run_without_a_price_is_told_in_hours_only(tmp_path, capsys):
     write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000))
-    assert show_cost(Console(), "dlrm", budget_usd=None) == 0
+    assert cost("dlrm", budget=None, console=Console()) == 0
     out = capsys.readouterr().out
     assert "3 min 20 s so far" in out
     assert "hours only" in out
@@ -101,8 +101,8 @@ def test_the_price_of_a_machine_is_the_catalogs_with_its_date(tmp_path, capsys):
     _, answer = told(capsys, "dlrm")
     assert answer["usd_per_hour"] == pytest.approx(2 * price.on_demand_usd_per_hour)
     assert answer["spent_usd"] == pytest.approx(answer["usd_per_hour"] * 200 / 3600, rel=1e-3)
-    assert price.origin.date in answer["price"]
-    assert price.origin.source in answer["price"]
+    assert price.origin.date in answer["price_source"]
+    assert price.origin.source in answer["price_source"]
     assert answer["predicted_usd"] > 0
 
 
@@ -112,41 +112,41 @@ def test_a_run_that_speaks_is_counted_to_now_and_one_that_is_silent_is_not(tmp_p
     write_run(tmp_path / "runs" / "dead", killed_once(now - 5000, usd_per_hour=3600.0))
     _, live = told(capsys, "live")
     _, dead = told(capsys, "dead")
-    assert (live["is_up"], dead["is_up"]) == (True, False)
+    assert (live["is_running"], dead["is_running"]) == (True, False)
     assert live["held_s"] == pytest.approx(215, abs=5)
     assert dead["held_s"] == pytest.approx(200, abs=0.01)
 
 
 @pytest.mark.parametrize(("budget", "code", "words"), [
-    (100.0, 1, "the budget of $100.00 is spent"), (500.0, 1, "will pass its budget of $500.00 by $120.00"),
+    (100.0, 1, "the budget of $100.00 is spent"), (500.0, 1, "will exceed its budget of $500.00 by $120.00"),
     (1000.0, 0, "within its budget of $1,000.00"),
 ])
 def test_a_budget_is_checked_once(tmp_path, capsys, budget: float, code: int, words: str):
     write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000, usd_per_hour=3600.0))
-    assert show_cost(Console(), "dlrm", budget_usd=budget) == code
+    assert cost("dlrm", budget=budget, console=Console()) == code
     assert words in capsys.readouterr().out
 
 
 def test_a_runs_own_budget_is_the_one_to_keep(tmp_path, capsys):
     events = killed_once(time.time() - 1000, usd_per_hour=3600.0)
     write_run(tmp_path / "runs" / "dlrm", events, ["place.budget_usd=500"])
-    assert show_cost(Console(), "dlrm", budget_usd=None) == 1
+    assert cost("dlrm", budget=None, console=Console()) == 1
     assert "it stops itself at $500.00" in capsys.readouterr().out
 
 
 def test_a_budget_of_nothing_is_refused():
-    with pytest.raises(UserError, match="no money"):
-        show_cost(Console(), "dlrm", budget_usd=0.0)
+    with pytest.raises(UserError, match="must be greater than 0"):
+        cost("dlrm", budget=0.0, console=Console())
 
 
 def test_a_run_that_is_not_there_is_told():
     with pytest.raises(UserError, match="no such run"):
-        show_cost(Console(), "nothing", budget_usd=None)
+        cost("nothing", budget=None, console=Console())
 
 
 def test_a_run_that_has_told_nothing_has_spent_nothing(tmp_path, capsys):
     write_run(tmp_path / "runs" / "dlrm", [])
-    assert show_cost(Console(), "dlrm", budget_usd=None) == 0
+    assert cost("dlrm", budget=None, console=Console()) == 0
     assert "nothing spent yet" in capsys.readouterr().out
 
 
@@ -199,7 +199,7 @@ def test_a_run_on_kubernetes_is_paid_since_its_nodes_took_it(tmp_path, capsys, c
     launch(str(tmp_path / "elsewhere" / "dlrm"))
     cluster(now - 500, now - 160)  # 340 s in the queue are nobody's money
     _, answer = told(capsys, "dlrm")
-    assert answer["is_up"]
+    assert answer["is_running"]
     assert answer["lead_s"] == pytest.approx(60, abs=2)
     assert answer["spent_usd"] == pytest.approx(160, abs=4)
 
@@ -235,18 +235,19 @@ def test_the_price_of_the_launch_counts_though_the_catalog_has_another(tmp_path,
     launch(str(tmp_path / "elsewhere" / "dlrm"))
     cluster(time.time() - 2000, None, phase="Pending")
     _, answer = told(capsys, "dlrm")
-    assert (answer["usd_per_hour"], answer["price"]) == (3600.0, "the catalog's on the day of the launch")
+    assert (answer["usd_per_hour"], answer["price_source"]) == (3600.0, "the catalog's on the day of the launch")
 
 
 @pytest.mark.parametrize(("budget", "is_ended"), [(100.0, True), (500.0, True), (100_000.0, False)],
                          ids=["spent", "would be passed", "enough"])
-def test_a_launched_run_that_would_pass_its_budget_is_stopped(tmp_path, capsys, cluster, budget, is_ended):
+def test_a_launched_run_that_would_pass_its_budget_is_stopped(tmp_path, cluster, monkeypatch, budget, is_ended):
     now = time.time()
     write_run(tmp_path / "elsewhere" / "dlrm", killed_once(now + 85, usd_per_hour=3600.0))
     launch(str(tmp_path / "elsewhere" / "dlrm"))
     cluster(now - 500, now - 250)
     ended: list[str] = []
-    assert show_cost(Console(), "dlrm", budget_usd=budget, stop=ended.append) == int(is_ended)
+    monkeypatch.setattr("embark.cli.cost.cancel", lambda name, **_: ended.append(name))
+    assert cost("dlrm", budget=budget, stop=True, yes=True, console=Console()) == int(is_ended)
     assert ended == (["dlrm"] if is_ended else [])
 
 
@@ -272,27 +273,29 @@ def until(is_so, limit_s: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def test_without_a_price_nothing_is_stopped(tmp_path, capsys):
+def test_without_a_price_nothing_is_stopped(tmp_path, capsys, monkeypatch):
     write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() + 85))
     ended: list[str] = []
-    assert show_cost(Console(), "dlrm", budget_usd=1.0, stop=ended.append) == 1
-    assert "is not known: the run has no price" in capsys.readouterr().out
+    monkeypatch.setattr("embark.cli.cost.cancel", lambda name, **_: ended.append(name))
+    assert cost("dlrm", budget=1.0, stop=True, yes=True, console=Console()) == 1
+    assert "is unknown: the run has no price" in capsys.readouterr().out
     assert ended == []
 
 
 def test_stopping_without_a_budget_is_refused(tmp_path):
     write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() + 85, usd_per_hour=3600.0))
     with pytest.raises(UserError, match="needs a budget"):
-        show_cost(Console(), "dlrm", budget_usd=None, stop=lambda name: None)
+        cost("dlrm", budget=None, stop=True, console=Console())
 
 
-def test_a_run_that_was_not_launched_from_here_cannot_be_stopped_from_here(tmp_path, capsys):
+def test_a_run_that_was_not_launched_from_here_cannot_be_stopped_from_here(tmp_path, capsys, monkeypatch):
     write_run(tmp_path / "runs" / "live", killed_once(time.time() + 85, usd_per_hour=3600.0))
     write_run(tmp_path / "runs" / "dead", killed_once(time.time() - 5000, usd_per_hour=3600.0))
     ended: list[str] = []
+    monkeypatch.setattr("embark.cli.cost.cancel", lambda name, **_: ended.append(name))
     with pytest.raises(UserError, match="not launched from here"):
-        show_cost(Console(), "live", budget_usd=1.0, stop=ended.append)
-    assert show_cost(Console(), "dead", budget_usd=1.0, stop=ended.append) == 1
+        cost("live", budget=1.0, stop=True, yes=True, console=Console())
+    assert cost("dead", budget=1.0, stop=True, yes=True, console=Console()) == 1
     assert "nothing to stop" in capsys.readouterr().out
     assert ended == []
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
-from embark.cli.launch_output import cancel_run, launch_run, logs_run, status_run
+from embark.cli.launch import launch_run
+from embark.cli.logs import logs as logs_command
+from embark.cli.status import status as status_command
 from embark.errors import SpecError, UserError
 from embark.launch.backend import RunHandle
 from embark.launch.run_registry import RunRecord, now_s, registry_dir, save_record
@@ -32,17 +36,16 @@ def test_a_dry_run_needs_no_kubectl_and_gives_a_program_its_commands(target, cap
     assert launch_run(Console(json=True), spec, yes=False, dry_run=True) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["usd_per_hour"] > 0
-    assert "fits 2 x p5.48xlarge" in answer["verdict"]
+    assert "fits 2 x p5.48xlarge" in answer["estimate"]["verdict"]
     applied = [words for words in answer["commands"] if "apply" in words]
     assert ["--dry-run=server" in words for words in applied] == [False, True, False]
 
 
 def test_a_budget_on_the_command_line_travels_in_the_spec(monkeypatch):
     from embark.cli import launch as launch_cli
-    from embark.cli import launch_output as launch_verb
 
     seen = []
-    monkeypatch.setattr(launch_verb, "launch_run", lambda console, spec, **rest: seen.append(spec) or 0)
+    monkeypatch.setattr(launch_cli, "launch_run", lambda console, spec, **rest: seen.append(spec) or 0)
     assert launch_cli.launch("quickstart", set_=tuple(AWS), budget=49.5) == 0
     assert seen[0].place.budget_usd == 49.5
 
@@ -74,8 +77,8 @@ def test_without_kubectl_nothing_is_kept():
 
 
 def test_a_name_that_was_never_launched_is_told():
-    for verb in (lambda: status_run(Console(), "x"), lambda: logs_run(Console(), "x", follow=False),
-                 lambda: cancel_run(Console(), "x", yes=True, dry_run=False)):
+    for verb in (lambda: status_command("x", console=Console()), lambda: logs_command("x", follow=False, console=Console()),
+                 lambda: cancel_command("x", yes=True, console=Console())):
         with pytest.raises(UserError, match="x: no run of that name"):
             verb()
 
@@ -83,22 +86,41 @@ def test_a_name_that_was_never_launched_is_told():
 def test_one_place_that_cannot_be_asked_does_not_hide_the_others(tmp_path, capsys):
     where = {"context": "east", "kubeconfig": "", "namespace": "embark", "object": "far", "target": "job",
              "cloud": "aws", "num_nodes": 1, "queue": ""}
-    save_record(RunRecord(RunHandle("far", "kubernetes", where), "", now_s(), True, last_state="running"))
+    save_record(RunRecord(RunHandle("far", "kubernetes", where), "", now_s(), True))
     save_record(RunRecord(RunHandle("near", "local", {"folder": str(tmp_path / "near")}), "", now_s(), True))
     save_record(RunRecord(RunHandle("new", "of another version", {}), "", now_s(), True))
     (registry_dir() / "bad.json").write_text("{")
-    assert status_run(Console(json=True), "") == 0
+    assert status_command("", console=Console(json=True)) == 0
     told = capsys.readouterr()
-    rows = {row["name"]: row for row in json.loads(told.out)}
-    assert rows["far"]["state"] == "was running"
-    assert "kubectl is not installed" in rows["far"]["why"]
+    answer = json.loads(told.out)
+    rows = {row["name"]: row for row in answer["runs"]}
+    assert rows["far"]["state"] == "unknown"
+    assert "kubectl is not installed" in rows["far"]["reason"]
     assert rows["near"]["state"] == "gone"
-    assert "does not know" in rows["new"]["why"]
-    assert "bad.json cannot be read" in told.err
+    assert "does not know" in rows["new"]["reason"]
+    assert [path.endswith("bad.json") for path in answer["unreadable"]] == [True]
 
 
 def test_a_launch_that_was_cut_off_before_anything_was_made_says_so(tmp_path, capsys):
     handle = RunHandle("near", "local", {"folder": str(tmp_path / "near")})
     save_record(RunRecord(handle, "", now_s(), is_submitted=False))
-    assert status_run(Console(), "near") == 0
-    assert "its launch was cut off before it was made" in capsys.readouterr().out
+    assert status_command("near", console=Console()) == 0
+    assert "its launch was interrupted before it was created" in capsys.readouterr().out
+
+
+def test_status_without_launched_runs_points_to_the_local_ones(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "events.jsonl").touch()
+    assert status_command(console=Console()) == 0
+    assert "nothing launched from here; 2 runs in ./runs: embark watch" in capsys.readouterr().out
+
+
+def test_a_paid_run_is_not_launched_without_a_terminal_unless_yes_is_given(monkeypatch):
+    prepared = SimpleNamespace(estimate=SimpleNamespace(verdict="fits", price="$1 an hour"),
+                               handle=RunHandle("dlrm", "vm", {}, "dlrm"))
+    monkeypatch.setattr("embark.cli.launch.prepare_launch", lambda *_, **__: prepared)
+    with pytest.raises(UserError) as caught:
+        launch_run(Console(quiet=True), load_spec("quickstart", AWS), yes=False, dry_run=False)
+    assert "--yes" in caught.value.fix

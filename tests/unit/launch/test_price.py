@@ -13,22 +13,22 @@ BASE = ["place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://bucket/ru
 
 
 def test_the_price_is_that_of_all_machines_as_they_are_paid_where_they_are():
-    told = estimate_launch(load_spec("quickstart", [*BASE, "place.region=us-west-2"]))
+    estimate = estimate_launch(load_spec("quickstart", [*BASE, "place.region=us-west-2"]))
     price = load_catalog().prices["p5.48xlarge", "us-west-2"]
-    assert told.fits
-    assert told.usd_per_hour == 2 * price.on_demand_usd_per_hour
-    assert "an hour on demand in us-west-2" in told.price
-    assert told.total_usd is not None
+    assert estimate.fits
+    assert estimate.usd_per_hour == 2 * price.on_demand_usd_per_hour
+    assert "an hour on demand in us-west-2" in estimate.price
+    assert estimate.total_usd is not None
     spot = estimate_launch(load_spec("quickstart", [*BASE, "place.region=us-west-2", "place.spot=true"]))
     assert spot.usd_per_hour == 2 * price.spot_usd_per_hour
     assert "on spot in us-west-2" in spot.price
 
 
 def test_data_that_is_not_here_leaves_the_price_an_hour():
-    told = estimate_launch(load_spec("quickstart", [*BASE, "data.kind=prepared", "data.path=s3://bucket/criteo"]))
-    assert "no plan could be made" in told.sentence
-    assert told.usd_per_hour is not None
-    assert "an hour" in told.price
+    estimate = estimate_launch(load_spec("quickstart", [*BASE, "data.kind=prepared", "data.path=s3://bucket/criteo"]))
+    assert "no plan could be made" in estimate.verdict
+    assert estimate.usd_per_hour is not None
+    assert "an hour" in estimate.price
 
 
 def test_a_budget_is_said_with_the_price_and_that_it_ends_the_run_early():

@@ -1,4 +1,4 @@
-"""A run that was handed over is found again, whatever became of the other files."""
+"""A run that was launched is found again, whatever became of the other files."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def run(name: str = "dlrm", context: str = "east", **changes) -> RunRecord:
     return replace(RunRecord(handle, 'name = "dlrm"\n', 1000.0, is_submitted=True), **changes)
 
 
-def test_what_is_remembered_is_found_whole():
-    save_record(run(last_state="running", last_reason="so far"))
-    assert find_run("dlrm") == run(last_state="running", last_reason="so far")
+def test_a_record_is_read_back_complete():
+    save_record(run(is_cancelled=True))
+    assert find_run("dlrm") == run(is_cancelled=True)
     assert registry_dir().is_dir()
 
 
@@ -82,7 +82,7 @@ def test_the_newest_comes_first_and_a_forgotten_one_is_gone():
 
 def _write_many(number: int) -> None:
     for turn in range(20):
-        save_record(run(last_reason=f"{number} {turn} " + "x" * 20_000))
+        save_record(run(spec_toml=f"{number} {turn} " + "x" * 20_000))
 
 
 def test_writers_at_the_same_time_leave_one_whole_file():
@@ -93,12 +93,12 @@ def test_writers_at_the_same_time_leave_one_whole_file():
     while any(writer.is_alive() for writer in writers):
         assert not list_runs().broken
     assert [writer.exitcode for writer in writers] == [0, 0]
-    assert find_run("dlrm").last_reason.endswith("x" * 20_000)
+    assert find_run("dlrm").spec_toml.endswith("x" * 20_000)
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
-    with pytest.raises(UserError, match="could not be remembered") as caught:
+    with pytest.raises(UserError, match="could not be recorded") as caught:
         save_record(run())
     assert "XDG_DATA_HOME" in caught.value.fix

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
-from embark.cli.launch_output import cancel_run, launch_run, logs_run, status_run
+from embark.cli.launch import launch_run
+from embark.cli.logs import logs as logs_command
+from embark.cli.status import status as status_command
 from embark.errors import UserError
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.local.backend import Local
@@ -44,7 +47,7 @@ def launched(name: str, *settings: str):
 
 
 def local() -> Local:
-    return Local(Shell(), tell=lambda _: None, poll_s=0.1)
+    return Local(Shell(), notify=lambda _: None)
 
 
 def until(is_so) -> None:
@@ -58,37 +61,37 @@ def until(is_so) -> None:
 def test_a_run_trains_to_its_end_and_is_followed_there(tmp_path, capsys):
     (tmp_path / "embark.py").write_text("raise SystemExit('a file of the user, not the package')")
     launched("small", "train.num_steps=4")
-    assert logs_run(Console(), "small", follow=True) == 0
+    assert logs_command("small", follow=True, console=Console()) == 0
     told = capsys.readouterr().out
     assert " rank 0 | " in told
     assert "succeeded: took" in told
     ends = [json.loads(line) for line in (tmp_path / "runs/small/events.jsonl").read_text().splitlines()]
     assert ends[-1]["outcome"] == "done"
-    assert status_run(Console(json=True), "small") == 0
+    assert status_command("small", console=Console(json=True)) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "succeeded"
 
 
 @pytest.mark.slow
 def test_it_outlives_its_launcher_and_cancelling_it_leaves_a_whole_checkpoint(tmp_path, capsys):
-    script = ("import sys; from embark.cli.console import Console; from embark.cli.launch_output import launch_run; "
+    script = ("import sys; from embark.cli.console import Console; from embark.cli.launch import launch_run; "
               "from embark.spec import load_spec; "
               "launch_run(Console(), load_spec('laptop', sys.argv[1:]), yes=False, dry_run=False)")
     settings = ["name=long", *SMALL, "train.num_steps=1000000", "store.checkpoint_every=0"]
     # A terminal that closes: its whole session is told to hang up.
     launcher = subprocess.Popen([sys.executable, "-c", script, *settings], start_new_session=True,
                                 stdout=subprocess.PIPE, text=True)
-    assert "handed over" in launcher.communicate(timeout=WAIT_S)[0]
+    assert "launched" in launcher.communicate(timeout=WAIT_S)[0]
     with pytest.raises(ProcessLookupError):
         os.killpg(launcher.pid, signal.SIGHUP)
     handle = find_run("long").handle
-    with pytest.raises(UserError, match="runs on this machine already"):
+    with pytest.raises(UserError, match="already runs on this machine"):
         launch_run(Console(), load_spec("laptop", settings), yes=False, dry_run=False)
     events = tmp_path / "runs/long/events.jsonl"
     until(lambda: events.exists() and '"step"' in events.read_text())
     assert local().status(handle).state == "running"
-    assert cancel_run(Console(), "long", yes=True, dry_run=False) == 0
+    assert cancel_command("long", yes=True, console=Console()) == 0
     told = capsys.readouterr().out
-    assert "its last whole checkpoint: step-" in told
+    assert "last complete checkpoint: step-" in told
     status = local().status(handle)
     assert status.state == "gone"
     assert "cancelled after" in status.reason
@@ -101,7 +104,7 @@ def test_one_that_was_killed_is_told_and_not_taken_for_running(tmp_path):
     until(lambda: local().status(handle).state != "running")
     status = local().status(handle)
     assert status.state == "failed"
-    assert "goes on from the last checkpoint" in status.fix
+    assert "resumes it from the last checkpoint" in status.fix
 
 
 @pytest.mark.slow
@@ -113,7 +116,7 @@ def test_a_wrong_spec_is_told_by_its_exit_code(tmp_path, capsys):
     assert status.state == "failed"
     assert "exit code 64" in status.reason
     assert any("store.root" in line.text for line in local().logs(handle))
-    assert status_run(Console(), "wrong") == 1
+    assert status_command("wrong", console=Console()) == 1
 
 
 def test_a_process_number_that_was_given_to_another_is_not_ours(tmp_path):
@@ -143,7 +146,7 @@ def test_the_lines_of_several_ranks_are_told_apart(tmp_path):
 def test_a_rank_for_each_gpu_but_one_process_of_jax(monkeypatch, device, num_ranks):
     monkeypatch.setattr("embark.launch.backends.local.backend.num_gpus", lambda: 4)
     spec = load_spec("quickstart", [f"place.device={device}"])
-    assert Local(Shell(), tell=print).handle_of(spec).where["num_ranks"] == num_ranks
+    assert Local(Shell(), notify=print).handle_of(spec).where["num_ranks"] == num_ranks
 
 
 def test_a_dry_run_says_the_command_and_leaves_nothing(tmp_path, capsys):

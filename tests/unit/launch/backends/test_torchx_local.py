@@ -8,8 +8,10 @@ import time
 
 import pytest
 
+from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
-from embark.cli.launch_output import cancel_run, launch_run, status_run
+from embark.cli.launch import launch_run
+from embark.cli.status import status as status_command
 from embark.errors import Interrupted, MissingPackage
 from embark.launch.backends.torchx.local_scheduler import TorchXLocal
 from embark.launch.run_registry import find_run, list_runs
@@ -38,14 +40,14 @@ def spec_of(tmp_path, *settings: str):
 
 
 def place() -> TorchXLocal:
-    return TorchXLocal(Shell(), tell=lambda _: None, poll_s=0.1)
+    return TorchXLocal(Shell(), notify=lambda _: None)
 
 
 @pytest.mark.slow
 def test_two_replicas_train_together_and_their_lines_say_which(tmp_path):
     assert launch_run(Console(quiet=True), spec_of(tmp_path, "place.nodes=2"), yes=False, dry_run=False) == 0
     run = find_run("clicks")
-    assert run.handle.backend == "torchx-here"
+    assert run.handle.backend == "torchx-local"
     lines = list(place().logs(run.handle, follow=True))
     status = place().status(run.handle)
     assert status.state == "succeeded", [line.text for line in lines[-20:]]
@@ -64,9 +66,9 @@ def test_cancel_reaches_the_ranks_through_torchx_and_leaves_a_whole_checkpoint(t
     while not events.exists() or '"step"' not in events.read_text():
         assert time.monotonic() < end_s
         time.sleep(0.2)
-    assert cancel_run(Console(), "clicks", yes=True, dry_run=False) == 0
+    assert cancel_command("clicks", yes=True, console=Console()) == 0
     (saved,) = RunDir(str(tmp_path / "runs" / "clicks")).checkpoints.committed()
-    assert f"its last whole checkpoint: {saved.name}" in capsys.readouterr().out
+    assert f"last complete checkpoint: {saved.name}" in capsys.readouterr().out
     assert place().status(find_run("clicks").handle).state == "gone"
 
 
@@ -89,17 +91,18 @@ def test_without_torchx_it_is_told_how_to_get_it(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("is_after", [False, True])
 def test_ctrl_c_as_it_starts_says_what_may_run_and_how_to_end_it(tmp_path, monkeypatch, is_after):
-    """There is one command: the keeper that outlives this one."""
-    original = Shell.detach
+    """There is one command: the supervisor that outlives this one."""
+    original = Shell.change
 
     def cut(self, *words, **options):
         if is_after:
             original(self, *words, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Shell, "detach", cut)
-    with pytest.raises(Interrupted, match="the processes of clicks on this machine") as caught:
-        launch_run(Console(quiet=True), spec_of(tmp_path, "train.num_steps=1000000"), yes=False, dry_run=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(Shell, "change", cut)
+        with pytest.raises(Interrupted, match="the processes of clicks on this machine") as caught:
+            launch_run(Console(quiet=True), spec_of(tmp_path, "train.num_steps=1000000"), yes=False, dry_run=False)
     assert caught.value.fix == "embark cancel clicks"
     folder = tmp_path / "data" / "embark" / "runs" / "torchx" / "clicks"
     end_s = time.monotonic() + 20
@@ -108,6 +111,6 @@ def test_ctrl_c_as_it_starts_says_what_may_run_and_how_to_end_it(tmp_path, monke
         time.sleep(0.05)
     for _ in range(2):
         if list_runs().runs:
-            assert cancel_run(Console(quiet=True), "clicks", yes=True, dry_run=False) == 0
+            assert cancel_command("clicks", yes=True, console=Console(quiet=True)) == 0
     if list_runs().runs:
-        assert status_run(Console(quiet=True), "clicks") == 0
+        assert status_command("clicks", console=Console(quiet=True)) == 0

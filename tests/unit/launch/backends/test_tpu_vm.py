@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 from cloud_programs import Clouds
+from launch_shells import use_shell
 from recorded_commands import run_script
 
 from embark.catalog import load_catalog
+from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
-from embark.cli.launch_output import cancel_run, launch_run
+from embark.cli.launch import launch_run
 from embark.errors import Interrupted, UserError
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.tpu_vm import backend
@@ -47,7 +49,7 @@ def spec_for(tmp_path: Path, *sets: str, machine: str = "v5litepod-16"):
 
 def launched(tmp_path: Path, *sets: str, machine: str = "v5litepod-16"):
     clouds = Clouds()
-    place, spec = TpuVm(clouds, tell=lambda _: None, poll_s=0.1), spec_for(tmp_path, *sets, machine=machine)
+    place, spec = TpuVm(clouds, notify=lambda _: None), spec_for(tmp_path, *sets, machine=machine)
     handle = place.handle_of(spec)
     place.check(LaunchRequest(spec, handle))
     place.submit(LaunchRequest(spec, handle))
@@ -57,26 +59,26 @@ def launched(tmp_path: Path, *sets: str, machine: str = "v5litepod-16"):
 def grant(clouds: Clouds, num_hosts: int = 4, node: str = "dlrm") -> None:
     clouds.made["request dlrm"]["state"]["state"] = "ACTIVE"
     for worker in range(num_hosts):
-        clouds.keepers[f"{node} {worker}"] = {"is_alive": True, "ended": None}
+        clouds.supervisors[f"{node} {worker}"] = {"is_alive": True, "ended": None}
 
 
 def test_a_request_waits_is_granted_and_trains(tmp_path):
     clouds, place, handle = launched(tmp_path)
     status = place.status(handle)
     assert (status.state, "queue" in status.reason) == ("pending", True)
-    with pytest.raises(UserError, match="no hosts that could be read"):
+    with pytest.raises(UserError, match="no machine to read logs from"):
         list(place.logs(handle))
     clouds.made["request dlrm"]["state"]["state"] = "ACTIVE"
-    assert place.status(handle).reason == "its hosts boot, and have not begun yet"
+    assert place.status(handle).reason == "its hosts are booting"
     grant(clouds)
     status = place.status(handle)
-    assert (status.state, len(status.parts)) == ("running", 4)
-    assert [part.name for part in status.parts] == [f"dlrm host {worker}" for worker in range(4)]
+    assert (status.state, len(status.replicas)) == ("running", 4)
+    assert [part.name for part in status.replicas] == [f"dlrm host {worker}" for worker in range(4)]
     assert len(list(place.logs(handle))) == 4
     ssh = [words for words in clouds.calls if words[1:5] == ["compute", "tpus", "tpu-vm", "ssh"]]
     assert {word for words in ssh for word in words if word.startswith("--worker=")} == {
         f"--worker={worker}" for worker in range(4)}
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="already exists"):
         place.check(LaunchRequest(spec_for(tmp_path), handle))
 
 
@@ -104,12 +106,11 @@ def test_chips_that_were_taken_away_are_asked_for_again(tmp_path):
     assert place.status(handle).state == "running"
     clouds.made["request dlrm"]["state"] = {"state": "SUSPENDED", "stateInitiator": "SERVICE"}
     assert [event.is_warning for event in place.events(handle)] == [True]
-    hasty = TpuVm(clouds, tell=lambda _: None, is_hasty=True)
-    assert hasty.status(handle).state == "restarting"
-    assert clouds.made["request dlrm"]["state"]["state"] == "SUSPENDED", "a glance asks for nothing"
     status = place.status(handle)
-    assert status.state == "restarting"
-    assert "asked for again" in status.reason
+    assert (status.state, status.is_recoverable) == ("lost", True)
+    assert "embark launch dlrm --supervise" in status.fix
+    assert clouds.made["request dlrm"]["state"]["state"] == "SUSPENDED", "status changes nothing"
+    place.recover(handle)
     assert clouds.made["request dlrm"]["state"]["state"] == "WAITING_FOR_RESOURCES"
     assert place.status(handle).state == "pending"
 
@@ -137,7 +138,7 @@ def test_cancelling_tells_every_host_and_gives_the_chips_back(tmp_path):
     grant(clouds)
     assert place.cancel(handle).removed == ("1 x v5litepod-16",)
     assert clouds.made == {}
-    stops = [words for words in clouds.changes if "keeper.py stop" in words[-1]]
+    stops = [words for words in clouds.changes if "supervisor.py stop" in words[-1]]
     assert len(stops) == 4
     assert clouds.changes[-1][1:5] == ["compute", "tpus", "queued-resources", "delete"]
     assert place.status(handle).state == "gone"
@@ -149,14 +150,14 @@ def test_ctrl_c_after_any_command_leaves_nothing_that_is_not_said_with_what_remo
     for moment in count():
         clouds = Clouds()
         clouds.interrupt_after = moment
-        monkeypatch.setattr("embark.cli.launch_output.Shell", lambda clouds=clouds: clouds)
+        use_shell(monkeypatch, lambda clouds=clouds: clouds)
         error = stopped(lambda: launch_run(Console(quiet=True), spec, yes=True, dry_run=False))
         if error is None:
             break
         clouds.interrupt_after = None
         assert clouds.paid() == [] or "embark cancel dlrm" in error.fix
         if "embark cancel" in error.fix:
-            cancel_run(Console(quiet=True), "dlrm", yes=True, dry_run=False)
+            cancel_command("dlrm", yes=True, console=Console(quiet=True))
         assert clouds.made == {}, error
     assert moment == 2, "enabling the service, and the request"
 
@@ -171,7 +172,7 @@ def stopped(launch: Callable[[], int]) -> Interrupted | None:
 
 def test_a_dry_run_says_every_command_and_leaves_nothing(tmp_path):
     said: list[str] = []
-    place, spec = TpuVm(DryRunShell(said.append), tell=lambda _: None), spec_for(tmp_path)
+    place, spec = TpuVm(DryRunShell(said.append), notify=lambda _: None), spec_for(tmp_path)
     handle = place.handle_of(spec)
     place.check(LaunchRequest(spec, handle))
     place.submit(LaunchRequest(spec, handle))
@@ -181,11 +182,11 @@ def test_a_dry_run_says_every_command_and_leaves_nothing(tmp_path):
 
 
 def test_without_a_project_or_a_shared_store_nothing_is_asked_for(tmp_path):
-    place = TpuVm(Clouds(), tell=lambda _: None)
+    place = TpuVm(Clouds(), notify=lambda _: None)
     with pytest.raises(UserError, match="no Google Cloud project"):
         place.handle_of(spec_for(tmp_path, "place.account="))
     spec = spec_for(tmp_path, "store.root=runs", machine="v6e-8")
-    with pytest.raises(UserError, match="would go with the machine"):
+    with pytest.raises(UserError, match="deleted with the machine"):
         place.check(LaunchRequest(spec, place.handle_of(spec)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embark.launch.backend import RunEvent
-from embark.launch.backends.vertex.status import entry_event, entry_line, status_of, why
+from embark.launch.backends.vertex.status import entry_event, entry_line, explain_message, status_of
 
 
 @pytest.mark.parametrize(("said", "begins", "fix"), [
@@ -14,23 +14,23 @@ from embark.launch.backends.vertex.status import entry_event, entry_line, status
      "quotas?project=ads"),
     ("Quota exceeded for quota metric 'Custom jobs'", "a quota of the project in us-east1 is used up", "project=ads"),
     ("Resources are insufficient in region: us-east1. Please try a different region.",
-     "Google has no such machines free in us-east1 now", "another place.region"),
+     "Google has no such machines available in us-east1 now", "another place.region"),
     ("The zone 'us-east1-b' does not have enough resources available to fulfill the request.",
-     "Google has no such machines free in us-east1 now", "another place.region"),
-    ("Worker pool 0 was preempted.", "a spot machine was taken back", "place.spot = false"),
+     "Google has no such machines available in us-east1 now", "another place.region"),
+    ("Worker pool 0 was preempted.", "a spot machine was preempted", "place.spot = false"),
     ("Failed to pull image \"us-docker.pkg.dev/ads/e:1\"", "the image cannot be pulled", "Artifact Registry"),
-    ("Permission 'aiplatform.customJobs.create' denied on resource", "an account lacks a right", "aiplatform.user"),
+    ("Permission 'aiplatform.customJobs.create' denied on resource", "an account lacks a permission", "aiplatform.user"),
     ("The replica workerpool0-0 exited with a non-zero status of 64.", "the spec or the data is wrong", "embark logs"),
 ])
 def test_each_known_message_has_its_cause_and_a_fix(said, begins, fix):
-    found = why(said, region="us-east1", project="ads")
+    found = explain_message(said, region="us-east1", project="ads")
     assert found.text.startswith(begins)
     assert said in found.text
     assert fix in found.fix
 
 
 def test_an_unknown_message_is_told_as_it_is():
-    assert why("something new", region="us-east1", project="ads").text == "something new"
+    assert explain_message("something new", region="us-east1", project="ads").text == "something new"
 
 
 def status(state: str, *events: str, error: str = ""):
@@ -44,7 +44,7 @@ def test_every_state_of_a_job_has_a_word_of_ours():
     assert [status(word).state for word in
             ("QUEUED", "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLING", "CANCELLED", "EXPIRED")] == [
         "pending", "pending", "running", "succeeded", "failed", "pending", "gone", "failed"]
-    assert status("EXPIRED").reason.startswith("it ran into its time limit")
+    assert status("EXPIRED").reason.startswith("it exceeded its time limit")
     assert status("FAILED").fix == "embark logs says why"
     assert status("PENDING", "Resources are insufficient in region: us-east1").fix.startswith("another place.region")
     assert status("RUNNING").since_s == 1_794_733_200.0

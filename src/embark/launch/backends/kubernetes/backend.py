@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from embark.catalog import load_catalog
-from embark.errors import Interrupted, UserError
+from embark.errors import UserError
 from embark.formatting import pluralize, to_one_line
-from embark.launch.backend import CancelResult, LaunchRequest, LogLine, Notify, Resource, RunEvent, RunHandle, Status
+from embark.launch.backend import (
+    CancelResult,
+    LaunchRequest,
+    LogLine,
+    Resource,
+    RunEvent,
+    RunHandle,
+    Status,
+    checkpoints_of,
+)
+from embark.launch.backends.base import BaseBackend
 from embark.launch.backends.kubernetes.kinds import INSTANCE, KINDS, RunKind
 from embark.launch.backends.kubernetes.kubectl import (
     Cluster,
     Forbidden,
     Kubectl,
-    Patience,
     classify_error,
     cluster_error,
     current_context,
 )
-from embark.launch.backends.kubernetes.log_follower import PodLogFollower
+from embark.launch.backends.kubernetes.pod_logs import PodLogPosition
 from embark.launch.backends.kubernetes.status import Pod, event_of, pod_of, status_of
-from embark.launch.shell import CommandResult, LineStream, Shell
+from embark.launch.log_follower import LogSource, follow_logs, read_logs
+from embark.launch.shell import CommandResult, LineStream
 from embark.render.file import File
 from embark.render.job import Job, make_job
 from embark.render.launch_script import MANIFESTS
@@ -33,28 +42,16 @@ from embark.render.settings import grace_s
 from embark.spec import RunSpec
 from embark.store import run_uri
 
-NAME = "kubernetes"
-POLL_S = 5.0
 END_MARGIN_S = 60.0
 """Beyond the pods' grace, until a deleted job is gone."""
 
 
-class Kubernetes:
+class Kubernetes(BaseBackend):
     """The cluster that kubectl is set to when a run is launched; afterwards the one that the run is in."""
 
-    name = NAME
-
-    def __init__(self, shell: Shell, *, tell: Notify, patience: Patience | None = None, poll_s: float = POLL_S,
-                 context: str = "") -> None:
-        """`context`: of kubectl, for a run that is launched; empty: the current one."""
-        self._shell = shell
-        self._context = context
-        self._tell = tell
-        self._patience = patience
-        self._poll_s = poll_s
+    name = "kubernetes"
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
-        """What the run will be found by. Refuses what cannot be rendered."""
         job = make_job(spec, load_catalog())
         kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         where: dict[str, str | int] = {
@@ -65,10 +62,11 @@ class Kubernetes:
             "config": job.config_name, "grace_s": grace_s(job), "pool": location_of(job).pool,
             "service_account": spec.place.service_account,
         }
-        return RunHandle(spec.name, self.name, where, job.title, run_uri(spec.store.root, spec.name), job.usd_per_hour)
+        return RunHandle(name=spec.name, backend=self.name, where=where, title=job.title,
+                         run_uri=run_uri(spec.store.root, spec.name), usd_per_hour=job.usd_per_hour)
 
-    def check(self, order: LaunchRequest) -> None:
-        place, handle = order.spec.place, order.handle
+    def check(self, request: LaunchRequest) -> None:
+        place, handle = request.spec.place, request.handle
         if not place.image:
             raise UserError("place.image is not set: the cluster has no image to pull",
                             fix="build the Dockerfile that embark render writes, push it, and --set "
@@ -76,53 +74,52 @@ class Kubernetes:
         kubectl, name = self._kubectl(handle), self._object(handle)
         there = kubectl.get(self._kind(handle).name, name)
         if there is not None:
-            raise UserError(f"{self._kind(handle).name}/{name} is in namespace {place.namespace} already",
-                            fix=f"embark status {handle.name}; embark cancel {handle.name} takes it away, and its "
-                                "checkpoints stay; or another --set name=…")
+            raise UserError(f"{self._kind(handle).name}/{name} already exists in namespace {place.namespace}",
+                            fix=f"embark status {handle.name}; embark cancel {handle.name} deletes it and keeps the "
+                                "checkpoints; or another --set name=…")
         if place.queue and not kubectl.has("localqueues.kueue.x-k8s.io", place.queue):
             raise UserError(f"the namespace {place.namespace} has no queue {place.queue}",
                             fix="embark render writes kueue.yaml: kubectl apply -f it once, or leave place.queue out")
         if place.volume and not kubectl.has("persistentvolumeclaims", str(handle.where["claim"])):
-            raise UserError(f"the claim {handle.where['claim']} of place.volume is not there",
+            raise UserError(f"the claim {handle.where['claim']} of place.volume does not exist",
                             fix="embark render writes storage.sh: run it once")
 
-    def submit(self, order: LaunchRequest) -> None:
-        """The server checks everything first, so that what is wrong is refused before anything is made."""
-        handle, kubectl = order.handle, self._kubectl(order.handle)
-        manifest = self._manifest(make_job(order.spec, load_catalog()))
+    def submit(self, request: LaunchRequest) -> None:
+        """The server validates everything first, so that a mistake is refused before anything is created."""
+        handle, kubectl = request.handle, self._kubectl(request.handle)
+        manifest = self._manifest(make_job(request.spec, load_catalog()))
         namespace, text = kubectl.cluster.namespace, manifest.text
-        # A dry run of the server knows no namespace that it has not kept.
-        if not self._make_namespace(order, kubectl):
+        # A server-side dry run knows no namespace that does not exist.
+        if not self._make_namespace(request, kubectl):
             text = _without_namespace(text)
-        kubectl.apply(text, manifest.path, is_try=True)
+        kubectl.apply(text, manifest.path, is_check=True)
         kind, name = self._kind(handle).name, self._object(handle)
-        order.note(Resource(f"{kind}/{name} with its ConfigMap, Service and service account in namespace {namespace}",
+        request.record(Resource(f"{kind}/{name} with its ConfigMap, Service and account in namespace {namespace}",
                          f"embark cancel {handle.name}"))
-        kubectl.apply(text, manifest.path, is_try=False)
+        kubectl.apply(text, manifest.path, is_check=False)
 
     def status(self, handle: RunHandle) -> Status:
         kubectl = self._kubectl(handle)
         job = kubectl.get(self._kind(handle).name, self._object(handle))
         if job is None:
-            return Status("gone", f"{self._kind(handle).name}/{self._object(handle)} is not in namespace "
-                                  f"{handle.where['namespace']}: it was deleted, or removed a day after it ended",
-                          f"its checkpoints and events are in {handle.run_uri}")
+            return Status(state="gone", reason=f"{self._kind(handle).name}/{self._object(handle)} is not in namespace "
+                          f"{handle.where['namespace']}: it was deleted, or removed a day after it ended",
+                          fix=f"its checkpoints and events are in {handle.run_uri}")
         return status_of(self._kind(handle).read(job), self._pods(handle), self.events(handle),
                          num_nodes=int(handle.where["num_nodes"]), queue=str(handle.where["queue"]))
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        following = PodLogFollower(lambda pod, since, goes_on: self._open_log(handle, pod, since, goes_on),
-                              lambda pod, done: self._log_failed(handle, pod, done))
-        pods = self._log_pods(handle)
-        if not pods and not follow:
+        positions: dict[str, PodLogPosition] = {}
+        sources = self._log_sources(handle, positions)
+        if not sources and not follow:
             status = self.status(handle)
             raise UserError(f"{handle.name} has no pods, so no logs: it is {status.state}. {status.reason}",
                             fix=status.fix)
-        as_read = self._kind(handle).line
-        yield from map(as_read, following.now(pods))
+        split = self._kind(handle).line
+        yield from map(split, read_logs(sources))
         if follow:
-            yield from map(as_read, following.on(lambda: self._log_pods(handle), lambda: self._is_over(handle),
-                                                 self._poll_s))
+            yield from map(split, follow_logs(
+                lambda: (self._log_sources(handle, positions), self.status(handle).has_ended), self.poll_s))
 
     def events(self, handle: RunHandle) -> list[RunEvent]:
         name = self._object(handle)
@@ -140,51 +137,47 @@ class Kubernetes:
         removed += [small for small in self._small_objects(handle) if kubectl.delete(*small.split("/"))]
         return CancelResult(tuple(removed), self._remains(handle))
 
-    def _make_namespace(self, order: LaunchRequest, kubectl: Kubectl) -> bool:
-        """Where it is missing. False: there must be one, and it cannot even be asked for."""
+    def _make_namespace(self, request: LaunchRequest, kubectl: Kubectl) -> bool:
+        """Where it is missing. False: it must exist already, since even reading namespaces is forbidden."""
         namespace = kubectl.cluster.namespace
         try:
             is_there = kubectl.get("namespaces", namespace, in_namespace=False) is not None
-        except Forbidden:  # who has rights in one namespace alone has been given that one
+        except Forbidden:  # whose rights end at one namespace has been given that one
             return False
         if not is_there:
-            order.note(Resource(f"namespace {namespace}", kubectl.cluster.line("delete", "namespace", namespace)))
+            request.record(Resource(f"namespace {namespace}", kubectl.cluster.line("delete", "namespace", namespace)))
             kubectl.make_namespace()
         return True
 
     def _wait_until_gone(self, handle: RunHandle) -> bool:
-        kubectl, grace = self._kubectl(handle), int(handle.where["grace_s"])
-        until_s, said = time.monotonic() + grace + END_MARGIN_S, ""
-        try:
-            while kubectl.get(self._kind(handle).name, self._object(handle)) is not None:
-                num_up = sum(pod.phase == "Running" for pod in self._pods(handle))
-                now = f"{pluralize(num_up, 'pod')} told to end; each saves a last checkpoint, within {grace} s"
-                if num_up and now != said:
-                    self._tell(now)
-                    said = now
-                if time.monotonic() > until_s:
-                    return False
-                time.sleep(min(self._poll_s, 2.0))
-        except KeyboardInterrupt:
-            raise Interrupted(f"stopped waiting; {handle.name} was told to end, and the cluster goes on ending it",
-                              fix=f"embark cancel {handle.name} once more takes the rest away") from None
-        return True
+        grace_s, said = int(handle.where["grace_s"]), [0]
+
+        def is_gone() -> bool:
+            if self._kubectl(handle).get(self._kind(handle).name, self._object(handle)) is None:
+                return True
+            num_up = sum(pod.phase == "Running" for pod in self._pods(handle))
+            if num_up and num_up != said[-1]:
+                said.append(num_up)
+                self._notify(f"{pluralize(num_up, 'pod')} told to end; each saves a checkpoint, within {grace_s} s")
+            return False
+
+        return self._wait(handle, is_gone, grace_s + END_MARGIN_S)
 
     def _remains(self, handle: RunHandle) -> tuple[Resource, ...]:
         cluster = self._cluster(handle)
         namespace = cluster.namespace
-        things = [Resource(f"namespace {namespace} with its service account {handle.where['service_account']}",
+        found = [Resource(f"namespace {namespace} with its service account {handle.where['service_account']}",
                         cluster.line("delete", "namespace", namespace) + ", if no other run is in it")]
         if claim := handle.where["claim"]:
-            things.append(Resource(f"the volume's claim {claim}, with its data",
+            found.append(Resource(f"the volume's claim {claim}, with its data",
                                 cluster.line("delete", "pvc", str(claim), f"--namespace={namespace}")))
-        things.append(Resource(f"the machines of node pool {handle.where['pool']}, paid until it shrinks",
-                            "the clean verb of the rendered train_dlrm_… script"))
-        things.append(Resource(f"checkpoints and events in {handle.run_uri}", "nothing removes them unasked"))
-        return tuple(things)
+        found.append(Resource(f"the machines of node pool {handle.where['pool']}, paid until it shrinks",
+                            "the clean command of the rendered train_dlrm_… script"))
+        found.append(checkpoints_of(handle))
+        return tuple(found)
 
     def _small_objects(self, handle: RunHandle) -> list[str]:
-        """What was made beside the job for this run alone."""
+        """What was created beside the job for this run alone."""
         name, target = self._object(handle), handle.where["target"]
         found = [f"configmap/{handle.where['config']}"]
         if target == "job" and int(handle.where["num_nodes"]) > 1:
@@ -197,23 +190,31 @@ class Kubernetes:
         path = MANIFESTS[job.spec.place.target][0]
         return next(file for file in render(job) if file.path == path)
 
-    def _open_log(self, handle: RunHandle, pod: Pod, since: str, goes_on: bool) -> LineStream:
+    def _log_sources(self, handle: RunHandle, positions: dict[str, PodLogPosition]) -> list[LogSource]:
+        return [self._log_source(handle, pod, positions.setdefault(pod.name, PodLogPosition()))
+                for pod in self._log_pods(handle) if pod.has_started]
+
+    def _log_source(self, handle: RunHandle, pod: Pod, position: PodLogPosition) -> LogSource:
         kubectl, kind = self._kubectl(handle), self._kind(handle)
         container = kind.log_container or kind.container
-        options = [f"--container={container}"] if container else []
-        options += ["--timestamps", *([f"--since-time={since}"] if since else [])]
-        options += ["--follow"] if goes_on else []
-        return self._shell.lines(kubectl.words("logs", pod.name, *options))
 
-    def _log_failed(self, handle: RunHandle, pod: Pod, done: CommandResult) -> None:
-        trouble = classify_error(done)
-        if trouble in ("token", "forbidden"):
-            raise cluster_error(done, self._cluster(handle))
-        if trouble not in ("not found", "away"):  # replaced meanwhile; or the next look at the pods waits, and says so
-            self._tell(f"the log of {pod.name} could not be read: {to_one_line(done.err)[:300]}")
+        def open_log(follow: bool) -> LineStream:
+            since = position.begin()
+            options = [f"--container={container}"] if container else []
+            options += ["--timestamps", *([f"--since-time={since}"] if since else [])]
+            options += ["--follow"] if follow else []
+            return self._shell.lines(kubectl.words("logs", pod.name, *options))
 
-    def _is_over(self, handle: RunHandle) -> bool:
-        return self.status(handle).has_ended
+        def on_failure(done: CommandResult) -> None:
+            error = classify_error(done)
+            if error in ("token", "forbidden"):
+                raise cluster_error(done, kubectl.cluster)
+            if error not in ("not found", "away"):  # replaced meanwhile; or the next look at the pods retries
+                self._notify(f"cannot read the log of {pod.name}: {to_one_line(done.err)[:300]}")
+
+        return LogSource(key=f"{pod.name} {pod.uid} {pod.num_container_starts}", open=open_log,
+                         parse=lambda text: position.parse(pod, text), on_failure=on_failure,
+                         is_final=pod.phase != "Running")
 
     def _pods(self, handle: RunHandle) -> list[Pod]:
         """Of the machines that train."""
@@ -242,7 +243,7 @@ class Kubernetes:
         return Cluster(str(where["context"]), str(where["kubeconfig"]), str(where["cloud"]), str(where["namespace"]))
 
     def _kubectl(self, handle: RunHandle) -> Kubectl:
-        return Kubectl(self._shell, self._cluster(handle), tell=self._tell, patience=self._patience)
+        return Kubectl(self._shell, self._cluster(handle), notify=self._notify, retry=self._retry)
 
 
 def _without_namespace(text: str) -> str:

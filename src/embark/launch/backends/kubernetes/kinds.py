@@ -15,13 +15,13 @@ from embark.render.targets.kubeflow import MUST_NAME, NODE
 INSTANCE = "app.kubernetes.io/instance"
 """The label of every pod of a run: it has the object's name."""
 SUBMITTER = "ray-job-submitter"
-"""What KubeRay calls the container that hands the script to the Ray cluster and follows its log."""
+"""KubeRay's container that submits the script to the Ray cluster and follows its log."""
 _VOLCANO_ENDS = {"Completed": "Complete", "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed"}
 
 
 @dataclass(frozen=True, slots=True)
 class RunKind:
-    """One of them."""
+    """How one kind of object is read."""
 
     name: str
     """What kubectl calls it."""
@@ -31,25 +31,25 @@ class RunKind:
     """Of the pods that have the log, where those are others: it has the object's name."""
     log_container: str = ""
     line: Callable[[LogLine], LogLine] = lambda line: line
-    """A line as a person reads it: where the log is of several machines, with whose it is."""
+    """Splits a line of a log that several machines share, so that its source is known."""
     read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda found: found
-    """The object with its end told by `status.conditions`, as a Job tells it."""
+    """The object with its end in `status.conditions`, as a Job has it."""
 
 
 def _ray_line(line: LogLine) -> LogLine:
     """KubeRay's submitter prints the job's log, which has the lines of all machines."""
-    said = line_of(line.text)
-    return replace(said, time_ns=said.time_ns or line.time_ns)
+    parsed = line_of(line.text)
+    return replace(parsed, time_ns=parsed.time_ns or line.time_ns)
 
 
 def _ray_job(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """KubeRay counts its tries, and says the end in a word of its own."""
+    """KubeRay counts its attempts, and has its own words for the end."""
     status = found.get("status") or {}
     ended = {"Complete": "Complete", "Failed": "Failed", "ValidationFailed": "Failed", "Suspended": "Suspended"}.get(
         str(status.get("jobDeploymentStatus", "")))
     if ended == "Complete" and status.get("jobStatus") in ("FAILED", "STOPPED"):
         ended = "Failed"
-    return _told(found, ended, str(status.get("reason") or ""), str(status.get("message") or ""),
+    return _with_conditions(found, ended, str(status.get("reason") or ""), str(status.get("message") or ""),
                  restarts=int(status.get("failed") or 0))
 
 
@@ -57,12 +57,12 @@ def _volcano_job(found: Mapping[str, Any]) -> Mapping[str, Any]:
     status = found.get("status") or {}
     state = status.get("state") or {}
     phase = str(state.get("phase", ""))
-    return _told(found, _VOLCANO_ENDS.get(phase), str(state.get("reason") or phase), str(state.get("message") or ""),
-                 restarts=int(status.get("retryCount") or 0))
+    return _with_conditions(found, _VOLCANO_ENDS.get(phase), str(state.get("reason") or phase),
+                            str(state.get("message") or ""), restarts=int(status.get("retryCount") or 0))
 
 
-def _told(found: Mapping[str, Any], condition: str | None, reason: str, message: str, *,
-          restarts: int) -> Mapping[str, Any]:
+def _with_conditions(found: Mapping[str, Any], condition: str | None, reason: str, message: str, *,
+                     restarts: int) -> Mapping[str, Any]:
     conditions = [{"type": condition, "status": "True", "reason": reason, "message": message}] if condition else []
     return {**found, "status": {"conditions": conditions, "restarts": restarts}}
 

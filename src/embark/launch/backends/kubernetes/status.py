@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from embark.formatting import pluralize, to_one_line
-from embark.launch.backend import Replica, RunEvent, Status
-from embark.launch.backends.kubernetes.reasons import (
-    Reason,
-    explain_exit,
-    explain_preemption,
-    explain_unschedulable,
-    explain_waiting,
-)
+from embark.launch.backend import Reason, Replica, RunEvent, State, Status, time_s
+from embark.launch.explanations import explain_exit, explain_preemption, explain_unschedulable, explain_waiting
 
 SUCCEEDED = ("Complete", "SuccessCriteriaMet", "Completed", "Succeeded")
 FAILED = ("Failed", "FailureTarget")
@@ -70,36 +63,37 @@ def status_of(
     """Of an object that is there."""
     status = job.get("status", {})
     latest = newest(pods)
-    parts = tuple(Replica(p.name, p.index, _part_state(p), p.preempted or p.why.text, p.since_s) for p in latest)
+    replicas = tuple(Replica(p.name, p.index, _replica_state(p), p.preempted or p.why.text, p.since_s) for p in latest)
     since_s = time_s(job["metadata"].get("creationTimestamp", ""))
     lost = [p for p in pods if p.preempted]
     num_restarts = max(int(status.get("restarts", 0)), len({p.name for p in pods}) - len(latest),
                        *(p.num_container_starts for p in pods), 0)
 
-    def told(state: Any, reason: Reason) -> Status:
-        return Status(state, to_one_line(reason.text), to_one_line(reason.fix), parts, since_s, num_restarts)
+    def make(state: State, reason: Reason) -> Status:
+        return Status(state=state, reason=to_one_line(reason.text), fix=to_one_line(reason.fix), replicas=replicas,
+                      since_s=since_s, num_restarts=num_restarts)
 
     ended = next((c for name in FAILED if (c := _condition(status, name))), None)
     if ended is not None:
-        return told("failed", _why_failed(ended, latest))
+        return make("failed", _why_failed(ended, latest))
     if any(_condition(status, name) for name in SUCCEEDED):
-        return told("succeeded", Reason(_restarted(num_restarts, lost)))
+        return make("succeeded", Reason(_restarted(num_restarts, lost)))
     if "deletionTimestamp" in job["metadata"]:
-        return told("pending", Reason(f"being taken away; {pluralize(len(latest), 'pod')} still saving"))
+        return make("pending", Reason(f"being deleted; {pluralize(len(latest), 'pod')} still saving"))
     if job.get("spec", {}).get("suspend") or _condition(status, "Suspended"):
-        return told("pending", _why_suspended(queue, events))
+        return make("pending", _why_suspended(queue, events))
     is_up = [p for p in latest if p.phase == "Running" and p.has_started and not p.is_leaving and not p.preempted]
     if len(is_up) >= num_nodes or (latest and all(p in is_up or p.phase == "Succeeded" for p in latest)
                                    and len(latest) >= num_nodes):
-        return told("running", Reason(_restarted(num_restarts, lost)))
+        return make("running", Reason(_restarted(num_restarts, lost)))
     out = [p for p in latest if p.preempted or p.is_leaving or p.phase == "Failed"]
     before = [p for p in pods if p.preempted or p.phase == "Failed"]
     if out or before:
-        return told("restarting", _why_restarting(out or before, latest))
+        return make("restarting", _why_restarting(out or before, latest))
     waits = _why_pending(latest, events, num_nodes)
     if num_restarts:  # as a JobSet does it, that makes all its pods anew
-        return told("restarting", Reason(f"restart {num_restarts}; {waits.text}", waits.fix))
-    return told("pending", waits)
+        return make("restarting", Reason(f"restart {num_restarts}; {waits.text}", waits.fix))
+    return make("pending", waits)
 
 
 def newest(pods: Sequence[Pod]) -> list[Pod]:
@@ -117,20 +111,13 @@ def event_of(found: Mapping[str, Any]) -> RunEvent:
                     to_one_line(found.get("message", "")), found.get("type") == "Warning")
 
 
-def time_s(text: str | None) -> float | None:
-    try:
-        return datetime.fromisoformat((text or "").replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        return None
-
-
 def _condition(status: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     """The one of that type, where it holds."""
     conditions = status.get("conditions") or ()
     return next((c for c in conditions if c.get("type") == name and c.get("status") == "True"), None)
 
 
-def _part_state(pod: Pod) -> str:
+def _replica_state(pod: Pod) -> str:
     if pod.preempted:
         return "preempted"
     if pod.is_leaving:
@@ -150,7 +137,7 @@ def _why(status: Mapping[str, Any], state: Mapping[str, Any]) -> Reason:
                         if c.get("type") == "PodScheduled" and c.get("status") == "False"), None)
     if unscheduled:
         if unscheduled.get("reason") == "SchedulingGated":
-            return Reason("held back until its queue lets it in")
+            return Reason("waiting for its queue to admit it")
         return explain_unschedulable(str(unscheduled.get("message", "")))
     if status.get("phase") == "Failed":
         return Reason(": ".join(str(status[key]) for key in ("reason", "message") if status.get(key)))
@@ -169,16 +156,16 @@ def _why_suspended(queue: str, events: Sequence[RunEvent]) -> Reason:
     said = [e.text for e in events if e.is_warning or e.reason in ("Pending", "Suspended", "QuotaReserved")]
     behind = f" ({said[-1]})" if said else ""
     if queue:
-        return Reason(f"the queue {queue} has not let it in yet{behind}",
+        return Reason(f"the queue {queue} has not admitted it yet{behind}",
                       f"kubectl get workloads; kubectl describe localqueue {queue}")
-    return Reason(f"suspended, by nobody's queue{behind}", "kubectl patch … -p '{\"spec\":{\"suspend\":false}}'")
+    return Reason(f"suspended, but not by a queue{behind}", "kubectl patch … -p '{\"spec\":{\"suspend\":false}}'")
 
 
 def _why_restarting(lost: Sequence[Pod], latest: Sequence[Pod]) -> Reason:
     taken = "; ".join(dict.fromkeys(_went(p) for p in lost))
     waiting = [p for p in latest if p.phase == "Pending" and not p.preempted]
     if not waiting:
-        return Reason(f"{taken}; its controller brings it back")
+        return Reason(f"{taken}; its controller replaces it")
     first = waiting[0]
     why = first.why.text or "not scheduled yet"
     return Reason(f"{taken}; its replacement {first.name} waits: {why}", first.why.fix)
@@ -188,28 +175,28 @@ def _why_pending(pods: Sequence[Pod], events: Sequence[RunEvent], num_nodes: int
     warnings = [e for e in events if e.is_warning]
     if not pods:
         refused = next((e for e in reversed(warnings) if e.reason == "FailedCreate"), None)
-        return explain_unschedulable(refused.text) if refused else Reason("no pod is made yet")
+        return explain_unschedulable(refused.text) if refused else Reason("no pod created yet")
     waiting = [p for p in pods if p.phase == "Pending"]
     num_up = sum(p.phase == "Running" for p in pods)
     begins = f"{num_up} of {num_nodes} pods run; " if num_up else ""
     if not waiting:
-        return Reason(f"{begins}{num_nodes - len(pods)} not made yet")
+        return Reason(f"{begins}{num_nodes - len(pods)} not created yet")
     first = next((p for p in waiting if p.why.fix), waiting[0])
     mounting = [e for e in warnings if e.source == first.name and e.reason in ("FailedMount", "FailedAttachVolume")]
-    why = Reason(mounting[-1].text, "is the volume there? kubectl describe pvc") if mounting else first.why
+    why = Reason(mounting[-1].text, "kubectl describe pvc") if mounting else first.why
     return Reason(f"{begins}{first.name} waits: {why.text or 'not scheduled yet'}", why.fix)
 
 
 def _restarted(num_restarts: int, lost: Sequence[Pod]) -> str:
     if lost:
         reasons = "; ".join(dict.fromkeys(f"{_who(p)}: {p.preempted}" for p in lost))
-        return f"{pluralize(len(lost), 'pod')} taken away and replaced so far ({reasons})"
+        return f"{pluralize(len(lost), 'pod')} preempted and replaced so far ({reasons})"
     return f"restarted {pluralize(num_restarts, 'time')}" if num_restarts else ""
 
 
 def _went(pod: Pod) -> str:
     if pod.preempted:
-        return f"{_who(pod)} was taken away: {pod.preempted}"
+        return f"{_who(pod)} was preempted: {pod.preempted}"
     return f"{_who(pod)} ended: {pod.why.text}" if pod.phase == "Failed" else f"{_who(pod)} is ending"
 
 

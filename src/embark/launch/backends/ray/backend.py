@@ -1,4 +1,4 @@
-"""A Ray cluster that is there: the rendered Ray Train script, handed to its Jobs API over HTTP."""
+"""An existing Ray cluster: the rendered Ray Train script, submitted to its Jobs API."""
 
 from __future__ import annotations
 
@@ -15,14 +15,22 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from embark.catalog import load_catalog
-from embark.errors import EmbarkError, Interrupted, Mistake, SpecError, UserError
+from embark.errors import EmbarkError, Mistake, SpecError, UserError
 from embark.formatting import format_duration, pluralize
-from embark.launch.backend import CancelResult, LaunchRequest, LogLine, Notify, Resource, RunEvent, RunHandle, Status
-from embark.launch.backends.kubernetes.kubectl import Patience
+from embark.launch.backend import (
+    CancelResult,
+    LaunchRequest,
+    LogLine,
+    Resource,
+    RunEvent,
+    RunHandle,
+    Status,
+    checkpoints_of,
+)
+from embark.launch.backends.base import BaseBackend
 from embark.launch.backends.ray.status import can_hold, events_of, line_of, resources_text, status_of
-from embark.launch.http import HttpClient, Response, Service
+from embark.launch.http import HttpClient
 from embark.launch.run_registry import now_s
-from embark.launch.shell import Shell
 from embark.model.batch import batch_mistakes
 from embark.render.job import dns_label, make_job
 from embark.render.settings import grace_s
@@ -30,7 +38,6 @@ from embark.render.targets.ray import SCRIPT, script_text
 from embark.spec import RunSpec, to_toml
 from embark.store import run_uri
 
-NAME = "ray"
 SPEC = "spec.toml"
 DASHBOARD = "http://127.0.0.1:8265"
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
@@ -38,7 +45,6 @@ ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 GRACE_S = 120
 """For a last checkpoint, where the spec says nothing else: the machines stay."""
 END_MARGIN_S = 30.0
-POLL_S = 2.0
 BYTES_PER_POLL_S = 1 << 20
 """The log comes whole each time it is asked for: a long one is asked for less often."""
 ACTIVE = ("PENDING", "RUNNING")
@@ -61,33 +67,30 @@ def address() -> str:
     return DASHBOARD if started.exists() else ""
 
 
-class Ray:
+class Ray(BaseBackend):
     """The cluster at `address()` when a run is launched; afterwards the one that the run is in."""
 
-    def __init__(self, shell: Shell, *, tell: Notify, patience: Patience | None = None, poll_s: float = POLL_S) -> None:
-        self._shell = shell
-        self._tell = tell
-        self._patience = patience
-        self._poll_s = poll_s
+    poll_s = 2.0
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         where = address()
         if not where:
-            raise UserError("there is no Ray cluster to hand it to",
+            raise UserError("no Ray cluster is set",
                             fix="export RAY_ADDRESS=http://HEAD:8265; ray start --head starts one here; or name a "
                                 "place.machine, and it goes to Kubernetes as a RayJob")
         share, title, price = self._share(spec, where)
         identity = f"embark-{dns_label(spec.name)}-{int(now_s())}"
         found: dict[str, str | int] = {"context": where, "id": identity, **share}
-        return RunHandle(spec.name, NAME, found, title, run_uri(spec.store.root, spec.name), price)
+        return RunHandle(name=spec.name, backend="ray", where=found, title=title,
+                         run_uri=run_uri(spec.store.root, spec.name), usd_per_hour=price)
 
-    def check(self, order: LaunchRequest) -> None:
-        handle = order.handle
+    def check(self, request: LaunchRequest) -> None:
+        handle = request.handle
         jobs = self._read(handle, "api/jobs/") or []
         same = [job for job in jobs if (job.get("metadata") or {}).get(RUN) == handle.name
                 and job.get("status") in ACTIVE]
         if same:
-            raise UserError(f"{handle.name} is on the Ray cluster {handle.where['context']} already: "
+            raise UserError(f"{handle.name} is already on the Ray cluster {handle.where['context']}: "
                             f"{same[0].get('submission_id')}",
                             fix=f"embark status {handle.name}; embark cancel {handle.name} ends it; or another "
                                 "--set name=…")
@@ -96,13 +99,13 @@ class Ray:
         wanted, num_machines = _resources(handle), int(handle.where["num_machines"])
         num_there = can_hold(self._nodes(handle), wanted)
         if num_there < num_machines:
-            self._tell(f"the cluster has {pluralize(num_there, 'machine')} with {resources_text(wanted)}, and the run takes "
-                       f"{num_machines}: it waits until they are there")
+            self._notify(f"the cluster has {pluralize(num_there, 'machine')} with {resources_text(wanted)}, and the "
+                         f"run needs {num_machines}: it waits for them")
 
-    def submit(self, order: LaunchRequest) -> None:
-        handle, web = order.handle, self._web(order.handle)
+    def submit(self, request: LaunchRequest) -> None:
+        handle, client = request.handle, self._client(request.handle)
         where, identity = handle.where["context"], str(handle.where["id"])
-        package = _package(order.spec, handle)
+        package = _package(request.spec, handle)
         name = f"_ray_pkg_{hashlib.sha256(package).hexdigest()[:16]}.zip"
         job = {
             "entrypoint": f"python {SCRIPT}", "submission_id": identity, "metadata": {RUN: handle.name},
@@ -112,22 +115,22 @@ class Ray:
                 "EMBARK_GRACE_S": str(max(1, int(handle.where["grace_s"]) - 10)),
             }},
         }
-        order.note(Resource(f"the job {identity} of the Ray cluster {where}", f"embark cancel {handle.name}"))
-        sent = web.change("PUT", f"{where}/api/packages/gcs/{name}", package, body_name=f"{SCRIPT} and {SPEC}",
-                          kind="application/octet-stream")
+        request.record(Resource(f"the job {identity} of the Ray cluster {where}", f"embark cancel {handle.name}"))
+        sent = client.change("PUT", f"{where}/api/packages/gcs/{name}", package, body_name=f"{SCRIPT} and {SPEC}",
+                          content_type="application/octet-stream")
         if not sent.is_ok:
-            raise web.refused(sent, "take the run's files")
-        answer = web.change("POST", f"{where}/api/jobs/", json.dumps(job).encode(), body_name="the job")
-        # A request that is repeated because its answer was lost finds itself there already.
-        if not answer.is_ok and not self._job(handle):
-            raise web.refused(answer, "take the job")
+            raise client.error(sent, "accept the run's files")
+        response = client.change("POST", f"{where}/api/jobs/", json.dumps(job).encode(), body_name="the job")
+        # A request that is repeated because its response was lost finds itself there already.
+        if not response.is_ok and not self._job(handle):
+            raise client.error(response, "accept the job")
 
     def status(self, handle: RunHandle) -> Status:
         job = self._job(handle)
         if job is None:
-            return Status("gone", f"the Ray cluster {handle.where['context']} does not know {handle.where['id']}: it "
-                                  "was deleted, or the cluster was started anew",
-                          f"its checkpoints and events are in {handle.run_uri}")
+            return Status(state="gone", reason=f"the Ray cluster {handle.where['context']} has no "
+                          f"{handle.where['id']}: it was deleted, or the cluster was restarted",
+                          fix=f"its checkpoints and events are in {handle.run_uri}")
         actors, groups = self._of_job(handle, job, "actors"), self._of_job(handle, job, "placement_groups")
         return status_of(job, actors, groups, self._nodes(handle), num_machines=int(handle.where["num_machines"]),
                          name=handle.name, run_uri=handle.run_uri)
@@ -136,12 +139,13 @@ class Ray:
         num_seen, stamped = 0, dict[str, None]()
         while True:
             is_over = not follow or self.status(handle).has_ended
-            answer = self._web(handle).ask(f"{self._url(handle)}/logs")
-            if answer.is_missing:
+            client = self._client(handle)
+            response = client.get(f"{self._url(handle)}/logs")
+            if response.is_missing:
                 raise UserError(f"the Ray cluster has no log of {handle.name}", fix=f"embark status {handle.name}")
-            if not answer.is_ok:
-                raise self._web(handle).refused(answer, "give its log")
-            text = str((answer.json() or {}).get("logs", ""))
+            if not response.is_ok:
+                raise client.error(response, "return its log")
+            text = str((response.json() or {}).get("logs", ""))
             # The last line may not be whole yet.
             whole = text if is_over else text[:text.rfind("\n") + 1]
             for raw in whole[num_seen:].splitlines():
@@ -156,7 +160,7 @@ class Ray:
             num_seen = len(whole)
             if is_over:
                 return
-            time.sleep(max(self._poll_s, len(answer.body) / BYTES_PER_POLL_S))
+            time.sleep(max(self.poll_s, len(response.body) / BYTES_PER_POLL_S))
 
     def events(self, handle: RunHandle) -> list[RunEvent]:
         job = self._job(handle)
@@ -164,39 +168,28 @@ class Ray:
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """The script passes SIGTERM on to the ranks, which save and end; Ray waits for it as long as their grace is."""
-        web, identity = self._web(handle), str(handle.where["id"])
-        remains = (Resource(f"checkpoints and events in {handle.run_uri}", "nothing removes them unasked"),
-                   Resource(f"the Ray cluster {handle.where['context']}", "whoever started it ends it"))
-        record = Resource(f"the record and the log of Ray job {identity}", f"embark cancel {handle.name} once more")
+        client, identity = self._client(handle), str(handle.where["id"])
+        remains = (checkpoints_of(handle),
+                   Resource(f"the Ray cluster {handle.where['context']}", "not created by embark launch"))
+        record = Resource(f"the record and the log of Ray job {identity}", f"embark cancel {handle.name} again")
         job = self._job(handle)
         if job is None and not self._shell.is_dry:
             return CancelResult((), remains)
         if self._shell.is_dry or (job is not None and job.get("status") in ACTIVE):
-            answer = web.change("POST", f"{self._url(handle)}/stop")
-            if not answer.is_ok:
-                raise web.refused(answer, "stop it")
-            is_complete = self._wait_until_ended(handle)
-            # Not deleted at once: Ray still writes how it ended, and would make it anew.
+            response = client.change("POST", f"{self._url(handle)}/stop")
+            if not response.is_ok:
+                raise client.error(response, "stop it")
+            grace_s = int(handle.where["grace_s"])
+            self._notify(f"the ranks were told to end; they save a last checkpoint, within {format_duration(grace_s)}")
+            is_complete = self._wait(handle, lambda: self._has_ended(handle), grace_s + END_MARGIN_S)
+            # Not deleted at once: Ray still writes how it ended, and would create it anew.
             return CancelResult((f"Ray job {identity}",) if is_complete else (), (record, *remains), is_complete)
-        web.change("DELETE", self._url(handle))
+        client.change("DELETE", self._url(handle))
         return CancelResult((f"the record of Ray job {identity}",), remains)
 
-    def _wait_until_ended(self, handle: RunHandle) -> bool:
-        grace = int(handle.where["grace_s"])
-        until_s = time.monotonic() + grace + END_MARGIN_S
-        self._tell(f"the ranks were told to end; they save a last checkpoint, within {format_duration(grace)}")
-        try:
-            while not self._shell.is_dry:
-                job = self._job(handle)
-                if job is None or job.get("status") not in ACTIVE:
-                    return True
-                if time.monotonic() > until_s:
-                    return False
-                time.sleep(min(self._poll_s, 1.0))
-        except KeyboardInterrupt:
-            raise Interrupted(f"stopped waiting; {handle.name} was told to end, and Ray goes on ending it",
-                              fix=f"embark cancel {handle.name} once more takes the rest away") from None
-        return True
+    def _has_ended(self, handle: RunHandle) -> bool:
+        job = self._job(handle)
+        return job is None or job.get("status") not in ACTIVE
 
     def _share(self, spec: RunSpec, where: str) -> tuple[dict[str, str | int], str, float | None]:
         """What each machine gives, the run's title, and its price where its machine is named."""
@@ -209,7 +202,7 @@ class Ray:
             return share, job.title, job.usd_per_hour
         num_gpus, num_cpus = 0, 1
         if not self._shell.is_dry:
-            found = self._web_of(where).ask(f"{where}/api/v0/nodes?{_query()}").json()
+            found = self._client_at(where).get(f"{where}/api/v0/nodes?{_query()}").json()
             nodes = [node.get("resources_total", {}) for node in _rows(found) if node.get("state") == "ALIVE"]
             num_gpus = 0 if place.device == "cpu" else _nth(nodes, "GPU", place.nodes)
             num_cpus = max(1, _nth(nodes, "CPU", place.nodes))
@@ -218,8 +211,8 @@ class Ray:
             raise SpecError(mistakes)
         share = {"num_machines": place.nodes, "num_processes": num_processes, "num_cpus": num_cpus,
                  "use_gpu": int(num_gpus > 0), "grace_s": int(place.grace_s or GRACE_S)}
-        is_told = self._shell.is_dry and place.device != "cpu"
-        ranks = "a rank for each GPU" if is_told else pluralize(place.nodes * num_processes, "rank")
+        is_unknown = self._shell.is_dry and place.device != "cpu"
+        ranks = "a rank for each GPU" if is_unknown else pluralize(place.nodes * num_processes, "rank")
         return share, f"{spec.name} on {pluralize(place.nodes, 'machine')} of a Ray cluster: {ranks}", None
 
     def _job(self, handle: RunHandle) -> Mapping[str, Any] | None:
@@ -242,25 +235,27 @@ class Ray:
         return []
 
     def _read(self, handle: RunHandle, path: str) -> Any:
-        """None where it is not there."""
-        answer: Response = self._web(handle).ask(f"{handle.where['context']}/{path}")
-        if answer.is_missing:
+        """None where it does not exist."""
+        client = self._client(handle)
+        response = client.get(f"{handle.where['context']}/{path}")
+        if response.is_missing:
             return None
-        if not answer.is_ok:
-            raise self._web(handle).refused(answer, "say how things stand")
-        return answer.json()
+        if not response.is_ok:
+            raise client.error(response, "return its state")
+        return response.json()
 
     def _url(self, handle: RunHandle) -> str:
         return f"{handle.where['context']}/api/jobs/{quote(str(handle.where['id']))}"
 
-    def _web(self, handle: RunHandle) -> HttpClient:
-        return self._web_of(str(handle.where["context"]))
+    def _client(self, handle: RunHandle) -> HttpClient:
+        return self._client_at(str(handle.where["context"]))
 
-    def _web_of(self, where: str) -> HttpClient:
-        service = Service(f"the Ray cluster {where}",
-                          f"is it up, and its dashboard's port open? curl {where}/api/version",
-                          "export RAY_AUTH_TOKEN, or RAY_JOB_HEADERS='{\"Authorization\": \"Bearer …\"}'")
-        return HttpClient(self._shell, service, tell=self._tell, patience=self._patience, headers=_headers)
+    def _client_at(self, address: str) -> HttpClient:
+        return HttpClient(
+            shell=self._shell, notify=self._notify, retry=self._retry, headers=_headers,
+            name=f"the Ray cluster {address}",
+            away_fix=f"check that it is up and its dashboard's port open: curl {address}/api/version",
+            login_fix="export RAY_AUTH_TOKEN, or RAY_JOB_HEADERS='{\"Authorization\": \"Bearer …\"}'")
 
 
 def _package(spec: RunSpec, handle: RunHandle) -> bytes:
@@ -269,11 +264,11 @@ def _package(spec: RunSpec, handle: RunHandle) -> bytes:
     script = script_text(
         name=str(where["id"]), spec_path=SPEC, num_machines=int(where["num_machines"]),
         num_processes=int(where["num_processes"]), num_cpus=int(where["num_cpus"]), use_gpu=bool(where["use_gpu"]))
-    held = io.BytesIO()
-    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in ((SCRIPT, script), (SPEC, to_toml(spec))):
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
-    return held.getvalue()
+    return packed.getvalue()
 
 
 def _mistakes(spec: RunSpec, num_gpus: int, num_processes: int, *, is_known: bool) -> Iterator[Mistake]:
@@ -327,6 +322,6 @@ def _query(filters: Mapping[str, str] | None = None) -> str:
 
 
 def _rows(found: Any) -> list[Mapping[str, Any]]:
-    """Of the state API's answer."""
+    """Of the state API's response."""
     inner = ((found or {}).get("data") or {}).get("result") or {}
     return list(inner.get("result") or ())

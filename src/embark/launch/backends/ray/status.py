@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embark.formatting import format_duration, pluralize, to_one_line
-from embark.launch.backend import LogLine, Replica, RunEvent, State, Status
-from embark.launch.backends.kubernetes.log_follower import time_ns
-from embark.launch.backends.kubernetes.reasons import Reason, explain_exit
+from embark.launch.backend import LogLine, Reason, Replica, RunEvent, State, Status, time_ns
+from embark.launch.explanations import explain_exit
 
 WORKER = "RayTrainWorker"
 """What Ray Train calls the actor that it puts on each machine."""
@@ -30,34 +29,36 @@ def status_of(
     lost = [actor for actor in workers if _died(actor)]
     num_restarts = max(len({actor.get("placement_group_id") for actor in workers}) - 1, 0)
     now = [actor for actor in workers if actor.get("state") != "DEAD"]
-    parts = tuple(_part(actor, nodes) for actor in sorted(now, key=lambda a: str(a.get("node_id"))))
+    replicas = tuple(_replica(actor, nodes) for actor in sorted(now, key=lambda a: str(a.get("node_id"))))
     since_s = float(job["start_time"]) / 1000 if job.get("start_time") else None
 
-    def told(state: State, reason: Reason) -> Status:
-        return Status(state, to_one_line(reason.text), to_one_line(reason.fix), parts, since_s, num_restarts)
+    def make(state: State, reason: Reason) -> Status:
+        return Status(state=state, reason=to_one_line(reason.text), fix=to_one_line(reason.fix), replicas=replicas,
+                      since_s=since_s, num_restarts=num_restarts)
 
     state = str(job.get("status", ""))
-    took = format_duration((job["end_time"] - job["start_time"]) / 1000) if job.get("end_time") and since_s else "a while"
+    lasted_s = (job["end_time"] - job["start_time"]) / 1000 if job.get("end_time") and since_s else None
+    took = "a while" if lasted_s is None else format_duration(lasted_s)
     if state == "SUCCEEDED":
-        return told("succeeded", Reason(f"took {took}" + (f"; {_restarted(num_restarts, lost)}" if lost else "")))
+        return make("succeeded", Reason(f"took {took}" + (f"; {_restarted(num_restarts, lost)}" if lost else "")))
     if state == "STOPPED":
-        return told("gone", Reason(f"stopped after {took}", f"its checkpoints are in {run_uri}"))
+        return make("gone", Reason(f"stopped after {took}", f"its checkpoints are in {run_uri}"))
     if state == "FAILED":
-        return told("failed", _why_failed(job, name))
+        return make("failed", _why_failed(job, name))
     if state == "PENDING":
-        return told("pending", Reason(to_one_line(str(job.get("message") or "Ray starts it"))))
+        return make("pending", Reason(to_one_line(str(job.get("message") or "Ray is starting it"))))
     waiting = [group for group in groups if group.get("state") in ("PENDING", "RESCHEDULING", "PREPARED")]
     if waiting:
         reason = _why_waiting(waiting[-1], nodes)
         if num_restarts or lost:
             reason = Reason(f"{_restarted(num_restarts, lost)}; it {reason.text}", reason.fix)
-        return told("restarting" if num_restarts or lost else "pending", reason)
+        return make("restarting" if num_restarts or lost else "pending", reason)
     num_up = sum(actor.get("state") == "ALIVE" for actor in now)
     if num_up < num_machines:
         begins = Reason(f"{num_up} of {pluralize(num_machines, 'worker')} started")
-        return told("restarting", Reason(f"{_restarted(num_restarts, lost)}; {begins.text}")) if lost else told(
+        return make("restarting", Reason(f"{_restarted(num_restarts, lost)}; {begins.text}")) if lost else make(
             "pending", begins)
-    return told("running", Reason(_restarted(num_restarts, lost) if num_restarts else ""))
+    return make("running", Reason(_restarted(num_restarts, lost) if num_restarts else ""))
 
 
 def events_of(
@@ -126,12 +127,12 @@ def _why_failed(job: Mapping[str, Any], name: str) -> Reason:
     message = str(job.get("message") or "")
     code = job.get("driver_exit_code")
     lines = [line_of(line).text.strip() for line in message.splitlines() if line.strip()]
-    told = [line for line in lines if re.match(r"error: |\w*(Error|Exception)\b.*:", line)]
-    last = (told or lines)[-1:]
+    errors = [line for line in lines if re.match(r"error: |\w*(Error|Exception)\b.*:", line)]
+    last = (errors or lines)[-1:]
     said = f": {last[0].removeprefix('error: ')}" if last else ""
     if code is None:
         return Reason(f"Ray could not run it{said}", f"embark logs {name}")
-    why = explain_exit(int(code), "")
+    why = explain_exit(int(code))
     return Reason(f"{why.text}{said}"[:600], why.fix or f"embark logs {name}")
 
 
@@ -153,7 +154,7 @@ def _context(actor: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((value for value in cause.values() if isinstance(value, Mapping)), {})
 
 
-def _part(actor: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Replica:
+def _replica(actor: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Replica:
     state = {"ALIVE": "running"}.get(str(actor.get("state")), "waiting")
     node = next((node for node in nodes if node.get("node_id") == actor.get("node_id")), None)
     where = f" on {node['node_ip']}" if node else ""

@@ -28,7 +28,6 @@ from embark.render.targets.torchx import component
 from embark.spec import RunSpec
 from embark.store import write_atomic
 
-NAME = "torchx"
 COMPONENT = "cloud_component.py"
 APP = "app.json"
 SUBMIT_S = 120.0
@@ -37,9 +36,9 @@ INSTALL_VOLCANO = ("helm repo add volcano-sh https://volcano-sh.github.io/helm-c
 
 
 class TorchX(Kubernetes):
-    """Volcano names the object, so the name that it gave is kept beside the component."""
+    """Volcano names the object, so its name is saved beside the component."""
 
-    name = NAME
+    name = "torchx"
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         handle = super().handle_of(spec)
@@ -48,38 +47,38 @@ class TorchX(Kubernetes):
         folder = registry_dir() / "torchx" / f"{spec.name}@{mark}"
         return replace(handle, where={**handle.where, "folder": str(folder), "config": ""})
 
-    def check(self, order: LaunchRequest) -> None:
+    def check(self, request: LaunchRequest) -> None:
         require_torchx(is_dry=self._shell.is_dry)
-        place, cluster = order.spec.place, self._cluster(order.handle)
+        place, cluster = request.spec.place, self._cluster(request.handle)
         if not place.image:
             raise UserError("place.image is not set: the cluster has no image to pull",
                             fix="build the Dockerfile that embark render writes, push it, and --set "
                                 "place.image=REGISTRY/embark@sha256:…")
         now = current_context(self._shell, cluster.kubeconfig)
         if now != cluster.context and not self._shell.is_dry:
-            raise UserError(f"TorchX goes to kubectl's current context, which is {now}, not {cluster.context}",
+            raise UserError(f"TorchX uses kubectl's current context, which is {now}, not {cluster.context}",
                             fix=f"kubectl config use-context {cluster.context}")
-        kubectl = self._kubectl(order.handle)
-        stem = f"{order.handle.where['object']}-"
+        kubectl = self._kubectl(request.handle)
+        stem = f"{request.handle.where['object']}-"
         try:
-            jobs = kubectl.items(self._kind(order.handle).name)
+            jobs = kubectl.items(self._kind(request.handle).name)
         except NoSuchKind as error:
             raise NoSuchKind("the cluster has no Volcano, which TorchX's Kubernetes scheduler needs",
                              fix=INSTALL_VOLCANO) from error
         same = [one["metadata"]["name"] for one in jobs
                 if re.fullmatch(re.escape(stem) + r"[a-z0-9]+", str(one["metadata"]["name"])) and not _has_ended(one)]
         if same:
-            raise UserError(f"the Volcano job {same[0]} is in namespace {place.namespace} already",
-                            fix=f"embark status {order.handle.name}; embark cancel {order.handle.name} takes it away")
+            raise UserError(f"the Volcano job {same[0]} already exists in namespace {place.namespace}",
+                            fix=f"embark status {request.handle.name}; embark cancel {request.handle.name} deletes it")
 
-    def submit(self, order: LaunchRequest) -> None:
-        handle, place = order.handle, order.spec.place
+    def submit(self, request: LaunchRequest) -> None:
+        handle, place = request.handle, request.spec.place
         folder = Path(str(handle.where["folder"]))
         if not self._shell.is_dry:
             (folder / APP).unlink(missing_ok=True)
-            write_atomic(folder / COMPONENT, component(make_job(order.spec, load_catalog())))
-        self._make_namespace(order, self._kubectl(handle))
-        order.note(Resource(f"the Volcano job {handle.where['object']}-… in namespace {place.namespace}",
+            write_atomic(folder / COMPONENT, component(make_job(request.spec, load_catalog())))
+        self._make_namespace(request, self._kubectl(handle))
+        request.record(Resource(f"the Volcano job {handle.where['object']}-… in namespace {place.namespace}",
                          f"embark cancel {handle.name}"))
         done = self._shell.change(
             [sys.executable, "-m", "torchx.cli.main", "run", "--json", "--workspace", "", "--scheduler", "kubernetes",
@@ -92,7 +91,7 @@ class TorchX(Kubernetes):
         write_atomic(folder / APP, json.dumps({"name": _app_name(done.out)}))
 
     def _object(self, handle: RunHandle) -> str:
-        """The name that TorchX gave it; where it was not kept, that of the newest that begins like it."""
+        """The name that TorchX gave it; where that was not saved, the newest that starts with the run's."""
         folder = Path(str(handle.where.get("folder", "")))
         try:
             return str(json.loads((folder / APP).read_text())["name"])
@@ -113,7 +112,7 @@ class TorchX(Kubernetes):
         if classify_error(done) in ("away", "token", "forbidden"):
             return cluster_error(done, cluster)
         lines = [line for line in done.err.splitlines() if line.strip()]
-        return UserError(f"TorchX did not take it: {to_one_line(lines[-1])[:600] if lines else f'code {done.code}'}",
+        return UserError(f"TorchX refused it: {to_one_line(lines[-1])[:600] if lines else f'code {done.code}'}",
                          fix=f"{sys.executable} -m torchx.cli.main run --dryrun … says more")
 
 
@@ -124,11 +123,11 @@ def require_torchx(*, is_dry: bool = False) -> None:
 
 def _app_name(out: str) -> str:
     """Of `{"app_id": "namespace:name", …}`."""
-    told = next((line for line in reversed(out.splitlines()) if line.startswith("{")), "{}")
+    answer = next((line for line in reversed(out.splitlines()) if line.startswith("{")), "{}")
     try:
-        return str(json.loads(told)["app_id"]).rpartition(":")[2]
+        return str(json.loads(answer)["app_id"]).rpartition(":")[2]
     except (ValueError, KeyError) as error:
-        raise UserError(f"TorchX did not say what it made: {to_one_line(out)[:200]}",
+        raise UserError(f"TorchX did not report what it created: {to_one_line(out)[:200]}",
                         fix="pip install a newer torchx-nightly: --json is needed") from error
 
 

@@ -19,7 +19,6 @@ from embark.render.targets.torchx import component_here
 from embark.spec import RunSpec
 from embark.store import write_atomic
 
-NAME = "torchx-here"
 GRACE_S = 10
 """From SIGTERM to SIGKILL, as TorchX has it."""
 _REPLICA = re.compile(r"(?:\x1b\[[0-9;]*m)*trainer/(\d+)(?:\x1b\[[0-9;]*m)* (.*)", re.DOTALL)
@@ -35,23 +34,23 @@ class TorchXLocal(Local):
         where = {**handle.where, "folder": str(registry_dir() / "torchx" / spec.name), "num_ranks": num_ranks,
                  "num_nodes": place.nodes, "use_gpu": int(found > 0), "grace_s": GRACE_S, "port": _free_port()}
         title = f"{spec.name} on this machine, by TorchX: {pluralize(place.nodes * num_ranks, 'rank')}"
-        return replace(handle, backend=NAME, where=where, title=title)
+        return replace(handle, backend="torchx-local", where=where, title=title)
 
-    def check(self, order: LaunchRequest) -> None:
+    def check(self, request: LaunchRequest) -> None:
         require_torchx(is_dry=self._shell.is_dry)
-        super().check(order)
+        super().check(request)
 
-    def submit(self, order: LaunchRequest) -> None:
-        where = order.handle.where
+    def submit(self, request: LaunchRequest) -> None:
+        where = request.handle.where
         folder = Path(str(where["folder"]))
         if not self._shell.is_dry:
             write_atomic(folder / COMPONENT, component_here(
-                name=dns_label(order.handle.name), num_nodes=int(where["num_nodes"]),
+                name=dns_label(request.handle.name), num_nodes=int(where["num_nodes"]),
                 num_processes=int(where["num_ranks"]), use_gpu=bool(where["use_gpu"]), python=sys.executable,
                 spec_path=str(folder / "spec.toml"), port=int(where["port"]),
-                # TorchX kills what has not ended ten seconds after it was told to.
+                # TorchX kills what has not ended ten seconds after SIGTERM.
                 env={"PYTHONUNBUFFERED": "1", "EMBARK_GRACE_S": str(GRACE_S - 2)}))
-        super().submit(order)
+        super().submit(request)
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
         for line in super().logs(handle, follow=follow):
@@ -61,7 +60,7 @@ class TorchXLocal(Local):
             else:
                 yield replace(line, source="torchx", index=None)
 
-    def _words(self, handle: RunHandle, folder: Path) -> list[str]:
+    def _command(self, handle: RunHandle, folder: Path) -> list[str]:
         return [sys.executable, "-m", "torchx.cli.main", "run", "--workspace", "", "--scheduler", "local_cwd",
                 "--scheduler_args", f"log_dir={folder / 'replicas'}", f"{folder / COMPONENT}:train"]
 

@@ -1,4 +1,4 @@
-"""EC2's machines through `aws`. They are reached by Session Manager's tunnel: no port is open to anyone."""
+"""EC2 instances through `aws`, reached by Session Manager's tunnel: no port is open to anyone."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from embark.errors import UserError
-from embark.launch.backend import Resource, RunEvent
-from embark.launch.backends.vm.clouds import RUN_FOLDER, Cloud, Machine, MachineState, from_environment
-from embark.launch.backends.vm.ssh import Host, ssh_words
+from embark.launch.backend import Resource, RunEvent, time_s
+from embark.launch.backends.ssh import Host
+from embark.launch.backends.vm.clouds import Cloud, Machine, MachineState, from_environment
 from embark.render.clouds.aws import vm as vm_aws
 from embark.render.job import Job
 from embark.render.location import location_of
@@ -21,7 +20,6 @@ from embark.render.shell_text import Shell, variable
 from embark.render.steps import Step
 from embark.store import write_atomic
 
-USER = "ubuntu"
 STATES: dict[str, MachineState] = {
     "pending": "starting", "running": "running", "stopping": "stopped", "stopped": "stopped", "shutting-down": "gone",
     "terminated": "gone",
@@ -33,6 +31,7 @@ _HOST_KEY = "cat /etc/ssh/ssh_host_ed25519_key.pub"
 
 class Aws(Cloud):
     name = "aws"
+    user = "ubuntu"
     login = "aws sso login, or set AWS_PROFILE"
     tools: ClassVar[Mapping[str, str]] = {
         "aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
@@ -49,15 +48,15 @@ class Aws(Cloud):
                             fix="set SUBNET_ID to a private subnet with a NAT gateway")
         return {**found, "REGION": location.region, "ZONE": location.zone, "NAME": job.name}
 
-    def who(self) -> tuple[str, ...]:
+    def identity(self) -> tuple[str, ...]:
         return ("aws", "sts", "get-caller-identity", "--output", "json")
 
     def steps(self) -> list[Step]:
         steps = vm_aws.role_steps(self.job, json.dumps(vm_aws.ROLE_TRUST), json.dumps(vm_aws.role_policy(self.job)))
         return [*steps, *([vm_aws.placement_step()] if self.job.num_nodes > 1 else [])]
 
-    def ready(self, note: Callable[[Resource], None]) -> None:
-        """Subnet and security group, and the key that opens the machines."""
+    def prepare(self, record: Callable[[Resource], None]) -> None:
+        """Subnet, security group and the ssh key."""
         if not self.values["SUBNET_ID"]:
             found = self.ask(vm_aws.subnet_words()).out.strip()
             if found in ("", "None") and not self.shell.is_dry:
@@ -68,7 +67,7 @@ class Aws(Cloud):
         vpc = self.ask(words.vpc).out.strip() or "VPC_ID"
         group = self.ask(words.find, vpc=vpc).out.strip()
         if group in ("", "None"):
-            note(self._group())
+            record(self._group())
             group = self.change(words.create, vpc=vpc).out.strip() or "GROUP_ID"
             for rule in words.rules:
                 self.change(rule, id=group)
@@ -80,8 +79,8 @@ class Aws(Cloud):
             write_atomic(data, f"#cloud-config\nssh_authorized_keys:\n- {json.dumps(key)}\n")
         self.values["USER_DATA"] = str(data)
 
-    def rest(self) -> list[Resource]:
-        return [*super().rest(), self._group()]
+    def infrastructure(self) -> list[Resource]:
+        return [*super().infrastructure(), self._group()]
 
     def machines(self) -> list[Machine]:
         newest: dict[int, dict[str, Any]] = {}
@@ -90,12 +89,12 @@ class Aws(Cloud):
             known = newest.get(index)
             if known is None or _rank(one) > _rank(known):
                 newest[index] = one
-        return [_made(index, one) for index, one in sorted(newest.items())]
+        return [_machine(index, one) for index, one in sorted(newest.items())]
 
     def create(self, index: int) -> None:
         self.change(vm_aws.start_words(self.job, self.location), **{"1": str(index)})
 
-    def wake(self, machine: Machine) -> None:
+    def restart(self, machine: Machine) -> None:
         self.change(("aws", "ec2", "start-instances", *_REGION, "--instance-ids", machine.id))
 
     def delete(self, machines: Sequence[Machine]) -> None:
@@ -104,15 +103,12 @@ class Aws(Cloud):
             self.change((*vm_aws.end_words(), *ids[1:]), id=ids[0])
 
     def host(self, machine: Machine) -> Host:
-        proxy = shlex.join(self.filled((
+        return self.host_at(machine, machine.id, alias=machine.id, proxy=(
             "aws", "ssm", "start-session", *_REGION, "--target", machine.id, "--document-name", "AWS-StartSSHSession",
-            "--parameters", "portNumber=%p")))
-        words = ssh_words(machine.id, user=USER, key=self.folder / "key", known_hosts=self.folder / "known_hosts",
-                          alias=machine.id, proxy=proxy)
-        return Host(machine.name, machine.index, words, RUN_FOLDER, ("sudo", "-n"))
+            "--parameters", "portNumber=%p"))
 
     def host_key(self, machine: Machine) -> str:
-        """Session Manager runs it on the machine, once its agent has come up there."""
+        """Session Manager runs it on the machine, once its agent is up."""
         sent = self.ask(("aws", "ssm", "send-command", *_REGION, "--instance-ids", machine.id, "--document-name",
                          "AWS-RunShellScript", "--parameters", json.dumps({"commands": [_HOST_KEY]}),
                          "--query", "Command.CommandId", "--output", "text"))
@@ -120,10 +116,10 @@ class Aws(Cloud):
             return ""
         until_s = time.monotonic() + ANSWER_S
         while time.monotonic() < until_s:
-            told = self.ask(("aws", "ssm", "get-command-invocation", *_REGION, "--command-id", sent.out.strip(),
+            found = self.ask(("aws", "ssm", "get-command-invocation", *_REGION, "--command-id", sent.out.strip(),
                              "--instance-id", machine.id, "--query", "StandardOutputContent", "--output", "text"))
-            if told.is_ok and told.out.startswith("ssh-"):
-                return told.out.strip()
+            if found.is_ok and found.out.startswith("ssh-"):
+                return found.out.strip()
             time.sleep(1.0)
         return ""
 
@@ -131,16 +127,17 @@ class Aws(Cloud):
         found = []
         for one in self._described():
             name = f"{self.job.name}-{_tag(one, 'embark-rank')}"
-            found.append(RunEvent(_time_s(one.get("LaunchTime")), name, "Launched", str(one["InstanceId"]), False))
+            launched_s = time_s(one.get("LaunchTime")) or 0.0
+            found.append(RunEvent(launched_s, name, "Launched", str(one["InstanceId"]), is_warning=False))
             reason, at = one.get("StateReason") or {}, re.search(r"\((.*)\)", one.get("StateTransitionReason") or "")
             if reason and at:
                 is_taken = "Spot" in str(reason.get("Code"))
-                found.append(RunEvent(_time_s(at[1].replace(" GMT", "")), name, str(reason.get("Code")),
+                found.append(RunEvent(time_s(at[1]) or 0.0, name, str(reason.get("Code")),
                                       str(reason.get("Message")), is_taken))
         return sorted(found, key=lambda event: event.time_s)
 
     def _group(self) -> Resource:
-        """Its number is found by its name, when it is removed."""
+        """Its id is looked up by name when it is removed."""
         region, name = shlex.quote(str(self.values["REGION"])), shlex.quote(f"embark-{self.job.name}")
         find = (f"aws ec2 describe-security-groups --region {region} --filters Name=group-name,Values={name} "
                 "--query 'SecurityGroups[0].GroupId' --output text")
@@ -148,12 +145,12 @@ class Aws(Cloud):
                      f'aws ec2 delete-security-group --region {region} --group-id "$({find})"')
 
     def _described(self) -> list[dict[str, Any]]:
-        told = self.read(("aws", "ec2", "describe-instances", *_REGION, "--filters",
+        found = self.read(("aws", "ec2", "describe-instances", *_REGION, "--filters",
                           Shell('"Name=tag:embark-run,Values=$NAME"'), "--output", "json"))
-        return [one for reservation in (told or {}).get("Reservations", ()) for one in reservation["Instances"]]
+        return [one for reservation in (found or {}).get("Reservations", ()) for one in reservation["Instances"]]
 
 
-def _made(index: int, one: dict[str, Any]) -> Machine:
+def _machine(index: int, one: dict[str, Any]) -> Machine:
     reason = one.get("StateReason") or {}
     return Machine(index, str(one["InstanceId"]), _tag(one, "Name") or str(one["InstanceId"]),
                 STATES.get(one["State"]["Name"], "gone"), inside=str(one.get("PrivateIpAddress") or ""),
@@ -161,17 +158,9 @@ def _made(index: int, one: dict[str, Any]) -> Machine:
 
 
 def _rank(one: dict[str, Any]) -> tuple[bool, str]:
-    """One that lives before all that do not, then the newest."""
+    """Live ones first, then the newest."""
     return STATES.get(one["State"]["Name"]) != "gone", str(one.get("LaunchTime"))
 
 
 def _tag(one: dict[str, Any], key: str) -> str:
     return next((str(tag["Value"]) for tag in one.get("Tags") or () if tag["Key"] == key), "")
-
-
-def _time_s(text: Any) -> float:
-    try:
-        at = datetime.fromisoformat(str(text))
-    except ValueError:
-        return 0.0
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

@@ -1,24 +1,22 @@
-"""Azure's machines through `az`. They have public addresses; ssh is let in, by keys alone."""
+"""Azure VMs through `az`, reached at public addresses by ssh with keys only."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, ClassVar
 
-from embark.launch.backend import RunEvent
-from embark.launch.backends.vm.clouds import RUN_FOLDER, Cloud, Machine, MachineState, from_environment
-from embark.launch.backends.vm.ssh import Host, ssh_words
+from embark.launch.backend import RunEvent, time_s
+from embark.launch.backends.ssh import Host
+from embark.launch.backends.vm.clouds import Cloud, Machine, MachineState, from_environment
 from embark.render.clouds.azure import vm as vm_azure
 from embark.render.job import Job
 from embark.render.location import location_of
 from embark.render.shell_text import variable
 from embark.render.steps import Step
 
-USER = "embark"
 FROM = "EMBARK_SSH_FROM"
-"""The addresses that may knock at port 22, as Azure writes them; everyone's, where it is not set."""
+"""The addresses that port 22 is open to, as Azure writes them; unset: all."""
 _GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
 _HOST_KEY = "cat /etc/ssh/ssh_host_ed25519_key.pub"
 
@@ -26,6 +24,7 @@ _HOST_KEY = "cat /etc/ssh/ssh_host_ed25519_key.pub"
 class Azure(Cloud):
     name = "azure"
     login = "az login"
+    deletes_infrastructure = True
     tools: ClassVar[Mapping[str, str]] = {"az": "https://learn.microsoft.com/cli/azure/install-azure-cli"}
 
     @classmethod
@@ -34,7 +33,7 @@ class Azure(Cloud):
         return {**from_environment(RESOURCE_GROUP=f"embark-{job.name}", VM_IMAGE=vm_azure.IMAGE, **{FROM: "*"}),
                 "LOCATION": location.region, "STORAGE_ACCOUNT": job.spec.place.storage_account}
 
-    def who(self) -> tuple[str, ...]:
+    def identity(self) -> tuple[str, ...]:
         return ("az", "account", "show", "--output", "json")
 
     def steps(self) -> list[Step]:
@@ -47,8 +46,8 @@ class Azure(Cloud):
     def machines(self) -> list[Machine]:
         if not self._is_there():
             return []
-        told = self.read(("az", "vm", "list", *_GROUP, "--show-details", "--output", "json"))
-        return sorted((_made(one) for one in told or () if re.search(r"-\d+$", str(one["name"]))),
+        found = self.read(("az", "vm", "list", *_GROUP, "--show-details", "--output", "json"))
+        return sorted((_machine(one) for one in found or () if re.search(r"-\d+$", str(one["name"]))),
                       key=lambda machine: machine.index)
 
     def create(self, index: int) -> None:
@@ -63,42 +62,34 @@ class Azure(Cloud):
         for grant in words.grants:
             self.change(grant, principal=principal, account=account)
 
-    def wake(self, machine: Machine) -> None:
+    def restart(self, machine: Machine) -> None:
         self.change(("az", "vm", "start", *_GROUP, "--name", machine.name))
 
     def delete(self, machines: Sequence[Machine]) -> None:
-        """One that is only shut down is still paid for: the whole group goes."""
+        """A VM that is only shut down is still paid for: the whole resource group is deleted."""
         if self.shell.is_dry or self._is_there():
             self.change(vm_azure.end_words())
 
-    @property
-    def rest_goes_too(self) -> bool:
-        return True
-
     def host(self, machine: Machine) -> Host:
-        words = ssh_words(machine.outside, user=USER, key=self.folder / "key",
-                          known_hosts=self.folder / "known_hosts", alias=machine.id)
-        return Host(machine.name, machine.index, words, RUN_FOLDER, ("sudo", "-n"))
+        return self.host_at(machine, machine.outside, alias=machine.id)
 
     def host_key(self, machine: Machine) -> str:
-        """Azure's agent runs it on the machine, and says what it printed between words of its own."""
-        told = self.ask(("az", "vm", "run-command", "invoke", *_GROUP, "--name", machine.name, "--command-id",
+        """Azure's agent runs it on the machine and reports what it printed within its own text."""
+        done = self.ask(("az", "vm", "run-command", "invoke", *_GROUP, "--name", machine.name, "--command-id",
                          "RunShellScript", "--scripts", _HOST_KEY, "--query", "value[0].message", "--output", "tsv"))
-        found = re.search(r"ssh-ed25519 [A-Za-z0-9+/=]+", told.out)
-        return found[0] if told.is_ok and found else ""
+        found = re.search(r"ssh-ed25519 [A-Za-z0-9+/=]+", done.out)
+        return found[0] if done.is_ok and found else ""
 
     def events(self) -> list[RunEvent]:
-        told = self.read(("az", "monitor", "activity-log", "list", *_GROUP, "--offset", "7d", "--output", "json"))
-        found = [_event(one) for one in told or ()]
-        return sorted(found, key=lambda event: event.time_s)
+        log = self.read(("az", "monitor", "activity-log", "list", *_GROUP, "--offset", "7d", "--output", "json"))
+        return sorted((_event(one) for one in log or ()), key=lambda event: event.time_s)
 
     def _is_there(self) -> bool:
-        # Asked about by its exit code: listing the machines of a group that is not there is an error like others.
+        # By its exit code: listing the VMs of a group that does not exist is an error like any other.
         return self.ask(("az", "group", "show", "--name", variable("RESOURCE_GROUP"))).is_ok
 
 
-
-def _made(one: dict[str, Any]) -> Machine:
+def _machine(one: dict[str, Any]) -> Machine:
     name, power = str(one["name"]), str(one.get("powerState") or "")
     state: MachineState = "stopped"
     if power == "VM running":
@@ -113,13 +104,8 @@ def _made(one: dict[str, Any]) -> Machine:
 
 def _event(one: dict[str, Any]) -> RunEvent:
     said, status = one.get("operationName") or {}, one.get("status") or {}
-    try:
-        at_s = datetime.fromisoformat(str(one.get("eventTimestamp"))).timestamp()
-    except ValueError:
-        at_s = 0.0
     name = str(one.get("resourceId") or "").rpartition("/")[2]
-    return RunEvent(at_s, name, str(said.get("localizedValue") or said.get("value") or ""),
-                    str(status.get("localizedValue") or status.get("value") or ""),
-                    str(one.get("level")) in ("Warning", "Error", "Critical"))
-
-
+    return RunEvent(time_s=time_s(one.get("eventTimestamp")) or 0.0, source=name,
+                    reason=str(said.get("localizedValue") or said.get("value") or ""),
+                    text=str(status.get("localizedValue") or status.get("value") or ""),
+                    is_warning=str(one.get("level")) in ("Warning", "Error", "Critical"))

@@ -1,23 +1,20 @@
-"""Compute Engine's machines through `gcloud`. They are reached by its tunnel: ssh is let in from there alone."""
+"""Compute Engine VMs through `gcloud`, reached by its tunnel: ssh is open to that alone."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any, ClassVar
 
 from embark.errors import UserError
-from embark.launch.backend import RunEvent
-from embark.launch.backends.vm.clouds import RUN_FOLDER, Cloud, Machine, MachineState, from_environment
-from embark.launch.backends.vm.ssh import Host, ssh_words
+from embark.launch.backend import RunEvent, time_s
+from embark.launch.backends.ssh import Host
+from embark.launch.backends.vm.clouds import Cloud, Machine, MachineState, from_environment
 from embark.render.clouds.gcp import vm as vm_gcp
 from embark.render.job import Job
 from embark.render.location import location_of
 from embark.render.shell_text import option, variable
 from embark.render.steps import Step
 
-USER = "embark"
 TUNNEL = "35.235.240.0/20"
 """Where the traffic of Identity-Aware Proxy comes from."""
 STATES: dict[str, MachineState] = {"PROVISIONING": "starting", "STAGING": "starting", "RUNNING": "running",
@@ -38,11 +35,11 @@ class Gcp(Cloud):
         if job.spec.place.account:
             found["PROJECT"] = job.spec.place.account
         if not found["PROJECT"]:
-            raise UserError("no Google Cloud project is named", fix="--set place.account=PROJECT")
+            raise UserError("no Google Cloud project is set", fix="--set place.account=PROJECT")
         zone = location_of(job).zone
         return {**found, "ZONE": zone, "ZONE%-*": zone.rpartition("-")[0]}
 
-    def who(self) -> tuple[str, ...]:
+    def identity(self) -> tuple[str, ...]:
         # Not print-access-token: what it prints is a secret.
         return ("gcloud", "projects", "describe", variable("PROJECT"), "--format=json")
 
@@ -58,19 +55,19 @@ class Gcp(Cloud):
         return [*vm_gcp.network_steps(self.job), let_in]
 
     def machines(self) -> list[Machine]:
-        told = self.read(("gcloud", "compute", "instances", "list", f"--filter=labels.embark-run={self.job.name}",
+        found = self.read(("gcloud", "compute", "instances", "list", f"--filter=labels.embark-run={self.job.name}",
                           "--format=json", _PROJECT))
-        return sorted((_made(one) for one in told or ()), key=lambda machine: machine.index)
+        return sorted((_machine(one) for one in found or ()), key=lambda machine: machine.index)
 
     def create(self, index: int) -> None:
         keys = self.folder / "ssh-keys"
         if not self.shell.is_dry:
-            keys.write_text(f"{USER}:{(self.folder / 'key.pub').read_text().strip()}\n")
+            keys.write_text(f"{self.user}:{(self.folder / 'key.pub').read_text().strip()}\n")
         given = ("--metadata=enable-guest-attributes=TRUE,enable-oslogin=FALSE",
                  f"--metadata-from-file=ssh-keys={keys}")
-        self.change(vm_gcp.start_words(self.job, self.location, given), rank=str(index))
+        self.change(vm_gcp.start_words(self.job, self.site, given), rank=str(index))
 
-    def wake(self, machine: Machine) -> None:
+    def restart(self, machine: Machine) -> None:
         self.change(vm_gcp.again_words(self.job), rank=str(machine.index))
 
     def delete(self, machines: Sequence[Machine]) -> None:
@@ -78,11 +75,9 @@ class Gcp(Cloud):
             self.change(vm_gcp.end_words(self.job), rank=str(machine.index))
 
     def host(self, machine: Machine) -> Host:
-        proxy = shlex.join(self.filled(("gcloud", "compute", "start-iap-tunnel", machine.name, "%p",
-                                        "--listen-on-stdin", _ZONE, _PROJECT, "--verbosity=warning")))
-        words = ssh_words(machine.name, user=USER, key=self.folder / "key", known_hosts=self.folder / "known_hosts",
-                          alias=f"compute.{machine.id}", proxy=proxy)
-        return Host(machine.name, machine.index, words, RUN_FOLDER, ("sudo", "-n"))
+        return self.host_at(machine, machine.name, alias=f"compute.{machine.id}", proxy=(
+            "gcloud", "compute", "start-iap-tunnel", machine.name, "%p", "--listen-on-stdin", _ZONE, _PROJECT,
+            "--verbosity=warning"))
 
     def host_key(self, machine: Machine) -> str:
         """The machine writes it into its guest attributes as it boots."""
@@ -92,12 +87,12 @@ class Gcp(Cloud):
         return next((f"{row[0]} {row[1]}" for row in rows if len(row) == 2 and row[0] == "ssh-ed25519"), "")
 
     def events(self) -> list[RunEvent]:
-        told = self.read(("gcloud", "compute", "operations", "list", option("--zones", variable("ZONE")),
+        found = self.read(("gcloud", "compute", "operations", "list", option("--zones", variable("ZONE")),
                           f"--filter=targetLink~/instances/{self.job.name}-[0-9]+$", "--format=json", _PROJECT))
-        return sorted((_event(one) for one in told or ()), key=lambda event: event.time_s)
+        return sorted((_event(one) for one in found or ()), key=lambda event: event.time_s)
 
 
-def _made(one: dict[str, Any]) -> Machine:
+def _machine(one: dict[str, Any]) -> Machine:
     name, status = str(one["name"]), str(one.get("status"))
     state = STATES.get(status, "stopped")
     return Machine(int(name.rpartition("-")[2]), str(one.get("id") or name), name, state, inside=name,
@@ -106,10 +101,7 @@ def _made(one: dict[str, Any]) -> Machine:
 
 def _event(one: dict[str, Any]) -> RunEvent:
     kind = str(one.get("operationType") or "")
-    try:
-        at_s = datetime.fromisoformat(str(one.get("insertTime"))).timestamp()
-    except ValueError:
-        at_s = 0.0
+    at_s = time_s(one.get("insertTime")) or 0.0
     errors = [str(error.get("message")) for error in (one.get("error") or {}).get("errors", ())]
     is_taken = kind == "compute.instances.preempted"
     said = "; ".join(errors) or str(one.get("statusMessage") or one.get("status") or "")

@@ -68,15 +68,15 @@ def test_a_preempted_pod_is_not_a_failure_and_its_replacement_counts():
     back = pod("c", 1, created="2026-11-15T09:05:00Z")
     found = status([lost, back, pod("a", 0)])
     assert (found.state, found.num_restarts) == ("running", 1)
-    assert "1 pod taken away and replaced so far" in found.reason
-    assert [part.name for part in found.parts] == ["a", "c"]
+    assert "1 pod preempted and replaced so far" in found.reason
+    assert [part.name for part in found.replicas] == ["a", "c"]
 
 
 def test_a_pod_that_ended_with_a_fault_is_brought_back_and_says_why():
     faulty = pod("b", 1, "Failed", state={"terminated": {"exitCode": 70}})
     found = status([pod("a", 0), faulty])
     assert found.state == "restarting"
-    assert "machine 1 (b) ended: a fault that a retry may cure (exit code 70)" in found.reason
+    assert "machine 1 (b) ended: a fault worth a retry (exit code 70)" in found.reason
     waits = pod("c", 1, "Pending", created="2026-11-15T09:05:00Z")
     assert "its replacement c waits: not scheduled yet" in status([pod("a", 0), faulty, waits]).reason
     found = status([pod("a", 0), faulty, pod("c", 1, created="2026-11-15T09:05:00Z")])
@@ -117,20 +117,20 @@ def test_without_pods_the_controller_s_refusal_is_the_reason():
 
 
 def test_a_suspended_job_without_a_queue_is_told_too():
-    assert "nobody's queue" in status([], suspend=True).reason
-    assert "the queue gpus has not let it in" in status([], suspend=True, queue="gpus").reason
+    assert "not by a queue" in status([], suspend=True).reason
+    assert "the queue gpus has not admitted it" in status([], suspend=True, queue="gpus").reason
 
 
 def test_a_failed_run_gives_the_pod_s_own_reason_first():
     out = pod("a", 0, "Failed", state={"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
     found = status([out], conditions=["Failed"])
-    assert found.reason.startswith("killed: its memory limit was not enough")
+    assert found.reason.startswith("killed: it exceeded its memory limit")
     assert "Why: so" in found.reason
 
 
 def test_a_run_that_is_being_taken_away_is_not_restarting():
     found = status([pod("a", 0, leaving=True)], deletionTimestamp="2026-11-15T09:10:00Z")
-    assert "being taken away; 1 pod still saving" in found.reason
+    assert "being deleted; 1 pod still saving" in found.reason
 
 
 def test_an_event_without_any_time_is_no_fault():

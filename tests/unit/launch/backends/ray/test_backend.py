@@ -10,18 +10,20 @@ import tomllib
 import pytest
 from ray_head import RayHead, ray_head
 
+from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
-from embark.cli.launch_output import cancel_run, launch_run, status_run
+from embark.cli.launch import launch_run
+from embark.cli.status import status as status_command
 from embark.errors import Fault, Interrupted, SpecError, UserError
-from embark.launch.backends.kubernetes.kubectl import Patience
 from embark.launch.backends.ray.backend import Ray, address
 from embark.launch.http import HttpClient
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
 from embark.spec import load_spec
+from embark.store.retry_policy import RetryPolicy
 
 SETTINGS = ["name=clicks", "place.target=ray", "place.nodes=2", "store.root=s3://training/runs"]
-HASTY = Patience(give_up_s=5, first_wait_s=0.05, longest_wait_s=0.2)
+HASTY = RetryPolicy(max_retries=1000, give_up_s=5, first_wait_s=0.05, longest_wait_s=0.2)
 
 
 @pytest.fixture
@@ -43,8 +45,8 @@ def spec_of(*settings: str):
     return load_spec("quickstart", [*SETTINGS, *settings])
 
 
-def place(told: list[str] | None = None, patience: Patience = HASTY) -> Ray:
-    return Ray(Shell(), tell=(told if told is not None else []).append, patience=patience, poll_s=0.02)
+def place(told: list[str] | None = None, retry: RetryPolicy = HASTY) -> Ray:
+    return Ray(Shell(), notify=(told if told is not None else []).append, retry=retry)
 
 
 def launched(*settings: str):
@@ -94,7 +96,7 @@ def test_a_named_machine_s_accelerators_are_the_ranks_and_its_price_is_told(head
 
 def test_too_few_machines_are_told_of_before_the_run_waits_for_them(head: RayHead, capsys):
     launched("place.nodes=4")
-    assert "the cluster has 2 machines with {CPU: 4}, and the run takes 4" in capsys.readouterr().err
+    assert "the cluster has 2 machines with {CPU: 4}, and the run needs 4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("settings", "field"), [
@@ -109,7 +111,7 @@ def test_what_could_not_train_there_is_refused_and_nothing_is_sent(head: RayHead
 
 def test_a_run_that_is_there_already_is_not_started_twice(head: RayHead):
     launched()
-    with pytest.raises(UserError, match="already: embark-clicks-"):
+    with pytest.raises(UserError, match="embark-clicks-"):
         launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False)
     head.move("SUCCEEDED")
     launched()
@@ -133,19 +135,19 @@ def test_a_cluster_that_is_away_is_waited_for_and_then_a_fault(head: RayHead):
     assert "refused" in told[0]
     head.down()
     with pytest.raises(Fault, match="does not answer") as caught:
-        place(patience=Patience(0.1, 0.05, 0.05)).status(handle)
+        place(retry=RetryPolicy(max_retries=2, give_up_s=0.1, first_wait_s=0.05, longest_wait_s=0.05)).status(handle)
     assert "/api/version" in caught.value.fix
 
 
 def test_the_token_of_ray_s_own_variables_lets_one_in_and_is_kept_nowhere(head: RayHead, monkeypatch, tmp_path):
     head.tokens = {"Bearer secret-1", "Bearer secret-2"}
-    with pytest.raises(UserError, match="does not let you in") as caught:
+    with pytest.raises(UserError, match="refuses your credentials") as caught:
         launched()
     assert "RAY_AUTH_TOKEN" in caught.value.fix
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret-1")
     launched()
     monkeypatch.setenv("RAY_JOB_HEADERS", '{"Authorization": "Bearer secret-2"}')
-    assert status_run(Console(quiet=True), "clicks") == 0
+    assert status_command("clicks", console=Console(quiet=True)) == 0
     assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file() and "secret" in path.read_text()]
 
 
@@ -174,14 +176,14 @@ def test_logs_have_time_and_rank_come_once_and_are_followed_to_the_end(head: Ray
 def test_cancel_stops_the_job_and_a_second_one_takes_its_record_away(head: RayHead, capsys):
     handle = launched()
     head.move("RUNNING")
-    assert cancel_run(Console(), "clicks", yes=True, dry_run=False) == 0
+    assert cancel_command("clicks", yes=True, console=Console()) == 0
     told = capsys.readouterr()
     assert f"removed Ray job {handle.where['id']}" in told.out
     assert "they save a last checkpoint, within 2 min 00 s" in told.err
     assert place().status(handle).state == "gone"
-    assert cancel_run(Console(), "clicks", yes=True, dry_run=False) == 0
+    assert cancel_command("clicks", yes=True, console=Console()) == 0
     assert not head.jobs
-    assert cancel_run(Console(), "clicks", yes=True, dry_run=False) == 0
+    assert cancel_command("clicks", yes=True, console=Console()) == 0
     assert not list_runs().runs
 
 
@@ -207,7 +209,7 @@ def test_ctrl_c_at_any_request_says_what_is_there_and_how_to_remove_it(head: Ray
         launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False)
     assert bool(head.jobs) == (step == len(REQUESTS) and is_after)
     if step <= 3:
-        assert caught.value.what == "stopped by Ctrl-C; nothing was made"
+        assert caught.value.what == "stopped by Ctrl-C; nothing was created"
         assert not list_runs().runs
         return
     assert "the job embark-clicks-" in caught.value.what
@@ -215,7 +217,7 @@ def test_ctrl_c_at_any_request_says_what_is_there_and_how_to_remove_it(head: Ray
     left[0] = 100
     for _ in range(3):
         if list_runs().runs:
-            assert cancel_run(Console(quiet=True), "clicks", yes=True, dry_run=False) == 0
+            assert cancel_command("clicks", yes=True, console=Console(quiet=True)) == 0
     assert not head.jobs
     assert not list_runs().runs
 

@@ -39,7 +39,7 @@ def test_workers_that_start_are_counted_and_all_of_them_are_a_run():
     assert status(actors=[worker(1), worker(2, "PENDING_CREATION")]).reason == "1 of 2 workers started"
     up = status(actors=[worker(1), worker(2, node="b")])
     assert (up.state, up.reason, up.num_restarts) == ("running", "", 0)
-    assert [part.name for part in up.parts] == ["worker 1 on 10.0.0.1", "worker 2 on 10.0.0.2"]
+    assert [part.name for part in up.replicas] == ["worker 1 on 10.0.0.1", "worker 2 on 10.0.0.2"]
 
 
 def test_a_lost_worker_is_a_restart_and_one_that_ray_train_ended_is_not():
@@ -51,7 +51,7 @@ def test_a_lost_worker_is_a_restart_and_one_that_ray_train_ended_is_not():
     again = status(actors=[lost, ended, worker(3, group="g2"), worker(4, group="g2")])
     assert (again.state, again.num_restarts) == ("running", 1)
     assert "1 worker lost so far" in again.reason
-    assert len(again.parts) == 2
+    assert len(again.replicas) == 2
 
 
 def test_how_it_ended_is_said_with_what_was_said_last():

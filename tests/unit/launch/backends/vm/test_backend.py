@@ -5,23 +5,27 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 from cloud_programs import Clouds
+from launch_shells import use_shell
 from recorded_commands import run_script
 
 from embark.catalog import load_catalog
+from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
-from embark.cli.launch_output import cancel_run, launch_run
+from embark.cli.cost import cost
+from embark.cli.diagnose import diagnose
+from embark.cli.launch import launch, launch_run
+from embark.cli.logs import logs as logs_command
+from embark.cli.status import status as status_command
 from embark.errors import Interrupted, SpecError, UserError
 from embark.launch.backend import LaunchRequest
-from embark.launch.backends.vm import backend as vm_module
-from embark.launch.backends.vm.backend import Vm
+from embark.launch.backends.vm.backend import Vm, machine_files
 from embark.launch.backends.vm.clouds import command_error
-from embark.launch.backends.vm.files import machine_files
+from embark.launch.launching import supervise
 from embark.launch.price import estimate_launch
 from embark.launch.run_registry import find_run
 from embark.launch.shell import CommandResult, DryRunShell
@@ -48,8 +52,8 @@ def _home(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SUBNET_ID", "subnet-1")
     monkeypatch.setattr("time.sleep", lambda _: None)
-    whole = vm_module.means_of
-    monkeypatch.setattr(vm_module, "means_of", lambda cloud: replace(whole(cloud), boot_s=1.0, poll_s=0.0))
+    monkeypatch.setattr(Vm, "boot_s", 1.0)
+    monkeypatch.setattr(Vm, "poll_s", 0.0)
 
 
 def spec_for(cloud: str, tmp_path: Path, *sets: str):
@@ -59,7 +63,7 @@ def spec_for(cloud: str, tmp_path: Path, *sets: str):
 
 def launched(cloud: str, tmp_path: Path, *sets: str):
     clouds = Clouds()
-    place, spec = Vm(clouds, tell=lambda _: None), spec_for(cloud, tmp_path, *sets)
+    place, spec = Vm(clouds, notify=lambda _: None), spec_for(cloud, tmp_path, *sets)
     handle = place.handle_of(spec)
     place.check(LaunchRequest(spec, handle))
     place.submit(LaunchRequest(spec, handle))
@@ -74,11 +78,11 @@ def machines(clouds: Clouds) -> list[dict]:
 def test_two_machines_are_made_and_handed_the_run(cloud, tmp_path):
     clouds, place, handle = launched(cloud, tmp_path)
     assert len(machines(clouds)) == 2
-    assert len(clouds.keepers) == 2
+    assert len(clouds.supervisors) == 2
     status = place.status(handle)
-    assert (status.state, len(status.parts)) == ("running", 2)
+    assert (status.state, len(status.replicas)) == ("running", 2)
     assert handle.title == f"dlrm on 2 x {make_job(spec_for(cloud, tmp_path), load_catalog()).machine.name}: 2 ranks"
-    with pytest.raises(UserError, match="are there already"):
+    with pytest.raises(UserError, match="already exist"):
         place.check(LaunchRequest(spec_for(cloud, tmp_path), handle))
 
 
@@ -118,11 +122,11 @@ def bare(words: list[str]) -> list[str]:
 def test_ctrl_c_after_any_command_leaves_nothing_that_is_not_said_with_what_removes_it(cloud, tmp_path, monkeypatch):
     spec = spec_for(cloud, tmp_path)
     told = estimate_launch(spec)
-    monkeypatch.setattr("embark.launch.price.estimate_launch", lambda _: told)
+    monkeypatch.setattr("embark.launch.launching.estimate_launch", lambda _: told)
     for moment in count():
         clouds = Clouds()
         clouds.interrupt_after = moment
-        monkeypatch.setattr("embark.cli.launch_output.Shell", lambda clouds=clouds: clouds)
+        use_shell(monkeypatch, lambda clouds=clouds: clouds)
         error = stopped(lambda: launch_run(Console(quiet=True), spec, yes=True, dry_run=False))
         if error is None:
             break
@@ -146,7 +150,7 @@ def remove(fix: str, clouds: Clouds) -> None:
     for line in fix.replace(", then ", "; ").split("; "):
         words = shlex.split(line.replace('"$(', "sg-1 #"), comments=True)
         if words[:2] == ["embark", "cancel"]:
-            cancel_run(Console(quiet=True), words[2], yes=True, dry_run=False)
+            cancel_command(words[2], yes=True, console=Console(quiet=True))
         else:
             clouds.change(words)
 
@@ -157,8 +161,8 @@ def test_a_failure_in_the_middle_says_what_is_there_too(cloud, tmp_path, monkeyp
     whole = clouds._machine
     monkeypatch.setattr(clouds, "_machine", lambda name, told: whole(name, told) if clouds.num_created == 0 else CommandResult(
         1, err="InsufficientInstanceCapacity ZONE_RESOURCE_POOL_EXHAUSTED SkuNotAvailable"))
-    monkeypatch.setattr("embark.cli.launch_output.Shell", lambda: clouds)
-    with pytest.raises(UserError, match="no such machine free there") as raised:
+    use_shell(monkeypatch, lambda: clouds)
+    with pytest.raises(UserError, match="no such machine is available") as raised:
         launch_run(Console(quiet=True), spec_for(cloud, tmp_path), yes=True, dry_run=False)
     assert "paid by the hour" in raised.value.what
     assert "place.zone" in raised.value.fix
@@ -167,78 +171,76 @@ def test_a_failure_in_the_middle_says_what_is_there_too(cloud, tmp_path, monkeyp
     assert clouds.made == {}
 
 
-def test_a_spot_machine_that_google_stopped_is_started_again(tmp_path):
+def test_a_spot_machine_that_google_stopped_is_reported_and_recover_starts_it_again(tmp_path):
     clouds, place, handle = launched("gcp", tmp_path, "place.spot=true")
     clouds.made["machine dlrm-1"]["status"] = "TERMINATED"
     status = place.status(handle)
-    assert status.state == "restarting"
-    assert "machine 1 was taken away (TERMINATED)" in status.reason
-    assert clouds.made["machine dlrm-1"]["status"] == "RUNNING"
-    assert place.status(handle).state == "running"
+    assert (status.state, status.is_recoverable) == ("lost", True)
+    assert "machine 1 is gone (TERMINATED)" in status.reason
+    assert "embark launch dlrm --supervise" in status.fix
     assert place.events(handle)[0].reason == "compute.instances.preempted"
     assert place.events(handle)[0].is_warning
+    place.recover(handle)
+    assert clouds.made["machine dlrm-1"]["status"] == "RUNNING"
+    assert place.status(handle).state == "running"
 
 
-def test_a_spot_machine_that_azure_deleted_is_made_again(tmp_path):
+def test_recover_creates_a_spot_machine_that_azure_deleted(tmp_path):
     clouds, place, handle = launched("azure", tmp_path, "place.spot=true")
     clouds._gone("machine dlrm-1")
-    clouds.keepers.pop("52.0.0.1")
-    assert place.status(handle).state == "restarting"
+    clouds.supervisors.pop("52.0.0.1")
+    assert place.status(handle).state == "lost"
+    assert clouds.names("machine") == ["dlrm-0"]
+    place.recover(handle)
     assert clouds.names("machine") == ["dlrm-0", "dlrm-1"]
     assert place.status(handle).state == "running"
 
 
-def test_when_the_first_machine_is_another_the_rest_are_told(tmp_path):
+def test_when_the_first_machine_is_replaced_the_others_are_restarted_with_its_address(tmp_path):
     clouds, place, handle = launched("aws", tmp_path, "place.spot=true")
     clouds._gone("machine i-0")
     before = len(clouds.changes)
-    assert place.status(handle).state == "restarting"
-    told = [words[-1] for words in clouds.changes[before:] if words[0] == "ssh"]
-    assert sum("keeper.py start" in line for line in told) == 2
-    assert [line for line in told if "keeper.py again" in line], "the other one looks for it where it was"
+    place.recover(handle)
+    lines = [words[-1] for words in clouds.changes[before:] if words[0] == "ssh"]
+    assert sum("supervisor.py start" in line for line in lines) == 2
+    assert [line for line in lines if "supervisor.py restart" in line], "the other one looks for it where it was"
     files = machine_files(make_job(spec_for("aws", tmp_path), load_catalog()), 1, "10.0.0.2")
     assert "MASTER=10.0.0.2" in files["node.sh"]
 
 
-def test_a_machine_that_is_paid_in_full_and_gone_is_not_replaced_unasked(tmp_path):
+def test_an_on_demand_machine_that_is_gone_is_not_replaced(tmp_path):
     clouds, place, handle = launched("aws", tmp_path)
     clouds._gone("machine i-1")
     status = place.status(handle)
-    assert (status.state, len(machines(clouds))) == ("failed", 1)
+    assert (status.state, status.is_recoverable, len(machines(clouds))) == ("failed", False, 1)
     assert "embark launch" in status.fix
 
 
-def test_a_run_that_has_ended_is_not_brought_back(tmp_path):
+def test_a_run_that_has_finished_is_not_recoverable(tmp_path):
     clouds, place, handle = launched("gcp", tmp_path, "place.spot=true")
     for name in ("dlrm-0", "dlrm-1"):
-        clouds.made[f"machine {name}"]["status"] = "TERMINATED"  # each ends itself, half an hour after the run
+        clouds.made[f"machine {name}"]["status"] = "TERMINATED"  # each powers off half an hour after the run
     run = tmp_path / "runs/dlrm"
     run.mkdir(parents=True)
     (run / "events.jsonl").write_text(json.dumps({"event": "end", "outcome": "done", "time_s": 4e9}) + "\n")
     status = place.status(handle)
-    assert status.state == "succeeded"
-    assert {one["status"] for one in machines(clouds)} == {"TERMINATED"}
+    assert (status.state, status.is_recoverable) == ("succeeded", False)
 
 
-def test_an_end_that_was_seen_once_is_remembered_when_its_machines_are_off(tmp_path):
+def test_a_run_that_failed_says_so_and_what_its_machines_still_cost(tmp_path):
     clouds, place, handle = launched("gcp", tmp_path, "place.spot=true")
-    for keeper in clouds.keepers.values():
-        keeper.update(is_alive=False, ended={"code": 64, "was_stopped": False, "time_s": 2.0})
-    status = place.status(handle)
-    assert status.state == "failed"
-    assert "2 machines still there at $" in status.reason
-    for one in machines(clouds):
-        one["status"] = "TERMINATED"
+    for supervisor in clouds.supervisors.values():
+        supervisor.update(is_alive=False, ended={"code": 64, "was_stopped": False, "time_s": 2.0})
     status = place.status(handle)
     assert (status.state, "exit code 64" in status.reason) == ("failed", True)
-    assert {one["status"] for one in machines(clouds)} == {"TERMINATED"}
+    assert "2 machines still running at $" in status.reason
 
 
 def test_a_machine_that_is_starting_is_waited_for_and_not_taken_for_lost(tmp_path):
     clouds, place, handle = launched("gcp", tmp_path)
     clouds.made["machine dlrm-1"]["status"] = "STAGING"
     status = place.status(handle)
-    assert (status.state, status.reason) == ("pending", "its machines start")
+    assert (status.state, status.reason) == ("pending", "its machines are starting")
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
@@ -249,44 +251,104 @@ def test_ctrl_c_while_the_ranks_save_says_that_the_machines_are_there_yet(cloud,
         raise KeyboardInterrupt
 
     monkeypatch.setattr(place._ssh, "stop", stopped_by_the_user)
-    with pytest.raises(Interrupted, match="machines are there yet") as raised:
+    with pytest.raises(Interrupted, match="machines still exist") as raised:
         place.cancel(handle)
-    assert raised.value.fix == "embark cancel dlrm ends them"
+    assert raised.value.fix == "embark cancel dlrm deletes them"
     assert len(machines(clouds)) == 2
 
 
-def test_where_the_end_cannot_be_read_no_money_is_spent_on_a_guess(tmp_path, monkeypatch):
+def test_where_the_outcome_cannot_be_read_no_money_is_spent_on_a_guess(tmp_path, monkeypatch):
     clouds, place, handle = launched("gcp", tmp_path, "place.spot=true")
     clouds.made["machine dlrm-1"]["status"] = "TERMINATED"
-    monkeypatch.setattr(vm_module, "has_ended_well", lambda *_: None)
+    monkeypatch.setattr("embark.launch.backends.machines.run_outcome", lambda *_: None)
     status = place.status(handle)
     assert "cannot be read from here" in status.reason
-    assert clouds.made["machine dlrm-1"]["status"] == "TERMINATED"
+    assert not status.is_recoverable
 
 
-def test_a_glance_at_all_runs_makes_nothing(tmp_path):
-    clouds, _, handle = launched("gcp", tmp_path, "place.spot=true")
-    clouds.made["machine dlrm-1"]["status"] = "TERMINATED"
-    hasty = Vm(clouds, tell=lambda _: None, is_hasty=True)
-    assert hasty.status(handle).state == "restarting"
-    assert clouds.made["machine dlrm-1"]["status"] == "TERMINATED"
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_commands_that_read_issue_no_command_that_changes_anything_and_change_no_file(cloud, tmp_path, monkeypatch):
+    clouds = Clouds()
+    use_shell(monkeypatch, lambda: clouds)
+    monkeypatch.setattr("embark.launch.costs.Shell", lambda: clouds)
+    monkeypatch.setattr("embark.diagnose.targets.Shell", lambda: clouds)
+    launch_run(Console(quiet=True), spec_for(cloud, tmp_path, "place.spot=true"), yes=True, dry_run=False)
+    lost = clouds.names("machine")[1]
+
+    def lose() -> None:
+        clouds._gone(f"machine {lost}")
+
+    for happens in (lambda: None, lose):
+        happens()
+        before, files = list(clouds.changes), contents(tmp_path)
+        status_command("dlrm", console=Console(quiet=True))
+        status_command("", console=Console(quiet=True))
+        logs_command("dlrm", console=Console(quiet=True))
+        cost("dlrm", console=Console(quiet=True))
+        diagnose("dlrm", console=Console(quiet=True))
+        assert clouds.changes == before
+        assert contents(tmp_path) == files
+    assert clouds.names("machine") != []
 
 
-def test_a_machine_that_was_started_again_is_handed_the_run_again(tmp_path):
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_supervision_recreates_lost_spot_machines_until_the_run_ends(tmp_path, monkeypatch):
+    clouds = Clouds()
+    use_shell(monkeypatch, lambda: clouds)
+    launch_run(Console(quiet=True), spec_for("gcp", tmp_path, "place.spot=true"), yes=True, dry_run=False)
+    turns = iter(["preempt", "wait", "end"])
+
+    def sleep(_: float) -> None:
+        turn = next(turns, "")
+        if turn == "preempt":
+            clouds.made["machine dlrm-1"]["status"] = "TERMINATED"
+        if turn == "end":
+            assert clouds.made["machine dlrm-1"]["status"] == "RUNNING", "it was started again"
+            for one in clouds.supervisors.values():
+                one.update(is_alive=False, ended={"code": 0, "was_stopped": False, "time_s": 2.0})
+
+    monkeypatch.setattr("embark.launch.launching.time.sleep", sleep)
+    said: list[str] = []
+    assert supervise(find_run("dlrm"), clouds, said.append).state == "succeeded"
+    assert any("lost: machine 1 is gone (TERMINATED)" in line for line in said)
+
+
+def test_ctrl_c_ends_the_supervision_and_not_the_run_and_the_name_resumes_it(tmp_path, monkeypatch):
+    clouds = Clouds()
+    use_shell(monkeypatch, lambda: clouds)
+    launch_run(Console(quiet=True), spec_for("gcp", tmp_path, "place.spot=true"), yes=True, dry_run=False)
+    before = list(clouds.changes)
+
+    def stop(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("embark.launch.launching.time.sleep", stop)
+    with pytest.raises(Interrupted, match="keeps running") as raised:
+        launch("dlrm", supervise=True, console=Console(quiet=True))
+    assert "embark launch dlrm --supervise" in raised.value.fix
+    assert clouds.changes == before
+
+
+def test_recover_gives_the_run_to_a_machine_that_rebooted(tmp_path):
     clouds, place, handle = launched("gcp", tmp_path)
-    clouds.keepers["dlrm-0"]["is_alive"] = False
+    clouds.supervisors["dlrm-0"]["is_alive"] = False
     status = place.status(handle)
-    assert status.state == "restarting"
-    assert "started again, or they were killed" in status.reason
-    assert clouds.keepers["dlrm-0"]["is_alive"]
+    assert (status.state, status.is_recoverable) == ("lost", True)
+    assert "rebooted, or they were killed" in status.reason
+    assert not clouds.supervisors["dlrm-0"]["is_alive"]
+    place.recover(handle)
+    assert clouds.supervisors["dlrm-0"]["is_alive"]
 
 
-def test_a_launch_that_was_cut_off_is_not_finished_by_a_look(tmp_path):
+def test_a_launch_that_was_interrupted_is_not_recoverable(tmp_path):
     clouds, place, handle = launched("aws", tmp_path, "place.spot=true")
-    (Path(str(handle.where["folder"])) / "handed_over").unlink()
+    (Path(str(handle.where["folder"])) / "submitted.json").unlink()
     clouds._gone("machine i-1")
     status = place.status(handle)
-    assert "cut off" in status.reason
+    assert "interrupted" in status.reason
     assert len(machines(clouds)) == 1
 
 
@@ -295,7 +357,7 @@ def test_cancelling_tells_the_ranks_then_ends_the_machines_and_says_what_is_left
     clouds, place, handle = launched(cloud, tmp_path)
     done = place.cancel(handle)
     assert clouds.paid() == []
-    stops = [index for index, words in enumerate(clouds.changes) if "keeper.py stop" in words[-1]]
+    stops = [index for index, words in enumerate(clouds.changes) if "supervisor.py stop" in words[-1]]
     ends = [index for index, words in enumerate(clouds.changes)
             if "terminate-instances" in words or "delete" in words]
     assert len(stops) == 2
@@ -314,9 +376,11 @@ def test_machines_that_do_not_answer_are_ended_all_the_same_and_that_is_said(tmp
     clouds, place, handle = launched("gcp", tmp_path, "place.grace_s=1")
     clouds.is_ssh_away = True
     place._ssh.stop = lambda hosts, grace_s: list(hosts)  # type: ignore[method-assign]
-    done = place.cancel(handle)
+    said: list[str] = []
+    place._notify = said.append
+    place.cancel(handle)
     assert clouds.paid() == []
-    assert all("killed after their grace" in one for one in done.removed)
+    assert "dlrm-0, dlrm-1: killed after the grace period" in said[-1]
 
 
 @pytest.mark.parametrize(("cloud", "told", "state"), [
@@ -346,7 +410,7 @@ def test_of_two_machines_with_one_number_the_one_that_lives_counts(tmp_path):
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_dry_run_says_every_command_and_leaves_nothing(cloud, tmp_path):
     said: list[str] = []
-    place, spec = Vm(DryRunShell(said.append), tell=lambda _: None), spec_for(cloud, tmp_path)
+    place, spec = Vm(DryRunShell(said.append), notify=lambda _: None), spec_for(cloud, tmp_path)
     handle = place.handle_of(spec)
     place.check(LaunchRequest(spec, handle))
     place.submit(LaunchRequest(spec, handle))
@@ -358,10 +422,10 @@ def test_a_dry_run_says_every_command_and_leaves_nothing(cloud, tmp_path):
 
 @pytest.mark.parametrize(("err", "words", "fix"), [
     ("An error occurred (VcpuLimitExceeded) when calling", "quota is used up", "embark doctor"),
-    ("(ExpiredToken) The security token included in the request is expired", "not known any more", "log in"),
-    ("ERROR: Please run 'az login' to setup account.", "not known any more", "log in"),
-    ("(UnauthorizedOperation) You are not authorized", "may not do that", "right"),
-    ("something new", "something new", "own words"),
+    ("(ExpiredToken) The security token included in the request is expired", "credentials have expired", "log in"),
+    ("ERROR: Please run 'az login' to setup account.", "credentials have expired", "log in"),
+    ("(UnauthorizedOperation) You are not authorized", "lack a permission", "permission"),
+    ("something new", "something new", "own message"),
 ])
 def test_what_a_cloud_refuses_is_told_with_what_helps(err, words, fix):
     error = command_error("aws", CommandResult(1, err=err), "log in")
@@ -371,7 +435,7 @@ def test_what_a_cloud_refuses_is_told_with_what_helps(err, words, fix):
 
 def test_several_network_cards_want_a_subnet_and_a_volume_wants_pods(tmp_path, monkeypatch):
     monkeypatch.setenv("SUBNET_ID", "")
-    place = Vm(Clouds(), tell=lambda _: None)
+    place = Vm(Clouds(), notify=lambda _: None)
     with pytest.raises(UserError, match="several network cards"):
         place.handle_of(load_spec("quickstart", ["place.machine=p4d.24xlarge", "place.nodes=2", "place.target=vm",
                                                  "store.root=s3://b/r"]))
@@ -381,8 +445,8 @@ def test_several_network_cards_want_a_subnet_and_a_volume_wants_pods(tmp_path, m
 
 
 def test_checkpoints_are_not_kept_where_they_go_with_the_machine(tmp_path):
-    place, spec = Vm(Clouds(), tell=lambda _: None), spec_for("gcp", tmp_path, "place.nodes=1", "store.root=runs")
-    with pytest.raises(UserError, match="would go with the machine"):
+    place, spec = Vm(Clouds(), notify=lambda _: None), spec_for("gcp", tmp_path, "place.nodes=1", "store.root=runs")
+    with pytest.raises(UserError, match="deleted with the machine"):
         place.check(LaunchRequest(spec, place.handle_of(spec)))
 
 
@@ -392,7 +456,7 @@ def test_what_a_machine_is_handed_readies_it_once_after_each_start(tmp_path):
     assert "/run/embark-ready" in files["start.sh"]
     assert "RANK=1\nMASTER=dlrm-0" in files["node.sh"]
     assert load_spec(_written(tmp_path, files["spec.toml"])).name == "dlrm"
-    assert json.loads(files["order.json"])["after"] == ["shutdown", "--poweroff", "now"]
+    assert json.loads(files["job.json"])["after"] == ["shutdown", "--poweroff", "now"]
 
 
 def _written(tmp_path: Path, text: str) -> str:

@@ -43,25 +43,25 @@ def calls(request, tmp_path, monkeypatch) -> list[list[str]]:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("SUBNET_ID", "")
     monkeypatch.setattr("time.sleep", lambda _: None)
-    monkeypatch.setattr("embark.launch.backends.vm.backend.BOOT_S", 5.0)
+    monkeypatch.setattr(Vm, "boot_s", 5.0)
     clouds, cloud = Clouds(), request.param
     bucket = {"aws": "s3", "azure": "az"}.get(cloud, "gs")
     spec = load_spec("quickstart", ["name=dlrm", "place.nodes=2", "place.spot=true", *MACHINES[cloud],
                                     f"store.root={bucket}://training/runs", "train.batch_size=1024"])
-    place = TpuVm(clouds, tell=lambda _: None) if cloud == "tpu" else Vm(clouds, tell=lambda _: None)
+    place = TpuVm(clouds, notify=lambda _: None) if cloud == "tpu" else Vm(clouds, notify=lambda _: None)
     handle = place.handle_of(spec)
     place.check(LaunchRequest(spec, handle))
     place.submit(LaunchRequest(spec, handle))
     place.status(handle)
     place.events(handle)
-    monkeypatch.setattr(f"embark.launch.{'tpu_vm' if cloud == 'tpu' else 'vm'}.has_ended_well", lambda *_: False)
+    monkeypatch.setattr("embark.launch.backends.machines.run_outcome", lambda *_: "")
     if cloud == "tpu":
         clouds.made["request dlrm"]["state"]["state"] = "SUSPENDED"
     else:
         name = clouds.names("machine")[0]
         clouds.made[f"machine {name}"].update(status="TERMINATED", powerState="VM deallocated",
                                               State={"Name": "stopped"})
-    place.status(handle)
+    place.recover(handle)
     things = place.cancel(handle).remains
     lines = [line for thing in things for line in thing.remove.split("; ")]
     return [*clouds.calls, *(line.split() for line in lines if "$(" not in line)]

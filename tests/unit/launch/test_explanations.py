@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embark.launch.backends.kubernetes.reasons import (
+from embark.launch.explanations import (
     explain_exit,
     explain_preemption,
     explain_unschedulable,
@@ -24,7 +24,7 @@ from embark.launch.backends.kubernetes.reasons import (
         ("0/4 nodes are available: 4 node(s) had untolerated taint {sku: gpu}.", "taint", "describe node"),
         ("0/4 nodes are available: 4 node(s) had untolerated taint(s).", "taint", "describe node"),
         ("0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector.", "right machine type", "pool"),
-        ('persistentvolumeclaim "dlrm-data" not found', "claim dlrm-data is not there", "storage.sh"),
+        ('persistentvolumeclaim "dlrm-data" not found', "claim dlrm-data does not exist", "storage.sh"),
         ("pod has unbound immediate PersistentVolumeClaims.", "not bound", "storage.sh"),
         ("no nodes available to schedule pods", "no nodes", "node pool"),
     ],
@@ -49,5 +49,5 @@ def test_what_is_not_known_is_passed_on_as_it_is():
 
 
 def test_a_missing_config_map_is_told_by_name():
-    assert "ConfigMap dlrm-spec is not there" in explain_waiting("CreateContainerConfigError",
+    assert "ConfigMap dlrm-spec does not exist" in explain_waiting("CreateContainerConfigError",
                                                              'configmap "dlrm-spec" not found').text

@@ -1,0 +1,57 @@
+"""`embark cancel`: end a launched run after a last checkpoint."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from embark.cli.console import Console
+from embark.cli.options import Flag
+from embark.errors import ExitCode, Interrupted
+from embark.formatting import pluralize, to_one_line
+from embark.launch.launching import Cancellation, cancel_run
+from embark.launch.run_registry import find_run
+from embark.launch.shell import DryRunShell, Shell
+
+
+def cancel(
+    run: Annotated[str, Parameter(help="The run's name, as embark status lists it.")],
+    /,
+    *,
+    yes: Flag = False,
+    dry_run: Flag = False,
+    console: Console = Console(),
+) -> int:
+    """Cancel a run after a last checkpoint, and list what remains and how to remove it.
+
+    Parameters
+    ----------
+    yes
+        Do not ask for confirmation.
+    dry_run
+        Print every command and run none.
+    """
+    record = find_run(run)
+    title = to_one_line(record.handle.title or record.handle.name)
+    if not yes and not dry_run and not console.confirm(f"Cancel {title}?", "--yes"):
+        raise Interrupted("nothing was cancelled", fix="")
+    shell = DryRunShell(lambda line: None if console.json else console.raw(f"{line}\n")) if dry_run else Shell()
+    result = cancel_run(record, shell, console.warning)
+    console.show(result, _render)
+    return ExitCode.DONE if result.is_complete else ExitCode.OTHER
+
+
+def _render(console: Console, result: Cancellation) -> None:
+    title = to_one_line(result.title or result.name)
+    if not result.is_complete:
+        console.result(f"{title}: told to end, and not gone yet; embark cancel {result.name} waits again")
+    elif result.removed:
+        console.result(f"{title}: removed {', '.join(result.removed)}")
+    else:
+        console.result(f"{title}: already finished; removed from the list")
+    if result.last_checkpoint:
+        console.text(f"last complete checkpoint: {result.last_checkpoint}")
+    console.text(f"{pluralize(len(result.remains), 'resource')} left:")
+    for resource in result.remains:
+        console.text(f"  {resource.what}: {resource.remove}")

@@ -1,0 +1,52 @@
+"""`embark logs`: the lines of all machines of a launched run, merged by time. It only reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from embark.cli.console import Console
+from embark.cli.status import clock, sentence
+from embark.errors import ExitCode
+from embark.formatting import strip_control_chars, to_one_line
+from embark.launch.backend import LogLine
+from embark.launch.backend_selection import backend_of
+from embark.launch.run_registry import find_run
+from embark.launch.run_status import run_status
+from embark.launch.shell import Shell
+
+
+def logs(
+    run: Annotated[str, Parameter(help="The run's name, as embark status lists it.")],
+    /,
+    *,
+    follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative="", show_default=False)] = False,
+    console: Console = Console(),
+) -> int:
+    """Print the logs of all machines of a launched run, merged by time. With --json, one object a line.
+
+    Parameters
+    ----------
+    follow
+        Continue until the run ends. Exit code 1 if it fails.
+    """
+    record = find_run(run)
+    backend = backend_of(record.handle, Shell(), console.warning)
+    for line in backend.logs(record.handle, follow=follow):
+        console.raw(_json(line) if console.json else _text(line))
+    if not follow:
+        return ExitCode.DONE
+    status = run_status(record, Shell(), console.warning)
+    console.text(sentence(status), style="bold")
+    return ExitCode.OTHER if status.state == "failed" else ExitCode.DONE
+
+
+def _json(line: LogLine) -> str:
+    values = {"time_s": line.time_ns / 1e9, "source": line.source, "index": line.index, "text": line.text}
+    return json.dumps(values) + "\n"
+
+
+def _text(line: LogLine) -> str:
+    return f"{clock(line.time_ns / 1e9)} {to_one_line(line.source)} | {strip_control_chars(line.text)}\n"

@@ -1,0 +1,71 @@
+"""`embark status`: the state of launched runs. It only reads."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+from embark.cli.console import Console
+from embark.errors import ExitCode
+from embark.formatting import format_duration, pluralize, to_one_line
+from embark.launch.run_registry import find_run
+from embark.launch.run_status import RunStatus, RunStatusList, list_statuses, run_status
+from embark.launch.shell import Shell
+
+
+def status(run: str = "", /, *, context: str = "", console: Console = Console()) -> int:
+    """Show the state of a launched run and why, or of all of them. Exit code 1 if the run has failed.
+
+    Parameters
+    ----------
+    run
+        The run's name; all runs launched from here by default.
+    context
+        Only runs of this context of kubectl.
+    """
+    if not run:
+        console.show(list_statuses(Shell(), console.warning, context=context), _render_all)
+        return ExitCode.DONE
+    found = run_status(find_run(run, context), Shell(), console.warning)
+    console.show(found, _render)
+    return ExitCode.OTHER if found.state == "failed" else ExitCode.DONE
+
+
+def _render_all(console: Console, found: RunStatusList) -> None:
+    if not found.runs:
+        watch = f"; {pluralize(found.num_local_runs, 'run')} in ./runs: embark watch" if found.num_local_runs else ""
+        console.result(f"nothing launched from here{watch}")
+    else:
+        now_s = time.time()
+        rows = [{"name": run.name, "state": run.state, "launched": f"{format_duration(now_s - run.launched_s)} ago",
+                 "usd_per_hour": run.usd_per_hour, "title": to_one_line(run.title), "reason": run.reason}
+                for run in found.runs]
+        console.table(rows, {"name": "name", "state": "state", "launched": "launched", "usd_per_hour": "$/hour",
+                             "title": "run", "reason": "reason"})
+    for path in found.unreadable:
+        console.warning(f"skipped {path}: it cannot be read")
+
+
+def _render(console: Console, run: RunStatus) -> None:
+    console.result(sentence(run))
+    if run.fix:
+        console.text(f"  fix: {run.fix}", style="green")
+    if run.replicas:
+        rows = [{"name": one.name, "index": one.index, "state": one.state, "why": one.why} for one in run.replicas]
+        console.table(rows, {"name": "replica", "index": "machine", "state": "state", "why": "reason"})
+    if run.events:
+        rows = [{"at": clock(one.time_s), "source": to_one_line(one.source), "reason": one.reason, "text": one.text}
+                for one in run.events]
+        console.table(rows, {"at": "time", "source": "object", "reason": "event",
+                             "text": f"last events from {run.backend}"})
+    if not run.is_submitted and run.state != "gone":
+        console.warning(f"its launch was interrupted: embark cancel {run.name} removes what exists")
+
+
+def sentence(run: RunStatus) -> str:
+    since = f" for {format_duration(time.time() - run.since_s)}" if run.since_s and run.state == "running" else ""
+    return f"{to_one_line(run.title)}: {run.state}{since}" + (f": {run.reason}" if run.reason else "")
+
+
+def clock(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s).strftime("%H:%M:%S") if time_s else "--:--:--"

@@ -1,0 +1,197 @@
+"""Machines that a cloud's command line creates for one run and that are reached by ssh: shared by VMs and TPUs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from embark.catalog import load_catalog
+from embark.errors import EmbarkError, Interrupted, UserError
+from embark.formatting import format_duration, pluralize, to_one_line
+from embark.launch.backend import (
+    CancelResult,
+    LaunchRequest,
+    LogLine,
+    Notify,
+    Resource,
+    RunHandle,
+    Status,
+    checkpoints_of,
+)
+from embark.launch.backends.base import BaseBackend
+from embark.launch.backends.ssh import Host, LogPosition, Ssh, names_of
+from embark.launch.log_follower import LogSource, follow_logs, read_logs
+from embark.launch.outcome import is_finished, run_outcome
+from embark.launch.shell import Shell
+from embark.render.job import Job, make_job
+from embark.spec import RunSpec, load_spec, to_toml
+from embark.store import write_atomic
+from embark.store.retry_policy import RetryPolicy
+
+RUN_FOLDER = "/var/lib/embark-run"
+"""On the machine: the job's files, and the log."""
+SPEC = "spec.toml"
+SUBMITTED = "submitted.json"
+STOP_MARGIN_S = 20.0
+"""Beyond the grace period: that the last rank has ended is found out by polling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """What `cancel` ends."""
+
+    hosts: Sequence[Host]
+    """Those that can be told to stop."""
+    names: tuple[str, ...]
+    delete: Callable[[], None]
+    remains: tuple[Resource, ...] = ()
+
+
+class MachinesBackend(BaseBackend, ABC):
+    """A run's machines. What identifies them is kept in a folder of this user until `cancel`."""
+
+    can_recover = True
+    poll_s = 15.0
+
+    def __init__(self, shell: Shell, *, notify: Notify, retry: RetryPolicy | None = None, context: str = "") -> None:
+        super().__init__(shell, notify=notify, retry=retry, context=context)
+        self._ssh = Ssh(shell, notify=notify)
+
+    @abstractmethod
+    def _submit(self, request: LaunchRequest, job: Job) -> None: ...
+
+    @abstractmethod
+    def _look(self, handle: RunHandle, job: Job) -> tuple[list[Host], Status]:
+        """The machines that can be read, and the status."""
+
+    @abstractmethod
+    def _recreate(self, handle: RunHandle, job: Job) -> None: ...
+
+    @abstractmethod
+    def _existing(self, handle: RunHandle, job: Job) -> Existing | None: ...
+
+    def submit(self, request: LaunchRequest) -> None:
+        folder = folder_of(request.handle)
+        if not self._shell.is_dry:
+            (folder / SUBMITTED).unlink(missing_ok=True)
+            write_atomic(folder / SPEC, to_toml(request.spec))
+        self._submit(request, make_job(request.spec, load_catalog()))
+        if not self._shell.is_dry:
+            write_atomic(folder / SUBMITTED, json.dumps({"time_s": time.time()}))
+
+    def status(self, handle: RunHandle) -> Status:
+        return self._inspect(handle)[1]
+
+    def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
+        positions: dict[int, LogPosition] = {}
+
+        def look() -> tuple[list[LogSource], bool]:
+            hosts, status = self._inspect(handle)
+            return self._ssh.log_sources(hosts, positions), status.has_ended
+
+        hosts, status = self._inspect(handle)
+        if not hosts and not follow:
+            raise UserError(f"{handle.name} has no machine to read logs from: it is {status.state}. {status.reason}",
+                            fix=status.fix)
+        yield from read_logs(self._ssh.log_sources(hosts, positions))
+        if follow and not status.has_ended:
+            yield from follow_logs(look, self.poll_s)
+
+    def recover(self, handle: RunHandle) -> None:
+        self._recreate(handle, self._job(handle))
+
+    def cancel(self, handle: RunHandle) -> CancelResult:
+        """SIGTERM and a last checkpoint, then the machines are deleted."""
+        folder, remains = folder_of(handle), (checkpoints_of(handle),)
+        existing = self._existing(handle, self._job(handle)) if self._is_known(handle) else None
+        if existing is not None:
+            self._stop_ranks(handle, existing.hosts)
+        if not self._shell.is_dry:  # before anything is deleted: a supervisor that looks now re-creates nothing
+            (folder / SUBMITTED).unlink(missing_ok=True)
+        if existing is not None:
+            existing.delete()
+        if not self._shell.is_dry:
+            shutil.rmtree(folder, ignore_errors=True)
+        return CancelResult(existing.names, (*existing.remains, *remains)) if existing else CancelResult((), remains)
+
+    def _inspect(self, handle: RunHandle) -> tuple[list[Host], Status]:
+        if not self._is_known(handle):
+            return [], Status(state="gone", reason=f"the machines of {handle.name} were deleted, or never created",
+                              fix="embark launch creates them")
+        return self._look(handle, self._job(handle))
+
+    def _lost(self, handle: RunHandle, reason: str, status: Status, *, is_gone: bool, may_recreate: bool) -> Status:
+        """The status of a run whose machines or ranks are lost: whether it had finished, and else what brings it back.
+
+        `is_gone`: a machine is, so only the run's events know.
+        """
+        if not self._is_submitted(handle):
+            return replace(status, state="pending", reason="its launch was interrupted before all machines had the run",
+                           fix=f"embark cancel {handle.name}, then launch again")
+        outcome = run_outcome(handle.run_uri, _submitted_s(handle)) if is_gone else ""
+        if is_finished(outcome):
+            return replace(status, state="succeeded", reason=f"{reason}, after it had finished ({outcome})",
+                           fix=f"embark cancel {handle.name}")
+        if not may_recreate:
+            return replace(status, state="failed", reason=reason, fix=f"embark cancel {handle.name} and embark launch: "
+                           f"it resumes from the last checkpoint in {handle.run_uri}")
+        if outcome is None:
+            return replace(status, state="lost", reason=f"{reason}; its events cannot be read from here, so whether it "
+                           "had finished is unknown", fix="pip install 'embark-rec[cloud]', or launch it again")
+        return replace(status, state="lost", reason=reason, is_recoverable=True,
+                       fix=f"embark launch {handle.name} --supervise re-creates what is lost and resumes the run")
+
+    def _stop_ranks(self, handle: RunHandle, hosts: Sequence[Host]) -> None:
+        if not hosts:
+            return
+        grace_s, name = int(handle.where["grace_s"]), handle.name
+        self._notify(f"{pluralize(len(hosts), 'machine')} told to end; each saves a last checkpoint, within "
+                     f"{format_duration(grace_s)}")
+        try:
+            late = self._ssh.stop(hosts, grace_s + STOP_MARGIN_S)
+        except KeyboardInterrupt:
+            raise Interrupted(f"stopped waiting; the ranks of {name} were told to end, and its machines still exist",
+                              fix=f"embark cancel {name} deletes them") from None
+        except EmbarkError as error:
+            self._notify(f"the ranks could not be told to end: {to_one_line(error.what)[:300]}")
+            return
+        if late:
+            self._notify(f"{', '.join(names_of(late).values())}: killed after the grace period; its last checkpoint "
+                         "may be older")
+
+    def _is_known(self, handle: RunHandle) -> bool:
+        """The spec is written before the first change, and deleted with the machines."""
+        return (folder_of(handle) / SPEC).exists()
+
+    def _is_submitted(self, handle: RunHandle) -> bool:
+        return (folder_of(handle) / SUBMITTED).exists()
+
+    def _job(self, handle: RunHandle) -> Job:
+        return make_job(load_spec(str(folder_of(handle) / SPEC)), load_catalog())
+
+
+def folder_of(handle: RunHandle) -> Path:
+    return Path(str(handle.where["folder"]))
+
+
+def settings_of(handle: RunHandle) -> dict[str, str]:
+    """The variables that the commands name."""
+    return {key: str(value) for key, value in handle.where.items() if key.isupper() or "%" in key}
+
+
+def require_object_store(spec: RunSpec) -> None:
+    if "://" not in spec.store.root:
+        raise UserError(f"store.root = {spec.store.root}: checkpoints there would be deleted with the machine",
+                        fix="--set store.root= to a bucket: s3://…, az://… or gs://…")
+
+
+def _submitted_s(handle: RunHandle) -> float:
+    try:
+        return float(json.loads((folder_of(handle) / SUBMITTED).read_text())["time_s"])
+    except (OSError, ValueError, KeyError):
+        return 0.0

@@ -1,0 +1,194 @@
+"""Launch a run where its spec says, supervise it, and cancel it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from embark.errors import EmbarkError, Interrupted, UserError
+from embark.formatting import to_one_line
+from embark.launch.backend import Backend, LaunchRequest, Notify, Resource, RunHandle, Status
+from embark.launch.backend_selection import backend_for, backend_of
+from embark.launch.outcome import NO_RETRY
+from embark.launch.price import LaunchEstimate, estimate_launch
+from embark.launch.run_registry import (
+    RunNotLaunchedHere,
+    RunRecord,
+    delete_record,
+    find_run,
+    now_s,
+    record_path,
+    save_record,
+)
+from embark.launch.shell import Shell
+from embark.spec import RunSpec, to_toml
+from embark.store import CheckpointStore, open_store
+
+SUPERVISE_POLL_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedLaunch:
+    """A run that was checked and may be launched."""
+
+    request: LaunchRequest
+    backend: Backend = field(repr=False)
+    estimate: LaunchEstimate | None
+    """None: it costs nothing."""
+
+    @property
+    def handle(self) -> RunHandle:
+        return self.request.handle
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchResult:
+    """A run that was launched or, on a dry run, the commands that would have."""
+
+    name: str
+    title: str
+    backend: str
+    where: Mapping[str, str | int]
+    run_uri: str
+    usd_per_hour: float | None
+    estimate: LaunchEstimate | None = None
+    state: str = "submitted"
+    """With `--supervise`: how it ended."""
+    reason: str = ""
+    commands: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cancellation:
+    """What `cancel` removed, and what remains."""
+
+    name: str
+    title: str
+    removed: tuple[str, ...]
+    remains: tuple[Resource, ...]
+    is_complete: bool
+    last_checkpoint: str
+    """Its name; empty where none can be seen from here."""
+
+
+def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> PreparedLaunch:
+    """Checks everything and creates nothing. Raises where the run does not fit or cannot be launched."""
+    try:
+        backend = backend_for(spec, shell, notify, context=context)
+        estimate = estimate_launch(spec) if spec.place.machine or spec.place.cloud else None
+        if estimate is not None and not estimate.fits:
+            raise UserError(estimate.verdict, fix="nothing was launched. embark plan shows what fits; embark render "
+                                                  "writes the files in spite of it")
+        request = LaunchRequest(spec, backend.handle_of(spec))
+        backend.check(request)
+    except KeyboardInterrupt:
+        raise Interrupted("stopped by Ctrl-C; nothing was created") from None
+    return PreparedLaunch(request=request, backend=backend, estimate=estimate)
+
+
+def submit_launch(launch: PreparedLaunch) -> RunRecord:
+    """Whatever interrupts it, the error lists what may exist by then, with the commands that remove it."""
+    run = RunRecord(handle=launch.handle, spec_toml=to_toml(launch.request.spec), submitted_s=now_s(),
+                    is_submitted=False, path=record_path(launch.handle))
+    created: list[Resource] = []
+    with _listing_what_exists(run, created):
+        save_record(run)
+        launch.backend.submit(replace(launch.request, record=created.append))
+        return save_record(replace(run, is_submitted=True))
+
+
+def launch_result(launch: PreparedLaunch, *, status: Status | None = None,
+                  commands: tuple[tuple[str, ...], ...] = ()) -> LaunchResult:
+    handle = launch.handle
+    return LaunchResult(
+        name=handle.name, title=handle.title, backend=handle.backend, where=dict(handle.where), run_uri=handle.run_uri,
+        usd_per_hour=handle.usd_per_hour, estimate=launch.estimate, commands=commands,
+        state=status.state if status else "dry run" if commands else "submitted", reason=status.reason if status else "")
+
+
+def find_active(name: str, shell: Shell, notify: Notify) -> RunRecord | None:
+    """A launched run of that name which has not ended: supervision of it may be resumed."""
+    try:
+        run = find_run(name)
+    except RunNotLaunchedHere:
+        return None
+    return None if backend_of(run.handle, shell, notify).status(run.handle).has_ended else run
+
+
+def supervise(run: RunRecord, shell: Shell, notify: Notify, *, poll_s: float = SUPERVISE_POLL_S) -> Status:
+    """Re-creates machines that the run loses, until it ends. Ctrl-C ends the supervision and not the run."""
+    handle = run.handle
+    backend = backend_of(handle, shell, notify)
+    said = ""
+    try:
+        while True:
+            try:
+                status = backend.status(handle)
+                if status.has_ended or not backend.can_recover:
+                    return status
+                now = f"{handle.name}: {status.state}" + (f": {status.reason}" if status.reason else "")
+                if now != said:
+                    notify(now)
+                    said = now
+                if status.is_recoverable:
+                    backend.recover(handle)
+            except EmbarkError as error:  # a cloud without capacity now may have some later
+                notify(f"{handle.name}: {error.what}; trying again")
+            time.sleep(poll_s)
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped supervising {handle.name}, which keeps running",
+                          fix=f"embark launch {handle.name} --supervise resumes; embark cancel {handle.name} ends the run"
+                          ) from None
+
+
+def cancel_run(run: RunRecord, shell: Shell, notify: Notify) -> Cancellation:
+    """Ends a run after a last checkpoint. A run that is not there any more is removed from the registry."""
+    result = backend_of(run.handle, shell, notify).cancel(run.handle)
+    if not shell.is_dry and result.is_complete:
+        if result.removed:
+            save_record(replace(run, is_submitted=True, is_cancelled=True))
+        else:
+            delete_record(run)
+    return Cancellation(name=run.handle.name, title=run.handle.title, removed=result.removed, remains=result.remains,
+                        is_complete=result.is_complete, last_checkpoint=_last_checkpoint(run.handle))
+
+
+@contextmanager
+def _listing_what_exists(run: RunRecord, created: list[Resource]) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not created:
+            delete_record(run)
+            raise Interrupted("stopped by Ctrl-C; nothing was created") from None
+        raise Interrupted(f"stopped by Ctrl-C; {_may_exist(created)}", fix=_removal(created)) from None
+    except EmbarkError as error:
+        if not created:
+            delete_record(run)
+            raise
+        fix = "; ".join(part for part in (error.fix, f"to remove: {_removal(created)}") if part)
+        raise type(error)(f"{error.what}; {_may_exist(created)}", fix=fix) from error
+
+
+def _may_exist(created: list[Resource]) -> str:
+    return "may exist by now: " + ", ".join(resource.what for resource in created)
+
+
+def _removal(created: list[Resource]) -> str:
+    return ", then ".join(dict.fromkeys(resource.remove for resource in reversed(created)))
+
+
+def _last_checkpoint(handle: RunHandle) -> str:
+    try:
+        store = CheckpointStore(open_store(f"{handle.run_uri}/checkpoints", NO_RETRY))
+        return max((checkpoint.name for checkpoint in store.committed()), default="")
+    except (EmbarkError, ImportError):
+        return ""
+
+
+def launch_title(handle: RunHandle) -> str:
+    """One line for a person: what it is, and where it goes."""
+    where = f" in {handle.where['context']}" if handle.where.get("context") else ""
+    return f"{to_one_line(handle.title or handle.name)}{where}"

@@ -1,0 +1,276 @@
+"""Runs a job's process on its machine: timestamps its output, restarts it by exit code, records how it ended.
+
+It is copied to the machine and run by that machine's own python3, so it uses nothing but the standard library of
+Python 3.8. FOLDER holds `job.json` and everything that is written:
+
+    supervisor.py start FOLDER [--fresh]                starts it, unless it is running or the job has ended
+    supervisor.py status FOLDER                         prints one line of JSON
+    supervisor.py logs FOLDER LOG_ID NEXT [--follow]    prints the log from line NEXT on, if it still has that id
+    supervisor.py stop FOLDER                           SIGTERM, on which the trainer saves; the job then ends
+    supervisor.py restart FOLDER                        SIGTERM, then another attempt: rank 0 has a new address
+    supervisor.py kill FOLDER                           SIGKILL
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+JOB, STARTED, STATE, ENDED, LOG_ID, LOG = "job.json", "started.json", "state.json", "ended.json", "log_id", "log"
+MAX_LINE_BYTES = 1 << 20
+START_S = 20.0
+POLL_S = 0.2
+CANNOT_START = 127
+"""A shell's exit code for it."""
+DRAIN_S = 10.0
+"""To read what is left where a descendant of the process holds its output open."""
+
+
+def main(command: str, folder: Path, *rest: str) -> None:
+    if command == "start":
+        start(folder, is_fresh="--fresh" in rest)
+    elif command == "logs":
+        print_log(folder, rest[0], int(rest[1]), follow="--follow" in rest)
+        return
+    elif command != "status" and is_alive(folder):
+        pid = int((read(folder / STARTED) or {})["pid"])
+        if command == "kill":
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, {"stop": signal.SIGTERM, "restart": signal.SIGUSR1}[command])
+    send(status_line(folder) + "\n")
+
+
+def status_line(folder: Path) -> str:
+    # In this order: it may end between two reads.
+    started, alive, state, ended = read(folder / STARTED), is_alive(folder), read(folder / STATE), read(folder / ENDED)
+    return json.dumps({"started": started, "is_alive": alive, "state": state or {}, "ended": ended})
+
+
+def start(folder: Path, *, is_fresh: bool) -> None:
+    with (folder / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_alive(folder):
+            return
+        if is_fresh:
+            for name in (STARTED, STATE, ENDED, LOG_ID, LOG):
+                (folder / name).unlink(missing_ok=True)
+        if read(folder / ENDED) is not None:
+            return
+        if not (folder / LOG_ID).exists():
+            write(folder / LOG_ID, str(time.time_ns()))
+        (folder / STARTED).unlink(missing_ok=True)
+        detach(folder, lock.fileno())
+        until_s = time.monotonic() + START_S
+        while read(folder / STARTED) is None and time.monotonic() < until_s:
+            time.sleep(0.02)
+
+
+def detach(folder: Path, lock: int) -> None:
+    """Supervises in a session of its own, which no closing connection or terminal reaches."""
+    if os.fork():
+        os.wait()
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.close(lock)
+    os.setpgid(0, 0)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    errors = os.open(str(folder / "supervisor.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number, target in ((0, nothing), (1, errors), (2, errors)):
+        os.dup2(target, number)
+    try:
+        Supervisor(folder).run()
+    except BaseException as error:
+        os.write(2, f"{error!r}\n".encode())
+    finally:
+        os._exit(0)
+
+
+class Supervisor:
+    """Runs the job's command until it ends for good."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.job: dict[str, Any] = json.loads((folder / JOB).read_text())
+        self.process: subprocess.Popen[bytes] | None = None
+        self.is_stopping = False
+        state = read(folder / STATE) or {}
+        self.num_restarts = int(state.get("num_restarts", -1)) + 1
+        self.num_faults = int(state.get("num_faults", 0))
+        self.log: IO[bytes] = (folder / LOG).open("ab", buffering=0)
+
+    def run(self) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self.stop)
+        signal.signal(signal.SIGUSR1, self.end_attempt)
+        pid = os.getpid()
+        write(self.folder / STARTED, json.dumps({"pid": pid, "mark": mark_of(pid), "time_s": time.time()}))
+        while True:
+            self.save_state("running")
+            began_s = time.monotonic()
+            code = self.attempt()
+            if self.is_final(code, time.monotonic() - began_s):
+                return self.end(code)
+            self.num_restarts += 1
+            wait_s = float(self.job["wait_s"])
+            self.write_line(b"embark: exit code %d; restarting in %d s" % (code, wait_s))
+            self.save_state("waiting", code)
+            until_s = time.monotonic() + wait_s
+            while time.monotonic() < until_s and not self.is_stopping:
+                time.sleep(min(POLL_S, wait_s))
+            if self.is_stopping:
+                return self.end(code)
+
+    def is_final(self, code: int, lasted_s: float) -> bool:
+        """Whether this exit code ends the job. Preempted and saved is no fault; long work forgives earlier ones."""
+        if self.is_stopping or code == 0 or not self.job["restarts"] or code in self.job["final_codes"]:
+            return True
+        self.num_faults = 0 if lasted_s > self.job["good_s"] else self.num_faults
+        self.num_faults += int(code != self.job["preempted_code"])
+        if self.num_faults > self.job["max_faults"]:
+            self.write_line(b"embark: %d faults in quick succession: giving up" % self.num_faults)
+            return True
+        return False
+
+    def stop(self, *_: object) -> None:
+        self.is_stopping = True
+        self.end_attempt()
+
+    def end_attempt(self, *_: object) -> None:
+        process = self.process
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+
+    def attempt(self) -> int:
+        job = self.job
+        try:
+            process = subprocess.Popen(
+                job["command"], cwd=job["cwd"] or str(self.folder), env={**os.environ, **job["env"]},
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        except OSError as error:
+            self.write_line(f"embark: cannot be started: {error}".encode())
+            return CANNOT_START
+        self.process = process
+        reader = threading.Thread(target=self.copy_output, args=(process.stdout,), daemon=True)
+        reader.start()
+        if self.is_stopping:  # the signal came before there was a process to pass it to
+            process.send_signal(signal.SIGTERM)
+        code = process.wait()
+        reader.join(DRAIN_S)
+        return code if code >= 0 else 128 - code
+
+    def copy_output(self, pipe: IO[bytes]) -> None:
+        for line in iter(lambda: pipe.readline(MAX_LINE_BYTES), b""):
+            self.write_line(line.rstrip(b"\r\n"))
+
+    def write_line(self, text: bytes) -> None:
+        second, rest = divmod(time.time_ns(), 1_000_000_000)
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        self.log.write(f"{stamp}.{rest // 1000:06d}Z ".encode() + text + b"\n")
+
+    def save_state(self, phase: str, code: int = 0) -> None:
+        write(self.folder / STATE, json.dumps({
+            "phase": phase, "num_restarts": self.num_restarts, "num_faults": self.num_faults, "last_code": code}))
+
+    def end(self, code: int) -> None:
+        """Records it; `after` runs later, in a process that no longer counts as the job's."""
+        after, after_s, ended_s = self.job["after"], float(self.job["after_s"]), time.time()
+        if after and not self.is_stopping:
+            self.write_line(f"embark: {' '.join(after)} in {after_s:.0f} s".encode())
+        write(self.folder / ENDED, json.dumps({"code": code, "was_stopped": self.is_stopping, "time_s": ended_s}))
+        if self.is_stopping or not after or os.fork():
+            return
+        os.setsid()
+        time.sleep(after_s)
+        # Another run may have been started here meanwhile.
+        if (read(self.folder / ENDED) or {}).get("time_s") == ended_s:
+            subprocess.call(after)
+
+
+def print_log(folder: Path, known_id: str, wanted: int, *, follow: bool) -> None:
+    """`log LOG_ID` first, then each line behind its number."""
+    log_id = (folder / LOG_ID).read_text() if (folder / LOG_ID).exists() else "-"
+    wanted = wanted if log_id == known_id else 0
+    send(f"log {log_id}\n")
+    while not (folder / LOG).exists():
+        if not follow or not is_alive(folder) or has_hung_up():
+            return
+        time.sleep(POLL_S)
+    number, partial = 0, b""
+    with (folder / LOG).open("rb") as file:
+        while True:
+            is_last = not follow or not is_alive(folder)
+            for piece in iter(lambda: file.read(1 << 18), b""):
+                *lines, partial = (partial + piece).split(b"\n")
+                new = [b"%d %s\n" % pair for pair in enumerate(lines, number) if pair[0] >= wanted]
+                number += len(lines)
+                if not send(b"".join(new)):
+                    return
+            if is_last or has_hung_up():
+                return
+            time.sleep(POLL_S)
+
+
+def is_alive(folder: Path) -> bool:
+    started = read(folder / STARTED)
+    return started is not None and bool(started["mark"]) and mark_of(int(started["pid"])) == started["mark"]
+
+
+def mark_of(pid: int) -> str:
+    """Distinguishes a process from a later one with the same id, and from one before a reboot; empty: not running."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] in "ZX" else f"{boot} {fields[19]}"
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def write(path: Path, text: str) -> None:
+    """Atomically."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(text)
+    os.replace(str(new), str(path))
+
+
+def send(text: str | bytes) -> bool:
+    """To stdout; False: nobody reads it any more."""
+    data = text.encode() if isinstance(text, str) else text
+    try:
+        while data:
+            data = data[os.write(1, data):]
+    except OSError:
+        return False
+    return True
+
+
+def has_hung_up() -> bool:
+    """Whether the reader's connection is gone, which is not noticed without writing."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
