@@ -65,7 +65,7 @@ class Gcp(Cloud):
             keys.write_text(f"{self.user}:{(self.folder / 'key.pub').read_text().strip()}\n")
         given = ("--metadata=enable-guest-attributes=TRUE,enable-oslogin=FALSE",
                  f"--metadata-from-file=ssh-keys={keys}")
-        self.change(vm_gcp.start_words(self.job, self.site, given), rank=str(index))
+        self.change(vm_gcp.start_words(self.job, self.location, given), rank=str(index))
 
     def restart(self, machine: Machine) -> None:
         self.change(vm_gcp.again_words(self.job), rank=str(machine.index))
