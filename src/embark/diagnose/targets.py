@@ -62,7 +62,8 @@ def diagnose_targets(
             with _warning(warn, f"{own_spec} is not used"):
                 spec = load_spec(own_spec)
         spec = spec or next((run.spec for run in runs.values() if run.spec), None)
-        sources = [source for part in (*runs.values(), *found) for source in part.sources]
+        sources = [source for run in runs.values() for source in run.sources]
+        sources += [source for one in found for source in one.sources]
         names = {"SPEC": spec_path or own_spec, "RUN": targets[0] if len(targets) == 1 and (runs or own_spec) else ""}
         report = diagnose(sources, spec=spec, names={name: shlex.quote(word) for name, word in names.items() if word})
     return TargetReport(report.diagnoses, report.num_sources, report.cut_short, tuple(runs.values()),

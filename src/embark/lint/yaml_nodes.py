@@ -5,7 +5,7 @@ PyYAML composes the nodes, once its events show that they are neither too deep, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -134,7 +134,7 @@ def is_unsafe(tag: str) -> bool:
     return tag.startswith((_UNSAFE_TAG, "!!python/"))
 
 
-def _limits(events: Iterator[Any]) -> tuple[int, BadYaml | None]:
+def _limits(events: Iterable[Any]) -> tuple[int, BadYaml | None]:
     """How many documents are safe to compose, and what is wrong with the next one; syntax is left to the composer."""
     import yaml
 
@@ -158,7 +158,8 @@ def _limits(events: Iterator[Any]) -> tuple[int, BadYaml | None]:
                 if num_nodes > MAX_NODES or num_aliases > MAX_ALIASES:
                     what = f"more than {MAX_NODES:,} values or {MAX_ALIASES:,} aliases"
                 if what:
-                    return num_documents, BadYaml(what, event.start_mark.line + 1)
+                    mark: Any = event.start_mark
+                    return num_documents, BadYaml(what, mark.line + 1)
     except (yaml.YAMLError, ValueError):
         pass
     return MAX_NODES, None

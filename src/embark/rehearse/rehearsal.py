@@ -16,10 +16,10 @@ from embark.launch.shell import Shell
 from embark.lint.check import lint_texts
 from embark.lint.rule import Finding
 from embark.rehearse.containers import ENGINES, Containers, has_image, usable
-from embark.rehearse.controller import RESTART_S, Controller, Fault, FaultKind, Observer, PodEnd, read_faults
+from embark.rehearse.controller import RESTART_S, Controller, Fault, FaultKind, Observer, read_faults
 from embark.rehearse.downscale import Change, Run, downscale, downscale_pods
 from embark.rehearse.engine import Engine, Folders, Start
-from embark.rehearse.failure_policies import FailurePolicy
+from embark.rehearse.failure_policies import FailurePolicy, PodEnd
 from embark.rehearse.manifest import MANIFEST_SUFFIXES, find_training_job, manifest_texts, read_texts
 from embark.rehearse.processes import Processes
 from embark.rehearse.progress import EventReader, Progress

@@ -8,7 +8,8 @@ from functools import cache
 import pytest
 from render_jobs import job_of
 
-from embark.rehearse.controller import Fault, Outcome, PodEnd
+from embark.rehearse.controller import Fault, Outcome
+from embark.rehearse.failure_policies import PodEnd
 from embark.rehearse.progress import Progress, Resume
 from embark.rehearse.rehearsal import PreparedRehearsal, RehearsalOptions, prepare
 from embark.rehearse.root_cause import Case
