@@ -174,8 +174,8 @@ def cost_table(job: Job) -> str:
                  for each in (price.on_demand_usd_per_hour, price.spot_usd_per_hour)]
         rows.append([str(num), str(num * job.num_processes), *costs])
     saving = f" Spot saves {price.spot_saving:.0%} here." if price.spot_saving is not None else ""
-    return (table([f"{job.machine.name} in {location_of(job).region}", "GPUs", "on demand an hour", "spot an hour"], rows)
-            + f"\n\nAs of {price.origin.date}.{saving}")
+    head = [f"{job.machine.name} in {location_of(job).region}", "GPUs", "on demand an hour", "spot an hour"]
+    return (table(head, rows) + f"\n\nAs of {price.origin.date}.{saving}")
 
 
 def cloud_row(cloud: str, job: Job) -> str:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # CloudWatch: sends a mail when GPUs are idle or a machine is dead. The agents are those of eks_cluster.yaml, or
 # on plain machines the one that cloudwatch_agent.json configures.
-# Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
-# was edited by hand is not overwritten unasked.
+# Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
+# hand are kept unless --force is given.
 set -euo pipefail
 
 REGION=${REGION:-us-west-2}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Creates the run's storage where it does not exist. Safe to repeat.
-# Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
-# was edited by hand is not overwritten unasked.
+# Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
+# hand are kept unless --force is given.
 set -euo pipefail
 
 CLUSTER=${CLUSTER:-embark}

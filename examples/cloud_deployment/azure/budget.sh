@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Budget and quotas. 2 x Standard_ND96asr_v4 on demand in eastus: 54.39 USD an hour by the catalog (2026-08-22).
 # budget.sh quota says whether the machines may start; budget.sh budget sets up alerts by mail.
-# Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
-# was edited by hand is not overwritten unasked.
+# Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
+# hand are kept unless --force is given.
 set -euo pipefail
 
 LOCATION=${LOCATION:-eastus}

@@ -2,8 +2,8 @@
 # Trains dlrm on 2 x Standard_ND96asr_v4 of azure: checks tools, login and quota, creates what is missing,
 # submits the job and follows it. Safe to repeat: what exists stays. --dry-run prints every command that would
 # change something, and runs none.
-# Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
-# was edited by hand is not overwritten unasked.
+# Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
+# hand are kept unless --force is given.
 set -euo pipefail
 
 CLUSTER=${CLUSTER:-embark}

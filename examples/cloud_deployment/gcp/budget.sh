@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Budget and quotas. 2 x a2-highgpu-8g on demand in us-central1: 58.77 USD an hour by the catalog (2026-08-22).
 # budget.sh quota says whether the machines may start; budget.sh budget sets up alerts by mail.
-# Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
-# was edited by hand is not overwritten unasked.
+# Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
+# hand are kept unless --force is given.
 set -euo pipefail
 
 : "${PROJECT:?the id of your Google Cloud project}"

@@ -1,8 +1,8 @@
 # Trains dlrm on 2 x a2-highgpu-8g: 16 ranks, by TorchX. The cluster needs Volcano. TorchX writes no
 # tolerations: GPU nodes must have no taint, or the API server the ExtendedResourceToleration plugin. torchx run
 # --workspace '' -s kubernetes -cfg queue=default,namespace=embark cloud_component.py:train
-# Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
-# was edited by hand is not overwritten unasked.
+# Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
+# hand are kept unless --force is given.
 """A TorchX component: the run as an application of TorchX."""
 
 import torchx.specs as specs

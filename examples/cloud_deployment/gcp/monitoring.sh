@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Cloud Monitoring: sends a mail when GPUs are idle. On GKE the metrics are those of --monitoring=SYSTEM,DCGM;
 # plain machines get the Ops Agent.
-# Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
-# was edited by hand is not overwritten unasked.
+# Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
+# hand are kept unless --force is given.
 set -euo pipefail
 
 : "${PROJECT:?the id of your Google Cloud project}"

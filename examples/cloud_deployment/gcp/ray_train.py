@@ -1,6 +1,6 @@
 # Trains dlrm on 2 machines with Ray Train.
-# Written by `embark render`. Change the spec and run it again: --diff shows what would change, and a file that
-# was edited by hand is not overwritten unasked.
+# Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
+# hand are kept unless --force is given.
 """Trains with Ray Train: one worker on each machine, which starts a rank for each of its accelerators."""
 
 import ctypes

@@ -1,1 +1,1 @@
-"""What to hand over: the files the clouds need, and what reads them for mistakes."""
+"""The files that clouds and schedulers need to run a spec, as texts. Imports no package above it: lint, launch, cli."""

@@ -1,4 +1,4 @@
-"""Where a job's machines stand, and what the things around them are called."""
+"""Where a job's machines are, and the names of its cluster, node pool, buckets and volume."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A job's surroundings."""
+    """Region, zone, cluster and node pool of a job."""
 
     region: str
     zone: str

@@ -1,4 +1,4 @@
-"""Which files each target is."""
+"""Which files each target needs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from embark.spec import RunSpec
 Render = Callable[[Job], list[File]]
 QUEUED = ("job", "jobset", "trainjob", "pytorchjob", "ray")
 """Targets that Kueue can hold back."""
-TARGETS: dict[str, Render] = {  # plain machines, `vm` and `tpu-vm`, have no job object: they stand around alone
+TARGETS: dict[str, Render] = {  # plain machines, `vm` and `tpu-vm`, have no job object
     "job": render_job,
     "jobset": render_jobset,
     "trainjob": render_trainjob,
@@ -48,7 +48,7 @@ MACHINES: dict[str, Render] = {"aws": render_aws_vm, "azure": render_azure_vm, "
 
 
 def render(job: Job) -> list[File]:
-    """All of it: the target's own files, the image, the queue where one is named, and what stands around."""
+    """Every file: the target's own, the image, the queue if one is named, and the infrastructure."""
     files = [*own_files(job), *render_infrastructure(job)]
     paths = [file.path for file in files]
     assert len(set(paths)) == len(paths), f"two files of one name: {sorted(paths)}"

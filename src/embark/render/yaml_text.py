@@ -34,16 +34,16 @@ def note(value: Any, why: str) -> Noted:
     return Noted(value, why)
 
 
-def yaml_text(documents: Sequence[Mapping[str, Any]], *, about: str, verb: str = "embark render") -> str:
+def yaml_text(documents: Sequence[Mapping[str, Any]], *, about: str) -> str:
     """Documents of one file, under a header that says what it is and who wrote it."""
     parts = ["\n".join(_lines(document, 0)) + "\n" for document in documents]
-    return header(about, verb) + "---\n".join(parts)
+    return header(about) + "---\n".join(parts)
 
 
-def header(about: str, verb: str = "embark render") -> str:
+def header(about: str) -> str:
     """Comment lines for the top of a file whose comments begin with `#`."""
-    made = (f"Written by `{verb}`. Change the spec and run it again: --diff shows what would change, and a file that "
-            "was edited by hand is not overwritten unasked.")
+    made = ("Written by `embark render`. Change the spec and run it again: --diff shows what would change; files "
+            "edited by hand are kept unless --force is given.")
     return "".join(f"{line}\n" for line in (*comment(about), *comment(made)))
 
 

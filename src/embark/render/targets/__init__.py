@@ -1,1 +1,1 @@
-"""One file for each kind of target."""
+"""One module for each kind of target."""
