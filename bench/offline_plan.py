@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from embark.model.placement import Cluster, Placement, Shard, all_table_bytes, shard_bytes
+from embark.model.placement import Cluster, Placement, all_table_bytes, shard_bytes
 from embark.plan.closed_form import closed_form
 from embark.spec import DataSpec, ModelSpec, RunSpec, TrainSpec
 
@@ -34,15 +34,15 @@ def main() -> None:
     ours = _timed("closed form", closed_form, spec, cluster)
     began = time.perf_counter()
     from embark.model import sharding
-    from embark.trainers.torch import plan_search  # noqa: F401
+    from embark.trainers.torch.offline_plan import offline_plan
 
     print(f"{'import of torch and torchrec':28} {time.perf_counter() - began:8.2f} s")
-    theirs = _timed("TorchRec's planner", by_torchrec, spec, cluster)
+    theirs = _timed("TorchRec's planner", offline_plan, spec, cluster)
     same = len(set(ours.shards) & set(theirs.shards))
     print(f"{same:,} of {len(theirs.shards):,} shards are the same in both")
     if options.whole:
         sharding.MAX_STEPS = sharding.MAX_SHARDS = 10**18
-        _timed("TorchRec's, uncut", by_torchrec, spec, cluster)
+        _timed("TorchRec's, uncut", offline_plan, spec, cluster)
 
 
 def model_of(num_tables: int, optimizer: str, batch_size: int) -> RunSpec:
@@ -53,17 +53,6 @@ def model_of(num_tables: int, optimizer: str, batch_size: int) -> RunSpec:
         "data": DataSpec(num_train_samples=10_000_000),
         "train": TrainSpec.model_validate({"batch_size": batch_size, "optimizer": optimizer}),
     })
-
-
-def by_torchrec(spec: RunSpec, cluster: Cluster) -> Placement:
-    from embark.trainers.torch.offline_plan import offline_plan
-
-    plan = offline_plan(
-        spec, num_ranks=cluster.num_ranks, ranks_per_host=cluster.ranks_per_host, device_bytes=cluster.device_bytes,
-        host_bytes=cluster.host_bytes,
-    )
-    return Placement(cluster.num_ranks, tuple(Shard(*s) for s in plan["shards"]), plan["shardings"],
-                     "TorchRec's planner")
 
 
 def _timed(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embark.cli.console import Console
-from embark.cli.plan_tpu import planned_beside
+from embark.plan.tpu import planned_chip_memory
 from embark.plan.tpu_memory import ChipMemory
 from embark.spec import RunSpec, load_spec
 from embark.trainers.jax.aot import Compiled, compile_for
@@ -69,7 +69,7 @@ class Row:
 
     @property
     def planned(self) -> ChipMemory:
-        return planned_beside(self.spec, self.compiled)
+        return planned_chip_memory(self.spec, self.compiled.topology, self.compiled.num_chips)
 
 
 def main() -> None:

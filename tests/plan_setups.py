@@ -4,8 +4,8 @@ from functools import cache
 
 from embark.catalog.load import HERE, read_catalog
 from embark.model.placement import Placement, Shard
-from embark.plan.cached_planner import CachedPlanner
 from embark.plan.calibration import calibration_for, read_calibrations
+from embark.plan.closed_form import CachedPlanner
 from embark.plan.estimate import Estimator
 from embark.plan.predict import predict
 from embark.plan.prediction import MemoryUse, Prediction, Setup, StepTime

@@ -66,7 +66,8 @@ def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | Non
     else:
         price = lowest_price(catalog, machine, purchase)
     region = place.region or (price.region if price else DEFAULT_REGIONS[machine.cloud])
-    return SpecPrice(machine, place.nodes, region, purchase, hourly_usd(price, purchase), price.origin if price else None)
+    return SpecPrice(machine, place.nodes, region, purchase, hourly_usd(price, purchase),
+                     price.origin if price else None)
 
 
 def lowest_price(catalog: Catalog, machine: Machine, purchase: Purchase) -> Price | None:

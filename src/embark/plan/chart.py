@@ -10,10 +10,10 @@ from html import escape
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
 from embark.events.ticks import Axis, format_time_tick
 from embark.formatting import format_duration, format_usd, pluralize, to_one_line
-from embark.plan.across import Bounds, Survey, near_front, pareto_front, setup_name
 from embark.plan.axes import MOST_TICKS, axis_of, dollar_words
 from embark.plan.estimate import Estimate
 from embark.plan.labels import Box, Label, place_labels
+from embark.plan.survey import Bounds, Survey, near_front, pareto_front, setup_name
 from embark.plan.verdict import describe_setup
 
 WIDTH, HEIGHT = 960.0, 620.0
@@ -71,12 +71,12 @@ def draw_svg(found: Survey, name: str, bounds: Bounds | None = None) -> str:
     shown = near_front(found)
     if not shown:
         return _empty(name)
-    times = [_known(e.total_s(found.way)) for e in shown]
-    dollars = [_known(e.total_usd(found.way)) for e in shown]
+    times = [_known(e.total_s(found.purchase)) for e in shown]
+    dollars = [_known(e.total_usd(found.purchase)) for e in shown]
     x_axis = axis_of([*times, *_some(bounds.deadline_s)], LEFT, WIDTH - RIGHT)
     y_axis = axis_of([*dollars, *_some(bounds.budget_usd)], HEIGHT - BOTTOM, TOP)
-    best = pareto_front(shown, found.way)
-    dots = _dots(shown, best, bounds, found.way, x_axis, y_axis)
+    best = pareto_front(shown, found.purchase)
+    dots = _dots(shown, best, bounds, found.purchase, x_axis, y_axis)
     on_front = sorted((d for d in dots if d.is_front), key=lambda d: d.x)
     parts = [
         *_frame(found, shown, name, len(best)), *_grid(x_axis, y_axis), *_bound_lines(bounds, x_axis, y_axis),
@@ -88,26 +88,27 @@ def draw_svg(found: Survey, name: str, bounds: Bounds | None = None) -> str:
 
 
 def _dots(
-    shown: Sequence[Estimate], best: Sequence[Estimate], bounds: Bounds, way: Purchase, x_axis: Axis, y_axis: Axis
+    shown: Sequence[Estimate], best: Sequence[Estimate], bounds: Bounds, purchase: Purchase, x_axis: Axis, y_axis: Axis
 ) -> list[Dot]:
     on_front = {id(e) for e in best}
     dots = []
     for estimate in shown:
-        total_s, cost = _known(estimate.total_s(way)), _known(estimate.total_usd(way))
+        total_s, cost = _known(estimate.total_s(purchase)), _known(estimate.total_usd(purchase))
         setup, region = estimate.setup, estimate.price.region if estimate.price else ""
         step = estimate.prediction.step
         figures = f"{format_usd(cost)}, {format_duration(total_s)}"
         pace = "" if step is None else f", {step.total_s * 1e3:.3g} ms a step, bound by {step.bound_by}"
         tooltip = f"{describe_setup(setup.machine, setup.num_nodes)} in {region}: {figures}{pace}"
         dots.append(Dot(x_axis.place(total_s), y_axis.place(cost), setup.machine.cloud, setup_name(estimate), figures,
-                        tooltip, id(estimate) in on_front, bounds.keeps(estimate, way), estimate.is_rough))
+                        tooltip, id(estimate) in on_front, bounds.keeps(estimate, purchase), estimate.is_rough))
     return dots
 
 
 def _frame(found: Survey, shown: Sequence[Estimate], name: str, num_front: int) -> list[str]:
     machines = len({e.setup.machine.name for e in shown})
     beyond = len(found.fitting) - len(shown)
-    what = (f"{pluralize(len(shown), 'setup')} of {pluralize(machines, 'machine')}, paid {PURCHASE_NAMES[found.way]}; the line joins "
+    what = (f"{pluralize(len(shown), 'setup')} of {pluralize(machines, 'machine')}, paid "
+            f"{PURCHASE_NAMES[found.purchase]}; the line joins "
             f"the {num_front} that nothing beats in both{f'; {beyond} more lie far beyond' if beyond else ''}")
     lines = [f'<text class="title" x="{LEFT:g}" y="30">{_text(name)}: cost of the run against its time</text>',
              f'<text class="dim" x="{LEFT:g}" y="50">{_text(what)}</text>']

@@ -81,7 +81,7 @@ class RunTime:
 class Bill:
     """The whole run, paid one way. None is a price that is not known, never nothing to pay."""
 
-    way: Purchase
+    purchase: Purchase
     usd_per_hour: float | None
     """Of all machines together."""
     time: RunTime | None
@@ -114,31 +114,33 @@ def bills(
 ) -> dict[Purchase, Bill]:
     """By each of `failures`' ways, storage not yet in it."""
     written = save_bytes(prediction)
-    return {way: bill(prediction, workload, way, price, of_way, written) for way, of_way in failures.items()}
+    return {purchase: bill(prediction, workload, purchase, price, of_purchase, written)
+            for purchase, of_purchase in failures.items()}
 
 
 def bill(
-    prediction: Prediction, workload: Workload, way: Purchase, price: Price | None, failures: Failures,
+    prediction: Prediction, workload: Workload, purchase: Purchase, price: Price | None, failures: Failures,
     written: SaveBytes | None = None,
 ) -> Bill:
     """What the run comes to, without storage. `prediction` must fit."""
     saves = saves_of(prediction, workload.num_steps, failures, written)
     time = run_time(prediction, workload, saves, failures)
     num_nodes = prediction.setup.num_nodes
-    rate = hourly_usd(price, way)
+    rate = hourly_usd(price, purchase)
     missing = ""
     if time is None:
         missing = f"interrupted every {failures.mtbf_s / 3600:.2g} h, it would never end"
     elif rate is None:
         where = f" in {price.region}" if price is not None else ""
-        missing = f"no price {PURCHASE_NAMES[way]} known{where}"
+        missing = f"no price {PURCHASE_NAMES[purchase]} known{where}"
     machines_usd = None
     if time is not None and rate is not None:
         hours = (num_nodes * time.total_s - time.waiting_s) / 3600
-        if way == "block":
+        if purchase == "block":
             hours = num_nodes * math.ceil(time.total_s / 3600 / BLOCK_H) * BLOCK_H
         machines_usd = rate * hours
-    return Bill(way, None if rate is None else rate * num_nodes, time, saves, failures, machines_usd, None, missing)
+    usd_per_hour = None if rate is None else rate * num_nodes
+    return Bill(purchase, usd_per_hour, time, saves, failures, machines_usd, None, missing)
 
 
 def add_storage(paid: Bill, usd_per_month: float) -> Bill:
@@ -175,12 +177,12 @@ def run_time(
                    num * REPLACEMENT_S, workload.steps_per_epoch * step_s)
 
 
-def failures_of(catalog: Catalog, machine: Machine, num_nodes: int, region: str, way: Purchase, *,
+def failures_of(catalog: Catalog, machine: Machine, num_nodes: int, region: str, purchase: Purchase, *,
                 said_hours: float | None = None, said_grace_s: float | None = None) -> Failures:
     """What takes a run's machines away. `said_hours` between failures of the whole run, as the spec has them, win."""
     if said_hours is not None:
         per_hour, why = 1 / said_hours, f"store.hours_between_failures = {said_hours:g}"
-    elif way == "spot":
+    elif purchase == "spot":
         rate = catalog.interruptions(machine, region)
         per_hour = rate.per_hour * num_nodes
         confidence = "" if rate.origin.is_confirmed else ", an assumption"
@@ -189,4 +191,4 @@ def failures_of(catalog: Catalog, machine: Machine, num_nodes: int, region: str,
         num_gpus = machine.num_gpus * num_nodes
         per_hour = num_gpus / GPU_HOURS_BETWEEN_FAILURES
         why = f"an accelerator or its host fails every {GPU_HOURS_BETWEEN_FAILURES:,.0f} h of one"
-    return Failures(per_hour, said_grace_s or POD_GRACE_S[machine.cloud], way == "spot", why)
+    return Failures(per_hour, said_grace_s or POD_GRACE_S[machine.cloud], purchase == "spot", why)

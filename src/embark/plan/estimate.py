@@ -41,13 +41,13 @@ class Estimate:
         measured."""
         return self.setup.machine.gpu.kind == "tpu"
 
-    def total_s(self, way: Purchase) -> float | None:
+    def total_s(self, purchase: Purchase) -> float | None:
         """Of the whole run, paid that way."""
-        bill = self.bills.get(way)
+        bill = self.bills.get(purchase)
         return None if bill is None or bill.time is None else bill.time.total_s
 
-    def total_usd(self, way: Purchase) -> float | None:
-        bill = self.bills.get(way)
+    def total_usd(self, purchase: Purchase) -> float | None:
+        bill = self.bills.get(purchase)
         return None if bill is None else bill.total_usd
 
 
@@ -61,11 +61,12 @@ class Estimator:
     predict: Predict
     region: str = ""
     """Empty: wherever the machine is cheapest."""
-    way: Purchase = "on_demand"
+    purchase: Purchase = "on_demand"
     """The way to pay that decides."""
 
     def __call__(
-        self, machine: Machine, num_nodes: int, *, price: Price | None = None, ways: tuple[Purchase, ...] = PURCHASES
+        self, machine: Machine, num_nodes: int, *, price: Price | None = None,
+        purchases: tuple[Purchase, ...] = PURCHASES,
     ) -> Estimate:
         """Raises `UserError` where the region does not have the machine."""
         prediction = self.predict(Setup(self.spec, machine, num_nodes))
@@ -75,15 +76,15 @@ class Estimator:
             return Estimate(prediction, price)
         region = price.region if price is not None else self.region
         said = self.spec.store.hours_between_failures if self._says_hours else None
-        failures = {way: failures_of(self.catalog, machine, num_nodes, region, way, said_hours=said,
-                                     said_grace_s=self.spec.place.grace_s) for way in ways}
+        failures = {purchase: failures_of(self.catalog, machine, num_nodes, region, purchase, said_hours=said,
+                                     said_grace_s=self.spec.place.grace_s) for purchase in purchases}
         made = bills(prediction, self.workload, price, failures)
-        first = made[self.way]
+        first = made[self.purchase]
         need = storage_need(prediction, self.workload, first.saves, first.failures)
         found = storage_offers(self.catalog, prediction.setup, need)
         best = best_offer(found)
         if best is not None and best.usd_per_month is not None:
-            made = {way: add_storage(bill, best.usd_per_month) for way, bill in made.items()}
+            made = {purchase: add_storage(bill, best.usd_per_month) for purchase, bill in made.items()}
         return Estimate(prediction, price, made, need, tuple(found))
 
     def predicts(self, machine: Machine, num_nodes: int) -> bool:
@@ -94,7 +95,7 @@ class Estimator:
         """In the region, or the lowest for the way that decides."""
         if self.region:
             return price_in(self.catalog, machine, self.region)
-        return lowest_price(self.catalog, machine, self.way)
+        return lowest_price(self.catalog, machine, self.purchase)
 
     @property
     def _says_hours(self) -> bool:

@@ -54,7 +54,8 @@ def fit_memory(measured: Sequence[Measurement]) -> MemoryFit:
     """Bytes over what is counted: a part that is always there, and those that grow with the activations."""
     rows, used, allocated = [], [], []
     for m in measured:
-        counted = (cuda_graph_bytes if m.engine == "cuda_graph" else pipeline_bytes)(m.spec, one_rank_placement(m.spec), 0, m.precision)
+        count = cuda_graph_bytes if m.engine == "cuda_graph" else pipeline_bytes
+        counted = count(m.spec, one_rank_placement(m.spec), 0, m.precision)
         rows.append((1.0, counted.pooled, counted.layers, counted.ids))
         used.append((counted.fixed, m.used_bytes))
         allocated.append((counted.fixed, m.allocated_bytes or m.used_bytes))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from embark.events.curve import draw
 from embark.formatting import format_duration
-from embark.plan.across import Survey, near_front, pareto_front
 from embark.plan.axes import LOG_FROM, dollar_words
+from embark.plan.survey import Survey, near_front, pareto_front
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 DOT = "·"
@@ -17,13 +17,14 @@ ASCII_DOT = "."
 
 def front_letters(found: Survey) -> dict[int, str]:
     """A letter for each estimate of the front, by its `id`, from the fastest on."""
-    return {id(e): letter for e, letter in zip(pareto_front(found.fitting, found.way), LETTERS, strict=False)}
+    return {id(e): letter for e, letter in zip(pareto_front(found.fitting, found.purchase), LETTERS, strict=False)}
 
 
 def plot(found: Survey, *, width: int, height: int, ascii_only: bool) -> list[str]:
     """Lines of text, at most `width` wide; none where there are not two points to set against each other."""
     points = [(e, total_s, usd) for e in near_front(found)
-              if (total_s := e.total_s(found.way)) is not None and (usd := e.total_usd(found.way)) is not None]
+              if (total_s := e.total_s(found.purchase)) is not None
+              and (usd := e.total_usd(found.purchase)) is not None]
     if len(points) < 2:
         return []
     along, up = _scale([p[1] for p in points]), _scale([p[2] for p in points])

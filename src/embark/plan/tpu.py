@@ -6,8 +6,9 @@ from embark.errors import Mistake, SpecError, UserError
 from embark.model.jax_layout import LINE_WIDTHS, make_layout
 from embark.model.placement import Cluster, Placement, all_table_bytes
 from embark.plan.prediction import MemoryUse, Prediction, Setup
-from embark.plan.tpu_memory import chip_memory, copied_bytes, host_parts
+from embark.plan.tpu_memory import ChipMemory, chip_memory, copied_bytes, host_parts
 from embark.plan.tpu_time import tpu_step_time
+from embark.spec import RunSpec
 
 GIB = 1024.0**3
 ENGINE, ENGINE_WHY = "jax", "the whole step as one program of XLA"
@@ -43,6 +44,12 @@ def predict_on_tpu(setup: Setup, cluster: Cluster) -> Prediction:
     return Prediction(setup, ENGINE, ENGINE_WHY, placement, memory, step, memory.fits, _why(setup, memory), notes)
 
 
+def planned_chip_memory(spec: RunSpec, topology: str, num_chips: int) -> ChipMemory:
+    """On each chip of a topology such as `v5e:2x4`."""
+    layout = make_layout(spec, num_chips, LINE_WIDTHS["tpu"])
+    return chip_memory(spec, layout, tpu_precision(spec.train.precision), f"TPU-{topology.partition(':')[0]}")
+
+
 def tpu_precision(asked: str) -> str:
     """As JAX's trainer chooses it there."""
     return "bf16" if asked == "auto" else asked
@@ -50,8 +57,7 @@ def tpu_precision(asked: str) -> str:
 
 def _refusal(error: UserError) -> str:
     mistakes = error.mistakes if isinstance(error, SpecError) else (Mistake("", error.what, "", "", error.fix),)
-    return "; ".join(f"{m.field}{f' = {m.value}' if m.value else ''} {m.what}".rstrip() + (f": {m.fix}" if m.fix else "")
-                     for m in mistakes)
+    return "; ".join(f"{m.field}{f' = {m.value} ' if m.value else ''}{m.what}: {m.fix}" for m in mistakes)
 
 
 def _why(setup: Setup, memory: MemoryUse) -> str:

@@ -96,7 +96,8 @@ def chip_memory(spec: RunSpec, layout: Layout, precision: str, chip_name: str) -
     peak = max(_exchanging(spec, layout, samples), _computing(spec, layers, samples, precision))
     return ChipMemory(
         tables, state, _dense_bytes(spec, layers) + HISTOGRAM_BYTES, batch, BATCHES_AHEAD * batch, copies,
-        _in_hbm(peak, VMEM_BYTES.get(chip_name, 0.0)), PROGRAM_BYTES + PROGRAM_BYTES_PER_TABLE * len(spec.model.table_list())
+        _in_hbm(peak, VMEM_BYTES.get(chip_name, 0.0)),
+        PROGRAM_BYTES + PROGRAM_BYTES_PER_TABLE * len(spec.model.table_list())
         + PROGRAM_BYTES_PER_ID * min(samples * num_ids, MOST_IDS),
     )
 

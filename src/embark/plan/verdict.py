@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from embark.catalog import Machine
@@ -10,7 +10,9 @@ from embark.catalog.pricing import PURCHASE_NAMES, Purchase
 from embark.formatting import format_duration, format_usd, pluralize
 from embark.model.batch import divides
 from embark.model.placement import all_table_bytes
-from embark.plan.across import (
+from embark.plan.cost import Bill
+from embark.plan.estimate import Estimate, Estimator
+from embark.plan.survey import (
     MAX_NODES,
     Survey,
     could_fit,
@@ -20,8 +22,6 @@ from embark.plan.across import (
     setup_name,
     survey_catalog,
 )
-from embark.plan.cost import Bill
-from embark.plan.estimate import Estimate, Estimator
 
 GIB = 1024**3
 MOST_RANKS = 1024
@@ -51,14 +51,15 @@ class Verdict:
 def verdict(estimate: Estimate, estimator: Estimator, *, max_nodes: int = MAX_NODES) -> Verdict:
     """On one setup. Only where it does not fit are others looked at."""
     if estimate.fits:
-        return Verdict(True, fits_sentence(estimate, estimator.way))
+        return Verdict(True, fits_sentence(estimate, estimator.purchase))
     near = find_alternatives(estimate, estimator, max_nodes)
     setup = estimate.setup
-    begins = f"{setup.spec.name} does not fit {describe_setup(setup.machine, setup.num_nodes)}: {estimate.prediction.why}"
+    begins = (f"{setup.spec.name} does not fit {describe_setup(setup.machine, setup.num_nodes)}: "
+              f"{estimate.prediction.why}")
     if near:
         said: dict[str, list[str]] = {}
         for n in near:
-            said.setdefault(_offer_words(n.estimate, estimator.way), []).append(n.how)
+            said.setdefault(_offer_words(n.estimate, estimator.purchase), []).append(n.how)
         options = "; ".join(f"{words} ({' and '.join(hows)})" for words, hows in said.items())
         return Verdict(False, f"{begins}; nearest that fits: {options}", tuple(near))
     tables_gib = all_table_bytes(setup.spec) / GIB
@@ -66,10 +67,10 @@ def verdict(estimate: Estimate, estimator: Estimator, *, max_nodes: int = MAX_NO
                           f"to {max_nodes}: fewer rows, a smaller model.embedding_dim, or train.table_dtype = \"fp16\"")
 
 
-def fits_sentence(estimate: Estimate, way: Purchase) -> str:
+def fits_sentence(estimate: Estimate, purchase: Purchase) -> str:
     """Fits on what, why, how fast, how long, how much."""
     setup, prediction = estimate.setup, estimate.prediction
-    step, bill = prediction.step, estimate.bills[way]
+    step, bill = prediction.step, estimate.bills[purchase]
     if step is None:
         raise ValueError("what fits has a step")
     basis = "" if step.is_calibrated else ", an estimate"
@@ -79,14 +80,15 @@ def fits_sentence(estimate: Estimate, way: Purchase) -> str:
     takes = f"a step of {setup.spec.train.batch_size:,} samples takes {least}{step.total_s * 1e3:.3g} ms{basis}, " \
             f"bound by {step.bound_by}"
     return (f"{setup.spec.name} fits {describe_setup(setup.machine, setup.num_nodes)}: {prediction.why}; {takes}; "
-            f"{describe_run(bill)}{_other_way(estimate, way)}")
+            f"{describe_run(bill)}{_other_way(estimate, purchase)}")
 
 
 def describe_run(bill: Bill) -> str:
     """`the run takes 3 h 05 min and $102 on demand`."""
     if bill.time is None:
-        return f"{PURCHASE_NAMES[bill.way]} the run would never end: {bill.missing}"
-    money = format_usd(bill.total_usd) + " " + PURCHASE_NAMES[bill.way] if bill.total_usd is not None else f"({bill.missing})"
+        return f"{PURCHASE_NAMES[bill.purchase]} the run would never end: {bill.missing}"
+    paid = f"{format_usd(bill.total_usd)} {PURCHASE_NAMES[bill.purchase]}"
+    money = f"({bill.missing})" if bill.total_usd is None else paid
     return f"the run takes {format_duration(bill.time.total_s)} and {money}"
 
 
@@ -98,35 +100,36 @@ def find_alternatives(estimate: Estimate, estimator: Estimator, max_nodes: int =
         found.append(Alternative("more of it", more))
     if (larger := _larger_of_the_cloud(estimator, setup.machine, setup.num_nodes)) is not None:
         found.append(Alternative("a larger one of the cloud", larger))
-    anywhere = Estimator(estimator.spec, estimator.workload, estimator.catalog, estimator.predict, way=estimator.way)
-    best = _firm(rank(survey_catalog(anywhere, max_nodes=max_nodes).fitting, estimator.way, "dollars"))
+    anywhere = replace(estimator, region="")
+    best = _firm(rank(survey_catalog(anywhere, max_nodes=max_nodes).fitting, estimator.purchase, "dollars"))
     if best:
         found.append(Alternative("the cheapest of all", best[0]))
     return found
 
 
-def survey_sentence(found: Survey, kept: list[Estimate], name: str, *, max_nodes: int, bounds_words: str = "") -> str:
+def survey_sentence(found: Survey, kept: list[Estimate], name: str, *, max_nodes: int, bounds_text: str = "") -> str:
     """What a whole catalog comes to: the cheapest and the fastest, or why there is none."""
-    cheapest = _firm(rank(found.fitting, found.way, "dollars"))
-    fastest = _firm(rank(found.fitting, found.way, "hours"))
+    cheapest = _firm(rank(found.fitting, found.purchase, "dollars"))
+    fastest = _firm(rank(found.fitting, found.purchase, "hours"))
     if not cheapest:
         if found.unpriced:
             num = len({e.setup.machine.name for e in found.unpriced})
-            return f"{name} fits {pluralize(num, 'machine')} here, but what they cost {PURCHASE_NAMES[found.way]} is not known"
+            return (f"{name} fits {pluralize(num, 'machine')} here, but what they cost "
+                    f"{PURCHASE_NAMES[found.purchase]} is not known")
         if found.why_not is None:
             return f"{name}: no machine here can share its batch equally among its ranks"
         largest = count_machines(found.why_not.setup.machine, found.why_not.setup.num_nodes)
         return f"{name} fits nothing here in numbers up to {max_nodes}; on the largest, {largest}: {found.why_not.why}"
     if not kept:
-        return (f"nothing here runs {name} {bounds_words}; the cheapest is {_short_words(cheapest[0], found.way)}, "
-                f"the fastest {_short_words(fastest[0], found.way)}")
-    inside = f" {bounds_words}" if bounds_words else ""
+        return (f"nothing here runs {name} {bounds_text}; the cheapest is {_short_words(cheapest[0], found.purchase)}, "
+                f"the fastest {_short_words(fastest[0], found.purchase)}")
+    inside = f" {bounds_text}" if bounds_text else ""
     firm = _firm(kept)
-    by_money, by_time = rank(firm, found.way, "dollars")[0], rank(firm, found.way, "hours")[0]
+    by_money, by_time = rank(firm, found.purchase, "dollars")[0], rank(firm, found.purchase, "hours")[0]
     if by_money is by_time:
-        return f"{name}{inside}: cheapest and fastest is {_short_words(by_money, found.way)}"
-    return (f"{name}{inside}: cheapest is {_short_words(by_money, found.way)}; fastest is "
-            f"{_short_words(by_time, found.way)}")
+        return f"{name}{inside}: cheapest and fastest is {_short_words(by_money, found.purchase)}"
+    return (f"{name}{inside}: cheapest is {_short_words(by_money, found.purchase)}; fastest is "
+            f"{_short_words(by_time, found.purchase)}")
 
 
 def describe_setup(machine: Machine, num_nodes: int) -> str:
@@ -167,7 +170,7 @@ def _larger_of_the_cloud(estimator: Estimator, machine: Machine, num_nodes: int)
               and could_fit(m, num_nodes, all_table_bytes(estimator.spec))
               and (not estimator.region or (m.name, estimator.region) in estimator.catalog.prices)]
     fitting = [e for m in larger if (e := estimator(m, num_nodes)).fits]
-    return next(iter(rank(fitting, estimator.way, "dollars")), None)
+    return next(iter(rank(fitting, estimator.purchase, "dollars")), None)
 
 
 def _firm(found: list[Estimate]) -> list[Estimate]:
@@ -175,25 +178,25 @@ def _firm(found: list[Estimate]) -> list[Estimate]:
     return [e for e in found if not e.is_rough] or found
 
 
-def _offer_words(estimate: Estimate, way: Purchase) -> str:
+def _offer_words(estimate: Estimate, purchase: Purchase) -> str:
     """`4 x a2-highgpu-1g, $0.52 an epoch on spot`."""
-    bill = estimate.bills[way]
+    bill = estimate.bills[purchase]
     if bill.total_usd is None:
         return f"{setup_name(estimate)}, {bill.missing}"
     rough = ", a rough estimate" if estimate.is_rough else ""
-    return f"{setup_name(estimate)}, {format_usd(bill.total_usd)} the run {PURCHASE_NAMES[way]}{rough}"
+    return f"{setup_name(estimate)}, {format_usd(bill.total_usd)} the run {PURCHASE_NAMES[purchase]}{rough}"
 
 
-def _short_words(estimate: Estimate, way: Purchase) -> str:
-    bill = estimate.bills[way]
+def _short_words(estimate: Estimate, purchase: Purchase) -> str:
+    bill = estimate.bills[purchase]
     took = "" if bill.time is None else f", {format_duration(bill.time.total_s)}"
     region = "" if estimate.price is None else f" in {estimate.price.region}"
-    return f"{setup_name(estimate)}{region}, {format_usd(bill.total_usd)} {PURCHASE_NAMES[way]}{took}"
+    return f"{setup_name(estimate)}{region}, {format_usd(bill.total_usd)} {PURCHASE_NAMES[purchase]}{took}"
 
 
-def _other_way(estimate: Estimate, way: Purchase) -> str:
+def _other_way(estimate: Estimate, purchase: Purchase) -> str:
     """The other of the two ways that most people weigh, if its price is known."""
-    other: Purchase = "on_demand" if way == "spot" else "spot"
+    other: Purchase = "on_demand" if purchase == "spot" else "spot"
     bill = estimate.bills.get(other)
     region = f" in {estimate.price.region}" if estimate.price is not None else ""
     if bill is None or bill.total_usd is None:

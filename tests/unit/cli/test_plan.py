@@ -15,10 +15,9 @@ from prepared_rows import FIXED, make_prepared
 
 from embark.catalog.grace_periods import POD_GRACE_S
 from embark.cli.console import Console
-from embark.cli.plan_output import Asked, plan_run
+from embark.cli.plan import plan as plan_command
 from embark.errors import EmbarkError, ExitCode
 from embark.plan.calibration import clear_cache
-from embark.spec import load_spec
 
 ROOT = Path(__file__).parents[3]
 HUGE = ("model.rows_per_table=2000000000", "model.num_tables=200")
@@ -39,12 +38,12 @@ def calibrated(tmp_path, monkeypatch):
 
 
 def plan(capsys, *sets, code=ExitCode.DONE, spec="criteo-1tb", quiet=False, **asked):
-    assert plan_run(Console(quiet=quiet), load_spec(spec, sets), Asked(**asked)) == code
+    assert plan_command(spec, set_=sets, console=Console(quiet=quiet), **asked) == code
     return capsys.readouterr().out
 
 
 def data(capsys, *sets, code=ExitCode.DONE, spec="criteo-1tb", **asked):
-    assert plan_run(Console(json=True), load_spec(spec, sets), Asked(**asked)) == code
+    assert plan_command(spec, set_=sets, console=Console(json=True), **asked) == code
     return json.loads(capsys.readouterr().out)
 
 
@@ -62,7 +61,7 @@ def test_quiet_says_the_verdict_alone(capsys):
 
 
 def test_json_has_every_part_with_its_unit(capsys):
-    told = data(capsys, *P4D, num_samples=4_195_197_692)
+    told = data(capsys, *P4D, samples=4_195_197_692)
     assert told["fits"]
     assert told["workload"]["num_steps"] == 4_195_197_692 // 65_536
     assert told["memory"]["device_total_bytes"] == pytest.approx(sum(told["memory"]["device_bytes"].values()))
@@ -105,7 +104,7 @@ def test_a_tpu_is_planned_by_its_memory(capsys):
 
 
 def test_the_whole_catalog_is_ranked(capsys):
-    out = plan(capsys, *FEW, across=True, num_samples=4_195_197_692)
+    out = plan(capsys, *FEW, across=True, samples=4_195_197_692)
     assert re.match(r"criteo-1tb: cheapest is .* on demand, .*; fastest is ", out)
     assert re.search(r"^a  \S", out, re.MULTILINE)
     assert "letters: nothing is both cheaper and faster" in out
@@ -128,7 +127,7 @@ def test_order_follows_the_bounds(capsys):
     by_usd = data(capsys, *FEW, across=True, cloud="aws")["ranked"]
     assert [r["total_usd"] for r in by_usd] == sorted(r["total_usd"] for r in by_usd)
     budget = by_usd[len(by_usd) // 2]["total_usd"]
-    inside = data(capsys, *FEW, across=True, cloud="aws", budget_usd=budget)["ranked"]
+    inside = data(capsys, *FEW, across=True, cloud="aws", budget=budget)["ranked"]
     assert [r["total_hours"] for r in inside] == sorted(r["total_hours"] for r in inside)
     assert max(r["total_usd"] for r in inside) <= budget
     assert len(inside) < len(by_usd)
@@ -137,12 +136,12 @@ def test_order_follows_the_bounds(capsys):
 
 
 def test_a_deadline_nobody_keeps_ends_with_1(capsys):
-    out = plan(capsys, *FEW, across=True, cloud="azure", deadline_h=0.001, code=ExitCode.OTHER)
+    out = plan(capsys, *FEW, across=True, cloud="azure", deadline=0.001, code=ExitCode.OTHER)
     assert "nothing here runs criteo-1tb within 3.6 s; the cheapest is" in out
 
 
 def test_a_budget_that_one_setup_breaks_is_said(capsys):
-    assert "that is not for $0.50 or less" in plan(capsys, *P4D, budget_usd=0.5, code=ExitCode.OTHER)
+    assert "that is not for $0.50 or less" in plan(capsys, *P4D, budget=0.5, code=ExitCode.OTHER)
 
 
 def test_the_picture_is_written(capsys):
@@ -151,8 +150,8 @@ def test_the_picture_is_written(capsys):
 
 
 def test_spot_is_as_the_spec_says_unless_a_flag_does(capsys):
-    assert data(capsys, *P4D, "place.spot=true")["way"] == "spot"
-    assert data(capsys, *P4D, "place.spot=true", spot=False)["way"] == "on_demand"
+    assert data(capsys, *P4D, "place.spot=true")["purchase"] == "spot"
+    assert data(capsys, *P4D, "place.spot=true", spot=False)["purchase"] == "on_demand"
 
 
 def test_prepared_data_says_its_own_size_and_tables(capsys, tmp_path):
@@ -188,19 +187,19 @@ STORED = ("data.kind=prepared", "data.path=s3://bucket/rows")
         ((*P4D, "place.cloud=azure"), {}, "is a machine of aws, not of azure", "catalog list --cloud azure"),
         ((*P4D, "place.nodes=0"), {}, "place.nodes = 0", ""),
         (P4D, {"max_nodes": 0}, "--max-nodes 0", "--max-nodes 16"),
-        (P4D, {"deadline_h": 0.0}, "--deadline 0", "--deadline 8"),
-        (P4D, {"budget_usd": float("nan")}, "--budget nan", "--budget 8"),
-        (P4D, {"num_samples": 0}, "--samples 0", "--samples 4195197692"),
-        (P4D, {"num_samples": 5}, "fewer than train.batch_size", "train.batch_size"),
+        (P4D, {"deadline": 0.0}, "--deadline 0", "--deadline 8"),
+        (P4D, {"budget": float("nan")}, "--budget nan", "--budget 8"),
+        (P4D, {"samples": 0}, "--samples 0", "--samples 4195197692"),
+        (P4D, {"samples": 5}, "fewer than train.batch_size", "train.batch_size"),
         ((*P4D, *STORED), {}, "s3://bucket/rows: how many samples", "--samples N"),
-        ((), {"across": True, "exact": True}, "--exact asks TorchRec's planner about one machine", "leave --exact out"),
-        (P4D, {"by": "hours"}, "--picture and --by are of the whole catalog", "--across"),
+        ((), {"across": True, "exact": True}, "--exact plans for one machine", "leave --exact out"),
+        (P4D, {"by": "hours"}, "--picture and --by need the complete catalog", "--across"),
         (FEW, {"across": True, "cloud": "azure", "picture": Path("my_specs.py/x.svg")}, "my_specs.py/x.svg: ", "svg"),
     ],
 )
 def test_bad_input_costs_a_sentence(sets, asked, what, fix):
     with pytest.raises(EmbarkError) as caught:
-        plan_run(Console(), load_spec("criteo-1tb", sets), Asked(**asked))
+        plan_command("criteo-1tb", set_=sets, console=Console(), **asked)
     assert caught.value.exit_code == ExitCode.BAD_INPUT
     assert what in str(caught.value)
     assert fix in caught.value.fix
@@ -208,7 +207,7 @@ def test_bad_input_costs_a_sentence(sets, asked, what, fix):
 
 def test_data_elsewhere_cannot_say_its_tables():
     with pytest.raises(EmbarkError, match="is not here to say which tables") as caught:
-        plan_run(Console(), load_spec("my_specs:bare", [*STORED, *P4D]), Asked(num_samples=10**9))
+        plan_command("my_specs:bare", set_=[*STORED, *P4D], console=Console(), samples=10**9)
     assert caught.value.exit_code == ExitCode.BAD_INPUT
 
 
@@ -222,16 +221,16 @@ def test_torchrec_s_own_planner_places_the_tables_where_it_is_asked(capsys):
 
 def raised(*sets, **asked):
     with pytest.raises(EmbarkError) as caught:
-        plan_run(Console(), load_spec("criteo-1tb", sets), Asked(**asked))
+        plan_command("criteo-1tb", set_=sets, console=Console(), **asked)
     return str(caught.value)
 
 
 QUICK = """
 import sys, time
 from embark.cli.console import Console
-from embark.cli.plan_output import Asked, plan_run
+from embark.cli.plan import plan
 from embark.spec import load_spec
-plan_run(Console(quiet=True), load_spec("criteo-1tb", ["place.machine=p4d.24xlarge"]), Asked())
+plan("criteo-1tb", set_=["place.machine=p4d.24xlarge"], console=Console(quiet=True))
 sys.exit(3 if any(m in sys.modules for m in ("torch", "torchrec", "pyarrow", "obstore")) else 0)
 """
 

@@ -8,7 +8,6 @@ import re
 import pytest
 
 from embark.__main__ import run
-from embark.cli import plan_tpu as tpu_verb
 from embark.trainers.jax import aot
 
 MEASURED = aot.Compiled("v5e:2x4", 8, 2048, 1_035_338_240, 7_671_808, 1_035_167_744, 1_035_165_696, 10_132_480, 115.4)
@@ -32,7 +31,7 @@ WIDE = ["-s", "model.num_tables=4", "-s", "model.rows_per_table=4000000", "-s", 
 
 
 def test_the_compiler_s_bytes_stand_beside_the_plan_s(monkeypatch, capsys):
-    monkeypatch.setattr(tpu_verb, "compile_for", lambda spec, topology: MEASURED)
+    monkeypatch.setattr(aot, "compile_for", lambda spec, topology: MEASURED)
     assert run(["plan", "quickstart", "--tpu-compile", "v5e:2x4", *WIDE]) == 0
     told = capsys.readouterr().out
     assert "quickstart compiles for v5e:2x4: 1.05 GB on each of 8 chips, 2,048 samples each" in told
@@ -40,11 +39,11 @@ def test_the_compiler_s_bytes_stand_beside_the_plan_s(monkeypatch, capsys):
     assert rows["tables, state, dense layers, batch"] == ["1.04 GB", "1.04 GB"]
     assert rows["during a step"][0] == "7.67 MB"
     assert rows["in all"] == ["1.05 GB", "1.05 GB"]
-    assert rows["there is"][1] == "16.9 GB"
+    assert rows["available"][1] == "16.9 GB"
 
 
 def test_the_table_is_whole_in_a_narrow_terminal(monkeypatch, capsys):
-    monkeypatch.setattr(tpu_verb, "compile_for", lambda spec, topology: MEASURED)
+    monkeypatch.setattr(aot, "compile_for", lambda spec, topology: MEASURED)
     monkeypatch.setenv("COLUMNS", "80")
     assert run(["plan", "quickstart", "--tpu-compile", "v5e:2x4", *WIDE]) == 0
     told = capsys.readouterr().out
@@ -53,7 +52,7 @@ def test_the_table_is_whole_in_a_narrow_terminal(monkeypatch, capsys):
 
 
 def test_a_program_reads_the_same_with_units_in_the_names(monkeypatch, capsys):
-    monkeypatch.setattr(tpu_verb, "compile_for", lambda spec, topology: MEASURED)
+    monkeypatch.setattr(aot, "compile_for", lambda spec, topology: MEASURED)
     assert run(["plan", "quickstart", "--tpu-compile", "v5e:2x4", *WIDE, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["peak_bytes"] == 1_035_338_240 + 7_671_808 + 2_048 + 10_132_480
@@ -66,6 +65,6 @@ def test_a_program_reads_the_same_with_units_in_the_names(monkeypatch, capsys):
 
 def test_chips_that_no_slice_of_the_catalog_has_are_planned_too(monkeypatch, capsys):
     odd = aot.Compiled("v5e:1x2", 2, 8192, 1, 1, 1, 1, 1, 1.0)
-    monkeypatch.setattr(tpu_verb, "compile_for", lambda spec, topology: odd)
+    monkeypatch.setattr(aot, "compile_for", lambda spec, topology: odd)
     assert run(["plan", "quickstart", "--tpu-compile", "v5e:1x2", *WIDE, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["planned"]["tables"] == 4 * 2_000_000 * 512

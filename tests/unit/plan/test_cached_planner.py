@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from plan_setups import shipped_catalog
 
 from embark.model.placement import Cluster, TooLarge
-from embark.plan import cached_planner as remembered
-from embark.plan.cached_planner import CachedPlanner
-from embark.plan.closed_form import closed_form
+from embark.plan import closed_form as remembered
+from embark.plan.closed_form import CachedPlanner, closed_form
 from embark.plan.predict import cluster_of
 from embark.plan.prediction import Setup
 from embark.spec import load_spec

@@ -85,10 +85,11 @@ def test_a_block_is_paid_by_whole_days():
 
 
 @pytest.mark.parametrize(
-    ("way", "rate"), [("on_demand", 22.0), ("spot", 8.0), ("commit_1y", 13.2), ("commit_3y", None), ("block", None)]
+    ("purchase", "rate"),
+    [("on_demand", 22.0), ("spot", 8.0), ("commit_1y", 13.2), ("commit_3y", None), ("block", None)],
 )
-def test_every_way_to_pay_has_its_own_rate(way, rate):
-    assert hourly_usd(PRICE, way) == (pytest.approx(rate) if rate else None)
+def test_every_way_to_pay_has_its_own_rate(purchase, rate):
+    assert hourly_usd(PRICE, purchase) == (pytest.approx(rate) if rate else None)
 
 
 def test_a_missing_price_is_said_and_is_not_nothing():
@@ -117,7 +118,7 @@ def test_machines_fail_more_often_the_more_there_are():
 
 def test_what_the_spec_says_of_failures_and_notices_wins():
     sets = ["store.hours_between_failures=3", "place.grace_s=7"]
-    estimate = hand_estimator(lambda _: 0.01, sets=sets, way="spot")(shipped_catalog().machines["p4d.24xlarge"], 4)
+    estimate = hand_estimator(lambda _: 0.01, sets=sets, purchase="spot")(shipped_catalog().machines["p4d.24xlarge"], 4)
     failures = estimate.bills["spot"].failures
     assert failures.per_hour == pytest.approx(1 / 3)
     assert failures.grace_s == 7

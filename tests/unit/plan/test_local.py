@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from embark.catalog import load_catalog
-from embark.plan.local import predict_local
+from embark.plan.local import match_tpu, predict_local
 from embark.plan.predict import predict
 from embark.plan.prediction import Setup
-from embark.plan.this_machine import match_tpu
 from embark.run.logger import RunLogger, log_prediction
 from embark.spec import RunSpec, load_spec, resolve
 

@@ -100,7 +100,8 @@ def test_a_plan_needs_no_torch():
     import subprocess
     import sys
 
-    code = ("import sys; from embark.catalog import find_machine, load_catalog; from embark.plan.predict import predict; "
+    code = ("import sys; from embark.catalog import find_machine, load_catalog; "
+            "from embark.plan.predict import predict; "
             "from embark.plan.prediction import Setup; from embark.spec import load_spec; "
             "predict(Setup(load_spec('criteo-1tb', []), find_machine(load_catalog(), 'p5.48xlarge'), 2)); "
             "sys.exit('torch' in sys.modules)")

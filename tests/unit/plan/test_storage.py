@@ -109,7 +109,8 @@ def test_more_than_the_network_carries_is_enough_nowhere():
 
 def test_more_than_a_volume_can_hold_or_give_is_said():
     prediction, need = needed("a2-highgpu-8g", sets=MOUNTED, samples=2 * 10**12)
-    filestore = next(o for o in storage_offers(shipped_catalog(), prediction.setup, need) if o.volume.name == "filestore-zonal")
+    offers = storage_offers(shipped_catalog(), prediction.setup, need)
+    filestore = next(o for o in offers if o.volume.name == "filestore-zonal")
     assert need.data_bytes > 100 * TIB
     assert not filestore.is_enough
     assert "at most 100 TiB" in filestore.why

@@ -4,7 +4,7 @@ import re
 
 from plan_setups import hand_estimator, real_estimator, shipped_catalog
 
-from embark.plan.across import survey_catalog
+from embark.plan.survey import survey_catalog
 from embark.plan.verdict import describe_setup, find_alternatives, survey_sentence, verdict
 
 
@@ -31,7 +31,7 @@ def test_a_step_that_was_not_measured_is_called_an_estimate(tmp_path):
 
 
 def test_criteo_does_not_fit_one_a100_and_three_ways_out_are_named(tmp_path):
-    estimator = real_estimator(tmp_path, way="spot")
+    estimator = real_estimator(tmp_path, purchase="spot")
     answer = ask(estimator, "a2-highgpu-1g")
     assert not answer.fits
     assert answer.sentence.startswith("criteo-1tb does not fit one a2-highgpu-1g (1 x A100): ")
@@ -48,7 +48,8 @@ def test_criteo_does_not_fit_one_a100_and_three_ways_out_are_named(tmp_path):
 
 def test_the_smallest_number_that_fits_and_shares_the_batch_is_found():
     fits_from = hand_estimator(lambda s: 0.01 if s.num_ranks >= 5 * 8 else None, sets=["train.batch_size=61440"])
-    found = {n.how: n.estimate for n in find_alternatives(fits_from(machine("p4d.24xlarge"), 1), fits_from, max_nodes=1)}
+    alternatives = find_alternatives(fits_from(machine("p4d.24xlarge"), 1), fits_from, max_nodes=1)
+    found = {n.how: n.estimate for n in alternatives}
     assert found["more of it"].setup.num_nodes == 5
     uneven = hand_estimator(lambda s: 0.01 if s.num_ranks >= 5 * 8 else None)
     found = {n.how: n.estimate for n in find_alternatives(uneven(machine("p4d.24xlarge"), 1), uneven, max_nodes=1)}
@@ -103,7 +104,7 @@ def test_a_survey_names_the_cheapest_and_the_fastest():
 
 
 def test_a_bound_that_nobody_keeps_is_answered_with_the_best_there_is():
-    said = sentence(hand_estimator(lambda _: 0.01), kept=[], bounds_words="within 1.0 s")
+    said = sentence(hand_estimator(lambda _: 0.01), kept=[], bounds_text="within 1.0 s")
     assert said.startswith("nothing here runs run within 1.0 s; the cheapest is ")
     assert ", the fastest " in said
 

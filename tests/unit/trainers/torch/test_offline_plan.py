@@ -9,13 +9,13 @@ from torchrec.distributed.planner.types import PlannerError
 
 from embark.catalog import load_catalog
 from embark.model import sharding as sharding_rules
-from embark.model.placement import Cluster, Placement, Shard, TooLarge, shard_bytes
+from embark.model.placement import Cluster, TooLarge, shard_bytes
 from embark.plan.closed_form import closed_form
 from embark.run.host_memory import host_bytes
 from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec
 from embark.trainers.torch import plan_search, sharding
 from embark.trainers.torch.model import tables_without_values
-from embark.trainers.torch.offline_plan import DoesNotFit, offline_plan
+from embark.trainers.torch.offline_plan import offline_plan
 from embark.trainers.torch.world import World
 
 GIB = 2**30
@@ -23,14 +23,6 @@ TOLERANCE = 0.002
 """Of the fullest rank's table bytes. Most plans are the same shard by shard; where two ranks are equally busy but for
 the rounding of a sum, one of the two planners may choose the other rank."""
 CRITEO = PRESETS["criteo-1tb"]()
-
-
-def planned(spec, cluster):
-    plan = offline_plan(
-        spec, num_ranks=cluster.num_ranks, ranks_per_host=cluster.ranks_per_host, device_bytes=cluster.device_bytes,
-        host_bytes=cluster.host_bytes, device=cluster.device,
-    )
-    return Placement(cluster.num_ranks, tuple(Shard(*s) for s in plan["shards"]), plan["shardings"], "TorchRec")
 
 
 def of_gpu(gpu, num_ranks):
@@ -45,7 +37,7 @@ def of_gpu(gpu, num_ranks):
 def verdict_and_fullest(place, spec, cluster):
     try:
         placement = place(spec, cluster)
-    except (TooLarge, DoesNotFit):
+    except TooLarge:
         return "no", 0.0
     held = Counter()
     for shard in placement.shards:
@@ -54,7 +46,7 @@ def verdict_and_fullest(place, spec, cluster):
 
 
 def assert_the_two_agree(spec, cluster):
-    verdict, fullest = verdict_and_fullest(planned, spec, cluster)
+    verdict, fullest = verdict_and_fullest(offline_plan, spec, cluster)
     ours, our_fullest = verdict_and_fullest(closed_form, spec, cluster)
     assert ours == verdict
     assert our_fullest == pytest.approx(fullest, rel=TOLERANCE)
@@ -98,21 +90,20 @@ def test_the_closed_form_agrees_on_a_cpu():
 def test_the_plan_is_the_one_the_trainer_makes(built, tiny):
     sets = ("train.sharding=row_wise",)
     layout = built(*sets).layout
-    offline = offline_plan(tiny(*sets), num_ranks=1, ranks_per_host=1, device_bytes=0, host_bytes=host_bytes(),
-                           device="cpu")
-    assert offline["shardings"] == {t["table"]: t["sharding"] for t in layout["tables"]}
-    assert [(s[0], s[2], s[3]) for s in offline["shards"]] == [
+    offline = offline_plan(tiny(*sets), Cluster(1, 1, 0, host_bytes(), "cpu"))
+    assert offline.shardings == {t["table"]: t["sharding"] for t in layout["tables"]}
+    assert [(s.table, s.num_rows, s.num_columns) for s in offline.shards] == [
         (t["table"], t["rows"], t["dim"]) for t in layout["tables"]]
 
 
 def test_what_does_not_fit_is_said_in_the_planner_s_first_line():
-    with pytest.raises(DoesNotFit, match=r"^Unable to find a plan[^\n]*insufficient storage\.$"):
-        offline_plan(CRITEO, num_ranks=1, ranks_per_host=1, device_bytes=40 * GIB, host_bytes=85 * GIB)
+    with pytest.raises(TooLarge, match=r": Unable to find a plan[^\n]*insufficient storage\.$"):
+        offline_plan(CRITEO, Cluster(1, 1, 40 * GIB, 85 * GIB))
 
 
 def test_the_planner_does_not_speak(caplog):
     with caplog.at_level(logging.INFO):
-        offline_plan(PRESETS["laptop"](), num_ranks=1, ranks_per_host=1, device_bytes=GIB, host_bytes=GIB)
+        offline_plan(PRESETS["laptop"](), Cluster(1, 1, GIB, GIB))
     assert not [r for r in caplog.records if r.name.startswith("torchrec.distributed.planner")]
     assert logging.getLogger("torchrec.distributed.planner").level != logging.ERROR
 
@@ -130,16 +121,16 @@ def test_equal_options_are_tried_in_the_order_they_are_named():
 
 
 def test_only_the_tables_that_must_go_to_the_host():
-    placement = planned(CRITEO, of_gpu("A100-80GB", 1))
+    placement = offline_plan(CRITEO, of_gpu("A100-80GB", 1))
     assert [s.num_rows for s in placement.shards if s.memory == "host"] == [40_000_000] * 3
 
 
 @pytest.mark.parametrize("num_ranks", [4, 8])
 def test_a_search_that_is_cut_short_finds_what_the_whole_one_finds(monkeypatch, num_ranks):
     cluster = of_gpu("A100", num_ranks)
-    whole = verdict_and_fullest(planned, CRITEO, cluster)
+    whole = verdict_and_fullest(offline_plan, CRITEO, cluster)
     monkeypatch.setattr(sharding_rules, "MAX_STEPS", 0)
-    assert verdict_and_fullest(planned, CRITEO, cluster) == whole
+    assert verdict_and_fullest(offline_plan, CRITEO, cluster) == whole
 
 
 def test_many_tables_are_planned_the_same_by_both():
@@ -151,7 +142,7 @@ def test_many_tables_are_planned_the_same_by_both():
     shardings = sharding_rules.allowed_shardings(spec, 16, "cuda")
     assert sharding_rules.is_long_search(len(tables), 1, shardings, cluster)
     assert assert_the_two_agree(spec, cluster) == "device"
-    assert planned(spec, cluster).shardings["t0"] != "table_wise"  # 191 GiB
+    assert offline_plan(spec, cluster).shardings["t0"] != "table_wise"  # 191 GiB
 
 
 def test_a_long_search_that_finds_nothing_ends(monkeypatch):

@@ -19,7 +19,6 @@ LEAST_GAIN = 0.02
 """Twice the machines that take less than this off the time are the last that are tried."""
 BEYOND = 4.0
 """Times the front's longest and dearest: what a picture shows besides it."""
-Told = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +28,8 @@ class Bounds:
     deadline_s: float | None = None
     budget_usd: float | None = None
 
-    def keeps(self, estimate: Estimate, way: Purchase) -> bool:
-        total_s, usd = estimate.total_s(way), estimate.total_usd(way)
+    def keeps(self, estimate: Estimate, purchase: Purchase) -> bool:
+        total_s, usd = estimate.total_s(purchase), estimate.total_usd(purchase)
         if self.deadline_s is not None and (total_s is None or total_s > self.deadline_s):
             return False
         return self.budget_usd is None or (usd is not None and usd <= self.budget_usd)
@@ -40,7 +39,7 @@ class Bounds:
 class Survey:
     """What the catalog has for a run."""
 
-    way: Purchase
+    purchase: Purchase
     fitting: tuple[Estimate, ...]
     """Fits and has a price, in the order of the catalog."""
     unpriced: tuple[Estimate, ...]
@@ -53,7 +52,8 @@ class Survey:
 
 
 def survey_catalog(
-    estimator: Estimator, *, cloud: str = "", max_nodes: int = MAX_NODES, told: Told | None = None
+    estimator: Estimator, *, cloud: str = "", max_nodes: int = MAX_NODES,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Survey:
     """Every machine that the region has, 1, 2, 4, … of it, for as long as more of them help."""
     pairs = search_machines(estimator.catalog, MachineFilter(cloud=cloud, region=estimator.region))
@@ -62,42 +62,42 @@ def survey_catalog(
     too_small: list[Setup] = []
     num_tried = 0
     for number, (machine, _) in enumerate(pairs):
-        if told is not None:
-            told(number, len(pairs))
+        if progress is not None:
+            progress(number, len(pairs))
         counts = node_counts(machine, estimator.spec.train.batch_size, max_nodes)
         tried = list(_of_machine(estimator, machine, estimator.price_of(machine), counts))
         num_tried += len(tried)
         fits = [e for e in tried if e.fits]
-        fitting += [e for e in fits if e.total_usd(estimator.way) is not None]
-        unpriced += [e for e in fits if e.total_usd(estimator.way) is None]
+        fitting += [e for e in fits if e.total_usd(estimator.purchase) is not None]
+        unpriced += [e for e in fits if e.total_usd(estimator.purchase) is None]
         if counts and not fits:
             too_small.append(Setup(estimator.spec, machine, counts[-1]))
     why_not = None
     if too_small and not fitting and not unpriced:
         why_not = estimator.predict(max(too_small, key=lambda s: s.num_nodes * s.machine.gpu_memory_gib))
-    return Survey(estimator.way, tuple(fitting), tuple(unpriced), tuple(too_small), num_tried, why_not)
+    return Survey(estimator.purchase, tuple(fitting), tuple(unpriced), tuple(too_small), num_tried, why_not)
 
 
-def rank(found: Iterable[Estimate], way: Purchase, by: Order, bounds: Bounds | None = None) -> list[Estimate]:
+def rank(found: Iterable[Estimate], purchase: Purchase, by: Order, bounds: Bounds | None = None) -> list[Estimate]:
     """Those inside the bounds, best first; of equals the one that takes less of the other, then of fewer machines."""
-    kept = [e for e in found if bounds is None or bounds.keeps(e, way)]
+    kept = [e for e in found if bounds is None or bounds.keeps(e, purchase)]
 
     def key(e: Estimate) -> tuple[float, float, int]:
-        usd, total_s = e.total_usd(way), e.total_s(way)
+        usd, total_s = e.total_usd(purchase), e.total_s(purchase)
         pair = (usd if usd is not None else float("inf"), total_s if total_s is not None else float("inf"))
         return (*(pair if by == "dollars" else pair[::-1]), e.setup.num_nodes)
 
     return sorted(kept, key=key)
 
 
-def pareto_front(found: Iterable[Estimate], way: Purchase) -> list[Estimate]:
+def pareto_front(found: Iterable[Estimate], purchase: Purchase) -> list[Estimate]:
     """Those that no other beats in both dollars and hours: from the fastest to the cheapest. What is rough is left out:
     a guess should not push a forecast aside."""
     kept: list[Estimate] = []
     cheapest_usd = float("inf")
-    for estimate in rank((e for e in found if not e.is_rough), way, "hours"):
-        usd = estimate.total_usd(way)
-        if usd is not None and estimate.total_s(way) is not None and usd < cheapest_usd:
+    for estimate in rank((e for e in found if not e.is_rough), purchase, "hours"):
+        usd = estimate.total_usd(purchase)
+        if usd is not None and estimate.total_s(purchase) is not None and usd < cheapest_usd:
             kept.append(estimate)
             cheapest_usd = usd
     return kept
@@ -105,11 +105,11 @@ def pareto_front(found: Iterable[Estimate], way: Purchase) -> list[Estimate]:
 
 def near_front(found: Survey) -> list[Estimate]:
     """The front, and what is not far beyond its ends: the rest would press it into a corner."""
-    best = pareto_front(found.fitting, found.way) or list(found.fitting)
-    most_s = BEYOND * max((e.total_s(found.way) or 0.0 for e in best), default=0.0)
-    most_usd = BEYOND * max((e.total_usd(found.way) or 0.0 for e in best), default=0.0)
+    best = pareto_front(found.fitting, found.purchase) or list(found.fitting)
+    most_s = BEYOND * max((e.total_s(found.purchase) or 0.0 for e in best), default=0.0)
+    most_usd = BEYOND * max((e.total_usd(found.purchase) or 0.0 for e in best), default=0.0)
     return [e for e in found.fitting
-            if (e.total_s(found.way) or 0.0) <= most_s and (e.total_usd(found.way) or 0.0) <= most_usd]
+            if (e.total_s(found.purchase) or 0.0) <= most_s and (e.total_usd(found.purchase) or 0.0) <= most_usd]
 
 
 def node_counts(machine: Machine, batch_size: int, max_nodes: int) -> list[int]:
@@ -134,15 +134,15 @@ def could_fit(machine: Machine, num_nodes: int, table_bytes: float) -> bool:
 def _of_machine(
     estimator: Estimator, machine: Machine, price: Price | None, counts: Iterable[int]
 ) -> Iterable[Estimate]:
-    ways: tuple[Purchase, ...] = tuple(dict.fromkeys((estimator.way, "on_demand", "spot")))
+    purchases: tuple[Purchase, ...] = tuple(dict.fromkeys((estimator.purchase, "on_demand", "spot")))
     table_bytes = all_table_bytes(estimator.spec)
     before_s: float | None = None
     for num in counts:
         if not could_fit(machine, num, table_bytes):
             continue
-        estimate = estimator(machine, num, price=price, ways=ways)
+        estimate = estimator(machine, num, price=price, purchases=purchases)
         yield estimate
-        total_s = estimate.total_s(estimator.way)
+        total_s = estimate.total_s(estimator.purchase)
         if before_s is not None and total_s is not None and total_s > before_s * (1 - LEAST_GAIN):
             return
         before_s = total_s

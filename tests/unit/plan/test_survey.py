@@ -7,7 +7,7 @@ import pytest
 from plan_setups import hand_estimator, real_estimator, shipped_catalog
 
 from embark.errors import UserError
-from embark.plan.across import BEYOND, Bounds, Survey, near_front, node_counts, pareto_front, rank, survey_catalog
+from embark.plan.survey import BEYOND, Bounds, Survey, near_front, node_counts, pareto_front, rank, survey_catalog
 from embark.plan.workload import DataSize
 
 WORK = DataSize(65_536 * 100_000, 0)
@@ -23,8 +23,8 @@ def found():
     return survey_catalog(hand_estimator(by_memory, data_size=WORK), max_nodes=4)
 
 
-def pairs(estimates, way="on_demand"):
-    return [(e.total_usd(way), e.total_s(way)) for e in estimates]
+def pairs(estimates, purchase="on_demand"):
+    return [(e.total_usd(purchase), e.total_s(purchase)) for e in estimates]
 
 
 def test_every_machine_of_three_clouds_is_tried(found):
@@ -73,7 +73,8 @@ def test_more_machines_are_tried_only_while_they_help():
 
 
 def test_more_machines_are_tried_until_it_fits():
-    needs_four = survey_catalog(hand_estimator(lambda s: 0.01 if s.num_nodes >= 4 else None, data_size=WORK), max_nodes=8)
+    estimator = hand_estimator(lambda s: 0.01 if s.num_nodes >= 4 else None, data_size=WORK)
+    needs_four = survey_catalog(estimator, max_nodes=8)
     assert {e.setup.num_nodes for e in needs_four.fitting} == {4, 8}
     assert all(s.machine.gpu.kind == "tpu" for s in needs_four.too_small)
     assert needs_four.why_not is None
@@ -110,9 +111,9 @@ def test_cloud_and_region_narrow_the_catalog():
 def test_the_region_is_where_the_chosen_way_is_cheapest():
     catalog = shipped_catalog()
     p4d = catalog.machines["p4d.24xlarge"]
-    for way, field in (("on_demand", "on_demand_usd_per_hour"), ("spot", "spot_usd_per_hour")):
+    for purchase, field in (("on_demand", "on_demand_usd_per_hour"), ("spot", "spot_usd_per_hour")):
         known = [getattr(p, field) for p in catalog.prices_of(p4d) if getattr(p, field) is not None]
-        price = hand_estimator(by_memory, way=way).price_of(p4d)
+        price = hand_estimator(by_memory, purchase=purchase).price_of(p4d)
         assert getattr(price, field) == min(known)
 
 

@@ -1,0 +1,212 @@
+"""`embark plan` as a function: one setup in full, or the complete catalog ranked, as values to print or to dump."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from embark.catalog import Catalog, Machine, find_machine, load_catalog
+from embark.catalog.machine import CLOUDS
+from embark.catalog.pricing import Purchase
+from embark.errors import UserError, nearest
+from embark.formatting import format_duration, format_usd
+from embark.model.placement import Planner
+from embark.plan.closed_form import CachedPlanner
+from embark.plan.cost import Bill
+from embark.plan.estimate import Estimate, Estimator, Predict
+from embark.plan.predict import predict
+from embark.plan.survey import MAX_NODES, Bounds, Order, Survey, pareto_front, rank, setup_name, survey_catalog
+from embark.plan.verdict import Verdict, survey_sentence, verdict
+from embark.plan.workload import Workload, resolve_data, workload_of
+from embark.spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What to plan for, besides the spec."""
+
+    across: bool = False
+    """Rank the complete catalog, whatever `place.machine` is."""
+    by: Order | Literal[""] = ""
+    """Empty: dollars, or hours where only a budget is given."""
+    deadline_h: float | None = None
+    budget_usd: float | None = None
+    cloud: str = ""
+    region: str = ""
+    spot: bool | None = None
+    """None: as `place.spot` says."""
+    max_nodes: int = MAX_NODES
+    num_samples: int | None = None
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(None if self.deadline_h is None else self.deadline_h * 3600, self.budget_usd)
+
+    @property
+    def order(self) -> Order:
+        return self.by or ("hours" if self.budget_usd is not None and self.deadline_h is None else "dollars")
+
+    @property
+    def bounds_text(self) -> str:
+        texts = [f"within {format_duration(self.deadline_h * 3600)}" if self.deadline_h is not None else "",
+                 f"for {format_usd(self.budget_usd)} or less" if self.budget_usd is not None else ""]
+        return " and ".join(text for text in texts if text)
+
+
+DEFAULT_REQUEST = PlanRequest()
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePlan:
+    """A spec on its machines."""
+
+    estimate: Estimate
+    verdict: Verdict
+    workload: Workload
+    purchase: Purchase
+    sentence: str
+    is_ok: bool
+    """It fits, within the deadline and the budget."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, with units in the names."""
+        alternatives = [{"how": n.how, **_row(n.estimate, self.purchase)} for n in self.verdict.nearest]
+        return {"verdict": self.sentence, "fits": self.verdict.fits, "purchase": self.purchase,
+                "workload": asdict(self.workload), **_estimate_dict(self.estimate), "nearest": alternatives}
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogPlan:
+    """A spec on every machine of the catalog."""
+
+    survey: Survey
+    ranked: tuple[Estimate, ...]
+    """Those within the deadline and the budget, best first."""
+    workload: Workload
+    bounds: Bounds
+    sentence: str
+
+    @property
+    def is_ok(self) -> bool:
+        """Something fits, within the deadline and the budget."""
+        return bool(self.ranked)
+
+    def to_dict(self) -> dict[str, Any]:
+        found = self.survey
+        on_front = {id(e) for e in pareto_front(found.fitting, found.purchase)}
+        return {
+            "verdict": self.sentence, "purchase": found.purchase, "workload": asdict(self.workload),
+            "num_tried": found.num_tried,
+            "ranked": [{**_row(e, found.purchase), "is_on_front": id(e) in on_front} for e in self.ranked],
+            "unpriced": [setup_name(e) for e in found.unpriced], "too_small": [s.machine.name for s in found.too_small],
+        }
+
+
+def plan(
+    spec: RunSpec, request: PlanRequest = DEFAULT_REQUEST, *, planner: Planner | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> MachinePlan | CatalogPlan:
+    """On `place.machine` and `place.nodes`, or, where no machine is named or `across` is set, on the complete catalog.
+
+    `planner` places the tables of one setup; without one the closed form does. Raises `UserError` for a bad request.
+    """
+    is_across = request.across or not spec.place.machine
+    _check(request)
+    catalog = load_catalog()
+    machine = None if is_across else _machine(catalog, spec, request)
+    spec, data_size = resolve_data(spec, request.num_samples)
+    is_spot = spec.place.spot if request.spot is None else request.spot
+    purchase: Purchase = "spot" if is_spot else "on_demand"
+    region = request.region or ("" if is_across else spec.place.region)
+    workload = workload_of(spec, data_size)
+    estimator = Estimator(spec, workload, catalog, predict_with(CachedPlanner()), region, purchase)
+    if machine is None:
+        return _plan_catalog(estimator, request, progress)
+    of_one = estimator
+    if planner is not None:
+        of_one = Estimator(spec, workload, catalog, predict_with(planner), region, purchase)
+    estimate = of_one(machine, spec.place.nodes)
+    answer = verdict(estimate, estimator, max_nodes=request.max_nodes)
+    is_within = request.bounds.keeps(estimate, purchase)
+    sentence = answer.sentence + ("" if is_within or not answer.fits else f"; that is not {request.bounds_text}")
+    return MachinePlan(estimate, answer, workload, purchase, sentence, answer.fits and is_within)
+
+
+def predict_with(planner: Planner) -> Predict:
+    """Predictions whose tables this planner places."""
+    return lambda setup: predict(setup, planner=planner)
+
+
+def _plan_catalog(
+    estimator: Estimator, request: PlanRequest, progress: Callable[[int, int], None] | None
+) -> CatalogPlan:
+    found = survey_catalog(estimator, cloud=request.cloud, max_nodes=request.max_nodes, progress=progress)
+    ranked = rank(found.fitting, estimator.purchase, request.order, request.bounds)
+    sentence = survey_sentence(found, ranked, estimator.spec.name, max_nodes=request.max_nodes,
+                               bounds_text=request.bounds_text)
+    return CatalogPlan(found, tuple(ranked), estimator.workload, request.bounds, sentence)
+
+
+def _machine(catalog: Catalog, spec: RunSpec, request: PlanRequest) -> Machine:
+    machine = find_machine(catalog, spec.place.machine)
+    cloud = request.cloud or spec.place.cloud
+    if cloud and cloud != machine.cloud:
+        raise UserError(f"{machine.name} is a machine of {machine.cloud}, not of {cloud}",
+                        fix=f"leave the cloud out, or embark catalog list --cloud {cloud}")
+    return machine
+
+
+def _check(request: PlanRequest) -> None:
+    if request.cloud and request.cloud not in CLOUDS:
+        raise UserError(f"{request.cloud!r}: no such cloud", fix=nearest(request.cloud, CLOUDS))
+    for flag, value in (("--deadline", request.deadline_h), ("--budget", request.budget_usd)):
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise UserError(f"{flag} {value:g} must be greater than 0", fix=f"{flag} 8")
+    if request.max_nodes < 1:
+        raise UserError(f"--max-nodes {request.max_nodes} must be at least 1", fix="--max-nodes 16")
+    if request.num_samples is not None and request.num_samples < 1:
+        raise UserError(f"--samples {request.num_samples} must be at least 1", fix="--samples 4195197692")
+
+
+def _estimate_dict(estimate: Estimate) -> dict[str, Any]:
+    prediction, setup = estimate.prediction, estimate.setup
+    memory, step, placement = prediction.memory, prediction.step, prediction.placement
+    return {
+        "machine": setup.machine.name, "cloud": setup.machine.cloud, "num_nodes": setup.num_nodes,
+        "num_ranks": setup.num_ranks, "gpu": setup.machine.gpu.name,
+        "region": estimate.price and estimate.price.region, "why": prediction.why,
+        "engine": prediction.engine, "engine_why": prediction.engine_why,
+        "memory": {"device_bytes": memory.device, "device_total_bytes": memory.device_total,
+                   "device_limit_bytes": memory.device_limit, "host_bytes": memory.host,
+                   "host_total_bytes": memory.host_total, "host_limit_bytes": memory.host_limit},
+        "placement": None if placement is None else {"made_by": placement.made_by, "shardings": placement.shardings,
+                                                     "is_on_host": placement.is_on_host},
+        "step": None if step is None else {**asdict(step), "samples_per_s": prediction.samples_per_s},
+        "bills": {purchase: _bill_dict(bill) for purchase, bill in estimate.bills.items()},
+        "storage": None if estimate.need is None else {
+            **asdict(estimate.need), "offers": [{**asdict(o), "volume": o.volume.name} for o in estimate.offers]},
+        "notes": list(prediction.notes),
+    }
+
+
+def _bill_dict(bill: Bill) -> dict[str, Any]:
+    time = bill.time
+    return {**asdict(bill), "total_usd": bill.total_usd, "epoch_usd": bill.epoch_usd,
+            "time": None if time is None else {**asdict(time), "total_s": time.total_s},
+            "saves": {**asdict(bill.saves), "total_s": bill.saves.total_s}}
+
+
+def _row(estimate: Estimate, purchase: Purchase) -> dict[str, Any]:
+    setup, step = estimate.setup, estimate.prediction.step
+    total_s = estimate.total_s(purchase)
+    return {
+        "machine": setup.machine.name, "cloud": setup.machine.cloud, "num_nodes": setup.num_nodes,
+        "num_ranks": setup.num_ranks, "gpu": setup.machine.gpu.name,
+        "region": estimate.price and estimate.price.region, "step_ms": None if step is None else step.total_s * 1e3,
+        "bound_by": step and step.bound_by, "is_calibrated": step and step.is_calibrated,
+        "is_rough": estimate.is_rough,
+        "total_hours": None if total_s is None else total_s / 3600, "total_usd": estimate.total_usd(purchase),
+        "on_demand_usd": estimate.total_usd("on_demand"), "spot_usd": estimate.total_usd("spot"),
+    }
