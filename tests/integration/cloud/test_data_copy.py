@@ -1,4 +1,4 @@
-"""Prepared data goes to every kind of store and comes back the same; a copy that is cut off goes on."""
+"""Prepared data goes to every kind of store and comes back the same; an interrupted copy is resumed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_there_and_back_again(store, made, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["num_copied"] == 4
     assert sorted(entry.path for entry in store.list()) == sorted(content(made))
     assert run(["data", "check", store.uri]) == 0
-    assert f"{store.uri}: whole" in capsys.readouterr().out
+    assert f"{store.uri}: complete" in capsys.readouterr().out
     assert run(["data", "copy", store.uri, str(tmp_path / "back"), "-q"]) == 0
     assert content(tmp_path / "back") == content(made)
     assert run(["data", "copy", str(made), store.uri]) == 0
@@ -54,7 +54,7 @@ def test_damage_in_a_store_is_found_by_check_and_refused_by_copy(store, made, tm
     assert path in capsys.readouterr().err
 
 
-def test_a_copy_that_is_cut_off_has_no_manifest_there_and_goes_on(store, made, capsys, monkeypatch):
+def test_an_interrupted_copy_has_no_manifest_and_is_resumed(store, made, capsys, monkeypatch):
     put = type(store).write
 
     def cut(self, path, data, size_bytes=None):
@@ -75,7 +75,7 @@ def test_a_copy_that_is_cut_off_has_no_manifest_there_and_goes_on(store, made, c
     assert run(["data", "check", store.uri, "-q"]) == 0
 
 
-def test_a_large_damaged_source_is_never_whole_in_the_store(store, tmp_path):
+def test_a_large_damaged_source_is_never_complete_in_the_store(store, tmp_path):
     """More than one part of an upload, so that it is under way when the damage shows."""
     source = open_store(tmp_path / "raw")
     source.write("big.bin", b"x" * (40 << 20))

@@ -87,7 +87,7 @@ def test_globs_mean_the_same_in_a_bucket(bucket):
     assert inputs.local_path(files[0].uri) is None
 
 
-def test_what_is_not_in_the_bucket_is_told_with_what_is(bucket):
+def test_a_missing_file_of_a_bucket_is_reported_with_those_there(bucket):
     open_store(bucket).write("raw/day_0.gz", b"x")
     with pytest.raises(DataError, match=r"raw/day_7.gz: there is no such file") as caught:
         open_inputs(f"{bucket}/raw/day_7.gz")

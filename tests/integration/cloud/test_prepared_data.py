@@ -11,13 +11,12 @@ from embark.errors import DataError
 from embark.spec import resolve
 
 
-def test_batches_from_a_store_are_those_of_the_folder(store, tmp_path, monkeypatch):
+def test_batches_from_a_store_are_those_of_the_folder(store, tmp_path):
     made = make_prepared(tmp_path / "made", RAGGED, part_bytes=3_000)
     files = [file for file in made.path.rglob("*") if file.is_file()]
     store.upload_many([(file, file.relative_to(made.path).as_posix()) for file in files])
     size_gb = 3 * max(part.size_bytes for part in made.manifest.parts["train"]) / 1e9
     raw = {"data": {"kind": "prepared", "path": store.uri, "cache_dir": str(tmp_path / "cache"), "cache_gb": size_gb}}
-    monkeypatch.setattr("embark.data.prepared.opening.open_store", lambda uri: store)
     spec = resolve_from_data(resolve(raw))
     found = open_source(spec)
     near = made.open()
@@ -29,14 +28,13 @@ def test_batches_from_a_store_are_those_of_the_folder(store, tmp_path, monkeypat
             np.testing.assert_array_equal(batch.lengths, wanted.lengths)
 
 
-def test_a_part_that_is_missing_or_cut_short_in_the_store_is_reported_at_once(store, tmp_path, monkeypatch):
+def test_a_part_that_is_missing_or_cut_short_in_the_store_is_reported_at_once(store, tmp_path):
     made = make_prepared(tmp_path / "made")
     first, second = made.manifest.parts["train"][:2]
     files = [file for file in made.path.rglob("*") if file.is_file() and file != made.path / first.file]
     store.upload_many([(file, file.relative_to(made.path).as_posix()) for file in files])
     store.write(second.file, b"short")
     raw = {"data": {"kind": "prepared", "path": store.uri, "cache_dir": str(tmp_path / "cache")}}
-    monkeypatch.setattr("embark.data.prepared.opening.open_store", lambda uri: store)
     spec = resolve_from_data(resolve(raw))
     with pytest.raises(DataError, match="incomplete") as caught:
         open_source(spec)

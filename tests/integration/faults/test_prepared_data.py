@@ -1,4 +1,4 @@
-"""Killed while it trains on prepared data, a run goes on at the very row it was at, in the order it had."""
+"""Killed while it trains on prepared data, a run resumes at the very row it was at, in the order it had."""
 
 from __future__ import annotations
 

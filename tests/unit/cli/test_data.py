@@ -43,9 +43,9 @@ def test_make_says_what_it_made_and_never_overwrites(capsys, made):
     assert run(["data", "make", "laptop", "--out", "made", *SMALL]) == 64
     assert "--force" in capsys.readouterr().err
     assert run(["data", "make", "laptop", "--out", "made", "--force", "--json", *SMALL]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["rows"] == {"train": 5_000, "validation": 1_000, "test": 0}
-    assert told["size_bytes"] == sum(path.stat().st_size for path in made.rglob("*.bin"))
+    result = json.loads(capsys.readouterr().out)
+    assert result["rows"] == {"train": 5_000, "validation": 1_000, "test": 0}
+    assert result["size_bytes"] == sum(path.stat().st_size for path in made.rglob("*.bin"))
 
 
 def test_make_writes_where_the_spec_s_data_is(capsys):
@@ -93,9 +93,9 @@ def test_check_shows_every_column_and_says_it_is_complete(capsys, made):
         assert name in printed
     assert "█" in printed
     assert run(["data", "check", "made/manifest.json", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["problems"] == []
-    assert len(told["columns"]) == 21
+    result = json.loads(capsys.readouterr().out)
+    assert result["problems"] == []
+    assert len(result["columns"]) == 21
 
 
 def test_check_ends_with_1_where_something_is_wrong(capsys, made):

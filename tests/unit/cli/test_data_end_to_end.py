@@ -70,7 +70,7 @@ def criteo_line(draw, clicked):
     return "\t".join([str(clicked), *numbers, *ids])
 
 
-def test_criteo_s_days_bad_rows_among_them_train_and_are_told(capsys):
+def test_criteo_s_days_train_and_their_bad_rows_are_reported(capsys):
     draw = random.Random(2)
     for day in range(3):
         lines = [criteo_line(draw, int(draw.random() < 0.3)) for _ in range(2_000)]
@@ -100,10 +100,10 @@ num_epochs = 3
 learning_rate = 0.1
 """)
     assert run(["data", "prepare", "c.toml", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["rows"] == {"train": 3_999, "validation": 1_999, "test": 0}
-    assert told["bad_rows"]["num"] == 2
-    places = [(Path(bad["file"]).name, bad["line"]) for bad in told["bad_rows"]["examples"]]
+    result = json.loads(capsys.readouterr().out)
+    assert result["rows"] == {"train": 3_999, "validation": 1_999, "test": 0}
+    assert result["bad_rows"]["num"] == 2
+    places = [(Path(bad["file"]).name, bad["line"]) for bad in result["bad_rows"]["examples"]]
     assert places == [("day_1.gz", 42), ("day_2.gz", 7)]
     assert run(["data", "prepare", "c.toml"]) == 0
     assert "is prepared already" in capsys.readouterr().out
@@ -130,9 +130,9 @@ def test_a_dry_run_shows_the_guess_and_writes_nothing(capsys):
     assert 'sparse_columns = ["user"]' in printed
     assert "by frequency" in printed
     assert run(["data", "prepare", "a.toml", "--dry-run", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [row["column"] for row in told["columns"]] == ["user", "price", "click"]
-    assert told["worker_bytes"] * told["num_workers"] <= told["memory_bytes"]
+    result = json.loads(capsys.readouterr().out)
+    assert [row["column"] for row in result["columns"]] == ["user", "price", "click"]
+    assert result["worker_bytes"] * result["num_workers"] <= result["memory_bytes"]
     assert not Path("out").exists()
 
 

@@ -79,7 +79,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def test_every_row_comes_out_whole_once_in_training_or_held_out(file: Callable[..., Path]):
+def test_every_row_comes_once_in_training_or_held_out(file: Callable[..., Path]):
     source = ColumnsSource(model(), data(file()))
     expected = content()
     assert source.num_train_samples + source.num_eval_samples == NUM_ROWS

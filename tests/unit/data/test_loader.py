@@ -78,7 +78,7 @@ def test_ranks_together_take_each_steps_samples_in_order(
         assert together.tolist() == list(range(step * batch_size, (step + 1) * batch_size))
 
 
-def test_a_resumed_loader_goes_on_where_the_first_one_stopped():
+def test_a_resumed_loader_continues_where_the_first_one_stopped():
     source = SyntheticSource(ModelSpec(num_tables=3), DataSpec(num_train_samples=1_000))
 
     def labels(start: int, stop: int) -> list[bytes]:

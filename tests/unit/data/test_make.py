@@ -61,7 +61,7 @@ def test_several_processes_write_the_same_bytes_as_one(tmp_path, monkeypatch):
     assert [p.done for p in reports if p.stage == "making"][-1] == NUM_TRAIN + NUM_EVAL
 
 
-def test_what_is_there_is_kept_unless_forced(tmp_path):
+def test_existing_data_is_not_replaced_unless_forced(tmp_path):
     make(spec(tmp_path), tmp_path)
     before = (tmp_path / MANIFEST).read_text()
     with pytest.raises(UserError, match="holds prepared data already"):

@@ -52,7 +52,7 @@ def test_batches_stay_as_they_are_until_they_are_released(
     assert first == 80, "over the end of epochs, and with fewer in the last"
 
 
-def test_memory_is_asked_for_once_whatever_the_number_of_steps(tmp_path: Path):
+def test_memory_is_allocated_once_whatever_the_number_of_steps(tmp_path: Path):
     source = make_prepared(tmp_path).open()
     given: list[np.ndarray] = []
 

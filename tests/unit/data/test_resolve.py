@@ -60,14 +60,14 @@ def test_tables_given_by_number_are_compared_by_their_names():
     assert "it has 'user', 'tags'" in text
 
 
-def test_a_column_whose_name_no_table_can_have_is_told():
+def test_a_column_whose_name_no_table_can_have_is_refused():
     manifest = Manifest(Layout((), (Feature("user id", 3),)), {})
     with pytest.raises(DataError, match="'user id' cannot name a table") as caught:
         resolve_from_manifest(resolve({"data": {"kind": "prepared", "path": "d"}}), manifest)
     assert "rename" in caught.value.fix
 
 
-def test_the_fitted_spec_is_whole_when_it_is_written_and_read_back(tmp_path: Path):
+def test_the_resolved_spec_is_the_same_when_it_is_written_and_read_back(tmp_path: Path):
     made = make_prepared(tmp_path / "data", RAGGED)
     spec = resolve_from_data(made.spec())
     (tmp_path / "spec.toml").write_text(to_toml(spec))

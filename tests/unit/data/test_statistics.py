@@ -1,4 +1,4 @@
-"""What is told of a column is what a plain count gives, in any amount of memory, by any number of workers."""
+"""What is reported of a column is what a plain count gives, in any amount of memory, by any number of workers."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def test_ids_are_counted_as_a_plain_count_does(data):
         counts = Counter(ids)
         positive = Counter(i for i, y in zip(ids, labels, strict=True) if y)
         falling = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-        told = found[feature.name]
-        assert told["rows"] == feature.rows
-        assert told["num_ids"] == len(ids)
-        assert told["num_used"] == len(counts)
-        assert told["id_0_share"] == counts[0] / len(ids)
-        assert told["top"] == [{"id": i, "count": n, "label_rate": positive[i] / n} for i, n in falling[:20]]
-        for rank, share in told["top_share"].items():
+        result = found[feature.name]
+        assert result["rows"] == feature.rows
+        assert result["num_ids"] == len(ids)
+        assert result["num_used"] == len(counts)
+        assert result["id_0_share"] == counts[0] / len(ids)
+        assert result["top"] == [{"id": i, "count": n, "label_rate": positive[i] / n} for i, n in falling[:20]]
+        for rank, share in result["top_share"].items():
             assert share == sum(n for _, n in falling[: int(rank)]) / len(ids)
-        assert list(told["top_share"])[-1] == str(len(counts))
+        assert list(result["top_share"])[-1] == str(len(counts))
         for percent in (1, 10):
             num = -(-feature.rows * percent // 100)
-            assert told[f"share_of_top_{percent}_percent_rows"] == sum(n for _, n in falling[:num]) / len(ids)
+            assert result[f"share_of_top_{percent}_percent_rows"] == sum(n for _, n in falling[:num]) / len(ids)
     lengths = train.lengths[4]
     assert found["tags"]["lengths"] == {"min": 0, "mean": lengths.mean(), "max": 6,
                                         "empty_share": (lengths == 0).mean()}
@@ -85,24 +85,24 @@ def test_counts_of_more_than_sixteen_bits_are_exact(tmp_path):
     writer = PartWriter(tmp_path, "train/0", layout)
     ids = np.repeat([2, 0, 1], [70_000, 65_535, 65_534])[:, None]
     writer.add(Rows(np.ones(len(ids)), np.zeros((len(ids), 0), np.float32), (ids,), (None,)))
-    told = compute_statistics(tmp_path, Manifest(layout, {"train": tuple(writer.close())}), memory_bytes=1 << 30,
+    result = compute_statistics(tmp_path, Manifest(layout, {"train": tuple(writer.close())}), memory_bytes=1 << 30,
                               num_workers=1)[0]["sparse"]["one"]
-    assert [(t["id"], t["count"]) for t in told["top"]] == [(2, 70_000), (0, 65_535), (1, 65_534)]
-    assert told["num_ids"] == len(ids)
+    assert [(t["id"], t["count"]) for t in result["top"]] == [(2, 70_000), (0, 65_535), (1, 65_534)]
+    assert result["num_ids"] == len(ids)
 
 
 def test_dense_values_are_summed_exactly_and_spread_to_a_part_in_256(data):
     made, directory, manifest = data
     found = compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1)[0]["dense"]
     price = made["train"].dense[:, 0].astype(np.float64)
-    told = found["price"]
-    assert (told["min"], told["max"]) == (price.min(), price.max())
-    assert told["mean"] == pytest.approx(price.mean(), rel=1e-9)
-    assert told["std"] == pytest.approx(price.std(), rel=1e-6)
-    assert sum(told["histogram"]) == NUM_ROWS
+    result = found["price"]
+    assert (result["min"], result["max"]) == (price.min(), price.max())
+    assert result["mean"] == pytest.approx(price.mean(), rel=1e-9)
+    assert result["std"] == pytest.approx(price.std(), rel=1e-6)
+    assert sum(result["histogram"]) == NUM_ROWS
     expected, _ = np.histogram(price, 20)
-    assert np.abs(np.array(told["histogram"]) - expected).sum() < NUM_ROWS / 50
-    for q, value in told["quantiles"].items():
+    assert np.abs(np.array(result["histogram"]) - expected).sum() < NUM_ROWS / 50
+    for q, value in result["quantiles"].items():
         assert (price <= value).mean() == pytest.approx(float(q), abs=0.004)
     assert found["same"]["std"] == 0
     assert found["same"]["histogram"] == [NUM_ROWS] + [0] * 19
@@ -115,9 +115,9 @@ def test_values_that_are_not_finite_are_counted_and_left_out(tmp_path):
     writer = PartWriter(tmp_path, "train/0", layout)
     x = np.array([[1.0], [np.nan], [-np.inf], [3.0], [np.inf]], np.float32)
     writer.add(Rows(np.zeros(5), x, (np.zeros((5, 1), int),), (None,)))
-    told = compute_statistics(tmp_path, Manifest(layout, {"train": tuple(writer.close())}), memory_bytes=1 << 30,
+    result = compute_statistics(tmp_path, Manifest(layout, {"train": tuple(writer.close())}), memory_bytes=1 << 30,
                               num_workers=1)[0]["dense"]["x"]
-    assert (told["num_not_finite"], told["min"], told["max"], told["mean"], told["std"]) == (3, 1, 3, 2, 1)
+    assert (result["num_not_finite"], result["min"], result["max"], result["mean"], result["std"]) == (3, 1, 3, 2, 1)
 
 
 def test_label_rates_are_of_every_split(data):

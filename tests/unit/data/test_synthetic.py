@@ -57,7 +57,7 @@ def mixed(request: pytest.FixtureRequest) -> SyntheticSource:
 
 @settings(max_examples=25, deadline=None)
 @given(cuts=st.lists(st.integers(0, 300), max_size=6), start=st.integers(0, 49_000))
-def test_slices_put_together_are_the_whole_bit_for_bit(mixed: SyntheticSource, cuts: list[int], start: int):
+def test_slices_put_together_are_one_batch_bit_for_bit(mixed: SyntheticSource, cuts: list[int], start: int):
     edges = [start, *(start + cut for cut in sorted(cuts)), start + 300]
     pieces = [
         sample
@@ -159,7 +159,7 @@ def test_the_best_auc_is_about_0_80_and_a_quarter_of_the_labels_are_1(model: Mod
     assert batch.label.mean() == pytest.approx(0.25, abs=0.02)
 
 
-def test_the_probability_told_is_the_one_labels_are_drawn_with():
+def test_the_reported_probability_is_the_one_labels_are_drawn_with():
     batch = SyntheticSource(ModelSpec(), DataSpec()).eval_rows(0, 60_000)
     assert batch.best_probability is not None
     tenths = np.array_split(np.argsort(batch.best_probability), 10)

@@ -14,7 +14,7 @@ from embark.errors import UserError
 @pytest.mark.parametrize("memory_gb", [0.5, 0.7, 1, 2, 8, 100])
 @pytest.mark.parametrize("has_runs", [False, True])
 @pytest.mark.parametrize("num_cores", [1, 2, 64])
-def test_the_cap_holds_whatever_is_asked(make_spec, criteo, memory_gb, has_runs, num_cores):
+def test_the_memory_limit_holds_whatever_is_requested(make_spec, criteo, memory_gb, has_runs, num_cores):
     lists = tuple(replace(column, is_list=True, max_ids=32) for column in criteo.schema().sparse[:3])
     for schema in (criteo.schema(), replace(criteo.schema(), sparse=lists)):
         prepare = make_spec({"memory_gb": memory_gb, "num_workers": 0}).data.prepare

@@ -310,7 +310,7 @@ def test_gzip_reads_as_the_plain_file_does(tmp_path):
     "break_it", [lambda b: b[: len(b) // 2], lambda b: b[:-4], lambda b: b[:5_000] + b"\xaa" * 50 + b[5_050:]],
     ids=["half of it", "without its end", "damaged"],
 )
-def test_a_broken_gzip_is_never_taken_for_whole(tmp_path, break_it):
+def test_a_broken_gzip_is_never_taken_for_a_complete_one(tmp_path, break_it):
     draw = random.Random(3)
     numbers = [draw.randrange(1 << 40) for _ in range(3_000)]
     text = HEADER + b"".join(b"1,%d,u%d,t,1,1\n" % (number, number ^ 12_345) for number in numbers)

@@ -1,4 +1,4 @@
-"""What the spec leaves open is guessed with a reason; what cannot be told is asked, with the lines to add."""
+"""What the spec leaves open is guessed with a reason; what cannot be guessed is an error with the lines to add."""
 
 from __future__ import annotations
 
@@ -167,13 +167,13 @@ def test_movielens_wants_names_and_a_threshold_and_says_so(tmp_path):
     assert schema.sparse == (SparseColumn("user", "integer"), SparseColumn("movie", "integer"))
 
 
-def test_a_label_that_is_not_there_is_asked_for_with_the_candidates(tmp_path):
+def test_a_missing_label_is_an_error_with_the_candidates(tmp_path):
     with pytest.raises(DataError, match=r"no column 'label'.*these hold 0 and 1: clicked, bought") as caught:
         guess(tmp_path, "user,clicked,bought\na,0,true\nb,1,false\na,1,true\n")
     assert '[data]\nlabel = "clicked"' in caught.value.fix
 
 
-def test_unknown_names_are_told_all_at_once_with_the_nearest(tmp_path):
+def test_unknown_names_are_reported_all_at_once_with_the_nearest(tmp_path):
     with pytest.raises(DataError) as caught:
         guess(tmp_path, shop(), dense=("prise",), sparse_columns=("usr",), list_columns=("tag",),
               ignored_columns=("zip",), hex_columns=("hsah",))
@@ -234,7 +234,7 @@ def test_a_number_of_dense_columns_is_held_to_the_columns(tmp_path):
     ("x,user\n1,a\n0,b\n", "x", ["x", "user"]),
     (",label,x\n0,1,a\n1,0,b\n", "label", ["column_0", "label", "x"]),
 ])
-def test_a_header_is_told_from_a_row(tmp_path, text, label, columns):
+def test_a_header_is_distinguished_from_a_row(tmp_path, text, label, columns):
     schema = guess(tmp_path, text, label=label)
     assert schema.has_header is (columns is not None)
     assert list(schema.columns) == (columns or ["column_0", "column_1"])
@@ -285,7 +285,7 @@ def test_words_that_come_late_are_seen(tmp_path):
     (gzip.compress(b"label,user\n1,a\n" * 500, mtime=0)[:40], "data.csv.gz", "gzip file is cut short"),
     (b"label,x\n" + b"".join(b"%d,%d.5\n" % (i % 2, i) for i in range(9)), "data.csv", "no column was taken for ids"),
 ], ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "")
-def test_what_cannot_be_read_is_told_by_name(tmp_path, content, name, what):
+def test_what_cannot_be_read_is_refused_by_name(tmp_path, content, name, what):
     with pytest.raises(DataError, match=rf"{name}.*{what}"):
         guess(tmp_path, content, name)
 

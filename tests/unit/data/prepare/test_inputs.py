@@ -78,7 +78,7 @@ def test_an_empty_folder_is_an_error(tree: Path):
         found(tree, "nothing")
 
 
-def test_bytes_are_those_asked_for_and_fewer_at_the_end(tree: Path):
+def test_bytes_are_those_requested_and_fewer_at_the_end(tree: Path):
     inputs = Inputs(str(tree))
     assert inputs.read("day_0.csv", 4, 3) == b"0.c"
     assert inputs.read("day_0.csv", 7, 100) == b"sv"
@@ -87,7 +87,7 @@ def test_bytes_are_those_asked_for_and_fewer_at_the_end(tree: Path):
         inputs.read("nowhere.csv", 0, 1)
 
 
-def test_a_changed_file_is_told_from_the_old_one(tree: Path):
+def test_a_changed_file_is_distinguished_from_the_old_one(tree: Path):
     inputs = Inputs(str(tree))
     before = inputs.find("day_0.csv")[0]
     assert before.size_bytes == 9

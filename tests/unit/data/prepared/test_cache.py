@@ -226,10 +226,10 @@ def test_two_processes_share_one_cache(tmp_path: Path, num_parts: int):
                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
             for rank in range(2)
         ]
-        told = [json.loads(worker.communicate(timeout=60)[0]) for worker in workers]
+        result = [json.loads(worker.communicate(timeout=60)[0]) for worker in workers]
     near = made.open()
     for rank in range(2):
-        assert told[rank]["seen"] == [
+        assert result[rank]["seen"] == [
             number
             for epoch in range(3)
             for start in range(0, 1_000, 50)
@@ -237,7 +237,7 @@ def test_two_processes_share_one_cache(tmp_path: Path, num_parts: int):
         ]
     assert max(sizes) <= num_parts * largest_bytes(made)
     if num_parts == 100:
-        both = told[0]["fetched"] + told[1]["fetched"]
+        both = result[0]["fetched"] + result[1]["fetched"]
         assert sorted(both) == sorted(p.file for p in made.manifest.parts["train"]), "each once between them"
 
 
@@ -283,7 +283,7 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path):
     assert sorted(f.name for f in directory.iterdir() if f.is_file()) == [f"{three.sha256}.bin"]
 
 
-def test_a_store_that_fails_is_heard_of_by_who_reads(tmp_path: Path):
+def test_a_store_that_fails_raises_where_its_part_is_read(tmp_path: Path):
     made = make_prepared(tmp_path / "far", part_bytes=2_000)
 
     class Broken(FarStore):

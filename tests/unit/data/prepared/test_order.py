@@ -81,7 +81,7 @@ def test_any_slices_together_are_the_order_that_plain_python_gives(part_rows, bl
     assert len(set(found)) == total
 
 
-def test_parts_are_told_in_the_epochs_order():
+def test_parts_are_announced_in_the_epochs_order():
     order = EpochOrder([10] * 20, 4, shuffle="blocks", seed=1, epoch=2)
     seen = list(dict.fromkeys(piece.part for piece in order.pieces(0, 200)))
     assert seen == order.parts.tolist()
