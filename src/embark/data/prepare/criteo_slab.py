@@ -203,10 +203,13 @@ class SlabDecoder:
     def _any_hexadecimals(self, text: Bytes, tails: Places, is_bad: Mask) -> tuple[NDArray[np.uint32], Mask]:
         """The same of fields of any length, and of capitals too."""
         lengths = self._lengths(tails)
-        nibbles = self._words(text, tails[1:])
+        nibbles, own = self._words(text, tails[1:]), _OWN_BYTES.take(lengths, mode="clip")
+        # Control characters, of which the next step would make digits, have neither of two bits.
+        control = ~(nibbles | nibbles << np.uint64(1)) & _repeated(0x40) & own
+        is_bad |= np.bitwise_or.reduce(control, axis=0) != 0
         nibbles |= _repeated(0x20)  # small letters
         nibbles ^= _ASCII_ZEROS
-        nibbles &= _OWN_BYTES.take(lengths, mode="clip")
+        nibbles &= own
         is_letter = nibbles >> np.uint64(6)
         is_letter &= _repeated(1)
         nibbles -= is_letter * np.uint64(0x51 - 10)

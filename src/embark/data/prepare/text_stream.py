@@ -6,8 +6,10 @@ import queue
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from io import FileIO
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +56,7 @@ class TextStream:
 
 @dataclass(frozen=True, slots=True)
 class LineChunk:
-    """Complete lines of a file."""
+    """Complete lines of a file. The buffer is used again for the next chunk."""
 
     text: NDArray[np.uint8]
     """The lines, the last with its newline, between PAD_BYTES of anything on either side."""
@@ -72,43 +74,81 @@ def line_segments(inputs: Inputs, file: InputFile, segment_bytes: int) -> list[S
 
 
 def line_chunks(inputs: Inputs, segment: Segment, chunk_bytes: int) -> Iterator[LineChunk]:
-    """The lines that begin in the segment, by about `chunk_bytes`. The last line of a file gets a newline."""
-    file, chunk_bytes = segment.file, max(chunk_bytes, 2 * MAX_LINE_BYTES)
+    """The lines that begin in the segment, by at most `chunk_bytes`. The last line of a file gets a newline.
+
+    All chunks lie in one buffer, which stays in the processor's cache.
+    """
+    chunk_bytes = max(chunk_bytes, 2 * MAX_LINE_BYTES)
+    is_packed = segment.start == 0 and is_gzip(inputs, segment.file)
     # A line begins at `start` if the byte before it is a newline, so that byte is read too.
-    position = max(segment.start - 1, 0)
-    stop = 1 << 62 if segment.start == 0 and is_gzip(inputs, file) else segment.stop
-    stream = TextStream(inputs, file, position, file.size_bytes, chunk_bytes)
-    text, is_skipping = b"", segment.start > 0
-    for piece in chain(stream.pieces, [None]):
-        text += piece or b""
+    position, stop = max(segment.start - 1, 0), 1 << 62 if is_packed else segment.stop
+    with _reader(inputs, segment.file, position, chunk_bytes, is_packed) as reader:
+        yield from _cut_lines(*reader, position, stop, chunk_bytes, is_skipping=segment.start > 0)
+
+
+def _cut_lines(
+    read_into: Callable[[memoryview], int], take_read_bytes: Callable[[], int], position: int, stop: int,
+    chunk_bytes: int, *, is_skipping: bool,
+) -> Iterator[LineChunk]:
+    """Lines that begin before `stop`; with `is_skipping` the text begins in a line that is not one of them."""
+    buffer = bytearray(chunk_bytes + 1 + 2 * PAD_BYTES)
+    view, array, end = memoryview(buffer), np.frombuffer(buffer, np.uint8), PAD_BYTES
+    is_end = False
+    while not is_end and position < stop:
+        num_bytes = read_into(view[end : PAD_BYTES + chunk_bytes])
+        is_end, end, first = num_bytes == 0, end + num_bytes, PAD_BYTES
         if is_skipping:
-            end = text.find(b"\n") + 1
-            position += end or len(text)
-            text, is_skipping = text[end or len(text) :], not end
-        if is_skipping or not text:
-            continue
-        if position >= stop:
-            return
-        if piece is None:
-            text += b"\n"
-        # Behind the newline that ends the last line of the segment, or of the chunk.
-        end = text.find(b"\n", stop - 1 - position) + 1
-        is_last = end > 0
-        end = end or text.rfind(b"\n") + 1
-        if end:
-            yield _chunk(memoryview(text)[:end], position, stream)
-            position, text = position + end, text[end:]
-        elif len(text) >= chunk_bytes:
-            yield _chunk(text[:MAX_LINE_BYTES] + b"\n", position, stream)
-            position, text, is_skipping = position + MAX_LINE_BYTES, text[MAX_LINE_BYTES:], True
-        if is_last:
-            return
+            newline = buffer.find(b"\n", first, end)
+            first, is_skipping = (newline + 1, False) if newline >= 0 else (end, True)
+            position += first - PAD_BYTES
+        if first < end and position < stop:
+            # Behind the newline that ends the last line of the segment, or of the chunk.
+            cut = buffer.find(b"\n", min(first + stop - 1 - position, end), end) + 1
+            is_last = cut > 0
+            cut = cut or buffer.rfind(b"\n", first, end) + 1
+            if not cut and (is_end or end - first >= chunk_bytes):
+                # The file's last line, or one that fits no chunk, of which the rest is skipped.
+                is_skipping = not is_end
+                cut = end + 1 if is_end else first + MAX_LINE_BYTES + 1
+                buffer[cut - 1] = 10
+            if cut:
+                yield LineChunk(array[first - PAD_BYTES : cut + PAD_BYTES], position, take_read_bytes())
+                position, first = position + cut - first, min(cut, end)
+            if is_last:
+                return
+        buffer[PAD_BYTES : PAD_BYTES + end - first] = buffer[first:end]
+        end = PAD_BYTES + end - first
 
 
-def _chunk(lines: bytes | memoryview, position: int, stream: TextStream) -> LineChunk:
-    padded = np.empty(len(lines) + 2 * PAD_BYTES, np.uint8)
-    padded[PAD_BYTES:-PAD_BYTES] = np.frombuffer(lines, np.uint8)
-    return LineChunk(padded, position, stream.take_read_bytes())
+@contextmanager
+def _reader(
+    inputs: Inputs, file: InputFile, start: int, piece_bytes: int, is_packed: bool
+) -> Iterator[tuple[Callable[[memoryview], int], Callable[[], int]]]:
+    """Fills a buffer with the next bytes of the text; and how many bytes, as stored, were read since the last call."""
+    path = inputs.local_path(file.uri)
+    if path is not None and not is_packed:
+        # Read, not mapped: what is mapped would count as the process's memory.
+        with FileIO(path) as opened:
+            opened.seek(start)
+            reported = start
+
+            def take_read_bytes() -> int:
+                nonlocal reported
+                before, reported = reported, opened.tell()
+                return reported - before
+
+            yield lambda target: opened.readinto(target) or 0, take_read_bytes
+        return
+    stream, left = TextStream(inputs, file, start, file.size_bytes, piece_bytes), memoryview(b"")
+
+    def read_into(target: memoryview) -> int:
+        nonlocal left
+        left = left or memoryview(next(stream.pieces, b""))
+        num_bytes = min(len(target), len(left))
+        target[:num_bytes], left = left[:num_bytes], left[num_bytes:]
+        return num_bytes
+
+    yield read_into, stream.take_read_bytes
 
 
 def head(inputs: Inputs, file: InputFile, num_bytes: int) -> bytes:
