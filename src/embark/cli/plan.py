@@ -122,7 +122,8 @@ def _torchrec_planner(spec: RunSpec) -> Planner:
     require_stack()
     from embark.trainers.torch.offline_plan import offline_plan
 
-    return offline_plan
+    planner: Planner = offline_plan
+    return planner
 
 
 def _show_machine(console: Console, found: MachinePlan) -> None:

@@ -50,7 +50,7 @@ def narrowed(shardings: list[str], table: Table, spec: RunSpec, cluster: Cluster
     """For a long search: without what cannot fit, and without cutting a table over all ranks where cutting it over one
     host's ranks will do."""
     capacity = table_capacity(spec, cluster)[cluster.device == "cpu"]
-    num_bytes = table.rows * (table.dim or 0) * table_value_bytes(spec)
+    num_bytes = float(table.rows * (table.dim or 0) * table_value_bytes(spec))
     num_bytes *= 1 + STATE_FACTORS.get(spec.train.optimizer, 0.0)
     part_bytes = {kind: num_bytes / _typical_num_parts(kind, cluster) for kind in shardings}
     fitting = [kind for kind in shardings if part_bytes[kind] <= capacity or may_spill] or shardings

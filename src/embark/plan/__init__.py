@@ -1,1 +1,1 @@
-"""What a run will take: bytes, time and money, before it is paid for. Pure functions; nothing here knows torch."""
+"""Predictions of memory, step time, cost and a verdict; calibration. Knows no torch; may import data and below."""
