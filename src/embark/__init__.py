@@ -13,12 +13,14 @@ from typing import Any
 __version__ = "0.1.0"
 _LOCATIONS = {
     "EmbarkError": "errors:EmbarkError",
+    "PlanRequest": "plan.plan:PlanRequest",
     "RunSpec": "spec:RunSpec",
     "check_data": "data.check:check",
     "diagnose_run": "diagnose.targets:diagnose_targets",
     "lint_files": "lint.check:lint",
     "list_checkpoints": "store.checkpoint_inspect:list_checkpoints",
     "load_spec": "spec:load_spec",
+    "plan_run": "plan.plan:plan",
     "prepare_data": "data.prepare.prepare:prepare_from_spec",
     "read_run": "report.context:read_run",
     "render_files": "render.render:render_spec",

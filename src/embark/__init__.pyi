@@ -5,6 +5,8 @@ from embark.data.prepare.prepare import prepare_from_spec as prepare_data
 from embark.diagnose.targets import diagnose_targets as diagnose_run
 from embark.errors import EmbarkError
 from embark.lint.check import lint as lint_files
+from embark.plan.plan import PlanRequest
+from embark.plan.plan import plan as plan_run
 from embark.render.render import render_spec as render_files
 from embark.report.context import read_run
 from embark.spec import RunSpec, load_spec
@@ -13,6 +15,6 @@ from embark.trainers import train
 
 __version__: str
 __all__ = [
-    "EmbarkError", "RunSpec", "check_data", "diagnose_run", "lint_files", "list_checkpoints", "load_spec",
-    "prepare_data", "read_run", "render_files", "train",
+    "EmbarkError", "PlanRequest", "RunSpec", "check_data", "diagnose_run", "lint_files", "list_checkpoints",
+    "load_spec", "plan_run", "prepare_data", "read_run", "render_files", "train",
 ]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 import embark
+from embark.__main__ import run
+from embark.events.jsonable import to_jsonable
 
 GUIDE = Path(__file__).parents[2] / "docs" / "python-api.md"
 
@@ -32,6 +35,12 @@ def test_no_public_name_is_a_package_s_own():
     assert set(embark.__all__) <= set(dir(embark))
     with pytest.raises(AttributeError, match="nothing_like_it"):
         _ = embark.nothing_like_it
+
+
+def test_a_plan_is_what_the_command_prints(capsys):
+    spec = embark.load_spec("criteo-1tb", ["place.machine=p4d.24xlarge"])
+    assert run(["plan", "criteo-1tb", "--set", "place.machine=p4d.24xlarge", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(to_jsonable(embark.plan_run(spec).to_dict())))
 
 
 def test_the_guide_s_example_runs(tmp_path, monkeypatch, capsys):
