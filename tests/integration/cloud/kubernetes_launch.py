@@ -56,7 +56,7 @@ def spec_of(*settings: str) -> RunSpec:
 
 
 def place(told: list[str] | None = None, retry: RetryPolicy = HASTY) -> Kubernetes:
-    return Kubernetes(Shell(), notify=(told if told is not None else []).append, retry=retry, poll_s=0.1)
+    return Kubernetes(Shell(), notify=(told if told is not None else []).append, retry=retry)
 
 
 def launched(*settings: str) -> RunHandle:

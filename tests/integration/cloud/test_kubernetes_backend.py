@@ -44,7 +44,7 @@ def test_a_run_s_whole_life(api, capsys):
     assert api.objects[("jobs", "embark", "dlrm")]["spec"]["completions"] == 2
     assert 'name = "dlrm"' in api.objects[("configmaps", "embark", "dlrm-spec")]["data"]["spec.toml"]
     handle, kubernetes = find_run("dlrm").handle, place()
-    assert kubernetes.status(handle).reason == "no pod is made yet"
+    assert kubernetes.status(handle).reason == "no pod created yet"
 
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": GPU_MESSAGE}
     api.pod("dlrm-0-aaaaa", "dlrm", index=0, phase="Running")
@@ -212,7 +212,7 @@ def test_cancelling_says_what_was_saved_what_was_removed_and_what_remains(api, t
     assert "last complete checkpoint: step-000000200" in told.out
     assert "delete namespace embark" in told.out
     assert f"checkpoints and events in {tmp_path}/dlrm" in told.out
-    assert "1 pod told to end; each saves a last checkpoint" in told.err
+    assert "1 pod told to end; each saves a checkpoint" in told.err
     assert cancel_command("dlrm", yes=True, console=Console()) == 0
     assert not list_runs().runs
     assert "was not there" in capsys.readouterr().out

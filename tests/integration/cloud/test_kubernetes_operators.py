@@ -68,7 +68,7 @@ def test_without_an_address_a_ray_run_is_a_rayjob_from_its_pods_to_its_end(api: 
 
 
 def torchx(told: list[str] | None = None) -> TorchX:
-    return TorchX(Shell(), notify=(told if told is not None else []).append, patience=HASTY, poll_s=0.1)
+    return TorchX(Shell(), notify=(told if told is not None else []).append, retry=HASTY)
 
 
 def test_torchx_makes_a_volcano_job_that_is_then_followed_like_any_other(api: KubernetesApi, capsys):
@@ -79,7 +79,7 @@ def test_torchx_makes_a_volcano_job_that_is_then_followed_like_any_other(api: Ku
     job = api.objects[("jobs", "embark", name)]
     assert len(job["spec"]["tasks"]) == 2
     assert job["spec"]["queue"] == "default"
-    assert torchx().status(handle).reason == "no pod is made yet"
+    assert torchx().status(handle).reason == "no pod created yet"
     for index in (0, 1):
         pod = f"{name}-trainer-{index}-0"
         template = job["spec"]["tasks"][index]["template"]

@@ -89,7 +89,7 @@ def test_an_expired_token_is_told_at_once_with_the_cloud_s_own_login(api):
     handle = launched()
     api.is_token_good = False
     told: list[str] = []
-    with pytest.raises(UserError, match="does not know who you are any more") as caught:
+    with pytest.raises(UserError, match="refuses your credentials") as caught:
         place(told).status(handle)
     assert "aws eks update-kubeconfig" in caught.value.fix
     assert not told, "waiting does not renew a token"
@@ -104,7 +104,7 @@ def test_a_token_that_expires_while_a_log_is_followed_is_told_too(api):
     api.is_token_good = False
     api.down()
     api.up()
-    with pytest.raises(UserError, match="does not know who you are any more"):
+    with pytest.raises(UserError, match="refuses your credentials"):
         next(lines)
 
 
