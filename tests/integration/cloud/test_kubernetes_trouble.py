@@ -56,7 +56,7 @@ def test_an_api_that_is_away_for_a_minute_is_waited_for_and_that_is_told(api, ho
     assert place(told, SHORT).status(handle).state == "pending"
     assert time.monotonic() - began_s >= MINUTE_S
     assert len(told) >= 2
-    assert "the Kubernetes API does not answer" in told[0]
+    assert "the cluster training does not answer" in told[0]
     assert "refused" in told[0] if how == "refuses" else re.search("deadline exceeded|Timeout|in time", told[0])
     assert "trying again in 0.05 s" in told[0]
 
