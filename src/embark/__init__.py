@@ -5,8 +5,6 @@ print with `--json`. They load on first use, so `import embark` is instant and i
 types are in `__init__.pyi`.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`embark` and `python -m embark`: run a command and turn what it raises into an exit code."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

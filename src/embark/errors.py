@@ -11,8 +11,6 @@
     └── Interrupted      130   Ctrl-C
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

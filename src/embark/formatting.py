@@ -1,7 +1,5 @@
 """Numbers, sizes, durations, dollars and plurals for people, and other people's text made safe to print."""
 
-from __future__ import annotations
-
 import math
 import unicodedata
 from typing import Any

@@ -1,7 +1,5 @@
 """How long a machine or a pod stays after its notice, and who says so."""
 
-from __future__ import annotations
-
 GRACES: dict[str, tuple[float, str]] = {
     "aws": (120, "docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html, 2026-11"),
     "azure": (30, "learn.microsoft.com/azure/virtual-machines/linux/scheduled-events: Preempt, 2026-11"),

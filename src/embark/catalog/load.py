@@ -1,7 +1,5 @@
 """Reads the catalog's files, checks all of it, and names every mistake at once."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace

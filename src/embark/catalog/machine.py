@@ -1,7 +1,5 @@
 """What the clouds offer, as values. `None`, or an empty text, is what is not known."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Imports a newer price file: all of it is checked before anything changes, and only newer rows count."""
 
-from __future__ import annotations
-
 import csv
 import datetime
 import io

@@ -1,7 +1,5 @@
 """Reads CSV and TOML row by row, and gathers every mistake with its file and line."""
 
-from __future__ import annotations
-
 import csv
 import math
 import re

@@ -1,7 +1,5 @@
 """Finds machines and prices; where there is none, says what is near."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Every command, registered by import path: `embark --help` imports none of them, and a command only its own module."""
 
-from __future__ import annotations
-
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, UnusedCliTokensError
 
 from embark import __version__

@@ -1,7 +1,5 @@
 """`embark cancel`: end a launched run after a last checkpoint."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from cyclopts import Parameter

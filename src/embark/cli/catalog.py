@@ -1,7 +1,5 @@
 """`embark catalog`: machines, prices and storage of the clouds."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Sequence
 from dataclasses import asdict

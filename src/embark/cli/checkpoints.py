@@ -1,7 +1,5 @@
 """`embark checkpoints`: list, verify, compare or prune the checkpoints of a run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from datetime import datetime

@@ -1,7 +1,5 @@
 """`embark compare`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

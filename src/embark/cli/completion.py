@@ -1,7 +1,5 @@
 """`embark completion`: a shell's completion script."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from embark.cli.console import Console

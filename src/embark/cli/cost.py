@@ -1,7 +1,5 @@
 """`embark cost`: what a run has cost so far, what for, and what it will cost."""
 
-from __future__ import annotations
-
 from embark.cli.cancel import cancel
 from embark.cli.console import Console
 from embark.cli.options import Flag

@@ -1,7 +1,5 @@
 """`embark diagnose`: its flags and its output."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`embark doctor`: its flags and its output."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`embark init`: write a starter spec."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`embark launch`: launch a run where its spec says, and with `--supervise` stay and re-create lost spot machines."""
 
-from __future__ import annotations
-
 from embark.cli.console import Console
 from embark.cli.options import Flag, Settings, Spec
 from embark.errors import ExitCode, Interrupted, UserError

@@ -1,7 +1,5 @@
 """`embark logs`: the lines of all machines of a launched run, merged by time. It only reads."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The parameters that several commands share."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from cyclopts import Parameter

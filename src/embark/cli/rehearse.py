@@ -1,7 +1,5 @@
 """`embark rehearse`: its flags and its output."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`embark render`: every file a target needs, linted, into a folder where no manual edit is lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from embark.cli.console import Console

@@ -1,7 +1,5 @@
 """`embark report`."""
 
-from __future__ import annotations
-
 import tempfile
 import webbrowser
 from pathlib import Path

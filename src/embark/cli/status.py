@@ -1,7 +1,5 @@
 """`embark status`: the state of launched runs. It only reads."""
 
-from __future__ import annotations
-
 import time
 from datetime import datetime
 

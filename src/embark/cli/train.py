@@ -1,7 +1,5 @@
 """`embark train`: train a spec on this machine."""
 
-from __future__ import annotations
-
 from embark.cli.console import Console
 from embark.cli.options import Flag, Settings, Spec
 

@@ -1,7 +1,5 @@
 """`embark watch`."""
 
-from __future__ import annotations
-
 import threading
 import webbrowser
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Who may read the page: browsers of this machine, or anyone with the token."""
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 import secrets

@@ -1,7 +1,5 @@
 """What the page shows of runs, besides their curves: plain values, ready to be JSON."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import Any

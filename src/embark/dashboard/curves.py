@@ -1,7 +1,5 @@
 """Curves as the browser draws them: few points, as JSON text that is made once for each version of a run."""
 
-from __future__ import annotations
-
 import json
 import math
 import threading

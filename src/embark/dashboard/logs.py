@@ -1,7 +1,5 @@
 """The newest lines of a run's logs, or of its events as text, that match a filter."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from typing import Any

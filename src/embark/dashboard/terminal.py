@@ -1,7 +1,5 @@
 """Runs live in a terminal, for those who have no browser: read as they grow, drawn anew each second."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What the live terminal shows, laid out for any size: one run in full, or many as rows."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A batch as numpy arrays, and what every source of batches offers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

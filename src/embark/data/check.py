@@ -1,7 +1,5 @@
 """`embark data check`: is prepared data what its manifest says, and does a column give the label away."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

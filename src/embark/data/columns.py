@@ -1,7 +1,5 @@
 """A file read into memory: one row a sample, one column a feature. Nothing is guessed or left out."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

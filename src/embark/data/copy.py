@@ -1,7 +1,5 @@
 """Data from one place to another: a folder, a file or an object store; resumable, and never over other data."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -1,8 +1,6 @@
 """What the columns of prepared data hold: how often each id is looked up, exactly and within a memory limit; sums, ends
 and quantiles of dense columns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property

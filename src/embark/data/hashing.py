@@ -1,7 +1,5 @@
 """Random numbers that are functions of a counter: any one can be had without the ones before it."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

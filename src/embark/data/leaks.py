@@ -1,7 +1,5 @@
 """How well one column alone predicts the label: almost perfect prediction means a leak."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The synthetic source, written out as prepared data: the same samples, in the same order."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Values made ahead of time by threads, and handed out in order."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar

@@ -1,7 +1,5 @@
 """A spec and its prepared data agree: the data says what the spec leaves open, and the rest is compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pydantic import ValidationError

@@ -1,7 +1,5 @@
 """What prepared data holds, counted exactly: `statistics.json`, which `embark data check` and `embark plan` read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

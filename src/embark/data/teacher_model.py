@@ -8,8 +8,6 @@ few times in an epoch cannot be learned by any model. Each part is scaled to its
 a sample drawn for it, which holds for any tables, pooling and skew.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What every source shows together: which finding is the cause, and which ones only follow from it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

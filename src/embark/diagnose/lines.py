@@ -1,7 +1,5 @@
 """Lines of a log that may be huge, coloured, interleaved, cut in half or no text at all."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Iterator

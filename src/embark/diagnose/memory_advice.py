@@ -1,7 +1,5 @@
 """Out of memory: what the plan says would fit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal

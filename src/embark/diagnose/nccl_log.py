@@ -1,7 +1,5 @@
 """What NCCL's lines show together: which network it uses, and which rank the others wait for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A rule: a known symptom, its cause and its fix. Rules are rows of `rules/*.toml`."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping

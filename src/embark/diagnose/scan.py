@@ -1,7 +1,5 @@
 """Searches a log for what the rules know, and for the few figures that checks need."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import Counter

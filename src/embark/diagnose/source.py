@@ -1,7 +1,5 @@
 """Files to read: logs, events, manifests; of a run, of a folder, or one by one."""
 
-from __future__ import annotations
-
 import gzip
 import sys
 from collections.abc import Iterator, Sequence

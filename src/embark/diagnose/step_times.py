@@ -1,8 +1,6 @@
 """What step times and machine readings show: a straggler, a slow loader, a NaN loss, a checkpoint that was ignored, a
 hot GPU, memory that is nearly full."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

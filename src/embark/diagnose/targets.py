@@ -1,7 +1,5 @@
 """What a user names to diagnose: launched runs, run directories, logs, folders of logs, manifests, standard input."""
 
-from __future__ import annotations
-
 import shlex
 import tempfile
 import tomllib

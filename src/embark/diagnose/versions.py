@@ -1,7 +1,5 @@
 """Versions that a log names, compared with those that work together."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,8 +1,6 @@
 """Is this machine, or with `account` the cloud account, ready to train? Every check has its fix. Changes nothing and
 loads no torch: a child process does. May import launch, render, catalog, store, spec and stack."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterator
 

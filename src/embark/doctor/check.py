@@ -1,7 +1,5 @@
 """One check: what was found, what is expected, and the fix."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Which clouds this machine has credentials for, and from where. Names of sources only, never a secret."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The disk that runs write to: free space, and measured speed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

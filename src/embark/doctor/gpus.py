@@ -1,7 +1,5 @@
 """GPUs by nvidia-smi: the driver against torch's build, ECC errors, and NVLink."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """The machine to check: its files, environment and programs. Tests pass another one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The machine: Python, system, processors, memory, limits, clock, and the age of the price catalog."""
 
-from __future__ import annotations
-
 import ctypes
 import datetime
 import os

@@ -1,7 +1,5 @@
 """The network between machines: EFA and InfiniBand, and what NCCL needs to use them."""
 
-from __future__ import annotations
-
 import resource
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Can ranks of this machine reach each other? Torch answers in a child process."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

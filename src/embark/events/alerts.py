@@ -1,7 +1,5 @@
 """Alert rules for Prometheus; diagnoses use the same limits."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files

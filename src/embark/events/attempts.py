@@ -1,7 +1,5 @@
 """A run's events, split at its starts: one attempt for each time that it was started."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field

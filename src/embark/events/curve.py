@@ -1,7 +1,5 @@
 """Small curves in characters: braille dots or bars, or ASCII where the stream has nothing better."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

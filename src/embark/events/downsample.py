@@ -1,7 +1,5 @@
 """Many points to few, with every spike kept: what a curve looks like at the width it is drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

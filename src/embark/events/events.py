@@ -1,7 +1,5 @@
 """Events: everything that is shown anywhere is made of them."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """A dashboard for Grafana, made from the list of metrics: a row a group, a panel a metric."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

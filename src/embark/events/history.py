@@ -1,7 +1,5 @@
 """What the events of one run say so far, for the terminal of the process that trains."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What a run lost each time it was interrupted, from its events alone: repeated steps, and time without a step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

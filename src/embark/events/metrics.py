@@ -1,7 +1,5 @@
 """From events to readings: which metric, of what, how much."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping

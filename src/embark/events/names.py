@@ -1,7 +1,5 @@
 """What is measured: the metrics of `metrics.toml`, each with its unit, meaning and place in events."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files

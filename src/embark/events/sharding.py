@@ -1,7 +1,5 @@
 """A sharding plan as text: in a few lines where similar tables share one, or table by table for plan.txt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a run has cost so far, from its events alone: machine time, and dollars where a price is known."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

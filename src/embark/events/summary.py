@@ -1,7 +1,5 @@
 """The end of a run on a terminal: the curves, the held-out metrics, and one sentence that says how it went."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping

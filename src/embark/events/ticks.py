@@ -1,7 +1,5 @@
 """Axes of drawings: from values to positions, with ticks at round numbers and at times that people say."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

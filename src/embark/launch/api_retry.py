@@ -1,7 +1,5 @@
 """Retries of requests to a platform's API, which may be away for minutes while its control plane is upgraded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """What every backend offers to `embark launch`, `status`, `logs` and `cancel`, and the values they exchange."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

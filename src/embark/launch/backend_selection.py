@@ -1,7 +1,5 @@
 """Which backend takes a run."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from embark.errors import UserError

@@ -1,7 +1,5 @@
 """What platforms report, in sentences with fixes; the table is explanations.toml."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from functools import cache

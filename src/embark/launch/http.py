@@ -1,7 +1,5 @@
 """HTTP to a platform's API, with retries. On a dry run every request is printed, and none is sent."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """Launch a run where its spec says, supervise it, and cancel it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The logs of many pods or machines as one, by time; followed through lost connections and replacements."""
 
-from __future__ import annotations
-
 import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """How a run ended, by its own events: for a run whose machines are gone."""
 
-from __future__ import annotations
-
 import json
 
 from embark.errors import EmbarkError

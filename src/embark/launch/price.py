@@ -1,7 +1,5 @@
 """What a launch will cost, before anything is spent: the plan's verdict, and the price."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from embark.catalog import load_catalog

@@ -1,7 +1,5 @@
 """Launched runs, one small file each, so that any terminal of this user finds them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

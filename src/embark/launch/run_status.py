@@ -1,7 +1,5 @@
 """The state of launched runs. Reads only: nothing is created, deleted or recorded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

@@ -11,8 +11,6 @@ Python 3.8. FOLDER holds `job.json` and everything that is written:
     supervisor.py kill FOLDER                           SIGKILL
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

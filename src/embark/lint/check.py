@@ -1,7 +1,5 @@
 """Runs the rules over files, and fixes what can be fixed."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """A Dockerfile as its instructions; those of RUN as shell commands."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

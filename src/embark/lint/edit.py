@@ -1,7 +1,5 @@
 """Edits in place: everything that is not touched stays byte for byte, comments too."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 

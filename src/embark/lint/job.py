@@ -1,7 +1,5 @@
 """One model of a distributed training job, whatever object describes it; the rules ask this and not the YAML."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

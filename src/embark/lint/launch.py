@@ -1,7 +1,5 @@
 """How a container starts its training: the launcher, its options, and the script."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Pods wherever they are described: in Jobs, JobSets, Kubeflow's and Ray's objects, Deployments, or bare."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Files from disk, parsed. Bad input becomes a finding, never a traceback; nothing is executed."""
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings

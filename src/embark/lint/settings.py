@@ -1,7 +1,5 @@
 """Environment variables wherever they are set: in pods, in scripts, in images."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ It knows quotes, escapes, continued lines, comments, here-documents, substitutio
 What it cannot follow (aliases, `eval`, arrays) stays a word like any other.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How a batch is shared by the ranks: equally, or not at all."""
 
-from __future__ import annotations
-
 from embark.errors import Mistake, SpecError
 
 

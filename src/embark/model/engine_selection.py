@@ -1,7 +1,5 @@
 """Which engine of the torch trainer a run gets, and the sentence that says why."""
 
-from __future__ import annotations
-
 from embark.errors import UserError
 from embark.spec import RunSpec
 

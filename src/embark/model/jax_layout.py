@@ -5,8 +5,6 @@ to device `(i + shift) % devices`: neighbours, of which the first are the most w
 lie on all devices, and the shift lets each table begin on another. Cut by tables, it lies complete on one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

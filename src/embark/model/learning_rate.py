@@ -1,7 +1,5 @@
 """How the rates of tables and dense layers go over the steps. Knows no torch."""
 
-from __future__ import annotations
-
 import math
 
 from embark.spec import TrainSpec

@@ -1,7 +1,5 @@
 """Which rank holds which part of which table, and in whose memory. The words that every planner's answer is put in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol

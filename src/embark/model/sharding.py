@@ -1,8 +1,6 @@
 """Which shardings a table may get and how long a search through them may be: one rule for TorchRec's planner in the
 trainer and for the closed form in the plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from embark.model.placement import Cluster, table_value_bytes

@@ -3,8 +3,6 @@
 The figures are that planner's, not measurements: they choose between options. plan/ predicts a run's step time.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Axes of time and of money: linear, or logarithmic where the range is wide."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from embark.events.ticks import Axis

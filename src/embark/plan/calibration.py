@@ -1,7 +1,5 @@
 """What was measured on real machines, and how it is carried over to those that were not."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Cost against time as one SVG file: every setup a mark, the front a line, its points named."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Where the tables go, without torch and in milliseconds: TorchRec's way of searching, over sums instead of shards."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Hours and dollars of a run, part by part, for each way to pay."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

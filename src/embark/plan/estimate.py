@@ -1,7 +1,5 @@
 """All that is foreseen of a run on so many of a machine: memory, time, money, storage. And who is asked for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """From measured steps to what an engine adds to the floor: least squares with nothing below zero."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations

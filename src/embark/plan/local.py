@@ -1,7 +1,5 @@
 """What `embark plan` says of a run on this very machine: handed to the trainer, which sets it beside what came."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

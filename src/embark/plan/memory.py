@@ -1,8 +1,6 @@
 """Bytes that a run takes on the fullest rank and on a host, part by part: counted where the trainer's own buffers are
 known, measured where they are a library's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from embark.model.placement import Placement, shard_bytes, table_value_bytes

@@ -1,7 +1,5 @@
 """`embark plan` as a function: one setup in full, or the complete catalog ranked, as values to print or to dump."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

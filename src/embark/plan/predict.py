@@ -1,7 +1,5 @@
 """Puts memory and time together: what a spec takes on so many of a machine, and whether it fits."""
 
-from __future__ import annotations
-
 from embark.catalog import Machine
 from embark.errors import UserError
 from embark.model.batch import batch_mistakes

@@ -1,7 +1,5 @@
 """What is predicted of a run on so many machines: the words that memory, time, cost and verdict share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from embark.catalog import Machine

@@ -1,7 +1,5 @@
 """What checkpoints take: bytes, the pause of a save, the time until it is committed, and how often is best."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

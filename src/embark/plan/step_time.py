@@ -1,8 +1,6 @@
 """Seconds of a step: bytes and arithmetic over measured rates, traffic over links and fabric, input over its roads. The
 slowest of what runs side by side wins, as the engine lets it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

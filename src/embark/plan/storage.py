@@ -1,7 +1,5 @@
 """What a run reads and writes each second, and which storage of the cloud gives it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

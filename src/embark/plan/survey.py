@@ -1,7 +1,5 @@
 """The whole catalog: every machine in every useful number, ranked, with the front of what nothing else beats."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """A run on slices of TPUs, where JAX's trainer runs: what its layout, its program and the chips' datasheets come to."""
 
-from __future__ import annotations
-
 from embark.errors import Mistake, SpecError, UserError
 from embark.model.jax_layout import LINE_WIDTHS, make_layout
 from embark.model.placement import Cluster, Placement, all_table_bytes

@@ -1,8 +1,6 @@
 """Bytes on a chip of a TPU, part by part: what JAX's trainer keeps there as the chip lays it out, and what the
 compiler's program needs during a step. The latter is a form fitted to compiled programs (bench/tpu_memory.csv)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

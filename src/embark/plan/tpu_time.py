@@ -1,7 +1,5 @@
 """Seconds of a step of JAX's trainer on TPU chips: a roofline over the chip's datasheet. No TPU was ever timed."""
 
-from __future__ import annotations
-
 from embark.catalog import Gpu
 from embark.model.jax_layout import Layout, expected_capacities
 from embark.model.placement import table_value_bytes

@@ -1,7 +1,5 @@
 """A plan's answer in one sentence: fits or not, why, how long, how much; and the nearest that does fit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """How much there is to train: samples, steps, evaluations, and the bytes of a sample."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from embark.errors import UserError

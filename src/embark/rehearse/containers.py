@@ -1,7 +1,5 @@
 """Pods as containers of the image, on a network of their own where the Services' names resolve: podman or docker."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import random

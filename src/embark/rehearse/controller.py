@@ -1,7 +1,5 @@
 """The pods of one rehearsal from start to end: what a controller, a kubelet, a cloud and injected faults do to them."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections import deque

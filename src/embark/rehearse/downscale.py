@@ -1,7 +1,5 @@
 """What must be smaller here than there: processes for accelerators, few rows and steps, folders for buckets."""
 
-from __future__ import annotations
-
 import copy
 import os
 import re

@@ -1,7 +1,5 @@
 """The objects of a manifest: which of them is the job to rehearse, and the variables of its containers."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence

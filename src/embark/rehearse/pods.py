@@ -1,7 +1,5 @@
 """A pod as it would be on its node (names, command, variables, files, limits), and the DNS names that lead to it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Pods as process groups on the loopback: for a machine without a container engine."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

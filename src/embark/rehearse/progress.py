@@ -1,7 +1,5 @@
 """The progress of the run, from its own events: met, training, saved, resumed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

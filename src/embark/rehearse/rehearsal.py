@@ -1,7 +1,5 @@
 """One rehearsal from its manifest to its verdict; it leaves nothing behind unless asked to."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence

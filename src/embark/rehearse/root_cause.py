@@ -1,7 +1,5 @@
 """Why a rehearsal failed, in one sentence with its fix: from what happened, and from the manifest."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

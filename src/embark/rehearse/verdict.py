@@ -1,7 +1,5 @@
 """What a rehearsal shows (met, trained, saved, resumed), and its verdict in one sentence."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from embark.formatting import format_duration, format_float

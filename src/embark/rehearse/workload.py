@@ -1,7 +1,5 @@
 """From a job's object to the pods that its controller would make of it, for each kind of controller."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass

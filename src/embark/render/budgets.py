@@ -1,7 +1,5 @@
 """Budget alerts, and quotas that are checked before anything is created."""
 
-from __future__ import annotations
-
 import math
 
 from embark.render.file import File

@@ -1,7 +1,5 @@
 """The command that starts one machine's ranks, for each way they find the others."""
 
-from __future__ import annotations
-
 import base64
 import shlex
 

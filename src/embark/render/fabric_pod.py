@@ -1,7 +1,5 @@
 """What a fabric adds to a pod: annotations, limits, volumes, and the container that goes with it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any

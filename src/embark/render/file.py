@@ -1,7 +1,5 @@
 """What rendering gives: texts and where they go. Nothing here writes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """A folder of rendered files beside a fresh rendering: what is new, what changed, what a person edited."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json

@@ -4,8 +4,6 @@ It builds on any base with Python 3.11 or newer and pip: on PyTorch's own, whose
 `--build-arg VARIANT=cpu`. pip finds its packages as its own configuration says, and wheels in `dist/` first.
 """
 
-from __future__ import annotations
-
 import shlex
 
 from embark.render.file import File

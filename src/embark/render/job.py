@@ -1,7 +1,5 @@
 """The run as a job: every number and name that more than one rendered file needs, worked out once from the spec."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -1,7 +1,5 @@
 """One script a cloud, from nothing to a trained model and back: tools, login, quota, cluster, storage, job, logs."""
 
-from __future__ import annotations
-
 from embark.errors import ExitCode
 from embark.render.budgets import price_text
 from embark.render.clouds.azure.cluster import pool_name

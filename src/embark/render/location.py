@@ -1,7 +1,5 @@
 """Where a job's machines are, and the names of its cluster, node pool, buckets and volume."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """What watches the machines while a run goes: agents, and alarms for the two ways money is lost, idle GPUs and dead
 machines."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The pod that trains: one for each machine, the same for every kind of object that makes pods."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from embark.render.command import SPEC_PATH

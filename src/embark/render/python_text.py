@@ -1,7 +1,5 @@
 """Python source with values in it: they go in as literals at its head, and nowhere else."""
 
-from __future__ import annotations
-
 import ast
 import pprint
 from collections.abc import Mapping

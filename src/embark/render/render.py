@@ -1,7 +1,5 @@
 """Which files each target needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from embark.catalog import load_catalog

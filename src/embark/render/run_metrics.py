@@ -1,7 +1,5 @@
 """How the cluster's Prometheus finds the run's own metrics: for a run that answers on `watch.prometheus_port`."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

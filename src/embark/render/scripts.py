@@ -1,7 +1,5 @@
 """The scripts of a rendered folder: templates, with the values that every one of them may use."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from embark.render.file import File

@@ -3,8 +3,6 @@
 The values and their reasons stand in settings.toml; here is how they meet a job.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

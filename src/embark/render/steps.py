@@ -3,8 +3,6 @@
 A word is a plain text, or `Shell` text that names variables; a script sets them itself, a launch substitutes them.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

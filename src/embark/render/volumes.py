@@ -1,7 +1,5 @@
 """Storage: the run's buckets, and the volume of `place.volume` with its claim and the copy that fills it."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Mapping
 from typing import Any

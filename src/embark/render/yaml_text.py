@@ -6,8 +6,6 @@ Lists and mappings are laid out here; every scalar is written by PyYAML, and wha
 or a truth value is put in quotes, so any text reads back as itself. There are no anchors and no tags.
 """
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence

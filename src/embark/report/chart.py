@@ -1,7 +1,5 @@
 """Curves as SVG: axes with round ticks, gaps where a value is no number, marks at steps where something happened."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

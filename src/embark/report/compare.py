@@ -1,7 +1,5 @@
 """Runs side by side: what differs in their specs, how each ended, and which was better by what."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal

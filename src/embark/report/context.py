@@ -1,7 +1,5 @@
 """One run with all that is known about it: its events, spec, price, checkpoints and diagnosis."""
 
-from __future__ import annotations
-
 import shlex
 import tempfile
 import time

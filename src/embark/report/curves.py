@@ -1,7 +1,5 @@
 """The curves of a run, and of several laid over each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Reports as files: beside the run, where a person wants them, and at the end of training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A document as one HTML file that needs nothing else: no script, no font, no picture from elsewhere."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.resources import files
 from typing import Any

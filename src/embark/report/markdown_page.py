@@ -1,7 +1,5 @@
 """The same document as Markdown, for a merge request or a wiki."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """SVG elements in which text from outside stays text."""
 
-from __future__ import annotations
-
 from markupsafe import Markup, escape
 
 from embark.formatting import strip_control_chars

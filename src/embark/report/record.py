@@ -1,7 +1,5 @@
 """What the events of a run say, gathered in one pass and in bounded memory however many they are."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

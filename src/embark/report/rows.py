@@ -1,7 +1,5 @@
 """The numbers of a run of any length in bounded memory: where they become too many, only extremes are kept."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The files of a run, in a directory of this machine or behind a URI, and the runs that a command means."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Specs as rows: what one says that the defaults do not, and what differs between several."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any

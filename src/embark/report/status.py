@@ -1,7 +1,5 @@
 """The status of a run: a state and one sentence."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The sharding plan as a picture: which table is on which rank, and how full each rank is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

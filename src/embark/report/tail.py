@@ -1,7 +1,5 @@
 """Lines of a file that grows, is truncated or replaced, or is too long to be read before anything is shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

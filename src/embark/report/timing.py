@@ -1,7 +1,5 @@
 """What a run cost: time, money and memory, beside what was predicted and what interruptions added."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 

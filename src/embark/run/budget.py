@@ -1,7 +1,5 @@
 """The run's budget: rank 0 counts dollars at the price in the environment, and stops the run in time."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """When to save, and what the run's log says about each save."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol

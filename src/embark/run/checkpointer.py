@@ -3,8 +3,6 @@
 How arrays are copied, written and read is each trainer's own.
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """How good the model is on samples it never trains on."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

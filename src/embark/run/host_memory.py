@@ -1,7 +1,5 @@
 """How much memory the host has, and how much of it this process has held."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

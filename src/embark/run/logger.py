@@ -1,7 +1,5 @@
 """A run's log: its own files, the configured sinks, and the person who watches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

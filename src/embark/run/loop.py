@@ -1,7 +1,5 @@
 """A run from top to bottom: one loop for every library, on a laptop's CPU or many hosts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass

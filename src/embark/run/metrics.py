@@ -4,8 +4,6 @@ Scores are counted in fine bins of the logit, so a window of any length has a fi
 AUC differs from the exact one by less than 1e-5.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which directory a run goes into, and whether it is finished already."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What every rank knows, gathered at each logged step: times, host load, step phases and trouble, in one collective."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

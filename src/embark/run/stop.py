@@ -1,7 +1,5 @@
 """All ranks decide together at every step: stop, save, or continue."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from embark.run.budget import BudgetGuard

@@ -1,7 +1,5 @@
 """A loss or an id that ends a run, explained by the batch it came from."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

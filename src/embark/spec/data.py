@@ -1,7 +1,5 @@
 """`[data]`: the training samples; `[data.prepare]`: how raw files become prepared data."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt

@@ -1,7 +1,5 @@
 """Loads a `RunSpec` from a TOML file, a preset or a Python function, and explains every mistake in it."""
 
-from __future__ import annotations
-
 import importlib
 import tomllib
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`[model]`: the network and its tables."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt

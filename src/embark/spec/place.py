@@ -1,7 +1,5 @@
 """`[place]`: where the run executes, locally or in a cloud."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt

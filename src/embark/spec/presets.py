@@ -1,7 +1,5 @@
 """Preset specs. Each is a function, the same form as a user's own spec in Python."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from embark.spec.data import DataSpec

@@ -1,7 +1,5 @@
 """`RunSpec`: all sections together, and the constraints between them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

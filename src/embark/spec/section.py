@@ -1,7 +1,5 @@
 """Base class of every section of a spec: frozen, strict, no unknown keys."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict
 
 

@@ -1,7 +1,5 @@
 """Starter specs and the field reference, generated from the sections."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which line of a TOML text a field stands on. tomllib keeps no positions, and a line is worth a scan."""
 
-from __future__ import annotations
-
 import re
 
 _HEADER = re.compile(r"^\s*(\[{1,2})\s*([^\[\]]+?)\s*\]{1,2}\s*(#.*)?$")

@@ -1,7 +1,5 @@
 """`[train]`: how the model is trained."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt

@@ -1,7 +1,5 @@
 """`[watch]`: which metrics are recorded, and where they are sent."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt

@@ -1,7 +1,5 @@
 """A spec as TOML text that reads back as the same spec."""
 
-from __future__ import annotations
-
 import re
 
 import tomli_w

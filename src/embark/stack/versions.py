@@ -6,8 +6,6 @@ imports torch. It needs only the standard library, and runs before anything is i
     python3 src/embark/stack/versions.py install --python .venv/bin/python
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import importlib.util

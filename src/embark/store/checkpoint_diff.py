@@ -1,7 +1,5 @@
 """What differs between two checkpoints of a run: spec, plan, metrics and every tensor, a block at a time, no torch."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Iterator, Mapping

@@ -9,8 +9,6 @@
 A piece is its part of the tensor, row after row, little-endian. Nothing in here knows torch.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """A run's checkpoints: which are complete, damaged or unfinished, why each is kept, and which to prune."""
 
-from __future__ import annotations
-
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Sequence

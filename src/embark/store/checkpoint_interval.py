@@ -1,7 +1,5 @@
 """How often to save: what a save costs against what a failure loses. Pure arithmetic."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@
     step-000001000/commit.json           the mark: every file with its size and checksum, and what the run knew
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

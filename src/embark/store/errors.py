@@ -1,7 +1,5 @@
 """What went wrong with a store, in one sentence with its fix, and without the secrets a library's error may quote."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """The store to any scheme that fsspec knows: HDFS, SFTP, …, and Google's store when it is an emulator."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A folder of this machine, or one mounted on it, as an object store."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Which checkpoints to keep and which may go. Pure: nothing is touched here."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How long a store is waited for, and how often it is asked again."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable

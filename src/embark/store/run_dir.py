@@ -3,8 +3,6 @@
     spec.toml  plan.txt  events.jsonl  report.html  tensorboard/  checkpoints/
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from dataclasses import dataclass

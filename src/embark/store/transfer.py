@@ -1,7 +1,5 @@
 """Files from one store to another: many at a time, going on where it stopped, and known to be the same."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """torchrun's own launcher, with the exit codes of its ranks, and final codes that are not restarted."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any

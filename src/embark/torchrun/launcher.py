@@ -7,8 +7,6 @@ their output. All arguments and all `PET_…` variables are torchrun's own:
     python -m embark.torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d … -m embark train spec.toml
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

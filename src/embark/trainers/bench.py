@@ -1,7 +1,5 @@
 """Timing a training step, whichever library runs it."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """How the memory limit is shared among workers. All of the arithmetic is here."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

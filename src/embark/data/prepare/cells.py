@@ -1,7 +1,5 @@
 """Cells of an Arrow column as numbers and as keys; those that cannot be read are marked, never raised."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 It is decoded by slabs of lines; lines that are not regular enough are read one by one, by `read_line`.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Any delimited text: rows cut where quotes allow it, fields parsed by pyarrow, wrong ones counted."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """What is done already, in `.preparing/` beside the data: an interruption costs only the segments being read."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import operator

@@ -1,7 +1,5 @@
 """Parquet: row groups are the segments, batches of rows the portions, and only the columns that are needed are read."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from typing import Any

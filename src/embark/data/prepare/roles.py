@@ -1,7 +1,5 @@
 """What a column is likely to be, and the reason, for people to check."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from dataclasses import dataclass

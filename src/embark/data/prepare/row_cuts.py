@@ -4,8 +4,6 @@ A quote opens only at the start of a field and is closed by the next single one,
 anywhere else it is a character like any other.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rows of Arrow columns: the label, the dense values and the keys, without the rows that cannot be read."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

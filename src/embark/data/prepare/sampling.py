@@ -1,7 +1,5 @@
 """A look into the input before it is read: its format, its delimiter, its header and some of its rows."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

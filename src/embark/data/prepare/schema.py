@@ -1,7 +1,5 @@
 """What each column of the input is; the same for a person, and as the lines of a spec."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from dataclasses import dataclass, field

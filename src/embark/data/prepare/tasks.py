@@ -1,7 +1,5 @@
 """What the workers do: segments to parts, or to runs that wait for ids; a column's ids; runs to parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bytes of a text file, plain or gzip, read and decompressed by a thread ahead of the parser, also as lines."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import zlib

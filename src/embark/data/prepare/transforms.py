@@ -1,7 +1,5 @@
 """From raw values to prepared ones: dense transforms, ids by hash, and the split of each row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal

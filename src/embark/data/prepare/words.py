@@ -1,7 +1,5 @@
 """Words as numbers: 64 bits of hash of each text of an Arrow array, the same on every machine and for good."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

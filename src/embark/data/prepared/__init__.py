@@ -3,8 +3,6 @@
 May import: store, spec, errors.
 """
 
-from __future__ import annotations
-
 from embark.data.prepared.layout import Block, Feature, Layout, Rows, fill
 from embark.data.prepared.manifest import BLOCK_ROWS, MANIFEST, SPLITS, STATISTICS, Manifest, Part, Split
 from embark.data.prepared.part_writer import PartWriter

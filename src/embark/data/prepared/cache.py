@@ -11,8 +11,6 @@ In the cache's directory:
 Locks are the kernel's (`flock`), so those of a process that dies are free.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

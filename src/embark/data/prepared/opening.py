@@ -1,7 +1,5 @@
 """Opening a prepared data set, in a folder or in an object store: it is complete, or an error says what is missing."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The order of an epoch: any place in it is had at once, and it is the same at any number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

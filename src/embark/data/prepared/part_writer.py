@@ -1,7 +1,5 @@
 """Rows to part files: block by block, hashed on the way, under another name until they are complete."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

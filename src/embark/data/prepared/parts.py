@@ -1,7 +1,5 @@
 """Part files in memory: mapped when first used, and opened ahead of time by a thread."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import threading

@@ -1,7 +1,5 @@
 """Can the cloud account that pays start the machines of a run: identity, quotas, machines on sale, budgets, bucket."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from embark.doctor.account.need import Need, bucket_check, need_of

@@ -1,7 +1,5 @@
 """An AWS account, by boto3: identity, quotas, zones that have the machine, spot price, budgets."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """An Azure subscription, by the az command: identity, quotas, machines on sale, budgets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A cloud's own command line, asked for JSON; every failure becomes a check with its fix."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A Google Cloud project, by the gcloud command: identity, quotas, zones that have the machine, billing, budgets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

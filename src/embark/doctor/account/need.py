@@ -1,7 +1,5 @@
 """What a run needs of an account, and the checks that are the same in every cloud."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

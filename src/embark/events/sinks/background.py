@@ -1,7 +1,5 @@
 """Metrics sent to a service from a separate thread, so that no run waits for it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol

@@ -1,7 +1,5 @@
 """The metrics in CloudWatch, by PutMetricData."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Writes what Prometheus and Grafana are given: `python -m embark.events.sinks.export FOLDER`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

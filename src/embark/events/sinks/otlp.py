@@ -1,7 +1,5 @@
 """The metrics over OTLP/HTTP, for the collectors of Azure, Google and others."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """A file that survives a full disk: what cannot be written now is written once there is space."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

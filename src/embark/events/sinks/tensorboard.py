@@ -1,7 +1,5 @@
 """The curves, as TensorBoard reads them."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The run on a terminal, or in a log where there is none."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What the backends have in common."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Machines that a cloud's command line creates for one run and that are reached by ssh: shared by VMs and TPUs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """All rules, in the order of their codes: rows of rules.toml, each with the function of its name as its check."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path

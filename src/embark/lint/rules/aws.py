@@ -1,7 +1,5 @@
 """EMB4xx: EKS, EFA and FSx for Lustre."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """EMB5xx: AKS and InfiniBand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

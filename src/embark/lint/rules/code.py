@@ -1,7 +1,5 @@
 """EMB8xx: training code, TPU machines, and settings that cure nothing."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """EMB0xx: files that cannot be read, or do not say what they seem to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from embark.lint.read import Document

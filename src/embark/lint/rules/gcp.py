@@ -1,7 +1,5 @@
 """EMB6xx: GKE, its GPU networks, Filestore and Cloud Storage."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """EMB3xx: images, the packages in them, and what must not be in them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """EMB1xx, second half: does the Job survive failures, evictions and its own end?"""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """EMB2xx: what Kubeflow's operators and TorchX do with a file."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """EMB1xx, last part: does each pod land on a node of its own, with what it needs?"""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

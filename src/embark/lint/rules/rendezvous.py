@@ -1,7 +1,5 @@
 """EMB1xx, first half: do the processes find each other?"""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """EMB7xx: Vertex AI custom training, by Python, by gcloud and by YAML."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """docker compose on one host: the run, its spec and its files beside it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from embark.render.command import SPEC_PATH, one_machine

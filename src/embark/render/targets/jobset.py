@@ -1,7 +1,5 @@
 """A JobSet: all pods start again together when one is lost, which is what a process group needs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from embark.errors import ExitCode

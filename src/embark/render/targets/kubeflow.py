@@ -1,7 +1,5 @@
 """Kubeflow: a TrainJob for Trainer 2, with the runtime it runs on, and a PyTorchJob for the training operator 1.9."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from embark.render.command import WAIT_S, plain_command, ranks_words

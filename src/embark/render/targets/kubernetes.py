@@ -1,7 +1,5 @@
 """A Kubernetes Job with an index for each machine, and what it needs around it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from embark.render.command import indexed_command

@@ -1,7 +1,5 @@
 """Kueue's objects: a queue that lets a run start when all its machines are there, and no sooner."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from embark.render.file import File

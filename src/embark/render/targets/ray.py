@@ -1,7 +1,5 @@
 """Ray on Kubernetes: a RayJob for KubeRay, the RayCluster alone, and the Ray Train script that both run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from embark.render.command import SPEC_PATH

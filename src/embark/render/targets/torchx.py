@@ -1,7 +1,5 @@
 """A TorchX component, `cloud_component.py`: the run as an AppDef for TorchX's Kubernetes scheduler."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 

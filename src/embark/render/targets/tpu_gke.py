@@ -4,8 +4,6 @@ The webhook of GKE tells each pod its place in the slice (TPU_WORKER_ID, TPU_WOR
 among several of a JobSet (MEGASCALE_…); JAX reads these by itself.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from embark.render.job import Job

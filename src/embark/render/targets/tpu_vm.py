@@ -1,7 +1,5 @@
 """A slice of TPUs: a script that asks for it, follows it and gives it back, and what each of its hosts runs."""
 
-from __future__ import annotations
-
 from embark.errors import Mistake, SpecError
 from embark.render.command import SPEC_PATH
 from embark.render.file import File

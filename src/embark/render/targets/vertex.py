@@ -1,7 +1,5 @@
 """Vertex AI: the run as a CustomJob, for its Python SDK and for gcloud."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from typing import Any

@@ -1,7 +1,5 @@
 """A plain machine of a run: what it is given at its first start, and the service that trains on it, on any cloud."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from embark.errors import Mistake, SpecError

@@ -5,8 +5,6 @@
 needs `jax[tpu]`, whose compiler runs on any Linux machine. Nothing is said of speed.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import dataclass

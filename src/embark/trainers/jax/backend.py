@@ -1,7 +1,5 @@
 """JAX as a training library: how it joins the hosts, builds the trainer and fails."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 
 import jax

@@ -1,7 +1,5 @@
 """How fast JAX's trainer steps here, from batches that are in host memory before the clock starts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import count
 

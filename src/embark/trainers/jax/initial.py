@@ -3,8 +3,6 @@
 torch draws a float from 24 bits of one 32-bit number of the Mersenne Twister, which numpy has too.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from typing import Any

@@ -3,8 +3,6 @@
 Each device has a histogram; the sums of a step come back as three numbers and are added up in fp64 on the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a gradient does to rows of tables and to dense layers: FBGEMM's and torch's own arithmetic."""
 
-from __future__ import annotations
-
 import math
 
 import jax

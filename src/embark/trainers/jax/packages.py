@@ -1,7 +1,5 @@
 """Whether a run needs JAX, and whether it is installed, before anything imports it."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from embark.errors import MissingPackage

@@ -1,7 +1,5 @@
 """From numpy batches to arrays on the devices, made ahead of time by a thread; and how much the exchange must hold."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The state of a run between the devices and the host: filled from rows of tables, and read back as rows of tables."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The whole step as one program over all devices: lookup, dense layers there and back, both updates, metrics."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass

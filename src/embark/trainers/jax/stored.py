@@ -3,8 +3,6 @@
 Both trainers write one format, so that a run started by one resumes with the other.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

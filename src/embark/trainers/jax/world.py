@@ -1,7 +1,5 @@
 """The processes and devices of a run: who I am, what JAX found, and the mesh that all devices form."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """torch as a training library: how it joins the ranks, allocates memory, builds the trainer and fails."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -5,8 +5,6 @@ that loads under another sharding asks for just the rows it wants, and reading t
 own `.metadata` is a pickle. Values that are no tensors are pickled by torch and read back with `weights_only=True`.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """DCP's metadata from and to the index of a checkpoint, whose file `store/index.py` defines."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

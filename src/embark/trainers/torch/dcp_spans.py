@@ -1,7 +1,5 @@
 """Which bytes of a saved tensor a load wants, and how they get into the tensor that wants them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Which engine a run gets, and the sentence that says why."""
 
-from __future__ import annotations
-
 from embark.data import Source
 from embark.data.prepared.source import PreparedSource
 from embark.model.engine_selection import cuda_graph_obstacle, select_engine

@@ -1,7 +1,5 @@
 """What torch raises, as errors of our own tree."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

@@ -1,7 +1,5 @@
 """Initial weights that depend on the seed and nothing else: not on the ranks, not on the sharding."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Iterator

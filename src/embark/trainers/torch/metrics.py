@@ -1,7 +1,5 @@
 """Predictions and labels, counted on the device and summed over all ranks with one all-reduce."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits

@@ -1,7 +1,5 @@
 """DLRM and DLRM-DCNv2 around one `EmbeddingBagCollection`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

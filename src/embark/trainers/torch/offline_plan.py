@@ -1,7 +1,5 @@
 """TorchRec's own planner for hypothetical machines: no process group, no GPU, no table in memory."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +9,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ShardingPlan
 
-from embark.model.placement import Cluster, Placement, Shard, TooLarge
+from embark.model.placement import Cluster, Memory, Placement, Shard, TooLarge
 from embark.spec import RunSpec
 from embark.trainers.torch.model import tables_without_values
 from embark.trainers.torch.optimizers import fuse_into_backward
@@ -41,7 +39,8 @@ def _placement(plan: ShardingPlan, spec: RunSpec, cluster: Cluster) -> Placement
     shards: list[Shard] = []
     for name in names:
         is_cached = of_tables[name].compute_kernel == EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-        shards += [Shard(name, part.placement.rank(), *part.shard_sizes, memory="host" if is_cached else "device")
+        memory: Memory = "host" if is_cached else "device"
+        shards += [Shard(name, part.placement.rank(), part.shard_sizes[0], part.shard_sizes[1], memory=memory)
                    for part in of_tables[name].sharding_spec.shards if part.shard_sizes[0]]
     shardings = {name: of_tables[name].sharding_type for name in names}
     return Placement(cluster.num_ranks, tuple(shards), shardings, "TorchRec's planner")

@@ -1,7 +1,5 @@
 """The optimizers of tables and dense layers, and the schedule that moves the rates of both."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

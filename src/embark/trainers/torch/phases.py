@@ -1,7 +1,5 @@
 """Where a step's time goes: a few steps under torch's profiler, split into phases by the names of what ran."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

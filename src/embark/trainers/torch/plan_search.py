@@ -1,7 +1,5 @@
 """How TorchRec's planner searches: the same way every time, and in seconds where tables and ranks are many."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """What the dense layers compute in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,8 +1,6 @@
 """`python -m embark.trainers.torch.probe FILE`: torch's versions and devices, and whether ranks of this machine can
 reach each other, as one JSON object in FILE. A process of its own, so that the caller need not load torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Raw batches to tensors, on the device they lie on: views and casts, the same kernels for every batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@
 The data needs none of it: its batches are functions of the seed and the step.
 """
 
-from __future__ import annotations
-
 import torch
 
 

@@ -5,8 +5,6 @@ its own columns, and TorchRec lays them end to end: k × rows numbers. The mean 
 widths, is what the whole row would have; a shard of a row begins with the whole row's.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Which table, or which part of one, lives on which rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A copy of the training state, so that training continues while the copy is written."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How long training stood still for want of a batch."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterator

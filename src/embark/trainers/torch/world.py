@@ -1,7 +1,5 @@
 """The ranks of a run: who I am, what I run on, and the process group that joins us."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Kubernetes, through kubectl: a Job, JobSet, TrainJob, PyTorchJob or RayJob, from the very files that are rendered."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

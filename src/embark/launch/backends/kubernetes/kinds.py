@@ -1,7 +1,5 @@
 """The kinds of object that a run is on Kubernetes: how its pods are found, and what each says of its end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

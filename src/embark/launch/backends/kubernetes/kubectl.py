@@ -1,7 +1,5 @@
 """kubectl, with retries while the API is away; its errors in a sentence with a fix."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

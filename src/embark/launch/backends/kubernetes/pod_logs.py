@@ -1,7 +1,5 @@
 """Lines of `kubectl logs --timestamps`, each once, however often the log is opened again."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How a run stands on Kubernetes, from its object, its pods and what the cluster said of them. Pure functions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

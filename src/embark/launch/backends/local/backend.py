@@ -1,7 +1,5 @@
 """This machine: a supervised process group that outlives the terminal, found again by its folder."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """An existing Ray cluster: the rendered Ray Train script, submitted to its Jobs API."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

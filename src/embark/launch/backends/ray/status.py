@@ -1,7 +1,5 @@
 """How a run stands on a Ray cluster, from its job, its workers and what they wait for. Pure functions."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

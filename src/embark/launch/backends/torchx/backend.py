@@ -1,7 +1,5 @@
 """TorchX's Kubernetes scheduler: `torchx run` makes a Volcano job of the rendered component; kubectl follows it."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

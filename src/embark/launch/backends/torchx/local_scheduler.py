@@ -1,7 +1,5 @@
 """TorchX on this machine: its `local_cwd` scheduler, whose processes live as long as `torchx run` does."""
 
-from __future__ import annotations
-
 import re
 import socket
 import sys

@@ -3,8 +3,6 @@
 A request may be granted in the middle of the night, so the hosts' job goes with it as their startup script.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Vertex AI's custom jobs and Cloud Logging's entries, over REST with Google's credentials."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Vertex AI: the run as the CustomJob that `embark render` writes, found again by its label."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

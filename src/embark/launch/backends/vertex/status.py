@@ -1,7 +1,5 @@
 """How a run stands on Vertex AI, and what its messages mean, in one sentence with a fix. Pure functions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """EC2 instances through `aws`, reached by Session Manager's tunnel: no port is open to anyone."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

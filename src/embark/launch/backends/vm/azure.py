@@ -1,7 +1,5 @@
 """Azure VMs through `az`, reached at public addresses by ssh with keys only."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

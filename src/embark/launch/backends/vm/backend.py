@@ -3,8 +3,6 @@
 The supervisor on each machine restarts its ranks. Machines that are lost are re-created by `recover` alone.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

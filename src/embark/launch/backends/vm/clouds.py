@@ -1,7 +1,5 @@
 """One interface to each cloud's command line, for plain VMs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

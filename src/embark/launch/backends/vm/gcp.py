@@ -1,7 +1,5 @@
 """Compute Engine VMs through `gcloud`, reached by its tunnel: ssh is open to that alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 

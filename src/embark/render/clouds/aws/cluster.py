@@ -1,7 +1,5 @@
 """An EKS cluster: what eksctl makes of one file, and the steps that eksctl does not do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from embark.render.file import File

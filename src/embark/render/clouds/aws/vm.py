@@ -1,7 +1,5 @@
 """Plain EC2 machines: a script that starts, follows and ends them, and what each is given."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any

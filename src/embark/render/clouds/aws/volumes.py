@@ -1,7 +1,5 @@
 """Storage on AWS: FSx for Lustre with its data repository, and Mountpoint for S3."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from embark.render.job import Job

@@ -1,7 +1,5 @@
 """An AKS cluster: the `az` commands that make it, and the objects that give its pods InfiniBand."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

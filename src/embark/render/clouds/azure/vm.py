@@ -1,7 +1,5 @@
 """Plain Azure machines: a script that starts, follows and ends them, and what each is given."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Storage on Azure: NetApp Files or Managed Lustre, and BlobFuse."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from embark.render.job import Job

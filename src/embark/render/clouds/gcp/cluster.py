@@ -1,7 +1,5 @@
 """A GKE cluster: the `gcloud` commands that make it, and the objects that give its pods the fast networks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

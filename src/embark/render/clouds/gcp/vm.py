@@ -1,7 +1,5 @@
 """Plain Compute Engine machines: a script that starts, follows and ends them, and what each is given."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from embark.render.file import File

@@ -1,7 +1,5 @@
 """Storage on Google Cloud: Filestore or Managed Lustre, and Cloud Storage FUSE."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from embark.render.job import Job

@@ -1,7 +1,5 @@
 """Arrays as SparseCores want them: rows one after another, nothing between them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any

@@ -1,8 +1,6 @@
 """From numpy batches to what SparseCores read: for each core the ids it asks of every core, sorted, in buffers of one
 size. jax-tpu-embedding does it on the host, in C++, in the thread that makes batches ahead."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -5,8 +5,6 @@ deals rows out to devices. As many lie together as keep within what a core can a
 go to one: so no batch is ever too much, and hosts need not agree about any.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

@@ -2,8 +2,6 @@
 chips and sum them, and in the backward pass sum gradients and update rows. The rest is the ordinary program's.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whether SparseCores look up and update the rows: what the chip has, what is installed, what the run needs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from importlib.util import find_spec
 

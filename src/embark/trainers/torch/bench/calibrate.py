@@ -1,7 +1,5 @@
 """What this machine moves, computes and uses, measured in processes of their own and fitted for `embark plan`."""
 
-from __future__ import annotations
-
 import datetime
 import statistics
 import time

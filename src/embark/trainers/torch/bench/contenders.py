@@ -1,7 +1,5 @@
 """What `embark bench` times: Embark's own step, and TorchRec as its own examples use it, at its best settings."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """What a step must move and compute, over what this card moved and computed a moment ago."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

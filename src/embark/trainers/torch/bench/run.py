@@ -1,7 +1,5 @@
 """The contenders one after the other, each alone on the device; and where the time of Embark's own step goes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """What turns batches into steps: TorchRec's own pipeline, and what it shares with the CUDA graph engine."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

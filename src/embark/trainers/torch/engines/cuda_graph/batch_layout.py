@@ -1,7 +1,5 @@
 """Batches on their way to the device: packed into pinned memory by a thread, copied while the step before runs."""
 
-from __future__ import annotations
-
 import os
 import queue
 import threading

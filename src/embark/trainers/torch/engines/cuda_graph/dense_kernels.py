@@ -4,8 +4,6 @@ Sums over the batch are kept for a fixed number of portions of it and added up a
 the bit.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -3,8 +3,6 @@
 On a CPU, or over gloo, the same step runs operation by operation, so its numbers can be checked without a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

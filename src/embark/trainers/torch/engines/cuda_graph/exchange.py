@@ -4,8 +4,6 @@ Every rank sends every other the ids of the features that one holds a shard of, 
 lookup there is over the whole batch. So only values are exchanged, and a graph can capture all of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """The dense layers in flat memory: one kernel then moves them all, and one all-reduce joins their gradients."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

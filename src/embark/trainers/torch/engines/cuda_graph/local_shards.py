@@ -1,7 +1,5 @@
 """Which rank holds which rectangle of which table, and where in its memory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen

@@ -1,7 +1,5 @@
 """Rows out of this rank's shards, and their update: by FBGEMM as it is, or by kernels that a graph can hold."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The dense network's way there and back, written out over fixed buffers: nothing is made while it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any

@@ -1,7 +1,5 @@
 """What a step is made of, in two spellings: plain torch for any device, and Triton and cuBLAS for a GPU in bf16."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -8,8 +8,6 @@ bit: ids are sorted; a tile of sorted ids adds up its runs of equal ids by one m
 the runs that cross from tile to tile.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import triton
