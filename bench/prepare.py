@@ -70,26 +70,31 @@ def measure(file: Path, scratch: Path, memory_gb: float, ids: str) -> None:
     trial = scratch / "trial.tsv"
     with file.open("rb") as whole:
         trial.write_bytes(whole.read(TRIAL_BYTES).rpartition(b"\n")[0] + b"\n")
-    rates = {purchase: run_child("polars", str(trial), purchase)["rows_per_s"] for purchase in WAYS}
-    purchase = max(rates, key=lambda w: rates[w])
+    rates = {way: run_child("polars", str(trial), way)["rows_per_s"] for way in WAYS}
+    way = max(rates, key=lambda w: rates[w])
     print("polars on a part of the file, M rows/s:", {w: round(r / 1e6, 3) for w, r in rates.items()})
-    peers = [run_child("polars", str(file), purchase)]
+    peers = [run_child("polars", str(file), way)]
     ours = run_child("prepare", str(file), str(scratch / "out"), str(memory_gb), ids)
     shutil.rmtree(scratch / "out")
-    peers.append(run_child("polars", str(file), purchase))
+    peers.append(run_child("polars", str(file), way))
     peer = max(peers, key=lambda p: p["rows_per_s"])
-    show(file, purchase, peer, peers, ours, memory_gb)
+    show(file, way, peer, peers, ours, memory_gb)
 
 
 def show(
-    file: Path, purchase: str, peer: dict[str, Any], peers: Sequence[dict[str, Any]], ours: dict[str, Any], memory_gb: float
+    file: Path,
+    way: str,
+    peer: dict[str, Any],
+    peers: Sequence[dict[str, Any]],
+    ours: dict[str, Any],
+    memory_gb: float,
 ) -> None:
     console = Console(width=120)
     size_gb = file.stat().st_size / 1e9
     table = Table(title=f"{size_gb:.1f} GB, {ours['rows']:,} rows, {os.cpu_count()} cores")
     for heading in ("", "seconds", "of processors", "M rows/s", "MB/s", "peak memory, GB"):
         table.add_column(heading, justify="right" if heading else "left")
-    for name, one in ((f"polars, parse only ({purchase})", peer), ("embark data prepare, everything", ours)):
+    for name, one in ((f"polars, parse only ({way})", peer), ("embark data prepare, everything", ours)):
         table.add_row(name, f"{one['seconds']:.1f}", f"{one['cpu_s']:.1f}", f"{one['rows_per_s'] / 1e6:.3f}",
                       f"{size_gb * 1e3 / one['seconds']:.0f}", f"{one['peak_bytes'] / 1e9:.2f}")
     console.print(table)
@@ -135,7 +140,7 @@ def child(words: Sequence[str]) -> dict[str, Any]:
     return parse_by_polars(*words[1:]) if words[0] == "polars" else prepare_by_embark(*words[1:])
 
 
-def parse_by_polars(file: str, purchase: str) -> dict[str, Any]:
+def parse_by_polars(file: str, way: str) -> dict[str, Any]:
     import polars as pl
 
     integers = ["label", *(f"int_{i}" for i in range(13))]
@@ -145,7 +150,7 @@ def parse_by_polars(file: str, purchase: str) -> dict[str, Any]:
         "to_integer": lambda c: c.str.to_integer(base=16, dtype=pl.UInt32),
         "to_integer_64": lambda c: c.str.to_integer(base=16),
         "decode": lambda c: c.str.decode("hex").bin.reinterpret(dtype=pl.UInt32, endianness="big"),
-    }[purchase]
+    }[way]
     began_s = time.perf_counter()
     rows = pl.scan_csv(file, separator="\t", has_header=False, schema=types, quote_char=None)
     sums = [pl.col(c).sum() for c in integers] + [parsed(pl.col(c)).max() for c in words]

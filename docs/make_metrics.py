@@ -31,12 +31,13 @@ Prometheus, Grafana, CloudWatch and OpenTelemetry collectors show the same numbe
 
 {places}
 None of them can stop or slow a run: a separate thread sends the newest value of each series every `watch.send_every_s`
-seconds and once more at the end; a service that fails is reported once, as a note, and retried. Fields of `[watch]`: [spec.md](spec.md).
+seconds and once more at the end; a service that fails is reported once, as a note, and retried. Fields of `[watch]`:
+[spec.md](spec.md).
 
 ## What measuring costs
 
-- One thread of one rank samples each machine every `watch.system_every_s` seconds: `/proc`, the counters of RDMA devices,
-  and NVML. A sample takes under a millisecond of processor time without GPUs.
+- One thread of one rank samples each machine every `watch.system_every_s` seconds: `/proc`, the counters of RDMA
+  devices, and NVML. A sample takes under a millisecond of processor time without GPUs.
 - All ranks' times come with the gather of a logged step (`watch.every`): one gather, not two.
 - The phases of a step are measured by torch's profiler over three steps, once a minute on a CPU, where that costs some
   hundredths of a second (`bench/watching.py`). On a GPU it is off unless `watch.phases_every_s` is set: attaching the

@@ -32,7 +32,9 @@ class Clouds(Shell):
         self.calls.append(list(words))
         return self._answer(list(words), stdin)
 
-    def change(self, words: Sequence[str], *, stdin: str = "", stdin_name: str = "", timeout_s: float = 60.0) -> CommandResult:
+    def change(
+        self, words: Sequence[str], *, stdin: str = "", stdin_name: str = "", timeout_s: float = 60.0
+    ) -> CommandResult:
         self.calls.append(list(words))
         self.changes.append(list(words))
         done = self._answer(list(words), stdin)
@@ -57,7 +59,9 @@ class Clouds(Shell):
             return self._ssh(words, next(w.rpartition("@")[2] for w in words if "@" in w and "=" not in w))
         if words[1:5] == ["compute", "tpus", "tpu-vm", "ssh"]:
             return self._ssh(words, f"{words[5]} {_option(words, '--worker')}")
-        return {"gcloud": self._gcloud, "az": self._az, "aws": self._aws}.get(program, lambda _: CommandResult(0))(words)
+        return {"gcloud": self._gcloud, "az": self._az, "aws": self._aws}.get(program, lambda _: CommandResult(0))(
+            words
+        )
 
     def _gcloud(self, words: list[str]) -> CommandResult:
         at = " ".join(words[1:])
@@ -112,7 +116,9 @@ class Clouds(Shell):
             self.made[f"machine {name}"]["powerState"] = "VM running"
             return CommandResult(0)
         if at.startswith("vm list"):
-            return CommandResult(0, json.dumps([{"name": one, **self.made[f"machine {one}"]} for one in self.names("machine")]))
+            return CommandResult(
+                0, json.dumps([{"name": one, **self.made[f"machine {one}"]} for one in self.names("machine")])
+            )
         if at.startswith("vm run-command"):
             return CommandResult(0, f"Enable succeeded: \n[stdout]\n{HOST_KEY}\n\n[stderr]\n")
         if at.startswith("monitor activity-log"):
@@ -173,8 +179,9 @@ class Clouds(Shell):
             supervisor["is_alive"] = True
         if "supervisor.py stop" in line:
             supervisor.update(is_alive=False, ended={"code": 75, "was_stopped": True, "time_s": 2.0})
-        return CommandResult(0, json.dumps({"started": {"time_s": 1.0}, "state": {"phase": "running", "num_restarts": 0},
-                                   **supervisor}))
+        return CommandResult(
+            0, json.dumps({"started": {"time_s": 1.0}, "state": {"phase": "running", "num_restarts": 0}, **supervisor})
+        )
 
     def _machine(self, name: str, told: dict[str, Any]) -> CommandResult:
         self.num_created += 1

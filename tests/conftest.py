@@ -1,7 +1,8 @@
 """Skips what cannot run here and, at the end, says what was not run and what would get it.
 
-Tests that need containers, emulators, browsers or compilers are slow by what they use (SLOW_TOOLS, SLOW_FIXTURES); others
-that take long say so with `@pytest.mark.slow`. `make test` leaves slow tests out, `make test-slow` runs only them.
+Tests that need containers, emulators, browsers or compilers are slow by what they use (SLOW_TOOLS, SLOW_FIXTURES);
+others that take long say so with `@pytest.mark.slow`. `make test` leaves slow tests out, `make test-slow` runs only
+them.
 
 With EMBARK_REQUIRE_ALL=1, as in CI, a skip is a failure unless the test is marked `gpu` or `schemas`.
 """

@@ -1,4 +1,4 @@
-"""The package's layout: short files named for their subject, packages that say what they are for, one place that prints."""
+"""The layout: short files named for their subject, packages that say what they are for, one place that prints."""
 
 from __future__ import annotations
 

@@ -88,8 +88,9 @@ def run_cost(name: str, notify: Notify, *, budget_usd: float | None = None, now_
     own_budget_usd = spec.place.budget_usd if spec else None
     limit_usd = budget_usd if budget_usd is not None else own_budget_usd
     title = run_dir.uri if run_dir else name
-    is_within, verdict = _check_budget(launched.handle.name if launched else title, limit_usd, own_budget_usd, spent_usd,
-                                       total_usd)
+    is_within, verdict = _check_budget(
+        launched.handle.name if launched else title, limit_usd, own_budget_usd, spent_usd, total_usd
+    )
     return RunCost(
         name=launched.handle.name if launched else title, title=launched.handle.title if launched else title,
         is_running=is_running, held_s=lead_s + (found.held_s if found else 0.0), spent_usd=spent_usd, left_s=left_s,

@@ -101,9 +101,17 @@ def launch_result(launch: PreparedLaunch, *, status: Status | None = None,
                   commands: tuple[tuple[str, ...], ...] = ()) -> LaunchResult:
     handle = launch.handle
     return LaunchResult(
-        name=handle.name, title=handle.title, backend=handle.backend, where=dict(handle.where), run_uri=handle.run_uri,
-        usd_per_hour=handle.usd_per_hour, estimate=launch.estimate, commands=commands,
-        state=status.state if status else "dry run" if commands else "submitted", reason=status.reason if status else "")
+        name=handle.name,
+        title=handle.title,
+        backend=handle.backend,
+        where=dict(handle.where),
+        run_uri=handle.run_uri,
+        usd_per_hour=handle.usd_per_hour,
+        estimate=launch.estimate,
+        commands=commands,
+        state=status.state if status else "dry run" if commands else "submitted",
+        reason=status.reason if status else "",
+    )
 
 
 def find_active(name: str, shell: Shell, notify: Notify) -> RunRecord | None:
@@ -136,9 +144,10 @@ def supervise(run: RunRecord, shell: Shell, notify: Notify, *, poll_s: float = S
                 notify(f"{handle.name}: {error.what}; trying again")
             time.sleep(poll_s)
     except KeyboardInterrupt:
-        raise Interrupted(f"stopped supervising {handle.name}, which keeps running",
-                          fix=f"embark launch {handle.name} --supervise resumes; embark cancel {handle.name} ends the run"
-                          ) from None
+        raise Interrupted(
+            f"stopped supervising {handle.name}, which keeps running",
+            fix=f"embark launch {handle.name} --supervise resumes; embark cancel {handle.name} ends the run",
+        ) from None
 
 
 def cancel_run(run: RunRecord, shell: Shell, notify: Notify) -> Cancellation:

@@ -85,7 +85,9 @@ class CloudStore(ObjectStore):
         part_bytes = 64 * MIB if size_bytes is None else max(PIECE_BYTES, -(-size_bytes // MAX_PARTS))
         before = None if size_bytes is not None and size_bytes <= part_bytes else self._version(path)
         try:
-            obstore.put(self._store, normalize_path(path), data, chunk_size=part_bytes, max_concurrency=NUM_PARTS_AT_ONCE)
+            obstore.put(
+                self._store, normalize_path(path), data, chunk_size=part_bytes, max_concurrency=NUM_PARTS_AT_ONCE
+            )
         except FileNotFoundError as error:
             # Where the answer to the last request was lost, it is sent again, and then the upload is no more: it is
             # the file. So another file than before, of the right size, is the one that was sent.

@@ -46,26 +46,63 @@ class KnownFailure:
 
 
 KNOWN_FAILURES = (
-    KnownFailure(UserError, "the bucket or container does not exist",
-          "create it, or correct the uri; Embark makes files, never buckets",
-          ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "InvalidResourceName")),
-    KnownFailure(UserError, "the bucket is in another region", "set AWS_REGION to the bucket's region",
-          ("PermanentRedirect", "AuthorizationHeaderMalformed", "IncorrectEndpoint", "301")),
-    KnownFailure(Fault, "the credentials have expired", RENEW_CREDENTIALS,
-          ("ExpiredToken", "ExpiredTokenException", "TokenExpired", "RequestExpired", "TokenRefreshRequired"),
-          ("invalid_grant", "token has expired")),
-    KnownFailure(Fault, "this machine's clock is wrong, so the store refuses what it signs", "set the clock (chrony, ntp)",
-          ("RequestTimeTooSkewed",)),
-    KnownFailure(Fault, "no credentials were found", PROVIDE_CREDENTIALS,
-          (), ("//169.254.", "//metadata.google", "token request", "CredentialProvider", "Anonymous caller")),
-    KnownFailure(Fault, "the credentials are not valid", RENEW_CREDENTIALS,
-          ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed", "401")),
-    KnownFailure(Fault, "access is denied", GRANT_ACCESS,
-          ("AccessDenied", "AuthorizationFailure", "AuthorizationPermissionMismatch", "403")),
-    KnownFailure(Fault, "the store has dropped the upload", "start again: the run goes on from its last checkpoint",
-          ("NoSuchUpload",)),
-    KnownFailure(Fault, "the file is shorter than what was asked of it", DAMAGED,
-          ("InvalidRange", "416"), ("Wanted range", "but object was only")),
+    KnownFailure(
+        UserError,
+        "the bucket or container does not exist",
+        "create it, or correct the uri; Embark makes files, never buckets",
+        ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "InvalidResourceName"),
+    ),
+    KnownFailure(
+        UserError,
+        "the bucket is in another region",
+        "set AWS_REGION to the bucket's region",
+        ("PermanentRedirect", "AuthorizationHeaderMalformed", "IncorrectEndpoint", "301"),
+    ),
+    KnownFailure(
+        Fault,
+        "the credentials have expired",
+        RENEW_CREDENTIALS,
+        ("ExpiredToken", "ExpiredTokenException", "TokenExpired", "RequestExpired", "TokenRefreshRequired"),
+        ("invalid_grant", "token has expired"),
+    ),
+    KnownFailure(
+        Fault,
+        "this machine's clock is wrong, so the store refuses what it signs",
+        "set the clock (chrony, ntp)",
+        ("RequestTimeTooSkewed",),
+    ),
+    KnownFailure(
+        Fault,
+        "no credentials were found",
+        PROVIDE_CREDENTIALS,
+        (),
+        ("//169.254.", "//metadata.google", "token request", "CredentialProvider", "Anonymous caller"),
+    ),
+    KnownFailure(
+        Fault,
+        "the credentials are not valid",
+        RENEW_CREDENTIALS,
+        ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed", "401"),
+    ),
+    KnownFailure(
+        Fault,
+        "access is denied",
+        GRANT_ACCESS,
+        ("AccessDenied", "AuthorizationFailure", "AuthorizationPermissionMismatch", "403"),
+    ),
+    KnownFailure(
+        Fault,
+        "the store has dropped the upload",
+        "start again: the run goes on from its last checkpoint",
+        ("NoSuchUpload",),
+    ),
+    KnownFailure(
+        Fault,
+        "the file is shorter than what was asked of it",
+        DAMAGED,
+        ("InvalidRange", "416"),
+        ("Wanted range", "but object was only"),
+    ),
 )
 
 

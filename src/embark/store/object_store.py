@@ -55,7 +55,7 @@ Entries = list[Entry]
 
 
 def open_store(uri: str | Path, retry: RetryPolicy | None = None) -> ObjectStore:
-    """The store to what lies at `uri`. Nothing is contacted before the first call; `ObjectStore.check` does it at once."""
+    """The object store at `uri`. Nothing is contacted before the first call; `ObjectStore.check` does it at once."""
     text = str(uri)
     scheme = text.partition("://")[0] if "://" in text else ""
     retry = retry or RetryPolicy()

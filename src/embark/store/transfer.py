@@ -43,7 +43,9 @@ class CopyPlan:
 class Transfer:
     """One copy from `source` to `target`. A second one with the same `mark` goes on where the first stopped."""
 
-    def __init__(self, source: ObjectStore, target: ObjectStore, items: Sequence[CopyItem], *, mark: str, parallel: int = 8) -> None:
+    def __init__(
+        self, source: ObjectStore, target: ObjectStore, items: Sequence[CopyItem], *, mark: str, parallel: int = 8
+    ) -> None:
         self.source, self.target = source, target
         self._items, self._mark, self._parallel = tuple(items), mark, parallel
 
@@ -91,7 +93,9 @@ class Transfer:
         self._check_sizes(plan.todo)
         if verify:
             last = {item.path for item in plan.last}
-            for_each_parallel(lambda item: self._read_back(item, tell), [i for i in back if i.path not in last], self._parallel)
+            for_each_parallel(
+                lambda item: self._read_back(item, tell), [i for i in back if i.path not in last], self._parallel
+            )
         for item in plan.last:
             self._copy(item, tell)
             if verify:

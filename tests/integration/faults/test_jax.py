@@ -22,7 +22,10 @@ CHECKPOINTER = "embark.trainers.jax.checkpoint:JaxCheckpointer"
 DIE = {"hook": "integration.faults.hooks:die_in", "victim": 0}
 POINTS = {
     "the state is copied": ({**DIE, "method": f"{CHECKPOINTER}._pieces", "word": ""}, "between saves"),
-    "a shard is half written": ({**DIE, "hook": "integration.faults.hooks:die_writing", "word": "rank-00000-00"}, "in a save"),
+    "a shard is half written": (
+        {**DIE, "hook": "integration.faults.hooks:die_writing", "word": "rank-00000-00"},
+        "in a save",
+    ),
     "the index is to be written": ({**DIE, "method": WRITE, "word": "index.json"}, "in a save"),
     "the mark is to be written": ({**DIE, "method": WRITE, "word": "commit.json"}, "in a save"),
     "the mark is written": ({**DIE, "method": f"{CHECKPOINTER}._clean_up", "word": ""}, "between saves"),
@@ -66,7 +69,9 @@ def test_sigterm_loses_nothing(run, whole, tmp_path, place):
     method, word = PLACES[place]
     mark = tmp_path / "mark"
     more = ("train.eval_every=2", "data.num_eval_samples=96") if place == "an evaluation" else ()
-    ranks = run.start(1, *more, hook="integration.faults.hooks:slow", method=method, word=word, seconds=0.25, mark=str(mark))
+    ranks = run.start(
+        1, *more, hook="integration.faults.hooks:slow", method=method, word=word, seconds=0.25, mark=str(mark)
+    )
     ranks.until(lambda: mark.exists() and run.last_step() >= 2)
     ranks.kill(signal.SIGTERM)
     codes, stopped = ranks.codes(WITHIN_S), run.last_step()
@@ -81,8 +86,14 @@ def test_sigterm_loses_nothing(run, whole, tmp_path, place):
 
 def test_sigterm_before_the_first_step_waits_for_none(run, tmp_path):
     mark = tmp_path / "mark"
-    ranks = run.start(1, hook="integration.faults.hooks:slow", method=f"{CHECKPOINTER}.load_newest", word="", seconds=0.3,
-                      mark=str(mark))
+    ranks = run.start(
+        1,
+        hook="integration.faults.hooks:slow",
+        method=f"{CHECKPOINTER}.load_newest",
+        word="",
+        seconds=0.3,
+        mark=str(mark),
+    )
     ranks.until(mark.exists)
     ranks.kill(signal.SIGTERM)
     assert ranks.codes(WITHIN_S) == [75], run.output()
@@ -127,7 +138,9 @@ def test_a_signal_to_one_of_two_processes_stops_both_at_one_step(run):
 
 def test_a_process_killed_in_a_save_leaves_no_checkpoint_and_takes_the_other_with_it(run, whole):
     """The other hangs in an exchange with the dead; JAX ends it once that has been silent for place.timeout_s."""
-    ranks = run.start(2, "place.timeout_s=10", hook="integration.faults.hooks:die_in", victim=1, method=WRITE, word="rank-00001")
+    ranks = run.start(
+        2, "place.timeout_s=10", hook="integration.faults.hooks:die_in", victim=1, method=WRITE, word="rank-00001"
+    )
     survivor, victim = ranks.codes()
     assert victim == -signal.SIGKILL, run.output()
     assert survivor in (70, -signal.SIGABRT), run.output()

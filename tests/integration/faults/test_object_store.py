@@ -27,7 +27,9 @@ class InBucket:
     env: dict[str, str]
 
     def start(self, num_ranks: int, *sets: str, **retry: float):
-        return self.run.start(num_ranks, *sets, env=self.env, hook="integration.faults.hooks:hasty", **{**HASTY, **retry})
+        return self.run.start(
+            num_ranks, *sets, env=self.env, hook="integration.faults.hooks:hasty", **{**HASTY, **retry}
+        )
 
 
 @pytest.fixture(scope="module")

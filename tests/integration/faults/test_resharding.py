@@ -27,7 +27,9 @@ def test_at_another_number_of_ranks_it_goes_on(run, whole, before, after):
 def test_under_another_plan_it_goes_on(run, whole_adagrad, before, after):
     run.sets = ADAGRAD
     first_half(run, 2, f"train.sharding={before}")
-    assert run.ends(2, f"train.sharding={after}", hook="integration.faults.hooks:resave", step=RESAVED) == [0, 0], run.output()
+    assert run.ends(2, f"train.sharding={after}", hook="integration.faults.hooks:resave", step=RESAVED) == [0, 0], (
+        run.output()
+    )
     plans = [{table["sharding"] for table in e["tables"]} for e in run.events("plan")]
     assert plans == [{before}, {after}]
     same_values(run)
@@ -38,7 +40,9 @@ def test_under_another_plan_it_goes_on(run, whole_adagrad, before, after):
 def test_a_state_of_one_number_a_row_goes_on_under_another_cut(run, whole, before, after):
     """Row-wise Adagrad has a number for each row of each column shard: cut anew, their mean stays what it was."""
     first_half(run, 2, f"train.sharding={before}")
-    assert run.ends(2, f"train.sharding={after}", hook="integration.faults.hooks:resave", step=RESAVED) == [0, 0], run.output()
+    assert run.ends(2, f"train.sharding={after}", hook="integration.faults.hooks:resave", step=RESAVED) == [0, 0], (
+        run.output()
+    )
     saved, loaded = both(run)
     states = {name for name in saved if "momentum1" in name}
     assert len(states) == 3

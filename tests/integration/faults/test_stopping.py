@@ -35,8 +35,16 @@ BEFORE = {
 def test_sigterm_loses_nothing(run, whole, tmp_path, place):
     method, word = PLACES[place]
     mark = tmp_path / "mark"
-    ranks = run.start(2, "train.eval_every=2", "store.checkpoint_every=2", hook="integration.faults.hooks:slow", method=method,
-                      word=word, seconds=0.25, mark=str(mark))
+    ranks = run.start(
+        2,
+        "train.eval_every=2",
+        "store.checkpoint_every=2",
+        hook="integration.faults.hooks:slow",
+        method=method,
+        word=word,
+        seconds=0.25,
+        mark=str(mark),
+    )
     ranks.until(lambda: mark.exists() and run.last_step() >= (1 if place in ("a step", "the loader") else 2))
     ranks.kill(signal.SIGTERM)
     codes, stopped = ranks.codes(WITHIN_S), run.last_step()
@@ -74,8 +82,14 @@ def test_a_signal_to_one_rank_stops_both_at_one_step(run, name, rank):
 def test_a_second_sigterm_changes_nothing(run, tmp_path):
     """Kubernetes sends one, its sidecars and launchers another."""
     mark = tmp_path / "mark"
-    ranks = run.start(2, hook="integration.faults.hooks:slow", method="embark.store.local_store:LocalStore.write", word="rank-0000",
-                      seconds=0.2, mark=str(mark))
+    ranks = run.start(
+        2,
+        hook="integration.faults.hooks:slow",
+        method="embark.store.local_store:LocalStore.write",
+        word="rank-0000",
+        seconds=0.2,
+        mark=str(mark),
+    )
     ranks.until(lambda: run.last_step() >= 1)
     ranks.kill(signal.SIGTERM)
     ranks.until(mark.exists)

@@ -37,8 +37,13 @@ def test_a_calibration_is_measured_kept_and_used(tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_on_a_card_that_the_catalog_lacks_is_not_foreseen():
-    assert predict_local(load_spec("laptop", []), HERE | {"device": "cuda", "device_name": "Voodoo 2", "engine": "cuda_graph",
-                                                    "device_bytes": 2**23}) is None
+    assert (
+        predict_local(
+            load_spec("laptop", []),
+            HERE | {"device": "cuda", "device_name": "Voodoo 2", "engine": "cuda_graph", "device_bytes": 2**23},
+        )
+        is None
+    )
 
 
 def test_a_run_on_an_h200_is_foreseen_as_calibrated():

@@ -64,7 +64,9 @@ def test_a_run_is_split_into_useful_redone_and_waiting(tmp_path, capsys):
     write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000, usd_per_hour=3600.0))
     code, answer = told(capsys, "dlrm")
     assert code == 0
-    assert tuple(answer["spending"][key] for key in ("useful_s", "redone_s", "waiting_s")) == pytest.approx((80, 20, 100), abs=0.01)
+    assert tuple(answer["spending"][key] for key in ("useful_s", "redone_s", "waiting_s")) == pytest.approx(
+        (80, 20, 100), abs=0.01
+    )
     assert answer["spent_usd"] == pytest.approx(200, abs=0.01)
     assert answer["left_s"] == pytest.approx(840 * 0.5)
     assert answer["total_usd"] == pytest.approx(620, abs=0.01)

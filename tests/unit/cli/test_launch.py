@@ -77,8 +77,11 @@ def test_without_kubectl_nothing_is_kept():
 
 
 def test_a_name_that_was_never_launched_is_told():
-    for verb in (lambda: status_command("x", console=Console()), lambda: logs_command("x", follow=False, console=Console()),
-                 lambda: cancel_command("x", yes=True, console=Console())):
+    for verb in (
+        lambda: status_command("x", console=Console()),
+        lambda: logs_command("x", follow=False, console=Console()),
+        lambda: cancel_command("x", yes=True, console=Console()),
+    ):
         with pytest.raises(UserError, match="x: no run of that name"):
             verb()
 

@@ -46,17 +46,26 @@ def test_the_best_stay_and_of_equal_ones_the_newer(better: Literal["up", "down"]
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
 @pytest.mark.parametrize("better", ["up", "down"])
 def test_what_was_not_measured_is_never_the_best(bad: float | None, better: Literal["up", "down"]):
-    run = [RetainedCheckpoint(1, bad), RetainedCheckpoint(2, 0.5), RetainedCheckpoint(3, bad), RetainedCheckpoint(4, bad)]
+    run = [
+        RetainedCheckpoint(1, bad),
+        RetainedCheckpoint(2, 0.5),
+        RetainedCheckpoint(3, bad),
+        RetainedCheckpoint(4, bad),
+    ]
     assert to_delete(run, keep_last=1, keep_best=1, better=better) == {1, 3}
     assert to_delete(run, keep_last=1, keep_best=4, better=better) == {1, 3}
 
 
 def test_where_nothing_was_measured_only_the_other_rules_keep():
-    assert to_delete([RetainedCheckpoint(1, math.nan), RetainedCheckpoint(2), RetainedCheckpoint(3)], keep_last=1, keep_best=2) == {1, 2}
+    assert to_delete(
+        [RetainedCheckpoint(1, math.nan), RetainedCheckpoint(2), RetainedCheckpoint(3)], keep_last=1, keep_best=2
+    ) == {1, 2}
 
 
 def test_the_first_step_counts_as_a_milestone():
-    assert to_delete([RetainedCheckpoint(0), RetainedCheckpoint(5), RetainedCheckpoint(7)], keep_last=1, keep_every=10) == {5}
+    assert to_delete(
+        [RetainedCheckpoint(0), RetainedCheckpoint(5), RetainedCheckpoint(7)], keep_last=1, keep_every=10
+    ) == {5}
 
 
 def test_none_gives_none():

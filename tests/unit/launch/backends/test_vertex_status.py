@@ -8,20 +8,44 @@ from embark.launch.backend import RunEvent
 from embark.launch.backends.vertex.status import entry_event, entry_line, explain_message, status_of
 
 
-@pytest.mark.parametrize(("said", "begins", "fix"), [
-    ("The following quota metrics exceed quota limits: aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus",
-     "the project's quota aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus in us-east1 is used up",
-     "quotas?project=ads"),
-    ("Quota exceeded for quota metric 'Custom jobs'", "a quota of the project in us-east1 is used up", "project=ads"),
-    ("Resources are insufficient in region: us-east1. Please try a different region.",
-     "Google has no such machines available in us-east1 now", "another place.region"),
-    ("The zone 'us-east1-b' does not have enough resources available to fulfill the request.",
-     "Google has no such machines available in us-east1 now", "another place.region"),
-    ("Worker pool 0 was preempted.", "a spot machine was preempted", "place.spot = false"),
-    ("Failed to pull image \"us-docker.pkg.dev/ads/e:1\"", "the image cannot be pulled", "Artifact Registry"),
-    ("Permission 'aiplatform.customJobs.create' denied on resource", "an account lacks a permission", "aiplatform.user"),
-    ("The replica workerpool0-0 exited with a non-zero status of 64.", "the spec or the data is wrong", "embark logs"),
-])
+@pytest.mark.parametrize(
+    ("said", "begins", "fix"),
+    [
+        (
+            "The following quota metrics exceed quota limits: "
+            "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus",
+            "the project's quota aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus in us-east1 is used up",
+            "quotas?project=ads",
+        ),
+        (
+            "Quota exceeded for quota metric 'Custom jobs'",
+            "a quota of the project in us-east1 is used up",
+            "project=ads",
+        ),
+        (
+            "Resources are insufficient in region: us-east1. Please try a different region.",
+            "Google has no such machines available in us-east1 now",
+            "another place.region",
+        ),
+        (
+            "The zone 'us-east1-b' does not have enough resources available to fulfill the request.",
+            "Google has no such machines available in us-east1 now",
+            "another place.region",
+        ),
+        ("Worker pool 0 was preempted.", "a spot machine was preempted", "place.spot = false"),
+        ('Failed to pull image "us-docker.pkg.dev/ads/e:1"', "the image cannot be pulled", "Artifact Registry"),
+        (
+            "Permission 'aiplatform.customJobs.create' denied on resource",
+            "an account lacks a permission",
+            "aiplatform.user",
+        ),
+        (
+            "The replica workerpool0-0 exited with a non-zero status of 64.",
+            "the spec or the data is wrong",
+            "embark logs",
+        ),
+    ],
+)
 def test_each_known_message_has_its_cause_and_a_fix(said, begins, fix):
     found = explain_message(said, region="us-east1", project="ads")
     assert found.text.startswith(begins)

@@ -59,7 +59,9 @@ def test_an_operator_that_is_missing_is_named_with_its_command():
 
 def test_the_tries_at_discovery_are_left_out_of_the_sentence():
     noise = 'E1115 09:27:02.213523    6981 memcache.go:381] "Couldn\'t get current server API group list"\n' * 5
-    error = cluster_error(CommandResult(1, err=f"{noise}The connection to the server 10.0.0.1 was refused"), Cluster("east"))
+    error = cluster_error(
+        CommandResult(1, err=f"{noise}The connection to the server 10.0.0.1 was refused"), Cluster("east")
+    )
     assert isinstance(error, Fault)
     assert error.what == "the cluster east does not answer: The connection to the server 10.0.0.1 was refused"
 

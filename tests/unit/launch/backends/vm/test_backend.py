@@ -159,8 +159,15 @@ def remove(fix: str, clouds: Clouds) -> None:
 def test_a_failure_in_the_middle_says_what_is_there_too(cloud, tmp_path, monkeypatch):
     clouds = Clouds()
     whole = clouds._machine
-    monkeypatch.setattr(clouds, "_machine", lambda name, told: whole(name, told) if clouds.num_created == 0 else CommandResult(
-        1, err="InsufficientInstanceCapacity ZONE_RESOURCE_POOL_EXHAUSTED SkuNotAvailable"))
+    monkeypatch.setattr(
+        clouds,
+        "_machine",
+        lambda name, told: (
+            whole(name, told)
+            if clouds.num_created == 0
+            else CommandResult(1, err="InsufficientInstanceCapacity ZONE_RESOURCE_POOL_EXHAUSTED SkuNotAvailable")
+        ),
+    )
     use_shell(monkeypatch, lambda: clouds)
     with pytest.raises(UserError, match="no such machine is available") as raised:
         launch_run(Console(quiet=True), spec_for(cloud, tmp_path), yes=True, dry_run=False)
