@@ -75,7 +75,11 @@ def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, con
         raise Interrupted("nothing was launched", fix="")
     run = submit_launch(prepared)
     if not is_supervised:
-        console.show(launch_result(prepared), _render)
+        try:
+            console.show(launch_result(prepared), _render)
+        except KeyboardInterrupt:  # the run is launched, whether or not the terminal said so
+            raise Interrupted(f"stopped by Ctrl-C; {launch_title(prepared.handle)} is launched",
+                              fix=f"embark cancel {run.handle.name} ends it") from None
         return ExitCode.DONE
     if not console.json:
         _render(console, launch_result(prepared))

@@ -64,7 +64,7 @@ def test_a_run_s_whole_life(api, capsys):
     api.pod("dlrm-1-ccccc", "dlrm", index=1, waits="ContainerCreating")
     status = kubernetes.status(handle)
     assert status.state == "restarting"
-    assert "its replacement dlrm-1-ccccc waits: the image is pulled" in status.reason
+    assert "its replacement dlrm-1-ccccc waits: the image is being pulled" in status.reason
     api.pod("dlrm-1-ccccc", "dlrm", index=1, phase="Running")
     status = kubernetes.status(handle)
     assert (status.state, status.num_restarts) == ("running", 1)
@@ -77,7 +77,7 @@ def test_a_run_s_whole_life(api, capsys):
     assert status_command("dlrm", console=Console()) == ExitCode.DONE
     told = capsys.readouterr().out
     assert "gone" in told
-    assert "when last seen it had succeeded" in told
+    assert "it was deleted, or removed a day after it ended" in told
     assert "s3://training/runs/dlrm" in told
 
 
@@ -215,7 +215,7 @@ def test_cancelling_says_what_was_saved_what_was_removed_and_what_remains(api, t
     assert "1 pod told to end; each saves a checkpoint" in told.err
     assert cancel_command("dlrm", yes=True, console=Console()) == 0
     assert not list_runs().runs
-    assert "was not there" in capsys.readouterr().out
+    assert "already finished; removed from the list" in capsys.readouterr().out
 
 
 def test_the_answer_for_a_program_is_json_alone(api, capsys):

@@ -200,6 +200,6 @@ def test_status_shows_what_the_cluster_said_last(api: KubernetesApi, capsys):
     capsys.readouterr()
     assert status_command("dlrm", console=Console()) == 0
     told = capsys.readouterr().out
-    assert "what its place said last" in told
+    assert "last events from" in told
     assert "try 6" in told
     assert "try 1" not in told
