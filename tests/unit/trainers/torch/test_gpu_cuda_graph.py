@@ -143,8 +143,9 @@ def test_auto_falls_back_and_says_why(train_tiny, sets, says):
 
 def test_tables_on_the_host_are_fetched_ahead(train_tiny, monkeypatch):
     from embark.trainers.torch import sharding
+    from embark.trainers.torch.world import World
 
-    monkeypatch.setattr(sharding, "device_bytes", lambda _device: 400_000)
+    monkeypatch.setattr(World, "device_bytes", 400_000)
     monkeypatch.setattr(sharding, "host_bytes", lambda: 10**9)
     told = train_tiny(*GPU, "model.rows_per_table=5000", "train.memory_reserve=0")
     start = told.of("start")[0]
