@@ -89,7 +89,7 @@ def diff_checkpoints(
                 done += rows_a.nbytes
                 if progress:
                     progress(done, total)
-    tensors = tuple(gap.told(name, in_a[name]) for name, gap in found.items() if gap.num_differing)
+    tensors = tuple(gap.change(name, in_a[name]) for name, gap in found.items() if gap.num_differing)
     return CheckpointDiff(
         a.step, b.step, _changes(_spec(checkpoints, a), _spec(checkpoints, b)),
         _changes(_plan(checkpoints, a), _plan(checkpoints, b)),
@@ -125,7 +125,7 @@ class _Gap:
         self.max_abs = max(self.max_abs or 0.0, float(gap.max(initial=0.0)))
         self.max_relative = max(self.max_relative or 0.0, float(relative.max(initial=0.0)))
 
-    def told(self, name: str, tensor: TensorEntry) -> TensorChange:
+    def change(self, name: str, tensor: TensorEntry) -> TensorChange:
         return TensorChange(name, tensor.dtype, tensor.size, self.num_differing, self.max_abs, self.max_relative,
                             self.num_not_finite)
 
