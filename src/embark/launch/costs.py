@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from embark.catalog import SpecPrice, price_spec
 from embark.errors import EmbarkError
 from embark.events import Event, read_events
-from embark.events.attempts import attempts
-from embark.events.spending import Spending, spending
+from embark.events.spending import Spending, attempts, spending
 from embark.formatting import format_duration
 from embark.launch.backend import Notify, Status
 from embark.launch.backend_selection import backend_of

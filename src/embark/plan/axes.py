@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from embark.events.ticks import Axis
+from embark.events.plotting import Axis
 
 LOG_FROM = 6.0
 """The largest over the smallest from which an axis is logarithmic."""

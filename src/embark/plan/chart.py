@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
-from embark.events.ticks import Axis, format_time_tick
+from embark.events.plotting import Axis, format_time_tick
 from embark.formatting import format_duration, format_usd, pluralize, to_one_line
 from embark.plan.axes import MOST_TICKS, axis_of, dollar_words
 from embark.plan.estimate import Estimate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from embark.events.curve import draw
+from embark.events.plotting import draw
 from embark.formatting import format_duration
 from embark.plan.axes import LOG_FROM, dollar_words
 from embark.plan.survey import Survey, near_front, pareto_front

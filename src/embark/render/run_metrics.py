@@ -5,7 +5,7 @@ from typing import Any
 
 from embark.events.alerts import Alert, alerts
 from embark.events.grafana import dashboard_text
-from embark.events.names import GROUPS, METRICS, RUN, Metric
+from embark.events.metrics import GROUPS, METRICS, RUN, Metric
 from embark.render.file import File
 from embark.render.job import POD_TARGETS, Job
 from embark.render.location import location_of

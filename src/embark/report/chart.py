@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from embark.events.downsample import thin
-from embark.events.ticks import Axis
-from embark.formatting import format_count, format_si
-from embark.report.markup import el, joined
+from embark.events.plotting import Axis, thin
+from embark.formatting import format_count, format_si, strip_control_chars
 
+_EMPTY = frozenset({"br", "hr", "meta", "link", "circle", "line", "path", "polyline", "polygon", "rect", "use"})
 WIDTH, HEIGHT = 360.0, 196.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 14.0, 10.0, 28.0
 LETTER_WIDTH = 6.2
@@ -23,6 +22,33 @@ FIRST_SHARE = 0.05
 """Of the steps: the first ones are far off, and would flatten all that follows."""
 
 Say = Callable[[float], str]
+
+
+def el(tag: str, *children: str, **attributes: str | float | None) -> Markup:
+    """An element. Children that are no `Markup` are escaped; `class_` is `class`, `text_anchor` is `text-anchor`."""
+    shown = "".join(f' {_name(name)}="{_value(value)}"' for name, value in attributes.items() if value is not None)
+    inside = joined(*children)
+    return Markup(f"<{tag}{shown}>{inside}</{tag}>" if inside or tag not in _EMPTY else f"<{tag}{shown}/>")
+
+
+def joined(*children: str) -> Markup:
+    """One after another."""
+    return Markup("".join(child if isinstance(child, Markup) else text(child) for child in children))
+
+
+def text(words: str) -> Markup:
+    """Plain text as HTML: nothing in it is a tag or changes the direction of text."""
+    return escape(strip_control_chars(words))
+
+
+def _name(name: str) -> str:
+    return name.removesuffix("_").replace("_", "-")
+
+
+def _value(value: str | float) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}".rstrip("0").rstrip(".")
+    return escape(strip_control_chars(str(value)))
 
 
 @dataclass(frozen=True, slots=True)

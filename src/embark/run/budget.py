@@ -8,9 +8,7 @@ from pathlib import Path
 
 from embark.errors import OverBudget, UserError
 from embark.events import read_events
-from embark.events.attempts import BUDGET
-from embark.events.interruptions import losses_sentence
-from embark.events.spending import Spending, spending
+from embark.events.spending import BUDGET, Spending, losses_sentence, spending
 from embark.spec import RunSpec
 from embark.store import RunDir
 

@@ -75,8 +75,7 @@ def test_a_run_tells_what_was_predicted_and_what_it_took(tmp_path):
 
 def test_the_closing_lines_set_them_side_by_side():
     from embark.events.events import Event
-    from embark.events.history import History
-    from embark.events.summary import predicted_and_actual
+    from embark.events.summary import History, predicted_and_actual
 
     history = History()
     history.add(Event("predict", {"step_s": 0.000171, "peak_bytes": 2.12e9, "is_calibrated": True}))

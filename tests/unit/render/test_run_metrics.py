@@ -14,7 +14,7 @@ from recorded_commands import run_script
 from render_jobs import job_of
 
 from embark.events.alerts import alerts
-from embark.events.names import METRICS
+from embark.events.metrics import METRICS
 from embark.lint.check import lint_texts
 from embark.render.clouds.aws.cluster import bucket_statements
 from embark.render.image import render_image
