@@ -217,7 +217,7 @@ def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes:
 def _predicted_usd(spec: RunSpec | None) -> float | None:
     if spec is None or _spec_price(spec) is None:
         return None
-    from embark.launch.price import estimate_launch
+    from embark.launch.launching import estimate_launch
 
     try:
         return estimate_launch(spec).total_usd

@@ -1,4 +1,4 @@
-"""Launched runs, one small file each, so that any terminal of this user finds them."""
+"""Launched runs, one small file each, so that any terminal of this user finds them; and how a run ended."""
 
 import hashlib
 import json
@@ -7,11 +7,15 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from embark.errors import UserError, nearest
+from embark.errors import EmbarkError, UserError, nearest
 from embark.launch.backend import RunHandle
-from embark.store import write_atomic
+from embark.store import open_store, write_atomic
+from embark.store.retry_policy import RetryPolicy
 
 FORMAT = 2
+EVENTS = "events.jsonl"
+STORE_RETRY = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
+"""For what is beside the point of a command: a store that does not answer is not waited for."""
 
 
 class RunNotLaunchedHere(UserError):
@@ -118,3 +122,27 @@ def _read(path: Path) -> RunRecord | None:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def run_outcome(run_uri: str, since_s: float = 0.0) -> str | None:
+    """`done`, `budget` or `interrupted`; empty: it has not ended since then; None: its events cannot be read here."""
+    try:
+        store = open_store(run_uri.removeprefix("file://"), STORE_RETRY)
+        if not store.exists(EVENTS):
+            return ""
+        text = store.read(EVENTS).decode(errors="replace")
+    except (EmbarkError, ImportError, OSError):
+        return None
+    for line in reversed(text.splitlines()):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and event.get("event") == "end":
+            return str(event.get("outcome", "")) if float(event.get("time_s", 0.0)) >= since_s else ""
+    return ""
+
+
+def is_finished(outcome: str | None) -> bool:
+    """After these outcomes a run is not started again."""
+    return outcome in ("done", "budget")

@@ -4,10 +4,8 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
-from embark.render.clouds.aws import volumes as aws
-from embark.render.clouds.azure import volumes as azure
-from embark.render.clouds.gcp import volumes as gcp
-from embark.render.file import File
+from embark.render.clouds import aws, azure, gcp
+from embark.render.folder import File
 from embark.render.job import POD_TARGETS, Job
 from embark.render.location import SCHEMES, data_source, object_store_paths, volume_of
 from embark.render.scripts import script_file

@@ -7,9 +7,9 @@ from embark.catalog import Catalog, find_machine, load_catalog
 from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.doctor.check import Check, check
 from embark.errors import EmbarkError, UserError
-from embark.render.budgets import needed_units
 from embark.render.job import Job, dns_label
 from embark.render.location import Location, location_of
+from embark.render.monitoring import needed_units
 from embark.spec import RunSpec
 from embark.store import open_store
 from embark.store.retry_policy import RetryPolicy

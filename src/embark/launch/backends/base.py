@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 
 from embark.errors import Interrupted
-from embark.launch.api_retry import API_RETRY
 from embark.launch.backend import Notify, RunHandle
+from embark.launch.http import API_RETRY
 from embark.launch.shell import Shell
 from embark.store.retry_policy import RetryPolicy
 

@@ -24,7 +24,7 @@ from embark.launch.backend import (
 from embark.launch.backends.base import BaseBackend
 from embark.launch.backends.ssh import Host, LogPosition, Ssh, names_of
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
-from embark.launch.outcome import is_finished, run_outcome
+from embark.launch.run_registry import is_finished, run_outcome
 from embark.launch.shell import Shell
 from embark.render.job import Job, make_job
 from embark.spec import RunSpec, load_spec, to_toml

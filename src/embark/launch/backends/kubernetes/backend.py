@@ -18,7 +18,6 @@ from embark.launch.backend import (
     checkpoints_of,
 )
 from embark.launch.backends.base import BaseBackend
-from embark.launch.backends.kubernetes.kinds import INSTANCE, KINDS, RunKind
 from embark.launch.backends.kubernetes.kubectl import (
     Cluster,
     Forbidden,
@@ -27,11 +26,19 @@ from embark.launch.backends.kubernetes.kubectl import (
     cluster_error,
     current_context,
 )
-from embark.launch.backends.kubernetes.pod_logs import PodLogPosition
-from embark.launch.backends.kubernetes.status import Pod, event_of, pod_of, status_of
+from embark.launch.backends.kubernetes.status import (
+    INSTANCE,
+    KINDS,
+    Pod,
+    PodLogPosition,
+    RunKind,
+    event_of,
+    pod_of,
+    status_of,
+)
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
 from embark.launch.shell import CommandResult, LineStream
-from embark.render.file import File
+from embark.render.folder import File
 from embark.render.job import Job, make_job
 from embark.render.launch_script import MANIFESTS
 from embark.render.location import location_of

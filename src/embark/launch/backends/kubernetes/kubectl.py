@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
-from embark.launch.api_retry import API_RETRY, Unavailable, retry_api
 from embark.launch.backend import Notify
+from embark.launch.http import API_RETRY, Unavailable, retry_api
 from embark.launch.shell import CommandResult, Shell
 from embark.render.targets.operators import (
     JOBSET_VERSION,

@@ -24,7 +24,7 @@ from embark.launch.backends.ssh import Host, Unreachable, make_key, write_known_
 from embark.launch.backends.vm.clouds import Cloud, Machine
 from embark.launch.run_registry import registry_dir
 from embark.launch.supervised import SupervisorState, job_json, status_of
-from embark.render.clouds.aws.vm import plugin_text
+from embark.render.clouds.aws import plugin_text
 from embark.render.command import SPEC_PATH
 from embark.render.job import Job, make_job
 from embark.render.pod import config_data
