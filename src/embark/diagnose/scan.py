@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from embark.diagnose.finding import Evidence, RuleMatch
-from embark.diagnose.lines import Line, fold, lines, pieces, rank_of, time_of
-from embark.diagnose.rule import Pattern, Rule
-from embark.diagnose.source import Source
+from embark.diagnose.rule import Evidence, Pattern, Rule, RuleMatch
+from embark.diagnose.source import Line, Source, fold, lines, pieces, rank_of, time_of
 
 MAX_SUBJECTS = 500
 MAX_QUOTED = 280

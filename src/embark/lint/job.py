@@ -4,11 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from embark.catalog.machine import Catalog, Machine
-from embark.lint.launch import Launch
-from embark.lint.pods import Container, Pod
+from embark.lint.pods import Container, Launch, Pod
 from embark.lint.read import Document
-from embark.lint.source import Place
-from embark.lint.yaml_nodes import NOTHING, Node
+from embark.lint.source import NOTHING, Node, Place
 
 INSTANCE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type",
                    "cloud.google.com/machine-type")

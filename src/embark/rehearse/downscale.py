@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from embark.errors import SpecError
-from embark.lint.launch import Launch, launch_of_words
+from embark.lint.pods import Launch, launch_of_words
 from embark.lint.shell import Word
 from embark.lint.source import Place, Source
 from embark.rehearse.manifest import K8sObject, Objects, at, name_of, rows, templates
@@ -86,7 +88,7 @@ def downscale(job: K8sObject, objects: Objects, *, num_processes: int, num_pods:
 
 def downscale_pods(pods: Sequence[Pod], changes: list[Change]) -> tuple[Pod, ...]:
     """Limits that this machine cannot give are left out; buckets in their words become folders."""
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory_bytes = psutil.virtual_memory().total
     found = []
     for pod in pods:
         if pod.devices:

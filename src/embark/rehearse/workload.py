@@ -27,11 +27,12 @@ _OWN = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", 
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """The object is turned away before a pod is made."""
+class Cause:
+    """Why a job is refused or fails, the fix, and the line that shows it where one does."""
 
     what: str
     fix: str
+    evidence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Workload:
     pods: tuple[Pod, ...]
     services: tuple[Service, ...]
     is_indexed: bool = True
-    refusal: Refusal | None = None
+    refusal: Cause | None = None
+    """It is turned away before a pod is made."""
     deadline_s: float | None = None
 
     @property
@@ -115,18 +117,19 @@ def _train_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolic
     if runtime is None and called == "torch-distributed":
         runtime = TORCH_DISTRIBUTED
     if runtime is None:
-        unknown = Refusal(f"Trainer's webhook refuses it: there is no {kind} {called}",
+        unknown = Cause(f"Trainer's webhook refuses it: there is no {kind} {called}",
                           "put the runtime into the same file, or name torch-distributed")
         return Workload("TrainJob", name, (), (), True, unknown), JobPolicy.of(name, {}, "Never", 1)
     num_nodes = int(trainer.get("numNodes") or at(runtime, "spec.mlPolicy.numNodes") or 1)
     num_processes = trainer.get("numProcPerNode", at(runtime, "spec.mlPolicy.torch.numProcPerNode"))
     refused = [str(row.get("name")) for row in rows(trainer, "env") if row.get("name") in _OWN]
-    refusal: Refusal | None = None
+    refusal: Cause | None = None
+    """It is turned away before a pod is made."""
     if refused:
-        refusal = Refusal(f"Trainer's webhook refuses it: {refused[0]} is a variable of its own",
+        refusal = Cause(f"Trainer's webhook refuses it: {refused[0]} is a variable of its own",
                           f"leave {refused[0]} out")
     elif isinstance(num_processes, str) and not num_processes.isdigit():
-        refusal = Refusal(f"the API server refuses it: numProcPerNode {num_processes!r} is no number",
+        refusal = Cause(f"the API server refuses it: numProcPerNode {num_processes!r} is no number",
                           "numProcPerNode: the GPUs of a node")
     spec = at(runtime, "spec.template.spec") or {}
     patched = [_with_trainer(one, trainer, num_nodes) for one in rows(spec, "replicatedJobs")]
@@ -273,24 +276,24 @@ def _random_suffix(name: str, index: int) -> str:
     return "".join(letters[number // len(letters) ** place % len(letters)] for place in range(5))
 
 
-def _refuses_job(spec: K8sObject) -> Refusal | None:
+def _refuses_job(spec: K8sObject) -> Cause | None:
     policy = _restart_policy(spec)
     if policy not in ("Never", "OnFailure"):
-        return Refusal(f"the API server refuses it: restartPolicy {policy} of a Job's pods", "restartPolicy: Never")
+        return Cause(f"the API server refuses it: restartPolicy {policy} of a Job's pods", "restartPolicy: Never")
     if at(spec, "podFailurePolicy") and policy != "Never":
-        return Refusal("the API server refuses it: podFailurePolicy with restartPolicy OnFailure",
+        return Cause("the API server refuses it: podFailurePolicy with restartPolicy OnFailure",
                        "restartPolicy: Never")
     return None
 
 
-def _refuses_pytorch_job(spec: K8sObject, replicas: dict[str, K8sObject]) -> Refusal | None:
+def _refuses_pytorch_job(spec: K8sObject, replicas: dict[str, K8sObject]) -> Cause | None:
     for kind, one in replicas.items():
         found = [str(container.get("name")) for container in rows(one, "template.spec.containers")]
         if PYTORCH not in found:
-            return Refusal(f"the training operator's webhook refuses it: {kind} must have a container named "
+            return Cause(f"the training operator's webhook refuses it: {kind} must have a container named "
                            f"{PYTORCH}, and has {', '.join(found) or 'none'}", f"name the container {PYTORCH}")
     if spec.get("nprocPerNode") is not None and at(spec, "elasticPolicy.nProcPerNode") is not None:
-        return Refusal("the training operator's webhook refuses it: nprocPerNode is set twice",
+        return Cause("the training operator's webhook refuses it: nprocPerNode is set twice",
                        "leave elasticPolicy.nProcPerNode out")
     return None
 

@@ -5,14 +5,11 @@ import re
 from collections.abc import Iterator, Mapping
 
 from embark.catalog.machine import Machine
-from embark.lint.edit import set_key, set_scalar
 from embark.lint.job import TrainingJob
 from embark.lint.read import Document
-from embark.lint.rule import Hit, World
-from embark.lint.settings import Setting
+from embark.lint.rule import Hit, Setting, World
 from embark.lint.shell import Command
-from embark.lint.source import Place
-from embark.lint.yaml_nodes import Node
+from embark.lint.source import Node, Place, set_key, set_scalar
 
 OLDEST_EKS = (1, 31)
 """The oldest that EKS supports at all, as of 2026-11."""

@@ -4,12 +4,11 @@ import json
 from collections.abc import Iterator
 
 from embark.catalog.machine import Machine
-from embark.lint.edit import set_scalar
 from embark.lint.job import TrainingJob
 from embark.lint.read import Document
 from embark.lint.rule import Hit, World
 from embark.lint.shell import Command
-from embark.lint.yaml_nodes import Node
+from embark.lint.source import Node, set_scalar
 
 RESOURCES = ("rdma/ib", "rdma/shared_ib")
 _SIZE_FLAGS = ("--node-vm-size", "-s")

@@ -5,18 +5,13 @@ import re
 from collections.abc import Iterator
 
 from embark.catalog.machine import Catalog, Machine
-from embark.lint.edit import add_key, remove_item, remove_key, set_scalar
 from embark.lint.job import TrainingJob
 from embark.lint.pods import Pod, patches
 from embark.lint.read import Document
 from embark.lint.rule import Hit, World
 from embark.lint.shell import Command, Word
-from embark.lint.source import Edit, Place
-from embark.lint.yaml_nodes import Node
+from embark.lint.source import Edit, Node, Place, add_key, remove_item, remove_key, set_scalar
 
-OPERATOR = "https://github.com/kubeflow/trainer/blob/release-1.9/"
-WEBHOOK = OPERATOR + "pkg/webhooks/pytorch/pytorchjob_webhook.go"
-DEFAULTS = OPERATOR + "pkg/apis/kubeflow.org/v1/pytorch_types.go"
 RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 

@@ -4,16 +4,11 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from embark.lint.edit import replace_within, set_key, set_scalar
 from embark.lint.job import TrainingJob
 from embark.lint.pods import Container, Pod
 from embark.lint.read import Document
 from embark.lint.rule import Hit, World
-from embark.lint.source import Edit, Place
-from embark.lint.yaml_nodes import Node
-
-KUBERNETES = "https://kubernetes.io/docs/"
-INDEXED = KUBERNETES + "tasks/job/job-with-pod-to-pod-communication/"
+from embark.lint.source import Edit, Node, Place, replace_within, set_key, set_scalar
 
 _REFERENCE = re.compile(r"(?<!\$)\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 _SHELL_NAMES = re.compile(r"\$\{?(MASTER_ADDR|MASTER_PORT|NNODES|NUM_NODES|WORLD_SIZE|NODE_RANK|RANK)\b")

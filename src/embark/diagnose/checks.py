@@ -1,5 +1,5 @@
-"""What step times and machine readings show: a straggler, a slow loader, a NaN loss, a checkpoint that was ignored, a
-hot GPU, memory that is nearly full."""
+"""What lines and events show together: the network NCCL uses and the rank it waits for, versions that do not match, a
+straggler, a slow loader, a NaN loss, an ignored checkpoint, a hot GPU, memory that is nearly full."""
 
 import json
 import re
@@ -8,12 +8,152 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from embark.diagnose.finding import Evidence, RuleMatch
-from embark.diagnose.rule import rule_named
+from embark.catalog import Machine, find_machine, load_catalog
+from embark.diagnose.rule import Evidence, RuleMatch, rule_named
 from embark.diagnose.scan import Listener
 from embark.diagnose.source import Source
+from embark.errors import UserError
 from embark.events.alerts import FULL, HOT_C, INPUT_SHARE, SLOW_RANK, SLOW_STEP
 from embark.formatting import format_duration, to_finite, to_one_line
+from embark.spec import RunSpec
+from embark.stack.versions import check
+
+MAX_RANKS = 100_000
+MAX_HOSTS = 20_000
+_NETWORK = re.compile(r"(?:(?P<host>[\w.-]+):\d+:\d+ \[\d+\] )?NCCL INFO "
+                      r"(?:Using network (?P<network>[\w ./-]+?)\s*$|NET/(?P<plain>Socket) : Using)")
+_WORK = re.compile(r"(?:Rank (?P<rank>\d+)\].*)?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed "
+                   r"(?:NCCL )?work: (?P<completed>-?\d+)")
+_TRANSPORTS = {"libfabric": "EFA", "verbs": "InfiniBand or RoCE", "tcpx": "GPUDirect-TCPX", "tcpxo": "GPUDirect-TCPXO"}
+
+
+class NcclLog:
+    """Collects NCCL's lines."""
+
+    def __init__(self) -> None:
+        self._sockets: Evidence | None = None
+        self._fabric: str = ""
+        """The first network that is not sockets."""
+        self._by_host: dict[str, Evidence | None] = {}
+        """The line that shows a host on sockets; None for one on another network, first or last."""
+        self._work: dict[int, tuple[int, Evidence]] = {}
+
+    @property
+    def listeners(self) -> tuple[Listener, ...]:
+        return ((b"nccl info using network", self._read_network), (b"nccl info net/socket : using", self._read_network),
+                (b"last enqueued", self._read_work))
+
+    def findings(self, spec: RunSpec | None) -> Iterator[RuleMatch]:
+        """What the lines show."""
+        if self._fabric:
+            yield from self._some_without()
+        elif self._sockets is not None and spec is not None:
+            yield from self._slow_fabric(self._sockets, spec)
+        yield from self._lagging()
+
+    def _slow_fabric(self, sockets: Evidence, spec: RunSpec) -> Iterator[RuleMatch]:
+        """Within one machine, no traffic goes over sockets."""
+        machine = machine_of(spec) if spec.place.nodes > 1 else None
+        transport = _TRANSPORTS.get(machine.fabric.transport) if machine else None
+        if machine is None or transport is None:
+            return
+        name = machine.fabric.kubernetes_resource
+        pod = f"the pod's limits name {name}: {machine.num_fabric_devices}" if name and machine.num_fabric_devices \
+            else f"the pod has {machine.fabric.title}'s annotations and sidecar"
+        speed = "" if machine.fabric_gbit_per_s is None else f" at {machine.fabric_gbit_per_s:,.0f} Gb/s"
+        cause = (f"NCCL uses plain TCP sockets between machines, although {machine.name} has {machine.fabric.title}"
+                 f"{speed}: the run works, but is many times slower than it should be")
+        fix = f"check that {pod}, and that the image has the NCCL plugin for {transport}; `embark render` writes both"
+        yield RuleMatch(rule_named("tcp-instead-of-fabric"), sockets, cause=cause, fix=fix)
+
+    def _some_without(self) -> Iterator[RuleMatch]:
+        """A machine on sockets where another of the same log has a fabric: this needs no spec."""
+        # Logs of several runs may lie together: hosts of one run have names that differ in their numbers alone.
+        joined = {_stem(host) for host, line in self._by_host.items() if line is None}
+        without = {host: line for host, line in self._by_host.items() if line is not None and _stem(host) in joined}
+        if not without:
+            return
+        hosts = ", ".join(sorted(without)[:8])
+        cause = (f"NCCL uses plain TCP sockets on {hosts}, and {self._fabric} on the others: all ranks wait for the "
+                 "slow one, or hang")
+        first = min(without.values(), key=lambda line: line.order)
+        yield RuleMatch(rule_named("tcp-instead-of-fabric"), first, num_lines=len(without), cause=cause)
+
+    def _lagging(self) -> Iterator[RuleMatch]:
+        """The rank that has enqueued the fewest collectives is the one that did not come."""
+        if len(self._work) < 2:
+            return
+        least = min(count for count, _ in self._work.values())
+        most = max(count for count, _ in self._work.values())
+        behind = sorted(rank for rank, (count, _) in self._work.items() if count == least)
+        if least == most or len(behind) * 2 > len(self._work):
+            return
+        ranks = ", ".join(map(str, behind[:8]))
+        cause = (f"rank {ranks} had enqueued {least:,} collectives when the others had {most:,}: the others waited "
+                 "for it")
+        yield RuleMatch(rule_named("rank-behind"), self._work[behind[0]][1], ranks=frozenset(behind), cause=cause)
+
+    def _read_network(self, text: str, evidence: Evidence) -> None:
+        found = _NETWORK.search(text)
+        if not found:
+            return
+        network, host = found["network"] or found["plain"], found["host"] or ""
+        if network == "Socket":
+            self._sockets = self._sockets or evidence
+        else:
+            self._fabric = self._fabric or network
+        if host and (host in self._by_host or len(self._by_host) < MAX_HOSTS):
+            self._by_host[host] = self._by_host.get(host, evidence) if network == "Socket" else None
+
+    def _read_work(self, text: str, evidence: Evidence) -> None:
+        found = _WORK.search(text)
+        rank = evidence.rank if found and found["rank"] is None else int(found["rank"]) if found else None
+        if found and rank is not None and len(self._work) < MAX_RANKS:
+            self._work.setdefault(rank, (int(found["enqueued"]), evidence))
+
+
+def _stem(host: str) -> str:
+    return re.sub(r"\d+", "0", host)
+
+
+_PINNED = re.compile(
+    r"(?<![\w-])(torchrec|torch|fbgemm[-_]gpu(?:[-_]cpu)?)(?:==|-)(\d+\.\d+(?:\.\d+)?(?:\+\w+)?)(?![\w.])"
+)
+
+
+class Versions:
+    """Collects what pip installed, or found installed."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, Evidence]] = {}
+
+    @property
+    def listeners(self) -> tuple[Listener, ...]:
+        return ((b"successfully installed", self._read), (b"torch==", self._read), (b"torchrec==", self._read),
+                (b"fbgemm-gpu", self._read), (b"fbgemm_gpu", self._read))
+
+    def findings(self) -> Iterator[RuleMatch]:
+        """Only where two or more of the three are known, and they are incompatible."""
+        here: dict[str, str | None] = {name: version for name, (version, _) in self._found.items()}
+        if "torch" not in here or len(here) < 2:
+            return
+        wrong = [finding for finding in check(here, gpu="fbgemm-gpu" in here)
+                 if not finding.ok and finding.found is not None and finding.name in here]
+        if not wrong:
+            return
+        have = ", ".join(f"{name} {version}" for name, version in here.items())
+        better = "; ".join(f"{finding.name} {finding.expected}" for finding in wrong)
+        pins = " ".join(f"{finding.name}=={finding.expected.partition(',')[0].split()[-1]}" for finding in wrong)
+        last = max((evidence for _, evidence in self._found.values()), key=lambda evidence: evidence.order)
+        cause = f"{have} do not work together: expected {better}"
+        yield RuleMatch(rule_named("versions-do-not-match"), last, cause=cause, command=f"pip install {pins}")
+
+    def _read(self, text: str, evidence: Evidence) -> None:
+        if "Requirement already" in text or "Collecting " in text or "requires " in text:
+            return
+        for found in _PINNED.finditer(text):
+            self._found[found[1].replace("_", "-")] = found[2], evidence
+
 
 MIN_SAMPLES = 3
 MAX_SAMPLES = 4096
@@ -220,3 +360,11 @@ def _list(value: object) -> list[Any]:
 
 def _seconds(found: re.Match[str] | None) -> float | None:
     return float(found["value"]) * (1e-3 if found["unit"] == "ms" else 1.0) if found else None
+
+
+def machine_of(spec: RunSpec) -> Machine | None:
+    """The machine that the spec names; None where it names none, or one that the catalog does not have."""
+    try:
+        return find_machine(load_catalog(), spec.place.machine) if spec.place.machine else None
+    except UserError:
+        return None
