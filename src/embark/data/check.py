@@ -19,7 +19,7 @@ from embark.data.progress import OnProgress, ProgressReporter
 from embark.data.statistics import compute_statistics
 from embark.data.workers import num_cores
 from embark.store import ObjectStore, open_store
-from embark.store.parallel import for_each_parallel
+from embark.store.object_store import for_each_parallel
 
 CHECK_BYTES = 2_000_000_000
 """Memory that counting may take."""

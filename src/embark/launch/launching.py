@@ -23,8 +23,8 @@ from embark.launch.run_registry import (
 )
 from embark.launch.shell import Shell
 from embark.plan.closed_form import CachedPlanner
-from embark.plan.estimate import Estimator
 from embark.plan.plan import predict_with
+from embark.plan.survey import Estimator
 from embark.plan.verdict import verdict
 from embark.plan.workload import resolve_data, workload_of
 from embark.render.job import make_job

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from embark.catalog.grace_periods import GRACES
+from embark.catalog.pricing import GRACES
 from embark.lint.pods import quantity
 from embark.rehearse.manifest import (
     K8sObject,

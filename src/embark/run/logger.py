@@ -9,7 +9,7 @@ from embark.data import Source
 from embark.errors import EmbarkError, Interrupted, MissingPackage, OverBudget, Preempted
 from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
 from embark.events.sinks.background import SendingSink
-from embark.plan.local import predict_local
+from embark.plan.predict import predict_local
 from embark.run.budget import process_age_s, usd_per_hour
 from embark.run.host_memory import host_bytes
 from embark.run.trainer import Ranks, Trainer, World

@@ -8,7 +8,7 @@ import pytest
 
 from embark.__main__ import run
 from embark.plan.calibration import calibration_path, clear_cache, load_calibrations
-from embark.plan.local import predict_local
+from embark.plan.predict import predict_local
 from embark.spec import ModelSpec, load_spec
 
 pytest.importorskip("torch")

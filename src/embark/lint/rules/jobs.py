@@ -5,7 +5,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from embark.catalog.grace_periods import GRACES, POD_GRACE_S
+from embark.catalog.pricing import GRACES, POD_GRACE_S
 from embark.lint.job import GKE_LABEL, SPOT_LABELS, TrainingJob
 from embark.lint.pods import SHELLS, Pod, quantity
 from embark.lint.read import Document, PythonFile

@@ -12,7 +12,7 @@ from embark.run.checkpointer import NUM_FILES, PIECE_BYTES, Checkpointer, balanc
 from embark.run.metrics import STATE_SIZE
 from embark.store import Checkpoint, ChecksumStore, RunDir, checkpoint_name
 from embark.store.checkpoint_index import INDEX, ChunkEntry, FileRange, Index, TensorEntry
-from embark.store.parallel import for_each_parallel
+from embark.store.object_store import for_each_parallel
 from embark.trainers.jax.optimizers import DENSE_STATES
 from embark.trainers.jax.state import Array, initial_state, make_state, table_pieces
 from embark.trainers.jax.step import weight_shapes

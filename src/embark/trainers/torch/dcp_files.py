@@ -33,8 +33,7 @@ from torch.futures import Future
 from embark.errors import EmbarkError, Fault, UserError
 from embark.run.checkpointer import NUM_FILES, PIECE_BYTES, balanced, file_name
 from embark.store.checkpoint_index import INDEX, FileRange
-from embark.store.object_store import ObjectStore, open_store
-from embark.store.parallel import for_each_parallel
+from embark.store.object_store import ObjectStore, for_each_parallel, open_store
 from embark.trainers.torch.dcp_index import Chunk, index_text, read_metadata
 from embark.trainers.torch.dcp_spans import Span, spans_of, together
 
