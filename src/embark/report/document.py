@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Literal
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from embark.formatting import strip_control_chars, to_one_line
@@ -170,100 +170,47 @@ def sections_with_something(sections: Sequence[tuple[str, Sequence[Block | None]
 
 
 def html_page(document: Document) -> str:
-    """The complete file."""
+    """The complete file: no script, no font, no picture from elsewhere."""
     css = Markup(files("embark.report").joinpath("style.css").read_text(encoding="utf-8"))
-    return _template().render(document=document, css=css, generator=GENERATOR) + "\n"
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(loader=PackageLoader("embark.report", ""), autoescape=True, undefined=StrictUndefined,
-                              finalize=_clean)
-    environment.tests["kind"] = lambda block, name: type(block).__name__ == name
-    return environment.get_template("page.html.j2")
-
-
-def _clean(value: Any) -> Any:
-    """Text from outside cannot turn the page around; markup stays as it is."""
-    return value if isinstance(value, Markup) else strip_control_chars(value)
+    return templates().get_template("page.html.j2").render(document=document, css=css, generator=GENERATOR) + "\n"
 
 
 def markdown_page(document: Document) -> str:
-    """The complete file."""
-    title = f"{document.title} ({document.badge})" if document.badge else document.title
-    lines = ["<!-- Embark report -->", "", f"# {_text(title)}", "", _text(document.sentence), "",
-             " · ".join(_text(fact) for fact in document.facts if fact), ""]
-    for block in document.lead:
-        lines += [*_block(block), ""]
-    for section in document.sections:
-        lines += [f"## {_text(section.title)}", ""]
-        for block in section.blocks:
-            lines += [*_block(block), ""]
-    if document.footer:
-        lines += ["---", "", _text(document.footer)]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+    """The same as Markdown."""
+    template = templates().overlay(trim_blocks=True, lstrip_blocks=True).get_template("page.md.j2")
+    page = template.render(document=document, generator=GENERATOR)
+    return re.sub(r"\n{3,}", "\n\n", page).rstrip() + "\n"
 
 
-def _block(block: Block) -> Iterator[str]:
-    if isinstance(block, Words):
-        yield f"> {_text(block.text)}" if block.tone else _text(block.text)
-    elif isinstance(block, Code):
-        yield from _fenced(block.text)
-    elif isinstance(block, Tiles):
-        yield from _table(Table(("", "", ""), tuple((t.label, t.value, t.note) for t in block.tiles), frozenset({1})))
-    elif isinstance(block, Table):
-        yield from _table(block)
-    elif isinstance(block, Gallery):
-        for picture in block.pictures:
-            note = picture.note or ", ".join(key.words for key in picture.keys)
-            yield f"**{_text(picture.title)}**" + (f": {_text(note)}" if note else "")
-            yield ""
-            if picture.letters:
-                yield from _fenced(picture.letters)
-                yield ""
-    elif isinstance(block, Bars):
-        if block.title:
-            yield f"**{_text(block.title)}**"
-            yield ""
-        yield from _table(Table(("", ""), tuple((bar.label, bar.value) for bar in block.bars), frozenset({1})))
-        if block.note:
-            yield from ("", _text(block.note))
-    else:
-        yield from _folded(block)
+@cache
+def templates() -> Environment:
+    """The templates of this folder. Text from outside cannot turn a page around; markup stays as it is."""
+    environment = Environment(
+        loader=PackageLoader("embark.report", ""), autoescape=lambda name: not (name or "").endswith(".md.j2"),
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else strip_control_chars(value))
+    environment.tests["kind"] = lambda block, name: type(block).__name__ == name
+    environment.filters |= {"plain": _plain, "code": _code, "fenced": _fenced, "number": _number,
+                            "html": lambda words: to_one_line(words).translate(_HTML)}
+    return environment
 
 
-def _folded(folded: Folded) -> Iterator[str]:
-    yield f"<details><summary>{to_one_line(folded.title).translate(_HTML)}</summary>"
-    yield ""
-    for block in folded.blocks:
-        yield from _block(block)
-        yield ""
-    yield "</details>"
-
-
-def _table(table: Table) -> Iterator[str]:
-    yield "| " + " | ".join(map(_text, table.columns)) + " |"
-    yield "|" + "|".join("--:" if i in table.right else "---" for i in range(len(table.columns))) + "|"
-    for row in table.rows:
-        cells = [_code(cell) if i in table.code else _text(cell) for i, cell in enumerate(row)]
-        yield "| " + " | ".join(cells) + " |"
-
-
-def _fenced(text: str) -> Iterator[str]:
-    text = strip_control_chars(text)
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    yield f"{fence}text"
-    yield from text.splitlines()
-    yield fence
+def _plain(words: str) -> str:
+    """On one line, with nothing in it that Markdown or HTML reads."""
+    return _SPECIAL.sub(r"\\\1", to_one_line(words)).translate(_HTML)
 
 
 def _code(words: str) -> str:
     """A code span; a pipe would end the cell even in there."""
     words = to_one_line(words)
-    return _text(words) if not words or "`" in words or "|" in words else f"`{words}`"
+    return _plain(words) if not words or "`" in words or "|" in words else f"`{words}`"
 
 
-def _text(words: str) -> str:
-    """On one line, with nothing in it that Markdown or HTML reads."""
-    return _SPECIAL.sub(r"\\\1", to_one_line(words)).translate(_HTML)
+def _fenced(text: str) -> str:
+    text = strip_control_chars(text)
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall(r"`+", text))])
+    return "\n".join([f"{fence}text", *text.splitlines(), fence])
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
