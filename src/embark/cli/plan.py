@@ -118,7 +118,7 @@ def _torchrec_planner(spec: RunSpec) -> Planner:
     if find_machine(load_catalog(), spec.place.machine).gpu.kind == "tpu":
         raise UserError("--exact uses TorchRec's planner, and TorchRec does not run on a TPU", fix="leave --exact out")
     require_stack()
-    from embark.trainers.torch.offline_plan import offline_plan
+    from embark.trainers.torch.sharding import offline_plan
 
     planner: Planner = offline_plan
     return planner

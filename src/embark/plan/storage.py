@@ -91,7 +91,7 @@ def storage_need(prediction: Prediction, workload: Workload, saves: Saves, failu
 def fetches_per_file(workload: Workload, num_hosts: int) -> float:
     """How many hosts fetch a file of an object store: its rows follow each other in the epoch's order, and a step
     deals them to the hosts in stretches of a batch's share each."""
-    from embark.data.prepared.part_writer import PART_BYTES
+    from embark.data.prepared.parts import PART_BYTES
 
     rows_per_file = PART_BYTES / workload.sample_bytes
     rows_per_host = workload.batch_size / num_hosts

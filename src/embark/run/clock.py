@@ -31,11 +31,9 @@ class Waits(Protocol):
 
     def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same batches, with the time waited for them counted."""
-        ...
 
     def total_s(self) -> float:
         """So far."""
-        ...
 
 
 class HostWaits:

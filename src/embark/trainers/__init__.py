@@ -31,10 +31,10 @@ def open_backend(spec: RunSpec) -> Backend:
 
     if wants_jax(spec):
         require_jax(spec)
-        from embark.trainers.jax.backend import JaxBackend
+        from embark.trainers.jax.trainer import JaxBackend
 
         return JaxBackend()
     require_stack()
-    from embark.trainers.torch.backend import TorchBackend
+    from embark.trainers.torch.trainer import TorchBackend
 
     return TorchBackend()

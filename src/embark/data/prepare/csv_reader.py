@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.row_cuts import RowBlock, Runaway, cut_rows, without_odd_rows
 from embark.data.prepare.row_parser import Location, RowParser
 from embark.data.prepare.rows import BadRow, RawRows, Segment
 from embark.data.prepare.schema import Schema
-from embark.data.prepare.text_stream import TextStream, head, is_gzip
+from embark.data.prepare.text_stream import RowBlock, Runaway, TextStream, cut_rows, head, is_gzip, without_odd_rows
 from embark.errors import DataError, MissingPackage, nearest
 from embark.spec.data import PrepareSpec
 
@@ -117,8 +116,7 @@ class CsvReader:
         has_quotes, wanted = self._has_quotes and b'"' in text, self._parser.columns
         return arrow_csv.read_csv(
             pa.py_buffer(text),
-            read_options=arrow_csv.ReadOptions(
-                column_names=list(columns), use_threads=False, block_size=len(text) + 1),
+            read_options=arrow_csv.ReadOptions(column_names=list(columns), use_threads=False, block_size=len(text) + 1),
             parse_options=arrow_csv.ParseOptions(
                 delimiter=delimiter.decode("latin-1"), quote_char='"' if has_quotes else False,
                 newlines_in_values=has_quotes, ignore_empty_lines=True),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.run.metrics import F64, LARGEST_LOGIT, NUM_BINS, metrics_of
+from embark.run.evaluation import F64, LARGEST_LOGIT, NUM_BINS, metrics_of
 
 MAX_WAITING = 256
 """Steps whose sums may wait on the devices before they are added up."""

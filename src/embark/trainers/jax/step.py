@@ -13,13 +13,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from embark.model.jax_layout import Layout
-from embark.run.metrics import NUM_BINS
+from embark.run.evaluation import NUM_BINS
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, Wanted, samples_on
-from embark.trainers.jax.initial import dense_shapes
 from embark.trainers.jax.metrics import counted, losses, sums_of
-from embark.trainers.jax.network import logits_of
-from embark.trainers.jax.optimizers import DENSE_STATES, row_state, update_dense
+from embark.trainers.jax.network import DENSE_STATES, dense_shapes, logits_of, row_state, update_dense
 
 State = dict[str, Any]
 """`tables` and `slots` by group, `dense` and `dense_state` by weight, and the histograms `counts`."""

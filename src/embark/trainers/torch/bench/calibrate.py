@@ -112,7 +112,7 @@ def measure_rates(spec: RunSpec) -> DeviceRates:
     import torch
 
     from embark.trainers.torch.bench.roofline import bandwidth, matrix_rate, upload_rate
-    from embark.trainers.torch.precision import set_matmul_precision
+    from embark.trainers.torch.trainer import set_matmul_precision
     from embark.trainers.torch.world import join
 
     with join(spec.place) as world:
