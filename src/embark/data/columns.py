@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from embark.data.hashing import hash_counters, stream_key, uniform
 from embark.data.loader import Batch
-from embark.data.prepare.csv_reader import CsvReader
+from embark.data.prepare.arrow_readers import CsvReader, ParquetReader
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.parquet_reader import ParquetReader
 from embark.data.prepare.row_parser import Location, RowParser
 from embark.data.prepare.rows import RawRows, Reader
 from embark.data.prepare.schema import Schema, SparseColumn

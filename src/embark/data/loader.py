@@ -95,8 +95,7 @@ class RawLoader(_OnePass["RawBatches"]):
     ) -> None:
         self._source = source
         self._share = Share(source.num_train_samples, batch_size, rank, world_size, start_step, stop_step)
-        self._max_held = max_held
-        self._capacity = capacity
+        self._max_held, self._capacity = max_held, capacity
         num_fills = -(-len(self._share) // capacity)
         size_bytes = source.layout.map(capacity * self._share.samples_per_rank).size_bytes
         allocate = allocate or (lambda size: np.empty(size, np.uint8))
@@ -156,8 +155,7 @@ class Share:
         self, num_train_samples: int, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int
     ) -> None:
         self.samples_per_rank: int = samples_per_rank(batch_size, world_size)
-        self._batch_size = batch_size
-        self._rank = rank
+        self._batch_size, self._rank = batch_size, rank
         self._steps = range(start_step, max(start_step, stop_step))
         self._steps_per_epoch = _steps_per_epoch(num_train_samples, batch_size)
 

@@ -68,13 +68,9 @@ class Checkpointer(ABC):
         self, spec: RunSpec, run_dir: RunDir, ranks: Ranks, gather: Gather, layout: dict[str, Any], num_ranks: int
     ) -> None:
         """`layout` goes into `plan.txt`, `num_ranks` into the commit record."""
-        self._spec = spec
-        self._run_dir = run_dir
+        self._spec, self._run_dir = spec, run_dir
         self._checkpoints = run_dir.checkpoints
-        self._ranks = ranks
-        self._gather = gather
-        self._layout = layout
-        self._num_ranks = num_ranks
+        self._ranks, self._gather, self._layout, self._num_ranks = ranks, gather, layout, num_ranks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embark-save")
         self._running: Future[Saved] | None = None
         self._broken: set[int] = set()
@@ -267,10 +263,7 @@ class CheckpointManager:
     """Begins saves, logs how they went, and learns from them when to save next."""
 
     def __init__(self, checkpointer: Saver, schedule: CheckpointSchedule, logger: RunLogger, step: int) -> None:
-        self._checkpointer = checkpointer
-        self._schedule = schedule
-        self._logger = logger
-        self._saved_step = step
+        self._checkpointer, self._schedule, self._logger, self._saved_step = checkpointer, schedule, logger, step
         self._step_s = 0.0
         self._reason = ""
         self._longest_s = 0.0

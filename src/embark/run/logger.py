@@ -170,8 +170,7 @@ class EventUploader:
     """Uploads in a thread while it is entered. For a run on a local disk it does nothing."""
 
     def __init__(self, run_dir: RunDir, *, is_on: bool = True, every_s: float = EVERY_S) -> None:
-        self._run_dir = run_dir
-        self._every_s = every_s
+        self._run_dir, self._every_s = run_dir, every_s
         self._num_uploaded = 0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="embark-upload", daemon=True)

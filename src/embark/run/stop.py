@@ -34,10 +34,7 @@ class StopCoordinator:
     def __init__(
         self, signals: StopSignals, notices: NoticeWatch, world: Ranks, guard: BudgetGuard | None = None
     ) -> None:
-        self._signals = signals
-        self._notices = notices
-        self._world = world
-        self._guard = guard
+        self._signals, self._notices, self._world, self._guard = signals, notices, world, guard
         self._has_taken_hint = False
         self._has_reported_problem = False
 

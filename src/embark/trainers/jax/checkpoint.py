@@ -45,8 +45,7 @@ class JaxCheckpointer(Checkpointer):
         world = trainer.world
         super().__init__(trainer.spec, run_dir, world, lambda value: world.gathered(value, CHANNEL), trainer.layout,
                          world.num_devices)
-        self._trainer = trainer
-        self._world = world
+        self._trainer, self._world = trainer, world
 
     def _start(self) -> None:
         self._trainer.state = initial_state(self._spec, self._trainer.places, self._world)

@@ -51,10 +51,7 @@ class Exchange:
     """One group's rows, seen from one device; every method runs inside `shard_map`."""
 
     def __init__(self, group: Group, num_devices: int, capacity: int, train: TrainSpec) -> None:
-        self._group = group
-        self._num_devices = num_devices
-        self._capacity = capacity
-        self._train = train
+        self._group, self._num_devices, self._capacity, self._train = group, num_devices, capacity, train
         self._rows = group.rows_per_device
         self._per_line = group.rows_per_line
         self._none = num_devices * group.rows_per_device

@@ -22,11 +22,10 @@ from embark.run.host_memory import peak_resident_bytes
 from embark.spec import PlaceSpec, RunSpec
 from embark.store import RunDir
 from embark.trainers.jax.checkpoint import JaxCheckpointer
-from embark.trainers.jax.metrics import Window
 from embark.trainers.jax.prefetch import DeviceBatch, capacities, to_devices, train_batches
 from embark.trainers.jax.sparsecore.selection import Choice, choose_cores
 from embark.trainers.jax.state import empty_counts
-from embark.trainers.jax.step import Programs, State, make_programs, state_shapes, weight_shapes
+from embark.trainers.jax.step import Programs, State, Window, make_programs, state_shapes, weight_shapes
 from embark.trainers.jax.world import World, choose_precision, join
 
 MAX_FLAGS = 256

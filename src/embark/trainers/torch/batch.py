@@ -59,8 +59,7 @@ class ToDevice:
     """Turns batches into `DeviceBatch`es, keeping what is the same in every one of them."""
 
     def __init__(self, names: list[str], device: torch.device) -> None:
-        self._names = names
-        self._device = device
+        self._names, self._device = names, device
         self._fixed: dict[int, tuple[Tensor, Tensor, list[int], list[int]]] = {}
 
     def __call__(self, batch: Batch) -> DeviceBatch:

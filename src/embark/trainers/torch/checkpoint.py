@@ -28,9 +28,7 @@ class TorchCheckpointer(Checkpointer):
         group = dist.new_group(backend="gloo", timeout=world.timeout) if world.world_size > 1 else None
         super().__init__(trainer.spec, run_dir, world, lambda value: world.gathered(value, group), trainer.layout,
                          world.world_size)
-        self._trainer = trainer
-        self._world = world
-        self._group = group
+        self._trainer, self._world, self._group = trainer, world, group
         self._staging = Staging()
 
     def _copied(self, step: int) -> State:

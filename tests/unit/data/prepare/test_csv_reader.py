@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from embark.data.hashing import hash_bytes
 from embark.data.prepare import text_stream
-from embark.data.prepare.csv_reader import CsvReader
+from embark.data.prepare.arrow_readers import CsvReader
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.rows import RawRows
 from embark.data.prepare.schema import Schema, SparseColumn

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark.data.hashing import hash_words
-from embark.data.prepare.csv_reader import CsvReader
+from embark.data.prepare.arrow_readers import CsvReader
 from embark.data.prepare.guess import guess_schema, table_name
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.schema import Schema, SparseColumn

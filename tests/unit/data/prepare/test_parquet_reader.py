@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark.data.hashing import hash_bytes
+from embark.data.prepare.arrow_readers import ParquetReader
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.parquet_reader import ParquetReader
 from embark.data.prepare.rows import RawRows
 from embark.data.prepare.schema import Schema, SparseColumn
 from embark.errors import DataError

@@ -11,7 +11,7 @@ import pytest
 
 from embark.errors import MissingPackage
 from embark.spec import resolve
-from embark.trainers.jax.packages import require_jax, wants_jax
+from embark.trainers import require_jax, wants_jax
 
 SOURCES = Path(__file__).parents[4] / "src"
 WITHOUT = """
