@@ -21,7 +21,7 @@ def resolve_from_data(spec: RunSpec) -> RunSpec:
     if spec.data.kind != "prepared":
         return spec
     from embark.data.prepared.cache import read_manifest
-    from embark.data.resolve import resolve_from_manifest
+    from embark.data.prepared.manifest import resolve_from_manifest
 
     return resolve_from_manifest(spec, read_manifest(spec.data.path))
 

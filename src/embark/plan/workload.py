@@ -99,8 +99,7 @@ def resolve_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec
     if spec.data.kind != "prepared":
         return _written_out(spec), said
     from embark.data.prepared.cache import local_folder, read_manifest
-    from embark.data.prepared.manifest import MANIFEST
-    from embark.data.resolve import resolve_from_manifest
+    from embark.data.prepared.manifest import MANIFEST, resolve_from_manifest
 
     folder = local_folder(spec.data.path)
     if folder is not None and (folder / MANIFEST).is_file():

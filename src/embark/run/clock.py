@@ -37,7 +37,7 @@ class Waits(Protocol):
 
 
 class HostWaits:
-    """The time that `next` took."""
+    """The time spent in `next`."""
 
     def __init__(self) -> None:
         self._total_s = 0.0

@@ -68,11 +68,11 @@ class JaxCheckpointer(Checkpointer):
             stored.check_slots(spec)
         self._trainer.state = make_state(
             spec, self._trainer.places, self._world, stored.table_rows, stored.slot_rows if has_slots else None,
-            {name: stored.whole(weight_path(name), shape) for name, shape in shapes.items()},
-            {name: tuple(stored.whole(weight_state_path(name, state), shape) for state in states)
+            {name: stored.tensor(weight_path(name), shape) for name, shape in shapes.items()},
+            {name: tuple(stored.tensor(weight_state_path(name, state), shape) for state in states)
              for name, shape in shapes.items()},
         )
-        self._trainer.window.set_state(stored.whole(METRICS, (STATE_SIZE,)))
+        self._trainer.window.set_state(stored.tensor(METRICS, (STATE_SIZE,)))
 
     def _pieces(self, step: int) -> Iterator[Piece]:
         """The state on the host; every process goes through all of it and gets its own."""
@@ -88,13 +88,13 @@ class JaxCheckpointer(Checkpointer):
         if not world.is_first:
             return
         for name, weight in state["dense"].items():
-            yield _whole(weight_path(name), world.fetch(weight))
+            yield _unsharded(weight_path(name), world.fetch(weight))
             states = DENSE_STATES[self._spec.train.dense_optimizer]
             if states:
-                yield _whole(weight_state_path(name, "step"), np.array(step, np.float32))
+                yield _unsharded(weight_state_path(name, "step"), np.array(step, np.float32))
             for kind, values in zip(states, state["dense_state"][name], strict=True):
-                yield _whole(weight_state_path(name, kind), world.fetch(values))
-        yield _whole(METRICS, metrics)
+                yield _unsharded(weight_state_path(name, kind), world.fetch(values))
+        yield _unsharded(METRICS, metrics)
 
     def _write_files(self, step: int, pieces: list[Piece], store: ChecksumStore) -> list[tuple[Piece, ChunkEntry]]:
         """This process's files; returns each piece, without its values, and where it lies."""
@@ -115,7 +115,7 @@ class JaxCheckpointer(Checkpointer):
         return [one for share in placed for one in share]
 
 
-def _whole(path: Path, values: Array) -> Piece:
+def _unsharded(path: Path, values: Array) -> Piece:
     return Piece(path, values.shape, (0,) * values.ndim, np.array(values))
 
 
@@ -166,7 +166,7 @@ class Stored:
         path = f"{folder}/{INDEX}"
         self._tensors = read_index(store.read(path), store.where(path)).tensors
 
-    def whole(self, path: Path, shape: tuple[int, ...]) -> Array:
+    def tensor(self, path: Path, shape: tuple[int, ...]) -> Array:
         """A tensor, which must be of that shape."""
         entry = self._entry(path)
         self._check(path, entry, shape)

@@ -37,12 +37,12 @@ def make_programs(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], me
     """Nothing is compiled before the first call."""
     body = _Exchanged(spec, layout, capacities, precision)
     specs = state_specs(spec, layout)
-    rows, whole = P(AXIS), P()
+    rows, replicated = P(AXIS), P()
     mapped = partial(jax.shard_map, mesh=mesh, check_vma=False)
     batch = {name: samples_on(BATCH_AXES[name]) for name in ("dense", "ids", "label")}
     seen = batch | {"valid": samples_on(BATCH_AXES["valid"])}
-    train = mapped(body.train, in_specs=(specs, batch, whole, whole), out_specs=(specs, whole))
-    evaluate = mapped(body.evaluate, in_specs=(specs, rows, seen), out_specs=(rows, whole))
+    train = mapped(body.train, in_specs=(specs, batch, replicated, replicated), out_specs=(specs, replicated))
+    evaluate = mapped(body.evaluate, in_specs=(specs, rows, seen), out_specs=(rows, replicated))
     return Programs(jax.jit(train, donate_argnums=0), jax.jit(evaluate, donate_argnums=1))
 
 
