@@ -107,8 +107,8 @@ def test_a_slice_of_tpus_gets_this_trainer_by_itself():
 
 
 def test_what_is_missing_is_the_user_s_to_mend(monkeypatch):
-    from embark.trainers.jax import packages
+    from embark import trainers
 
-    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    monkeypatch.setattr(trainers, "find_spec", lambda name: None)
     with pytest.raises(MissingPackage, match="needs jax"):
         require_jax(resolve({"place": {"device": "jax"}}))
