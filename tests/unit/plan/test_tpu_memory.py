@@ -62,11 +62,7 @@ def test_the_counts_are_the_trainer_s_own():
     pytest.importorskip("jax")
     from embark.run import evaluation
 
-<<<<<<< HEAD
-    assert tpu.HISTOGRAM_BYTES == 2 * metrics.NUM_BINS * 4
-=======
-    assert tpu_memory.HISTOGRAM_BYTES == 2 * evaluation.NUM_BINS * 4
->>>>>>> 3be57dc (Readers by pyarrow are one module; JAX's histograms lie with the step that counts them)
+    assert tpu.HISTOGRAM_BYTES == 2 * evaluation.NUM_BINS * 4
 
 
 def test_narrow_rows_share_lines_and_odd_ones_are_copied_whole():
