@@ -43,9 +43,10 @@ def render_monitoring(job: Job) -> list[File]:
                  ("gcp", True): ["ops_agent.yaml"]}.get((job.cloud, is_vm), [])
     files = [File(name, job_text(f"{job.cloud}/{name}.j2", job)) for name in templates]
     if job.cloud == "azure" and not is_vm:
-        files.append(File("alert_rules.json", json.dumps(azure_rules(job), indent=2) + "\n"))
+        files.append(File("alert_rules.json", job_text("azure/alert_rules.json.j2", job, rules=azure_rules(job))))
     if job.cloud == "gcp":
-        files.append(File("idle_gpus.json", json.dumps(gcp_policy(job), indent=2) + "\n"))
+        files.append(File("idle_gpus.json", job_text("gcp/idle_gpus.json.j2", job, idle_minutes=IDLE_MINUTES,
+                                                     idle_percent=IDLE_PERCENT)))
     return [text, *files, *render_run_metrics(job)]
 
 
@@ -65,52 +66,18 @@ def render_budget(job: Job) -> list[File]:
     ]
 
 
-def azure_rules(job: Job) -> dict[str, Any]:
-    """An ARM template with a rule group of Prometheus, which `az` alone cannot make."""
-    def rule(name: str, expression: str, minutes: int, what: str) -> dict[str, Any]:
-        return {"alert": name, "expression": expression, "for": f"PT{minutes}M", "severity": 2, "enabled": True,
-                "annotations": {"description": what}, "actions": [{"actionGroupId": "[parameters('actionGroup')]"}]}
-
+def azure_rules(job: Job) -> list[tuple[str, str, int, str]]:
+    """Of Prometheus, which `az` alone cannot make: name, expression, minutes and what it means."""
     rules = [
-        rule("IdleGpus", f"avg(DCGM_FI_DEV_GPU_UTIL) < {IDLE_PERCENT}", IDLE_MINUTES,
-             "Machines are paid for and do not train."),
-        rule("FailedPods", f'sum(kube_pod_status_phase{{namespace="{job.namespace}",phase="Failed"}}) > 0', 5,
-             "A pod of the run has failed."),
-        rule("DeadMachines", 'sum(kube_node_status_condition{condition="Ready",status!="true"}) > 0', 5,
-             "A machine of the cluster does not answer."),
+        ("IdleGpus", f"avg(DCGM_FI_DEV_GPU_UTIL) < {IDLE_PERCENT}", IDLE_MINUTES,
+         "Machines are paid for and do not train."),
+        ("FailedPods", f'sum(kube_pod_status_phase{{namespace="{job.namespace}",phase="Failed"}}) > 0', 5,
+         "A pod of the run has failed."),
+        ("DeadMachines", 'sum(kube_node_status_condition{condition="Ready",status!="true"}) > 0', 5,
+         "A machine of the cluster does not answer."),
     ]
-    if is_scraped(job):
-        rules += [rule(one.name, one.expression, max(1, one.minutes), one.what) for one in alerts()]
-    return {
-        "$schema": "https://schema.management.azure.com/schemas/2019-04-01/deploymentTemplate.json#",
-        "contentVersion": "1.0.0.0",
-        "parameters": {"workspace": {"type": "string"}, "cluster": {"type": "string"},
-                       "actionGroup": {"type": "string"}, "location": {"type": "string"}},
-        "resources": [{
-            "type": "Microsoft.AlertsManagement/prometheusRuleGroups", "apiVersion": "2023-03-01",
-            "name": f"embark-{job.name}", "location": "[parameters('location')]",
-            "properties": {"enabled": True, "interval": "PT1M", "scopes": ["[parameters('workspace')]",
-                           "[parameters('cluster')]"], "rules": rules},
-        }],
-    }
-
-
-def gcp_policy(job: Job) -> dict[str, Any]:
-    """An alert policy of Cloud Monitoring."""
-    if job.spec.place.target == "vm":
-        query = f"avg(agent_googleapis_com:gpu_utilization) < {IDLE_PERCENT}"
-    else:
-        query = f'avg(DCGM_FI_DEV_GPU_UTIL{{cluster="{location_of(job).cluster}"}}) < {IDLE_PERCENT}'
-    return {
-        "displayName": f"embark-{job.name}-idle-gpus",
-        "documentation": {"content": "Machines are paid for and do not train.", "mimeType": "text/markdown"},
-        "combiner": "OR",
-        "conditions": [{
-            "displayName": f"GPUs under {IDLE_PERCENT} % for {IDLE_MINUTES} minutes",
-            "conditionPrometheusQueryLanguage": {"query": query, "duration": f"{IDLE_MINUTES * 60}s",
-                                                 "evaluationInterval": "60s"},
-        }],
-    }
+    own = [(one.name, one.expression, max(1, one.minutes), one.what) for one in alerts()]
+    return [*rules, *own] if is_scraped(job) else rules
 
 
 def is_scraped(job: Job) -> bool:

@@ -7,11 +7,10 @@ from typing import Any
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.location import Bucket, Location, location_of
-from embark.render.scripts import script_file
+from embark.render.scripts import job_text, script_file
 from embark.render.shell_text import Shell, Step, Words, option, variable
 from embark.render.targets import tpu_gke
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
-from embark.render.yaml_text import yaml_text
 
 IMAGE_FAMILY, IMAGE_PROJECT = "common-cu129-ubuntu-2204-nvidia-580", "deeplearning-platform-release"
 BUILT_IN = ("a2-", "a3-", "a4", "g2-", "g4-")
@@ -116,7 +115,7 @@ def render_gke(job: Job) -> list[File]:
     about = (f"What a GKE cluster with {job.num_nodes} x {job.machine.name} is given once it stands. The cluster "
              "itself is made by commands, not by a file: gke_cluster.sh runs them and applies this.")
     return [
-        File("gke_cluster.yaml", yaml_text(cluster_objects(job), about=about)),
+        File("gke_cluster.yaml", job_text("gcp/gke_cluster.yaml.j2", job, about=about, networks=extra_networks(job))),
         script_file(
             "gke_cluster.sh", "gcp/cluster.sh.j2", job, networks=extra_networks(job), pools=pool_names(job),
             mtu=8896 if job.machine.fabric.name == "gpudirect-rdma" else 8244, addons=",".join(addons),
@@ -141,24 +140,6 @@ def extra_networks(job: Job) -> list[ExtraNetwork]:
                               "RDMA") for i in range(num)]
         return [ordinary, *cards]
     return []
-
-
-def cluster_objects(job: Job) -> list[dict[str, Any]]:
-    objects: list[dict[str, Any]] = [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": job.namespace}},
-        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "embark-training"},
-         "value": 1000, "globalDefault": False, "preemptionPolicy": "Never",
-         "description": "Training runs: before what has no priority, and never at the cost of what runs."},
-    ]
-    for extra in extra_networks(job):
-        objects.append({
-            "apiVersion": "networking.gke.io/v1", "kind": "GKENetworkParamSet", "metadata": {"name": extra.name},
-            "spec": {"vpc": extra.network, "vpcSubnet": extra.subnet, "deviceMode": extra.device_mode}})
-        objects.append({
-            "apiVersion": "networking.gke.io/v1", "kind": "Network", "metadata": {"name": extra.name},
-            "spec": {"type": "Device", "parametersRef": {
-                "group": "networking.gke.io", "kind": "GKENetworkParamSet", "name": extra.name}}})
-    return objects
 
 
 def pool_names(job: Job) -> list[str]:
