@@ -3,7 +3,8 @@
 from importlib import import_module
 
 from embark.errors import UserError
-from embark.launch.backend import Backend, Notify, RunHandle
+from embark.launch.backend import Notify, RunHandle
+from embark.launch.backends.base import Backend
 from embark.launch.http import NO_RETRY
 from embark.launch.shell import Shell
 from embark.spec import RunSpec

@@ -9,8 +9,9 @@ from embark.catalog import load_catalog
 from embark.catalog.pricing import PURCHASE_NAMES
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_usd, to_one_line
-from embark.launch.backend import Backend, LaunchRequest, Notify, Resource, RunHandle, Status
+from embark.launch.backend import LaunchRequest, Notify, Resource, RunHandle, Status
 from embark.launch.backend_selection import backend_for, backend_of
+from embark.launch.backends.base import Backend
 from embark.launch.run_registry import (
     STORE_RETRY,
     RunNotLaunchedHere,
@@ -120,17 +121,10 @@ def launch_result(launch: PreparedLaunch, *, status: Status | None = None,
                   commands: tuple[tuple[str, ...], ...] = ()) -> LaunchResult:
     handle = launch.handle
     return LaunchResult(
-        name=handle.name,
-        title=handle.title,
-        backend=handle.backend,
-        where=dict(handle.where),
-        run_uri=handle.run_uri,
-        usd_per_hour=handle.usd_per_hour,
-        estimate=launch.estimate,
-        commands=commands,
+        name=handle.name, title=handle.title, backend=handle.backend, where=dict(handle.where), run_uri=handle.run_uri,
+        usd_per_hour=handle.usd_per_hour, estimate=launch.estimate, commands=commands,
         state=status.state if status else "dry run" if commands else "submitted",
-        reason=status.reason if status else "",
-    )
+        reason=status.reason if status else "")
 
 
 def find_active(name: str, shell: Shell, notify: Notify) -> RunRecord | None:

@@ -7,6 +7,8 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from embark.errors import EmbarkError, UserError, nearest
 from embark.launch.backend import RunHandle
 from embark.store import open_store, write_atomic
@@ -46,9 +48,8 @@ class RegistryContents:
 def save_record(run: RunRecord) -> RunRecord:
     """Atomically; replaces the record of the same run at the same location."""
     path = run.path or record_path(run.handle)
-    handle = {**asdict(run.handle), "where": dict(run.handle.where)}
-    record = {"format": FORMAT, "handle": handle, "spec_toml": run.spec_toml, "submitted_s": run.submitted_s,
-              "is_submitted": run.is_submitted, "is_cancelled": run.is_cancelled}
+    record = {"format": FORMAT, **asdict(run)}
+    del record["path"]
     try:
         write_atomic(path, json.dumps(record, indent=1) + "\n")
     except OSError as error:
@@ -107,20 +108,8 @@ def now_s() -> float:
 def _read(path: Path) -> RunRecord | None:
     """None where it is not a complete record."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        handle = record["handle"]
-        cost = handle["usd_per_hour"]
-        return RunRecord(
-            handle=RunHandle(
-                name=str(handle["name"]), backend=str(handle["backend"]),
-                where={str(k): v if isinstance(v, int) else str(v) for k, v in handle["where"].items()},
-                title=str(handle["title"]), run_uri=str(handle["run_uri"]),
-                usd_per_hour=None if cost is None else float(cost),
-            ),
-            spec_toml=str(record["spec_toml"]), submitted_s=float(record["submitted_s"]),
-            is_submitted=bool(record["is_submitted"]), is_cancelled=bool(record["is_cancelled"]), path=path,
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return replace(TypeAdapter(RunRecord).validate_json(path.read_bytes()), path=path)
+    except (OSError, ValueError):
         return None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from embark.catalog import load_catalog
 from embark.errors import MissingPackage, UserError
@@ -21,6 +22,7 @@ from embark.launch.backends.kubernetes.kubectl import (
     cluster_error,
     current_context,
 )
+from embark.launch.backends.kubernetes.status import KINDS
 from embark.launch.backends.local.backend import Local, num_gpus
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
@@ -62,15 +64,12 @@ class TorchX(Kubernetes):
         if now != cluster.context and not self._shell.is_dry:
             raise UserError(f"TorchX uses kubectl's current context, which is {now}, not {cluster.context}",
                             fix=f"kubectl config use-context {cluster.context}")
-        kubectl = self._kubectl(request.handle)
-        stem = f"{request.handle.where['object']}-"
         try:
-            jobs = kubectl.items(self._kind(request.handle).name)
+            jobs = self._jobs(request.handle)
         except NoSuchKind as error:
             raise NoSuchKind("the cluster has no Volcano, which TorchX's Kubernetes scheduler needs",
                              fix=INSTALL_VOLCANO) from error
-        same = [one["metadata"]["name"] for one in jobs
-                if re.fullmatch(re.escape(stem) + r"[a-z0-9]+", str(one["metadata"]["name"])) and not _has_ended(one)]
+        same = [one["metadata"]["name"] for one in jobs if not _has_ended(one)]
         if same:
             raise UserError(f"the Volcano job {same[0]} already exists in namespace {place.namespace}",
                             fix=f"embark status {request.handle.name}; embark cancel {request.handle.name} deletes it")
@@ -101,12 +100,15 @@ class TorchX(Kubernetes):
             return str(json.loads((folder / APP).read_text())["name"])
         except (OSError, ValueError, KeyError):
             pass
-        stem = f"{handle.where['object']}-"
-        kind = self._kind(handle).name
-        found = [one["metadata"] for one in self._kubectl(handle).items(kind)
-                 if re.fullmatch(re.escape(stem) + r"[a-z0-9]+", str(one["metadata"]["name"]))]
+        found = [one["metadata"] for one in self._jobs(handle)]
         newest = max(found, key=lambda one: str(one.get("creationTimestamp", "")), default=None)
         return str(newest["name"]) if newest else str(handle.where["object"])
+
+    def _jobs(self, handle: RunHandle) -> list[dict[str, Any]]:
+        """All attempts at this run: TorchX adds a mark to the name."""
+        name = re.compile(re.escape(f"{handle.where['object']}-") + r"[a-z0-9]+")
+        return [one for one in self._kubectl(handle).items(self._kind(handle).name)
+                if name.fullmatch(str(one["metadata"]["name"]))]
 
     def _small_objects(self, handle: RunHandle) -> list[str]:
         return []
@@ -136,10 +138,7 @@ def _app_name(out: str) -> str:
 
 
 def _has_ended(job: dict[str, object]) -> bool:
-    from embark.launch.backends.kubernetes.status import KINDS
-
-    status = KINDS["torchx"].read(job)["status"]
-    return bool(status["conditions"])
+    return bool(KINDS["torchx"].read(job)["status"]["conditions"])
 
 
 class TorchXLocal(Local):

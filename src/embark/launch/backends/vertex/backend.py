@@ -28,7 +28,7 @@ from embark.launch.backend import (
     time_ns,
     time_s,
 )
-from embark.launch.backends.base import BaseBackend
+from embark.launch.backends.base import Backend
 from embark.launch.explanations import explain, explain_exit
 from embark.launch.http import API_RETRY, HttpClient, Response
 from embark.launch.run_registry import now_s
@@ -156,7 +156,7 @@ class VertexApi:
         return {"Authorization": f"Bearer {self._credentials.token}"}
 
 
-class Vertex(BaseBackend):
+class Vertex(Backend):
     """The project and the region that a run is in."""
 
     late_s = 15.0
@@ -353,12 +353,8 @@ def _why_pending(word: str, error: str, events: Sequence[RunEvent], *, region: s
     found = explain_message(last, region=region, project=project) if last else Reason("")
     if found.fix:
         return found
-    if word == "QUEUED":
-        begins = "Vertex AI has not started it"
-    elif word == "PAUSED":
-        begins = "paused"
-    else:
-        begins = f"Vertex AI is provisioning machines in {region}"
+    begins = {"QUEUED": "Vertex AI has not started it", "PAUSED": "paused"}.get(
+        word, f"Vertex AI is provisioning machines in {region}")
     return Reason(f"{begins} ({found.text})" if found.text else begins)
 
 
