@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from embark.catalog import load_catalog
@@ -53,7 +54,7 @@ class MachinesBackend(Backend):
     can_recover = True
     poll_s = 15.0
 
-    @property
+    @cached_property
     def _ssh(self) -> Ssh:
         return Ssh(self._shell, notify=self._notify)
 
