@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from embark.catalog import Machine, find_machine, load_catalog
-from embark.diagnose.rule import Evidence, RuleMatch, rule_named
-from embark.diagnose.scan import Listener
+from embark.diagnose.scan import Evidence, Listener, RuleMatch, rule_named
 from embark.diagnose.source import Source
 from embark.errors import UserError
 from embark.events.alerts import FULL, HOT_C, INPUT_SHARE, SLOW_RANK, SLOW_STEP

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from embark.diagnose.checks import GIB, NcclLog, StepTimes, Versions, machine_of
-from embark.diagnose.rule import Diagnosis, Evidence, RuleMatch, load_rules
-from embark.diagnose.scan import Scan
+from embark.diagnose.scan import Diagnosis, Evidence, RuleMatch, Scan, load_rules
 from embark.diagnose.source import Source
 from embark.formatting import to_one_line
 from embark.plan.prediction import Prediction, Setup

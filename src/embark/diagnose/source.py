@@ -132,7 +132,7 @@ MAX_LINE_BYTES = 1 << 20
 """A longer line is looked at in pieces."""
 SHORT_BYTES = 1 << 14
 """Of a longer one, only what is around the words that are looked for."""
-AROUND_BYTES = 2000
+CONTEXT_BYTES = 2000
 MAX_PIECES = 50
 
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -187,9 +187,9 @@ def pieces(line: Line, needle: bytes) -> Iterator[str]:
     for _ in range(MAX_PIECES):
         if place < 0:
             return
-        begin = max(line.data.rfind(b"\r", 0, place) + 1, place - AROUND_BYTES)
+        begin = max(line.data.rfind(b"\r", 0, place) + 1, place - CONTEXT_BYTES)
         back = line.data.find(b"\r", place)
-        end = min(back if back >= 0 else len(line.data), place + AROUND_BYTES)
+        end = min(back if back >= 0 else len(line.data), place + CONTEXT_BYTES)
         if begin != last:
             yield line.data[begin:end].decode("utf-8", "replace")
         last = begin

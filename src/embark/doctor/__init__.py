@@ -4,7 +4,7 @@ loads no torch: a child process does. May import launch, render, catalog, store,
 import datetime
 from collections.abc import Iterator
 
-from embark.doctor.check import Check, Host, check_package
+from embark.doctor.check import Check, Host, check
 from embark.stack import versions as stack
 
 __all__ = ["Check", "Host", "check_host"]
@@ -24,7 +24,8 @@ def check_host(host: Host | None = None, today: datetime.date | None = None) -> 
     try:
         found = list_gpus(host)
         yield from check_machine(host)
-        yield from map(check_package, stack.check(packages, gpu=bool(found)))
+        for one in stack.check(packages, gpu=bool(found)):
+            yield check(one.name, one.ok, one.found or "missing", one.expected, one.fix)
         yield from check_gpus(host, found, packages)
         yield from check_network(host)
         yield from check_disk(host)

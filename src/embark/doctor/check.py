@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from embark.stack.versions import Finding
-
 TIMEOUT_S = 20.0
 MAX_CHARS = 1 << 20
 
@@ -71,10 +69,6 @@ class Check:
 
 def check(name: str, is_ok: bool, found: str, expected: str, fix: str, *, bad: Verdict = "wrong") -> Check:
     return Check(name, "ok", found, expected) if is_ok else Check(name, bad, found, expected, fix)
-
-
-def check_package(finding: Finding) -> Check:
-    return check(finding.name, finding.ok, finding.found or "missing", finding.expected, finding.fix)
 
 
 def size_text(num_bytes: float) -> str:

@@ -153,7 +153,7 @@ _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15
 _QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")
 
 
-@dataclass(frozen=True)  # no slots: what many rules ask for is kept
+@dataclass(frozen=True)  # no slots: it has cached properties
 class Container:
     """A container, or the `trainer` of a TrainJob."""
 
@@ -197,7 +197,7 @@ class Container:
 
     @cached_property
     def num_gpus(self) -> int:
-        return sum(self.amount(name).whole or 0 for name in GPU_RESOURCES)
+        return sum(self.amount(name).integer or 0 for name in GPU_RESOURCES)
 
     @property
     def is_accelerated(self) -> bool:
@@ -224,7 +224,7 @@ class Pod:
     containers: tuple[Container, ...]
     sidecars: tuple[Container, ...]
     """Init containers that stay: `restartPolicy: Always`."""
-    is_whole: bool = True
+    is_complete: bool = True
     """Not so where a runtime that is not among the files fills in the rest."""
 
     @cached_property
@@ -309,11 +309,8 @@ def pods_of(document: Document) -> Iterator[Pod]:
         yield from _pod(document, "", spec.at("jobTemplate.spec"))
     elif kind == "Pod" and spec:
         yield _made(document, "", document.root, document.root["metadata"], spec)
-    elif kind == "JobSet":
-        for job in spec["replicatedJobs"]:
-            yield from _pod(document, job["name"].text, job.at("template.spec"))
-    elif kind in ("TrainingRuntime", "ClusterTrainingRuntime"):
-        for job in spec.at("template.spec.replicatedJobs"):
+    elif kind in ("JobSet", "TrainingRuntime", "ClusterTrainingRuntime"):
+        for job in (spec if kind == "JobSet" else spec.at("template.spec"))["replicatedJobs"]:
             yield from _pod(document, job["name"].text, job.at("template.spec"))
     elif kind == "TrainJob":
         yield _train_job(document)
@@ -330,11 +327,8 @@ def pods_of(document: Document) -> Iterator[Pod]:
 
 def patches(document: Document) -> list[Node]:
     """The Job specs that a TrainJob's patches change."""
-    found = []
-    for patch in document.root.at("spec.runtimePatches"):
-        for job in patch.at("trainingRuntimeSpec.template.spec.replicatedJobs"):
-            found.append(job)
-    return found
+    return [job for patch in document.root.at("spec.runtimePatches")
+            for job in patch.at("trainingRuntimeSpec.template.spec.replicatedJobs")]
 
 
 def container_of(node: Node) -> Container:
@@ -366,8 +360,8 @@ def _train_job(document: Document) -> Pod:
     node = Node(trainer.place or document.root.place, pairs=pairs)
     container = Container(node, NOTHING, trainer["image"], trainer["command"], trainer["args"], trainer["env"],
                           trainer.at("resourcesPerNode.limits"), trainer.at("resourcesPerNode.requests"))
-    is_whole = document.root.at("spec.runtimeRef.name").text == "torch-distributed"
-    return Pod(document, "node", document.root["spec"], metadata, spec, (container,), (), is_whole)
+    is_complete = document.root.at("spec.runtimeRef.name").text == "torch-distributed"
+    return Pod(document, "node", document.root["spec"], metadata, spec, (container,), (), is_complete)
 
 
 def quantity(text: str) -> float | None:

@@ -71,7 +71,7 @@ class Dockerfile:
             if one.name not in ("ENV", "ARG"):
                 continue
             words = [word for command in read_shell(one.place.source, one.place.start, one.place.end)
-                     for word in [*((n, v, p) for n, v, p in command.assignments)]]
+                     for word in command.assignments]
             if not words and one.name == "ENV":  # ENV NAME value
                 name, _, value = one.text.partition(" ")
                 words = [(name, value.strip(), one.place)]
@@ -197,7 +197,7 @@ class Script:
     is_image: bool = False
 
 
-@dataclass(frozen=True)  # no slots: what many rules ask for is kept
+@dataclass(frozen=True)  # no slots: it has cached properties
 class PythonFile:
     source: Source
     tree: ast.Module

@@ -6,6 +6,7 @@ deep, nor too many, nor alias bombs. What an edit does not touch stays byte for 
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,11 +25,7 @@ class Source:
 
     @staticmethod
     def of(path: Path, text: str) -> Source:
-        starts = [0]
-        for index, character in enumerate(text):
-            if character == "\n":
-                starts.append(index + 1)
-        return Source(path, text, tuple(starts))
+        return Source(path, text, (0, *(match.end() for match in re.finditer("\n", text))))
 
     def line_of(self, index: int) -> int:
         """Counted from 1."""
@@ -47,9 +44,6 @@ class Source:
         """Past its newline."""
         line = self.line_of(index)
         return self.starts[line] if line < len(self.starts) else len(self.text)
-
-    def column_of(self, index: int) -> int:
-        return index - self.start_of_line(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +142,7 @@ class Node:
         return self.pairs is not None
 
     @property
-    def whole(self) -> int | None:
+    def integer(self) -> int | None:
         """A whole number, also if it is written in quotes."""
         if isinstance(self.value, bool):
             return None
@@ -274,7 +268,7 @@ def _value(kind: str, text: str) -> str | int | float | bool | None:
     digits = text.replace("_", "").lower()
     try:
         if kind == "int":
-            return _whole(digits) if len(digits.lstrip("+-")) <= 20 else text
+            return _integer(digits) if len(digits.lstrip("+-")) <= 20 else text
         if kind == "float":
             return float(digits.replace(".inf", "inf").replace(".nan", "nan"))
     except ValueError:
@@ -282,7 +276,7 @@ def _value(kind: str, text: str) -> str | int | float | bool | None:
     return text
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     """As YAML 1.1 counts: 0x10 and 0b10 by their base, 010 in octal."""
     digits = text.lstrip("+-")
     base = 16 if digits.startswith("0x") else 2 if digits.startswith("0b") else 8 if digits.startswith("0") else 10
@@ -312,7 +306,7 @@ def add_key(mapping: Node, text: str) -> tuple[Edit, ...]:
     if not mapping.place.start <= first.start < mapping.place.end:
         return ()  # it is of an anchor elsewhere
     at = Place(first.source, first.start, first.start)
-    column = first.source.column_of(first.start)
+    column = first.start - first.source.start_of_line(first.start)
     return (Edit(at, f"{text}, " if mapping.is_flow else f"{text}\n{' ' * column}"),)
 
 
@@ -357,8 +351,5 @@ def remove_line(place: Place, begins: str) -> tuple[Edit, ...]:
     source = place.source
     start, end = source.start_of_line(place.start), source.end_of_line(place.start)
     line = source.text[start:end].strip()
-    head = line[: len(begins)]
-    rest = line[len(begins):].strip()
-    if head != begins or rest.partition("#")[0].strip() != place.text:
-        return ()
-    return (Edit(Place(source, start, end), ""),)
+    is_alone = line.startswith(begins) and line[len(begins):].partition("#")[0].strip() == place.text
+    return (Edit(Place(source, start, end), ""),) if is_alone else ()

@@ -167,8 +167,8 @@ class Containers:
         pod = start.pod
         path = self.folders.root / "hosts" / start.key.replace("#", "-")
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = f"{pod.names[-1]} " if pod.names else ""
-        path.write_text(f"127.0.0.1 localhost\n{address} {whole}{pod.hostname}\n")
+        qualified = f"{pod.names[-1]} " if pod.names else ""
+        path.write_text(f"127.0.0.1 localhost\n{address} {qualified}{pod.hostname}\n")
         return path
 
     def _limits(self, start: Start) -> list[str]:

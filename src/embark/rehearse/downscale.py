@@ -72,11 +72,8 @@ class Downscaled:
 
 def downscale(job: K8sObject, objects: Objects, *, num_processes: int, num_pods: int, num_steps: int) -> Downscaled:
     """Of the objects only what is named in `changes` differs."""
-    made: dict[int, Any] = {}
     copies = [copy.deepcopy(dict(one)) for one in objects.all]
-    for old, new in zip(objects.all, copies, strict=True):
-        made[id(old)] = new
-    own = made[id(job)]
+    own = next(new for old, new in zip(objects.all, copies, strict=True) if old is job)
     changes: list[Change] = []
     _fewer_processes(own, copies, num_processes, changes)
     run = None
@@ -161,10 +158,10 @@ def _fewer_processes(job: dict[str, Any], objects: Sequence[dict[str, Any]], cou
 
 def _no_price(container: Any, changes: list[Change]) -> None:
     """What is rehearsed costs nothing, and would else stop at a budget."""
-    kept = [row for row in rows(container, "env") if row.get("name") != PRICE_VARIABLE]
-    if len(kept) < len(list(rows(container, "env"))):
+    others = [row for row in rows(container, "env") if row.get("name") != PRICE_VARIABLE]
+    if len(others) < len(list(rows(container, "env"))):
         changes.append(Change(f"variable {PRICE_VARIABLE}", "a price", "not set: this machine costs nothing"))
-        container["env"] = kept
+        container["env"] = others
 
 
 def _smaller_variable(row: Any, count: int, changes: list[Change]) -> None:

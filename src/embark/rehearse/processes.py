@@ -83,7 +83,7 @@ class Folders:
 
 LOOPBACK = "127.0.0.1"
 _MARK = "EMBARK_REHEARSAL_POD"
-_KEPT = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
+_INHERITED = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 """What a process needs of this machine; of an image it would have its own."""
 _SHIMS = {"python": "", "python3": "", "torchrun": "-m torch.distributed.run", "embark": "-m embark"}
 _PORT = re.compile(r"(?P<host>[\w.-]+):(?P<port>\d{2,5})\b")
@@ -135,8 +135,7 @@ class Processes:
         folder.mkdir(parents=True, exist_ok=True)
         here = self._here(start)
         words = [here(word) for word in pod.words]
-        program = self._found(words[0], folder)
-        if program is None:
+        if not self._is_found(words[0], folder):
             line = f'exec: "{words[0]}": executable file not found in $PATH'
             words = ["/bin/sh", "-c", 'echo "$1"; exit 127', "sh", line]
         lines = LineStream(words, folder=folder, env=self._environment(start, here), is_merged=True)
@@ -184,15 +183,14 @@ class Processes:
     def _bin(self) -> Path:
         return self.folders.root / "bin"
 
-    def _found(self, program: str, folder: Path) -> str | None:
+    def _is_found(self, program: str, folder: Path) -> bool:
         if "/" in program:
-            path = folder / program
-            return str(path) if os.access(path, os.X_OK) else None
-        return shutil.which(program, path=f"{self._bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
+            return os.access(folder / program, os.X_OK)
+        return shutil.which(program, path=f"{self._bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}") is not None
 
     def _environment(self, start: Start, here: Callable[[str], str]) -> dict[str, str]:
         pod = start.pod
-        env = {name: value for name in _KEPT if (value := os.environ.get(name))}
+        env = {name: value for name in _INHERITED if (value := os.environ.get(name))}
         if "PYTHONPATH" in env:  # a pod starts elsewhere
             env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, env["PYTHONPATH"].split(os.pathsep)))
         env |= {name: here(value) for name, value in pod.env.items() if name != "PATH"}

@@ -107,16 +107,15 @@ def _good(case: Case) -> str:
     progress = case.outcome.progress
     elapsed = format_duration(case.outcome.elapsed_s)
     if case.run is None:
-        pods = "1 pod" if len(case.pods) == 1 else f"{len(case.pods)} pods"
-        return f"{pods} ended well in {elapsed}; what they trained was not checked"
+        return f"{pluralize(len(case.pods), 'pod')} ended well in {elapsed}; what they trained was not checked"
     resumed = ""
     if progress.resumes:
         lost = sum(one.lost_steps for one in progress.resumes)
         froms = ", ".join(str(one.step) for one in progress.resumes)
         resumed = f", resumed from step {froms} with {lost} steps lost"
-    pods = "1 pod" if len(case.pods) == 1 else f"{len(case.pods)} pods"
     each = "1 process" if case.num_processes == 1 else f"{case.num_processes} processes"
-    return f"{pods} of {each} met, trained {progress.step} steps and saved{resumed}, in {elapsed}"
+    return (f"{pluralize(len(case.pods), 'pod')} of {each} met, trained {progress.step} steps and saved{resumed}, in "
+            f"{elapsed}")
 
 
 def _fault_too_late(case: Case) -> Cause | None:
@@ -179,9 +178,7 @@ def _unresolvable(case: Case) -> Cause | None:
     for pod in case.pods:
         launch = launch_of(pod)
         host = launch.endpoint_host if launch is not None else ""
-        if not host or "$" in host or host in ("localhost", "127.0.0.1") or names.resolves(host):
-            continue
-        if re.fullmatch(r"[\d.]+", host):
+        if not host or "$" in host or host == "localhost" or re.fullmatch(r"[\d.]+", host) or names.resolves(host):
             continue
         why, fix = why_not(host, case.pods, case.workload.services)
         who = _pods(pod for pod in case.pods if pod.hostname != host)
@@ -341,11 +338,8 @@ def _right_endpoint(case: Case) -> str:
 
 
 def _line_with(case: Case, pattern: re.Pattern[str]) -> str:
-    for tail in case.outcome.tails.values():
-        for line in tail:
-            if pattern.search(line):
-                return line.strip()
-    return ""
+    lines = (line for tail in case.outcome.tails.values() for line in tail)
+    return next((line.strip() for line in lines if pattern.search(line)), "")
 
 
 def _last_line(case: Case) -> str:

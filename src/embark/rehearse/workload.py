@@ -5,14 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embark.rehearse.failure_policies import (
-    FailurePolicy,
-    JobPolicy,
-    JobSetPolicy,
-    PodPolicy,
-    ReplicaPolicy,
-    job_set_rules,
-)
+from embark.rehearse.failure_policies import FailurePolicy, JobPolicy, JobSetPolicy, PodPolicy, ReplicaPolicy
 from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
 from embark.rehearse.pods import Names, Pod, Service, dns_names, make_pod, read_services
 
@@ -55,7 +48,10 @@ class Workload:
 
 def make_workload(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
     """The pods, and the policy that decides what follows when they end."""
-    makers = {"Job": _job, "JobSet": _job_set, "TrainJob": _train_job, "PyTorchJob": _pytorch_job, "Pod": _pod}
+    if job["kind"] == "JobSet":
+        spec = job.get("spec") or {}
+        return _replicated(job, spec, rows(spec, "replicatedJobs"), objects, kind="JobSet", name=name_of(job))
+    makers = {"Job": _job, "TrainJob": _train_job, "PyTorchJob": _pytorch_job, "Pod": _pod}
     return makers[str(job["kind"])](job, objects)
 
 
@@ -66,11 +62,6 @@ def _job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
     refusal = _refuses_job(spec)
     policy = JobPolicy.of(name, spec, _restart_policy(spec), _completions(spec))
     return (Workload("Job", name, pods, tuple(read_services(objects)), is_indexed, refusal, _deadline(spec)), policy)
-
-
-def _job_set(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
-    name, spec = name_of(job), job.get("spec") or {}
-    return _replicated(job, spec, rows(spec, "replicatedJobs"), objects, kind="JobSet", name=name)
 
 
 def _replicated(
@@ -101,9 +92,9 @@ def _replicated(
     if network.get("enableDNSHostnames", True):
         services.append(Service(subdomain, space, {"jobset.sigs.k8s.io/jobset-name": name}, True,
                                 bool(network.get("publishNotReadyAddresses", True))))
-    max_restarts, rules = job_set_rules(spec)
+    max_restarts = int(at(spec, "failurePolicy.maxRestarts") or 0)
     return (Workload(kind, name, tuple(pods), tuple(services), True, refusal),
-            JobSetPolicy(name, children, groups, max_restarts, rules))
+            JobSetPolicy(name, children, groups, max_restarts, tuple(rows(spec, "failurePolicy.rules"))))
 
 
 def _train_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
@@ -160,8 +151,8 @@ def _with_trainer(replicated: K8sObject, trainer: K8sObject, num_nodes: int) -> 
             if trainer.get("resourcesPerNode"):
                 container["resources"] = trainer["resourcesPerNode"]
             own = {row.get("name") for row in rows(trainer, "env")}
-            kept = [row for row in rows(container, "env") if row.get("name") not in own]
-            container["env"] = kept + rows(trainer, "env")
+            others = [row for row in rows(container, "env") if row.get("name") not in own]
+            container["env"] = others + rows(trainer, "env")
     pod["containers"] = containers
     template["spec"] = pod
     child |= {"template": template, "parallelism": num_nodes, "completions": num_nodes}

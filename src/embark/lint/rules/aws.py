@@ -112,7 +112,7 @@ def wrong_number_of_efa(world: World) -> Iterator[Hit]:
         node = job.container.amount(EFA)
         machines = [one for one in job.machines if one.fabric.name == "efa"] or efa
         known = {one.num_fabric_devices for one in machines if one.gpus_per_host == job.gpus}
-        if node.place is not None and job.gpus and known and node.whole not in known:
+        if node.place is not None and job.gpus and known and node.integer not in known:
             wanted = sorted(number for number in known if number)
             yield Hit(node.place, f"{node.text} EFA devices with {job.gpus} GPUs, and "
                       f"{machines[0].name if len(machines) == 1 else 'machines of that size'} have "
@@ -223,7 +223,7 @@ def _file_systems(world: World) -> Iterator[tuple[Mapping[str, str], Place, int 
             lustre = resource.at("Properties.LustreConfiguration")
             if resource["Type"].text == "AWS::FSx::FileSystem" and lustre.place is not None:
                 yield {name: lustre[name].text for name in lustre.names}, lustre.place, \
-                    resource.at("Properties.StorageCapacity").whole
+                    resource.at("Properties.StorageCapacity").integer
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -75,7 +75,7 @@ def infiniband_not_requested(job: TrainingJob) -> Iterator[Hit]:
 def wrong_number_of_infiniband(job: TrainingJob) -> Iterator[Hit]:
     node, machine = job.container.amount("rdma/ib"), job.machine
     wanted = machine.num_fabric_devices if machine is not None and machine.fabric.name == "infiniband" else 8
-    if node.place is not None and job.gpus == 8 and wanted and node.whole != wanted:
+    if node.place is not None and job.gpus == 8 and wanted and node.integer != wanted:
         yield Hit(node.place, f"{node.text} InfiniBand devices for {job.gpus} GPUs", f"rdma/ib: {wanted}",
                   set_scalar(node, str(wanted)))
 

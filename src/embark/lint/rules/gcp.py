@@ -200,7 +200,7 @@ def _on_fabric(world: World) -> Iterator[tuple[TrainingJob, Machine]]:
     for job in world.jobs:
         machine = job.machine
         if job.is_distributed and machine is not None and machine.fabric.name.startswith("gpudirect") \
-                and job.gpus == machine.gpus_per_host and job.pod.is_whole:
+                and job.gpus == machine.gpus_per_host and job.pod.is_complete:
             yield job, machine
 
 
@@ -346,27 +346,20 @@ def _python_pools(file: PythonFile) -> Iterator[Pool]:
             place = next(file.place(key.value) for key in call.keywords if key.arg == "accelerator_type")
             yield _pool(place, values, (), is_script=is_script)
     for node in file.nodes:
-        if isinstance(node, ast.Dict):
-            contents = {key.value: value for key, value in zip(node.keys, node.values, strict=True)
-                    if isinstance(key, ast.Constant)}
-            if "machine_spec" in contents and isinstance(contents["machine_spec"], ast.Dict):
-                values = _constants(contents["machine_spec"])
-                container = contents.get("container_spec")
-                command = _command(container) if isinstance(container, ast.Dict) else ()
-                yield _pool(file.place(node), values, command)
+        contents = _entries(node)
+        if isinstance(contents.get("machine_spec"), ast.Dict):
+            values = {key: str(value.value) for key, value in _entries(contents["machine_spec"]).items()
+                      if isinstance(value, ast.Constant)}
+            words = [str(item.value) for key, value in _entries(contents.get("container_spec")).items()
+                     if key in ("command", "args") and isinstance(value, ast.List)
+                     for item in value.elts if isinstance(item, ast.Constant)]
+            yield _pool(file.place(node), values, tuple(words))
 
 
-def _command(container: ast.Dict) -> tuple[str, ...]:
-    words: list[str] = []
-    for key, value in zip(container.keys, container.values, strict=True):
-        if isinstance(key, ast.Constant) and key.value in ("command", "args") and isinstance(value, ast.List):
-            words += [str(item.value) for item in value.elts if isinstance(item, ast.Constant)]
-    return tuple(words)
-
-
-def _constants(node: ast.Dict) -> dict[str, str]:
-    return {str(key.value): str(value.value) for key, value in zip(node.keys, node.values, strict=True)
-            if isinstance(key, ast.Constant) and isinstance(value, ast.Constant)}
+def _entries(node: ast.AST | None) -> dict[str, ast.expr]:
+    """Of a dict in the code: those whose key is written out."""
+    return {str(key.value): value for key, value in zip(node.keys, node.values, strict=True)
+            if isinstance(key, ast.Constant)} if isinstance(node, ast.Dict) else {}
 
 
 def _pool(place: Place, values: Mapping[str, str], command: tuple[str, ...], *, is_script: bool = False) -> Pool:

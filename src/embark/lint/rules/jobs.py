@@ -74,9 +74,9 @@ def stop_counts_as_success(world: World) -> Iterator[Hit]:
 
 def grace_by_default(job: TrainingJob) -> Iterator[Hit]:
     node = job.pod.spec[GRACE_FIELD]
-    if not job.pod.is_whole or not job.gpus or (job.is_spot and job.cloud in ("gcp", "azure") and node):
+    if not job.pod.is_complete or not job.gpus or (job.is_spot and job.cloud in ("gcp", "azure") and node):
         return
-    if not node or (node.whole or DEFAULT_GRACE_S) < DEFAULT_GRACE_S:
+    if not node or (node.integer or DEFAULT_GRACE_S) < DEFAULT_GRACE_S:
         have = f"{node.text} s" if node else f"the default of {DEFAULT_GRACE_S} s"
         longest = int(POD_GRACE_S[job.cloud]) if job.cloud and job.is_spot else 120
         yield Hit(node.place or job.place, f"a last checkpoint has {have}", f"{GRACE_FIELD}: {longest}",
@@ -88,7 +88,7 @@ def grace_beyond_the_cloud(job: TrainingJob) -> Iterator[Hit]:
     if not job.is_spot or job.cloud not in POD_GRACE_S:
         return
     longest = int(POD_GRACE_S[job.cloud])
-    requested = node.whole if node else DEFAULT_GRACE_S
+    requested = node.integer if node else DEFAULT_GRACE_S
     if requested is not None and requested > longest:
         said = f"{requested} s" if node else f"the default of {requested} s"
         yield Hit(node.place or job.place,
@@ -179,7 +179,7 @@ def no_requests(pod: Pod) -> Iterator[Hit]:
 
 
 def no_gpu_toleration(pod: Pod) -> Iterator[Hit]:
-    if not pod.is_training or not pod.num_gpus or not pod.is_whole:
+    if not pod.is_training or not pod.num_gpus or not pod.is_complete:
         return
     # GKE adds this toleration itself to pods that ask for GPUs.
     on_gke = any(name.startswith("cloud.google.com/") for name in pod.selector)
@@ -199,19 +199,18 @@ def no_anti_affinity(job: TrainingJob) -> Iterator[Hit]:
     spread = spec.at("affinity.podAntiAffinity") or spec["topologySpreadConstraints"]
     exclusive = job.document.root.at("metadata.annotations")["alpha.jobset.sigs.k8s.io/exclusive-topology"]
     # Pods of one GPU may share a node. A pod that takes all of a node's fabric, or all of its GPUs, is alone anyway.
-    if not job.is_distributed or spread or exclusive or not job.pod.is_whole or job.gpus < 2:
+    if not job.is_distributed or spread or exclusive or not job.pod.is_complete or job.gpus < 2:
         return
     has_fabric = any(job.container.amount(name) for name in ("vpc.amazonaws.com/efa", "rdma/ib"))
-    if not job.takes_whole_node and not has_fabric:
+    if not job.fills_node and not has_fabric:
         larger = [one.name for one in job.machines if one.gpus_per_host > job.gpus]
         why = f": {larger[0]} has room for two" if larger else ""
         yield Hit(job.place, f"nothing keeps two pods off one node{why}")
 
 
 def small_dev_shm(pod: Pod) -> Iterator[Hit]:
-    if not pod.is_training or pod.main is None or (pod.num_gpus < 2 and not pod.main.starts_torchrun):
-        return
-    if not pod.is_whole or pod.spec["hostIPC"].value is True or not pod.num_gpus:
+    if not pod.is_training or pod.main is None or (pod.num_gpus < 2 and not pod.main.starts_torchrun) \
+            or not pod.is_complete or pod.spec["hostIPC"].value is True or not pod.num_gpus:
         return
     volume = pod.mounted(pod.main, "/dev/shm")
     if not volume:
@@ -225,7 +224,7 @@ def small_dev_shm(pod: Pod) -> Iterator[Hit]:
 def no_ipc_lock(job: TrainingJob) -> Iterator[Hit]:
     security = job.container.node["securityContext"]
     is_allowed = "IPC_LOCK" in security.at("capabilities.add").words or security["privileged"].value is True
-    if job.is_distributed and job.pod.is_whole and not is_allowed and _is_rdma(job):
+    if job.is_distributed and job.pod.is_complete and not is_allowed and _is_rdma(job):
         yield Hit(job.place)
 
 
@@ -262,9 +261,7 @@ def script_not_in_image(pod: Pod) -> Iterator[Hit]:
     if not pod.is_training or pod.main is None or pod.spec["initContainers"].items:
         return
     launch, image = pod.main.launch, pod.main.image
-    if launch is None or launch.is_module or not launch.script.endswith(".py"):
-        return
-    if not STOCK_IMAGES.match(image.text):
+    if launch is None or launch.is_module or not launch.script.endswith(".py") or not STOCK_IMAGES.match(image.text):
         return
     folder = launch.script.rpartition("/")[0] if launch.script.startswith("/") else pod.main.node["workingDir"].text
     mounts = [mount["mountPath"].text.rstrip("/") for mount in pod.main.node["volumeMounts"]]
@@ -313,7 +310,7 @@ def runs_as_root(pod: Pod) -> Iterator[Hit]:
         return
     for holder in (pod.spec["securityContext"], pod.main.node["securityContext"]):
         user, privileged = holder["runAsUser"], holder["privileged"]
-        if user.whole == 0 and user.place is not None:
+        if user.integer == 0 and user.place is not None:
             yield Hit(user.place, "the container runs as root", "runAsUser: 1000, runAsNonRoot: true",
                       set_scalar(user, "1000"))
         if privileged.value is True and privileged.place is not None:

@@ -58,8 +58,8 @@ def nproc_in_elastic_policy(document: Document) -> Iterator[Hit]:
 def elastic_size(document: Document, world: World) -> Iterator[Hit]:
     policy = document.root.at("spec.elasticPolicy")
     low, high = policy["minReplicas"], policy["maxReplicas"]
-    replicas = [node["replicas"].whole or 1 for node in document.root.at("spec.pytorchReplicaSpecs").values()]
-    if low.whole is None or high.whole is None or low.whole == high.whole or low.place is None:
+    replicas = [node["replicas"].integer or 1 for node in document.root.at("spec.pytorchReplicaSpecs").values()]
+    if low.integer is None or high.integer is None or low.integer == high.integer or low.place is None:
         return
     if not any(pod.num_gpus for pod in world.pods_in(document)):
         return
@@ -97,8 +97,8 @@ def processes_not_a_number(document: Document) -> Iterator[Hit]:
     node = document.root.at("spec.trainer.numProcPerNode")
     if node.place is None or (isinstance(node.value, int) and not isinstance(node.value, bool)):
         return
-    gpus = document.root.at("spec.trainer.resourcesPerNode.limits")["nvidia.com/gpu"].whole
-    number = node.whole or gpus
+    gpus = document.root.at("spec.trainer.resourcesPerNode.limits")["nvidia.com/gpu"].integer
+    number = node.integer or gpus
     yield Hit(node.place, f"numProcPerNode: {node.place.text} is no whole number",
               f"numProcPerNode: {number or 'as many as GPUs'}", set_scalar(node, str(number)) if number else ())
 
