@@ -104,7 +104,7 @@ def made_jax(spec: Any) -> Made:
 def _torch(spec: Any, contender: str) -> Made:
     from embark.data import open_source
     from embark.trainers.torch.bench.contenders import Embark, Stock
-    from embark.trainers.torch.precision import set_matmul_precision
+    from embark.trainers.torch.trainer import set_matmul_precision
     from embark.trainers.torch.world import join
 
     world = _JOINED.enter_context(join(spec.place))

@@ -43,8 +43,7 @@ from embark.data.prepared import MANIFEST, Feature, Layout, Manifest, PartWriter
 from embark.data.prepared.source import PreparedSource
 from embark.spec import resolve
 from embark.spec.presets import CRITEO_1TB_ROWS
-from embark.trainers.torch.batch import ToDevice, pinned
-from embark.trainers.torch.raw_decode import RawDecoder
+from embark.trainers.torch.batch import RawDecoder, ToDevice, pinned
 
 NUM_DENSE = 13
 CHUNK_ROWS = 262_144

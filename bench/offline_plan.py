@@ -34,7 +34,7 @@ def main() -> None:
     ours = _timed("closed form", closed_form, spec, cluster)
     began = time.perf_counter()
     from embark.model import sharding
-    from embark.trainers.torch.offline_plan import offline_plan
+    from embark.trainers.torch.sharding import offline_plan
 
     print(f"{'import of torch and torchrec':28} {time.perf_counter() - began:8.2f} s")
     theirs = _timed("TorchRec's planner", offline_plan, spec, cluster)

@@ -20,7 +20,7 @@ from embark.catalog import load_catalog
 from embark.cli.console import Console
 from embark.plan.calibration import CPU, Calibration, load_calibrations
 from embark.plan.fit import Measurement, fit_calibration
-from embark.plan.local import match_gpu
+from embark.plan.predict import match_gpu
 from embark.spec import RunSpec, load_spec
 from embark.trainers.torch.bench.calibrate import (
     Comparison,

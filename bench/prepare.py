@@ -20,16 +20,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from embark.data.progress import tree_bytes, tree_pids
+from embark.data.workers import tree_bytes
 
 # Rows per day, and how large and how often missing the fields are, follow day 0 of Criteo's 1TB set.
 TABLE_ROWS = (40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10,
@@ -115,7 +117,7 @@ def run_child(*words: str) -> dict[str, Any]:
         nonlocal peak
         while not is_over.wait(0.1):
             peak = max(peak, tree_bytes(process.pid))
-            cpu_s.update((pid, seconds) for pid in tree_pids(process.pid) if (seconds := cpu_of(pid)))
+            cpu_s.update(cpu_times(process.pid))
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -128,12 +130,15 @@ def run_child(*words: str) -> dict[str, Any]:
     return found | {"peak_bytes": peak, "cpu_s": sum(cpu_s.values())}
 
 
-def cpu_of(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError):
-        return 0.0
+def cpu_times(pid: int) -> dict[int, float]:
+    """Of the process and its descendants."""
+    found = {}
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            used = one.cpu_times()
+            found[one.pid] = used.user + used.system
+    return found
 
 
 def child(words: Sequence[str]) -> dict[str, Any]:
@@ -163,7 +168,7 @@ def prepare_by_embark(file: str, out: str, memory_gb: str, ids: str) -> dict[str
     from embark.data.prepare.inputs import Inputs
     from embark.data.prepare.prepare import prepare
     from embark.data.prepare.schema import Schema, SparseColumn
-    from embark.data.progress import Progress
+    from embark.data.workers import Progress
     from embark.spec.run import RunSpec
 
     dense = tuple(f"int_{i}" for i in range(13))

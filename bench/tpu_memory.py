@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embark.cli.console import Console
-from embark.plan.tpu import planned_chip_memory
-from embark.plan.tpu_memory import ChipMemory
+from embark.plan.tpu import ChipMemory, planned_chip_memory
 from embark.spec import RunSpec, load_spec
 from embark.trainers.jax.aot import Compiled, compile_for
 

@@ -18,9 +18,8 @@ from embark.run.clock import Clock
 from embark.run.rank_reports import PROFILE_EVERY_S
 from embark.spec import PlaceSpec, RunSpec, load_spec
 from embark.trainers.torch.engines.pipeline import Part
-from embark.trainers.torch.phases import NUM_STEPS, Profiler
+from embark.trainers.torch.phases import NUM_STEPS, InputWaits, Profiler
 from embark.trainers.torch.trainer import TorchTrainer
-from embark.trainers.torch.waiting import InputWaits
 from embark.trainers.torch.world import join
 
 CPU = torch.device("cpu")

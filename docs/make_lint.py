@@ -14,7 +14,6 @@ from pathlib import Path
 from embark.lint.check import lint_paths, lint_texts
 from embark.lint.rule import Rule
 from embark.lint.rules import ALL_RULES
-from embark.lint.rules import GROUPS as RULE_GROUPS
 
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "lint"
 EXAMPLE = FIXTURES / "guides" / "aws__option_a_using_torchrun_kubernetes_job_r.yaml"
@@ -97,7 +96,7 @@ def page() -> str:
     lines = [HEAD + "```text", *_example(), "```", "", MEASURED + _groups(by_group), "", "## Rules", "",
              f"{len(ALL_RULES)} rules, {sum(rule.can_fix for rule in ALL_RULES)} of them with an automatic fix for the "
              "plain cases. The last three columns count the fixtures: right, false alarms, missed."]
-    for title in RULE_GROUPS:
+    for title in dict.fromkeys(rule.group for rule in ALL_RULES):
         lines += ["", f"### {title}", "", "| code | name | level | fix | what will happen | source | | | |",
                   "|---|---|---|---|---|---|---|---|---|"]
         lines += [_line(rule, by_rule[rule.code]) for rule in ALL_RULES if rule.group == title]

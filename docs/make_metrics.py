@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from embark.events.alerts import alerts
-from embark.events.names import GROUPS, METRICS, Metric
+from embark.events.metrics import GROUPS, METRICS, Metric
 from embark.events.sinks.prometheus import prometheus_name
 
 PLACES = (

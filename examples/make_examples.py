@@ -16,21 +16,17 @@ import jinja2
 from embark import __version__
 from embark.catalog import Machine, load_catalog, lowest_price
 from embark.formatting import format_usd
-from embark.render.budgets import budget_usd, needed_units
-from embark.render.clouds.azure.cluster import GPU_OPERATOR_VERSION, NETWORK_OPERATOR_VERSION, pool_name
-from embark.render.file import File
-from embark.render.folder import compare, write
+from embark.render.clouds.azure import GPU_OPERATOR_VERSION, NETWORK_OPERATOR_VERSION, pool_name
+from embark.render.folder import File, compare, write
 from embark.render.image import render_image
 from embark.render.job import Job, default_image, make_job
 from embark.render.launch_script import CLUSTER_SCRIPTS, NAMES, PLACEHOLDER_REGISTRY
 from embark.render.location import data_source, location_of, volume_of
+from embark.render.monitoring import DASHBOARD, OBJECTS, budget_usd, needed_units
 from embark.render.render import render_infrastructure
-from embark.render.run_metrics import DASHBOARD, OBJECTS
 from embark.render.settings import grace_s, settings_of
-from embark.render.targets.jobset import render_jobset
 from embark.render.targets.kubeflow import render_pytorchjob, render_trainjob
-from embark.render.targets.kubernetes import render_job
-from embark.render.targets.kueue import render_kueue
+from embark.render.targets.kubernetes import render_job, render_jobset, render_kueue
 from embark.render.targets.ray import render_ray
 from embark.render.targets.torchx import render_torchx
 from embark.render.targets.tpu_vm import RUNTIME_VERSIONS

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-MODULES = ("embark.__main__", "embark.run.loop", "embark.trainers.torch.backend", "embark.events.sinks.terminal",
+MODULES = ("embark.__main__", "embark.run.loop", "embark.trainers.torch.trainer", "embark.events.sinks.terminal",
            "torch.distributed.checkpoint", "torch.distributed.optim")
 CLIENT = """#!{python} -IS
 import json, os, socket, sys

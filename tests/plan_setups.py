@@ -6,9 +6,9 @@ from embark.catalog.load import HERE, read_catalog
 from embark.model.placement import Placement, Shard
 from embark.plan.calibration import calibration_for, read_calibrations
 from embark.plan.closed_form import CachedPlanner
-from embark.plan.estimate import Estimator
 from embark.plan.predict import predict
 from embark.plan.prediction import MemoryUse, Prediction, Setup, StepTime
+from embark.plan.survey import Estimator
 from embark.plan.workload import workload_of
 from embark.spec import load_spec
 

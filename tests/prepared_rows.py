@@ -10,7 +10,7 @@ import numpy as np
 
 from embark.data import resolve_from_data
 from embark.data.prepared import MANIFEST, SPLITS, Feature, Layout, Manifest, Part, PartWriter, Rows, Split
-from embark.data.prepared.opening import open_prepared
+from embark.data.prepared.cache import open_prepared
 from embark.data.prepared.source import PreparedSource
 from embark.spec import RunSpec, resolve
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embark.render.file import File
+from embark.render.folder import File
 
 PROGRAMS = ("aws", "az", "gcloud", "eksctl", "kubectl", "helm", "sleep", "nvidia-smi", "docker", "apt-get")
 STUB = """#!/bin/bash

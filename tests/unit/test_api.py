@@ -12,7 +12,7 @@ import pytest
 
 import embark
 from embark.__main__ import run
-from embark.events.jsonable import to_jsonable
+from embark.events.events import to_jsonable
 
 GUIDE = Path(__file__).parents[2] / "docs" / "python-api.md"
 

@@ -47,7 +47,7 @@ def bench(
     """
     from embark.spec import load_spec
     from embark.stack.versions import require_stack
-    from embark.trainers.jax.packages import require_jax, wants_jax
+    from embark.trainers import require_jax, wants_jax
 
     run = load_spec(spec, set_)
     if seconds <= 0:

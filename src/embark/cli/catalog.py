@@ -1,10 +1,11 @@
 """`embark catalog`: machines, prices and storage of the clouds."""
 
 import datetime
+import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -20,28 +21,7 @@ Region = Annotated[str, Parameter(help="A region, such as us-east-1, eastus, us-
 Text = Annotated[str, Parameter(show_default=False)]
 UNKNOWN = "not known"
 MAX_CHANGES = 20
-LIST_HEADINGS = {
-    "machine": "machine", "cloud": "cloud", "gpus": "accelerators", "gpu_memory_gib": "GiB", "vcpus": "vCPUs",
-    "memory_gib": "RAM GiB", "fabric": "fabric", "fabric_gbit_per_s": "Gbit/s", "on_demand_usd_per_hour": "$/h",
-    "spot_usd_per_hour": "spot $/h", "region": "in",
-}
-LIST_DROPPABLE = ("fabric", "cloud", "vcpus", "memory_gib", "fabric_gbit_per_s", "region")
-PRICE_HEADINGS = {
-    "region": "region", "on_demand_usd_per_hour": "on demand", "spot_usd_per_hour": "spot", "saving": "saves",
-    "1y": "1 year", "3y": "3 years", "block_usd_per_hour": "block",
-    "date": "date", "confidence": "confidence", "source": "source",
-}
-PRICE_DROPPABLE = ("source", "date", "confidence", "saving")
-VOLUME_HEADINGS = {
-    "volume": "volume", "cloud": "cloud", "kind": "kind", "mbyte_per_s_per_tib": "MB/s a TiB",
-    "limit_gbit_per_s": "limit Gbit/s", "limit_scope": "for", "min_tib": "from TiB", "max_tib": "to TiB",
-    "usd_per_gib_month": "$/GiB month", "price_region": "in", "date": "date", "confidence": "confidence",
-    "price_confidence": "of its price",
-}
-VOLUME_DROPPABLE = (
-    "kind", "limit_scope", "date", "cloud", "max_tib", "confidence", "price_region", "price_confidence",
-    "limit_gbit_per_s", "min_tib", "usd_per_gib_month", "mbyte_per_s_per_tib",
-)
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("catalog_tables.toml").read_text(encoding="utf-8"))
 
 
 def list_(
@@ -127,7 +107,7 @@ def _render_list(console: Console, offers: Sequence[MachineOffer], region: str) 
                     "fabric": one.machine.fabric.name, "machine": _short(one.machine),
                     "gpus": f"{one.machine.num_gpus} x {one.machine.gpu.name}",
                     "gpu_memory_gib": round(one.machine.gpu_memory_gib, 1)} for one in offers],
-                  LIST_HEADINGS, droppable=LIST_DROPPABLE)
+                  **TABLES["list"])
     unpriced = [one.machine.name for one in offers if one.price is None]
     if unpriced:
         console.text(f"\nno price known: {', '.join(unpriced)}", style="dim")
@@ -149,8 +129,9 @@ def _render_machine(console: Console, details: MachineDetails, region: str) -> N
                  "saving": None if price.spot_saving is None else f"{price.spot_saving:.0%}"}
                 for price in details.prices]
         empty = [key for key in ("1y", "3y", "block_usd_per_hour") if all(row[key] is None for row in rows)]
-        console.table(rows, {key: text for key, text in PRICE_HEADINGS.items() if key not in empty},
-                      droppable=PRICE_DROPPABLE)
+        layout = TABLES["price"]
+        console.table(rows, {key: text for key, text in layout["columns"].items() if key not in empty},
+                      droppable=layout["droppable"])
         for text in dict.fromkeys(f"{one.origin.confidence}: {_titles(one.origin)}" for one in details.prices):
             console.text(text, style="dim")
     if missing := _missing_price(details.prices, region):
@@ -185,7 +166,7 @@ def _render_volumes(console: Console, offers: Sequence[VolumeOffer], tib: float)
     console.table([{**asdict(one.volume), **asdict(one.volume.origin), "volume": one.volume.name,
                     "price_confidence": one.volume.usd_per_gib_month and one.volume.price_origin.confidence,
                     "gbyte_per_s": one.gbyte_per_s, "usd_per_month": one.usd_per_month} for one in offers],
-                  VOLUME_HEADINGS | sized, droppable=VOLUME_DROPPABLE)
+                  TABLES["volume"]["columns"] | sized, droppable=TABLES["volume"]["droppable"])
     doubted = [one.volume.name for one in offers if not one.volume.price_origin.is_confirmed]
     console.text(f"\nprices not confirmed: {', '.join(doubted)}", style="dim")
 

@@ -6,12 +6,12 @@ import numpy as np
 
 from embark.cli.console import Console
 from embark.cli.report import Out
-from embark.events.curve import sparkline
+from embark.events.plotting import sparkline
 from embark.formatting import MISSING, format_float
 from embark.report.compare import Comparison, compare_document, compare_runs
 from embark.report.context import read_run
-from embark.report.files import write_page
-from embark.report.html_page import html_page
+from embark.report.document import html_page
+from embark.report.report import write_page
 
 CURVE_WIDTH = 32
 

@@ -16,8 +16,7 @@ from cyclopts import Parameter
 
 from embark.cli.options import Flag
 from embark.errors import EmbarkError, UserError
-from embark.events.events import Event, Sink
-from embark.events.jsonable import to_jsonable
+from embark.events.events import Event, Sink, to_jsonable
 from embark.formatting import MISSING, strip_control_chars, to_encoding, to_one_line
 
 if TYPE_CHECKING:  # importing rich takes a tenth of a second

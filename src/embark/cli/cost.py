@@ -4,7 +4,7 @@ from embark.cli.cancel import cancel
 from embark.cli.console import Console
 from embark.cli.options import Flag
 from embark.errors import ExitCode, UserError
-from embark.events.interruptions import losses_sentence
+from embark.events.spending import losses_sentence
 from embark.formatting import format_count, format_duration, to_one_line
 from embark.launch.costs import RunCost, run_cost
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from embark.data.copy import CopyResult
     from embark.data.prepare.prepare import Preview
     from embark.data.prepared import Manifest
-    from embark.data.progress import OnProgress, Progress
+    from embark.data.workers import OnProgress, Progress
 
 _MAX_BAD_ROWS = 10
 _MAX_FILES = 20
@@ -283,7 +283,7 @@ def _data_path(place: str) -> str:
 
 
 def _folder(path: str, command: str) -> Path:
-    from embark.data.prepared.opening import local_folder
+    from embark.data.prepared.cache import local_folder
 
     folder = local_folder(path)
     if folder is None:

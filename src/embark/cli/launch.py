@@ -69,9 +69,10 @@ def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, con
         console.text(prepared.estimate.price, style="bold")
     if isinstance(shell, DryRunShell):
         prepared.backend.submit(prepared.request)
-        console.show(launch_result(prepared, commands=tuple(shell.recorded)), _render_dry_run)
+        console.show(launch_result(prepared, commands=tuple(shell.recorded)), lambda console, result: console.result(
+            f"{to_one_line(result.title)}: dry run, nothing was launched"))
         return ExitCode.DONE
-    if prepared.estimate is not None and not yes and not console.confirm(_question(prepared), "--yes"):
+    if prepared.estimate and not yes and not console.confirm(f"Launch {launch_title(prepared.handle)}?", "--yes"):
         raise Interrupted("nothing was launched", fix="")
     run = submit_launch(prepared)
     if not is_supervised:
@@ -100,14 +101,6 @@ def _supervise(console: Console, run: RunRecord, prepared: PreparedLaunch | None
     return ExitCode.OTHER if status.state == "failed" else ExitCode.DONE
 
 
-def _question(prepared: PreparedLaunch) -> str:
-    return f"Launch {launch_title(prepared.handle)}?"
-
-
 def _render(console: Console, result: LaunchResult) -> None:
     console.result(f"{to_one_line(result.title)}: launched")
     console.text(f"embark status {result.name}; embark logs {result.name} --follow; embark cancel {result.name}")
-
-
-def _render_dry_run(console: Console, result: LaunchResult) -> None:
-    console.result(f"{to_one_line(result.title)}: dry run, nothing was launched")

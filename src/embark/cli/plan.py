@@ -18,15 +18,13 @@ from embark.errors import ExitCode, UserError
 from embark.formatting import MISSING, format_bytes, format_duration, format_usd, pluralize
 from embark.model.placement import Planner
 from embark.plan.cost import Bill
-from embark.plan.estimate import Estimate
 from embark.plan.plan import CatalogPlan, MachinePlan, PlanRequest
 from embark.plan.plan import plan as make_plan
 from embark.plan.predict import SEEN_SHARE
 from embark.plan.prediction import Prediction
 from embark.plan.storage import StorageNeed, StorageOffer
-from embark.plan.survey import Survey, setup_name
-from embark.plan.tpu import planned_chip_memory
-from embark.plan.tpu_memory import ChipMemory
+from embark.plan.survey import Estimate, Survey, setup_name
+from embark.plan.tpu import ChipMemory, planned_chip_memory
 from embark.plan.workload import Workload, resolve_data
 from embark.spec import RunSpec, load_spec
 
@@ -120,7 +118,7 @@ def _torchrec_planner(spec: RunSpec) -> Planner:
     if find_machine(load_catalog(), spec.place.machine).gpu.kind == "tpu":
         raise UserError("--exact uses TorchRec's planner, and TorchRec does not run on a TPU", fix="leave --exact out")
     require_stack()
-    from embark.trainers.torch.offline_plan import offline_plan
+    from embark.trainers.torch.sharding import offline_plan
 
     planner: Planner = offline_plan
     return planner
@@ -148,7 +146,7 @@ def _show_catalog(console: Console, found: CatalogPlan, name: str, picture: Path
 
 def _show_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -> None:
     """The best of the ranking, all of the front, and both as a small plot."""
-    from embark.plan.plot import front_letters, plot
+    from embark.plan.chart import front_letters, plot
 
     letters = front_letters(found)
     shown = [e for place, e in enumerate(kept) if place < MOST_SHOWN or id(e) in letters]

@@ -10,9 +10,8 @@ from cyclopts import Parameter
 from embark.cli.console import Console
 from embark.cli.options import Flag
 from embark.report.context import read_run
-from embark.report.files import NAME, WrittenReport, write_report
-from embark.report.html_page import html_page
-from embark.report.markdown_page import markdown_page
+from embark.report.document import html_page, markdown_page
+from embark.report.report import NAME, WrittenReport, write_report
 from embark.report.report import report as report_of
 
 Out = Annotated[str, Parameter(allow_leading_hyphen=True, show_default=False)]

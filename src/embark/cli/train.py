@@ -19,7 +19,7 @@ def train(spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, console: C
 
     run = load_spec(spec, set_)
     with StopSignals() as signals:  # torch and jax take seconds to load; a preemption can come meanwhile
-        from embark.report.files import ReportAtEnd
+        from embark.report.report import ReportAtEnd
         from embark.trainers import train as train_run
 
         train_run(run, [ReportAtEnd(), console.view()], fresh=fresh, signals=signals)

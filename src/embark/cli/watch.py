@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from embark.cli.console import Console
 from embark.cli.options import Flag
-from embark.dashboard.access import require_token
 from embark.dashboard.runs import Runs
-from embark.dashboard.server import serve_page
+from embark.dashboard.server import require_token, serve_page
 from embark.dashboard.terminal import watch_terminal
 from embark.errors import UserError
 from embark.formatting import pluralize

@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 
 from embark.dashboard.runs import Run
-from embark.events.downsample import Floats, means, thin
-from embark.events.names import find
+from embark.events.metrics import find
+from embark.events.plotting import Floats, means, thin
 from embark.report.record import FUTURE_S, PHASES, Record
 from embark.report.rows import STEP, TIME, Rows
 

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from embark.events.spending import Spending
-from embark.report.context import RunPrice, parse_spec, price_of_run
+from embark.report.context import RunPrice, RunStatus, parse_spec, price_of_run, status_of
 from embark.report.record import Record
-from embark.report.run_files import EVENTS, SPEC, Finder, RunFiles
-from embark.report.status import RunStatus, status_of
-from embark.report.tail import Tail, sample
+from embark.report.run_files import EVENTS, SPEC, Finder, RunFiles, Tail, sample
 
 SAMPLED_BYTES = 2 << 20
 """A longer file is shown from samples first."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from embark.data.batch import Batch, Source
-from embark.data.loader import Loader, eval_batches, steps_per_epoch
+from embark.data.loader import Batch, Loader, Source, eval_batches, steps_per_epoch
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import Allocate
@@ -21,8 +20,8 @@ def resolve_from_data(spec: RunSpec) -> RunSpec:
     """The spec with what only its data can say; of prepared data, the tables and the number of dense columns."""
     if spec.data.kind != "prepared":
         return spec
-    from embark.data.prepared.opening import read_manifest
-    from embark.data.resolve import resolve_from_manifest
+    from embark.data.prepared.cache import read_manifest
+    from embark.data.prepared.manifest import resolve_from_manifest
 
     return resolve_from_manifest(spec, read_manifest(spec.data.path))
 
@@ -30,7 +29,7 @@ def resolve_from_data(spec: RunSpec) -> RunSpec:
 def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> Source:
     """The source that `data.kind` names, checked and ready; `allocate` gives the memory of prepared data's batches."""
     if spec.data.kind == "prepared":
-        from embark.data.prepared.opening import open_prepared
+        from embark.data.prepared.cache import open_prepared
 
         return open_prepared(spec, allocate)
     if spec.data.kind == "columns":

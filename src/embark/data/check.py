@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.leaks import ColumnScore, equal_columns
-from embark.data.prepare.journal import differences
+from embark.data.prepare.tasks import differences
 from embark.data.prepared import SPLITS, STATISTICS, Block, Manifest, Part
-from embark.data.prepared.opening import local_folder, read_manifest
-from embark.data.progress import OnProgress, ProgressReporter
-from embark.data.statistics import compute_statistics
-from embark.data.workers import num_cores
+from embark.data.prepared.cache import local_folder, read_manifest
+from embark.data.statistics import ColumnScore, compute_statistics, equal_columns
+from embark.data.workers import OnProgress, ProgressReporter, num_cores
 from embark.store import ObjectStore, open_store
-from embark.store.parallel import for_each_parallel
+from embark.store.object_store import for_each_parallel
 
 CHECK_BYTES = 2_000_000_000
 """Memory that counting may take."""

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.batch import Batch
 from embark.data.hashing import hash_counters, stream_key, uniform
-from embark.data.prepare.csv_reader import CsvReader
+from embark.data.loader import Batch
+from embark.data.prepare.arrow_readers import CsvReader, ParquetReader
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.parquet_reader import ParquetReader
 from embark.data.prepare.row_parser import Location, RowParser
 from embark.data.prepare.rows import RawRows, Reader
 from embark.data.prepare.schema import Schema, SparseColumn
@@ -79,11 +78,8 @@ class ColumnsSource:
         rows = order[start:stop]
         taken = [feature.take(rows) for feature in self._features]
         return Batch(
-            dense=self._dense[rows],
-            ids=np.concatenate([ids for ids, _ in taken]),
-            lengths=np.stack([lengths for _, lengths in taken]),
-            label=self._label[rows],
-            is_fixed=self._is_fixed,
+            dense=self._dense[rows], ids=np.concatenate([ids for ids, _ in taken]),
+            lengths=np.stack([lengths for _, lengths in taken]), label=self._label[rows], is_fixed=self._is_fixed,
         )
 
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from embark.data.prepare.journal import PREPARING
+from embark.data.prepare.tasks import PREPARING
 from embark.data.prepared import MANIFEST, STATISTICS, Manifest
 from embark.errors import DataError, UserError
 from embark.store import Entry, ObjectStore, open_store

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.batch import Batch, Source
-from embark.data.prefetcher import Prefetcher
 from embark.errors import DataError
 from embark.model.batch import samples_per_rank
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import RawBatches, RawSource
+
 
 T = TypeVar("T")
 
@@ -61,9 +59,7 @@ class _OnePass(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -71,7 +67,7 @@ class _OnePass(Generic[T]):
         self._ahead.close()
 
 
-class Loader(_OnePass[Batch]):
+class Loader(_OnePass["Batch"]):
     """Batches of numpy arrays."""
 
     def __init__(
@@ -99,8 +95,7 @@ class RawLoader(_OnePass["RawBatches"]):
     ) -> None:
         self._source = source
         self._share = Share(source.num_train_samples, batch_size, rank, world_size, start_step, stop_step)
-        self._max_held = max_held
-        self._capacity = capacity
+        self._max_held, self._capacity = max_held, capacity
         num_fills = -(-len(self._share) // capacity)
         size_bytes = source.layout.map(capacity * self._share.samples_per_rank).size_bytes
         allocate = allocate or (lambda size: np.empty(size, np.uint8))
@@ -160,8 +155,7 @@ class Share:
         self, num_train_samples: int, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int
     ) -> None:
         self.samples_per_rank: int = samples_per_rank(batch_size, world_size)
-        self._batch_size = batch_size
-        self._rank = rank
+        self._batch_size, self._rank = batch_size, rank
         self._steps = range(start_step, max(start_step, stop_step))
         self._steps_per_epoch = _steps_per_epoch(num_train_samples, batch_size)
 
@@ -221,3 +215,128 @@ def _filled_up(batch: Batch, size: int) -> Batch:
         label=np.pad(batch.label, (0, num_copies), mode="edge"),
         best_probability=None if probability is None else np.pad(probability, (0, num_copies), mode="edge"),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B samples with F sparse features, feature-major as TorchRec wants them."""
+
+    dense: NDArray[np.float32]
+    """[B, num_dense]"""
+    ids: NDArray[np.int32]
+    """All ids of feature 0, sample by sample, then all of feature 1, …"""
+    lengths: NDArray[np.int32]
+    """[F, B]: how many ids each sample has in each feature."""
+    label: NDArray[np.float32]
+    """[B]: 0 or 1."""
+    is_fixed: bool = True
+    """Every sample has the same number of ids in a feature, the same in every batch of this source."""
+    num_valid: int = -1
+    """Samples that count; those behind them only fill the batch up. −1: all."""
+    best_probability: NDArray[np.float32] | None = None
+    """[B]: the probability the label was drawn with, where the source knows it."""
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples count."""
+        return len(self.label) if self.num_valid < 0 else self.num_valid
+
+
+class Source(Protocol):
+    """Random access to samples by position, so that any rank can take any slice and resume anywhere."""
+
+    @property
+    def num_train_samples(self) -> int: ...
+
+    @property
+    def num_eval_samples(self) -> int: ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was found on opening that a person should know, such as ids that were clipped."""
+
+    def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
+        """Samples `start` to `stop` of the epoch's order."""
+
+    def eval_rows(self, start: int, stop: int) -> Batch:
+        """Samples `start` to `stop` of the held-out ones."""
+
+
+class Prefetcher(Generic[T]):
+    """`make(0)`, `make(1)`, … up to `count`, at most `depth` of them ready beside those being made.
+
+    An error is raised when its turn comes, after everything before it.
+    """
+
+    def __init__(
+        self, make: Callable[[int], T], count: int, *, depth: int, num_threads: int = 1, name: str = "embark-loader"
+    ) -> None:
+        self._make, self._count = make, count
+        self._most_begun = max(1, depth) + num_threads
+        self._ready: dict[int, T | BaseException] = {}
+        self._next_to_make = self._num_taken = 0
+        self._lock = threading.Lock()
+        self._has_more = threading.Condition(self._lock)  # for the consumer
+        self._has_space = threading.Condition(self._lock)  # for the producers
+        self._is_closed = False
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(num_threads)]
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop the threads and drop what they had ready; each ends after what it is making."""
+        with self._lock:
+            self._is_closed = True
+            self._ready.clear()
+            self._has_more.notify_all()
+            self._has_space.notify_all()
+        for thread in self._threads:
+            if thread.ident is not None and thread is not threading.current_thread():
+                thread.join()
+
+    def take(self) -> Iterator[T]:
+        """Each in its turn."""
+        while self._num_taken < self._count:
+            with self._lock:
+                while self._num_taken not in self._ready and not self._is_closed:
+                    self._has_more.wait()
+                if self._is_closed:
+                    raise RuntimeError("the Loader was closed before its last batch")
+                made = self._ready.pop(self._num_taken)
+                if isinstance(made, BaseException):
+                    raise made
+                self._num_taken += 1
+                self._has_space.notify()
+            yield made
+
+    def _run(self) -> None:
+        while (number := self._begun()) is not None:
+            try:
+                made: T | BaseException = self._make(number)
+            except BaseException as error:
+                made = error
+            with self._lock:
+                if self._is_closed:
+                    return
+                self._ready[number] = made
+                if isinstance(made, BaseException):
+                    self._next_to_make = self._count
+                    self._has_space.notify_all()
+                if number == self._num_taken:
+                    self._has_more.notify()
+
+    def _begun(self) -> int | None:
+        """The next to make, once there is space for it; None at the end."""
+        with self._lock:
+            while not self._is_closed and self._next_to_make < self._count:
+                if self._next_to_make - self._num_taken < self._most_begun:
+                    self._next_to_make += 1
+                    return self._next_to_make - 1
+                self._has_space.wait()
+        return None

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from embark.data.batch import Batch
-from embark.data.prepare.journal import PREPARING
+from embark.data.loader import Batch
+from embark.data.prepare.tasks import PREPARING
 from embark.data.prepared import BLOCK_ROWS, MANIFEST, SPLITS, Feature, Layout, Manifest, Part, PartWriter, Rows, Split
-from embark.data.prepared.part_writer import PART_BYTES
-from embark.data.progress import OnProgress, ProgressReporter
+from embark.data.prepared.parts import PART_BYTES
 from embark.data.statistics import write_manifest
 from embark.data.synthetic import SyntheticSource
-from embark.data.workers import each_result, num_cores
+from embark.data.workers import OnProgress, ProgressReporter, each_result, num_cores
 from embark.errors import UserError
 from embark.formatting import format_bytes
 from embark.spec.run import RunSpec

@@ -2,8 +2,7 @@
 May import launch, lint, plan, events, catalog and what is below them."""
 
 from embark.diagnose.diagnose import Report, diagnose
-from embark.diagnose.finding import Diagnosis, Evidence
-from embark.diagnose.rule import Rule, load_rules
+from embark.diagnose.scan import Diagnosis, Evidence, Rule, load_rules
 from embark.diagnose.source import Source, sources_of
 
 __all__ = ["Diagnosis", "Evidence", "Report", "Rule", "Source", "diagnose", "load_rules", "sources_of"]

@@ -1,23 +1,24 @@
-"""What every source shows together: which finding is the cause, and which ones only follow from it."""
+"""What every source shows together: which finding is the cause, which ones only follow from it, and, where memory ran
+out, what the plan says would fit."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from embark.diagnose.finding import Diagnosis, Evidence, RuleMatch
-from embark.diagnose.memory_advice import MemoryKind, Predict, memory_advice
-from embark.diagnose.nccl_log import NcclLog
-from embark.diagnose.rule import load_rules
-from embark.diagnose.scan import Scan
+from embark.diagnose.checks import GIB, NcclLog, StepTimes, Versions, machine_of
+from embark.diagnose.scan import Diagnosis, Evidence, RuleMatch, Scan, load_rules
 from embark.diagnose.source import Source
-from embark.diagnose.step_times import StepTimes
-from embark.diagnose.versions import Versions
 from embark.formatting import to_one_line
+from embark.plan.prediction import Prediction, Setup
 from embark.spec import RunSpec
 from embark.store.errors import without_secrets
 
+Predict = Callable[[Setup], Prediction]
+MemoryKind = Literal["device", "host"]
 MAX_QUOTED = 300
+MAX_FACTOR = 64
 TIERS = {"cause": 0, "symptom": 1, "summary": 2, "slow": 3}
 OUT_OF_MEMORY: Mapping[str, MemoryKind] = {
     "gpu-out-of-memory": "device", "tables-do-not-fit": "device", "host-out-of-memory": "host", "killed": "host",
@@ -146,3 +147,56 @@ class _Values(dict[str, str]):
 
     def __missing__(self, name: str) -> str:
         return name.upper()
+
+
+def memory_advice(spec: RunSpec, memory_kind: MemoryKind = "device", predict: Predict | None = None) -> str:
+    """One sentence: does the spec fit its machine, and the nearest change that does; empty where it names no machine.
+    `memory_kind`: which memory ran out."""
+    from embark.plan.predict import predict as plan
+
+    predict = predict or plan
+    if (machine := machine_of(spec)) is None:
+        return ""
+    setup = Setup(spec, machine, spec.place.nodes)
+    now = predict(setup)
+    where = f"{spec.place.nodes} x {machine.name}"
+    memory = now.memory
+    if now.fits and memory_kind == "host":
+        parts = ", ".join(f"{name} {size / GIB:,.1f}" for name, size in memory.host.items() if size)
+        limit = f" of {memory.host_limit / GIB:,.1f}" if memory.host_limit else ""
+        return (f"the plan says a host of {where} needs {memory.host_total / GIB:,.1f}{limit} GiB ({parts}): give the "
+                "container at least that plus /dev/shm, or look for what else uses memory there")
+    if now.fits:
+        is_tpu = machine.gpu.kind == "tpu"
+        device, command = ("chip", "fuser -v /dev/accel* /dev/vfio/*") if is_tpu else ("GPU", "nvidia-smi")
+        return (f"the plan says it fits {where}, with {memory.device_total / GIB:,.1f} of "
+                f"{memory.device_limit / GIB:,.1f} GiB on the fullest rank: look for another process on the {device} "
+                f"({command}), or for memory that is not the model's")
+    offers = [words for words in (_smaller_batch(setup, predict), _more_nodes(setup, predict)) if words]
+    rest = f"; would fit: {', or '.join(offers)}" if offers else "; no smaller batch and no number of nodes up to " \
+        f"{MAX_FACTOR * spec.place.nodes} fits: use a machine with more memory, or train.table_dtype = \"fp16\""
+    return f"the plan says it does not fit {where}: {now.why}{rest}"
+
+
+def _smaller_batch(setup: Setup, predict: Predict) -> str:
+    for factor in _doublings():
+        size = setup.spec.train.batch_size // factor // setup.num_ranks * setup.num_ranks
+        if size < setup.num_ranks:
+            break
+        train = setup.spec.train.model_copy(update={"batch_size": size})
+        if predict(replace(setup, spec=setup.spec.model_copy(update={"train": train}))).fits:
+            return f"--set train.batch_size={size}"
+    return ""
+
+
+def _more_nodes(setup: Setup, predict: Predict) -> str:
+    for factor in _doublings():
+        num_nodes = setup.num_nodes * factor
+        divides = setup.spec.train.batch_size % (num_nodes * setup.machine.num_gpus) == 0
+        if divides and predict(replace(setup, num_nodes=num_nodes)).fits:
+            return f"--set place.nodes={num_nodes}"
+    return ""
+
+
+def _doublings() -> list[int]:
+    return [2**power for power in range(1, MAX_FACTOR.bit_length())]

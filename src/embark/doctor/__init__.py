@@ -4,8 +4,7 @@ loads no torch: a child process does. May import launch, render, catalog, store,
 import datetime
 from collections.abc import Iterator
 
-from embark.doctor.check import Check, check_package
-from embark.doctor.host import Host
+from embark.doctor.check import Check, Host, check
 from embark.stack import versions as stack
 
 __all__ = ["Check", "Host", "check_host"]
@@ -14,11 +13,9 @@ __all__ = ["Check", "Host", "check_host"]
 def check_host(host: Host | None = None, today: datetime.date | None = None) -> Iterator[Check]:
     """All checks of a machine, in the order to fix them, each as soon as it is known."""
     from embark.doctor.credentials import check_credentials
-    from embark.doctor.disk import check_disk
     from embark.doctor.gpus import check_driver, check_gpus, list_gpus
-    from embark.doctor.machine import check_machine, check_prices
-    from embark.doctor.network import check_network
-    from embark.doctor.ranks import Facts, Probe, check_ranks
+    from embark.doctor.machine import check_disk, check_machine, check_prices
+    from embark.doctor.network import Facts, Probe, check_network, check_ranks
 
     host = host or Host()
     packages = stack.installed()
@@ -27,7 +24,8 @@ def check_host(host: Host | None = None, today: datetime.date | None = None) -> 
     try:
         found = list_gpus(host)
         yield from check_machine(host)
-        yield from map(check_package, stack.check(packages, gpu=bool(found)))
+        for one in stack.check(packages, gpu=bool(found)):
+            yield check(one.name, one.ok, one.found or "missing", one.expected, one.fix)
         yield from check_gpus(host, found, packages)
         yield from check_network(host)
         yield from check_disk(host)

@@ -1,9 +1,54 @@
-"""One check: what was found, what is expected, and the fix."""
+"""The machine to check, which tests replace, and one check: what was found, what is expected, and the fix."""
 
-from dataclasses import dataclass
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from embark.stack.versions import Finding
+TIMEOUT_S = 20.0
+MAX_CHARS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where to look."""
+
+    root: Path = Path("/")
+    """Holds `/proc`, `/sys` and `/dev`."""
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    run_dir: Path = Path("runs")
+    """Where runs would write."""
+
+    def path(self, text: str) -> Path:
+        return self.root / text.lstrip("/")
+
+    def read(self, text: str) -> str:
+        """A file's text; empty if it cannot be read."""
+        try:
+            return self.path(text).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def home(self, text: str) -> Path:
+        """Below the user's own folder."""
+        return Path(self.env.get("HOME") or "~").expanduser() / text
+
+    def ask(self, *words: str, timeout_s: float = TIMEOUT_S) -> str | None:
+        """What a program prints; None if it is missing or fails."""
+        import subprocess
+
+        program = shutil.which(words[0], path=self.env.get("PATH", ""))
+        if program is None:
+            return None
+        try:
+            done = subprocess.run([program, *words[1:]], capture_output=True, text=True, errors="replace",
+                                  stdin=subprocess.DEVNULL, timeout=timeout_s, check=False, env=dict(self.env))
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout[:MAX_CHARS] if done.returncode == 0 else None
+
 
 Verdict = Literal["ok", "warning", "wrong"]
 GIB = 2**30
@@ -24,10 +69,6 @@ class Check:
 
 def check(name: str, is_ok: bool, found: str, expected: str, fix: str, *, bad: Verdict = "wrong") -> Check:
     return Check(name, "ok", found, expected) if is_ok else Check(name, bad, found, expected, fix)
-
-
-def check_package(finding: Finding) -> Check:
-    return check(finding.name, finding.ok, finding.found or "missing", finding.expected, finding.fix)
 
 
 def size_text(num_bytes: float) -> str:

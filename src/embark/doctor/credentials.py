@@ -4,8 +4,7 @@ import json
 import stat
 from collections.abc import Callable, Iterator
 
-from embark.doctor.check import Check
-from embark.doctor.host import Host
+from embark.doctor.check import Check, Host
 
 
 def check_credentials(host: Host) -> Iterator[Check]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal
 
-from embark.events.names import METRICS
+from embark.events.metrics import METRICS
 from embark.events.sinks.prometheus import RUN, prometheus_name
 
 IDLE_PERCENT = 5

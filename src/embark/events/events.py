@@ -1,16 +1,77 @@
-"""Events: everything that is shown anywhere is made of them."""
+"""Events: everything that is shown anywhere is made of them; one JSON object a line, in a file that survives a full
+disk."""
 
+import dataclasses
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
-from embark.events.jsonable import to_jsonable
-from embark.events.sinks.resilient_file import ResilientFile
+from embark.errors import Fault
+
+
+def to_jsonable(value: Any) -> Any:
+    """The value in JSON's own types. NaN and infinity become null; dataclass fields with `repr=False` are left out."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value.value if isinstance(value, Enum) else value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Enum):
+        return to_jsonable(value.value)
+    if isinstance(value, Mapping):
+        return {str(key): to_jsonable(held) for key, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_jsonable(held) for held in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(to_jsonable, value), key=str)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_jsonable(getattr(value, f.name)) for f in dataclasses.fields(value) if f.repr}
+    for as_plain in ("model_dump", "tolist"):  # pydantic's and numpy's own ways, with neither imported
+        if hasattr(value, as_plain):
+            return to_jsonable(getattr(value, as_plain)())
+    return str(value)
+
+
+class ResilientFile:
+    """A failed write raises only at `close`, if it still fails then: training matters more than its log."""
+
+    def __init__(self, path: Path, mode: str) -> None:
+        self._path = path
+        self._file = path.open(mode, buffering=0)
+        self._waiting = bytearray()
+        self._error: OSError | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def write(self, data: bytes) -> int:
+        self._waiting += data
+        return len(data)
+
+    def flush(self) -> None:
+        self._error = None
+        try:
+            while self._waiting:
+                del self._waiting[: self._file.write(self._waiting)]
+        except OSError as error:
+            self._error = error
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.flush()
+        self._file.close()
+        if self._error:
+            cause = os.strerror(self._error.errno or 0).lower()
+            raise Fault(f"could not write the end of {self._path}: {cause}",
+                        fix="free some space, then run the same command to resume")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from embark.events.alerts import HOT_C
-from embark.events.names import GROUPS, METRICS, RUN, Metric, metric
+from embark.events.metrics import GROUPS, METRICS, RUN, Metric, metric
 from embark.events.sinks.prometheus import RUN as RUN_LABEL
 from embark.events.sinks.prometheus import prometheus_name
 

@@ -1,15 +1,17 @@
-"""From events to readings: which metric, of what, how much."""
+"""What is measured: the metrics of `metrics.toml`, and their readings in events."""
 
 import math
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from importlib.resources import files
+from typing import Any, Literal
 
 from embark.events.events import Event
-from embark.events.names import LEARNING, METRICS, Metric
 from embark.formatting import to_float
 
+Kind = Literal["gauge", "counter"]
 Labels = tuple[tuple[str, str], ...]
 """Names and values, in the order of the metric's `labels`."""
 
@@ -18,6 +20,60 @@ SPLITS = {"step": "train", "eval": "eval"}
 _PART = re.compile(r"(?P<field>\w+)(?:\[(?P<label>\w+)\])?")
 _NAMED_BY = {"host": "host", "gpu": "index"}
 """The field that names a row of a list; a plain number in a list is named by its index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One measured quantity, named as it stands in events and in TensorBoard."""
+
+    name: str
+    label: str
+    """What people read."""
+    meaning: str
+    paths: tuple[str, ...]
+    """Where events have it: `step.loss` is the value `loss` of `step` events. `ranks.systems[host].gpus[gpu].power_w`
+    goes through lists or maps whose entries are distinguished by the labels in brackets. `#save` counts events."""
+    group: str
+    """The heading it is shown under."""
+    unit: str = ""
+    """Empty for a plain number."""
+    better: Literal["up", "down"] | None = None
+    """`None` where neither is."""
+    kind: Kind = "gauge"
+    """A counter only grows."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What distinguishes its several values in one run; `split` is `train` or `eval`."""
+        inner = tuple(part.partition("]")[0] for part in self.paths[0].split("[")[1:])
+        return ("split", *inner) if self.has_splits else inner
+
+    @property
+    def has_splits(self) -> bool:
+        return {path.partition(".")[0] for path in self.paths} >= {"step", "eval"}
+
+
+LEARNING, PACE, STEP, MACHINE, GPU, SAFETY, RUN = (
+    "Learning", "Pace", "Where a step's time goes", "Machines", "GPUs", "Checkpoints and interruptions", "The run",
+)
+GROUPS = (LEARNING, PACE, STEP, MACHINE, GPU, SAFETY, RUN)
+
+
+METRICS = tuple(
+    Metric(**{**row, "paths": tuple(row["paths"])})
+    for row in tomllib.loads(files("embark.events").joinpath("metrics.toml").read_text(encoding="utf-8"))["metric"]
+)
+_BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+def find(name: str) -> Metric | None:
+    """The metric of this name; `None` for a value that is not one, such as `step` or `path`."""
+    return _BY_NAME.get(name)
+
+
+def metric(name: str) -> Metric:
+    """The metric of this name, which must exist."""
+    return _BY_NAME[name]
 
 
 @dataclass(frozen=True, slots=True)

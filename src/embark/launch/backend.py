@@ -1,10 +1,10 @@
-"""What every backend offers to `embark launch`, `status`, `logs` and `cancel`, and the values they exchange."""
+"""The values that backends exchange with `embark launch`, `status`, `logs` and `cancel`."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Literal, Protocol
+from typing import Literal
 
 from embark.spec import RunSpec
 
@@ -122,39 +122,6 @@ class LaunchRequest:
     handle: RunHandle
     record: Callable[[Resource], None] = field(default=lambda _: None)
     """Called before each resource is created, so that an interrupted launch can list what may exist."""
-
-
-class Backend(Protocol):
-    """One platform that runs can be launched on. `status`, `logs` and `events` only read."""
-
-    can_recover: bool
-    """Lost machines are re-created by `recover`; else the platform does it, or there is nothing to re-create."""
-
-    def handle_of(self, spec: RunSpec) -> RunHandle:
-        """What the run will be found by. Refuses what cannot be rendered."""
-        ...
-
-    def check(self, request: LaunchRequest) -> None:
-        """Raises where it cannot be launched; changes nothing."""
-        ...
-
-    def submit(self, request: LaunchRequest) -> None: ...
-
-    def status(self, handle: RunHandle) -> Status: ...
-
-    def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        """All replicas' lines, merged by time. With `follow`, until the run ends."""
-        ...
-
-    def events(self, handle: RunHandle) -> list[RunEvent]: ...
-
-    def recover(self, handle: RunHandle) -> None:
-        """Re-creates lost machines, where `can_recover`."""
-        ...
-
-    def cancel(self, handle: RunHandle) -> CancelResult:
-        """Ends it after a last checkpoint. Of a run that is not there, what remains."""
-        ...
 
 
 def checkpoints_of(handle: RunHandle) -> Resource:

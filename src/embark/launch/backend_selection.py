@@ -3,15 +3,16 @@
 from importlib import import_module
 
 from embark.errors import UserError
-from embark.launch.api_retry import NO_RETRY
-from embark.launch.backend import Backend, Notify, RunHandle
+from embark.launch.backend import Notify, RunHandle
+from embark.launch.backends.base import Backend
+from embark.launch.http import NO_RETRY
 from embark.launch.shell import Shell
 from embark.spec import RunSpec
 from embark.store.retry_policy import RetryPolicy
 
 BACKENDS = {
     "local": "local.backend:Local", "kubernetes": "kubernetes.backend:Kubernetes", "ray": "ray.backend:Ray",
-    "torchx": "torchx.backend:TorchX", "torchx-local": "torchx.local_scheduler:TorchXLocal",
+    "torchx": "torchx.backend:TorchX", "torchx-local": "torchx.backend:TorchXLocal",
     "vertex": "vertex.backend:Vertex", "vm": "vm.backend:Vm", "tpu-vm": "tpu_vm.backend:TpuVm",
 }
 TARGETS = {

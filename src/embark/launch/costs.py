@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from embark.catalog import SpecPrice, price_spec
 from embark.errors import EmbarkError
 from embark.events import Event, read_events
-from embark.events.attempts import attempts
-from embark.events.spending import Spending, spending
+from embark.events.spending import Spending, attempts, spending
 from embark.formatting import format_duration
 from embark.launch.backend import Notify, Status
 from embark.launch.backend_selection import backend_of
@@ -218,7 +217,7 @@ def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes:
 def _predicted_usd(spec: RunSpec | None) -> float | None:
     if spec is None or _spec_price(spec) is None:
         return None
-    from embark.launch.price import estimate_launch
+    from embark.launch.launching import estimate_launch
 
     try:
         return estimate_launch(spec).total_usd

@@ -1,20 +1,40 @@
-"""HTTP to a platform's API, with retries. On a dry run every request is printed, and none is sent."""
+"""HTTP to a platform's API, with retries while it is away. On a dry run every request is printed, and none is sent."""
 
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from embark.errors import EmbarkError, Fault, UserError
-from embark.formatting import to_one_line
-from embark.launch.api_retry import API_RETRY, Unavailable, retry_api
+from embark.formatting import format_duration, to_one_line
 from embark.launch.backend import Notify
 from embark.launch.shell import Shell
-from embark.store.retry_policy import RetryPolicy
+from embark.store.retry_policy import RetriesExhausted, RetryPolicy, call_with_retries
 
 MAX_BYTES = 256 << 20
+API_RETRY = RetryPolicy(max_retries=1000, first_wait_s=1.0, longest_wait_s=15.0, request_s=20.0, give_up_s=180.0)
+NO_RETRY = replace(API_RETRY, max_retries=0)
+"""For a list of all runs: one platform that is away does not hold up the others."""
+T = TypeVar("T")
+
+
+class Unavailable(Exception):
+    """The API does not answer now; its text says why."""
+
+
+def retry_api(call: Callable[[], T], retry: RetryPolicy, notify: Notify, *, name: str, fix: str) -> T:
+    """Calls again while it raises `Unavailable`, and says so."""
+    def is_unavailable(error: Exception) -> bool:
+        if isinstance(error, Unavailable) and retry.max_retries:
+            notify(f"{name} does not answer ({error}); retrying for {format_duration(retry.give_up_s)}")
+        return isinstance(error, Unavailable)
+
+    try:
+        return call_with_retries(call, retry, is_unavailable)
+    except RetriesExhausted as error:
+        raise Fault(f"{name} does not answer: {error.last}", fix=fix) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,19 @@
-"""Launch a run where its spec says, supervise it, and cancel it."""
+"""Estimate, launch, supervise and cancel a run."""
 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from embark.catalog import load_catalog
+from embark.catalog.pricing import PURCHASE_NAMES
 from embark.errors import EmbarkError, Interrupted, UserError
-from embark.formatting import to_one_line
-from embark.launch.backend import Backend, LaunchRequest, Notify, Resource, RunHandle, Status
+from embark.formatting import format_usd, to_one_line
+from embark.launch.backend import LaunchRequest, Notify, Resource, RunHandle, Status
 from embark.launch.backend_selection import backend_for, backend_of
-from embark.launch.outcome import NO_RETRY
-from embark.launch.price import LaunchEstimate, estimate_launch
+from embark.launch.backends.base import Backend
 from embark.launch.run_registry import (
+    STORE_RETRY,
     RunNotLaunchedHere,
     RunRecord,
     delete_record,
@@ -21,10 +23,28 @@ from embark.launch.run_registry import (
     save_record,
 )
 from embark.launch.shell import Shell
+from embark.plan.closed_form import CachedPlanner
+from embark.plan.plan import predict_with
+from embark.plan.survey import Estimator
+from embark.plan.verdict import verdict
+from embark.plan.workload import resolve_data, workload_of
+from embark.render.job import make_job
 from embark.spec import RunSpec, to_toml
 from embark.store import CheckpointStore, open_store
 
 SUPERVISE_POLL_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchEstimate:
+    """The plan's answer about the spec's own machines."""
+
+    fits: bool
+    verdict: str
+    price: str
+    """`$110.08 an hour on demand in us-west-2`, or that it is unknown."""
+    usd_per_hour: float | None = None
+    total_usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +121,10 @@ def launch_result(launch: PreparedLaunch, *, status: Status | None = None,
                   commands: tuple[tuple[str, ...], ...] = ()) -> LaunchResult:
     handle = launch.handle
     return LaunchResult(
-        name=handle.name,
-        title=handle.title,
-        backend=handle.backend,
-        where=dict(handle.where),
-        run_uri=handle.run_uri,
-        usd_per_hour=handle.usd_per_hour,
-        estimate=launch.estimate,
-        commands=commands,
+        name=handle.name, title=handle.title, backend=handle.backend, where=dict(handle.where), run_uri=handle.run_uri,
+        usd_per_hour=handle.usd_per_hour, estimate=launch.estimate, commands=commands,
         state=status.state if status else "dry run" if commands else "submitted",
-        reason=status.reason if status else "",
-    )
+        reason=status.reason if status else "")
 
 
 def find_active(name: str, shell: Shell, notify: Notify) -> RunRecord | None:
@@ -189,7 +202,7 @@ def _removal(created: list[Resource]) -> str:
 
 def _last_checkpoint(handle: RunHandle) -> str:
     try:
-        store = CheckpointStore(open_store(f"{handle.run_uri}/checkpoints", NO_RETRY))
+        store = CheckpointStore(open_store(f"{handle.run_uri}/checkpoints", STORE_RETRY))
         return max((checkpoint.name for checkpoint in store.committed()), default="")
     except (EmbarkError, ImportError):
         return ""
@@ -199,3 +212,33 @@ def launch_title(handle: RunHandle) -> str:
     """One line for a person: what it is, and where it goes."""
     where = f" in {handle.where['context']}" if handle.where.get("context") else ""
     return f"{to_one_line(handle.title or handle.name)}{where}"
+
+
+def estimate_launch(spec: RunSpec) -> LaunchEstimate:
+    """Of a run in a cloud. Where no plan can be made, the verdict says why, and only the price an hour is known."""
+    catalog = load_catalog()
+    job = make_job(spec, catalog)
+    region, per_hour, purchase = job.price.region, job.usd_per_hour, job.price.purchase
+    price = (f"{format_usd(per_hour)} an hour {PURCHASE_NAMES[purchase]} in {region}" if per_hour is not None
+             else f"the catalog has no price {PURCHASE_NAMES[purchase]} in {region}")
+    fits, sentence, total = True, "", None
+    try:
+        sized, size = resolve_data(spec)
+        # The region of the launch, where its prices are known at all.
+        known = region if (job.machine.name, region) in catalog.prices else ""
+        estimator = Estimator(sized, workload_of(sized, size), catalog, predict_with(CachedPlanner()), known, purchase)
+        estimate = estimator(job.machine, job.num_nodes)
+        answer = verdict(estimate, estimator)
+        fits, sentence, total = answer.fits, answer.sentence, estimate.total_usd(purchase)
+    except EmbarkError as error:
+        sentence = f"{job.title}; no plan could be made: {error.what}"
+    return LaunchEstimate(fits=fits, verdict=sentence, price=price + _stops(spec, total), usd_per_hour=per_hour,
+                          total_usd=total)
+
+
+def _stops(spec: RunSpec, total_usd: float | None) -> str:
+    budget = spec.place.budget_usd
+    if budget is None:
+        return ""
+    early = f", before it is done: the plan says {format_usd(total_usd)}" if total_usd and total_usd > budget else ""
+    return f"; it stops itself at {format_usd(budget)}{early}"

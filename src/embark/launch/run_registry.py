@@ -1,4 +1,4 @@
-"""Launched runs, one small file each, so that any terminal of this user finds them."""
+"""Launched runs, one small file each, so that any terminal of this user finds them; and how a run ended."""
 
 import hashlib
 import json
@@ -7,11 +7,17 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from embark.errors import UserError, nearest
+from pydantic import TypeAdapter
+
+from embark.errors import EmbarkError, UserError, nearest
 from embark.launch.backend import RunHandle
-from embark.store import write_atomic
+from embark.store import open_store, write_atomic
+from embark.store.retry_policy import RetryPolicy
 
 FORMAT = 2
+EVENTS = "events.jsonl"
+STORE_RETRY = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
+"""For what is beside the point of a command: a store that does not answer is not waited for."""
 
 
 class RunNotLaunchedHere(UserError):
@@ -42,9 +48,8 @@ class RegistryContents:
 def save_record(run: RunRecord) -> RunRecord:
     """Atomically; replaces the record of the same run at the same location."""
     path = run.path or record_path(run.handle)
-    handle = {**asdict(run.handle), "where": dict(run.handle.where)}
-    record = {"format": FORMAT, "handle": handle, "spec_toml": run.spec_toml, "submitted_s": run.submitted_s,
-              "is_submitted": run.is_submitted, "is_cancelled": run.is_cancelled}
+    record = {"format": FORMAT, **asdict(run)}
+    del record["path"]
     try:
         write_atomic(path, json.dumps(record, indent=1) + "\n")
     except OSError as error:
@@ -103,18 +108,30 @@ def now_s() -> float:
 def _read(path: Path) -> RunRecord | None:
     """None where it is not a complete record."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        handle = record["handle"]
-        cost = handle["usd_per_hour"]
-        return RunRecord(
-            handle=RunHandle(
-                name=str(handle["name"]), backend=str(handle["backend"]),
-                where={str(k): v if isinstance(v, int) else str(v) for k, v in handle["where"].items()},
-                title=str(handle["title"]), run_uri=str(handle["run_uri"]),
-                usd_per_hour=None if cost is None else float(cost),
-            ),
-            spec_toml=str(record["spec_toml"]), submitted_s=float(record["submitted_s"]),
-            is_submitted=bool(record["is_submitted"]), is_cancelled=bool(record["is_cancelled"]), path=path,
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return replace(TypeAdapter(RunRecord).validate_json(path.read_bytes()), path=path)
+    except (OSError, ValueError):
         return None
+
+
+def run_outcome(run_uri: str, since_s: float = 0.0) -> str | None:
+    """`done`, `budget` or `interrupted`; empty: it has not ended since then; None: its events cannot be read here."""
+    try:
+        store = open_store(run_uri.removeprefix("file://"), STORE_RETRY)
+        if not store.exists(EVENTS):
+            return ""
+        text = store.read(EVENTS).decode(errors="replace")
+    except (EmbarkError, ImportError, OSError):
+        return None
+    for line in reversed(text.splitlines()):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and event.get("event") == "end":
+            return str(event.get("outcome", "")) if float(event.get("time_s", 0.0)) >= since_s else ""
+    return ""
+
+
+def is_finished(outcome: str | None) -> bool:
+    """After these outcomes a run is not started again."""
+    return outcome in ("done", "budget")

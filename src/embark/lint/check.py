@@ -1,5 +1,6 @@
 """Runs the rules over files, and fixes what can be fixed."""
 
+import difflib
 import inspect
 import re
 from collections import Counter
@@ -10,12 +11,10 @@ from typing import Any
 
 from embark.catalog.load import load_catalog
 from embark.errors import UserError, nearest
-from embark.lint.edit import diff, fixed, still_reads
-from embark.lint.read import Files, kind_of, read_files, read_sources
-from embark.lint.rule import Finding, Hit, Rule, World
+from embark.lint.read import Files, Kind, kind_of, read_files, read_sources
+from embark.lint.rule import Finding, Hit, Rule, World, settings
 from embark.lint.rules import ALL_RULES
-from embark.lint.settings import settings
-from embark.lint.source import Source
+from embark.lint.source import Edit, Source
 from embark.store import write_atomic
 
 MAX_PASSES = 12
@@ -170,3 +169,39 @@ def _again(files: Files, texts: dict[Path, str]) -> Files:
         (Source.of(source.path, texts[source.path]), kind_of(source.path, texts[source.path][:200].encode()))
         for source in files.sources
     )
+
+
+def fixed(findings: Iterable[Finding]) -> dict[Source, str]:
+    """The new text of each file that the findings' edits change. A finding whose edits meet another's waits."""
+    taken: dict[Source, list[Edit]] = {}
+    for finding in findings:
+        edits = finding.hit.edits
+        if edits and not any(_overlaps(edit, taken.get(edit.place.source, ())) for edit in edits):
+            for edit in edits:
+                taken.setdefault(edit.place.source, []).append(edit)
+    return {source: _apply(source.text, edits) for source, edits in taken.items()}
+
+
+def still_reads(old: Source, new: str, kind: Kind | None) -> bool:
+    """Whether a changed text can be read whole, and has as many documents as before."""
+    before, after = read_sources([(old, kind)]), read_sources([(Source.of(old.path, new), kind)])
+    return not after.unread and len(before.documents) == len(after.documents)
+
+
+def diff(source: Source, new: str) -> str:
+    name = str(source.path)
+    lines = difflib.unified_diff(source.text.splitlines(keepends=True), new.splitlines(keepends=True), name, name)
+    return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
+
+
+def _overlaps(edit: Edit, others: Sequence[Edit]) -> bool:
+    """Two insertions at one place also do."""
+    place = edit.place
+    return any((place.start < other.place.end and other.place.start < place.end) or place.start == other.place.start
+               for other in others)
+
+
+def _apply(text: str, edits: Sequence[Edit]) -> str:
+    for edit in sorted(edits, key=lambda one: one.place.start, reverse=True):
+        text = text[: edit.place.start] + edit.new + text[edit.place.end :]
+    return text

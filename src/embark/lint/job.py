@@ -4,11 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from embark.catalog.machine import Catalog, Machine
-from embark.lint.launch import Launch
-from embark.lint.pods import Container, Pod
+from embark.lint.pods import Container, Launch, Pod
 from embark.lint.read import Document
-from embark.lint.source import Place
-from embark.lint.yaml_nodes import NOTHING, Node
+from embark.lint.source import NOTHING, Node, Place
 
 INSTANCE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type",
                    "cloud.google.com/machine-type")
@@ -73,20 +71,20 @@ class TrainingJob:
     def num_processes(self) -> int | None:
         """Per pod, where it is said."""
         if self.kind == "PyTorchJob":
-            said = self.document.root.at("spec.nprocPerNode").whole
+            said = self.document.root.at("spec.nprocPerNode").integer
             return said if said is not None else self.launch.nproc if self.launch else None
         if self.kind == "TrainJob":
-            return self.document.root.at("spec.trainer.numProcPerNode").whole
+            return self.document.root.at("spec.trainer.numProcPerNode").integer
         return self.launch.nproc if self.launch is not None else None
 
     @property
     def machine(self) -> Machine | None:
         """The one it runs on, where only one is possible."""
-        whole = [one for one in self.machines if one.gpus_per_host == self.gpus]
-        return self.machines[0] if len(self.machines) == 1 else whole[0] if len(whole) == 1 else None
+        filled = [one for one in self.machines if one.gpus_per_host == self.gpus]
+        return self.machines[0] if len(self.machines) == 1 else filled[0] if len(filled) == 1 else None
 
     @property
-    def takes_whole_node(self) -> bool:
+    def fills_node(self) -> bool:
         """No other of its pods fits beside one: it takes all accelerators of every machine it may run on."""
         return bool(self.machines) and all(one.gpus_per_host <= self.gpus for one in self.machines)
 
@@ -130,11 +128,8 @@ def machines_of(pod: Pod, catalog: Catalog) -> tuple[Machine, ...]:
         if wanted:
             return tuple(one for one in catalog.machines.values() if wanted in _names(one))
     label = selector.get(GKE_LABEL, "")
-    if label:
-        fits = [one for one in catalog.machines.values()
-                if one.gke_accelerator == label and one.gpus_per_host >= pod.num_gpus]
-        return tuple(fits)
-    return ()
+    return tuple(one for one in catalog.machines.values()
+                 if label and one.gke_accelerator == label and one.gpus_per_host >= pod.num_gpus)
 
 
 def cloud_of(pod: Pod, machines: Sequence[Machine]) -> str:
@@ -165,17 +160,17 @@ def _num_pods(pod: Pod, siblings: Sequence[Pod]) -> tuple[int | None, Node]:
     kind, holder = pod.document.kind, pod.holder
     if kind in ("Job", "CronJob"):
         node = holder["parallelism"]
-        return (node.whole if node else 1), node
+        return (node.integer if node else 1), node
     if kind == "JobSet":
         node = holder["parallelism"]
         replicated = [job for job in pod.document.root.at("spec.replicatedJobs") if job.at("template.spec") is holder]
-        replicas = replicated[0]["replicas"].whole if replicated and replicated[0]["replicas"] else 1
-        each = node.whole if node else 1
+        replicas = replicated[0]["replicas"].integer if replicated and replicated[0]["replicas"] else 1
+        each = node.integer if node else 1
         return (None if each is None or replicas is None else each * replicas), node
     if kind == "TrainJob":
         node = pod.document.root.at("spec.trainer.numNodes")
-        return node.whole, node
+        return node.integer, node
     if kind == "PyTorchJob":
-        counts = [one.holder["replicas"].whole if one.holder["replicas"] else 1 for one in siblings]
+        counts = [one.holder["replicas"].integer if one.holder["replicas"] else 1 for one in siblings]
         return (None if None in counts else sum(count or 0 for count in counts)), holder["replicas"]
     return None, NOTHING

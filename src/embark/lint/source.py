@@ -1,10 +1,17 @@
-"""A file as the linter holds it: its text, and where in the text a thing stands."""
+"""A file's text, YAML as nodes that know their position in it, and edits in place.
+
+No object is constructed, so no tag runs code: PyYAML composes the nodes, once its events show that they are neither too
+deep, nor too many, nor alias bombs. What an edit does not touch stays byte for byte, comments too."""
 
 from __future__ import annotations
 
 import bisect
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,11 +25,7 @@ class Source:
 
     @staticmethod
     def of(path: Path, text: str) -> Source:
-        starts = [0]
-        for index, character in enumerate(text):
-            if character == "\n":
-                starts.append(index + 1)
-        return Source(path, text, tuple(starts))
+        return Source(path, text, (0, *(match.end() for match in re.finditer("\n", text))))
 
     def line_of(self, index: int) -> int:
         """Counted from 1."""
@@ -41,9 +44,6 @@ class Source:
         """Past its newline."""
         line = self.line_of(index)
         return self.starts[line] if line < len(self.starts) else len(self.text)
-
-    def column_of(self, index: int) -> int:
-        return index - self.start_of_line(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +69,287 @@ class Edit:
 
     place: Place
     new: str
+
+
+MAX_DEPTH = 100
+MAX_NODES = 200_000
+MAX_ALIASES = 1_000
+_UNSAFE_TAG = "tag:yaml.org,2002:python/"
+_PLAIN_TAGS = frozenset({"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"})
+
+
+class BadYaml(Exception):
+    """The text is not readable YAML. `line` is counted from 1."""
+
+    def __init__(self, what: str, line: int) -> None:
+        super().__init__(what)
+        self.what = what
+        self.line = line
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A mapping, a list or a scalar. A missing key is an empty node, so that lookups can be chained."""
+
+    place: Place | None
+    """None: there is no such node."""
+    value: str | int | float | bool | None = None
+    text: str = ""
+    """A scalar as it is written, without its quotes."""
+    is_plain: bool = True
+    """Written without quotes, on a line of its own."""
+    pairs: dict[str, tuple[Node, Node]] | None = None
+    """A mapping's keys and values, by key."""
+    items: list[Node] | None = None
+    is_flow: bool = False
+    """Written with braces or brackets."""
+    repeated: list[Node] = field(default_factory=list)
+    """Keys that occur twice in this mapping."""
+    tag: str = ""
+
+    def __bool__(self) -> bool:
+        return self.place is not None
+
+    def __getitem__(self, key: str) -> Node:
+        pair = self.pairs.get(key) if self.pairs else None
+        return pair[1] if pair else NOTHING
+
+    def key(self, name: str) -> Node:
+        """The node of the key itself."""
+        pair = self.pairs.get(name) if self.pairs else None
+        return pair[0] if pair else NOTHING
+
+    def at(self, dotted: str) -> Node:
+        """`spec.template.spec`"""
+        node = self
+        for part in dotted.split("."):
+            node = node[part]
+        return node
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.items or ())
+
+    @property
+    def names(self) -> list[str]:
+        """A mapping's keys."""
+        return list(self.pairs or ())
+
+    def values(self) -> list[Node]:
+        return [value for _, value in (self.pairs or {}).values()]
+
+    @property
+    def is_map(self) -> bool:
+        return self.pairs is not None
+
+    @property
+    def integer(self) -> int | None:
+        """A whole number, also if it is written in quotes."""
+        if isinstance(self.value, bool):
+            return None
+        if isinstance(self.value, int):
+            return self.value
+        return int(self.text) if self.text.isascii() and self.text.isdigit() and len(self.text) < 12 else None
+
+    @property
+    def words(self) -> list[str]:
+        """The texts of a list's scalars."""
+        return [item.text for item in self if not item.is_map and item.items is None]
+
+    def walk(self, budget: int = MAX_NODES) -> Iterator[Node]:
+        """This node and all below it. An alias is walked as often as it is used, up to a limit."""
+        waiting = [self]
+        while waiting and budget > 0:
+            node = waiting.pop()
+            budget -= 1
+            yield node
+            waiting.extend(reversed(node.items if node.items is not None else node.values()))
+
+
+NOTHING = Node(None)
+
+
+def read_yaml(source: Source, text: str | None = None) -> tuple[list[Node], BadYaml | None]:
+    """The documents of a file; if it breaks off, those before, and why. `text`: read instead, with the same places."""
+    import yaml
+
+    text = source.text if text is None else text
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    documents: list[Node] = []
+    try:
+        num_sound, bad = _limits(yaml.parse(text, Loader=loader))
+        for root in islice(yaml.compose_all(text, Loader=loader), num_sound):  # deeper ones would crash the composer
+            documents.append(_node(root, source, {}))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = " ".join(part for part in (error.context, error.problem) if part)
+        return documents, BadYaml(what, (mark.line if mark else 0) + 1)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return documents, BadYaml(str(error).splitlines()[0], 1)
+    return documents, bad
+
+
+def is_unsafe(tag: str) -> bool:
+    """A tag that an unsafe loader would run."""
+    return tag.startswith((_UNSAFE_TAG, "!!python/"))
+
+
+def _limits(events: Iterable[Any]) -> tuple[int, BadYaml | None]:
+    """How many documents are safe to compose, and what is wrong with the next one; syntax is left to the composer."""
+    import yaml
+
+    num_documents = num_nodes = num_aliases = 0
+    open_anchors: list[str | None] = []
+    try:
+        for event in events:
+            if isinstance(event, yaml.DocumentEndEvent):
+                num_documents += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                open_anchors.pop()
+            elif isinstance(event, yaml.NodeEvent):
+                num_nodes += not isinstance(event, yaml.AliasEvent)
+                num_aliases += isinstance(event, yaml.AliasEvent)
+                what = ""
+                if isinstance(event, yaml.CollectionStartEvent):
+                    open_anchors.append(event.anchor)
+                    what = f"nested deeper than {MAX_DEPTH} levels" if len(open_anchors) > MAX_DEPTH else ""
+                elif isinstance(event, yaml.AliasEvent) and event.anchor in open_anchors:
+                    what = f"*{event.anchor} stands inside what it names"
+                if num_nodes > MAX_NODES or num_aliases > MAX_ALIASES:
+                    what = f"more than {MAX_NODES:,} values or {MAX_ALIASES:,} aliases"
+                if what:
+                    mark: Any = event.start_mark
+                    return num_documents, BadYaml(what, mark.line + 1)
+    except (yaml.YAMLError, ValueError):
+        pass
+    return MAX_NODES, None
+
+
+def _node(composed: Any, source: Source, known: dict[int, Node]) -> Node:
+    """`known`: what was made before, by the composed node that an alias shares."""
+    if id(composed) in known:
+        return known[id(composed)]
+    start, end = composed.start_mark.index, composed.end_mark.index
+    kind = composed.tag.removeprefix("tag:yaml.org,2002:")
+    tag = "" if kind in _PLAIN_TAGS else composed.tag
+    if isinstance(composed.value, str):
+        node = Node(Place(source, start, end), value=_value(kind, composed.value), text=composed.value,
+                    is_plain=not composed.style, tag=tag)
+    else:
+        node = Node(None, is_flow=bool(composed.flow_style), tag=tag)
+        below: list[Node] = []
+        if composed.id == "sequence":
+            node.items = below = [_node(item, source, known) for item in composed.value]
+        else:
+            node.pairs, merged = {}, []
+            for pair in composed.value:
+                key, value = (_node(one, source, known) for one in pair)
+                below += [key, value]
+                if key.text == "<<" and key.is_plain:
+                    merged.append(value)
+                    continue
+                if key.text in node.pairs:
+                    node.repeated.append(key)
+                node.pairs[key.text] = (key, value)
+            for base in (base for value in merged for base in (value.items if value.items is not None else [value])):
+                node.pairs = {**(base.pairs or {}), **node.pairs}  # what the mapping says itself wins
+        # A block ends where the next thing begins; its own text ends before the blanks and comments between.
+        if not node.is_flow and below:
+            end = max(one.place.end for one in below if one.place)
+        node.place = Place(source, start, max(start, end))
+    known[id(composed)] = node
+    return node
+
+
+def _value(kind: str, text: str) -> str | int | float | bool | None:
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return text.lower() in ("yes", "true", "on")
+    digits = text.replace("_", "").lower()
+    try:
+        if kind == "int":
+            return _integer(digits) if len(digits.lstrip("+-")) <= 20 else text
+        if kind == "float":
+            return float(digits.replace(".inf", "inf").replace(".nan", "nan"))
+    except ValueError:
+        pass
+    return text
+
+
+def _integer(text: str) -> int:
+    """As YAML 1.1 counts: 0x10 and 0b10 by their base, 010 in octal."""
+    digits = text.lstrip("+-")
+    base = 16 if digits.startswith("0x") else 2 if digits.startswith("0b") else 8 if digits.startswith("0") else 10
+    return int(text, base)
+
+
+def set_scalar(node: Node, new: str) -> tuple[Edit, ...]:
+    """Another value for a scalar."""
+    return (Edit(node.place, new),) if node.place is not None else ()
+
+
+def replace_within(place: Place | None, old: str, new: str) -> tuple[Edit, ...]:
+    """A part of a stretch of text; nothing where it does not stand there exactly once."""
+    if place is None or not old or place.text.count(old) != 1:
+        return ()
+    start = place.start + place.text.index(old)
+    return (Edit(Place(place.source, start, start + len(old)), new),)
+
+
+def add_key(mapping: Node, text: str) -> tuple[Edit, ...]:
+    """A new first key of a mapping: `completionMode: Indexed`."""
+    keys = [key for key, _ in (mapping.pairs or {}).values() if key.place is not None]
+    if not keys or mapping.place is None or mapping.tag:
+        return ()
+    first = min(keys, key=lambda key: key.place.start if key.place else 0).place
+    assert first is not None
+    if not mapping.place.start <= first.start < mapping.place.end:
+        return ()  # it is of an anchor elsewhere
+    at = Place(first.source, first.start, first.start)
+    column = first.start - first.source.start_of_line(first.start)
+    return (Edit(at, f"{text}, " if mapping.is_flow else f"{text}\n{' ' * column}"),)
+
+
+def set_key(mapping: Node, name: str, value: str) -> tuple[Edit, ...]:
+    """Another value for a key, or a new key."""
+    return set_scalar(mapping[name], value) if mapping[name] else add_key(mapping, f"{name}: {value}")
+
+
+def remove_key(mapping: Node, name: str) -> tuple[Edit, ...]:
+    """A key of a block mapping, whole lines; nothing where others stand on them."""
+    key, value = mapping.key(name), mapping[name]
+    if mapping.is_flow or key.place is None or value.place is None or len(mapping.names) < 2:
+        return ()
+    source = key.place.source
+    start, end = source.start_of_line(key.place.start), source.end_of_line(max(value.place.end - 1, key.place.start))
+    if source.text[start:key.place.start].strip():
+        return ()
+    return (Edit(Place(source, start, end), ""),)
+
+
+def remove_item(items: Node, item: Node) -> tuple[Edit, ...]:
+    """An item of a list, with its dash or its comma."""
+    if item.place is None or items.place is None or items.items is None or item not in items.items:
+        return ()
+    source, contents = item.place.source, items.items
+    number = contents.index(item)
+    if items.is_flow:
+        before, after = contents[number - 1].place if number else None, contents[number + 1:]
+        if after and after[0].place is not None:
+            return (Edit(Place(source, item.place.start, after[0].place.start), ""),)
+        if before is not None:
+            return (Edit(Place(source, before.end, item.place.end), ""),)
+        return ()
+    start = source.start_of_line(item.place.start)
+    if source.text[start:item.place.start].strip() != "-" or len(contents) < 2:
+        return ()
+    return (Edit(Place(source, start, source.end_of_line(item.place.end - 1)), ""),)
+
+
+def remove_line(place: Place, begins: str) -> tuple[Edit, ...]:
+    """The whole line of a place, where it begins so and nothing else stands on it."""
+    source = place.source
+    start, end = source.start_of_line(place.start), source.end_of_line(place.start)
+    line = source.text[start:end].strip()
+    is_alone = line.startswith(begins) and line[len(begins):].partition("#")[0].strip() == place.text
+    return (Edit(Place(source, start, end), ""),) if is_alone else ()

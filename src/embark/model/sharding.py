@@ -1,9 +1,11 @@
 """Which shardings a table may get and how long a search through them may be: one rule for TorchRec's planner in the
 trainer and for the closed form in the plan."""
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from embark.model.placement import Cluster, table_value_bytes
+from embark.model.placement import Cluster, Memory, table_value_bytes
 from embark.spec import RunSpec, Table
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise")
@@ -21,6 +23,19 @@ SMALL_PART = 1 / 16
 """Of a rank's memory for tables: parts that pack well enough without being cut further."""
 STATE_FACTORS = {"sgd": 0.0, "adagrad": 1.0, "adam": 2.0}
 """Bytes of optimizer state for a byte of the table. TorchRec's planner counts the state as wide as the values."""
+GIB = 2**30
+DEVICE_BYTES_PER_S = {"cuda": 897 * GIB, "tpu": 897 * GIB, "cpu": 51 * GIB}
+INTRA_BYTES_PER_S = 600 * GIB
+INTER_BYTES_PER_S = 12.5 * GIB
+BACKWARD_AND_FORWARD = 3
+COPY_FACTOR = 2.455
+"""Of the gradients that row-wise parts gather, beside reading them once."""
+ID_BYTES = 8
+CACHED_SHARE = 0.2
+"""Of a table in host memory, on the device."""
+CACHE_ROW_BYTES = 4 + 16 * CACHED_SHARE
+"""What the device keeps to know which rows are cached, for each row of the table."""
+MIN_COLUMNS = 32
 
 
 def allowed_shardings(spec: RunSpec, num_ranks: int, device: str) -> list[str]:
@@ -77,3 +92,107 @@ def stride_ends(num_steps: int, num_strides: int) -> Iterator[int]:
 
 def _typical_num_parts(kind: str, cluster: Cluster) -> int:
     return {"table_wise": 1, "row_wise": cluster.num_ranks, "table_row_wise": ranks_per_group(cluster)}.get(kind, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A table cut in one way. All parts are alike, but for the last one of rows."""
+
+    sharding: str
+    memory: Memory
+    num_parts: int
+    """That hold rows."""
+    num_rows: int
+    last_rows: int
+    num_columns: int
+    device_bytes: float
+    """Of a part, with the buffers of a batch."""
+    last_device_bytes: float
+    host_bytes: float
+    last_host_bytes: float
+    part_s: float
+    """Of a step, for a part."""
+    all_s: float
+    """Of all parts, those without rows too."""
+
+    @property
+    def all_device_bytes(self) -> float:
+        return self.device_bytes * (self.num_parts - 1) + self.last_device_bytes
+
+    @property
+    def all_host_bytes(self) -> float:
+        return self.host_bytes * (self.num_parts - 1) + self.last_host_bytes
+
+
+def options_of(table: Table, shardings: list[str], spec: RunSpec, cluster: Cluster, *, may_spill: bool) -> list[Option]:
+    """A table cut in each of these ways, the device's memory first."""
+    memories: tuple[Memory, ...] = ("device", "host") if may_spill else ("device",)
+    return [_option(table, kind, memory, spec, cluster) for memory in memories for kind in shardings]
+
+
+def _option(table: Table, kind: str, memory: Memory, spec: RunSpec, cluster: Cluster) -> Option:
+    num_columns = table.dim or 0
+    num_slots = {"row_wise": cluster.num_ranks, "table_row_wise": ranks_per_group(cluster)}.get(kind, 1)
+    num_rows = math.ceil(table.rows / num_slots)
+    num_parts = math.ceil(table.rows / num_rows)
+    last_rows = table.rows - num_rows * (num_parts - 1)
+    if "column" in kind:
+        width = MIN_COLUMNS if num_columns % MIN_COLUMNS == 0 else num_columns
+        num_slots = num_parts = num_columns // width
+        num_columns = width
+    device, host = _part_bytes(table, num_rows, num_columns, kind, memory, spec, cluster)
+    last_device, last_host = _part_bytes(table, last_rows, num_columns, kind, memory, spec, cluster)
+    part_s = _part_s(table, num_columns, kind, spec, cluster)
+    return Option(kind, memory, num_parts, num_rows, last_rows, num_columns, device, last_device, host, last_host,
+                  part_s, part_s * num_slots)
+
+
+def _part_bytes(
+    table: Table, num_rows: int, num_columns: int, kind: str, memory: Memory, spec: RunSpec, cluster: Cluster
+) -> tuple[float, float]:
+    """On the device and on the host."""
+    weights = num_rows * num_columns * table_value_bytes(spec)
+    with_state = 1 + STATE_FACTORS.get(spec.train.optimizer, 1 / (table.dim or 1))
+    rows = weights * with_state
+    ids, pooled = _batch_sizes(table, num_columns, kind, spec, cluster)
+    buffers = math.ceil(ids * ID_BYTES) + pooled * table_value_bytes(spec)
+    if cluster.device == "cpu":
+        return 0.0, rows + buffers
+    if memory == "host":
+        return weights * CACHED_SHARE * with_state + num_rows * CACHE_ROW_BYTES + buffers, rows
+    return rows + buffers, 0.0
+
+
+def _part_s(table: Table, num_columns: int, kind: str, spec: RunSpec, cluster: Cluster) -> float:
+    value_bytes = table_value_bytes(spec)
+    wire_bytes = value_bytes if spec.train.comms_dtype == "fp32" else 2
+    rate = DEVICE_BYTES_PER_S[cluster.device]
+    intra = cluster.intra_gbyte_per_s * 1e9 or INTRA_BYTES_PER_S
+    inter = cluster.inter_gbyte_per_s * 1e9 or INTER_BYTES_PER_S
+    over_all = intra if cluster.num_ranks <= ranks_per_group(cluster) else inter
+    ids, pooled = _batch_sizes(table, num_columns, kind, spec, cluster)
+    by_rows = kind in ("row_wise", "table_row_wise")
+    read_columns = num_columns if by_rows else max(num_columns, MIN_COLUMNS)
+    sent = pooled * wire_bytes
+    lookup_s = (math.ceil(ids * ID_BYTES) + ids * read_columns * value_bytes + sent) / rate
+    lookup_s *= BACKWARD_AND_FORWARD * (1.0 if by_rows else _narrow_penalty(num_columns))
+    if kind == "table_row_wise":
+        num_hosts = cluster.num_ranks // ranks_per_group(cluster)
+        across = sent / cluster.num_ranks * num_hosts if num_hosts > 1 else 0.0
+        wire_s = 2 * (sent / intra + across / inter)
+    else:
+        wire_s = 2 * sent / over_all
+    return lookup_s + wire_s + (sent * COPY_FACTOR / rate if by_rows else 0.0)
+
+
+def _batch_sizes(
+    table: Table, num_columns: int, kind: str, spec: RunSpec, cluster: Cluster
+) -> tuple[float, float]:
+    """Ids that a part looks up in a step, and values that it gives: a part of rows gives a sum for every sample."""
+    num_samples = max(1, spec.train.batch_size // cluster.num_ranks) * cluster.num_ranks
+    share = {"row_wise": cluster.num_ranks, "table_row_wise": ranks_per_group(cluster)}.get(kind, 1)
+    return num_samples * table.multi_hot / share, num_samples * num_columns
+
+
+def _narrow_penalty(num_columns: int) -> float:
+    return 1.0 if num_columns >= 128 else 1.15 if num_columns >= 64 else 1.75

@@ -2,12 +2,13 @@
 
 import os
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from embark.catalog import Gpu
+from pydantic import TypeAdapter
+
+from embark.catalog import Gpu, load_catalog
 from embark.errors import UserError
 
 SHIPPED = Path(__file__).parent / "calibration.toml"
@@ -113,8 +114,10 @@ def _load(own: Path) -> dict[str, Calibration]:
 def read_calibrations(path: Path) -> dict[str, Calibration]:
     try:
         tables = tomllib.loads(path.read_text())
-        return {name: _calibration(name, table) for name, table in tables.items()}
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        return {name: TypeAdapter(Calibration).validate_python({
+            **table, "device": name, "basis": f"measured on {table['title']}, {table['date']}"})
+            for name, table in tables.items()}
+    except (OSError, KeyError, TypeError, ValueError) as error:
         fix = "remove it; embark bench --calibrate makes another"
         raise UserError(f"{path}: not a calibration: {error}", fix=fix) from error
 
@@ -122,22 +125,17 @@ def read_calibrations(path: Path) -> dict[str, Calibration]:
 def calibration_for(gpu: Gpu, known: dict[str, Calibration] | None = None) -> Calibration:
     """What was measured on this accelerator, or an estimate from the nearest that was."""
     known = load_calibrations() if known is None else known
-    if gpu.name in known:
-        return known[gpu.name]
-    base = known["H200"]
-    return _scaled(base, gpu)
+    return known[gpu.name] if gpu.name in known else _scaled(known["H200"], gpu)
 
 
 def _scaled(base: Calibration, gpu: Gpu) -> Calibration:
     """Rates by the ratio of the datasheets; what is fixed in time stays."""
-    from embark.catalog import load_catalog
-
     of_base = load_catalog().gpus[base.device]
     memory = _ratio(gpu.hbm_gbyte_per_s, of_base.hbm_gbyte_per_s)
     matmul = {
         "bf16": _ratio(gpu.bf16_tflops or gpu.fp16_tflops, of_base.bf16_tflops),
-        "tf32": _ratio(gpu.tf32_tflops or gpu.fp32_tflops or _share(gpu.bf16_tflops, 0.5), of_base.tf32_tflops),
-        "fp32": _ratio(gpu.fp32_tflops or _share(gpu.bf16_tflops, 0.07), of_base.fp32_tflops),
+        "tf32": _ratio(gpu.tf32_tflops or gpu.fp32_tflops or 0.5 * (gpu.bf16_tflops or 0.0), of_base.tf32_tflops),
+        "fp32": _ratio(gpu.fp32_tflops or 0.07 * (gpu.bf16_tflops or 0.0), of_base.fp32_tflops),
     }
     upload = _ratio(gpu.pcie_gbyte_per_s, of_base.pcie_gbyte_per_s) if gpu.pcie_gbyte_per_s else 1.0
     rates = Rates(
@@ -154,41 +152,20 @@ def _scaled(base: Calibration, gpu: Gpu) -> Calibration:
 
 def to_toml(calibration: Calibration) -> str:
     """As a table of the file that `read_calibrations` reads."""
-    rates, lines = calibration.rates, []
-    lines += [f'[{_key(calibration.device)}]', f'title = "{calibration.title}"', f'date = "{calibration.date}"',
-              f'versions = "{calibration.versions}"', "", f'[{_key(calibration.device)}.rates]',
-              f"copy_bytes = {rates.copy_bytes:.4g}", f"upload_bytes = {rates.upload_bytes:.4g}",
-              f"synthetic_values = {rates.synthetic_values:.4g}"]
-    lines.append("matmul_flops = { " + ", ".join(f"{k} = {v:.4g}" for k, v in rates.matmul_flops.items()) + " }")
+    key, rates = _key(calibration.device), calibration.rates
+    matmul = ", ".join(f"{precision} = {rate:.4g}" for precision, rate in rates.matmul_flops.items())
+    lines = [f"[{key}]", *(f'{name} = "{getattr(calibration, name)}"' for name in ("title", "date", "versions")), "",
+             f"[{key}.rates]",
+             *(f"{name} = {getattr(rates, name):.4g}" for name in ("copy_bytes", "upload_bytes", "synthetic_values")),
+             f"matmul_flops = {{ {matmul} }}"]
     for section, fits in (("engines", calibration.engines), ("memory", calibration.memory)):
         for engine, fit in fits.items():
-            lines += ["", f"[{_key(calibration.device)}.{section}.{engine}]"]
-            lines += [f"{name} = {getattr(fit, name):.4g}" for name in fit.__dataclass_fields__]
+            lines += ["", f"[{key}.{section}.{engine}]", *(f"{name} = {v:.4g}" for name, v in asdict(fit).items())]
     return "\n".join(lines) + "\n"
-
-
-def _calibration(name: str, table: dict[str, Any]) -> Calibration:
-    rates = table["rates"]
-    return Calibration(
-        name, table["title"], table["date"], table["versions"],
-        Rates(float(rates["copy_bytes"]), {k: float(v) for k, v in rates["matmul_flops"].items()},
-              float(rates["upload_bytes"]), float(rates["synthetic_values"])),
-        {engine: EngineFit(**_numbers(fit)) for engine, fit in table["engines"].items()},
-        {engine: MemoryFit(**_numbers(fit)) for engine, fit in table["memory"].items()},
-        basis=f"measured on {table['title']}, {table['date']}",
-    )
-
-
-def _numbers(table: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in table.items()}
 
 
 def _ratio(of: float | None, to: float | None) -> float:
     return 1.0 if not of or not to else of / to
-
-
-def _share(value: float | None, share: float) -> float | None:
-    return None if value is None else value * share
 
 
 def _key(name: str) -> str:

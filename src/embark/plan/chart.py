@@ -1,234 +1,245 @@
-"""Cost against time as one SVG file: every setup a mark, the front a line, its points named."""
+"""Cost against time: an SVG file with every setup as a mark and the front as a named line, and a plot for terminals."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
+from itertools import pairwise
 
-from embark.catalog.pricing import PURCHASE_NAMES, Purchase
-from embark.events.ticks import Axis, format_time_tick
+from embark.catalog.pricing import PURCHASE_NAMES
+from embark.events.plotting import Axis, draw, format_time_tick
 from embark.formatting import format_duration, format_usd, pluralize, to_one_line
-from embark.plan.axes import MOST_TICKS, axis_of, dollar_words
-from embark.plan.estimate import Estimate
-from embark.plan.labels import Box, Label, place_labels
-from embark.plan.survey import Bounds, Survey, near_front, pareto_front, setup_name
+from embark.plan.survey import Bounds, Estimate, Survey, near_front, pareto_front, setup_name
 from embark.plan.verdict import describe_setup
 
+Point = tuple[float, float]
 WIDTH, HEIGHT = 960.0, 620.0
-LEFT, RIGHT, TOP, BOTTOM = 76.0, 28.0, 92.0, 62.0
+LEFT, RIGHT, TOP, BOTTOM = 76.0, WIDTH - 28.0, 92.0, HEIGHT - 62.0
 MOST_LABELS = 12
+NAME_WIDTH, FIGURES_WIDTH = 7.4, 6.7
+"""Of a letter, at most, of semi-bold and of plain text of 12 px."""
+LABEL_HEIGHT, LABEL_PADDING = 29.0, 3.0
+LOG_FROM = 6.0
+"""The largest over the smallest from which an axis is logarithmic."""
+MARGIN = 0.06
+MOST_TICKS = 9
 CLOUD_NAMES = {"aws": "AWS", "azure": "Azure", "gcp": "Google Cloud"}
-
-_LIGHT = {"back": "#ffffff", "ink": "#1c2430", "dim": "#5b6675", "grid": "#e3e7ec", "aws": "#c4560a",
-          "azure": "#1f6fd6", "gcp": "#16845a", "bound": "#b3261e"}
-_DARK = {"back": "#14181f", "ink": "#e8ecf1", "dim": "#9aa7b7", "grid": "#2a313c", "aws": "#f39a52",
-         "azure": "#6fb0ff", "gcp": "#4fcf9c", "bound": "#ff8a80"}
-_COLORS = """
-  .back {{ fill: {back}; }} text {{ fill: {ink}; }} .dim {{ fill: {dim}; }} .label {{ stroke: {back}; }}
-  .grid {{ stroke: {grid}; }} .axis, .leader {{ stroke: {dim}; }} .front, .best {{ stroke: {ink}; }}
-  .bound {{ stroke: {bound}; }} .bound-text {{ fill: {bound}; }} .rough {{ stroke: {gcp}; }}
-  .aws {{ fill: {aws}; }} .azure {{ fill: {azure}; }} .gcp {{ fill: {gcp}; }} .rough, .front {{ fill: none; }}
-"""
-_SHAPES = """
-  text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; font-size: 12px; }
-  .title { font-size: 17px; font-weight: 600; }
-  .name { font-weight: 600; }
-  .label { paint-order: stroke; stroke-width: 4px; stroke-linejoin: round; }
-  .grid, .axis { stroke-width: 1; }
-  .front { stroke-width: 1.6; stroke-linejoin: round; }
-  .bound { stroke-width: 1.4; stroke-dasharray: 6 4; }
-  .leader { stroke-width: 0.8; }
-  .other { opacity: 0.42; } .outside { opacity: 0.16; }
-  .rough { stroke-width: 1.2; }
-  .best { stroke-width: 1.4; }
-"""
-# Written out twice rather than as CSS variables, which some viewers of SVG do not know.
-_STYLE = (_SHAPES + _COLORS.format(**_LIGHT) + "  @media (prefers-color-scheme: dark) {" + _COLORS.format(**_DARK)
-          + "  }\n")
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True)
-class Dot:
-    """A setup on the picture."""
+class Label:
+    """Two lines of text for a point."""
 
     x: float
     y: float
-    cloud: str
     name: str
     figures: str
+
+    @property
+    def width(self) -> float:
+        return max(NAME_WIDTH * len(self.name), FIGURES_WIDTH * len(self.figures))
+
+
+@dataclass(frozen=True, slots=True)
+class Dot(Label):
+    """A setup on the picture."""
+
+    cloud: str
+    css_class: str
     tooltip: str
     is_front: bool
-    is_inside: bool
-    """Within the deadline and the budget."""
     is_rough: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Where a label lies."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: Box) -> bool:
+        return (self.left < other.right + LABEL_PADDING and other.left < self.right + LABEL_PADDING
+                and self.top < other.bottom + LABEL_PADDING and other.top < self.bottom + LABEL_PADDING)
+
+    def holds(self, point: Point, margin: float = 0.0) -> bool:
+        return (self.left - margin <= point[0] <= self.right + margin
+                and self.top - margin <= point[1] <= self.bottom + margin)
+
+    def nearest_to(self, point: Point) -> Point:
+        return min(max(point[0], self.left), self.right), min(max(point[1], self.top), self.bottom)
+
+    def is_in(self, frame: Box) -> bool:
+        return (self.left >= frame.left and self.right <= frame.right and self.top >= frame.top
+                and self.bottom <= frame.bottom)
+
+
 def draw_svg(found: Survey, name: str, bounds: Bounds | None = None) -> str:
-    """The whole file. It has no script and needs nothing else."""
-    bounds = bounds or Bounds()
-    shown = near_front(found)
-    if not shown:
-        return _empty(name)
-    times = [_known(e.total_s(found.purchase)) for e in shown]
-    dollars = [_known(e.total_usd(found.purchase)) for e in shown]
-    x_axis = axis_of([*times, *_some(bounds.deadline_s)], LEFT, WIDTH - RIGHT)
-    y_axis = axis_of([*dollars, *_some(bounds.budget_usd)], HEIGHT - BOTTOM, TOP)
-    best = pareto_front(shown, found.purchase)
-    dots = _dots(shown, best, bounds, found.purchase, x_axis, y_axis)
-    on_front = sorted((d for d in dots if d.is_front), key=lambda d: d.x)
-    parts = [
-        *_frame(found, shown, name, len(best)), *_grid(x_axis, y_axis), *_bound_lines(bounds, x_axis, y_axis),
-        *(_mark(d) for d in dots if not d.is_front),
-        f'<polyline class="front" points="{_points(on_front)}"/>' if len(on_front) > 1 else "",
-        *(_mark(d) for d in on_front), *_labels(dots, on_front),
-    ]
-    return _whole("\n".join(part for part in parts if part), name)
+    """The complete file. It has no script and needs nothing else."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(loader=PackageLoader("embark.plan", ""), autoescape=True, undefined=StrictUndefined)
+    environment.filters |= {"px": lambda value: f"{round(value, 1):g}", "one_line": to_one_line}
+    values = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
+    template = environment.get_template("chart.svg.j2")
+    return template.render(**values, **_contents(found, bounds or Bounds()), name=name) + "\n"
 
 
-def _dots(
-    shown: Sequence[Estimate], best: Sequence[Estimate], bounds: Bounds, purchase: Purchase, x_axis: Axis, y_axis: Axis
-) -> list[Dot]:
-    on_front = {id(e) for e in best}
-    dots = []
-    for estimate in shown:
-        total_s, cost = _known(estimate.total_s(purchase)), _known(estimate.total_usd(purchase))
-        setup, region = estimate.setup, estimate.price.region if estimate.price else ""
-        step = estimate.prediction.step
-        figures = f"{format_usd(cost)}, {format_duration(total_s)}"
-        pace = "" if step is None else f", {step.total_s * 1e3:.3g} ms a step, bound by {step.bound_by}"
-        tooltip = f"{describe_setup(setup.machine, setup.num_nodes)} in {region}: {figures}{pace}"
-        dots.append(Dot(x_axis.place(total_s), y_axis.place(cost), setup.machine.cloud, setup_name(estimate), figures,
-                        tooltip, id(estimate) in on_front, bounds.keeps(estimate, purchase), estimate.is_rough))
-    return dots
-
-
-def _frame(found: Survey, shown: Sequence[Estimate], name: str, num_front: int) -> list[str]:
-    machines = len({e.setup.machine.name for e in shown})
+def _contents(found: Survey, bounds: Bounds) -> dict[str, object]:
+    shown, purchase = near_front(found), found.purchase
+    totals = [(total_s, usd) for e in shown
+              if (total_s := e.total_s(purchase)) is not None and (usd := e.total_usd(purchase)) is not None]
+    if not totals:
+        return {"dots": ()}
+    deadline_s, budget_usd = bounds.deadline_s, bounds.budget_usd
+    x_axis = axis_of([s for s, _ in totals] + ([] if deadline_s is None else [deadline_s]), LEFT, RIGHT)
+    y_axis = axis_of([usd for _, usd in totals] + ([] if budget_usd is None else [budget_usd]), BOTTOM, TOP)
+    on_front = {id(e) for e in pareto_front(shown, purchase)}
+    dots = [_dot(e, found, bounds, (x_axis.place(total_s), y_axis.place(usd)), is_front=id(e) in on_front)
+            for e, (total_s, usd) in zip(shown, totals, strict=True)]
+    front = sorted((dot for dot in dots if dot.is_front), key=lambda dot: dot.x)
     beyond = len(found.fitting) - len(shown)
-    what = (f"{pluralize(len(shown), 'setup')} of {pluralize(machines, 'machine')}, paid "
-            f"{PURCHASE_NAMES[found.purchase]}; the line joins "
-            f"the {num_front} that nothing beats in both{f'; {beyond} more lie far beyond' if beyond else ''}")
-    lines = [f'<text class="title" x="{LEFT:g}" y="30">{_text(name)}: cost of the run against its time</text>',
-             f'<text class="dim" x="{LEFT:g}" y="50">{_text(what)}</text>']
-    x = LEFT
-    for cloud in sorted({e.setup.machine.cloud for e in shown}):
-        lines.append(_shape(cloud, x + 5, 68, 4.5, cloud))
-        lines.append(f'<text class="dim" x="{x + 15:g}" y="72">{CLOUD_NAMES.get(cloud, cloud)}</text>')
-        x += 35 + 7.2 * len(CLOUD_NAMES.get(cloud, cloud))
-    if any(e.is_rough for e in shown):
-        lines.append(f'<text class="dim" x="{x:g}" y="72">hollow: TPU, a rough estimate</text>')
-    lines.append(f'<text class="dim" x="{(LEFT + WIDTH - RIGHT) / 2:g}" y="{HEIGHT - 16:g}" text-anchor="middle">'
-                 "the whole run, start and checkpoints counted</text>")
-    return lines
+    num_machines = len({e.setup.machine.name for e in shown})
+    legend, legend_end = [], LEFT
+    for cloud in sorted({dot.cloud for dot in dots}):
+        legend.append((cloud, CLOUD_NAMES.get(cloud, cloud), legend_end))
+        legend_end += 35 + 7.2 * len(CLOUD_NAMES.get(cloud, cloud))
+    return {
+        "dots": dots, "front": front, "labels": list(_labels(dots, front)), "legend": legend, "legend_end": legend_end,
+        "subtitle": f"{pluralize(len(shown), 'setup')} of {pluralize(num_machines, 'machine')}, paid "
+                    f"{PURCHASE_NAMES[purchase]}; the line joins the {len(front)} that nothing beats in both"
+                    f"{f'; {beyond} more lie far beyond' if beyond else ''}",
+        "x_ticks": [(x_axis.place(at), format_time_tick(at)) for at in x_axis.time_ticks(MOST_TICKS)],
+        "y_ticks": [(y_axis.place(at), dollar_words(at)) for at in y_axis.ticks(MOST_TICKS)],
+        "deadline": deadline_s and {"at": x_axis.place(deadline_s), "words": f"deadline {format_duration(deadline_s)}"},
+        "budget": budget_usd and {"at": y_axis.place(budget_usd), "words": f"budget {format_usd(budget_usd)}"},
+    }
 
 
-def _grid(x_axis: Axis, y_axis: Axis) -> list[str]:
-    low, high = HEIGHT - BOTTOM, TOP
-    lines = []
-    for at in x_axis.time_ticks(MOST_TICKS):
-        x = x_axis.place(at)
-        lines.append(f'<line class="grid" x1="{x:.1f}" y1="{low:g}" x2="{x:.1f}" y2="{high:g}"/>')
-        lines.append(f'<text class="dim" x="{x:.1f}" y="{low + 20:g}" text-anchor="middle">'
-                     f"{format_time_tick(at)}</text>")
-    for at in y_axis.ticks(MOST_TICKS):
-        y = y_axis.place(at)
-        lines.append(f'<line class="grid" x1="{LEFT:g}" y1="{y:.1f}" x2="{WIDTH - RIGHT:g}" y2="{y:.1f}"/>')
-        lines.append(f'<text class="dim" x="{LEFT - 8:g}" y="{y + 4:.1f}" text-anchor="end">{dollar_words(at)}</text>')
-    lines.append(f'<path class="axis" fill="none" d="M{LEFT:g} {high:g}V{low:g}H{WIDTH - RIGHT:g}"/>')
-    return lines
+def _dot(estimate: Estimate, found: Survey, bounds: Bounds, at: Point, *, is_front: bool) -> Dot:
+    setup, step = estimate.setup, estimate.prediction.step
+    region = estimate.price.region if estimate.price else ""
+    total_usd, total_s = estimate.total_usd(found.purchase), estimate.total_s(found.purchase)
+    figures = f"{format_usd(total_usd)}, {format_duration(total_s or 0.0)}"
+    pace = "" if step is None else f", {step.total_s * 1e3:.3g} ms a step, bound by {step.bound_by}"
+    kind = "best" if is_front else "other" if bounds.keeps(estimate, found.purchase) else "outside"
+    return Dot(
+        *at, setup_name(estimate), figures, setup.machine.cloud,
+        f"{setup.machine.cloud} {kind}{' rough' if estimate.is_rough else ''}",
+        f"{describe_setup(setup.machine, setup.num_nodes)} in {region}: {figures}{pace}", is_front, estimate.is_rough,
+    )
 
 
-def _bound_lines(bounds: Bounds, x_axis: Axis, y_axis: Axis) -> list[str]:
-    lines = []
-    if bounds.deadline_s is not None:
-        x = x_axis.place(bounds.deadline_s)
-        lines.append(f'<line class="bound" x1="{x:.1f}" y1="{TOP:g}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM:g}"/>')
-        side, anchor = (-6, "end") if x > WIDTH / 2 else (6, "start")
-        lines.append(f'<text class="bound-text label" x="{x + side:.1f}" y="{TOP + 12:g}" text-anchor="{anchor}">'
-                     f"deadline {format_duration(bounds.deadline_s)}</text>")
-    if bounds.budget_usd is not None:
-        y = y_axis.place(bounds.budget_usd)
-        lines.append(f'<line class="bound" x1="{LEFT:g}" y1="{y:.1f}" x2="{WIDTH - RIGHT:g}" y2="{y:.1f}"/>')
-        lines.append(f'<text class="bound-text label" x="{WIDTH - RIGHT - 4:g}" y="{y - 6:.1f}" text-anchor="end">'
-                     f"budget {format_usd(bounds.budget_usd)}</text>")
-    return lines
-
-
-def _labels(dots: Sequence[Dot], on_front: Sequence[Dot]) -> list[str]:
-    wanted = [Label(d.x, d.y, d.name, d.figures) for d in _spread(on_front, MOST_LABELS)]
-    line = [(d.x, d.y) for d in on_front]
-    others = [(d.x, d.y) for d in dots if not d.is_front]
-    frame = Box(LEFT + 4, TOP + 2, WIDTH - RIGHT, HEIGHT - BOTTOM - 4)
-    lines = []
-    for label, box in place_labels(wanted, line, others, frame):
-        to_x, to_y = min(max(label.x, box.left), box.right), min(max(label.y, box.top), box.bottom)
-        if math.dist((label.x, label.y), (to_x, to_y)) > 14:
-            lines.append(f'<line class="leader" x1="{label.x:.1f}" y1="{label.y:.1f}" x2="{to_x:.1f}" '
-                         f'y2="{to_y:.1f}"/>')
-        lines.append(f'<text class="label name" x="{box.left:.1f}" y="{box.top + 11:.1f}">{_text(label.name)}</text>')
-        lines.append(f'<text class="label dim" x="{box.left:.1f}" y="{box.top + 25:.1f}">{_text(label.figures)}</text>')
-    return lines
+def _labels(dots: Sequence[Dot], front: Sequence[Dot]) -> Iterator[tuple[Label, Box, Point, bool]]:
+    """Each label with its box, the point of the box nearest to its own, and whether a line should join the two."""
+    line, others = [(d.x, d.y) for d in front], [(d.x, d.y) for d in dots if not d.is_front]
+    frame = Box(LEFT + 4, TOP + 2, RIGHT, BOTTOM - 4)
+    for label, box in place_labels(_spread(front, MOST_LABELS), line, others, frame):
+        end = box.nearest_to((label.x, label.y))
+        yield label, box, end, math.dist((label.x, label.y), end) > 14
 
 
 def _spread(dots: Sequence[Dot], most: int) -> list[Dot]:
-    """The ends, and then always the one farthest from those that are taken."""
+    """The ends, and then always the one farthest from those chosen so far."""
     if len(dots) <= most:
         return list(dots)
-    taken = [dots[0], dots[-1]]
-    left = list(dots[1:-1])
-    while len(taken) < most:
-        far = max(left, key=lambda d: min(math.dist((d.x, d.y), (t.x, t.y)) for t in taken))
-        taken.append(far)
-        left.remove(far)
-    return sorted(taken, key=lambda d: d.x)
+    chosen, left = [dots[0], dots[-1]], list(dots[1:-1])
+    while len(chosen) < most:
+        chosen.append(max(left, key=lambda d: min(math.dist((d.x, d.y), (c.x, c.y)) for c in chosen)))
+        left.remove(chosen[-1])
+    return sorted(chosen, key=lambda d: d.x)
 
 
-def _mark(dot: Dot) -> str:
-    kind = "best" if dot.is_front else "other" if dot.is_inside else "outside"
-    kind += " rough" if dot.is_rough else ""
-    size = 5.5 if dot.is_front else 4.0
-    return _shape(dot.cloud, dot.x, dot.y, size, f"{dot.cloud} {kind}", dot.tooltip)
+def place_labels(
+    labels: Sequence[Label], line: Sequence[Point], others: Sequence[Point], frame: Box
+) -> Iterator[tuple[Label, Box]]:
+    """Each label with its place: never on another, off the line and its points if it can be, on few other points.
+
+    A label that finds no free place is left out.
+    """
+    used: list[Box] = []
+    for label in labels:
+        free = [box for box in _places(label) if box.is_in(frame) and not any(box.meets(other) for other in used)]
+        if free:
+            used.append(min(free, key=lambda box: _label_cost(box, label, line, others)))
+            yield label, used[-1]
 
 
-def _shape(cloud: str, x: float, y: float, size: float, classes: str, tooltip: str = "") -> str:
-    """A cloud has a shape besides its colour, for those who see colours otherwise."""
-    title = f"<title>{_text(tooltip)}</title>" if tooltip else ""
-    if cloud == "azure":
-        side = 1.8 * size
-        return (f'<rect class="{classes}" x="{x - side / 2:.1f}" y="{y - side / 2:.1f}" width="{side:.1f}" '
-                f'height="{side:.1f}">{title}</rect>')
-    if cloud == "gcp":
-        up, out = 1.25 * size, 1.15 * size
-        return (f'<path class="{classes}" d="M{x:.1f} {y - up:.1f}L{x + out:.1f} {y + up * 0.7:.1f}'
-                f'L{x - out:.1f} {y + up * 0.7:.1f}Z">{title}</path>')
-    return f'<circle class="{classes}" cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}">{title}</circle>'
+def _places(label: Label) -> Iterator[Box]:
+    """Near the point, the nearest first. Nothing lies below and left of a front, so that comes first."""
+    for away in (9.0, 22.0, 38.0, 58.0, 82.0, 110.0, 150.0):
+        for toward_x, toward_y in ((-1, 1), (0, 1), (-1, 0), (1, 0), (1, -1), (0, -1), (1, 1), (-1, -1)):
+            middle_x = label.x + toward_x * (away + label.width / 2)
+            middle_y = label.y + toward_y * (away + LABEL_HEIGHT / 2)
+            yield Box(middle_x - label.width / 2, middle_y - LABEL_HEIGHT / 2, middle_x + label.width / 2,
+                      middle_y + LABEL_HEIGHT / 2)
 
 
-def _empty(name: str) -> str:
-    return _whole(f'<text class="title" x="{LEFT:g}" y="30">{_text(name)}: nothing here fits and has a price</text>',
-                  name)
+def _label_cost(box: Box, label: Label, line: Sequence[Point], others: Sequence[Point]) -> float:
+    near = box.nearest_to((label.x, label.y))
+    reach = abs(near[0] - label.x) + abs(near[1] - label.y)
+    # A piece of the line crosses the box if one of 25 points of it lies there.
+    crossed = sum(any(box.holds((a[0] + (b[0] - a[0]) * n / 24, a[1] + (b[1] - a[1]) * n / 24), 2.0)
+                      for n in range(25)) for a, b in pairwise(line))
+    on_line, on_others = sum(box.holds(p, 7.0) for p in line), sum(box.holds(p, 3.0) for p in others)
+    return reach + 60 * crossed + 90 * on_line + 6 * on_others
 
 
-def _whole(inside: str, name: str) -> str:
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" width="{WIDTH:g}" '
-            f'height="{HEIGHT:g}" role="img">\n<title>{_text(name)}: cost against time</title>\n'
-            f"<style>{_STYLE}</style>\n"
-            f'<rect class="back" width="{WIDTH:g}" height="{HEIGHT:g}"/>\n{inside}\n</svg>\n')
+def axis_of(values: Sequence[float], start: float, stop: float) -> Axis:
+    """Of seconds or dollars, which are all above 0."""
+    low, high = min(values), max(values)
+    if low == high:
+        return Axis(low / 1.5, high * 1.5, start, stop, is_log=True)
+    if high / low >= LOG_FROM:
+        margin = (high / low) ** MARGIN
+        return Axis(low / margin, high * margin, start, stop, is_log=True)
+    margin = MARGIN * (high - low)
+    return Axis(max(low - margin, low / 2), high + margin, start, stop)
 
 
-def _points(dots: Sequence[Dot]) -> str:
-    return " ".join(f"{d.x:.1f},{d.y:.1f}" for d in dots)
+def dollar_words(usd: float) -> str:
+    return f"${usd:,.0f}" if usd >= 10 else f"${usd:.3g}"
 
 
-def _text(text: str) -> str:
-    return escape(to_one_line(text), quote=True)
+def front_letters(found: Survey) -> dict[int, str]:
+    """A letter for each estimate of the front, by its `id`, from the fastest on."""
+    return {id(e): letter for e, letter in zip(pareto_front(found.fitting, found.purchase), LETTERS, strict=False)}
 
 
-def _some(value: float | None) -> list[float]:
-    return [] if value is None else [value]
-
-
-def _known(value: float | None) -> float:
-    if value is None:
-        raise ValueError("what fits and has a price has both")
-    return value
+def plot(found: Survey, *, width: int, height: int, ascii_only: bool) -> list[str]:
+    """Lines of text, at most `width` wide; none where there are not two points to set against each other."""
+    points = {id(e): (total_s, usd) for e in near_front(found)
+              if (total_s := e.total_s(found.purchase)) is not None
+              and (usd := e.total_usd(found.purchase)) is not None}
+    if len(points) < 2:
+        return []
+    times, dollars = zip(*points.values(), strict=True)
+    along, up = (math.log10 if max(values) / min(values) >= LOG_FROM else float for values in (times, dollars))
+    places = {name: (along(total_s), up(usd)) for name, (total_s, usd) in points.items()}
+    lettered = front_letters(found)
+    ends = dollar_words(max(dollars)), dollar_words(min(dollars))
+    margin = max(map(len, ends)) + 1
+    inner = width - margin - 1
+    chart = draw([places[name] for name in lettered], list(places.values()), width=inner, height=height,
+                 ascii_only=ascii_only)
+    if chart is None or inner < 20:
+        return []
+    rows = [list(row) for row in chart.rows]
+    across, down = (1, 2) if ascii_only else (2, 4)
+    x_axis = Axis(chart.first, chart.last, 0, len(rows[0]) * across - 1)
+    y_axis = Axis(chart.low, chart.high, 0, len(rows) * down - 1)
+    # Over the marks that `draw` set, in the same places: dots first, the front's letters on top.
+    for name, (x, y) in sorted(places.items(), key=lambda item: item[0] in lettered):
+        rows[len(rows) - 1 - round(y_axis.place(y)) // down][round(x_axis.place(x)) // across] = (
+            lettered.get(name, "." if ascii_only else "·"))
+    corner, wall, floor = ("+", "|", "-") if ascii_only else ("└", "│", "─")
+    sides = [ends[0], *[""] * (height - 2), ends[1]]
+    lines = [f"{side:>{margin - 1}} {wall}{''.join(row)}".rstrip() for side, row in zip(sides, rows, strict=True)]
+    lines.append(" " * margin + corner + floor * inner)
+    first, last = format_duration(min(times)), format_duration(max(times))
+    lines.append(" " * (margin + 1) + first + last.rjust(inner - len(first)))
+    return lines

@@ -10,14 +10,15 @@ from embark.model.placement import Cluster, Placement, Shard, TooLarge, all_tabl
 from embark.model.sharding import (
     MAX_GRID,
     NUM_STRIDES,
+    Option,
     allowed_shardings,
     is_long_search,
     narrowed,
+    options_of,
     ranks_per_group,
     stride_ends,
     table_capacity,
 )
-from embark.model.sharding_costs import Option, options_of
 from embark.spec import RunSpec, Table
 
 FASTER = 1 - 1e-9

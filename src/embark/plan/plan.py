@@ -13,9 +13,20 @@ from embark.formatting import format_duration, format_usd
 from embark.model.placement import Planner
 from embark.plan.closed_form import CachedPlanner
 from embark.plan.cost import Bill
-from embark.plan.estimate import Estimate, Estimator, Predict
 from embark.plan.predict import predict
-from embark.plan.survey import MAX_NODES, Bounds, Order, Survey, pareto_front, rank, setup_name, survey_catalog
+from embark.plan.survey import (
+    MAX_NODES,
+    Bounds,
+    Estimate,
+    Estimator,
+    Order,
+    Predict,
+    Survey,
+    pareto_front,
+    rank,
+    setup_name,
+    survey_catalog,
+)
 from embark.plan.verdict import Verdict, survey_sentence, verdict
 from embark.plan.workload import Workload, resolve_data, workload_of
 from embark.spec import RunSpec

@@ -1,18 +1,22 @@
-"""Puts memory and time together: what a spec takes on so many of a machine, and whether it fits."""
+"""Puts memory and time together: what a spec takes on so many of a machine, or on this one, and whether it fits."""
 
-from embark.catalog import Machine
+import re
+from typing import Any
+
+from embark.catalog import Catalog, Gpu, load_catalog
 from embark.errors import UserError
 from embark.model.batch import batch_mistakes
 from embark.model.engine_selection import cuda_graph_obstacle, select_engine
+from embark.model.jax_layout import LINE_WIDTHS, make_layout
 from embark.model.placement import Cluster, Placement, Planner, TooLarge, all_table_bytes
-from embark.plan.calibration import Calibration, calibration_for
+from embark.plan.calibration import CPU, Calibration, calibration_for, load_calibrations
+from embark.plan.closed_form import closed_form
 from embark.plan.memory import device_parts, host_parts
-from embark.plan.prediction import MemoryUse, Prediction, Setup, StepTime
+from embark.plan.prediction import GIB, MemoryUse, Prediction, Setup, StepTime, refused
 from embark.plan.step_time import step_time
-from embark.plan.tpu import predict_on_tpu
+from embark.plan.tpu import chip_memory, predict_on_tpu, tpu_step_time
 from embark.spec import RunSpec
 
-GIB = 1024.0**3
 SEEN_SHARE = 0.99
 """Of an accelerator's listed memory, what its driver shows, where no one has looked."""
 HOST_SHARE = 0.9
@@ -26,7 +30,7 @@ def predict(
     if setup.machine.gpu.kind == "tpu":
         return predict_on_tpu(setup, cluster_of(setup))
     calibration = calibration or calibration_for(setup.machine.gpu)
-    precision = precision_on(setup.spec, has_bf16=_has_bf16(setup.machine))
+    precision = precision_on(setup.spec, has_bf16=setup.machine.gpu.bf16_tflops is not None)
     return predict_on(setup, cluster_of(setup), precision, calibration, planner)
 
 
@@ -50,27 +54,25 @@ def predict_on(
     setup: Setup, cluster: Cluster, precision: str, calibration: Calibration, planner: Planner | None = None
 ) -> Prediction:
     """On any cluster, this computer among them."""
-    spec = setup.spec
-    place = planner or _closed_form
-    notes = list(_notes(setup, calibration))
+    spec, notes = setup.spec, tuple(_notes(setup, calibration))
     if spec.train.batch_size < cluster.num_ranks:
-        why = (f"a batch of {spec.train.batch_size:,} samples leaves some of the {cluster.num_ranks:,} ranks without "
-               "one")
-        return _refused(setup, cluster, why, notes)
+        why = f"a batch of {spec.train.batch_size:,} samples leaves some of the {cluster.num_ranks:,} ranks without one"
+        return refused(setup, cluster, why, notes)
     try:
-        placement = place(spec, cluster)
-    except TooLarge as error:
-        return _refused(setup, cluster, str(error), notes)
-    try:
+        placement = planner(spec, cluster) if planner else closed_form(spec, cluster)
         engine, engine_why = choose_engine(spec, cluster, placement)
-    except UserError as error:
-        return _refused(setup, cluster, error.what, notes)
-    memory = _memory(spec, cluster, placement, engine, precision, calibration)
-    step: StepTime | None = None
-    if memory.fits:
-        step = step_time(spec, placement, cluster, engine, precision, calibration)
+    except (TooLarge, UserError) as error:
+        return refused(setup, cluster, error.what if isinstance(error, UserError) else str(error), notes)
+    is_cpu = cluster.device == "cpu"
+    memory = MemoryUse(
+        {} if is_cpu else device_parts(spec, placement, engine, precision, calibration), cluster.device_bytes,
+        host_parts(spec, placement, cluster.ranks_per_host, calibration, is_cpu=is_cpu, engine=engine,
+                   precision=precision),
+        cluster.host_bytes,
+    )
+    step = step_time(spec, placement, cluster, engine, precision, calibration) if memory.fits else None
     return Prediction(setup, engine, engine_why, placement, memory, step, memory.fits,
-                      _why(spec, cluster, placement, memory), tuple(notes))
+                      _why(spec, cluster, placement, memory), notes)
 
 
 def choose_engine(spec: RunSpec, cluster: Cluster, placement: Placement) -> tuple[str, str]:
@@ -85,42 +87,13 @@ def precision_on(spec: RunSpec, *, has_bf16: bool) -> str:
     return "bf16" if has_bf16 else "fp32"
 
 
-def _has_bf16(machine: Machine) -> bool:
-    return machine.gpu.bf16_tflops is not None
-
-
-def _closed_form(spec: RunSpec, cluster: Cluster) -> Placement:
-    from embark.plan.closed_form import closed_form
-
-    return closed_form(spec, cluster)
-
-
-def _memory(
-    spec: RunSpec, cluster: Cluster, placement: Placement, engine: str, precision: str, calibration: Calibration
-) -> MemoryUse:
-    is_cpu = cluster.device == "cpu"
-    return MemoryUse(
-        {} if is_cpu else device_parts(spec, placement, engine, precision, calibration), cluster.device_bytes,
-        host_parts(spec, placement, cluster.ranks_per_host, calibration, is_cpu=is_cpu, engine=engine,
-                   precision=precision),
-        cluster.host_bytes,
-    )
-
-
-def _refused(setup: Setup, cluster: Cluster, why: str, notes: list[str]) -> Prediction:
-    memory = MemoryUse({"tables and optimizer state": all_table_bytes(setup.spec) / cluster.num_ranks},
-                       cluster.device_bytes, {}, cluster.host_bytes)
-    return Prediction(setup, "", "", None, memory, None, False, why, tuple(notes))
-
-
 def _why(spec: RunSpec, cluster: Cluster, placement: Placement, memory: MemoryUse) -> str:
     total = all_table_bytes(spec) / GIB
-    if not memory.fits and memory.device_total > memory.device_limit:
+    if memory.device_total > memory.device_limit:
         return (f"the fullest rank needs {memory.device_total / GIB:,.1f} GiB and its device has "
                 f"{memory.device_limit / GIB:,.1f}")
-    if not memory.fits:
-        return (f"a host needs {memory.host_total / GIB:,.1f} GiB and has {memory.host_limit / GIB:,.1f} to give: "
-                + ", ".join(f"{name} {size / GIB:,.1f}" for name, size in memory.host.items()))
+    if memory.host_shortage:
+        return memory.host_shortage
     if cluster.device == "cpu":
         return f"tables of {total:,.1f} GiB in {memory.host_limit / GIB:,.1f} GiB of memory"
     if placement.is_on_host:
@@ -139,3 +112,67 @@ def _notes(setup: Setup, calibration: Calibration) -> list[str]:
     if not calibration.is_measured:
         notes.append(calibration.basis)
     return notes
+
+
+def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
+    """Bytes and step time of `spec` on the machine that `here` describes, which the trainer sets beside what it
+    measures; None where nothing is known of it."""
+    if here["engine"] == "jax" or here["device"] == "tpu":
+        return _predict_local_tpu(spec, here)
+    engine, precision, num_ranks = here["engine"], here["precision"], here["world_size"]
+    is_cpu = here["device"] == "cpu"
+    gpu = None if is_cpu else match_gpu(here["device_name"], here["device_bytes"], load_catalog())
+    if not is_cpu and gpu is None:
+        return None
+    calibration = load_calibrations()[CPU] if gpu is None else calibration_for(gpu)
+    if engine not in calibration.engines:
+        return None
+    cluster = Cluster(num_ranks, num_ranks, here["device_bytes"], here["host_bytes"], "cpu" if is_cpu else "cuda")
+    try:
+        placement = closed_form(spec, cluster)
+    except TooLarge:
+        return None
+    step = step_time(spec, placement, cluster, engine, precision, calibration,
+                     draws_samples=spec.data.kind == "synthetic")
+    parts = (host_parts(spec, placement, num_ranks, calibration, is_cpu=True, engine=engine, precision=precision)
+             if is_cpu else device_parts(spec, placement, engine, precision, calibration))
+    is_calibrated = calibration.is_measured and (not is_cpu or calibration.title == here["device_name"])
+    return _local_values(step, parts, num_ranks if is_cpu else 1, is_calibrated=is_calibrated)
+
+
+def _predict_local_tpu(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
+    """Of TPUs, from their datasheets. Of JAX on a GPU or a CPU nothing, nor of SparseCores: none was calibrated."""
+    is_known = here["device"] == "tpu" and here["engine"] == "jax"
+    chip = match_tpu(here["device_name"], load_catalog()) if is_known else None
+    if chip is None:
+        return None
+    try:
+        layout = make_layout(spec, here["world_size"], LINE_WIDTHS["tpu"])
+    except UserError:
+        return None
+    parts = chip_memory(spec, layout, here["precision"], chip.name).parts()
+    step = tpu_step_time(spec, chip, layout, here["precision"], chips_per_host=here["local_world_size"])
+    return _local_values(step, parts, 1, is_calibrated=False)
+
+
+def _local_values(step: StepTime, parts: dict[str, float], num_ranks: int, *, is_calibrated: bool) -> dict[str, Any]:
+    return {"step_s": step.total_s, "is_calibrated": is_calibrated, "bound_by": step.bound_by,
+            "peak_bytes": sum(parts.values()) / num_ranks, "parts": parts, "basis": step.basis}
+
+
+def match_gpu(title: str, memory_bytes: float, catalog: Catalog) -> Gpu | None:
+    """`NVIDIA A100-SXM4-80GB` is the catalog's A100-80GB. Of several with the name, the one whose memory is nearest."""
+    words = set(re.split(r"[\s\-_]+", title.upper()))
+    named = [g for g in catalog.gpus.values() if g.kind == "gpu" and g.name.upper().split("-")[0] in words]
+    return min(named, key=lambda g: abs(g.memory_mib * 1024.0**2 - memory_bytes), default=None)
+
+
+def match_tpu(title: str, catalog: Catalog) -> Gpu | None:
+    """`TPU v5 lite`, as JAX names it, is the catalog's TPU-v5e. Older kinds are None: JAX counts their cores, two a
+    chip, and the catalog counts chips."""
+    found = re.search(r"TPU v([4-9])\s*(lite|e|p)?", title)
+    if found is None:
+        return None
+    version, kind = found[1], {"lite": "e", "e": "e", "p": "p"}.get(found[2] or "", "")
+    names = (f"TPU-v{version}{kind}",) if kind else (f"TPU-v{version}", f"TPU-v{version}p")
+    return next((catalog.gpus[name] for name in names if name in catalog.gpus), None)

@@ -1,10 +1,12 @@
 """What is predicted of a run on so many machines: the words that memory, time, cost and verdict share."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from embark.catalog import Machine
-from embark.model.placement import Placement
+from embark.model.placement import Cluster, Placement, all_table_bytes
 from embark.spec import RunSpec
+
+GIB = 1024.0**3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,15 @@ class MemoryUse:
 
     @property
     def fits(self) -> bool:
-        return self.device_total <= self.device_limit and (not self.host_limit or self.host_total <= self.host_limit)
+        return self.device_total <= self.device_limit and not self.host_shortage
+
+    @property
+    def host_shortage(self) -> str:
+        """What a host lacks, as a sentence; empty if it has enough."""
+        if not self.host_limit or self.host_total <= self.host_limit:
+            return ""
+        parts = ", ".join(f"{name} {size / GIB:,.1f}" for name, size in self.host.items())
+        return f"a host needs {self.host_total / GIB:,.1f} GiB and has {self.host_limit / GIB:,.1f} to give: {parts}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +91,16 @@ class Prediction:
     fits: bool
     why: str
     """One sentence: why it fits, or what is too large for what."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     """Assumptions and doubts worth a line each."""
 
     @property
     def samples_per_s(self) -> float:
         return 0.0 if self.step is None else self.setup.spec.train.batch_size / self.step.total_s
+
+
+def refused(setup: Setup, cluster: Cluster, why: str, notes: tuple[str, ...] = ()) -> Prediction:
+    """A run that does not fit, or that its trainer refuses."""
+    memory = MemoryUse({"tables and optimizer state": all_table_bytes(setup.spec) / cluster.num_ranks},
+                       cluster.device_bytes, {}, cluster.host_bytes)
+    return Prediction(setup, "", "", None, memory, None, False, why, notes)

@@ -1,12 +1,10 @@
 """Seconds of a step: bytes and arithmetic over measured rates, traffic over links and fabric, input over its roads. The
 slowest of what runs side by side wins, as the engine lets it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 from embark.model.placement import Cluster, Placement
 from embark.model.work import Layers, Lookups, layers_of, lookups_of
-from embark.plan.calibration import Calibration, EngineFit
+from embark.plan.calibration import Calibration
 from embark.plan.prediction import StepTime
 from embark.spec import RunSpec
 
@@ -30,17 +28,9 @@ RANKS_LOOKED_AT = 64
 """Of a large cluster, the busiest so many ranks are computed through."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Bytes that leave one rank in a step, one direction."""
-
-    within_host: float
-    between_hosts: float
-
-
 def step_time(
     spec: RunSpec, placement: Placement, cluster: Cluster, engine: str, precision: str, calibration: Calibration,
-    *, host_memory_bytes_per_s: float = 0.0, storage_bytes_per_s: float = 0.0, draws_samples: bool = False,
+    *, draws_samples: bool = False,
 ) -> StepTime:
     """Of the slowest rank. `draws_samples`: the loader draws them as it goes, which a plan for real data leaves out."""
     fit = calibration.engines[engine]
@@ -48,15 +38,16 @@ def step_time(
     samples = spec.train.batch_size / placement.num_ranks
     size = 2 if precision == "bf16" else 4
     rank, looked_up = _busiest(spec, placement, size)
-    dense_s = _dense_s(layers, spec, samples, precision, fit, calibration, size)
-    tables_s = fit.tables * _table_bytes(looked_up, size) / calibration.rates.copy_bytes
+    rates = calibration.rates
+    dense_s = (fit.activations * _activation_bytes(layers, spec, samples, size) / rates.copy_bytes
+               + fit.matmul * samples * layers.flops_per_sample / rates.matmul_flops[precision])
     parts = {
-        "lookup and update": tables_s,
+        "lookup and update": fit.tables * _table_bytes(looked_up, size) / rates.copy_bytes,
         "dense layers": dense_s,
         "launches": fit.start_s + fit.layer_s * len(layers.all),
         "all-to-all": 0.0,
         "all-reduce": 0.0,
-        "host memory": looked_up.host_bytes / (host_memory_bytes_per_s or calibration.rates.upload_bytes),
+        "host memory": looked_up.host_bytes / rates.upload_bytes,
     }
     if placement.num_ranks > 1:
         parts["all-to-all"] = _all_to_all_s(spec, placement, cluster, rank, samples, size)
@@ -65,9 +56,14 @@ def step_time(
     if engine == "pipeline":
         # DDP reduces gradients while the layers before still compute theirs.
         device_s -= min(parts["all-reduce"], 0.5 * dense_s)
-    beside = _beside(spec, cluster, samples, fit, layers, calibration, storage_bytes_per_s)
-    if draws_samples and calibration.rates.synthetic_values:
-        beside["drawing samples"] = samples * sample_bytes(spec) / 4 / calibration.rates.synthetic_values
+    # What runs while the device computes.
+    beside = {"host": fit.host_s + fit.host_layer_s * len(layers.all)}
+    batch_bytes = samples * sample_bytes(spec)
+    if cluster.device != "cpu":
+        beside |= {"copy to the device": batch_bytes / rates.upload_bytes,
+                   "loader": batch_bytes / LOADER_BYTES_PER_S}
+    if draws_samples and rates.synthetic_values:
+        beside["drawing samples"] = batch_bytes / 4 / rates.synthetic_values
     total_s = max(device_s, *beside.values())
     bound_by = max(beside, key=lambda name: beside[name])
     if beside[bound_by] <= device_s:
@@ -89,34 +85,9 @@ def features(spec: RunSpec, placement: Placement, precision: str, calibration: C
     )
 
 
-def _beside(
-    spec: RunSpec, cluster: Cluster, samples: float, fit: EngineFit, layers: Layers, calibration: Calibration,
-    storage_bytes_per_s: float,
-) -> dict[str, float]:
-    """What goes on while the device computes."""
-    batch_bytes = samples * sample_bytes(spec)
-    beside = {"host": fit.host_s + fit.host_layer_s * len(layers.all)}
-    if cluster.device != "cpu":
-        beside["copy to the device"] = batch_bytes / calibration.rates.upload_bytes
-        beside["loader"] = batch_bytes / LOADER_BYTES_PER_S
-    if storage_bytes_per_s:
-        beside["storage"] = spec.train.batch_size * sample_bytes(spec) / storage_bytes_per_s
-    return beside
-
-
 def sample_bytes(spec: RunSpec) -> float:
     """Label, dense features and ids, four bytes each."""
     return 4.0 * (1 + spec.model.num_dense + sum(t.multi_hot for t in spec.model.table_list()))
-
-
-def _dense_s(
-    layers: Layers, spec: RunSpec, samples: float, precision: str, fit: EngineFit, calibration: Calibration, size: int
-) -> float:
-    rates = calibration.rates
-    return (
-        fit.activations * _activation_bytes(layers, spec, samples, size) / rates.copy_bytes
-        + fit.matmul * samples * layers.flops_per_sample / rates.matmul_flops[precision]
-    )
 
 
 def _activation_bytes(layers: Layers, spec: RunSpec, samples: float, size: int) -> float:
@@ -147,14 +118,14 @@ def _all_to_all_s(
     pooled = _pooled_traffic(spec, placement, cluster, rank, wire)
     ids = 4.0 * samples * sum(t.multi_hot for t in spec.model.table_list())
     share = _share_between_hosts(cluster)
-    return 2 * _seconds(pooled, cluster, is_all_to_all=True) + _seconds(
-        Traffic(ids * (1 - share), ids * share), cluster, is_all_to_all=True
-    )
+    num = cluster.num_ranks
+    return (2 * _seconds(*pooled, cluster, num_messages=num)
+            + _seconds(ids * (1 - share), ids * share, cluster, num_messages=num))
 
 
-def _pooled_traffic(spec: RunSpec, placement: Placement, cluster: Cluster, rank: int, wire: int) -> Traffic:
-    """A whole row's vector goes to its sample's rank. A table cut by rows gives a part of each vector on every rank of
-    its: all parts travel, but those of one host are added up before they leave it."""
+def _pooled_traffic(spec: RunSpec, placement: Placement, cluster: Cluster, rank: int, wire: int) -> tuple[float, float]:
+    """Bytes leaving a rank within its host and between hosts. A vector goes to its sample's rank. A table cut by rows
+    gives a part of each vector on each of its ranks: all parts travel, but those of one host are summed before."""
     batch = spec.train.batch_size
     share = _share_between_hosts(cluster)
     within = between = 0.0
@@ -167,7 +138,7 @@ def _pooled_traffic(spec: RunSpec, placement: Placement, cluster: Cluster, rank:
             within += size * (1 - share)
             between += size * share
     received = batch / placement.num_ranks * wire * sum(t.dim or 0 for t in spec.model.table_list())
-    return Traffic(max(within, received * (1 - share)), max(between, received * share))
+    return (max(within, received * (1 - share)), max(between, received * share))
 
 
 def _all_reduce_s(num_bytes: float, cluster: Cluster) -> float:
@@ -175,21 +146,19 @@ def _all_reduce_s(num_bytes: float, cluster: Cluster) -> float:
     per_host, hosts = cluster.ranks_per_host, max(1, cluster.num_ranks // cluster.ranks_per_host)
     within = 2 * num_bytes * (per_host - 1) / per_host
     between = 2 * num_bytes / per_host * (hosts - 1) / hosts
-    return _seconds(Traffic(within, between), cluster, is_all_to_all=False)
+    return _seconds(within, between, cluster)
 
 
-def _seconds(traffic: Traffic, cluster: Cluster, *, is_all_to_all: bool) -> float:
-    return sum(_legs(traffic, cluster, is_all_to_all=is_all_to_all))
-
-
-def _legs(traffic: Traffic, cluster: Cluster, *, is_all_to_all: bool) -> Iterator[float]:
-    if traffic.within_host and cluster.ranks_per_host > 1:
+def _seconds(within_host: float, between_hosts: float, cluster: Cluster, *, num_messages: int = 0) -> float:
+    """For bytes that leave one rank, one direction."""
+    total_s = 0.0
+    if within_host and cluster.ranks_per_host > 1:
         rate = (cluster.intra_gbyte_per_s or cluster.inter_gbyte_per_s or 1.0) * 1e9 * LINK_SHARE
-        yield LINK_LATENCY_S + traffic.within_host / rate
-    if traffic.between_hosts and cluster.num_ranks > cluster.ranks_per_host:
+        total_s += LINK_LATENCY_S + within_host / rate
+    if between_hosts and cluster.num_ranks > cluster.ranks_per_host:
         rate = (cluster.inter_gbyte_per_s or 1.0) * 1e9 * FABRIC_SHARE
-        others = cluster.num_ranks if is_all_to_all else 0
-        yield FABRIC_LATENCY_S + MESSAGE_S * others + traffic.between_hosts / rate
+        total_s += FABRIC_LATENCY_S + MESSAGE_S * num_messages + between_hosts / rate
+    return total_s
 
 
 def _share_between_hosts(cluster: Cluster) -> float:

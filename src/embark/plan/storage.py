@@ -6,8 +6,8 @@ from typing import Literal
 
 from embark.catalog import Catalog, Machine, Volume
 from embark.formatting import format_bytes
+from embark.plan.cost import NETWORK_SHARE, UNKNOWN_NETWORK_GBIT_PER_S, Failures, Saves
 from embark.plan.prediction import Prediction, Setup
-from embark.plan.saves import NETWORK_SHARE, UNKNOWN_NETWORK_GBIT_PER_S, Failures, Saves
 from embark.plan.workload import Workload
 from embark.store.checkpoint_interval import MAX_LOST_S
 
@@ -47,10 +47,6 @@ class StorageNeed:
     def tib(self) -> float:
         """To hold it all."""
         return (self.data_bytes + self.kept_bytes) / TIB
-
-    @property
-    def file_gbyte_per_s_per_host(self) -> float:
-        return self.file_gbyte_per_s / self.num_hosts
 
     @property
     def object_gbyte_per_s_per_host(self) -> float:
@@ -95,7 +91,7 @@ def storage_need(prediction: Prediction, workload: Workload, saves: Saves, failu
 def fetches_per_file(workload: Workload, num_hosts: int) -> float:
     """How many hosts fetch a file of an object store: its rows follow each other in the epoch's order, and a step
     deals them to the hosts in stretches of a batch's share each."""
-    from embark.data.prepared.part_writer import PART_BYTES
+    from embark.data.prepared.parts import PART_BYTES
 
     rows_per_file = PART_BYTES / workload.sample_bytes
     rows_per_host = workload.batch_size / num_hosts

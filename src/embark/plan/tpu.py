@@ -1,15 +1,100 @@
 """A run on slices of TPUs, where JAX's trainer runs: what its layout, its program and the chips' datasheets come to."""
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from embark.catalog import Gpu
 from embark.errors import Mistake, SpecError, UserError
-from embark.model.jax_layout import LINE_WIDTHS, make_layout
-from embark.model.placement import Cluster, Placement, all_table_bytes
-from embark.plan.prediction import MemoryUse, Prediction, Setup
-from embark.plan.tpu_memory import ChipMemory, chip_memory, copied_bytes, host_parts
-from embark.plan.tpu_time import tpu_step_time
+from embark.model.jax_layout import (
+    LINE_WIDTHS,
+    MAX_IN_FLIGHT,
+    NUM_AHEAD,
+    Group,
+    Layout,
+    expected_capacities,
+    make_layout,
+)
+from embark.model.placement import Cluster, all_table_bytes, table_value_bytes
+from embark.model.work import Layers, layers_of
+from embark.plan.memory import DENSE_STATES
+from embark.plan.prediction import GIB, MemoryUse, Prediction, Setup, StepTime, refused
+from embark.plan.step_time import LOADER_BYTES_PER_S, PASSES, sample_bytes
 from embark.spec import RunSpec
 
-GIB = 1024.0**3
 ENGINE, ENGINE_WHY = "jax", "the whole step as one program of XLA"
+LINE = LINE_WIDTHS["tpu"]
+SUBLANES = 8
+"""Lines that lie together, of numbers of four bytes."""
+HISTOGRAM_BYTES = 2 * 16_384 * 4
+"""The counts that AUC is made of."""
+BATCHES_AHEAD = MAX_IN_FLIGHT + NUM_AHEAD + 1
+"""Batches on a chip besides the one that is trained: the host may be 8 steps ahead, two wait, one is on its way."""
+PROGRAM_BYTES, PROGRAM_BYTES_PER_TABLE = 8e6, 0.4e6
+PROGRAM_BYTES_PER_ID, MOST_IDS = 150, 2**17
+"""For each id that a chip sorts; the code of sorts that are larger grows little."""
+VMEM_BYTES = {"TPU-v5e": 96 * 2.0**20, "TPU-v6e": 96 * 2.0**20, "TPU-v5p": 16 * 2.0**20}
+"""Of a chip's fast memory, what takes a step's arrays off the large one, by compiled programs; others have little."""
+LEAST_BYTES = 2e6
+"""That even a tiny step's program puts there."""
+SPILLED = 1.2
+"""Over the arrays of a step, what the compiled program takes: gaps between them, and registers that spill."""
+PROCESS_BYTES = 1.5e9
+"""Of the host's one process: the interpreter, JAX and the compiler at work, which held so much."""
+LOADER_BATCHES = 4
+"""Of a host's samples in its memory at a time: two made ahead, one in the making, one on its way."""
+PASSES_OF_IDS = 6
+"""Arrays of a batch's rows that are written and read in a step: found, pooled, gradients, sorted, summed, sent."""
+PASSES_OF_EXCHANGE = 5
+"""… and of what chips exchange: gathered, received, gradients received, sorted, summed."""
+SORT_BYTES = 48.0
+"""Moved for each id by three sorts of keys and places, each read and written once."""
+MATMUL_PASSES = {"bf16": 1.0, "tf32": 3.0, "fp32": 6.0}
+"""Products in bf16 that a TPU makes of one: its matrix units know no wider numbers (XLA's precision high, highest)."""
+TORUS_DIMENSIONS = {"TPU-v4": 3, "TPU-v5p": 3}
+"""Of the links between chips; two for the others (Google's system architecture pages)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChipMemory:
+    """Bytes on one chip; all chips hold as much."""
+
+    tables: float
+    state: float
+    """Of the tables' optimizer."""
+    dense: float
+    """Dense layers with their optimizer's state, and the histograms of metrics: the same on every chip."""
+    batch: float
+    ahead: float
+    """Batches that wait for their turn; the compiler does not know of them."""
+    copies: float
+    """Tables put into lines anew at every step, where rows neither fill lines nor share them."""
+    step: float
+    """Rows on their way between chips, activations and gradients, at the fullest moment of a step."""
+    program: float
+
+    @property
+    def arguments(self) -> float:
+        """What the compiler calls so: all that a step is handed."""
+        return self.tables + self.state + self.dense + self.batch
+
+    @property
+    def temporaries(self) -> float:
+        return self.copies + self.step
+
+    @property
+    def compiled(self) -> float:
+        """What the compiler plans for, in all."""
+        return self.arguments + self.temporaries + self.program
+
+    def parts(self) -> dict[str, float]:
+        """By name, those that are there."""
+        named = {
+            "tables": self.tables, "optimizer state": self.state, "dense layers": self.dense,
+            "batches": self.batch + self.ahead, "exchange and activations": self.step, "tables copied": self.copies,
+            "program": self.program,
+        }
+        return {name: size for name, size in named.items() if size}
 
 
 def predict_on_tpu(setup: Setup, cluster: Cluster) -> Prediction:
@@ -19,15 +104,13 @@ def predict_on_tpu(setup: Setup, cluster: Cluster) -> Prediction:
     try:
         layout = make_layout(spec, setup.num_ranks, LINE_WIDTHS["tpu"])
     except UserError as error:
-        memory = MemoryUse({"tables and optimizer state": all_table_bytes(spec) / cluster.num_ranks},
-                           cluster.device_bytes, {}, cluster.host_bytes)
-        return Prediction(setup, "", "", None, memory, None, False, _refusal(error))
+        return refused(setup, cluster, _refusal(error))
     chip = chip_memory(spec, layout, precision, machine.gpu.name)
     memory = MemoryUse(chip.parts(), cluster.device_bytes,
                        host_parts(spec, chip, setup.num_ranks, machine.gpus_per_host), cluster.host_bytes)
     step = None
     notes: tuple[str, ...] = ()
-    placement: Placement | None = None
+    placement = None
     if memory.fits:
         placement = layout.placement(spec)
         step = tpu_step_time(
@@ -62,8 +145,209 @@ def _why(setup: Setup, memory: MemoryUse) -> str:
     needs, has = memory.device_total / GIB, memory.device_limit / GIB
     if memory.device_total > memory.device_limit:
         return f"a chip needs {needs:,.1f} GiB and has {has:,.1f}"
-    if not memory.fits:
-        return (f"a host needs {memory.host_total / GIB:,.1f} GiB and has {memory.host_limit / GIB:,.1f} to give: "
-                + ", ".join(f"{name} {size / GIB:,.1f}" for name, size in memory.host.items()))
     total = all_table_bytes(setup.spec) / GIB
-    return f"tables of {total:,.1f} GiB in the chips' memory, {needs:,.1f} of {has:,.1f} GiB on each"
+    fits = f"tables of {total:,.1f} GiB in the chips' memory, {needs:,.1f} of {has:,.1f} GiB on each"
+    return memory.host_shortage or fits
+
+
+def chip_memory(spec: RunSpec, layout: Layout, precision: str, chip_name: str) -> ChipMemory:
+    """Of one of a layout's chips."""
+    layers, samples = layers_of(spec.model), spec.train.batch_size // layout.num_devices
+    value_bytes = table_value_bytes(spec)
+    tables = state = copies = 0.0
+    for group in layout.groups:
+        lines = (group.lines_per_device, group.width)
+        tables += tiled_bytes(lines, value_bytes)
+        if spec.train.optimizer == "adagrad":
+            state += tiled_bytes(lines, 4)
+        elif spec.train.optimizer == "rowwise_adagrad":
+            state += tiled_bytes((group.rows_per_device,), 4)
+        copies += copied_bytes(spec, group)
+    num_ids = layout.num_columns
+    batch = (tiled_bytes((samples, spec.model.num_dense), 4) + tiled_bytes((samples, num_ids), 4)
+             + tiled_bytes((samples,), 4))
+    peak = max(_exchanging(spec, layout, samples), _computing(spec, layers, samples, precision))
+    return ChipMemory(
+        tables, state, _dense_bytes(spec, layers) + HISTOGRAM_BYTES, batch, BATCHES_AHEAD * batch, copies,
+        _in_hbm(peak, VMEM_BYTES.get(chip_name, 0.0)),
+        PROGRAM_BYTES + PROGRAM_BYTES_PER_TABLE * len(spec.model.table_list())
+        + PROGRAM_BYTES_PER_ID * min(samples * num_ids, MOST_IDS),
+    )
+
+
+def copied_bytes(spec: RunSpec, group: Group) -> float:
+    """Rows are taken line by line. An array that lies turned over, as takes less, is turned at every step."""
+    lines = (group.lines_per_device, group.width)
+    state = _lined_anew(lines, 4) if spec.train.optimizer == "adagrad" else 0.0
+    return _lined_anew(lines, table_value_bytes(spec)) + state
+
+
+def host_parts(spec: RunSpec, chip: ChipMemory, num_chips: int, chips_per_host: int) -> dict[str, float]:
+    """Of one whole host and its one process. A save in the background, and the start of a run, hold its rows once."""
+    samples = spec.train.batch_size / num_chips * chips_per_host
+    num_ids = sum(t.multi_hot for t in spec.model.table_list())
+    parts = {"process": PROCESS_BYTES, "loader": LOADER_BATCHES * samples * 4 * (1 + spec.model.num_dense + num_ids),
+             "copy of the tables": chips_per_host * (chip.tables + chip.state)}
+    return {name: size for name, size in parts.items() if size}
+
+
+def tiled_bytes(shape: Sequence[int], size: int) -> float:
+    """Of an array on a TPU: in tiles of eight lines of 128 (of 16 lines, of two-byte numbers), turned over where that
+    takes less; a vector in tiles of 1,024."""
+    if len(shape) < 2:
+        return _up(math.prod(shape), SUBLANES * LINE) * size
+    *outer, high, wide = shape
+    return math.prod(outer) * size * min(_tiled(high, wide, size), _tiled(wide, high, size))
+
+
+def lined_bytes(shape: Sequence[int], size: int) -> float:
+    """The same where each row of the array must be a line of memory, or several: rows are taken one by one."""
+    *outer, high, wide = shape
+    return math.prod(outer) * size * _tiled(high, wide, size)
+
+
+def line_bytes(group: Group) -> int:
+    """Of one row in fp32 once it is taken out of its line: a narrow one fills a line of its own."""
+    return _up(group.dim, LINE) * 4
+
+
+def _tiled(high: int, wide: int, size: int) -> int:
+    tile = SUBLANES * 4 // size
+    while tile > 1 and high <= tile // 2:
+        tile //= 2
+    return _up(high, tile) * _up(wide, LINE)
+
+
+def _up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def _lined_anew(lines: tuple[int, int], value_bytes: int) -> float:
+    lined = lined_bytes(lines, value_bytes)
+    return lined if tiled_bytes(lines, value_bytes) < lined else 0.0
+
+
+def _exchanging(spec: RunSpec, layout: Layout, samples: int) -> float:
+    """At its fullest: rows of the batch's ids, what was sent, what came, and the same put into order."""
+    total = 0.0
+    for group, capacity in zip(layout.groups, expected_capacities(spec, layout), strict=True):
+        wide = line_bytes(group)
+        num_ids = samples * len(group.columns)
+        exchanged = layout.num_devices * capacity if layout.num_devices > 1 else num_ids
+        bags = max((lined_bytes((samples, p.table.multi_hot, group.dim), 4) for p in group.places
+                    if p.table.multi_hot > 1), default=0.0)
+        total += 3 * exchanged * wide + num_ids * wide + bags
+    return total
+
+
+def _computing(spec: RunSpec, layers: Layers, samples: int, precision: str) -> float:
+    """At its fullest: pooled vectors, the stack of them that dots are taken of and its gradient, layers' outputs."""
+    size = 2 if precision == "bf16" else 4
+    pooled = sum(tiled_bytes((samples, t.dim or 0), size) for t in spec.model.table_list())
+    outputs = sum(tiled_bytes((samples, layer.num_out), size) for layer in (*layers.bottom, *layers.top[:-1]))
+    outputs += tiled_bytes((samples, layers.middle_width), size)
+    if not layers.up:
+        stack = lined_bytes((samples, layers.num_vectors, layers.dim), size)
+        return pooled + 4 * stack + outputs
+    crossed = tiled_bytes((samples, layers.middle_width), 4)
+    narrow = sum(tiled_bytes((samples, layer.num_out), size) for layer in layers.down)
+    return pooled + (len(layers.up) + 2) * crossed + narrow + outputs
+
+
+def _dense_bytes(spec: RunSpec, layers: Layers) -> float:
+    weights = sum(tiled_bytes((layer.num_out, layer.num_in), 4) + 4.0 * layer.num_out * layer.has_bias
+                  for layer in layers.all)
+    return weights * (1 + DENSE_STATES[spec.train.dense_optimizer])
+
+
+def _in_hbm(peak: float, vmem_bytes: float) -> float:
+    """The compiler keeps what it can in the chip's fast memory: nearly all of a small step, little of a large one."""
+    return LEAST_BYTES + SPILLED * peak * peak / (peak + vmem_bytes)
+
+
+def tpu_step_time(
+    spec: RunSpec, chip: Gpu, layout: Layout, precision: str, *, chips_per_host: int,
+    network_gbyte_per_s: float = 0.0, num_slices: int = 1,
+) -> StepTime:
+    """What bytes and arithmetic alone take. A step is never faster; how much slower it is, nobody has measured."""
+    num_chips = layout.num_devices
+    layers, samples = layers_of(spec.model), spec.train.batch_size // num_chips
+    capacities = expected_capacities(spec, layout)
+    exchange_bytes = _exchange_bytes(spec, layout, capacities)
+    size = 2 if precision == "bf16" else 4
+    memory_rate = (chip.hbm_gbyte_per_s or 0.0) * 1e9
+    matrix_rate = (chip.bf16_tflops or 0.0) * 1e12 / MATMUL_PASSES[precision]
+    dense_bytes = PASSES * size * samples * (layers.output_width + 2 * sum(t.dim or 0 for t in spec.model.table_list()))
+    parts = {
+        "lookup and update": _over(_row_bytes(spec, layout, capacities, samples), memory_rate),
+        "dense layers": max(_over(samples * layers.flops_per_sample, matrix_rate), _over(dense_bytes, memory_rate)),
+        "optimizer": _over(_optimizer_bytes(spec, layers), memory_rate),
+        "all-to-all": 0.0,
+        "all-reduce": 0.0,
+    }
+    if num_chips > 1:
+        parts |= _between_chips(chip, num_chips // num_slices, num_chips, exchange_bytes, layers)
+    if num_slices > 1:
+        parts["between slices"] = _over(
+            exchange_bytes * chips_per_host * (1 - 1 / num_slices), network_gbyte_per_s * 1e9
+        )
+    device_s = sum(parts.values())
+    # One process feeds all chips of its host.
+    beside = {"loader": chips_per_host * samples * sample_bytes(spec) / LOADER_BYTES_PER_S}
+    total_s = max(device_s, *beside.values())
+    bound_by = max(parts, key=lambda name: parts[name]) if device_s >= beside["loader"] else "loader"
+    return StepTime({name: s for name, s in {**parts, **beside}.items() if s}, total_s, bound_by, is_calibrated=False,
+                    basis=basis_of(chip))
+
+
+def basis_of(chip: Gpu) -> str:
+    """Where the rates come from."""
+    rates = [f"{chip.hbm_gbyte_per_s:,.0f} GB/s of memory" if chip.hbm_gbyte_per_s else "",
+             f"{chip.bf16_tflops:,.0f} TFLOP/s in bf16" if chip.bf16_tflops else "",
+             f"{chip.ici_gbyte_per_s / 2:,.0f} GB/s each way between chips" if chip.ici_gbyte_per_s else
+             "no figure for the links between chips, so their time is left out"]
+    return (f"an estimate from the datasheet of {chip.name}, unmeasured, the least a step can take: "
+            f"{', '.join(rate for rate in rates if rate)}")
+
+
+def _row_bytes(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], samples: int) -> float:
+    """Through a chip's memory: rows and state of the tables, and the arrays that carry them."""
+    total = 0.0
+    for group, capacity in zip(layout.groups, capacities, strict=True):
+        num_ids, wide = samples * len(group.columns), line_bytes(group)
+        exchanged = layout.num_devices * capacity if layout.num_devices > 1 else 0
+        moved = exchanged or num_ids
+        line = max(group.width, LINE) * table_value_bytes(spec)
+        state = {"adagrad": line * 2, "rowwise_adagrad": 8}.get(spec.train.optimizer, 0)
+        total += num_ids * (2 * PASSES_OF_IDS * wide + SORT_BYTES) + moved * (3 * line + state)
+        total += exchanged * (2 * PASSES_OF_EXCHANGE * wide + SORT_BYTES)
+    return total
+
+
+def _between_chips(
+    chip: Gpu, chips_per_slice: int, num_chips: int, exchange_bytes: float, layers: Layers
+) -> dict[str, float]:
+    """Over a torus each part passes several links; how many, on average, follows from its side."""
+    rate = (chip.ici_gbyte_per_s or 0.0) / 2 * 1e9
+    dimensions = TORUS_DIMENSIONS.get(chip.name, 2)
+    hops = max(1.0, dimensions * chips_per_slice ** (1 / dimensions) / 4)
+    others = (num_chips - 1) / num_chips
+    return {"all-to-all": _over(exchange_bytes * others * hops, rate),
+            "all-reduce": _over(2 * 4.0 * layers.num_values * others, rate)}
+
+
+def _exchange_bytes(spec: RunSpec, layout: Layout, capacities: tuple[int, ...]) -> float:
+    """That leave a chip: numbers of rows, twice; rows; their gradients."""
+    wire = 4 if spec.train.comms_dtype == "fp32" else 2
+    return float(sum(layout.num_devices * capacity * (2 * 4 + 2 * wire * group.dim)
+                     for group, capacity in zip(layout.groups, capacities, strict=True)))
+
+
+def _optimizer_bytes(spec: RunSpec, layers: Layers) -> float:
+    """Weights and their state, read and written; gradients, read."""
+    states = {"sgd": 0, "adagrad": 1, "adam": 2}[spec.train.dense_optimizer]
+    return 4.0 * layers.num_values * (2 * (1 + states) + 1)
+
+
+def _over(amount: float, rate: float) -> float:
+    return amount / rate if rate else 0.0

@@ -9,9 +9,10 @@ from embark.formatting import format_duration, format_usd, pluralize
 from embark.model.batch import divides
 from embark.model.placement import all_table_bytes
 from embark.plan.cost import Bill
-from embark.plan.estimate import Estimate, Estimator
 from embark.plan.survey import (
     MAX_NODES,
+    Estimate,
+    Estimator,
     Survey,
     could_fit,
     count_machines,

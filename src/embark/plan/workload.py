@@ -98,9 +98,8 @@ def resolve_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec
     said = None if num_samples is None else DataSize(num_samples)
     if spec.data.kind != "prepared":
         return _written_out(spec), said
-    from embark.data.prepared.manifest import MANIFEST
-    from embark.data.prepared.opening import local_folder, read_manifest
-    from embark.data.resolve import resolve_from_manifest
+    from embark.data.prepared.cache import local_folder, read_manifest
+    from embark.data.prepared.manifest import MANIFEST, resolve_from_manifest
 
     folder = local_folder(spec.data.path)
     if folder is not None and (folder / MANIFEST).is_file():

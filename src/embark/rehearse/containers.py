@@ -6,12 +6,14 @@ import random
 import resource
 from pathlib import Path
 
+import psutil
+
 from embark.errors import Fault, UserError
 from embark.launch.shell import CommandResult, LineStream, Shell
 from embark.rehearse.downscale import Change
-from embark.rehearse.engine import Folders, Start
 from embark.rehearse.manifest import POD_IP
 from embark.rehearse.pods import Names
+from embark.rehearse.processes import Folders, Processes, Start
 
 FIRST_ADDRESS = 10
 TRIES = 20
@@ -98,7 +100,7 @@ class Containers:
         self._change("kill", "--signal", "KILL", self._called(start))
 
     def sweep(self, start: Start) -> None:
-        """Nothing: a container ends whole."""
+        """A container ends with its first process: nothing is left of it."""
 
     def pause(self, start: Start) -> None:
         self._must(start, "pause", self._called(start))
@@ -153,7 +155,8 @@ class Containers:
         for mount in pod.mounts:
             path = mount.path.rstrip("/")
             if mount.kind == "memory":
-                size = min(mount.size_bytes or _memory_bytes() // 2, _memory_bytes() // 2)
+                half = psutil.virtual_memory().total // 2
+                size = min(mount.size_bytes or half, half)
                 words += ["--shm-size", str(size)] if path == SHM else ["--tmpfs", f"{path}:rw,mode=1777,size={size}"]
             else:
                 words += ["--volume", f"{self.folders.of(mount, start)}:{path}{':ro' if mount.is_read_only else ''}"]
@@ -164,8 +167,8 @@ class Containers:
         pod = start.pod
         path = self.folders.root / "hosts" / start.key.replace("#", "-")
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = f"{pod.names[-1]} " if pod.names else ""
-        path.write_text(f"127.0.0.1 localhost\n{address} {whole}{pod.hostname}\n")
+        qualified = f"{pod.names[-1]} " if pod.names else ""
+        path.write_text(f"127.0.0.1 localhost\n{address} {qualified}{pod.hostname}\n")
         return path
 
     def _limits(self, start: Start) -> list[str]:
@@ -202,6 +205,5 @@ class Containers:
         return self._shell.change([self.name, *words], timeout_s=_SLOW_S)
 
 
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
+Engine = Processes | Containers
+"""What runs the pods here, and does to them what a cloud does."""

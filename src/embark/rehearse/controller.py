@@ -10,9 +10,10 @@ from typing import Literal
 
 from embark.errors import UserError
 from embark.launch.shell import CommandResult, LineMultiplexer, LineStream
-from embark.rehearse.engine import Engine, Start
+from embark.rehearse.containers import Engine
 from embark.rehearse.failure_policies import Decision, FailurePolicy, PodEnd
 from embark.rehearse.pods import Pod
+from embark.rehearse.processes import Start
 from embark.rehearse.progress import EventReader, Progress
 from embark.rehearse.workload import Workload
 
@@ -141,7 +142,7 @@ class Controller:
 
     def __init__(
         self, workload: Workload, policy: FailurePolicy, engine: Engine, reader: EventReader, observer: Observer, *,
-        faults: Sequence[Fault] = (), limit_s: float, restart_s: float = RESTART_S,
+        faults: Sequence[Fault] = (), limit_s: float,
         uninterrupted: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """`uninterrupted` defers signals while a pod is being started: nothing else knows it yet."""
@@ -156,7 +157,6 @@ class Controller:
         self._undo: list[tuple[float, Fault, Start]] = []
         self._limit_s = limit_s
         self._deadline_s = workload.deadline_s
-        self._restart_s = restart_s
         self._uninterrupted = uninterrupted
         self._arriving = LineMultiplexer()
         self._starts: dict[str, _Slot] = {}
@@ -174,7 +174,8 @@ class Controller:
                 self._start_due()
                 self._take(TAKE_S)
                 self._sweep()
-                self._take_ends()
+                for key, done in self._arriving.ended():
+                    self._ended(self._starts[key], done)
                 self._watch()
                 self._faults_due()
                 self._kill_due()
@@ -237,11 +238,6 @@ class Controller:
             if slot.start is not None and slot.lines is not None and slot.lines.code is not None:
                 self._engine.sweep(slot.start)
 
-    def _take_ends(self) -> None:
-        for key, done in self._arriving.ended():
-            slot = self._starts[key]
-            self._ended(slot, done)
-
     def _ended(self, slot: _Slot, done: CommandResult) -> None:
         if self._final is not None:  # which pods end in the moment after the decision is chance
             return
@@ -256,21 +252,19 @@ class Controller:
         self._apply(slot, self._policy.decide(end))
 
     def _apply(self, slot: _Slot, decision: Decision) -> None:
-        if decision.action == "done":
-            self._observer.note(decision.text)
-            return
         if decision.action == "succeed":
             self._final = ("succeeded", decision.text)
             return
-        if decision.action == "fail":
+        if decision.action in ("done", "fail"):
             self._observer.note(decision.text)
-            self._final = ("failed", decision.text)
+            if decision.action == "fail":
+                self._final = ("failed", decision.text)
             return
         self._observer.note(f"{decision.text}; restarting")
         if decision.action == "replace":
             stays = slot.pod.restart_policy in ("OnFailure", "Always") and not slot.is_preempted
             slot.generation += 0 if stays else 1
-            slot.start_at_s = self._now + self._restart_s
+            slot.start_at_s = self._now + RESTART_S
             return
         others = [one for one in self._slots.values() if one.runs]
         for one in others:
@@ -282,7 +276,7 @@ class Controller:
     def _restart_all(self) -> None:
         for slot in self._slots.values():
             slot.generation += 1
-            slot.start_at_s = self._now + self._restart_s
+            slot.start_at_s = self._now + RESTART_S
 
     def _terminate(self, slot: _Slot) -> None:
         assert slot.start is not None
@@ -316,11 +310,10 @@ class Controller:
             self._faults.remove(fault)
             self._done_faults.append(fault)
             self._do(fault, slot, step)
-        for entry in list(self._undo):
-            due_s, fault, start = entry
-            if self._now >= due_s:
-                self._undo.remove(entry)
-                self._undo_now(fault, start)
+        due = [entry for entry in self._undo if self._now >= entry[0]]
+        self._undo = [entry for entry in self._undo if entry not in due]
+        for _, fault, start in due:
+            self._undo_now(fault, start)
 
     def _do(self, fault: Fault, slot: _Slot, step: int) -> None:
         assert slot.start is not None

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from embark.errors import SpecError
-from embark.lint.launch import Launch, launch_of_words
+from embark.lint.pods import Launch, launch_of_words
 from embark.lint.shell import Word
 from embark.lint.source import Place, Source
 from embark.rehearse.manifest import K8sObject, Objects, at, name_of, rows, templates
@@ -70,11 +72,8 @@ class Downscaled:
 
 def downscale(job: K8sObject, objects: Objects, *, num_processes: int, num_pods: int, num_steps: int) -> Downscaled:
     """Of the objects only what is named in `changes` differs."""
-    made: dict[int, Any] = {}
     copies = [copy.deepcopy(dict(one)) for one in objects.all]
-    for old, new in zip(objects.all, copies, strict=True):
-        made[id(old)] = new
-    own = made[id(job)]
+    own = next(new for old, new in zip(objects.all, copies, strict=True) if old is job)
     changes: list[Change] = []
     _fewer_processes(own, copies, num_processes, changes)
     run = None
@@ -86,7 +85,7 @@ def downscale(job: K8sObject, objects: Objects, *, num_processes: int, num_pods:
 
 def downscale_pods(pods: Sequence[Pod], changes: list[Change]) -> tuple[Pod, ...]:
     """Limits that this machine cannot give are left out; buckets in their words become folders."""
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory_bytes = psutil.virtual_memory().total
     found = []
     for pod in pods:
         if pod.devices:
@@ -159,10 +158,10 @@ def _fewer_processes(job: dict[str, Any], objects: Sequence[dict[str, Any]], cou
 
 def _no_price(container: Any, changes: list[Change]) -> None:
     """What is rehearsed costs nothing, and would else stop at a budget."""
-    kept = [row for row in rows(container, "env") if row.get("name") != PRICE_VARIABLE]
-    if len(kept) < len(list(rows(container, "env"))):
+    others = [row for row in rows(container, "env") if row.get("name") != PRICE_VARIABLE]
+    if len(others) < len(list(rows(container, "env"))):
         changes.append(Change(f"variable {PRICE_VARIABLE}", "a price", "not set: this machine costs nothing"))
-        container["env"] = kept
+        container["env"] = others
 
 
 def _smaller_variable(row: Any, count: int, changes: list[Change]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from embark.rehearse.manifest import K8sObject, at, rows
+from embark.rehearse.manifest import K8sObject, rows
 from embark.rehearse.pods import Pod
 
 Action = Literal["done", "replace", "restart all", "succeed", "fail"]
@@ -219,9 +219,3 @@ def _matches(rule: K8sObject, end: PodEnd) -> bool:
 
 def _why(end: PodEnd) -> str:
     return "was preempted" if end.is_preempted else f"ended with exit code {end.code}"
-
-
-def job_set_rules(spec: K8sObject) -> tuple[int, tuple[K8sObject, ...]]:
-    """maxRestarts and the rules of a JobSet's failure policy."""
-    policy = at(spec, "failurePolicy") or {}
-    return int(policy.get("maxRestarts") or 0), tuple(rows(policy, "rules"))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from embark.catalog.grace_periods import GRACES
+from embark.catalog.pricing import GRACES
 from embark.lint.pods import quantity
 from embark.rehearse.manifest import (
     K8sObject,
@@ -101,9 +101,7 @@ class Pod:
         """What a headless Service of its subdomain makes resolvable."""
         if not (self.hostname and self.subdomain):
             return ()
-        short = f"{self.hostname}.{self.subdomain}"
-        return (short, f"{short}.{self.namespace}", f"{short}.{self.namespace}.svc",
-                f"{short}.{self.namespace}.svc.cluster.local")
+        return _qualified(f"{self.hostname}.{self.subdomain}", self.namespace)
 
 
 def make_pod(template: K8sObject, identity: PodIdentity, objects: Objects, *, container_name: str = "") -> Pod:
@@ -226,9 +224,7 @@ class Service:
     publishes_not_ready: bool
 
     def selects(self, pod: Pod) -> bool:
-        contents = pod.labels
-        return (bool(self.selector) and pod.namespace == self.namespace
-                and all(contents.get(name) == value for name, value in self.selector.items()))
+        return bool(self.selector) and pod.namespace == self.namespace and self.selector.items() <= pod.labels.items()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,9 +253,11 @@ def dns_names(pods: Sequence[Pod], services: Sequence[Service]) -> Names:
     found: dict[str, list[str]] = {pod.name: [] for pod in pods}
     for service in services:
         for pod in pods:
-            if not service.selects(pod) or not _is_published(service, pod):
+            # Without a probe a pod is ready as soon as it runs.
+            is_published = service.publishes_not_ready or not pod.has_readiness_probe
+            if not service.selects(pod) or not is_published:
                 continue
-            found[pod.name] += _service_names(service)
+            found[pod.name] += _qualified(service.name, service.namespace)
             if service.is_headless and service.name == pod.subdomain:
                 found[pod.name] += pod.names
     return Names({pod: tuple(dict.fromkeys(names)) for pod, names in found.items()})
@@ -299,11 +297,5 @@ def _right_name(pods: Sequence[Pod]) -> str:
     return f"the first pod would be {pod.hostname}.{pod.subdomain or 'SERVICE'}"
 
 
-def _is_published(service: Service, pod: Pod) -> bool:
-    """Without a probe a pod is ready as soon as it runs."""
-    return service.publishes_not_ready or not pod.has_readiness_probe
-
-
-def _service_names(service: Service) -> tuple[str, ...]:
-    name, space = service.name, service.namespace
-    return (name, f"{name}.{space}", f"{name}.{space}.svc", f"{name}.{space}.svc.cluster.local")
+def _qualified(name: str, namespace: str) -> tuple[str, ...]:
+    return (name, f"{name}.{namespace}", f"{name}.{namespace}.svc", f"{name}.{namespace}.svc.cluster.local")

@@ -1,26 +1,89 @@
-"""Pods as process groups on the loopback: for a machine without a container engine."""
+"""Pods as process groups on the loopback, for a machine without a container engine; and where the files of pods are."""
 
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from embark.errors import UserError
 from embark.launch.shell import LineStream
 from embark.rehearse.downscale import Change
-from embark.rehearse.engine import Folders, Start
 from embark.rehearse.manifest import POD_IP
-from embark.rehearse.pods import Names
+from embark.rehearse.pods import Mount, Names, Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of a pod's container."""
+
+    pod: Pod
+    number: int
+    """Counted over all starts of all pods."""
+    generation: int
+    """Of the pod: a container that the kubelet starts again is in the same pod, and sees what it left."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.pod.name}#{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where mounts lie on this machine, below one folder."""
+
+    root: Path
+
+    def of(self, mount: Mount, start: Start) -> Path:
+        """The folder, or the file, of a mount; made if it is not there."""
+        own = self.root / "pods" / start.pod.name / str(start.generation)
+        if mount.kind == "files":
+            path = own / "files" / mount.name
+            path.mkdir(parents=True, exist_ok=True)
+        elif mount.kind == "shared":
+            path = self._open(self.root / "shared" / mount.name)
+        else:
+            path = self._open(own / mount.kind / mount.name)
+        for name, text in mount.files.items():
+            file = path / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        if mount.sub_path:
+            path = path / mount.sub_path
+            if mount.kind != "files":
+                self._open(path)
+        return path
+
+    def workdir(self, start: Start) -> Path:
+        """Where a process starts that has no image to start in."""
+        return self._open(self.root / "pods" / start.pod.name / str(start.generation) / "workdir")
+
+    def find(self, path: str, start: Start) -> Path | None:
+        """Where a path that the pod sees lies here; None where it is inside of the container."""
+        for mount in sorted(start.pod.mounts, key=lambda one: -len(one.path)):
+            if path == mount.path or path.startswith(mount.path.rstrip("/") + "/"):
+                return self.of(mount, start) / path[len(mount.path):].lstrip("/")
+        return None
+
+    @staticmethod
+    def _open(path: Path) -> Path:
+        # The pods' user is none of this machine.
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o777)
+        return path
+
 
 LOOPBACK = "127.0.0.1"
 _MARK = "EMBARK_REHEARSAL_POD"
-_KEPT = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
+_INHERITED = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 """What a process needs of this machine; of an image it would have its own."""
 _SHIMS = {"python": "", "python3": "", "torchrun": "-m torch.distributed.run", "embark": "-m embark"}
 _PORT = re.compile(r"(?P<host>[\w.-]+):(?P<port>\d{2,5})\b")
@@ -45,6 +108,7 @@ class Processes:
         self._starts: list[Start] = []
 
     def changes(self) -> list[Change]:
+        """What is not as in the cluster because of how pods are run here."""
         return [
             Change("pods", "containers of the image", f"processes of {sys.executable} on this machine, as its user"),
             Change("names of pods", "those that a Service makes resolvable", f"{LOOPBACK}, and a free port for each"),
@@ -61,6 +125,7 @@ class Processes:
             shim.chmod(0o755)
 
     def start(self, start: Start) -> LineStream:
+        """Its lines; the pod ends as the program does."""
         pod = start.pod
         if not pod.words:
             raise UserError(f"{pod.name}: its command is the image's own, and there is no image here",
@@ -70,8 +135,7 @@ class Processes:
         folder.mkdir(parents=True, exist_ok=True)
         here = self._here(start)
         words = [here(word) for word in pod.words]
-        program = self._found(words[0], folder)
-        if program is None:
+        if not self._is_found(words[0], folder):
             line = f'exec: "{words[0]}": executable file not found in $PATH'
             words = ["/bin/sh", "-c", 'echo "$1"; exit 127', "sh", line]
         lines = LineStream(words, folder=folder, env=self._environment(start, here), is_merged=True)
@@ -80,6 +144,7 @@ class Processes:
         return lines
 
     def term(self, start: Start) -> None:
+        """SIGTERM to its first process."""
         lines = self._running[start.key]
         if lines.code is None:
             os.kill(lines.pid, signal.SIGTERM)
@@ -92,6 +157,7 @@ class Processes:
             time.sleep(0.01)
 
     def sweep(self, start: Start) -> None:
+        """What is left of a pod whose first process has ended."""
         self.kill(start)
 
     def pause(self, start: Start) -> None:
@@ -108,6 +174,7 @@ class Processes:
         """Nothing is ever cut."""
 
     def close(self, *, keep: bool) -> str:
+        """Ends what runs, and removes what was made, but for the folders; with `keep`, says what is left."""
         for start in self._starts:
             self.kill(start)
         return f"{self.folders.root}; rm -r {self.folders.root} removes it" if keep else ""
@@ -116,17 +183,14 @@ class Processes:
     def _bin(self) -> Path:
         return self.folders.root / "bin"
 
-    def _found(self, program: str, folder: Path) -> str | None:
-        import shutil
-
+    def _is_found(self, program: str, folder: Path) -> bool:
         if "/" in program:
-            path = folder / program
-            return str(path) if os.access(path, os.X_OK) else None
-        return shutil.which(program, path=f"{self._bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
+            return os.access(folder / program, os.X_OK)
+        return shutil.which(program, path=f"{self._bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}") is not None
 
     def _environment(self, start: Start, here: Callable[[str], str]) -> dict[str, str]:
         pod = start.pod
-        env = {name: value for name in _KEPT if (value := os.environ.get(name))}
+        env = {name: value for name in _INHERITED if (value := os.environ.get(name))}
         if "PYTHONPATH" in env:  # a pod starts elsewhere
             env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, env["PYTHONPATH"].split(os.pathsep)))
         env |= {name: here(value) for name, value in pod.env.items() if name != "PATH"}
@@ -193,11 +257,4 @@ class Processes:
 def _marked(mark: str) -> list[int]:
     """Processes with this mark in their environment. torchrun puts each rank into a session of its own, and ranks
     whose torchrun was killed have no parent to be found by."""
-    wanted = f"{_MARK}={mark}".encode()
-    found = []
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            with suppress(OSError):
-                if wanted in (path / "environ").read_bytes().split(b"\0"):
-                    found.append(int(path.name))
-    return found
+    return [one.pid for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(_MARK) == mark]

@@ -13,16 +13,14 @@ from embark.errors import Interrupted, UserError
 from embark.launch.shell import Shell
 from embark.lint.check import lint_texts
 from embark.lint.rule import Finding
-from embark.rehearse.containers import ENGINES, Containers, has_image, usable
+from embark.rehearse.containers import ENGINES, Containers, Engine, has_image, usable
 from embark.rehearse.controller import RESTART_S, Controller, Fault, FaultKind, Observer, read_faults
 from embark.rehearse.downscale import Change, Run, downscale, downscale_pods
-from embark.rehearse.engine import Engine, Folders, Start
 from embark.rehearse.failure_policies import FailurePolicy, PodEnd
 from embark.rehearse.manifest import MANIFEST_SUFFIXES, find_training_job, manifest_texts, read_texts
-from embark.rehearse.processes import Processes
+from embark.rehearse.processes import Folders, Processes, Start
 from embark.rehearse.progress import EventReader, Progress
-from embark.rehearse.root_cause import Case
-from embark.rehearse.verdict import Verdict, judge_outcome, refused
+from embark.rehearse.verdict import Case, Verdict, judge_outcome, refused
 from embark.rehearse.workload import Workload, make_workload
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -5,14 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embark.rehearse.failure_policies import (
-    FailurePolicy,
-    JobPolicy,
-    JobSetPolicy,
-    PodPolicy,
-    ReplicaPolicy,
-    job_set_rules,
-)
+from embark.rehearse.failure_policies import FailurePolicy, JobPolicy, JobSetPolicy, PodPolicy, ReplicaPolicy
 from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
 from embark.rehearse.pods import Names, Pod, Service, dns_names, make_pod, read_services
 
@@ -27,11 +20,12 @@ _OWN = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", 
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """The object is turned away before a pod is made."""
+class Cause:
+    """Why a job is refused or fails, the fix, and the line that shows it where one does."""
 
     what: str
     fix: str
+    evidence: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +37,8 @@ class Workload:
     pods: tuple[Pod, ...]
     services: tuple[Service, ...]
     is_indexed: bool = True
-    refusal: Refusal | None = None
+    refusal: Cause | None = None
+    """It is turned away before a pod is made."""
     deadline_s: float | None = None
 
     @property
@@ -53,7 +48,10 @@ class Workload:
 
 def make_workload(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
     """The pods, and the policy that decides what follows when they end."""
-    makers = {"Job": _job, "JobSet": _job_set, "TrainJob": _train_job, "PyTorchJob": _pytorch_job, "Pod": _pod}
+    if job["kind"] == "JobSet":
+        spec = job.get("spec") or {}
+        return _replicated(job, spec, rows(spec, "replicatedJobs"), objects, kind="JobSet", name=name_of(job))
+    makers = {"Job": _job, "TrainJob": _train_job, "PyTorchJob": _pytorch_job, "Pod": _pod}
     return makers[str(job["kind"])](job, objects)
 
 
@@ -64,11 +62,6 @@ def _job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
     refusal = _refuses_job(spec)
     policy = JobPolicy.of(name, spec, _restart_policy(spec), _completions(spec))
     return (Workload("Job", name, pods, tuple(read_services(objects)), is_indexed, refusal, _deadline(spec)), policy)
-
-
-def _job_set(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
-    name, spec = name_of(job), job.get("spec") or {}
-    return _replicated(job, spec, rows(spec, "replicatedJobs"), objects, kind="JobSet", name=name)
 
 
 def _replicated(
@@ -99,9 +92,9 @@ def _replicated(
     if network.get("enableDNSHostnames", True):
         services.append(Service(subdomain, space, {"jobset.sigs.k8s.io/jobset-name": name}, True,
                                 bool(network.get("publishNotReadyAddresses", True))))
-    max_restarts, rules = job_set_rules(spec)
+    max_restarts = int(at(spec, "failurePolicy.maxRestarts") or 0)
     return (Workload(kind, name, tuple(pods), tuple(services), True, refusal),
-            JobSetPolicy(name, children, groups, max_restarts, rules))
+            JobSetPolicy(name, children, groups, max_restarts, tuple(rows(spec, "failurePolicy.rules"))))
 
 
 def _train_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
@@ -115,18 +108,19 @@ def _train_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolic
     if runtime is None and called == "torch-distributed":
         runtime = TORCH_DISTRIBUTED
     if runtime is None:
-        unknown = Refusal(f"Trainer's webhook refuses it: there is no {kind} {called}",
+        unknown = Cause(f"Trainer's webhook refuses it: there is no {kind} {called}",
                           "put the runtime into the same file, or name torch-distributed")
         return Workload("TrainJob", name, (), (), True, unknown), JobPolicy.of(name, {}, "Never", 1)
     num_nodes = int(trainer.get("numNodes") or at(runtime, "spec.mlPolicy.numNodes") or 1)
     num_processes = trainer.get("numProcPerNode", at(runtime, "spec.mlPolicy.torch.numProcPerNode"))
     refused = [str(row.get("name")) for row in rows(trainer, "env") if row.get("name") in _OWN]
-    refusal: Refusal | None = None
+    refusal: Cause | None = None
+    """It is turned away before a pod is made."""
     if refused:
-        refusal = Refusal(f"Trainer's webhook refuses it: {refused[0]} is a variable of its own",
+        refusal = Cause(f"Trainer's webhook refuses it: {refused[0]} is a variable of its own",
                           f"leave {refused[0]} out")
     elif isinstance(num_processes, str) and not num_processes.isdigit():
-        refusal = Refusal(f"the API server refuses it: numProcPerNode {num_processes!r} is no number",
+        refusal = Cause(f"the API server refuses it: numProcPerNode {num_processes!r} is no number",
                           "numProcPerNode: the GPUs of a node")
     spec = at(runtime, "spec.template.spec") or {}
     patched = [_with_trainer(one, trainer, num_nodes) for one in rows(spec, "replicatedJobs")]
@@ -157,8 +151,8 @@ def _with_trainer(replicated: K8sObject, trainer: K8sObject, num_nodes: int) -> 
             if trainer.get("resourcesPerNode"):
                 container["resources"] = trainer["resourcesPerNode"]
             own = {row.get("name") for row in rows(trainer, "env")}
-            kept = [row for row in rows(container, "env") if row.get("name") not in own]
-            container["env"] = kept + rows(trainer, "env")
+            others = [row for row in rows(container, "env") if row.get("name") not in own]
+            container["env"] = others + rows(trainer, "env")
     pod["containers"] = containers
     template["spec"] = pod
     child |= {"template": template, "parallelism": num_nodes, "completions": num_nodes}
@@ -273,24 +267,24 @@ def _random_suffix(name: str, index: int) -> str:
     return "".join(letters[number // len(letters) ** place % len(letters)] for place in range(5))
 
 
-def _refuses_job(spec: K8sObject) -> Refusal | None:
+def _refuses_job(spec: K8sObject) -> Cause | None:
     policy = _restart_policy(spec)
     if policy not in ("Never", "OnFailure"):
-        return Refusal(f"the API server refuses it: restartPolicy {policy} of a Job's pods", "restartPolicy: Never")
+        return Cause(f"the API server refuses it: restartPolicy {policy} of a Job's pods", "restartPolicy: Never")
     if at(spec, "podFailurePolicy") and policy != "Never":
-        return Refusal("the API server refuses it: podFailurePolicy with restartPolicy OnFailure",
+        return Cause("the API server refuses it: podFailurePolicy with restartPolicy OnFailure",
                        "restartPolicy: Never")
     return None
 
 
-def _refuses_pytorch_job(spec: K8sObject, replicas: dict[str, K8sObject]) -> Refusal | None:
+def _refuses_pytorch_job(spec: K8sObject, replicas: dict[str, K8sObject]) -> Cause | None:
     for kind, one in replicas.items():
         found = [str(container.get("name")) for container in rows(one, "template.spec.containers")]
         if PYTORCH not in found:
-            return Refusal(f"the training operator's webhook refuses it: {kind} must have a container named "
+            return Cause(f"the training operator's webhook refuses it: {kind} must have a container named "
                            f"{PYTORCH}, and has {', '.join(found) or 'none'}", f"name the container {PYTORCH}")
     if spec.get("nprocPerNode") is not None and at(spec, "elasticPolicy.nProcPerNode") is not None:
-        return Refusal("the training operator's webhook refuses it: nprocPerNode is set twice",
+        return Cause("the training operator's webhook refuses it: nprocPerNode is set twice",
                        "leave elasticPolicy.nProcPerNode out")
     return None
 

@@ -10,11 +10,20 @@ from pathlib import Path
 from typing import Literal
 
 from embark.errors import UserError
-from embark.render.file import File
 
 RECORD = ".embark-render.json"
 """In the folder: the checksum of each file as it was last written."""
 State = Literal["new", "same", "changed", "edited", "left over"]
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file to hand over."""
+
+    path: str
+    """Relative to the directory that is rendered into, with `/`."""
+    text: str
+    is_executable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ It builds on any base with Python 3.11 or newer and pip: on PyTorch's own, whose
 
 import shlex
 
-from embark.render.file import File
+from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.pod import SCRATCH, USER_ID
 from embark.render.shell_text import render_template

@@ -1,12 +1,12 @@
 """One script a cloud, from nothing to a trained model and back: tools, login, quota, cluster, storage, job, logs."""
 
 from embark.errors import ExitCode
-from embark.render.budgets import price_text
-from embark.render.clouds.azure.cluster import pool_name
-from embark.render.clouds.gcp.cluster import pool_names
-from embark.render.file import File
+from embark.render.clouds.azure import pool_name
+from embark.render.clouds.gcp import pool_names
+from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.location import location_of
+from embark.render.monitoring import price_text
 from embark.render.pod import CONTAINER
 from embark.render.scripts import script_file
 

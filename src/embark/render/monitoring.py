@@ -1,22 +1,35 @@
-"""What watches the machines while a run goes: agents, and alarms for the two ways money is lost, idle GPUs and dead
-machines."""
+"""What watches a run and its machines: agents, metrics, alarms for idle GPUs and dead machines, budgets and quotas."""
 
 import json
+import math
 from typing import Any
 
-from embark.events.alerts import IDLE_MINUTES, IDLE_PERCENT, alerts
-from embark.render.file import File
-from embark.render.job import Job
+from embark.events.alerts import IDLE_MINUTES, IDLE_PERCENT, Alert, alerts
+from embark.events.grafana import dashboard_text
+from embark.events.metrics import GROUPS, METRICS, RUN, Metric
+from embark.render.folder import File
+from embark.render.job import POD_TARGETS, Job
 from embark.render.location import location_of
-from embark.render.run_metrics import (
-    DASHBOARD,
-    MONITOR_RESOURCES,
-    OBJECTS,
-    is_scraped,
-    render_run_metrics,
-    sends_to_cloudwatch,
-)
 from embark.render.scripts import job_text, script_file
+from embark.render.yaml_text import note, yaml_text
+
+PORT_NAME = "metrics"
+OBJECTS = "run_metrics.yaml"
+DASHBOARD = "grafana_dashboard.json"
+CLOUDWATCH_DASHBOARD = "cloudwatch_dashboard.json"
+EVERY = "15s"
+FIRST = {"batch.kubernetes.io/job-completion-index": "0"}
+"""Rank 0 alone answers, and it runs in the first pod."""
+_FIRST_POD = {"job": FIRST, "jobset": FIRST, "trainjob": FIRST,
+              "pytorchjob": {"training.kubeflow.org/replica-index": "0"}}
+_APIS = {"aws": "monitoring.coreos.com/v1", "azure": "azmonitoring.coreos.com/v1",
+         "gcp": "monitoring.googleapis.com/v1"}
+MONITOR_RESOURCES = {"aws": "podmonitors.monitoring.coreos.com", "azure": "podmonitors.azmonitoring.coreos.com",
+                     "gcp": "podmonitorings.monitoring.googleapis.com"}
+_COLUMNS, _WIDTH, _HEIGHT = 24, 8, 6
+BUDGET_SCRIPT = "budget.sh"
+BUDGET_HOURS = 24
+"""A budget is for a day of the run where the spec sets no end."""
 
 
 def render_monitoring(job: Job) -> list[File]:
@@ -30,55 +43,130 @@ def render_monitoring(job: Job) -> list[File]:
                  ("gcp", True): ["ops_agent.yaml"]}.get((job.cloud, is_vm), [])
     files = [File(name, job_text(f"{job.cloud}/{name}.j2", job)) for name in templates]
     if job.cloud == "azure" and not is_vm:
-        files.append(File("alert_rules.json", json.dumps(azure_rules(job), indent=2) + "\n"))
+        files.append(File("alert_rules.json", job_text("azure/alert_rules.json.j2", job, rules=azure_rules(job))))
     if job.cloud == "gcp":
-        files.append(File("idle_gpus.json", json.dumps(gcp_policy(job), indent=2) + "\n"))
+        files.append(File("idle_gpus.json", job_text("gcp/idle_gpus.json.j2", job, idle_minutes=IDLE_MINUTES,
+                                                     idle_percent=IDLE_PERCENT)))
     return [text, *files, *render_run_metrics(job)]
 
 
-def azure_rules(job: Job) -> dict[str, Any]:
-    """An ARM template with a rule group of Prometheus, which `az` alone cannot make."""
-    def rule(name: str, expression: str, minutes: int, what: str) -> dict[str, Any]:
-        return {"alert": name, "expression": expression, "for": f"PT{minutes}M", "severity": 2, "enabled": True,
-                "annotations": {"description": what}, "actions": [{"actionGroupId": "[parameters('actionGroup')]"}]}
-
-    rules = [
-        rule("IdleGpus", f"avg(DCGM_FI_DEV_GPU_UTIL) < {IDLE_PERCENT}", IDLE_MINUTES,
-             "Machines are paid for and do not train."),
-        rule("FailedPods", f'sum(kube_pod_status_phase{{namespace="{job.namespace}",phase="Failed"}}) > 0', 5,
-             "A pod of the run has failed."),
-        rule("DeadMachines", 'sum(kube_node_status_condition{condition="Ready",status!="true"}) > 0', 5,
-             "A machine of the cluster does not answer."),
+def render_budget(job: Job) -> list[File]:
+    """`budget.sh quota` and `budget.sh budget`, and the file that the cloud wants."""
+    quota = job.machine.quota
+    name, code = ("", "") if quota is None else (
+        (quota.spot, quota.spot_code) if job.is_spot else (quota.on_demand, quota.on_demand_code))
+    about = (f"Budget and quotas. {price_text(job)} {BUDGET_SCRIPT} quota says whether the machines may start; "
+             f"{BUDGET_SCRIPT} budget sets up alerts by mail.")
+    return [
+        script_file(BUDGET_SCRIPT, f"{job.cloud}/budget.sh.j2", job, about=about, budget_usd=budget_usd(job),
+                    quota_name=name, quota_code=code, needed=needed_units(job),
+                    unknown_quota=f"The quota of {job.machine.name} has no name here: see the console."),
+        # The budget is the whole account's: a filter by tag sees nothing until the tag is activated for billing.
+        *([File("budget.json", job_text(f"{job.cloud}/budget.json.j2", job))] if job.cloud != "gcp" else []),
     ]
+
+
+def azure_rules(job: Job) -> list[tuple[str, str, int, str]]:
+    """Of Prometheus, which `az` alone cannot make: name, expression, minutes and what it means."""
+    rules = [
+        ("IdleGpus", f"avg(DCGM_FI_DEV_GPU_UTIL) < {IDLE_PERCENT}", IDLE_MINUTES,
+         "Machines are paid for and do not train."),
+        ("FailedPods", f'sum(kube_pod_status_phase{{namespace="{job.namespace}",phase="Failed"}}) > 0', 5,
+         "A pod of the run has failed."),
+        ("DeadMachines", 'sum(kube_node_status_condition{condition="Ready",status!="true"}) > 0', 5,
+         "A machine of the cluster does not answer."),
+    ]
+    own = [(one.name, one.expression, max(1, one.minutes), one.what) for one in alerts()]
+    return [*rules, *own] if is_scraped(job) else rules
+
+
+def is_scraped(job: Job) -> bool:
+    return bool(job.spec.watch.prometheus_port) and job.spec.place.target in POD_TARGETS
+
+
+def render_run_metrics(job: Job) -> list[File]:
+    """The objects and the dashboard; nothing where the run does not answer."""
+    files: list[File] = []
     if is_scraped(job):
-        rules += [rule(one.name, one.expression, max(1, one.minutes), one.what) for one in alerts()]
+        about = {"aws": "For the Prometheus operator: read the run's metrics, and wake someone.",
+                 "azure": "For Azure's managed Prometheus: read the run's metrics. The rules are in alert_rules.json.",
+                 "gcp": "For Google's managed Prometheus: read the run's metrics, and wake someone."}[job.cloud]
+        files += [File(OBJECTS, yaml_text(objects(job), about=about)), File(DASHBOARD, dashboard_text())]
+    if sends_to_cloudwatch(job):
+        files.append(File(CLOUDWATCH_DASHBOARD, json.dumps(cloudwatch_dashboard(job), indent=2) + "\n"))
+    return files
+
+
+def sends_to_cloudwatch(job: Job) -> bool:
+    return job.cloud == "aws" and "cloudwatch" in job.spec.watch.sinks
+
+
+def objects(job: Job) -> list[dict[str, Any]]:
+    """What reads the run, and the rules where the cluster's Prometheus takes them as an object."""
+    metadata = {"name": f"{job.name}-metrics", "namespace": job.namespace, "labels": dict(job.labels)}
+    api = _APIS[job.cloud]
+    first = _FIRST_POD.get(job.spec.place.target, {})
+    labels = {"matchLabels": {**job.labels, **first}}
+    selector = note(labels, "rank 0 answers for all, and runs in the first pod") if first else labels
+    endpoints = [{"port": PORT_NAME, "interval": EVERY}]
+    rules = {"groups": [{"name": "embark", "rules": [_rule(one) for one in alerts()]}]}
+    if job.cloud == "gcp":
+        return [{"apiVersion": api, "kind": "PodMonitoring", "metadata": metadata,
+                 "spec": {"selector": selector, "endpoints": endpoints}},
+                {"apiVersion": api, "kind": "Rules", "metadata": metadata, "spec": rules}]
+    monitor = {"apiVersion": api, "kind": "PodMonitor", "metadata": metadata,
+               "spec": {"selector": selector, "podMetricsEndpoints": endpoints}}
+    if job.cloud == "azure":
+        return [monitor]
+    return [monitor, {"apiVersion": api, "kind": "PrometheusRule", "metadata": metadata, "spec": rules}]
+
+
+def cloudwatch_dashboard(job: Job) -> dict[str, Any]:
+    """A widget a metric, in the order of the list."""
+    shown = [one for group in GROUPS if group != RUN for one in METRICS if one.group == group]
+    return {"widgets": [_widget(job, one, place) for place, one in enumerate(shown)]}
+
+
+def _widget(job: Job, one: Metric, place: int) -> dict[str, Any]:
+    across = _COLUMNS // _WIDTH
+    dimensions = ",".join(["run", *one.labels])
+    namespace = job.spec.watch.cloudwatch_namespace
+    search = (f"SEARCH('{{\"{namespace}\",{dimensions}}} MetricName=\"{one.name}\" run=\"{job.spec.name}\"', "
+              "'Average', 60)")
     return {
-        "$schema": "https://schema.management.azure.com/schemas/2019-04-01/deploymentTemplate.json#",
-        "contentVersion": "1.0.0.0",
-        "parameters": {"workspace": {"type": "string"}, "cluster": {"type": "string"},
-                       "actionGroup": {"type": "string"}, "location": {"type": "string"}},
-        "resources": [{
-            "type": "Microsoft.AlertsManagement/prometheusRuleGroups", "apiVersion": "2023-03-01",
-            "name": f"embark-{job.name}", "location": "[parameters('location')]",
-            "properties": {"enabled": True, "interval": "PT1M", "scopes": ["[parameters('workspace')]",
-                           "[parameters('cluster')]"], "rules": rules},
-        }],
+        "type": "metric", "x": place % across * _WIDTH, "y": place // across * _HEIGHT, "width": _WIDTH,
+        "height": _HEIGHT,
+        "properties": {"title": f"{one.label}, {one.unit}".removesuffix(", "), "view": "timeSeries",
+                       "region": location_of(job).region,
+                       "metrics": [[{"expression": search, "id": f"m{place}"}]]},
     }
 
 
-def gcp_policy(job: Job) -> dict[str, Any]:
-    """An alert policy of Cloud Monitoring."""
-    if job.spec.place.target == "vm":
-        query = f"avg(agent_googleapis_com:gpu_utilization) < {IDLE_PERCENT}"
-    else:
-        query = f'avg(DCGM_FI_DEV_GPU_UTIL{{cluster="{location_of(job).cluster}"}}) < {IDLE_PERCENT}'
-    return {
-        "displayName": f"embark-{job.name}-idle-gpus",
-        "documentation": {"content": "Machines are paid for and do not train.", "mimeType": "text/markdown"},
-        "combiner": "OR",
-        "conditions": [{
-            "displayName": f"GPUs under {IDLE_PERCENT} % for {IDLE_MINUTES} minutes",
-            "conditionPrometheusQueryLanguage": {"query": query, "duration": f"{IDLE_MINUTES * 60}s",
-                                                 "evaluationInterval": "60s"},
-        }],
-    }
+def _rule(one: Alert) -> dict[str, Any]:
+    return {"alert": one.name, "expr": one.expression, "for": f"{one.minutes}m", "labels": {"severity": one.severity},
+            "annotations": {"summary": one.what}}
+
+
+def price_text(job: Job) -> str:
+    price = job.price
+    if price.usd_per_hour is None or price.origin is None:
+        return "The catalog has no price for this machine."
+    return f"{price.title}: {price.usd_per_hour:,.2f} USD an hour by the catalog ({price.origin.date})."
+
+
+def budget_usd(job: Job) -> int:
+    """What all machines cost in `place.max_hours` or a day, rounded up."""
+    rate = job.usd_per_hour
+    if rate is None:
+        return 100
+    total = rate * (job.spec.place.max_hours or BUDGET_HOURS)
+    step = 10 ** max(1, math.floor(math.log10(max(total, 10))) - 1)
+    return int(math.ceil(total / step) * step)
+
+
+def needed_units(job: Job) -> int:
+    """How much of its quota the run needs."""
+    unit = job.machine.quota.unit if job.machine.quota else "GPU"
+    if unit == "vCPU":
+        return int((job.machine.vcpus or 0) * job.num_nodes)
+    return job.machine.num_gpus * job.num_nodes * (2 if unit == "core" else 1)

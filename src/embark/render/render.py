@@ -3,23 +3,20 @@
 from collections.abc import Callable
 
 from embark.catalog import load_catalog
-from embark.render.budgets import render_budget
-from embark.render.clouds.aws.cluster import render_eks
-from embark.render.clouds.aws.vm import render_vm as render_aws_vm
-from embark.render.clouds.azure.cluster import render_aks
-from embark.render.clouds.azure.vm import render_vm as render_azure_vm
-from embark.render.clouds.gcp.cluster import render_gke
-from embark.render.clouds.gcp.vm import render_vm as render_gcp_vm
-from embark.render.file import File
+from embark.render.clouds.aws import render_eks
+from embark.render.clouds.aws import render_vm as render_aws_vm
+from embark.render.clouds.azure import render_aks
+from embark.render.clouds.azure import render_vm as render_azure_vm
+from embark.render.clouds.gcp import render_gke
+from embark.render.clouds.gcp import render_vm as render_gcp_vm
+from embark.render.folder import File
 from embark.render.image import render_image, render_tpu_image
 from embark.render.job import POD_TARGETS, Job, make_job
 from embark.render.launch_script import render_launch_script
-from embark.render.monitoring import render_monitoring
+from embark.render.monitoring import render_budget, render_monitoring
 from embark.render.targets.compose import render_compose
-from embark.render.targets.jobset import render_jobset
 from embark.render.targets.kubeflow import render_pytorchjob, render_trainjob
-from embark.render.targets.kubernetes import render_job
-from embark.render.targets.kueue import render_kueue
+from embark.render.targets.kubernetes import render_job, render_jobset, render_kueue
 from embark.render.targets.ray import render_ray
 from embark.render.targets.torchx import render_torchx
 from embark.render.targets.tpu_vm import render_tpu_vm

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from embark.render.file import File
+from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.location import SCHEMES, buckets, location_of, volume_of
-from embark.render.shell_text import needed_setting, render_template
-from embark.render.steps import step_text
+from embark.render.shell_text import needed_setting, render_template, step_text
 from embark.render.targets import operators
 
 LOG = "/var/log/embark.log"

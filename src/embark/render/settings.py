@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from embark.catalog.grace_periods import POD_GRACE_S
+from embark.catalog.pricing import POD_GRACE_S
 from embark.render.job import Job, Setting
 
 MAX_THREADS = 16

@@ -6,18 +6,28 @@ line that begins with `#%` is a statement.
 
 from __future__ import annotations
 
+import ast
+import json
+import pprint
+import re
 import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embark.render.yaml_text import header
+from embark.render.yaml_text import header, yaml_part
 
 if TYPE_CHECKING:
     import jinja2
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_WIDTH = 110
+Words = tuple[str, ...]
+_VARIABLE = re.compile(r"\$(?:\{([^}]+)\}|(\w+))")
+PLACE = "CONSTANTS = None\n"
+"""The line of a body that makes way for the values."""
 
 
 class Shell(str):
@@ -98,5 +108,63 @@ def _environment() -> jinja2.Environment:
         block_start_string="<%", block_end_string="%>", comment_start_string="<%#", comment_end_string="#%>",
         keep_trailing_newline=True, autoescape=False)
     environment.globals.update(header=script_header, file_header=_file_header, comment=comment_text, command=command,
-                               run=run, shell=Shell)
+                               run=run, shell=Shell, json=lambda value: Shell(json.dumps(value)),
+                               yaml=lambda value, indent=0: Shell(yaml_part(value, indent)))
     return environment
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something that is created once: the commands, and the one that succeeds if it already exists."""
+
+    what: str
+    """What is created, for a person; empty where nothing new comes of it."""
+    commands: tuple[Words, ...]
+    unless: Words = ()
+    remove: tuple[Words, ...] = ()
+    """In this order. One that finds nothing does not stop the next."""
+    wait_s: int = 0
+    """Until the new object is visible everywhere."""
+    why: str = ""
+
+
+def step_text(step: Step, indent: int = 0) -> Shell:
+    """For a script; the first line is not indented."""
+    pad = "\n" + " " * indent
+    lines = [f"# {step.why}"] if step.why else []
+    if step.unless:
+        lines.append(f"if ! {command(*step.unless, indent=indent)} >/dev/null 2>&1; then")
+    inner = 2 if step.unless else 0
+    lines += [" " * inner + run(*words, indent=indent + inner) for words in step.commands]
+    if step.wait_s:
+        lines += [" " * inner + "# It is visible everywhere only after some seconds.",
+                  " " * inner + run("sleep", str(step.wait_s))]
+    return Shell(pad.join([*lines, *(["fi"] if step.unless else [])]))
+
+
+def substitute(words: Sequence[str], values: Mapping[str, str | Sequence[str]]) -> list[str]:
+    """The words as a shell would pass them, with these variables; `"${NAME[@]}"` is all of a list."""
+    passed: list[str] = []
+    for word in words:
+        if not isinstance(word, Shell):
+            passed.append(word)
+            continue
+        assert "$(" not in word, f"{word}: the output of a command is not known here"
+        (bare,) = shlex.split(word)
+        array = re.fullmatch(r"\$\{(\w+)\[@\]\}", bare)
+        if array:
+            passed += [str(one) for one in values[array[1]]]
+        else:
+            passed.append(_VARIABLE.sub(lambda match: str(values[match[1] or match[2]]), bare))
+    return passed
+
+
+def python_text(template: str, values: Mapping[str, Any], *, about: str) -> str:
+    """A file of `templates/` with `NAME = literal` lines in the place of `PLACE`, under a header."""
+    body = (TEMPLATES / template).read_text(encoding="utf-8")
+    before, place, after = body.partition(PLACE)
+    assert place, "the body has no place for its values"
+    literals = {name: pprint.pformat(value, width=110, sort_dicts=False) for name, value in values.items()}
+    text = header(about) + before + "".join(f"{name} = {literal}\n" for name, literal in literals.items()) + after
+    ast.parse(text)
+    return text

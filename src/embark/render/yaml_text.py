@@ -38,6 +38,11 @@ def yaml_text(documents: Sequence[Mapping[str, Any]], *, about: str) -> str:
     return header(about) + "---\n".join(parts)
 
 
+def yaml_part(value: Any, indent: int = 0) -> str:
+    """For the middle of a document; a scalar without indent stands behind its key."""
+    return "\n".join(_lines(value, indent))
+
+
 def header(about: str) -> str:
     """Comment lines for the top of a file whose comments begin with `#`."""
     made = ("Written by `embark render`. Change the spec and run it again: --diff shows what would change; files "

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from embark.events.downsample import thin
-from embark.events.ticks import Axis
+from embark.events.plotting import Axis, thin
 from embark.formatting import format_count, format_si
-from embark.report.markup import el, joined
+from embark.report.document import templates
 
 WIDTH, HEIGHT = 360.0, 196.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 14.0, 10.0, 28.0
@@ -57,27 +56,30 @@ def chart(
 ) -> Markup | None:
     """The drawing; `None` where there are not two points to join. The first steps may leave it at the top."""
     say_x = say_x or say_step
-    thinned = [_thinned(stroke) for stroke in strokes]
-    points = [(x, y) for stroke in thinned for x, y in zip(stroke.xs, stroke.ys, strict=True) if math.isfinite(y)]
+    strokes = [_thinned(stroke) for stroke in strokes]
+    points = [(x, y) for stroke in strokes for x, y in zip(stroke.xs, stroke.ys, strict=True) if math.isfinite(y)]
     if len({x for x, _ in points}) < 2:
         return None
     first, last = min(x for x, _ in points), max(x for x, _ in points)
-    settled = [y for _, y in points] if from_zero else _settled(points, first, last)
-    y_axis = _y_axis(settled, from_zero=from_zero)
+    y_axis = _y_axis([y for _, y in points] if from_zero else _settled(points, first, last), from_zero=from_zero)
     left = max(LEFT, 12 + LETTER_WIDTH * max(len(say_y(at)) for at in y_axis.ticks(4)))
     x_axis = Axis(first, last, left, WIDTH - RIGHT)
-    lines = [
-        *(_line(stroke, x_axis, y_axis) for stroke in thinned if not stroke.has_dots),
-        *(_dots(stroke, x_axis, y_axis, say_x, say_y) for stroke in thinned if stroke.has_dots),
-    ]
-    # An inner svg cuts off what lies beyond its edges.
-    edge, top, wide, high = left - 4, TOP - 4, WIDTH - left - RIGHT + 8, HEIGHT - TOP - BOTTOM + 4
-    inner = el("svg", *lines, x=edge, y=top, width=wide, height=high, viewBox=f"{edge:g} {top:g} {wide:g} {high:g}")
-    ticks = x_axis.time_ticks(5) if is_time else x_axis.ticks(5)
-    outer = [*_grid(x_axis, ticks, y_axis, say_x, say_y),
-             *(_sign(sign, x_axis) for sign in signs if x_axis.low <= sign.x <= x_axis.high)]
-    return el("svg", el("title", label) if label else Markup(), *outer, inner,
-              viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", role="img", class_="chart")
+
+    def path(stroke: Stroke) -> Markup:
+        """A gap where a value is no number."""
+        places = [(x_axis.place(x), y_axis.place(y)) for x, y in zip(stroke.xs, stroke.ys, strict=True)]
+        starts = [not math.isfinite(y) for _, y in ((0.0, math.nan), *places)]
+        return Markup("".join(f"{'M' if is_start else 'L'}{x:.1f} {y:.1f}"
+                              for is_start, (x, y) in zip(starts, places, strict=False) if math.isfinite(y)))
+
+    def exact(value: float) -> str:
+        return f"{value:.4f}" if say_y is say_figure and abs(value) < 10 else say_y(value)
+
+    return Markup(templates().get_template("chart.svg.j2").render(
+        label=label, width=WIDTH, height=HEIGHT, left=left, right=WIDTH - RIGHT, top=TOP, low=HEIGHT - BOTTOM,
+        x_axis=x_axis, y_axis=y_axis, x_ticks=x_axis.time_ticks(5) if is_time else x_axis.ticks(5), say_x=say_x,
+        say_y=say_y, strokes=strokes, signs=[sign for sign in signs if x_axis.low <= sign.x <= x_axis.high],
+        path=path, dots=_dots, exact=exact))
 
 
 def say_figure(value: float) -> str:
@@ -123,52 +125,8 @@ def _thinned(stroke: Stroke) -> Stroke:
     return replace(stroke, xs=xs.tolist(), ys=ys.tolist())
 
 
-def _grid(x_axis: Axis, x_ticks: Sequence[float], y_axis: Axis, say_x: Say, say_y: Say) -> list[Markup]:
-    left, low, right = x_axis.start, HEIGHT - BOTTOM, WIDTH - RIGHT
-    lines = []
-    for at in y_axis.ticks(4):
-        y = y_axis.place(at)
-        lines.append(el("line", x1=left, y1=y, x2=right, y2=y, class_="grid"))
-        lines.append(el("text", say_y(at), x=left - 7, y=y + 4, text_anchor="end"))
-    for at in x_ticks:
-        x = x_axis.place(at)
-        lines.append(el("line", x1=x, y1=low, x2=x, y2=low + 4, class_="axis"))
-        anchor = "end" if x > right - 14 else "middle"
-        lines.append(el("text", say_x(at), x=min(x, right + 6), y=low + 18, text_anchor=anchor))
-    return [*lines, el("line", x1=left, y1=low, x2=right, y2=low, class_="axis")]
-
-
-def _sign(sign: Sign, x_axis: Axis) -> Markup:
-    x, low = x_axis.place(sign.x), HEIGHT - BOTTOM
-    title = el("title", sign.tooltip)
-    if sign.kind == "save":
-        return el("path", title, d=f"M{x:.1f} {low - 7:.1f}l4 7h-8z", class_="save")
-    return el("line", title, x1=x, y1=TOP, x2=x, y2=low, class_=sign.kind)
-
-
-def _line(stroke: Stroke, x_axis: Axis, y_axis: Axis) -> Markup:
-    """A gap where a value is no number."""
-    pieces: list[str] = []
-    is_on = False
-    for x, y in zip(stroke.xs, stroke.ys, strict=True):
-        if not math.isfinite(y):
-            is_on = False
-            continue
-        pieces.append(f"{'L' if is_on else 'M'}{x_axis.place(x):.1f} {y_axis.place(y):.1f}")
-        is_on = True
-    return el("path", el("title", stroke.name) if stroke.name else Markup(), d="".join(pieces),
-              class_=f"stroke {stroke.sign}")
-
-
-def _dots(stroke: Stroke, x_axis: Axis, y_axis: Axis, say_x: Say, say_y: Say) -> Markup:
+def _dots(stroke: Stroke) -> list[tuple[float, float]]:
+    """Those that are shown; always the last one, which people quote."""
     every = math.ceil(len(stroke.xs) / MAX_DOTS) or 1
     known = [(x, y) for x, y in zip(stroke.xs, stroke.ys, strict=True) if math.isfinite(y)]
-    # The last one is always shown: it is the one that people quote.
-    shown = [*known[:-1][::every], *known[-1:]]
-    dots = [el("circle", el("title", f"{stroke.name} {_exact(y, say_y)} at {say_x(x)}".strip()),
-               cx=x_axis.place(x), cy=y_axis.place(y), r=3.4, class_=f"dot {stroke.sign}") for x, y in shown]
-    return joined(_line(stroke, x_axis, y_axis) if stroke.is_joined else Markup(), *dots)
-
-
-def _exact(value: float, say: Say) -> str:
-    return f"{value:.4f}" if say is say_figure and abs(value) < 10 else say(value)
+    return [*known[:-1][::every], *known[-1:]]

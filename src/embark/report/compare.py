@@ -16,13 +16,12 @@ from embark.formatting import (
     pluralize,
     to_finite,
 )
-from embark.report.context import RunContext
+from embark.report.bars import format_time
+from embark.report.context import RunContext, State
 from embark.report.curves import milliseconds, overlaid
 from embark.report.document import Block, Code, Document, Table, Tile, Tiles, Tone, Words, sections_with_something
 from embark.report.report import TONES
 from embark.report.spec_rows import differences
-from embark.report.status import State
-from embark.report.timing import format_time
 
 SAME_QUALITY = 0.0005
 """Less than that is chance: two runs that differ in their seed differ by more."""

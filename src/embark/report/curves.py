@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embark.events.curve import Point, draw
-from embark.events.downsample import Floats, means, thin
-from embark.events.names import metric
-from embark.events.ticks import format_time_tick
+from embark.events.metrics import metric
+from embark.events.plotting import Floats, Point, draw, format_time_tick, means, thin
 from embark.formatting import format_bytes, format_count, format_duration, format_float, format_si
 from embark.report.chart import Say, Sign, Stroke, chart, say_figure, say_percent
 from embark.report.context import RunContext

@@ -1,14 +1,24 @@
-"""A report as what it says, before it is HTML or Markdown."""
+"""A report as what it says, and as a page: HTML that needs nothing else, or Markdown for a merge request or a wiki."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Literal
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from embark.formatting import strip_control_chars, to_one_line
+
 Tone = Literal["", "good", "warn", "bad", "live"]
+GENERATOR = "Embark report"
+"""What marks a file as one of ours."""
+_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~])")
+_HTML = str.maketrans({"<": "&lt;", ">": "&gt;", "&": "&amp;"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +167,50 @@ def sections_with_something(sections: Sequence[tuple[str, Sequence[Block | None]
     """Chapters that have nothing to say are left out."""
     known = [(title, tuple(block for block in blocks if block is not None)) for title, blocks in sections]
     return tuple(Section(title, blocks) for title, blocks in known if blocks)
+
+
+def html_page(document: Document) -> str:
+    """The complete file: no script, no font, no picture from elsewhere."""
+    css = Markup(files("embark.report").joinpath("style.css").read_text(encoding="utf-8"))
+    return templates().get_template("page.html.j2").render(document=document, css=css, generator=GENERATOR) + "\n"
+
+
+def markdown_page(document: Document) -> str:
+    """The same as Markdown."""
+    template = templates().overlay(trim_blocks=True, lstrip_blocks=True).get_template("page.md.j2")
+    page = template.render(document=document, generator=GENERATOR)
+    return re.sub(r"\n{3,}", "\n\n", page).rstrip() + "\n"
+
+
+@cache
+def templates() -> Environment:
+    """The templates of this folder. Text from outside cannot turn a page around; markup stays as it is."""
+    environment = Environment(
+        loader=PackageLoader("embark.report", ""), autoescape=lambda name: not (name or "").endswith(".md.j2"),
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else strip_control_chars(value))
+    environment.tests["kind"] = lambda block, name: type(block).__name__ == name
+    environment.filters |= {"plain": _plain, "code": _code, "fenced": _fenced, "number": _number,
+                            "html": lambda words: to_one_line(words).translate(_HTML)}
+    return environment
+
+
+def _plain(words: str) -> str:
+    """On one line, with nothing in it that Markdown or HTML reads."""
+    return _SPECIAL.sub(r"\\\1", to_one_line(words)).translate(_HTML)
+
+
+def _code(words: str) -> str:
+    """A code span; a pipe would end the cell even in there."""
+    words = to_one_line(words)
+    return _plain(words) if not words or "`" in words or "|" in words else f"`{words}`"
+
+
+def _fenced(text: str) -> str:
+    text = strip_control_chars(text)
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall(r"`+", text))])
+    return "\n".join([f"{fence}text", *text.splitlines(), fence])
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")

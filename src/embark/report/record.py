@@ -11,14 +11,11 @@ from typing import Any
 import numpy as np
 
 from embark.events.alerts import SLOW_RANK
-from embark.events.attempts import Attempt, attempts
 from embark.events.events import Event, parse_event
-from embark.events.interruptions import Interruption, interruptions
-from embark.events.spending import Spending, spending
+from embark.events.spending import Attempt, Interruption, Spending, attempts, interruptions, spending
 from embark.formatting import strip_control_chars, to_finite
 from embark.report.rows import Rows
-from embark.report.run_files import EVENTS, RunFiles
-from embark.report.tail import Tail
+from embark.report.run_files import EVENTS, RunFiles, Tail
 
 CURVES = ("loss", "auc", "normalized_entropy", "samples_per_s", "step_s", "learning_rate", "log_loss", "calibration")
 EVALS = ("auc", "normalized_entropy", "log_loss", "calibration", "eval_s")
@@ -156,6 +153,10 @@ class Record:
     @property
     def num_steps(self) -> int:
         return int(to_finite(self.start.get("num_steps")) or 0)
+
+    @property
+    def share_done(self) -> float:
+        return self.steps_done / self.num_steps if self.num_steps else 0.0
 
     @property
     def num_samples(self) -> float:

@@ -1,10 +1,15 @@
-"""The report of one run."""
+"""The report of one run, and the files it is written to."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from embark.events.names import find, metric
+from embark.errors import UserError
+from embark.events.events import Event
+from embark.events.metrics import find, metric
 from embark.events.summary import CEILING, HELD_OUT
 from embark.formatting import (
     MISSING,
@@ -18,9 +23,20 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
-from embark.report.context import RunContext
+from embark.report.bars import (
+    faults,
+    format_time,
+    money,
+    phases,
+    predicted_and_actual,
+    ranks,
+    tables_on_ranks,
+    timeline,
+)
+from embark.report.context import RunContext, State, read_run
 from embark.report.curves import capitalize, learning_curves, system_curves
 from embark.report.document import (
+    GENERATOR,
     Block,
     Code,
     Document,
@@ -30,21 +46,14 @@ from embark.report.document import (
     Tiles,
     Tone,
     Words,
+    html_page,
+    markdown_page,
     sections_with_something,
 )
 from embark.report.record import Record
+from embark.report.run_files import RunFiles
 from embark.report.spec_rows import set_fields
-from embark.report.status import State
-from embark.report.tables_on_ranks import tables_on_ranks
-from embark.report.timing import (
-    faults,
-    format_time,
-    money,
-    phases,
-    predicted_and_actual,
-    ranks,
-    timeline,
-)
+from embark.store import RunDir, open_store, write_atomic
 
 TONES: dict[State, Tone] = {
     "waiting": "", "running": "live", "finished": "good", "stopped": "warn", "failed": "bad", "killed": "bad",
@@ -54,6 +63,10 @@ MAX_DIAGNOSES = 8
 MAX_EVIDENCE = 200
 MAX_NOTES = 200
 VERSIONS = ("embark", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
+NAME = "report.html"
+MAX_QUICK_BYTES = 6_000_000
+"""Of events: at the end of a run, a report about more would keep its user waiting."""
+_HEAD_BYTES = 4096
 
 
 def report(context: RunContext) -> Document:
@@ -118,7 +131,7 @@ def _tiles(context: RunContext) -> Tiles:
         tiles.append(Tile("Samples/s", format_si(rate), f"batches of {format_count(record.start.get('batch_size'))}"))
     if record.start:
         of = f"of {format_count(record.num_steps)}" if record.num_steps else ""
-        done = f" · {100 * record.steps_done / record.num_steps:.0f} %" if record.num_steps else ""
+        done = f" · {100 * record.share_done:.0f} %" if record.num_steps else ""
         num_attempts = len(record.attempts())
         tiles.append(Tile("Steps", format_count(record.steps_done), of + done))
         tiles.append(Tile("Machine time", format_duration(record.held_s), f"in {pluralize(num_attempts, 'attempt')}"))
@@ -238,3 +251,77 @@ def _notes(record: Record) -> Iterator[Block]:
 def _sentence(text: str) -> str:
     text = capitalize(to_one_line(text))
     return text if text.endswith((".", "!", "?")) or not text else f"{text}."
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenReport:
+    """Where the report of a run is, and what it says in short."""
+
+    run: str
+    report: str
+    markdown: str | None
+    state: State
+    sentence: str
+    steps: int
+    eval: Mapping[str, Any]
+    held_s: float
+
+
+def write_report(context: RunContext, document: Document, *, out: str = "", markdown: bool = False) -> WrittenReport:
+    """Write the report of a run to a file or URI, by default into the run's directory."""
+    target = out or f"{context.uri.rstrip('/')}/{NAME}"
+    beside = f"{target.removesuffix('.html').removesuffix('.htm')}.md"
+    record = context.record
+    return WrittenReport(
+        run=context.uri, report=write_page(target, html_page(document)),
+        markdown=write_page(beside, markdown_page(document)) if markdown else None, state=context.status.state,
+        sentence=document.sentence, steps=record.steps_done, eval=record.eval, held_s=record.held_s)
+
+
+def write_page(target: str, text: str) -> str:
+    """To a URI, or to a file; a file that is not a report is never overwritten."""
+    if "://" in target and not target.startswith("file://"):
+        folder, _, name = target.rpartition("/")
+        open_store(folder).write(name, text.encode())
+        return target
+    path = Path(target.removeprefix("file://")).expanduser()
+    if path.is_dir():
+        raise UserError(f"{path} is a directory", fix=f"--out {path / NAME}")
+    try:
+        if path.is_file() and path.stat().st_size:
+            with path.open("rb") as file:
+                if GENERATOR.encode() not in file.read(_HEAD_BYTES):
+                    raise UserError(f"{path} exists and is not a report of Embark",
+                                    fix="name another file, or remove it first")
+        write_atomic(path, text)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}", fix="--out FILE writes elsewhere") from error
+    return str(path)
+
+
+class ReportAtEnd:
+    """A sink that writes the report when a run ends. Whatever goes wrong here does not affect the run."""
+
+    def __init__(self) -> None:
+        self._run: RunDir | None = None
+        self._is_written = False
+
+    def emit(self, event: Event) -> None:
+        if event.kind == "start":
+            self._run = RunDir(str(event.values.get("run_dir", "")))
+            self._is_written = False
+        elif event.kind == "end":
+            self.close()
+
+    def close(self) -> None:
+        """A run that fails may have no `end` event."""
+        if self._run is None or self._is_written:
+            return
+        self._is_written = True
+        try:
+            if self._run.events.stat().st_size <= MAX_QUICK_BYTES:
+                context = read_run(RunFiles(self._run.path), lambda _: None, is_brief=True)
+                # The report of a remote run is uploaded with the other small files.
+                write_atomic(self._run.path / NAME, html_page(report(context)))
+        except Exception:  # a report is not worth a run
+            return

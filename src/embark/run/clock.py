@@ -31,15 +31,13 @@ class Waits(Protocol):
 
     def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same batches, with the time waited for them counted."""
-        ...
 
     def total_s(self) -> float:
         """So far."""
-        ...
 
 
 class HostWaits:
-    """The time that `next` took."""
+    """The time spent in `next`."""
 
     def __init__(self) -> None:
         self._total_s = 0.0

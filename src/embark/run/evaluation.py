@@ -5,10 +5,12 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from embark.data import Source, eval_batches
-from embark.run.metrics import STATE_SIZE, count_probabilities, metrics_of
+from embark.data import Batch, Source, eval_batches
+from embark.errors import DataError, EmbarkError
 from embark.run.trainer import Ranks, Trainer
+from embark.spec import RunSpec
 
 
 class Evaluation:
@@ -36,3 +38,97 @@ class Evaluation:
             reachable = metrics_of(np.sum(world.gathered(best), axis=0))
             self._best = {f"best_{k}": reachable[k] for k in ("auc", "log_loss") if not math.isnan(reachable[k])}
         return {**metrics, **(self._best or {}), "eval_s": time.perf_counter() - started}
+
+
+F64 = NDArray[np.float64]
+NUM_BINS = 16_384
+LARGEST_LOGIT = 12.0
+STATE_SIZE = 2 * NUM_BINS + 4
+"""Samples without a click and with one, by bin; then summed log loss, predicted clicks, clicks, number of samples."""
+
+
+def metrics_of(state: F64) -> dict[str, float]:
+    """The metrics of a window's state; undefined ones are NaN."""
+    negatives, positives = state[:NUM_BINS], state[NUM_BINS : 2 * NUM_BINS]
+    loss, predicted, clicks, samples = state[2 * NUM_BINS :].tolist()
+    log_loss = _ratio(loss, samples)
+    return {
+        "auc": _auc(negatives, positives), "log_loss": log_loss,
+        "normalized_entropy": _ratio(log_loss, _entropy(_ratio(clicks, samples))),
+        "calibration": _ratio(predicted, clicks), "num_samples": samples,
+    }
+
+
+def count_probabilities(state: F64, probability: NDArray[np.floating], label: NDArray[np.floating]) -> None:
+    """Add samples whose true click probability is known."""
+    p = np.clip(probability.astype(np.float64), 1e-9, 1 - 1e-9)
+    logits = np.log(p) - np.log1p(-p)
+    bins = (np.clip(logits, -LARGEST_LOGIT, LARGEST_LOGIT) + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))
+    numbers = np.minimum(bins.astype(np.int64), NUM_BINS - 1) + label.astype(np.int64) * NUM_BINS
+    state[: 2 * NUM_BINS] += np.bincount(numbers, minlength=2 * NUM_BINS)
+    loss = -(label * np.log(p) + (1 - label) * np.log1p(-p)).sum()
+    state[2 * NUM_BINS :] += [loss, p.sum(), label.sum(), len(label)]
+
+
+def _auc(negatives: F64, positives: F64) -> float:
+    """Share of (click, no click) pairs in the right order; a tie is half right."""
+    below = negatives.cumsum() - negatives
+    right = float((positives * (below + negatives / 2)).sum())
+    return _ratio(right, float(positives.sum() * negatives.sum()))
+
+
+def _entropy(rate: float) -> float:
+    if not 0 < rate < 1:
+        return math.nan
+    return -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else math.nan
+
+
+Trouble = tuple[str, int, str]
+"""`id` or `loss`, the step it first happened in, and the table."""
+
+
+def refuse_trouble(
+    loss: float, trouble: Trouble | None, source: Source, spec: RunSpec, step: int, per_epoch: int
+) -> None:
+    """A NaN loss never recovers, and an id outside its table trains nothing: name the batch and the value. Called
+    after `step` steps."""
+    if trouble is None and math.isfinite(loss):
+        return
+    kind, first, table = trouble or ("loss", step - 1, "")
+    epoch, place = divmod(first, per_epoch)
+    size = spec.train.batch_size
+    batch = source.train_rows(epoch, place * size, (place + 1) * size)
+    where = f"in step {first + 1} (samples {place * size} to {(place + 1) * size - 1} of epoch {epoch})"
+    if kind == "id":
+        raise DataError(f"table {table}: {_bad_id(batch, spec, table)} {where}",
+                        fix="`embark data check` finds all of them; fix the data and run the same command to resume "
+                            "from the last checkpoint")
+    is_bad = ~np.isfinite(batch.dense)
+    if is_bad.any():
+        sample, column = (int(at) for at in np.argwhere(is_bad)[0])
+        names = spec.data.dense_columns
+        name = names[column] if column < len(names) else f"{column} (counted from 0)"
+        raise DataError(f"dense column {name}: {batch.dense[sample, column]} in sample {place * size + sample}, "
+                        f"{where}, made the loss NaN", fix="drop such rows, or fill in the values")
+    shown = f"at step {step}" if trouble is None else where
+    raise EmbarkError(f"the loss became NaN {shown}; all inputs were finite, so the weights diverged",
+                      fix="a smaller train.learning_rate, or some train.warmup_steps; the same command resumes from "
+                          "the last checkpoint")
+
+
+def _bad_id(batch: Batch, spec: RunSpec, name: str) -> str:
+    start = 0
+    for table, lengths in zip(spec.model.table_list(), batch.lengths, strict=True):
+        count = int(lengths.sum())
+        ids = batch.ids[start : start + count]
+        start += count
+        is_bad = (ids < 0) | (ids >= table.rows)
+        if table.name == name and is_bad.any():
+            at = int(is_bad.argmax())
+            sample = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
+            return f"id {ids[at]} of sample {sample} of the batch is not in 0 to {table.rows - 1},"
+    return "an id outside the table"

@@ -1,5 +1,8 @@
 """A run's log: its own files, the configured sinks, and the person who watches."""
 
+from __future__ import annotations
+
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,11 +12,10 @@ from embark.data import Source
 from embark.errors import EmbarkError, Interrupted, MissingPackage, OverBudget, Preempted
 from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
 from embark.events.sinks.background import SendingSink
-from embark.plan.local import predict_local
-from embark.run.budget import process_age_s, usd_per_hour
+from embark.plan.predict import predict_local
 from embark.run.host_memory import host_bytes
+from embark.run.stop import process_age_s, usd_per_hour
 from embark.run.trainer import Ranks, Trainer, World
-from embark.run.upload import EventUploader
 from embark.spec import RunSpec, to_toml
 from embark.stack.versions import installed
 from embark.store import RunDir, write_atomic
@@ -156,3 +158,41 @@ def log_prediction(logger: RunLogger, spec: RunSpec, world: World, trainer: Trai
     })
     if prediction is not None:
         logger.log("predict", prediction)
+
+
+EVERY_S = 60.0
+BYTES_PER_S = 1e6
+"""A long run's file is uploaded less often: it goes as a whole each time."""
+JOIN_S = 20.0
+
+
+class EventUploader:
+    """Uploads in a thread while it is entered. For a run on a local disk it does nothing."""
+
+    def __init__(self, run_dir: RunDir, *, is_on: bool = True, every_s: float = EVERY_S) -> None:
+        self._run_dir, self._every_s = run_dir, every_s
+        self._num_uploaded = 0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="embark-upload", daemon=True)
+        self._is_on = is_on and run_dir.is_remote
+
+    def __enter__(self) -> EventUploader:
+        if self._is_on:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for an upload under way, so that it cannot overwrite the run's last."""
+        if self._is_on:
+            self._is_over.set()
+            self._thread.join(JOIN_S)
+
+    def _run(self) -> None:
+        while not self._is_over.wait(max(self._every_s, self._num_uploaded / BYTES_PER_S)):
+            try:
+                text = self._run_dir.events.read_bytes()
+                if len(text) > self._num_uploaded:
+                    self._run_dir.store.write("events.jsonl", text[: text.rfind(b"\n") + 1])
+                    self._num_uploaded = len(text)
+            except (EmbarkError, OSError):  # the next save says what is wrong with the store
+                continue

@@ -9,18 +9,16 @@ from embark.data import Source, open_source, resolve_from_data, steps_per_epoch
 from embark.errors import SpecError
 from embark.events import Sink
 from embark.model.batch import batch_mistakes
-from embark.run.budget import open_budget_guard, spending_summary, why_not_enforced
-from embark.run.checkpoint_manager import CheckpointManager, CheckpointSchedule
+from embark.run.checkpointer import CheckpointManager, CheckpointSchedule
 from embark.run.clock import Clock
-from embark.run.evaluation import Evaluation
+from embark.run.evaluation import Evaluation, refuse_trouble
 from embark.run.logger import RunLogger, log_prediction, log_start, open_run_logger, recorded_errors
 from embark.run.open_run import finished_before, open_run
 from embark.run.preemption_notices import NoticeWatch, detect_cloud, grace_seconds
 from embark.run.rank_reports import RankReports, first_trouble
 from embark.run.signals import StopSignals, stopped_by
-from embark.run.stop import Decision, StopCoordinator
+from embark.run.stop import Decision, StopCoordinator, open_budget_guard, spending_summary, why_not_enforced
 from embark.run.trainer import Backend, Trainer, World
-from embark.run.trouble import refuse_trouble
 from embark.spec import RunSpec
 from embark.store import RunDir
 

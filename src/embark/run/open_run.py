@@ -6,7 +6,7 @@ from typing import Any
 
 from embark.errors import EmbarkError, UserError
 from embark.events import Event, Sink, read_events
-from embark.run.budget import refuse_over_budget
+from embark.run.stop import refuse_over_budget
 from embark.run.trainer import Ranks
 from embark.spec import RunSpec, load_spec
 from embark.store import RunDir, first_free_run, run_uri

@@ -22,7 +22,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import HTTPDefaultErrorHandler, HTTPErrorProcessor, HTTPHandler, OpenerDirector, Request
 
-from embark.catalog.grace_periods import GRACES
+from embark.catalog.pricing import GRACES
 from embark.errors import UserError
 
 LINK_LOCAL = "169.254.169.254"

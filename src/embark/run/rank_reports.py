@@ -8,9 +8,9 @@ from typing import Any, Protocol, Self
 
 from embark.events.system import SystemSampler
 from embark.run.clock import Clock, StepCounters
+from embark.run.evaluation import Trouble
 from embark.run.logger import RunLogger
 from embark.run.trainer import World
-from embark.run.trouble import Trouble
 from embark.spec import RunSpec
 
 FIRST_PROFILE_STEPS = 10

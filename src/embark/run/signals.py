@@ -4,7 +4,7 @@ so that signals are handled before torch is loaded."""
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 
 from embark.errors import EmbarkError, Interrupted, OverBudget, Preempted
 
@@ -24,8 +24,7 @@ class StopSignals:
             self._before[number] = signal.signal(number, self._catch)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 

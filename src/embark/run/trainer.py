@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from embark.errors import EmbarkError
     from embark.run.checkpointer import Checkpointer
     from embark.run.clock import Waits
+    from embark.run.evaluation import Trouble
     from embark.run.rank_reports import StepProfiler
-    from embark.run.trouble import Trouble
     from embark.spec import PlaceSpec, RunSpec
     from embark.store import RunDir
 

@@ -4,9 +4,16 @@ May import: spec, formatting, errors.
 """
 
 from embark.store.atomic_file import write_atomic
-from embark.store.checkpoint_store import Checkpoint, CheckpointStore, ChecksumStore, FileChecksum, checkpoint_name
+from embark.store.checkpoint_store import (
+    Checkpoint,
+    CheckpointStore,
+    ChecksumStore,
+    FileChecksum,
+    checkpoint_name,
+    metric_of,
+    reasons_by_spec,
+)
 from embark.store.object_store import Entry, ObjectStore, open_store
-from embark.store.retention import metric_of, reasons_by_spec
 from embark.store.run_dir import RunDir, find_run, first_free_run, run_uri
 
 __all__ = [

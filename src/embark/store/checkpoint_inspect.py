@@ -8,10 +8,9 @@ from typing import Literal
 
 from embark.errors import UserError
 from embark.spec import StoreSpec, resolve
-from embark.store.checkpoint_store import CHECKPOINT_NAME, COMMIT_FILE, Checkpoint
+from embark.store.checkpoint_store import CHECKPOINT_NAME, COMMIT_FILE, Checkpoint, Reason, metric_of, reasons_by_spec
 from embark.store.errors import NotFound
 from embark.store.object_store import Entry, Progress, count_progress
-from embark.store.retention import Reason, metric_of, reasons_by_spec
 from embark.store.run_dir import RunDir, find_run
 
 State = Literal["committed", "damaged", "unfinished"]

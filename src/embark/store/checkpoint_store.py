@@ -8,22 +8,24 @@
 
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from embark.errors import DataError
+from embark.spec import StoreSpec
 from embark.store.errors import NotFound
-from embark.store.object_store import Data, Entries, ObjectStore, Piece
-from embark.store.parallel import for_each_parallel
+from embark.store.object_store import Data, Entries, ObjectStore, Piece, for_each_parallel
 
 COMMIT_FILE = "commit.json"
 CHECKPOINT_NAME = re.compile(r"^step-(\d{9,})$")
 PIECE_BYTES = 16 * 2**20
 NUM_READERS = 4
 """Files that are looked at side by side."""
+Reason = Literal["newest", "every", "best"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,3 +189,48 @@ class ChecksumStore(ObjectStore):
 def checkpoint_name(step: int) -> str:
     """The folder of a step."""
     return f"step-{step:09d}"
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedCheckpoint:
+    """A committed checkpoint, as far as keeping it goes."""
+
+    step: int
+    metric: float | None = None
+    """Of the evaluation at its step, where there was one."""
+
+
+def reasons_by_spec(store: StoreSpec, checkpoints: Sequence[Checkpoint]) -> dict[int, tuple[Reason, ...]]:
+    """Why `[store]` keeps each; one without a reason goes."""
+    return reasons_to_keep(
+        [RetainedCheckpoint(c.step, metric_of(store, c)) for c in checkpoints], keep_last=store.keep_checkpoints,
+        keep_every=store.keep_every, keep_best=store.keep_best, better="up" if store.best_by == "auc" else "down",
+    )
+
+
+def metric_of(store: StoreSpec, checkpoint: Checkpoint) -> float | None:
+    """What `best_by` was at the last evaluation before the save."""
+    evaluated = checkpoint.values.get("eval")
+    value = evaluated.get(store.best_by) if isinstance(evaluated, dict) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def reasons_to_keep(
+    checkpoints: Sequence[RetainedCheckpoint], *, keep_last: int, keep_every: int = 0, keep_best: int = 0,
+    better: Literal["up", "down"] = "up",
+) -> dict[int, tuple[Reason, ...]]:
+    """Which rules keep each step.
+
+    The newest stays whatever the rules say: a run goes on from it. `keep_last` counts it. `keep_every` keeps the
+    multiples of so many steps, and `keep_best` so many with the best metric; of equal ones the newer, and one that
+    is not a finite number is never among the best. 0 switches a rule off.
+    """
+    steps = sorted({c.step for c in checkpoints}, reverse=True)
+    kept: dict[Reason, set[int]] = {"newest": set(steps[:max(keep_last, 1)])}
+    if keep_every > 0:
+        kept["every"] = {step for step in steps if step % keep_every == 0}
+    if keep_best > 0:
+        sign = 1 if better == "up" else -1
+        measured = [(sign * c.metric, c.step) for c in checkpoints if c.metric is not None and math.isfinite(c.metric)]
+        kept["best"] = {step for _, step in sorted(measured, reverse=True)[:keep_best]}
+    return {step: tuple(reason for reason, those in kept.items() if step in those) for step in steps}

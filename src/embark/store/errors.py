@@ -3,118 +3,26 @@
 import errno
 import os
 import re
-from dataclasses import dataclass
+import tomllib
+from pathlib import Path
 from urllib.parse import quote
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.store.retry_policy import RetriesExhausted
 
-RENEW_CREDENTIALS = (
-    "renew them (`aws sso login`, `az login`, `gcloud auth application-default login`, or the role or secret the job "
-    "runs with) and start again: the run goes on from its last checkpoint"
-)
-PROVIDE_CREDENTIALS = (
-    "set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; AZURE_STORAGE_ACCOUNT_NAME and an identity; "
-    "GOOGLE_APPLICATION_CREDENTIALS; or run where the machine or the pod has a role"
-)
-GRANT_ACCESS = (
-    "let the job's identity list, read, write and delete under this uri (credentials that ran out can read the same: "
-    "renew them), then start again: the run goes on from its last checkpoint"
-)
-DAMAGED = "it was damaged, replaced or cut off by a proxy: read it again, or take an older checkpoint"
 MAX_CAUSE = 240
 CODE = re.compile(r"<Code>([\w.]+)</Code>")
 STATUS = re.compile(r"\bstatus: (\d{3})\b")
 """In obstore's own description of the last answer."""
 
 
+_TABLES = tomllib.loads(Path(__file__).with_name("failures.toml").read_text(encoding="utf-8"))
+FIXES: dict[str, str] = _TABLES["fixes"]
+DAMAGED = FIXES["damaged"]
+
+
 class NotFound(UserError):
     """There is no such file in the store."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownFailure:
-    """A failure that stores name, and what to say of it."""
-
-    kind: type[EmbarkError]
-    what: str
-    fix: str
-    codes: tuple[str, ...]
-    """The stores' own, as their documentation lists them, and HTTP's."""
-    words: tuple[str, ...] = ()
-    """Of the library, where no store was reached."""
-
-
-KNOWN_FAILURES = (
-    KnownFailure(
-        UserError,
-        "the bucket or container does not exist",
-        "create it, or correct the uri; Embark makes files, never buckets",
-        ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "InvalidResourceName"),
-    ),
-    KnownFailure(
-        UserError,
-        "the bucket is in another region",
-        "set AWS_REGION to the bucket's region",
-        ("PermanentRedirect", "AuthorizationHeaderMalformed", "IncorrectEndpoint", "301"),
-    ),
-    KnownFailure(
-        Fault,
-        "the credentials have expired",
-        RENEW_CREDENTIALS,
-        ("ExpiredToken", "ExpiredTokenException", "TokenExpired", "RequestExpired", "TokenRefreshRequired"),
-        ("invalid_grant", "token has expired"),
-    ),
-    KnownFailure(
-        Fault,
-        "this machine's clock is wrong, so the store refuses what it signs",
-        "set the clock (chrony, ntp)",
-        ("RequestTimeTooSkewed",),
-    ),
-    KnownFailure(
-        Fault,
-        "no credentials were found",
-        PROVIDE_CREDENTIALS,
-        (),
-        ("//169.254.", "//metadata.google", "token request", "CredentialProvider", "Anonymous caller"),
-    ),
-    KnownFailure(
-        Fault,
-        "the credentials are not valid",
-        RENEW_CREDENTIALS,
-        ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "AuthenticationFailed", "401"),
-    ),
-    KnownFailure(
-        Fault,
-        "access is denied",
-        GRANT_ACCESS,
-        ("AccessDenied", "AuthorizationFailure", "AuthorizationPermissionMismatch", "403"),
-    ),
-    KnownFailure(
-        Fault,
-        "the store has dropped the upload",
-        "start again: the run goes on from its last checkpoint",
-        ("NoSuchUpload",),
-    ),
-    KnownFailure(
-        Fault,
-        "the file is shorter than what was asked of it",
-        DAMAGED,
-        ("InvalidRange", "416"),
-        ("Wanted range", "but object was only"),
-    ),
-)
-
-
-NETWORK = {
-    "TimedOut": "no answer in time",
-    "ConnectionReset": "the connection was reset",
-    "ConnectionRefused": "the connection was refused",
-    "dns error": "the host's name is not known",
-    "IncompleteBody": "the answer was cut off",
-    "IncompleteMessage": "the answer was cut off",
-}
-"""What obstore's description of a failed request has in it, in words."""
 
 
 def explain(error: Exception, operation: str, where: str) -> EmbarkError:
@@ -127,13 +35,14 @@ def explain(error: Exception, operation: str, where: str) -> EmbarkError:
     retries = [int(number) for number in re.findall(r"\bretries: (\d+)", text)]
     attempts = max(retries, default=0) + 1
     codes = {*CODE.findall(text), *STATUS.findall(text)}
-    for known in KNOWN_FAILURES:
-        if codes & set(known.codes) or any(words in text for words in known.words):
-            return _said(known.kind, operation, where, f"{known.what} ({_cause(error)})", attempts, known.fix)
+    for known in _TABLES["failure"]:
+        if codes.intersection(known.get("codes", ())) or any(words in text for words in known.get("words", ())):
+            return _said(Fault if known.get("is_retryable", True) else UserError, operation, where,
+                         f"{known['what']} ({_cause(error)})", attempts, FIXES.get(known["fix"], known["fix"]))
     if isinstance(error, FileNotFoundError):
         return NotFound(f"there is no {where}", fix="check the path")
     if isinstance(error, PermissionError):
-        return _said(Fault, operation, where, f"access is denied ({_cause(error)})", attempts, GRANT_ACCESS)
+        return _said(Fault, operation, where, f"access is denied ({_cause(error)})", attempts, FIXES["grant access"])
     return _said(Fault, operation, where, _cause(error), attempts)
 
 
@@ -172,9 +81,9 @@ def _said(
 
 def _cause(error: Exception) -> str:
     """The store's own code and message where it sent them, else the first line of what the library says."""
-    for sign, words in NETWORK.items():
+    for sign, words in _TABLES["network"].items():
         if sign in str(error).partition("Debug source:")[2]:
-            return words
+            return str(words)
     text = str(error).partition("Debug source:")[0].strip() or type(error).__name__
     code = CODE.search(text)
     if code:

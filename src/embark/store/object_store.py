@@ -16,7 +16,8 @@ import functools
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, cast
@@ -26,18 +27,17 @@ from uuid import uuid4
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
 from embark.store.atomic_file import scratch_for
 from embark.store.errors import NotFound, explain
-from embark.store.parallel import for_each_parallel
 from embark.store.retry_policy import RetryPolicy
 
 MIB = 1 << 20
 PIECE_BYTES = 16 * MIB
 """What one request of a large read asks for: enough to hide its latency, little enough to repeat."""
-
 F = TypeVar("F", bound=Callable[..., Any])
 Piece = bytes | bytearray | memoryview
 Data = Piece | Path | Iterable[Piece]
 Progress = Callable[[int, int], None]
 """Called with the bytes done so far and the bytes in all."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,3 +266,20 @@ def _refuse_secrets(uri: str) -> None:
     if (at and (in_cloud or ":" in user)) or "sig=" in rest or (in_cloud and "?" in rest):
         raise UserError(f"the {scheme}:// uri holds credentials or options; it may hold only a bucket and a prefix",
                         fix="put credentials where the cloud's own tools look for them: environment, profile, role")
+
+
+def for_each_parallel(call: Callable[[T], None], items: Sequence[T], parallel: int) -> None:
+    """Call it for each item, `parallel` at a time; after a failure no further one is begun."""
+    if len(items) <= 1 or parallel <= 1:
+        for item in items:
+            call(item)
+        return
+    with ThreadPoolExecutor(min(parallel, len(items)), thread_name_prefix="embark-store") as pool:
+        running = [pool.submit(call, item) for item in items]
+        try:
+            wait(running, return_when=FIRST_EXCEPTION)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    for done in running:
+        if not done.cancelled():
+            done.result()

@@ -11,8 +11,7 @@ from typing import Any
 from embark.errors import DataError, EmbarkError, Fault
 from embark.store.errors import NotFound
 from embark.store.local_store import LocalStore
-from embark.store.object_store import PIECE_BYTES, ObjectStore, Progress, count_progress
-from embark.store.parallel import for_each_parallel
+from embark.store.object_store import PIECE_BYTES, ObjectStore, Progress, count_progress, for_each_parallel
 
 COPY_STATE = ".embark-copy.json"
 """At the target while a copy is under way: what it copies, and which files were there before it."""

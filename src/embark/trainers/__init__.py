@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from embark.errors import MissingPackage
 
 if TYPE_CHECKING:
     from embark.events import Sink
     from embark.run.signals import StopSignals
     from embark.run.trainer import Backend
     from embark.spec import RunSpec
+
+DEVICES = ("jax", "tpu")
 
 
 def train(
@@ -27,14 +32,36 @@ def train(
 def open_backend(spec: RunSpec) -> Backend:
     """The library that `place` asks for, checked and loaded."""
     from embark.stack.versions import require_stack
-    from embark.trainers.jax.packages import require_jax, wants_jax
 
     if wants_jax(spec):
         require_jax(spec)
-        from embark.trainers.jax.backend import JaxBackend
+        from embark.trainers.jax.trainer import JaxBackend
 
         return JaxBackend()
     require_stack()
-    from embark.trainers.torch.backend import TorchBackend
+    from embark.trainers.torch.trainer import TorchBackend
 
     return TorchBackend()
+
+
+def wants_jax(spec: RunSpec) -> bool:
+    """The spec asks for JAX, or for TPUs, where nothing else runs."""
+    place = spec.place
+    return place.device in DEVICES or (place.device == "auto" and (place.target == "tpu-vm" or _is_tpu(place.machine)))
+
+
+def require_jax(spec: RunSpec) -> None:
+    """Refuse to run without JAX, with the command that installs it."""
+    if find_spec("jax") is None:
+        extra = "jax" if spec.place.device == "jax" else "tpu"
+        raise MissingPackage(f'place.device = "{spec.place.device}" needs jax, which is not installed',
+                             fix=f"pip install 'embark-rec[{extra}]'; on a machine with TPUs it is 'embark-rec[tpu]'")
+
+
+def _is_tpu(machine: str) -> bool:
+    if not machine:
+        return False
+    from embark.catalog import load_catalog
+
+    known = load_catalog().machines.get(machine)
+    return known is not None and known.gpu.kind == "tpu"

@@ -30,7 +30,7 @@ from embark.launch.run_registry import find_run
 from embark.launch.shell import Shell
 from embark.launch.supervised import job_json
 from embark.render.job import Job
-from embark.render.steps import Step
+from embark.render.shell_text import Step
 from embark.spec import load_spec
 
 pytestmark = [pytest.mark.needs("sshd"), pytest.mark.slow]

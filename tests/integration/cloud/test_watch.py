@@ -9,9 +9,8 @@ from uuid import uuid4
 import pytest
 from watched_runs import event_lines, step_line
 
-from embark.dashboard.api import detail, summary
+from embark.dashboard.api import detail, log_lines, summary
 from embark.dashboard.curves import CurveCache, Window, curves_text
-from embark.dashboard.logs import log_lines
 from embark.dashboard.runs import Run
 from embark.errors import UserError
 from embark.report.context import diagnose_run

@@ -57,9 +57,9 @@ every = 1
 tensorboard = false
 """
 # All that a run would import by itself; the last is compiled as it is, which takes half a second.
-TORCH = ("embark.__main__", "embark.run.loop", "embark.trainers.torch.backend", "embark.events.sinks.terminal",
+TORCH = ("embark.__main__", "embark.run.loop", "embark.trainers.torch.trainer", "embark.events.sinks.terminal",
          "torch.distributed.checkpoint", "torch.distributed.optim")
-JAX = ("embark.__main__", "embark.run.loop", "embark.trainers.jax.backend", "embark.events.sinks.terminal")
+JAX = ("embark.__main__", "embark.run.loop", "embark.trainers.jax.trainer", "embark.events.sinks.terminal")
 KIB_FOR_TWO = 1100
 """A checkpoint of this run takes 420 KiB; the third is written before the first is removed."""
 ENDS_S = 60.0

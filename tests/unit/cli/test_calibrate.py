@@ -8,7 +8,7 @@ import pytest
 
 from embark.__main__ import run
 from embark.plan.calibration import calibration_path, clear_cache, load_calibrations
-from embark.plan.local import predict_local
+from embark.plan.predict import predict_local
 from embark.spec import ModelSpec, load_spec
 
 pytest.importorskip("torch")
@@ -75,8 +75,7 @@ def test_a_run_tells_what_was_predicted_and_what_it_took(tmp_path):
 
 def test_the_closing_lines_set_them_side_by_side():
     from embark.events.events import Event
-    from embark.events.history import History
-    from embark.events.summary import predicted_and_actual
+    from embark.events.summary import History, predicted_and_actual
 
     history = History()
     history.add(Event("predict", {"step_s": 0.000171, "peak_bytes": 2.12e9, "is_calibrated": True}))

@@ -13,7 +13,7 @@ import pytest
 from plan_setups import written_calibration
 from prepared_rows import FIXED, make_prepared
 
-from embark.catalog.grace_periods import POD_GRACE_S
+from embark.catalog.pricing import POD_GRACE_S
 from embark.cli.console import Console
 from embark.cli.plan import plan as plan_command
 from embark.errors import EmbarkError, ExitCode
@@ -259,7 +259,7 @@ def test_the_guide_s_commands_run(tmp_path):
 
 
 def test_the_guide_names_the_constants_that_are_used():
-    from embark.plan import cost, saves
+    from embark.plan import cost
 
     text = (ROOT / "docs" / "plan.md").read_text()
     graces = (f"({POD_GRACE_S['aws']:g} s on AWS, {POD_GRACE_S['azure']:g} s on Azure, {POD_GRACE_S['gcp']:g} s "
@@ -267,7 +267,7 @@ def test_the_guide_names_the_constants_that_are_used():
     for words in (f"{cost.BOOT_S:g} s until", f"{cost.IMAGE_S:g} s for an image", graces,
                   f"{cost.FIRST_STEP_S:g} s to the first", f"{cost.RESUMED_STEP_S:g} s to the first",
                   f"{cost.REPLACEMENT_S:g} s until there", f"takes {cost.EVAL_SHARE:g} of",
-                  f"{cost.GPU_HOURS_BETWEEN_FAILURES:,.0f} hours", f"{saves.WRITE_GBYTE_PER_S:g} GB/s a process",
+                  f"{cost.GPU_HOURS_BETWEEN_FAILURES:,.0f} hours", f"{cost.WRITE_GBYTE_PER_S:g} GB/s a process",
                   f"{cost.TPU_FIRST_STEP_S:g} s on TPUs",
-                  f"{saves.COPY_SHARE:g} of the bus", f"{saves.NETWORK_SHARE:g} of the network"):
+                  f"{cost.COPY_SHARE:g} of the bus", f"{cost.NETWORK_SHARE:g} of the network"):
         assert words in text

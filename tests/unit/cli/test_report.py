@@ -13,8 +13,8 @@ from embark.__main__ import run as embark
 from embark.errors import ExitCode
 from embark.events.events import Event, EventLog
 from embark.report.context import price_of_run
-from embark.report.files import ReportAtEnd
 from embark.report.record import Record
+from embark.report.report import ReportAtEnd
 from embark.spec import RunSpec, resolve, to_toml
 from embark.store import open_store
 
@@ -232,9 +232,9 @@ def test_no_report_is_worth_a_run(make, monkeypatch):
     (folder / "report.html").mkdir()
     at_end(folder, told(run_dir=str(folder))).close()
     at_end(folder, told(run_dir="")).close()
-    monkeypatch.setattr("embark.report.files.html_page", lambda _: 1 / 0)
+    monkeypatch.setattr("embark.report.report.html_page", lambda _: 1 / 0)
     at_end(folder, told(run_dir=str(folder))).close()
-    monkeypatch.setattr("embark.report.files.MAX_QUICK_BYTES", 1)
+    monkeypatch.setattr("embark.report.report.MAX_QUICK_BYTES", 1)
     (folder / "report.html").rmdir()
     at_end(folder, told(run_dir=str(folder))).close()
     assert not (folder / "report.html").exists()
@@ -242,7 +242,7 @@ def test_no_report_is_worth_a_run(make, monkeypatch):
 
 def test_the_summary_says_where_the_report_is(make):
     from embark.events import summary
-    from embark.events.history import History
+    from embark.events.summary import History
 
     folder = make("demo", [])
     history = History()

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from watched_runs import append, line, write_run
 
-from embark.dashboard.api import detail, event_text
-from embark.dashboard.logs import log_lines
+from embark.dashboard.api import detail, event_text, log_lines
 from embark.dashboard.runs import Run
 from embark.events.events import parse_event
 from embark.report.run_files import RunFiles

@@ -14,9 +14,8 @@ import pytest
 from watched_runs import write_run
 
 from embark.dashboard import server as server_module
-from embark.dashboard.access import Guard, is_local
 from embark.dashboard.runs import Runs
-from embark.dashboard.server import PageServer, serve_page, static_files
+from embark.dashboard.server import Guard, PageServer, is_local, serve_page, static_files
 from embark.errors import UserError
 from embark.report.run_files import RunFiles
 

@@ -12,13 +12,11 @@ import pytest
 from rich.console import Console
 
 from embark.dashboard import runs as runs_module
-from embark.dashboard.terminal import watch_terminal
-from embark.dashboard.terminal_screen import View, screen
+from embark.dashboard.terminal import View, screen, watch_terminal
 from embark.events.events import Event
-from embark.report.context import RunPrice
+from embark.report.context import RunPrice, status_of
 from embark.report.record import Record
 from embark.report.run_files import RunFiles
-from embark.report.status import status_of
 
 BEGAN_S = 1_700_000_000.0
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.data.batch import Batch
-from embark.data.loader import Loader, eval_batches, steps_per_epoch
+from embark.data.loader import Batch, Loader, eval_batches, steps_per_epoch
 from embark.data.synthetic import SyntheticSource
 from embark.errors import DataError, UserError
 from embark.spec import DataSpec, ModelSpec, Table

@@ -10,7 +10,7 @@ import pytest
 from embark.data import make as making
 from embark.data.make import make
 from embark.data.prepared import MANIFEST, STATISTICS, Manifest
-from embark.data.prepared.opening import open_prepared
+from embark.data.prepared.cache import open_prepared
 from embark.data.synthetic import SyntheticSource
 from embark.errors import UserError
 from embark.spec import resolve

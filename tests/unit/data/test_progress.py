@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from embark.data.progress import MemoryMonitor, Progress, ProgressReporter, tree_bytes
+from embark.data.workers import MemoryMonitor, Progress, ProgressReporter, tree_bytes
 
 HOLD = "import sys; held = bytearray(b'x' * 60_000_000); print('held', flush=True); sys.stdin.read()"
 

@@ -10,7 +10,7 @@ from prepared_rows import RAGGED, make_prepared
 
 from embark.data import resolve_from_data
 from embark.data.prepared import Feature, Layout, Manifest
-from embark.data.resolve import resolve_from_manifest
+from embark.data.prepared.manifest import resolve_from_manifest
 from embark.errors import DataError
 from embark.spec import RunSpec, load_spec, resolve, to_toml
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.data.batch import Batch
+from embark.data.loader import Batch
 from embark.data.synthetic import SyntheticSource
 from embark.spec import DataSpec, ModelSpec, Table
 

@@ -94,7 +94,7 @@ def test_ranks_and_lines_are_counted(look):
 
 def test_memory_does_not_grow_with_the_log(tmp_path, monkeypatch):
     monkeypatch.setattr("embark.diagnose.scan.MAX_KNOWN", 400)
-    monkeypatch.setattr("embark.diagnose.lines.BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr("embark.diagnose.source.BLOCK_BYTES", 1 << 14)
     diagnose([])  # what is loaded once is not counted
     peaks = []
     for num_lines in (1_500, 6_000):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embark.doctor.host import Host
+from embark.doctor.check import Host
 
 
 class Machine:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from embark.doctor.disk import MIN_DISK_BYTES, check_disk, measure
-from embark.doctor.host import Host
+from embark.doctor.check import Host
+from embark.doctor.machine import MIN_DISK_BYTES, check_disk, measure
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -36,7 +36,7 @@ def test_a_disk_that_is_nearly_full_is_not_filled(tmp_path: Path, monkeypatch: p
 
 
 def test_both_figures_and_the_size_are_told_with_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("embark.doctor.disk.MAX_PROBE_BYTES", 8 << 20)
+    monkeypatch.setattr("embark.doctor.machine.MAX_PROBE_BYTES", 8 << 20)
     free, speed = check_disk(Host(run_dir=tmp_path / "not" / "there" / "yet"))
     assert free.name == "free disk"
     assert f" in {tmp_path}" in speed.found

@@ -13,7 +13,7 @@ import pytest
 from embark.catalog import load_catalog
 from embark.doctor import Host, check_host
 from embark.doctor.machine import FRESH_DAYS, check_prices
-from embark.doctor.ranks import Facts, Probe, check_ranks
+from embark.doctor.network import Facts, Probe, check_ranks
 
 
 def test_this_machine_is_examined_for_real(tmp_path: Path):

@@ -2,7 +2,7 @@
 
 import math
 
-from embark.events.curve import MARK, MAX_POINTS, Series, draw, sparkline
+from embark.events.plotting import MARK, MAX_POINTS, Series, draw, sparkline
 
 
 def test_a_rising_line_runs_from_bottom_left_to_top_right():

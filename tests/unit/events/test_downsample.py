@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embark.events.downsample import means, thin
+from embark.events.plotting import means, thin
 
 
 def test_a_spike_of_one_point_in_a_million_is_kept() -> None:

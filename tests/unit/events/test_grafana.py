@@ -4,7 +4,7 @@ import json
 
 from embark.events.alerts import rules_text
 from embark.events.grafana import dashboard, dashboard_text
-from embark.events.names import METRICS
+from embark.events.metrics import METRICS
 from embark.events.sinks.export import export
 from embark.events.sinks.prometheus import prometheus_name
 

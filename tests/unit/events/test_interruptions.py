@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embark.events.events import Event, read_events
-from embark.events.interruptions import Interruption, interruptions, losses, losses_sentence
+from embark.events.spending import Interruption, interruptions, losses, losses_sentence
 
 
 def start(time_s: float, first_step: int = 0) -> list[Event]:

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark.events.events import Event
-from embark.events.metrics import Latest, readings
-from embark.events.names import METRICS
+from embark.events.metrics import METRICS, Latest, readings
 
 FIELDS = st.sampled_from(["step", "loss", "auc", "step_s", "input_s", "own_s", "systems", "gpus", "seconds", "host",
                           "index", "cpu_percent", "power_w", "dense"])

@@ -1,6 +1,6 @@
 """Each measured quantity is named once."""
 
-from embark.events.names import METRICS, find, metric
+from embark.events.metrics import METRICS, find, metric
 
 NOT_MEASURED = {
     "step", "epoch", "num_samples", "path", "bytes", "signal", "outcome", "run_dir", "level", "text",

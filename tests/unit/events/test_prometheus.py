@@ -11,8 +11,7 @@ import pytest
 from embark.errors import MissingPackage
 from embark.events.alerts import alerts, rules_text
 from embark.events.events import Event
-from embark.events.metrics import Latest
-from embark.events.names import METRICS, metric
+from embark.events.metrics import METRICS, Latest, metric
 from embark.events.sinks.prometheus import PrometheusSink, exposition, prometheus_name
 
 SYSTEMS = [{"host": "node-0", "rank": 0, "cpu_percent": 50.0, "host_used_bytes": 98, "host_bytes": 100,

@@ -6,7 +6,7 @@ import pytest
 
 from embark.events import summary
 from embark.events.events import Event
-from embark.events.history import History
+from embark.events.summary import History
 
 
 def told(events):

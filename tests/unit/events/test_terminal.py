@@ -8,8 +8,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from embark.events.curve import MARK
 from embark.events.events import Event
+from embark.events.plotting import MARK
 from embark.events.sinks.terminal import TerminalView
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embark.events.ticks import Axis, format_time_tick
+from embark.events.plotting import Axis, format_time_tick
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.4512, 0.4533), (-3, 7), (0, 123_456), (1e-9, 2e-9), (5, 5)])

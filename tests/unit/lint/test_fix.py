@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embark.lint.check import fix_paths, lint_paths, lint_texts
-from embark.lint.edit import still_reads
+from embark.lint.check import fix_paths, lint_paths, lint_texts, still_reads
 from embark.lint.source import Source
 
 FIXTURES = Path(__file__).parents[3] / "tests" / "fixtures" / "lint"

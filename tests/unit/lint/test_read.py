@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from embark.errors import UserError
 from embark.lint.check import lint_paths, lint_texts
 from embark.lint.read import MAX_BYTES, kind_of, read_files
-from embark.lint.source import Source
-from embark.lint.yaml_nodes import MAX_DEPTH, read_yaml
+from embark.lint.source import MAX_DEPTH, Source, read_yaml
 
 NAMES = ("x.yaml", "x.sh", "Dockerfile", "x.py", "requirements.txt", "x.json")
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.lint.dockerfile import read_dockerfile
-from embark.lint.launch import launch_of_text
+from embark.lint.pods import launch_of_text
+from embark.lint.read import read_dockerfile
 from embark.lint.shell import read_shell
 from embark.lint.source import Source
 

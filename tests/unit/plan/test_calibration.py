@@ -14,7 +14,7 @@ from embark.plan.calibration import (
     read_calibrations,
     to_toml,
 )
-from embark.plan.local import match_gpu
+from embark.plan.predict import match_gpu
 
 
 def test_what_ships_was_measured_on_an_h200_and_on_a_cpu():

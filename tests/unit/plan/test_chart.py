@@ -9,10 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_setups import hand_estimator
 
-from embark.plan.axes import MOST_TICKS, axis_of, dollar_words
-from embark.plan.chart import HEIGHT, WIDTH, draw_svg
-from embark.plan.labels import Box, Label, place_labels
-from embark.plan.plot import front_letters, plot
+from embark.plan.chart import (
+    HEIGHT,
+    MOST_TICKS,
+    WIDTH,
+    Box,
+    Label,
+    axis_of,
+    dollar_words,
+    draw_svg,
+    front_letters,
+    place_labels,
+    plot,
+)
 from embark.plan.survey import Bounds, Survey, near_front, pareto_front, setup_name, survey_catalog
 from embark.plan.workload import DataSize
 

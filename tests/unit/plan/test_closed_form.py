@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from embark.catalog import load_catalog
 from embark.model.placement import Cluster, TooLarge, shard_bytes
-from embark.model.sharding import allowed_shardings, table_capacity
-from embark.model.sharding_costs import options_of
+from embark.model.sharding import allowed_shardings, options_of, table_capacity
 from embark.plan.closed_form import closed_form
 from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec
 

@@ -8,8 +8,7 @@ from plan_setups import hand_estimator, made, setup_of, shipped_catalog
 from embark.catalog import Origin, Price
 from embark.catalog.pricing import hourly_usd
 from embark.plan import cost
-from embark.plan.cost import add_storage, bill, failures_of, run_time
-from embark.plan.saves import Failures, saves_of
+from embark.plan.cost import Failures, add_storage, bill, failures_of, run_time, saves_of
 from embark.plan.workload import DataSize, workload_of
 
 NO_FAILURE = Failures(0.0, 120.0, False, "none")

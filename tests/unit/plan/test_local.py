@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from embark.catalog import load_catalog
-from embark.plan.local import match_tpu, predict_local
-from embark.plan.predict import predict
+from embark.plan.predict import match_tpu, predict, predict_local
 from embark.plan.prediction import Setup
 from embark.run.logger import RunLogger, log_prediction
 from embark.spec import RunSpec, load_spec, resolve
@@ -102,7 +101,7 @@ def test_a_run_in_jax_writes_it_beside_what_it_took(tmp_path, monkeypatch):
 
 def test_it_needs_no_torch():
     code = ("import sys; sys.modules['torch'] = None\n"
-            "from embark.plan.local import predict_local\n"
+            "from embark.plan.predict import predict_local\n"
             "from embark.run.logger import log_prediction\n"
             "from embark.run.host_memory import host_bytes, peak_resident_bytes\n"
             "assert host_bytes() > 0 and peak_resident_bytes() > 0")

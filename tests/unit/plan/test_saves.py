@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from plan_setups import made, setup_of
 
-from embark.plan.saves import COMMIT_S, WRITE_GBYTE_PER_S, Failures, checkpoint_bytes, saves_of
+from embark.plan.cost import COMMIT_S, WRITE_GBYTE_PER_S, Failures, checkpoint_bytes, saves_of
 from embark.spec import load_spec
 
 SPOT = Failures(1 / 12, 120.0, True, "spot")

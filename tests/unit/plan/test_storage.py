@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from plan_setups import made, setup_of, shipped_catalog
 
-from embark.plan.saves import Failures, saves_of
+from embark.plan.cost import Failures, saves_of
 from embark.plan.storage import TIB, best_offer, fetches_per_file, storage_need, storage_offers
 from embark.plan.workload import DataSize, workload_of
 

@@ -11,10 +11,10 @@ import pytest
 from embark.__main__ import run
 from embark.catalog import load_catalog
 from embark.model.jax_layout import LINE_WIDTHS, make_layout
+from embark.plan.cost import save_bytes
 from embark.plan.predict import predict
 from embark.plan.prediction import Prediction, Setup
-from embark.plan.saves import save_bytes
-from embark.plan.tpu_time import tpu_step_time
+from embark.plan.tpu import tpu_step_time
 from embark.spec import load_spec
 
 GIB = 1024**3

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from embark.model.jax_layout import LINE_WIDTHS, make_layout
-from embark.plan import tpu_memory
-from embark.plan.tpu_memory import chip_memory, host_parts, lined_bytes, tiled_bytes
+from embark.plan import tpu
+from embark.plan.tpu import chip_memory, host_parts, lined_bytes, tiled_bytes
 from embark.spec import RunSpec, load_spec
 
 BENCH = Path(__file__).parents[3] / "bench"
@@ -60,9 +60,9 @@ def test_a_row_is_written_as_it_is_read(tmp_path):
 
 def test_the_counts_are_the_trainer_s_own():
     pytest.importorskip("jax")
-    from embark.trainers.jax import metrics
+    from embark.run import evaluation
 
-    assert tpu_memory.HISTOGRAM_BYTES == 2 * metrics.NUM_BINS * 4
+    assert tpu.HISTOGRAM_BYTES == 2 * evaluation.NUM_BINS * 4
 
 
 def test_narrow_rows_share_lines_and_odd_ones_are_copied_whole():
@@ -99,7 +99,7 @@ def test_a_host_holds_its_chips_rows_once_and_one_process():
     chip = _of(spec, 16)
     parts = host_parts(spec, chip, 16, 4)
     assert parts["copy of the tables"] == 4 * (chip.tables + chip.state)
-    assert parts["process"] == tpu_memory.PROCESS_BYTES
+    assert parts["process"] == tpu.PROCESS_BYTES
 
 
 @pytest.mark.parametrize(("shape", "size", "num_bytes"), [

@@ -13,8 +13,7 @@ from embark.errors import UserError
 from embark.launch.shell import CommandResult, Shell
 from embark.rehearse import containers
 from embark.rehearse.containers import Containers
-from embark.rehearse.engine import Folders, Start
-from embark.rehearse.processes import Processes
+from embark.rehearse.processes import Folders, Processes, Start
 from embark.rehearse.rehearsal import PreparedRehearsal, RehearsalOptions, choose_engine, prepare
 from embark.render.targets.kubernetes import render_job
 

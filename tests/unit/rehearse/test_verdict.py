@@ -12,8 +12,7 @@ from embark.rehearse.controller import Fault, Outcome
 from embark.rehearse.failure_policies import PodEnd
 from embark.rehearse.progress import Progress, Resume
 from embark.rehearse.rehearsal import PreparedRehearsal, RehearsalOptions, prepare
-from embark.rehearse.root_cause import Case
-from embark.rehearse.verdict import judge_outcome
+from embark.rehearse.verdict import Case, judge_outcome
 from embark.render.targets.kubernetes import render_job
 
 

@@ -18,8 +18,8 @@ from botocore.validate import ParamValidator
 from recorded_commands import run_script
 from render_jobs import job_of
 
-from embark.render.budgets import render_budget
-from embark.render.clouds.aws.cluster import bucket_statements
+from embark.render.clouds.aws import bucket_statements
+from embark.render.monitoring import render_budget
 from embark.render.render import render_infrastructure
 
 CLI = Path(__file__).parents[2] / "fixtures" / "cli"

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from render_jobs import MACHINES, job_of
 
-from embark.render.clouds.aws.cluster import cluster_config
-from embark.render.clouds.azure.cluster import render_aks
-from embark.render.clouds.gcp.cluster import extra_networks, render_gke
+from embark.render.clouds.aws import cluster_config
+from embark.render.clouds.azure import render_aks
+from embark.render.clouds.gcp import extra_networks, render_gke
 from embark.render.render import render_infrastructure
 from embark.render.settings import fabric_needs
 from embark.render.yaml_text import plain

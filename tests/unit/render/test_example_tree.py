@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from embark.catalog.load import clear_cache
-from embark.render.file import File
+from embark.render.folder import File
 from embark.spec import RunSpec
 
 PROMISED = (

@@ -8,8 +8,7 @@ import os
 import pytest
 
 from embark.errors import UserError
-from embark.render.file import File
-from embark.render.folder import RECORD, compare, write
+from embark.render.folder import RECORD, File, compare, write
 
 FILES = [File("job.yaml", "a: 1\n"), File("bin/run.sh", "#!/bin/sh\n", is_executable=True)]
 

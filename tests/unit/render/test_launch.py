@@ -10,12 +10,12 @@ from recorded_commands import STUB, run_script
 from render_jobs import job_of
 
 from embark.errors import SpecError
-from embark.render.budgets import budget_usd, needed_units
-from embark.render.clouds.aws import vm as vm_aws
-from embark.render.clouds.gcp import vm as vm_gcp
-from embark.render.file import File
+from embark.render.clouds import aws as vm_aws
+from embark.render.clouds import gcp as vm_gcp
+from embark.render.folder import File
 from embark.render.job import EXITS
 from embark.render.launch_script import NAMES, render_launch_script
+from embark.render.monitoring import budget_usd, needed_units
 from embark.render.render import render_infrastructure
 from embark.render.shell_text import render_template
 from embark.render.targets.tpu_vm import runtime_version

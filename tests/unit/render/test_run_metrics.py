@@ -14,12 +14,12 @@ from recorded_commands import run_script
 from render_jobs import job_of
 
 from embark.events.alerts import alerts
-from embark.events.names import METRICS
+from embark.events.metrics import METRICS
 from embark.lint.check import lint_texts
-from embark.render.clouds.aws.cluster import bucket_statements
+from embark.render.clouds.aws import bucket_statements
 from embark.render.image import render_image
+from embark.render.monitoring import objects
 from embark.render.render import render_infrastructure
-from embark.render.run_metrics import objects
 from embark.render.targets.kubernetes import render_job
 from embark.spec.watch import WatchSpec
 

@@ -18,7 +18,7 @@ import yaml
 from kubeflow_trainer_api import models as trainer
 from render_jobs import job_of
 
-from embark.render.clouds.aws.cluster import render_eks
+from embark.render.clouds.aws import render_eks
 from embark.render.render import QUEUED, own_files
 
 MACHINES = ("p5.48xlarge", "Standard_ND96isr_H100_v5", "a3-megagpu-8g")

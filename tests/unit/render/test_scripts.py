@@ -13,7 +13,7 @@ from recorded_commands import run_script
 from render_jobs import MACHINES, VOLUMES, job_of
 
 from embark.lint.check import lint_texts
-from embark.render.file import File
+from embark.render.folder import File
 from embark.render.render import render_infrastructure
 from embark.render.shell_text import TEMPLATES
 

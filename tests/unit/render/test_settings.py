@@ -12,7 +12,7 @@ from render_jobs import MACHINES, job_of
 
 import embark.render.settings as module
 from embark.catalog import load_catalog
-from embark.catalog.grace_periods import GRACES
+from embark.catalog.pricing import GRACES
 from embark.render.settings import fabric_needs, grace_s, settings_of, topology_xml
 
 TABLE = tomllib.loads(Path(module.__file__).with_name("settings.toml").read_text())

@@ -6,12 +6,11 @@ import pytest
 from render_jobs import job_of
 from shell_words import words_of
 
-from embark.render.clouds.aws import vm as vm_aws
-from embark.render.clouds.azure import vm as vm_azure
-from embark.render.clouds.gcp import vm as vm_gcp
+from embark.render.clouds import aws as vm_aws
+from embark.render.clouds import azure as vm_azure
+from embark.render.clouds import gcp as vm_gcp
 from embark.render.location import location_of
-from embark.render.shell_text import Shell, command
-from embark.render.steps import Step, step_text, substitute
+from embark.render.shell_text import Shell, Step, command, step_text, substitute
 from embark.render.targets import tpu_vm
 
 VALUES = {

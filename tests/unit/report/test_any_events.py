@@ -9,11 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from embark.dashboard.terminal_screen import View, screen, text_lines
+from embark.dashboard.terminal import View, screen, text_lines
 from embark.report.compare import compare_document, compare_runs
 from embark.report.context import RunContext
-from embark.report.html_page import html_page
-from embark.report.markdown_page import markdown_page
+from embark.report.document import html_page, markdown_page
 from embark.report.record import Record
 from embark.report.report import report
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from embark.events.events import Event
-from embark.events.jsonable import to_jsonable
+from embark.events.events import Event, to_jsonable
 from embark.report.compare import SpecDifference, compare_document, compare_runs
 from embark.report.context import RunPrice
-from embark.report.html_page import html_page
+from embark.report.document import html_page
 
 
 @pytest.fixture

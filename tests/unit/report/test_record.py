@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from embark.events.events import Event
-from embark.events.interruptions import interruptions
-from embark.events.spending import spending
+from embark.events.spending import interruptions, spending
 from embark.report.record import Record, read_record, slow_ranks
 from embark.report.run_files import EVENTS, RunFiles
 

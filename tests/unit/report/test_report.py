@@ -9,8 +9,7 @@ import pytest
 
 from embark.events.events import Event
 from embark.report.context import RunPrice
-from embark.report.html_page import html_page
-from embark.report.markdown_page import markdown_page
+from embark.report.document import html_page, markdown_page
 from embark.report.report import report
 from embark.store.checkpoint_inspect import CheckpointInfo
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from embark.events.events import Event
+from embark.report.context import status_of
 from embark.report.record import Record
-from embark.report.status import status_of
 
 BEGAN_S = 1_700_000_000.0
 

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark.events.events import parse_event
-from embark.report import tail as reading
-from embark.report.run_files import RunFiles
-from embark.report.tail import Tail, sample
+from embark.report import run_files as reading
+from embark.report.run_files import RunFiles, Tail, sample
 
 
 @pytest.fixture

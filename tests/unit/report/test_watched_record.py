@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from watched_runs import event_lines, line, ranks_line, step_line
 
+from embark.report.context import RunStatus, status_of
 from embark.report.record import Record
-from embark.report.status import RunStatus, status_of
 
 NOW = 1_800_000_000.0
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from embark.errors import OverBudget, UserError
-from embark.run.budget import PRICE, BudgetGuard, process_age_s, usd_per_hour
 from embark.run.signals import stopped_by
+from embark.run.stop import PRICE, BudgetGuard, process_age_s, usd_per_hour
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_the_price_is_the_environments(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_process_knows_how_long_it_has_lived(tmp_path: Path):
-    script = "import time; time.sleep(0.5); from embark.run.budget import process_age_s; print(process_age_s())"
+    script = "import time; time.sleep(0.5); from embark.run.stop import process_age_s; print(process_age_s())"
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", script], env=os.environ, capture_output=True, text=True, timeout=60)
     took = time.monotonic() - began

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from embark.errors import ExitCode
-from embark.run.checkpoint_manager import FIRST_SAVE_S, CheckpointSchedule
+from embark.run.checkpointer import FIRST_SAVE_S, CheckpointSchedule
 from embark.run.signals import StopSignals, stopped_by
 from embark.run.stop import StopCoordinator
 from embark.spec import load_spec

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from embark.errors import Fault
-from embark.run.upload import EventUploader
+from embark.run.logger import EventUploader
 from embark.store import RunDir
 
 

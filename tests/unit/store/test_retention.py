@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embark.store.retention import RetainedCheckpoint, reasons_to_keep
+from embark.store.checkpoint_store import RetainedCheckpoint, reasons_to_keep
 
 TEN = [RetainedCheckpoint(step) for step in range(100, 1100, 100)]
 AUC = [RetainedCheckpoint(100 * (i + 1), auc) for i, auc in enumerate((0.71, 0.79, 0.75, 0.79, 0.70))]

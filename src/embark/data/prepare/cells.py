@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.data.hashing import as_bytes, as_text, buffers_of, hash_words, trim
 from embark.data.prepare.schema import SparseColumn
-from embark.data.prepare.words import as_bytes, as_text, buffers_of, hash_words, trim
 from embark.errors import DataError
 
 Mask = NDArray[np.bool_]

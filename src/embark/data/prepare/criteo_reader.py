@@ -117,9 +117,7 @@ class _Portion:
         return RawRows(
             positions=np.concatenate(self._positions),
             label=np.concatenate([s.label for s in self.slabs]).astype(np.float32),
-            dense=np.concatenate([s.dense for s in self.slabs]),
-            keys=tuple(keys),
-            lengths=(None,) * NUM_SPARSE,
+            dense=np.concatenate([s.dense for s in self.slabs]), keys=tuple(keys), lengths=(None,) * NUM_SPARSE,
             is_missing=tuple(is_missing[i] if has_missing[i] else None for i in range(NUM_SPARSE)),
             bad=tuple(self._bad), reasons=dict(self._reasons), num_lines=self.line - self._first_line,
             read_bytes=self.read_bytes,

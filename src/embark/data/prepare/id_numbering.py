@@ -170,10 +170,8 @@ def number_keys(
     dtype = runs[0].dtype if runs else np.dtype(np.uint64)
     starts = np.cumsum([0] + [run.num_keys for run in runs])
     with (
-        open(counted, "rb") as file,
-        _npy(files.keys, dtype, num_kept) as keys_file,
-        _npy(files.ids, np.dtype("<i4"), num_kept) as ids_file,
-        open(f"{files.codes}.part", "wb") as codes_file,
+        open(counted, "rb") as file, _npy(files.keys, dtype, num_kept) as keys_file,
+        _npy(files.ids, np.dtype("<i4"), num_kept) as ids_file, open(f"{files.codes}.part", "wb") as codes_file,
     ):
         for part, size in enumerate(sizes):
             keys = np.frombuffer(file.read(size * dtype.itemsize), dtype)

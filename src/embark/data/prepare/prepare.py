@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from embark.data.prepare.budget import Budget, plan_budget, segment_bytes_of
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
-from embark.data.prepare.journal import PREPARING, Journal
-from embark.data.prepare.rows import BadRows, should_give_up
+from embark.data.prepare.rows import (
+    BadRows,
+    check_splits,
+    dense_transform,
+    id_methods,
+    should_give_up,
+)
 from embark.data.prepare.schema import Schema
-from embark.data.prepare.tasks import IDS, Kind, Preparation, Task
-from embark.data.prepare.transforms import check_splits, dense_transform, id_methods
-from embark.data.prepared.manifest import MANIFEST, SPLITS, STATISTICS, Manifest, Part
-from embark.data.progress import MemoryMonitor, OnProgress, ProgressReporter
-from embark.data.workers import WorkerPool
+from embark.data.prepare.tasks import IDS, PREPARING, Journal, Kind, Preparation, Task
+from embark.data.prepared.layout import Layout
+from embark.data.prepared.manifest import BLOCK_ROWS, MANIFEST, SPLITS, STATISTICS, Manifest, Part
+from embark.data.workers import MemoryMonitor, OnProgress, ProgressReporter, WorkerPool
 from embark.errors import DataError, UserError
-
-if TYPE_CHECKING:
-    from embark.data.prepared.layout import Layout
-    from embark.spec.run import RunSpec
+from embark.spec.data import PrepareSpec
+from embark.spec.run import RunSpec
 
 SMALL_BYTES = 16 << 20
 """Input that is prepared before another process has started."""
@@ -89,14 +91,8 @@ def prepare_from_spec(
 
 
 def prepare(
-    spec: RunSpec,
-    schema: Schema,
-    inputs: Inputs,
-    files: list[InputFile],
-    out: Path,
-    *,
-    on_progress: OnProgress | None = None,
-    fresh: bool = False,
+    spec: RunSpec, schema: Schema, inputs: Inputs, files: list[InputFile], out: Path, *,
+    on_progress: OnProgress | None = None, fresh: bool = False,
 ) -> PrepareResult:
     """Prepare `files` into the folder `out`.
 
@@ -299,3 +295,89 @@ def _remove(out: Path) -> None:
             shutil.rmtree(path)
         elif path.name != "lock":
             path.unlink()
+
+
+PARENT_BYTES = 160_000_000
+"""The process that was started: the interpreter, numpy, the spec, the records of the segments."""
+BASE_BYTES = {"criteo": 90_000_000, "csv": 260_000_000, "parquet": 320_000_000}
+"""A worker before its first row: the interpreter and numpy; pyarrow too; the read-ahead of a stream."""
+CHUNK_COPIES = {"criteo": 6, "csv": 14, "parquet": 14}
+"""Bytes in memory at once for each byte of text in a chunk: the text, its columns, and those on their way."""
+MAX_CHUNK_BYTES = 8 << 20
+MIN_CHUNK_BYTES = 256 << 10
+MAX_RUN_ROWS = 1 << 18
+MIN_RUN_ROWS = 1 << 14
+BYTES_PER_ENTRY = 64
+"""Numbering ids: what one distinct value of one run takes while its partition is sorted."""
+SEGMENT_BYTES = 96 << 20
+MIN_SEGMENT_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What each process may do."""
+
+    memory_bytes: int
+    num_workers: int
+    chunk_bytes: int
+    """Text that is decoded at once."""
+    run_rows: int
+    """Rows whose values are numbered at once, for ids by frequency."""
+    worker_bytes: int
+    """What one worker takes at most by this arithmetic."""
+    max_entries: int
+    """Distinct values of runs that are sorted at once."""
+
+
+def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool, num_cores: int | None = None) -> Budget:
+    """As many workers as there are cores, or fewer where the memory is too little for that."""
+    memory_bytes = int(prepare.memory_gb * 1e9)
+    fixed = BASE_BYTES[schema.format] + _writer_bytes(schema)
+    chunk_copies, run_row_bytes = CHUNK_COPIES[schema.format], _run_row_bytes(schema) if has_runs else 0
+    least = fixed + chunk_copies * MIN_CHUNK_BYTES + MIN_RUN_ROWS * run_row_bytes
+    wanted = prepare.num_workers or num_cores or len(os.sched_getaffinity(0))
+    num_workers = min(wanted, (memory_bytes - PARENT_BYTES) // least)
+    if num_workers < 1:
+        raise UserError(
+            f"data.prepare.memory_gb = {prepare.memory_gb:g} is too little for this input",
+            fix=f"data.prepare.memory_gb = {_rounded_up(PARENT_BYTES + least)} is the least",
+        )
+    free = (memory_bytes - PARENT_BYTES) // num_workers - fixed
+    run_rows = 0
+    if has_runs:
+        run_rows = max(MIN_RUN_ROWS, min(MAX_RUN_ROWS, (free - chunk_copies * MIN_CHUNK_BYTES) // 2 // run_row_bytes))
+    chunk_bytes = min(MAX_CHUNK_BYTES, (free - run_rows * run_row_bytes) // chunk_copies)
+    return Budget(
+        memory_bytes=memory_bytes,
+        num_workers=num_workers,
+        chunk_bytes=chunk_bytes,
+        run_rows=run_rows,
+        worker_bytes=fixed + chunk_copies * chunk_bytes + run_rows * run_row_bytes,
+        max_entries=max(1, ((memory_bytes - PARENT_BYTES) // num_workers - BASE_BYTES[schema.format])
+                        // BYTES_PER_ENTRY),
+    )
+
+
+def segment_bytes_of(total_bytes: int) -> int:
+    """By the input alone, so that the same input gives the same files anywhere: some 50 MiB of parts each, less for
+    small inputs, so that every core has work."""
+    return min(SEGMENT_BYTES, max(MIN_SEGMENT_BYTES, total_bytes // 32))
+
+
+def _writer_bytes(schema: Schema) -> int:
+    """Of each split: rows that wait for a block to be full, the same joined, and the block; and rows that wait in the
+    segment before, which is still being put on disk."""
+    row_bytes = 1 + 4 * len(schema.dense) + sum(4 * column.max_ids for column in schema.sparse)
+    return 4 * len(SPLITS) * BLOCK_ROWS * row_bytes
+
+
+def _run_row_bytes(schema: Schema) -> int:
+    """A row with its keys, twice while a run is joined, and one column's while it is sorted."""
+    key_bytes = 4 if schema.format == "criteo" else 8
+    keys = sum(key_bytes * column.max_ids for column in schema.sparse)
+    widest = max((column.max_ids for column in schema.sparse), default=0)
+    return 2 * (16 + 4 * len(schema.dense) + keys + len(schema.sparse)) + 48 * widest
+
+
+def _rounded_up(size_bytes: int) -> float:
+    return -(-size_bytes // 10_000_000) / 100

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.data.hashing import as_text
 from embark.data.prepare.cells import CellParser, Mask, SparseCells, is_text, normalize_array
 from embark.data.prepare.rows import MAX_QUOTED, BadRow, RawRows
 from embark.data.prepare.schema import Schema
-from embark.data.prepare.words import as_text
 from embark.errors import DataError
 from embark.spec.data import PrepareSpec
 

@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from embark.data.prepare.arrow_readers import BOM, broken, fields_of, header_names, open_parquet
 from embark.data.prepare.cells import is_list, is_text, normalize_array
-from embark.data.prepare.csv_reader import BOM, fields_of, header_names
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.parquet_reader import broken, open_parquet
 from embark.data.prepare.text_stream import head, is_gzip
 from embark.errors import DataError
 from embark.spec.data import PrepareSpec

@@ -1,14 +1,20 @@
 """What the workers do: segments to parts, or to runs that wait for ids; a column's ids; runs to parts."""
 
+from __future__ import annotations
+
+import fcntl
+import json
+import operator
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.budget import Budget
 from embark.data.prepare.id_numbering import (
     Codes,
     IdFiles,
@@ -20,15 +26,29 @@ from embark.data.prepare.id_numbering import (
     read_runs,
 )
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.journal import Journal
-from embark.data.prepare.rows import RawRows, Reader, Segment, SegmentCounts
+from embark.data.prepare.rows import (
+    TRAIN,
+    IdMethod,
+    RawRows,
+    Reader,
+    Segment,
+    SegmentCounts,
+    dense_transform,
+    hash_ids,
+    split_rows,
+    transform_dense,
+)
 from embark.data.prepare.schema import Schema
-from embark.data.prepare.transforms import TRAIN, IdMethod, dense_transform, hash_ids, split_rows, transform_dense
 from embark.data.prepared.layout import Feature, Layout, Rows
 from embark.data.prepared.manifest import SPLITS
-from embark.data.prepared.part_writer import PartWriter
+from embark.data.prepared.parts import PartWriter
 from embark.data.workers import Report
+from embark.errors import UserError
 from embark.spec.run import RunSpec
+from embark.store import write_atomic
+
+if TYPE_CHECKING:
+    from embark.data.prepare.prepare import Budget
 
 IDS = "ids"
 """Folder of the maps from keys to ids, beside the data."""
@@ -91,10 +111,10 @@ class Preparation:
 
             return CriteoReader(self.schema, self.inputs)
         if self.schema.format == "csv":
-            from embark.data.prepare.csv_reader import CsvReader
+            from embark.data.prepare.arrow_readers import CsvReader
 
             return CsvReader(self.schema, self.spec.data.prepare, self.inputs)
-        from embark.data.prepare.parquet_reader import ParquetReader
+        from embark.data.prepare.arrow_readers import ParquetReader
 
         return ParquetReader(self.schema, self.spec.data.prepare, self.inputs)
 
@@ -229,3 +249,80 @@ class _Writers:
     def close(self) -> dict[str, list[dict[str, Any]]]:
         return {split: [asdict(part) for part in writer.close()]
                 for split, writer in zip(SPLITS, self._writers, strict=True)}
+
+
+PREPARING = ".preparing"
+_SETTINGS = "settings.json"
+
+
+class Journal:
+    """One record a task, written atomically after what it describes is on disk."""
+
+    def __init__(self, out: Path) -> None:
+        self.directory = out / PREPARING
+        self._lock: int | None = None
+
+    def __enter__(self) -> Self:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.directory / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise UserError(f"{self.directory.parent}: another process is preparing data here",
+                            fix="wait for it, or set another data.path") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Start with these settings, or resume with the same ones; others are refused."""
+        settings = json.loads(json.dumps(settings))
+        path = self.directory / _SETTINGS
+        if not path.exists():
+            write_atomic(path, json.dumps(settings, indent=1) + "\n")
+            return
+        differing = differences(json.loads(path.read_text()), settings)
+        if differing:
+            shown = "; ".join(f"{place} was {_short(was)}, is {_short(now)}" for place, was, now in differing[:5])
+            more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
+            raise UserError(f"{self.directory.parent}: holds another, unfinished preparation: {shown}{more}",
+                            fix="--fresh starts over, or set another data.path")
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A task's record, if it is done."""
+        try:
+            value: dict[str, Any] = json.loads((self.directory / f"{name}.json").read_text())
+        except FileNotFoundError:
+            return None
+        return value
+
+    def write(self, name: str, record: dict[str, Any]) -> None:
+        """The task is done."""
+        path = self.directory / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(record))
+
+    def remove(self) -> None:
+        """All is done."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def differences(
+    was: Any, now: Any, place: str = "", is_same: Callable[[Any, Any], bool] = operator.eq
+) -> list[tuple[str, Any, Any]]:
+    """Where two values of JSON differ, and what each has there."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        return [d for key in dict.fromkeys([*was, *now])
+                for d in differences(was.get(key), now.get(key), f"{place}.{key}" if place else key, is_same)]
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        return [d for i, (a, b) in enumerate(zip(was, now, strict=True))
+                for d in differences(a, b, f"{place}[{i}]", is_same)]
+    return [] if is_same(was, now) else [(place, was, now)]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -5,7 +5,7 @@ May import: store, spec, errors.
 
 from embark.data.prepared.layout import Block, Feature, Layout, Rows, fill
 from embark.data.prepared.manifest import BLOCK_ROWS, MANIFEST, SPLITS, STATISTICS, Manifest, Part, Split
-from embark.data.prepared.part_writer import PartWriter
+from embark.data.prepared.parts import PartWriter
 
 __all__ = ["BLOCK_ROWS", "MANIFEST", "SPLITS", "STATISTICS", "Block", "Feature", "Layout", "Manifest", "Part",
            "PartWriter", "Rows", "Split", "fill"]

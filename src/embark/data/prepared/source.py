@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.batch import Batch
+from embark.data.loader import Batch
 from embark.data.prepared.layout import Block, Layout
 from embark.data.prepared.manifest import Manifest, Part
 from embark.data.prepared.order import EpochOrder, Piece, Shuffle, row_order
@@ -62,7 +62,6 @@ class RawSource(Protocol):
 
     def train_raw(self, ranges: Sequence[Range], into: NDArray[np.uint8], capacity: int = 1) -> RawBatches:
         """Samples of each range, which are all of one length, in the epoch's order, written into `into`."""
-        ...
 
 
 class PreparedSource:

@@ -6,27 +6,14 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from embark.doctor.account.need import Need, budget_check
-from embark.doctor.check import Check, Verdict, check
+from embark.doctor.account.need import CLOUDS, Need, budget_check, refusal
+from embark.doctor.check import Check, check
 from embark.errors import MissingPackage
 from embark.formatting import to_one_line
 
 PRICE_MOVED = 0.25
 """A spot price that differs this much from the catalog's is worth a warning."""
-LOGIN = "aws sso login, or set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-_REFUSALS: tuple[tuple[tuple[str, ...], Verdict, str, str, str], ...] = (
-    (("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"), "wrong",
-     "the credentials for AWS have expired", "valid credentials", LOGIN),
-    (("InvalidClientTokenId", "UnrecognizedClientException", "AuthFailure", "InvalidAccessKeyId"), "wrong",
-     "AWS does not know this access key", "an existing, active key", LOGIN),
-    (("SignatureDoesNotMatch", "InvalidSignatureException", "IncompleteSignature"), "wrong",
-     "AWS refuses the signature: the secret key is another one, or the clock is wrong", "a key with its own secret",
-     LOGIN),
-    (("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "Forbidden", "403"), "warning",
-     "unknown: this identity may not ask ({code})", "{action} allowed",
-     "an administrator can allow {action}; or look in the console"),
-)
-"""Error codes, and what they mean."""
+LOGIN: str = CLOUDS["aws"]["login"]
 
 
 def check_aws(need: Need) -> Iterator[Check]:
@@ -165,16 +152,9 @@ def _answer(name: str, action: str, question: Callable[[], list[Check]]) -> list
         return [Check(name, "wrong", f"AWS cannot be reached: {to_one_line(error)}", "an answer",
                       "check the network, a proxy, AWS_ENDPOINT_URL, and the spelling of the region")]
     except wrong.ClientError as error:
-        return [_refused(name, action, error.response.get("Error", {}))]
+        code, said = (str(error.response.get("Error", {}).get(key, "")) for key in ("Code", "Message"))
+        return [refusal("aws", name, code, said=code, action=action, login=LOGIN) or Check(
+            name, "warning", f"AWS refused: {code}: {to_one_line(said)}", "an answer",
+            "try again, or look in the console")]
     except (wrong.BotoCoreError, KeyError, ValueError) as error:
         return [Check(name, "warning", f"AWS's answer cannot be read: {to_one_line(error)}", "an answer", "try again")]
-
-
-def _refused(name: str, action: str, error: dict[str, Any]) -> Check:
-    code = str(error.get("Code", ""))
-    for codes, verdict, found, expected, fix in _REFUSALS:
-        if code in codes:
-            return Check(name, verdict, found.format(code=code), expected.format(action=action),
-                         fix.format(action=action))
-    return Check(name, "warning", f"AWS refused: {code}: {to_one_line(error.get('Message', ''))}", "an answer",
-                 "try again, or look in the console")

@@ -1,48 +1,33 @@
 """An Azure subscription, by the az command: identity, quotas, machines on sale, budgets."""
 
 from collections.abc import Iterator
-from typing import Any
 
-from embark.doctor.account.cloud_cli import CheckFailed, CloudCli, Refusal
-from embark.doctor.account.need import Need, budget_check
+from embark.doctor.account.need import CheckFailed, CloudCli, Need, budget_check
 from embark.doctor.check import Check, check
 from embark.launch.shell import Shell
-
-REFUSALS = (
-    Refusal(("az login", "AADSTS", "refresh token has expired", "InvalidAuthenticationToken",
-             "ExpiredAuthenticationToken"), "wrong", "not logged in to Azure, or the login has expired",
-            "a valid login", "az login"),
-    Refusal(("AuthorizationFailed", "does not have authorization", "Forbidden"), "warning",
-            "unknown: this identity may not ask ({said})", "the role Reader",
-            "an administrator can grant Reader on the subscription"),
-)
 
 
 def check_azure(need: Need, shell: Shell) -> Iterator[Check]:
     """The identity first."""
-    az = CloudCli("az", "Azure", "pip install azure-cli, then az login", ("--output", "json", "--only-show-errors"),
-                  "az upgrade", REFUSALS, shell)
-    try:
-        az.require()
-        yield _identity(az.ask("account", "account", "show"), need)
-    except CheckFailed as failed:
-        yield failed.check
-        return
-    for question in (_quotas, _offer, _budgets):
+    az = CloudCli("azure", shell)
+    for question in (_identity, _quotas, _offer, _budgets):
         try:
             yield from question(az, need)
         except CheckFailed as failed:
             yield failed.check
 
 
-def _identity(account: Any, need: Need) -> Check:
+def _identity(az: CloudCli, need: Need) -> Iterator[Check]:
+    az.require()
+    account = az.ask("account", "account", "show")
     wanted = need.job.spec.place.account
     found = f"{account.get('name')} ({account.get('id')}) as {account.get('user', {}).get('name')}"
     if account.get("state", "Enabled") != "Enabled":
-        return Check("account", "wrong", f"{found}: {account['state']}", "Enabled",
-                     "ask the subscription's owner to enable it")
-    return check("account", not wanted or wanted in (account.get("id"), account.get("name")), found,
-                 f"subscription {wanted}" if wanted else "", f"az account set --subscription {wanted}")
+        yield Check("account", "wrong", f"{found}: {account['state']}", "Enabled",
+                    "ask the subscription's owner to enable it")
+        return
+    yield check("account", not wanted or wanted in (account.get("id"), account.get("name")), found,
+                f"subscription {wanted}" if wanted else "", f"az account set --subscription {wanted}")
 
 
 def _quotas(az: CloudCli, need: Need) -> Iterator[Check]:

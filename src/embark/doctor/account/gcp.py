@@ -3,29 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from embark.doctor.account.cloud_cli import CheckFailed, CloudCli, Refusal
-from embark.doctor.account.need import Need, budget_check
+from embark.doctor.account.need import CheckFailed, CloudCli, Need, budget_check
 from embark.doctor.check import Check
 from embark.launch.shell import Shell
-
-REFUSALS = (
-    Refusal(("SERVICE_DISABLED", "has not been used in project", "is disabled"), "wrong",
-            "the API is not enabled in this project", "enabled", "gcloud services enable compute.googleapis.com"),
-    Refusal(("PERMISSION_DENIED", "does not have permission", "Required '"), "warning",
-            "unknown: this identity may not ask ({said})", "the role Viewer",
-            "an administrator can grant roles/compute.viewer and roles/billing.viewer"),
-    Refusal(("active account selected", "Reauthentication", "invalid_grant", "gcloud auth login", "credentials"),
-            "wrong", "not logged in to Google Cloud, or the login has expired", "a valid login",
-            "gcloud auth login, and gcloud auth application-default login for the bucket"),
-    Refusal(("project property", "not found", "valid project"), "wrong", "gcloud refused: {said}",
-            "a project and region that exist", "set place.account to the project's id, and place.region"),
-)
 
 
 def check_gcp(need: Need, shell: Shell) -> Iterator[Check]:
     """The identity and the project first."""
-    gcloud = CloudCli("gcloud", "Google Cloud", "https://cloud.google.com/sdk/docs/install, then gcloud auth login",
-                      ("--format=json", "--quiet"), "gcloud components update", REFUSALS, shell)
+    gcloud = CloudCli("gcp", shell)
     try:
         gcloud.require()
         project, account = _project(gcloud, need)

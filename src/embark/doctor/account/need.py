@@ -1,19 +1,29 @@
-"""What a run needs of an account, and the checks that are the same in every cloud."""
+"""What a run needs of an account, checks that are the same in every cloud, and a cloud's own command line, asked for
+JSON: every failure becomes a check with its fix."""
 
+import json
+import shutil
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from embark.catalog import Catalog, find_machine, load_catalog
 from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.doctor.check import Check, check
 from embark.errors import EmbarkError, UserError
-from embark.render.budgets import needed_units
+from embark.formatting import to_one_line
+from embark.launch.shell import Shell
 from embark.render.job import Job, dns_label
 from embark.render.location import Location, location_of
+from embark.render.monitoring import needed_units
 from embark.spec import RunSpec
 from embark.store import open_store
 from embark.store.retry_policy import RetryPolicy
 
+CLOUDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("clouds.toml").read_text(encoding="utf-8"))
+"""By cloud: its command line, and what its errors mean."""
 QUICK_RETRIES = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=15.0, request_s=20.0, give_up_s=20.0)
 
 
@@ -116,3 +126,50 @@ def bucket_check(spec: RunSpec) -> Check | None:
     except EmbarkError as error:
         return Check("bucket", "wrong", error.what, f"{root} can be listed, written, read and deleted in", error.fix)
     return Check("bucket", "ok", f"{root}: a small file was written, read back and deleted")
+
+
+class CheckFailed(Exception):
+    """The command line gave no answer: the check that says why."""
+
+    def __init__(self, check: Check) -> None:
+        super().__init__(check.found)
+        self.check = check
+
+
+class CloudCli:
+    """`az` or `gcloud`."""
+
+    def __init__(self, cloud: str, shell: Shell) -> None:
+        self._cloud, self._shell = cloud, shell
+        self._program: str = CLOUDS[cloud]["program"]
+
+    def require(self) -> None:
+        if shutil.which(self._program) is None:
+            found = f"{self._program}, {CLOUDS[self._cloud]['title']}'s command line, is not installed"
+            raise CheckFailed(Check("account", "wrong", found, f"{self._program} on the path",
+                                    CLOUDS[self._cloud]["install"]))
+
+    def ask(self, name: str, *words: str) -> Any:
+        """Its answer. `name`: of the check that fails where there is none."""
+        done = self._shell.ask([self._program, *words, *CLOUDS[self._cloud]["flags"]], timeout_s=120)
+        if done.has_timed_out:
+            raise CheckFailed(Check(name, "wrong", f"{self._program} did not answer in time", "an answer",
+                                    "check the network, or a proxy"))
+        if not done.is_ok:
+            said = to_one_line(done.err)
+            raise CheckFailed(refusal(self._cloud, name, said, said=said[:160]) or Check(
+                name, "warning", f"{self._program} refused: {said[:240]}", "an answer",
+                "ask again, or look in the console"))
+        try:
+            return json.loads(done.out or "[]")
+        except ValueError:
+            found = f"{self._program} did not print JSON: {to_one_line(done.out)[:100]}"
+            raise CheckFailed(Check(name, "warning", found, "JSON", CLOUDS[self._cloud]["upgrade"])) from None
+
+
+def refusal(cloud: str, name: str, error: str, **values: str) -> Check | None:
+    """What an error of a cloud means, where that is known."""
+    for one in CLOUDS[cloud]["refusals"]:
+        if any(text in error for text in one["texts"]):
+            return Check(name, one["verdict"], *(one[key].format(**values) for key in ("found", "expected", "fix")))
+    return None

@@ -7,8 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from embark.errors import MissingPackage
-from embark.events.metrics import Reading
-from embark.events.names import Metric
+from embark.events.metrics import Metric, Reading
 from embark.events.sinks.background import SendingSink
 
 PREFIX = "embark."

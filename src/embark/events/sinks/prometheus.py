@@ -8,8 +8,7 @@ from typing import Any
 
 from embark.errors import MissingPackage
 from embark.events.events import Event
-from embark.events.metrics import Latest, Reading
-from embark.events.names import METRICS, Metric
+from embark.events.metrics import METRICS, Latest, Metric, Reading
 from embark.formatting import to_one_line
 
 PREFIX = "embark_"

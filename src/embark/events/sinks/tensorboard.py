@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from embark.errors import MissingPackage
-from embark.events.events import Event
+from embark.events.events import Event, ResilientFile
 from embark.events.metrics import Reading, readings
-from embark.events.sinks.resilient_file import ResilientFile
 
 GROUPS = {"step": "train", "eval": "eval", "ranks": "ranks", "phases": "phases"}
 """By kind of event, what its tags begin with."""

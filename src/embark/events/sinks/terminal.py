@@ -13,9 +13,9 @@ from rich.text import Text
 
 from embark.events import summary
 from embark.events.events import Event
-from embark.events.history import History
-from embark.events.names import metric
+from embark.events.metrics import metric
 from embark.events.sharding import plan_rows, rank_line
+from embark.events.summary import History
 from embark.formatting import (
     format_bytes,
     format_clock,

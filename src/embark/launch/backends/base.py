@@ -1,19 +1,22 @@
-"""What the backends have in common."""
+"""What every backend offers to `embark launch`, `status`, `logs` and `cancel`, and what they have in common."""
 
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 
 from embark.errors import Interrupted
-from embark.launch.api_retry import API_RETRY
-from embark.launch.backend import Notify, RunHandle
+from embark.launch.backend import CancelResult, LaunchRequest, LogLine, Notify, RunEvent, RunHandle, Status
+from embark.launch.http import API_RETRY
 from embark.launch.shell import Shell
+from embark.spec import RunSpec
 from embark.store.retry_policy import RetryPolicy
 
 
-class BaseBackend:
-    """A backend whose platform replaces lost machines itself, or has none to replace."""
+class Backend(ABC):
+    """One platform that runs can be launched on. `status`, `logs` and `events` only read."""
 
     can_recover = False
+    """Lost machines are re-created by `recover`; else the platform does it, or there is nothing to re-create."""
     poll_s = 5.0
 
     def __init__(self, shell: Shell, *, notify: Notify, retry: RetryPolicy | None = None, context: str = "") -> None:
@@ -23,8 +26,34 @@ class BaseBackend:
         self._retry = retry or API_RETRY
         self._context = context
 
-    def recover(self, handle: RunHandle) -> None:
-        """Nothing to do."""
+    @abstractmethod
+    def handle_of(self, spec: RunSpec) -> RunHandle:
+        """What the run will be found by. Refuses what cannot be rendered."""
+
+    @abstractmethod
+    def check(self, request: LaunchRequest) -> None:
+        """Raises where it cannot be launched; changes nothing."""
+
+    @abstractmethod
+    def submit(self, request: LaunchRequest) -> None: ...
+
+    @abstractmethod
+    def status(self, handle: RunHandle) -> Status: ...
+
+    @abstractmethod
+    def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
+        """All replicas' lines, merged by time. With `follow`, until the run ends."""
+
+    @abstractmethod
+    def cancel(self, handle: RunHandle) -> CancelResult:
+        """Ends it after a last checkpoint. Of a run that is not there, what remains."""
+
+    def events(self, handle: RunHandle) -> list[RunEvent]:
+        """None where the platform has none: the run's own are in its directory."""
+        return []
+
+    def recover(self, handle: RunHandle) -> None:  # noqa: B027 - most platforms do it themselves
+        """Re-creates lost machines, where `can_recover`."""
 
     def _wait(self, handle: RunHandle, has_ended: Callable[[], bool], limit_s: float) -> bool:
         """Until a run that was told to end has done so. False: not within the limit."""

@@ -3,9 +3,10 @@
 import json
 import shutil
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from embark.catalog import load_catalog
@@ -15,21 +16,18 @@ from embark.launch.backend import (
     CancelResult,
     LaunchRequest,
     LogLine,
-    Notify,
     Resource,
     RunHandle,
     Status,
     checkpoints_of,
 )
-from embark.launch.backends.base import BaseBackend
+from embark.launch.backends.base import Backend
 from embark.launch.backends.ssh import Host, LogPosition, Ssh, names_of
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
-from embark.launch.outcome import is_finished, run_outcome
-from embark.launch.shell import Shell
+from embark.launch.run_registry import is_finished, run_outcome
 from embark.render.job import Job, make_job
 from embark.spec import RunSpec, load_spec, to_toml
 from embark.store import write_atomic
-from embark.store.retry_policy import RetryPolicy
 
 RUN_FOLDER = "/var/lib/embark-run"
 """On the machine: the job's files, and the log."""
@@ -50,15 +48,15 @@ class Existing:
     remains: tuple[Resource, ...] = ()
 
 
-class MachinesBackend(BaseBackend, ABC):
+class MachinesBackend(Backend):
     """A run's machines. What identifies them is kept in a folder of this user until `cancel`."""
 
     can_recover = True
     poll_s = 15.0
 
-    def __init__(self, shell: Shell, *, notify: Notify, retry: RetryPolicy | None = None, context: str = "") -> None:
-        super().__init__(shell, notify=notify, retry=retry, context=context)
-        self._ssh = Ssh(shell, notify=notify)
+    @cached_property
+    def _ssh(self) -> Ssh:
+        return Ssh(self._shell, notify=self._notify)
 
     @abstractmethod
     def _submit(self, request: LaunchRequest, job: Job) -> None: ...

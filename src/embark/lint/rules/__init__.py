@@ -6,19 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from embark.lint.rule import Rule
-from embark.lint.rules import aws, azure, code, files, gcp, images, job_shape, kubeflow, pods, rendezvous, vertex
+from embark.lint.rules import aws, azure, files, gcp, jobs, kubeflow, rendezvous
 
-GROUPS = {
-    "Files": files, "Rendezvous": rendezvous, "Jobs": job_shape, "Pods": pods, "Kubeflow and TorchX": kubeflow,
-    "Images and packages": images, "AWS": aws, "Azure": azure, "Google Cloud": gcp, "Vertex AI": vertex,
-    "Training code and TPU": code,
-}
+_CHECKS = {name: check for module in (aws, azure, files, gcp, jobs, kubeflow, rendezvous)
+           for name, check in vars(module).items()}
 
 
 def _rule(row: Mapping[str, Any]) -> Rule:
-    function = row["name"].replace("-", "_")
-    group, module = next((title, module) for title, module in GROUPS.items() if hasattr(module, function))
-    return Rule(group=group, check=getattr(module, function), **{**row, "kinds": frozenset(row.get("kinds", ()))})
+    return Rule(check=_CHECKS[row["name"].replace("-", "_")], **{**row, "kinds": frozenset(row.get("kinds", ()))})
 
 
 ALL_RULES: tuple[Rule, ...] = tuple(

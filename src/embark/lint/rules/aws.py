@@ -5,14 +5,11 @@ import re
 from collections.abc import Iterator, Mapping
 
 from embark.catalog.machine import Machine
-from embark.lint.edit import set_key, set_scalar
 from embark.lint.job import TrainingJob
 from embark.lint.read import Document
-from embark.lint.rule import Hit, World
-from embark.lint.settings import Setting
+from embark.lint.rule import Hit, Setting, World
 from embark.lint.shell import Command
-from embark.lint.source import Place
-from embark.lint.yaml_nodes import Node
+from embark.lint.source import Node, Place, set_key, set_scalar
 
 OLDEST_EKS = (1, 31)
 """The oldest that EKS supports at all, as of 2026-11."""
@@ -115,7 +112,7 @@ def wrong_number_of_efa(world: World) -> Iterator[Hit]:
         node = job.container.amount(EFA)
         machines = [one for one in job.machines if one.fabric.name == "efa"] or efa
         known = {one.num_fabric_devices for one in machines if one.gpus_per_host == job.gpus}
-        if node.place is not None and job.gpus and known and node.whole not in known:
+        if node.place is not None and job.gpus and known and node.integer not in known:
             wanted = sorted(number for number in known if number)
             yield Hit(node.place, f"{node.text} EFA devices with {job.gpus} GPUs, and "
                       f"{machines[0].name if len(machines) == 1 else 'machines of that size'} have "
@@ -226,7 +223,7 @@ def _file_systems(world: World) -> Iterator[tuple[Mapping[str, str], Place, int 
             lustre = resource.at("Properties.LustreConfiguration")
             if resource["Type"].text == "AWS::FSx::FileSystem" and lustre.place is not None:
                 yield {name: lustre[name].text for name in lustre.names}, lustre.place, \
-                    resource.at("Properties.StorageCapacity").whole
+                    resource.at("Properties.StorageCapacity").integer
 
 
 def _pairs(text: str) -> dict[str, str]:

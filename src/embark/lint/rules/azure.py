@@ -4,12 +4,11 @@ import json
 from collections.abc import Iterator
 
 from embark.catalog.machine import Machine
-from embark.lint.edit import set_scalar
 from embark.lint.job import TrainingJob
 from embark.lint.read import Document
 from embark.lint.rule import Hit, World
 from embark.lint.shell import Command
-from embark.lint.yaml_nodes import Node
+from embark.lint.source import Node, set_scalar
 
 RESOURCES = ("rdma/ib", "rdma/shared_ib")
 _SIZE_FLAGS = ("--node-vm-size", "-s")
@@ -76,7 +75,7 @@ def infiniband_not_requested(job: TrainingJob) -> Iterator[Hit]:
 def wrong_number_of_infiniband(job: TrainingJob) -> Iterator[Hit]:
     node, machine = job.container.amount("rdma/ib"), job.machine
     wanted = machine.num_fabric_devices if machine is not None and machine.fabric.name == "infiniband" else 8
-    if node.place is not None and job.gpus == 8 and wanted and node.whole != wanted:
+    if node.place is not None and job.gpus == 8 and wanted and node.integer != wanted:
         yield Hit(node.place, f"{node.text} InfiniBand devices for {job.gpus} GPUs", f"rdma/ib: {wanted}",
                   set_scalar(node, str(wanted)))
 

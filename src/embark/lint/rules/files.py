@@ -1,11 +1,16 @@
-"""EMB0xx: files that cannot be read, or do not say what they seem to."""
+"""EMB0xx, EMB3xx and EMB8xx: unreadable files, images and the packages in them, training code and TPU machines."""
 
+import ast
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from embark.lint.read import Document
-from embark.lint.rule import Hit, World
-from embark.lint.source import Place
-from embark.lint.yaml_nodes import is_unsafe
+from embark.lint.job import TrainingJob
+from embark.lint.read import Dockerfile, Document, PythonFile
+from embark.lint.rule import Hit, Setting, World, set_in_pods
+from embark.lint.shell import Command
+from embark.lint.source import Place, Source, is_unsafe, replace_within
+from embark.stack.versions import Triple, default_triple, load_triples
 
 
 def unreadable(world: World) -> Iterator[Hit]:
@@ -31,3 +36,307 @@ def tag_that_runs_code(document: Document) -> Iterator[Hit]:
     for node in document.root.walk():
         if is_unsafe(node.tag) and node.place is not None:
             yield Hit(node.place, f"the tag {node.tag} would run code in an unsafe loader")
+
+
+_STACK = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
+_TORCH_TAG = re.compile(r"pytorch/pytorch:(\d+\.\d+)")
+_REQUIREMENT = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*(?:(===?|~=|>=|<=|!=|<|>)\s*([\w.*+!]+))?")
+_SECRET_NAME = re.compile(r"(?:^|_)(?:SECRET(?:_ACCESS)?_KEY|SECRET|PASSWORD|PASSWD|TOKEN|API_?KEY|PRIVATE_KEY|"
+                          r"ACCOUNT_KEY|ACCESS_KEY_ID|CONNECTION_STRING|SAS_TOKEN)$", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"AKIA[0-9A-Z]{16}|ASIA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY|hf_[A-Za-z0-9]{30,}|"
+                           r"gh[pousr]_[A-Za-z0-9]{36,}|AccountKey=[A-Za-z0-9+/=]{40,}|sk-[A-Za-z0-9]{32,}")
+_PLACEHOLDER = re.compile(r"^$|^[<\[{$%]|x{3,}|\*{3,}|\.\.\.|\$\(|\$\{|change-?me|your[-_]|example|placeholder|"
+                          r"^(?:true|false|none|null|\d)$", re.IGNORECASE)
+_SECRET_FILE = re.compile(r"(?:^|/)(?:\.aws|\.env|\.netrc|id_rsa|id_ed25519|credentials(?:\.json)?|"
+                          r"service-?account[\w-]*\.json|[\w-]+\.pem|kubeconfig)/?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A package that is asked for."""
+
+    name: str
+    version: str
+    """Empty where any will do."""
+    place: Place
+
+
+def image_not_pinned(world: World) -> Iterator[Hit]:
+    fix = "a tag of its own for each build, or better its digest: IMAGE@sha256:…"
+    for pod in world.pods:
+        if pod.is_training:
+            for container in pod.containers:
+                if _is_floating(container.image.text) and container.image.place is not None:
+                    yield Hit(container.image.place, f"{container.image.text} is not one image", fix)
+    for dockerfile in _training_images(world):
+        for image, place in dockerfile.base_images():
+            if _is_floating(image) and "$" not in image and image != "scratch":
+                yield Hit(place, f"{image} is not one image", "FROM a version, or better its digest")
+
+
+def stack_mismatch(world: World) -> Iterator[Hit]:
+    for group in _pins(world):
+        exact = {pin.name: pin for pin in group if pin.name in _STACK and pin.version}
+        minor = _minor(exact["torch"].version) if "torch" in exact else ()
+        known = next((triple for triple in load_triples() if _minor(triple.torch) == minor), None)
+        wrong = [pin for name, pin in exact.items() if name != "torch" and not _goes_with(pin, exact, known)]
+        if wrong:
+            triple = known or default_triple()
+            names = " and ".join(f"{pin.name} {pin.version}" for pin in wrong)
+            beside = "torch" if "torch" in exact else "torchrec"
+            yield Hit(wrong[0].place, f"{names} is not built for {beside} {exact[beside].version}",
+                      f"torch=={triple.torch} torchrec=={triple.torchrec} fbgemm-gpu=={triple.fbgemm}")
+
+
+def stack_not_pinned(world: World) -> Iterator[Hit]:
+    triple = default_triple()
+    for group in _pins(world):
+        loose = [pin for pin in group if pin.name in _STACK and not pin.version]
+        if loose and any(pin.name in ("torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu") for pin in group):
+            yield Hit(loose[0].place, f"{', '.join(pin.name for pin in loose)} in any version",
+                      f"torch=={triple.torch} torchrec=={triple.torchrec} fbgemm-gpu=={triple.fbgemm}")
+
+
+def image_too_old(world: World) -> Iterator[Hit]:
+    oldest = min(_minor(triple.torch) for triple in load_triples())
+    wanted = f"pytorch/pytorch:{default_triple().torch}-cuda13.0-cudnn9-runtime"
+    places = [(c.image.text, c.image.place) for pod in world.pods if pod.is_training for c in pod.containers]
+    places += [(image, place) for dockerfile in world.files.dockerfiles for image, place in dockerfile.base_images()]
+    for image, place in places:
+        tag = _TORCH_TAG.search(image)
+        if tag is not None and _minor(tag[1]) < oldest and place is not None:
+            needed = ".".join(map(str, oldest))
+            yield Hit(place, f"{image} has torch {tag[1]}; torchrec of today needs {needed} or newer",
+                      f"{wanted}, with torchrec {default_triple().torchrec} and fbgemm-gpu {default_triple().fbgemm}")
+
+
+def image_runs_as_root(world: World) -> Iterator[Hit]:
+    for dockerfile in _training_images(world):
+        users = [one for one in dockerfile.last_stage if one.name == "USER"]
+        named = users[-1].text.partition(":")[0] if users else ""
+        if named in ("", "root", "0"):
+            last = dockerfile.last_stage[-1].place if dockerfile.last_stage else Place(dockerfile.source, 0, 0)
+            yield Hit(users[-1].place if users else last)
+
+
+def no_efa_in_image(job: TrainingJob) -> Iterator[Hit]:
+    asks = job.container.amount("vpc.amazonaws.com/efa") or any(n.startswith("FI_") for n in job.container.environment)
+    image = job.container.image
+    if asks and re.match(r"(?:docker\.io/)?(?:pytorch/pytorch|nvidia/cuda|python):", image.text) and image.place:
+        yield Hit(image.place, f"{image.text} has no libfabric and no aws-ofi-nccl")
+
+
+def secret_in_file(world: World) -> Iterator[Hit]:
+    found: list[tuple[str, str, Place]] = [(name, value, place) for _, _, name, value, place in set_in_pods(world)]
+    found += [one for script in world.files.scripts for command in script.commands for one in command.assignments]
+    found += [one for dockerfile in world.files.dockerfiles for one in dockerfile.environment]
+    for name, value, place in found:
+        is_secret = _SECRET_NAME.search(name) and len(value) >= 8 and not _PLACEHOLDER.search(value)
+        if _SECRET_VALUE.search(value) or is_secret:
+            yield Hit(place, f"{name} holds a secret in plain text",
+                      "a Secret and valueFrom.secretKeyRef, or better the cloud's own identity for pods; and revoke it")
+    for document in world.documents:
+        if document.kind in ("ConfigMap", "Secret"):
+            for contents in (document.root["data"], document.root["stringData"]):
+                for node in contents.values():
+                    if _SECRET_VALUE.search(node.text) and node.place is not None:
+                        yield Hit(node.place, f"{document.kind} {document.name} holds a key in plain text",
+                                  "keep it in the cloud's secret store, and revoke this one")
+
+
+def secret_copied_into_image(world: World) -> Iterator[Hit]:
+    for dockerfile in world.files.dockerfiles:
+        for one in dockerfile.instructions:
+            if one.name in ("COPY", "ADD"):
+                files = [word for word in one.words if not word.startswith("--")][:-1]
+                for word in files:
+                    if _SECRET_FILE.search(word):
+                        yield Hit(one.place, f"{word} goes into the image")
+
+
+def no_such_package(world: World) -> Iterator[Hit]:
+    for group in _pins(world):
+        for pin in group:
+            if pin.name in ("google-cloud-sdk", "gcloud-sdk"):
+                yield Hit(pin.place, f"PyPI has no {pin.name}")
+
+
+def docker_small_shm(command: Command) -> Iterator[Hit]:
+    if not command.begins("docker", "run") and not command.begins("podman", "run"):
+        return
+    several = re.search(r"--nproc[-_]per[-_]node[= ](\S+)", " ".join(command.argv))
+    if command.has("--gpus") and several and several[1] != "1" and not command.has("--shm-size", "--ipc"):
+        yield Hit(command.place, f"{several[1]} processes share 64 MB of /dev/shm")
+
+
+def _pins(world: World) -> Iterator[list[Pin]]:
+    """Packages that are installed together: by one pip, one requirements file, or one Vertex job."""
+    for script in world.files.scripts:
+        for command in script.commands:
+            words = command.argv
+            if words[:3] in (["python", "-m", "pip"], ["python3", "-m", "pip"]):
+                words = words[2:]
+            if words[:2] in (["pip", "install"], ["pip3", "install"]) or words[:3] == ["uv", "pip", "install"]:
+                contents = [_pin(word.text, word.place) for word in command.words if not word.text.startswith("-")]
+                yield [pin for pin in contents if pin is not None and pin.name not in ("pip", "pip3", "install", "uv")]
+    for source in world.files.requirements:
+        yield list(_requirements(source))
+    for file in world.files.pythons:
+        for _, call in file.all_calls:
+            for key in call.keywords:
+                if key.arg in ("requirements", "install_requires", "pip_packages") and isinstance(key.value, ast.List):
+                    texts = [(item.value, file.place(item)) for item in key.value.elts
+                             if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+                    yield [pin for text, place in texts if (pin := _pin(text, place))]
+
+
+def _requirements(source: Source) -> Iterator[Pin]:
+    for number, line in enumerate(source.text.split("\n")):
+        text = line.partition("#")[0].strip()
+        if text and not text.startswith("-"):
+            start = source.starts[number]
+            pin = _pin(text, Place(source, start, start + len(line)))
+            if pin is not None:
+                yield pin
+
+
+def _pin(text: str, place: Place) -> Pin | None:
+    match = _REQUIREMENT.match(text)
+    if match is None:
+        return None
+    exact = match[3] if match[2] in ("==", "===", "~=") else ""
+    return Pin(re.sub(r"[-_.]+", "-", match[1]).lower(), exact or "", place)
+
+
+def _goes_with(pin: Pin, exact: dict[str, Pin], known: Triple | None) -> bool:
+    """Whether a torchrec or fbgemm belongs to the torch beside it, or to the torchrec where there is no torch."""
+    if known is not None:
+        wanted = known.torchrec if pin.name == "torchrec" else known.fbgemm
+        plain = pin.version.partition("+")[0]
+        return wanted.startswith(plain[:-1]) if plain.endswith(".*") else plain == wanted
+    beside = exact.get("torch")
+    if beside is not None:
+        return _minor(pin.version) == _torchrec_minor(_minor(beside.version))
+    return "torchrec" not in exact or _minor(pin.version) == _minor(exact["torchrec"].version)
+
+
+def _torchrec_minor(torch: tuple[int, ...]) -> tuple[int, ...]:
+    """torchrec and fbgemm are released with every torch: 0.5 with 2.1, 1.0 with 2.5, 1.6 with 2.11."""
+    if len(torch) < 2 or torch[0] != 2:
+        return ()
+    return (1, torch[1] - 5) if torch[1] >= 5 else (0, torch[1] + 4)
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _is_floating(image: str) -> bool:
+    if not image or "@sha256:" in image:
+        return False
+    tag = image.rpartition("/")[2].partition(":")[2]
+    return tag in ("", "latest", "nightly", "main", "master", "dev")
+
+
+def _training_images(world: World) -> Iterator[Dockerfile]:
+    """Dockerfiles of images that train: their base or their packages say so."""
+    for dockerfile in world.files.dockerfiles:
+        bases = " ".join(image for image, _ in dockerfile.base_images())
+        words = {_word_name(word) for command in dockerfile.commands for word in command.argv}
+        if re.search(r"pytorch|nvidia|cuda|torchrec", bases) or words & {*_STACK, "embark-rec"}:
+            yield dockerfile
+
+
+def _word_name(word: str) -> str:
+    match = _REQUIREMENT.match(word)
+    return re.sub(r"[-_.]+", "-", match[1]).lower() if match else ""
+
+
+_REMOTE = re.compile(r"^(?:s3a?|gs|az|abfss?|wasbs?|hdfs)://")
+_RUNTIMES = (("v5litepod", "v2-alpha-tpuv5-lite"), ("v5p", "v2-alpha-tpuv5"), ("v6e", "v2-alpha-tpuv6e"),
+             ("v2", "tpu-ubuntu2204-base"), ("v3", "tpu-ubuntu2204-base"), ("v4", "tpu-ubuntu2204-base"))
+
+
+def save_to_a_uri(file: PythonFile) -> Iterator[Hit]:
+    saves = file.calls("torch.save")
+    wrappers = _wrappers(file)
+    for call in saves:
+        if len(call.args) > 1 and _is_remote(call.args[1]):
+            yield Hit(file.place(call), f"torch.save to {ast.unparse(call.args[1])}", _SAVE_FIX)
+    for name, call in file.all_calls:
+        position = wrappers.get(name)
+        if position is not None and len(call.args) > position and _is_remote(call.args[position]):
+            yield Hit(file.place(call), f"{name} hands {ast.unparse(call.args[position])} to torch.save", _SAVE_FIX)
+
+
+def saves_one_shard(file: PythonFile) -> Iterator[Hit]:
+    if not re.search(r"\bDistributedModelParallel\b", file.source.text):
+        return
+    for call in file.calls("torch.save"):
+        if "state_dict" in ast.unparse(call):
+            yield Hit(file.place(call))
+
+
+def torchrec_on_tpu(file: PythonFile) -> Iterator[Hit]:
+    imported = {name.partition(".")[0] for name in _imports(file)}
+    if {"torch_xla", "torchrec"} <= imported:
+        yield Hit(file.place(file.tree.body[0]))
+
+
+def stale_tpu_runtime(command: Command) -> Iterator[Hit]:
+    version, kind = command.flag("--version"), command.flag("--accelerator-type", "--type") or ""
+    if not command.begins("gcloud", "compute", "tpus") or "create" not in command.argv or not version:
+        return
+    wanted = next((runtime for prefix, runtime in _RUNTIMES if kind.startswith(prefix)), "tpu-ubuntu2204-base")
+    is_framework = re.match(r"tpu-vm-(?:pt|tf)-", version) is not None
+    known = {runtime for _, runtime in _RUNTIMES}
+    if is_framework or (version in known and version != wanted):
+        place = command.value_place("--version")
+        yield Hit(place, f"{version} is stale" if is_framework else f"{version} is not for {kind}",
+                  f"--version={wanted}, and pip install the framework",
+                  replace_within(place, version, wanted))
+
+
+def no_such_tpu(command: Command) -> Iterator[Hit]:
+    kind = command.flag("--accelerator-type") or ""
+    if command.begins("gcloud", "compute", "tpus") and re.fullmatch(r"v5e-\d+", kind):
+        place, right = command.value_place("--accelerator-type"), kind.replace("v5e", "v5litepod")
+        yield Hit(place, f"there is no type {kind}", f"--accelerator-type={right}", replace_within(place, kind, right))
+
+
+def timeout_that_cures_nothing(setting: Setting) -> Iterator[Hit]:
+    machines = setting.job.machines if setting.job is not None else ()
+    if setting.name == "NCCL_IB_TIMEOUT" and not any(m.fabric.transport == "verbs" for m in machines):
+        yield Hit(setting.place, f"{setting.name}={setting.value} does not lengthen any wait but InfiniBand's",
+                  edits=setting.removal)
+
+
+_SAVE_FIX = "torch.distributed.checkpoint with an fsspec writer: every rank writes its shards to the store"
+
+
+def _wrappers(file: PythonFile) -> dict[str, int]:
+    """Functions that hand one of their parameters to torch.save as the path, and which."""
+    found: dict[str, int] = {}
+    for node in file.nodes:
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        names = [argument.arg for argument in node.args.args]
+        for call in (one for one in ast.walk(node) if isinstance(one, ast.Call)):
+            if ast.unparse(call.func) == "torch.save" and len(call.args) > 1 and isinstance(call.args[1], ast.Name) \
+                    and call.args[1].id in names:
+                found[node.name] = names.index(call.args[1].id)
+    return found
+
+
+def _is_remote(node: ast.expr) -> bool:
+    if isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[0], ast.Constant):
+        return _REMOTE.match(str(node.values[0].value)) is not None
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and _REMOTE.match(node.value) is not None
+
+
+def _imports(file: PythonFile) -> Iterator[str]:
+    for node in file.nodes:
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module

@@ -5,18 +5,13 @@ import re
 from collections.abc import Iterator
 
 from embark.catalog.machine import Catalog, Machine
-from embark.lint.edit import add_key, remove_item, remove_key, set_scalar
 from embark.lint.job import TrainingJob
 from embark.lint.pods import Pod, patches
 from embark.lint.read import Document
 from embark.lint.rule import Hit, World
 from embark.lint.shell import Command, Word
-from embark.lint.source import Edit, Place
-from embark.lint.yaml_nodes import Node
+from embark.lint.source import Edit, Node, Place, add_key, remove_item, remove_key, set_scalar
 
-OPERATOR = "https://github.com/kubeflow/trainer/blob/release-1.9/"
-WEBHOOK = OPERATOR + "pkg/webhooks/pytorch/pytorchjob_webhook.go"
-DEFAULTS = OPERATOR + "pkg/apis/kubeflow.org/v1/pytorch_types.go"
 RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
@@ -63,8 +58,8 @@ def nproc_in_elastic_policy(document: Document) -> Iterator[Hit]:
 def elastic_size(document: Document, world: World) -> Iterator[Hit]:
     policy = document.root.at("spec.elasticPolicy")
     low, high = policy["minReplicas"], policy["maxReplicas"]
-    replicas = [node["replicas"].whole or 1 for node in document.root.at("spec.pytorchReplicaSpecs").values()]
-    if low.whole is None or high.whole is None or low.whole == high.whole or low.place is None:
+    replicas = [node["replicas"].integer or 1 for node in document.root.at("spec.pytorchReplicaSpecs").values()]
+    if low.integer is None or high.integer is None or low.integer == high.integer or low.place is None:
         return
     if not any(pod.num_gpus for pod in world.pods_in(document)):
         return
@@ -102,8 +97,8 @@ def processes_not_a_number(document: Document) -> Iterator[Hit]:
     node = document.root.at("spec.trainer.numProcPerNode")
     if node.place is None or (isinstance(node.value, int) and not isinstance(node.value, bool)):
         return
-    gpus = document.root.at("spec.trainer.resourcesPerNode.limits")["nvidia.com/gpu"].whole
-    number = node.whole or gpus
+    gpus = document.root.at("spec.trainer.resourcesPerNode.limits")["nvidia.com/gpu"].integer
+    number = node.integer or gpus
     yield Hit(node.place, f"numProcPerNode: {node.place.text} is no whole number",
               f"numProcPerNode: {number or 'as many as GPUs'}", set_scalar(node, str(number)) if number else ())
 

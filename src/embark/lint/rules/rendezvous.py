@@ -2,18 +2,13 @@
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from embark.lint.edit import replace_within, set_key, set_scalar
 from embark.lint.job import TrainingJob
 from embark.lint.pods import Container, Pod
 from embark.lint.read import Document
 from embark.lint.rule import Hit, World
-from embark.lint.source import Edit, Place
-from embark.lint.yaml_nodes import Node
-
-KUBERNETES = "https://kubernetes.io/docs/"
-INDEXED = KUBERNETES + "tasks/job/job-with-pod-to-pod-communication/"
+from embark.lint.source import Edit, Node, Place, replace_within, set_key, set_scalar
 
 _REFERENCE = re.compile(r"(?<!\$)\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 _SHELL_NAMES = re.compile(r"\$\{?(MASTER_ADDR|MASTER_PORT|NNODES|NUM_NODES|WORLD_SIZE|NODE_RANK|RANK)\b")
@@ -45,9 +40,8 @@ def undefined_variable(pod: Pod) -> Iterator[Hit]:
 
 def rendezvous_variable_unset(job: TrainingJob) -> Iterator[Hit]:
     launch = job.launch
-    if launch is None or not launch.is_torchrun or not launch.is_in_shell or not job.is_plain_job:
-        return
-    if job.container.has_env_from:
+    if launch is None or not launch.is_torchrun or not launch.is_in_shell or not job.is_plain_job \
+            or job.container.has_env_from:
         return
     script = " ".join(node.text for node in job.container.argv_nodes)
     set_here = set(re.findall(r"(?:^|[\s;&|(])(?:export\s+)?([A-Z_]+)=", script))
@@ -89,9 +83,8 @@ def not_indexed(job: TrainingJob) -> Iterator[Hit]:
 
 
 def service_not_given(job: TrainingJob, world: World) -> Iterator[Hit]:
-    if not job.is_plain_job or job.kind == "JobSet" or not job.is_distributed or _service(world, job) is not None:
-        return
-    if job.launch is None or not job.launch.is_torchrun:
+    if not job.is_plain_job or job.kind == "JobSet" or not job.is_distributed or _service(world, job) is not None \
+            or job.launch is None or not job.launch.is_torchrun:
         return
     name = _subdomain(job) or job.document.name
     elsewhere = [one for one in world.of_kind("Service") if one.name == name]
@@ -144,7 +137,7 @@ def nnodes_differs(job: TrainingJob) -> Iterator[Hit]:
     if low <= num_pods <= high:
         return
     written = launch.options["nnodes"]
-    completions = job.spec["completions"].whole
+    completions = job.spec["completions"].integer
     edits = () if completions not in (None, num_pods) else _nnodes_edits(job, written, num_pods)
     what = "numNodes" if job.kind == "TrainJob" else "replicas" if job.kind == "PyTorchJob" else "parallelism"
     yield Hit(_argument(job, f"nnodes={written}", "nnodes"),
@@ -156,10 +149,10 @@ def completions_differ(job: TrainingJob) -> Iterator[Hit]:
     if not job.is_plain_job or not job.is_distributed:
         return
     completions, parallelism = job.spec["completions"], job.spec["parallelism"]
-    each = parallelism.whole if parallelism else 1
-    if each is None or (completions and completions.whole is None):
+    each = parallelism.integer if parallelism else 1
+    if each is None or (completions and completions.integer is None):
         return
-    if (not completions and job.is_indexed) or (completions and completions.whole != each):
+    if (not completions and job.is_indexed) or (completions and completions.integer != each):
         yield Hit(_at(completions, job), f"completions is {completions.text or 'not set'} and parallelism {each}",
                   f"completions: {each}", set_key(job.spec, "completions", str(each)))
 
@@ -174,23 +167,20 @@ def scaled_without_nnodes(document: Document) -> Iterator[Hit]:
 
 
 def no_is_host(world: World) -> Iterator[Hit]:
-    for job in _c10d(world):
-        assert job.launch is not None
-        if "is_host" not in job.launch.options.get("rdzv-conf", ""):
+    for job, options in _c10d(world):
+        if "is_host" not in options.get("rdzv-conf", ""):
             yield Hit(_argument(job, "rdzv", "rdzv"))
 
 
 def no_rendezvous_id(world: World) -> Iterator[Hit]:
-    for job in _c10d(world):
-        assert job.launch is not None
-        if "rdzv-id" not in job.launch.options:
+    for job, options in _c10d(world):
+        if "rdzv-id" not in options:
             yield Hit(_argument(job, "rdzv", "rdzv"), fix=f"--rdzv-id={job.document.name}")
 
 
 def no_max_restarts(world: World) -> Iterator[Hit]:
-    for job in _c10d(world):
-        assert job.launch is not None
-        if job.kind != "JobSet" and "max-restarts" not in job.launch.options:
+    for job, options in _c10d(world):
+        if job.kind != "JobSet" and "max-restarts" not in options:
             yield Hit(_argument(job, "rdzv", "rdzv"))
 
 
@@ -252,10 +242,11 @@ def _hosts(world: World) -> Iterator[tuple[TrainingJob, str]]:
             yield job, host
 
 
-def _c10d(world: World) -> Iterator[TrainingJob]:
+def _c10d(world: World) -> Iterator[tuple[TrainingJob, Mapping[str, str]]]:
+    """Jobs that meet by torchrun's c10d, and torchrun's options."""
     for job in world.jobs:
         if job.is_plain_job and job.is_distributed and job.launch and job.launch.is_c10d:
-            yield job
+            yield job, job.launch.options
 
 
 def _services(world: World) -> Iterator[tuple[TrainingJob, Document]]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from embark.render.command import SPEC_PATH, one_machine
-from embark.render.file import File
+from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.pod import SCRATCH, storage_settings
 from embark.render.settings import grace_s, settings_of

@@ -3,7 +3,7 @@
 from typing import Any
 
 from embark.render.command import WAIT_S, plain_command, ranks_words
-from embark.render.file import File
+from embark.render.folder import File
 from embark.render.job import MAX_RESTARTS, Job
 from embark.render.pod import environment, pod_metadata, pod_spec, resources
 from embark.render.targets.kubernetes import (

@@ -1,12 +1,14 @@
-"""A Kubernetes Job with an index for each machine, and what it needs around it."""
+"""Kubernetes: a Job with an index for each machine, a JobSet, what they need around them, and Kueue's queue."""
 
 from typing import Any
 
+from embark.errors import ExitCode
 from embark.render.command import indexed_command
-from embark.render.file import File
+from embark.render.folder import File
 from embark.render.job import EXITS, PORT, Job
-from embark.render.pod import CONTAINER, config_data, pod_metadata, pod_spec
-from embark.render.yaml_text import note, yaml_text
+from embark.render.pod import CONTAINER, config_data, node_selector, pod_metadata, pod_spec, resources, tolerations
+from embark.render.targets import tpu_gke
+from embark.render.yaml_text import note, plain, yaml_text
 
 KEPT_S = 86_400
 RETRIES_PER_NODE = 3
@@ -15,6 +17,12 @@ _IDENTITY_ANNOTATIONS = {
     "azure": "azure.workload.identity/client-id",
     "gcp": "iam.gke.io/gcp-service-account",
 }
+NODE = "node"
+"""Of the replicated job; a pod is NAME-node-0-i."""
+KUEUE_API = "kueue.x-k8s.io/v1beta2"
+BESIDE = {"cpu": 1, "memory": 4}
+"""Per node, for a fabric's daemon beside the trainer: processors, GiB."""
+RAY_HEAD = {"cpu": 2, "memory": 8}
 
 
 def render_job(job: Job) -> list[File]:
@@ -23,6 +31,21 @@ def render_job(job: Job) -> list[File]:
              f"--max-log-requests=100 -l batch.kubernetes.io/job-name={job.name}")
     objects = [*surroundings(job), *meeting_place(job), training_job(job)]
     return [File("kubernetes_job.yaml", yaml_text(objects, about=about))]
+
+
+def render_jobset(job: Job) -> list[File]:
+    about = (f"Trains {job.title}. The cluster needs "
+             "the JobSet controller, 0.12 or newer. kubectl apply -f jobset.yaml")
+    return [File("jobset.yaml", yaml_text([*surroundings(job), jobset(job)], about=about))]
+
+
+def render_kueue(job: Job) -> list[File]:
+    """None where the spec names no queue."""
+    if not job.spec.place.queue:
+        return []
+    about = (f"The queue {job.spec.place.queue} for {job.num_nodes} x {job.machine.name}. The cluster needs Kueue, "
+             "0.19 or newer. Apply it once, before the first run.")
+    return [File("kueue.yaml", yaml_text(queue_objects(job), about=about))]
 
 
 def surroundings(job: Job) -> list[dict[str, Any]]:
@@ -115,3 +138,115 @@ def deadline(job: Job) -> dict[str, int]:
 
 def _on_code(action: str, container: str, code: int) -> dict[str, Any]:
     return {"action": action, "onExitCodes": {"containerName": container, "operator": "In", "values": [int(code)]}}
+
+
+def jobset(job: Job) -> dict[str, Any]:
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": _metadata(job),
+        "spec": {
+            "network": {"enableDNSHostnames": True, "subdomain": job.name,
+                        "publishNotReadyAddresses": note(True, "the ranks meet before a pod is ready")},
+            "ttlSecondsAfterFinished": KEPT_S,
+            "failurePolicy": {
+                "maxRestarts": RETRIES_PER_NODE,
+                "restartStrategy": note("BlockingRecreate", "no new pod before every old one has let go of its GPUs"),
+                "rules": _rules(),
+            },
+            "replicatedJobs": [{"name": NODE, "replicas": _num_slices(job), "template": {"spec": _child(job)}}],
+        },
+    }
+
+
+def _child(job: Job) -> dict[str, Any]:
+    pod = pod_spec(job, indexed_command(job, f"{job.name}-{NODE}-0-0.{job.name}"))
+    return {
+        "completionMode": "Indexed",
+        "completions": job.num_pods // _num_slices(job),
+        "parallelism": job.num_pods // _num_slices(job),
+        "backoffLimit": note(0, "the first lost pod ends the attempt of all: the JobSet starts them again together"),
+        **deadline(job),
+        "podFailurePolicy": {"rules": [
+            note({"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                 "the reason PodFailurePolicy tells the rules above that nothing is wrong with the run"),
+            {"action": "FailJob",
+             "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": _told_codes()}},
+        ]},
+        "template": {"metadata": pod_metadata(job), "spec": pod},
+    }
+
+
+def _metadata(job: Job) -> dict[str, Any]:
+    described = queued(job, metadata(job))
+    if not job.is_tpu or job.machine.num_hosts == 1:
+        return described
+    return {**described, "annotations": {
+        tpu_gke.EXCLUSIVE: note(tpu_gke.NODE_POOL, "all hosts of a slice are of one node pool, and no other run's")}}
+
+
+def _num_slices(job: Job) -> int:
+    """A slice of a TPU is a job of its own: its hosts come and go together."""
+    return job.num_nodes if job.is_tpu else 1
+
+
+def _rules() -> list[Any]:
+    bad = [int(row.code) for row in EXITS if not row.must_retry]
+    return [
+        note({"name": "wrong", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"],
+              "onJobFailureMessagePatterns": [f"exit code {code} " for code in bad]},
+             "the spec or the data is wrong: it would be again"),
+        note({"name": "preempted", "action": "RestartJobSetAndIgnoreMaxRestarts",
+              "onJobFailureReasons": ["PodFailurePolicy"]},
+             "a machine was taken away, or the run saved and asked to be started again: not counted"),
+    ]
+
+
+def _told_codes() -> list[int]:
+    return sorted(int(row.code) for row in EXITS if row.code != ExitCode.FAULT)
+
+
+def queue_objects(job: Job) -> list[dict[str, Any]]:
+    queue = job.spec.place.queue
+    flavor = f"{_label(job.machine.name)}{'-spot' if job.is_spot else ''}"
+    quota = _quota(job)
+    return [
+        namespace(job),
+        {"apiVersion": KUEUE_API, "kind": "ResourceFlavor", "metadata": {"name": flavor},
+         "spec": {"nodeLabels": node_selector(job), "tolerations": [plain(t) for t in tolerations(job)]}},
+        {"apiVersion": KUEUE_API, "kind": "ClusterQueue", "metadata": {"name": queue},
+         "spec": {
+             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": job.namespace}},
+             "resourceGroups": [{
+                 "coveredResources": list(quota),
+                 "flavors": [{"name": flavor, "resources": [
+                     {"name": name, "nominalQuota": amount} for name, amount in quota.items()
+                 ]}],
+             }],
+         }},
+        {"apiVersion": KUEUE_API, "kind": "LocalQueue", "metadata": {"name": queue, "namespace": job.namespace},
+         "spec": {"clusterQueue": queue}},
+    ]
+
+
+def _quota(job: Job) -> dict[str, Any]:
+    """As much as the run's machines give: every resource that a pod names must be covered, or it waits for ever."""
+    asked = plain(resources(job))
+    each = {**asked["limits"], **asked["requests"]}
+    quota: dict[str, Any] = {}
+    for name, amount in each.items():
+        number, unit = _split(str(amount))
+        total = (number + BESIDE.get(name, 0)) * job.num_pods
+        total += RAY_HEAD.get(name, 0) if job.spec.place.target == "ray" else 0
+        quota[name] = f"{total}{unit}" if unit else total
+    first = next(iter(quota))
+    return {**quota, first: note(quota[first], f"{job.num_nodes} machines; raise all of them for more")}
+
+
+def _split(amount: str) -> tuple[int, str]:
+    digits = amount.rstrip("GMKTi")
+    return int(digits), amount[len(digits):]
+
+
+def _label(name: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from embark.render.command import SPEC_PATH
-from embark.render.file import File
+from embark.render.folder import File
 from embark.render.image import RAY_VERSION
 from embark.render.job import Job
 from embark.render.pod import (
@@ -14,7 +14,7 @@ from embark.render.pod import (
     pod_security,
     pod_spec,
 )
-from embark.render.python_text import python_text
+from embark.render.shell_text import python_text
 from embark.render.targets.kubernetes import config_map, deadline, metadata, namespace, queued, service_account
 from embark.render.yaml_text import note, yaml_text
 

@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Mapping
 
 from embark.render.command import SPEC_VARIABLE, WAIT_S, WRITE_SPEC, WRITTEN_SPEC_PATH, encoded_spec, ranks_words
-from embark.render.file import File
+from embark.render.folder import File
 from embark.render.job import MAX_RESTARTS, PORT, Job
 from embark.render.pod import node_selector, storage_settings
-from embark.render.python_text import python_text
 from embark.render.settings import fabric_needs, settings_of
+from embark.render.shell_text import python_text
 from embark.render.yaml_text import plain
 
 

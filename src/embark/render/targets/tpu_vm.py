@@ -2,12 +2,11 @@
 
 from embark.errors import Mistake, SpecError
 from embark.render.command import SPEC_PATH
-from embark.render.file import File
+from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.scripts import job_text, script_file
 from embark.render.settings import grace_s, settings_of
-from embark.render.shell_text import Shell, option, variable
-from embark.render.steps import Words
+from embark.render.shell_text import Shell, Words, option, variable
 from embark.render.targets.vm_node import FINAL_CODES, STATE, VENV
 
 RUNTIME_VERSIONS = {

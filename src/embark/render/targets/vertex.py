@@ -6,12 +6,12 @@ from typing import Any
 
 from embark.errors import Mistake, SpecError
 from embark.render.command import SPEC_VARIABLE, WRITE_SPEC, WRITTEN_SPEC_PATH, encoded_spec, ranks_words
-from embark.render.file import File
+from embark.render.folder import File
 from embark.render.job import PORT, Job
 from embark.render.location import location_of
-from embark.render.python_text import python_text
 from embark.render.scripts import script_file
 from embark.render.settings import settings_of
+from embark.render.shell_text import python_text
 from embark.render.yaml_text import note, yaml_text
 
 BOOT_DISK_GB = 200

@@ -4,7 +4,7 @@ from typing import Any
 
 from embark.errors import Mistake, SpecError
 from embark.render.command import SPEC_PATH, meeting_conf, meeting_options, one_machine, ranks_words
-from embark.render.file import File
+from embark.render.folder import File
 from embark.render.job import EXITS, Job, Setting
 from embark.render.location import location_of
 from embark.render.pod import config_data, storage_settings

@@ -73,9 +73,9 @@ def compile_for(spec: RunSpec, topology: str) -> Compiled:
     precision = "bf16" if spec.train.precision == "auto" else spec.train.precision
     choice = choose_cores(spec, devices[0].device_kind, num_chips)
     programs, layout, batch = (_on_cores if choice.cores else _ordinary)(spec, mesh, precision, choice.cores)
-    whole = NamedSharding(mesh, P())
-    rates = jax.ShapeDtypeStruct((2,), np.float32, sharding=whole)
-    step = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
+    replicated = NamedSharding(mesh, P())
+    rates = jax.ShapeDtypeStruct((2,), np.float32, sharding=replicated)
+    step = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
     started = time.perf_counter()
     program: Any = programs.train
     try:

@@ -6,7 +6,7 @@ from itertools import count
 import jax
 
 from embark.data import Source, open_source, resolve_from_data
-from embark.data.prefetcher import Prefetcher
+from embark.data.loader import Prefetcher
 from embark.errors import UserError
 from embark.model.jax_layout import NUM_AHEAD
 from embark.run.loop import check_against

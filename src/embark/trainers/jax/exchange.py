@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 
 from embark.model.jax_layout import Group
 from embark.spec import TrainSpec
-from embark.trainers.jax.optimizers import row_steps
+from embark.trainers.jax.network import row_steps
 
 AXIS = "devices"
 BATCH_AXES = {"dense": 0, "ids": 1, "label": 0, "valid": 0}
@@ -51,10 +51,7 @@ class Exchange:
     """One group's rows, seen from one device; every method runs inside `shard_map`."""
 
     def __init__(self, group: Group, num_devices: int, capacity: int, train: TrainSpec) -> None:
-        self._group = group
-        self._num_devices = num_devices
-        self._capacity = capacity
-        self._train = train
+        self._group, self._num_devices, self._capacity, self._train = group, num_devices, capacity, train
         self._rows = group.rows_per_device
         self._per_line = group.rows_per_line
         self._none = num_devices * group.rows_per_device

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data import Batch, Source
-from embark.data.loader import Share
-from embark.data.prefetcher import Prefetcher
+from embark.data.loader import Prefetcher, Share
 from embark.model.jax_layout import NUM_AHEAD, Group, Layout, capacity_for
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import BATCH_AXES

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from embark.model.jax_layout import Group, Layout, Place
 from embark.spec import RunSpec, Table
 from embark.trainers.jax.exchange import AXIS
-from embark.trainers.jax.initial import ROWS_PER_BLOCK, initial_dense, initial_rows
-from embark.trainers.jax.optimizers import DENSE_STATES
+from embark.trainers.jax.network import DENSE_STATES, ROWS_PER_BLOCK, initial_dense, initial_rows
 from embark.trainers.jax.step import State, state_shapes
 from embark.trainers.jax.world import World
 

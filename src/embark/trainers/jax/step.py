@@ -11,15 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from numpy.typing import NDArray
 
 from embark.model.jax_layout import Layout
-from embark.run.metrics import NUM_BINS
+from embark.run.evaluation import F64, LARGEST_LOGIT, NUM_BINS, metrics_of
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, Wanted, samples_on
-from embark.trainers.jax.initial import dense_shapes
-from embark.trainers.jax.metrics import counted, losses, sums_of
-from embark.trainers.jax.network import logits_of
-from embark.trainers.jax.optimizers import DENSE_STATES, row_state, update_dense
+from embark.trainers.jax.network import DENSE_STATES, dense_shapes, logits_of, row_state, update_dense
 
 State = dict[str, Any]
 """`tables` and `slots` by group, `dense` and `dense_state` by weight, and the histograms `counts`."""
@@ -39,12 +37,12 @@ def make_programs(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], me
     """Nothing is compiled before the first call."""
     body = _Exchanged(spec, layout, capacities, precision)
     specs = state_specs(spec, layout)
-    rows, whole = P(AXIS), P()
+    rows, replicated = P(AXIS), P()
     mapped = partial(jax.shard_map, mesh=mesh, check_vma=False)
     batch = {name: samples_on(BATCH_AXES[name]) for name in ("dense", "ids", "label")}
     seen = batch | {"valid": samples_on(BATCH_AXES["valid"])}
-    train = mapped(body.train, in_specs=(specs, batch, whole, whole), out_specs=(specs, whole))
-    evaluate = mapped(body.evaluate, in_specs=(specs, rows, seen), out_specs=(rows, whole))
+    train = mapped(body.train, in_specs=(specs, batch, replicated, replicated), out_specs=(specs, replicated))
+    evaluate = mapped(body.evaluate, in_specs=(specs, rows, seen), out_specs=(rows, replicated))
     return Programs(jax.jit(train, donate_argnums=0), jax.jit(evaluate, donate_argnums=1))
 
 
@@ -220,3 +218,69 @@ class _Exchanged(Body):
             if slot is not None:
                 slots[group.name] = slot
         return tables, slots
+
+
+MAX_WAITING = 256
+"""Steps whose sums may wait on the devices before they are added up."""
+
+
+def losses(logits: jax.Array, label: jax.Array) -> jax.Array:
+    """[b]: the log loss of each sample."""
+    return jnp.maximum(logits, 0) - logits * label + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+
+
+def counted(counts: jax.Array, logits: jax.Array, label: jax.Array, valid: jax.Array | None) -> jax.Array:
+    """Add a device's samples to its histogram: those without a click, then those with one."""
+    within = jnp.clip(jnp.nan_to_num(logits, nan=0.0), -LARGEST_LOGIT, LARGEST_LOGIT)
+    bins = ((within + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))).astype(jnp.int32)
+    bins = jnp.minimum(bins, NUM_BINS - 1) + label.astype(jnp.int32) * NUM_BINS
+    return counts.at[bins].add(1 if valid is None else valid.astype(counts.dtype))
+
+
+def sums_of(logits: jax.Array, label: jax.Array, valid: jax.Array | None) -> jax.Array:
+    """Of a device's samples: log loss, predicted clicks, clicks."""
+    values = jnp.stack([losses(logits, label), jax.nn.sigmoid(logits), label])
+    return (values if valid is None else jnp.where(valid, values, 0.0)).sum(axis=1)
+
+
+class Window:
+    """What was predicted and what happened since the last `take`. The histograms themselves travel with the step."""
+
+    def __init__(self, fetch: Callable[[jax.Array], NDArray[Any]]) -> None:
+        self._fetch = fetch
+        self._base: F64 = np.zeros(2 * NUM_BINS)
+        """Counts from a checkpoint, which no device has."""
+        self._sums: F64 = np.zeros(3)
+        self._num_samples = 0
+        self._waiting: list[jax.Array] = []
+
+    def add(self, sums: jax.Array, num_samples: int) -> None:
+        """Count a step; nothing is waited for."""
+        self._waiting.append(sums)
+        self._num_samples += num_samples
+        if len(self._waiting) >= MAX_WAITING:
+            self._settle()
+
+    def state(self, counts: jax.Array) -> F64:
+        """The window of all devices, for a checkpoint."""
+        self._settle()
+        return np.concatenate([self._base + self._on_devices(counts), self._sums, [self._num_samples]])
+
+    def set_state(self, state: F64) -> None:
+        """Resume from a checkpoint; the devices' histograms begin empty."""
+        self._base, self._sums = state[: 2 * NUM_BINS].copy(), state[2 * NUM_BINS : -1].copy()
+        self._num_samples = int(state[-1])
+
+    def take(self, counts: jax.Array) -> dict[str, float]:
+        """The metrics of all devices; the window starts anew, and the caller empties the histograms."""
+        state = self.state(counts)
+        self.set_state(np.zeros_like(state))
+        return metrics_of(state)
+
+    def _settle(self) -> None:
+        for sums in self._waiting:
+            self._sums += np.asarray(self._fetch(sums), np.float64)
+        self._waiting.clear()
+
+    def _on_devices(self, counts: jax.Array) -> F64:
+        return np.asarray(self._fetch(counts), np.float64).reshape(-1, 2 * NUM_BINS).sum(axis=0)

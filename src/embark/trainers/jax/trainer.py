@@ -13,21 +13,20 @@ import jax
 import numpy as np
 
 from embark.data import Batch, Source
+from embark.errors import EmbarkError, Fault, UserError
 from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, Layout, check_supported, make_layout
 from embark.model.learning_rate import dense_rate, rate_factor
 from embark.run.clock import HostWaits
+from embark.run.evaluation import F64, Trouble
 from embark.run.host_memory import peak_resident_bytes
-from embark.run.metrics import F64
-from embark.run.trouble import Trouble
-from embark.spec import RunSpec
+from embark.spec import PlaceSpec, RunSpec
 from embark.store import RunDir
 from embark.trainers.jax.checkpoint import JaxCheckpointer
-from embark.trainers.jax.metrics import Window
 from embark.trainers.jax.prefetch import DeviceBatch, capacities, to_devices, train_batches
 from embark.trainers.jax.sparsecore.selection import Choice, choose_cores
 from embark.trainers.jax.state import empty_counts
-from embark.trainers.jax.step import Programs, State, make_programs, state_shapes, weight_shapes
-from embark.trainers.jax.world import World, choose_precision
+from embark.trainers.jax.step import Programs, State, Window, make_programs, state_shapes, weight_shapes
+from embark.trainers.jax.world import World, choose_precision, join
 
 MAX_FLAGS = 256
 """Steps whose flags may wait on the devices."""
@@ -165,3 +164,32 @@ class Evaluator:
         state = self._window.state(self._counts)
         state[-1] = self._trainer.world.sum_of([self._num_samples])[0]
         return state
+
+
+LOST_PEER = ("connection reset", "connection closed", "deadline_exceeded", "unavailable:", "gloo", "nccl", "heartbeat")
+
+
+class JaxBackend:
+    """JAX on TPUs, and on whatever else it finds."""
+
+    def join(self, place: PlaceSpec) -> AbstractContextManager[World]:
+        return join(place)
+
+    def allocator(self, world: World) -> None:
+        """Ordinary memory."""
+
+    def build(self, spec: RunSpec, world: World, num_steps: int, source: Source, run_dir: RunDir) -> JaxTrainer:
+        if world.kind != "cpu":  # a resumed run need not wait a minute for the same programs to be compiled again
+            jax.config.update("jax_compilation_cache_dir", str(run_dir.path / "programs"))
+        return JaxTrainer(spec, world, num_steps, source)
+
+    def explain(self, error: RuntimeError) -> EmbarkError | None:
+        text = str(error)
+        line = text.splitlines()[0] if text else ""
+        if "RESOURCE_EXHAUSTED" in text:
+            return UserError(f"out of device memory: {line}",
+                             fix='a smaller train.batch_size, train.table_dtype = "fp16", or more devices; '
+                                 "embark plan SPEC --tpu-compile v5e:2x4 asks the compiler beforehand")
+        if any(sign in text.lower() for sign in LOST_PEER):
+            return Fault(f"a process was lost: {line}", fix="start the run again: it resumes from its last checkpoint")
+        return None

@@ -84,7 +84,7 @@ class World:
         return NamedSharding(self.mesh, samples_on(0))
 
     @property
-    def whole(self) -> NamedSharding:
+    def replicated_sharding(self) -> NamedSharding:
         """All of it on every device."""
         return NamedSharding(self.mesh, P())
 
@@ -97,12 +97,12 @@ class World:
 
     def replicated(self, values: NDArray[Any]) -> jax.Array:
         """The same on every device; every process brings the same values."""
-        return jax.make_array_from_callback(values.shape, self.whole, lambda index: values[index])
+        return jax.make_array_from_callback(values.shape, self.replicated_sharding, lambda index: values[index])
 
     def fetch(self, array: jax.Array) -> NDArray[Any]:
         """An array of any sharding, whole, on the host; every process must ask for it."""
         if self.world_size > 1 and not array.is_fully_addressable and not array.is_fully_replicated:
-            array = _gathering(self.whole)(array)
+            array = _gathering(self.replicated_sharding)(array)
         return np.asarray(array.addressable_data(0) if self.world_size > 1 else array)
 
     def sum_of(self, numbers: list[int]) -> list[int]:
@@ -133,9 +133,9 @@ class World:
 
 
 @lru_cache
-def _gathering(whole: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+def _gathering(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
     """Kept, because a new one would be compiled anew."""
-    return jax.jit(lambda array: array, out_shardings=whole)
+    return jax.jit(lambda array: array, out_shardings=sharding)
 
 
 _CHANNELS: dict[str, Iterator[int]] = {}

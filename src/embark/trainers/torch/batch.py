@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from embark.data import Batch
+from embark.data.prepared.layout import Field, Layout
 
 
 @dataclass
@@ -58,14 +59,11 @@ class ToDevice:
     """Turns batches into `DeviceBatch`es, keeping what is the same in every one of them."""
 
     def __init__(self, names: list[str], device: torch.device) -> None:
-        self._names = names
-        self._device = device
+        self._names, self._device = names, device
         self._fixed: dict[int, tuple[Tensor, Tensor, list[int], list[int]]] = {}
 
     def __call__(self, batch: Batch) -> DeviceBatch:
-        on_host = DeviceBatch(
-            torch.from_numpy(batch.dense), self._keyed(batch), torch.from_numpy(batch.label)
-        )
+        on_host = DeviceBatch(torch.from_numpy(batch.dense), self._keyed(batch), torch.from_numpy(batch.label))
         return on_host.pin_memory() if self._device.type == "cuda" else on_host
 
     def stream(self, batches: Iterable[Batch]) -> Iterator[DeviceBatch]:
@@ -89,11 +87,62 @@ class ToDevice:
                 self._fixed[stride] = parts
         flat, offsets, per_key, offset_per_key = parts
         return KeyedJaggedTensor(
-            keys=self._names,
-            values=torch.from_numpy(batch.ids),
-            lengths=flat,
-            offsets=offsets,
-            stride=stride,
-            length_per_key=per_key,
-            offset_per_key=offset_per_key,
+            keys=self._names, values=torch.from_numpy(batch.ids), lengths=flat, offsets=offsets, stride=stride,
+            length_per_key=per_key, offset_per_key=offset_per_key,
         )
+
+
+_DTYPES = {"uint8": torch.uint8, "uint16": torch.uint16, "int32": torch.int32, "float16": torch.float16,
+           "float32": torch.float32}
+
+
+class RawDecoder:
+    """Batches of `num_rows` rows of one layout, for a model that takes the features `names` in this order.
+
+    Shapes and kernels are fixed and nothing waits for the device, so `decode` can be captured in a CUDA graph: one
+    cast for each group of columns, one gather where the groups' order is not the model's, one cast of the label.
+    """
+
+    def __init__(
+        self, layout: Layout, names: Sequence[str], num_rows: int, device: torch.device, num_batches: int = 1
+    ) -> None:
+        if not layout.is_fixed:
+            raise ValueError("there are no raw batches where rows have different numbers of ids")
+        where = layout.map(num_batches * num_rows)
+        self.size_bytes: int = where.size_bytes
+        """Of `num_batches` batches, which lie together."""
+        self._num_rows = num_rows
+        self._label, self._dense, self._groups = where.label, where.dense, where.groups
+        # A feature of several ids is as many lines of `num_rows` ids, which lie together.
+        stored = [member for group in layout.groups for member in group.members]
+        lines, num_lines = {}, 0
+        for member in stored:
+            feature = layout.features[member]
+            lines[feature.name] = range(num_lines, num_lines + feature.multi_hot)
+            num_lines += feature.multi_hot
+        wanted = [line for name in names for line in lines[name]]
+        self._num_lines = num_lines
+        self._order = None if wanted == list(range(num_lines)) else torch.tensor(wanted, device=device)
+
+    def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Of one of the batches: dense [B, D] in float32, ids in int32, feature by feature, and labels [B] in float32.
+
+        Dense values that are stored as float32 stay in `buffer`: it must not be filled again while they are used.
+        """
+        rows = slice(number * self._num_rows, (number + 1) * self._num_rows)
+        dense = _view(buffer, self._dense)[rows].to(torch.float32)
+        label = _view(buffer, self._label)[rows].to(torch.float32)
+        ids = torch.empty(self._num_lines * self._num_rows, dtype=torch.int32, device=buffer.device)
+        start = 0
+        for field in self._groups:
+            group = _view(buffer, field)[:, rows]
+            ids[start : start + group.numel()].view(group.shape).copy_(group)
+            start += group.numel()
+        if self._order is not None:
+            ids = ids.view(self._num_lines, self._num_rows).index_select(0, self._order).view(-1)
+        return dense, ids, label
+
+
+def _view(buffer: Tensor, field: Field) -> Tensor:
+    taken = buffer[field.start : field.start + field.size_bytes]
+    return taken.view(_DTYPES[field.dtype.name]).view(field.shape)

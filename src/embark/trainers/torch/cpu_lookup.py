@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, PoolingMode
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, pad
 
@@ -114,12 +112,7 @@ class _FastLookup:
         self.one_id_offsets = torch.empty(0, dtype=torch.int64)
 
     def __call__(
-        self,
-        indices: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None = None,
-        *args: Any,
-        **kwargs: Any,
+        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None, *args: Any, **kwargs: Any,
     ) -> Tensor:
         extras = (per_sample_weights, *args, *kwargs.values())
         if any(extra is not None for extra in extras) or not _has_plain_update(self.tbe):
@@ -361,10 +354,7 @@ def _sum_by_row(group: _Group, ids: _Ids, bag_grads: Tensor, is_mean: bool) -> t
 
 
 def _update(
-    group: _Group,
-    tbe: SplitTableBatchedEmbeddingBagsCodegen,
-    rows: Tensor,
-    grads: Tensor,
+    group: _Group, tbe: SplitTableBatchedEmbeddingBagsCodegen, rows: Tensor, grads: Tensor,
     hyperparameters: _Hyperparameters,
 ) -> None:
     learning_rate, eps = hyperparameters.learning_rate, hyperparameters.eps

@@ -16,7 +16,11 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+)
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlan,
@@ -33,10 +37,8 @@ from torch.futures import Future
 from embark.errors import EmbarkError, Fault, UserError
 from embark.run.checkpointer import NUM_FILES, PIECE_BYTES, balanced, file_name
 from embark.store.checkpoint_index import INDEX, FileRange
-from embark.store.object_store import ObjectStore, open_store
-from embark.store.parallel import for_each_parallel
-from embark.trainers.torch.dcp_index import Chunk, index_text, read_metadata
-from embark.trainers.torch.dcp_spans import Span, spans_of, together
+from embark.store.object_store import ObjectStore, for_each_parallel, open_store
+from embark.trainers.torch.dcp_spans import Chunk, Span, index_text, read_metadata, spans_of, together
 
 
 def save(state: dict[str, Any], to: ObjectStore | str | Path, prefix: str = "", threads: int = NUM_FILES) -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from embark.run.metrics import LARGEST_LOGIT, NUM_BINS, STATE_SIZE, metrics_of
+from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, STATE_SIZE, metrics_of
 from embark.trainers.torch.world import World
 
 

@@ -1,8 +1,12 @@
 """DLRM and DLRM-DCNv2 around one `EmbeddingBagCollection`."""
 
-from collections.abc import Iterable
+import math
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -10,7 +14,6 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from embark.spec import ModelSpec, Table, TrainSpec
 from embark.trainers.torch.batch import DeviceBatch
-from embark.trainers.torch.interaction import PairwiseDots
 
 
 class Recommender(nn.Module):
@@ -110,10 +113,121 @@ def _mlp(width: int, sizes: tuple[int, ...], *, ends_linear: bool = False) -> nn
 
 def _config(table: Table, train: TrainSpec) -> EmbeddingBagConfig:
     return EmbeddingBagConfig(
-        name=table.name,
-        embedding_dim=table.dim or 0,
-        num_embeddings=table.rows,
-        feature_names=[table.name],
+        name=table.name, embedding_dim=table.dim or 0, num_embeddings=table.rows, feature_names=[table.name],
         pooling=PoolingType.MEAN if table.pooling == "mean" else PoolingType.SUM,
         data_type=DataType.FP16 if train.table_dtype == "fp16" else DataType.FP32,
     )
+
+
+class PairwiseDots(nn.Module):
+    """`[batch, F, D]` vectors to the `[batch, F * (F - 1) / 2]` dots of pairs i < j, by rows.
+
+    Autograd's way back from picking the upper triangle is a scatter, two batched products
+    and a sum, and costs several times the forward pass. The gradient of the full matrix is
+    symmetric, so here the way back is one gather and one batched product.
+    """
+
+    pair_cells: Tensor
+    """Cell of the flattened F x F matrix that holds each pair."""
+    cell_pairs: Tensor
+    """Pair that each cell holds, either way round; the diagonal's zeros mean nothing."""
+
+    def __init__(self, num_vectors: int, device: torch.device | str | None = None) -> None:
+        super().__init__()
+        if num_vectors < 1:
+            raise ValueError(f"PairwiseDots needs at least one vector, got {num_vectors}.")
+        self.num_vectors = num_vectors
+        self.num_pairs = num_vectors * (num_vectors - 1) // 2
+        pair_cells = torch.empty(self.num_pairs, dtype=torch.int64, device=device)
+        cell_pairs = torch.empty(num_vectors**2, dtype=torch.int64, device=device)
+        self.register_buffer("pair_cells", pair_cells, persistent=False)
+        self.register_buffer("cell_pairs", cell_pairs, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Fill the index buffers; DMP calls this after it moves a module off `meta`."""
+        first, second = torch.triu_indices(self.num_vectors, self.num_vectors, 1, device="cpu")
+        pairs = torch.arange(self.num_pairs, device="cpu")
+        cell_pairs = torch.zeros(self.num_vectors, self.num_vectors, dtype=torch.int64, device="cpu")
+        cell_pairs[first, second] = pairs
+        cell_pairs[second, first] = pairs
+        self.pair_cells.copy_(first * self.num_vectors + second)
+        self.cell_pairs.copy_(cell_pairs.view(-1))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        if self.num_vectors == 1:
+            return vectors[:, 0, :0]
+        if isinstance(vectors, torch.fx.Proxy):
+            # Traced for serving: plain operations, which TorchScript can hold.
+            return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.pair_cells)
+        dots: Tensor = _Dots.apply(_as_autocast(vectors), self.pair_cells, self.cell_pairs)
+        return dots
+
+
+class _Dots(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, pair_cells: Tensor, cell_pairs: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors, cell_pairs)
+        cells = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        # On a CPU in bfloat16 three times as fast as index_select.
+        return cells.gather(1, pair_cells.expand(cells.shape[0], -1))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        vectors, cell_pairs = ctx.saved_tensors
+        num_vectors = vectors.shape[1]
+        cells = grad.gather(1, cell_pairs.expand(grad.shape[0], -1))
+        cells = cells.view(-1, num_vectors, num_vectors)
+        cells.diagonal(dim1=1, dim2=2).zero_()
+        return torch.bmm(cells, vectors), None, None
+
+
+def _as_autocast(vectors: Tensor) -> Tensor:
+    """Cast once, for both directions: autocast would only cast inside the product."""
+    device_type = vectors.device.type
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):
+        return vectors.to(torch.get_autocast_dtype(device_type))
+    return vectors
+
+
+ROWS_PER_BLOCK = 65_536
+
+
+def fill_tables(tables: nn.Module, model: ModelSpec, seed: int) -> None:
+    """Fill the local shards of every table, uniform in ±sqrt(1 / rows) as TorchRec itself does."""
+    rows_of = {t.name: t.rows for t in model.table_list()}
+    with torch.no_grad():
+        for name, shard, first_row, first_column in local_shards(tables):
+            table = name.split(".")[-2]
+            _fill(shard, first_row, first_column, model_width(model, table), rows_of[table], table, seed)
+
+
+def local_shards(tables: nn.Module) -> Iterator[tuple[str, Tensor, int, int]]:
+    """This rank's parts: the parameter's name, the values, and where in the whole table they begin."""
+    for name, value in tables.state_dict().items():
+        if not name.endswith(".weight"):
+            continue
+        for shard in value.local_shards():
+            row, column = shard.metadata.shard_offsets
+            yield name, shard.tensor, row, column
+
+
+def model_width(model: ModelSpec, table: str) -> int:
+    """How wide `table` is, whole."""
+    return next(t.dim or 0 for t in model.table_list() if t.name == table)
+
+
+def _fill(shard: Tensor, first_row: int, first_column: int, width: int, rows: int, table: str, seed: int) -> None:
+    """Block by block, each from a generator of its own, so that any shard of a block takes the same numbers."""
+    bound = math.sqrt(1 / rows)
+    generator = torch.Generator(device=shard.device)
+    end = first_row + shard.shape[0]
+    for block in range(first_row // ROWS_PER_BLOCK, -(-end // ROWS_PER_BLOCK)):
+        start, stop = block * ROWS_PER_BLOCK, min((block + 1) * ROWS_PER_BLOCK, rows)
+        generator.manual_seed(zlib.crc32(f"{seed}/{table}/{block}".encode()))
+        values = torch.empty(stop - start, width, device=shard.device)
+        values.uniform_(-bound, bound, generator=generator)
+        low, high = max(start, first_row), min(stop, end)
+        shard[low - first_row : high - first_row] = values[
+            low - start : high - start, first_column : first_column + shard.shape[1]
+        ]

@@ -21,9 +21,7 @@ class OrderedEnumerator(EmbeddingEnumerator):
     host, with another all of them.
     """
 
-    def __init__(
-        self, topology: Topology, batch_size: int, constraints: dict[str, ParameterConstraints]
-    ) -> None:
+    def __init__(self, topology: Topology, batch_size: int, constraints: dict[str, ParameterConstraints]) -> None:
         super().__init__(topology, batch_size, constraints)
         self._named = constraints
         self._tables = {name: index for index, name in enumerate(constraints)}

@@ -79,18 +79,18 @@ def _rank(rank: int, backend: str, num_ranks: int, folder: str) -> None:
         expected = num_ranks * (num_ranks + 1) / 2
         if not bool((values == expected).all()):
             raise RuntimeError(f"the sum over {num_ranks} ranks is {values[0].item()}, not {expected}")
-        took_s = _took_s(values)
+        elapsed_s = _best_s(values)
         if rank == 0:
             # Bus bandwidth, as nccl-tests reckons it: what each rank sends and gets.
             moved = values.numel() * 4 * 2 * (num_ranks - 1) / num_ranks
             with open(os.path.join(folder, "result"), "w", encoding="utf-8") as file:
-                json.dump({"bytes_per_s": moved / took_s, "num_bytes": values.numel() * 4}, file)
+                json.dump({"bytes_per_s": moved / elapsed_s, "num_bytes": values.numel() * 4}, file)
         dist.barrier()
     finally:
         dist.destroy_process_group()
 
 
-def _took_s(values: torch.Tensor) -> float:
+def _best_s(values: torch.Tensor) -> float:
     """The best of some rounds."""
     times = []
     for _ in range(NUM_ROUNDS):

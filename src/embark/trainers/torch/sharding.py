@@ -1,9 +1,12 @@
 """Which table, or which part of one, lives on which rank."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -15,10 +18,12 @@ from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import CacheParams, ShardingPlan
 
 from embark.errors import UserError
-from embark.model.placement import Cluster, table_value_bytes
+from embark.model.placement import Cluster, Memory, Placement, Shard, TooLarge, table_value_bytes
 from embark.model.sharding import SHARDINGS, allowed_shardings, is_long_search, narrowed
 from embark.run.host_memory import host_bytes
 from embark.spec import RunSpec
+from embark.trainers.torch.model import tables_without_values
+from embark.trainers.torch.optimizers import fuse_into_backward
 from embark.trainers.torch.plan_search import OrderedEnumerator, proposers
 from embark.trainers.torch.world import World
 
@@ -80,14 +85,9 @@ def make_planner(spec: RunSpec, world: World, topology: Topology, *, may_spill: 
         allowed = {t.name: replace(allowed[t.name], sharding_types=narrowed(
             shardings, t, spec, cluster, may_spill=may_spill)) for t in tables}
     return EmbeddingShardingPlanner(
-        topology=topology,
-        batch_size=batch_size,
-        enumerator=OrderedEnumerator(topology, batch_size, allowed),
-        proposer=proposers(is_long=is_long),
-        constraints=allowed,
-        storage_reservation=FixedPercentageStorageReservation(spec.train.memory_reserve),
-        stats=[],
-        debug=False,
+        topology=topology, batch_size=batch_size, enumerator=OrderedEnumerator(topology, batch_size, allowed),
+        proposer=proposers(is_long=is_long), constraints=allowed,
+        storage_reservation=FixedPercentageStorageReservation(spec.train.memory_reserve), stats=[], debug=False,
     )
 
 
@@ -99,12 +99,8 @@ def true_topology(world: World) -> Topology:
 def topology_of(world: World, device_bytes: int, host_bytes: int, **rates: float) -> Topology:
     """TorchRec's default would take all ranks for one host with 32 GB each. `host_bytes` are a whole host's."""
     return Topology(
-        world_size=world.world_size,
-        local_world_size=world.local_world_size,
-        compute_device=world.device.type,
-        hbm_cap=device_bytes,
-        ddr_cap=host_bytes // world.local_world_size,
-        **rates,
+        world_size=world.world_size, local_world_size=world.local_world_size, compute_device=world.device.type,
+        hbm_cap=device_bytes, ddr_cap=host_bytes // world.local_world_size, **rates,
     )
 
 
@@ -118,11 +114,8 @@ def constraints(spec: RunSpec, world: World, *, may_spill: bool = False) -> dict
     cache = CacheParams(prefetch_pipeline=True) if may_spill else None
     return {
         table.name: ParameterConstraints(
-            sharding_types=allowed,
-            compute_kernels=kernels,
-            pooling_factors=[float(table.multi_hot)],
-            min_partition=min(32, table.dim or 32) if (table.dim or 0) % 32 == 0 else table.dim,
-            cache_params=cache,
+            sharding_types=allowed, compute_kernels=kernels, pooling_factors=[float(table.multi_hot)],
+            min_partition=min(32, table.dim or 32) if (table.dim or 0) % 32 == 0 else table.dim, cache_params=cache,
         )
         for table in spec.model.table_list()
     }
@@ -166,3 +159,44 @@ def describe(plan: ShardingPlan, spec: RunSpec) -> dict[str, Any]:
                 "bytes": sizes[name].rows * (sizes[name].dim or 0) * bytes_per_element,
             })
     return {"tables": tables, "per_rank": [{"rank": r, "bytes": per_rank[r]} for r in sorted(per_rank)]}
+
+
+def offline_plan(spec: RunSpec, cluster: Cluster) -> Placement:
+    """What the trainer would plan on such machines: a `Planner`. TorchRec's own rates apply, as in a run."""
+    is_cpu = cluster.device == "cpu"
+    local_size = min(cluster.ranks_per_host, cluster.num_ranks)
+    world = World(0, cluster.num_ranks, 0, local_size, torch.device("cpu" if is_cpu else "cuda"))
+    tables = tables_without_values(spec.model.table_list(), spec.train)
+    fuse_into_backward(tables, spec.train)
+    with _quiet_planner():
+        topology = topology_of(world, 0 if is_cpu else int(cluster.device_bytes), int(cluster.host_bytes))
+        try:
+            plan = first_plan(spec, world, topology, lambda planner: planner.plan(tables, [make_sharder(spec)]))
+        except PlannerError as error:
+            raise TooLarge(f"TorchRec's planner found no placement for the tables: {first_line(error)}") from error
+    return _placement(plan, spec, cluster)
+
+
+def _placement(plan: ShardingPlan, spec: RunSpec, cluster: Cluster) -> Placement:
+    of_tables = {name: sharding for parameters in plan.plan.values() for name, sharding in parameters.items()}
+    names = [table.name for table in spec.model.table_list()]
+    shards: list[Shard] = []
+    for name in names:
+        is_cached = of_tables[name].compute_kernel == EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+        memory: Memory = "host" if is_cached else "device"
+        shards += [Shard(name, part.placement.rank(), part.shard_sizes[0], part.shard_sizes[1], memory=memory)
+                   for part in of_tables[name].sharding_spec.shards if part.shard_sizes[0]]
+    shardings = {name: of_tables[name].sharding_type for name in names}
+    return Placement(cluster.num_ranks, tuple(shards), shardings, "TorchRec's planner")
+
+
+@contextmanager
+def _quiet_planner() -> Iterator[None]:
+    """It logs warnings that are meant for its authors' own clusters."""
+    logger = logging.getLogger("torchrec.distributed.planner")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from embark.data import Batch, Source
+from embark.data.prepared.source import PreparedSource
+from embark.errors import EmbarkError
+from embark.model.engine_selection import cuda_graph_obstacle, select_engine
+from embark.run.evaluation import F64, Trouble
 from embark.run.host_memory import peak_resident_bytes
-from embark.run.metrics import F64
-from embark.run.trouble import Trouble
-from embark.spec import RunSpec
+from embark.spec import PlaceSpec, RunSpec, TrainSpec
 from embark.store import RunDir
-from embark.trainers.torch.batch import ToDevice
+from embark.trainers.torch.batch import ToDevice, pinned
 from embark.trainers.torch.checkpoint import TorchCheckpointer
 from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup
-from embark.trainers.torch.engine_selection import make_engine
-from embark.trainers.torch.engines.pipeline import EngineInputs, Part
-from embark.trainers.torch.initial import fill_tables
+from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, PackedLayout, RawLayout
+from embark.trainers.torch.engines.cuda_graph.engine import CudaGraphEngine
+from embark.trainers.torch.engines.cuda_graph.local_shards import local_shards, planned
+from embark.trainers.torch.engines.cuda_graph.lookup import why_not_by_kernels
+from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part, PipelineEngine
 from embark.trainers.torch.metrics import MetricWindow
-from embark.trainers.torch.model import Recommender
+from embark.trainers.torch.model import Recommender, fill_tables
 from embark.trainers.torch.optimizers import fuse_into_backward, make_optimizers
-from embark.trainers.torch.phases import Profiler
-from embark.trainers.torch.precision import choose_precision, set_matmul_precision
-from embark.trainers.torch.sharding import describe, make_plan, make_sharder, sharded_tables
-from embark.trainers.torch.waiting import InputWaits
-from embark.trainers.torch.world import World
+from embark.trainers.torch.phases import InputWaits, Profiler
+from embark.trainers.torch.sharding import describe, has_tables_on_the_host, make_plan, make_sharder, sharded_tables
+from embark.trainers.torch.world import World, explain, join
 
 
 class TorchTrainer:
@@ -117,3 +123,76 @@ class Evaluator:
 
     def state(self) -> F64:
         return self._window.state(self._world).cpu().numpy()
+
+
+def choose_precision(train: TrainSpec, device: torch.device) -> str:
+    """`fp32`, `tf32` or `bf16`; `auto` takes bf16 where matrix units make it faster."""
+    if train.precision != "auto":
+        return train.precision
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
+    return "bf16" if has_amx() else "fp32"
+
+
+def set_matmul_precision(precision: str) -> None:
+    """Let fp32 matrix products use TF32, or forbid it."""
+    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+
+
+def has_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """The CPU has matrix units for bf16."""
+    try:
+        return "amx_bf16" in cpuinfo.read_text()
+    except OSError:
+        return False
+
+
+class TorchBackend:
+    """TorchRec on CPUs and NVIDIA GPUs."""
+
+    def join(self, place: PlaceSpec) -> AbstractContextManager[World]:
+        return join(place)
+
+    def allocator(self, world: World) -> Callable[[int], NDArray[np.uint8]] | None:
+        return pinned(world.device)
+
+    def build(self, spec: RunSpec, world: World, num_steps: int, source: Source, run_dir: RunDir) -> TorchTrainer:
+        # Triton keeps compiled kernels with the run's files, so that a resumed run need not compile them again.
+        os.environ.setdefault("TRITON_CACHE_DIR", str(run_dir.path.absolute() / "cache" / "triton"))
+        return TorchTrainer(spec, world, num_steps, source)
+
+    def explain(self, error: RuntimeError) -> EmbarkError | None:
+        return explain(error)
+
+
+def make_engine(inputs: EngineInputs, source: Source) -> Engine:
+    """The engine that `train.engine` asks for, or the one that `auto` chooses."""
+    spec, world = inputs.spec, inputs.world
+    tables = spec.model.table_list()
+    names = [t.name for t in tables]
+    mine = local_shards(sharded_tables(inputs.model), names, world.rank)
+    device, on_host = world.device.type, has_tables_on_the_host(inputs.plan)
+    obstacle = cuda_graph_obstacle(spec, device, has_tables_on_host=on_host) or (
+        why_not_by_kernels(mine) if device == "cuda" else "")
+    obstacle = next((of_rank for of_rank in world.gathered(obstacle) if of_rank), "")
+    engine, reason = select_engine(spec, device, obstacle)
+    if engine == "pipeline":
+        if on_host:
+            reason += ", and their rows are fetched one batch ahead"
+        return PipelineEngine(inputs, f"TorchRec's pipeline; {reason}", must_prefetch=on_host)
+    layout = _batch_layout(spec, source, spec.train.batch_size // world.world_size, world)
+    if isinstance(layout, RawLayout):
+        reason += "; the device decodes the rows as they lie on disk"
+    elif any(t.multi_hot > 1 for t in tables) and not (spec.data.kind == "synthetic" and not spec.data.ragged):
+        reason += "; a sample with fewer ids than multi_hot is padded"
+    return CudaGraphEngine(inputs, planned(inputs.plan, tables), mine, layout, reason)
+
+
+def _batch_layout(spec: RunSpec, source: Source, num_samples: int, world: World) -> BatchLayout:
+    """Raw bytes where the source has blocks of one shape, for the very tables of the model; else packed."""
+    tables = spec.model.table_list()
+    if isinstance(source, PreparedSource) and source.layout.is_fixed:
+        stored = {f.name: f.multi_hot for f in source.layout.features}
+        if all(stored.get(t.name) == t.multi_hot for t in tables):
+            return RawLayout(source.layout, [t.name for t in tables], num_samples, world.device)
+    return PackedLayout(num_samples, spec.model.num_dense, tuple(t.multi_hot for t in tables))

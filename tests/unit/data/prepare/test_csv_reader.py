@@ -14,14 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.data.prepare import row_cuts
-from embark.data.prepare.csv_reader import CsvReader
+from embark.data.hashing import hash_bytes
+from embark.data.prepare import text_stream
+from embark.data.prepare.arrow_readers import CsvReader
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.row_cuts import RowBlock, Runaway, cut_rows
 from embark.data.prepare.rows import RawRows
 from embark.data.prepare.schema import Schema, SparseColumn
-from embark.data.prepare.text_stream import head
-from embark.data.prepare.words import hash_bytes
+from embark.data.prepare.text_stream import RowBlock, Runaway, cut_rows, head
 from embark.errors import DataError
 from embark.spec.data import PrepareSpec
 
@@ -257,8 +256,8 @@ def test_no_rubbish_breaks_the_reader_and_no_line_is_lost(tmp_path_factory, text
 
 
 def test_a_quote_that_is_never_closed_costs_one_row(tmp_path, monkeypatch):
-    defaults = {**row_cuts.cut_rows.__kwdefaults__, "max_row_bytes": 1_000}
-    monkeypatch.setattr(row_cuts.cut_rows, "__kwdefaults__", defaults)
+    defaults = {**text_stream.cut_rows.__kwdefaults__, "max_row_bytes": 1_000}
+    monkeypatch.setattr(text_stream.cut_rows, "__kwdefaults__", defaults)
     good = b"0,1,u,t,1,1\n"
     text = HEADER + good + b'1,1,"open,t,1,1\n' + good * 300
     for chunk_bytes in (100, 1 << 20):

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embark.data.prepare.csv_reader import CsvReader
+from embark.data.hashing import hash_words
+from embark.data.prepare.arrow_readers import CsvReader
 from embark.data.prepare.guess import guess_schema, table_name
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.schema import Schema, SparseColumn
-from embark.data.prepare.words import hash_words
 from embark.errors import DataError, MissingPackage
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.model import ModelSpec, Table

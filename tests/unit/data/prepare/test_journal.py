@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embark.data.prepare.journal import Journal
+from embark.data.prepare.tasks import Journal
 from embark.errors import UserError
 
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from embark.data.hashing import hash_bytes
+from embark.data.prepare.arrow_readers import ParquetReader
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.parquet_reader import ParquetReader
 from embark.data.prepare.rows import RawRows
 from embark.data.prepare.schema import Schema, SparseColumn
-from embark.data.prepare.words import hash_bytes
 from embark.errors import DataError
 from embark.spec.data import PrepareSpec
 

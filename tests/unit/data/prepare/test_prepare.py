@@ -17,18 +17,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embark.data.prepare import budget
+from embark.data.prepare import prepare as prepare_module
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.prepare import prepare
 from embark.data.prepared import MANIFEST, SPLITS, STATISTICS, Manifest
-from embark.data.progress import tree_bytes
+from embark.data.workers import tree_bytes
 from embark.errors import DataError, UserError
 
 
 @pytest.fixture
 def many_segments(monkeypatch):
     """Segments of some hundred rows, and real workers even for them."""
-    monkeypatch.setattr(budget, "MIN_SEGMENT_BYTES", 40_000)
+    monkeypatch.setattr(prepare_module, "MIN_SEGMENT_BYTES", 40_000)
     monkeypatch.setattr("embark.data.prepare.prepare.SMALL_BYTES", 0)
 
 
@@ -79,7 +79,7 @@ def test_ids_by_frequency_are_those_of_a_counter_over_the_training_rows(
     criteo, make_spec, inputs, tmp_path, read_rows, monkeypatch, min_count, max_rows, max_entries
 ):
     if max_entries:
-        wanted = budget.plan_budget
+        wanted = prepare_module.plan_budget
         monkeypatch.setattr("embark.data.prepare.prepare.plan_budget", lambda *a, **k: replace(
             wanted(*a, **k), max_entries=max_entries, run_rows=500, chunk_bytes=1))
     lines = criteo.lines(3000, distinct=120)
@@ -143,7 +143,7 @@ def test_the_size_of_segments_moves_no_row_to_another_split(
     (tmp_path / "packed").write_bytes(gzip.compress((tmp_path / "day_0").read_bytes()))
     found = []
     for segment_bytes, name in ((8 << 20, "day_0"), (30_000, "day_0"), (30_000, "packed")):
-        monkeypatch.setattr(budget, "MIN_SEGMENT_BYTES", segment_bytes)
+        monkeypatch.setattr(prepare_module, "MIN_SEGMENT_BYTES", segment_bytes)
         out = tmp_path / f"out-{segment_bytes}-{name}"
         manifest = run(make_spec(), criteo.schema(), inputs, name, out)
         found.append([read_rows(out, manifest, split) for split in SPLITS])
@@ -266,14 +266,13 @@ KILLED = textwrap.dedent("""
     from pathlib import Path
 
     if __name__ == "__main__":
-        from embark.data.prepare import budget
         from embark.data.prepare import prepare as prepare_module
         from embark.data.prepare.inputs import Inputs
         from embark.data.prepare.schema import Schema, SparseColumn
         from embark.spec.run import RunSpec
 
         folder, out, rows, whom, after = sys.argv[1:]
-        budget.MIN_SEGMENT_BYTES = 40_000
+        prepare_module.MIN_SEGMENT_BYTES = 40_000
         prepare_module.SMALL_BYTES = 0
         names = tuple(f"cat_{i}" for i in range(26))
         dense = tuple(f"int_{i}" for i in range(13))

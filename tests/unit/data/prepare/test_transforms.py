@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from embark.data.prepare.inputs import InputFile
-from embark.data.prepare.rows import RawRows, Segment
-from embark.data.prepare.transforms import check_splits, dense_transform, split_rows, transform_dense
+from embark.data.prepare.rows import RawRows, Segment, check_splits, dense_transform, split_rows, transform_dense
 from embark.errors import DataError, UserError
 
 

@@ -21,10 +21,9 @@ import pytest
 from prepared_rows import Made, make_prepared
 
 from embark.data import Source, open_source, resolve_from_data
+from embark.data.prepared import cache
 from embark.data.prepared import cache as cache_module
-from embark.data.prepared import opening
-from embark.data.prepared.cache import CachedParts
-from embark.data.prepared.opening import cache_directory
+from embark.data.prepared.cache import CachedParts, cache_directory
 from embark.errors import DataError, Fault
 from embark.spec import resolve
 from embark.store.local_store import LocalStore
@@ -49,7 +48,7 @@ class FarStore(LocalStore):
 
 def open_far(raw: dict[str, object], store: LocalStore) -> Source:
     """The source of a spec whose object store is `store`."""
-    with mock.patch.object(opening, "open_store", return_value=store):
+    with mock.patch.object(cache, "open_store", return_value=store):
         return open_source(resolve_from_data(resolve(raw)))
 
 
@@ -194,7 +193,7 @@ WORKER = """
 import json, sys
 from pathlib import Path
 from embark.data import open_source, resolve_from_data
-from embark.data.prepared import opening
+from embark.data.prepared import cache
 from embark.spec import resolve
 from embark.store.local_store import LocalStore
 
@@ -206,7 +205,7 @@ class FarStore(LocalStore):
 
 raw, folder, rank = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 store = FarStore(folder)
-opening.open_store = lambda uri: store
+cache.open_store = lambda uri: store
 source = open_source(resolve_from_data(resolve(raw)))
 seen = []
 for epoch in range(3):

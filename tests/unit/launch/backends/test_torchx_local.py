@@ -13,7 +13,7 @@ from embark.cli.console import Console
 from embark.cli.launch import launch_run
 from embark.cli.status import status as status_command
 from embark.errors import Interrupted, MissingPackage
-from embark.launch.backends.torchx.local_scheduler import TorchXLocal
+from embark.launch.backends.torchx.backend import TorchXLocal
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
 from embark.spec import load_spec

@@ -7,7 +7,7 @@ import pytest
 
 from embark.data import open_source
 from embark.spec import PlaceSpec, resolve
-from embark.trainers.jax.initial import ROWS_PER_BLOCK, initial_dense, initial_rows
+from embark.trainers.jax.network import ROWS_PER_BLOCK, initial_dense, initial_rows
 
 
 @pytest.mark.parametrize("kind", ["dlrm", "dcnv2"])

@@ -11,7 +11,7 @@ import pytest
 
 from embark.errors import MissingPackage
 from embark.spec import resolve
-from embark.trainers.jax.packages import require_jax, wants_jax
+from embark.trainers import require_jax, wants_jax
 
 SOURCES = Path(__file__).parents[4] / "src"
 WITHOUT = """
@@ -107,8 +107,8 @@ def test_a_slice_of_tpus_gets_this_trainer_by_itself():
 
 
 def test_what_is_missing_is_the_user_s_to_mend(monkeypatch):
-    from embark.trainers.jax import packages
+    from embark import trainers
 
-    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    monkeypatch.setattr(trainers, "find_spec", lambda name: None)
     with pytest.raises(MissingPackage, match="needs jax"):
         require_jax(resolve({"place": {"device": "jax"}}))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from embark.errors import DataError, EmbarkError
-from embark.trainers.torch.initial import local_shards
+from embark.trainers.torch.model import local_shards
 
 pytestmark = pytest.mark.gpu
 GPU = ("place.device=cuda", "train.num_steps=40", "data.num_train_samples=16384", "train.eps=1e-4")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embark.trainers.torch.interaction import PairwiseDots
+from embark.trainers.torch.model import PairwiseDots
 
 
 def textbook_dots(vectors: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from embark.run.host_memory import host_bytes
 from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec
 from embark.trainers.torch import plan_search, sharding
 from embark.trainers.torch.model import tables_without_values
-from embark.trainers.torch.offline_plan import offline_plan
+from embark.trainers.torch.sharding import offline_plan
 from embark.trainers.torch.world import World
 
 GIB = 2**30

@@ -11,9 +11,8 @@ from embark.data import open_source
 from embark.run.clock import Clock
 from embark.trainers.torch import phases
 from embark.trainers.torch.engines.pipeline import Part
-from embark.trainers.torch.phases import PHASES, STEP_NAME, Profiler, Ran, device_phases, host_phases
+from embark.trainers.torch.phases import PHASES, STEP_NAME, InputWaits, Profiler, Ran, device_phases, host_phases
 from embark.trainers.torch.trainer import TorchTrainer
-from embark.trainers.torch.waiting import InputWaits
 from embark.trainers.torch.world import join
 
 

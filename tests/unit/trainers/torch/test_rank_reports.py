@@ -8,8 +8,7 @@ import torch
 from embark.run.clock import Clock, HostWaits, StepCounters
 from embark.run.logger import RunLogger
 from embark.run.rank_reports import RankReport, RankReports, first_trouble
-from embark.trainers.torch.phases import PHASES
-from embark.trainers.torch.waiting import InputWaits
+from embark.trainers.torch.phases import PHASES, InputWaits
 
 OFF = ("watch.system_every_s=0", "watch.phases_every_s=0")
 OFTEN = ("watch.system_every_s=0.001", "watch.phases_every_s=0.001")

@@ -10,8 +10,7 @@ import torch
 from prepared_rows import FIXED, RAGGED, make_prepared
 
 from embark.data import Loader, open_source, resolve_from_data
-from embark.trainers.torch.batch import ToDevice, pinned
-from embark.trainers.torch.raw_decode import RawDecoder
+from embark.trainers.torch.batch import RawDecoder, ToDevice, pinned
 
 
 @pytest.mark.parametrize("shuffle", ["rows", "blocks", "none"])

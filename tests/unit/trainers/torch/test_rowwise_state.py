@@ -8,7 +8,7 @@ import torch
 from embark.data import open_source
 from embark.store import RunDir
 from embark.trainers.torch.checkpoint import TorchCheckpointer
-from embark.trainers.torch.initial import local_shards
+from embark.trainers.torch.model import local_shards
 from embark.trainers.torch.sharding import sharded_tables
 from embark.trainers.torch.trainer import TorchTrainer
 from embark.trainers.torch.world import join

@@ -12,10 +12,10 @@ from embark.errors import DataError, EmbarkError, ExitCode, Fault, UserError
 from embark.run.host_memory import host_bytes
 from embark.spec import resolve
 from embark.trainers import train
-from embark.trainers.torch.errors import explain
-from embark.trainers.torch.initial import local_shards
-from embark.trainers.torch.precision import choose_precision, has_amx
+from embark.trainers.torch.model import local_shards
 from embark.trainers.torch.sharding import sharded_tables
+from embark.trainers.torch.trainer import choose_precision, has_amx
+from embark.trainers.torch.world import explain
 
 STEPS = "train.num_steps=4"
 

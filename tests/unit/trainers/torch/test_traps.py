@@ -9,7 +9,7 @@ from embark.data import open_source
 from embark.errors import SpecError, UserError
 from embark.spec import PlaceSpec
 from embark.trainers.torch import sharding
-from embark.trainers.torch.initial import local_shards
+from embark.trainers.torch.model import local_shards
 from embark.trainers.torch.sharding import sharded_tables
 from embark.trainers.torch.world import World, backend_for, join
 

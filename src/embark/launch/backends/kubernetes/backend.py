@@ -17,8 +17,7 @@ from embark.launch.backend import (
     Status,
     checkpoints_of,
 )
-from embark.launch.backends.base import BaseBackend
-from embark.launch.backends.kubernetes.kinds import INSTANCE, KINDS, RunKind
+from embark.launch.backends.base import Backend
 from embark.launch.backends.kubernetes.kubectl import (
     Cluster,
     Forbidden,
@@ -27,12 +26,19 @@ from embark.launch.backends.kubernetes.kubectl import (
     cluster_error,
     current_context,
 )
-from embark.launch.backends.kubernetes.pod_logs import PodLogPosition
-from embark.launch.backends.kubernetes.status import Pod, event_of, pod_of, status_of
+from embark.launch.backends.kubernetes.status import (
+    INSTANCE,
+    KINDS,
+    Pod,
+    PodLogPosition,
+    RunKind,
+    event_of,
+    pod_of,
+    status_of,
+)
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
 from embark.launch.shell import CommandResult, LineStream
-from embark.render.file import File
-from embark.render.job import Job, make_job
+from embark.render.job import make_job
 from embark.render.launch_script import MANIFESTS
 from embark.render.location import location_of
 from embark.render.render import render
@@ -44,7 +50,7 @@ END_MARGIN_S = 60.0
 """Beyond the pods' grace, until a deleted job is gone."""
 
 
-class Kubernetes(BaseBackend):
+class Kubernetes(Backend):
     """The cluster that kubectl is set to when a run is launched; afterwards the one that the run is in."""
 
     name = "kubernetes"
@@ -85,7 +91,8 @@ class Kubernetes(BaseBackend):
     def submit(self, request: LaunchRequest) -> None:
         """The server validates everything first, so that a mistake is refused before anything is created."""
         handle, kubectl = request.handle, self._kubectl(request.handle)
-        manifest = self._manifest(make_job(request.spec, load_catalog()))
+        path = MANIFESTS[request.spec.place.target][0]
+        manifest = next(file for file in render(make_job(request.spec, load_catalog())) if file.path == path)
         namespace, text = kubectl.cluster.namespace, manifest.text
         # A server-side dry run knows no namespace that does not exist.
         if not self._make_namespace(request, kubectl):
@@ -183,10 +190,6 @@ class Kubernetes(BaseBackend):
         if target == "trainjob":
             found.append(f"trainingruntime.trainer.kubeflow.org/{name}")
         return found
-
-    def _manifest(self, job: Job) -> File:
-        path = MANIFESTS[job.spec.place.target][0]
-        return next(file for file in render(job) if file.path == path)
 
     def _log_sources(self, handle: RunHandle, positions: dict[str, PodLogPosition]) -> list[LogSource]:
         return [self._log_source(handle, pod, positions.setdefault(pod.name, PodLogPosition()))

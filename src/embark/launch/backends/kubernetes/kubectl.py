@@ -9,16 +9,10 @@ from typing import Any, Literal
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
-from embark.launch.api_retry import API_RETRY, Unavailable, retry_api
 from embark.launch.backend import Notify
+from embark.launch.http import API_RETRY, Unavailable, retry_api
 from embark.launch.shell import CommandResult, Shell
-from embark.render.targets.operators import (
-    JOBSET_VERSION,
-    KUBERAY_VERSION,
-    KUEUE_VERSION,
-    TRAINER_VERSION,
-    TRAINING_OPERATOR_VERSION,
-)
+from embark.render.targets import operators
 from embark.store.retry_policy import RetryPolicy
 
 ErrorKind = Literal["away", "token", "forbidden", "not found", "there already", "no such kind", "no cluster", "other"]
@@ -30,15 +24,16 @@ LOGINS = {
 _APPLY = "kubectl apply --server-side --force-conflicts"
 INSTALLS = {
     "jobset": f"install JobSet: {_APPLY} -f https://github.com/kubernetes-sigs/jobset/releases/download/"
-              f"{JOBSET_VERSION}/manifests.yaml",
+              f"{operators.JOBSET_VERSION}/manifests.yaml",
     "trainjob": f"install Kubeflow Trainer: {_APPLY} -k "
-                f"'https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref={TRAINER_VERSION}'",
+                f"'https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref={operators.TRAINER_VERSION}'",
     "pytorchjob": f"install the training operator: {_APPLY} -k 'https://github.com/kubeflow/training-operator.git/"
-                  f"manifests/overlays/standalone?ref={TRAINING_OPERATOR_VERSION}'",
+                  f"manifests/overlays/standalone?ref={operators.TRAINING_OPERATOR_VERSION}'",
     "rayjob": "install KubeRay: helm repo add kuberay https://ray-project.github.io/kuberay-helm/ && helm install "
-              f"kuberay-operator kuberay/kuberay-operator --version {KUBERAY_VERSION} --namespace kuberay-system "
-              "--create-namespace; or export RAY_ADDRESS=http://HEAD:8265 for a Ray cluster that is there",
-    "localqueue": f"install Kueue {KUEUE_VERSION}, or leave place.queue out",
+              f"kuberay-operator kuberay/kuberay-operator --version {operators.KUBERAY_VERSION} --namespace "
+              "kuberay-system --create-namespace; or export RAY_ADDRESS=http://HEAD:8265 for a Ray cluster that is "
+              "there",
+    "localqueue": f"install Kueue {operators.KUEUE_VERSION}, or leave place.queue out",
 }
 """By a kind's singular: what a cluster needs that does not have it."""
 _PATTERNS: tuple[tuple[ErrorKind, str], ...] = (

@@ -1,17 +1,27 @@
-"""How a run stands on Kubernetes, from its object, its pods and what the cluster said of them. Pure functions."""
+"""How a run stands on Kubernetes, from its object, its pods, their logs and events. Pure functions."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from embark.formatting import pluralize, to_one_line
-from embark.launch.backend import Reason, Replica, RunEvent, State, Status, time_s
+from embark.launch.backend import LogLine, Reason, Replica, RunEvent, State, Status, split_rank_prefix, time_ns, time_s
+from embark.launch.backends.ray.status import line_of
 from embark.launch.explanations import explain_exit, explain_preemption, explain_unschedulable, explain_waiting
+from embark.render.launch_script import MANIFESTS
+from embark.render.pod import CONTAINER
+from embark.render.targets.kubeflow import MUST_NAME, NODE
 
 SUCCEEDED = ("Complete", "SuccessCriteriaMet", "Completed", "Succeeded")
 FAILED = ("Failed", "FailureTarget")
 INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index",
                 "torchx.pytorch.org/replica-id")
+INSTANCE = "app.kubernetes.io/instance"
+"""The label of every pod of a run: it has the object's name."""
+SUBMITTER = "ray-job-submitter"
+"""KubeRay's container that submits the script to the Ray cluster and follows its log."""
+_VOLCANO_ENDS = {"Completed": "Complete", "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +210,98 @@ def _went(pod: Pod) -> str:
 
 def _who(pod: Pod) -> str:
     return pod.name if pod.index is None else f"machine {pod.index} ({pod.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class RunKind:
+    """How one kind of object is read."""
+
+    name: str
+    """What kubectl calls it."""
+    container: str
+    """Where the ranks are; empty: the pod's first."""
+    log_label: str = ""
+    """Of the pods that have the log, where those are others: it has the object's name."""
+    log_container: str = ""
+    line: Callable[[LogLine], LogLine] = lambda line: line
+    """Splits a line of a log that several machines share, so that its source is known."""
+    read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda found: found
+    """The object with its end in `status.conditions`, as a Job has it."""
+
+
+def _ray_line(line: LogLine) -> LogLine:
+    """KubeRay's submitter prints the job's log, which has the lines of all machines."""
+    parsed = line_of(line.text)
+    return replace(parsed, time_ns=parsed.time_ns or line.time_ns)
+
+
+def _ray_job(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """KubeRay counts its attempts, and has its own words for the end."""
+    status = found.get("status") or {}
+    ended = {"Complete": "Complete", "Failed": "Failed", "ValidationFailed": "Failed", "Suspended": "Suspended"}.get(
+        str(status.get("jobDeploymentStatus", "")))
+    if ended == "Complete" and status.get("jobStatus") in ("FAILED", "STOPPED"):
+        ended = "Failed"
+    return _with_conditions(found, ended, str(status.get("reason") or ""), str(status.get("message") or ""),
+                 restarts=int(status.get("failed") or 0))
+
+
+def _volcano_job(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    status = found.get("status") or {}
+    state = status.get("state") or {}
+    phase = str(state.get("phase", ""))
+    return _with_conditions(found, _VOLCANO_ENDS.get(phase), str(state.get("reason") or phase),
+                            str(state.get("message") or ""), restarts=int(status.get("retryCount") or 0))
+
+
+def _with_conditions(found: Mapping[str, Any], condition: str | None, reason: str, message: str, *,
+                     restarts: int) -> Mapping[str, Any]:
+    conditions = [{"type": condition, "status": "True", "reason": reason, "message": message}] if condition else []
+    return {**found, "status": {"conditions": conditions, "restarts": restarts}}
+
+
+KINDS = {
+    "job": RunKind(MANIFESTS["job"][1], CONTAINER),
+    "jobset": RunKind(MANIFESTS["jobset"][1], CONTAINER),
+    "trainjob": RunKind(MANIFESTS["trainjob"][1], NODE),
+    "pytorchjob": RunKind(MANIFESTS["pytorchjob"][1], MUST_NAME),
+    "ray": RunKind(MANIFESTS["ray"][1], "ray-worker", log_label="batch.kubernetes.io/job-name",
+                   log_container=SUBMITTER, line=_ray_line, read=_ray_job),
+    "torchx": RunKind("job.batch.volcano.sh", "", read=_volcano_job),
+}
+"""By `place.target`."""
+
+
+@dataclass(slots=True)
+class PodLogPosition:
+    """How far a pod's log was read: its last line's time, and how many lines had that time."""
+
+    last_ns: int = 0
+    num_at_last: int = 0
+    to_skip: int = 0
+    """Lines of `last_ns` that opening it again repeats."""
+
+    def begin(self) -> str:
+        """For `--since-time`, which has whole seconds, so that some lines are repeated."""
+        self.to_skip = self.num_at_last
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.last_ns // 1_000_000_000)) if self.last_ns else ""
+
+    def parse(self, pod: Pod, text: str) -> LogLine | None:
+        """None: read before."""
+        stamp, _, rest = text.partition(" ")
+        at_ns = time_ns(stamp)
+        if not self._is_new(at_ns):
+            return None
+        return split_rank_prefix(LogLine(at_ns, pod.name, rest if at_ns else text, pod.index))
+
+    def _is_new(self, at_ns: int) -> bool:
+        if not at_ns or at_ns > self.last_ns:
+            self.last_ns, self.num_at_last, self.to_skip = at_ns or self.last_ns, 1, 0
+            return True
+        if at_ns < self.last_ns:
+            return False
+        if self.to_skip:
+            self.to_skip -= 1
+            return False
+        self.num_at_last += 1
+        return True

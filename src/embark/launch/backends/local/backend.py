@@ -16,13 +16,12 @@ from embark.launch.backend import (
     LaunchRequest,
     LogLine,
     Resource,
-    RunEvent,
     RunHandle,
     Status,
     checkpoints_of,
     time_ns,
 )
-from embark.launch.backends.base import BaseBackend
+from embark.launch.backends.base import Backend
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
 from embark.launch.supervised import PROGRAM, SupervisorState, job_json, status_of
@@ -34,7 +33,7 @@ _RANK = re.compile(r"\[[a-z]+(\d+)\]:(.*)", re.DOTALL)
 """torchrun's prefix under --tee."""
 
 
-class Local(BaseBackend):
+class Local(Backend):
     """Runs `embark train` here, a rank for each GPU."""
 
     poll_s = 0.5
@@ -103,10 +102,6 @@ class Local(BaseBackend):
                     yield _line(partial)
                 return
             time.sleep(self.poll_s)
-
-    def events(self, handle: RunHandle) -> list[RunEvent]:
-        """None: the run's own events are in its directory."""
-        return []
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """SIGTERM, on which the trainer saves and ends."""

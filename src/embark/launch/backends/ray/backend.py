@@ -25,7 +25,7 @@ from embark.launch.backend import (
     Status,
     checkpoints_of,
 )
-from embark.launch.backends.base import BaseBackend
+from embark.launch.backends.base import Backend
 from embark.launch.backends.ray.status import can_hold, events_of, line_of, resources_text, status_of
 from embark.launch.http import HttpClient
 from embark.launch.run_registry import now_s
@@ -65,7 +65,7 @@ def address() -> str:
     return DASHBOARD if started.exists() else ""
 
 
-class Ray(BaseBackend):
+class Ray(Backend):
     """The cluster at `address()` when a run is launched; afterwards the one that the run is in."""
 
     poll_s = 2.0

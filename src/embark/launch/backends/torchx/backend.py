@@ -1,16 +1,19 @@
-"""TorchX's Kubernetes scheduler: `torchx run` makes a Volcano job of the rendered component; kubectl follows it."""
+"""TorchX: its Kubernetes scheduler, which makes Volcano jobs, and on this machine its `local_cwd` scheduler."""
 
 import json
 import re
+import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from embark.catalog import load_catalog
 from embark.errors import MissingPackage, UserError
-from embark.formatting import to_one_line
-from embark.launch.backend import LaunchRequest, Resource, RunHandle
+from embark.formatting import pluralize, to_one_line
+from embark.launch.backend import LaunchRequest, LogLine, Resource, RunHandle
 from embark.launch.backends.kubernetes.backend import Kubernetes
 from embark.launch.backends.kubernetes.kubectl import (
     Cluster,
@@ -19,10 +22,12 @@ from embark.launch.backends.kubernetes.kubectl import (
     cluster_error,
     current_context,
 )
+from embark.launch.backends.kubernetes.status import KINDS
+from embark.launch.backends.local.backend import Local, num_gpus
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
-from embark.render.job import make_job
-from embark.render.targets.torchx import component
+from embark.render.job import dns_label, make_job
+from embark.render.targets.torchx import component, component_here
 from embark.spec import RunSpec
 from embark.store import write_atomic
 
@@ -31,6 +36,9 @@ APP = "app.json"
 SUBMIT_S = 120.0
 INSTALL_VOLCANO = ("helm repo add volcano-sh https://volcano-sh.github.io/helm-charts && helm install volcano "
                    "volcano-sh/volcano --namespace volcano-system --create-namespace; or another place.target")
+GRACE_S = 10
+"""From SIGTERM to SIGKILL, as TorchX has it."""
+_REPLICA = re.compile(r"(?:\x1b\[[0-9;]*m)*trainer/(\d+)(?:\x1b\[[0-9;]*m)* (.*)", re.DOTALL)
 
 
 class TorchX(Kubernetes):
@@ -56,15 +64,12 @@ class TorchX(Kubernetes):
         if now != cluster.context and not self._shell.is_dry:
             raise UserError(f"TorchX uses kubectl's current context, which is {now}, not {cluster.context}",
                             fix=f"kubectl config use-context {cluster.context}")
-        kubectl = self._kubectl(request.handle)
-        stem = f"{request.handle.where['object']}-"
         try:
-            jobs = kubectl.items(self._kind(request.handle).name)
+            jobs = self._jobs(request.handle)
         except NoSuchKind as error:
             raise NoSuchKind("the cluster has no Volcano, which TorchX's Kubernetes scheduler needs",
                              fix=INSTALL_VOLCANO) from error
-        same = [one["metadata"]["name"] for one in jobs
-                if re.fullmatch(re.escape(stem) + r"[a-z0-9]+", str(one["metadata"]["name"])) and not _has_ended(one)]
+        same = [one["metadata"]["name"] for one in jobs if not _has_ended(one)]
         if same:
             raise UserError(f"the Volcano job {same[0]} already exists in namespace {place.namespace}",
                             fix=f"embark status {request.handle.name}; embark cancel {request.handle.name} deletes it")
@@ -95,12 +100,15 @@ class TorchX(Kubernetes):
             return str(json.loads((folder / APP).read_text())["name"])
         except (OSError, ValueError, KeyError):
             pass
-        stem = f"{handle.where['object']}-"
-        kind = self._kind(handle).name
-        found = [one["metadata"] for one in self._kubectl(handle).items(kind)
-                 if re.fullmatch(re.escape(stem) + r"[a-z0-9]+", str(one["metadata"]["name"]))]
+        found = [one["metadata"] for one in self._jobs(handle)]
         newest = max(found, key=lambda one: str(one.get("creationTimestamp", "")), default=None)
         return str(newest["name"]) if newest else str(handle.where["object"])
+
+    def _jobs(self, handle: RunHandle) -> list[dict[str, Any]]:
+        """All attempts at this run: TorchX adds a mark to the name."""
+        name = re.compile(re.escape(f"{handle.where['object']}-") + r"[a-z0-9]+")
+        return [one for one in self._kubectl(handle).items(self._kind(handle).name)
+                if name.fullmatch(str(one["metadata"]["name"]))]
 
     def _small_objects(self, handle: RunHandle) -> list[str]:
         return []
@@ -130,7 +138,51 @@ def _app_name(out: str) -> str:
 
 
 def _has_ended(job: dict[str, object]) -> bool:
-    from embark.launch.backends.kubernetes.kinds import KINDS
+    return bool(KINDS["torchx"].read(job)["status"]["conditions"])
 
-    status = KINDS["torchx"].read(job)["status"]
-    return bool(status["conditions"])
+
+class TorchXLocal(Local):
+    """`place.nodes` replicas side by side, each as many ranks as there are GPUs for it."""
+
+    def handle_of(self, spec: RunSpec) -> RunHandle:
+        handle, place = super().handle_of(spec), spec.place
+        found = 0 if place.device == "cpu" else num_gpus()
+        num_ranks = max(1, found // place.nodes)
+        where = {**handle.where, "folder": str(registry_dir() / "torchx" / spec.name), "num_ranks": num_ranks,
+                 "num_nodes": place.nodes, "use_gpu": int(found > 0), "grace_s": GRACE_S, "port": _free_port()}
+        title = f"{spec.name} on this machine, by TorchX: {pluralize(place.nodes * num_ranks, 'rank')}"
+        return replace(handle, backend="torchx-local", where=where, title=title)
+
+    def check(self, request: LaunchRequest) -> None:
+        require_torchx(is_dry=self._shell.is_dry)
+        super().check(request)
+
+    def submit(self, request: LaunchRequest) -> None:
+        where = request.handle.where
+        folder = Path(str(where["folder"]))
+        if not self._shell.is_dry:
+            write_atomic(folder / COMPONENT, component_here(
+                name=dns_label(request.handle.name), num_nodes=int(where["num_nodes"]),
+                num_processes=int(where["num_ranks"]), use_gpu=bool(where["use_gpu"]), python=sys.executable,
+                spec_path=str(folder / "spec.toml"), port=int(where["port"]),
+                # TorchX kills what has not ended ten seconds after SIGTERM.
+                env={"PYTHONUNBUFFERED": "1", "EMBARK_GRACE_S": str(GRACE_S - 2)}))
+        super().submit(request)
+
+    def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
+        for line in super().logs(handle, follow=follow):
+            match = _REPLICA.fullmatch(line.text)
+            if match:
+                yield replace(line, source=f"machine {match[1]}", text=match[2], index=int(match[1]))
+            else:
+                yield replace(line, source="torchx", index=None)
+
+    def _command(self, handle: RunHandle, folder: Path) -> list[str]:
+        return [sys.executable, "-m", "torchx.cli.main", "run", "--workspace", "", "--scheduler", "local_cwd",
+                "--scheduler_args", f"log_dir={folder / 'replicas'}", f"{folder / COMPONENT}:train"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

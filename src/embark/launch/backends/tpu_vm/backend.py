@@ -27,8 +27,7 @@ from embark.render.job import Job, make_job
 from embark.render.location import location_of
 from embark.render.settings import grace_s
 from embark.render.shell_text import Shell as ShellText
-from embark.render.shell_text import script
-from embark.render.steps import substitute
+from embark.render.shell_text import script, substitute
 from embark.render.targets import tpu_vm
 from embark.render.targets.vm_node import STATE
 from embark.spec import RunSpec

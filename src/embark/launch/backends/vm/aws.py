@@ -11,11 +11,10 @@ from embark.errors import UserError
 from embark.launch.backend import Resource, RunEvent, time_s
 from embark.launch.backends.ssh import Host
 from embark.launch.backends.vm.clouds import Cloud, Machine, MachineState, from_environment
-from embark.render.clouds.aws import vm as vm_aws
+from embark.render.clouds import aws as vm_aws
 from embark.render.job import Job
 from embark.render.location import location_of
-from embark.render.shell_text import Shell, variable
-from embark.render.steps import Step
+from embark.render.shell_text import Shell, Step, variable
 from embark.store import write_atomic
 
 STATES: dict[str, MachineState] = {

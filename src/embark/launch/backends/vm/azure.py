@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 from embark.launch.backend import RunEvent, time_s
 from embark.launch.backends.ssh import Host
 from embark.launch.backends.vm.clouds import Cloud, Machine, MachineState, from_environment
-from embark.render.clouds.azure import vm as vm_azure
+from embark.render.clouds import azure as vm_azure
 from embark.render.job import Job
 from embark.render.location import location_of
-from embark.render.shell_text import variable
-from embark.render.steps import Step
+from embark.render.shell_text import Step, variable
 
 FROM = "EMBARK_SSH_FROM"
 """The addresses that port 22 is open to, as Azure writes them; unset: all."""

@@ -6,7 +6,6 @@ The supervisor on each machine restarts its ranks. Machines that are lost are re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 
 from embark.catalog import load_catalog
 from embark.errors import Fault, UserError
@@ -21,10 +20,13 @@ from embark.launch.backends.machines import (
     settings_of,
 )
 from embark.launch.backends.ssh import Host, Unreachable, make_key, write_known_hosts
+from embark.launch.backends.vm.aws import Aws
+from embark.launch.backends.vm.azure import Azure
 from embark.launch.backends.vm.clouds import Cloud, Machine
+from embark.launch.backends.vm.gcp import Gcp
 from embark.launch.run_registry import registry_dir
 from embark.launch.supervised import SupervisorState, job_json, status_of
-from embark.render.clouds.aws.vm import plugin_text
+from embark.render.clouds.aws import plugin_text
 from embark.render.command import SPEC_PATH
 from embark.render.job import Job, make_job
 from embark.render.pod import config_data
@@ -38,7 +40,7 @@ READY = "/run/embark-ready"
 """Gone after a reboot, and with it what was on the machine's own disks."""
 POWER_OFF_AFTER_S = 1800
 """From the run's end: time to read the logs, without paying all night."""
-CLOUDS = {"aws": "Aws", "azure": "Azure", "gcp": "Gcp"}
+CLOUDS: dict[str, type[Cloud]] = {"aws": Aws, "azure": Azure, "gcp": Gcp}
 
 
 class Vm(MachinesBackend):
@@ -189,8 +191,7 @@ class Vm(MachinesBackend):
 
 
 def cloud_class(name: str) -> type[Cloud]:
-    found: type[Cloud] = getattr(import_module(f"embark.launch.backends.vm.{name}"), CLOUDS[name])
-    return found
+    return CLOUDS[name]
 
 
 def machine_files(job: Job, index: int, master: str) -> Mapping[str, str]:

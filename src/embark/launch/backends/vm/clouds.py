@@ -18,7 +18,7 @@ from embark.launch.explanations import explain
 from embark.launch.shell import CommandResult, Shell
 from embark.render.job import Job
 from embark.render.location import Location, location_of
-from embark.render.steps import Step, substitute
+from embark.render.shell_text import Step, substitute
 
 CHANGE_S = 1200.0
 """For a command that creates or deletes something: some return only when it is done."""

@@ -7,11 +7,10 @@ from embark.errors import UserError
 from embark.launch.backend import RunEvent, time_s
 from embark.launch.backends.ssh import Host
 from embark.launch.backends.vm.clouds import Cloud, Machine, MachineState, from_environment
-from embark.render.clouds.gcp import vm as vm_gcp
+from embark.render.clouds import gcp as vm_gcp
 from embark.render.job import Job
 from embark.render.location import location_of
-from embark.render.shell_text import option, variable
-from embark.render.steps import Step
+from embark.render.shell_text import Step, option, variable
 
 TUNNEL = "35.235.240.0/20"
 """Where the traffic of Identity-Aware Proxy comes from."""

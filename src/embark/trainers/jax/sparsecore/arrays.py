@@ -44,9 +44,7 @@ def cut_rows(mesh: Mesh, cores: int, num_rows: int) -> Callable[..., jax.Array]:
     return jax.jit(jax.shard_map(cut, mesh=mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False))
 
 
-def lay_out(
-    held: dict[int, NDArray[Any]], shape: jax.ShapeDtypeStruct, world: World, block_bytes: int
-) -> jax.Array:
+def lay_out(held: dict[int, NDArray[Any]], shape: jax.ShapeDtypeStruct, world: World, block_bytes: int) -> jax.Array:
     """Into an array that lies as SparseCores want it, a block of every device at a time: turned over as a whole, it
     would need the memory of several."""
     rows = next(iter(held.values()))

@@ -21,10 +21,10 @@ from embark.trainers.jax.step import Body, Programs, State, state_shapes, state_
 def make_programs(spec: RunSpec, layout: Layout, mesh: Mesh, precision: str) -> Programs:
     """Nothing is compiled before the first call."""
     body = _OnSparseCores(spec, layout, precision)
-    specs, rows, whole = state_specs(spec, layout), P(AXIS), P()
+    specs, rows, replicated = state_specs(spec, layout), P(AXIS), P()
     mapped = partial(jax.shard_map, mesh=mesh, check_vma=False)
-    train = mapped(body.train, in_specs=(specs, rows, whole, whole), out_specs=(specs, whole))
-    evaluate = mapped(body.evaluate, in_specs=(specs, rows, rows), out_specs=(rows, whole))
+    train = mapped(body.train, in_specs=(specs, rows, replicated, replicated), out_specs=(specs, replicated))
+    evaluate = mapped(body.evaluate, in_specs=(specs, rows, rows), out_specs=(rows, replicated))
     # The compiler would lay tables out for the matrix units, and turn them over at every step.
     forms = jax.tree.map(lambda shape: shape.format, state_shapes(spec, layout, mesh))
     after = (forms, NamedSharding(mesh, P()))

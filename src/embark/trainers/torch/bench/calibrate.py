@@ -14,8 +14,8 @@ from embark.errors import UserError
 from embark.model.placement import Cluster
 from embark.plan.calibration import CPU, Calibration, Rates, calibration_path, clear_cache, read_calibrations, to_toml
 from embark.plan.fit import Measurement, fit_calibration, one_rank_placement
-from embark.plan.local import match_gpu
 from embark.plan.memory import device_parts, host_parts
+from embark.plan.predict import match_gpu
 from embark.plan.step_time import step_time
 from embark.spec import ModelSpec, RunSpec, Table
 from embark.store import write_atomic
@@ -112,7 +112,7 @@ def measure_rates(spec: RunSpec) -> DeviceRates:
     import torch
 
     from embark.trainers.torch.bench.roofline import bandwidth, matrix_rate, upload_rate
-    from embark.trainers.torch.precision import set_matmul_precision
+    from embark.trainers.torch.trainer import set_matmul_precision
     from embark.trainers.torch.world import join
 
     with join(spec.place) as world:

@@ -11,7 +11,7 @@ from embark.spec import RunSpec
 from embark.trainers.bench import NUM_BATCHES, BenchResult, Ceiling, Contender, first_batches, time_contender
 from embark.trainers.torch.bench.contenders import Embark, Stock
 from embark.trainers.torch.bench.roofline import roofline
-from embark.trainers.torch.precision import choose_precision, set_matmul_precision
+from embark.trainers.torch.trainer import choose_precision, set_matmul_precision
 from embark.trainers.torch.world import World, join
 
 

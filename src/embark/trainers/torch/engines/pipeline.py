@@ -13,7 +13,7 @@ from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist,
 from torchrec.distributed.types import ShardingPlan
 
 from embark.data import Loader, Source
-from embark.run.trouble import Trouble
+from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
 from embark.trainers.torch.batch import ToDevice
 from embark.trainers.torch.metrics import MetricWindow

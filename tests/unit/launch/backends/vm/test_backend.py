@@ -25,8 +25,7 @@ from embark.errors import Interrupted, SpecError, UserError
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.vm.backend import Vm, machine_files
 from embark.launch.backends.vm.clouds import command_error
-from embark.launch.launching import supervise
-from embark.launch.price import estimate_launch
+from embark.launch.launching import estimate_launch, supervise
 from embark.launch.run_registry import find_run
 from embark.launch.shell import CommandResult, DryRunShell
 from embark.render.job import make_job

@@ -7,7 +7,7 @@ import pytest
 
 from embark.data import Batch
 from embark.errors import DataError, EmbarkError, UserError
-from embark.run.trouble import refuse_trouble
+from embark.run.evaluation import refuse_trouble
 from embark.trainers.torch.engines.cuda_graph.batch_layout import PackedLayout
 
 RAGGED = ("data.ragged=true", "model.tables=[{name='a', rows=9, multi_hot=4, pooling='mean'}, "

@@ -18,9 +18,8 @@ from embark.data import Batch, Loader, Source
 from embark.data.loader import RawLoader, num_together
 from embark.data.prepared.layout import Layout
 from embark.data.prepared.source import RawBatches
-from embark.trainers.torch.batch import pinned
+from embark.trainers.torch.batch import RawDecoder, pinned
 from embark.trainers.torch.engines.pipeline import Part
-from embark.trainers.torch.raw_decode import RawDecoder
 
 ALIGNMENT = 64
 MAX_IN_FLIGHT = 4

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from embark.data import Source
-from embark.run.trouble import Trouble
+from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
 from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, HostBuffer
 from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes

@@ -1,0 +1,348 @@
+"""Any delimited text: rows cut where quotes allow it, fields parsed by pyarrow, wrong ones counted."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from embark.data.prepare.inputs import InputFile, Inputs
+from embark.data.prepare.row_parser import Location, RowParser
+from embark.data.prepare.rows import BadRow, RawRows, Segment
+from embark.data.prepare.schema import Schema
+from embark.data.prepare.text_stream import RowBlock, Runaway, TextStream, cut_rows, head, is_gzip, without_odd_rows
+from embark.errors import DataError, MissingPackage, nearest
+from embark.spec.data import PrepareSpec
+
+BOM = b"\xef\xbb\xbf"
+_SCAN_BYTES = 8 << 20
+_HEADER_BYTES = 1 << 20
+_STAND_INS = (b"\x1f", b"\x1e", b"\x1d", b"\x1c", b"\x02", b"\x01")
+"""Characters that text does not have: one of them takes the place of a delimiter of several."""
+_MAX_CHUNK_BYTES = 1 << 30
+
+
+class CsvReader:
+    """Delimited text, plain or gzip."""
+
+    def __init__(self, schema: Schema, prepare: PrepareSpec, inputs: Inputs) -> None:
+        try:
+            import pyarrow.csv  # noqa: F401
+        except ImportError as error:
+            raise MissingPackage("pyarrow reads delimited text", fix="pip install 'embark-rec[columns]'") from error
+        self._schema, self._inputs = schema, inputs
+        self._parser = RowParser(schema, prepare)
+        self._delimiter = schema.delimiter.encode()
+        self._has_quotes = len(self._delimiter) == 1
+        """A delimiter of several characters knows no quotes."""
+
+    def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
+        """Pieces of about that size, cut between rows. Gzip cannot be entered in the middle, and to look for quotes
+        in a remote file would be to fetch it twice: these are one segment each."""
+        one = [Segment(file, 0, 0, file.size_bytes)]
+        is_remote = self._inputs.local_path(file.uri) is None
+        if file.size_bytes <= segment_bytes or is_remote or is_gzip(self._inputs, file):
+            return one
+        cuts = self._cuts_by_quotes(file, segment_bytes) if self._finds_quote(file) else self._cuts(file, segment_bytes)
+        bounds = [0, *cuts, file.size_bytes]
+        return [Segment(file, i, start, stop) for i, (start, stop) in enumerate(pairwise(bounds))]
+
+    def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
+        """The segment's rows in order."""
+        file, has_header = segment.file, False
+        columns: Sequence[str] = self._schema.columns
+        if self._schema.has_header:
+            columns, has_header = self._columns_of(file)
+        stream = TextStream(self._inputs, file, segment.start, segment.stop, min(chunk_bytes, _MAX_CHUNK_BYTES))
+        pieces, first_byte = stream.pieces, segment.start
+        if segment.start == 0:
+            pieces, first_byte = _without_bom(pieces)
+        is_header_next, line = has_header and segment.start == 0, 0
+        for cut in cut_rows(pieces, self._delimiter, has_quotes=self._has_quotes, first_byte=first_byte):
+            num_lines, line = cut.stop_line - line, cut.stop_line
+            if isinstance(cut, Runaway):
+                if is_header_next:
+                    raise DataError(f"{file.uri}: the header cannot be read: {cut.why}")
+                location = Location(np.zeros(0, np.int64), np.zeros(0, np.int64), num_lines, stream.take_read_bytes(),
+                              [BadRow(cut.line, cut.why)])
+                yield self._parser.parse(_empty(columns).column, location, file.uri)
+                continue
+            text, rows = cut.text, np.flatnonzero(~cut.is_blank)
+            if is_header_next and len(rows):
+                behind = int(cut.starts[rows[0] + 1] - cut.starts[0]) if rows[0] + 1 < len(cut.starts) else len(text)
+                text, rows, is_header_next = text[behind:], rows[1:], False
+            table, wrong = self._parse(text, columns, file)
+            bad = [BadRow(int(cut.lines[rows[number]]), f"its fields are {fields} instead of {len(columns)}")
+                   for number, fields in wrong.items()]
+            rows = np.delete(rows, list(wrong))
+            if table.num_rows != len(rows):
+                raise DataError(f"{file.uri}: {len(rows)} rows were counted from byte {cut.starts[0]:,} on, "
+                                f"and {table.num_rows} read", fix="say so to the authors of Embark, with the lines")
+            location = Location(cut.lines[rows], cut.starts[rows], num_lines, stream.take_read_bytes(), bad)
+            yield self._parser.parse(table.column, location, file.uri)
+
+    def _parse(self, text: bytes, columns: Sequence[str], file: InputFile) -> tuple[Any, dict[int, int]]:
+        """The wanted columns as bytes; and of the rows with a wrong number of fields, which are left out, that number
+        by their position among those that are not empty lines."""
+        import pyarrow as pa
+
+        delimiter = self._delimiter
+        if len(delimiter) > 1:
+            _refuse_quotes(text, delimiter, file)
+            stand_in = next((c for c in _STAND_INS if c not in text), None)
+            if stand_in is None:
+                raise DataError(f"{file.uri}: is not text: it has control characters of every kind")
+            text, delimiter = text.replace(delimiter, stand_in), stand_in
+        try:
+            return self._table(text, delimiter, columns), {}
+        except pa.ArrowInvalid:
+            # pyarrow could leave them out itself, except those that are not UTF-8.
+            text, wrong = without_odd_rows(text, delimiter, len(columns), has_quotes=self._has_quotes)
+        try:
+            return self._table(text, delimiter, columns), wrong
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{file.uri}: is not delimited text that can be read: {error}") from error
+
+    def _table(self, text: bytes, delimiter: bytes, columns: Sequence[str]) -> Any:
+        import pyarrow as pa
+        import pyarrow.csv as arrow_csv
+
+        if not text:
+            return _empty(columns)
+        has_quotes, wanted = self._has_quotes and b'"' in text, self._parser.columns
+        return arrow_csv.read_csv(
+            pa.py_buffer(text),
+            read_options=arrow_csv.ReadOptions(column_names=list(columns), use_threads=False, block_size=len(text) + 1),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=delimiter.decode("latin-1"), quote_char='"' if has_quotes else False,
+                newlines_in_values=has_quotes, ignore_empty_lines=True),
+            convert_options=arrow_csv.ConvertOptions(
+                check_utf8=False, column_types={name: pa.binary() for name in wanted}, include_columns=wanted,
+                strings_can_be_null=False),
+        )
+
+    def _columns_of(self, file: InputFile) -> tuple[Sequence[str], bool]:
+        """The columns in this file's own order, and whether it has a header: pieces that `split` made have none."""
+        text = head(self._inputs, file, _HEADER_BYTES).removeprefix(BOM)
+        first = next((row for row in fields_of(text, self._schema.delimiter) if row), [])
+        names = header_names(first)
+        known = self._schema.columns
+        if twice := [name for name in self._parser.columns if names.count(name) > 1]:
+            raise DataError(f"{file.uri}: has two columns named {twice[0]!r}", fix="rename one of them")
+        lacking = [name for name in self._parser.columns if name not in names]
+        if not lacking:
+            return names, True
+        if len(names) == len(known) and not set(names) & set(known):
+            return known, False
+        raise DataError(f"{file.uri}: its header has no column " + ", ".join(map(repr, lacking)),
+                        fix=nearest(lacking[0], names) + " Every file has the columns of the first one")
+
+    def _finds_quote(self, file: InputFile) -> bool:
+        if not self._has_quotes:
+            return False
+        return any(b'"' in self._inputs.read(file.uri, start, _SCAN_BYTES)
+                   for start in range(0, file.size_bytes, _SCAN_BYTES))
+
+    def _cuts(self, file: InputFile, segment_bytes: int) -> list[int]:
+        """Behind the first line end from each multiple of `segment_bytes` on."""
+        cuts: list[int] = []
+        for target in range(segment_bytes, file.size_bytes, segment_bytes):
+            at = max(target, cuts[-1] if cuts else 0)
+            while at < file.size_bytes:
+                some = self._inputs.read(file.uri, at, 1 << 16)
+                end = some.find(b"\n")
+                at += len(some) if end < 0 else end + 1
+                if end >= 0 or not some:
+                    break
+            if at < file.size_bytes and at > (cuts[-1] if cuts else 0):
+                cuts.append(at)
+        return cuts
+
+    def _cuts_by_quotes(self, file: InputFile, segment_bytes: int) -> list[int]:
+        """The same where a line end may be within quotes, which takes reading from the start."""
+        cuts: list[int] = []
+        target = segment_bytes
+        pieces, first_byte = _without_bom(TextStream(self._inputs, file, 0, file.size_bytes, _SCAN_BYTES).pieces)
+        for cut in cut_rows(pieces, self._delimiter, first_byte=first_byte):
+            if not isinstance(cut, RowBlock):
+                continue
+            while (position := int(np.searchsorted(cut.starts, target))) < len(cut.starts):
+                cuts.append(int(cut.starts[position]))
+                target = cuts[-1] - cuts[-1] % segment_bytes + segment_bytes
+        return cuts
+
+
+def fields_of(text: bytes, delimiter: str) -> Iterator[list[str]]:
+    """Rows of text as Python's csv reads them: for the few that a header or a guess needs."""
+    words = text.decode("utf-8", errors="replace").replace("\0", "\ufffd")
+    if len(delimiter) > 1:
+        yield from (line.split(delimiter) if line else [] for line in words.splitlines())
+        return
+    csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
+    try:
+        yield from csv.reader(io.StringIO(words, newline=""), delimiter=delimiter)
+    except csv.Error:
+        return
+
+
+def header_names(cells: Sequence[str]) -> tuple[str, ...]:
+    """Names of the columns; one without, such as the index that pandas writes, is named by its place."""
+    return tuple(cell.strip() or f"column_{position}" for position, cell in enumerate(cells))
+
+
+def _empty(columns: Sequence[str]) -> Any:
+    import pyarrow as pa
+
+    return pa.table({name: pa.array([], pa.binary()) for name in columns})
+
+
+def _without_bom(pieces: Iterator[bytes]) -> tuple[Iterator[bytes], int]:
+    first = next(pieces, b"")
+    while 0 < len(first) < len(BOM) and (more := next(pieces, b"")):
+        first += more
+    has_bom = first.startswith(BOM)
+
+    def rest() -> Iterator[bytes]:
+        yield first[len(BOM) :] if has_bom else first
+        yield from pieces
+
+    return rest(), len(BOM) if has_bom else 0
+
+
+def _refuse_quotes(text: bytes, delimiter: bytes, file: InputFile) -> None:
+    if b'"' not in text:
+        return
+    mark = re.escape(delimiter)
+    if re.search(rb'(?:\A|\n|' + mark + rb')"[^"\n]*"(?:' + mark + rb'|\r?\n|\Z)', text):
+        raise DataError(f"{file.uri}: has fields in quotes between delimiters of {len(delimiter)} characters",
+                        fix="write the file with a delimiter of one character, or without the quotes")
+
+
+_MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 1_024, 1 << 20
+_READ_BYTES = 1 << 20
+"""What is read of a column at a time."""
+
+
+class ParquetReader:
+    """Parquet files, NVTabular's and Spark's among them."""
+
+    def __init__(self, schema: Schema, prepare: PrepareSpec, inputs: Inputs) -> None:
+        self._schema, self._inputs = schema, inputs
+        self._parser = RowParser(schema, prepare)
+
+    def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
+        """Row groups, as many as come to about that size in the file."""
+        with open_parquet(self._inputs, file) as parquet:
+            metadata = parquet.metadata
+            sizes = [_stored_bytes(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
+        found: list[Segment] = []
+        start = size_bytes = 0
+        for group, size in enumerate(sizes):
+            size_bytes += size
+            if size_bytes >= segment_bytes or group == len(sizes) - 1:
+                found.append(Segment(file, len(found), start, group + 1))
+                start, size_bytes = group + 1, 0
+        return found
+
+    def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
+        """The segment's rows in order."""
+        import pyarrow as pa
+
+        file, line = segment.file, 0
+        with open_parquet(self._inputs, file) as parquet:
+            self._check_columns(file, parquet.schema_arrow.names)
+            groups = range(segment.start, segment.stop)
+            metadata = parquet.metadata
+            position = sum(metadata.row_group(i).num_rows for i in range(segment.start))
+            batch_rows = self._batch_rows(metadata, groups, chunk_bytes)
+            stored = sum(_stored_bytes(metadata.row_group(i)) for i in groups)
+            bytes_per_row = stored / max(1, sum(metadata.row_group(i).num_rows for i in groups))
+            try:
+                for batch in parquet.iter_batches(batch_rows, list(groups), self._parser.columns, use_threads=False):
+                    num_rows = batch.num_rows
+                    lines = np.arange(line, line + num_rows)
+                    location = Location(lines, lines + position, num_rows, int(bytes_per_row * num_rows))
+                    yield self._parser.parse(batch.column, location, file.uri)
+                    line += num_rows
+            except (pa.ArrowException, OSError) as error:
+                raise broken(file, error) from error
+
+    def _check_columns(self, file: InputFile, names: list[str]) -> None:
+        lacking = [name for name in self._parser.columns if name not in names]
+        if lacking:
+            raise DataError(f"{file.uri}: has no column " + ", ".join(map(repr, lacking)),
+                            fix=nearest(lacking[0], names) + " Every file has the columns of the first one")
+
+    def _batch_rows(self, metadata: Any, groups: range, chunk_bytes: int) -> int:
+        """Rows that come to `chunk_bytes` when they are unpacked."""
+        num_rows = max(1, sum(metadata.row_group(i).num_rows for i in groups))
+        wanted, size = set(self._parser.columns), 0
+        for group in groups:
+            columns = metadata.row_group(group)
+            for i in range(columns.num_columns):
+                column = columns.column(i)
+                if column.path_in_schema.split(".")[0] in wanted:
+                    # Repeated words are stored once, and unpacked each time.
+                    size += max(column.total_uncompressed_size, 8 * column.num_values)
+        return min(max(int(chunk_bytes * num_rows / max(size, 1)), _MIN_BATCH_ROWS), _MAX_BATCH_ROWS)
+
+
+def open_parquet(inputs: Inputs, file: InputFile) -> Any:
+    """A `pyarrow.parquet.ParquetFile`, or an error that says which file is none."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingPackage(f"{file.uri}: pyarrow reads Parquet", fix="pip install 'embark-rec[columns]'") from error
+    path = inputs.local_path(file.uri)
+    source = path if path is not None else pa.PythonFile(_Ranges(inputs, file), mode="r")
+    try:
+        return pyarrow.parquet.ParquetFile(source, memory_map=path is not None, buffer_size=_READ_BYTES,
+                                           pre_buffer=False)
+    except (pa.ArrowException, OSError) as error:
+        raise broken(file, error) from error
+
+
+def broken(file: InputFile, error: Exception) -> DataError:
+    """It is cut short, damaged or something else."""
+    return DataError(f"{file.uri}: is not a Parquet file that can be read: {str(error).splitlines()[0]}",
+                     fix="copy or write it again; a Parquet file ends with its index, so one cut short is lost")
+
+
+def _stored_bytes(group: Any) -> int:
+    return sum(group.column(i).total_compressed_size for i in range(group.num_columns))
+
+
+class _Ranges(io.RawIOBase):
+    """A remote file that fetches only the bytes that are read."""
+
+    def __init__(self, inputs: Inputs, file: InputFile) -> None:
+        super().__init__()
+        self._inputs, self._file = inputs, file
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        return self._file.size_bytes
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size_bytes}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._file.size_bytes - self._at)
+        data = self._inputs.read(self._file.uri, self._at, left if size < 0 else min(size, left))
+        self._at += len(data)
+        return data

@@ -1,0 +1,327 @@
+"""AWS: the EKS cluster, plain EC2 machines, FSx for Lustre and Mountpoint for S3."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from embark.render.folder import File
+from embark.render.job import Job
+from embark.render.location import Bucket, Location, data_source, location_of, object_store_paths
+from embark.render.scripts import script_file
+from embark.render.shell_text import Shell, Step, Words, render_template, variable
+from embark.render.targets.vm_node import about_machines, cloud_init, refuse_volume
+from embark.render.yaml_text import note, yaml_text
+
+AMI = "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+"""Amazon's base image with NVIDIA's driver, EFA and Docker, whatever is the newest."""
+FIND_PLUGIN = """
+# Where Amazon's image keeps NCCL's plugin for EFA, without which traffic falls back to TCP.
+export LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu:/opt/amazon/efa/lib"""
+ROLE_TRUST = {"Version": "2012-10-17", "Statement": [
+    {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}]}
+_REGION = ("--region", variable("REGION"))
+_MANAGED = ("AmazonSSMManagedInstanceCore", "CloudWatchAgentServerPolicy")
+KUBERNETES_VERSION = "1.34"
+"""eksctl 0.230's default; in standard support."""
+SYSTEM_MACHINE = "m7i.large"
+READ_ACTIONS = ["s3:GetObject"]
+WRITE_ACTIONS = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
+FILLED_BY = "storage.sh substitutes the file system's id and names."
+BUCKET_NEEDS = "It needs the add-on aws-mountpoint-s3-csi-driver."
+
+
+def render_vm(job: Job) -> list[File]:
+    """`vm.sh`, `cloud_init.yaml`, and the machines' role."""
+    refuse_volume(job)
+    policy, num = role_policy(job), num_cards(job)
+    values = {
+        "ami": AMI, "num_cards": num, "cards": card_words(max(2, num)), "subnet_words": subnet_words(),
+        "group": group_words(job), "start_words": start_words(job, location_of(job)), "end_words": end_words(),
+        "role_steps": role_steps(job, "file://vm_role_trust.json", "file://vm_role_policy.json"),
+        "placement_step": placement_step(),
+    }
+    return [
+        script_file("vm.sh", "aws/vm.sh.j2", job, about=about_machines(job), **values),
+        cloud_init(job, render_template("aws/find_rank.sh") + plugin_text(job)),
+        File("vm_role_trust.json", json.dumps(ROLE_TRUST, indent=2) + "\n"),
+        *([File("vm_role_policy.json", json.dumps(policy, indent=2) + "\n")] if policy["Statement"] else []),
+    ]
+
+
+def plugin_text(job: Job) -> str:
+    """For the program of a machine that has EFA and no image: that brings its own."""
+    return FIND_PLUGIN if job.cloud == "aws" and num_cards(job) and not job.spec.place.image else ""
+
+
+def num_cards(job: Job) -> int:
+    """Fabric devices of a machine that are used: none where it is alone."""
+    return job.machine.num_fabric_devices or 0 if job.num_nodes > 1 and location_of(job).has_fabric else 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWords:
+    """Of the security group, which must be asked for by what others printed: `$vpc` and `$id`."""
+
+    vpc: Words
+    find: Words
+    create: Words
+    rules: tuple[Words, ...]
+    remove: Words
+
+
+def group_words(job: Job) -> GroupWords:
+    permission = ("--group-id", Shell('"$id"'), "--ip-permissions",
+                  Shell('"IpProtocol=-1,UserIdGroupPairs=[{GroupId=$id}]"'))
+    rules = [("aws", "ec2", "authorize-security-group-ingress", *_REGION, *permission)]
+    if num_cards(job):  # EFA wants the group named outward too
+        rules.append(("aws", "ec2", "authorize-security-group-egress", *_REGION, *permission))
+    return GroupWords(
+        vpc=("aws", "ec2", "describe-subnets", *_REGION, "--subnet-ids", variable("SUBNET_ID"),
+             "--query", "Subnets[0].VpcId", "--output", "text"),
+        find=("aws", "ec2", "describe-security-groups", *_REGION, "--filters",
+              Shell('"Name=group-name,Values=embark-$NAME"'), Shell('"Name=vpc-id,Values=$vpc"'),
+              "--query", "SecurityGroups[0].GroupId", "--output", "text"),
+        create=("aws", "ec2", "create-security-group", *_REGION, "--group-name", Shell('"embark-$NAME"'),
+                "--description", "Machines of one Embark run", "--vpc-id", Shell('"$vpc"'),
+                "--query", "GroupId", "--output", "text"),
+        rules=tuple(rules),
+        remove=("aws", "ec2", "delete-security-group", *_REGION, "--group-id", Shell('"$id"')))
+
+
+def role_policy(job: Job) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": bucket_statements(job)}
+
+
+def role_steps(job: Job, trust: str, policy: str) -> list[Step]:
+    """Each by itself: one that was cut off goes on. `trust` and `policy` are documents, or file://… of them."""
+    role, profile = ("--role-name", Shell('"embark-$NAME"')), ("--instance-profile-name", Shell('"embark-$NAME"'))
+    managed = [("--policy-arn", f"arn:aws:iam::aws:policy/{name}") for name in _MANAGED]
+    named = [("--policy-name", "buckets")] if bucket_statements(job) else []
+    return [
+        Step("the role of its machines",
+             (("aws", "iam", "create-role", *role, "--assume-role-policy-document", trust),),
+             unless=("aws", "iam", "get-role", *role),
+             remove=(*(("aws", "iam", "delete-role-policy", *role, *name) for name in named),
+                     *(("aws", "iam", "detach-role-policy", *role, *one) for one in managed),
+                     ("aws", "iam", "delete-role", *role))),
+        *(Step("", (("aws", "iam", "put-role-policy", *role, *name, "--policy-document", policy),)) for name in named),
+        *(Step("", (("aws", "iam", "attach-role-policy", *role, *one),)) for one in managed),
+        Step("the instance profile of its machines",
+             (("aws", "iam", "create-instance-profile", *profile),
+              ("aws", "iam", "add-role-to-instance-profile", *profile, *role)),
+             unless=("aws", "iam", "get-instance-profile", *profile),
+             remove=(("aws", "iam", "remove-role-from-instance-profile", *profile, *role),
+                     ("aws", "iam", "delete-instance-profile", *profile)),
+             wait_s=15),
+    ]
+
+
+def placement_step() -> Step:
+    name = ("--group-name", Shell('"embark-$NAME"'))
+    return Step("the placement group of its machines",
+                (("aws", "ec2", "create-placement-group", *_REGION, *name, "--strategy", "cluster"),),
+                unless=("aws", "ec2", "describe-placement-groups", *_REGION, "--group-names",
+                        Shell('"embark-$NAME"')),
+                remove=(("aws", "ec2", "delete-placement-group", *_REGION, *name),))
+
+
+def start_words(job: Job, location: Location) -> Words:
+    """One machine, number `$1`. `$USER_DATA` is the file that it is given."""
+    words: list[str] = [
+        "aws", "ec2", "run-instances", *_REGION, "--image-id", variable("AMI"),
+        "--instance-type", location.machine_type, "--count", "1",
+        "--iam-instance-profile", Shell('"Name=embark-$NAME"'),
+        "--user-data", Shell('"fileb://$USER_DATA"'),
+        "--metadata-options", "HttpTokens=required,HttpPutResponseHopLimit=2,InstanceMetadataTags=enabled",
+        "--block-device-mappings", "DeviceName=/dev/sda1,Ebs={VolumeSize=200,VolumeType=gp3}",
+        "--instance-initiated-shutdown-behavior", "terminate",
+        "--tag-specifications",
+        Shell('"ResourceType=instance,Tags=[{Key=Name,Value=$NAME-$1},{Key=embark-run,Value=$NAME},'
+              '{Key=embark-rank,Value=$1}]"'),
+    ]
+    if job.num_nodes > 1:
+        words += ["--placement", Shell('"GroupName=embark-$NAME,AvailabilityZone=$ZONE"')]
+    if job.spec.place.spot:
+        words += ["--instance-market-options",
+                  "MarketType=spot,SpotOptions={SpotInstanceType=one-time,InstanceInterruptionBehavior=terminate}"]
+    if num_cards(job):
+        return (*words, "--network-interfaces", Shell('"${CARDS[@]}"'))
+    return (*words, "--subnet-id", variable("SUBNET_ID"), "--security-group-ids", variable("GROUP_ID"))
+
+
+def card_words(num: int) -> list[Shell]:
+    """One card for traffic of every kind, the rest for the fabric alone."""
+    kinds = ["efa", *["efa-only"] * (num - 1)]
+    return [Shell(f'"NetworkCardIndex={index},DeviceIndex={min(index, 1)},InterfaceType={kind},'
+                  'SubnetId=$SUBNET_ID,Groups=$GROUP_ID"') for index, kind in enumerate(kinds)]
+
+
+def subnet_words() -> Words:
+    """The zone's own subnet, where the account has kept it."""
+    return ("aws", "ec2", "describe-subnets", *_REGION, "--filters",
+            Shell('"Name=availability-zone,Values=$ZONE"'), "Name=default-for-az,Values=true",
+            "--query", "Subnets[0].SubnetId", "--output", "text")
+
+
+def end_words() -> Words:
+    return ("aws", "ec2", "terminate-instances", *_REGION, "--instance-ids", Shell('"$id"'))
+
+
+def render_eks(job: Job) -> list[File]:
+    """`eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
+    location = location_of(job)
+    about = (f"An EKS cluster with {job.num_nodes} x {job.machine.name} in {location.zone}. "
+             "eks_cluster.sh makes it; by hand: eksctl create cluster -f eks_cluster.yaml")
+    return [
+        File("eks_cluster.yaml", yaml_text([cluster_config(job)], about=about)),
+        script_file("eks_cluster.sh", "aws/cluster.sh.j2", job),
+    ]
+
+
+def cluster_config(job: Job) -> dict[str, Any]:
+    """An `eksctl.io/v1alpha5` ClusterConfig."""
+    location = location_of(job)
+    zones = [location.zone, _other_zone(location.zone)]
+    config: dict[str, Any] = {
+        "apiVersion": "eksctl.io/v1alpha5",
+        "kind": "ClusterConfig",
+        "metadata": {"name": location.cluster, "region": location.region, "version": KUBERNETES_VERSION,
+                     "tags": {"embark": location.cluster}},
+        "availabilityZones": note(zones, "The control plane wants two zones; the GPU machines stand in the first."),
+        "vpc": {"nat": {"gateway": note("Single", "One is enough: the data comes through the S3 endpoint.")}},
+        "iam": {"withOIDC": True},
+        "addonsConfig": {"autoApplyPodIdentityAssociations": True},
+        "addons": _addons(job),
+        "cloudWatch": {"clusterLogging": {"enableTypes": ["api", "scheduler", "controllerManager"],
+                                          "logRetentionInDays": 14}},
+        "managedNodeGroups": [_system_group(), _gpu_group(job, location)],
+    }
+    statements = bucket_statements(job)
+    if statements and not job.spec.place.identity:
+        config["iam"]["podIdentityAssociations"] = note([{
+            "namespace": job.namespace,
+            "serviceAccountName": job.spec.place.service_account,
+            "permissionPolicy": {"Version": "2012-10-17", "Statement": statements},
+        }], "Who the run's pods are to AWS: no key and no secret anywhere.")
+    return config
+
+
+def _addons(job: Job) -> list[dict[str, Any]]:
+    names = ["vpc-cni", "coredns", "kube-proxy", "eks-pod-identity-agent"]
+    addons: list[dict[str, Any]] = [{"name": name} for name in names]
+    addons.append({"name": "amazon-cloudwatch-observability"})
+    if job.spec.place.volume.startswith("fsx-"):
+        addons.append({"name": "aws-fsx-csi-driver"})
+    return addons
+
+
+def _system_group() -> dict[str, Any]:
+    return {
+        "name": "system",
+        "instanceTypes": [SYSTEM_MACHINE],
+        "desiredCapacity": 2,
+        "minSize": 2,
+        "maxSize": 2,
+        "privateNetworking": True,
+        "volumeSize": 50,
+    }
+
+
+def _gpu_group(job: Job, location: Location) -> dict[str, Any]:
+    group: dict[str, Any] = {
+        "name": location.pool,
+        "instanceTypes": [location.machine_type],
+        "amiFamily": "AmazonLinux2023",
+        "availabilityZones": note([location.zone], "Exactly one: EFA does not cross zones."),
+        "privateNetworking": note(True, "Machines with several network cards cannot have public addresses."),
+        "desiredCapacity": note(job.num_nodes, "Billed from the moment they start. To stop: eksctl scale nodegroup "
+                                f"--cluster {location.cluster} --name {location.pool} --nodes 0"),
+        "minSize": 0,
+        "maxSize": job.num_nodes,
+        "volumeSize": 200,
+        "disableIMDSv1": True,
+        "disablePodIMDS": note(False, "Pods ask the metadata service for spot notices; eksctl then sets the hop limit "
+                               "to the 2 that this takes."),
+        "labels": {"embark/pool": location.pool},
+        "taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}],
+        "tags": {"embark": location.cluster, "embark-run": job.name},
+    }
+    if job.spec.place.spot:
+        group["spot"] = True
+    if location.has_fabric:
+        num = job.machine.num_fabric_devices
+        group["efaEnabled"] = note(True, f"All {num} EFA devices of a machine, a security group that lets them talk, "
+                                   "and a cluster placement group: eksctl makes all three.")
+    if job.machine.local_disk_gb:
+        group["overrideBootstrapCommand"] = note(
+            "apiVersion: node.eks.aws/v1alpha1\nkind: NodeConfig\nspec:\n  instance:\n    localStorage:\n"
+            "      strategy: RAID0\n",
+            "The machine's own disks as one, under images and emptyDir volumes: where the data is cached.")
+    if not job.machine.is_on_demand and "block" in job.machine.sold and not job.spec.place.spot:
+        group["instanceMarketOptions"] = note({"marketType": "capacity-block"},
+                                              f"{job.machine.name} is sold in Capacity Blocks. Buy one, and put its id "
+                                              "here in place of the zeros.")
+        group["capacityReservation"] = {
+            "capacityReservationTarget": {"capacityReservationID": "cr-00000000000000000"}}
+    return group
+
+
+def bucket_statements(job: Job) -> list[dict[str, Any]]:
+    """What the run may do, as statements of an IAM policy: in S3 its own places, in CloudWatch its own metrics."""
+    statements: list[dict[str, Any]] = []
+    for path in object_store_paths(job):
+        if path.scheme != "s3":
+            continue
+        arn = f"arn:aws:s3:::{path.name}"
+        below = f"{arn}/{path.prefix}/*" if path.prefix else f"{arn}/*"
+        may_list = {"Effect": "Allow", "Action": ["s3:ListBucket", "s3:GetBucketLocation"], "Resource": arn}
+        if may_list not in statements:
+            statements.append(may_list)
+        statements.append({"Effect": "Allow", "Action": WRITE_ACTIONS if path.is_written else READ_ACTIONS,
+                           "Resource": below})
+    watch = job.spec.watch
+    if "cloudwatch" in watch.sinks:
+        statements.append({"Effect": "Allow", "Action": ["cloudwatch:PutMetricData"], "Resource": "*", "Condition": {
+            "StringEquals": {"cloudwatch:namespace": watch.cloudwatch_namespace}}})
+    return statements
+
+
+def _other_zone(zone: str) -> str:
+    """Another zone of the region, for the control plane."""
+    return zone[:-1] + ("b" if zone.endswith("a") else "a")
+
+
+def capacity_gib(job: Job, least_gib: int) -> int:
+    """FSx sells 1200, then multiples of 2400."""
+    return 1200 if least_gib <= 1229 else -(-least_gib // 2400) * 2400
+
+
+def volume_source(job: Job) -> dict[str, Any]:
+    return {
+        "mountOptions": ["flock"],
+        "csi": {
+            "driver": "fsx.csi.aws.com",
+            "volumeHandle": "fs-00000000000000000",
+            "volumeAttributes": {"dnsname": "fs-00000000000000000.fsx.us-east-1.amazonaws.com", "mountname": "fsx"},
+        },
+    }
+
+
+def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
+    return {"mountOptions": ["allow-other", f"region {location_of(job).region}", "read-only"],
+            "csi": {"driver": "s3.csi.aws.com", "volumeHandle": f"{job.name}-bucket",
+                    "volumeAttributes": {"bucketName": bucket.name}}}
+
+
+def script_values(job: Job) -> dict[str, Any]:
+    folder = job.spec.data.path.removeprefix(job.spec.place.volume_path).strip("/") or "data"
+    return {"lustre_configuration": lustre_configuration(job), "token": f"{job.namespace}-{job.claim_name}",
+            "data_source": data_source(job), "data_folder": f"/{folder}"}
+
+
+def lustre_configuration(job: Job) -> str:
+    """For `--lustre-configuration`. PERSISTENT_2 is refused without a throughput."""
+    name = job.spec.place.volume.removeprefix("fsx-lustre-")
+    if name == "scratch-2":
+        return "DeploymentType=SCRATCH_2"
+    return f"DeploymentType=PERSISTENT_2,PerUnitStorageThroughput={name},DataCompressionType=LZ4"

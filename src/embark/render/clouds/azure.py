@@ -1,0 +1,160 @@
+"""Azure: the AKS cluster, plain machines, NetApp Files, Managed Lustre and BlobFuse."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from embark.render.folder import File
+from embark.render.job import Job
+from embark.render.location import Bucket, Location, buckets, location_of
+from embark.render.scripts import job_text, script_file
+from embark.render.shell_text import Shell, Step, Words, quote, variable
+from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
+
+IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"
+"""Microsoft's image with NVIDIA's driver, InfiniBand's and Docker."""
+_GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
+NETWORK_OPERATOR_VERSION = "26.4.0"
+DOCA_DRIVER_VERSION = "doca3.4.0-26.04-0.8.4.0-0"
+GPU_OPERATOR_VERSION = "v26.3.3"
+POOL = "gpu"
+"""AKS takes at most 12 small letters and digits."""
+SPOT_TAINT = {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot",
+              "effect": "NoSchedule"}
+GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+FILLED_BY = "storage.sh substitutes its address."
+BUCKET_NEEDS = "It needs az aks update --enable-blob-driver."
+
+
+def render_vm(job: Job) -> list[File]:
+    """`vm.sh` and `cloud_init.yaml`."""
+    refuse_volume(job)
+    location = location_of(job)
+    words = start_words(job, location, ["--generate-ssh-keys", "--custom-data", "cloud_init.yaml"])
+    about = about_machines(job) + " A machine that is only shut down is still billed."
+    return [
+        script_file("vm.sh", "azure/vm.sh.j2", job, about=about, vm_image=IMAGE, steps=network_steps(job, location),
+                    start_words=words, grants=grant_words(job), end_words=end_words()),
+        cloud_init(job, find_by_name(job)),
+    ]
+
+
+def network_steps(job: Job, location: Location) -> list[Step]:
+    """What the machines stand in. All of it is in one resource group, and goes with it."""
+    steps = [
+        Step("the resource group, with all that is in it",
+             (("az", "group", "create", "--name", variable("RESOURCE_GROUP"), "--location", variable("LOCATION")),),
+             remove=(end_words(),)),
+        Step("", (("az", "network", "vnet", "create", *_GROUP, "--name", "embark", "--subnet-name", "machines"),)),
+        Step("", (("az", "network", "nsg", "create", *_GROUP, "--name", "embark"),),
+             why="Machines of one network may talk; from outside nothing comes in. The public address is for their way "
+                 "out."),
+    ]
+    if _has_set(job):
+        steps += [
+            Step("", (("az", "ppg", "create", *_GROUP, "--name", job.name, "--location", variable("LOCATION"),
+                       "--intent-vm-sizes", location.machine_type),),
+                 why="In one availability set the machines share an InfiniBand fabric; in one proximity group they are "
+                     "near."),
+            Step("", (("az", "vm", "availability-set", "create", *_GROUP, "--name", job.name, "--ppg", job.name,
+                       "--platform-fault-domain-count", "1", "--platform-update-domain-count", "1"),)),
+        ]
+    return steps
+
+
+def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
+    """One machine, number `$rank`. `given` says who may log in and what it does at its first start."""
+    words: list[str] = [
+        "az", "vm", "create", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'), "--size", location.machine_type,
+        "--image", variable("VM_IMAGE"), "--admin-username", "embark", *given,
+        "--os-disk-size-gb", "256", "--assign-identity", "[system]",
+        "--vnet-name", "embark", "--subnet", "machines", "--nsg", "embark", "--public-ip-sku", "Standard",
+        "--tags", f"embark-run={job.name}",
+    ]
+    if _has_set(job):
+        words += ["--availability-set", job.name, "--ppg", job.name]
+    if job.spec.place.spot:
+        words += ["--priority", "Spot", "--eviction-policy", "Delete", "--max-price=-1"]
+    return tuple(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """Roles of a machine's own identity, `$principal`, in the storage account, `$account`."""
+
+    principal: Words
+    account: Words
+    grants: tuple[Words, ...]
+
+
+def grant_words(job: Job) -> Grants:
+    """The machine's own identity may use the run's containers."""
+    grants = []
+    for bucket in buckets(job):
+        if bucket.scheme != "az":
+            continue
+        role = "Storage Blob Data Contributor" if bucket.is_written else "Storage Blob Data Reader"
+        grants.append(("az", "role", "assignment", "create", "--role", role, "--assignee-object-id",
+                       Shell('"$principal"'), "--assignee-principal-type", "ServicePrincipal", "--scope",
+                       Shell(f'"$account"/blobServices/default/containers/{quote(bucket.name)}')))
+    return Grants(
+        principal=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'),
+                   "--query", "identity.principalId", "--output", "tsv"),
+        account=("az", "storage", "account", "show", "--name", variable("STORAGE_ACCOUNT"),
+                 "--query", "id", "--output", "tsv"),
+        grants=tuple(grants))
+
+
+def end_words() -> Words:
+    return ("az", "group", "delete", "--name", variable("RESOURCE_GROUP"), "--yes")
+
+
+def _has_set(job: Job) -> bool:
+    return job.num_nodes > 1 and not job.spec.place.spot
+
+
+def render_aks(job: Job) -> list[File]:
+    """`aks_cluster.sh` makes the cluster; `aks_cluster.yaml` and the two values files are what it applies."""
+    about = (f"What an AKS cluster with {job.num_nodes} x {job.machine.name} is given once it stands. The cluster "
+             "itself is made by commands, not by a file: aks_cluster.sh runs them and applies this.")
+    templates = ["aks_cluster.yaml", "gpu_operator_values.yaml"]
+    if location_of(job).has_fabric:
+        templates.append("network_operator_values.yaml")
+    values = {"network_operator_version": NETWORK_OPERATOR_VERSION, "doca_driver_version": DOCA_DRIVER_VERSION,
+              "resource": job.machine.fabric.kubernetes_resource, "about": about,
+              "tolerations": [GPU_TAINT, SPOT_TAINT] if job.spec.place.spot else [GPU_TAINT]}
+    files = [File(name, job_text(f"azure/{name}.j2", job, **values)) for name in templates]
+    files.insert(1, script_file("aks_cluster.sh", "azure/cluster.sh.j2", job, pool=pool_name(job),
+                                network_operator_version=NETWORK_OPERATOR_VERSION,
+                                gpu_operator_version=GPU_OPERATOR_VERSION))
+    return files
+
+
+def pool_name(job: Job) -> str:
+    return f"{POOL}spot" if job.spec.place.spot else POOL
+
+
+def capacity_gib(job: Job, least_gib: int) -> int:
+    return least_gib
+
+
+def volume_source(job: Job) -> dict[str, Any]:
+    if "lustre" in job.spec.place.volume:
+        return {"mountOptions": ["noatime", "flock"],
+                "csi": {"driver": "azurelustre.csi.azure.com", "volumeHandle": "lustre#10.225.0.4#lustrefs",
+                        "volumeAttributes": {"mgs-ip-address": "10.225.0.4", "fs-name": "lustrefs"}}}
+    # Several connections: one alone carries a fraction of what the volume can.
+    return {"mountOptions": ["vers=3", "nconnect=8", "rsize=262144", "wsize=262144", "hard"],
+            "nfs": {"server": "10.225.0.4", "path": "/data"}}
+
+
+def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
+    account = job.spec.place.storage_account
+    return {"mountOptions": ["-o allow_other", "--use-attr-cache=true", "--cancel-list-on-mount-seconds=10"],
+            "csi": {"driver": "blob.csi.azure.com", "volumeHandle": f"{account}_{bucket.name}", "readOnly": True,
+                    "volumeAttributes": {"storageAccount": account, "containerName": bucket.name,
+                                         "protocol": "fuse2", "AzureStorageAuthType": "msi"}}}
+
+
+def script_values(job: Job) -> dict[str, Any]:
+    return {"level": job.spec.place.volume.rpartition("-")[2].capitalize()}

@@ -1,0 +1,176 @@
+"""Google Cloud: the GKE cluster, plain machines, Filestore, Managed Lustre and Cloud Storage FUSE."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from embark.render.folder import File
+from embark.render.job import Job
+from embark.render.location import Bucket, Location, location_of
+from embark.render.scripts import job_text, script_file
+from embark.render.shell_text import Shell, Step, Words, option, variable
+from embark.render.targets import tpu_gke
+from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
+
+IMAGE_FAMILY, IMAGE_PROJECT = "common-cu129-ubuntu-2204-nvidia-580", "deeplearning-platform-release"
+BUILT_IN = ("a2-", "a3-", "a4", "g2-", "g4-")
+"""Families whose machines have their GPUs; to others they are attached."""
+_PROJECT = option("--project", variable("PROJECT"))
+_ZONE = option("--zone", variable("ZONE"))
+LOCAL_SSD_GB = 375 * 1.073741824
+"""Google sells them by 375 GiB; the catalog counts in GB."""
+INSTALLERS = "https://raw.githubusercontent.com/GoogleCloudPlatform/container-engine-accelerators/master"
+INSTALLER_OF = {
+    "gpudirect-tcpx": ["gpudirect-tcpx/nccl-tcpx-installer.yaml", "nri_device_injector/nri-device-injector.yaml"],
+    "gpudirect-tcpxo": ["gpudirect-tcpxo/nccl-tcpxo-installer.yaml", "nri_device_injector/nri-device-injector.yaml"],
+    "gpudirect-rdma": ["gpudirect-rdma/nccl-rdma-installer.yaml"],
+}
+FILLED_BY = "storage.sh substitutes its address."
+BUCKET_NEEDS = 'A pod that mounts it has the annotation gke-gcsfuse/volumes: "true".'
+LUSTRE_STEP_GIB = 9000
+
+
+def render_vm(job: Job) -> list[File]:
+    """`vm.sh` and `cloud_init.yaml`."""
+    refuse_volume(job)
+    words = start_words(job, location_of(job), ["--metadata-from-file=user-data=cloud_init.yaml"])
+    return [
+        script_file("vm.sh", "gcp/vm.sh.j2", job, about=about_machines(job), image_family=IMAGE_FAMILY,
+                    image_project=IMAGE_PROJECT, steps=network_steps(job), start_words=words,
+                    again_words=again_words(job), end_words=end_words(job)),
+        cloud_init(job, find_by_name(job)),
+    ]
+
+
+def network_steps(job: Job) -> list[Step]:
+    """What the machines stand in."""
+    name = f"embark-{job.name}"
+    rule = Step("the firewall rule of its machines",
+                (("gcloud", "compute", "firewall-rules", "create", name, option("--network", variable("NETWORK")),
+                  "--allow=tcp,udp,icmp", f"--source-tags={name}", f"--target-tags={name}", _PROJECT),),
+                unless=("gcloud", "compute", "firewall-rules", "describe", name, _PROJECT),
+                remove=(("gcloud", "compute", "firewall-rules", "delete", name, "--quiet", _PROJECT),))
+    if job.num_nodes == 1:
+        return [rule]
+    region = Shell('--region="${ZONE%-*}"')
+    return [rule, Step(
+        "the placement policy of its machines",
+        (("gcloud", "compute", "resource-policies", "create", "group-placement", name, region,
+          "--collocation=collocated", _PROJECT),),
+        unless=("gcloud", "compute", "resource-policies", "describe", name, region, _PROJECT),
+        remove=(("gcloud", "compute", "resource-policies", "delete", name, region, "--quiet", _PROJECT),))]
+
+
+def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
+    """One machine, number `$rank`. `given` says who may log in and what it does at its first start."""
+    words: list[str] = [
+        "gcloud", "compute", "instances", "create", Shell(f'"{job.name}-$rank"'), _ZONE,
+        f"--machine-type={location.machine_type}", "--maintenance-policy=TERMINATE",
+        option("--image-family", variable("IMAGE_FAMILY")), option("--image-project", variable("IMAGE_PROJECT")),
+        "--boot-disk-size=200GB", "--boot-disk-type=hyperdisk-balanced" if location.machine_type.startswith("a4")
+        else "--boot-disk-type=pd-balanced",
+        Shell('--network-interface="network=$NETWORK,nic-type=GVNIC"'),
+        *given, "--scopes=cloud-platform",
+        f"--labels=embark-run={job.name}", f"--tags=embark-{job.name}",
+    ]
+    if not location.machine_type.startswith(BUILT_IN):
+        words.append(f"--accelerator=type={job.machine.gke_accelerator},count={job.machine.num_gpus}")
+    if job.spec.place.spot:
+        words += ["--provisioning-model=SPOT", "--instance-termination-action=STOP"]
+    if job.num_nodes > 1:
+        words.append(f"--resource-policies=embark-{job.name}")
+    return (*words, _PROJECT)
+
+
+def again_words(job: Job) -> Words:
+    """Starts a machine that was taken back and stopped."""
+    return ("gcloud", "compute", "instances", "start", Shell(f'"{job.name}-$rank"'), _ZONE, _PROJECT)
+
+
+def end_words(job: Job) -> Words:
+    return ("gcloud", "compute", "instances", "delete", Shell(f'"{job.name}-$rank"'), _ZONE, "--quiet", _PROJECT)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraNetwork:
+    """A network card of the machine, and the network it is on."""
+
+    name: str
+    """The Kubernetes object's, which pods name in an annotation."""
+    network: str
+    subnet: str
+    range: str
+    device_mode: str
+    """`NetDevice`, or `RDMA`."""
+
+
+def render_gke(job: Job) -> list[File]:
+    """`gke_cluster.sh` makes networks, cluster and node pool; `gke_cluster.yaml` is what it then applies."""
+    machine, place, is_tpu = job.machine, job.spec.place, job.is_tpu
+    addons = ["GcsFuseCsiDriver"]
+    if place.volume:
+        addons.append("GcpFilestoreCsiDriver" if place.volume.startswith("filestore") else "LustreCsiDriver")
+    is_compact = (machine.num_hosts > 1 if is_tpu
+                  else job.num_nodes > 1 and machine.fabric.name in ("gvnic", "gpudirect-tcpx"))
+    about = (f"What a GKE cluster with {job.num_nodes} x {job.machine.name} is given once it stands. The cluster "
+             "itself is made by commands, not by a file: gke_cluster.sh runs them and applies this.")
+    return [
+        File("gke_cluster.yaml", job_text("gcp/gke_cluster.yaml.j2", job, about=about, networks=extra_networks(job))),
+        script_file(
+            "gke_cluster.sh", "gcp/cluster.sh.j2", job, networks=extra_networks(job), pools=pool_names(job),
+            mtu=8896 if job.machine.fabric.name == "gpudirect-rdma" else 8244, addons=",".join(addons),
+            num_disks=round((machine.local_disk_gb or 0) / LOCAL_SSD_GB), is_tpu=is_tpu, is_compact=is_compact,
+            is_flex_start=not machine.is_on_demand and not place.spot and "flex-start" in machine.sold,
+            nodes_per_pool=tpu_gke.nodes_per_pool(job), topology=job.topology,
+            installers=[f"{INSTALLERS}/{path}" for path in INSTALLER_OF.get(machine.fabric.name, [])]),
+    ]
+
+
+def extra_networks(job: Job) -> list[ExtraNetwork]:
+    """Of the fabric: one network for each card of TCPX and TCPXO; for RDMA a second ordinary one, and one with a
+    subnet for each card."""
+    fabric, num = job.machine.fabric.name, job.machine.num_fabric_devices or 0
+    prefix = location_of(job).cluster
+    if fabric in ("gpudirect-tcpx", "gpudirect-tcpxo"):
+        return [ExtraNetwork(f"vpc{i}", f"{prefix}-net-{i}", f"{prefix}-sub-{i}", f"192.168.{i}.0/24", "NetDevice")
+                for i in range(1, num + 1)]
+    if fabric == "gpudirect-rdma":
+        ordinary = ExtraNetwork("gvnic-1", f"{prefix}-gvnic-net", f"{prefix}-gvnic-sub", "192.168.0.0/24", "NetDevice")
+        cards = [ExtraNetwork(f"rdma-{i}", f"{prefix}-rdma-net", f"{prefix}-rdma-sub-{i}", f"192.168.{i + 1}.0/24",
+                              "RDMA") for i in range(num)]
+        return [ordinary, *cards]
+    return []
+
+
+def pool_names(job: Job) -> list[str]:
+    """Of the run's machines."""
+    pool = location_of(job).pool
+    return tpu_gke.pool_names(job, pool) if job.is_tpu else [pool]
+
+
+def capacity_gib(job: Job, least_gib: int) -> int:
+    """Managed Lustre is sold in multiples."""
+    if "lustre" in job.spec.place.volume:
+        return max(1, round(least_gib / LUSTRE_STEP_GIB)) * LUSTRE_STEP_GIB
+    return least_gib
+
+
+def volume_source(job: Job) -> dict[str, Any]:
+    location, volume = location_of(job), job.spec.place.volume
+    if "lustre" in volume:
+        return {"csi": {"driver": "lustre.csi.storage.gke.io",
+                        "volumeHandle": f"PROJECT/{location.zone}/{job.claim_name}",
+                        "volumeAttributes": {"ip": "10.0.0.2", "filesystem": "data"}}}
+    where = location.region if volume == "filestore-regional" else location.zone
+    return {"csi": {"driver": "filestore.csi.storage.gke.io",
+                    "volumeHandle": f"modeInstance/{where}/{job.claim_name}/data",
+                    "volumeAttributes": {"ip": "10.0.0.2", "volume": "data"}}}
+
+
+def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
+    return {"mountOptions": ["implicit-dirs", "ro"],
+            "csi": {"driver": "gcsfuse.csi.storage.gke.io", "volumeHandle": bucket.name, "readOnly": True}}
+
+
+def script_values(job: Job) -> dict[str, Any]:
+    return {}

@@ -1,1 +1,0 @@
-"""Infrastructure on gcp."""
