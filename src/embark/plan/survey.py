@@ -60,7 +60,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """A run to foresee on any machine. `predict` is asked; everything else is arithmetic."""
+    """Estimates of one run on any machine: `predict`, and arithmetic."""
 
     spec: RunSpec
     workload: Workload
