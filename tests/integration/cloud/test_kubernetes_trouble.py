@@ -233,7 +233,7 @@ def test_ctrl_c_as_the_hand_over_is_told_says_what_is_there(api, monkeypatch):
 
     console = Console(quiet=True)
     monkeypatch.setattr(Console, "result", interrupt)
-    with pytest.raises(Interrupted, match="dlrm on .* is launched") as caught:
+    with pytest.raises(Interrupted, match=r"dlrm on .* is launched") as caught:
         launch_run(console, spec_of(), yes=True, dry_run=False)
     assert "embark cancel dlrm" in caught.value.fix
     assert find_run("dlrm").is_submitted
