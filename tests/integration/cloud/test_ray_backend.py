@@ -123,7 +123,7 @@ def cancel_leaves_a_checkpoint_of_the_step_that_it_came_at(here: Terminal) -> No
     assert saved.name == f"step-{last:09d}"
     assert here.status("long")["state"] == "gone"
     assert "removed the record of Ray job" in here.embark("cancel", "long", "--yes")
-    assert "does not know embark-long-" in here.status("long")["reason"]
+    assert "has no embark-long-" in here.status("long")["reason"]
 
 
 def undisturbed(here: Terminal) -> list[dict[str, Any]]:
