@@ -88,9 +88,7 @@ def price_in(catalog: Catalog, machine: Machine, region: str) -> Price:
     raise UserError(f"{machine.name}: not offered in {region}", fix="regions that have it: " + ", ".join(regions))
 
 
-def search_machines(
-    catalog: Catalog, wanted: MachineFilter, sort: Sort = "name"
-) -> list[tuple[Machine, Price | None]]:
+def search_machines(catalog: Catalog, wanted: MachineFilter, sort: Sort = "name") -> list[tuple[Machine, Price | None]]:
     """Machines that have all that is wanted, each with its price in the region, or its lowest."""
     _check(catalog, wanted)
     found: list[tuple[Machine, Price | None]] = []

@@ -20,14 +20,8 @@ NUM_PROFILE_ROWS = 30
 
 
 def bench(
-    spec: Spec = "quickstart",
-    /,
-    *,
-    set_: Settings = (),
-    seconds: float = 8.0,
-    peers: Annotated[bool, Parameter(negative="--no-peers")] = True,
-    profile: Flag = False,
-    calibrate: Flag = False,
+    spec: Spec = "quickstart", /, *, set_: Settings = (), seconds: float = 8.0,
+    peers: Annotated[bool, Parameter(negative="--no-peers")] = True, profile: Flag = False, calibrate: Flag = False,
     console: Console = Console(),
 ) -> None:
     """Train a spec's first batches here with Embark and with stock TorchRec, and compare samples per second.

@@ -14,12 +14,8 @@ from embark.launch.shell import DryRunShell, Shell
 
 
 def cancel(
-    run: Annotated[str, Parameter(help="The run's name, as embark status lists it.")],
-    /,
-    *,
-    yes: Flag = False,
-    dry_run: Flag = False,
-    console: Console = Console(),
+    run: Annotated[str, Parameter(help="The run's name, as embark status lists it.")], /, *, yes: Flag = False,
+    dry_run: Flag = False, console: Console = Console(),
 ) -> int:
     """Cancel a run after a last checkpoint, and list what remains and how to remove it.
 

@@ -25,13 +25,8 @@ TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("catalog_tables.
 
 
 def list_(
-    *words: str,
-    cloud: Text = "",
-    gpu: Text = "",
-    region: Region = "",
-    min_memory: float = 0.0,
-    sort: Literal["price", "memory", "name"] = "name",
-    console: Console = Console(),
+    *words: str, cloud: Text = "", gpu: Text = "", region: Region = "", min_memory: float = 0.0,
+    sort: Literal["price", "memory", "name"] = "name", console: Console = Console(),
 ) -> None:
     """List machines with their accelerators, memory, fabric and price. Needs no network.
 

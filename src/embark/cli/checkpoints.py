@@ -17,15 +17,9 @@ from embark.store.checkpoint_inspect import CheckpointInfo, CheckpointList, Prun
 
 
 def checkpoints(
-    run: str,
-    /,
-    *,
-    verify: Flag = False,
-    prune: Flag = False,
-    diff: Annotated[tuple[int, int] | None, Parameter(negative="", show_default=False)] = None,
-    yes: Flag = False,
-    dry_run: Flag = False,
-    console: Console = Console(),
+    run: str, /, *, verify: Flag = False, prune: Flag = False,
+    diff: Annotated[tuple[int, int] | None, Parameter(negative="", show_default=False)] = None, yes: Flag = False,
+    dry_run: Flag = False, console: Console = Console(),
 ) -> int:
     """List a run's checkpoints: step, time, size, and why each is kept.
 

@@ -87,11 +87,8 @@ class Console:
         sys.stdout.flush()
 
     def table(
-        self,
-        rows: Sequence[Mapping[str, object]],
-        columns: Sequence[str] | Mapping[str, str] | None = None,
-        title: str = "",
-        droppable: Sequence[str] = (),
+        self, rows: Sequence[Mapping[str, object]], columns: Sequence[str] | Mapping[str, str] | None = None,
+        title: str = "", droppable: Sequence[str] = (),
     ) -> None:
         """Rows as a table, or as one JSON array. `columns`: which keys, in which order, under which headings.
 

@@ -10,13 +10,7 @@ from embark.launch.costs import RunCost, run_cost
 
 
 def cost(
-    run: str,
-    /,
-    *,
-    budget: float | None = None,
-    stop: Flag = False,
-    yes: Flag = False,
-    console: Console = Console(),
+    run: str, /, *, budget: float | None = None, stop: Flag = False, yes: Flag = False, console: Console = Console(),
 ) -> int:
     """Show what a run has cost so far, what for, and what it will cost. Exit code 1 if it exceeds its budget.
 

@@ -29,13 +29,7 @@ _HEADINGS = {
 
 
 def prepare(
-    spec: Spec,
-    /,
-    *,
-    set_: Settings = (),
-    dry_run: Flag = False,
-    fresh: Flag = False,
-    console: Console = Console(),
+    spec: Spec, /, *, set_: Settings = (), dry_run: Flag = False, fresh: Flag = False, console: Console = Console(),
 ) -> int:
     """Turn the files of [data.prepare] into prepared data at data.path.
 
@@ -84,13 +78,7 @@ def prepare(
 
 
 def make(
-    spec: Spec,
-    /,
-    *,
-    set_: Settings = (),
-    out: str = "",
-    force: Flag = False,
-    console: Console = Console(),
+    spec: Spec, /, *, set_: Settings = (), out: str = "", force: Flag = False, console: Console = Console(),
 ) -> int:
     """Write the synthetic samples of a spec as prepared data: any size, any skew, one id or many.
 
@@ -161,13 +149,7 @@ def check(place: str, /, *, console: Console = Console()) -> int:
 
 
 def copy(
-    source: str,
-    target: str,
-    /,
-    *,
-    verify: Flag = False,
-    dry_run: Flag = False,
-    force: Flag = False,
+    source: str, target: str, /, *, verify: Flag = False, dry_run: Flag = False, force: Flag = False,
     console: Console = Console(),
 ) -> int:
     """Copy data between this machine and s3://, gs://, az://. An interrupted copy is resumed.

@@ -16,9 +16,7 @@ MAX_SHOWN = 8
 
 
 def diagnose(
-    *targets: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    spec: str = "",
-    rules: Flag = False,
+    *targets: Annotated[str, Parameter(allow_leading_hyphen=True)], spec: str = "", rules: Flag = False,
     console: Console = Console(),
 ) -> int:
     """Find out why a run failed or is slow: symptom, cause and fix, from logs, events, manifests and the spec together.

@@ -20,12 +20,8 @@ class WrittenSpec:
 
 
 def init(
-    preset: str = "quickstart",
-    /,
-    *,
-    out: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
-    force: Flag = False,
-    console: Console = Console(),
+    preset: str = "quickstart", /, *, out: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
+    force: Flag = False, console: Console = Console(),
 ) -> None:
     """Write a starter spec: laptop, quickstart, criteo-1tb or mlperf-dcnv2.
 

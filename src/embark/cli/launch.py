@@ -21,16 +21,8 @@ from embark.spec import RunSpec, load_spec
 
 
 def launch(
-    spec: Spec,
-    /,
-    *,
-    set_: Settings = (),
-    yes: Flag = False,
-    dry_run: Flag = False,
-    supervise: Flag = False,
-    budget: float | None = None,
-    context: str = "",
-    console: Console = Console(),
+    spec: Spec, /, *, set_: Settings = (), yes: Flag = False, dry_run: Flag = False, supervise: Flag = False,
+    budget: float | None = None, context: str = "", console: Console = Console(),
 ) -> int:
     """Launch a run where its spec says: here, Kubernetes, Ray, TorchX, Vertex AI, plain VMs or TPU VMs.
 

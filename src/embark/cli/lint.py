@@ -19,12 +19,7 @@ Codes = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
 
 def lint(
-    *files: Path,
-    fix: Flag = False,
-    dry_run: Flag = False,
-    select: Codes = (),
-    ignore: Codes = (),
-    rules: Flag = False,
+    *files: Path, fix: Flag = False, dry_run: Flag = False, select: Codes = (), ignore: Codes = (), rules: Flag = False,
     console: Console = Console(),
 ) -> int:
     """Find the mistakes in manifests, Dockerfiles and scripts that validate and yet hang or train nothing.

@@ -17,9 +17,7 @@ from embark.launch.shell import Shell
 
 
 def logs(
-    run: Annotated[str, Parameter(help="The run's name, as embark status lists it.")],
-    /,
-    *,
+    run: Annotated[str, Parameter(help="The run's name, as embark status lists it.")], /, *,
     follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative="", show_default=False)] = False,
     console: Console = Console(),
 ) -> int:

@@ -40,22 +40,10 @@ WIDE, VERY_WIDE = 110, 122
 
 
 def plan(
-    spec: Spec,
-    /,
-    *,
-    set_: Settings = (),
-    across: Flag = False,
-    by: Literal["dollars", "hours"] | None = None,
-    deadline: float | None = None,
-    budget: float | None = None,
-    cloud: str = "",
-    region: str = "",
-    spot: Annotated[bool | None, Parameter(negative="--on-demand", show_default=False)] = None,
-    max_nodes: int = 16,
-    samples: int | None = None,
-    picture: Path | None = None,
-    exact: Flag = False,
-    tpu_compile: str = "",
+    spec: Spec, /, *, set_: Settings = (), across: Flag = False, by: Literal["dollars", "hours"] | None = None,
+    deadline: float | None = None, budget: float | None = None, cloud: str = "", region: str = "",
+    spot: Annotated[bool | None, Parameter(negative="--on-demand", show_default=False)] = None, max_nodes: int = 16,
+    samples: int | None = None, picture: Path | None = None, exact: Flag = False, tpu_compile: str = "",
     console: Console = Console(),
 ) -> int:
     """Predict what a run takes before you pay for it: what fits, step time, hours, dollars. Needs no torch, no network.

@@ -19,23 +19,9 @@ Times = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
 
 def rehearse(
-    spec: str,
-    /,
-    *,
-    set_: Settings = (),
-    nodes: int | None = None,
-    processes: int = 2,
-    files: Path | None = None,
-    preempt: Times = (),
-    kill: Times = (),
-    pause: Times = (),
-    cut: Times = (),
-    engine: EngineName = "auto",
-    image: str = "",
-    steps: int = 100,
-    limit: str = "10m",
-    keep: Flag = False,
-    console: Console = Console(),
+    spec: str, /, *, set_: Settings = (), nodes: int | None = None, processes: int = 2, files: Path | None = None,
+    preempt: Times = (), kill: Times = (), pause: Times = (), cut: Times = (), engine: EngineName = "auto",
+    image: str = "", steps: int = 100, limit: str = "10m", keep: Flag = False, console: Console = Console(),
 ) -> int:
     """Run the rendered job on this machine, pods and all, before paying for a GPU.
 

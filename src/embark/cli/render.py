@@ -13,15 +13,8 @@ STATES = {"new": "new", "changed": "changed", "same": "unchanged", "edited": "ED
 
 
 def render(
-    spec: Spec,
-    /,
-    *,
-    set_: Settings = (),
-    target: str = "",
-    out: Path | None = None,
-    diff: Flag = False,
-    force: Flag = False,
-    console: Console = Console(),
+    spec: Spec, /, *, set_: Settings = (), target: str = "", out: Path | None = None, diff: Flag = False,
+    force: Flag = False, console: Console = Console(),
 ) -> int:
     """Write every file that place.target needs on place.machine: manifests, image, cluster, storage, scripts; linted.
 

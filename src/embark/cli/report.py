@@ -18,11 +18,7 @@ Out = Annotated[str, Parameter(allow_leading_hyphen=True, show_default=False)]
 
 
 def report(
-    run: str,
-    /,
-    *,
-    out: Out = "",
-    markdown: Flag = False,
+    run: str, /, *, out: Out = "", markdown: Flag = False,
     open_: Annotated[bool, Parameter(name="--open", negative="", show_default=False)] = False,
     console: Console = Console(),
 ) -> None:

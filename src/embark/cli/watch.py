@@ -29,13 +29,8 @@ class ServedPage:
 
 
 def watch(
-    *runs: str,
-    host: str = "127.0.0.1",
-    port: int | None = None,
-    token: str = "",
-    no_open: Flag = False,
-    terminal: Flag = False,
-    console: Console = Console(),
+    *runs: str, host: str = "127.0.0.1", port: int | None = None, token: str = "", no_open: Flag = False,
+    terminal: Flag = False, console: Console = Console(),
 ) -> None:
     """Show runs live on a local page: curves, ranks, GPUs, costs, sharding, logs. Ctrl-C ends it.
 

@@ -96,8 +96,7 @@ class _Chart:
 def _charts(record: Record) -> Iterator[_Chart]:
     machines, phases = record.machines, record.phases
     if len(phases):
-        yield _Chart("phases", "Step time by phase", "s", phases,
-                     [(name.replace("_", "-"), name) for name in PHASES])
+        yield _Chart("phases", "Step time by phase", "s", phases, [(name.replace("_", "-"), name) for name in PHASES])
     ranks = [(f"rank {name.partition('.')[2]}", name) for name in record.ranks.names if name.startswith("step_s.")]
     if ranks:
         yield _Chart("ranks", "Step time of each rank", "s", record.ranks, ranks)

@@ -160,8 +160,7 @@ class _Watched:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = console.size
-        yield screen(self.views(), width=width, height=height, ascii_only=options.ascii_only,
-                     encoding=console.encoding)
+        yield screen(self.views(), width=width, height=height, ascii_only=options.ascii_only, encoding=console.encoding)
 
 
 def screen(

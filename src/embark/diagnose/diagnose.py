@@ -38,10 +38,7 @@ class Report:
 
 
 def diagnose(
-    sources: Sequence[Source],
-    *,
-    spec: RunSpec | None = None,
-    names: Mapping[str, str] | None = None,
+    sources: Sequence[Source], *, spec: RunSpec | None = None, names: Mapping[str, str] | None = None,
     predict: Predict | None = None,
 ) -> Report:
     """Look through all sources together. With a spec, the expected network and memory count too. `names`: what to put

@@ -43,9 +43,7 @@ class TargetReport(Report):
     """Files that are not text."""
 
 
-def diagnose_targets(
-    targets: Sequence[str], *, spec_path: str = "", warn: Warn = lambda _: None
-) -> TargetReport:
+def diagnose_targets(targets: Sequence[str], *, spec_path: str = "", warn: Warn = lambda _: None) -> TargetReport:
     """Diagnose runs, logs and manifests together. What cannot be read is a warning."""
     spec = load_spec(spec_path) if spec_path else None
     with tempfile.TemporaryDirectory(prefix="embark-diagnose-") as folder:

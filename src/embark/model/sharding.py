@@ -185,9 +185,7 @@ def _part_s(table: Table, num_columns: int, kind: str, spec: RunSpec, cluster: C
     return lookup_s + wire_s + (sent * COPY_FACTOR / rate if by_rows else 0.0)
 
 
-def _batch_sizes(
-    table: Table, num_columns: int, kind: str, spec: RunSpec, cluster: Cluster
-) -> tuple[float, float]:
+def _batch_sizes(table: Table, num_columns: int, kind: str, spec: RunSpec, cluster: Cluster) -> tuple[float, float]:
     """Ids that a part looks up in a step, and values that it gives: a part of rows gives a sum for every sample."""
     num_samples = max(1, spec.train.batch_size // cluster.num_ranks) * cluster.num_ranks
     share = {"row_wise": cluster.num_ranks, "table_row_wise": ranks_per_group(cluster)}.get(kind, 1)

@@ -139,10 +139,8 @@ def _scaled(base: Calibration, gpu: Gpu) -> Calibration:
     }
     upload = _ratio(gpu.pcie_gbyte_per_s, of_base.pcie_gbyte_per_s) if gpu.pcie_gbyte_per_s else 1.0
     rates = Rates(
-        base.rates.copy_bytes * memory,
-        {name: rate * matmul[name] for name, rate in base.rates.matmul_flops.items()},
-        base.rates.upload_bytes * min(1.0, upload),
-        base.rates.synthetic_values,
+        base.rates.copy_bytes * memory, {name: rate * matmul[name] for name, rate in base.rates.matmul_flops.items()},
+        base.rates.upload_bytes * min(1.0, upload), base.rates.synthetic_values,
     )
     return replace(
         base, device=gpu.name, title=gpu.name, rates=rates, is_measured=False,

@@ -82,9 +82,7 @@ class _Found:
     """Of the busiest rank."""
 
 
-def _best(
-    proposals: Iterator[Choice], options: list[list[Option]], spec: RunSpec, cluster: Cluster
-) -> _Found | None:
+def _best(proposals: Iterator[Choice], options: list[list[Option]], spec: RunSpec, cluster: Cluster) -> _Found | None:
     best: _Found | None = None
     seen: set[Choice] = set()
     for choice in proposals:

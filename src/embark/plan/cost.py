@@ -131,9 +131,7 @@ def save_bytes(prediction: Prediction) -> SaveBytes:
     return SaveBytes(sum(by_rank), max(by_rank), host if setup.machine.gpu.kind == "tpu" else max(by_rank), host)
 
 
-def saves_of(
-    prediction: Prediction, num_steps: int, failures: Failures, written: SaveBytes | None = None
-) -> Saves:
+def saves_of(prediction: Prediction, num_steps: int, failures: Failures, written: SaveBytes | None = None) -> Saves:
     """For a prediction that fits. `written`: its `save_bytes`, where they are known already."""
     step, setup = prediction.step, prediction.setup
     if step is None:
@@ -158,9 +156,7 @@ def saves_of(
     )
 
 
-def _interval(
-    spec: RunSpec, pause_s: float, write_s: float, step_s: float, failures: Failures
-) -> tuple[int, str]:
+def _interval(spec: RunSpec, pause_s: float, write_s: float, step_s: float, failures: Failures) -> tuple[int, str]:
     best = steps_between_saves(pause_s, write_s, step_s, failures.mtbf_s, failures.grace_s)
     every = spec.store.checkpoint_every
     if every == "auto":
@@ -287,9 +283,7 @@ def add_storage(paid: Bill, usd_per_month: float) -> Bill:
     return replace(paid, storage_usd=usd_per_month * paid.time.total_s / 3600 / HOURS_PER_MONTH)
 
 
-def run_time(
-    prediction: Prediction, workload: Workload, saves: Saves, failures: Failures
-) -> RunTime | None:
+def run_time(prediction: Prediction, workload: Workload, saves: Saves, failures: Failures) -> RunTime | None:
     """All of the run; None where it would never end."""
     if prediction.step is None:
         raise ValueError("what does not fit takes no time")

@@ -23,9 +23,7 @@ HOST_SHARE = 0.9
 """Of a host's memory, what is left for a run, where its reserve is not known."""
 
 
-def predict(
-    setup: Setup, *, planner: Planner | None = None, calibration: Calibration | None = None
-) -> Prediction:
+def predict(setup: Setup, *, planner: Planner | None = None, calibration: Calibration | None = None) -> Prediction:
     """Never raises for what does not fit: the answer says so."""
     if setup.machine.gpu.kind == "tpu":
         return predict_on_tpu(setup, cluster_of(setup))

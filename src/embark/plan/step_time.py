@@ -60,8 +60,7 @@ def step_time(
     beside = {"host": fit.host_s + fit.host_layer_s * len(layers.all)}
     batch_bytes = samples * sample_bytes(spec)
     if cluster.device != "cpu":
-        beside |= {"copy to the device": batch_bytes / rates.upload_bytes,
-                   "loader": batch_bytes / LOADER_BYTES_PER_S}
+        beside |= {"copy to the device": batch_bytes / rates.upload_bytes, "loader": batch_bytes / LOADER_BYTES_PER_S}
     if draws_samples and rates.synthetic_values:
         beside["drawing samples"] = batch_bytes / 4 / rates.synthetic_values
     total_s = max(device_s, *beside.values())
@@ -110,9 +109,7 @@ def _busiest(spec: RunSpec, placement: Placement, size: int) -> tuple[int, Looku
     return max(found, key=lambda pair: _table_bytes(pair[1], size))
 
 
-def _all_to_all_s(
-    spec: RunSpec, placement: Placement, cluster: Cluster, rank: int, samples: float, size: int
-) -> float:
+def _all_to_all_s(spec: RunSpec, placement: Placement, cluster: Cluster, rank: int, samples: float, size: int) -> float:
     """Ids there; pooled vectors back; their gradients there."""
     wire = size if spec.train.comms_dtype == "fp32" else 2
     pooled = _pooled_traffic(spec, placement, cluster, rank, wire)

@@ -77,10 +77,8 @@ def storage_need(prediction: Prediction, workload: Workload, saves: Saves, failu
     again, why = _again(prediction, workload)
     kept = store.keep_checkpoints + store.keep_best + (1 if saves.every_steps else 0)
     return StorageNeed(
-        sample_bytes=workload.sample_bytes,
-        data_bytes=workload.data_bytes if workload.is_stored else 0.0,
-        kept_bytes=kept * saves.checkpoint_bytes,
-        samples_gbyte_per_s=rate, file_gbyte_per_s=read,
+        sample_bytes=workload.sample_bytes, data_bytes=workload.data_bytes if workload.is_stored else 0.0,
+        kept_bytes=kept * saves.checkpoint_bytes, samples_gbyte_per_s=rate, file_gbyte_per_s=read,
         object_gbyte_per_s=read * fetches_per_file(workload, num_hosts), again=again, reads_why=why,
         write_gbyte_per_s=saves.checkpoint_bytes / max(saves.every_s or MAX_LOST_S, saves.write_s) / 1e9,
         grace_gbyte_per_s=saves.checkpoint_bytes / failures.grace_s / 1e9 if failures.has_notice else None,

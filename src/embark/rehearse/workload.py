@@ -272,8 +272,7 @@ def _refuses_job(spec: K8sObject) -> Cause | None:
     if policy not in ("Never", "OnFailure"):
         return Cause(f"the API server refuses it: restartPolicy {policy} of a Job's pods", "restartPolicy: Never")
     if at(spec, "podFailurePolicy") and policy != "Never":
-        return Cause("the API server refuses it: podFailurePolicy with restartPolicy OnFailure",
-                       "restartPolicy: Never")
+        return Cause("the API server refuses it: podFailurePolicy with restartPolicy OnFailure", "restartPolicy: Never")
     return None
 
 

@@ -52,11 +52,8 @@ def location_of(job: Job) -> Location:
     region = job.price.region
     pool = "".join(c if c.isalnum() else "-" for c in machine.name.removeprefix("Standard_").lower()).strip("-")
     return Location(
-        region=region,
-        zone=job.spec.place.zone or _first_zone(job.cloud, region),
-        cluster=CLUSTER,
-        pool=f"{pool}-spot" if job.spec.place.spot else pool,
-        machine_type=machine.machine_type or machine.name,
+        region=region, zone=job.spec.place.zone or _first_zone(job.cloud, region), cluster=CLUSTER,
+        pool=f"{pool}-spot" if job.spec.place.spot else pool, machine_type=machine.machine_type or machine.name,
         has_fabric=machine.fabric.transport not in ("tcp", "ici"),
     )
 

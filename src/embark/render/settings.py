@@ -57,12 +57,9 @@ def fabric_needs(job: Job) -> FabricNeeds:
     # A4X has four cards and half the networks of its kin.
     num_networks = job.machine.num_fabric_devices or len(networks)
     return FabricNeeds(
-        hugepages_2mi=str(row.get("hugepages_2mi", "")),
-        needs_ipc_lock=bool(row.get("ipc_lock", False)),
-        networks=networks[:num_networks],
-        daemon=str(row.get("daemon", "")),
-        daemon_image=str(row.get("daemon_image", "")),
-        env_script=str(row.get("env_script", "")),
+        hugepages_2mi=str(row.get("hugepages_2mi", "")), needs_ipc_lock=bool(row.get("ipc_lock", False)),
+        networks=networks[:num_networks], daemon=str(row.get("daemon", "")),
+        daemon_image=str(row.get("daemon_image", "")), env_script=str(row.get("env_script", "")),
         why=str(row.get("why", "")),
     )
 

@@ -51,9 +51,7 @@ class ModelSpec(Section):
 
     def table_list(self) -> tuple[Table, ...]:
         """Every table, with `dim` filled in."""
-        tables = self.tables or tuple(
-            Table(name=f"cat_{i}", rows=rows) for i, rows in enumerate(self._rows_list())
-        )
+        tables = self.tables or tuple(Table(name=f"cat_{i}", rows=rows) for i, rows in enumerate(self._rows_list()))
         return tuple(t if t.dim else t.model_copy(update={"dim": self.embedding_dim}) for t in tables)
 
     @property

@@ -6,9 +6,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from embark.spec.section import Section
 
-Target = Literal[
-    "job", "jobset", "trainjob", "pytorchjob", "ray", "torchx", "vertex", "vm", "tpu-vm", "compose",
-]
+Target = Literal["job", "jobset", "trainjob", "pytorchjob", "ray", "torchx", "vertex", "vm", "tpu-vm", "compose"]
 
 _LABEL = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
 """A DNS label, as Kubernetes takes it for a name."""

@@ -42,9 +42,7 @@ class TrainSpec(Section):
     """Of the tables' rows."""
     comms_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Of pooled embeddings and their gradients in transfers between ranks."""
-    sharding: Literal[
-        "auto", "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise"
-    ] = "auto"
+    sharding: Literal["auto", "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise"] = "auto"
     """How tables are sharded over ranks; `auto`: TorchRec's planner decides for each."""
     memory_reserve: float = Field(default=0.15, ge=0, lt=1)
     """Share of device memory the planner reserves for activations and buffers."""

@@ -84,14 +84,9 @@ def load_triples() -> tuple[Triple, ...]:
     variants: tuple[Variant, ...] = ("cpu", "cuda")
     return tuple(
         Triple(
-            torch=row["torch"],
-            torchrec=row["torchrec"],
-            fbgemm=row["fbgemm"],
-            torchmetrics=packages["torchmetrics"],
-            needs=tuple(packages["needs"]),
-            distributions=tuple((v, names[v]) for v in variants if row[v] != "no"),
-            pythons=tuple(row["python"]),
-            is_default=_minor(row["torch"]) == table["default"],
+            torch=row["torch"], torchrec=row["torchrec"], fbgemm=row["fbgemm"], torchmetrics=packages["torchmetrics"],
+            needs=tuple(packages["needs"]), distributions=tuple((v, names[v]) for v in variants if row[v] != "no"),
+            pythons=tuple(row["python"]), is_default=_minor(row["torch"]) == table["default"],
         )
         for row in table["triple"]
     )

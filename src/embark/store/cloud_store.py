@@ -204,7 +204,6 @@ def _profile() -> Any:
     try:
         return Boto3CredentialProvider()
     except BotoCoreError as error:
-        raise UserError(f"AWS credentials: {error}",
-                        fix="correct AWS_PROFILE or the profile's own settings") from None
+        raise UserError(f"AWS credentials: {error}", fix="correct AWS_PROFILE or the profile's own settings") from None
     except ValueError:
         return None

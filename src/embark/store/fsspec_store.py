@@ -44,8 +44,7 @@ class FsspecStore(ObjectStore):
             return
         data = self._do(lambda: self._fs.cat_file(self._full(path), start=start, end=start + len(into)))
         if len(data) != len(into):
-            raise Fault(f"{self.where(path)} came {len(into) - len(data)} bytes short",
-                        fix=DAMAGED)
+            raise Fault(f"{self.where(path)} came {len(into) - len(data)} bytes short", fix=DAMAGED)
         into[:] = data
 
     @translate_errors("write")

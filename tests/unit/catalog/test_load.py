@@ -2,7 +2,8 @@
 
 import pytest
 
-from embark.catalog.load import CatalogError, load_catalog, merge_newest, prices_path, read_catalog
+from embark.catalog.load import load_catalog, merge_newest, prices_path, read_catalog
+from embark.catalog.rows import CatalogError
 from embark.errors import UserError
 
 

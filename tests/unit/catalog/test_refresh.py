@@ -4,8 +4,9 @@ import datetime
 
 import pytest
 
-from embark.catalog.load import PRICE_COLUMNS, CatalogError, read_prices
+from embark.catalog.load import PRICE_COLUMNS, read_prices
 from embark.catalog.refresh import refresh_prices
+from embark.catalog.rows import CatalogError
 from embark.errors import UserError
 
 HEAD = ",".join(PRICE_COLUMNS) + "\n"

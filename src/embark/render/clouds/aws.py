@@ -120,8 +120,7 @@ def placement_step() -> Step:
     name = ("--group-name", Shell('"embark-$NAME"'))
     return Step("the placement group of its machines",
                 (("aws", "ec2", "create-placement-group", *_REGION, *name, "--strategy", "cluster"),),
-                unless=("aws", "ec2", "describe-placement-groups", *_REGION, "--group-names",
-                        Shell('"embark-$NAME"')),
+                unless=("aws", "ec2", "describe-placement-groups", *_REGION, "--group-names", Shell('"embark-$NAME"')),
                 remove=(("aws", "ec2", "delete-placement-group", *_REGION, *name),))
 
 
@@ -261,8 +260,7 @@ def _gpu_group(job: Job, location: Location) -> dict[str, Any]:
         group["instanceMarketOptions"] = note({"marketType": "capacity-block"},
                                               f"{job.machine.name} is sold in Capacity Blocks. Buy one, and put its id "
                                               "here in place of the zeros.")
-        group["capacityReservation"] = {
-            "capacityReservationTarget": {"capacityReservationID": "cr-00000000000000000"}}
+        group["capacityReservation"] = {"capacityReservationTarget": {"capacityReservationID": "cr-00000000000000000"}}
     return group
 
 

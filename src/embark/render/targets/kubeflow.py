@@ -114,8 +114,7 @@ def pytorch_job(job: Job) -> dict[str, Any]:
             "template": {"metadata": pod_metadata(job), "spec": pod},
         }},
     }
-    return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": queued(job, metadata(job)),
-            "spec": spec}
+    return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": queued(job, metadata(job)), "spec": spec}
 
 
 def _command(job: Job) -> list[str]:

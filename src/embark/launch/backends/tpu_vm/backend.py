@@ -157,8 +157,7 @@ def startup_script(job: Job) -> str:
     """What every host runs as root when it boots: it unpacks the supervisor, which sets the host up and trains."""
     start = script("Sets this host up and trains.", *tpu_vm.setup_parts(job),
                    f"cd {STATE}\nexec " + " ".join(tpu_vm.train_words()))
-    files = {"start.sh": start,
-             "job.json": job_json([f"{RUN_FOLDER}/start.sh"], env=tpu_vm.environment(job), cwd="/")}
+    files = {"start.sh": start, "job.json": job_json([f"{RUN_FOLDER}/start.sh"], env=tpu_vm.environment(job), cwd="/")}
     return script(f"Every host of {job.name}: its job, and the supervisor that runs it.",
                   f"mkdir -p {RUN_FOLDER}\nbase64 -d <<'END' | tar -xzf - -C {RUN_FOLDER}\n{pack_files(files)}\nEND",
                   f"exec python3 {RUN_FOLDER}/supervisor.py start {RUN_FOLDER}")

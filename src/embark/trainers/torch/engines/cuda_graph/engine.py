@@ -134,8 +134,7 @@ class CudaGraphEngine(Engine):
         self._ops = gpu_ops() if self._is_gpu and dtype == torch.bfloat16 else TorchOps()
         if state_names(inputs.optimizers) and not inputs.optimizers.dense.state:
             inputs.optimizers.init_state()
-        self._flat = FlatDense(inputs.dense, inputs.optimizers, dtype,
-                               self._ops.num_portions(self._num_samples))
+        self._flat = FlatDense(inputs.dense, inputs.optimizers, dtype, self._ops.num_portions(self._num_samples))
         self._flat.adopt()
         self._network = Network(inputs.dense, self._flat, self._ops, self._num_samples, spec.train.batch_size,
                                 self._beside("weights"))

@@ -79,9 +79,7 @@ class FlatDense:
         self.shadow = torch.zeros(size, device=device, dtype=dtype)
         self.sums = torch.zeros(num_portions, size - self._sums_start, device=device)
         self.state, self.second_state = (torch.zeros(num_values, device=device) for _ in range(2))
-        self.layers = {
-            id(linear): self._layer(linear, starts) for linear in linears if linear is not last
-        }
+        self.layers = {id(linear): self._layer(linear, starts) for linear in linears if linear is not last}
         begin = starts[id(last.weight)]
         width = last.in_features
         self.head = Head(

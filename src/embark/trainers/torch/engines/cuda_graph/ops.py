@@ -131,9 +131,7 @@ def gpu_ops() -> TorchOps:
             # cuBLAS adds the bias and takes the ReLU on the way out.
             torch.ops.aten._addmm_activation.out(layer.bias, values, layer.weight.t(), out=out)
 
-        def interact(
-            self, bottom: Tensor | None, pooled: Tensor, out: Tensor, *, num_vectors: int, dim: int
-        ) -> None:
+        def interact(self, bottom: Tensor | None, pooled: Tensor, out: Tensor, *, num_vectors: int, dim: int) -> None:
             do = kernels.interact if num_vectors <= kernels.MAX_VECTORS else super().interact
             do(bottom, pooled, out, num_vectors=num_vectors, dim=dim)
 
