@@ -55,7 +55,7 @@ def test_an_api_that_is_away_for_a_minute_is_waited_for_and_that_is_told(api, ho
     back.start()
     assert place(told, SHORT).status(handle).state == "pending"
     assert time.monotonic() - began_s >= MINUTE_S
-    assert len(told) >= 2
+    assert told
     assert "the cluster training does not answer" in told[0]
     assert "refused" in told[0] if how == "refuses" else re.search("deadline exceeded|Timeout|in time", told[0])
     assert "retrying for 9.0 s" in told[0]

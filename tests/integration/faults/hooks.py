@@ -86,10 +86,10 @@ def resave(rank: int, step: int) -> None:
 
 def hasty(rank: int, **fields: float) -> None:
     """Stores are waited for less than they are by default."""
-    from embark.store import object_store as store
+    from embark.store import object_store
 
-    retry = store.Patience
-    store.Patience = lambda: retry(**fields)  # type: ignore[assignment,misc]
+    policy = object_store.RetryPolicy
+    object_store.RetryPolicy = lambda: policy(**fields)  # type: ignore[assignment,misc]
 
 
 def _before(method: str, call: Any) -> None:
