@@ -19,7 +19,7 @@ def test_a_full_disk_is_told_and_costs_no_checkpoint(zygote, tmp_path, disk, who
     assert (run.committed(), run.unfinished()) == ([2, 4], [])
     for step in (6, 8, 10):
         assert f"step {step} could not be saved: could not write {disk}/checkpoints/step-{step:09d}/" in run.warnings()
-    assert "no space left on device. Training goes on; the checkpoint before it is whole" in run.warnings()
+    assert "no space left on device. Training continues; the previous checkpoint is intact" in run.warnings()
     assert run.last_step() == 12
     assert f"error: could not write {disk}/checkpoints/step-000000012/" in run.output()
     assert "fix: free some space, or point store.root at a larger disk" in run.output()
