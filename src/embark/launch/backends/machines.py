@@ -75,7 +75,7 @@ class MachinesBackend(Backend):
         folder = folder_of(request.handle)
         if not self._shell.is_dry:
             (folder / SUBMITTED).unlink(missing_ok=True)
-            write_atomic(folder / SPEC, to_toml(request.spec))
+            write_atomic(folder / SPEC, to_toml(request.spec, only_set=True))
         self._submit(request, make_job(request.spec, load_catalog()))
         if not self._shell.is_dry:
             write_atomic(folder / SUBMITTED, json.dumps({"time_s": time.time()}))

@@ -18,12 +18,12 @@ from embark.cli.console import Console
 from embark.cli.launch import launch_run
 from embark.cli.logs import logs as logs_command
 from embark.cli.status import status as status_command
-from embark.errors import UserError
+from embark.errors import Fault, UserError
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.local.backend import Local
 from embark.launch.run_registry import find_run
-from embark.launch.shell import Shell
-from embark.spec import load_spec
+from embark.launch.shell import CommandResult, Shell
+from embark.spec import load_spec, to_toml
 
 ROOT = Path(__file__).parents[4]
 SMALL = ["place.device=cpu", "model.num_tables=2", "model.rows_per_table=50", "train.batch_size=16",
@@ -55,6 +55,16 @@ def until(is_so) -> None:
     while not is_so():
         assert time.monotonic() < end_s
         time.sleep(0.1)
+
+
+def test_only_the_fields_that_the_user_set_are_handed_over(monkeypatch):
+    spec = load_spec("laptop", ["name=small", *SMALL])
+    place = local()
+    handle = place.handle_of(spec)
+    monkeypatch.setattr(place, "_supervise", lambda *_: CommandResult(1))
+    with pytest.raises(Fault, match="did not start"):
+        place.submit(LaunchRequest(spec, handle))
+    assert (Path(str(handle.where["folder"])) / "spec.toml").read_text() == to_toml(spec, only_set=True) != to_toml(spec)
 
 
 @pytest.mark.slow

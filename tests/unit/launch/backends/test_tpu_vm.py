@@ -21,7 +21,11 @@ from recorded_commands import run_script
 from embark.catalog import load_catalog
 from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
+from embark.cli.cost import cost
+from embark.cli.diagnose import diagnose
 from embark.cli.launch import launch_run
+from embark.cli.logs import logs as logs_command
+from embark.cli.status import status as status_command
 from embark.errors import Interrupted, UserError
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.tpu_vm import backend
@@ -29,7 +33,7 @@ from embark.launch.backends.tpu_vm.backend import TpuVm, startup_script
 from embark.launch.shell import DryRunShell
 from embark.render.job import make_job
 from embark.render.render import render_infrastructure
-from embark.spec import load_spec
+from embark.spec import load_spec, to_toml
 
 PATIENCE_S = 30
 
@@ -113,6 +117,37 @@ def test_chips_that_were_taken_away_are_asked_for_again(tmp_path):
     place.recover(handle)
     assert clouds.made["request dlrm"]["state"]["state"] == "WAITING_FOR_RESOURCES"
     assert place.status(handle).state == "pending"
+
+
+def test_commands_that_read_issue_no_command_that_changes_anything_and_change_no_file(tmp_path, monkeypatch):
+    clouds = Clouds()
+    use_shell(monkeypatch, lambda: clouds)
+    monkeypatch.setattr("embark.launch.costs.Shell", lambda: clouds)
+    monkeypatch.setattr("embark.diagnose.targets.Shell", lambda: clouds)
+    launch_run(Console(quiet=True), spec_for(tmp_path, "place.spot=true"), yes=True, dry_run=False)
+
+    def preempt() -> None:
+        clouds.made["request dlrm"]["state"] = {"state": "SUSPENDED", "stateInitiator": "SERVICE"}
+
+    for happens, is_readable in ((lambda: None, False), (lambda: grant(clouds), True), (preempt, False)):
+        happens()
+        before, files = list(clouds.changes), contents(tmp_path)
+        status_command("dlrm", console=Console(quiet=True))
+        status_command("", console=Console(quiet=True))
+        if is_readable:
+            logs_command("dlrm", console=Console(quiet=True))
+        else:
+            with pytest.raises(UserError, match="no machine to read logs from"):
+                logs_command("dlrm", console=Console(quiet=True))
+        cost("dlrm", console=Console(quiet=True))
+        diagnose("dlrm", console=Console(quiet=True))
+        assert clouds.changes == before
+        assert contents(tmp_path) == files
+    assert clouds.names("request") == ["dlrm"]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_run_that_had_ended_is_not_asked_for_again(tmp_path):
@@ -213,6 +248,13 @@ def test_what_the_hosts_are_given_fits_into_their_metadata(tmp_path):
     text = startup_script(make_job(spec_for(tmp_path), load_catalog()))
     assert len(text) < 256_000
     assert "place.device=tpu" in _inner(text, tmp_path)
+
+
+def test_only_the_fields_that_the_user_set_are_handed_over(tmp_path):
+    _, _, handle = launched(tmp_path)
+    spec = spec_for(tmp_path)
+    kept = Path(str(handle.where["folder"])) / "spec.toml"
+    assert kept.read_text() == to_toml(spec, only_set=True) != to_toml(spec)
 
 
 def _inner(text: str, tmp_path: Path) -> str:

@@ -62,7 +62,7 @@ class Local(Backend):
         if self._shell.is_dry:
             self._shell.change(command)
             return
-        write_atomic(folder / "spec.toml", to_toml(request.spec))
+        write_atomic(folder / "spec.toml", to_toml(request.spec, only_set=True))
         write_atomic(folder / supervisor.JOB, job_json(
             command, cwd=str(handle.where["cwd"]), restarts=False,
             # Safe path: a file of the user's folder that is named like one of ours must not be imported.

@@ -264,7 +264,7 @@ def _package(spec: RunSpec, handle: RunHandle) -> bytes:
         num_processes=int(where["num_processes"]), num_cpus=int(where["num_cpus"]), use_gpu=bool(where["use_gpu"]))
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in ((SCRIPT, script), (SPEC, to_toml(spec))):
+        for name, text in ((SCRIPT, script), (SPEC, to_toml(spec, only_set=True))):
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
     return packed.getvalue()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import threading
-import tomllib
 
 import pytest
 from ray_head import RayHead, ray_head
@@ -19,7 +18,7 @@ from embark.launch.backends.ray.backend import Ray, address
 from embark.launch.http import HttpClient
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
-from embark.spec import load_spec
+from embark.spec import load_spec, to_toml
 from embark.store.retry_policy import RetryPolicy
 
 SETTINGS = ["name=clicks", "place.target=ray", "place.nodes=2", "store.root=s3://training/runs"]
@@ -64,7 +63,8 @@ def test_the_job_carries_the_script_and_the_spec_and_asks_for_what_the_cluster_s
     handle = launched("place.grace_s=40")
     (job,) = head.jobs.values()
     files = head.files()
-    assert tomllib.loads(files["spec.toml"])["name"] == "clicks"
+    spec = spec_of("place.grace_s=40")
+    assert files["spec.toml"] == to_toml(spec, only_set=True) != to_toml(spec)
     values = constants(files["ray_train.py"])
     assert (values["NUM_MACHINES"], values["NUM_PROCESSES"], values["NUM_CPUS"], values["USE_GPU"]) == (2, 1, 4, False)
     assert job["entrypoint"] == "python ray_train.py"

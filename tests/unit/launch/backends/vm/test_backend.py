@@ -30,7 +30,7 @@ from embark.launch.run_registry import find_run
 from embark.launch.shell import CommandResult, DryRunShell
 from embark.render.job import make_job
 from embark.render.render import render_infrastructure
-from embark.spec import load_spec
+from embark.spec import load_spec, to_toml
 
 MACHINES = {
     "aws": ["place.machine=g5.xlarge", "place.region=us-east-1"],
@@ -299,6 +299,14 @@ def test_commands_that_read_issue_no_command_that_changes_anything_and_change_no
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_only_the_fields_that_the_user_set_are_handed_over(tmp_path):
+    _, _, handle = launched("gcp", tmp_path)
+    spec = spec_for("gcp", tmp_path)
+    assert (Path(str(handle.where["folder"])) / "spec.toml").read_text() == to_toml(spec, only_set=True)
+    files = machine_files(make_job(spec, load_catalog()), 0, "dlrm-0")
+    assert files["spec.toml"] == to_toml(spec, only_set=True) != to_toml(spec)
 
 
 def test_supervision_recreates_lost_spot_machines_until_the_run_ends(tmp_path, monkeypatch):
