@@ -2,6 +2,7 @@
 coloured, interleaved, cut in half or no text at all."""
 
 import gzip
+import io
 import re
 import string
 import sys
@@ -11,9 +12,12 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, cast
 
 from embark.errors import UserError
+from embark.store import RunDir, find_run
+from embark.store.run_dir import SMALL_FILES
 
 Form = Literal["log", "events", "manifest"]
 STDIN = "-"
+SPEC = "spec.toml"
 MAX_FILES = 2000
 _MANIFESTS = (".yaml", ".yml")
 _NO_LOGS = frozenset({
@@ -29,11 +33,14 @@ class Source:
 
     name: str
     form: Form
-    path: Path | None
-    """None: standard input."""
+    path: Path | None = None
+    data: bytes | None = None
+    """Of a file of a remote run. With neither, it is standard input."""
 
     def open(self) -> BinaryIO:
         """Its bytes, unpacked."""
+        if self.data is not None:
+            return io.BytesIO(self.data)
         if self.path is None:
             return sys.stdin.buffer
         try:
@@ -49,7 +56,7 @@ class SourceList:
     """The files that names on a command line stand for."""
 
     sources: tuple[Source, ...]
-    spec: Path | None
+    spec: Source | None
     """The run's own, where a run was named."""
     skipped: tuple[str, ...]
     """Files that are not text."""
@@ -66,7 +73,8 @@ def sources_of(names: Sequence[str]) -> SourceList:
             raise UserError(f"{name}: no such option", fix="embark diagnose --help")
     paths: list[Path | None] = []
     named: set[Path] = set()
-    spec: Path | None = None
+    spec: Source | None = None
+    remote: list[Source] = []
     for name in names:
         path = Path(name)
         if name == STDIN:
@@ -75,31 +83,30 @@ def sources_of(names: Sequence[str]) -> SourceList:
             paths.append(path)
             named.add(path)
         else:
-            folder = path if path.is_dir() else _run_folder(name)
-            if spec is None and (folder / "spec.toml").is_file():
-                spec = folder / "spec.toml"
+            run = None if path.is_dir() else find_run(name)
+            if run is not None and run.is_remote:
+                files = [_source(Path(one), run) for one in SMALL_FILES if run.store.exists(one)]
+                spec = spec or next((file for file in files if file.name.endswith(SPEC)), None)
+                remote += [file for file in files if Path(file.name).suffix not in _NO_LOGS]
+                continue
+            folder = path if run is None else run.path
+            if spec is None and (folder / SPEC).is_file():
+                spec = _source(folder / SPEC)
             paths += _below(folder)
     unique = list(dict.fromkeys(paths))
     text = [path for path in unique if path is None or path in named or not _is_binary(path)]
     skipped = tuple(str(path) for path in unique if path not in text)
-    return SourceList(tuple(_source(path) for path in text), spec, skipped)
+    return SourceList((*map(_source, text), *remote), spec, skipped)
 
 
-def _run_folder(name: str) -> Path:
-    """The small files of a remote run are downloaded."""
-    from embark.store import find_run
-
-    run = find_run(name)
-    run.fetch()
-    return run.path
-
-
-def _source(path: Path | None) -> Source:
+def _source(path: Path | None, run: RunDir | None = None) -> Source:
+    """A file of a remote run is read into memory: diagnosing a run writes nothing."""
     if path is None:
-        return Source(STDIN, "log", None)
-    if path.name.endswith("events.jsonl"):
-        return Source(str(path), "events", path)
-    return Source(str(path), "manifest" if path.suffix in _MANIFESTS else "log", path)
+        return Source(STDIN, "log")
+    form: Form = "events" if path.name.endswith("events.jsonl") else "log"
+    if run is not None:
+        return Source(f"{run.uri}/{path}", form, data=run.store.read(str(path)))
+    return Source(str(path), "manifest" if path.suffix in _MANIFESTS else form, path)
 
 
 def _below(folder: Path) -> Iterator[Path]:

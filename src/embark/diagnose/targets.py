@@ -11,10 +11,10 @@ from pathlib import Path
 
 from embark.diagnose.diagnose import Report, diagnose
 from embark.diagnose.source import Source, sources_of
-from embark.errors import EmbarkError
+from embark.errors import EmbarkError, UserError
 from embark.launch.backend import LogLine, RunEvent
 from embark.launch.backend_selection import backend_of
-from embark.launch.run_registry import RunNotLaunchedHere, RunRecord, find_run
+from embark.launch.run_registry import RunNotLaunchedHere, find_run
 from embark.launch.shell import Shell
 from embark.spec import RunSpec, load_spec, resolve
 
@@ -53,10 +53,11 @@ def diagnose_targets(targets: Sequence[str], *, spec_path: str = "", warn: Warn 
         for run in runs.values():
             with _warning(warn, f"{run.name}: cannot read its run directory from here"):
                 found += [sources_of([run.run_uri])] if run.run_uri else []
-        own_spec = next((str(one.spec) for one in found if one.spec), "")
-        if spec is None and own_spec:
+        own = next((one.spec for one in found if one.spec), None)
+        own_spec = own.name if own else ""
+        if spec is None and own is not None:
             with _warning(warn, f"{own_spec} is not used"):
-                spec = load_spec(own_spec)
+                spec = load_spec(own_spec) if own.data is None else _parse_spec(own.data, own_spec)
         spec = spec or next((run.spec for run in runs.values() if run.spec), None)
         sources = [source for run in runs.values() for source in run.sources]
         sources += [source for one in found for source in one.sources]
@@ -86,7 +87,7 @@ def _launched_run(name: str, folder: Path, warn: Warn) -> LaunchedRun | None:
             sources.append(_write(folder / f"{name}.events", f"{name} (events)", lines))
         with _warning(warn, f"{name}: cannot read its logs"):
             sources.append(_write(folder / f"{name}.log", f"{name} (logs)", map(_log_text, backend.logs(handle))))
-    return LaunchedRun(name, state, reason, tuple(sources), _spec(run), handle.run_uri)
+    return LaunchedRun(name, state, reason, tuple(sources), run.spec, handle.run_uri)
 
 
 @contextmanager
@@ -118,8 +119,9 @@ def _timestamp(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _spec(run: RunRecord) -> RunSpec | None:
+def _parse_spec(data: bytes, name: str) -> RunSpec:
+    text = data.decode(errors="replace")
     try:
-        return resolve(tomllib.loads(run.spec_toml))
-    except (EmbarkError, ValueError):
-        return None
+        return resolve(tomllib.loads(text), where=name, text=text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"not TOML: {error}") from error

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from embark.catalog import SpecPrice, price_spec
 from embark.errors import EmbarkError
-from embark.events import Event, read_events
+from embark.events import Event
+from embark.events.events import parse_event
 from embark.events.spending import Spending, attempts, spending
 from embark.formatting import format_duration
 from embark.launch.backend import Notify, Status
 from embark.launch.backend_selection import backend_of
-from embark.launch.run_registry import RunNotLaunchedHere, RunRecord
+from embark.launch.run_registry import EVENTS, RunNotLaunchedHere, RunRecord
 from embark.launch.run_registry import find_run as find_launched
 from embark.launch.shell import Shell
-from embark.spec import RunSpec, load_spec
+from embark.spec import RunSpec, resolve
 from embark.store import RunDir
 from embark.store import find_run as find_dir
 
@@ -162,29 +164,24 @@ def _events(run_dir: RunDir | None, notes: list[str], *, is_only: bool) -> list[
     if run_dir is None:
         return []
     try:
-        run_dir.fetch()
+        lines = run_dir.store.read(EVENTS).splitlines() if run_dir.store.exists(EVENTS) else []
     except EmbarkError as error:
         if is_only:
             raise
         notes.append(f"cannot read its events from here: {error.what}")
         return []
-    return list(read_events(run_dir.events)) if run_dir.events.is_file() else []
+    return [event for line in lines if (event := parse_event(line)) is not None]
 
 
 def _spec(run_dir: RunDir | None, launched: RunRecord | None) -> RunSpec | None:
     if launched is not None:
-        import tomllib
-
-        from embark.spec import resolve
-
-        try:
-            return resolve(tomllib.loads(launched.spec_toml))
-        except (EmbarkError, ValueError):
-            return None
+        return launched.spec
     try:
-        return load_spec(str(run_dir.spec)) if run_dir is not None and run_dir.spec.is_file() else None
-    except EmbarkError:  # of another version: the hours count all the same
-        return None
+        if run_dir is not None and run_dir.store.exists("spec.toml"):
+            return resolve(tomllib.loads(run_dir.store.read("spec.toml").decode(errors="replace")))
+    except (EmbarkError, ValueError):  # of another version: the hours count all the same
+        pass
+    return None
 
 
 def _spec_price(spec: RunSpec | None) -> SpecPrice | None:

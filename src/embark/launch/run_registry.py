@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import time
+import tomllib
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pydantic import TypeAdapter
 
 from embark.errors import EmbarkError, UserError, nearest
 from embark.launch.backend import RunHandle
+from embark.spec import RunSpec, resolve
 from embark.store import open_store, write_atomic
 from embark.store.retry_policy import RetryPolicy
 
@@ -35,6 +37,14 @@ class RunRecord:
     """False: the launch was interrupted, and only a part of it may exist."""
     is_cancelled: bool = False
     path: Path | None = field(default=None, compare=False)
+
+    @property
+    def spec(self) -> RunSpec | None:
+        """None where another version wrote it, which this one cannot read."""
+        try:
+            return resolve(tomllib.loads(self.spec_toml))
+        except (EmbarkError, ValueError):
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from embark.events.events import Event
 from embark.launch.backend import RunHandle
 from embark.launch.run_registry import RunRecord, save_record
 from embark.spec import load_spec, to_toml
+from embark.store import open_store
 
 AWS = ["name=dlrm", "place.machine=p5.48xlarge", "place.nodes=2", "place.region=us-west-2",
        "store.root=s3://training/runs"]
@@ -305,3 +306,15 @@ def test_a_run_that_was_not_launched_from_here_cannot_be_stopped_from_here(tmp_p
 def test_stopping_is_for_people(capsys):
     assert run(["cost", "dlrm", "--budget", "5", "--stop", "--json"]) == 64
     assert "--json" in capsys.readouterr().err
+
+
+def test_the_cost_of_a_run_in_a_store_is_read_without_writing_anything_here(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("EMBARK_CACHE", str(tmp_path / "cache"))
+    folder = write_run(tmp_path / "elsewhere" / "dlrm", killed_once(time.time() - 1000, usd_per_hour=3600.0))
+    store = open_store("memory://costs/runs/dlrm")
+    for name in ("spec.toml", "events.jsonl"):
+        store.write(name, (folder / name).read_bytes())
+    before = sorted(tmp_path.rglob("*"))
+    _, answer = told(capsys, "memory://costs/runs/dlrm")
+    assert answer["spent_usd"] == pytest.approx(200, abs=0.01)
+    assert sorted(tmp_path.rglob("*")) == before

@@ -14,6 +14,7 @@ from embark.errors import ExitCode
 from embark.launch.backend import RunHandle
 from embark.launch.run_registry import RunRecord, save_record
 from embark.spec import load_spec, to_toml
+from embark.store import open_store
 
 AWS = ["name=dlrm", "place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://training/runs"]
 WHERE = {"context": "east", "kubeconfig": "", "namespace": "embark", "object": "dlrm", "target": "job", "cloud": "aws",
@@ -103,3 +104,18 @@ def test_the_state_of_a_run_is_shown_though_no_rule_matches(launched, capsys):
     launched([], "step 10")
     assert diagnose("dlrm") == ExitCode.DONE
     assert capsys.readouterr().out.startswith("dlrm: running")
+
+
+def test_a_run_in_a_store_is_diagnosed_without_writing_anything_here(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("EMBARK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    store = open_store("memory://diagnosed/runs/dlrm")
+    store.write("spec.toml", to_toml(load_spec("quickstart", ["name=dlrm"])).encode())
+    store.write("plan.txt", f"{SOCKETS}\n".encode())
+    loss = {"event": "nonfinite", "time_s": 1.0, "what": "loss", "step": 7}
+    store.write("events.jsonl", f"{json.dumps(loss)}\n".encode())
+    diagnose("memory://diagnosed/runs/dlrm", console=JSON)
+    report = json.loads(capsys.readouterr().out)
+    assert report["num_sources"] == 2
+    assert list(tmp_path.rglob("*")) == []
