@@ -155,6 +155,12 @@ class Node:
         """The texts of a list's scalars."""
         return [item.text for item in self if not item.is_map and item.items is None]
 
+    def plain(self) -> Any:
+        """As the values that YAML means: dicts, lists and scalars."""
+        if self.pairs is not None:
+            return {name: value.plain() for name, (_, value) in self.pairs.items()}
+        return self.value if self.items is None else [item.plain() for item in self.items]
+
     def walk(self, budget: int = MAX_NODES) -> Iterator[Node]:
         """This node and all below it. An alias is walked as often as it is used, up to a limit."""
         waiting = [self]

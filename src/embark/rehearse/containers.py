@@ -102,19 +102,15 @@ class Containers:
     def sweep(self, start: Start) -> None:
         """A container ends with its first process: nothing is left of it."""
 
-    def pause(self, start: Start) -> None:
-        self._must(start, "pause", self._called(start))
+    def begin_fault(self, kind: str, start: Start) -> None:
+        own = self._called(start)
+        self._must(start, *(["pause", own] if kind == "pause" else ["network", "disconnect", self._id, own]))
 
-    def resume(self, start: Start) -> None:
-        self._must(start, "unpause", self._called(start))
-
-    def cut(self, start: Start) -> None:
-        self._must(start, "network", "disconnect", self._id, self._called(start))
-
-    def rejoin(self, start: Start) -> None:
+    def end_fault(self, kind: str, start: Start) -> None:
+        own, address = self._called(start), self._addresses[start.key]
         aliases = [word.replace("--network-alias", "--alias") for word in self._aliases(start)]
-        self._must(start, "network", "connect", "--ip", self._addresses[start.key], *aliases, self._id,
-                   self._called(start))
+        self._must(start, *(["unpause", own] if kind == "pause" else
+                            ["network", "connect", "--ip", address, *aliases, self._id, own]))
 
     def close(self, *, keep: bool) -> str:
         names = self._there()

@@ -179,7 +179,8 @@ class Controller:
                 self._watch()
                 self._faults_due()
                 self._kill_due()
-                self._check_time()
+                if self._final is None:
+                    self._check_time()
             progress = self._reader.read()
             running = tuple(name for name, slot in self._slots.items() if slot.runs)
         finally:
@@ -194,8 +195,6 @@ class Controller:
         return time.monotonic() - self._began_s
 
     def _check_time(self) -> None:
-        if self._final is not None:
-            return
         if self._deadline_s is not None and self._now > self._deadline_s:
             self._final = ("failed", f"DeadlineExceeded: activeDeadlineSeconds is {self._deadline_s:g}")
         elif self._now > self._limit_s:
@@ -313,7 +312,11 @@ class Controller:
         due = [entry for entry in self._undo if self._now >= entry[0]]
         self._undo = [entry for entry in self._undo if entry not in due]
         for _, fault, start in due:
-            self._undo_now(fault, start)
+            if self._slots[start.pod.name].start is start:  # it has not ended meanwhile
+                is_pause = fault.kind == "pause"
+                self._observer.note(f"{start.pod.name} {'continues' if is_pause else 'is back on the network'}")
+                with suppress(UserError):
+                    self._engine.end_fault(fault.kind, start)
 
     def _do(self, fault: Fault, slot: _Slot, step: int) -> None:
         assert slot.start is not None
@@ -329,13 +332,5 @@ class Controller:
         else:
             how = "is paused" if fault.kind == "pause" else "is cut off from the network"
             self._observer.note(f"{slot.pod.name} {how}{where} for {fault.duration_s:g} s")
-            (self._engine.pause if fault.kind == "pause" else self._engine.cut)(slot.start)
+            self._engine.begin_fault(fault.kind, slot.start)
             self._undo.append((self._now + fault.duration_s, fault, slot.start))
-
-    def _undo_now(self, fault: Fault, start: Start) -> None:
-        slot = self._slots[start.pod.name]
-        if slot.start is not start:
-            return  # it has ended meanwhile
-        self._observer.note(f"{start.pod.name} {'continues' if fault.kind == 'pause' else 'is back on the network'}")
-        with suppress(UserError):
-            (self._engine.resume if fault.kind == "pause" else self._engine.rejoin)(start)

@@ -15,7 +15,7 @@ from embark.errors import SpecError
 from embark.lint.pods import Launch, launch_of_words
 from embark.lint.shell import Word
 from embark.lint.source import Place, Source
-from embark.rehearse.manifest import K8sObject, Objects, at, name_of, rows, templates
+from embark.rehearse.manifest import K8sObject, Objects, at, name_of, rows
 from embark.rehearse.pods import Mount, Pod
 from embark.spec import RunSpec, to_toml
 from embark.spec.load import resolve
@@ -146,7 +146,9 @@ def _fewer_processes(job: dict[str, Any], objects: Sequence[dict[str, Any]], cou
         if said is not None and (key != "numProcPerNode" or isinstance(said, int)):
             changes.append(Change("processes in a pod", str(said), str(count)))
             holder[key] = type(said)(count) if isinstance(said, (int, str)) else count
-    for container in _containers(job, objects):
+    runtime = at(spec, "runtimeRef.name")
+    runtimes = [one for one in objects if str(one.get("kind")).endswith("TrainingRuntime") and name_of(one) == runtime]
+    for container in _containers([job, *runtimes]):
         for key in ("command", "args"):
             words = container.get(key)
             if isinstance(words, list):
@@ -174,18 +176,14 @@ def _smaller_variable(row: Any, count: int, changes: list[Change]) -> None:
         row["value"] = "1"
 
 
-def _containers(job: K8sObject, objects: Sequence[K8sObject]) -> Iterator[Any]:
-    """All that start something: of the job, and of the runtime that a TrainJob names."""
-    holders = [job]
-    if job.get("kind") == "TrainJob":
-        called = at(job, "spec.runtimeRef.name")
-        holders += [one for one in objects
-                    if str(one.get("kind")).endswith("TrainingRuntime") and name_of(one) == called]
-        if trainer := at(job, "spec.trainer"):
-            yield trainer
-    for holder in holders:
-        for template in templates(holder):
-            yield from rows(template, "spec.containers")
+def _containers(thing: Any) -> Iterator[Any]:
+    """Every container of an object, whatever its kind; and the trainer of a TrainJob."""
+    if isinstance(thing, dict):
+        yield from rows(thing, "containers")
+        yield from [thing["trainer"]] if thing.get("trainer") else []
+        thing = list(thing.values())
+    for one in thing if isinstance(thing, list) else ():
+        yield from _containers(one)
 
 
 def _with_processes(words: list[str], count: int, changes: list[Change]) -> list[str]:

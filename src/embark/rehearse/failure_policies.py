@@ -55,23 +55,17 @@ class FailurePolicy(Protocol):
     def decide(self, end: PodEnd) -> Decision: ...
 
 
-@dataclass(slots=True)
 class JobPolicy:
     """A Job: pods with an index each must succeed once."""
 
-    name: str
-    completions: int
-    backoff_limit: int
-    rules: tuple[K8sObject, ...]
-    restart_policy: str
-    num_failed: int = 0
-    succeeded: set[int] = field(default_factory=set)
-
-    @staticmethod
-    def of(name: str, spec: K8sObject, restart_policy: str, completions: int) -> JobPolicy:
+    def __init__(self, name: str, spec: K8sObject) -> None:
         limit = spec.get("backoffLimit")
-        return JobPolicy(name, completions, BACKOFF_LIMIT if limit is None else int(limit),
-                        tuple(rows(spec, "podFailurePolicy.rules")), restart_policy)
+        self.name = name
+        self.completions = int(spec.get("completions") or spec.get("parallelism") or 1)
+        self.backoff_limit = BACKOFF_LIMIT if limit is None else int(limit)
+        self.rules = rows(spec, "podFailurePolicy.rules")
+        self.num_failed = 0
+        self.succeeded: set[int] = set()
 
     def decide(self, end: PodEnd) -> Decision:
         if end.code == 0:
@@ -83,12 +77,10 @@ class JobPolicy:
         action = str(rule.get("action")) if rule is not None else "Count"
         why = _why(end)
         if action == "FailJob":
-            text = (f"Container {end.pod.container} for pod {end.pod.namespace}/{end.pod.name} failed with exit code "
-                    f"{end.code} matching FailJob rule at index {number}")
-            if "onPodConditions" in (rule or {}):
-                text = (f"Pod {end.pod.namespace}/{end.pod.name} has condition DisruptionTarget matching FailJob rule "
-                        f"at index {number}")
-            return Decision("fail", text, "PodFailurePolicy")
+            pod = f"{end.pod.namespace}/{end.pod.name}"
+            text = f"Pod {pod} has condition DisruptionTarget" if "onPodConditions" in (rule or {}) else \
+                f"Container {end.pod.container} for pod {pod} failed with exit code {end.code}"
+            return Decision("fail", f"{text} matching FailJob rule at index {number}", "PodFailurePolicy")
         if action == "Ignore":
             return Decision("replace", f"{end.pod.name} {why}: not counted, by rule {number} of podFailurePolicy")
         self.num_failed += 1
@@ -132,7 +124,10 @@ class JobSetPolicy:
                 return Decision("fail", f"JobSet {self.name} has used its {self.max_restarts} restarts: "
                                         f"{decision.text}", decision.reason)
             self.num_restarts += 1
-        self._restart_all()
+        self.done.clear()
+        for child in self.children.values():
+            child.num_failed = 0
+            child.succeeded.clear()
         return Decision("restart all", f"JobSet {self.name} restarts all pods{named}: {decision.text}")
 
     def _matches(self, rule: K8sObject, decision: Decision, group: str) -> bool:
@@ -142,13 +137,6 @@ class JobSetPolicy:
         return ((not reasons or decision.reason in reasons)
                 and (not patterns or any(re.search(str(one), decision.text) for one in patterns))
                 and (not targets or self.replicated[group] in targets))
-
-    def _restart_all(self) -> None:
-        self.done.clear()
-        for child in self.children.values():
-            child.num_failed = 0
-            child.succeeded.clear()
-
 
 @dataclass(slots=True)
 class ReplicaPolicy:

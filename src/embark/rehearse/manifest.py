@@ -2,17 +2,19 @@
 
 import base64
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from embark.errors import UserError
+from embark.lint.pods import pods_of
+from embark.lint.read import Document, read_sources
+from embark.lint.source import Source
 
 K8sObject = Mapping[str, Any]
 KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "Pod")
 """Those that make pods which train."""
-_LAUNCHERS = ("torchrun", "torch.distributed", "embark.torchrun")
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -21,6 +23,8 @@ class Objects:
     """All objects of some files, together."""
 
     all: tuple[K8sObject, ...]
+    documents: tuple[Document, ...] = field(default=(), repr=False)
+    """The same objects as the linter reads them."""
 
     def of_kind(self, *kinds: str) -> list[K8sObject]:
         return [one for one in self.all if one.get("kind") in kinds]
@@ -32,19 +36,11 @@ class Objects:
 
 def read_texts(texts: Mapping[str, str]) -> Objects:
     """Of texts by their names, such as those that a renderer is about to write."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
-    found: list[K8sObject] = []
-    for name, text in texts.items():
-        try:
-            for document in yaml.load_all(text, loader):
-                found += _unpacked(document)
-        except yaml.YAMLError as error:
-            line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
-            raise UserError(f"{name}:{line}: is no YAML: {getattr(error, 'problem', error)}",
-                            fix="fix that line") from error
-    return Objects(tuple(found))
+    files = read_sources((Source.of(Path(name), text), "yaml") for name, text in texts.items())
+    for bad in files.unread:
+        raise UserError(f"{bad.source.path}:{bad.source.line_of(bad.index)}: {bad.what}", fix=bad.fix)
+    documents = [one for one in files.documents if one.root.is_map]
+    return Objects(tuple(one.root.plain() for one in documents), tuple(documents))
 
 
 def manifest_texts(path: Path) -> dict[str, str]:
@@ -64,7 +60,9 @@ def manifest_texts(path: Path) -> dict[str, str]:
 def find_training_job(objects: Objects, where: str) -> K8sObject:
     """The one that trains."""
     all_jobs = objects.of_kind(*KINDS)
-    found = [one for one in all_jobs if _is_training(one)] or all_jobs
+    training = [one for one, document in zip(objects.all, objects.documents, strict=True) if one in all_jobs and (
+        document.kind == "JobSet" or any(pod.is_training for pod in pods_of(document)))]
+    found = training or all_jobs
     if len(found) == 1:
         return found[0]
     if found:
@@ -97,42 +95,6 @@ def rows(thing: Any, path: str) -> list[K8sObject]:
     """The list of objects at a dotted path; empty without one."""
     found = at(thing, path)
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
-
-
-def templates(job: K8sObject) -> Iterator[K8sObject]:
-    """The pod templates of a job, whatever its kind; of a Pod, itself."""
-    kind = job.get("kind")
-    if kind == "Job":
-        yield at(job, "spec.template") or {}
-    elif kind == "Pod":
-        yield job
-    elif kind in ("JobSet", "TrainingRuntime", "ClusterTrainingRuntime"):
-        holder = "spec.replicatedJobs" if kind == "JobSet" else "spec.template.spec.replicatedJobs"
-        for one in rows(job, holder):
-            yield at(one, "template.spec.template") or {}
-    elif kind == "PyTorchJob":
-        for one in (at(job, "spec.pytorchReplicaSpecs") or {}).values():
-            yield at(one, "template") or {}
-
-
-def _is_training(job: K8sObject) -> bool:
-    if job["kind"] in ("TrainJob", "PyTorchJob", "JobSet"):
-        return True
-    for template in templates(job):
-        for container in rows(template, "spec.containers"):
-            limits = at(container, "resources.limits") or {}
-            words = " ".join(str(word) for word in [*(container.get("command") or ()), *(container.get("args") or ())])
-            if any("gpu" in str(name) for name in limits) or any(name in words for name in _LAUNCHERS):
-                return True
-    return False
-
-
-def _unpacked(document: Any) -> list[K8sObject]:
-    if not isinstance(document, Mapping):
-        return []
-    if str(document.get("kind", "")).endswith("List") and isinstance(document.get("items"), list):
-        return [one for one in document["items"] if isinstance(one, Mapping)]
-    return [document]
 
 
 POD_IP = "@pod-ip@"
@@ -170,12 +132,6 @@ class Variables:
 def expand(text: str, values: Mapping[str, str]) -> str:
     """`$(NAME)` becomes the value; where there is none it stays as it is. `$$` is a dollar."""
     return _REFERENCE.sub(lambda match: "$" if match[0] == "$$" else values.get(match[1], match[0]), text)
-
-
-def undefined(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Names that are referred to and defined nowhere."""
-    found = (match[1] for word in words for match in _REFERENCE.finditer(word) if match[0] != "$$")
-    return list(dict.fromkeys(name for name in found if re.fullmatch(r"[A-Za-z_][\w.-]*", name) and name not in values))
 
 
 def variables(container: K8sObject, objects: Objects, pod: PodIdentity) -> Variables:

@@ -16,7 +16,6 @@ from embark.rehearse.manifest import (
     name_of,
     namespace_of,
     rows,
-    undefined,
     variables,
 )
 
@@ -86,8 +85,6 @@ class Pod:
     """Containers beside it, which are not started."""
     devices: tuple[str, ...] = ()
     """`nvidia.com/gpu: 8`: what only a node of the cluster has."""
-    undefined: tuple[str, ...] = ()
-    """Variables that its words refer to and nobody defines."""
     missing: tuple[str, ...] = ()
     """What it needs to start and no file has."""
     secrets: tuple[str, ...] = ()
@@ -113,7 +110,6 @@ def make_pod(template: K8sObject, identity: PodIdentity, objects: Objects, *, co
     found = variables(container, objects, identity)
     command = [str(word) for word in container.get("command") or ()]
     args = [str(word) for word in container.get("args") or ()]
-    values = [str(row["value"]) for row in rows(container, "env") if row.get("value") is not None]
     mounts, missing = _mounts(spec, container, objects, identity.namespace)
     limits = at(container, "resources.limits") or {}
     beside = [str(one.get("name")) for one in [*rows(spec, "initContainers"), *rows(spec, "containers")]
@@ -133,7 +129,6 @@ def make_pod(template: K8sObject, identity: PodIdentity, objects: Objects, *, co
         has_readiness_probe="readinessProbe" in container, sidecars=tuple(beside),
         devices=tuple(f"{name}: {amount}" for name, amount in limits.items()
                       if "/" in str(name) or str(name).startswith("hugepages")),
-        undefined=tuple(undefined([*command, *args, *values], found.values)),
         missing=(*found.missing, *missing), secrets=found.unset_secrets,
     )
 
@@ -162,13 +157,11 @@ def _mounts(spec: K8sObject, container: K8sObject, objects: Objects, namespace: 
         if volume is None:
             missing.append(f"volume {row.get('name')}")
             continue
-        mount, lack = _mount(volume, row, objects, namespace)
-        missing += [lack] if lack else []
-        found.append(mount)
+        found.append(_mount(volume, row, objects, namespace, missing))
     return found, missing
 
 
-def _mount(volume: K8sObject, row: K8sObject, objects: Objects, namespace: str) -> tuple[Mount, str]:
+def _mount(volume: K8sObject, row: K8sObject, objects: Objects, namespace: str, missing: list[str]) -> Mount:
     path, name, sub_path = str(row.get("mountPath", "")), str(volume.get("name")), str(row.get("subPath") or "")
     read_only = bool(row.get("readOnly"))
     for key, kind in (("configMap", "ConfigMap"), ("secret", "Secret")):
@@ -177,21 +170,22 @@ def _mount(volume: K8sObject, row: K8sObject, objects: Objects, namespace: str) 
             continue
         called = str(source.get("name") or source.get("secretName") or "")
         contents = data_of(objects, kind, called, namespace)
-        lack = "" if contents is not None or source.get("optional") or kind == "Secret" else f"ConfigMap {called}"
+        if contents is None and kind == "ConfigMap" and not source.get("optional"):
+            missing.append(f"ConfigMap {called}")
         files = contents or {}
         if items := rows(source, "items"):
             files = {str(item["path"]): files.get(str(item["key"]), "") for item in items}
-        return Mount(path, "files", name, files, sub_path, True, what=f"{kind} {called}"), lack
+        return Mount(path, "files", name, files, sub_path, True, what=f"{kind} {called}")
     if "emptyDir" in volume:
         empty = volume["emptyDir"] or {}
         kind_: MountKind = "memory" if empty.get("medium") == "Memory" else "scratch"
-        return Mount(path, kind_, name, {}, sub_path, read_only, _bytes(empty.get("sizeLimit"))), ""
+        return Mount(path, kind_, name, {}, sub_path, read_only, _bytes(empty.get("sizeLimit")))
     if "hostPath" in volume:
-        return Mount(path, "host", name, {}, sub_path, read_only, what=f"the node's {at(volume, 'hostPath.path')}"), ""
+        return Mount(path, "host", name, {}, sub_path, read_only, what=f"the node's {at(volume, 'hostPath.path')}")
     if claim := at(volume, "persistentVolumeClaim.claimName"):
-        return Mount(path, "shared", f"claim-{claim}", {}, sub_path, read_only, what=f"claim {claim}"), ""
+        return Mount(path, "shared", f"claim-{claim}", {}, sub_path, read_only, what=f"claim {claim}")
     source_kind = next((key for key in volume if key != "name"), "volume")
-    return Mount(path, "shared", f"volume-{name}", {}, sub_path, read_only, what=f"{source_kind} volume {name}"), ""
+    return Mount(path, "shared", f"volume-{name}", {}, sub_path, read_only, what=f"{source_kind} volume {name}")
 
 
 def _security(spec: K8sObject, container: K8sObject) -> Security:
@@ -261,40 +255,6 @@ def dns_names(pods: Sequence[Pod], services: Sequence[Service]) -> Names:
             if service.is_headless and service.name == pod.subdomain:
                 found[pod.name] += pod.names
     return Names({pod: tuple(dict.fromkeys(names)) for pod, names in found.items()})
-
-
-def why_not(host: str, pods: Sequence[Pod], services: Sequence[Service]) -> tuple[str, str]:
-    """Why a name resolves nowhere, and the fix."""
-    first, _, rest = host.partition(".")
-    sub = rest.partition(".")[0]
-    target = next((pod for pod in pods if pod.hostname == first), None)
-    if target is None and not any(service.name == first for service in services):
-        if pods and not pods[0].hostname.rpartition("-")[2].isdigit():
-            return ("the pods of a Job that is not indexed have random names",
-                    "completionMode: Indexed, subdomain: NAME and a headless Service of that NAME; then NAME-0.NAME")
-        has = ", ".join(sorted({pod.hostname for pod in pods})[:4])
-        return f"no pod and no Service is called {first}; the pods are called {has}", f"{_right_name(pods)}"
-    if target is not None and not sub:
-        return ("a pod's name alone resolves in that pod only, not in others",
-                f"{_right_name(pods)}, with a headless Service called like the pods' subdomain")
-    service = next((one for one in services if one.name == (sub or first)), None)
-    if target is not None and target.subdomain != sub:
-        said = f"subdomain {target.subdomain}" if target.subdomain else "no subdomain"
-        return f"the pods have {said}, not {sub}", f"subdomain: {sub} in the pods' template"
-    if service is None:
-        return f"there is no Service {sub or first}", f"a headless Service {sub or first} that selects the pods"
-    if not service.is_headless:
-        return f"Service {service.name} is not headless, so pods have no names below it", "clusterIP: None"
-    if target is not None and not service.selects(target):
-        return (f"Service {service.name} does not select the pods",
-                "selector: {batch.kubernetes.io/job-name: NAME OF THE JOB}, in the namespace of the pods")
-    return (f"Service {service.name} publishes a pod only once it is ready, and ranks meet before that",
-            "publishNotReadyAddresses: true")
-
-
-def _right_name(pods: Sequence[Pod]) -> str:
-    pod = min(pods, key=lambda one: one.index)
-    return f"the first pod would be {pod.hostname}.{pod.subdomain or 'SERVICE'}"
 
 
 def _qualified(name: str, namespace: str) -> tuple[str, ...]:

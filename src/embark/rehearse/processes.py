@@ -160,18 +160,12 @@ class Processes:
         """What is left of a pod whose first process has ended."""
         self.kill(start)
 
-    def pause(self, start: Start) -> None:
+    def begin_fault(self, kind: str, start: Start) -> None:
+        """A pause; only a container has a network to be cut off from."""
         self._send(start, signal.SIGSTOP)
 
-    def resume(self, start: Start) -> None:
+    def end_fault(self, kind: str, start: Start) -> None:
         self._send(start, signal.SIGCONT)
-
-    def cut(self, start: Start) -> None:
-        raise UserError("a process cannot be cut off from the network that all share",
-                        fix="--engine podman or docker: a container has a network of its own")
-
-    def rejoin(self, start: Start) -> None:
-        """Nothing is ever cut."""
 
     def close(self, *, keep: bool) -> str:
         """Ends what runs, and removes what was made, but for the folders; with `keep`, says what is left."""

@@ -51,8 +51,13 @@ class PreparedRehearsal:
     run: Run | None
     changes: tuple[Change, ...]
     faults: tuple[Fault, ...]
-    lint: tuple[Finding, ...]
-    """Errors of the linter: expect to see them happen."""
+    findings: tuple[Finding, ...]
+    """The linter's."""
+
+    @property
+    def lint(self) -> tuple[Finding, ...]:
+        """Its errors: expect to see them happen."""
+        return tuple(one for one in self.findings if one.level == "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +119,8 @@ def prepare(texts: Mapping[str, str], where: str, options: RehearsalOptions) -> 
     pods = downscale_pods(workload.pods, changes)
     changes.append(Change("restart delay", "10 s, doubled each time", f"{RESTART_S:g} s"))
     faults = [fault for kind, words in options.faults for fault in read_faults(kind, words, max(1, len(pods)))]
-    errors = tuple(one for one in lint_texts(dict(texts)) if one.level == "error")
     return PreparedRehearsal(replace(workload, pods=pods), policy, small.run, tuple(dict.fromkeys(changes)),
-                             tuple(faults), errors)
+                             tuple(faults), tuple(lint_texts(dict(texts))))
 
 
 def rehearse(prepared: PreparedRehearsal, options: RehearsalOptions, observer: Observer, *,
@@ -144,7 +148,7 @@ def rehearse(prepared: PreparedRehearsal, options: RehearsalOptions, observer: O
         reader = EventReader(_run_folder(prepared, engine))
         outcome = Controller(workload, prepared.policy, engine, reader, observer, faults=prepared.faults,
                              limit_s=options.limit_s, uninterrupted=stops.deferred).run()
-        verdict = judge_outcome(Case(workload, outcome, prepared.run, options.num_processes))
+        verdict = judge_outcome(Case(workload, outcome, prepared.run, options.num_processes, prepared.findings))
         left_behind = engine.close(keep=True) if options.keep else ""
         return replace(report, engine=engine.name, verdict=verdict, changes=changes, finish=outcome.finish,
                        reason=outcome.reason, progress=outcome.progress, ends=outcome.ends,

@@ -9,11 +9,16 @@ from tempfile import TemporaryDirectory
 
 from embark.errors import ExitCode
 from embark.formatting import format_duration, format_float, pluralize
+from embark.lint.rule import Finding
 from embark.rehearse.controller import Outcome
 from embark.rehearse.downscale import Run, launch_of
-from embark.rehearse.pods import Pod, why_not
+from embark.rehearse.pods import Pod
 from embark.rehearse.workload import Cause, Workload
 
+_NEVER_MEET = ("undefined-variable", "nnodes-differs")
+_NO_SUCH_NAME = ("not-indexed", "endpoint-not-a-pod-name", "service-not-given", "service-not-headless",
+                 "service-selects-nothing", "not-ready-addresses")
+"""Rules of the linter that explain a rendezvous which never happens; the second, a host that does not resolve."""
 KILLED = 137
 """128 and SIGKILL."""
 _NO_FILE = re.compile(r"can't open file '([^']+)'|No module named '?([\w.]+)'?|([\w./-]+\.py): No such file")
@@ -29,6 +34,8 @@ class Case:
     outcome: Outcome
     run: Run | None
     num_processes: int
+    findings: tuple[Finding, ...] = ()
+    """The linter's, of the manifest."""
 
     @property
     def pods(self) -> tuple[Pod, ...]:
@@ -130,8 +137,8 @@ def _fault_too_late(case: Case) -> Cause | None:
 def find_root_cause(case: Case) -> Cause:
     """The first that fits: what the manifest itself makes sure of comes before what the lines say."""
     checks: Sequence[Callable[[Case], Cause | None]] = (
-        _missing, _undefined, _no_program, _no_script, _unresolvable, _not_as_many, _stopped_with_zero, _alone,
-        _refused_by_the_run, _too_slow, _out_of_memory, _from_lines, _too_long,
+        _missing, _no_program, _no_script, _cannot_meet, _stopped_with_zero, _alone, _refused_by_the_run, _too_slow,
+        _out_of_memory, _from_lines, _too_long,
     )
     for check in checks:
         if (cause := check(case)) is not None:
@@ -158,55 +165,22 @@ def _missing(case: Case) -> Cause | None:
     return None
 
 
-def _undefined(case: Case) -> Cause | None:
-    found = [(pod, pod.undefined[0]) for pod in case.pods if pod.undefined]
-    if not found or _has_met(case):
+def _cannot_meet(case: Case) -> Cause | None:
+    """The linter's reasons, where the manifest itself keeps the ranks from meeting."""
+    sizes = case.outcome.progress.world_sizes
+    if case.outcome.finish == "succeeded" or (sizes and min(sizes) == len(case.pods) * case.num_processes):
         return None
-    name = found[0][1]
-    word = next((word for word in found[0][0].words if f"$({name})" in word), f"$({name})")
-    right = _right_endpoint(case)
-    return Cause(f"{_pods(pod for pod, _ in found)} get the literal text {word}: nothing defines {name}, so "
-                 "Kubernetes does not expand it, and torchrun finds no such host",
-                 f"write the name that the first pod will have: {right}",
-                 _line_with(case, re.compile(re.escape(f"$({name})"))))
-
-
-def _unresolvable(case: Case) -> Cause | None:
-    if _has_met(case):
+    host = next(filter(None, map(_endpoint_host, case.pods)), "")
+    is_lost = not re.fullmatch(r"|localhost|[\d.]+|.*\$.*", host) and not case.workload.names.resolves(host)
+    found = [one for one in case.findings if one.name in _NEVER_MEET or (is_lost and one.name in _NO_SUCH_NAME)]
+    if not found and not is_lost:
         return None
-    names = case.workload.names
-    for pod in case.pods:
-        launch = launch_of(pod)
-        host = launch.endpoint_host if launch is not None else ""
-        if not host or "$" in host or host == "localhost" or re.fullmatch(r"[\d.]+", host) or names.resolves(host):
-            continue
-        why, fix = why_not(host, case.pods, case.workload.services)
-        who = _pods(pod for pod in case.pods if pod.hostname != host)
-        return Cause(f"{who} wait for {host}, a name that does not resolve: {why}", fix,
-                     _line_with(case, re.compile(re.escape(host) + r"|name or service not known|gaierror|"
-                                                 r"Name does not resolve|name resolution", re.IGNORECASE)))
-    return None
-
-
-def _not_as_many(case: Case) -> Cause | None:
-    for pod in case.pods:
-        launch = launch_of(pod)
-        if launch is None or not launch.is_torchrun or launch.nnodes is None:
-            continue
-        low, high = launch.nnodes
-        count = len(case.pods)
-        if count < low and case.outcome.finish == "too long":
-            return Cause(f"{_pods(case.pods)} wait for {low} machines, and the {case.workload.kind} makes "
-                         f"{pluralize(count, 'pod')}: --nnodes={low}",
-                         f"as many in --nnodes as in parallelism: {low}, or {count}")
-        if count > high and case.outcome.finish != "succeeded":
-            return Cause(f"{pluralize(count, 'pod')} for a rendezvous of {high}: --nnodes={high}, so "
-                         f"{count - high} of them {'waits' if count - high == 1 else 'wait'} forever and the job "
-                         "never ends", f"as many in --nnodes as in parallelism: {count}")
-        if low < high and case.run is not None and not _has_met(case):
-            return Cause(f"the rendezvous takes {low} to {high} machines, so it may begin before all have arrived",
-                         f"--nnodes={count}")
-    return None
+    waits = f"wait for {host}, a name that does not resolve" if is_lost else "cannot meet"
+    text = re.compile(rf"{re.escape(host) if host else ' '}|name or service not known|gaierror|Name does not resolve|"
+                      r"name resolution|\$\(\w+\)", re.IGNORECASE)
+    return Cause(f"{_pods(case.pods)} {waits}: {'; '.join(one.what for one in found) or 'no Service leads to it'}",
+                 "; ".join(one.fix for one in found) or "the first pod's name below a headless Service that selects it",
+                 _line_with(case, text))
 
 
 def _no_program(case: Case) -> Cause | None:
@@ -326,15 +300,9 @@ def _has_met(case: Case) -> bool:
     return bool(case.outcome.progress.world_sizes)
 
 
-def _right_endpoint(case: Case) -> str:
-    first = min(case.pods, key=lambda pod: pod.index)
-    port = "29500"
-    if not case.workload.is_indexed:
-        return f"{case.workload.name}-0.SERVICE:{port}, with completionMode: Indexed, subdomain and a headless Service"
-    service = first.subdomain or "SERVICE"
-    has_service = any(one.name == first.subdomain and one.is_headless for one in case.workload.services)
-    also = "" if has_service else f", with {'' if first.subdomain else 'subdomain and '}a headless Service {service}"
-    return f"{first.hostname}.{service}:{port}{also}"
+def _endpoint_host(pod: Pod) -> str:
+    launch = launch_of(pod)
+    return launch.endpoint_host if launch is not None else ""
 
 
 def _line_with(case: Case, pattern: re.Pattern[str]) -> str:

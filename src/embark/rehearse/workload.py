@@ -1,5 +1,6 @@
 """From a job's object to the pods that its controller would make of it, for each kind of controller."""
 
+import copy
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,9 +60,8 @@ def _job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
     name, spec = name_of(job), job.get("spec") or {}
     is_indexed = spec.get("completionMode") == "Indexed"
     pods = _child_pods(spec, name, namespace_of(job), objects, is_indexed=is_indexed)
-    refusal = _refuses_job(spec)
-    policy = JobPolicy.of(name, spec, _restart_policy(spec), _completions(spec))
-    return (Workload("Job", name, pods, tuple(read_services(objects)), is_indexed, refusal, _deadline(spec)), policy)
+    services, refusal = tuple(read_services(objects)), _refuses_job(spec)
+    return Workload("Job", name, pods, services, is_indexed, refusal, _deadline(spec)), JobPolicy(name, spec)
 
 
 def _replicated(
@@ -85,7 +85,7 @@ def _replicated(
                       "jobset.sigs.k8s.io/job-index": str(number)}
             pods += _child_pods(child, group, space, objects, is_indexed=True, subdomain=subdomain, labels=labels,
                                 first=len(pods), env=env, container=container)
-            children[group] = JobPolicy.of(group, child, _restart_policy(child), _completions(child))
+            children[group] = JobPolicy(group, child)
             groups[group] = str(one.get("name"))
         refusal = refusal or _refuses_job(child)
     services = read_services(objects)
@@ -110,15 +110,14 @@ def _train_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolic
     if runtime is None:
         unknown = Cause(f"Trainer's webhook refuses it: there is no {kind} {called}",
                           "put the runtime into the same file, or name torch-distributed")
-        return Workload("TrainJob", name, (), (), True, unknown), JobPolicy.of(name, {}, "Never", 1)
+        return Workload("TrainJob", name, (), (), True, unknown), JobPolicy(name, {})
     num_nodes = int(trainer.get("numNodes") or at(runtime, "spec.mlPolicy.numNodes") or 1)
     num_processes = trainer.get("numProcPerNode", at(runtime, "spec.mlPolicy.torch.numProcPerNode"))
     refused = [str(row.get("name")) for row in rows(trainer, "env") if row.get("name") in _OWN]
     refusal: Cause | None = None
-    """It is turned away before a pod is made."""
     if refused:
         refusal = Cause(f"Trainer's webhook refuses it: {refused[0]} is a variable of its own",
-                          f"leave {refused[0]} out")
+                        f"leave {refused[0]} out")
     elif isinstance(num_processes, str) and not num_processes.isdigit():
         refusal = Cause(f"the API server refuses it: numProcPerNode {num_processes!r} is no number",
                           "numProcPerNode: the GPUs of a node")
@@ -139,24 +138,17 @@ def _with_trainer(replicated: K8sObject, trainer: K8sObject, num_nodes: int) -> 
     """The runtime's job with what the TrainJob puts over it."""
     if replicated.get("name") != NODE:
         return replicated
-    child = dict(at(replicated, "template.spec") or {})
-    template = dict(child.get("template") or {})
-    pod = dict(template.get("spec") or {})
-    containers = [dict(one) for one in rows(pod, "containers")]
-    for container in containers:
-        if container.get("name") == NODE:
-            for key in ("image", "command", "args"):
-                if trainer.get(key):
-                    container[key] = trainer[key]
-            if trainer.get("resourcesPerNode"):
-                container["resources"] = trainer["resourcesPerNode"]
-            own = {row.get("name") for row in rows(trainer, "env")}
-            others = [row for row in rows(container, "env") if row.get("name") not in own]
-            container["env"] = others + rows(trainer, "env")
-    pod["containers"] = containers
-    template["spec"] = pod
-    child |= {"template": template, "parallelism": num_nodes, "completions": num_nodes}
-    return {**replicated, "template": {**(replicated.get("template") or {}), "spec": child}}
+    patched: Any = copy.deepcopy(dict(replicated))
+    child = patched.setdefault("template", {}).setdefault("spec", {})
+    child |= {"parallelism": num_nodes, "completions": num_nodes}
+    containers: list[Any] = rows(child, "template.spec.containers")
+    for container in (one for one in containers if one.get("name") == NODE):
+        container |= {key: trainer[key] for key in ("image", "command", "args") if trainer.get(key)}
+        if trainer.get("resourcesPerNode"):
+            container["resources"] = trainer["resourcesPerNode"]
+        own = {row.get("name") for row in rows(trainer, "env")}
+        container["env"] = [row for row in rows(container, "env") if row.get("name") not in own] + rows(trainer, "env")
+    return patched
 
 
 def _pytorch_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
@@ -238,17 +230,12 @@ def _child_pods(
     pods = []
     for index in range(int(spec.get("parallelism", 1))):
         suffix = str(index) if is_indexed else _random_suffix(name, index)
-        own = {"batch.kubernetes.io/job-name": name, "job-name": name, **(labels or {})}
-        added: dict[str, str] = {}
-        annotations: dict[str, str] = {}
-        if is_indexed:
-            own[INDEX] = str(index)
-            annotations[INDEX] = str(index)
-            added["JOB_COMPLETION_INDEX"] = str(index)
-        if env is not None:
-            added |= env(index)
+        annotations = {INDEX: str(index)} if is_indexed else {}
+        own = {"batch.kubernetes.io/job-name": name, "job-name": name, **(labels or {}), **annotations}
+        added = {"JOB_COMPLETION_INDEX": str(index)} if is_indexed else {}
         identity = PodIdentity(name=f"{name}-{suffix}", index=first + index, group=name, namespace=space,
-                               subdomain=subdomain, labels=own, annotations=annotations, env=added)
+                               subdomain=subdomain, labels=own, annotations=annotations,
+                               env={**added, **(env(index) if env else {})})
         pods.append(make_pod(spec.get("template") or {}, identity, objects, container_name=container))
     return tuple(pods)
 
@@ -268,7 +255,7 @@ def _random_suffix(name: str, index: int) -> str:
 
 
 def _refuses_job(spec: K8sObject) -> Cause | None:
-    policy = _restart_policy(spec)
+    policy = str(at(spec, "template.spec.restartPolicy") or "Always")
     if policy not in ("Never", "OnFailure"):
         return Cause(f"the API server refuses it: restartPolicy {policy} of a Job's pods", "restartPolicy: Never")
     if at(spec, "podFailurePolicy") and policy != "Never":
@@ -286,14 +273,6 @@ def _refuses_pytorch_job(spec: K8sObject, replicas: dict[str, K8sObject]) -> Cau
         return Cause("the training operator's webhook refuses it: nprocPerNode is set twice",
                        "leave elasticPolicy.nProcPerNode out")
     return None
-
-
-def _restart_policy(spec: K8sObject) -> str:
-    return str(at(spec, "template.spec.restartPolicy") or "Always")
-
-
-def _completions(spec: K8sObject) -> int:
-    return int(spec.get("completions") or spec.get("parallelism") or 1)
 
 
 def _deadline(spec: K8sObject) -> float | None:

@@ -34,14 +34,16 @@ def broken(path: Path | str, *flags: str, limit: str = "5m") -> dict:
 
 
 @pytest.mark.parametrize(("name", "fix"), [
-    (AWS_JOB, "torchrec-dlrm-training-0.torchrec-headless:29500, with a headless Service torchrec-headless"),
-    (GCP_JOB, "torchrec-dlrm-training-0.SERVICE:29500, with subdomain and a headless Service SERVICE"),
+    (AWS_JOB, "env MASTER_ADDR: torchrec-dlrm-training-0.torchrec-headless, with subdomain: torchrec-headless and a "
+              "headless Service torchrec-headless"),
+    (GCP_JOB, "env MASTER_ADDR: torchrec-dlrm-training-0.torchrec-dlrm-training, with subdomain: "
+              "torchrec-dlrm-training and a headless Service torchrec-dlrm-training"),
 ])
 def test_a_variable_that_nobody_defines_ends_every_pod_at_once(name, fix, tmp_path):
     text = (GUIDES / name).read_text().replace("  parallelism: 2\n", "  parallelism: 2\n  backoffLimit: 1\n", 1)
     (tmp_path / "job.yaml").write_text(text)
     answer = broken(tmp_path / "job.yaml")
-    assert "--rdzv_endpoint=$(MASTER_ADDR):29500: nothing defines MASTER_ADDR" in answer["verdict"]["sentence"]
+    assert "$(MASTER_ADDR) is not defined in container torchrec" in answer["verdict"]["sentence"]
     assert "$(MASTER_ADDR):29500" in answer["verdict"]["evidence"]  # torch's own words
     assert fix in answer["verdict"]["fix"]
     assert [end["code"] for end in answer["ends"]] == [1, 1]
@@ -52,7 +54,7 @@ def test_a_host_that_no_service_makes_resolvable_is_waited_for_in_vain():
     answer = broken(GUIDES / GKE_JOB, limit="30s")
     assert answer["verdict"]["sentence"].startswith(
         "pods 0 and 1 wait for distributed-training-0, a name that does not resolve: "
-        "the pods of a Job that is not indexed have random names")
+        "2 pods are to meet, and none has a fixed name")
     assert "completionMode: Indexed" in answer["verdict"]["fix"]
     assert "distributed-training-0" in answer["verdict"]["evidence"]
 
@@ -104,8 +106,8 @@ def test_a_part_of_a_manifest_is_none(capfd):
 
 
 @pytest.mark.parametrize(("num_nodes", "sentence"), [
-    (2, "4 pods for a rendezvous of 2: --nnodes=2, so 2 of them wait forever and the job never ends"),
-    (8, "pods 0, 1, 2 and 3 wait for 8 machines, and the Job makes 4 pods: --nnodes=8"),
+    (2, "pods 0, 1, 2 and 3 cannot meet: parallelism makes 4 pods and --nnodes=2 waits for 2"),
+    (8, "pods 0, 1, 2 and 3 cannot meet: parallelism makes 4 pods and --nnodes=8 waits for 8"),
 ])
 def test_scaled_by_parallelism_alone_as_the_guide_says_some_pods_wait_for_ever(num_nodes, sentence, tmp_path):
     documents = list(yaml.safe_load_all(render_job(job_of("p4d.24xlarge"))[0].text))
@@ -118,7 +120,7 @@ def test_scaled_by_parallelism_alone_as_the_guide_says_some_pods_wait_for_ever(n
     answer = broken(tmp_path / "job.yaml", limit="12s")
     assert answer["verdict"]["sentence"] == sentence
     assert answer["ends"] == []
-    assert "as many in --nnodes as in parallelism" in answer["verdict"]["fix"]
+    assert "--nnodes=4, from the same number as parallelism" in answer["verdict"]["fix"]
 
 
 def test_a_handler_that_ends_with_0_is_counted_as_done_untrained(tmp_path):

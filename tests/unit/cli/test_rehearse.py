@@ -81,7 +81,8 @@ def test_for_a_program_it_answers_in_json_alone(capfd):
 
 def test_a_folder_is_taken_whole_and_the_job_that_trains_is_found(capfd):
     manifest(POD % "exit 0", "deploy/copy.yaml")
-    training = (POD % "exit 0").replace("name: j}", "name: train}").replace("echo hello", "echo torchrun")
+    training = (POD % "exit 0").replace("name: j}", "name: train}").replace(
+        "image: ", "resources: {limits: {nvidia.com/gpu: 1}}, image: ")
     manifest(training, "deploy/job.yaml")
     assert run(["rehearse", "deploy", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["name"] == "train"
@@ -106,7 +107,7 @@ def test_kept_folders_are_told_with_the_command_that_removes_them(capfd):
     (["two.yaml"], "has 2 jobs in it: Job j, Job k"),
     (["service.yaml"], "has no job in it, only Service"),
     (["part.yaml"], "only a part of one"),
-    (["bad.yaml"], "is no YAML"),
+    (["bad.yaml"], "is not readable YAML"),
     (["empty"], "has no manifest in it"),
     (["quickstart"], "files are for a machine of a cloud"),
     (["quickstart", "--set", "place.cloud=aws", "--set", "place.target=ray", "--set", "store.root=s3://b/r"],

@@ -28,7 +28,7 @@ def test_the_examples_pods_find_each_other_and_fit_this_machine(path):
         assert launch is not None
         assert len(workload.names.pods_of(launch.endpoint_host)) == 1
         assert launch.nproc == 2
-        assert (pod.undefined, pod.missing) == ((), ())
+        assert not pod.missing
         assert pod.memory_bytes is None
     assert prepared.run is not None
     assert prepared.run.spec.train.num_steps == 50

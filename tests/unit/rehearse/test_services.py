@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from render_jobs import job_of
 
+from embark.rehearse.controller import Outcome
 from embark.rehearse.manifest import find_training_job, read_texts
-from embark.rehearse.pods import why_not
+from embark.rehearse.progress import Progress
+from embark.rehearse.rehearsal import RehearsalOptions, prepare
+from embark.rehearse.verdict import Case, Verdict, judge_outcome
 from embark.rehearse.workload import Workload, make_workload
 from embark.render.targets.kubernetes import render_job
 
@@ -27,32 +30,44 @@ def test_a_pod_has_its_name_in_every_length():
     assert not names.resolves("dlrm-2.dlrm")
 
 
+ENDPOINT = "--rdzv-endpoint=dlrm-0.dlrm:29500"
+
+
 @pytest.mark.parametrize(("old", "new", "host", "why"), [
     ("clusterIP: None", "clusterIP: 10.0.0.9", "dlrm-0.dlrm", "is not headless"),
-    ("    batch.kubernetes.io/job-name: dlrm\n", "    app: other\n", "dlrm-0.dlrm", "does not select the pods"),
-    ("      subdomain: dlrm\n", "", "dlrm-0.dlrm", "no subdomain, not dlrm"),
-    ("      subdomain: dlrm\n", "      subdomain: other\n", "dlrm-0.dlrm", "subdomain other, not dlrm"),
+    ("    batch.kubernetes.io/job-name: dlrm\n", "    app: other\n", "dlrm-0.dlrm", "which the pods do not have"),
+    ("      subdomain: dlrm\n", "", "dlrm-0.dlrm", "the pods have no subdomain"),
+    ("      subdomain: dlrm\n", "      subdomain: other\n", "dlrm-0.dlrm", "the pods are under other"),
     ("kind: Service\nmetadata:\n  name: dlrm\n", "kind: Service\nmetadata:\n  name: meet\n", "dlrm-0.dlrm",
-     "there is no Service dlrm"),
+     "the headless Service dlrm is not among the files given"),
     ("kind: Service\nmetadata:\n  name: dlrm\n  namespace: embark", "kind: Service\nmetadata:\n  name: dlrm\n"
-     "  namespace: other", "dlrm-0.dlrm", "does not select the pods"),
-    ("", "", "dlrm-0", "a pod's name alone"),
-    ("", "", "dlrm-7.dlrm", "no pod and no Service is called dlrm-7"),
-    ("completionMode: Indexed", "completionMode: NonIndexed", "dlrm-0.dlrm", "random names"),
+     "  namespace: other", "dlrm-0.dlrm", "is in namespace other, the pods in embark"),
+    (ENDPOINT, "--rdzv-endpoint=dlrm-0:29500", "dlrm-0", "has no service in it, so no other pod can resolve it"),
+    (ENDPOINT, "--rdzv-endpoint=dlrm-7.dlrm:29500", "dlrm-7.dlrm", "the first pod is dlrm-0, not dlrm-7"),
+    ("completionMode: Indexed", "completionMode: NonIndexed", "dlrm-0.dlrm", "none has a fixed name"),
 ])
 def test_every_way_to_miss_it_has_its_sentence(old, new, host, why):
     assert old in GOOD
-    workload = workload_of(GOOD.replace(old, new))
-    assert not workload.names.resolves(host)
-    said, fix = why_not(host, workload.pods, workload.services)
-    assert why in said
-    assert fix
+    text = GOOD.replace(old, new)
+    assert not workload_of(text).names.resolves(host)
+    verdict = verdict_of(text)
+    assert verdict.sentence.startswith(f"pods 0 and 1 wait for {host}, a name that does not resolve: ")
+    assert why in verdict.sentence
+    assert verdict.fix
 
 
 def test_without_not_ready_addresses_a_probe_hides_the_pod():
     text = GOOD.replace("publishNotReadyAddresses: true", "publishNotReadyAddresses: false")
     assert workload_of(text).names.resolves("dlrm-0.dlrm")  # ready as soon as it runs
-    probed = workload_of(text.replace("        workingDir: /scratch",
-                                      "        readinessProbe: {tcpSocket: {port: 1}}\n        workingDir: /scratch"))
-    assert not probed.names.resolves("dlrm-0.dlrm")
-    assert "only once it is ready" in why_not("dlrm-0.dlrm", probed.pods, probed.services)[0]
+    assert "resolve" not in verdict_of(text).sentence
+    probed = text.replace("        workingDir: /scratch",
+                          "        readinessProbe: {tcpSocket: {port: 1}}\n        workingDir: /scratch")
+    assert not workload_of(probed).names.resolves("dlrm-0.dlrm")
+    assert "names only pods that are Ready already" in verdict_of(probed).sentence
+
+
+def verdict_of(text: str) -> Verdict:
+    """Of pods that waited for each other until the time was over."""
+    prepared = prepare({"a.yaml": text}, "a.yaml", RehearsalOptions())
+    outcome = Outcome("too long", "still running", Progress(), (), ("dlrm-0", "dlrm-1"), {}, (), (), 12.0)
+    return judge_outcome(Case(prepared.workload, outcome, prepared.run, 2, prepared.findings))

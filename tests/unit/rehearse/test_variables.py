@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from embark.rehearse.manifest import POD_IP, Objects, PodIdentity, expand, undefined, variables
+from embark.rehearse.manifest import POD_IP, Objects, PodIdentity, expand, variables
 
 POD = PodIdentity(name="job-1", namespace="train", labels={"app": "x"},
                   annotations={"batch.kubernetes.io/job-completion-index": "1"})
@@ -23,11 +23,6 @@ POD = PodIdentity(name="job-1", namespace="train", labels={"app": "x"},
 ])
 def test_a_reference_becomes_its_value_and_stays_where_there_is_none(text, expected):
     assert expand(text, {"HOST": "pod-0", "PORT": "29500"}) == expected
-
-
-def test_what_nobody_defines_is_named_and_a_shells_own_substitution_is_not():
-    words = ["--a=$(MASTER_ADDR)", "--b=$$(NOT_ME)", "$([ 1 = 1 ] && echo true)", "$(KNOWN)"]
-    assert undefined(words, {"KNOWN": ""}) == ["MASTER_ADDR"]
 
 
 def test_a_variable_may_refer_only_to_those_before_it():

@@ -39,7 +39,6 @@ def test_the_pods_of_a_rendered_job_find_the_first_of_them(kind, cloud):
         launch = launch_of(pod)
         assert launch is not None
         assert workload.names.pods_of(launch.endpoint_host) == [first]
-        assert not pod.undefined
         assert not pod.missing
         assert launch.nnodes == (2, 2)
         assert (pod.security.user, pod.security.drops, pod.security.may_gain) == (1000, ("ALL",), False)
