@@ -2,7 +2,8 @@
 
     EmbarkError            1   anything else
     ├── UserError         64   the input is wrong; never retry
-    │   ├── SpecError          … in the spec or in --set
+    │   ├── MistakesError      … several mistakes at once, such as in the catalog's files
+    │   │   └── SpecError          … in the spec or in --set
     │   ├── DataError          … in the data the spec names
     │   ├── MissingPackage     … an extra that is not installed
     │   └── OverBudget         … place.budget_usd is spent; saved
@@ -69,13 +70,20 @@ class Mistake:
         return f"{place}{written}\n    {self.what}{fix}"
 
 
-class SpecError(UserError):
+class MistakesError(UserError):
+    """All the mistakes of one input, at once."""
+
+    def __init__(self, mistakes: Sequence[Mistake], subject: str, *, fix: str = "") -> None:
+        self.mistakes = tuple(mistakes)
+        count = "1 mistake" if len(self.mistakes) == 1 else f"{len(self.mistakes)} mistakes"
+        super().__init__(f"{count} in {subject}\n" + "\n".join(f"  {m}" for m in self.mistakes), fix=fix)
+
+
+class SpecError(MistakesError):
     """All the mistakes of one spec, at once."""
 
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
-        self.mistakes = tuple(mistakes)
-        count = "1 mistake" if len(self.mistakes) == 1 else f"{len(self.mistakes)} mistakes"
-        super().__init__(f"{count} in the spec\n" + "\n".join(f"  {m}" for m in self.mistakes))
+        super().__init__(mistakes, "the spec")
 
 
 class DataError(UserError):

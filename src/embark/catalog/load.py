@@ -1,17 +1,19 @@
 """Reads the catalog's files, checks all of it, and names every mistake at once, with its file and line."""
 
-import math
+import csv
 import os
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from embark.catalog.machine import (
     CLOUDS,
-    LINKS,
-    SALE_MODES,
     Catalog,
     Fabric,
     Gpu,
@@ -24,34 +26,84 @@ from embark.catalog.machine import (
     Source,
     Volume,
 )
-from embark.catalog.rows import CatalogError, Row, csv_rows, toml_rows
-from embark.errors import Mistake, UserError, nearest
+from embark.errors import Mistake, MistakesError, UserError, nearest
 
 HERE = Path(__file__).parent
+ORIGIN_COLUMNS = ("source", "date", "confidence")
 MACHINE_COLUMNS = (
     "name", "also", "cloud", "machine_type", "gpu", "num_gpus", "total_gpu_memory_gib", "num_hosts", "vcpus",
     "memory_gib", "link", "network_gbit_per_s", "fabric", "fabric_gbit_per_s", "num_fabric_devices", "local_disk_gb",
-    "gke_accelerator", "quota", "sold", "source", "date", "confidence",
+    "gke_accelerator", "quota", "sold", *ORIGIN_COLUMNS,
 )
 PRICE_COLUMNS = (
     "machine", "region", "on_demand_usd_per_hour", "spot_usd_per_hour", "commit_1y_discount", "commit_3y_discount",
-    "source", "date", "confidence",
+    *ORIGIN_COLUMNS,
 )
 OPTIONAL_PRICE_COLUMNS = ("block_usd_per_hour",)
-INTERRUPTION_COLUMNS = ("cloud", "machine", "region", "spot_interruptions_per_hour", "source", "date", "confidence")
+INTERRUPTION_COLUMNS = ("cloud", "machine", "region", "spot_interruptions_per_hour", *ORIGIN_COLUMNS)
 MEMORY_RATIOS = (0.97, 1.08)
 """What a cloud publishes over what its cards hold: some write GB for GiB, 7 % more, and some leave out a little."""
-REQUIRED_TEXTS = ("name", "title", "cloud", "kind", "transport", "unit", "url")
-CHOICES: dict[tuple[type, str], tuple[str, ...]] = {
-    (Gpu, "kind"): ("gpu", "tpu"), (Volume, "kind"): ("object", "file"), (Machine, "link"): LINKS,
-    **{(kind, "cloud"): CLOUDS for kind in (Fabric, Machine, Quota, Volume)},
-}
 
 T = TypeVar("T")
+Mistakes = list[Mistake]
+Prices = Mapping[tuple[str, str], Price]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a CSV file or a table of a TOML file. What is wrong in it goes to `mistakes`."""
+
+    where: str
+    name: str
+    values: dict[str, Any]
+    """Without empty cells."""
+    mistakes: Mistakes
+
+    def wrong(self, field: str, what: str, fix: str = "") -> None:
+        value = self.values.get(field, "")
+        self.mistakes.append(Mistake(self.where, f"{self.name} {field}".strip(), str(value), what, fix))
+
+    def check_name(self, field: str, known: Collection[str], what: str = "no such name") -> None:
+        """A name that the field gives must be known."""
+        value = str(self.values.get(field, ""))
+        if value and value not in known:
+            self.wrong(field, what, nearest(value, known))
+
+    def check_source(self, sources: Collection[str]) -> None:
+        """A row's source is one of sources.toml, or several joined by +."""
+        for part in filter(None, str(self.values.get("source", "")).split("+")):
+            if part not in sources:
+                self.wrong("source", "not in sources.toml", nearest(part, sources))
+
+    def build(self, kind: type[T], **given: Any) -> T | None:
+        """The row as a dataclass, each field checked as its type says; None if one is wrong.
+
+        `given` are fields that are looked up elsewhere; where one is None, its mistake is reported there.
+        """
+        values = self.values | given
+        for field in fields(kind):  # type: ignore[arg-type]
+            if field.type is Origin:
+                prefix = "price_" if field.name == "price_origin" and "price_source" in values else ""
+                values[field.name] = {name: values[prefix + name] for name in ORIGIN_COLUMNS if prefix + name in values}
+        try:
+            return _adapter(kind).validate_python(values)
+        except ValidationError as error:
+            for item in error.errors():
+                if item["loc"][0] not in given:
+                    self._explain(item)
+            return None
+
+    def _explain(self, item: Any) -> None:
+        names = [part for part in item["loc"] if isinstance(part, str)]
+        prefix = "price_" if names[0] == "price_origin" and "price_source" in self.values else ""
+        choices = re.findall(r"'([^']+)'", item["ctx"]["expected"]) if item["type"] == "literal_error" else ()
+        what = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        self.wrong(prefix + names[-1], "is missing" if item["type"] == "missing" else what,
+                   nearest(str(item["input"]), choices) if choices else "")
 
 
 def load_catalog() -> Catalog:
-    """The shipped catalog, with newer prices where the user has taken some in."""
+    """The shipped catalog, with newer prices where the user has imported some."""
     return _load(prices_path())
 
 
@@ -60,179 +112,193 @@ def _load(newer: Path) -> Catalog:
     return read_catalog(HERE, newer if newer.exists() else None)
 
 
-def prices_path() -> Path:
-    """Where `embark catalog refresh` keeps what it took in."""
-    home = os.environ.get("XDG_DATA_HOME", "")
-    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
-    return base / "embark" / "prices.csv"
-
-
 def clear_cache() -> None:
     """Read the files again at the next call."""
     _load.cache_clear()
 
 
+def user_data_dir() -> Path:
+    """Where Embark stores what belongs to the user and to no run."""
+    home = os.environ.get("XDG_DATA_HOME", "")
+    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
+    return base / "embark"
+
+
+def prices_path() -> Path:
+    """Where `embark catalog refresh` stores imported prices."""
+    return user_data_dir() / "prices.csv"
+
+
 def read_catalog(folder: Path, newer: Path | None = None) -> Catalog:
-    """A folder of catalog files; `newer` is a price file whose rows go before those that are older."""
-    mistakes: list[Mistake] = []
+    """A folder of catalog files; the rows of the price file `newer` replace older ones."""
+    mistakes: Mistakes = []
     try:
         catalog = _read(folder, mistakes)
     except OSError as error:
         raise UserError(f"{error.filename}: {error.strerror}", fix="install Embark again") from error
     if mistakes:
-        raise CatalogError("the catalog", mistakes)
+        raise MistakesError(mistakes, "the catalog")
     if newer is None:
         return catalog
-    taken_in = read_prices(newer, catalog.machines, fix=f"remove {newer}, or take in a whole one")
-    return replace(catalog, prices=merge_newest(catalog.prices, taken_in))
+    imported = read_prices(newer, catalog.machines, fix=f"remove {newer}, or import a complete one")
+    return replace(catalog, prices=merge_newest(catalog.prices, imported))
 
 
 def read_prices(path: Path, machines: Collection[str], *, fix: str = "") -> dict[tuple[str, str], Price]:
     """A price file from outside: its sources may be any text."""
-    mistakes: list[Mistake] = []
+    mistakes: Mistakes = []
     try:
-        rows = csv_rows(path, PRICE_COLUMNS, "machine", mistakes, OPTIONAL_PRICE_COLUMNS)
+        prices = _prices(path, machines, None, mistakes)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
-    prices = _prices(rows, machines, None)
     if mistakes:
-        raise CatalogError(str(path), mistakes, fix=fix)
+        raise MistakesError(mistakes, str(path), fix=fix)
     return prices
 
 
-def merge_newest(
-    old: Mapping[tuple[str, str], Price], new: Mapping[tuple[str, str], Price]
-) -> dict[tuple[str, str], Price]:
+def merge_newest(old: Prices, new: Prices) -> dict[tuple[str, str], Price]:
     """For each machine and region the row of the later date; of one date, the new one."""
-    merged = dict(old)
-    for place, price in new.items():
-        if place not in merged or price.origin.date >= merged[place].origin.date:
-            merged[place] = price
-    return merged
+    return {**old, **{place: price for place, price in new.items()
+                      if place not in old or price.origin.date >= old[place].origin.date}}
 
 
-def _read(folder: Path, mistakes: list[Mistake]) -> Catalog:
-    sources = _read_toml(folder / "sources.toml", Source, mistakes)
-    gpus = _read_toml(folder / "gpus.toml", Gpu, mistakes)
-    fabrics = _read_toml(folder / "fabrics.toml", Fabric, mistakes)
-    quotas = _read_toml(folder / "quotas.toml", Quota, mistakes)
-    reserves = _read_toml(folder / "reserves.toml", Reserve, mistakes)
-    volumes = _read_toml(folder / "volumes.toml", Volume, mistakes)
-    machines: dict[str, Machine] = {}
+def _read(folder: Path, mistakes: Mistakes) -> Catalog:
+    # A wrong row is None in its dict: its name is known, and the rows that name it are not wrong too.
+    sources, gpus, fabrics, quotas, reserves, volumes = (
+        _read_toml(folder / f"{kind.__name__.lower()}s.toml", kind, mistakes)
+        for kind in (Source, Gpu, Fabric, Quota, Reserve, Volume))
+    machines: dict[str, Any] = {}
     names: set[str] = set()
-    rows = csv_rows(folder / "machines.csv", MACHINE_COLUMNS, "name", mistakes)
-    for row in rows:
-        machine = _machine(row, gpus, fabrics, quotas, reserves, sources)
-        for name in (row.name, *row.texts("also")):
+    for row in _csv_rows(folder / "machines.csv", MACHINE_COLUMNS, "name", mistakes):
+        row.check_source(sources)
+        references = {"gpu": gpus, "fabric": fabrics, "quota": quotas}
+        for field, known in references.items():
+            row.check_name(field, known)
+        found = {field: known.get(row.values.get(field, "")) for field, known in references.items()}
+        machine = row.build(Machine, **found, reserve=reserves.get(row.values.get("cloud", "")))
+        for name in (row.name, *str(row.values.get("also", "")).split()):
             if name.lower() in names:
-                row.wrong("name", f"{name} stands twice")
+                row.wrong("name", f"{name} occurs twice")
             names.add(name.lower())
         if machine is not None:
-            machines[machine.name] = machine
-    # A machine that has a mistake is no unknown machine to its prices.
-    known = [row.name for row in rows]
-    prices = _prices(csv_rows(folder / "prices.csv", PRICE_COLUMNS, "machine", mistakes, OPTIONAL_PRICE_COLUMNS),
-                     known, sources)
-    interruptions = _interruptions(csv_rows(folder / "interruptions.csv", INTERRUPTION_COLUMNS, "cloud", mistakes),
-                                   known, sources, mistakes)
+            _check_machine(row, machine)
+        machines[row.name] = machine
+    prices = _prices(folder / "prices.csv", machines, sources, mistakes)
+    interruptions = _interruptions(folder / "interruptions.csv", machines, sources, mistakes)
     return Catalog(machines, gpus, fabrics, quotas, volumes, sources, prices, interruptions)
 
 
-def _machine(
-    row: Row, gpus: Mapping[str, Gpu], fabrics: Mapping[str, Fabric], quotas: Mapping[str, Quota],
-    reserves: Mapping[str, Reserve], sources: Collection[str],
-) -> Machine | None:
-    named: dict[str, Any] = {
-        "gpu": gpus.get(row.text("gpu", one_of=gpus)), "fabric": fabrics.get(row.text("fabric", one_of=fabrics)),
-        "quota": quotas.get(row.text("quota", required=False, one_of=quotas)),
-        "origin": row.origin(sources),
-    }
-    values = {name: _field(row, Machine, name, hint) for name, hint in get_type_hints(Machine).items()
-              if name not in (*named, "reserve")}
-    published_gib = row.number("total_gpu_memory_gib")
-    named["reserve"] = reserves.get(values["cloud"])
-    machine = Machine(**values, **named)
-    num_gpus, num_hosts, gpu = machine.num_gpus, machine.num_hosts, machine.gpu
-    for way in machine.sold:
-        if way not in SALE_MODES:
-            row.wrong("sold", f"{way} is no way to sell", nearest(way, SALE_MODES))
-    if not num_gpus or not num_hosts:
-        row.wrong("num_gpus" if not num_gpus else "num_hosts", "should be 1 or more")
-        return None
-    if num_gpus % num_hosts:
+def _check_machine(row: Row, machine: Machine) -> None:
+    num_gpus, gpu = machine.num_gpus, machine.gpu
+    if num_gpus % machine.num_hosts:
         row.wrong("num_hosts", f"does not divide {num_gpus} accelerators")
     if (num_gpus == 1) != (machine.link == ""):
         row.wrong("link", f"{num_gpus} accelerators: " + ("no link" if num_gpus == 1 else "what joins them?"))
-    if None in (gpu, machine.fabric, machine.reserve):
-        return None
-    for what, held in (("fabric", machine.fabric), ("quota", machine.quota)):
-        if held is not None and held.cloud != machine.cloud:
-            row.wrong(what, f"is of {held.cloud}, the machine of {machine.cloud}")
-    sum_gib = machine.gpu_memory_gib
-    ratio = 1.0 if published_gib is None else published_gib / sum_gib
-    if ratio < MEMORY_RATIOS[0] or ratio > MEMORY_RATIOS[1]:
-        row.wrong("total_gpu_memory_gib", f"{num_gpus} x {gpu.memory_gib:g} GiB of {gpu.name} are {sum_gib:g}")
-    return machine
+    for what, owner in (("fabric", machine.fabric.cloud), ("quota", machine.quota and machine.quota.cloud)):
+        if owner not in (None, machine.cloud):
+            row.wrong(what, f"is of {owner}, the machine of {machine.cloud}")
+    ratio = (machine.total_gpu_memory_gib or machine.gpu_memory_gib) / machine.gpu_memory_gib
+    if not MEMORY_RATIOS[0] <= ratio <= MEMORY_RATIOS[1]:
+        row.wrong("total_gpu_memory_gib",
+                  f"{num_gpus} x {gpu.memory_gib:g} GiB of {gpu.name} are {machine.gpu_memory_gib:g}")
 
 
 def _prices(
-    rows: Iterable[Row], machines: Collection[str], sources: Collection[str] | None
+    path: Path, machines: Collection[str], sources: Collection[str] | None, mistakes: Mistakes
 ) -> dict[tuple[str, str], Price]:
     prices: dict[tuple[str, str], Price] = {}
-    for row in rows:
-        place = row.text("machine", one_of=machines), row.text("region")
-        on_demand, spot = row.number("on_demand_usd_per_hour"), row.number("spot_usd_per_hour")
-        price = Price(*place, on_demand, spot, row.number("commit_1y_discount", below=1),
-                      row.number("commit_3y_discount", below=1), row.origin(sources), row.number("block_usd_per_hour"))
+    for row in _csv_rows(path, PRICE_COLUMNS, "machine", mistakes, OPTIONAL_PRICE_COLUMNS):
+        row.check_name("machine", machines)
+        if sources is not None:
+            row.check_source(sources)
+        price = row.build(Price)
+        if price is None:
+            continue
+        on_demand, spot = price.on_demand_usd_per_hour, price.spot_usd_per_hour
         if on_demand is not None and spot is not None and spot >= on_demand:
             row.wrong("spot_usd_per_hour", f"is not below on demand, {on_demand:g}",
                       "leave it empty where there is no spot offer")
-        if place in prices:
-            row.wrong("region", f"a second price for {place[0]} in {place[1]}")
-        prices[place] = price
+        if (price.machine, price.region) in prices:
+            row.wrong("region", f"a second price for {price.machine} in {price.region}")
+        prices[price.machine, price.region] = price
     return prices
 
 
 def _interruptions(
-    rows: Iterable[Row], machines: Collection[str], sources: Collection[str], mistakes: list[Mistake]
+    path: Path, machines: Collection[str], sources: Collection[str], mistakes: Mistakes
 ) -> dict[tuple[str, str, str], Interruption]:
-    interruptions: dict[tuple[str, str, str], Interruption] = {}
-    for row in rows:
-        cloud, machine = row.text("cloud", one_of=CLOUDS), row.text("machine", required=False, one_of=machines)
-        place = cloud, machine, row.text("region", required=False)
-        if place in interruptions:
+    interruptions: dict[tuple[str, str, str], Any] = {}
+    for row in _csv_rows(path, INTERRUPTION_COLUMNS, "cloud", mistakes):
+        row.check_name("cloud", CLOUDS)
+        row.check_name("machine", machines)
+        row.check_source(sources)
+        cloud, machine, region = (str(row.values.get(name, "")) for name in INTERRUPTION_COLUMNS[:3])
+        if (cloud, machine, region) in interruptions:
             row.wrong("machine", "a second rate for the same place")
-        interruptions[place] = Interruption(row.needed("spot_interruptions_per_hour"), row.origin(sources))
-    for cloud in CLOUDS:
-        if (cloud, "", "") not in interruptions:
-            mistakes.append(Mistake("interruptions.csv", cloud, "", "no rate for the cloud as a whole"))
+        interruptions[cloud, machine, region] = row.build(Interruption)
+    mistakes += [Mistake(path.name, cloud, "", "no rate for the cloud as a whole") for cloud in CLOUDS
+                 if (cloud, "", "") not in interruptions]
     return interruptions
 
 
-def _read_toml(path: Path, kind: type[T], mistakes: list[Mistake]) -> dict[str, T]:
-    """Every table of a file, by name: each field is read as its type says."""
-    found: dict[str, T] = {}
-    for row in toml_rows(path, mistakes):
-        value = kind(**{name: _field(row, kind, name, hint) for name, hint in get_type_hints(kind).items()})
-        if isinstance(value, Gpu) and value.seen_mib is not None and value.seen_mib > value.memory_mib:
+def _read_toml(path: Path, kind: type, mistakes: Mistakes) -> dict[str, Any]:
+    """Every table of a file, by name."""
+    found: dict[str, Any] = {}
+    known = {field.name for field in fields(kind)} | {*ORIGIN_COLUMNS} | {f"price_{name}" for name in ORIGIN_COLUMNS}
+    for row in _toml_rows(path, mistakes):
+        for field in row.values:
+            if field not in known:
+                row.wrong(field, "no such field", nearest(field, known))
+        key = "cloud" if kind is Reserve else "name"
+        value = found[row.name] = row.build(kind, **{key: row.name} if key in known else {})
+        if isinstance(value, Gpu) and (value.seen_mib or 0.0) > value.memory_mib:
             row.wrong("seen_mib", f"is more than memory_mib, {value.memory_mib:g}")
-        row.done()
-        found[row.name] = value
     return found
 
 
-def _field(row: Row, kind: type, name: str, hint: Any) -> Any:
-    if (name == "name" and kind is not Machine) or (name == "cloud" and kind is Reserve):
-        return row.name
-    if hint is Origin:
-        return row.origin(of="price_" if name == "price_origin" and row.has("price_source") else "")
-    if hint is str:
-        return row.text(name, required=name in REQUIRED_TEXTS, one_of=CHOICES.get((kind, name), ()))
-    if hint == tuple[str, ...]:
-        return row.texts(name)
-    if hint == tuple[tuple[float, float], ...]:
-        return row.steps(name)
-    if hint in (int, int | None):
-        return row.whole(name) or (0 if hint is int else None)
-    return row.needed(name) if hint is float else row.number(
-        name, zero=name == "local_disk_gb", below=1.001 if name == "seen_share" else math.inf)
+def _toml_rows(path: Path, mistakes: Mistakes) -> Iterator[Row]:
+    text = path.read_text(encoding="utf-8")
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        mistakes.append(Mistake(path.name, "", "", f"is not TOML: {error}"))
+        return
+    lines = {match[1]: number for number, line in enumerate(text.splitlines(), 1)
+             if (match := re.match(r"\[([\w.-]+)\]", line))}
+    for name, values in tables.items():
+        if isinstance(values, dict):
+            yield Row(f"{path.name}:{lines.get(name, 1)}", name, values, mistakes)
+        else:
+            mistakes.append(Mistake(path.name, name, str(values), "is outside of a table", f"[{name}]"))
+
+
+def _csv_rows(
+    path: Path, columns: Sequence[str], key: str, mistakes: Mistakes, optional: Sequence[str] = ()
+) -> Iterator[Row]:
+    """Every row of a CSV file that has just these columns, in any order; the optional ones may be left out."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            lines = [(reader.line_num, cells) for cells in reader if cells]
+    except (csv.Error, UnicodeDecodeError) as error:
+        mistakes.append(Mistake(path.name, "", "", f"is not CSV in UTF-8: {error}"))
+        return
+    header = [cell.strip() for cell in lines[0][1]] if lines else []
+    known = (*columns, *optional)
+    wrong = [(column, "no such column", f"columns: {','.join(columns)}") for column in columns if column not in header]
+    wrong += [(column, "unknown column", nearest(column, known)) for column in dict.fromkeys(header)
+              if column not in known]
+    wrong += [(column, "occurs twice", "") for column in known if header.count(column) > 1]
+    mistakes += [Mistake(f"{path.name}:1", column, "", what, fix) for column, what, fix in wrong]
+    for number, cells in lines[1:] if not wrong else ():
+        where = f"{path.name}:{number}"
+        if len(cells) != len(header):
+            mistakes.append(Mistake(where, "", "", f"has {len(cells)} cells, the heading has {len(header)}"))
+            continue
+        values = {column: text for column, cell in zip(header, cells, strict=True) if (text := cell.strip())}
+        yield Row(where, values.get(key, ""), values, mistakes)
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)

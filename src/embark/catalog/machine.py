@@ -1,26 +1,61 @@
-"""What the clouds offer, as values. `None`, or an empty text, is what is not known."""
+"""What the clouds offer, as values. `None`, or an empty text, is what is not known.
+
+The annotations are the rules by which `load` checks the catalog's files.
+"""
 
 import difflib
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from embark.errors import UserError
 
-CLOUDS = ("aws", "azure", "gcp")
+Cloud = Literal["aws", "azure", "gcp"]
+CLOUDS: tuple[Cloud, ...] = get_args(Cloud)
+SaleMode = Literal["on-demand", "spot", "block", "flex-start", "reserved"]
 NUM_NEAR = 3
 """Names that an error suggests, at most."""
-LINKS = ("", "nvlink", "pcie", "ici")
-SALE_MODES = ("on-demand", "spot", "block", "flex-start", "reserved")
+DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?")
+
+
+def _split(value: Any) -> Any:
+    return value.split() if isinstance(value, str) else value
+
+
+def _date(value: str) -> str:
+    if not DATE.fullmatch(value):
+        raise ValueError("should be a date such as 2026-11 or 2026-11-15")
+    return value
+
+
+def _steps(steps: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    if list(steps) != sorted(steps) or not all(0 <= share < 1 for _, share in steps):
+        raise ValueError("steps should rise, and shares lie between 0 and 1")
+    return steps
+
+
+Text = Annotated[str, Field(min_length=1)]
+Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
+"""A list in TOML, words in CSV."""
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Known = Positive | None
+"""`None`: not known."""
+Count = Annotated[int, Field(gt=0)]
+Discount = Annotated[float, Field(gt=0, lt=1)] | None
+Steps = Annotated[tuple[tuple[float, float], ...], AfterValidator(_steps)]
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where a row comes from."""
 
-    source: str
-    date: str
+    source: Text
+    date: Annotated[str, AfterValidator(_date)]
     """Year and month, or the day."""
-    confidence: str
+    confidence: Literal["read", "documented", "unconfirmed"]
     """`read`: from a machine-readable listing or a source file. `documented`: as a public page says it. `unconfirmed`:
     neither was at hand, or it is an assumption."""
 
@@ -29,24 +64,23 @@ class Origin:
         return self.confidence != "unconfirmed"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One accelerator: a GPU, or a chip of a TPU. Rates are dense, links count both directions together."""
 
-    name: str
-    kind: str
-    """`gpu` or `tpu`."""
-    memory_mib: float
-    seen_mib: float | None
+    name: Text
+    kind: Literal["gpu", "tpu"]
+    memory_mib: Positive
+    seen_mib: Known = None
     """What a driver shows of it; less than the listing says."""
-    hbm_gbyte_per_s: float | None
-    bf16_tflops: float | None
-    fp16_tflops: float | None
-    tf32_tflops: float | None
-    fp32_tflops: float | None
-    nvlink_gbyte_per_s: float | None
-    pcie_gbyte_per_s: float | None
-    ici_gbyte_per_s: float | None
+    hbm_gbyte_per_s: Known = None
+    bf16_tflops: Known = None
+    fp16_tflops: Known = None
+    tf32_tflops: Known = None
+    fp32_tflops: Known = None
+    nvlink_gbyte_per_s: Known = None
+    pcie_gbyte_per_s: Known = None
+    ici_gbyte_per_s: Known = None
     origin: Origin
 
     @property
@@ -54,47 +88,47 @@ class Gpu:
         return self.memory_mib / 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
     """What carries traffic between machines."""
 
-    name: str
-    title: str
-    cloud: str
-    transport: str
-    kubernetes_resource: str
+    name: Text
+    title: Text
+    cloud: Cloud
+    transport: Text
+    kubernetes_resource: str = ""
     """What a pod puts among its limits; empty where it needs none."""
-    kubernetes_also: tuple[str, ...]
-    kubernetes_annotations: tuple[str, ...]
+    kubernetes_also: Words = ()
+    kubernetes_annotations: Words = ()
     origin: Origin
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
     """What the cloud counts, and what it calls it."""
 
-    name: str
-    cloud: str
-    unit: str
-    on_demand: str
-    on_demand_code: str
-    spot: str
-    spot_code: str
-    also: tuple[str, ...]
+    name: Text
+    cloud: Cloud
+    unit: Text
+    on_demand: str = ""
+    on_demand_code: str = ""
+    spot: str = ""
+    spot_code: str = ""
+    also: Words = ()
     """Others that must be raised besides."""
     origin: Origin
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
     """What a cloud's Kubernetes node keeps back from pods."""
 
-    cloud: str
-    memory_steps: tuple[tuple[float, float], ...]
+    cloud: Cloud
+    memory_steps: Steps = ()
     """Up to so many GiB, this share is kept."""
-    memory_mib: float
-    vcpu_steps: tuple[tuple[float, float], ...]
-    seen_share: float | None
+    memory_mib: Positive
+    vcpu_steps: Steps = ()
+    seen_share: Annotated[float, Field(gt=0, le=1)] | None = None
     origin: Origin
 
     def allocatable_gib(self, memory_gib: float) -> float:
@@ -106,35 +140,37 @@ class Reserve:
         return vcpus - _kept(vcpus, self.vcpu_steps)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """A machine, or a slice of a TPU. Per host: `vcpus`, `memory_gib`, networks and disk. In all: accelerators."""
 
-    name: str
-    also: tuple[str, ...]
+    name: Text
+    also: Words = ()
     """Other names it goes by."""
-    cloud: str
-    machine_type: str
+    cloud: Cloud
+    machine_type: str = ""
     """What the cloud calls the host, where that is not the name."""
     gpu: Gpu
-    num_gpus: int
-    num_hosts: int
-    vcpus: float | None
-    memory_gib: float | None
-    link: str
+    num_gpus: Count
+    total_gpu_memory_gib: Known = field(default=None, repr=False)
+    """As the cloud publishes it; `load` compares it with `gpu_memory_gib`."""
+    num_hosts: Count
+    vcpus: Known = None
+    memory_gib: Known = None
+    link: Literal["", "nvlink", "pcie", "ici"] = ""
     """What joins the accelerators of one host: `nvlink`, `pcie`, `ici`; empty where there is one."""
-    network_gbit_per_s: float | None
+    network_gbit_per_s: Known = None
     fabric: Fabric
-    fabric_gbit_per_s: float | None
+    fabric_gbit_per_s: Known = None
     """A host's share of the fabric, for traffic between accelerators."""
-    num_fabric_devices: int | None
-    local_disk_gb: float | None
-    gke_accelerator: str
+    num_fabric_devices: Count | None = None
+    local_disk_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    gke_accelerator: str = ""
     """The value of the node label `cloud.google.com/gke-accelerator`, or its TPU counterpart."""
-    quota: Quota | None
+    quota: Quota | None = None
     reserve: Reserve
     origin: Origin
-    sold: tuple[str, ...] = ()
+    sold: Annotated[tuple[SaleMode, ...], BeforeValidator(_split)] = ()
     """How it can be had, of `WAYS`; empty for both on demand and spot."""
 
     @property
@@ -172,19 +208,19 @@ class Machine:
         return None if self.vcpus is None else self.reserve.allocatable_vcpus(self.vcpus)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
     """What a machine costs in a region."""
 
-    machine: str
-    region: str
-    on_demand_usd_per_hour: float | None
-    spot_usd_per_hour: float | None
-    commit_1y_discount: float | None
+    machine: Text
+    region: Text
+    on_demand_usd_per_hour: Known = None
+    spot_usd_per_hour: Known = None
+    commit_1y_discount: Discount = None
     """The share of the on-demand price that a year's commitment takes off."""
-    commit_3y_discount: float | None
+    commit_3y_discount: Discount = None
     origin: Origin
-    block_usd_per_hour: float | None = None
+    block_usd_per_hour: Known = None
     """Of a block of days booked ahead: Capacity Blocks of AWS, the calendar mode of Google."""
 
     def committed_usd_per_hour(self, years: int) -> float | None:
@@ -202,32 +238,31 @@ class Price:
         return 1 - self.spot_usd_per_hour / self.on_demand_usd_per_hour
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
     """How often spot takes a machine back."""
 
-    per_hour: float
+    per_hour: Annotated[Positive, Field(validation_alias="spot_interruptions_per_hour")]
     """Expected interruptions of one machine in an hour that it runs."""
     origin: Origin
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
     """Where data and checkpoints may lie."""
 
-    name: str
-    title: str
-    cloud: str
-    kind: str
-    """`object` or `file`."""
-    mbyte_per_s_per_tib: float | None
+    name: Text
+    title: Text
+    cloud: Cloud
+    kind: Literal["object", "file"]
+    mbyte_per_s_per_tib: Known = None
     """Reads, in 10^6 bytes; an object store has no such figure."""
-    min_tib: float | None
-    max_tib: float | None
-    limit_gbit_per_s: float | None
-    limit_scope: str
-    usd_per_gib_month: float | None
-    price_region: str
+    min_tib: Known = None
+    max_tib: Known = None
+    limit_gbit_per_s: Known = None
+    limit_scope: str = ""
+    usd_per_gib_month: Known = None
+    price_region: str = ""
     origin: Origin
     price_origin: Origin
     """Of the price alone: speed and size often stand on another page."""
@@ -246,8 +281,8 @@ class Volume:
 class Source:
     """Who is behind a row's `source`."""
 
-    title: str
-    url: str
+    title: Text
+    url: Text
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,7 @@
 import pytest
 
 from embark.catalog.load import load_catalog, merge_newest, prices_path, read_catalog
-from embark.catalog.rows import CatalogError
-from embark.errors import UserError
+from embark.errors import MistakesError, UserError
 
 
 def spoil(path, old, new):
@@ -18,7 +17,7 @@ def line_of(path, text):
 
 
 def mistakes(folder):
-    with pytest.raises(CatalogError) as caught:
+    with pytest.raises(MistakesError) as caught:
         read_catalog(folder)
     return caught.value
 
@@ -44,27 +43,27 @@ def test_all_mistakes_are_told_at_once(folder):
     ("file", "old", "new", "what"),
     [
         ("machines.csv", "A100,8,320.0,1,96", "A100,9,320.0,1,96", "9 x 40 GiB of A100 are 360"),
-        ("machines.csv", "A100,8,320.0,1,96", "A100,0,320.0,1,96", "should be more than 0"),
+        ("machines.csv", "A100,8,320.0,1,96", "A100,0,320.0,1,96", "should be greater than 0"),
         ("machines.csv", "A100,8,320.0,1,96", "A100,8,320.0,3,96", "does not divide 8 accelerators"),
         ("machines.csv", "A100,8,320.0,1,96", "A100x,8,320.0,1,96", "did you mean 'A100'?"),
         ("machines.csv", "1152,nvlink,400,efa", "1152,,400,efa", "what joins them?"),
         ("machines.csv", "1152,nvlink,400,efa", "1152,nvlink,400,infiniband", "is of azure, the machine of aws"),
-        ("machines.csv", "p4de.24xlarge,,aws", "p4d.24xlarge,,aws", "p4d.24xlarge stands twice"),
+        ("machines.csv", "p4de.24xlarge,,aws", "p4d.24xlarge,,aws", "p4d.24xlarge occurs twice"),
         ("machines.csv", "ec2-describe,2026-11", "hearsay,2026-11", "not in sources.toml"),
         ("machines.csv", "ec2-describe,2026-11", "ec2-describe,Nov 2026", "should be a date"),
-        ("machines.csv", "ec2-describe,2026-11", ",2026-11", "is empty"),
-        ("machines.csv", "2026-11,read", "2026-11,sure", "no such name"),
+        ("machines.csv", "ec2-describe,2026-11", ",2026-11", "is missing"),
+        ("machines.csv", "2026-11,read", "2026-11,sure", "should be 'read'"),
         ("prices.csv", "p4d.24xlarge,us-west-2", "p4d.24xlarg,us-west-2", "did you mean 'p4d.24xlarge'?"),
         ("prices.csv", "p4d.24xlarge,us-west-2", "p4d.24xlarge,us-east-2", "a second price"),
-        ("prices.csv", "us-west-2,21.95764", "us-west-2,-21", "more than 0"),
-        ("prices.csv", "us-west-2,21.95764", "us-west-2,nan", "should be a number"),
+        ("prices.csv", "us-west-2,21.95764", "us-west-2,-21", "greater than 0"),
+        ("prices.csv", "us-west-2,21.95764", "us-west-2,nan", "should be a finite number"),
         ("prices.csv", "us-west-2,21.95764,", "us-west-2,21.95764,1,", "has 11 cells, the heading has 10"),
         ("prices.csv", "0.37,0.65", "37,65", "should be less than 1"),
         ("prices.csv", "confidence,block_usd_per_hour", "confidence,blok_usd_per_hour", "'block_usd_per_hour'?"),
         ("machines.csv", "spot flex-start", "spot flex-strt", "did you mean 'flex-start'?"),
         ("interruptions.csv", "azure,,,", "azure,,eastus,", "no rate for the cloud as a whole"),
         ("interruptions.csv", "p5.48xlarge", "p5.48xlarg", "did you mean 'p5.48xlarge'?"),
-        ("interruptions.csv", "0.025", "-1", "should be more than 0"),
+        ("interruptions.csv", "0.025", "-1", "should be greater than 0"),
         ("interruptions.csv", "spot-gcp", "spot-gpc", "not in sources.toml"),
         ("volumes.toml", 'price_confidence = "documented"', 'price_confidence = "sure"', "price_confidence = sure"),
         ("volumes.toml", 'price_date = "2026-11"', 'price_dat = "2026-11"', "price_dat"),
@@ -74,10 +73,10 @@ def test_all_mistakes_are_told_at_once(folder):
         ("gpus.toml", "[T4]", "[T4", "is not TOML"),
         ("gpus.toml", "[T4]", 'stray = 1\n[T4]', "outside of a table"),
         ("volumes.toml", 'kind = "object"', 'kind = "objekt"', "did you mean 'object'?"),
-        ("volumes.toml", 'title = "Amazon S3 Standard"', "title = 3", "should be text"),
-        ("fabrics.toml", 'kubernetes_also = ["hugepages-2Mi"]', "kubernetes_also = [1]", "list of texts"),
+        ("volumes.toml", 'title = "Amazon S3 Standard"', "title = 3", "should be a valid string"),
+        ("fabrics.toml", 'kubernetes_also = ["hugepages-2Mi"]', "kubernetes_also = [1]", "should be a valid string"),
         ("reserves.toml", "[[4, 0.25], [8, 0.20]", "[[9, 0.25], [8, 0.20]", "steps should rise"),
-        ("reserves.toml", "[[4, 0.25], [8, 0.20]", "[4, [8, 0.20]", "list of [up to, share]"),
+        ("reserves.toml", "[[4, 0.25], [8, 0.20]", "[4, [8, 0.20]", "should be a valid tuple"),
     ],
 )
 def test_a_mistake_is_named(folder, file, old, new, what):
@@ -115,7 +114,8 @@ def test_of_two_rows_the_later_date_wins_and_of_one_date_the_new_one(catalog):
     origin = old.origin
 
     def dated(date, usd):
-        return type(old)(*place, usd, None, None, None, type(origin)("x", date, "read"))
+        return type(old)(machine=place[0], region=place[1], on_demand_usd_per_hour=usd,
+                         origin=type(origin)("x", date, "read"))
 
     assert merge_newest({place: old}, {place: dated("2026-08-21", 1)})[place] is old
     assert merge_newest({place: old}, {place: dated("2026-08-22", 2)})[place].on_demand_usd_per_hour == 2
@@ -136,7 +136,7 @@ def test_a_kept_file_that_was_spoilt_is_named_with_its_fix(monkeypatch, tmp_path
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     prices_path().parent.mkdir()
     prices_path().write_text("machine\n")
-    with pytest.raises(CatalogError) as caught:
+    with pytest.raises(MistakesError) as caught:
         load_catalog()
     assert "remove" in caught.value.fix
     assert str(prices_path()) in caught.value.fix

@@ -6,8 +6,7 @@ import pytest
 
 from embark.catalog.load import PRICE_COLUMNS, read_prices
 from embark.catalog.refresh import refresh_prices
-from embark.catalog.rows import CatalogError
-from embark.errors import UserError
+from embark.errors import MistakesError, UserError
 
 HEAD = ",".join(PRICE_COLUMNS) + "\n"
 TODAY = datetime.date(2026, 11, 15)
@@ -68,7 +67,7 @@ def test_a_date_to_come_is_refused(catalog, tmp_path):
 
 def test_every_mistake_of_a_file_is_told_with_its_line(catalog, tmp_path):
     file = price_file(tmp_path, "new.csv", "p4d.24xlarge,us-west-2,x,,,,x,2026-11,read", "p9,r,1,,,,x,2026-11,read")
-    with pytest.raises(CatalogError) as caught:
+    with pytest.raises(MistakesError) as caught:
         refresh_prices(catalog, file, tmp_path / "stored.csv", TODAY)
     assert [mistake.where for mistake in caught.value.mistakes] == ["new.csv:2", "new.csv:3"]
     assert "nothing was changed" in caught.value.fix

@@ -12,7 +12,8 @@ from embark.plan.cost import Failures, add_storage, bill, failures_of, run_time,
 from embark.plan.workload import DataSize, workload_of
 
 NO_FAILURE = Failures(0.0, 120.0, False, "none")
-PRICE = Price("p4d.24xlarge", "us-west-2", 22.0, 8.0, 0.4, None, Origin("test", "2026-11", "read"))
+PRICE = Price(machine="p4d.24xlarge", region="us-west-2", on_demand_usd_per_hour=22.0, spot_usd_per_hour=8.0,
+              commit_1y_discount=0.4, origin=Origin("test", "2026-11", "read"))
 
 
 def parts(sets=(), nodes=1, step_s=0.01, samples=65_536_000, machine="p4d.24xlarge"):
