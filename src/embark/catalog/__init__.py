@@ -1,7 +1,6 @@
-"""What the clouds offer: machines, accelerators, fabrics, volumes and prices, each row with its source and date.
+"""What the clouds offer: machine types, accelerators, fabrics, volumes and prices, each row with its source and date.
 
-Facts are data files; `pricing` is the only source of dollars an hour. May import store and
-below.
+Facts are data files; `pricing` is the only source of dollars per hour. May import store and below.
 """
 
 from embark.catalog.load import load_catalog, prices_path

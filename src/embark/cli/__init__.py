@@ -1,1 +1,2 @@
-"""One file per command: its flags and its output. May import every other package; nothing imports it."""
+"""One file per command: its flags and its output, no logic. May import every other package; only `__main__` and
+`torchrun` import it."""

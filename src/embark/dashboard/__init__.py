@@ -1,1 +1,1 @@
-"""The live page and the live terminal view: read runs as they grow, and show them. May import report and below."""
+"""The live page and the live terminal view: they read runs as they grow. May import report and below."""

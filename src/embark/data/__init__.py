@@ -1,7 +1,4 @@
-"""What a model learns from: readers, preparation, the prepared format, and loaders of numpy batches.
-
-May import: events, catalog, model, store, spec, formatting, errors.
-"""
+"""Training data: readers, preparation, the prepared format, loaders of numpy batches. May import events and below."""
 
 from __future__ import annotations
 

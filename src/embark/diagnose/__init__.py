@@ -1,5 +1,5 @@
 """Why a run failed or is slow: from its logs, events, manifests and spec to causes, each with its evidence and a fix.
-May import launch, lint, plan, events, catalog and what is below them."""
+May import launch and below."""
 
 from embark.diagnose.diagnose import Report, diagnose
 from embark.diagnose.scan import Diagnosis, Evidence, Rule, load_rules

@@ -1,5 +1,5 @@
-"""Is this machine, or with `account` the cloud account, ready to train? Every check has its fix. Changes nothing and
-loads no torch: a child process does. May import launch, render, catalog, store, spec and stack."""
+"""Checks whether this machine, or with `account` the cloud account, is ready to train; every check has its fix. Changes
+nothing, and loads torch only in a child process. May import diagnose and below."""
 
 import datetime
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Events, the metrics they hold, and the sinks that show them. May import catalog, model, store, spec and below.
+"""Events, the metrics they contain, and the sinks that show or send them. May import catalog, model and below.
 
 The terminal view is not imported here: it needs rich, which most readers of events do not.
 """

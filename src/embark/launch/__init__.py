@@ -1,1 +1,1 @@
-"""Making it happen: every side effect outside this machine's files, and what went wrong with it."""
+"""Launches runs, records them and follows them, with one backend per platform. May import lint and below."""

@@ -1,2 +1,2 @@
-"""Finds the mistakes that validate and yet hang, or train nothing, in any manifests, images and scripts. May
-import render, catalog, stack, store and spec."""
+"""Finds mistakes that validate and yet hang or train nothing, in manifests, images and scripts of any origin. May
+import render and below."""

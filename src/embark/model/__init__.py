@@ -1,2 +1,2 @@
-"""A model in numbers, with neither torch nor jax: sizes, work, shardings, layouts, engines. Planner and trainers use
-it. May import store and below."""
+"""A model in numbers, for planner and trainers: sizes, work, shardings, layouts, engines. Neither torch nor jax; may
+import store and below."""

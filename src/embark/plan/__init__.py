@@ -1,1 +1,2 @@
-"""Predictions of memory, step time, cost and a verdict; calibration. Knows no torch; may import data and below."""
+"""Predictions of memory, step time and cost, the verdict, and calibration. Neither torch nor jax; may import data and
+below."""

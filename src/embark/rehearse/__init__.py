@@ -1,2 +1,2 @@
 """Runs a job's own manifest on this machine, with the restarts and faults of a cluster, before a GPU is paid for. May
-import diagnose, launch, lint, render and what is below them."""
+import diagnose and below."""

@@ -1,2 +1,2 @@
-"""What a run was and how it went: reads its record and writes it as one file, or compares several. May import diagnose
-and below."""
+"""What a run was and how it went: reads its record, writes it as one file, compares several. May import diagnose and
+below."""

@@ -1,4 +1,5 @@
-"""What a run is: the sections of the TOML spec, presets, and explanations of mistakes. May import: errors."""
+"""What a run is: the sections of the TOML spec, presets, and explanations of mistakes. May import formatting and
+errors."""
 
 from embark.spec.data import DataSpec
 from embark.spec.load import load_spec, resolve

@@ -1,1 +1,2 @@
-"""Which torch, torchrec and fbgemm versions work together, and which are installed. May import: errors."""
+"""Which versions of torch, torchrec and fbgemm work together, and which are installed. May import formatting and
+errors."""

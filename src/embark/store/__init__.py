@@ -1,7 +1,4 @@
-"""Bytes: object stores behind one interface, the run directory, checkpoints, retention, retries.
-
-May import: spec, formatting, errors.
-"""
+"""Object stores behind one interface, the run directory, checkpoints, retention, retries. May import spec and below."""
 
 from embark.store.atomic_file import write_atomic
 from embark.store.checkpoint_store import (

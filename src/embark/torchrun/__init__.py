@@ -1,1 +1,1 @@
-"""torchrun with exit codes that say how the ranks ended."""
+"""torchrun with an exit code that says how the ranks ended. May import torch, cli and errors."""

@@ -1,4 +1,5 @@
-"""The training libraries behind `run.loop`: torch (TorchRec) and JAX (TPU). This file picks one and imports neither."""
+"""The training libraries behind `run.loop`: torch (TorchRec) and jax (TPUs). This file selects one and imports neither.
+May import run and below."""
 
 from __future__ import annotations
 

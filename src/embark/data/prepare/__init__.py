@@ -1,1 +1,2 @@
-"""Raw files to the prepared format: `prepare.prepare` does it. Workers import the modules they need, and only those."""
+"""Converts raw files to the prepared format; `prepare.prepare` is the entry point. Worker processes import only the
+modules they need. May import data.prepared, store, spec and errors."""

@@ -1,7 +1,5 @@
-"""Embark's prepared format: columnar blocks that are memory-mapped, copied and decoded as they lie.
-
-May import: store, spec, errors.
-"""
+"""The prepared format: columnar blocks that are memory-mapped, copied and decoded without conversion. May import store,
+spec and errors."""
 
 from embark.data.prepared.layout import Block, Feature, Layout, Rows, fill
 from embark.data.prepared.manifest import BLOCK_ROWS, MANIFEST, SPLITS, STATISTICS, Manifest, Part, Split

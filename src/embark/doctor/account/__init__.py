@@ -1,4 +1,5 @@
-"""Can the cloud account that pays start the machines of a run: identity, quotas, machines on sale, budgets, bucket."""
+"""Whether the cloud account can start the machines of a run: identity, quotas, machine types, budgets, bucket. Imports
+as `doctor` does."""
 
 from collections.abc import Iterator
 

@@ -1,1 +1,1 @@
-"""Where events go besides the run's own file."""
+"""One module per destination of events besides the run's own file. Imports as `events` does."""

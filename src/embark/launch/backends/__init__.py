@@ -1,1 +1,1 @@
-"""One folder for each place a run can be launched on."""
+"""One package per platform that a run can be launched on, behind `base.Backend`. Imports as `launch` does."""

@@ -1,4 +1,5 @@
-"""All rules, in the order of their codes: rows of rules.toml, each with the function of its name as its check."""
+"""All rules, in the order of their codes: rows of rules.toml, each with the function of its name as its check. Imports
+as `lint` does."""
 
 import tomllib
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""What differs between the clouds."""
+"""One module per cloud: its cluster and VM files. Imports as `render` does."""

@@ -1,1 +1,1 @@
-"""One module for each kind of target."""
+"""One module per scheduler: its job files. Imports as `render` does."""

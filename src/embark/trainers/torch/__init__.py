@@ -1,4 +1,4 @@
-"""The TorchRec trainer: with `torchrun`, the only package that imports torch."""
+"""The TorchRec trainer: with `torchrun`, the only package that imports torch. May import run and below."""
 
 import logging
 import os

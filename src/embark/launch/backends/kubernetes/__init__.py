@@ -1,1 +1,1 @@
-"""The kubernetes backend."""
+"""Launches runs on Kubernetes, through kubectl. Imports as `launch` does."""

@@ -1,1 +1,1 @@
-"""The local backend."""
+"""Launches runs on this machine, as a process group. Imports as `launch` does."""

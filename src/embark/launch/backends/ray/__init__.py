@@ -1,1 +1,1 @@
-"""The ray backend."""
+"""Launches runs on a Ray cluster, through its Jobs API. Imports as `launch` does."""

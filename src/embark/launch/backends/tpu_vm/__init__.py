@@ -1,1 +1,1 @@
-"""The tpu_vm backend."""
+"""Launches runs on TPU VMs, as queued resources. Imports as `launch` does."""

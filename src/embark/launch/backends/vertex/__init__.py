@@ -1,1 +1,1 @@
-"""The vertex backend."""
+"""Launches runs on Vertex AI, as CustomJobs. Imports as `launch` does."""

@@ -1,1 +1,2 @@
-"""Lookups and updates on a TPU's SparseCores. Imported only where a run uses them; no part of it has run on a chip."""
+"""Lookups and updates on a TPU's SparseCores. Imported only by runs that use them; has never run on a chip. Imports as
+`trainers.jax` does."""

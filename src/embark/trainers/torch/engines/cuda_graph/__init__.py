@@ -1,1 +1,1 @@
-"""The CUDA graph engine: a step captured once and replayed."""
+"""The CUDA-graph engine: the complete step, captured once and replayed. Imports as `trainers.torch` does."""
