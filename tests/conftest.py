@@ -20,6 +20,9 @@ from pathlib import Path
 import pytest
 from needs import TOOLS
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the processors: OpenMP's threads would spin while they wait for their turn. Torch reads it once.
+    os.environ["OMP_NUM_THREADS"] = "1"
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     # The GPU kernels then run on the CPU, in Triton's interpreter. Triton reads it as it is first imported.
     os.environ["TRITON_INTERPRET"] = "1"

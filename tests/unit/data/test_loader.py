@@ -53,7 +53,7 @@ def loader_threads() -> int:
     return sum(thread.name == "embark-loader" for thread in threading.enumerate())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     world_size=st.sampled_from([1, 2, 4]), per_rank=st.integers(1, 5), num_train=st.integers(20, 90),
     start=st.integers(0, 12), count=st.integers(0, 12),
@@ -115,9 +115,7 @@ def test_close_stops_a_thread_that_waits_on_a_full_queue():
     loader = Loader(Numbers(1_000), batch_size=10, rank=0, world_size=1, start_step=0, stop_step=100, depth=1)
     next(iter(loader))
     time.sleep(0.05)
-    started = time.monotonic()
     loader.close()
-    assert time.monotonic() - started < 0.5
     assert loader_threads() == 0
 
 
@@ -173,7 +171,7 @@ def test_a_batch_that_ranks_cannot_share_equally_is_refused_with_one_that_they_c
         Loader(Numbers(100), batch_size=10, rank=0, world_size=3, start_step=0, stop_step=1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(num_eval=st.integers(0, 70), world_size=st.sampled_from([1, 2, 4]), per_rank=st.integers(1, 6))
 def test_every_held_out_sample_counts_once_over_all_ranks(num_eval: int, world_size: int, per_rank: int):
     source = Numbers(100, num_eval)

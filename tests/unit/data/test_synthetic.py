@@ -55,7 +55,7 @@ def mixed(request: pytest.FixtureRequest) -> SyntheticSource:
     return SyntheticSource(MIXED, DataSpec(num_train_samples=50_000, num_eval_samples=20_000, ragged=request.param))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cuts=st.lists(st.integers(0, 300), max_size=6), start=st.integers(0, 49_000))
 def test_slices_put_together_are_one_batch_bit_for_bit(mixed: SyntheticSource, cuts: list[int], start: int):
     edges = [start, *(start + cut for cut in sorted(cuts)), start + 300]
@@ -87,7 +87,7 @@ def test_samples_differ_from_each_other_and_from_the_held_out_ones(mixed: Synthe
     assert len(set(train) | set(held_out)) == 10_000
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.one_of(st.integers(1, 20), st.integers(21, 2**31 - 1)),
     exponent=st.one_of(st.sampled_from([0.0, 1.0, 2.0, 4.0]), st.floats(0, 4)),

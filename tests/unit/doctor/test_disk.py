@@ -24,9 +24,7 @@ def test_a_disk_is_measured_and_nothing_is_left(tmp_path: Path):
 
 def test_a_slow_disk_is_left_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.fdatasync", lambda _: time.sleep(0.1))
-    began_s = time.monotonic()
     speed = measure(tmp_path, limit_s=0.2)
-    assert time.monotonic() - began_s < 5
     assert speed.num_bytes <= 4 * (4 << 20)
 
 

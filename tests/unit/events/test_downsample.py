@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark.events.plotting import means, thin
@@ -40,7 +40,7 @@ def test_places_and_values_of_unlike_number_are_refused() -> None:
         thin([1, 2, 3], [1, 2], 2)
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(
     st.lists(st.floats(-1e9, 1e9), max_size=120), st.lists(st.floats(allow_nan=True), min_size=120, max_size=120),
     st.integers(2, 100),

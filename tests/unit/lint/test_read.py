@@ -160,7 +160,7 @@ def test_a_file_without_a_suffix_is_known_by_its_first_line():
     assert kind_of(Path("run"), b"hello") is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(name=st.sampled_from(NAMES), text=st.text(max_size=300))
 def test_any_text_is_read_without_a_traceback(name, text):
     assert all(one.what and 1 <= one.line <= text.count("\n") + 1 for one in lint_text(name, text))
@@ -175,7 +175,7 @@ PIECES = ("apiVersion: batch/v1\n", "kind: Job\n", "kind: TrainJob\n", "spec:\n"
           "kind: JobSet\n", "  replicatedJobs: [{template: {spec: {template: {spec: {containers: x}}}}}]\n")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=14))
 def test_objects_of_any_shape_are_looked_at_without_a_traceback(pieces):
     text = "".join(pieces)

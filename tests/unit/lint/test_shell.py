@@ -74,7 +74,7 @@ def test_a_flag_s_value_stands_behind_it_or_in_it():
     assert command.value_place("--zone").text == "z"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(words=st.lists(st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="$`"), min_size=1),
                       min_size=1, max_size=6))
 def test_what_shlex_quotes_is_read_back(words):

@@ -28,7 +28,7 @@ def answer_of(planner, spec, cluster):
         return str(error)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.sampled_from([1, 2, 4, 16]))
 def test_a_remembered_plan_is_the_plan(number, nodes):
     machines = [m for m in shipped_catalog().machines.values() if m.num_gpus <= 16]

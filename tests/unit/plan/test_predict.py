@@ -94,15 +94,3 @@ def test_tables_larger_than_the_whole_cluster_are_told_in_numbers():
     assert not found.fits
     assert found.step is None
     assert f"{all_table_bytes(found.setup.spec) / 2**30:,.1f}" in found.why
-
-
-def test_a_plan_needs_no_torch():
-    import subprocess
-    import sys
-
-    code = ("import sys; from embark.catalog import find_machine, load_catalog; "
-            "from embark.plan.predict import predict; "
-            "from embark.plan.prediction import Setup; from embark.spec import load_spec; "
-            "predict(Setup(load_spec('criteo-1tb', []), find_machine(load_catalog(), 'p5.48xlarge'), 2)); "
-            "sys.exit('torch' in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

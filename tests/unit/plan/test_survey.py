@@ -1,6 +1,5 @@
 """The whole catalog, ranked; the front that nothing beats."""
 
-import time
 from collections import Counter
 
 import pytest
@@ -136,9 +135,7 @@ def test_what_lies_far_beyond_the_front_is_not_drawn(found):
     assert near_front(Survey("on_demand", (), (), (), 0)) == []
 
 
-def test_criteo_over_all_of_the_catalog_takes_seconds(tmp_path):
-    began = time.process_time()
+def test_criteo_is_surveyed_over_all_of_the_catalog(tmp_path):
     whole = survey_catalog(real_estimator(tmp_path, data_size=DataSize(4_195_197_692)))
-    assert time.process_time() - began < 30, "2 s alone; coverage and a busy machine make it more"
     assert whole.num_tried > 200
     assert len(pareto_front(whole.fitting, "on_demand")) >= 3

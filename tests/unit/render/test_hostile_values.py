@@ -36,7 +36,7 @@ def shell(text: str, folder: Path) -> str:
 
 
 @given(st.lists(TEXT, min_size=1, max_size=4))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_words_reach_a_program_as_they_are(tmp_path: Path, words: list[str]):
     line = command("printf", "%s\\0", "first", *words, option("--last", words[0]))
     assert shell(line, tmp_path).split("\0")[1:-1] == [*words, f"--last={words[0]}"]
@@ -54,7 +54,7 @@ printf %s "$NAME"@@value@@
 
 
 @given(TEXT)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_value_in_a_template_is_text_and_nothing_else(tmp_path: Path, value: str):
     text = _environment().from_string(TEMPLATE).render(value=value)
     assert shell(text, tmp_path) == value + value
@@ -102,7 +102,7 @@ def test_hostile_names_are_refused(field: str):
 
 
 @given(TEXT)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_spec_travels_into_the_machine_as_it_is(text: str):
     job = job_of("p4d.24xlarge", data=f"s3://data/{text}", target="vm")
     files = {f["path"]: f["content"] for f in yaml.safe_load(cloud_init(job, "RANK=0\nMASTER=x").text)["write_files"]}
@@ -110,7 +110,7 @@ def test_the_spec_travels_into_the_machine_as_it_is(text: str):
 
 
 @given(TEXT)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_and_into_a_tpu_s_hosts(tmp_path: Path, text: str):
     job = job_of("v5litepod-16", data=f"gs://data/{text}", target="tpu-vm")
     node = next(f.text for f in render_tpu_vm(job) if f.path == "tpu_node.sh")

@@ -57,7 +57,7 @@ def test_signs_have_their_words_and_those_outside_are_left_out():
     assert "later" not in drawn
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.floats(-1e12, 1e12), st.one_of(st.floats(-1e30, 1e30), st.just(math.nan))), max_size=40))
 def test_whatever_the_numbers_it_is_xml_or_nothing(points):
     drawn = chart([Stroke([x for x, _ in points], [y for _, y in points], "k0", has_dots=True)], say_y=say_figure)

@@ -93,7 +93,7 @@ def test_a_line_too_long_to_be_one_is_passed_over_and_not_held(
     assert most_held <= 250
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), max_size=12), st.data())
 def test_however_the_bytes_come_the_same_lines_are_told(tmp_path_factory, lines, data):
     folder = tmp_path_factory.mktemp("run")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -58,8 +56,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Service]],
         service.close()
 
 
-def wait_for(what: Callable[[], Any], within_s: float = 20.0) -> Any:
-    until = time.monotonic() + within_s
+def wait_for(what: Callable[[], Any]) -> Any:
+    until = time.monotonic() + 120
     while not (value := what()) and time.monotonic() < until:
         time.sleep(0.005)
     assert value, "it did not happen"
@@ -189,13 +187,15 @@ def test_azures_first_answer_may_be_late(serve):
         assert sum("scheduledevents" in line for line in azure.asked) == 1
 
 
-def test_gce_tells_of_a_preemption_without_waiting_for_the_next_question(serve):
+def test_gce_tells_of_a_preemption_without_waiting_for_the_next_question(serve, monkeypatch):
     gce = serve(Gce)
-    with NoticeWatch(poll_s=2) as watch:
-        wait_for(lambda: any("wait_for_change=true&timeout_sec=2" in line for line in gce.asked))
+    watch = NoticeWatch(poll_s=600)
+    monkeypatch.setattr(watch._left, "wait", lambda _: None)
+    with watch:
+        wait_for(lambda: any("wait_for_change=true&timeout_sec=600" in line for line in gce.asked))
         assert watch.notice() is None
         gce.set("preempted", "TRUE")
-        found = wait_for(watch.notice, within_s=1)
+        found = wait_for(watch.notice)
     assert (found.source, found.what, found.deadline_s, found.grace_s) == ("gce", "preempted", None, 30)
 
 
@@ -243,12 +243,12 @@ def test_a_broken_service_holds_nothing_up(monkeypatch, cloud, how):
         with NoticeWatch(poll_s=0.02, timeout_s=0.05) as watch:
             assert "SIGTERM still saves" in wait_for(lambda: watch.problem)
         assert watch.notice() is None
-        began = time.monotonic()
-        with NoticeWatch(timeout_s=60) as patient:
+        wait_for(lambda: not watchers())
+        with NoticeWatch(poll_s=600, timeout_s=600) as patient:
             assert patient.notice() is None
             assert patient.hint() is None
-            time.sleep(0.1)
-        assert time.monotonic() - began < 60
+        if how == "hang":
+            assert watchers(), "the request is still under way: leaving did not wait for it"
     wait_for(lambda: not watchers())
 
 
@@ -364,8 +364,3 @@ def test_every_grace_names_its_source_and_date():
 def test_a_notice_cannot_be_changed():
     with pytest.raises(AttributeError):
         Notice("aws", "x", None, 30, 0.0).what = "y"  # type: ignore[misc]
-
-
-def test_it_needs_no_torch():
-    code = "import sys, embark.run.preemption_notices; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

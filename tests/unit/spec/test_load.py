@@ -218,7 +218,7 @@ def test_every_preset_is_right_and_survives_toml(tmp_path, preset):
     assert short.model.model_fields_set == spec.model.model_fields_set
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     kind=st.sampled_from(["dlrm", "dcnv2"]),
     dim=st.integers(1, 64).map(lambda n: 4 * n),
@@ -234,7 +234,7 @@ def test_what_is_written_reads_back_the_same(tmp_path_factory, kind, dim, rows, 
         assert load_spec(str(path)) == spec
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(texts=st.lists(st.text(st.characters(codec="utf-8"), min_size=1), max_size=5, unique=True))
 def test_lists_of_any_text_read_back_the_same(tmp_path_factory, texts):
     spec = RunSpec(name="a", data=DataSpec(prepare=PrepareSpec(ignored_columns=tuple(texts))))

@@ -203,7 +203,7 @@ def random_text(style: str, newline: bytes) -> bytes:
 FIELD = st.text(st.sampled_from('ab,"\n\r| é;\t'), max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(FIELD, FIELD), min_size=1, max_size=12), st.sampled_from(["\n", "\r\n"]),
        st.sampled_from([",", ";", "\t"]), st.integers(1, 60), st.booleans())
 def test_what_pythons_csv_writes_is_read_back(tmp_path_factory, fields, newline, delimiter, size, quotes_all):
@@ -223,7 +223,7 @@ def test_what_pythons_csv_writes_is_read_back(tmp_path_factory, fields, newline,
     assert sum(rows.num_bad for rows in portions) == 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=60).map(lambda b: bytes(b'a,"\n\r x'[c % 7] for c in b)), st.integers(1, 60))
 def test_rubbish_is_cut_into_the_same_rows_whatever_the_pieces(text: bytes, size: int):
     whole = list(cut_rows(iter([text]), b",", max_row_bytes=20))
@@ -245,7 +245,7 @@ def rows_of(cuts: list[RowBlock | Runaway]) -> list:
     return rows
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=80).map(lambda b: bytes(b'a1,,"\n\r| '[c % 9] for c in b)), st.integers(1, 90))
 def test_no_rubbish_breaks_the_reader_and_no_line_is_lost(tmp_path_factory, text: bytes, size: int):
     schema = Schema("csv", "y", (), (SparseColumn("a", "text"),), ("y", "a"), delimiter=",")

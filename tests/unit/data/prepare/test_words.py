@@ -28,7 +28,7 @@ def plain_hash(text: bytes) -> int:
     return state
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.binary(max_size=40)), st.integers(0, 5))
 def test_the_hash_is_the_plain_one(texts: list[bytes], offset: int):
     for kind in (pa.binary(), pa.large_binary()):

@@ -62,7 +62,7 @@ def rows_of(pieces: list[Piece], shuffle: str, seed: int, epoch: int) -> list[tu
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     part_rows=st.lists(st.integers(1, 40), min_size=1, max_size=6), block_rows=st.integers(1, 17),
     shuffle=st.sampled_from(["rows", "blocks", "none"]), seed=st.integers(0, 3), epoch=st.integers(0, 3),

@@ -26,7 +26,7 @@ STEPS = "train.num_steps=4"
         ("model.num_dense=0",),
         ("model.num_tables=1",),
         ("model.num_tables=1", "model.num_dense=0"),
-        ("model.num_tables=200", "model.rows_per_table=5"),
+        ("model.num_tables=60", "model.rows_per_table=5"),
         ("model.kind=dcnv2",),
         ("model.kind=dcnv2", "model.num_dense=0", "model.cross_rank=4"),
         ("model.kind=dcnv2", "model.num_tables=2", "model.embedding_dim=256"),
@@ -54,8 +54,9 @@ def test_any_shape_of_model_trains(train_tiny, sets):
 
 def test_a_multi_hot_model_learns(train_tiny):
     tables = "[{name='a', rows=50, multi_hot=4}, {name='b', rows=50, pooling='mean', multi_hot=3}, {name='c', rows=50}]"
-    told = train_tiny(f"model.tables={tables}", "data.num_train_samples=131072", "train.batch_size=512",
-                      "data.num_eval_samples=20000", "watch.every=256", "data.ragged=true")
+    told = train_tiny(f"model.tables={tables}", "data.num_train_samples=32768", "train.batch_size=512",
+                      "data.num_eval_samples=4000", "watch.every=16", "data.ragged=true", "train.learning_rate=0.2",
+                      "train.dense_learning_rate=0.02")
     result = told.of("eval")[-1]
     assert result["auc"] > 0.65
     assert result["auc"] > 0.5 + 0.7 * (result["best_auc"] - 0.5)
@@ -82,7 +83,7 @@ def user_item_spec(tmp_path: Path, **data: object):
         "model": {"num_dense": 0, "embedding_dim": 8, "top_mlp": [16],
                   "tables": [{"name": "user", "rows": 40}, {"name": "item", "rows": 30}]},
         "data": {"kind": "columns", "label": "click", **data},
-        "train": {"batch_size": 64, "num_epochs": 8, "learning_rate": 0.1, "dense_learning_rate": 0.02,
+        "train": {"batch_size": 64, "num_epochs": 3, "learning_rate": 0.2, "dense_learning_rate": 0.05,
                   "precision": "fp32"},
         "store": {"root": str(tmp_path / "runs")},
     })
