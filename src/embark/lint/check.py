@@ -11,10 +11,10 @@ from typing import Any
 
 from embark.catalog.load import load_catalog
 from embark.errors import UserError, nearest
-from embark.lint.read import Files, Kind, kind_of, read_files, read_sources
+from embark.lint.read import Files, read_files, read_sources
 from embark.lint.rule import Finding, Hit, Rule, World, settings
 from embark.lint.rules import ALL_RULES
-from embark.lint.source import Edit, Source
+from embark.lint.source import Edit, Place, Source
 from embark.store import write_atomic
 
 MAX_PASSES = 12
@@ -35,7 +35,6 @@ class Change:
 
     path: Path
     diff: str
-    old: Source = field(repr=False)
     new: str = field(repr=False)
 
 
@@ -76,8 +75,7 @@ def lint_paths(paths: Sequence[Path], *, select: Collection[str] = (), ignore: C
 
 def lint_texts(texts: dict[str, str]) -> list[Finding]:
     """Findings in texts that are not on disk, taken together."""
-    loaded = [(Source.of(Path(name), text), kind_of(Path(name), text[:200].encode())) for name, text in texts.items()]
-    return lint_files(read_sources(loaded), ALL_RULES)
+    return lint_files(read_sources(Source.of(Path(name), text) for name, text in texts.items()))
 
 
 def lint_files(files: Files, rules: Sequence[Rule] = ALL_RULES) -> list[Finding]:
@@ -116,24 +114,19 @@ def fix_paths(
     """What the automatic fixes make of the files, and what is left. Nothing is written."""
     rules, files = rules_of(select, ignore), read_files(paths)
     first = {source.path: source for source in files.sources}
-    texts = {source.path: source.text for source in files.sources}
-    stuck: set[Path] = set()
+    stuck: set[str] = set()
     findings = lint_files(files, rules)
     for _ in range(MAX_PASSES):
-        changed = False
-        for source, new in fixed(one for one in findings if Path(one.path) not in stuck).items():
-            if new == source.text:
-                continue
-            if still_reads(source, new, kind_of(source.path, source.text[:200].encode())):
-                texts[source.path] = new
-                changed = True
-            else:
-                stuck.add(source.path)
-        if not changed:
+        new = fixed(one for one in findings if one.path not in stuck)
+        sound = {source: text for source, text in new.items() if text != source.text and still_reads(source, text)}
+        stuck |= {str(source.path) for source, text in new.items() if text != source.text and source not in sound}
+        if not sound:
             break
-        findings = lint_files(_again(files, texts), rules)
-    changes = [Change(path, diff(first[path], text), first[path], text) for path, text in texts.items()
-               if text != first[path].text]
+        empty = {one.source: one for one in files.unread if not one.source.text}
+        files = read_sources(empty.get(one) or Source.of(one.path, sound.get(one, one.text)) for one in files.sources)
+        findings = lint_files(files, rules)
+    changes = [Change(one.path, diff(first[one.path], one.text), one.text) for one in files.sources
+               if one.text != first[one.path].text]
     return changes, findings
 
 
@@ -162,29 +155,20 @@ def _means(word: str, rule: Rule) -> bool:
     return rule.name == word or (word.upper().startswith("EMB") and rule.code.startswith(word.upper()))
 
 
-def _again(files: Files, texts: dict[Path, str]) -> Files:
-    unread = {one.source.path: one for one in files.unread if not one.source.text}
-    return read_sources(
-        unread[source.path] if source.path in unread else
-        (Source.of(source.path, texts[source.path]), kind_of(source.path, texts[source.path][:200].encode()))
-        for source in files.sources
-    )
-
-
 def fixed(findings: Iterable[Finding]) -> dict[Source, str]:
     """The new text of each file that the findings' edits change. A finding whose edits meet another's waits."""
     taken: dict[Source, list[Edit]] = {}
     for finding in findings:
         edits = finding.hit.edits
-        if edits and not any(_overlaps(edit, taken.get(edit.place.source, ())) for edit in edits):
+        if not any(_overlap(edit.place, other.place) for edit in edits for other in taken.get(edit.place.source, ())):
             for edit in edits:
                 taken.setdefault(edit.place.source, []).append(edit)
     return {source: _apply(source.text, edits) for source, edits in taken.items()}
 
 
-def still_reads(old: Source, new: str, kind: Kind | None) -> bool:
-    """Whether a changed text can be read whole, and has as many documents as before."""
-    before, after = read_sources([(old, kind)]), read_sources([(Source.of(old.path, new), kind)])
+def still_reads(old: Source, new: str) -> bool:
+    """Whether a changed text is complete, and has as many documents as before."""
+    before, after = read_sources([old]), read_sources([Source.of(old.path, new)])
     return not after.unread and len(before.documents) == len(after.documents)
 
 
@@ -194,11 +178,9 @@ def diff(source: Source, new: str) -> str:
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
 
 
-def _overlaps(edit: Edit, others: Sequence[Edit]) -> bool:
+def _overlap(one: Place, other: Place) -> bool:
     """Two insertions at one place also do."""
-    place = edit.place
-    return any((place.start < other.place.end and other.place.start < place.end) or place.start == other.place.start
-               for other in others)
+    return (one.start < other.end and other.start < one.end) or one.start == other.start
 
 
 def _apply(text: str, edits: Sequence[Edit]) -> str:

@@ -14,7 +14,10 @@ from embark.errors import UserError
 from embark.lint.shell import Command, read_shell
 from embark.lint.source import BadYaml, Node, Place, Source, read_yaml
 
-_INSTRUCTION = re.compile(r"[ \t]*([A-Za-z]+)[ \t]+")
+_INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+((?:(?:.*\\[^\S\n]*|^[^\S\n]*#.*)\n)*.*\n?)", re.MULTILINE)
+"""With its continued lines, and the comments between them."""
+_FLAGS = re.compile(r"(?:\s*--\S+)*\s*")
+"""`--mount=…` and its like."""
 _HEREDOC = re.compile(r"<<-?[\"']?(\w+)[\"']?")
 
 
@@ -99,48 +102,17 @@ def read_dockerfile(source: Source) -> Dockerfile:
     instructions: list[Instruction] = []
     commands: list[Command] = []
     text, at = source.text, 0
-    while at < len(text):
-        line_end = source.end_of_line(at)
-        line = text[at:line_end]
-        head = _INSTRUCTION.match(line)
-        if head is None or line.lstrip().startswith("#"):
-            at = line_end
-            continue
-        end = _end(source, at)
-        name = head[1].upper()
-        one = Instruction(name, Place(source, at + head.end(), max(end, at + head.end())))
+    while head := _INSTRUCTION.search(text, at):
+        at = head.end()
+        for mark in _HEREDOC.findall(text[head.start():source.end_of_line(head.start())]):
+            last = re.compile(rf"^[^\S\n]*{mark}[^\S\n]*$", re.MULTILINE).search(text, at)
+            at = source.end_of_line(last.end()) if last else len(text)
+        one = Instruction(head[1].upper(), Place(source, head.start(2), at))
         instructions.append(one)
-        if name == "RUN" and not one.text.startswith("["):
-            start = _skip_flags(one.place)
-            is_document = text.startswith("<<", start)
-            commands += read_shell(source, source.end_of_line(start) if is_document else start, one.place.end)
-        at = end
+        if one.name == "RUN" and not one.text.startswith("["):
+            start = _FLAGS.match(text, one.place.start, at).end()  # type: ignore[union-attr]
+            commands += read_shell(source, source.end_of_line(start) if text.startswith("<<", start) else start, at)
     return Dockerfile(source, tuple(instructions), tuple(commands))
-
-
-def _end(source: Source, at: int) -> int:
-    """Past the instruction that begins here: its continued lines, comments between them, and here-documents."""
-    text = source.text
-    marks = [match[1] for match in _HEREDOC.finditer(text[at:source.end_of_line(at)])]
-    while True:
-        line_end = source.end_of_line(at)
-        line = text[at:line_end].rstrip()
-        is_comment = line.lstrip().startswith("#")
-        if line_end >= len(text) or not (line.endswith("\\") or is_comment):
-            break
-        at = line_end
-    for mark in marks:
-        while line_end < len(text):
-            start, line_end = line_end, source.end_of_line(line_end)
-            if text[start:line_end].strip() == mark:
-                break
-    return line_end
-
-
-def _skip_flags(place: Place) -> int:
-    """Past `--mount=…` and its like."""
-    match = re.match(r"(?:\s*--\S+)*\s*", place.text)
-    return place.start + (match.end() if match else 0)
 
 
 Kind = Literal["yaml", "shell", "dockerfile", "python", "requirements"]
@@ -186,15 +158,6 @@ class Document:
             if node.place is not None:
                 return node.place
         return Place(self.source, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """Shell text: a script, or what a Dockerfile runs."""
-
-    source: Source
-    commands: tuple[Command, ...]
-    is_image: bool = False
 
 
 @dataclass(frozen=True)  # no slots: it has cached properties
@@ -246,21 +209,23 @@ class Files:
 
     sources: list[Source] = field(default_factory=list)
     documents: list[Document] = field(default_factory=list)
-    scripts: list[Script] = field(default_factory=list)
+    scripts: list[tuple[Command, ...]] = field(default_factory=list)
+    """The commands of each script, and of each Dockerfile."""
     dockerfiles: list[Dockerfile] = field(default_factory=list)
     pythons: list[PythonFile] = field(default_factory=list)
     requirements: list[Source] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
 
-    def add(self, source: Source, kind: Kind | None) -> None:
+    def add(self, source: Source) -> None:
         self.sources.append(source)
+        kind = kind_of(source.path, source.text[:200].encode())
         if kind == "yaml":
             self._yaml(source, source.text)
         elif kind == "shell":
             self._shell(source)
         elif kind == "dockerfile":
             self.dockerfiles.append(read_dockerfile(source))
-            self.scripts.append(Script(source, self.dockerfiles[-1].commands, is_image=True))
+            self.scripts.append(self.dockerfiles[-1].commands)
         elif kind == "python":
             self._python(source)
         elif kind == "requirements":
@@ -281,7 +246,7 @@ class Files:
 
     def _shell(self, source: Source) -> None:
         commands = read_shell(source)
-        self.scripts.append(Script(source, tuple(commands)))
+        self.scripts.append(tuple(commands))
         for command in commands:
             place = command.document
             if place is not None and re.search(r"^\s*(?:apiVersion|kind):", place.text, re.MULTILINE):
@@ -310,15 +275,15 @@ def read_files(paths: Sequence[Path]) -> Files:
     return read_sources(_load(path, named=named) for path, named in _expand(paths))
 
 
-def read_sources(loaded: Iterable[tuple[Source, Kind | None] | Unread]) -> Files:
-    """The same of text that is at hand, each with its kind."""
+def read_sources(loaded: Iterable[Source | Unread]) -> Files:
+    """The same of texts that are at hand."""
     files = Files()
     for one in loaded:
         if isinstance(one, Unread):
             files.unread.append(one)
             files.sources.append(one.source)
         else:
-            files.add(*one)
+            files.add(one)
     return files
 
 
@@ -344,7 +309,7 @@ def _bad_yaml(source: Source, bad: BadYaml) -> Unread:
     return Unread(source, index, f"is not readable YAML: {bad.what}", "fix that line")
 
 
-def _load(path: Path, *, named: bool) -> tuple[Source, Kind | None] | Unread:
+def _load(path: Path, *, named: bool) -> Source | Unread:
     empty = Source.of(path, "")
     try:
         size_bytes = path.stat().st_size
@@ -366,7 +331,7 @@ def _load(path: Path, *, named: bool) -> tuple[Source, Kind | None] | Unread:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         return Unread(empty, 0, f"is not UTF-8: byte {data[error.start]:#04x} in line {line}", "save it as UTF-8")
-    return Source.of(path, text), kind_of(path, data[:200])
+    return Source.of(path, text)
 
 
 def _expand(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:

@@ -52,7 +52,7 @@ class World:
 
     @cached_property
     def commands(self) -> list[Command]:
-        return [command for script in self.files.scripts for command in script.commands]
+        return [command for script in self.files.scripts for command in script]
 
     @cached_property
     def all_words(self) -> frozenset[str]:
@@ -182,7 +182,7 @@ def settings(world: World) -> Iterator[Setting]:
                     yield Setting(name, node.text, entry.place, (container.env, entry), False,
                                   jobs.get(id(container)) or by_pod.get(id(pod)), pod, with_efa)
     for script in world.files.scripts:
-        made = [one for command in script.commands for one in command.assignments]
+        made = [one for command in script for one in command.assignments]
         with_efa = _has_efa(name for name, _, _ in made)
         for name, value, place in made:
             yield Setting(name, value, place, is_exported=True, is_with_efa=with_efa)

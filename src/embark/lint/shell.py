@@ -15,6 +15,7 @@ _RESERVED = frozenset({"if", "then", "elif", "else", "fi", "for", "while", "unti
                        "{", "}", "!", "time", "function", "select"})
 _PREFIXES = frozenset({"sudo", "exec", "nohup", "time", "command", "nice", "stdbuf", "env", "timeout", "xargs"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
+_BRACKETS_AND_QUOTED = re.compile(r"'[^']*'?|\"[^\"]*\"?|[()]")
 _NUMBER = re.compile(r"\d+[smhd]?")
 _GLOBAL_FLAGS = frozenset({"-n", "--namespace", "--context", "--kubeconfig", "--project", "--account", "--profile",
                            "--subscription"})
@@ -137,25 +138,24 @@ class _Lexer:
         yield from self._end_of_line()
 
     def _word(self) -> None:
-        start, parts = self.at, []
+        start, parts, is_quoted = self.at, list[str](), False
         text = self.source.text
         while self.at < self.end:
-            character = text[self.at]
-            if character.isspace() or character in _BREAKS or character in "<>":
-                break
-            if character == "\\":
-                if text[self.at + 1 : self.at + 2] == "\n":
-                    break
-                parts.append(text[self.at + 1 : self.at + 2])
+            character, following = text[self.at], text[self.at + 1 : self.at + 2]
+            if character == '"':
+                is_quoted = not is_quoted
+                self.at += 1
+            elif character in "$`":
+                parts.append(self._substitution())
+            elif character == "\\" and (following in tuple('"\\$`\n') if is_quoted else following != "\n"):
+                parts.append("" if following == "\n" else following)
                 self.at += 2
-            elif character == "'":
+            elif not is_quoted and character == "'":
                 close = self._find("'", self.at + 1)
                 parts.append(text[self.at + 1 : close])
                 self.at = close + 1
-            elif character == '"':
-                parts.append(self._double_quoted())
-            elif character in "$`":
-                parts.append(self._substitution())
+            elif not is_quoted and (character.isspace() or character in _BREAKS or character in "<>\\"):
+                break
             else:
                 parts.append(character)
                 self.at += 1
@@ -164,22 +164,6 @@ class _Lexer:
         if word.isdigit() and self.at < self.end and text[self.at] in "<>":
             return  # 2>file
         self._words.append(Word(word, Place(self.source, start, self.at)))
-
-    def _double_quoted(self) -> str:
-        text, parts = self.source.text, []
-        self.at += 1
-        while self.at < self.end and text[self.at] != '"':
-            character = text[self.at]
-            if character == "\\" and text[self.at + 1 : self.at + 2] in tuple('"\\$`\n'):
-                parts.append("" if text[self.at + 1] == "\n" else text[self.at + 1])
-                self.at += 2
-            elif character in "$`":
-                parts.append(self._substitution())
-            else:
-                parts.append(character)
-                self.at += 1
-        self.at += 1
-        return "".join(parts)
 
     def _substitution(self) -> str:
         """`$NAME`, `${…}`, `$(…)` or a back-quoted command, as it is written."""
@@ -199,20 +183,11 @@ class _Lexer:
 
     def _closing(self, start: int) -> int:
         """Past the bracket that closes the one at `start`, minding quotes."""
-        text, level, at, quote = self.source.text, 0, start, ""
-        while at < self.end:
-            character = text[at]
-            if quote:
-                quote = "" if character == quote else quote
-            elif character in "'\"":
-                quote = character
-            elif character == "(":
-                level += 1
-            elif character == ")":
-                level -= 1
-                if level == 0:
-                    return at + 1
-            at += 1
+        level = 0
+        for found in _BRACKETS_AND_QUOTED.finditer(self.source.text, start, self.end):
+            level += {"(": 1, ")": -1}.get(found[0], 0)
+            if level == 0:
+                return found.end()
         return self.end
 
     def _redirect(self) -> None:
@@ -254,15 +229,10 @@ class _Lexer:
         """The bodies of the here-documents that the line just read has opened, by the number of their command."""
         taken: dict[int, Place] = {}
         for mark, strip, number in self._heredocs:
-            start = at = self.at
-            while at < self.end:
-                line_end = self._find("\n", at)
-                line = self.source.text[at:line_end].rstrip("\r")
-                if (line.lstrip("\t") if strip else line) == mark:
-                    break
-                at = line_end + 1
-            at = min(at, self.end)
-            taken[number] = Place(self.source, start, at)
+            last = re.compile(("^\t*" if strip else "^") + re.escape(mark) + "\r*$", re.MULTILINE)
+            found = last.search(self.source.text, self.at, self.end)
+            at = found.start() if found else self.end
+            taken[number] = Place(self.source, self.at, at)
             self.at = min(self._find("\n", at) + 1, self.end)
         self._heredocs.clear()
         return taken

@@ -8,10 +8,11 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,13 +79,11 @@ _UNSAFE_TAG = "tag:yaml.org,2002:python/"
 _PLAIN_TAGS = frozenset({"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"})
 
 
-class BadYaml(Exception):
+class BadYaml(NamedTuple):
     """The text is not readable YAML. `line` is counted from 1."""
 
-    def __init__(self, what: str, line: int) -> None:
-        super().__init__(what)
-        self.what = what
-        self.line = line
+    what: str
+    line: int
 
 
 @dataclass(slots=True, eq=False)
@@ -238,7 +237,7 @@ def _node(composed: Any, source: Source, known: dict[int, Node]) -> Node:
     kind = composed.tag.removeprefix("tag:yaml.org,2002:")
     tag = "" if kind in _PLAIN_TAGS else composed.tag
     if isinstance(composed.value, str):
-        node = Node(Place(source, start, end), value=_value(kind, composed.value), text=composed.value,
+        node = Node(Place(source, start, end), value=_value(kind, composed), text=composed.value,
                     is_plain=not composed.style, tag=tag)
     else:
         node = Node(None, is_flow=bool(composed.flow_style), tag=tag)
@@ -266,27 +265,15 @@ def _node(composed: Any, source: Source, known: dict[int, Node]) -> Node:
     return node
 
 
-def _value(kind: str, text: str) -> str | int | float | bool | None:
-    if kind == "null":
-        return None
-    if kind == "bool":
-        return text.lower() in ("yes", "true", "on")
-    digits = text.replace("_", "").lower()
-    try:
-        if kind == "int":
-            return _integer(digits) if len(digits.lstrip("+-")) <= 20 else text
-        if kind == "float":
-            return float(digits.replace(".inf", "inf").replace(".nan", "nan"))
-    except ValueError:
-        pass
-    return text
+def _value(kind: str, composed: Any) -> str | int | float | bool | None:
+    """What YAML 1.1 means by a scalar; dates, and integers that no field of Kubernetes could hold, stay text."""
+    import yaml
 
-
-def _integer(text: str) -> int:
-    """As YAML 1.1 counts: 0x10 and 0b10 by their base, 010 in octal."""
-    digits = text.lstrip("+-")
-    base = 16 if digits.startswith("0x") else 2 if digits.startswith("0b") else 8 if digits.startswith("0") else 10
-    return int(text, base)
+    value: str | int | float | bool | None = composed.value
+    if kind in ("null", "bool", "float") or (kind == "int" and len(composed.value) <= 20):
+        with suppress(ValueError, OverflowError):
+            value = yaml.constructor.SafeConstructor().construct_object(composed)
+    return value
 
 
 def set_scalar(node: Node, new: str) -> tuple[Edit, ...]:

@@ -36,7 +36,7 @@ class Objects:
 
 def read_texts(texts: Mapping[str, str]) -> Objects:
     """Of texts by their names, such as those that a renderer is about to write."""
-    files = read_sources((Source.of(Path(name), text), "yaml") for name, text in texts.items())
+    files = read_sources(Source.of(Path(name), text) for name, text in texts.items())
     for bad in files.unread:
         raise UserError(f"{bad.source.path}:{bad.source.line_of(bad.index)}: {bad.what}", fix=bad.fix)
     documents = [one for one in files.documents if one.root.is_map]

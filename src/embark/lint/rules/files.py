@@ -128,7 +128,7 @@ def no_efa_in_image(job: TrainingJob) -> Iterator[Hit]:
 
 def secret_in_file(world: World) -> Iterator[Hit]:
     found: list[tuple[str, str, Place]] = [(name, value, place) for _, _, name, value, place in set_in_pods(world)]
-    found += [one for script in world.files.scripts for command in script.commands for one in command.assignments]
+    found += [one for command in world.commands for one in command.assignments]
     found += [one for dockerfile in world.files.dockerfiles for one in dockerfile.environment]
     for name, value, place in found:
         is_secret = _SECRET_NAME.search(name) and len(value) >= 8 and not _PLACEHOLDER.search(value)
@@ -171,14 +171,13 @@ def docker_small_shm(command: Command) -> Iterator[Hit]:
 
 def _pins(world: World) -> Iterator[list[Pin]]:
     """Packages that are installed together: by one pip, one requirements file, or one Vertex job."""
-    for script in world.files.scripts:
-        for command in script.commands:
-            words = command.argv
-            if words[:3] in (["python", "-m", "pip"], ["python3", "-m", "pip"]):
-                words = words[2:]
-            if words[:2] in (["pip", "install"], ["pip3", "install"]) or words[:3] == ["uv", "pip", "install"]:
-                contents = [_pin(word.text, word.place) for word in command.words if not word.text.startswith("-")]
-                yield [pin for pin in contents if pin is not None and pin.name not in ("pip", "pip3", "install", "uv")]
+    for command in world.commands:
+        words = command.argv
+        if words[:3] in (["python", "-m", "pip"], ["python3", "-m", "pip"]):
+            words = words[2:]
+        if words[:2] in (["pip", "install"], ["pip3", "install"]) or words[:3] == ["uv", "pip", "install"]:
+            contents = [_pin(word.text, word.place) for word in command.words if not word.text.startswith("-")]
+            yield [pin for pin in contents if pin is not None and pin.name not in ("pip", "pip3", "install", "uv")]
     for source in world.files.requirements:
         yield list(_requirements(source))
     for file in world.files.pythons:
