@@ -103,7 +103,7 @@ def short_toml(spec: RunSpec) -> str:
 def requirements() -> str:
     """The matched versions, for pip."""
     words = [word for words in default_triple().pip_arguments("cuda") for word in words if word != "install"]
-    about = "torch, torchrec and fbgemm go together in these versions and in no others."
+    about = "Matching versions of torch, torchrec and fbgemm; other combinations do not work."
     return header(about) + "\n".join([*words, f"embark-rec=={__version__}"]) + "\n"
 
 
@@ -130,9 +130,9 @@ def guide(name: str, **values: Any) -> str:
     loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, autoescape=False)
     dates = sorted({price.origin.date for price in load_catalog().prices.values()})
-    note = (f"Prices are of the catalog that comes with Embark ({dates[0]}), each in the region where the machine is\n"
-            "cheapest. They move: `embark catalog show MACHINE` lists every region, `embark catalog refresh FILE`\n"
-            "imports newer ones.")
+    note = (f"Prices are from Embark's catalog ({dates[0]}), each in the region where the machine type is cheapest.\n"
+            "They change: `embark catalog show MACHINE` lists every region, `embark catalog refresh FILE` imports newer\n"
+            "prices.")
     template = environment.get_template(f"{name}.md.j2")
     return template.render(machines_table=machines_table, prices_note=note, **values) + "\n"
 
@@ -160,7 +160,7 @@ def machine_row(machine: Machine) -> list[str]:
 
 
 def cost_table(job: Job) -> str:
-    """What so many machines cost, in the job's region."""
+    """Prices of several numbers of machines, in the job's region."""
     price = load_catalog().prices.get((job.machine.name, job.price.region))
     if price is None:
         return "The catalog has no price for this machine."

@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings(args: argparse.Namespace) -> Iterator[str]:
-    """The flags as `--set` takes them. A run that was stopped always goes on from its last checkpoint."""
+    """The flags as arguments of `--set`. A stopped run always resumes from its last checkpoint."""
     yield f"train.batch_size={args.batch_size}"
     yield f"train.num_epochs={args.num_epochs}"
     yield f"model.embedding_dim={args.embedding_dim}"
