@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -53,6 +54,31 @@ def die_writing(rank: int, victim: int, word: str) -> None:
         write(self, path, half_of(data) if word in path else data, size_bytes)
 
     LocalStore.write = write_half  # type: ignore[method-assign]
+
+
+def die_at_step(rank: int, victim: int, step: int, word: str) -> None:
+    """SIGKILL itself as the engine is to train `step`, once a file with `word` in its name has been written."""
+    if rank != victim:
+        return
+    from embark.store.local_store import LocalStore
+    from embark.trainers.torch.engines.pipeline import PipelineEngine
+
+    written = threading.Event()
+    write, train = LocalStore.write, PipelineEngine.step
+
+    def write_and_tell(self: LocalStore, path: str, *words: Any, **more: Any) -> None:
+        write(self, path, *words, **more)
+        if word in path:
+            written.set()
+
+    def train_or_die(self: PipelineEngine, batches: Iterator[Any], number: int) -> None:
+        if number == step:
+            written.wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+        train(self, batches, number)
+
+    LocalStore.write = write_and_tell  # type: ignore[method-assign]
+    PipelineEngine.step = train_or_die  # type: ignore[method-assign]
 
 
 def slow(rank: int, method: str, word: str, seconds: float, mark: str, only: int = -1) -> None:
