@@ -43,7 +43,7 @@ def embark_server(folder: Path, env: dict[str, str], names: tuple[str, ...] = ("
     programs.mkdir()
     process = subprocess.Popen([sys.executable, __file__, str(path), *MODULES], env=env)
     try:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 240
         while not path.exists():
             assert process.poll() is None
             assert time.monotonic() < until

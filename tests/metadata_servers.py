@@ -150,6 +150,6 @@ def broken(how: str) -> Iterator[str]:
     acceptor.start()
     yield f"127.0.0.1:{listener.getsockname()[1]}"
     listener.shutdown(socket.SHUT_RDWR)
-    acceptor.join(5)
+    acceptor.join(120)
     for each in (listener, *held):
         each.close()

@@ -59,7 +59,7 @@ def run_script(
     kept = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(record), "HOME": str(folder), "HOSTNAME": "dlrm-1"}
     done = subprocess.run(
         ["bash", str(folder / name), *words], env={**kept, **(env or {})}, cwd=folder, capture_output=True, text=True,
-        timeout=60, stdin=subprocess.DEVNULL,
+        timeout=240, stdin=subprocess.DEVNULL,
     )
     calls = [call.split("\0") for call in record.read_text().split("\0\0") if call]
     return Ran(done.returncode, calls, done.stdout + done.stderr)

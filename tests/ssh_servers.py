@@ -15,7 +15,7 @@ from pathlib import Path
 
 from embark.launch.backends.ssh import Host, ssh_words, write_known_hosts
 
-START_S = 20
+START_S = 240
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Server:
         if self.process is not None:
             self.cut()
             self.process.terminate()
-            self.process.wait(10)
+            self.process.wait(240)
             self.process = None
 
     def cut(self) -> None:
@@ -87,7 +87,7 @@ def servers(folder: Path, *names: str) -> Iterator[tuple[list[Server], Path, Pat
 
 
 def keygen(path: Path) -> None:
-    subprocess.run(["ssh-keygen", "-t", "ed25519", "-N", "", "-q", "-f", str(path)], check=True, timeout=30)
+    subprocess.run(["ssh-keygen", "-t", "ed25519", "-N", "", "-q", "-f", str(path)], check=True, timeout=240)
 
 
 def children_of(pid: int) -> list[int]:

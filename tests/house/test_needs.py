@@ -66,7 +66,7 @@ def run_pytest(where: Path, *options: str, require_all: bool = False) -> subproc
 
 
 def run_needs(where: Path, word: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "needs.py", word], cwd=where, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "needs.py", word], cwd=where, capture_output=True, text=True, timeout=240)
 
 
 def test_absent_tools_are_skipped_and_listed_with_the_line_that_gets_them(suite: Path):
@@ -147,7 +147,7 @@ def test_a_tool_that_is_not_a_literal_of_the_table_is_refused_by_the_scan(suite:
 
 
 def test_this_suite_names_only_tools_of_the_table():
-    done = subprocess.run([sys.executable, TESTS / "needs.py", "packages"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, TESTS / "needs.py", "packages"], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
 
 

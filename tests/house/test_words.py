@@ -56,7 +56,7 @@ def tree() -> list[Path]:
     if shutil.which("git") and (ROOT / ".git").exists():
         # git takes another user's checkout for "dubious", and then lists nothing
         command = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z", "-co", "--exclude-standard"]
-        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=240).stdout
         files = [ROOT / name for name in listed.split("\0") if name]
     else:
         folders = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]

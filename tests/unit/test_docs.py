@@ -53,12 +53,13 @@ def test_a_guide_s_commands_run(tmp_path, embark, guide, expected):
     assert expected in output
 
 
-def test_the_example_script_takes_the_flags_of_torchrec_s_own(tmp_path):
+def test_the_example_script_takes_the_flags_of_torchrec_s_own(tmp_path, embark):
     """Among them those that fail there: `--embedding_dim 256`, and checkpoint flags that are read."""
     done = shell(
-        f"python {SCRIPT} --batch_size 64 --embedding_dim 256 --num_epochs 2 --num_batches_per_epoch 3 "
+        f"embark-python {SCRIPT} --batch_size 64 --embedding_dim 256 --num_epochs 2 --num_batches_per_epoch 3 "
         "--learning_rate 0.01 --num_embeddings_per_feature 50,40,30 --num_dense_features 4 "
-        "--over_arch_layer_sizes 16,1 --checkpoint_interval 3 --checkpoint_path kept --enable_spot_recovery", tmp_path)
+        "--over_arch_layer_sizes 16,1 --checkpoint_interval 3 --checkpoint_path kept --enable_spot_recovery",
+        tmp_path, embark)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "kept" / "quickstart" / "checkpoints" / "step-000000003" / "commit.json").is_file()
     events = [json.loads(line) for line in (tmp_path / "kept" / "quickstart" / "events.jsonl").read_text().splitlines()]

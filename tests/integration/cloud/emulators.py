@@ -25,7 +25,7 @@ SECRET = "Wq7-do-not-show-me-Zx9"
 AZURE_ACCOUNT = "devstoreaccount1"
 # The account of every azurite, from its documentation.
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-START_S = 30
+START_S = 240
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _server(command_for) -> Iterator[int]:
             finally:
                 process.terminate()
                 try:
-                    process.wait(5)
+                    process.wait(20)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()

@@ -78,7 +78,7 @@ def _handler(proxy: Proxy, target_port: int) -> type[BaseHTTPRequestHandler]:
             fault = proxy.fault(self.command, self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if fault == "hang":
-                proxy.closing.wait(60)
+                proxy.closing.wait(240)
                 self.close_connection = True
             elif fault == "reset":
                 self.reset()
@@ -103,7 +103,7 @@ def _handler(proxy: Proxy, target_port: int) -> type[BaseHTTPRequestHandler]:
             self.close_connection = True
 
         def forward(self, body: bytes, fault: str) -> None:
-            behind = http.client.HTTPConnection("127.0.0.1", target_port, timeout=30)
+            behind = http.client.HTTPConnection("127.0.0.1", target_port, timeout=240)
             behind.request(self.command, self.path, body, dict(self.headers))
             answer = behind.getresponse()
             data = answer.read()

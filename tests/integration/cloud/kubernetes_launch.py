@@ -22,7 +22,7 @@ from embark.store.retry_policy import RetryPolicy
 
 SETTINGS = ["name=dlrm", "place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://training/runs",
             "place.image=registry.example.com/embark:1"]
-HASTY = RetryPolicy(max_retries=1000, give_up_s=15, first_wait_s=0.1, longest_wait_s=0.5)
+HASTY = RetryPolicy(max_retries=1000, give_up_s=120, first_wait_s=0.1, longest_wait_s=0.5)
 ROOT = Path(__file__).parents[3]
 LAUNCH = """
 import sys

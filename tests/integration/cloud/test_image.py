@@ -46,7 +46,7 @@ def test_alone_it_trains_the_quickstart(image_store):
         assert any("quickstart" in line for line in lines), "".join(lines)
         # It would train on for minutes: told to stop, it saves and says "start me again".
         image_store.podman("stop", "--time", "60", "alone")
-        rest = process.communicate(timeout=90)[0]
+        rest = process.communicate(timeout=240)[0]
         assert process.returncode == 75, "".join(lines) + rest
         assert "saved" in rest
     finally:

@@ -73,7 +73,7 @@ def prometheus(run, tmp_path):
                                 f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=subprocess.STDOUT)
     yield Api(port)
     process.terminate()
-    process.wait(20)
+    process.wait(240)
     log.close()
 
 
@@ -83,7 +83,7 @@ class Api:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def ask(self, what: str, **words: str):
-        with self._opener.open(f"{self._url}{what}?{urllib.parse.urlencode(words)}", timeout=10) as answer:
+        with self._opener.open(f"{self._url}{what}?{urllib.parse.urlencode(words)}", timeout=240) as answer:
             told = json.load(answer)
         assert told["status"] == "success"
         return told["data"]
@@ -137,7 +137,7 @@ def test_a_real_prometheus_answers_with_the_loss_of_a_real_run(run, prometheus):
     assert not [name for name, rule in rules.items() if rule["state"] == "firing"]
 
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 75
+    assert process.wait(240) == 75
     assert events(run_dir, "end")[-1]["outcome"] == "interrupted"
 
 

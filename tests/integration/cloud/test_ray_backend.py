@@ -153,7 +153,7 @@ def ranks_of(cluster: RayCluster) -> list[str]:
 
 def a_worker(cluster: RayCluster) -> int:
     """The process of one of Ray Train's workers."""
-    with urllib.request.urlopen(f"{cluster.url}/api/v0/actors?detail=true", timeout=30) as reply:
+    with urllib.request.urlopen(f"{cluster.url}/api/v0/actors?detail=true", timeout=240) as reply:
         actors = json.load(reply)["data"]["result"]["result"]
     return int(next(a["pid"] for a in actors if a["class_name"] == "RayTrainWorker" and a["state"] == "ALIVE"))
 

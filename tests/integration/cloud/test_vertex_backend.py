@@ -24,7 +24,7 @@ from embark.store.retry_policy import RetryPolicy
 SETTINGS = ["name=dlrm", "place.machine=a2-highgpu-8g", "place.nodes=2", "place.target=vertex", "place.account=our-ads",
             "place.region=us-central1", "store.root=gs://training/runs",
             "place.image=us-central1-docker.pkg.dev/our-ads/embark/embark:1"]
-HASTY = RetryPolicy(max_retries=1000, give_up_s=5, first_wait_s=0.05, longest_wait_s=0.2)
+HASTY = RetryPolicy(max_retries=1000, give_up_s=120, first_wait_s=0.05, longest_wait_s=0.2)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_logs_of_all_replicas_are_followed_by_time_and_no_line_comes_twice(api: 
     api.move("SUCCEEDED")
     time.sleep(0.1)
     api.log("workerpool0-0", "a line that came late")
-    reader.join(10)
+    reader.join(120)
     assert not reader.is_alive()
     assert seen == [*((f"workerpool{i}-0", i, f"step {step} of {i}") for step in range(3) for i in (0, 1)),
                     ("workerpool1-0", 1, "step 3 of 1"), ("workerpool0-0", 0, "a line that came late")]

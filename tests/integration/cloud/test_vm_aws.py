@@ -177,7 +177,7 @@ def test_the_whole_life_of_a_run_on_spot_machines(tmp_path, machines, capsys):
 
 
 def until(is_so) -> None:
-    end_s = time.monotonic() + 120
+    end_s = time.monotonic() + 240
     while not is_so():
         assert time.monotonic() < end_s
         time.sleep(0.3)

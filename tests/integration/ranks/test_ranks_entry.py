@@ -85,12 +85,12 @@ signal.signal(signal.SIGTERM, save)
 time.sleep({60})
 """
     process = start(tmp_path, body, "--standalone", EMBARK_GRACE_S="20")
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while not all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)) and time.monotonic() < until \
             and process.poll() is None:
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 75, output
     assert all((tmp_path / f"saved-{rank}").exists() for rank in (0, 1))
 
@@ -99,7 +99,7 @@ def test_a_machine_that_meets_nobody_says_try_again(tmp_path):
     options = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=x", "--rdzv-endpoint=localhost:0",
                "--rdzv-conf=is_host=true,join_timeout=2,last_call_timeout=1")
     process = start(tmp_path, "", *options)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 70, output
     assert "rendezvous failed" in output
 

@@ -269,7 +269,7 @@ def test_a_run_is_stopped_by_the_command_with_its_checkpoint_whole(tmp_path, cap
         run(["cancel", "laptop", "--yes"])
 
 
-def until(is_so, limit_s: float = 60.0) -> None:
+def until(is_so, limit_s: float = 240.0) -> None:
     end_s = time.time() + limit_s
     while not is_so():
         assert time.time() < end_s

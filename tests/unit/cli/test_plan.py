@@ -238,7 +238,7 @@ sys.exit(3 if any(m in sys.modules for m in ("torch", "torchrec", "pyarrow", "ob
 def test_a_plan_needs_no_torch_and_under_two_seconds():
     """Of processor time: this machine may be busy with other tests."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=240, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0

@@ -160,7 +160,7 @@ def test_stopped_by_a_signal_it_leaves_nothing(number):
     with subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         folder = next(line.split("| ")[1].strip() for line in process.stdout if "/embark-rehearse-" in line)
         process.send_signal(number)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=240)
     assert process.returncode == 130
     assert f"stopped by {number.name}" in err
     assert not Path(folder).exists()
@@ -173,7 +173,7 @@ def test_stopped_by_a_signal_what_was_to_be_kept_is_kept_and_told():
     with subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         folder = next(line.split("| ")[1].strip() for line in process.stdout if "/embark-rehearse-" in line)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=240)
     root = next(path for path in Path(folder).parents if path.name.startswith("embark-rehearse-"))
     assert f"kept: {root}; rm -r {root} removes it" in err
     assert root.is_dir()
@@ -185,7 +185,7 @@ def test_with_nothing_to_keep_an_error_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "own"))
     (tmp_path / "own").mkdir()
     words = [sys.executable, "-m", "embark", "rehearse", manifest(), "--engine", "podman", "--keep"]
-    assert subprocess.run(words, capture_output=True, timeout=60, check=False).returncode == 64
+    assert subprocess.run(words, capture_output=True, timeout=240, check=False).returncode == 64
     assert list((tmp_path / "own").iterdir()) == []
 
 

@@ -3,9 +3,7 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
+import threading
 
 import pytest
 
@@ -64,17 +62,24 @@ def test_another_model_never_resumes_in_a_run_s_directory(capsys, tmp_path):
     assert (tmp_path / "runs" / "laptop" / "spec.toml").read_text() == before
 
 
-def test_ctrl_c_leaves_a_checkpoint_to_resume_from(tmp_path):
+def test_ctrl_c_leaves_a_checkpoint_to_resume_from(capsys, tmp_path):
     words = [*SMALL, "--set", "train.num_steps=100000", "--set", "train.num_epochs=1000"]
-    process = subprocess.Popen([sys.executable, "-m", "embark", "train", "laptop", *words], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     events = tmp_path / "runs" / "laptop" / "events.jsonl"
-    deadline = time.time() + 90
-    while not (events.exists() and '"event": "step"' in events.read_text()) and time.time() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    is_over = threading.Event()
+
+    def press_after_the_first_step() -> None:
+        while not is_over.wait(0.01):
+            if events.exists() and '"event": "step"' in events.read_text():
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+
+    person = threading.Thread(target=press_after_the_first_step)
+    person.start()
+    code = run(["train", "laptop", *words])
+    is_over.set()
+    person.join()
+    errors = capsys.readouterr().err
+    assert code == 130, errors
     assert "stopped by SIGINT" in errors
     assert "Traceback" not in errors
     kinds = [json.loads(line)["event"] for line in events.read_text().splitlines()]

@@ -214,7 +214,7 @@ def test_reading_and_asking_at_once_never_disagree(tmp_path: Path):
     assert not failures
 
 
-def wait_for(is_so, seconds: float = 10.0) -> None:
+def wait_for(is_so, seconds: float = 240.0) -> None:
     until = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < until, "it did not come"

@@ -26,7 +26,7 @@ TOKEN = "a-token-of-some-length"
 def page_of(folder: Path, *, token: str = "") -> Iterator[tuple[PageServer, str]]:
     with Runs(lambda: [RunFiles(folder)]) as runs, serve_page(runs, token=token) as page:
         run = runs.all()[0]
-        until = time.monotonic() + 10
+        until = time.monotonic() + 240
         while not run.record.num_events:
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -46,7 +46,7 @@ def guarded(tmp_path_factory):
 
 
 def ask(page: PageServer, path: str, *, method: str = "GET", **headers: str):
-    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=240)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()

@@ -37,7 +37,7 @@ def step(number, loss=0.5):
 
 
 def until(condition):
-    end = time.monotonic() + 120
+    end = time.monotonic() + 240
     while not condition() and time.monotonic() < end:
         time.sleep(0.005)
     assert condition()

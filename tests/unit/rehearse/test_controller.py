@@ -281,7 +281,7 @@ def read(path: Path) -> bytes:
 
 
 def is_alive(pid: int) -> bool:
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + 240
     while time.monotonic() < until_s:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":

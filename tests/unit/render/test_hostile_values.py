@@ -30,7 +30,7 @@ TEXT = st.text(CHARACTERS, min_size=1, max_size=40) | st.sampled_from(NASTY)
 
 
 def shell(text: str, folder: Path) -> str:
-    done = subprocess.run(["bash", "-c", text], cwd=folder, capture_output=True, timeout=20, env={"PATH": "/bin"})
+    done = subprocess.run(["bash", "-c", text], cwd=folder, capture_output=True, timeout=240, env={"PATH": "/bin"})
     assert done.returncode == 0, done.stderr
     return done.stdout.decode()
 

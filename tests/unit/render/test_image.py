@@ -29,12 +29,12 @@ def dockerfile_of(machine: str, **place) -> str:
 ], ids=str)
 def test_hadolint_finds_nothing(machine, place):
     text = dockerfile_of(machine, **place)
-    done = subprocess.run([BIN / "hadolint", "-"], input=text, text=True, capture_output=True, timeout=60)
+    done = subprocess.run([BIN / "hadolint", "-"], input=text, text=True, capture_output=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_shellcheck_finds_nothing_in_the_entry():
-    done = subprocess.run([BIN / "shellcheck", "-"], input=ENTRYPOINT, text=True, capture_output=True, timeout=60)
+    done = subprocess.run([BIN / "shellcheck", "-"], input=ENTRYPOINT, text=True, capture_output=True, timeout=240)
     assert done.returncode == 0, done.stdout
 
 
@@ -87,6 +87,6 @@ def test_the_entry_runs_what_is_meant(tmp_path, words, runs):
         program.chmod(0o755)
     entry = tmp_path / "entrypoint.sh"
     entry.write_text(ENTRYPOINT)
-    done = subprocess.run(["sh", entry, *words], text=True, capture_output=True, timeout=30,
+    done = subprocess.run(["sh", entry, *words], text=True, capture_output=True, timeout=240,
                           env={"PATH": f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin"})
     assert done.stdout.splitlines() == runs, done.stderr

@@ -67,7 +67,7 @@ def test_promtool_takes_the_rules_that_are_handed_to_the_cluster(cloud, tmp_path
     rules = yaml.safe_load(yaml.safe_dump(objects(watched(cloud, ANSWERS))[1]["spec"]))
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
     done = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True,
-                          timeout=60, check=False)
+                          timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert f"{len(alerts())} rules found" in done.stdout
 

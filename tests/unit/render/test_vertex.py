@@ -74,5 +74,5 @@ def test_the_script_names_the_project_and_a_staging_bucket():
     assert constants["SERVICE_ACCOUNT"] == "trainer@my-project.iam.gserviceaccount.com"
     assert "--config=vertex_job.yaml" in files["vertex_job.sh"]
     done = subprocess.run([Path(sys.executable).parent / "shellcheck", "-"], input=files["vertex_job.sh"], text=True,
-                          capture_output=True, timeout=60)
+                          capture_output=True, timeout=240)
     assert done.returncode == 0, done.stdout

@@ -26,7 +26,7 @@ class Meeting:
 
     def __init__(self) -> None:
         self._values: dict[int, Any] = {}
-        self._barrier = threading.Barrier(NUM_RANKS, timeout=20)
+        self._barrier = threading.Barrier(NUM_RANKS, timeout=240)
 
     def gather(self, rank: int, value: Any) -> list[Any]:
         self._values[rank] = value
@@ -146,7 +146,7 @@ def test_training_stands_still_for_the_copy_alone(ranks, monkeypatch):
     write = LocalStore.write
 
     def held(self: LocalStore, *words: Any) -> None:
-        assert gate.wait(20)
+        assert gate.wait(240)
         write(self, *words)
 
     monkeypatch.setattr(LocalStore, "write", held)

@@ -57,7 +57,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Service]],
 
 
 def wait_for(what: Callable[[], Any]) -> Any:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 240
     while not (value := what()) and time.monotonic() < until:
         time.sleep(0.005)
     assert value, "it did not happen"

@@ -306,7 +306,7 @@ def test_killed_at_any_point_and_resumed_it_ends_with_the_same_bytes(criteo, tmp
 
     def call(out: Path, whom: str = "nobody", after: int = 0) -> int:
         command = [sys.executable, str(script), str(tmp_path), str(out), str(rows), whom, str(after)]
-        return subprocess.run(command, capture_output=True, timeout=60).returncode
+        return subprocess.run(command, capture_output=True, timeout=240).returncode
 
     assert call(tmp_path / "whole") == 0
     out = tmp_path / "out"

@@ -28,7 +28,7 @@ from embark.spec import load_spec, to_toml
 ROOT = Path(__file__).parents[4]
 SMALL = ["place.device=cpu", "model.num_tables=2", "model.rows_per_table=50", "train.batch_size=16",
          "data.num_train_samples=320", "data.num_eval_samples=32", "watch.tensorboard=false"]
-WAIT_S = 60
+WAIT_S = 240
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ from embark.render.job import make_job
 from embark.render.render import render_infrastructure
 from embark.spec import load_spec, to_toml
 
-PATIENCE_S = 30
+PATIENCE_S = 240
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +61,11 @@ def world_of() -> Callable[[int], World]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _kept_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Runs of one spec share what was compiled for the first."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("programs")))
+    """Runs of one spec share what was compiled for the first, also by another of xdist's workers."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    jax.config.update("jax_compilation_cache_dir", str(folder / "jax_programs"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -22,7 +22,7 @@ from embark.spec import load_spec, to_toml
 from embark.store.retry_policy import RetryPolicy
 
 SETTINGS = ["name=clicks", "place.target=ray", "place.nodes=2", "store.root=s3://training/runs"]
-HASTY = RetryPolicy(max_retries=1000, give_up_s=5, first_wait_s=0.05, longest_wait_s=0.2)
+HASTY = RetryPolicy(max_retries=1000, give_up_s=120, first_wait_s=0.05, longest_wait_s=0.2)
 
 
 @pytest.fixture

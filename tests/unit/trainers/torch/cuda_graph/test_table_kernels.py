@@ -45,7 +45,7 @@ class Case:
 def case():
     """A table with few rows (runs of equal ids longer than a tile), one with many and lists, a part of another."""
     generator = torch.Generator().manual_seed(1)
-    rows, num_ids, first_rows, num_samples = [2, 300, 40], [1, 3, 1], [0, 0, 25], 150
+    rows, num_ids, first_rows, num_samples = [2, 300, 40], [1, 3, 1], [0, 0, 25], 100
 
     def ids(low: int, high: int, count: int) -> torch.Tensor:
         return torch.randint(low, high, (num_samples, count), dtype=torch.int32, generator=generator)
