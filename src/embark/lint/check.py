@@ -4,29 +4,20 @@ import difflib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from embark.catalog.load import load_catalog
 from embark.errors import UserError, nearest
 from embark.lint.read import Files, read_files, read_sources
-from embark.lint.rule import Finding, Hit, Rule, World, settings
-from embark.lint.rules import ALL_RULES
+from embark.lint.rule import Finding, Hit, Rule, World
+from embark.lint.rules import ALL_RULES, SUBJECTS
 from embark.lint.source import Edit, Place, Source
 from embark.store import write_atomic
 
 MAX_PASSES = 12
 _IGNORE = re.compile(r"embark-lint: ignore((?:[ ,]+EMB\d+)+)")
-
-
-_SUBJECTS: dict[str, Callable[[World], Iterable[Any]]] = {
-    "world": lambda world: [world], "job": lambda world: world.jobs, "pod": lambda world: world.pods,
-    "command": lambda world: world.commands, "document": lambda world: world.documents,
-    "file": lambda world: world.files.pythons, "setting": settings,
-}
-"""What a check looks at, by the name of its first parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +83,12 @@ def lint_files(files: Files, rules: Sequence[Rule] = ALL_RULES) -> list[Finding]
 
 
 def _hits(rule: Rule, world: World) -> Iterator[Hit]:
-    subject, *rest = inspect.signature(rule.check).parameters
-    for one in _SUBJECTS[subject](world):
-        if not rule.kinds or one.kind in rule.kinds:
-            yield from rule.check(one, *([world] if rest else []))
+    parameters = inspect.signature(rule.check).parameters.values()
+    names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    for one in SUBJECTS[names[0]](world):
+        values = (*one, world) if isinstance(one, tuple) else (one, world)
+        if not rule.kinds or values[0].kind in rule.kinds:
+            yield from rule.check(*values[: len(names)])
 
 
 def is_ignored(rule: Rule, hit: Hit) -> bool:

@@ -161,6 +161,21 @@ class Setting:
         return self.job.cloud == "aws" if self.job is not None else self.is_with_efa
 
     @property
+    def is_on_verbs(self) -> bool:
+        return any(one.fabric.transport == "verbs" for one in self.job.machines) if self.job is not None else False
+
+    @property
+    def is_not_on_verbs(self) -> bool:
+        return not self.is_on_verbs
+
+    @property
+    def is_anywhere(self) -> bool:
+        """Nothing says which fabric it is meant for."""
+        if self.job is not None:
+            return not self.job.machines and self.job.cloud == ""
+        return self.pod is None and not self.is_with_efa
+
+    @property
     def removal(self) -> tuple[Edit, ...]:
         """What takes it away, where that can be done in place."""
         if self.entry is not None:

@@ -1,20 +1,62 @@
-"""All rules, in the order of their codes: rows of rules.toml, each with the function of its name as its check. Imports
-as `lint` does."""
+"""All rules, in the order of their codes: rows of rules.toml, each with a check: the function of its name, or of what
+it names as `check`, with the row's `with`. A check gets what its first parameter names, one at a time; one that yields
+tuples fills the next parameters too, and `world` is last."""
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embark.lint.rule import Rule
+from embark.lint.read import Document
+from embark.lint.rule import Hit, Rule, Setting, World, settings
 from embark.lint.rules import aws, azure, files, gcp, jobs, kubeflow, rendezvous
+from embark.lint.shell import Command
+from embark.lint.source import replace_within
+
+SUBJECTS: dict[str, Callable[[World], Iterable[Any]]] = {
+    "world": lambda world: [world], "job": lambda world: world.jobs, "pod": lambda world: world.pods,
+    "command": lambda world: world.commands, "document": lambda world: world.documents,
+    "file": lambda world: world.files.pythons, "setting": settings, "group": aws.node_groups,
+    "lustre": aws.file_systems, "aks_pool": azure.node_pools, "fabric_job": gcp.jobs_on_fabrics,
+    "gke_pool": gcp.node_pools, "pool": gcp.vertex_pools, "text": gcp.texts, "pins": files.pins,
+    "image": files.training_images, "torchx": kubeflow.torchx_runs, "served_job": rendezvous.jobs_with_services,
+}
+
+
+def lacks_field(document: Document, *, field: str) -> Iterator[Hit]:
+    if not document.root.at(field):
+        yield Hit(document.place)
+
+
+def flag_value(command: Command, *, begins: str, flag: str, pattern: str, says: str = "", new: str = "",
+               fix: str = "") -> Iterator[Hit]:
+    value = command.flag(flag) or ""
+    if command.begins(*begins.split()) and re.fullmatch(pattern, value):
+        place, right = command.value_place(flag), re.sub(pattern, new, value)
+        yield Hit(place, says.format(value), fix.format(right),
+                  replace_within(place, value, right) if new else ())
+
+
+def word_in_command(command: Command, *, begins: list[str], pattern: str, without: str = "") -> Iterator[Hit]:
+    if any(command.begins(*one.split()) for one in begins) and not command.has(without):
+        yield from (Hit(word.place) for word in command.words if re.search(pattern, word.text))
+
+
+def setting_is(setting: Setting, *, name: str, value: str = ".*", only: str = "", says: str = "") -> Iterator[Hit]:
+    if setting.name == name and re.fullmatch(value, setting.value) and (not only or getattr(setting, only)):
+        yield Hit(setting.place, says.format(setting=setting), edits=setting.removal)
+
 
 _CHECKS = {name: check for module in (aws, azure, files, gcp, jobs, kubeflow, rendezvous)
-           for name, check in vars(module).items()}
+           for name, check in vars(module).items()} | globals()
 
 
 def _rule(row: Mapping[str, Any]) -> Rule:
-    return Rule(check=_CHECKS[row["name"].replace("-", "_")], **{**row, "kinds": frozenset(row.get("kinds", ()))})
+    known = {"kinds": (), "with": {}, "check": row["name"].replace("-", "_"), **row}
+    check = partial(_CHECKS[known.pop("check")], **known.pop("with"))
+    return Rule(**{**known, "check": check, "kinds": frozenset(known["kinds"])})
 
 
 ALL_RULES: tuple[Rule, ...] = tuple(

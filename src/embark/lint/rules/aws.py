@@ -52,15 +52,9 @@ def device_plugin_moved(command: Command) -> Iterator[Hit]:
                       "leave it out after eksctl; elsewhere v0.19.3 of deployments/static/nvidia-device-plugin.yml")
 
 
-def eksctl_moved(command: Command) -> Iterator[Hit]:
-    for word in command.words:
-        if command.name in ("curl", "wget") and "github.com/weaveworks/eksctl" in word.text:
-            yield Hit(word.place)
-
-
 def efa_not_enabled(world: World) -> Iterator[Hit]:
-    for group, machine in _groups(world):
-        if group["efaEnabled"].value is not True:
+    for group, machine in node_groups(world):
+        if group["efaEnabled"].value is not True and _has_fabric(machine):
             yield Hit(group["name"].place or _place(group), f"{machine.name} has {machine.num_fabric_devices} EFA "
                       "devices, and efaEnabled is not set",
                       "efaEnabled: true, privateNetworking: true and one availabilityZone",
@@ -74,26 +68,22 @@ def efa_not_enabled(world: World) -> Iterator[Hit]:
                           "a cluster file with efaEnabled: true: eksctl create cluster -f eks_cluster.yaml")
 
 
-def efa_in_several_zones(world: World) -> Iterator[Hit]:
-    for group, _ in _groups(world, any_machine=True):
-        if group["efaEnabled"].value is not True:
-            continue
-        zones = group["availabilityZones"] or group["subnets"]
-        if len(zones.items or ()) > 1 or len(zones.names) > 1:
-            yield Hit(_place(zones), f"{len(zones.items or zones.names)} zones or subnets for a node group with EFA")
+def efa_in_several_zones(group: Node) -> Iterator[Hit]:
+    zones = group["availabilityZones"] or group["subnets"]
+    num_zones = len(zones.items or zones.names)
+    if group["efaEnabled"].value is True and num_zones > 1:
+        yield Hit(_place(zones), f"{num_zones} zones or subnets for a node group with EFA")
 
 
-def efa_in_any_zone(world: World) -> Iterator[Hit]:
-    for group, _ in _groups(world, any_machine=True):
-        is_placed = group["availabilityZones"] or group["subnets"] or group["capacityReservation"]
-        if group["efaEnabled"].value is True and not is_placed:
-            yield Hit(group["name"].place or _place(group))
+def efa_in_any_zone(group: Node) -> Iterator[Hit]:
+    is_placed = group["availabilityZones"] or group["subnets"] or group["capacityReservation"]
+    if group["efaEnabled"].value is True and not is_placed:
+        yield Hit(group["name"].place or _place(group))
 
 
-def efa_in_public(world: World) -> Iterator[Hit]:
-    for group, _ in _groups(world, any_machine=True):
-        if group["efaEnabled"].value is True and group["privateNetworking"].value is not True:
-            yield Hit(group["name"].place or _place(group), edits=set_key(group, "privateNetworking", "true"))
+def efa_in_public(group: Node) -> Iterator[Hit]:
+    if group["efaEnabled"].value is True and group["privateNetworking"].value is not True:
+        yield Hit(group["name"].place or _place(group), edits=set_key(group, "privateNetworking", "true"))
 
 
 def efa_not_requested(job: TrainingJob) -> Iterator[Hit]:
@@ -135,42 +125,31 @@ def outdated_efa_setting(setting: Setting) -> Iterator[Hit]:
                   f"leave {setting.name} out", setting.removal if is_sure else ())
 
 
-def ib_setting_on_efa(setting: Setting) -> Iterator[Hit]:
-    if setting.name == "NCCL_IB_DISABLE" and setting.is_on_efa:
-        yield Hit(setting.place, f"{setting.name}={setting.value} changes nothing on EFA",
-                  f"leave {setting.name} out", setting.removal)
+def block_without_reservation(group: Node) -> Iterator[Hit]:
+    market = group.at("instanceMarketOptions.marketType")
+    if market.text == "capacity-block" and not group["capacityReservation"] and market.place is not None:
+        yield Hit(market.place)
 
 
-def block_without_reservation(world: World) -> Iterator[Hit]:
-    for group, _ in _groups(world, any_machine=True):
-        market = group.at("instanceMarketOptions.marketType")
-        if market.text == "capacity-block" and not group["capacityReservation"] and market.place is not None:
-            yield Hit(market.place)
+def fsx_without_throughput(lustre: Mapping[str, str], place: Place) -> Iterator[Hit]:
+    kind = lustre.get("DeploymentType", "")
+    if kind.startswith("PERSISTENT") and "PerUnitStorageThroughput" not in lustre:
+        yield Hit(place, f"{kind} without PerUnitStorageThroughput is refused")
 
 
-def fsx_without_throughput(world: World) -> Iterator[Hit]:
-    for configuration, place, _ in _file_systems(world):
-        kind = configuration.get("DeploymentType", "")
-        if kind.startswith("PERSISTENT") and "PerUnitStorageThroughput" not in configuration:
-            yield Hit(place, f"{kind} without PerUnitStorageThroughput is refused")
+def fsx_import_path(lustre: Mapping[str, str], place: Place) -> Iterator[Hit]:
+    if "ImportPath" in lustre:
+        is_refused = lustre.get("DeploymentType") == "PERSISTENT_2"
+        why = "is refused with PERSISTENT_2" if is_refused else "imports once and cannot be changed"
+        yield Hit(place, f"ImportPath {why}", "PERSISTENT_2 and aws fsx create-data-repository-association "
+                  f"--data-repository-path {lustre['ImportPath'] or 's3://BUCKET'}")
 
 
-def fsx_import_path(world: World) -> Iterator[Hit]:
-    for configuration, place, _ in _file_systems(world):
-        if "ImportPath" in configuration:
-            why = "is refused with PERSISTENT_2" if configuration.get("DeploymentType") == "PERSISTENT_2" else \
-                "imports once and cannot be changed"
-            yield Hit(place, f"ImportPath {why}", "PERSISTENT_2 and aws fsx create-data-repository-association "
-                      f"--data-repository-path {configuration['ImportPath'] or 's3://BUCKET'}")
-
-
-def fsx_too_slow(world: World) -> Iterator[Hit]:
-    for configuration, place, capacity_gib in _file_systems(world):
-        each = configuration.get("PerUnitStorageThroughput", "")
-        mbyte_per_s = int(each) if each.isdigit() else 1000
-        if capacity_gib and capacity_gib / 1000 * mbyte_per_s <= 1200:
-            gbyte_per_s = capacity_gib / 1000 * mbyte_per_s / 1000
-            yield Hit(place, f"{capacity_gib} GiB read at most {gbyte_per_s:.1f} GB/s in all")
+def fsx_too_slow(lustre: Mapping[str, str], place: Place, capacity_gib: int | None) -> Iterator[Hit]:
+    each = lustre.get("PerUnitStorageThroughput", "")
+    gbyte_per_s = (capacity_gib or 0) / 1000 * (int(each) if each.isdigit() else 1000) / 1000
+    if 0 < gbyte_per_s <= 1.2:
+        yield Hit(place, f"{capacity_gib} GiB read at most {gbyte_per_s:.1f} GB/s in all")
 
 
 def fsx_volume_incomplete(document: Document) -> Iterator[Hit]:
@@ -189,19 +168,15 @@ def fsx_without_flock(document: Document) -> Iterator[Hit]:
         yield Hit(document.place)
 
 
-def _groups(world: World, *, any_machine: bool = False) -> Iterator[tuple[Node, Machine]]:
-    """eksctl's node groups, each with its machine; only those made for training over a fabric, or any with EFA."""
-    for document in world.documents:
-        if document.kind not in ("", "ClusterConfig"):
-            continue
-        for name in ("managedNodeGroups", "nodeGroups"):
-            for group in document.root[name]:
-                types = [group["instanceType"].text, *group["instanceTypes"].words,
-                         *group.at("instancesDistribution.instanceTypes").words]
-                machines = [found for one in types if (found := world.machine(one)) is not None]
-                for machine in machines[:1]:
-                    if any_machine or _has_fabric(machine):
-                        yield group, machine
+def node_groups(world: World) -> Iterator[tuple[Node, Machine]]:
+    """eksctl's node groups, each with its machine."""
+    for document in world.of_kind("", "ClusterConfig"):
+        for group in (*document.root["managedNodeGroups"], *document.root["nodeGroups"]):
+            types = [group["instanceType"].text, *group["instanceTypes"].words,
+                     *group.at("instancesDistribution.instanceTypes").words]
+            machine = next(filter(None, map(world.machine, types)), None)
+            if machine is not None:
+                yield group, machine
 
 
 def _has_fabric(machine: Machine) -> bool:
@@ -210,7 +185,7 @@ def _has_fabric(machine: Machine) -> bool:
         and (machine.fabric_gbit_per_s or 0) >= 400
 
 
-def _file_systems(world: World) -> Iterator[tuple[Mapping[str, str], Place, int | None]]:
+def file_systems(world: World) -> Iterator[tuple[Mapping[str, str], Place, int | None]]:
     """The Lustre configuration of each file system that is created, where it stands, and its size."""
     for command in world.commands:
         if command.begins("aws", "fsx", "create-file-system") and command.flag("--file-system-type") == "LUSTRE":

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from embark.catalog.machine import Machine
 from embark.lint.job import TrainingJob
-from embark.lint.read import Document
 from embark.lint.rule import Hit, World
 from embark.lint.shell import Command
 from embark.lint.source import Node, set_scalar
@@ -21,23 +20,16 @@ def gpus_in_the_system_pool(command: Command, world: World) -> Iterator[Hit]:
                   f"az aks create with a small size, then az aks nodepool add --node-vm-size {machine.name}")
 
 
-def no_infiniband_feature(world: World) -> Iterator[Hit]:
-    for command, machine in _pools(world):
-        if machine.fabric.name == "infiniband" and "AKSInfinibandSupport" not in world.all_words:
-            yield Hit(command.value_place(*_SIZE_FLAGS),
-                      f"{machine.name} has InfiniBand, and registering the feature is not among the files given")
+def no_infiniband_feature(aks_pool: Command, machine: Machine, world: World) -> Iterator[Hit]:
+    if machine.fabric.name == "infiniband" and "AKSInfinibandSupport" not in world.all_words:
+        yield Hit(aks_pool.value_place(*_SIZE_FLAGS),
+                  f"{machine.name} has InfiniBand, and registering the feature is not among the files given")
 
 
-def no_device_plugin(world: World) -> Iterator[Hit]:
+def no_device_plugin(aks_pool: Command, machine: Machine, world: World) -> Iterator[Hit]:
     installed = any("gpu-operator" in word or "nvidia-device-plugin" in word for word in world.all_words)
-    for command, machine in _pools(world):
-        if not installed and command.flag("--enable-managed-gpu") in (None, "false"):
-            yield Hit(command.value_place(*_SIZE_FLAGS), f"nothing offers the GPUs of {machine.name} to pods")
-
-
-def evicted_nodes_kept(command: Command) -> Iterator[Hit]:
-    if command.begins("az", "aks", "nodepool", "add") and command.flag("--eviction-policy") == "Deallocate":
-        yield Hit(command.value_place("--eviction-policy"))
+    if not installed and aks_pool.flag("--enable-managed-gpu") in (None, "false"):
+        yield Hit(aks_pool.value_place(*_SIZE_FLAGS), f"nothing offers the GPUs of {machine.name} to pods")
 
 
 def no_nic_policy(world: World) -> Iterator[Hit]:
@@ -57,11 +49,6 @@ def no_nic_policy(world: World) -> Iterator[Hit]:
                     {"install", "upgrade"} & set(command.argv):
                 yield Hit(command.place, "the network operator alone offers nothing, and a NicClusterPolicy is not "
                           "among the files given", "a NicClusterPolicy with ofedDriver and sriovDevicePlugin")
-
-
-def nic_policy_without_driver(document: Document) -> Iterator[Hit]:
-    if not document.root.at("spec.ofedDriver"):
-        yield Hit(document.place)
 
 
 def infiniband_not_requested(job: TrainingJob) -> Iterator[Hit]:
@@ -90,7 +77,7 @@ def infiniband_settings(job: TrainingJob) -> Iterator[Hit]:
         yield Hit(job.place, f"{', '.join(missing)} not set")
 
 
-def _pools(world: World) -> Iterator[tuple[Command, Machine]]:
+def node_pools(world: World) -> Iterator[tuple[Command, Machine]]:
     """Commands that make a pool of GPU machines."""
     for command in world.commands:
         if command.begins("az", "aks", "create") or command.begins("az", "aks", "nodepool", "add"):

@@ -7,21 +7,15 @@ from dataclasses import dataclass
 
 from embark.lint.job import TrainingJob
 from embark.lint.read import Dockerfile, Document, PythonFile
-from embark.lint.rule import Hit, Setting, World, set_in_pods
+from embark.lint.rule import Hit, World, set_in_pods
 from embark.lint.shell import Command
 from embark.lint.source import Place, Source, is_unsafe, replace_within
 from embark.stack.versions import Triple, default_triple, load_triples
 
 
-def unreadable(world: World) -> Iterator[Hit]:
+def unreadable(world: World, *, is_ours: bool) -> Iterator[Hit]:
     for one in world.files.unread:
-        if one.is_ours:
-            yield Hit(Place(one.source, one.index, one.index), f"the file {one.what}", one.fix)
-
-
-def not_a_kind_that_is_read(world: World) -> Iterator[Hit]:
-    for one in world.files.unread:
-        if not one.is_ours:
+        if one.is_ours == is_ours:
             yield Hit(Place(one.source, one.index, one.index), f"the file {one.what}", one.fix)
 
 
@@ -68,33 +62,28 @@ def image_not_pinned(world: World) -> Iterator[Hit]:
             for container in pod.containers:
                 if _is_floating(container.image.text) and container.image.place is not None:
                     yield Hit(container.image.place, f"{container.image.text} is not one image", fix)
-    for dockerfile in _training_images(world):
+    for dockerfile in training_images(world):
         for image, place in dockerfile.base_images():
             if _is_floating(image) and "$" not in image and image != "scratch":
                 yield Hit(place, f"{image} is not one image", "FROM a version, or better its digest")
 
 
-def stack_mismatch(world: World) -> Iterator[Hit]:
-    for group in _pins(world):
-        exact = {pin.name: pin for pin in group if pin.name in _STACK and pin.version}
-        minor = _minor(exact["torch"].version) if "torch" in exact else ()
-        known = next((triple for triple in load_triples() if _minor(triple.torch) == minor), None)
-        wrong = [pin for name, pin in exact.items() if name != "torch" and not _goes_with(pin, exact, known)]
-        if wrong:
-            triple = known or default_triple()
-            names = " and ".join(f"{pin.name} {pin.version}" for pin in wrong)
-            beside = "torch" if "torch" in exact else "torchrec"
-            yield Hit(wrong[0].place, f"{names} is not built for {beside} {exact[beside].version}",
-                      f"torch=={triple.torch} torchrec=={triple.torchrec} fbgemm-gpu=={triple.fbgemm}")
+def stack_mismatch(pins: list[Pin]) -> Iterator[Hit]:
+    exact = {pin.name: pin for pin in pins if pin.name in _STACK and pin.version}
+    minor = _minor(exact["torch"].version) if "torch" in exact else ()
+    known = next((triple for triple in load_triples() if _minor(triple.torch) == minor), None)
+    wrong = [pin for name, pin in exact.items() if name != "torch" and not _goes_with(pin, exact, known)]
+    if wrong:
+        names = " and ".join(f"{pin.name} {pin.version}" for pin in wrong)
+        beside = "torch" if "torch" in exact else "torchrec"
+        yield Hit(wrong[0].place, f"{names} is not built for {beside} {exact[beside].version}",
+                  _together(known or default_triple()))
 
 
-def stack_not_pinned(world: World) -> Iterator[Hit]:
-    triple = default_triple()
-    for group in _pins(world):
-        loose = [pin for pin in group if pin.name in _STACK and not pin.version]
-        if loose and any(pin.name in ("torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu") for pin in group):
-            yield Hit(loose[0].place, f"{', '.join(pin.name for pin in loose)} in any version",
-                      f"torch=={triple.torch} torchrec=={triple.torchrec} fbgemm-gpu=={triple.fbgemm}")
+def stack_not_pinned(pins: list[Pin]) -> Iterator[Hit]:
+    loose = [pin for pin in pins if pin.name in _STACK and not pin.version]
+    if loose and any(pin.name in ("torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu") for pin in pins):
+        yield Hit(loose[0].place, f"{', '.join(pin.name for pin in loose)} in any version", _together(default_triple()))
 
 
 def image_too_old(world: World) -> Iterator[Hit]:
@@ -110,13 +99,11 @@ def image_too_old(world: World) -> Iterator[Hit]:
                       f"{wanted}, with torchrec {default_triple().torchrec} and fbgemm-gpu {default_triple().fbgemm}")
 
 
-def image_runs_as_root(world: World) -> Iterator[Hit]:
-    for dockerfile in _training_images(world):
-        users = [one for one in dockerfile.last_stage if one.name == "USER"]
-        named = users[-1].text.partition(":")[0] if users else ""
-        if named in ("", "root", "0"):
-            last = dockerfile.last_stage[-1].place if dockerfile.last_stage else Place(dockerfile.source, 0, 0)
-            yield Hit(users[-1].place if users else last)
+def image_runs_as_root(image: Dockerfile) -> Iterator[Hit]:
+    users = [one for one in image.last_stage if one.name == "USER"]
+    if not users or users[-1].text.partition(":")[0] in ("", "root", "0"):
+        last = [Place(image.source, 0, 0), *(one.place for one in users or image.last_stage)]
+        yield Hit(last[-1])
 
 
 def no_efa_in_image(job: TrainingJob) -> Iterator[Hit]:
@@ -154,11 +141,10 @@ def secret_copied_into_image(world: World) -> Iterator[Hit]:
                         yield Hit(one.place, f"{word} goes into the image")
 
 
-def no_such_package(world: World) -> Iterator[Hit]:
-    for group in _pins(world):
-        for pin in group:
-            if pin.name in ("google-cloud-sdk", "gcloud-sdk"):
-                yield Hit(pin.place, f"PyPI has no {pin.name}")
+def no_such_package(pins: list[Pin]) -> Iterator[Hit]:
+    for pin in pins:
+        if pin.name in ("google-cloud-sdk", "gcloud-sdk"):
+            yield Hit(pin.place, f"PyPI has no {pin.name}")
 
 
 def docker_small_shm(command: Command) -> Iterator[Hit]:
@@ -169,7 +155,11 @@ def docker_small_shm(command: Command) -> Iterator[Hit]:
         yield Hit(command.place, f"{several[1]} processes share 64 MB of /dev/shm")
 
 
-def _pins(world: World) -> Iterator[list[Pin]]:
+def _together(triple: Triple) -> str:
+    return f"torch=={triple.torch} torchrec=={triple.torchrec} fbgemm-gpu=={triple.fbgemm}"
+
+
+def pins(world: World) -> Iterator[list[Pin]]:
     """Packages that are installed together: by one pip, one requirements file, or one Vertex job."""
     for command in world.commands:
         words = command.argv
@@ -237,7 +227,7 @@ def _is_floating(image: str) -> bool:
     return tag in ("", "latest", "nightly", "main", "master", "dev")
 
 
-def _training_images(world: World) -> Iterator[Dockerfile]:
+def training_images(world: World) -> Iterator[Dockerfile]:
     """Dockerfiles of images that train: their base or their packages say so."""
     for dockerfile in world.files.dockerfiles:
         bases = " ".join(image for image, _ in dockerfile.base_images())
@@ -294,20 +284,6 @@ def stale_tpu_runtime(command: Command) -> Iterator[Hit]:
         yield Hit(place, f"{version} is stale" if is_framework else f"{version} is not for {kind}",
                   f"--version={wanted}, and pip install the framework",
                   replace_within(place, version, wanted))
-
-
-def no_such_tpu(command: Command) -> Iterator[Hit]:
-    kind = command.flag("--accelerator-type") or ""
-    if command.begins("gcloud", "compute", "tpus") and re.fullmatch(r"v5e-\d+", kind):
-        place, right = command.value_place("--accelerator-type"), kind.replace("v5e", "v5litepod")
-        yield Hit(place, f"there is no type {kind}", f"--accelerator-type={right}", replace_within(place, kind, right))
-
-
-def timeout_that_cures_nothing(setting: Setting) -> Iterator[Hit]:
-    machines = setting.job.machines if setting.job is not None else ()
-    if setting.name == "NCCL_IB_TIMEOUT" and not any(m.fabric.transport == "verbs" for m in machines):
-        yield Hit(setting.place, f"{setting.name}={setting.value} does not lengthen any wait but InfiniBand's",
-                  edits=setting.removal)
 
 
 _SAVE_FIX = "torch.distributed.checkpoint with an fsspec writer: every rank writes its shards to the store"

@@ -11,7 +11,7 @@ from embark.errors import nearest
 from embark.lint.job import TrainingJob
 from embark.lint.pods import Pod, launch_of_words
 from embark.lint.read import PythonFile
-from embark.lint.rule import Hit, Setting, World
+from embark.lint.rule import Hit, World
 from embark.lint.shell import Command, Word
 from embark.lint.source import Edit, Place, replace_within
 
@@ -34,30 +34,28 @@ def tcpx_on_a2(job: TrainingJob) -> Iterator[Hit]:
         yield Hit(job.place, f"{wrong} is for A3, and the pods run on {job.machines[0].name}")
 
 
-def no_gpu_networks(world: World) -> Iterator[Hit]:
-    for job, machine in _on_fabric(world):
-        missing = [name for name in machine.fabric.kubernetes_annotations if name not in job.pod.annotations]
-        if missing and not job.pod.spec["hostNetwork"].value:
-            yield Hit(job.place, f"{machine.name} needs the annotations {', '.join(missing)}",
-                      f"networking.gke.io/interfaces with eth0 and {machine.num_fabric_devices} more, as the page "
-                      "of the fabric shows them")
+def no_gpu_networks(fabric_job: TrainingJob, machine: Machine) -> Iterator[Hit]:
+    pod = fabric_job.pod
+    missing = [name for name in machine.fabric.kubernetes_annotations if name not in pod.annotations]
+    if missing and not pod.spec["hostNetwork"].value:
+        yield Hit(fabric_job.place, f"{machine.name} needs the annotations {', '.join(missing)}",
+                  f"networking.gke.io/interfaces with eth0 and {machine.num_fabric_devices} more, as the page "
+                  "of the fabric shows them")
 
 
-def too_few_gpu_networks(world: World) -> Iterator[Hit]:
-    for job, machine in _on_fabric(world):
-        node = job.pod.metadata["annotations"]["networking.gke.io/interfaces"]
-        if node.place is None:
-            continue
-        try:
-            read = json.loads(node.text)
-        except ValueError:
-            yield Hit(node.place, "the list of interfaces is no JSON",
-                      '[{"interfaceName":"eth0","network":"default"}, …]')
-            continue
-        number = len(read) if isinstance(read, list) else 0
-        if number < 1 + (machine.num_fabric_devices or 0):
-            yield Hit(node.place, f"{number} interfaces, and {machine.name} has 1 + {machine.num_fabric_devices}",
-                      f"{1 + (machine.num_fabric_devices or 0)} interfaces, eth0 first")
+def too_few_gpu_networks(fabric_job: TrainingJob, machine: Machine) -> Iterator[Hit]:
+    node = fabric_job.pod.metadata["annotations"]["networking.gke.io/interfaces"]
+    if node.place is None:
+        return
+    try:
+        read = json.loads(node.text)
+    except ValueError:
+        yield Hit(node.place, "the list of interfaces is no JSON", '[{"interfaceName":"eth0","network":"default"}, …]')
+        return
+    number = len(read) if isinstance(read, list) else 0
+    if number < 1 + (machine.num_fabric_devices or 0):
+        yield Hit(node.place, f"{number} interfaces, and {machine.name} has 1 + {machine.num_fabric_devices}",
+                  f"{1 + (machine.num_fabric_devices or 0)} interfaces, eth0 first")
 
 
 def sidecar_never_ends(pod: Pod) -> Iterator[Hit]:
@@ -79,34 +77,13 @@ def old_gpu_network_image(pod: Pod) -> Iterator[Hit]:
             yield Hit(node.place, f"{match[1]} {match[0].rpartition(':')[2]} is old", f"v{'.'.join(map(str, current))}")
 
 
-def nccl_profile_not_read(world: World) -> Iterator[Hit]:
-    for job, machine in _on_fabric(world):
-        script, variable = _PROFILES.get(machine.fabric.name, ("", ""))
-        text = " ".join(node.text for node in job.container.argv_nodes)
-        if script and script not in text and variable not in job.container.environment \
-                and not job.container.has_env_from:
-            yield Hit(job.place, f"{script} is not read before the training starts",
-                      f"source /usr/local/…/{script} in the command, before torchrun")
-
-
-def gdr_off(setting: Setting) -> Iterator[Hit]:
-    if setting.name == "NCCL_NET_GDR_LEVEL" and setting.value.upper() in ("0", "LOC"):
-        yield Hit(setting.place, f"{setting.name}={setting.value}: every byte goes through the host's memory",
-                  f"leave {setting.name} out; with TCPX it is PIX", setting.removal)
-
-
-def fabric_off(setting: Setting) -> Iterator[Hit]:
-    machines = setting.job.machines if setting.job is not None else ()
-    has_rdma = any(machine.fabric.transport == "verbs" for machine in machines)
-    if setting.name == "NCCL_IB_DISABLE" and setting.value == "1" and has_rdma:
-        yield Hit(setting.place, f"{machines[0].name} has nothing but RDMA between machines", edits=setting.removal)
-
-
-def fabric_off_everywhere(setting: Setting) -> Iterator[Hit]:
-    unknown = (setting.pod is None and not setting.is_with_efa) or \
-        (setting.job is not None and not setting.job.machines and setting.job.cloud == "")
-    if setting.name == "NCCL_IB_DISABLE" and setting.value == "1" and unknown:
-        yield Hit(setting.place, edits=setting.removal)
+def nccl_profile_not_read(fabric_job: TrainingJob, machine: Machine) -> Iterator[Hit]:
+    script, variable = _PROFILES.get(machine.fabric.name, ("", ""))
+    container = fabric_job.container
+    text = " ".join(node.text for node in container.argv_nodes)
+    if script and script not in text and variable not in container.environment and not container.has_env_from:
+        yield Hit(fabric_job.place, f"{script} is not read before the training starts",
+                  f"source /usr/local/…/{script} in the command, before torchrun")
 
 
 def preemptible(world: World) -> Iterator[Hit]:
@@ -122,37 +99,26 @@ def preemptible(world: World) -> Iterator[Hit]:
             yield Hit(place, "it selects preemptible nodes", "cloud.google.com/gke-spot: \"true\"")
 
 
-def driver_daemonset(command: Command) -> Iterator[Hit]:
-    for word in command.words:
-        if command.name == "kubectl" and "container-engine-accelerators" in word.text and \
-                "nvidia-driver-installer" in word.text:
-            yield Hit(word.place)
+def no_driver_version(gke_pool: Command) -> Iterator[Hit]:
+    value, place = gke_pool.flag("--accelerator") or "", gke_pool.value_place("--accelerator")
+    if value and "gpu-driver-version" not in value:
+        yield Hit(place, fix=f"--accelerator {value},gpu-driver-version=default",
+                  edits=replace_within(place, value, f"{value},gpu-driver-version=default"))
 
 
-def no_driver_version(world: World) -> Iterator[Hit]:
-    for command in _node_pools(world):
-        value = command.flag("--accelerator") or ""
-        if value and "gpu-driver-version" not in value:
-            place = command.value_place("--accelerator")
-            yield Hit(place, fix=f"--accelerator {value},gpu-driver-version=default",
-                      edits=replace_within(place, value, f"{value},gpu-driver-version=default"))
+def nodes_per_zone(gke_pool: Command) -> Iterator[Hit]:
+    location = gke_pool.flag("--location", "--region") or ""
+    is_region = gke_pool.has("--region") or re.fullmatch(r"[a-z]+-[a-z]+\d+", location) is not None
+    zones = [zone for zone in (gke_pool.flag("--node-locations") or "").split(",") if zone]
+    number = gke_pool.flag("--num-nodes")
+    if is_region and number and number != "1" and len(zones) != 1:
+        yield Hit(gke_pool.value_place("--num-nodes"), f"{number} nodes in each of {len(zones) or 'three'} zones",
+                  f"--node-locations ZONE --num-nodes {number}")
 
 
-def nodes_per_zone(world: World) -> Iterator[Hit]:
-    for command in _node_pools(world):
-        location = command.flag("--location", "--region") or ""
-        is_region = command.has("--region") or re.fullmatch(r"[a-z]+-[a-z]+\d+", location) is not None
-        zones = [zone for zone in (command.flag("--node-locations") or "").split(",") if zone]
-        number = command.flag("--num-nodes")
-        if is_region and number and number != "1" and len(zones) != 1:
-            yield Hit(command.value_place("--num-nodes"), f"{number} nodes in each of "
-                      f"{len(zones) or 'three'} zones", f"--node-locations ZONE --num-nodes {number}")
-
-
-def no_location(world: World) -> Iterator[Hit]:
-    for command in _node_pools(world):
-        if not command.has("--zone", "--region", "--location", "-z") and _gpu_machine(world, command):
-            yield Hit(command.place)
+def no_location(gke_pool: Command, world: World) -> Iterator[Hit]:
+    if not gke_pool.has("--zone", "--region", "--location", "-z") and _gpu_machine(world, gke_pool):
+        yield Hit(gke_pool.place)
 
 
 def gpus_in_the_default_pool(command: Command, world: World) -> Iterator[Hit]:
@@ -168,13 +134,6 @@ def gpus_do_not_fit_machine(command: Command, world: World) -> Iterator[Hit]:
     if machine is not None and count and int(count[1]) != machine.num_gpus:
         yield Hit(command.value_place("--accelerator"), f"count={count[1]}, and {machine.name} has "
                   f"{machine.num_gpus} GPUs", f"count={machine.num_gpus}")
-
-
-def old_filestore_tier(command: Command) -> Iterator[Hit]:
-    tier = command.flag("--tier") or ""
-    if command.begins("gcloud", "filestore", "instances", "create") and tier.upper() == "HIGH_SCALE_SSD":
-        place = command.value_place("--tier")
-        yield Hit(place, f"there is no tier {tier}", edits=replace_within(place, tier, "ZONAL"))
 
 
 def filestore_too_slow(world: World) -> Iterator[Hit]:
@@ -195,7 +154,7 @@ def gsutil(command: Command) -> Iterator[Hit]:
         yield Hit(command.place, fix="gcloud storage " + rest.replace("mb -l", "buckets create --location", 1))
 
 
-def _on_fabric(world: World) -> Iterator[tuple[TrainingJob, Machine]]:
+def jobs_on_fabrics(world: World) -> Iterator[tuple[TrainingJob, Machine]]:
     """Jobs over several machines that have GPU networks of their own."""
     for job in world.jobs:
         machine = job.machine
@@ -204,7 +163,7 @@ def _on_fabric(world: World) -> Iterator[tuple[TrainingJob, Machine]]:
             yield job, machine
 
 
-def _node_pools(world: World) -> Iterator[Command]:
+def node_pools(world: World) -> Iterator[Command]:
     for command in world.commands:
         if command.begins("gcloud", "container", "clusters", "create") or \
                 command.begins("gcloud", "container", "node-pools", "create"):
@@ -246,21 +205,19 @@ def no_staging_bucket(file: PythonFile) -> Iterator[Hit]:
             yield Hit(file.place(call.func))
 
 
-def no_such_training_image(world: World) -> Iterator[Hit]:
-    for text, place in _texts(world):
-        match = _PREBUILT.search(text)
-        if match is not None and match[5] is None and (int(match[3]), int(match[4])) >= _SUFFIX_SINCE[match[2]]:
-            yield Hit(place, f"there is no image {match[1]}", f"{match[1]}.py310, or an image of your own by digest")
+def no_such_training_image(text: str, place: Place) -> Iterator[Hit]:
+    match = _PREBUILT.search(text)
+    if match is not None and match[5] is None and (int(match[3]), int(match[4])) >= _SUFFIX_SINCE[match[2]]:
+        yield Hit(place, f"there is no image {match[1]}", f"{match[1]}.py310, or an image of your own by digest")
 
 
-def one_process_a_replica(world: World) -> Iterator[Hit]:
-    for pool in _pools(world):
-        launch = launch_of_words([Word(word, pool.place) for word in pool.command])
-        is_python = pool.is_script or (launch is not None and launch.program == "python")
-        if pool.num_accelerators > 1 and pool.accelerator.startswith("NVIDIA") and is_python:
-            yield Hit(pool.place, f"one process for {pool.num_accelerators} GPUs",
-                      f"a container that runs torchrun --nproc-per-node={pool.num_accelerators} --nnodes=$WORLD_SIZE "
-                      "--node-rank=$RANK --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT")
+def one_process_a_replica(pool: Pool) -> Iterator[Hit]:
+    launch = launch_of_words([Word(word, pool.place) for word in pool.command])
+    is_python = pool.is_script or (launch is not None and launch.program == "python")
+    if pool.num_accelerators > 1 and pool.accelerator.startswith("NVIDIA") and is_python:
+        yield Hit(pool.place, f"one process for {pool.num_accelerators} GPUs",
+                  f"a container that runs torchrun --nproc-per-node={pool.num_accelerators} --nnodes=$WORLD_SIZE "
+                  "--node-rank=$RANK --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT")
 
 
 def command_of_one_word(world: World) -> Iterator[Hit]:
@@ -277,45 +234,33 @@ def command_of_one_word(world: World) -> Iterator[Hit]:
                     yield Hit(first.place, f"the program would be {first.text!r}", f"{first.text.split()}")
 
 
-def old_role(command: Command) -> Iterator[Hit]:
-    role = command.flag("--role") or ""
-    if command.name == "gcloud" and re.fullmatch(r"roles/ml\.(developer|admin|viewer|jobOwner)", role):
-        place = command.value_place("--role")
-        yield Hit(place, f"{role} gives nothing in Vertex AI",
-                  edits=replace_within(place, role, "roles/aiplatform.user"))
+def unknown_accelerator(pool: Pool) -> Iterator[Hit]:
+    if pool.accelerator and pool.accelerator not in ACCELERATORS and "$" not in pool.accelerator:
+        gpu = pool.accelerator.rpartition("_")[2]
+        near = [name for name in ACCELERATORS if gpu in name.split("_")]
+        yield Hit(pool.place, f"{pool.accelerator} is no accelerator of Vertex",
+                  f"one of: {', '.join(near)}" if near else nearest(pool.accelerator, ACCELERATORS))
 
 
-def unknown_accelerator(world: World) -> Iterator[Hit]:
-    for pool in _pools(world):
-        if pool.accelerator and pool.accelerator not in ACCELERATORS and "$" not in pool.accelerator:
-            gpu = pool.accelerator.rpartition("_")[2]
-            near = [name for name in ACCELERATORS if gpu in name.split("_")]
-            yield Hit(pool.place, f"{pool.accelerator} is no accelerator of Vertex",
-                      f"one of: {', '.join(near)}" if near else nearest(pool.accelerator, ACCELERATORS))
+def tpu_not_for_training(pool: Pool) -> Iterator[Hit]:
+    if pool.accelerator == "TPU_V4_POD":
+        yield Hit(pool.place, f"{pool.machine_type or 'a machine'} with TPU_V4_POD")
 
 
-def tpu_not_for_training(world: World) -> Iterator[Hit]:
-    for pool in _pools(world):
-        if pool.accelerator == "TPU_V4_POD":
-            yield Hit(pool.place, f"{pool.machine_type or 'a machine'} with TPU_V4_POD")
+def gpus_do_not_fit_vertex_machine(pool: Pool, world: World) -> Iterator[Hit]:
+    machine = world.machine(pool.machine_type)
+    if machine is not None and pool.num_accelerators and pool.num_accelerators != machine.num_gpus:
+        yield Hit(pool.place, f"{pool.num_accelerators} GPUs, and {machine.name} has {machine.num_gpus}",
+                  f"accelerator count {machine.num_gpus}")
 
 
-def gpus_do_not_fit_vertex_machine(world: World) -> Iterator[Hit]:
-    for pool in _pools(world):
-        machine = world.machine(pool.machine_type)
-        if machine is not None and pool.num_accelerators and pool.num_accelerators != machine.num_gpus:
-            yield Hit(pool.place, f"{pool.num_accelerators} GPUs, and {machine.name} has {machine.num_gpus}",
-                      f"accelerator count {machine.num_gpus}")
+def training_image_not_pinned(text: str, place: Place) -> Iterator[Hit]:
+    image = re.search(r"[\w.-]+(?:/[\w.-]+)*/(?:training/)[\w.-]+:latest\b", text)
+    if image is not None:
+        yield Hit(place, f"{image[0]} is not one image")
 
 
-def training_image_not_pinned(world: World) -> Iterator[Hit]:
-    for text, place in _texts(world):
-        image = re.search(r"[\w.-]+(?:/[\w.-]+)*/(?:training/)[\w.-]+:latest\b", text)
-        if image is not None:
-            yield Hit(place, f"{image[0]} is not one image")
-
-
-def _pools(world: World) -> Iterator[Pool]:
+def vertex_pools(world: World) -> Iterator[Pool]:
     for file in world.files.pythons:
         yield from _python_pools(file)
     for command in world.commands:
@@ -373,7 +318,7 @@ def _keywords(call: ast.Call) -> dict[str, ast.expr]:
     return {key.arg: key.value for key in call.keywords if key.arg}
 
 
-def _texts(world: World) -> Iterator[tuple[str, Place]]:
+def texts(world: World) -> Iterator[tuple[str, Place]]:
     """Texts that may name an image: of Python, of gcloud, of YAML."""
     for file in world.files.pythons:
         for node in file.nodes:

@@ -104,24 +104,18 @@ def no_gang(job: TrainingJob) -> Iterator[Hit]:
 
 def queue_not_given(world: World) -> Iterator[Hit]:
     queues, clusters = world.of_kind("LocalQueue"), world.of_kind("ClusterQueue")
-    for job in world.jobs:
-        node = job.document.root.at("metadata.labels")["kueue.x-k8s.io/queue-name"]
-        names = [queue.name for queue in queues if queue.namespace == job.document.namespace]
-        if queues and node.place is not None and node.text not in names:
-            yield Hit(node.place, f"LocalQueue {node.text} in {job.document.namespace} is not among the files given",
-                      f"one of: {', '.join(sorted({queue.name for queue in queues}))}, in the Job's namespace")
-    for queue in queues:
-        node = queue.root.at("spec.clusterQueue")
-        if clusters and node.place is not None and node.text not in [one.name for one in clusters]:
-            yield Hit(node.place, f"ClusterQueue {node.text} is not among the files given",
-                      f"one of: {', '.join(sorted(one.name for one in clusters))}")
-    flavors = [one.name for one in world.of_kind("ResourceFlavor")]
-    for cluster in clusters:
-        for group in cluster.root.at("spec.resourceGroups"):
-            for flavor in group["flavors"]:
-                if flavors and flavor["name"].text not in flavors and flavor["name"].place is not None:
-                    yield Hit(flavor["name"].place, f"ResourceFlavor {flavor['name'].text} is not among the files "
-                              "given", f"one of: {', '.join(sorted(flavors))}")
+    used = [("LocalQueue", job.document.root.at("metadata.labels")["kueue.x-k8s.io/queue-name"],
+             f" in {job.document.namespace}") for job in world.jobs]
+    used += [("ClusterQueue", queue.root.at("spec.clusterQueue"), "") for queue in queues]
+    used += [("ResourceFlavor", flavor["name"], "") for cluster in clusters
+             for group in cluster.root.at("spec.resourceGroups") for flavor in group["flavors"]]
+    for kind, node, where in used:
+        given = world.of_kind(kind)
+        names = [one.name for one in given if not where or one.namespace == where.removeprefix(" in ")]
+        if given and node.place is not None and node.text not in names:
+            also = ", in the Job's namespace" if where else ""
+            yield Hit(node.place, f"{kind} {node.text}{where} is not among the files given",
+                      f"one of: {', '.join(sorted({one.name for one in given}))}{also}")
 
 
 def old_kueue(document: Document) -> Iterator[Hit]:

@@ -9,7 +9,7 @@ from embark.lint.job import TrainingJob
 from embark.lint.pods import Pod, patches
 from embark.lint.read import Document
 from embark.lint.rule import Hit, World
-from embark.lint.shell import Command, Word
+from embark.lint.shell import Command
 from embark.lint.source import Edit, Node, Place, add_key, remove_item, remove_key, set_scalar
 
 RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
@@ -76,23 +76,6 @@ def restart_policy_in_template(pod: Pod) -> Iterator[Hit]:
                   () if pod.holder["restartPolicy"] else _moved(pod.holder, pod.spec, node))
 
 
-def no_run_policy(document: Document) -> Iterator[Hit]:
-    if not document.root.at("spec.runPolicy"):
-        yield Hit(document.place)
-
-
-def operator_path_gone(world: World) -> Iterator[Hit]:
-    for _, word in _operator_urls(world):
-        if not re.search(r"[?&]ref=(?:v1\.|release-1\.)", word.text):
-            yield Hit(word.place)
-
-
-def not_server_side(world: World) -> Iterator[Hit]:
-    for command, word in _operator_urls(world):
-        if not command.has("--server-side"):
-            yield Hit(word.place)
-
-
 def processes_not_a_number(document: Document) -> Iterator[Hit]:
     node = document.root.at("spec.trainer.numProcPerNode")
     if node.place is None or (isinstance(node.value, int) and not isinstance(node.value, bool)):
@@ -133,13 +116,8 @@ def old_trainer_api(document: Document) -> Iterator[Hit]:
                   edits=set_scalar(node, "trainer.kubeflow.org/v1alpha1"))
 
 
-def no_runtime(document: Document) -> Iterator[Hit]:
-    if not document.root.at("spec.runtimeRef.name"):
-        yield Hit(document.place)
-
-
 def torchx_takes_the_whole_node(world: World) -> Iterator[Hit]:
-    for command in _torchx(world):
+    for command in torchx_runs(world):
         named = command.flag("-h", "--h") or ""
         requested = [_number(command.flag(name)) for name in ("--gpu", "--cpu", "--memMB")]
         yield from _beyond(world, command.value_place("--cpu", "-h"), requested[0], requested[1], requested[2], named)
@@ -151,20 +129,18 @@ def torchx_takes_the_whole_node(world: World) -> Iterator[Hit]:
             yield from _beyond(world, file.place(call), requested[0], requested[1], requested[2], "")
 
 
-def torchx_workspace(world: World) -> Iterator[Hit]:
-    for command in _torchx(world):
-        settings = " ".join(command.flag(name) or "" for name in ("-cfg", "--scheduler_args", "--cfg"))
-        if "image_repo" not in settings and command.flag("--workspace") is None:
-            yield Hit(command.place)
+def torchx_workspace(torchx: Command) -> Iterator[Hit]:
+    settings = " ".join(torchx.flag(name) or "" for name in ("-cfg", "--scheduler_args", "--cfg"))
+    if "image_repo" not in settings and torchx.flag("--workspace") is None:
+        yield Hit(torchx.place)
 
 
-def torchx_needs_volcano(world: World) -> Iterator[Hit]:
-    for command in _torchx(world):
-        if not any("volcano" in word for word in world.all_words):
-            yield Hit(command.place)
+def torchx_needs_volcano(torchx: Command, world: World) -> Iterator[Hit]:
+    if not any("volcano" in word for word in world.all_words):
+        yield Hit(torchx.place)
 
 
-def _torchx(world: World) -> Iterator[Command]:
+def torchx_runs(world: World) -> Iterator[Command]:
     for command in world.commands:
         if command.begins("torchx", "run") and command.flag("-s", "--scheduler") == "kubernetes":
             yield command
@@ -203,14 +179,6 @@ def _leave(machine: Machine) -> str:
 
 def _number(text: str | None) -> float | None:
     return float(text) if text and re.fullmatch(r"\d{1,12}", text) else None
-
-
-def _operator_urls(world: World) -> Iterator[tuple[Command, Word]]:
-    for command in world.commands:
-        if command.begins("kubectl", "apply") or command.begins("kubectl", "create"):
-            for word in command.words:
-                if re.search(r"github\.com/kubeflow/(?:training-operator|trainer)\S*overlays/standalone", word.text):
-                    yield command, word
 
 
 def _moved(holder: Node, spec: Node, node: Node) -> tuple[Edit, ...]:

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from embark.lint.job import TrainingJob
 from embark.lint.pods import Container, Pod
@@ -95,17 +95,16 @@ def service_not_given(job: TrainingJob, world: World) -> Iterator[Hit]:
               f"batch.kubernetes.io/job-name: {job.document.name}; subdomain: {name} in the pod")
 
 
-def service_not_headless(world: World) -> Iterator[Hit]:
-    for job, service in _services(world):
-        address = service.root.at("spec.clusterIP")
-        if address.text != "None":
-            yield Hit(_at(address, job, service), f"{service.name} is the pods' subdomain and is not headless",
-                      edits=set_key(service.root["spec"], "clusterIP", "None"))
+def service_not_headless(served_job: TrainingJob, service: Document) -> Iterator[Hit]:
+    address = service.root.at("spec.clusterIP")
+    if address.text != "None":
+        yield Hit(_at(address, served_job, service), f"{service.name} is the pods' subdomain and is not headless",
+                  edits=set_key(service.root["spec"], "clusterIP", "None"))
 
 
 def not_ready_addresses(world: World) -> Iterator[Hit]:
     fix = "publishNotReadyAddresses: true"
-    for job, service in _services(world):
+    for job, service in jobs_with_services(world):
         node = service.root.at("spec.publishNotReadyAddresses")
         if node.value is not True:
             yield Hit(_at(node, job, service), f"{service.name} names only pods that are Ready already", fix,
@@ -117,16 +116,14 @@ def not_ready_addresses(world: World) -> Iterator[Hit]:
                       set_scalar(node, "true"))
 
 
-def service_selects_nothing(world: World) -> Iterator[Hit]:
-    for job, service in _services(world):
-        given = {"batch.kubernetes.io/job-name": job.document.name, "job-name": job.document.name}
-        labels = {**job.pod.labels, **given}
-        selector = service.root.at("spec.selector")
-        wrong = [f"{key}: {selector[key].text}" for key in selector.names if labels.get(key) != selector[key].text]
-        if not selector or wrong:
-            why = f"selects {', '.join(wrong)}, which the pods do not have" if selector else "selects nothing"
-            yield Hit(_at(selector, job, service), f"{service.name} {why}",
-                      f"selector: {{batch.kubernetes.io/job-name: {job.document.name}}}")
+def service_selects_nothing(served_job: TrainingJob, service: Document) -> Iterator[Hit]:
+    name, selector = served_job.document.name, service.root.at("spec.selector")
+    labels = {**served_job.pod.labels, "batch.kubernetes.io/job-name": name, "job-name": name}
+    wrong = [f"{key}: {selector[key].text}" for key in selector.names if labels.get(key) != selector[key].text]
+    if not selector or wrong:
+        why = f"selects {', '.join(wrong)}, which the pods do not have" if selector else "selects nothing"
+        yield Hit(_at(selector, served_job, service), f"{service.name} {why}",
+                  f"selector: {{batch.kubernetes.io/job-name: {name}}}")
 
 
 def nnodes_differs(job: TrainingJob) -> Iterator[Hit]:
@@ -166,22 +163,10 @@ def scaled_without_nnodes(document: Document) -> Iterator[Hit]:
               f"set --nnodes={node.text} in the same change")
 
 
-def no_is_host(world: World) -> Iterator[Hit]:
-    for job, options in _c10d(world):
-        if "is_host" not in options.get("rdzv-conf", ""):
-            yield Hit(_argument(job, "rdzv", "rdzv"))
-
-
-def no_rendezvous_id(world: World) -> Iterator[Hit]:
-    for job, options in _c10d(world):
-        if "rdzv-id" not in options:
-            yield Hit(_argument(job, "rdzv", "rdzv"), fix=f"--rdzv-id={job.document.name}")
-
-
-def no_max_restarts(world: World) -> Iterator[Hit]:
-    for job, options in _c10d(world):
-        if job.kind != "JobSet" and "max-restarts" not in options:
-            yield Hit(_argument(job, "rdzv", "rdzv"))
+def lacks_c10d_option(job: TrainingJob, *, option: str, word: str = "", fix: str = "") -> Iterator[Hit]:
+    if job.is_plain_job and job.is_distributed and job.launch and job.launch.is_c10d \
+            and (option not in job.launch.options or word not in job.launch.options[option]):
+        yield Hit(_argument(job, "rdzv"), fix=fix.format(job.document.name))
 
 
 def endpoint_is_local(job: TrainingJob) -> Iterator[Hit]:
@@ -242,14 +227,7 @@ def _hosts(world: World) -> Iterator[tuple[TrainingJob, str]]:
             yield job, host
 
 
-def _c10d(world: World) -> Iterator[tuple[TrainingJob, Mapping[str, str]]]:
-    """Jobs that meet by torchrun's c10d, and torchrun's options."""
-    for job in world.jobs:
-        if job.is_plain_job and job.is_distributed and job.launch and job.launch.is_c10d:
-            yield job, job.launch.options
-
-
-def _services(world: World) -> Iterator[tuple[TrainingJob, Document]]:
+def jobs_with_services(world: World) -> Iterator[tuple[TrainingJob, Document]]:
     for job in world.jobs:
         service = _service(world, job)
         if job.is_plain_job and job.is_distributed and service is not None:
