@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from embark.catalog import MachineFilter, compare_machines, load_catalog, prices_path, search_machines
-from embark.catalog.machine import Machine, Origin, Price
+from embark.catalog.machine import Machine, Origin, Price, Quota
 from embark.catalog.refresh import RefreshResult, refresh_prices
 from embark.catalog.search import MachineDetails, MachineOffer, VolumeOffer, list_volumes, machine_details
 from embark.cli.console import GAP, Console
@@ -114,7 +114,8 @@ def _render_list(console: Console, offers: Sequence[MachineOffer], region: str) 
 
 
 def _render_machine(console: Console, details: MachineDetails, region: str) -> None:
-    facts = _facts(details.machine) | _spot_facts(details)
+    facts = _facts("show", machine=details.machine, interruptions=details.spot_interruptions,
+                   each=" a host" if details.machine.num_hosts > 1 else "")
     console.table([{"what": what, "is": value} for what, value in facts.items()],
                   {"what": "", "is": details.machine.name})
     if details.prices:
@@ -144,8 +145,8 @@ def _missing_price(prices: Sequence[Price], region: str) -> str:
 
 def _render_comparison(console: Console, offers: Sequence[MachineOffer], region: str) -> None:
     catalog = load_catalog()
-    columns = {_short(one.machine): _in_short(one.machine) | _price_facts(one.machine, one.price) |
-               {"interruptions a day": f"{24 * catalog.interruptions(one.machine, region).per_hour:.2g}"}
+    columns = {_short(one.machine): _facts("compare", machine=one.machine, price=one.price,
+                                           interruptions=catalog.interruptions(one.machine, region))
                for one in offers}
     labels = list(next(iter(columns.values())))
     for number, names in enumerate(_that_fit(console, columns)):
@@ -180,82 +181,15 @@ def _render_refresh(console: Console, done: RefreshResult) -> None:
                    if rows else "no price changed")
 
 
-def _in_short(machine: Machine) -> dict[str, str]:
-    """A machine in a narrow column; a question mark where a figure is not confirmed."""
-    gpu, own, cards = machine.gpu, machine.origin, machine.gpu.origin
-    link = f"{machine.link}, {_bare(machine.link_gbyte_per_s, cards)}" if machine.link else "one alone"
-    return {
-        "accelerators": f"{machine.num_gpus} x {gpu.name}",
-        "hosts": str(machine.num_hosts),
-        "GiB each, in all": f"{gpu.memory_gib:,.4g}, {machine.gpu_memory_gib:,.0f}",
-        "memory GB/s each": _bare(gpu.hbm_gbyte_per_s, cards),
-        "bf16 TFLOP/s each": _bare(gpu.bf16_tflops, cards),
-        "fp32 TFLOP/s each": _bare(gpu.fp32_tflops, cards),
-        "joined by, GB/s": link,
-        "vCPUs a host": _bare(machine.vcpus, own),
-        "RAM GiB a host": _bare(machine.memory_gib, own),
-        "RAM for pods": _bare(machine.allocatable_gib, own),
-        "network Gbit/s": _bare(machine.network_gbit_per_s, own),
-        "fabric": machine.fabric.name,
-        "fabric Gbit/s": _bare(machine.fabric_gbit_per_s, own),
-        "local disk GB": _bare(machine.local_disk_gb, own),
-        "sold on demand": "yes" if machine.is_on_demand else "no",
-    }
+def _facts(layout: str, **values: object) -> dict[str, str]:
+    """The rows of a table of `catalog_tables.toml`, for one machine."""
+    from jinja2 import Environment
 
-
-def _facts(machine: Machine) -> dict[str, str]:
-    """A machine in full."""
-    gpu, fabric, quota = machine.gpu, machine.fabric, machine.quota
-    hosts = f" on {pluralize(machine.num_hosts, 'host')}" if machine.num_hosts > 1 else ""
-    each = " a host" if machine.num_hosts > 1 else ""
-    rates = ", ".join(f"{name} {rate:g}" for name, rate in (
-        ("bf16", gpu.bf16_tflops), ("fp16", gpu.fp16_tflops), ("tf32", gpu.tf32_tflops), ("fp32", gpu.fp32_tflops),
-    ) if rate is not None)
-    devices = f", {machine.num_fabric_devices} x {fabric.kubernetes_resource}" if (
-        machine.num_fabric_devices and fabric.kubernetes_resource) else ""
-    link = f"{machine.link}, {_known(machine.link_gbyte_per_s, 'GB/s both ways')}" if machine.link else "one alone"
-    bound = ", at most" if machine.reserve.seen_share is None else ""
-    return {
-        "cloud": machine.cloud,
-        "machine type": machine.machine_type or UNKNOWN,
-        "accelerators": f"{machine.num_gpus} x {gpu.name}{hosts}",
-        "their memory": f"{gpu.memory_gib:,.4g} GiB each, {machine.gpu_memory_gib:,.0f} GiB in all",
-        "memory bandwidth": _known(gpu.hbm_gbyte_per_s, "GB/s each"),
-        "dense TFLOP/s": rates or UNKNOWN,
-        "joined by": link,
-        "vCPUs": _known(machine.vcpus, each.strip()),
-        "memory": _known(machine.memory_gib, f"GiB{each}"),
-        "for pods": f"{_known(machine.allocatable_vcpus, 'vCPUs')}, {_known(machine.allocatable_gib, 'GiB')}{bound}",
-        "network": _known(machine.network_gbit_per_s, f"Gbit/s{each}"),
-        "fabric": f"{fabric.title}, {_known(machine.fabric_gbit_per_s, 'Gbit/s')}{devices}",
-        "local disk": "none" if machine.local_disk_gb == 0 else _known(machine.local_disk_gb, f"GB{each}"),
-        "quota": _quota_words(quota.on_demand, quota.on_demand_code, quota.unit) if quota else UNKNOWN,
-        "quota for spot": _quota_words(quota.spot, quota.spot_code, quota.unit) if quota else UNKNOWN,
-        "sold": ", ".join(machine.sold) or "on demand, spot",
-        "source": _from(machine.origin),
-        "of the accelerator": _from(gpu.origin),
-        "of the fabric": _from(fabric.origin),
-        "of the quota": _from(quota.origin) if quota else UNKNOWN,
-    }
-
-
-def _spot_facts(details: MachineDetails) -> dict[str, str]:
-    interruption = details.spot_interruptions
-    return {"spot interruptions": f"{24 * interruption.per_hour:.2g} a day; {_titles(interruption.origin)} "
-                                  f"({interruption.origin.date}, {interruption.origin.confidence})"}
-
-
-def _price_facts(machine: Machine, price: Price | None) -> dict[str, str]:
-    usd = price.on_demand_usd_per_hour if price else None
-    return {
-        "on demand": _usd(usd),
-        "spot": _usd(price.spot_usd_per_hour if price else None),
-        "in": price.region if price else UNKNOWN,
-        "1 year committed": _usd(price.committed_usd_per_hour(1) if price else None),
-        "3 years committed": _usd(price.committed_usd_per_hour(3) if price else None),
-        "each accelerator": _usd(None if usd is None else usd / machine.num_gpus),
-        "each TiB of theirs": _usd(None if usd is None else usd * 1024 / machine.gpu_memory_gib),
-    }
+    environment = Environment()
+    environment.filters |= {"known": _known, "figure": _figure, "usd": _usd, "quota": _quota, "titles": _titles,
+                            "urls": _urls}
+    return {label: environment.from_string(text).render(unknown=UNKNOWN, **values)
+            for label, text in TABLES[layout].items()}
 
 
 def _titles(origin: Origin) -> str:
@@ -263,7 +197,7 @@ def _titles(origin: Origin) -> str:
     return "; ".join(known[name].title if name in known else name for name in origin.source.split("+"))
 
 
-def _from(origin: Origin) -> str:
+def _urls(origin: Origin) -> str:
     return f"{', '.join(load_catalog().urls(origin.source))} ({origin.date}, {origin.confidence})"
 
 
@@ -287,18 +221,21 @@ def _that_fit(console: Console, columns: dict[str, dict[str, str]]) -> list[list
     return groups
 
 
-def _bare(value: float | None, origin: Origin) -> str:
+def _figure(value: float | None, origin: Origin) -> str:
+    """For a narrow column; a question mark where it is not confirmed."""
     doubt = "" if origin.is_confirmed else "?"
     return UNKNOWN if value is None else (f"{value:,.4g}" if value < 1000 else f"{value:,.0f}") + doubt
 
 
 def _known(value: float | None, unit: str) -> str:
-    return UNKNOWN if value is None else f"{value:,.5g} {unit}".rstrip() if value < 1e5 else f"{value:,.0f} {unit}"
+    return UNKNOWN if value is None else f"{value:,.{'5g' if value < 1e5 else '0f'}} {unit.strip()}".rstrip()
 
 
-def _usd(value: float | None) -> str:
-    return UNKNOWN if value is None else f"${value:,.2f}/h"
+def _usd(value: float | None, factor: float = 1.0) -> str:
+    return f"${value * factor:,.2f}/h" if value else UNKNOWN
 
 
-def _quota_words(name: str, code: str, unit: str) -> str:
-    return f"{name}{f' ({code})' if code else ''}, in {unit}s" if name else UNKNOWN
+def _quota(quota: Quota | None, purchase: str) -> str:
+    name = getattr(quota, purchase, "")
+    code = getattr(quota, f"{purchase}_code", "")
+    return f"{name}{f' ({code})' if code else ''}, in {quota.unit}s" if quota and name else UNKNOWN

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from embark.cli.options import Flag
 from embark.errors import EmbarkError, UserError
 from embark.events.events import Event, Sink, to_jsonable
-from embark.formatting import MISSING, strip_control_chars, to_encoding, to_one_line
+from embark.formatting import MISSING, format_bytes, strip_control_chars, to_encoding, to_one_line
 
 if TYPE_CHECKING:  # importing rich takes a tenth of a second
     from rich.console import Console as RichConsole
@@ -72,14 +72,9 @@ class Console:
             _print(self.out, [(message, style)])
 
     def result(self, message: str) -> None:
-        """The one sentence that answers the command: printed under `quiet` too."""
+        """The sentence that answers the command: printed under `quiet` too."""
         if not self.json:
             _print(self.out, [(message, "bold")])
-
-    def data(self, answer: Mapping[str, object]) -> None:
-        """One JSON object, under `json` only."""
-        if self.json:
-            _write_json(sys.stdout, answer, indent=2)
 
     def raw(self, text: str) -> None:
         """Text for another program to read: a file, a script."""
@@ -90,23 +85,36 @@ class Console:
         self, rows: Sequence[Mapping[str, object]], columns: Sequence[str] | Mapping[str, str] | None = None,
         title: str = "", droppable: Sequence[str] = (),
     ) -> None:
-        """Rows as a table, or as one JSON array. `columns`: which keys, in which order, under which headings.
+        """Rows as a table. `columns`: which keys, in which order, under which headings.
 
         While the table is wider than the terminal, the columns of `droppable` are left out, one after the other.
         """
+        from rich.table import Table
+        from rich.text import Text
+
         if columns is None:
             columns = list(dict.fromkeys(key for row in rows for key in row))
         headings = dict(columns) if isinstance(columns, Mapping) else {key: key.replace("_", " ") for key in columns}
-        if self.json:
-            _write_json(sys.stdout, [{key: row.get(key) for key in headings} for row in rows], indent=2)
-            return
         for key in droppable:
             widths = [max([len(text), *(len(cell_text(row.get(name))) for row in rows)])
                       for name, text in headings.items()]
             if sum(widths) + GAP * (len(widths) - 1) <= self.out.width:
                 break
             headings.pop(key, None)
-        self._render_table(rows, headings, title)
+        if title:
+            _print(self.out, [(to_one_line(title), "bold")])
+        if not rows:
+            _print(self.out, [("nothing to show", "dim")])
+            return
+        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
+        encoding = self.out.encoding
+        for key, heading in headings.items():
+            right = all(_is_number(row.get(key)) for row in rows)
+            heading_text = Text(to_encoding(to_one_line(heading), encoding))
+            table.add_column(heading_text, justify="right" if right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(to_encoding(cell_text(row.get(key)), encoding)) for key in headings))
+        self.out.print(table)
 
     def warning(self, message: str) -> None:
         """Something to know that stops nothing."""
@@ -134,24 +142,15 @@ class Console:
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """A progress bar over bytes, on a terminal only; yields a function of the bytes done and the bytes in all."""
-        if self.json or self.quiet or not self.err.is_terminal:
-            yield lambda _done, _total: None
-            return
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
+        """`stages` with one stage that counts bytes; yields a function of the bytes done and the bytes in all."""
+        began_s = time.monotonic()
+        with self.stages() as show:
 
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-                   TimeRemainingColumn())
-        with Progress(*columns, console=self.err, transient=True) as bar:
-            task = bar.add_task(to_one_line(what), total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+            def report(done: int, total: int) -> None:
+                rate = format_bytes(done / max(time.monotonic() - began_s, 1e-3))
+                show(what, done / total if total else 0.0, f"{format_bytes(done)} of {format_bytes(total)} · {rate}/s")
+
+            yield report
 
     @contextmanager
     def stages(self) -> Iterator[Callable[[str, float, str], None]]:
@@ -192,25 +191,6 @@ class Console:
                 _print(self.err, [(f"{stage} {fraction:.0%} {note}".rstrip(), "")])
 
         return log
-
-    def _render_table(self, rows: Sequence[Mapping[str, object]], headings: Mapping[str, str], title: str) -> None:
-        from rich.table import Table
-        from rich.text import Text
-
-        encoding = self.out.encoding
-        if title:
-            _print(self.out, [(to_one_line(title), "bold")])
-        if not rows:
-            _print(self.out, [("nothing to show", "dim")])
-            return
-        table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="dim")
-        for key, heading in headings.items():
-            right = all(_is_number(row.get(key)) for row in rows)
-            heading_text = Text(to_encoding(to_one_line(heading), encoding))
-            table.add_column(heading_text, justify="right" if right else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(to_encoding(cell_text(row.get(key)), encoding)) for key in headings))
-        self.out.print(table)
 
 
 class JsonView:

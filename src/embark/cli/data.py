@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from embark.cli.console import Console
 from embark.cli.options import Flag, Settings, Spec
@@ -14,8 +14,9 @@ from embark.errors import ExitCode, UserError
 from embark.formatting import format_bytes, format_clock, format_duration, format_si, pluralize
 
 if TYPE_CHECKING:
+    from embark.data.check import Report
     from embark.data.copy import CopyResult
-    from embark.data.prepare.prepare import Preview
+    from embark.data.prepare.prepare import PrepareResult, Preview
     from embark.data.prepared import Manifest
     from embark.data.workers import OnProgress, Progress
 
@@ -30,7 +31,7 @@ _HEADINGS = {
 
 def prepare(
     spec: Spec, /, *, set_: Settings = (), dry_run: Flag = False, fresh: Flag = False, console: Console = Console(),
-) -> int:
+) -> None:
     """Turn the files of [data.prepare] into prepared data at data.path.
 
     What the spec does not say of the columns is guessed; --dry-run shows how. An interrupted preparation is resumed.
@@ -54,32 +55,22 @@ def prepare(
         raise UserError("data.prepare.input names no files to prepare",
                         fix='[data.prepare] input = "clicks/*.csv", or --set data.prepare.input=clicks.csv')
     if dry_run:
-        return _show_preview(console, preview(loaded), loaded.data.path)
+        shown = preview(loaded)
+        console.show(_preview_json(shown), lambda console, _: _render_preview(console, shown, loaded.data.path))
+        return
     with _stages(console) as show:
         result = prepare_from_spec(loaded, out, on_progress=show, fresh=fresh)
     manifest = result.manifest
-    console.data({
+    console.show({
         "path": str(out), "input_bytes": result.input_bytes, "rows": manifest.rows_by_split,
         "size_bytes": manifest.size_bytes, "bad_rows": manifest.bad_rows, "elapsed_s": result.elapsed_s,
         "memory_bytes": result.memory_bytes, "was_complete": result.was_complete, "layout": manifest.layout.to_json(),
-    })
-    if console.json:
-        return ExitCode.DONE
-    if result.was_complete:
-        console.result(f"{out}: is prepared already, from the same files with the same settings; --fresh starts over")
-        return ExitCode.DONE
-    if not console.quiet:
-        _show_tables(console, manifest)
-    _show_bad_rows(console, manifest)
-    console.result(f"prepared {_made(out, manifest, result.elapsed_s)}, "
-                   f"{format_bytes(result.memory_bytes)} of memory at most")
-    console.text(f"next: embark train {spec}   (or look at it: embark data check {out})")
-    return ExitCode.DONE
+    }, lambda console, _: _render_prepared(console, result, out, spec))
 
 
 def make(
     spec: Spec, /, *, set_: Settings = (), out: str = "", force: Flag = False, console: Console = Console(),
-) -> int:
+) -> None:
     """Write the synthetic samples of a spec as prepared data: any size, any skew, one id or many.
 
     Parameters
@@ -100,10 +91,9 @@ def make(
     with _stages(console) as show:
         manifest = make_data(loaded, folder, on_progress=show, force=force)
     elapsed_s = time.monotonic() - began_s
-    console.data({"path": str(folder), "rows": manifest.rows_by_split, "size_bytes": manifest.size_bytes,
-                  "elapsed_s": elapsed_s})
-    console.result(f"made {_made(folder, manifest, elapsed_s)}")
-    return ExitCode.DONE
+    console.show({"path": str(folder), "rows": manifest.rows_by_split, "size_bytes": manifest.size_bytes,
+                  "elapsed_s": elapsed_s},
+                 lambda console, _: console.result(f"made {_summary(folder, manifest, elapsed_s)}"))
 
 
 def check(place: str, /, *, console: Console = Console()) -> int:
@@ -123,35 +113,19 @@ def check(place: str, /, *, console: Console = Console()) -> int:
     with _stages(console) as show:
         report = check_data(path, on_progress=show)
     manifest = report.manifest
-    code = ExitCode.OTHER if report.problems else ExitCode.DONE
     columns = column_rows(manifest, report.statistics, report.scores) if report.statistics else []
-    if console.json:
-        console.data({
-            "path": path, "rows": manifest.rows_by_split, "size_bytes": manifest.size_bytes,
-            "label_rate": report.statistics.get("label_rate"), "problems": report.problems, "hints": report.hints,
-            "columns": columns,
-        })
-        return code
-    if columns and not console.quiet:
-        console.table(columns, {key: heading for key, heading in _HEADINGS.items()
-                                if any(row[key] not in (None, "") for row in columns)}, title=path)
-        console.text("")
-    for problem in report.problems:
-        console.warning(f"{problem.where}: {problem.what}")
-    for hint in report.hints:
-        console.text(f"hint: {hint.where}: {hint.what}", style="yellow")
-    if not report.is_local and not report.problems:
-        console.text("hints on single columns need the data here: embark data copy, then check the copy")
-    state = pluralize(len(report.problems), "problem") if report.problems else "complete"
-    hints = f", {pluralize(len(report.hints), 'hint')}" if report.hints else ""
-    console.result(f"{path}: {state}{hints}; rows: {_rows(manifest)}; {format_bytes(manifest.size_bytes)} read")
-    return code
+    console.show({
+        "path": path, "rows": manifest.rows_by_split, "size_bytes": manifest.size_bytes,
+        "label_rate": report.statistics.get("label_rate"), "problems": report.problems, "hints": report.hints,
+        "columns": columns,
+    }, lambda console, _: _render_checked(console, report, path, columns))
+    return ExitCode.OTHER if report.problems else ExitCode.DONE
 
 
 def copy(
     source: str, target: str, /, *, verify: Flag = False, dry_run: Flag = False, force: Flag = False,
     console: Console = Console(),
-) -> int:
+) -> None:
     """Copy data between this machine and s3://, gs://, az://. An interrupted copy is resumed.
 
     Parameters
@@ -171,81 +145,101 @@ def copy(
 
     result = copy_data(source, target, verify=verify, dry_run=dry_run, force=force,
                        progress=console.progress("copying"))
-    summary = {"source": result.source, "target": result.target, "num_there_already": result.num_existing,
-               "copied_bytes": result.copied_bytes}
+    values = {"source": result.source, "target": result.target, "num_there_already": result.num_existing,
+              "copied_bytes": result.copied_bytes}
     if dry_run:
-        console.data(summary | {"dry_run": True, "files": [item.path for item in result.items]})
-        return _show_copy_plan(console, result)
-    console.data(summary | {"num_copied": len(result.items), "size_bytes": result.size_bytes,
-                            "elapsed_s": result.elapsed_s,
-                            "verified_by": "checksums" if result.is_verified else "sizes"})
-    how = "checksums compared" if result.is_verified else "sizes compared"
-    existing = pluralize(result.num_existing, "file")
-    if not result.items:
-        console.result(f"nothing to copy: all {existing} are at {result.target} already, {how}")
-        return ExitCode.DONE
-    num, size = pluralize(len(result.items), "file"), format_bytes(result.copied_bytes)
-    rate = format_bytes(result.copied_bytes / max(result.elapsed_s, 1e-3))
-    there = f", {existing} there already" if result.num_existing else ""
-    console.result(f"copied to {result.target}: {num}, {size} in {format_duration(result.elapsed_s)}, "
-                   f"{rate}/s{there}, {how}")
-    return ExitCode.DONE
+        values |= {"dry_run": True, "files": [item.path for item in result.items]}
+    else:
+        values |= {"num_copied": len(result.items), "size_bytes": result.size_bytes, "elapsed_s": result.elapsed_s,
+                   "verified_by": "checksums" if result.is_verified else "sizes"}
+    console.show(values, lambda console, _: (_render_copy_plan if dry_run else _render_copied)(console, result))
 
 
-def _show_copy_plan(console: Console, result: CopyResult) -> ExitCode:
-    if not console.json and result.items:
-        console.table([{"file": item.path, "size": format_bytes(item.size_bytes)}
-                       for item in result.items[:_MAX_FILES]])
-        if len(result.items) > _MAX_FILES:
-            console.text(f"… and {len(result.items) - _MAX_FILES:,} more")
-    console.result(f"would copy {pluralize(len(result.items), 'file')}, {format_bytes(result.copied_bytes)}, to "
-                   f"{result.target}; {pluralize(result.num_existing, 'file')} there already")
-    return ExitCode.DONE
-
-
-def _show_preview(console: Console, preview: Preview, out: str) -> ExitCode:
-    schema, budget, rows = preview.schema, preview.budget, preview.schema.describe()
-    console.data({
-        "dry_run": True, "format": schema.format, "num_files": len(preview.files), "input_bytes": preview.input_bytes,
-        "columns": rows, "toml": schema.to_toml(), "splits": preview.splits, "ids": preview.ids,
+def _preview_json(shown: Preview) -> dict[str, object]:
+    schema, budget = shown.schema, shown.budget
+    return {
+        "dry_run": True, "format": schema.format, "num_files": len(shown.files), "input_bytes": shown.input_bytes,
+        "columns": schema.describe(), "toml": schema.to_toml(), "splits": shown.splits, "ids": shown.ids,
         "memory_bytes": budget.memory_bytes, "num_workers": budget.num_workers, "worker_bytes": budget.worker_bytes,
         "chunk_bytes": budget.chunk_bytes,
-    })
-    if console.json:
-        return ExitCode.DONE
-    console.table(rows, title=f"{pluralize(len(preview.files), 'file')} of {schema.format}, "
-                              f"{format_bytes(preview.input_bytes)}")
+    }
+
+
+def _render_preview(console: Console, shown: Preview, out: str) -> None:
+    schema, budget = shown.schema, shown.budget
+    console.table(schema.describe(), title=f"{pluralize(len(shown.files), 'file')} of {schema.format}, "
+                                           f"{format_bytes(shown.input_bytes)}")
     console.text(
-        f"\nrows    {preview.splits}\n"
-        f"ids     {preview.ids}\n"
+        f"\nrows    {shown.splits}\n"
+        f"ids     {shown.ids}\n"
         f"memory  {format_bytes(budget.memory_bytes)} at most: {pluralize(budget.num_workers, 'worker')} of at most "
         f"{format_bytes(budget.worker_bytes)}, {format_bytes(budget.chunk_bytes)} of input at a time\n"
         f"to      {out}\n\n"
         f"The same as lines of a spec:\n\n{schema.to_toml()}"
     )
     console.result("nothing was written; run it without --dry-run to prepare the data")
-    return ExitCode.DONE
 
 
-def _show_tables(console: Console, manifest: Manifest) -> None:
-    console.table(
-        [{"table": f.name, "rows": f.rows, "ids": f"up to {f.multi_hot}" if f.is_ragged else str(f.multi_hot)}
-         for f in manifest.layout.features],
-        {"table": "table", "rows": "rows", "ids": "ids a row"},
-    )
+def _render_prepared(console: Console, result: PrepareResult, out: Path, spec: str) -> None:
+    if result.was_complete:
+        console.result(f"{out}: already prepared, from the same files with the same settings; --fresh starts over")
+        return
+    manifest, bad = result.manifest, result.manifest.bad_rows
+    if not console.quiet:
+        console.table([{"table": f.name, "rows": f.rows, "ids": f"up to {f.multi_hot}" if f.is_ragged else
+                        str(f.multi_hot)} for f in manifest.layout.features],
+                      {"table": "table", "rows": "rows", "ids": "ids per row"})
     console.text(f"\nrows: {_rows(manifest)}; {pluralize(len(manifest.layout.dense), 'dense column')}")
-
-
-def _show_bad_rows(console: Console, manifest: Manifest) -> None:
-    bad = manifest.bad_rows
     if bad.get("num"):
-        console.warning(f"rows left out: {bad['num']:,}, {bad['share']:.4%} of all")
-    if bad.get("num") and not console.quiet:
-        console.table([{"file": file, "rows": num, "why": why}
-                       for file, reasons in bad["files"].items() for why, num in reasons.items()][:_MAX_BAD_ROWS])
-        console.table(bad["examples"][:_MAX_BAD_ROWS], title="the first of them")
+        console.warning(f"skipped {bad['num']:,} unreadable rows, {bad['share']:.4%} of all")
+        if not console.quiet:
+            console.table([{"file": file, "rows": num, "why": why} for file, reasons in bad["files"].items()
+                           for why, num in reasons.items()][:_MAX_BAD_ROWS])
+            console.table(bad["examples"][:_MAX_BAD_ROWS], title="the first of them")
     if bad.get("num_lists_cut"):
-        console.warning(f"lists cut to the most ids of their column: {bad['num_lists_cut']:,}")
+        console.warning(f"lists cut to their column's maximum number of ids: {bad['num_lists_cut']:,}")
+    console.result(f"prepared {_summary(out, manifest, result.elapsed_s)}, "
+                   f"{format_bytes(result.memory_bytes)} of memory at most")
+    console.text(f"next: embark train {spec}   (or look at it: embark data check {out})")
+
+
+def _render_checked(console: Console, report: Report, path: str, columns: list[dict[str, Any]]) -> None:
+    if columns and not console.quiet:
+        console.table(columns, {key: heading for key, heading in _HEADINGS.items()
+                                if any(row[key] not in (None, "") for row in columns)}, title=path)
+        console.text("")
+    for problem in report.problems:
+        console.warning(f"{problem.where}: {problem.what}")
+    for hint in report.hints:
+        console.text(f"hint: {hint.where}: {hint.what}", style="yellow")
+    if not report.is_local and not report.problems:
+        console.text("hints about single columns need a local copy: embark data copy, then check the copy")
+    state = pluralize(len(report.problems), "problem") if report.problems else "complete"
+    hints = f", {pluralize(len(report.hints), 'hint')}" if report.hints else ""
+    console.result(f"{path}: {state}{hints}; rows: {_rows(report.manifest)}; "
+                   f"{format_bytes(report.manifest.size_bytes)} read")
+
+
+def _render_copy_plan(console: Console, result: CopyResult) -> None:
+    if result.items:
+        console.table([{"file": item.path, "size": format_bytes(item.size_bytes)}
+                       for item in result.items[:_MAX_FILES]])
+    if len(result.items) > _MAX_FILES:
+        console.text(f"… and {len(result.items) - _MAX_FILES:,} more")
+    console.result(f"would copy {pluralize(len(result.items), 'file')}, {format_bytes(result.copied_bytes)}, to "
+                   f"{result.target}; {pluralize(result.num_existing, 'file')} already there")
+
+
+def _render_copied(console: Console, result: CopyResult) -> None:
+    how = "checksums compared" if result.is_verified else "sizes compared"
+    existing = pluralize(result.num_existing, "file")
+    if not result.items:
+        console.result(f"nothing to copy: all {existing} are already at {result.target}, {how}")
+        return
+    rate = format_bytes(result.copied_bytes / max(result.elapsed_s, 1e-3))
+    console.result(f"copied to {result.target}: {pluralize(len(result.items), 'file')}, "
+                   f"{format_bytes(result.copied_bytes)} in {format_duration(result.elapsed_s)}, {rate}/s"
+                   f"{f', {existing} already there' if result.num_existing else ''}, {how}")
 
 
 def _data_path(place: str) -> str:
@@ -278,7 +272,7 @@ def _rows(manifest: Manifest) -> str:
     return ", ".join(f"{split} {num:,}" for split, num in manifest.rows_by_split.items() if num) or "none"
 
 
-def _made(folder: Path, manifest: Manifest, elapsed_s: float) -> str:
+def _summary(folder: Path, manifest: Manifest, elapsed_s: float) -> str:
     num_rows = sum(manifest.rows_by_split.values())
     return (f"{num_rows:,} rows in {format_duration(elapsed_s)}, {format_si(num_rows / max(elapsed_s, 1e-3))} rows/s: "
             f"{folder}, {format_bytes(manifest.size_bytes)}")
@@ -296,7 +290,7 @@ def _stages(console: Console) -> Iterator[OnProgress]:
             if progress.left_s is not None:
                 more.append(f"{format_clock(progress.left_s)} left")
             if progress.num_bad:
-                more.append(f"{progress.num_bad:,} rows left out")
+                more.append(f"{progress.num_bad:,} rows skipped")
             if progress.memory_bytes:
                 more.append(format_bytes(progress.memory_bytes))
             show(progress.stage, progress.done / progress.total if progress.total else 0.0, " · ".join(more))

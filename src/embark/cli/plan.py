@@ -20,8 +20,8 @@ from embark.model.placement import Planner
 from embark.plan.cost import Bill
 from embark.plan.plan import CatalogPlan, MachinePlan, PlanRequest
 from embark.plan.plan import plan as make_plan
-from embark.plan.predict import SEEN_SHARE
-from embark.plan.prediction import Prediction
+from embark.plan.predict import device_bytes
+from embark.plan.prediction import GIB, Prediction
 from embark.plan.storage import StorageNeed, StorageOffer
 from embark.plan.survey import Estimate, Survey, setup_name
 from embark.plan.tpu import ChipMemory, planned_chip_memory
@@ -31,12 +31,9 @@ from embark.spec import RunSpec, load_spec
 if TYPE_CHECKING:
     from embark.trainers.jax.aot import Compiled
 
-GIB = 1024**3
 MOST_SHOWN = 15
 MOST_OFFERS = 5
 PLOT_WIDTH, PLOT_HEIGHT = 76, 14
-WIDE, VERY_WIDE = 110, 122
-"""Columns of a terminal from which the ranking has more of its own."""
 
 
 def plan(
@@ -94,9 +91,12 @@ def plan(
         found = make_plan(loaded, request, planner=planner,
                           progress=lambda done, total: stage("machines", done / total, ""))
     if isinstance(found, CatalogPlan):
-        _show_catalog(console, found, loaded.name, picture)
+        if picture is not None:
+            _draw(picture, found, loaded.name)
+        console.show({**found.to_dict(), "picture": str(picture or "")},
+                     lambda console, _: _render_catalog(console, found, picture))
     else:
-        _show_machine(console, found)
+        console.show(found.to_dict(), lambda console, _: _render_machine(console, found))
     return ExitCode.DONE if found.is_ok else ExitCode.OTHER
 
 
@@ -112,50 +112,47 @@ def _torchrec_planner(spec: RunSpec) -> Planner:
     return planner
 
 
-def _show_machine(console: Console, found: MachinePlan) -> None:
-    console.data(found.to_dict())
+def _render_machine(console: Console, found: MachinePlan) -> None:
     console.result(found.sentence)
-    if found.verdict.fits and not console.quiet and not console.json:
-        _show_estimate(console, found)
+    if found.verdict.fits and not console.quiet:
+        _render_estimate(console, found)
     for note in found.estimate.prediction.notes:
         console.text(f"note: {note}", style="dim")
 
 
-def _show_catalog(console: Console, found: CatalogPlan, name: str, picture: Path | None) -> None:
-    if picture is not None:
-        _draw(picture, found, name)
-    console.data({**found.to_dict(), "picture": str(picture or "")})
+def _render_catalog(console: Console, found: CatalogPlan, picture: Path | None) -> None:
     console.result(found.sentence)
-    if found.ranked and not console.quiet and not console.json:
-        _show_ranking(console, found.survey, found.ranked)
+    if found.ranked and not console.quiet:
+        _render_ranking(console, found.survey, found.ranked)
     if picture is not None:
         console.text(f"wrote {picture}")
 
 
-def _show_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -> None:
+def _render_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -> None:
     """The best of the ranking, all of the front, and both as a small plot."""
     from embark.plan.chart import front_letters, plot
 
     letters = front_letters(found)
     shown = [e for place, e in enumerate(kept) if place < MOST_SHOWN or id(e) in letters]
+    purchase: Purchase = found.purchase
+    other: Purchase = "on_demand" if purchase == "spot" else "spot"
     console.text("")
-    console.table([_rank_row(e, found.purchase, letters.get(id(e), "")) for e in shown],
-                  _rank_headings(found.purchase, console.out.width))
+    console.table(
+        [_rank_row(e, purchase, other, letters.get(id(e), "")) for e in shown],
+        {"letter": "", "setup": "machines", "accelerators": "accelerators", "step_ms": "step ms",
+         "bound_by": "bound by", "time": "time", "usd": PURCHASE_NAMES[purchase], "other_usd": PURCHASE_NAMES[other],
+         "region": "region"}, droppable=("other_usd", "bound_by", "step_ms"))
+    unpriced = {e.setup.machine.name for e in found.unpriced}
     more = [f"{len(kept) - len(shown):,} more: --json lists them" if len(kept) > len(shown) else "",
-            "letters: nothing is both cheaper and faster", _excluded(found),
+            "letters: nothing is both cheaper and faster",
+            f"{pluralize(len(found.too_small), 'machine')} too small" if found.too_small else "",
+            f"{pluralize(len(unpriced), 'machine')} without a price" if unpriced else "",
             "~ TPU, planned by memory; its time is a rough estimate" if any(e.is_rough for e in shown) else ""]
-    console.text("; ".join(words for words in more if words), style="dim")
+    console.text("; ".join(filter(None, more)), style="dim")
     is_ascii = not console.out.encoding.lower().startswith("utf")
     lines = plot(found, width=min(console.out.width, PLOT_WIDTH), height=PLOT_HEIGHT, ascii_only=is_ascii)
     if lines:
         console.text("\n" + "\n".join(lines))
-
-
-def _excluded(found: Survey) -> str:
-    unpriced = {e.setup.machine.name for e in found.unpriced}
-    words = [f"{pluralize(len(found.too_small), 'machine')} too small" if found.too_small else "",
-             f"{pluralize(len(unpriced), 'machine')} without a price" if unpriced else ""]
-    return ", ".join(word for word in words if word)
 
 
 def _draw(path: Path, found: CatalogPlan, name: str) -> None:
@@ -168,91 +165,71 @@ def _draw(path: Path, found: CatalogPlan, name: str) -> None:
         raise UserError(f"{path}: {error.strerror}", fix="--picture FILE.svg, in a directory that exists") from error
 
 
-def _rank_headings(purchase: Purchase, width: int) -> dict[str, str]:
-    """As many columns as there is room for."""
-    headings = {"letter": "", "setup": "machines", "accelerators": "accelerators"}
-    if width >= WIDE:
-        headings |= {"step_ms": "step ms", "bound_by": "bound by"}
-    headings |= {"time": "time", "usd": PURCHASE_NAMES[purchase]}
-    if width >= VERY_WIDE:
-        headings |= {"other_usd": PURCHASE_NAMES[_other_purchase(purchase)]}
-    return headings | {"region": "region"}
-
-
-def _rank_row(estimate: Estimate, purchase: Purchase, letter: str) -> dict[str, object]:
+def _rank_row(estimate: Estimate, purchase: Purchase, other: Purchase, letter: str) -> dict[str, object]:
     setup, step = estimate.setup, estimate.prediction.step
     return {
         "letter": letter or " ", "setup": setup_name(estimate),
         "accelerators": f"{setup.num_ranks} {setup.machine.gpu.name}",
         "step_ms": None if step is None else step.total_s * 1e3, "bound_by": step and step.bound_by,
-        "time": f"{'~' if estimate.is_rough else ''}{_span(estimate.total_s(purchase))}",
-        "usd": format_usd(estimate.total_usd(purchase)),
-        "other_usd": format_usd(estimate.total_usd(_other_purchase(purchase))),
+        "time": f"{'~' if estimate.is_rough else ''}{format_duration(estimate.total_s(purchase))}",
+        "usd": format_usd(estimate.total_usd(purchase)), "other_usd": format_usd(estimate.total_usd(other)),
         "region": estimate.price and estimate.price.region,
     }
 
 
-def _span(seconds: float | None) -> str:
-    """`45 s`, `8.3 min`, `12.9 h`, `3.2 d`: short enough for a column."""
-    if seconds is None:
-        return MISSING
-    for at_least, length_s, unit in ((172_800, 86_400, "d"), (5400, 3600, "h"), (90, 60, "min")):
-        if seconds >= at_least:
-            return f"{seconds / length_s:.1f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _show_estimate(console: Console, found: MachinePlan) -> None:
+def _render_estimate(console: Console, found: MachinePlan) -> None:
     """All parts of a plan that fits."""
-    estimate, workload, purchase = found.estimate, found.workload, found.purchase
-    bill, need = estimate.bills[purchase], estimate.need
-    console.text("")
-    _show_memory(console, estimate.prediction)
-    console.text("")
-    _show_step(console, estimate.prediction)
-    console.text("")
-    _show_time(console, bill, workload)
+    estimate, purchase = found.estimate, found.purchase
+    bill = estimate.bills[purchase]
+    _render_memory(console, estimate.prediction)
+    _render_step(console, estimate.prediction)
+    _render_time(console, bill, found.workload)
     console.text("")
     shown = [b for b in estimate.bills.values() if b.usd_per_hour is not None or b.purchase == purchase]
-    console.table([_bill_row(b) for b in shown],
-                  {"purchase": "paid", "usd_per_hour": "$/h", "time": "time", "interruptions": "interruptions",
-                   "machines": "machines", "storage": "storage", "total": "in all"})
+    console.table([{
+        "paid": PURCHASE_NAMES[b.purchase], "$/h": format_usd(b.usd_per_hour),
+        "time": format_duration(b.time.total_s) if b.time else "never ends",
+        "interruptions": round(b.time.num_interruptions, 2) if b.time else None,
+        "machines": format_usd(b.machines_usd), "storage": format_usd(b.storage_usd), "in all": format_usd(b.total_usd),
+    } for b in shown])
     missing = [PURCHASE_NAMES[b.purchase] for b in estimate.bills.values() if b.usd_per_hour is None]
     if missing:
         console.text(f"no price known: {', '.join(missing)}", style="dim")
-    console.text("")
-    _show_saves(console, bill)
-    if need is not None:
-        console.text("")
-        _show_storage(console, need, estimate.offers)
+    saves = bill.saves
+    pause, write, load = (format_duration(s) for s in (saves.pause_s, saves.write_s, saves.load_s))
+    console.text(f"\na checkpoint is {format_bytes(saves.checkpoint_bytes)}: it pauses training for {pause}, is "
+                 f"committed after {write} and loads in {load}; {saves.why}")
+    console.text(f"store.hours_between_failures = {bill.failures.mtbf_s / 3600:.4g} makes the run expect the same",
+                 style="dim")
+    if estimate.need is not None:
+        _render_storage(console, estimate.need, estimate.offers)
 
 
-def _show_memory(console: Console, prediction: Prediction) -> None:
+def _render_memory(console: Console, prediction: Prediction) -> None:
     memory = prediction.memory
     sizes = {**memory.device, "in all": memory.device_total, "available": memory.device_limit}
-    rows = [{"part": name, "gib": round(num / GIB, 2)} for name, num in sizes.items()]
     whose = "a chip" if prediction.setup.machine.gpu.kind == "tpu" else "the fullest rank"
-    console.table(rows, {"part": f"memory of {whose}", "gib": "GiB"})
+    console.text("")
+    console.table([{f"memory of {whose}": name, "GiB": round(num / GIB, 2)} for name, num in sizes.items()])
     limit = f" of {memory.host_limit / GIB:,.0f}" if memory.host_limit else ""
     parts = ", ".join(f"{name} {num / GIB:,.1f}" for name, num in memory.host.items())
     console.text(f"of a host: {memory.host_total / GIB:,.1f}{limit} GiB ({parts})", style="dim")
 
 
-def _show_step(console: Console, prediction: Prediction) -> None:
+def _render_step(console: Console, prediction: Prediction) -> None:
     step, placement = prediction.step, prediction.placement
     if step is None or placement is None:
         return
-    parts = {**step.parts_s, "a step, overlapped": step.total_s}
-    rows = [{"part": name, "ms": round(part_s * 1e3, 3)} for name, part_s in parts.items() if part_s]
-    console.table(rows, {"part": "time of a step", "ms": "ms"})
+    console.text("")
+    console.table([{"time of a step": name, "ms": round(part_s * 1e3, 3)}
+                   for name, part_s in {**step.parts_s, "a step, overlapped": step.total_s}.items() if part_s])
     console.text(f"{prediction.samples_per_s:,.0f} samples/s; {step.basis}", style="dim")
-    kinds = Counter(placement.shardings.values())
-    shardings = ", ".join(f"{num} {kind}" for kind, num in kinds.most_common())
+    shardings = ", ".join(f"{num} {kind}" for kind, num in Counter(placement.shardings.values()).most_common())
     console.text(f"{pluralize(len(placement.shardings), 'table')} by {placement.made_by}: {shardings}; engine "
                  f"{prediction.engine}: {prediction.engine_why}", style="dim")
 
 
-def _show_time(console: Console, bill: Bill, workload: Workload) -> None:
+def _render_time(console: Console, bill: Bill, workload: Workload) -> None:
     time = bill.time
     if time is None:
         return
@@ -261,55 +238,31 @@ def _show_time(console: Console, bill: Bill, workload: Workload) -> None:
         f"training, {workload.num_steps:,} steps": time.train_s,
         f"evaluation, {pluralize(workload.num_evals, 'time')}": time.eval_s,
         f"checkpoints, {pluralize(bill.saves.num_saves + bill.saves.has_last, 'save')}": time.save_s,
-        f"lost and done again, {time.num_interruptions:.2f} interruptions": time.lost_s,
+        f"lost and repeated, {time.num_interruptions:.2f} interruptions": time.lost_s,
         "restarts and waiting for machines": time.restart_s + time.waiting_s,
+        "in all": time.total_s,
     }
-    rows = [{"part": name, "time": format_duration(part_s)} for name, part_s in parts.items()]
-    console.table([*rows, {"part": "in all", "time": format_duration(time.total_s)}],
-                  {"part": f"time of the run {PURCHASE_NAMES[bill.purchase]}", "time": "expected"})
-    epochs = f"an epoch of {workload.num_train_samples:,} samples trains in {format_duration(time.epoch_s)}"
+    console.text("")
+    console.table([{f"time of the run {PURCHASE_NAMES[bill.purchase]}": name, "expected": format_duration(part_s)}
+                   for name, part_s in parts.items()])
     money = "" if bill.epoch_usd is None else f", {format_usd(bill.epoch_usd)}"
-    console.text(f"{epochs}{money} ({workload.source}); {bill.failures.why}", style="dim")
+    console.text(f"an epoch of {workload.num_train_samples:,} samples trains in {format_duration(time.epoch_s)}{money} "
+                 f"({workload.source}); {bill.failures.why}", style="dim")
 
 
-def _bill_row(bill: Bill) -> dict[str, object]:
-    return {
-        "purchase": PURCHASE_NAMES[bill.purchase], "usd_per_hour": format_usd(bill.usd_per_hour),
-        "time": format_duration(bill.time.total_s) if bill.time else "never ends",
-        "interruptions": round(bill.time.num_interruptions, 2) if bill.time else None,
-        "machines": format_usd(bill.machines_usd), "storage": format_usd(bill.storage_usd),
-        "total": format_usd(bill.total_usd),
-    }
-
-
-def _show_saves(console: Console, bill: Bill) -> None:
-    saves = bill.saves
-    pause, write, load = (format_duration(s) for s in (saves.pause_s, saves.write_s, saves.load_s))
-    console.text(f"a checkpoint is {format_bytes(saves.checkpoint_bytes)}: it pauses training for {pause}, is "
-                 f"committed after {write} and loaded in {load}; {saves.why}")
-    console.text(f"store.hours_between_failures = {bill.failures.mtbf_s / 3600:.4g} tells the run to expect the same",
-                 style="dim")
-
-
-def _show_storage(console: Console, need: StorageNeed, offers: Sequence[StorageOffer]) -> None:
-    reads = "storage: no reads"
+def _render_storage(console: Console, need: StorageNeed, offers: Sequence[StorageOffer]) -> None:
+    reads = "no reads"
     if need.data_bytes:
-        each = f"{need.object_gbyte_per_s_per_host:,.2f} by each of {pluralize(need.num_hosts, 'host')}"
-        reads = (f"storage: {need.file_gbyte_per_s:,.2f} GB/s of reads from a file system, or "
-                 f"{need.object_gbyte_per_s:,.2f} from an object store, {each}")
+        reads = (f"{need.file_gbyte_per_s:,.2f} GB/s of reads from a file system, or {need.object_gbyte_per_s:,.2f} "
+                 f"from an object store, {need.object_gbyte_per_s_per_host:,.2f} by each of "
+                 f"{pluralize(need.num_hosts, 'host')}")
     grace = "" if need.grace_gbyte_per_s is None else f", {need.grace_gbyte_per_s:,.2f} to end one within the notice"
-    console.text(f"{reads}; {need.write_gbyte_per_s:,.2f} GB/s of writes to end a save before the next{grace}; "
-                 f"{format_bytes(need.data_bytes + need.kept_bytes)} in all")
+    console.text(f"\nstorage: {reads}; {need.write_gbyte_per_s:,.2f} GB/s of writes to end a save before the next"
+                 f"{grace}; {format_bytes(need.data_bytes + need.kept_bytes)} in all")
     console.text(need.reads_why, style="dim")
-    rows = [{"volume": o.volume.name, "tib": round(o.tib, 2), "gbyte_per_s": o.gbyte_per_s,
-             "usd": format_usd(o.usd_per_month), "enough": "yes" if o.is_enough else "no", "why": o.why or " "}
-            for o in offers[:MOST_OFFERS]]
-    console.table(rows, {"volume": "volume", "tib": "TiB", "gbyte_per_s": "GB/s", "usd": "$ a month",
-                         "enough": "enough", "why": ""})
-
-
-def _other_purchase(purchase: Purchase) -> Purchase:
-    return "on_demand" if purchase == "spot" else "spot"
+    console.table([{"volume": o.volume.name, "TiB": round(o.tib, 2), "GB/s": o.gbyte_per_s,
+                    "$ a month": format_usd(o.usd_per_month), "enough": o.is_enough, "": o.why or " "}
+                   for o in offers[:MOST_OFFERS]])
 
 
 def _compile(console: Console, spec: RunSpec, topology: str) -> ExitCode:
@@ -322,22 +275,22 @@ def _compile(console: Console, spec: RunSpec, topology: str) -> ExitCode:
         compiled = compile_for(spec, topology)
     chip = load_catalog().gpus[f"TPU-{topology.partition(':')[0]}"]
     ours = planned_chip_memory(spec, topology, compiled.num_chips)
-    limit_bytes = (chip.seen_mib or chip.memory_mib * SEEN_SHARE) * 2**20
+    limit_bytes = device_bytes(chip)
     sentence = (f"{spec.name} compiles for {topology}: {format_bytes(compiled.peak_bytes)} on each of "
                 f"{compiled.num_chips} chips, {compiled.batch_per_chip:,} samples each")
-    if console.json:
-        planned = {"chip": chip.name, **asdict(ours), "argument_bytes": ours.arguments,
-                   "temporary_bytes": ours.temporaries, "peak_bytes": ours.compiled, "device_bytes": ours.parts(),
-                   "device_limit_bytes": limit_bytes}
-        console.data({**asdict(compiled), "peak_bytes": compiled.peak_bytes, "verdict": sentence, "planned": planned})
-        return ExitCode.DONE
-    console.result(sentence)
-    if not console.quiet:
-        _show_compiled(console, compiled, ours, limit_bytes)
+    planned = {"chip": chip.name, **asdict(ours), "argument_bytes": ours.arguments, "temporary_bytes": ours.temporaries,
+               "peak_bytes": ours.compiled, "device_bytes": ours.parts(), "device_limit_bytes": limit_bytes}
+    console.show({**asdict(compiled), "peak_bytes": compiled.peak_bytes, "verdict": sentence, "planned": planned},
+                 lambda console, _: _render_compiled(console, compiled, ours, limit_bytes, sentence))
     return ExitCode.DONE
 
 
-def _show_compiled(console: Console, compiled: Compiled, ours: ChipMemory, limit_bytes: float) -> None:
+def _render_compiled(
+    console: Console, compiled: Compiled, ours: ChipMemory, limit_bytes: float, sentence: str
+) -> None:
+    console.result(sentence)
+    if console.quiet:
+        return
     rows = [
         ("tables, state, dense layers, batch", compiled.argument_bytes, ours.arguments),
         ("during a step", compiled.temporary_bytes, ours.temporaries),

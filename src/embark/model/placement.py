@@ -9,6 +9,8 @@ from embark.spec import RunSpec, Table
 Memory = Literal["device", "host"]
 STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
 """What an optimizer keeps beside a table: bytes for each row, and for each value."""
+DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
+"""Values that the dense optimizer stores for each weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +87,13 @@ def all_table_bytes(spec: RunSpec, tables: Iterable[Table] | None = None) -> flo
     """Of all rows of all tables with their optimizer's state."""
     tables = spec.model.table_list() if tables is None else tables
     return sum(shard_bytes(Shard(t.name, 0, t.rows, t.dim or 0), spec) for t in tables)
+
+
+def value_bytes(precision: str) -> int:
+    """Of a value that the dense layers compute with."""
+    return 2 if precision == "bf16" else 4
+
+
+def wire_bytes(spec: RunSpec, value_bytes: int) -> int:
+    """Of a value that ranks exchange."""
+    return value_bytes if spec.train.comms_dtype == "fp32" else 2

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from embark.model.placement import Cluster, Memory, table_value_bytes
+from embark.model.placement import Cluster, Memory, table_value_bytes, wire_bytes
 from embark.spec import RunSpec, Table
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise")
@@ -165,7 +165,7 @@ def _part_bytes(
 
 def _part_s(table: Table, num_columns: int, kind: str, spec: RunSpec, cluster: Cluster) -> float:
     value_bytes = table_value_bytes(spec)
-    wire_bytes = value_bytes if spec.train.comms_dtype == "fp32" else 2
+    wire = wire_bytes(spec, value_bytes)
     rate = DEVICE_BYTES_PER_S[cluster.device]
     intra = cluster.intra_gbyte_per_s * 1e9 or INTRA_BYTES_PER_S
     inter = cluster.inter_gbyte_per_s * 1e9 or INTER_BYTES_PER_S
@@ -173,7 +173,7 @@ def _part_s(table: Table, num_columns: int, kind: str, spec: RunSpec, cluster: C
     ids, pooled = _batch_sizes(table, num_columns, kind, spec, cluster)
     by_rows = kind in ("row_wise", "table_row_wise")
     read_columns = num_columns if by_rows else max(num_columns, MIN_COLUMNS)
-    sent = pooled * wire_bytes
+    sent = pooled * wire
     lookup_s = (math.ceil(ids * ID_BYTES) + ids * read_columns * value_bytes + sent) / rate
     lookup_s *= BACKWARD_AND_FORWARD * (1.0 if by_rows else _narrow_penalty(num_columns))
     if kind == "table_row_wise":

@@ -6,50 +6,14 @@ from dataclasses import dataclass, replace
 
 from embark.catalog import Catalog, Machine, Price
 from embark.catalog.pricing import POD_GRACE_S, PURCHASE_NAMES, Purchase, hourly_usd
-from embark.model.placement import all_table_bytes, shard_bytes
+from embark.model.placement import DENSE_STATES, all_table_bytes, shard_bytes
 from embark.model.work import layers_of
-from embark.plan.prediction import Prediction
+from embark.plan.prediction import ASSUMPTIONS, Prediction
 from embark.plan.workload import Workload
 from embark.spec import RunSpec
 from embark.store.checkpoint_interval import steps_between_saves
 
-DENSE_STATE_BYTES = {"sgd": 0, "adagrad": 4, "adam": 8}
-"""What the dense optimizer keeps for each weight."""
-COPY_SHARE = 0.75
-"""Of the bus one way: an H200 host copied 680 MB to pinned memory in 14 ms, 48 GB/s of 64."""
-UNKNOWN_BUS_GBYTE_PER_S = 32.0
-"""One way, where the catalog has no figure: PCIe of the fourth generation."""
-WRITE_GBYTE_PER_S = 1.25
-"""Of one process, with checksums and commit: 680 MB took 0.45 to 0.62 s on an H200's host."""
-LOAD_GBYTE_PER_S = 1.4
-"""Of one process, every checksum verified: as measured on two cores of a Xeon."""
-NETWORK_SHARE = 0.7
-"""Of a host's network that a store's many requests together reach; an assumption."""
-UNKNOWN_NETWORK_GBIT_PER_S = 25.0
-COMMIT_S = 1.0
-"""Ranks agree, small files are written, the older checkpoint goes."""
-BOOT_S = 120.0
-"""From a machine's first paid second to a node that takes work: kernel, driver, kubelet. Clouds take 1 to 3 minutes."""
-IMAGE_S = 60.0
-"""An image with torch and CUDA is about 5 GB compressed, and is unpacked at about 100 MB/s."""
-FIRST_STEP_S = 23.0
-"""From the command to the first step: torch is loaded, kernels are compiled. Measured on an H200's host."""
-TPU_FIRST_STEP_S = 90.0
-"""The same on TPUs: their compiler worked for 30 to 90 s and more on steps like those of bench/tpu_memory.csv."""
-RESUMED_STEP_S = 17.0
-"""The same where the run's kernels are compiled already."""
-RENDEZVOUS_S = 10.0
-"""Hosts find each other and set their channels up; an assumption, as the next is."""
-RENDEZVOUS_S_PER_RANK = 0.03
-REPLACEMENT_S = 180.0
-"""Until a machine is there for one that went. That one is not paid meanwhile, the others are."""
-EVAL_SHARE = 0.4
-"""Of a training step's time that a batch of an evaluation takes: forward only, and not captured."""
-GPU_HOURS_BETWEEN_FAILURES = 50_700.0
-"""419 unexpected interruptions in 54 days of 16,384 H100s: Llama Team, "The Llama 3 Herd of Models", 2024, table 5."""
-BLOCK_H = 24.0
-"""Blocks booked ahead are sold by whole days."""
-HOURS_PER_MONTH = 730.0
+COST = ASSUMPTIONS["cost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +102,11 @@ def saves_of(prediction: Prediction, num_steps: int, failures: Failures, written
         raise ValueError("what does not fit saves nothing")
     written = written or save_bytes(prediction)
     spec, machine = setup.spec, setup.machine
-    network_gbit = machine.network_gbit_per_s or UNKNOWN_NETWORK_GBIT_PER_S
-    host_rate = network_gbit / 8 * NETWORK_SHARE * 1e9
-    write_s = max(written.process / (WRITE_GBYTE_PER_S * 1e9), written.host / host_rate) + COMMIT_S
-    load_s = max(written.process / (LOAD_GBYTE_PER_S * 1e9), written.host / host_rate)
-    bus = (machine.gpu.pcie_gbyte_per_s or 2 * UNKNOWN_BUS_GBYTE_PER_S) / 2 * COPY_SHARE * 1e9
+    network_gbit = machine.network_gbit_per_s or COST["unknown_network_gbit_per_s"]
+    host_rate = network_gbit / 8 * COST["network_share"] * 1e9
+    write_s = max(written.process / (COST["write_gbyte_per_s"] * 1e9), written.host / host_rate) + COST["commit_s"]
+    load_s = max(written.process / (COST["load_gbyte_per_s"] * 1e9), written.host / host_rate)
+    bus = (machine.gpu.pcie_gbyte_per_s or 2 * COST["unknown_bus_gbyte_per_s"]) / 2 * COST["copy_share"] * 1e9
     pause_s = written.rank / bus if spec.store.in_background else write_s
     write_s = max(write_s, pause_s)
     every_steps, why = _interval(spec, pause_s, write_s, step.total_s, failures)
@@ -167,7 +131,7 @@ def _interval(spec: RunSpec, pause_s: float, write_s: float, step_s: float, fail
 
 
 def _dense_bytes(spec: RunSpec) -> float:
-    return layers_of(spec.model).num_values * (4 + DENSE_STATE_BYTES[spec.train.dense_optimizer])
+    return layers_of(spec.model).num_values * 4 * (1 + DENSE_STATES[spec.train.dense_optimizer])
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +234,7 @@ def bill(
     if time is not None and rate is not None:
         hours = (num_nodes * time.total_s - time.waiting_s) / 3600
         if purchase == "block":
-            hours = num_nodes * math.ceil(time.total_s / 3600 / BLOCK_H) * BLOCK_H
+            hours = num_nodes * math.ceil(time.total_s / 3600 / COST["block_h"]) * COST["block_h"]
         machines_usd = rate * hours
     usd_per_hour = None if rate is None else rate * num_nodes
     return Bill(purchase, usd_per_hour, time, saves, failures, machines_usd, None, missing)
@@ -280,7 +244,7 @@ def add_storage(paid: Bill, usd_per_month: float) -> Bill:
     """The same with what storage costs while the run lasts."""
     if paid.time is None:
         return paid
-    return replace(paid, storage_usd=usd_per_month * paid.time.total_s / 3600 / HOURS_PER_MONTH)
+    return replace(paid, storage_usd=usd_per_month * paid.time.total_s / 3600 / COST["hours_per_month"])
 
 
 def run_time(prediction: Prediction, workload: Workload, saves: Saves, failures: Failures) -> RunTime | None:
@@ -289,23 +253,24 @@ def run_time(prediction: Prediction, workload: Workload, saves: Saves, failures:
         raise ValueError("what does not fit takes no time")
     step_s, setup = prediction.step.total_s, prediction.setup
     num_hosts = setup.num_nodes * setup.machine.num_hosts
-    rendezvous_s = RENDEZVOUS_S_PER_RANK * setup.num_ranks + (RENDEZVOUS_S if num_hosts > 1 else 0.0)
+    rendezvous_s = COST["rendezvous_s_per_rank"] * setup.num_ranks + (COST["rendezvous_s"] if num_hosts > 1 else 0.0)
     is_tpu = setup.machine.gpu.kind == "tpu"
-    start = StartUp(BOOT_S, IMAGE_S, rendezvous_s, TPU_FIRST_STEP_S if is_tpu else FIRST_STEP_S)
+    start = StartUp(COST["boot_s"], COST["image_s"], rendezvous_s,
+                    COST["tpu_first_step_s" if is_tpu else "first_step_s"])
     train_s = workload.num_steps * step_s
-    eval_s = workload.eval_steps * step_s * EVAL_SHARE
+    eval_s = workload.eval_steps * step_s * COST["eval_share"]
     once_s = start.total_s + train_s + eval_s + saves.total_s
-    restart_s = BOOT_S + IMAGE_S + rendezvous_s + RESUMED_STEP_S + saves.load_s
+    restart_s = COST["boot_s"] + COST["image_s"] + rendezvous_s + COST["resumed_step_s"] + saves.load_s
     if saves.fits_notice:
         restart_s += saves.write_s  # the save that the notice leaves time for
     # Interruptions come in what they themselves prolong: n = rate * (once + n * each).
-    each_s = saves.lost_each_s + restart_s + REPLACEMENT_S
+    each_s = saves.lost_each_s + restart_s + COST["replacement_s"]
     share = failures.per_hour / 3600 * each_s
     if share >= 1:
         return None
     num = failures.per_hour / 3600 * once_s / (1 - share)
     return RunTime(start, train_s, eval_s, saves.total_s, num, num * saves.lost_each_s, num * restart_s,
-                   num * REPLACEMENT_S, workload.steps_per_epoch * step_s)
+                   num * COST["replacement_s"], workload.steps_per_epoch * step_s)
 
 
 def failures_of(catalog: Catalog, machine: Machine, num_nodes: int, region: str, purchase: Purchase, *,
@@ -319,7 +284,7 @@ def failures_of(catalog: Catalog, machine: Machine, num_nodes: int, region: str,
         confidence = "" if rate.origin.is_confirmed else ", an assumption"
         why = f"spot takes a machine back every {1 / rate.per_hour:,.0f} h ({rate.origin.source}{confidence})"
     else:
-        num_gpus = machine.num_gpus * num_nodes
-        per_hour = num_gpus / GPU_HOURS_BETWEEN_FAILURES
-        why = f"an accelerator or its host fails every {GPU_HOURS_BETWEEN_FAILURES:,.0f} h of one"
+        gpu_hours = COST["gpu_hours_between_failures"]
+        per_hour = machine.num_gpus * num_nodes / gpu_hours
+        why = f"one accelerator or its host fails every {gpu_hours:,.0f} h"
     return Failures(per_hour, said_grace_s or POD_GRACE_S[machine.cloud], purchase == "spot", why)

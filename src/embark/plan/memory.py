@@ -3,19 +3,15 @@ known, measured where they are a library's."""
 
 from dataclasses import dataclass
 
-from embark.model.placement import Placement, shard_bytes, table_value_bytes
+from embark.model.placement import DENSE_STATES, Placement, shard_bytes, table_value_bytes, value_bytes, wire_bytes
+from embark.model.sharding import CACHED_SHARE
 from embark.model.work import Layers, layers_of, lookups_of, padded
 from embark.plan.calibration import Calibration, MemoryFit
+from embark.plan.prediction import ASSUMPTIONS
 from embark.spec import RunSpec
 
-CACHE_SHARE = 0.2
-"""Of a table in the host's memory, what TorchRec keeps on the device."""
-NCCL_BYTES = 0.6e9
-"""Of a rank that talks to others: NCCL's channels and buffers. An estimate."""
-LOADER_BATCHES = 12
-"""Batches in host memory at a time, for each rank: loader, packer and what is on its way."""
+MEMORY = ASSUMPTIONS["memory"]
 UPDATE_TILE = 32
-DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +54,7 @@ def device_parts(
         "exchange": counted.exchange,
         "fragmentation": held * fit.fragmentation,
         "CUDA and libraries": fit.context_bytes + fit.workspace_bytes,
-        "NCCL": NCCL_BYTES if placement.num_ranks > 1 else 0.0,
+        "NCCL": MEMORY["nccl_bytes"] if placement.num_ranks > 1 else 0.0,
     }
     return {name: size for name, size in parts.items() if size}
 
@@ -66,7 +62,7 @@ def device_parts(
 def fullest_rank(spec: RunSpec, placement: Placement) -> int:
     sizes: dict[int, float] = {}
     for shard in placement.shards:
-        share = 1.0 if shard.memory == "device" else CACHE_SHARE
+        share = 1.0 if shard.memory == "device" else CACHED_SHARE
         sizes[shard.rank] = sizes.get(shard.rank, 0.0) + share * shard_bytes(shard, spec)
     return max(sizes, key=lambda rank: (sizes[rank], -rank), default=0)
 
@@ -74,7 +70,7 @@ def fullest_rank(spec: RunSpec, placement: Placement) -> int:
 def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: str) -> ByteCounts:
     """The captured engine allocates everything before the first step: this is that list."""
     layers, model = layers_of(spec.model), spec.model
-    size = 2 if precision == "bf16" else 4
+    size = value_bytes(precision)
     samples = spec.train.batch_size / placement.num_ranks
     tables = model.table_list()
     num_ids = sum(t.multi_hot for t in tables)
@@ -94,7 +90,7 @@ def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: 
     on_device, state = _table_bytes(spec, placement, rank)
     exchange = 0.0
     if placement.num_ranks > 1:
-        wire = size if spec.train.comms_dtype == "fp32" else 2
+        wire = wire_bytes(spec, size)
         exchange = wire * (2 * looked_up.pooled_values + samples * sum(t.dim or 0 for t in tables))
         exchange += 4 * (3 * looked_up.num_ids + samples * num_ids) + 8 * (looked_up.num_ids + samples * num_ids)
     return ByteCounts(
@@ -107,7 +103,7 @@ def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: st
     """What autograd keeps and makes for TorchRec's pipeline: each pooled vector and its gradient in fp32, both again in
     the layers' precision, each layer's output and its gradient. How much of it lives at once is measured."""
     layers, model = layers_of(spec.model), spec.model
-    size = 2 if precision == "bf16" else 4
+    size = value_bytes(precision)
     samples = spec.train.batch_size / placement.num_ranks
     tables = model.table_list()
     pooled = sum(t.dim or 0 for t in tables)
@@ -137,7 +133,7 @@ def host_parts(
     on_host = sum(shard_bytes(s, spec) for r in ranks for s in placement.of_rank(r) if is_cpu or s.memory == "host")
     on_device = sum(shard_bytes(s, spec) for r in ranks for s in placement.of_rank(r))
     parts = {"tables": on_host, "processes": fit.context_bytes * len(ranks),
-             "loader": LOADER_BATCHES * batch * len(ranks)}
+             "loader": MEMORY["loader_batches"] * batch * len(ranks)}
     if spec.store.in_background and (spec.store.checkpoint_every != 0 or spec.store.checkpoint_at_end):
         parts["checkpoint copy"] = on_device
     if is_cpu:
@@ -156,7 +152,7 @@ def _table_bytes(spec: RunSpec, placement: Placement, rank: int) -> tuple[float,
     """On the device: rows, and optimizer state."""
     rows = state = 0.0
     for shard in placement.of_rank(rank):
-        share = 1.0 if shard.memory == "device" else CACHE_SHARE
+        share = 1.0 if shard.memory == "device" else CACHED_SHARE
         values = shard.num_rows * shard.num_columns * table_value_bytes(spec)
         rows += share * values
         state += share * (shard_bytes(shard, spec) - values)

@@ -11,16 +11,11 @@ from embark.model.jax_layout import LINE_WIDTHS, make_layout
 from embark.model.placement import Cluster, Placement, Planner, TooLarge, all_table_bytes
 from embark.plan.calibration import CPU, Calibration, calibration_for, load_calibrations
 from embark.plan.closed_form import closed_form
-from embark.plan.memory import device_parts, host_parts
+from embark.plan.memory import MEMORY, device_parts, host_parts
 from embark.plan.prediction import GIB, MemoryUse, Prediction, Setup, StepTime, refused
 from embark.plan.step_time import step_time
 from embark.plan.tpu import chip_memory, predict_on_tpu, tpu_step_time
 from embark.spec import RunSpec
-
-SEEN_SHARE = 0.99
-"""Of an accelerator's listed memory, what its driver shows, where no one has looked."""
-HOST_SHARE = 0.9
-"""Of a host's memory, what is left for a run, where its reserve is not known."""
 
 
 def predict(setup: Setup, *, planner: Planner | None = None, calibration: Calibration | None = None) -> Prediction:
@@ -35,17 +30,20 @@ def predict(setup: Setup, *, planner: Planner | None = None, calibration: Calibr
 def cluster_of(setup: Setup) -> Cluster:
     """The machines as a planner sees them."""
     machine = setup.machine
-    gpu = machine.gpu
-    seen_mib = gpu.seen_mib or gpu.memory_mib * SEEN_SHARE
-    host_gib = machine.allocatable_gib or (machine.memory_gib or 0.0) * HOST_SHARE
+    host_gib = machine.allocatable_gib or (machine.memory_gib or 0.0) * MEMORY["host_share"]
     fabric = machine.fabric_gbit_per_s or machine.network_gbit_per_s or 0.0
     return Cluster(
-        num_ranks=setup.num_ranks, ranks_per_host=machine.gpus_per_host, device_bytes=seen_mib * 1024.0**2,
-        host_bytes=host_gib * GIB, device="tpu" if gpu.kind == "tpu" else "cuda",
+        num_ranks=setup.num_ranks, ranks_per_host=machine.gpus_per_host, device_bytes=device_bytes(machine.gpu),
+        host_bytes=host_gib * GIB, device="tpu" if machine.gpu.kind == "tpu" else "cuda",
         # Links are listed for both directions together, fabrics for one.
         intra_gbyte_per_s=(machine.link_gbyte_per_s or 0.0) / 2,
         inter_gbyte_per_s=fabric / 8 / machine.gpus_per_host,
     )
+
+
+def device_bytes(gpu: Gpu) -> float:
+    """Of an accelerator, as its driver shows it."""
+    return (gpu.seen_mib or gpu.memory_mib * MEMORY["seen_share"]) * 1024.0**2
 
 
 def predict_on(

@@ -1,12 +1,16 @@
 """What is predicted of a run on so many machines: the words that memory, time, cost and verdict share."""
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 from embark.catalog import Machine
 from embark.model.placement import Cluster, Placement, all_table_bytes
 from embark.spec import RunSpec
 
 GIB = 1024.0**3
+ASSUMPTIONS: dict[str, dict[str, float]] = tomllib.loads(
+    Path(__file__).with_name("assumptions.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)

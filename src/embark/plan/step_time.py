@@ -1,29 +1,13 @@
 """Seconds of a step: bytes and arithmetic over measured rates, traffic over links and fabric, input over its roads. The
 slowest of what runs side by side wins, as the engine lets it."""
 
-
-from embark.model.placement import Cluster, Placement
+from embark.model.placement import Cluster, Placement, value_bytes, wire_bytes
 from embark.model.work import Layers, Lookups, layers_of, lookups_of
 from embark.plan.calibration import Calibration
-from embark.plan.prediction import StepTime
+from embark.plan.prediction import ASSUMPTIONS, StepTime
 from embark.spec import RunSpec
 
-SORT_BYTES = 100.0
-"""Moved for each id to bring equal ones together: four passes of a radix sort over keys and places, there and back."""
-PASSES = 4.0
-"""A layer's output is written and read, its gradient is written and read."""
-LINK_SHARE = 0.75
-"""Of a link's bandwidth, what collectives get within a host. An estimate: one card was measured."""
-FABRIC_SHARE = 0.8
-"""… and between hosts. An estimate."""
-LINK_LATENCY_S = 20e-6
-FABRIC_LATENCY_S = 40e-6
-"""A collective's own time, however little it carries. Estimates."""
-MESSAGE_S = 0.8e-6
-"""… and for each other rank of an all-to-all between hosts."""
-LOADER_BYTES_PER_S = 12e9
-"""What a rank's loader threads bring from the page cache to pinned memory: 78 million samples of 160 bytes by two of
-them (bench/RESULTS.md)."""
+STEP = ASSUMPTIONS["step"]
 RANKS_LOOKED_AT = 64
 """Of a large cluster, the busiest so many ranks are computed through."""
 
@@ -36,10 +20,10 @@ def step_time(
     fit = calibration.engines[engine]
     layers = layers_of(spec.model)
     samples = spec.train.batch_size / placement.num_ranks
-    size = 2 if precision == "bf16" else 4
+    size = value_bytes(precision)
     rank, looked_up = _busiest(spec, placement, size)
     rates = calibration.rates
-    dense_s = (fit.activations * _activation_bytes(layers, spec, samples, size) / rates.copy_bytes
+    dense_s = (fit.activations * activation_bytes(layers, spec, samples, size) / rates.copy_bytes
                + fit.matmul * samples * layers.flops_per_sample / rates.matmul_flops[precision])
     parts = {
         "lookup and update": fit.tables * _table_bytes(looked_up, size) / rates.copy_bytes,
@@ -60,7 +44,8 @@ def step_time(
     beside = {"host": fit.host_s + fit.host_layer_s * len(layers.all)}
     batch_bytes = samples * sample_bytes(spec)
     if cluster.device != "cpu":
-        beside |= {"copy to the device": batch_bytes / rates.upload_bytes, "loader": batch_bytes / LOADER_BYTES_PER_S}
+        beside |= {"copy to the device": batch_bytes / rates.upload_bytes,
+                   "loader": batch_bytes / STEP["loader_bytes_per_s"]}
     if draws_samples and rates.synthetic_values:
         beside["drawing samples"] = batch_bytes / 4 / rates.synthetic_values
     total_s = max(device_s, *beside.values())
@@ -74,12 +59,12 @@ def step_time(
 def features(spec: RunSpec, placement: Placement, precision: str, calibration: Calibration) -> tuple[float, ...]:
     """What a fit multiplies: 1, layers, and the seconds that tables', activations' bytes and arithmetic alone take."""
     layers, samples = layers_of(spec.model), spec.train.batch_size / placement.num_ranks
-    size = 2 if precision == "bf16" else 4
+    size = value_bytes(precision)
     _, looked_up = _busiest(spec, placement, size)
     rates = calibration.rates
     return (
         1.0, float(len(layers.all)), _table_bytes(looked_up, size) / rates.copy_bytes,
-        _activation_bytes(layers, spec, samples, size) / rates.copy_bytes,
+        activation_bytes(layers, spec, samples, size) / rates.copy_bytes,
         samples * layers.flops_per_sample / rates.matmul_flops[precision],
     )
 
@@ -89,13 +74,13 @@ def sample_bytes(spec: RunSpec) -> float:
     return 4.0 * (1 + spec.model.num_dense + sum(t.multi_hot for t in spec.model.table_list()))
 
 
-def _activation_bytes(layers: Layers, spec: RunSpec, samples: float, size: int) -> float:
+def activation_bytes(layers: Layers, spec: RunSpec, samples: float, size: int) -> float:
     pooled = sum(t.dim or 0 for t in spec.model.table_list())
-    return PASSES * size * samples * (layers.output_width + 2 * pooled)
+    return STEP["passes"] * size * samples * (layers.output_width + 2 * pooled)
 
 
 def _table_bytes(looked_up: Lookups, size: int) -> float:
-    return looked_up.device_bytes + 2 * looked_up.pooled_values * size + SORT_BYTES * looked_up.num_ids
+    return looked_up.device_bytes + 2 * looked_up.pooled_values * size + STEP["sort_bytes"] * looked_up.num_ids
 
 
 def _busiest(spec: RunSpec, placement: Placement, size: int) -> tuple[int, Lookups]:
@@ -111,7 +96,7 @@ def _busiest(spec: RunSpec, placement: Placement, size: int) -> tuple[int, Looku
 
 def _all_to_all_s(spec: RunSpec, placement: Placement, cluster: Cluster, rank: int, samples: float, size: int) -> float:
     """Ids there; pooled vectors back; their gradients there."""
-    wire = size if spec.train.comms_dtype == "fp32" else 2
+    wire = wire_bytes(spec, size)
     pooled = _pooled_traffic(spec, placement, cluster, rank, wire)
     ids = 4.0 * samples * sum(t.multi_hot for t in spec.model.table_list())
     share = _share_between_hosts(cluster)
@@ -150,11 +135,11 @@ def _seconds(within_host: float, between_hosts: float, cluster: Cluster, *, num_
     """For bytes that leave one rank, one direction."""
     total_s = 0.0
     if within_host and cluster.ranks_per_host > 1:
-        rate = (cluster.intra_gbyte_per_s or cluster.inter_gbyte_per_s or 1.0) * 1e9 * LINK_SHARE
-        total_s += LINK_LATENCY_S + within_host / rate
+        rate = (cluster.intra_gbyte_per_s or cluster.inter_gbyte_per_s or 1.0) * 1e9 * STEP["link_share"]
+        total_s += STEP["link_latency_s"] + within_host / rate
     if between_hosts and cluster.num_ranks > cluster.ranks_per_host:
-        rate = (cluster.inter_gbyte_per_s or 1.0) * 1e9 * FABRIC_SHARE
-        total_s += FABRIC_LATENCY_S + MESSAGE_S * num_messages + between_hosts / rate
+        rate = (cluster.inter_gbyte_per_s or 1.0) * 1e9 * STEP["fabric_share"]
+        total_s += STEP["fabric_latency_s"] + STEP["message_s"] * num_messages + between_hosts / rate
     return total_s
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from embark.catalog import Catalog, Machine, Volume
 from embark.formatting import format_bytes
-from embark.plan.cost import NETWORK_SHARE, UNKNOWN_NETWORK_GBIT_PER_S, Failures, Saves
+from embark.plan.cost import COST, Failures, Saves
 from embark.plan.prediction import Prediction, Setup
 from embark.plan.workload import Workload
 from embark.store.checkpoint_interval import MAX_LOST_S
@@ -131,7 +131,7 @@ def _again(prediction: Prediction, workload: Workload) -> tuple[Again, str]:
 
 
 def _offer(volume: Volume, machine: Machine, need: StorageNeed) -> StorageOffer:
-    host_rate = (machine.network_gbit_per_s or UNKNOWN_NETWORK_GBIT_PER_S) / 8 * NETWORK_SHARE
+    host_rate = (machine.network_gbit_per_s or COST["unknown_network_gbit_per_s"]) / 8 * COST["network_share"]
     hosts_rate = host_rate * need.num_hosts
     is_object = volume.kind == "object"
     needed = need.write_gbyte_per_s + (need.object_gbyte_per_s if is_object else need.file_gbyte_per_s)

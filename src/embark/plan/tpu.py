@@ -15,44 +15,26 @@ from embark.model.jax_layout import (
     expected_capacities,
     make_layout,
 )
-from embark.model.placement import Cluster, all_table_bytes, table_value_bytes
+from embark.model.placement import (
+    DENSE_STATES,
+    Cluster,
+    all_table_bytes,
+    table_value_bytes,
+    value_bytes,
+    wire_bytes,
+)
 from embark.model.work import Layers, layers_of
-from embark.plan.memory import DENSE_STATES
-from embark.plan.prediction import GIB, MemoryUse, Prediction, Setup, StepTime, refused
-from embark.plan.step_time import LOADER_BYTES_PER_S, PASSES, sample_bytes
+from embark.plan.prediction import ASSUMPTIONS, GIB, MemoryUse, Prediction, Setup, StepTime, refused
+from embark.plan.step_time import STEP, activation_bytes, sample_bytes
 from embark.spec import RunSpec
 
 ENGINE, ENGINE_WHY = "jax", "the whole step as one program of XLA"
 LINE = LINE_WIDTHS["tpu"]
 SUBLANES = 8
 """Lines that lie together, of numbers of four bytes."""
-HISTOGRAM_BYTES = 2 * 16_384 * 4
-"""The counts that AUC is made of."""
+TPU = ASSUMPTIONS["tpu"]
 BATCHES_AHEAD = MAX_IN_FLIGHT + NUM_AHEAD + 1
 """Batches on a chip besides the one that is trained: the host may be 8 steps ahead, two wait, one is on its way."""
-PROGRAM_BYTES, PROGRAM_BYTES_PER_TABLE = 8e6, 0.4e6
-PROGRAM_BYTES_PER_ID, MOST_IDS = 150, 2**17
-"""For each id that a chip sorts; the code of sorts that are larger grows little."""
-VMEM_BYTES = {"TPU-v5e": 96 * 2.0**20, "TPU-v6e": 96 * 2.0**20, "TPU-v5p": 16 * 2.0**20}
-"""Of a chip's fast memory, what takes a step's arrays off the large one, by compiled programs; others have little."""
-LEAST_BYTES = 2e6
-"""That even a tiny step's program puts there."""
-SPILLED = 1.2
-"""Over the arrays of a step, what the compiled program takes: gaps between them, and registers that spill."""
-PROCESS_BYTES = 1.5e9
-"""Of the host's one process: the interpreter, JAX and the compiler at work, which held so much."""
-LOADER_BATCHES = 4
-"""Of a host's samples in its memory at a time: two made ahead, one in the making, one on its way."""
-PASSES_OF_IDS = 6
-"""Arrays of a batch's rows that are written and read in a step: found, pooled, gradients, sorted, summed, sent."""
-PASSES_OF_EXCHANGE = 5
-"""… and of what chips exchange: gathered, received, gradients received, sorted, summed."""
-SORT_BYTES = 48.0
-"""Moved for each id by three sorts of keys and places, each read and written once."""
-MATMUL_PASSES = {"bf16": 1.0, "tf32": 3.0, "fp32": 6.0}
-"""Products in bf16 that a TPU makes of one: its matrix units know no wider numbers (XLA's precision high, highest)."""
-TORUS_DIMENSIONS = {"TPU-v4": 3, "TPU-v5p": 3}
-"""Of the links between chips; two for the others (Google's system architecture pages)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +135,10 @@ def _why(setup: Setup, memory: MemoryUse) -> str:
 def chip_memory(spec: RunSpec, layout: Layout, precision: str, chip_name: str) -> ChipMemory:
     """Of one of a layout's chips."""
     layers, samples = layers_of(spec.model), spec.train.batch_size // layout.num_devices
-    value_bytes = table_value_bytes(spec)
     tables = state = copies = 0.0
     for group in layout.groups:
         lines = (group.lines_per_device, group.width)
-        tables += tiled_bytes(lines, value_bytes)
+        tables += tiled_bytes(lines, table_value_bytes(spec))
         if spec.train.optimizer == "adagrad":
             state += tiled_bytes(lines, 4)
         elif spec.train.optimizer == "rowwise_adagrad":
@@ -168,10 +149,10 @@ def chip_memory(spec: RunSpec, layout: Layout, precision: str, chip_name: str) -
              + tiled_bytes((samples,), 4))
     peak = max(_exchanging(spec, layout, samples), _computing(spec, layers, samples, precision))
     return ChipMemory(
-        tables, state, _dense_bytes(spec, layers) + HISTOGRAM_BYTES, batch, BATCHES_AHEAD * batch, copies,
-        _in_hbm(peak, VMEM_BYTES.get(chip_name, 0.0)),
-        PROGRAM_BYTES + PROGRAM_BYTES_PER_TABLE * len(spec.model.table_list())
-        + PROGRAM_BYTES_PER_ID * min(samples * num_ids, MOST_IDS),
+        tables, state, _dense_bytes(spec, layers) + TPU["histogram_bytes"], batch, BATCHES_AHEAD * batch, copies,
+        _in_hbm(peak, ASSUMPTIONS["vmem_bytes"].get(chip_name, 0.0)),
+        TPU["program_bytes"] + TPU["program_bytes_per_table"] * len(spec.model.table_list())
+        + TPU["program_bytes_per_id"] * min(samples * num_ids, TPU["max_ids"]),
     )
 
 
@@ -185,10 +166,8 @@ def copied_bytes(spec: RunSpec, group: Group) -> float:
 def host_parts(spec: RunSpec, chip: ChipMemory, num_chips: int, chips_per_host: int) -> dict[str, float]:
     """Of one whole host and its one process. A save in the background, and the start of a run, hold its rows once."""
     samples = spec.train.batch_size / num_chips * chips_per_host
-    num_ids = sum(t.multi_hot for t in spec.model.table_list())
-    parts = {"process": PROCESS_BYTES, "loader": LOADER_BATCHES * samples * 4 * (1 + spec.model.num_dense + num_ids),
-             "copy of the tables": chips_per_host * (chip.tables + chip.state)}
-    return {name: size for name, size in parts.items() if size}
+    return {"process": TPU["process_bytes"], "loader": TPU["loader_batches"] * samples * sample_bytes(spec),
+            "copy of the tables": chips_per_host * (chip.tables + chip.state)}
 
 
 def tiled_bytes(shape: Sequence[int], size: int) -> float:
@@ -222,9 +201,9 @@ def _up(number: int, unit: int) -> int:
     return -(-number // unit) * unit
 
 
-def _lined_anew(lines: tuple[int, int], value_bytes: int) -> float:
-    lined = lined_bytes(lines, value_bytes)
-    return lined if tiled_bytes(lines, value_bytes) < lined else 0.0
+def _lined_anew(lines: tuple[int, int], size: int) -> float:
+    lined = lined_bytes(lines, size)
+    return lined if tiled_bytes(lines, size) < lined else 0.0
 
 
 def _exchanging(spec: RunSpec, layout: Layout, samples: int) -> float:
@@ -242,7 +221,7 @@ def _exchanging(spec: RunSpec, layout: Layout, samples: int) -> float:
 
 def _computing(spec: RunSpec, layers: Layers, samples: int, precision: str) -> float:
     """At its fullest: pooled vectors, the stack of them that dots are taken of and its gradient, layers' outputs."""
-    size = 2 if precision == "bf16" else 4
+    size = value_bytes(precision)
     pooled = sum(tiled_bytes((samples, t.dim or 0), size) for t in spec.model.table_list())
     outputs = sum(tiled_bytes((samples, layer.num_out), size) for layer in (*layers.bottom, *layers.top[:-1]))
     outputs += tiled_bytes((samples, layers.middle_width), size)
@@ -262,7 +241,7 @@ def _dense_bytes(spec: RunSpec, layers: Layers) -> float:
 
 def _in_hbm(peak: float, vmem_bytes: float) -> float:
     """The compiler keeps what it can in the chip's fast memory: nearly all of a small step, little of a large one."""
-    return LEAST_BYTES + SPILLED * peak * peak / (peak + vmem_bytes)
+    return TPU["min_step_bytes"] + TPU["spill_factor"] * peak * peak / (peak + vmem_bytes)
 
 
 def tpu_step_time(
@@ -274,10 +253,9 @@ def tpu_step_time(
     layers, samples = layers_of(spec.model), spec.train.batch_size // num_chips
     capacities = expected_capacities(spec, layout)
     exchange_bytes = _exchange_bytes(spec, layout, capacities)
-    size = 2 if precision == "bf16" else 4
     memory_rate = (chip.hbm_gbyte_per_s or 0.0) * 1e9
-    matrix_rate = (chip.bf16_tflops or 0.0) * 1e12 / MATMUL_PASSES[precision]
-    dense_bytes = PASSES * size * samples * (layers.output_width + 2 * sum(t.dim or 0 for t in spec.model.table_list()))
+    matrix_rate = (chip.bf16_tflops or 0.0) * 1e12 / ASSUMPTIONS["matmul_passes"][precision]
+    dense_bytes = activation_bytes(layers, spec, samples, value_bytes(precision))
     parts = {
         "lookup and update": _over(_row_bytes(spec, layout, capacities, samples), memory_rate),
         "dense layers": max(_over(samples * layers.flops_per_sample, matrix_rate), _over(dense_bytes, memory_rate)),
@@ -293,7 +271,7 @@ def tpu_step_time(
         )
     device_s = sum(parts.values())
     # One process feeds all chips of its host.
-    beside = {"loader": chips_per_host * samples * sample_bytes(spec) / LOADER_BYTES_PER_S}
+    beside = {"loader": chips_per_host * samples * sample_bytes(spec) / STEP["loader_bytes_per_s"]}
     total_s = max(device_s, *beside.values())
     bound_by = max(parts, key=lambda name: parts[name]) if device_s >= beside["loader"] else "loader"
     return StepTime({name: s for name, s in {**parts, **beside}.items() if s}, total_s, bound_by, is_calibrated=False,
@@ -319,8 +297,8 @@ def _row_bytes(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], sampl
         moved = exchanged or num_ids
         line = max(group.width, LINE) * table_value_bytes(spec)
         state = {"adagrad": line * 2, "rowwise_adagrad": 8}.get(spec.train.optimizer, 0)
-        total += num_ids * (2 * PASSES_OF_IDS * wide + SORT_BYTES) + moved * (3 * line + state)
-        total += exchanged * (2 * PASSES_OF_EXCHANGE * wide + SORT_BYTES)
+        total += num_ids * (2 * TPU["id_passes"] * wide + TPU["sort_bytes"]) + moved * (3 * line + state)
+        total += exchanged * (2 * TPU["exchange_passes"] * wide + TPU["sort_bytes"])
     return total
 
 
@@ -329,7 +307,7 @@ def _between_chips(
 ) -> dict[str, float]:
     """Over a torus each part passes several links; how many, on average, follows from its side."""
     rate = (chip.ici_gbyte_per_s or 0.0) / 2 * 1e9
-    dimensions = TORUS_DIMENSIONS.get(chip.name, 2)
+    dimensions = ASSUMPTIONS["torus_dimensions"].get(chip.name, 2)
     hops = max(1.0, dimensions * chips_per_slice ** (1 / dimensions) / 4)
     others = (num_chips - 1) / num_chips
     return {"all-to-all": _over(exchange_bytes * others * hops, rate),
@@ -338,15 +316,14 @@ def _between_chips(
 
 def _exchange_bytes(spec: RunSpec, layout: Layout, capacities: tuple[int, ...]) -> float:
     """That leave a chip: numbers of rows, twice; rows; their gradients."""
-    wire = 4 if spec.train.comms_dtype == "fp32" else 2
+    wire = wire_bytes(spec, 4)
     return float(sum(layout.num_devices * capacity * (2 * 4 + 2 * wire * group.dim)
                      for group, capacity in zip(layout.groups, capacities, strict=True)))
 
 
 def _optimizer_bytes(spec: RunSpec, layers: Layers) -> float:
     """Weights and their state, read and written; gradients, read."""
-    states = {"sgd": 0, "adagrad": 1, "adam": 2}[spec.train.dense_optimizer]
-    return 4.0 * layers.num_values * (2 * (1 + states) + 1)
+    return 4.0 * layers.num_values * (2 * (1 + DENSE_STATES[spec.train.dense_optimizer]) + 1)
 
 
 def _over(amount: float, rate: float) -> float:

@@ -90,7 +90,7 @@ def test_what_a_narrow_table_leaves_out_a_wide_one_has(capsys, monkeypatch):
 
 def test_show_says_what_is_confirmed_and_how_often_spot_is_lost(capsys):
     out = told(capsys, "show", "p6-b300.48xlarge").out
-    assert re.search(r"of the accelerator\s+https://\S+ \(2026-11, unconfirmed\)", out)
+    assert re.search(r"accelerator source\s+https://\S+ \(2026-11, unconfirmed\)", out)
     assert "0.22 a day; assumed" in out
     shown = json.loads(told(capsys, "show", "v2-8", "--json").out)
     assert shown["machine"]["origin"]["confidence"] == "unconfirmed"
@@ -130,7 +130,7 @@ def test_a_missing_price_is_said_and_is_no_fault(capsys, words, said):
 def test_compare_sets_machines_side_by_side(capsys):
     out = told(capsys, "compare", "p5.48xlarge", "ND96isr_H100_v5").out
     assert "ND96isr_H100_v5" in out
-    assert re.search(r"each accelerator\s+\$6\.88/h\s+\$12\.29/h", out)
+    assert re.search(r"per accelerator\s+\$6\.88/h\s+\$12\.29/h", out)
     doubted = told(capsys, "compare", "p6-b300.48xlarge", "a4-highgpu-8g").out
     assert re.search(r"memory GB/s each\s+8,000\?\s+8,000\s", doubted)
     assert re.search(r"sold on demand\s+yes\s+no\s", doubted)

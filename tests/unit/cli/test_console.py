@@ -93,24 +93,18 @@ def test_a_column_goes_just_when_the_table_would_not_fit(monkeypatch, capsys, co
     assert "dollars an hour" in out
 
 
-def test_json_leaves_nothing_out(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "20")
-    Console(json=True).table(WIDE, WIDE_HEADINGS, droppable=["note"])
-    assert json.loads(capsys.readouterr().out) == [dict(row) for row in WIDE]
-
-
 def test_an_empty_table_says_so(capsys):
     Console().table([], columns=["a"], title="Runs")
     assert capsys.readouterr().out == "Runs\nnothing to show\n"
 
 
-def test_a_table_for_a_program_is_one_array_and_nothing_else(capsys):
+def test_json_is_the_result_and_nothing_else(capsys):
     console = Console(json=True)
     console.text("hello")
     console.result("hello")
-    console.table(ROWS, columns=["machine", "fits"], title="Machines")
+    console.show(ROWS, lambda console, rows: console.table(rows))
     out, err = capsys.readouterr()
-    assert json.loads(out)[1] == {"machine": "laptop [x]", "fits": False}
+    assert json.loads(out) == ROWS
     assert err == ""
 
 
@@ -129,15 +123,13 @@ def test_data_is_json_whatever_it_holds(capsys):
         "thing": Thing(Path("x/y"), math.nan), "kind": Kind.A, "set": {2, 1}, "numpy": np.float32(0.5),
         "array": np.arange(2), "text": "\x1b[31m é",
     }  # fmt: skip
-    Console(json=True).data(held)
+    Console(json=True).show(held, lambda *_: None)
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert json.loads(out) == {
         "thing": {"path": "x/y", "loss": None}, "kind": "a", "set": [1, 2], "numpy": 0.5, "array": [0, 1],
         "text": "\x1b[31m é",
     }  # fmt: skip
-    Console().data(held)
-    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("is_json", [False, True])

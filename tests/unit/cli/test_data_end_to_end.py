@@ -106,10 +106,10 @@ learning_rate = 0.1
     places = [(Path(bad["file"]).name, bad["line"]) for bad in result["bad_rows"]["examples"]]
     assert places == [("day_1.gz", 42), ("day_2.gz", 7)]
     assert run(["data", "prepare", "c.toml"]) == 0
-    assert "is prepared already" in capsys.readouterr().out
+    assert "already prepared" in capsys.readouterr().out
     assert run(["data", "prepare", "c.toml", "--fresh"]) == 0
     printed = capsys.readouterr()
-    assert "rows left out: 2" in printed.err
+    assert "skipped 2 unreadable rows" in printed.err
     assert "42" in printed.out
     assert run(["data", "check", "c.toml"]) == 0
     assert "hint: cat_0: alone predicts the label" in capsys.readouterr().out

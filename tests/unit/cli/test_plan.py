@@ -259,15 +259,15 @@ def test_the_guide_s_commands_run(tmp_path):
 
 
 def test_the_guide_names_the_constants_that_are_used():
-    from embark.plan import cost
+    from embark.plan.cost import COST
 
     text = (ROOT / "docs" / "plan.md").read_text()
     graces = (f"({POD_GRACE_S['aws']:g} s on AWS, {POD_GRACE_S['azure']:g} s on Azure, {POD_GRACE_S['gcp']:g} s "
               "for pods on GKE)")
-    for words in (f"{cost.BOOT_S:g} s until", f"{cost.IMAGE_S:g} s for an image", graces,
-                  f"{cost.FIRST_STEP_S:g} s to the first", f"{cost.RESUMED_STEP_S:g} s to the first",
-                  f"{cost.REPLACEMENT_S:g} s until there", f"takes {cost.EVAL_SHARE:g} of",
-                  f"{cost.GPU_HOURS_BETWEEN_FAILURES:,.0f} hours", f"{cost.WRITE_GBYTE_PER_S:g} GB/s a process",
-                  f"{cost.TPU_FIRST_STEP_S:g} s on TPUs",
-                  f"{cost.COPY_SHARE:g} of the bus", f"{cost.NETWORK_SHARE:g} of the network"):
+    for words in (f"{COST['boot_s']:g} s until", f"{COST['image_s']:g} s for an image", graces,
+                  f"{COST['first_step_s']:g} s to the first", f"{COST['resumed_step_s']:g} s to the first",
+                  f"{COST['replacement_s']:g} s until there", f"takes {COST['eval_share']:g} of",
+                  f"{COST['gpu_hours_between_failures']:,.0f} hours", f"{COST['write_gbyte_per_s']:g} GB/s a process",
+                  f"{COST['tpu_first_step_s']:g} s on TPUs",
+                  f"{COST['copy_share']:g} of the bus", f"{COST['network_share']:g} of the network"):
         assert words in text

@@ -7,8 +7,7 @@ from plan_setups import hand_estimator, made, setup_of, shipped_catalog
 
 from embark.catalog import Origin, Price
 from embark.catalog.pricing import hourly_usd
-from embark.plan import cost
-from embark.plan.cost import Failures, add_storage, bill, failures_of, run_time, saves_of
+from embark.plan.cost import COST, Failures, add_storage, bill, failures_of, run_time, saves_of
 from embark.plan.workload import DataSize, workload_of
 
 NO_FAILURE = Failures(0.0, 120.0, False, "none")
@@ -28,7 +27,8 @@ def test_the_run_is_the_sum_of_its_parts():
     assert time.train_s == pytest.approx(50.0)
     assert time.epoch_s == pytest.approx(10.0)
     assert time.num_interruptions == 0
-    assert time.total_s == pytest.approx(cost.BOOT_S + cost.IMAGE_S + cost.FIRST_STEP_S + 8 * 0.03 + 50 + saves.total_s)
+    start_s = COST["boot_s"] + COST["image_s"] + COST["first_step_s"] + 8 * 0.03
+    assert time.total_s == pytest.approx(start_s + 50 + saves.total_s)
 
 
 def test_evaluations_take_time():
@@ -36,7 +36,7 @@ def test_evaluations_take_time():
     work = workload_of(prediction.setup.spec, DataSize(65_536_000, 655_360))
     time = run_time(prediction, work, saves_of(prediction, work.num_steps, NO_FAILURE), NO_FAILURE)
     assert work.num_evals == 10
-    assert time.eval_s == pytest.approx(10 * 10 * 0.01 * cost.EVAL_SHARE)
+    assert time.eval_s == pytest.approx(10 * 10 * 0.01 * COST["eval_share"])
 
 
 def test_interruptions_cost_what_is_lost_and_what_starts_again():
@@ -46,9 +46,9 @@ def test_interruptions_cost_what_is_lost_and_what_starts_again():
     time = run_time(prediction, work, saves, failures)
     assert time.num_interruptions == pytest.approx(0.1 * time.total_s / 3600)
     assert time.lost_s == pytest.approx(time.num_interruptions * saves.lost_each_s)
-    restart_s = cost.BOOT_S + cost.IMAGE_S + 8 * 0.03 + cost.RESUMED_STEP_S + saves.load_s
+    restart_s = COST["boot_s"] + COST["image_s"] + 8 * 0.03 + COST["resumed_step_s"] + saves.load_s
     assert time.restart_s == pytest.approx(time.num_interruptions * restart_s)
-    assert time.waiting_s == pytest.approx(time.num_interruptions * cost.REPLACEMENT_S)
+    assert time.waiting_s == pytest.approx(time.num_interruptions * COST["replacement_s"])
 
 
 def test_a_run_that_is_undone_faster_than_it_trains_never_ends():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from plan_setups import made, setup_of
 
-from embark.plan.cost import COMMIT_S, WRITE_GBYTE_PER_S, Failures, checkpoint_bytes, saves_of
+from embark.plan.cost import COST, Failures, checkpoint_bytes, saves_of
 from embark.spec import load_spec
 
 SPOT = Failures(1 / 12, 120.0, True, "spot")
@@ -30,7 +30,7 @@ def test_the_measured_quickstart_checkpoint_is_met():
 def test_a_save_takes_the_fullest_rank_s_bytes_and_pauses_for_their_copy():
     saves = saves_of(made(setup_of("p4d.24xlarge")), 100_000, SPOT)
     rank_bytes = saves.checkpoint_bytes / 8
-    assert saves.write_s == pytest.approx(rank_bytes / WRITE_GBYTE_PER_S / 1e9 + COMMIT_S, rel=0.01)
+    assert saves.write_s == pytest.approx(rank_bytes / COST["write_gbyte_per_s"] / 1e9 + COST["commit_s"], rel=0.01)
     assert saves.pause_s == pytest.approx(rank_bytes / (32e9 * 0.75), rel=0.01)
     assert saves.host_bytes == pytest.approx(saves.checkpoint_bytes)
 
@@ -38,7 +38,7 @@ def test_a_save_takes_the_fullest_rank_s_bytes_and_pauses_for_their_copy():
 def test_a_slow_network_slows_a_save():
     setup = setup_of("p4d.24xlarge")
     slow = replace(setup, machine=replace(setup.machine, network_gbit_per_s=10.0))
-    assert saves_of(made(slow), 1000, SPOT).write_s == pytest.approx(105.4e9 / (10e9 / 8 * 0.7) + COMMIT_S, rel=0.01)
+    assert saves_of(made(slow), 1000, SPOT).write_s == pytest.approx(105.4e9 / (10e9 / 8 * 0.7) + COST["commit_s"], rel=0.01)
 
 
 def test_in_the_foreground_training_waits_for_all_of_it():

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from embark.model.jax_layout import LINE_WIDTHS, make_layout
-from embark.plan import tpu
-from embark.plan.tpu import chip_memory, host_parts, lined_bytes, tiled_bytes
+from embark.plan.tpu import TPU, chip_memory, host_parts, lined_bytes, tiled_bytes
 from embark.spec import RunSpec, load_spec
 
 BENCH = Path(__file__).parents[3] / "bench"
@@ -62,7 +61,7 @@ def test_the_counts_are_the_trainer_s_own():
     pytest.importorskip("jax")
     from embark.run import evaluation
 
-    assert tpu.HISTOGRAM_BYTES == 2 * evaluation.NUM_BINS * 4
+    assert TPU["histogram_bytes"] == 2 * evaluation.NUM_BINS * 4
 
 
 def test_narrow_rows_share_lines_and_odd_ones_are_copied_whole():
@@ -99,7 +98,7 @@ def test_a_host_holds_its_chips_rows_once_and_one_process():
     chip = _of(spec, 16)
     parts = host_parts(spec, chip, 16, 4)
     assert parts["copy of the tables"] == 4 * (chip.tables + chip.state)
-    assert parts["process"] == tpu.PROCESS_BYTES
+    assert parts["process"] == TPU["process_bytes"]
 
 
 @pytest.mark.parametrize(("shape", "size", "num_bytes"), [
