@@ -31,8 +31,10 @@ from cloud import emulators
 from rich.console import Console
 from rich.table import Table
 
+from embark.store import ChecksumWriter
+from embark.store.checkpoint_arrays import INDEX, CheckpointArrays, Index, unsharded, write_pieces
 from embark.store.object_store import ObjectStore, open_store
-from embark.trainers.torch.dcp_files import load, save
+from embark.trainers.torch.checkpoint import fill, local_shards
 
 State = dict[str, torch.Tensor]
 Road = tuple[str, Callable[[State], None], Callable[[State], None]]
@@ -76,31 +78,36 @@ def roads(folder: Path, stack: ExitStack) -> list[Road]:
         ("DCP FileSystemWriter, 2 threads",
          lambda state: dcp.save(state, storage_writer=dcp.FileSystemWriter(dcp_folder, thread_count=2)),
          lambda state: dcp.load(state, storage_reader=dcp.FileSystemReader(dcp_folder))),
-        road("Embark, local folder", open_store(folder / "embark"), 2),
+        road("Embark, local folder", open_store(folder / "embark")),
     ]
     s3 = stack.enter_context(emulators.s3())
     os.environ.update(s3.env)
-    found.append(road("Embark, s3 (moto)", open_store(s3.uri), 4))
+    found.append(road("Embark, s3 (moto)", open_store(s3.uri)))
     try:
         found.append(fsspec_road("DCP FsspecWriter, s3fs (moto), 4 threads", s3))
     except ImportError:
         Console().print("no s3fs here, so DCP's FsspecWriter is not measured: pip install s3fs")
     os.environ.update(emulators.gs_xml(s3).env)
-    found.append(road("Embark, gs by XML (moto)", open_store(s3.uri.replace("s3://", "gs://")), 4))
+    found.append(road("Embark, gs by XML (moto)", open_store(s3.uri.replace("s3://", "gs://"))))
     if shutil.which("azurite-blob"):
         az = stack.enter_context(emulators.az())
         os.environ.update(az.env)
-        found.append(road("Embark, az (azurite)", open_store(az.uri), 4))
+        found.append(road("Embark, az (azurite)", open_store(az.uri)))
     gs = stack.enter_context(emulators.gs())
     os.environ.update(gs.env)
-    found.append(road("Embark, gs by gcsfs (gcp-storage-emulator)", open_store(gs.uri), 4))
+    found.append(road("Embark, gs by gcsfs (gcp-storage-emulator)", open_store(gs.uri)))
     return found
 
 
-def road(name: str, object_store: ObjectStore, threads: int) -> Road:
-    prefix = uuid4().hex
-    return (name, lambda state: save(state, object_store, prefix, threads),
-            lambda state: load(state, object_store, prefix, threads))
+def road(name: str, object_store: ObjectStore) -> Road:
+    folder = uuid4().hex
+
+    def save(state: State) -> None:
+        pieces = [unsharded(key, tensor.numpy()) for key, tensor in state.items()]
+        entries = write_pieces(ChecksumWriter(object_store), folder, 0, pieces)
+        object_store.write(f"{folder}/{INDEX}", Index(entries).to_json())
+
+    return name, save, lambda state: fill(local_shards(state), CheckpointArrays(object_store, folder))
 
 
 def fsspec_road(name: str, s3: emulators.Emulator) -> Road:

@@ -1,29 +1,34 @@
-"""How ranks save together: agree, write, commit, remove old checkpoints; and find the newest complete one.
+"""How ranks save together: copy, write, commit, remove old checkpoints; and load the newest complete one.
 
-How arrays are copied, written and read is each trainer's own.
+What the arrays are is the trainer's to say.
 """
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol
 
 from embark.errors import EmbarkError, Fault
 from embark.events import plan_text
 from embark.run.logger import RunLogger
 from embark.run.trainer import Ranks
 from embark.spec import RunSpec, to_toml
-from embark.store import Checkpoint, ChecksumStore, FileChecksum, RunDir, checkpoint_name, reasons_by_spec
+from embark.store import Checkpoint, ChecksumWriter, FileChecksum, RunDir, checkpoint_name, reasons_by_spec
+from embark.store.checkpoint_arrays import (
+    INDEX,
+    CheckpointArrays,
+    Index,
+    Piece,
+    TensorEntry,
+    merge_entries,
+    write_pieces,
+)
 from embark.store.checkpoint_interval import Choice, steps_between_saves
 
-T = TypeVar("T")
-NUM_FILES = 4
-"""Files that a rank writes in parallel."""
-PIECE_BYTES = 4 << 20
-"""Of a tensor at a time: what was just hashed is still in the processor's cache when it is written."""
 Gather = Callable[[Any], list[Any]]
 """Every rank's value, on every rank, over a channel that training does not use: a thread calls it."""
 
@@ -45,22 +50,6 @@ class Saved:
     """The checkpoint is committed, but removing old ones or copying the run's small files failed."""
 
 
-def balanced(items: Iterable[T], num_bytes: Callable[[T], int], num_files: int = NUM_FILES) -> list[list[T]]:
-    """What a rank writes, in files of about one size: the largest first, each to the file that has least."""
-    ordered = sorted(items, key=num_bytes, reverse=True)
-    files: list[list[T]] = [[] for _ in range(max(1, min(num_files, len(ordered))))]
-    sizes = [0] * len(files)
-    for item in ordered:
-        least = sizes.index(min(sizes))
-        files[least].append(item)
-        sizes[least] += num_bytes(item)
-    return files
-
-
-def file_name(rank: int, number: int) -> str:
-    return f"rank-{rank:05d}-{number:02d}.bin"
-
-
 class Checkpointer(ABC):
     """One save at a time, in a thread of its own."""
 
@@ -80,9 +69,9 @@ class Checkpointer(ABC):
         """Copy the state and begin to write it; returns what was still being written and is done now."""
         before = self.wait()
         started = time.perf_counter()
-        copied = self._copied(step)
+        pieces = self._copied(step)
         pause_s = time.perf_counter() - started
-        self._running = self._thread.submit(self._write, step, copied, values, started, pause_s)
+        self._running = self._thread.submit(self._write, step, pieces, values, started, pause_s)
         return before
 
     def done(self) -> list[Saved]:
@@ -109,7 +98,8 @@ class Checkpointer(ABC):
         for checkpoint in reversed(found):
             damage = self._damage(checkpoint)
             if not damage:
-                self._load(checkpoint)
+                arrays = CheckpointArrays(self._checkpoints.store, checkpoint.name)
+                self._on_all_ranks(partial(self._load, arrays, checkpoint.step))
                 return checkpoint
             self._broken.add(checkpoint.step)
             warn(f"{self._checkpoints.where(checkpoint.step)} is damaged; skipped: {damage}")
@@ -120,16 +110,11 @@ class Checkpointer(ABC):
         """There is no checkpoint: give the model its initial weights, where building it did not."""
 
     @abstractmethod
-    def _copied(self, step: int) -> Any:
-        """A copy of the state, which training no longer touches."""
+    def _copied(self, step: int) -> list[Piece]:
+        """A copy of this rank's part of the state, which training no longer touches."""
 
     @abstractmethod
-    def _write_arrays(self, step: int, copied: Any, store: ChecksumStore) -> dict[str, bytes]:
-        """In the thread, on every rank: write what `_copied` returned through `store` into the folder of `step`. An
-        error on one rank is raised on all. Returns, on the first rank, small files still to be written."""
-
-    @abstractmethod
-    def _load(self, checkpoint: Checkpoint) -> None:
+    def _load(self, arrays: CheckpointArrays, step: int) -> None:
         """Give the model what was saved."""
 
     def _damage(self, checkpoint: Checkpoint) -> str:
@@ -142,16 +127,16 @@ class Checkpointer(ABC):
         damages = self._on_all_ranks(lambda: self._checkpoints.damage(checkpoint, rank, world_size))
         return next((damage for damage in damages if damage), "")
 
-    def _write(self, step: int, copied: Any, values: dict[str, Any], started: float, pause_s: float) -> Saved:
+    def _write(self, step: int, pieces: list[Piece], values: dict[str, Any], started: float, pause_s: float) -> Saved:
         """In the thread. A failure on one rank is known to all before anything is committed."""
-        store = ChecksumStore(self._checkpoints.store)
+        folder, store = checkpoint_name(step), ChecksumWriter(self._checkpoints.store)
         error: EmbarkError | None = None
         cleanup_error: EmbarkError | None = None
         num_bytes = 0
         try:
             self._on_all_ranks(lambda: self._checkpoints.begin(step) if self._ranks.is_first else None)
-            small = self._write_arrays(step, copied, store)
-            marks = self._on_all_ranks(lambda: self._marks(step, small, store))
+            entries = self._on_all_ranks(lambda: write_pieces(store, folder, self._ranks.rank, pieces))
+            marks = self._on_all_ranks(lambda: self._marks(folder, entries, store))
             num_bytes = sum(mark.size_bytes for of_rank in marks for mark in of_rank.values())
             self._on_all_ranks(lambda: self._commit(step, marks, values) if self._ranks.is_first else None)
         except EmbarkError as raised:
@@ -168,11 +153,14 @@ class Checkpointer(ABC):
         cost_s = time.perf_counter() - started
         return Saved(step, pause_s, cost_s, num_bytes, self._checkpoints.where(step), error, cleanup_error)
 
-    def _marks(self, step: int, small: dict[str, bytes], store: ChecksumStore) -> dict[str, FileChecksum]:
-        folder = checkpoint_name(step)
+    def _marks(
+        self, folder: str, entries: list[dict[str, TensorEntry]], store: ChecksumWriter
+    ) -> dict[str, FileChecksum]:
+        """What this rank wrote; the first rank writes the index and the small files besides."""
         if self._ranks.is_first:
-            about = {"spec.toml": to_toml(self._spec).encode(), "plan.txt": plan_text(self._layout).encode()}
-            for name, data in {**small, **about}.items():
+            for name, data in ((INDEX, Index(merge_entries(entries)).to_json()),
+                               ("spec.toml", to_toml(self._spec).encode()),
+                               ("plan.txt", plan_text(self._layout).encode())):
                 store.write(f"{folder}/{name}", data)
         return {path.removeprefix(f"{folder}/"): mark for path, mark in store.marks.items()}
 
@@ -191,18 +179,19 @@ class Checkpointer(ABC):
         self._run_dir.publish()
 
     def _on_all_ranks(self, call: Callable[[], Any]) -> list[Any]:
-        """Call it on every rank and give each rank what all returned; if one raised, all raise."""
-        result, failure = None, ("", "")
+        """Call it on every rank and give each rank what all returned; if one raised, all raise that."""
+        result, failure = None, None
         try:
             result = call()
         except EmbarkError as error:
-            failure = (error.what, error.fix)
-        except OSError as error:
-            failure = (str(error), "")
+            failure = error
+        except Exception as error:
+            failure = Fault(f"rank {self._ranks.rank}: {type(error).__name__}: {error}",
+                            fix="start the run again: it resumes from its last committed checkpoint")
         everywhere = self._gather((result, failure))
-        for _, (what, fix) in everywhere:
-            if what:
-                raise Fault(what, fix=fix)
+        for _, raised in everywhere:
+            if raised:
+                raise raised
         return [returned for returned, _ in everywhere]
 
     def _from_first(self, call: Callable[[], Any]) -> Any:

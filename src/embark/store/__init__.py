@@ -4,7 +4,7 @@ from embark.store.atomic_file import write_atomic
 from embark.store.checkpoint_store import (
     Checkpoint,
     CheckpointStore,
-    ChecksumStore,
+    ChecksumWriter,
     FileChecksum,
     checkpoint_name,
     metric_of,
@@ -14,7 +14,7 @@ from embark.store.object_store import Entry, ObjectStore, open_store
 from embark.store.run_dir import RunDir, find_run, first_free_run, run_uri
 
 __all__ = [
-    "Checkpoint", "CheckpointStore", "ChecksumStore", "Entry", "FileChecksum", "ObjectStore", "RunDir",
+    "Checkpoint", "CheckpointStore", "ChecksumWriter", "Entry", "FileChecksum", "ObjectStore", "RunDir",
     "checkpoint_name", "find_run", "first_free_run", "metric_of", "open_store", "reasons_by_spec", "run_uri",
     "write_atomic",
 ]

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from embark.errors import DataError
 from embark.spec import StoreSpec
 from embark.store.errors import NotFound
-from embark.store.object_store import Data, Entries, ObjectStore, Piece, for_each_parallel
+from embark.store.object_store import Entries, ObjectStore, Piece, for_each_parallel
 
 COMMIT_FILE = "commit.json"
 CHECKPOINT_NAME = re.compile(r"^step-(\d{9,})$")
@@ -145,45 +145,25 @@ class CheckpointStore:
         return "" if digest.hexdigest() == mark.sha256 else f"{path}: its bytes changed"
 
 
-class ChecksumStore(ObjectStore):
-    """A store that remembers the size and checksum of everything written through it."""
+class ChecksumWriter:
+    """Writes to a store and remembers the size and checksum of each file."""
 
     def __init__(self, store: ObjectStore) -> None:
-        super().__init__(store.uri)
         self._store = store
         self.marks: dict[str, FileChecksum] = {}
 
-    def write(self, path: str, data: Data, size_bytes: int | None = None) -> None:
-        if not isinstance(data, bytes | bytearray | memoryview | Iterable):
-            data = data.read_bytes()
-        digest, counted = hashlib.sha256(), [0]
+    def write(self, path: str, data: bytes | Iterable[Piece], size_bytes: int | None = None) -> None:
+        digest, num_bytes = hashlib.sha256(), 0
 
-        def passing() -> Iterator[Piece]:
-            for piece in [data] if isinstance(data, bytes | bytearray | memoryview) else data:
+        def counted() -> Iterator[Piece]:
+            nonlocal num_bytes
+            for piece in [data] if isinstance(data, bytes) else data:
                 digest.update(piece)
-                counted[0] += memoryview(piece).nbytes
+                num_bytes += memoryview(piece).nbytes
                 yield piece
 
-        self._store.write(path, passing(), size_bytes)
-        self.marks[path] = FileChecksum(counted[0], digest.hexdigest())
-
-    def read(self, path: str) -> bytes:
-        return self._store.read(path)
-
-    def read_into(self, path: str, start: int, into: memoryview) -> None:
-        self._store.read_into(path, start, into)
-
-    def list(self, prefix: str = "") -> Entries:
-        return self._store.list(prefix)
-
-    def size(self, path: str) -> int:
-        return self._store.size(path)
-
-    def delete(self, path: str) -> None:
-        self._store.delete(path)
-
-    def delete_prefix(self, prefix: str) -> None:
-        self._store.delete_prefix(prefix)
+        self._store.write(path, counted(), size_bytes)
+        self.marks[path] = FileChecksum(num_bytes, digest.hexdigest())
 
 
 def checkpoint_name(step: int) -> str:

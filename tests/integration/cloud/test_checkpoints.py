@@ -2,53 +2,40 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-import torch
-import torch.distributed as dist
 from integration.cloud.conftest import HASTY
 from integration.cloud.emulators import s3_env
 from integration.cloud.faulty_proxy import proxy_to
-from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, init_from_local_shards
-from torch.distributed._shard.sharding_spec import ShardMetadata
 
 from embark.errors import Fault
-from embark.store.object_store import open_store
-from embark.trainers.torch.dcp_files import load, save
+from embark.store import ChecksumWriter, ObjectStore, open_store
+from embark.store.checkpoint_arrays import INDEX, CheckpointArrays, Index, Piece, unsharded, write_pieces
+
+DENSE = np.arange(1000, dtype=np.float32)
 
 
-@pytest.fixture(autouse=True)
-def _one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def table(num_rows: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(num_rows, 64)).astype(np.float32)
 
 
-def table(full: torch.Tensor, num_shards: int) -> ShardedTensor:
-    rows = len(full) // num_shards
-    shards = [
-        Shard(full[first : first + rows].clone(), ShardMetadata([first, 0], [rows, full.shape[1]], "rank:0/cpu"))
-        for first in range(0, len(full), rows)
-    ]
-    return init_from_local_shards(shards, list(full.shape))
-
-
-def state(full: torch.Tensor, num_shards: int, filled: bool) -> dict:
-    dense = torch.arange(1000.0) if filled else torch.zeros(1000)
-    return {"model": {"table": table(full if filled else torch.zeros_like(full), num_shards), "dense": dense},
-            "optimizer": {"lr": 0.1 if filled else 0.0}}
+def save(full: np.ndarray, store: ObjectStore, folder: str) -> None:
+    half = len(full) // 2
+    pieces = [Piece("table", full.shape, (first, 0), full[first : first + half]) for first in (0, half)]
+    entries = write_pieces(ChecksumWriter(store), folder, 0, [*pieces, unsharded("dense", DENSE)])
+    store.write(f"{folder}/{INDEX}", Index(entries).to_json())
 
 
 def test_a_checkpoint_comes_back_under_another_sharding(store):
-    full = torch.randn(120_000, 64)
-    save(state(full, 2, filled=True), store, "checkpoints/step-000000100", threads=2)
+    full = table(120_000)
+    save(full, store, "checkpoints/step-000000100")
     assert [entry.path.rpartition("/")[2] for entry in store.list("checkpoints")] == [
-        "index.json", "rank-00000-00.bin", "rank-00000-01.bin",
+        "index.json", "rank-00000-00.bin", "rank-00000-01.bin", "rank-00000-02.bin",
     ]
-    found = state(full, 3, filled=False)
-    load(found, store, "checkpoints/step-000000100", threads=2)
-    assert torch.equal(torch.cat([shard.tensor for shard in found["model"]["table"].local_shards()]), full)
-    assert torch.equal(found["model"]["dense"], torch.arange(1000.0))
-    assert found["optimizer"]["lr"] == 0.1
+    arrays = CheckpointArrays(store, "checkpoints/step-000000100")
+    thirds = [arrays.rows("table", first, first + 40_000) for first in (0, 40_000, 80_000)]
+    assert np.array_equal(np.concatenate(thirds), full)
+    assert np.array_equal(arrays.tensor("dense", (1000,)), DENSE)
 
 
 def test_a_save_that_fails_has_no_index_and_says_why(s3_emulator, environment):
@@ -57,21 +44,20 @@ def test_a_save_that_fails_has_no_index_and_says_why(s3_emulator, environment):
         store = open_store(f"s3://models/failing-{proxy.port}", HASTY)
         proxy.fault = lambda method, path: "503" if "rank-00000-01" in path else ""
         with pytest.raises(Fault, match=r"could not write s3://.*rank-00000-01\.bin in 4 attempts: SlowDown"):
-            save(state(torch.randn(1000, 8), 2, filled=True), store, "c", threads=2)
+            save(table(1000), store, "c")
         proxy.fault = lambda method, path: ""
         assert not store.exists("c/index.json")
 
 
 def test_a_load_over_a_bad_line_is_whole(s3_emulator, environment):
-    full = torch.randn(20_000, 64)
+    full = table(20_000)
     with proxy_to(s3_emulator.port) as proxy:
         environment(s3_env(proxy.port))
         store = open_store(f"s3://models/line-{proxy.port}", HASTY)
-        save(state(full, 2, filled=True), store, "c")
+        save(full, store, "c")
         # With pauses between: each may strike any request, and one request is sent four times at most.
         faults = iter(["cut", "", "reset", "", "503"])
         proxy.fault = lambda method, path: next(faults, "")
-        found = state(full, 1, filled=False)
-        load(found, store, "c")
+        found = CheckpointArrays(store, "c").tensor("table", full.shape)
         assert next(faults, None) is None
-    assert torch.equal(found["model"]["table"].local_shards()[0].tensor, full)
+    assert np.array_equal(found, full)

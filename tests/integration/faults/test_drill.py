@@ -72,7 +72,7 @@ def test_fifty_kills_at_random_instants_change_no_loss(run, undisturbed, seed):
 
 
 POINTS = {
-    "the state is copied": (1, "embark.trainers.torch.checkpoint:Staging.copy", "", "between saves"),
+    "the state is copied": (1, "embark.trainers.torch.checkpoint:TorchCheckpointer._copied", "", "between saves"),
     "a shard is to be written": (1, "embark.store.local_store:LocalStore.write", "rank-00001", "in a save"),
     "the index is to be written": (0, "embark.store.local_store:LocalStore.write", "index.json", "in a save"),
     "the mark is to be written": (0, "embark.store.local_store:LocalStore.write", "commit.json", "in a save"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import pytest
@@ -87,16 +86,13 @@ def both(run: Run) -> tuple[dict, dict]:
 def tensors(folder: Path) -> dict:
     """Every tensor of a checkpoint, whole, but what each rank has of its own."""
     import torch
-    import torch.distributed.checkpoint as dcp
 
-    from embark.trainers.torch.dcp_files import reader
+    from embark.store.checkpoint_arrays import CheckpointArrays
+    from embark.store.local_store import LocalStore
 
-    source = reader(folder)
-    found = {name: torch.empty(about.size, dtype=about.properties.dtype)
-             for name, about in source.read_metadata().state_dict_metadata.items() if not name.startswith("random.")}
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there is one process only
-        dcp.load(found, storage_reader=source, no_dist=True)
-    return found
+    arrays = CheckpointArrays(LocalStore(folder.parent), folder.name)
+    return {name: torch.from_numpy(arrays.tensor(name, about.size))
+            for name, about in arrays.entries.items() if not name.startswith("random.")}
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from embark.errors import Fault
 from embark.run.checkpointer import Checkpointer, Saved
 from embark.spec import load_spec
-from embark.store import Checkpoint, ChecksumStore, RunDir, checkpoint_name
+from embark.store import RunDir, checkpoint_name
+from embark.store.checkpoint_arrays import CheckpointArrays, Piece
 from embark.store.local_store import LocalStore
 
 NUM_RANKS = 3
@@ -58,18 +60,15 @@ class Bytes(Checkpointer):
     def __init__(self, run_dir: RunDir, rank: int, meeting: Meeting, num_times: int = 1000) -> None:
         super().__init__(SPEC, run_dir, Rank(rank), lambda value: meeting.gather(rank, value), LAYOUT, NUM_RANKS)
         self.rank, self.num_times = rank, num_times
-        self.loaded: Checkpoint | None = None
+        self.loaded = 0
 
-    def _copied(self, step: int) -> bytes:
-        return bytes([self.rank]) * self.num_times
+    def _copied(self, step: int) -> list[Piece]:
+        return [Piece("t", (NUM_RANKS * self.num_times,), (self.rank * self.num_times,),
+                      np.full(self.num_times, self.rank, np.uint8))]
 
-    def _write_arrays(self, step: int, copied: bytes, store: ChecksumStore) -> dict[str, bytes]:
-        name = f"{checkpoint_name(step)}/rank-{self.rank:05d}-00.bin"
-        self._on_all_ranks(lambda: store.write(name, copied))
-        return {"index.json": b"{}"}
-
-    def _load(self, checkpoint: Checkpoint) -> None:
-        self.loaded = checkpoint
+    def _load(self, arrays: CheckpointArrays, step: int) -> None:
+        assert set(arrays.rows("t", self.rank * self.num_times, (self.rank + 1) * self.num_times)) == {self.rank}
+        self.loaded = step
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ def test_all_ranks_go_on_from_the_newest_that_is_whole(ranks, run_dir):
     torn.write_bytes(torn.read_bytes()[:-1])
     told: list[list[str]] = [[] for _ in ranks]
     found = on_all(lambda rank: ranks[rank].load_newest(told[rank].append))
-    assert [one.step for one in found] == [one.loaded.step for one in ranks] == [10] * NUM_RANKS
+    assert [one.step for one in found] == [one.loaded for one in ranks] == [10] * NUM_RANKS
     assert told[0] == told[1] == told[2]
     assert "rank-00001-00.bin: 999 bytes instead of 1,000" in told[0][0]
 

@@ -12,12 +12,12 @@ import pytest
 
 from embark.errors import Fault, UserError
 from embark.spec import load_spec, to_toml
-from embark.store import ChecksumStore, RunDir, checkpoint_name, find_run
+from embark.store import ChecksumWriter, RunDir, checkpoint_name, find_run
 from embark.store import checkpoint_diff as compare
 from embark.store.atomic_file import SCRATCH_SUFFIX
+from embark.store.checkpoint_arrays import ChunkEntry, Index, TensorEntry
 from embark.store.checkpoint_diff import Change
 from embark.store.checkpoint_diff import diff_checkpoints as difference
-from embark.store.checkpoint_index import FORMAT, ITEM_BYTES, ChunkEntry, FileRange, Index, TensorEntry, read_index
 from embark.store.checkpoint_inspect import (
     MAY_BE_LIVE_S,
     decide_pruning,
@@ -31,7 +31,7 @@ Tensors = dict[str, np.ndarray]
 
 
 def put(run: RunDir, step: int, tensors: Tensors | None = None, *, auc: float | None = None, num_chunks: int = 1,
-        axis: int = 0, as_dtype: dict[str, str] | None = None, spec: str = "", plan: str = "") -> None:
+        axis: int = 0, spec: str = "", plan: str = "") -> None:
     """A committed checkpoint as the trainer writes one, each tensor cut into chunks along `axis`."""
     pieces, entries, start = [], {}, 0
     for name, whole in (tensors or {"t": np.arange(12, dtype="f4").reshape(4, 3)}).items():
@@ -42,12 +42,12 @@ def put(run: RunDir, step: int, tensors: Tensors | None = None, *, auc: float | 
                 offsets[axis] = offset
                 offset += part.shape[axis]
             data = np.ascontiguousarray(part).tobytes()
-            chunks.append(ChunkEntry(tuple(offsets), part.shape, FileRange(FILE, start, len(data))))
+            chunks.append(ChunkEntry(tuple(offsets), part.shape, FILE, start, len(data)))
             pieces.append(data)
             start += len(data)
-        entries[name] = TensorEntry((as_dtype or {}).get(name, whole.dtype.name), whole.shape, tuple(chunks))
-    store = ChecksumStore(run.checkpoints.store)
-    files = {FILE: b"".join(pieces), "index.json": Index(entries, {}, {}).to_json().encode(),
+        entries[name] = TensorEntry(whole.dtype.name, whole.shape, tuple(chunks))
+    store = ChecksumWriter(run.checkpoints.store)
+    files = {FILE: b"".join(pieces), "index.json": Index(entries).to_json(),
              "spec.toml": spec.encode(), "plan.txt": plan.encode()}
     for name, data in files.items():
         store.write(f"{checkpoint_name(step)}/{name}", data)
@@ -246,19 +246,16 @@ def test_a_diff_does_not_see_how_a_tensor_was_cut(tmp_path, monkeypatch, num_chu
 @pytest.mark.parametrize(
     ("dtype", "a", "b", "max_abs"),
     [
-        ("bfloat16", np.array([0x3F80, 0x4000], "u2"), np.array([0x3F80, 0x4040], "u2"), 1.0),
-        ("float8_e4m3fn", np.array([1, 2], "u1"), np.array([1, 3], "u1"), None),
         ("float16", np.array([1, 2], "f2"), np.array([1, 4], "f2"), 2.0),
         ("float64", np.array([1, 2.0]), np.array([1, 2.25]), 0.25),
-        ("complex128", np.array([1, 2j]), np.array([1, 5j]), 3.0),
         ("bool", np.array([True, False]), np.array([True, True]), 1.0),
         ("uint8", np.array([1, 255], "u1"), np.array([1, 0], "u1"), 255.0),
     ],
 )
 def test_a_diff_counts_in_every_dtype(tmp_path, dtype, a, b, max_abs):
     run = make_run(tmp_path)
-    put(run, 1, {"t": a}, as_dtype={"t": dtype})
-    put(run, 2, {"t": b}, as_dtype={"t": dtype})
+    put(run, 1, {"t": a})
+    put(run, 2, {"t": b})
     listed = list_checkpoints(run)
     (change,) = difference(run.checkpoints, listed.committed(1), listed.committed(2)).tensors
     assert (change.dtype, change.num_differing, change.max_abs) == (dtype, 1, max_abs)
@@ -299,19 +296,6 @@ def test_a_diff_of_a_damaged_one_says_so(tmp_path):
     (folder(run, 2) / "index.json").write_text("{}")
     with pytest.raises(Fault, match="not the index"):
         difference(run.checkpoints, listed.committed(1), listed.committed(2))
-
-
-def test_an_index_reads_back_as_it_was():
-    index = Index({"t": TensorEntry("bfloat16", (4, 2), (ChunkEntry((0, 0), (4, 2), FileRange(FILE, 3, 16)),))},
-                  {"v": FileRange(FILE, 19, 7)}, {"t": ("model", "t")})
-    assert read_index(index.to_json().encode(), "here") == index
-    assert json.loads(index.to_json())["format"] == FORMAT
-
-
-def test_the_sizes_of_dtypes_are_torch_s():
-    import torch
-
-    assert {name: getattr(torch, name).itemsize for name in ITEM_BYTES} == ITEM_BYTES
 
 
 def test_a_run_is_found_by_its_directory_its_name_and_its_uri(tmp_path, monkeypatch):

@@ -1,23 +1,28 @@
-"""The torch trainer's state: what it is, how it is written, and how it is read."""
+"""The torch trainer's state: which tensors it is, how they are copied and how they are filled."""
 
 from __future__ import annotations
 
-from copy import deepcopy
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
-from torch.distributed.remote_device import _remote_device
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from embark.run.checkpointer import Checkpointer
-from embark.store import Checkpoint, ChecksumStore, RunDir, checkpoint_name
-from embark.trainers.torch.dcp_files import plain_errors, reader, writer
-from embark.trainers.torch.optimizers import RowwiseRecut
+from embark.store import RunDir
+from embark.store.checkpoint_arrays import CheckpointArrays, Piece
+from embark.store.object_store import for_each_parallel
 
 if TYPE_CHECKING:
     from embark.trainers.torch.trainer import TorchTrainer
+
+READ_BYTES = 32 << 20
+"""Host memory that one thread takes at a time, however large the table."""
+NUM_READERS = 8
+State = dict[str, Any]
 
 
 class TorchCheckpointer(Checkpointer):
@@ -28,37 +33,39 @@ class TorchCheckpointer(Checkpointer):
         group = dist.new_group(backend="gloo", timeout=world.timeout) if world.world_size > 1 else None
         super().__init__(trainer.spec, run_dir, world, lambda value: world.gathered(value, group), trainer.layout,
                          world.world_size)
-        self._trainer, self._world, self._group = trainer, world, group
-        self._staging = Staging()
+        self._trainer, self._world = trainer, world
+        self._buffers: dict[tuple[Any, ...], torch.Tensor] = {}
+        """Kept from one save to the next: fresh memory costs more than the copy."""
 
-    def _copied(self, step: int) -> State:
+    def _copied(self, step: int) -> list[Piece]:
+        """A GPU's copies run together and are waited for once."""
         self._trainer.engine.settle(step)
-        return self._staging.copy(self._state())
+        pieces = [Piece(shard.name, shard.size, shard.offsets, self._copy(shard).numpy())
+                  for shard in local_shards(self._state()) if shard.is_sharded or self._world.is_first
+                  or shard.name.startswith("random.")]
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return pieces
 
-    def _write_arrays(self, step: int, copied: State, store: ChecksumStore) -> dict[str, bytes]:
-        with plain_errors("save"):
-            dcp.save(copied, storage_writer=writer(store, checkpoint_name(step)), process_group=self._group,
-                     no_dist=self._group is None)
-        return {}
+    def _copy(self, shard: LocalShard) -> torch.Tensor:
+        value = shard.values
+        key = (shard.name, shard.offsets, value.shape, value.dtype)
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=value.is_cuda)
+        return self._buffers[key].copy_(value.detach(), non_blocking=True)
 
-    def _load(self, checkpoint: Checkpoint) -> None:
+    def _load(self, arrays: CheckpointArrays, step: int) -> None:
         self._trainer.optimizers.init_state()
         state = self._state(is_load=True)
         here = f"random.{self._world.rank}"
-        source = reader(self._checkpoints.store, checkpoint.name)
-        saved = source.read_metadata()
-        if not any(name.startswith(f"{here}.") for name in saved.state_dict_metadata):  # saved by fewer ranks
-            state.pop(here)
-        recut = RowwiseRecut(saved)
-        with plain_errors("load"):
-            dcp.load({**state, "optimizers": recut.prepare(state["optimizers"])}, storage_reader=source)
-        recut.fill()
+        # Saved by fewer ranks, by JAX or on another kind of device, a checkpoint lacks some of it.
+        state[here] = {kind: value for kind, value in state[here].items() if f"{here}.{kind}" in arrays.entries}
+        fill(local_shards(state), arrays)
         self._trainer.model.load_state_dict(state["model"])
         self._trainer.optimizers.both.load_state_dict({"state": state["optimizers"]})
-        self._trainer.optimizers.set_step(checkpoint.step)
+        self._trainer.optimizers.set_step(step)
         self._trainer.window.set_state(state["metrics"], self._world)
-        if here in state:
-            set_random_state(state[here], self._world.device)
+        set_random_state(state[here], self._world.device)
 
     def _state(self, *, is_load: bool = False) -> State:
         """Tensors only, by name. Everything else a run knows follows from its spec and its step."""
@@ -70,6 +77,68 @@ class TorchCheckpointer(Checkpointer):
         }
 
 
+@dataclass(frozen=True, slots=True)
+class LocalShard:
+    """What this rank holds of a tensor; of one that is not sharded, all."""
+
+    name: str
+    """Its keys in the nested state, joined by dots."""
+    size: tuple[int, ...]
+    """Of the complete tensor."""
+    offsets: tuple[int, ...]
+    values: torch.Tensor
+    is_sharded: bool
+
+
+def local_shards(state: State, above: str = "") -> Iterator[LocalShard]:
+    """Of all tensors of a nested state."""
+    for key, value in state.items():
+        name = f"{above}{key}"
+        if isinstance(value, dict):
+            yield from local_shards(value, f"{name}.")
+        elif isinstance(value, ShardedTensor):
+            size = tuple(value.metadata().size)  # asked for its size, a ShardedTensor warns that it is deprecated
+            for shard in value.local_shards():
+                yield LocalShard(name, size, tuple(shard.metadata.shard_offsets), shard.tensor, is_sharded=True)
+        else:
+            yield LocalShard(name, tuple(value.shape), (0,) * value.dim(), value, is_sharded=False)
+
+
+def fill(shards: Iterator[LocalShard], arrays: CheckpointArrays) -> None:
+    """Read every shard, under whatever sharding it was saved, in pieces that go side by side."""
+    parts = [part for shard in shards for part in _parts(shard, arrays)]
+    for_each_parallel(lambda part: _read(part, arrays), parts, NUM_READERS)
+
+
+def _parts(shard: LocalShard, arrays: CheckpointArrays) -> Iterator[LocalShard]:
+    is_rowwise_state = shard.name.endswith(".momentum1") and len(shard.size) == 1
+    arrays.entry(shard.name, None if is_rowwise_state else shard.size)
+    values = shard.values.detach()
+    if not values.numel():
+        return
+    if not values.dim():
+        yield LocalShard(shard.name, shard.size, (0,), values.view(1), shard.is_sharded)
+        return
+    at_once = max(1, READ_BYTES // (values[0].numel() * values.itemsize))
+    for first, part in enumerate(values.split(at_once)):
+        offsets = (shard.offsets[0] + first * at_once, *shard.offsets[1:])
+        yield LocalShard(shard.name, shard.size, offsets, part, shard.is_sharded)
+
+
+def _read(part: LocalShard, arrays: CheckpointArrays) -> None:
+    saved = arrays.entries[part.name]
+    if saved.size != part.size:  # row-wise Adagrad's state, of another number of column shards
+        table = f"model.{part.name.removeprefix('optimizers.tables.').rpartition('.weight.')[0]}.weight"
+        first = part.offsets[0] % arrays.entry(table).size[0]
+        rows = arrays.rowwise_state(part.name, table, first, first + len(part.values))
+        part.values.copy_(torch.from_numpy(rows))
+    elif part.values.is_cpu:
+        arrays.read_into(part.name, part.offsets, part.values.numpy())
+    else:
+        rows = arrays.read_into(part.name, part.offsets, np.empty(tuple(part.values.shape), saved.dtype))
+        part.values.copy_(torch.from_numpy(rows))
+
+
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:
     """Of this rank, as tensors, which a checkpoint takes like any others. Ranks differ: save it under the rank."""
     state = {"cpu": torch.get_rng_state()}
@@ -79,54 +148,8 @@ def random_state(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
-    """Go on from there. Of a state saved on another kind of device, what both have is set."""
-    torch.set_rng_state(state["cpu"].cpu())
+    """Restore as much of it as there is."""
+    if "cpu" in state:
+        torch.set_rng_state(state["cpu"].cpu())
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
-
-
-State = dict[str, Any]
-
-
-class Staging:
-    """Keeps its buffers from one save to the next: fresh memory costs more than the copy."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, torch.Tensor] = {}
-
-    def copy(self, state: State) -> State:
-        """The state on the host, tensor by tensor; a GPU's copies run together and are waited for once."""
-        copied = {name: self._copy(name, value) for name, value in state.items()}
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return copied
-
-    def _copy(self, name: str, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: self._copy(f"{name}/{key}", held) for key, held in value.items()}
-        if isinstance(value, ShardedTensor):
-            return self._copy_shards(name, value)
-        if isinstance(value, torch.Tensor):
-            return self._copy_tensor(name, value)
-        return deepcopy(value)
-
-    def _copy_shards(self, name: str, value: ShardedTensor) -> ShardedTensor:
-        metadata = deepcopy(value.metadata())
-        for shard in metadata.shards_metadata:
-            shard.placement = _remote_device(f"rank:{shard.placement.rank()}/cpu")
-        by_offset = {tuple(s.shard_offsets): s for s in metadata.shards_metadata}
-        shards = [
-            Shard(self._copy_tensor(f"{name}#{i}", shard.tensor), by_offset[tuple(shard.metadata.shard_offsets)])
-            for i, shard in enumerate(value.local_shards())
-        ]
-        metadata.tensor_properties.pin_memory = any(shard.tensor.is_pinned() for shard in shards)
-        return ShardedTensor._init_from_local_shards_and_global_metadata(
-            shards, sharded_tensor_metadata=metadata, process_group=value._process_group
-        )
-
-    def _copy_tensor(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-            buffer = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=value.is_cuda)
-            self._buffers[name] = buffer
-        return buffer.copy_(value.detach(), non_blocking=True)
