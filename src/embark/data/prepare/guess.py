@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.roles import Judgement, is_zero_one, judge, kind_of
-from embark.data.prepare.sampling import CRITEO_COLUMNS, Column, Sample, take_sample
+from embark.data.prepare.sampling import (
+    CRITEO_COLUMNS,
+    Column,
+    Judgement,
+    Sample,
+    is_zero_one,
+    judge,
+    kind_of,
+    take_sample,
+)
 from embark.data.prepare.schema import Schema, SparseColumn
 from embark.errors import DataError, nearest
 from embark.spec.model import Table
@@ -23,10 +32,9 @@ def guess_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> S
     if not files:
         raise DataError("data.prepare.input names no file", fix='set it: input = "data/*.csv"')
     names = {spec.data.label, *(name for _, name in _named_columns(spec))}
-    sample = take_sample(spec.data.prepare, names, inputs, files)
+    sample, where = take_sample(spec.data.prepare, names, inputs, files), files[0].uri
     if sample.format == "criteo":
         return _criteo(spec, sample)
-    where = files[0].uri
     _refuse_unknown(spec, sample, where)
     _check_label(spec, sample, where)
     return _schema(spec, sample, where)
@@ -50,7 +58,7 @@ class _Choice:
 
 
 def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
-    prepare, columns = spec.data.prepare, [column.name for column in sample.columns]
+    columns = [column.name for column in sample.columns]
     tables = {_column_of(table.name, columns): table for table in spec.model.tables}
     choice = _choose(spec, sample, tables)
     if not choice.sparse:
@@ -66,10 +74,8 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
         raise DataError(f"{where}: model.num_dense = {spec.model.num_dense}, and the dense columns are: {found}",
                         fix=f"set model.num_dense = {len(dense)} or leave it out, or name them in data.dense_columns")
     examples = {column.name: _examples(column) for column in sample.columns}
-    return Schema(
-        sample.format, spec.data.label, dense, sparse, tuple(columns), tuple(choice.ignored), sample.delimiter,
-        sample.has_header, prepare.split_column, {name: choice.why[name] for name in columns}, examples,
-    )
+    return Schema(sample.format, spec.data.label, dense, sparse, tuple(columns), tuple(choice.ignored),
+                  sample.delimiter, sample.has_header, spec.data.prepare.split_column, choice.why, examples)
 
 
 def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table]) -> _Choice:
@@ -125,11 +131,10 @@ def _named_role(spec: RunSpec, column: Column, table: Table | None) -> Judgement
         raise DataError(f"column {name!r} holds structures, which are not read", fix="write it as a list of values")
     delimiter = prepare.list_delimiter if is_list and column.type == "text" else ""
     kind = "hex" if name in prepare.hex_columns else kind_of(column, delimiter)
-    if column.type == "list" and not is_list:
-        is_list = True  # the file knows better than the spec, which says only that it is sparse
     by = (f"is table {table.name} of [model]" if table is not None else
           f"is named in data.prepare.{'list_columns' if name in prepare.list_columns else 'sparse_columns'}")
-    return Judgement("list" if is_list else "sparse", by, kind)
+    # The file knows better than the spec, which says only that the column is sparse.
+    return Judgement("list" if is_list or column.type == "list" else "sparse", by, kind)
 
 
 def _sparse(spec: RunSpec, name: str, judgement: Judgement, table: Table | None) -> SparseColumn:
@@ -219,11 +224,8 @@ def _column_of(table: str, columns: Sequence[str]) -> str:
 
 def _refuse_unknown(spec: RunSpec, sample: Sample, where: str) -> None:
     columns = [column.name for column in sample.columns]
-    wrong = []
-    for where_named, name in _named_columns(spec):
-        is_known = _column_of(name, columns) in columns if where_named == "model.tables" else name in columns
-        if not is_known:
-            wrong.append(f"{where_named} names {name!r}: {nearest(name, columns)}")
+    wrong = [f"{named} names {name!r}: {nearest(name, columns)}" for named, name in _named_columns(spec)
+             if (_column_of(name, columns) if named == "model.tables" else name) not in columns]
     if wrong:
         raise DataError(f"{where}: " + "\n  ".join(["the spec names columns that are not there", *wrong]),
                         fix=_columns_fix(sample, columns))
@@ -242,19 +244,13 @@ def _check_label(spec: RunSpec, sample: Sample, where: str) -> None:
         raise DataError(f"{where}: has no column {label!r}, which data.label names; {which}",
                         fix=_columns_fix(sample, list(columns)) + f", and say which is the label:\n{lines}")
     if above is None and not is_zero_one(found):
-        values = sorted(set(found.cells))
-        middle = _threshold(values)
+        values, middle = sorted(set(found.cells)), ""
+        with suppress(ValueError):
+            numbers = sorted(map(float, values))
+            middle = f"{numbers[(len(numbers) - 1) // 2]:g}" if len(numbers) > 1 else ""
         raise DataError(f"{where}: data.label is {label!r}, which holds {_some(values)} and not 0 and 1",
                         fix=f"say what makes a 1:\n[data.prepare]\nlabel_above = {middle}" if middle else
                         "name a column of numbers in data.label")
-
-
-def _threshold(values: Sequence[str]) -> str:
-    try:
-        numbers = sorted(float(value) for value in values)
-    except ValueError:
-        return ""
-    return f"{numbers[(len(numbers) - 1) // 2]:g}" if len(numbers) > 1 else ""
 
 
 def _columns_fix(sample: Sample, columns: Sequence[str]) -> str:

@@ -8,8 +8,10 @@ another, whatever the number of distinct values.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -72,7 +74,7 @@ def encode(
     is_new[:1] = True
     np.not_equal(rising[1:], rising[:-1], out=is_new[1:])
     distinct = rising[is_new]
-    codes = np.zeros(len(keys), _code_dtype(len(distinct)))
+    codes = np.zeros(len(keys), np.min_scalar_type(len(distinct)))
     codes[order] = np.cumsum(is_new, dtype=np.uint32)
     counts = np.bincount(codes[is_train], minlength=len(distinct) + 1)[1:].astype(np.uint32)
     return Codes(codes, distinct, counts)
@@ -124,16 +126,6 @@ def keys_of(directory: Path, name: str, runs: Sequence[dict[str, Any]], column: 
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
-    """What numbering a column gave."""
-
-    num_distinct: int
-    """Values in the training rows."""
-    num_kept: int
-    """Those with an id of their own, counted from 1."""
-
-
-@dataclass(frozen=True, slots=True)
 class IdFiles:
     """Where the ids of a column are written."""
 
@@ -147,46 +139,46 @@ class IdFiles:
 
 def number_keys(
     runs: Sequence[RunKeys], files: IdFiles, *, min_count: int, max_kept: int, max_entries: int, report: Report
-) -> Numbered:
+) -> tuple[int, int]:
     """Id 1 for the most frequent, ties by key; 0 for those seen fewer than `min_count` times and all behind
-    `max_kept`. At most about `max_entries` keys of runs are in memory at once."""
-    bounds = _partitions(runs, max_entries)
-    counted = Path(f"{files.codes}.counted")
-    tally = _Tally()
-    sizes: list[int] = []
+    `max_kept`. At most about `max_entries` keys of runs are in memory at once. How many distinct values the training
+    rows have, and how many of them have an id of their own."""
+    bounds, dtype = _partitions(runs, max_entries), runs[0].dtype if runs else np.dtype(np.uint64)
+    parts = list(pairwise(bounds.T))
+    counted, num_distinct = Path(f"{files.codes}.counted"), 0
+    values_by_count: Counter[int] = Counter()
     with open(counted, "wb") as file:
-        for part in range(bounds.shape[1] - 1):
-            keys, counts = _count(runs, bounds[:, part], bounds[:, part + 1])
-            tally.num_distinct += int((counts > 0).sum())
+        for lows, highs in parts:
+            keys, counts = _count(runs, lows, highs)
+            num_distinct += int((counts > 0).sum())
             is_kept = counts >= min_count
-            keys, counts = keys[is_kept], counts[is_kept]
-            tally.add(counts)
-            sizes.append(len(keys))
-            file.write(keys.data)
-            file.write(counts.data)
-            report(int((bounds[:, part + 1] - bounds[:, part]).sum()), 0, 0)
-    num_kept = min(tally.num_values, max_kept)
-    ranks = tally.ranks()
-    dtype = runs[0].dtype if runs else np.dtype(np.uint64)
+            np.save(file, keys[is_kept])
+            np.save(file, counts[is_kept])
+            levels, nums = np.unique(counts[is_kept], return_counts=True)
+            values_by_count.update(dict(zip(levels.tolist(), nums.tolist(), strict=True)))
+            report(int((highs - lows).sum()), 0, 0)
+    num_kept = min(values_by_count.total(), max_kept)
+    levels = np.array(sorted(values_by_count), np.int64)
+    nums = np.array([values_by_count[count] for count in levels.tolist()], np.int64)
+    next_ids = 1 + nums.sum() - np.cumsum(nums)
     starts = np.cumsum([0] + [run.num_keys for run in runs])
     with (
         open(counted, "rb") as file, _npy(files.keys, dtype, num_kept) as keys_file,
         _npy(files.ids, np.dtype("<i4"), num_kept) as ids_file, open(f"{files.codes}.part", "wb") as codes_file,
     ):
-        for part, size in enumerate(sizes):
-            keys = np.frombuffer(file.read(size * dtype.itemsize), dtype)
-            ids = ranks.ids_of(np.frombuffer(file.read(size * 8), np.int64))
+        for lows, highs in parts:
+            keys, ids = np.load(file), _take_ids(np.load(file), levels, next_ids)
             ids[ids > num_kept] = 0
             keys_file.write(keys[ids > 0].data)
             ids_file.write(ids[ids > 0].astype("<i4").data)
-            for run, start, low, high in zip(runs, starts, bounds[:, part], bounds[:, part + 1], strict=False):
+            for run, start, low, high in zip(runs, starts, lows, highs, strict=False):
                 codes_file.seek(int(start + low) * 4)
                 codes_file.write(_look_up(run.read_keys(int(low), int(high)), keys, ids).data)
-            report(int((bounds[:, part + 1] - bounds[:, part]).sum()), 0, 0)
+            report(int((highs - lows).sum()), 0, 0)
         for written, path in ((keys_file, files.keys), (ids_file, files.ids), (codes_file, files.codes)):
             _close_synced(written, path)
     counted.unlink()
-    return Numbered(tally.num_distinct, num_kept)
+    return num_distinct, num_kept
 
 
 def read_codes(path: Path, starts: Sequence[int], counts: Sequence[int]) -> Iterator[NDArray[np.int32]]:
@@ -242,39 +234,16 @@ def _look_up(wanted: Keys, keys: Keys, ids: NDArray[np.int64]) -> NDArray[np.int
     return found
 
 
-class _Tally:
-    """How many values have which count."""
-
-    def __init__(self) -> None:
-        self.num_distinct = self.num_values = 0
-        self._values_by_count: dict[int, int] = {}
-
-    def add(self, counts: NDArray[np.int64]) -> None:
-        self.num_values += len(counts)
-        for count, num in zip(*(a.tolist() for a in np.unique(counts, return_counts=True)), strict=True):
-            self._values_by_count[count] = self._values_by_count.get(count, 0) + num
-
-    def ranks(self) -> _Ranks:
-        counts = np.array(sorted(self._values_by_count), np.int64)
-        nums = np.array([self._values_by_count[int(c)] for c in counts], np.int64)
-        return _Ranks(counts, 1 + nums.sum() - np.cumsum(nums))
-
-
-class _Ranks:
-    """Hands out ids: those of a count follow all of larger counts, in the order of the calls."""
-
-    def __init__(self, counts: NDArray[np.int64], first_ids: NDArray[np.int64]) -> None:
-        self._counts, self._next = counts, first_ids
-
-    def ids_of(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        kinds = np.searchsorted(self._counts, counts)
-        order = np.argsort(kinds, kind="stable")
-        num_of_kind = np.bincount(kinds, minlength=len(self._counts))
-        ids = np.empty(len(counts), np.int64)
-        starts = np.cumsum(num_of_kind) - num_of_kind
-        ids[order] = np.arange(len(counts)) + np.repeat(self._next - starts, num_of_kind)
-        self._next = self._next + num_of_kind
-        return ids
+def _take_ids(counts: NDArray[np.int64], levels: NDArray[np.int64], next_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The ids of values that were seen `counts` times: those of a count follow all of larger counts, in the order of
+    the calls. `levels` are all counts, rising, and `next_ids`, which are advanced, the next id of each."""
+    kinds = np.searchsorted(levels, counts)
+    order = np.argsort(kinds, kind="stable")
+    num_of_kind = np.bincount(kinds, minlength=len(levels))
+    ids = np.empty(len(counts), np.int64)
+    ids[order] = np.arange(len(counts)) + np.repeat(next_ids - (np.cumsum(num_of_kind) - num_of_kind), num_of_kind)
+    next_ids += num_of_kind
+    return ids
 
 
 def _npy(path: Path, dtype: np.dtype[Any], num: int) -> BinaryIO:
@@ -295,10 +264,6 @@ def _close_synced(file: BinaryIO, path: Path) -> None:
     os.fsync(file.fileno())
     file.close()
     os.replace(f"{path}.part", path)
-
-
-def _code_dtype(num_keys: int) -> type[np.unsignedinteger[Any]]:
-    return np.uint8 if num_keys < 1 << 8 else np.uint16 if num_keys < 1 << 16 else np.uint32
 
 
 def _sorted(keys: Keys) -> tuple[NDArray[np.integer[Any]], Keys]:

@@ -100,7 +100,7 @@ class RawRows:
 
     @staticmethod
     def join(several: Sequence[RawRows]) -> RawRows:
-        """All of them, without what was counted of each."""
+        """All of them as one."""
         if len(several) == 1:
             return several[0]
 
@@ -116,7 +116,9 @@ class RawRows:
         return RawRows(
             joined("positions"), joined("label"), joined("dense"), tuple(joined("keys", i) for i in columns),
             tuple(joined("lengths", i) for i in columns), tuple(joined("is_missing", i) for i in columns),
-            joined("split"),
+            joined("split"), tuple(bad for rows in several for bad in rows.bad)[:MAX_QUOTED],
+            sum((Counter(rows.reasons) for rows in several), Counter()),
+            *(sum(getattr(rows, name) for rows in several) for name in ("num_cut", "num_lines", "read_bytes")),
         )
 
 

@@ -1,9 +1,9 @@
-"""A look into the input before it is read: its format, its delimiter, its header and some of its rows."""
+"""A look into the input before it is read: its format, delimiter, header and some rows, and what each column holds."""
 
-import itertools
 import re
+import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ from embark.spec.data import PrepareSpec
 
 Format = Literal["criteo", "csv", "parquet"]
 Type = Literal["text", "integer", "float", "boolean", "time", "list", "nested"]
+Role = Literal["dense", "sparse", "list", "ignored"]
+Kind = Literal["hex", "integer", "text"]
 
 _HEAD_BYTES = 256 << 10
 _MORE_BYTES = 128 << 10
@@ -28,9 +30,28 @@ _NOT_TEXT = {
     b"\xfd7zXZ": "packed by xz", b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16",
     b"ARROW1": "an Arrow file", b"ORC": "an ORC file", b"Obj\x01": "an Avro file",
 }
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_INTEGER = re.compile(r"[+-]?\d+")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?|nan", re.IGNORECASE)
 _HEX_ID = re.compile(r"[0-9a-fA-F]{8}")
 _NAME = re.compile(r"[A-Za-z_][\w .:/()-]*")
+_FEW = 50
+"""So few different numbers are rather the names of groups than amounts."""
+_MANY_ROWS = 100
+"""From here on it means something that no value comes twice."""
+_LIST_SHARE = 0.05
+_SKEW = 0.1
+_DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
+_TIME_WORDS = {"time", "timestamp", "date", "datetime", "ts", "created", "updated", "unix"}
+_ID_WORDS = {
+    "id", "ids", "uid", "user", "item", "movie", "product", "ad", "campaign", "device", "site", "app", "cat",
+    "category", "code", "zip", "zipcode", "postcode", "hash", "key", "idx", "index", "type", "class", "group", "region",
+    "city", "country", "brand", "store", "shop", "channel", "genre", "hour", "weekday", "month", "session", "query",
+}
+_AMOUNT_WORDS = {
+    "count", "counts", "num", "number", "price", "amount", "age", "score", "qty", "quantity", "duration", "length",
+    "total", "sum", "clicks", "views", "rate", "ratio", "avg", "mean", "max", "min", "size", "weight", "height",
+    "width", "distance", "income", "cost", "salary", "revenue", "seconds", "minutes", "days", "balance", "rating",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +113,9 @@ def _format_of(prepare: PrepareSpec, inputs: Inputs, file: InputFile) -> Format:
                         fix='write it again, or set data.prepare.format = "csv" if it is text')
     if is_parquet:
         raise DataError(f"{file.uri}: is a Parquet file", fix='set data.prepare.format = "parquet", or leave it out')
-    for magic, what in _NOT_TEXT.items():
-        if start.startswith(magic):
-            raise DataError(f"{file.uri}: is {what}, which is not read",
-                            fix="make it UTF-8 text, plain or packed by gzip, or Parquet")
+    if what := next((what for magic, what in _NOT_TEXT.items() if start.startswith(magic)), ""):
+        raise DataError(f"{file.uri}: is {what}, which is not read",
+                        fix="make it UTF-8 text, plain or packed by gzip, or Parquet")
     return "criteo" if prepare.format == "criteo" else "csv"
 
 
@@ -152,11 +172,9 @@ def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inp
     if len(names) != num_fields:
         raise DataError(f"{first.uri}: has {num_fields} fields a row between {delimiter!r}, and "
                         f"data.prepare.column_names has {len(names)} names", fix="name every column, in order")
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise DataError(f"{first.uri}: has two columns named " + ", ".join(map(repr, twice)), fix="rename one of them")
-    body = rows[1:] if has_header else rows
-    body += itertools.chain.from_iterable(_more_rows(inputs, files, delimiter))
-    body = [row for row in body if len(row) == num_fields and (not has_header or header_names(row) != names)]
+    _refuse_twins(first, names)
+    body = [row for row in (*rows[int(has_header) :], *_more_rows(inputs, files, delimiter))
+            if len(row) == num_fields and (not has_header or header_names(row) != names)]
     if not body:
         raise DataError(f"{first.uri}: has columns, but no rows")
     missing = set(prepare.missing)
@@ -164,18 +182,23 @@ def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inp
     return Sample("csv", columns, len(body), delimiter, has_header)
 
 
-def _more_rows(inputs: Inputs, files: Sequence[InputFile], delimiter: str) -> Iterable[list[list[str]]]:
+def _refuse_twins(file: InputFile, names: Sequence[str]) -> None:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{file.uri}: has two columns named " + ", ".join(map(repr, twice)), fix="rename one of them")
+
+
+def _more_rows(inputs: Inputs, files: Sequence[InputFile], delimiter: str) -> Iterator[list[str]]:
     """From further on: rows at the start of a file are often of one kind."""
     for file in dict.fromkeys([files[0], files[len(files) // 2], files[-1]]):
         if is_gzip(inputs, file):
             if file is not files[0]:
-                yield _complete_rows(head(inputs, file, _MORE_BYTES).removeprefix(BOM), delimiter, is_cut=True)
+                yield from _complete_rows(head(inputs, file, _MORE_BYTES).removeprefix(BOM), delimiter, is_cut=True)
             continue
         for start in (file.size_bytes // 2, file.size_bytes - _MORE_BYTES):
             if start > _HEAD_BYTES:
                 text = inputs.read(file.uri, start, _MORE_BYTES)
                 # From the middle of a quoted field, or of a row; rows of a wrong length are dropped by the caller.
-                yield _complete_rows(text.partition(b"\n")[2], delimiter, is_cut=True)
+                yield from _complete_rows(text.partition(b"\n")[2], delimiter, is_cut=True)
 
 
 def _complete_rows(text: bytes, delimiter: str, *, is_cut: bool) -> list[list[str]]:
@@ -185,23 +208,20 @@ def _complete_rows(text: bytes, delimiter: str, *, is_cut: bool) -> list[list[st
 
 def _guess_delimiter(file: InputFile, text: bytes, known_names: Collection[str]) -> str:
     """What cuts most rows into the same number of fields, and into the most."""
-    best: tuple[Any, ...] = ()
-    found = ""
+    best: tuple[tuple[Any, ...], str] = ((), "")
     for rank, candidate in enumerate(_DELIMITERS):
         rows = _complete_rows(text, candidate, is_cut=len(text) >= _HEAD_BYTES - len(BOM))[:200]
-        if not rows:
-            continue
-        num_fields, count = Counter(map(len, rows)).most_common(1)[0]
+        num_fields, count = Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
         if num_fields < 2:
             continue
         is_named = bool(set(header_names(rows[0])) & set(known_names))
         score = (is_named, candidate != " ", round(count / len(rows), 1), num_fields, -rank)
-        if count >= 0.7 * len(rows) and score > best:
-            best, found = score, candidate
-    if not found:
+        if count >= 0.7 * len(rows) and score > best[0]:
+            best = score, candidate
+    if not best[1]:
         raise DataError(f"{file.uri}: nothing cuts its rows into fields: tried comma, tab, ';', '::', '|' and space",
                         fix='say it: data.prepare.delimiter = "…"')
-    return found
+    return best[1]
 
 
 def _has_header(prepare: PrepareSpec, known_names: Collection[str], rows: Sequence[Sequence[str]]) -> bool:
@@ -228,8 +248,7 @@ def _sample_parquet(prepare: PrepareSpec, inputs: Inputs, files: Sequence[InputF
         import pyarrow as pa
 
         names = parquet.schema_arrow.names
-        if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise DataError(f"{file.uri}: has two columns named " + ", ".join(map(repr, twice)), fix="rename one")
+        _refuse_twins(file, names)
         try:
             batch = next(parquet.iter_batches(_MAX_ROWS, use_threads=False), None)
         except (pa.ArrowException, OSError) as error:
@@ -245,15 +264,12 @@ def _arrow_column(name: str, array: Any, missing: set[str]) -> Column:
     import pyarrow.compute as pc
     import pyarrow.types as types
 
-    kind, values = array.type, array
-    if is_list(kind):
-        values = normalize_array(pc.list_flatten(array))
+    kind, values = array.type, normalize_array(pc.list_flatten(array)) if is_list(array.type) else array
     if types.is_nested(values.type):
         return Column(name, (), len(array), type="nested")
     cells = [_text(value) for value in values.to_pylist()]
     if is_list(kind):
-        there = tuple(cell for cell in cells if cell not in missing)
-        return Column(name, there, len(array), array.null_count, "list")
+        return Column(name, tuple(cell for cell in cells if cell not in missing), len(array), array.null_count, "list")
     of: Type = (
         "text" if is_text(kind) or types.is_null(kind) else "boolean" if types.is_boolean(kind)
         else "integer" if types.is_integer(kind) else "time" if types.is_temporal(kind) else "float"
@@ -272,3 +288,104 @@ def _text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One column's role."""
+
+    role: Role
+    why: str
+    kind: Kind = "text"
+    """Of a sparse column or a list."""
+
+
+def judge(column: Column, list_delimiter: str) -> Judgement:
+    """The role of a column that the spec does not name."""
+    cells, different = column.cells, len(set(column.cells))
+    if column.type == "nested":
+        return Judgement("ignored", "holds structures, which are not read")
+    if column.type == "list":
+        of = "integers" if kind_of(column) == "integer" else "words"
+        return Judgement("list", f"the file says that it holds lists of {of}", kind_of(column))
+    if not cells:
+        return Judgement("ignored", f"empty in every row ({column.num_rows:,} checked)")
+    if column.type == "time" or all(_DATE.match(cell) for cell in cells):
+        return Judgement("ignored", "holds times; name it in data.dense_columns to take the seconds as a number"
+                         if column.type == "time" else "holds dates")
+    share = sum(list_delimiter in cell for cell in cells) / len(cells)
+    if column.type == "text" and share >= _LIST_SHARE:
+        return Judgement("list", f"{list_delimiter!r} stands in {share:.0%} of its cells",
+                         kind_of(column, list_delimiter))
+    if column.type == "boolean":
+        return Judgement("sparse", "holds true and false", "integer")
+    if len(cells) > 1 and all(map(_HEX_ID.fullmatch, cells)) and not all(map(str.isdigit, cells)):
+        return Judgement("sparse", "holds hexadecimal numbers of 8 digits", "hex")
+    if column.type == "integer" or all(_INTEGER.fullmatch(cell) for cell in cells):
+        return _judge_integers(column, different)
+    if column.type == "float" or all(_NUMBER.fullmatch(cell) for cell in cells):
+        return Judgement("dense", "holds numbers with fractions")
+    if different == len(cells) >= _MANY_ROWS:
+        return Judgement("ignored", f"different text in every row ({len(cells):,} checked)")
+    return Judgement("sparse", f"holds words, {different:,} different in {len(cells):,} rows checked", "text")
+
+
+def kind_of(column: Column, list_delimiter: str = "") -> Kind:
+    """How the values of a sparse column are read; words can be anything."""
+    cells = column.cells
+    if list_delimiter:
+        cells = tuple(value.strip() for cell in cells for value in cell.split(list_delimiter) if value.strip())
+    if column.type in ("integer", "boolean"):
+        return "integer"
+    if column.type == "float":
+        return "integer" if cells and all(float(cell).is_integer() for cell in cells) else "text"
+    if cells and all(_INTEGER.fullmatch(cell) and not _has_leading_zero(cell) and len(cell) < 19 for cell in cells):
+        return "integer"
+    return "text"
+
+
+def is_zero_one(column: Column) -> bool:
+    """It could be the label."""
+    if column.type in ("list", "nested", "time") or not column.cells:
+        return False
+    return {cell.lower() for cell in column.cells} <= {"0", "1", "0.0", "1.0", "true", "false"}
+
+
+def _judge_integers(column: Column, different: int) -> Judgement:
+    cells = column.cells
+    values = [int(cell) for cell in cells]
+    low, high, words = min(values), max(values), _words(column.name)
+    seen = f"{different:,} different in {len(cells):,} rows checked"
+    if any(map(_has_leading_zero, cells)):
+        return Judgement("sparse", f"holds digits with zeros in front, so they are names; {seen}", "text")
+    if len(values) >= _MANY_ROWS and values[0] in (0, 1) and values[:_MANY_ROWS] == list(
+        range(values[0], values[0] + _MANY_ROWS)
+    ):
+        return Judgement("ignored", "numbers the rows")
+    for unit, factor in (("seconds", 1), ("milliseconds", 1_000)):
+        is_range = low >= 900_000_000 * factor and high < 2_200_000_000 * factor
+        if is_range and (words & _TIME_WORDS or (not words & _ID_WORDS and different > 0.1 * len(cells))):
+            return Judgement("ignored", f"holds times, in {unit} since 1970")
+    if different <= _FEW and not (words & _AMOUNT_WORDS and different > 10):
+        return Judgement("sparse", f"holds integers, only {seen}", "integer")
+    if words & _AMOUNT_WORDS and not words & {"id", "ids"}:
+        return Judgement("dense", f"holds integers from {low:,} to {high:,}, and its name says amounts")
+    if words & _ID_WORDS or column.name.lower().endswith("id"):
+        if different == len(cells) >= _MANY_ROWS:
+            return Judgement("ignored", f"different id in every row ({len(cells):,} checked)")
+        return Judgement("sparse", f"holds integers, and its name says ids; {seen}", "integer")
+    if low < 0 or statistics.median(values) - low < _SKEW * (high - low):
+        return Judgement("dense", f"holds integers from {low:,} to {high:,}, most of them small: amounts")
+    if different == len(cells) >= _MANY_ROWS:
+        return Judgement("ignored", f"different number in every row ({len(cells):,} checked)")
+    return Judgement("sparse", f"holds integers spread over {low:,} to {high:,}, {seen}: ids", "integer")
+
+
+def _words(name: str) -> set[str]:
+    """`userId`, `user_id` and `User ID` all hold `user` and `id`."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def _has_leading_zero(cell: str) -> bool:
+    digits = cell.lstrip("+-")
+    return len(digits) > 1 and digits[0] == "0"

@@ -185,10 +185,11 @@ class Preparation:
         runs = [run for name in self.segment_names
                 for run in keys_of(self._runs_directory, name, self._runs(name), task.column)]
         limit = column.rows or prepare.max_rows
-        numbered = number_keys(runs, self.id_files(task.column), min_count=prepare.min_count, max_kept=limit - 1,
-                               max_entries=self.budget.max_entries, report=report)
-        return lambda: {"distinct": numbered.num_distinct, "kept": numbered.num_kept,
-                        "rows": column.rows or 1 + numbered.num_kept, "name": column.name}
+        num_distinct, num_kept = number_keys(
+            runs, self.id_files(task.column), min_count=prepare.min_count, max_kept=limit - 1,
+            max_entries=self.budget.max_entries, report=report)
+        return lambda: {"distinct": num_distinct, "kept": num_kept, "rows": column.rows or 1 + num_kept,
+                        "name": column.name}
 
     def _write(self, task: Task, report: Report) -> _Finish:
         """Runs to parts, now that every key has its id."""

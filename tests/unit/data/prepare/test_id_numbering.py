@@ -46,11 +46,12 @@ def test_ids_are_those_of_a_counter_in_one_partition_or_many(tmp_path, dtype, ma
     targets = IdFiles(tmp_path / "c.keys.npy", tmp_path / "c.ids.npy", tmp_path / "c.codes")
     runs = keys_of(tmp_path, "00000-00000", record, 0)
     done = []
-    numbered = number_keys(runs, targets, min_count=min_count, max_kept=max_kept, max_entries=max_entries,
-                           report=lambda num, _rows, _bad: done.append(num))
+    num_distinct, num_kept = number_keys(
+        runs, targets, min_count=min_count, max_kept=max_kept, max_entries=max_entries,
+        report=lambda num, _rows, _bad: done.append(num))
     wanted = reference(train_keys, min_count=min_count, max_kept=max_kept)
-    assert numbered.num_distinct == len(set(train_keys))
-    assert numbered.num_kept == len(wanted)
+    assert num_distinct == len(set(train_keys))
+    assert num_kept == len(wanted)
     assert sum(done) == 2 * sum(run.num_keys for run in runs)
     saved_keys, saved_ids = np.load(targets.keys), np.load(targets.ids)
     assert dict(zip(saved_keys.tolist(), saved_ids.tolist(), strict=True)) == wanted
