@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from embark.data.hashing import hash_counters, stream_key, uniform
 from embark.data.loader import Batch
-from embark.data.prepare.arrow_readers import CsvReader, ParquetReader
+from embark.data.prepare.arrow.readers import CsvReader, ParquetReader
+from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.row_parser import Location, RowParser
 from embark.data.prepare.rows import RawRows, Reader
 from embark.data.prepare.schema import Schema, SparseColumn
-from embark.errors import DataError, MissingPackage, nearest
+from embark.errors import DataError, nearest
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.model import ModelSpec, Table
 
@@ -164,10 +164,6 @@ def _reader(inputs: Inputs, file: InputFile, suffix: str, data: DataSpec, sparse
 
 
 def _read_npz(inputs: Inputs, file: InputFile, data: DataSpec, sparse: tuple[SparseColumn, ...]) -> RawRows:
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise MissingPackage(f"{file.uri}: pyarrow parses columns", fix="pip install 'embark-rec[columns]'") from error
     parser = RowParser(Schema("parquet", data.label, data.dense_columns, sparse, ()), _STRICT)
     try:
         with open(str(inputs.local_path(file.uri)), "rb") as opened, np.load(opened, allow_pickle=False) as arrays:
@@ -186,10 +182,12 @@ def _read_npz(inputs: Inputs, file: InputFile, data: DataSpec, sparse: tuple[Spa
             wanted = "1 or 2 dimensions (rows, ids)" if name in ids else "1 dimension"
             raise DataError(f"{file.uri}: column {name!r} has {array.ndim} dimensions and must have {wanted}")
 
+    import pyarrow  # the readers' import has said so if it is missing
+
     def column(name: str) -> Any:
         array = loaded[name]
-        values = pa.array(array.reshape(-1))
-        return values if array.ndim == 1 else pa.FixedSizeListArray.from_arrays(values, array.shape[1])
+        values = pyarrow.array(array.reshape(-1))
+        return values if array.ndim == 1 else pyarrow.FixedSizeListArray.from_arrays(values, array.shape[1])
 
     rows = np.arange(len(loaded[data.label]))
     return parser.parse(column, Location(rows, rows, len(rows)), file.uri)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -236,16 +236,11 @@ def test_the_label_cannot_be_a_feature_too(file: Callable[..., Path]):
 
 def test_without_pyarrow_parquet_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = write_parquet(tmp_path / "d.parquet", content())
-    real_import = builtins.__import__
-
-    def no_pyarrow(name: str, *rest: Any, **named: Any) -> Any:
-        if name.startswith("pyarrow"):
-            raise ImportError(name)
-        return real_import(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", no_pyarrow)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for name in [name for name in sys.modules if name.startswith(("embark.data.columns", "embark.data.prepare.arrow"))]:
+        monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingPackage, match=r"pip install 'embark-rec\[columns\]'"):
-        ColumnsSource(model(), data(path))
+        open_source(RunSpec(model=model(), data=data(path)))
 
 
 def test_open_source_opens_what_the_spec_names(tmp_path: Path):

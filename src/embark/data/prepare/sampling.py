@@ -1,5 +1,7 @@
 """A look into the input before it is read: its format, delimiter, header and some rows, and what each column holds."""
 
+from __future__ import annotations
+
 import re
 import statistics
 from collections import Counter
@@ -7,10 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from embark.data.prepare.arrow_readers import BOM, broken, fields_of, header_names, open_parquet
-from embark.data.prepare.cells import is_list, is_text, normalize_array
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.text_stream import head, is_gzip
+from embark.data.prepare.text_stream import BOM, fields_of, head, header_names, is_gzip
 from embark.errors import DataError
 from embark.spec.data import PrepareSpec
 
@@ -66,6 +66,12 @@ class Column:
     type: Type = "text"
     """What the file says; `text` where it says nothing."""
 
+    @staticmethod
+    def of(name: str, cells: Sequence[str], missing: Collection[str], kind: Type = "text") -> Column:
+        """A column of one value a row, some of which mean that there is none."""
+        there = tuple(cell for cell in cells if cell not in missing)
+        return Column(name, there, len(cells), len(cells) - len(there), kind)
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -93,7 +99,10 @@ def take_sample(
         raise DataError(f"the input mixes formats: {first.uri} is {format}, {odd[0]} is not",
                         fix="name the files of one format in data.prepare.input")
     if format == "parquet":
-        return _sample_parquet(prepare, inputs, files)
+        from embark.data.prepare.arrow.readers import sample_parquet
+
+        columns, num_rows = sample_parquet(inputs, first, _MAX_ROWS, set(prepare.missing))
+        return Sample("parquet", columns, num_rows)
     text = head(inputs, first, _HEAD_BYTES).removeprefix(BOM)
     if not text.strip():
         raise DataError(f"{first.uri}: has no rows")
@@ -143,7 +152,7 @@ def _is_criteo(file: InputFile, text: bytes) -> bool:
 def _sample_criteo(text: bytes) -> Sample:
     rows = [line.split("\t") for line in text.decode(errors="replace").splitlines()[:100]]
     rows = [row for row in rows if len(row) == len(CRITEO_COLUMNS)]
-    columns = tuple(_column(name, [row[i] for row in rows], {""}) for i, name in enumerate(CRITEO_COLUMNS))
+    columns = tuple(Column.of(name, [row[i] for row in rows], {""}) for i, name in enumerate(CRITEO_COLUMNS))
     return Sample("criteo", columns, len(rows), "\t")
 
 
@@ -172,17 +181,17 @@ def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inp
     if len(names) != num_fields:
         raise DataError(f"{first.uri}: has {num_fields} fields a row between {delimiter!r}, and "
                         f"data.prepare.column_names has {len(names)} names", fix="name every column, in order")
-    _refuse_twins(first, names)
+    refuse_twins(first, names)
     body = [row for row in (*rows[int(has_header) :], *_more_rows(inputs, files, delimiter))
             if len(row) == num_fields and (not has_header or header_names(row) != names)]
     if not body:
         raise DataError(f"{first.uri}: has columns, but no rows")
     missing = set(prepare.missing)
-    columns = tuple(_column(name, [row[i].strip() for row in body], missing) for i, name in enumerate(names))
+    columns = tuple(Column.of(name, [row[i].strip() for row in body], missing) for i, name in enumerate(names))
     return Sample("csv", columns, len(body), delimiter, has_header)
 
 
-def _refuse_twins(file: InputFile, names: Sequence[str]) -> None:
+def refuse_twins(file: InputFile, names: Sequence[str]) -> None:
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"{file.uri}: has two columns named " + ", ".join(map(repr, twice)), fix="rename one of them")
 
@@ -240,54 +249,6 @@ def _has_header(prepare: PrepareSpec, known_names: Collection[str], rows: Sequen
         return False
     has_numbers = any(cells and all(_NUMBER.fullmatch(c) for c in cells if c) and any(cells) for cells in below)
     return has_numbers or all(_NAME.fullmatch(cell) for cell in filled)
-
-
-def _sample_parquet(prepare: PrepareSpec, inputs: Inputs, files: Sequence[InputFile]) -> Sample:
-    file = files[0]
-    with open_parquet(inputs, file) as parquet:
-        import pyarrow as pa
-
-        names = parquet.schema_arrow.names
-        _refuse_twins(file, names)
-        try:
-            batch = next(parquet.iter_batches(_MAX_ROWS, use_threads=False), None)
-        except (pa.ArrowException, OSError) as error:
-            raise broken(file, error) from error
-    if batch is None or not batch.num_rows:
-        raise DataError(f"{file.uri}: has columns, but no rows")
-    missing = set(prepare.missing)
-    columns = tuple(_arrow_column(name, normalize_array(batch.column(i)), missing) for i, name in enumerate(names))
-    return Sample("parquet", columns, batch.num_rows)
-
-
-def _arrow_column(name: str, array: Any, missing: set[str]) -> Column:
-    import pyarrow.compute as pc
-    import pyarrow.types as types
-
-    kind, values = array.type, normalize_array(pc.list_flatten(array)) if is_list(array.type) else array
-    if types.is_nested(values.type):
-        return Column(name, (), len(array), type="nested")
-    cells = [_text(value) for value in values.to_pylist()]
-    if is_list(kind):
-        return Column(name, tuple(cell for cell in cells if cell not in missing), len(array), array.null_count, "list")
-    of: Type = (
-        "text" if is_text(kind) or types.is_null(kind) else "boolean" if types.is_boolean(kind)
-        else "integer" if types.is_integer(kind) else "time" if types.is_temporal(kind) else "float"
-    )
-    return _column(name, cells, missing, of)
-
-
-def _column(name: str, cells: Sequence[str], missing: set[str], of: Type = "text") -> Column:
-    there = tuple(cell for cell in cells if cell not in missing)
-    return Column(name, there, len(cells), len(cells) - len(there), of)
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,10 +111,10 @@ class Preparation:
 
             return CriteoReader(self.schema, self.inputs)
         if self.schema.format == "csv":
-            from embark.data.prepare.arrow_readers import CsvReader
+            from embark.data.prepare.arrow.readers import CsvReader
 
             return CsvReader(self.schema, self.spec.data.prepare, self.inputs)
-        from embark.data.prepare.arrow_readers import ParquetReader
+        from embark.data.prepare.arrow.readers import ParquetReader
 
         return ParquetReader(self.schema, self.spec.data.prepare, self.inputs)
 

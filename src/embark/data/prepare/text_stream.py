@@ -1,13 +1,13 @@
 """The bytes of a text file, plain or gzip, read and decompressed by a thread ahead of the parser, also as lines."""
 
+import csv
+import io
 import queue
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from io import FileIO
 from itertools import pairwise
 
 import numpy as np
@@ -22,7 +22,7 @@ PAD_BYTES = 64
 MAX_LINE_BYTES = 64 << 10
 """Of a line that does not fit a chunk, only so much is read: enough for the error."""
 
-GZIP_MAGIC = b"\x1f\x8b"
+BOM = b"\xef\xbb\xbf"
 _PACKED_BYTES = 1 << 20
 _DEPTH = 2
 _GZIP = 16 + zlib.MAX_WBITS
@@ -30,24 +30,28 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 def is_gzip(inputs: Inputs, file: InputFile) -> bool:
     """By its first bytes, whatever it is called."""
-    return inputs.read(file.uri, 0, 2) == GZIP_MAGIC
+    return inputs.read(file.uri, 0, 2) == b"\x1f\x8b"
 
 
 class TextStream:
     """Bytes `start` to `stop` of a plain file; all of a gzip file, decompressed. It holds at most four pieces."""
 
     def __init__(self, inputs: Inputs, file: InputFile, start: int, stop: int, piece_bytes: int) -> None:
-        self._reported_bytes = self._read_bytes = 0
-        self.pieces: Iterator[bytes]
-        if is_gzip(inputs, file):
-            self.pieces = read_ahead(decompress(inputs, file, piece_bytes, self._count))
-        else:
-            self.pieces = read_ahead(_plain(inputs, file, start, stop, piece_bytes, self._count))
+        self._read_bytes, self._left = 0, memoryview(b"")
+        self.pieces: Iterator[bytes] = read_ahead(
+            decompress(inputs, file, piece_bytes, self._count) if is_gzip(inputs, file) else
+            _plain(inputs, file, start, stop, piece_bytes, self._count))
 
-    def take_read_bytes(self) -> int:
-        """Bytes of the file, as stored, since the last call."""
-        before, self._reported_bytes = self._reported_bytes, self._read_bytes
-        return self._read_bytes - before
+    def tell(self) -> int:
+        """How many bytes of the file, as stored, were read."""
+        return self._read_bytes
+
+    def readinto(self, target: memoryview) -> int:
+        """Fill a buffer with the next bytes of the text; 0 at its end."""
+        self._left = self._left or memoryview(next(self.pieces, b""))
+        num_bytes = min(len(target), len(self._left))
+        target[:num_bytes], self._left = self._left[:num_bytes], self._left[num_bytes:]
+        return num_bytes
 
     def _count(self, num_bytes: int) -> None:
         self._read_bytes += num_bytes
@@ -81,20 +85,26 @@ def line_chunks(inputs: Inputs, segment: Segment, chunk_bytes: int) -> Iterator[
     is_packed = segment.start == 0 and is_gzip(inputs, segment.file)
     # A line begins at `start` if the byte before it is a newline, so that byte is read too.
     position, stop = max(segment.start - 1, 0), 1 << 62 if is_packed else segment.stop
-    with _reader(inputs, segment.file, position, chunk_bytes, is_packed) as reader:
-        yield from _cut_lines(*reader, position, stop, chunk_bytes, is_skipping=segment.start > 0)
+    path = inputs.local_path(segment.file.uri)
+    if path is None or is_packed:
+        stream = TextStream(inputs, segment.file, position, segment.file.size_bytes, chunk_bytes)
+        yield from _cut_lines(stream, position, stop, chunk_bytes, is_skipping=segment.start > 0)
+        return
+    # Read, not mapped: what is mapped would count as the process's memory.
+    with io.FileIO(path) as opened:
+        opened.seek(position)
+        yield from _cut_lines(opened, position, stop, chunk_bytes, is_skipping=segment.start > 0)
 
 
 def _cut_lines(
-    read_into: Callable[[memoryview], int], take_read_bytes: Callable[[], int], position: int, stop: int,
-    chunk_bytes: int, *, is_skipping: bool,
+    source: TextStream | io.FileIO, position: int, stop: int, chunk_bytes: int, *, is_skipping: bool
 ) -> Iterator[LineChunk]:
     """Lines that begin before `stop`; with `is_skipping` the text begins in a line that is not one of them."""
     buffer = bytearray(chunk_bytes + 1 + 2 * PAD_BYTES)
     view, array, end = memoryview(buffer), np.frombuffer(buffer, np.uint8), PAD_BYTES
-    is_end = False
+    is_end, reported = False, source.tell()
     while not is_end and position < stop:
-        num_bytes = read_into(view[end : PAD_BYTES + chunk_bytes])
+        num_bytes = source.readinto(view[end : PAD_BYTES + chunk_bytes])
         is_end, end, first = num_bytes == 0, end + num_bytes, PAD_BYTES
         if is_skipping:
             newline = buffer.find(b"\n", first, end)
@@ -111,7 +121,8 @@ def _cut_lines(
                 cut = end + 1 if is_end else first + MAX_LINE_BYTES + 1
                 buffer[cut - 1] = 10
             if cut:
-                yield LineChunk(array[first - PAD_BYTES : cut + PAD_BYTES], position, take_read_bytes())
+                yield LineChunk(array[first - PAD_BYTES : cut + PAD_BYTES], position, source.tell() - reported)
+                reported = source.tell()
                 position, first = position + cut - first, min(cut, end)
             if is_last:
                 return
@@ -119,48 +130,16 @@ def _cut_lines(
         end = PAD_BYTES + end - first
 
 
-@contextmanager
-def _reader(
-    inputs: Inputs, file: InputFile, start: int, piece_bytes: int, is_packed: bool
-) -> Iterator[tuple[Callable[[memoryview], int], Callable[[], int]]]:
-    """Fills a buffer with the next bytes of the text; and how many bytes, as stored, were read since the last call."""
-    path = inputs.local_path(file.uri)
-    if path is not None and not is_packed:
-        # Read, not mapped: what is mapped would count as the process's memory.
-        with FileIO(path) as opened:
-            opened.seek(start)
-            reported = start
-
-            def take_read_bytes() -> int:
-                nonlocal reported
-                before, reported = reported, opened.tell()
-                return reported - before
-
-            yield lambda target: opened.readinto(target) or 0, take_read_bytes
-        return
-    stream, left = TextStream(inputs, file, start, file.size_bytes, piece_bytes), memoryview(b"")
-
-    def read_into(target: memoryview) -> int:
-        nonlocal left
-        left = left or memoryview(next(stream.pieces, b""))
-        num_bytes = min(len(target), len(left))
-        target[:num_bytes], left = left[:num_bytes], left[num_bytes:]
-        return num_bytes
-
-    yield read_into, stream.take_read_bytes
-
-
 def head(inputs: Inputs, file: InputFile, num_bytes: int) -> bytes:
     """The first bytes of the text; fewer where it is shorter."""
     if not is_gzip(inputs, file):
         return inputs.read(file.uri, 0, num_bytes)
-    pieces, size = [], 0
+    text = b""
     for piece in decompress(inputs, file, num_bytes):
-        pieces.append(piece)
-        size += len(piece)
-        if size >= num_bytes:
+        text += piece
+        if len(text) >= num_bytes:
             break
-    return b"".join(pieces)[:num_bytes]
+    return text[:num_bytes]
 
 
 def decompress(
@@ -393,3 +372,21 @@ def _first_line_end(text: bytes) -> int | None:
     """The byte behind the first line; None if it is not complete. A last `\\r` may be half of `\\r\\n`."""
     found = re.search(rb"\r?\n|\r(?=.)", text, re.DOTALL)
     return found.end() if found else None
+
+
+def fields_of(text: bytes, delimiter: str) -> Iterator[list[str]]:
+    """Rows of text as Python's csv reads them: for the few that a header or a guess needs."""
+    words = text.decode("utf-8", errors="replace").replace("\0", "\ufffd")
+    if len(delimiter) > 1:
+        yield from (line.split(delimiter) if line else [] for line in words.splitlines())
+        return
+    csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
+    try:
+        yield from csv.reader(io.StringIO(words, newline=""), delimiter=delimiter)
+    except csv.Error:
+        return
+
+
+def header_names(cells: Sequence[str]) -> tuple[str, ...]:
+    """Names of the columns; one without, such as the index that pandas writes, is named by its place."""
+    return tuple(cell.strip() or f"column_{position}" for position, cell in enumerate(cells))

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.data.hashing import hash_bytes
 from embark.data.prepare import text_stream
-from embark.data.prepare.arrow_readers import CsvReader
+from embark.data.prepare.arrow.cells import hash_bytes
+from embark.data.prepare.arrow.readers import CsvReader
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.rows import RawRows
 from embark.data.prepare.schema import Schema, SparseColumn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import importlib
 import io
 import random
 import sys
@@ -14,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embark.data.hashing import hash_words
-from embark.data.prepare.arrow_readers import CsvReader
+from embark.data.prepare.arrow.cells import hash_words
+from embark.data.prepare.arrow.readers import CsvReader
 from embark.data.prepare.guess import guess_schema, table_name
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.schema import Schema, SparseColumn
@@ -309,11 +310,11 @@ def test_a_split_column_is_no_feature(tmp_path):
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     pq.write_table(pa.table({"label": [1], "user": ["a"]}), tmp_path / "b.parquet")
     inputs = Inputs(str(tmp_path))
-    schema = guess(tmp_path, "label,user\n1,a\n0,b\n")
-    for name in ("pyarrow", "pyarrow.csv", "pyarrow.parquet"):
-        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for name in [name for name in sys.modules if name.startswith("embark.data.prepare.arrow")]:
+        monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingPackage) as caught:
         guess_schema(spec_of(), inputs, inputs.find("b.parquet"))
     assert "embark-rec[columns]" in caught.value.fix
     with pytest.raises(MissingPackage, match="pyarrow reads delimited text"):
-        CsvReader(schema, spec_of().data.prepare, inputs)
+        importlib.import_module("embark.data.prepare.arrow.readers")

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embark.data.hashing import hash_bytes
-from embark.data.prepare.arrow_readers import ParquetReader
+from embark.data.prepare.arrow.cells import hash_bytes
+from embark.data.prepare.arrow.readers import ParquetReader
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.rows import RawRows
 from embark.data.prepare.schema import Schema, SparseColumn

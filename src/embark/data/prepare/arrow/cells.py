@@ -4,32 +4,31 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as types
 from numpy.typing import NDArray
 
-from embark.data.hashing import as_bytes, as_text, buffers_of, hash_words, trim
+from embark.data.hashing import Hashes, hash_counters
 from embark.data.prepare.schema import SparseColumn
 from embark.errors import DataError
 
 Mask = NDArray[np.bool_]
+Numbers = tuple[NDArray[np.float64], Mask | None]
+"""[n] values, NaN where missing or bad; [n] where there is a value that is not a finite 32-bit number."""
 
 _LIST_BYTES = 1 << 20
 _INTEGER = r"^[+-]?[0-9]+$"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_UNIT_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _TRUE, _FALSE = ["true", "yes"], ["false", "no"]
 _HEX_DIGITS = np.full(256, 255, np.uint8)
 _HEX_DIGITS[list(b"0123456789abcdef")] = range(16)
 _HEX_DIGITS[list(b"ABCDEF")] = range(10, 16)
 _LARGEST = float(np.finfo(np.float32).max)
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """A column of numbers."""
-
-    values: NDArray[np.float64]
-    """[n]; NaN where missing or bad."""
-    is_bad: Mask | None
-    """[n]: there is a value, and it is not a finite 32-bit number."""
+_KEY = 0x656D6261726B2D77
+_TRIAL_ROWS = 4_096
+_WORTH_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +57,17 @@ class CellParser:
 
     def numbers(self, array: Any, *, may_be_text: bool = False) -> Numbers:
         """A dense column, or a label, which `may_be_text`: true, false, yes or no."""
-        import pyarrow.types as types
-
         array = normalize_array(array)
         kind = array.type
         if types.is_null(kind):
-            return Numbers(np.full(len(array), np.nan), None)
+            return np.full(len(array), np.nan), None
         if is_text(kind):
             return _numbers_of_text(self.without_missing(array), may_be_text)
         if types.is_timestamp(kind):
-            unit_s = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[kind.unit]
-            return _finite(_floats(array.cast("int64")) * unit_s, array)
-        if types.is_date32(kind):
-            return _finite(_floats(array.cast("int32")) * 86_400.0, array)
-        if types.is_date64(kind):
-            return _finite(_floats(array.cast("int64")) * 1e-3, array)
+            return _finite(_floats(array.cast("int64")) * _UNIT_S[kind.unit], array)
+        if types.is_date(kind):
+            number, unit_s = ("int32", 86_400.0) if types.is_date32(kind) else ("int64", 1e-3)
+            return _finite(_floats(array.cast(number)) * unit_s, array)
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
             return _finite(_floats(array), array)
         raise DataError(f"holds {kind}, which is not a number")
@@ -83,11 +78,9 @@ class CellParser:
         if not column.is_list:
             return self._one_key(array, column.kind)
         # Short values in long cells come to many times their text while they are hashed, so not all at once.
-        num_slices = min(-(-array.nbytes // _LIST_BYTES), len(array))
-        if num_slices > 1:
-            step = -(-len(array) // num_slices)
-            return _joined([self._lists(array[i : i + step], column) for i in range(0, len(array), step)])
-        return self._lists(array, column)
+        step = max(1, -(-len(array) // max(1, -(-array.nbytes // _LIST_BYTES))))
+        slices = [self._lists(array[i : i + step], column) for i in range(0, max(1, len(array)), step)]
+        return _joined(slices) if len(slices) > 1 else slices[0]
 
     def _lists(self, array: Any, column: SparseColumn) -> SparseCells:
         values, lengths = self._values_of_lists(array)
@@ -111,9 +104,6 @@ class CellParser:
 
     def without_missing(self, array: Any) -> Any:
         """Text with nulls where it stands for no value."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         if not self.missing:
             return array
         # Most columns have none of them, and only short cells can be one.
@@ -127,9 +117,6 @@ class CellParser:
         return pc.if_else(is_missing, pa.scalar(None, array.type), array)
 
     def _one_key(self, array: Any, kind: str) -> SparseCells:
-        import pyarrow as pa
-        import pyarrow.types as types
-
         if types.is_null(array.type):
             array = array.cast(pa.string())
         if kind == "text":
@@ -150,9 +137,6 @@ class CellParser:
 
     def _values_of_lists(self, array: Any) -> tuple[Any, NDArray[np.int64]]:
         """All values one after the other, and how many each row has."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         if is_text(array.type):
             array = self.without_missing(trim(array))
             array = pc.split_pattern(as_text(array), self.list_delimiter)
@@ -163,7 +147,7 @@ class CellParser:
         counted = pc.list_value_length(array).fill_null(0)
         lengths = counted.to_numpy(zero_copy_only=False).astype(np.int64)
         values = normalize_array(pc.list_flatten(array))
-        if is_list(values.type) or pa.types.is_nested(values.type):
+        if is_list(values.type) or types.is_nested(values.type):
             raise DataError(f"holds {array.type}: lists of lists are not read")
         return values, lengths
 
@@ -180,9 +164,6 @@ def _joined(slices: list[SparseCells]) -> SparseCells:
 
 def normalize_array(array: Any) -> Any:
     """One chunk, dictionaries decoded, views and fixed sizes as plain binary."""
-    import pyarrow as pa
-    import pyarrow.types as types
-
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if types.is_dictionary(array.type):
@@ -196,23 +177,15 @@ def normalize_array(array: Any) -> Any:
 
 def is_text(kind: Any) -> bool:
     """Strings or bytes."""
-    import pyarrow.types as types
-
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind)
-                or types.is_large_binary(kind))
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def is_list(kind: Any) -> bool:
     """Several values a cell."""
-    import pyarrow.types as types
-
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _numbers_of_text(array: Any, may_be_text: bool) -> Numbers:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     text = as_text(array)
     try:
         return _finite(_floats(text.cast(pa.float64())), array)
@@ -230,24 +203,20 @@ def _numbers_of_text(array: Any, may_be_text: bool) -> Numbers:
 
 def _finite(values: NDArray[np.float64], array: Any) -> Numbers:
     """A value that is not a finite 32-bit number is bad; NaN means missing."""
-    import pyarrow.compute as pc
-
     is_odd = ~(np.abs(values) <= _LARGEST)
     if not is_odd.any():
-        return Numbers(values, None)
+        return values, None
     is_bad = is_odd & ~np.isnan(values)
     if is_text(array.type):
         is_nan = pc.equal(pc.ascii_lower(pc.ascii_trim_whitespace(as_text(array))), "nan").fill_null(True)
         is_bad |= is_odd & ~is_nan.to_numpy(zero_copy_only=False)
     if not is_bad.any():
-        return Numbers(values, None)
-    return Numbers(np.where(is_bad, np.nan, values), is_bad)
+        return values, None
+    return np.where(is_bad, np.nan, values), is_bad
 
 
 def _floats(array: Any) -> NDArray[np.float64]:
     """Nulls become NaN."""
-    import pyarrow as pa
-
     if array.type != pa.float64():
         array = array.cast(pa.float64(), safe=False)
     result: NDArray[np.float64] = array.to_numpy(zero_copy_only=False)
@@ -255,9 +224,6 @@ def _floats(array: Any) -> NDArray[np.float64]:
 
 
 def _integers(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
-    import pyarrow as pa
-    import pyarrow.types as types
-
     if types.is_floating(array.type) or types.is_decimal(array.type):
         values = _floats(array)
         is_odd = ~((np.floor(values) == values) & (np.abs(values) < 2.0**63))
@@ -274,9 +240,6 @@ def _integers(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
 
 
 def _integers_of_text(array: Any) -> tuple[NDArray[np.uint64], Mask | None]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     text = as_text(array)
     try:
         return _integers(text.cast(pa.int64()))
@@ -323,3 +286,88 @@ def _nulls(array: Any) -> Mask | None:
         return None
     result: Mask = array.is_null().to_numpy(zero_copy_only=False)
     return result
+
+
+def hash_words(array: Any) -> Hashes:
+    """[n]: the hash of each text of a String, Binary, LargeString or LargeBinary array, without the spaces around it;
+    of a null, anything.
+
+    Id maps outlive the program, so this hash never changes: its definition is the plain one in the tests.
+    """
+    if isinstance(array, pa.DictionaryArray):
+        encoded = array
+    elif _repeats(array):
+        encoded = array.dictionary_encode()
+    else:
+        return hash_bytes(trim(array))
+    words = trim(encoded.dictionary)
+    if not len(words):
+        return np.zeros(len(array), np.uint64)
+    hashes: Hashes = hash_bytes(words)[encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)]
+    return hashes
+
+
+def hash_bytes(array: Any) -> Hashes:
+    """The hash of each value, eight of its bytes at a time; of a null, anything."""
+    starts, lengths, text = buffers_of(array)
+    # Eight more bytes, so that the last word of the last value can be read.
+    padded = np.concatenate([text, np.zeros(8, np.uint8)])
+    words = np.ndarray((len(text) + 1,), "<u8", padded.data, strides=(1,))
+    hashes = hash_counters(_KEY, lengths)
+    rows = np.flatnonzero(lengths > 0)
+    at, left = starts[rows], lengths[rows]
+    while len(rows):
+        word = words[at]
+        is_last = left < 8
+        if is_last.any():
+            word[is_last] &= (np.uint64(1) << (left[is_last] * 8).astype(np.uint64)) - np.uint64(1)
+        hashes[rows] = hash_counters(hashes[rows], word)
+        is_longer = left > 8
+        rows, at, left = rows[is_longer], at[is_longer] + 8, left[is_longer] - 8
+    return hashes
+
+
+def trim(array: Any) -> Any:
+    """Without ASCII white space at the ends; the same array where there is none."""
+    starts, lengths, text = buffers_of(array)
+    filled = np.flatnonzero(lengths)
+    if not len(filled):
+        return array
+    first, last = text[starts[filled]], text[starts[filled] + lengths[filled] - 1]
+    if first.min() > 32 and last.min() > 32:
+        return array
+    return pc.ascii_trim_whitespace(as_text(array))
+
+
+def as_text(array: Any) -> Any:
+    """Binary as String, in place and without validation."""
+    return array.view({pa.binary(): pa.string(), pa.large_binary(): pa.large_string()}.get(array.type, array.type))
+
+
+def as_bytes(array: Any) -> Any:
+    """String as Binary, in place."""
+    return array.view({pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(array.type, array.type))
+
+
+def buffers_of(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
+    """Where each value starts, how long it is (0 of a null), and the bytes they lie in."""
+    is_large = types.is_large_string(array.type) or types.is_large_binary(array.type)
+    _, offsets_buffer, data = array.buffers()
+    if not len(array) or offsets_buffer is None:
+        return np.zeros(len(array), np.int64), np.zeros(len(array), np.int64), np.zeros(0, np.uint8)
+    offsets = np.frombuffer(offsets_buffer, "<i8" if is_large else "<i4")
+    offsets = offsets[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    text = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    # Only the bytes in use: a slice of a long array would drag all of it along.
+    text = text[offsets[0] : offsets[-1]]
+    offsets -= offsets[0]
+    lengths = np.diff(offsets)
+    if array.null_count:
+        lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    return offsets[:-1], lengths, text
+
+
+def _repeats(array: Any) -> bool:
+    """Whether to hash each distinct word once instead of each value; judged by the first few thousand."""
+    some = array.slice(0, _TRIAL_ROWS)
+    return len(some) > 0 and len(some.unique()) < _WORTH_SHARE * len(some)

@@ -1,23 +1,39 @@
 """Any delimited text: rows cut where quotes allow it, fields parsed by pyarrow, wrong ones counted."""
 
-import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as arrow_csv
+import pyarrow.types as types
+from pyarrow.parquet import ParquetFile
 
+from embark.data.prepare.arrow.cells import is_list, is_text, normalize_array
+from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.row_parser import Location, RowParser
 from embark.data.prepare.rows import BadRow, RawRows, Segment
+from embark.data.prepare.sampling import Column, refuse_twins
 from embark.data.prepare.schema import Schema
-from embark.data.prepare.text_stream import RowBlock, Runaway, TextStream, cut_rows, head, is_gzip, without_odd_rows
-from embark.errors import DataError, MissingPackage, nearest
+from embark.data.prepare.text_stream import (
+    BOM,
+    RowBlock,
+    Runaway,
+    TextStream,
+    cut_rows,
+    fields_of,
+    head,
+    header_names,
+    is_gzip,
+    without_odd_rows,
+)
+from embark.errors import DataError, nearest
 from embark.spec.data import PrepareSpec
 
-BOM = b"\xef\xbb\xbf"
 _SCAN_BYTES = 8 << 20
 _HEADER_BYTES = 1 << 20
 _STAND_INS = (b"\x1f", b"\x1e", b"\x1d", b"\x1c", b"\x02", b"\x01")
@@ -29,10 +45,6 @@ class CsvReader:
     """Delimited text, plain or gzip."""
 
     def __init__(self, schema: Schema, prepare: PrepareSpec, inputs: Inputs) -> None:
-        try:
-            import pyarrow.csv  # noqa: F401
-        except ImportError as error:
-            raise MissingPackage("pyarrow reads delimited text", fix="pip install 'embark-rec[columns]'") from error
         self._schema, self._inputs = schema, inputs
         self._parser = RowParser(schema, prepare)
         self._delimiter = schema.delimiter.encode()
@@ -57,17 +69,16 @@ class CsvReader:
         if self._schema.has_header:
             columns, has_header = self._columns_of(file)
         stream = TextStream(self._inputs, file, segment.start, segment.stop, min(chunk_bytes, _MAX_CHUNK_BYTES))
-        pieces, first_byte = stream.pieces, segment.start
-        if segment.start == 0:
-            pieces, first_byte = _without_bom(pieces)
-        is_header_next, line = has_header and segment.start == 0, 0
+        pieces, first_byte = _without_bom(stream.pieces) if segment.start == 0 else (stream.pieces, segment.start)
+        is_header_next, line, read_bytes = has_header and segment.start == 0, 0, 0
         for cut in cut_rows(pieces, self._delimiter, has_quotes=self._has_quotes, first_byte=first_byte):
             num_lines, line = cut.stop_line - line, cut.stop_line
+            new_bytes, read_bytes = stream.tell() - read_bytes, stream.tell()
             if isinstance(cut, Runaway):
                 if is_header_next:
                     raise DataError(f"{file.uri}: the header cannot be read: {cut.why}")
-                location = Location(np.zeros(0, np.int64), np.zeros(0, np.int64), num_lines, stream.take_read_bytes(),
-                              [BadRow(cut.line, cut.why)])
+                none = np.zeros(0, np.int64)
+                location = Location(none, none, num_lines, new_bytes, [BadRow(cut.line, cut.why)])
                 yield self._parser.parse(_empty(columns).column, location, file.uri)
                 continue
             text, rows = cut.text, np.flatnonzero(~cut.is_blank)
@@ -81,14 +92,12 @@ class CsvReader:
             if table.num_rows != len(rows):
                 raise DataError(f"{file.uri}: {len(rows)} rows were counted from byte {cut.starts[0]:,} on, "
                                 f"and {table.num_rows} read", fix="say so to the authors of Embark, with the lines")
-            location = Location(cut.lines[rows], cut.starts[rows], num_lines, stream.take_read_bytes(), bad)
+            location = Location(cut.lines[rows], cut.starts[rows], num_lines, new_bytes, bad)
             yield self._parser.parse(table.column, location, file.uri)
 
     def _parse(self, text: bytes, columns: Sequence[str], file: InputFile) -> tuple[Any, dict[int, int]]:
         """The wanted columns as bytes; and of the rows with a wrong number of fields, which are left out, that number
         by their position among those that are not empty lines."""
-        import pyarrow as pa
-
         delimiter = self._delimiter
         if len(delimiter) > 1:
             _refuse_quotes(text, delimiter, file)
@@ -107,9 +116,6 @@ class CsvReader:
             raise DataError(f"{file.uri}: is not delimited text that can be read: {error}") from error
 
     def _table(self, text: bytes, delimiter: bytes, columns: Sequence[str]) -> Any:
-        import pyarrow as pa
-        import pyarrow.csv as arrow_csv
-
         if not text:
             return _empty(columns)
         has_quotes, wanted = self._has_quotes and b'"' in text, self._parser.columns
@@ -175,27 +181,7 @@ class CsvReader:
         return cuts
 
 
-def fields_of(text: bytes, delimiter: str) -> Iterator[list[str]]:
-    """Rows of text as Python's csv reads them: for the few that a header or a guess needs."""
-    words = text.decode("utf-8", errors="replace").replace("\0", "\ufffd")
-    if len(delimiter) > 1:
-        yield from (line.split(delimiter) if line else [] for line in words.splitlines())
-        return
-    csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))
-    try:
-        yield from csv.reader(io.StringIO(words, newline=""), delimiter=delimiter)
-    except csv.Error:
-        return
-
-
-def header_names(cells: Sequence[str]) -> tuple[str, ...]:
-    """Names of the columns; one without, such as the index that pandas writes, is named by its place."""
-    return tuple(cell.strip() or f"column_{position}" for position, cell in enumerate(cells))
-
-
 def _empty(columns: Sequence[str]) -> Any:
-    import pyarrow as pa
-
     return pa.table({name: pa.array([], pa.binary()) for name in columns})
 
 
@@ -249,11 +235,12 @@ class ParquetReader:
 
     def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
         """The segment's rows in order."""
-        import pyarrow as pa
-
         file, line = segment.file, 0
         with open_parquet(self._inputs, file) as parquet:
-            self._check_columns(file, parquet.schema_arrow.names)
+            names = parquet.schema_arrow.names
+            if lacking := [name for name in self._parser.columns if name not in names]:
+                raise DataError(f"{file.uri}: has no column " + ", ".join(map(repr, lacking)),
+                                fix=nearest(lacking[0], names) + " Every file has the columns of the first one")
             groups = range(segment.start, segment.stop)
             metadata = parquet.metadata
             position = sum(metadata.row_group(i).num_rows for i in range(segment.start))
@@ -268,13 +255,7 @@ class ParquetReader:
                     yield self._parser.parse(batch.column, location, file.uri)
                     line += num_rows
             except (pa.ArrowException, OSError) as error:
-                raise broken(file, error) from error
-
-    def _check_columns(self, file: InputFile, names: list[str]) -> None:
-        lacking = [name for name in self._parser.columns if name not in names]
-        if lacking:
-            raise DataError(f"{file.uri}: has no column " + ", ".join(map(repr, lacking)),
-                            fix=nearest(lacking[0], names) + " Every file has the columns of the first one")
+                raise _broken(file, error) from error
 
     def _batch_rows(self, metadata: Any, groups: range, chunk_bytes: int) -> int:
         """Rows that come to `chunk_bytes` when they are unpacked."""
@@ -290,23 +271,53 @@ class ParquetReader:
         return min(max(int(chunk_bytes * num_rows / max(size, 1)), _MIN_BATCH_ROWS), _MAX_BATCH_ROWS)
 
 
+def sample_parquet(
+    inputs: Inputs, file: InputFile, max_rows: int, missing: Collection[str]
+) -> tuple[tuple[Column, ...], int]:
+    """The columns of the first rows, and how many rows these are."""
+    with open_parquet(inputs, file) as parquet:
+        names = parquet.schema_arrow.names
+        refuse_twins(file, names)
+        try:
+            batch = next(parquet.iter_batches(max_rows, use_threads=False), None)
+        except (pa.ArrowException, OSError) as error:
+            raise _broken(file, error) from error
+    if batch is None or not batch.num_rows:
+        raise DataError(f"{file.uri}: has columns, but no rows")
+    columns = (_sampled(name, normalize_array(batch.column(i)), missing) for i, name in enumerate(names))
+    return tuple(columns), batch.num_rows
+
+
+def _sampled(name: str, array: Any, missing: Collection[str]) -> Column:
+    kind, values = array.type, normalize_array(pc.list_flatten(array)) if is_list(array.type) else array
+    if types.is_nested(values.type):
+        return Column(name, (), len(array), type="nested")
+    cells = [_text(value) for value in values.to_pylist()]
+    if is_list(kind):
+        return Column(name, tuple(cell for cell in cells if cell not in missing), len(array), array.null_count, "list")
+    return Column.of(name, cells, missing, (
+        "text" if is_text(kind) or types.is_null(kind) else "boolean" if types.is_boolean(kind)
+        else "integer" if types.is_integer(kind) else "time" if types.is_temporal(kind) else "float"
+    ))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
+
+
 def open_parquet(inputs: Inputs, file: InputFile) -> Any:
     """A `pyarrow.parquet.ParquetFile`, or an error that says which file is none."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingPackage(f"{file.uri}: pyarrow reads Parquet", fix="pip install 'embark-rec[columns]'") from error
     path = inputs.local_path(file.uri)
     source = path if path is not None else pa.PythonFile(_Ranges(inputs, file), mode="r")
     try:
-        return pyarrow.parquet.ParquetFile(source, memory_map=path is not None, buffer_size=_READ_BYTES,
-                                           pre_buffer=False)
+        return ParquetFile(source, memory_map=path is not None, buffer_size=_READ_BYTES, pre_buffer=False)
     except (pa.ArrowException, OSError) as error:
-        raise broken(file, error) from error
+        raise _broken(file, error) from error
 
 
-def broken(file: InputFile, error: Exception) -> DataError:
+def _broken(file: InputFile, error: Exception) -> DataError:
     """It is cut short, damaged or something else."""
     return DataError(f"{file.uri}: is not a Parquet file that can be read: {str(error).splitlines()[0]}",
                      fix="copy or write it again; a Parquet file ends with its index, so one cut short is lost")
@@ -332,9 +343,6 @@ class _Ranges(io.RawIOBase):
 
     def tell(self) -> int:
         return self._at
-
-    def size(self) -> int:
-        return self._file.size_bytes
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size_bytes}[whence]

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from embark.data.hashing import as_text
-from embark.data.prepare.cells import CellParser, Mask, SparseCells, is_text, normalize_array
+from embark.data.prepare.arrow.cells import CellParser, Mask, SparseCells, as_text, is_text, normalize_array
 from embark.data.prepare.rows import MAX_QUOTED, BadRow, RawRows
 from embark.data.prepare.schema import Schema
 from embark.errors import DataError
@@ -78,9 +79,8 @@ class RowParser:
         for position, name in enumerate(schema.dense):
             array = cells[name]
             with _in_column(where, name):
-                numbers = self._cells.numbers(array)
-            bad.add(numbers.is_bad, name, array, "is not a number")
-            dense[:, position] = numbers.values
+                dense[:, position], is_bad = self._cells.numbers(array)
+            bad.add(is_bad, name, array, "is not a number")
         keys: list[SparseCells] = []
         for sparse in schema.sparse:
             array = cells[sparse.source]
@@ -103,7 +103,7 @@ class RowParser:
     def _label(self, array: Any, bad: _Bad, where: str) -> NDArray[np.float32]:
         name, above = self._schema.label, self._label_above
         with _in_column(where, name):
-            values = self._cells.numbers(array, may_be_text=above is None).values
+            values, _ = self._cells.numbers(array, may_be_text=above is None)
         if above is not None:
             bad.add(np.isnan(values), name, array, "is not a number; the label must be a number")
             with np.errstate(invalid="ignore"):
@@ -112,10 +112,8 @@ class RowParser:
         return values.astype(np.float32)
 
     def _split(self, array: Any, bad: _Bad) -> NDArray[np.uint8]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        words = pc.ascii_lower(pc.ascii_trim_whitespace(_text_of(array)))
+        text = as_text(array) if is_text(array.type) else array.cast(pa.string())
+        words = pc.ascii_lower(pc.ascii_trim_whitespace(text))
         position = pc.index_in(words, value_set=pa.array(list(SPLIT_WORDS))).fill_null(-1)
         found = position.to_numpy(zero_copy_only=False)
         bad.add(found < 0, self._schema.split_column, array, "is neither train, validation nor test")
@@ -140,9 +138,3 @@ def _why(name: str, cell: Any, what: str) -> str:
         return f"column {name!r} is empty" + "".join(what.partition(";")[1:])
     text = repr(value)
     return f"column {name!r}: {text if len(text) <= _MAX_CELL_CHARS else text[:_MAX_CELL_CHARS] + '…'} {what}"
-
-
-def _text_of(array: Any) -> Any:
-    import pyarrow as pa
-
-    return as_text(array) if is_text(array.type) else array.cast(pa.string())
