@@ -1,6 +1,6 @@
-"""Writes docs/diagnose.md: the rules of `embark diagnose`, and how well they do on the fixtures.
+"""Writes docs/diagnose.md: the rules of `embark diagnose`, and their accuracy on the fixtures.
 
-`make docs` runs it. The rules are read from their rows; expected.toml, beside the fixtures, says what must be found.
+`make docs` runs it. The rules come from their TOML files; expected.toml, beside the fixtures, lists what must be found.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ GROUPS = {
 
 HEAD = """# embark diagnose
 
-A run fails with a thousand lines, and the line that tells why is seldom the last: one rank runs out of memory, and all
-the others report network errors. `embark diagnose` reads all of it and gives the cause in one sentence, with the line
-that shows it and a fix.
+A failed run leaves thousands of lines, and the one with the cause is seldom the last: one rank runs out of memory, and
+all the others report network errors. `embark diagnose` reads everything and gives the cause in one sentence, with the
+evidence and a fix.
 
 ```bash
 embark diagnose runs/dlrm                    # a run: its events, its spec, and the logs beside them
 embark diagnose dlrm                         # a launched run: also the events and logs of its cluster or machines
-embark diagnose logs/                        # a folder of logs, one a rank or one a pod; .gz too
+embark diagnose logs/                        # a folder of logs, one per rank or pod; .gz too
 embark diagnose rank0.log rank1.log job.yaml # files; manifests are linted
 kubectl logs -l batch.kubernetes.io/job-name=dlrm --prefix --tail=-1 | embark diagnose -
 kubectl get events | embark diagnose - --spec dlrm.toml
@@ -42,17 +42,17 @@ The exit code is 1 if something is found, and 0 if nothing is. Nothing is create
   ranks then report; a `summary` is what a launcher prints at the end; with `slow` the run continues, slower than it
   should. Symptoms and summaries are listed with their cause, and on their own only if no cause is found. Among equals,
   the first in time wins.
-- **What is over is not reported.** A pod that waited for a node and got one, an image that was pulled at the second
-  try: a later line cancels the finding.
-- **Everything counts together.** For a launched run that is the events of Kubernetes (or Ray, Vertex AI, the machines),
-  every rank's log, the run's own events and its spec; manifests beside them are linted.
-- **The spec helps.** With it (a run has its own, `--spec` names one) TCP where the machine has EFA, InfiniBand or
-  GPUDirect is found in NCCL's lines (`NCCL_DEBUG=INFO`), and out of memory is answered with what the plan says would
-  fit. One machine on TCP among others with a fabric is found without it.
+- **Resolved problems are not reported.** If a pod waited for a node and got one, or an image was pulled at the second
+  attempt, the later line cancels the finding.
+- **All sources are read together.** For a launched run these are the events of Kubernetes (or Ray, Vertex AI, the
+  machines), every rank's log, the run's own events and its spec; manifests beside them are linted.
+- **The spec adds rules.** With it (a run has its own, `--spec` names one) NCCL's lines (`NCCL_DEBUG=INFO`) reveal TCP
+  on machines with EFA, InfiniBand or GPUDirect, and for out-of-memory errors the plan gives a setup that fits. One
+  machine on TCP among others with a fabric is found without the spec.
 - **A rank is named** if it is behind the others in its collectives, or slower than they are.
 - **Any log.** Colours, progress bars, rank and pod prefixes, interleaved lines, bytes that are not text, files of many
-  gigabytes: they are read in pieces, in constant memory. Nothing of a log is executed, and control
-  characters and secrets are not quoted.
+  gigabytes: they are read in pieces, in constant memory. Nothing in a log is executed, and control characters and
+  secrets are not quoted.
 
 ## Example
 
@@ -60,7 +60,7 @@ The exit code is 1 if something is found, and 0 if nothing is. Nothing is create
 
 
 def page() -> str:
-    """The whole page."""
+    """The complete page."""
     lines = [HEAD + "```text", *_example(), "```", "", "## Accuracy", "", *_measured(), "", "## Rules"]
     for prefix, title in GROUPS.items():
         lines += ["", f"### {title}", "", "| code | name | kind | looks at | cause | fix | try |"]
@@ -76,15 +76,15 @@ def _measured() -> list[str]:
     healthy = sorted((FIXTURES / "healthy").iterdir())
     num_silent = sum(not _look(path) for path in healthy)
     return [
-        "Every log under `tests/fixtures/diagnose` was read alone. They are excerpts in the form of the real texts,",
-        "written for this purpose; `expected.toml` lists what must be found, and nothing else may be.",
+        "Every log under `tests/fixtures/diagnose` was read alone. The logs are excerpts in the form of real ones,",
+        "written for this purpose; `expected.toml` lists exactly what must be found.",
         "", "| logs | number | right |", "|---|---|---|",
         f"| faulty: the diagnosis, and no other | {len(expected)} | {num_right} |",
         f"| healthy or unrelated: nothing | {len(healthy)} | {num_silent} |",
-        "", "The rules were written with these logs at hand, so the figures show that nothing is broken, not how often",
-        "an unseen log is understood. Of 54 that were written to find out, 22 got the right cause at",
-        "once, 9 a lesser or a wrong one, 7 that Python ended with an error, and 16 nothing; of 10 harmless ones that",
-        "look dangerous one was reported. Rules were fixed and added for them, and they are counted above.",
+        "", "The rules were written with these logs in view, so the figures are a regression test and no estimate for",
+        "unseen logs. Of 54 logs written for such an estimate, 22 got the right cause, 9 a lesser or wrong one,",
+        "7 only that Python ended with an error, and 16 none; of 10 harmless logs that look dangerous, one was",
+        "reported. Rules were then fixed and added, and these logs are counted above.",
     ]
 
 

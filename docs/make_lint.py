@@ -1,6 +1,6 @@
-"""Writes docs/lint.md: the rules, and how well they do on the fixtures.
+"""Writes docs/lint.md: the rules, and their accuracy on the fixtures.
 
-`make docs` runs it. The rules are read from the linter; expected.toml, beside the fixtures, says what must be found.
+`make docs` runs it. The rules come from the linter; expected.toml, beside the fixtures, lists what must be found.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from embark.lint.rules import ALL_RULES
 FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "lint"
 EXAMPLE = FIXTURES / "guides" / "aws__option_a_using_torchrun_kubernetes_job_r.yaml"
 GROUPS = {
-    "guides": "blocks of TorchRec's older deployment guides, as they stand there",
-    "accepted": "manifests that a Kubernetes API server took in strict mode",
-    "faulty": "small files, each made for one fault or a few",
-    "good": "clean files in the shape of upstream's own examples",
+    "guides": "blocks of TorchRec's older deployment guides, unchanged",
+    "accepted": "manifests that a Kubernetes API server accepted in strict mode",
+    "faulty": "small files, each with one fault or a few",
+    "good": "correct files, modelled on upstream's own examples",
 }
 
 HEAD = """# embark lint
 
-A manifest can pass every schema and the API server, and still train nothing: `$(MASTER_ADDR)` that nobody defines,
-a Service that is missing, a container with the wrong name, EFA that no pod asks for, a handler that reports success
-when the machine is preempted. `embark lint` reads what a file means and tells what will happen.
+A manifest can pass every schema and the API server, and still train nothing: an undefined `$(MASTER_ADDR)`, a missing
+Service, a container with the wrong name, EFA devices that no pod requests, a handler that reports success when the
+machine is preempted. `embark lint` finds such mistakes and says what will happen.
 
 ```bash
 embark lint job.yaml                  # a file
@@ -38,33 +38,33 @@ embark lint deploy/ --fix             # apply them
 embark lint deploy/ --select EMB4 --ignore EMB129 --json
 ```
 
-Files are read together: a Job may name a Service of another file. A reference to
-something that is not there is a warning, "not among the files given", since it may live elsewhere. The exit code is 1
-while an error is left, and 0 if there are only warnings. `--select` and `--ignore` take a code, a name, or the
-beginning of a code: `EMB4` is all of AWS.
+Files are read together: a Job may name a Service of another file. A reference to an object in none of the files is a
+warning, "not among the files given", since the object may exist elsewhere. The exit code is 1 if there are errors, and
+0 if there are only warnings. `--select` and `--ignore` take a code, a name, or the beginning of a code: `EMB4` is all
+of AWS.
 
 It reads Kubernetes objects (Job, CronJob, JobSet, Pod, Deployment, PyTorchJob, TrainJob, RayJob, RayCluster, Kueue,
 Service, volumes, NicClusterPolicy), eksctl's cluster files, CloudFormation's FSx file systems, Vertex AI jobs in YAML
 and Python, Dockerfiles, shell scripts with the manifests inside their here-documents, TorchX components, training code
 and requirements files. Nothing is executed, no YAML tag is followed, and no network is used. Files above 2 MB, binary
-files, text that is not UTF-8, YAML that is nested too deep or full of aliases: each is one finding.
+files, text that is not UTF-8, and YAML with too much nesting or too many aliases are one finding each.
 
-To accept a finding, put a comment on its line or right above it: `# embark-lint: ignore EMB129`, and why.
+To accept a finding, add a comment on its line or directly above: `# embark-lint: ignore EMB129`, with the reason.
 
-A fix edits the text in place; the rest stays byte for byte, comments too. A file that a fix would make unreadable is
-not changed.
+A fix edits the text in place; everything else, including comments, stays byte for byte. A file that a fix would make
+unreadable is not changed.
 
 ## Example
 
-The first Job of TorchRec's AWS guide, its errors alone:
+The errors in the first Job of TorchRec's AWS guide:
 
 """
 
 MEASURED = """## Accuracy
 
 Every fixture under `tests/fixtures/lint` was linted alone, and the findings were compared with `expected.toml`, which
-was written by hand. One pair of file and rule counts once: right (found, and a mistake), false alarm (found, and none),
-missed (a mistake, and not found).
+was written by hand. Each pair of file and rule counts once: right (a mistake, found), false alarm (no mistake, found)
+or missed (a mistake, not found).
 
 The rules were written with these files in view. The figures show that each listed mistake is caught and that good files
 of these shapes pass; on files of other shapes both can be lower.

@@ -1,6 +1,6 @@
 """Writes docs/metrics.md: every metric, from the one list of names, and where to see it.
 
-`make docs` runs it. The tables are made from the list; the text around them is here.
+`make docs` runs it. The tables are generated from the list; the text is here.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ seconds and once more at the end; a service that fails is reported once, as a no
 
 - One thread of one rank samples each machine every `watch.system_every_s` seconds: `/proc`, the counters of RDMA
   devices, and NVML. A sample takes under a millisecond of processor time without GPUs.
-- All ranks' times come with the gather of a logged step (`watch.every`): one gather, not two.
+- The times of all ranks are part of the gather of a logged step (`watch.every`): one gather, not two.
 - The phases of a step are measured by torch's profiler over three steps, once a minute on a CPU, where that costs some
   hundredths of a second (`bench/watching.py`). On a GPU it is off unless `watch.phases_every_s` is set: attaching the
   profiler takes a time that depends on the driver.
-- Losses are bit-identical with all of it and with none of it; tests check that.
+- Losses are bit-identical with and without all measurements; tests check that.
 
-`input_s` is time without a batch. On a GPU the host often waits for the device to release a buffer, which is not
-a lack of data: there the gap in the device's stream is measured, by two events around the wait. `rank_step_s` excludes
-the wait for the other ranks to agree on the next step; `rank_own_s`, measured with the phases, excludes waits within a
-step too.
+`input_s` is time without a batch. On a GPU the host often waits for the device to release a buffer, which is not a lack
+of data: there the gap in the device's stream is measured, by one event before and one after the wait. `rank_step_s`
+excludes the wait for the other ranks to agree on the next step; `rank_own_s`, measured with the phases, excludes waits
+within a step too.
 
-## The list
+## Metrics
 """
 
 PROMETHEUS = """
@@ -57,7 +57,7 @@ PROMETHEUS = """
 
 ```toml
 [watch]
-prometheus_port = 9464          # rank 0 answers under /metrics; pip install "embark-rec[prometheus]"
+prometheus_port = 9464          # rank 0 serves /metrics; pip install "embark-rec[prometheus]"
 ```
 
 ```yaml
@@ -69,18 +69,19 @@ scrape_configs:
   static_configs: [{targets: ["HOST-OF-RANK-0:9464"]}]
 ```
 
-The rules and the dashboard are made from the same list:
+Generate the rules and the dashboard from the same list:
 
 ```bash
 python -m embark.events.sinks.export monitoring      # monitoring/embark_rules.yaml, monitoring/embark_dashboard.json
 ```
 
 `promtool check rules embark_rules.yaml` passes. In Grafana: Dashboards, New, Import, the JSON file; then choose
-the Prometheus data source. For a spec with `watch.prometheus_port` on Kubernetes, `embark render` writes both, with the
-objects by which the cluster's Prometheus finds the run.
+the Prometheus data source. For a spec with `watch.prometheus_port` on Kubernetes, `embark render` writes both, and the
+objects with which the cluster's Prometheus finds the run.
 
-The endpoint ends with its run, so `EmbarkRunFailed` fires only where something else still serves its metrics, such as
-`/metrics` of `embark watch`. `embark.events.sinks.prometheus.exposition` makes the same text from the events of runs.
+The endpoint ends with its run, so `EmbarkRunFailed` fires only if another endpoint still serves the run's metrics, such
+as `/metrics` of `embark watch`. `embark.events.sinks.prometheus.exposition` generates the same text from the events of
+runs.
 
 | alert | when | for | what it says |
 |---|---|---|---|
@@ -97,27 +98,27 @@ send_every_s = 60
 ```
 
 Region, credentials and endpoint are those of the AWS tools: `AWS_REGION`, a profile, the machine's role. The role needs
-`cloudwatch:PutMetricData` and nothing else. Every pair of a metric and its labels is one custom metric of the bill;
-`watch.system_every_s = 0` leaves the machines and ranks out, which are most of them. CloudWatch has no NaN: a loss that
-is no number is missing there.
+`cloudwatch:PutMetricData` and nothing else. Every combination of a metric and its labels is billed as one custom
+metric; `watch.system_every_s = 0` omits machines and ranks, which are most of them. CloudWatch does not support NaN: a
+NaN loss is missing there.
 
-## Azure Monitor, Cloud Monitoring, and others, by OpenTelemetry
+## Azure Monitor, Cloud Monitoring and others, through OpenTelemetry
 
 ```toml
 [watch]
 sinks = ["otlp"]                # pip install "embark-rec[otlp]"
 ```
 
-Metrics go out as OTLP over HTTP to where OpenTelemetry's own variables say; `http://localhost:4318` where they say
-nothing, which is where a collector on the machine listens.
+Metrics are sent as OTLP over HTTP to the endpoint in OpenTelemetry's own variables, by default `http://localhost:4318`,
+where a collector on the machine listens.
 
 ```bash
 export OTEL_EXPORTER_OTLP_ENDPOINT=http://collector:4318
-export OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20TOKEN     # where it asks for one
+export OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20TOKEN     # if it requires one
 export OTEL_RESOURCE_ATTRIBUTES=deployment.environment=production
 ```
 
-The clouds want their own credentials on every request, which the collector has and renews. One that hands on to both:
+The clouds require their own credentials on every request, which the collector manages. A collector for both clouds:
 
 ```yaml
 receivers: {otlp: {protocols: {http: {endpoint: "0.0.0.0:4318"}}}}
@@ -129,9 +130,9 @@ service:
   pipelines: {metrics: {receivers: [otlp], processors: [batch], exporters: [azuremonitor, googlemanagedprometheus]}}
 ```
 
-Both exporters are in the collector's `contrib` build. They have not been run against the clouds themselves here; what
-leaves a run is tested against a receiver that reads OpenTelemetry's own messages, CloudWatch against an emulator that
-gives the values back, and Prometheus against a real one.
+Both exporters are in the collector's `contrib` build. They were not tested against the clouds themselves; what a run
+sends is tested against a receiver of OpenTelemetry's own messages, CloudWatch against an emulator that returns the
+values, and Prometheus against a real server.
 """
 
 

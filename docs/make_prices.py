@@ -1,6 +1,6 @@
-"""Writes docs/prices.md: what TorchRec's deployment guides say of machines and prices, beside the catalog.
+"""Writes docs/prices.md: machines and prices in TorchRec's deployment guides, beside the catalog's.
 
-`make docs` runs it. claims.csv holds what the guides say; the rest is read from the shipped catalog.
+`make docs` runs it. claims.csv has the guides' figures; the rest comes from the shipped catalog.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ GB_PER_GIB = 1.073741824
 OF_TERMS = {"gcp-price-list", "gcp-terms", "gcp-tpu-cud", "aws-terms", "azure-terms"}
 """Sources of discounts and of blocks, where another has the price."""
 
-HEAD = """# What the guides say, and what it is
+HEAD = """# Prices in deployment guides and in the catalog
 
-TorchRec's cloud deployment guides carry tables of machines, sizes and prices, written by hand. Here is every figure of
-those tables beside the catalog's, with its source. A figure in bold differs by more than 5 %. Prices are for an hour,
-in us-west-2, eastus and us-central1 unless another region is named; networks are for a whole machine.
+TorchRec's cloud deployment guides have hand-written tables of machine types, sizes and prices. This page lists every
+figure of those tables beside the catalog's, with its source. A figure in bold differs by more than 5 %. Prices are per
+hour, in us-west-2, eastus and us-central1 unless another region is named; network bandwidth is per machine.
 
-This page is made from `docs/claims.csv` and the shipped catalog by `make docs`. Prices move: `embark catalog show NAME`
-shows them by region, and [`embark catalog refresh`](catalog.md) takes in newer ones.
+`make docs` generates this page from `docs/claims.csv` and the shipped catalog. Prices change: `embark catalog show
+NAME` shows them by region, and [`embark catalog refresh`](catalog.md) imports newer ones.
 """
 
 
@@ -39,7 +39,7 @@ def page() -> str:
         for claim in csv.DictReader(file):
             if claim["guide"] != guide:
                 guide = claim["guide"]
-                lines += ["", f"## {guide}", "", "| of | figure | the guide | the catalog | source |",
+                lines += ["", f"## {guide}", "", "| subject | figure | guide | catalog | source |",
                           "|---|---|---|---|---|"]
             lines.append(_line(catalog, claim))
     return "\n".join(lines) + "\n"
@@ -67,7 +67,7 @@ def _linked(catalog: Catalog, name: str) -> str:
 
 
 def _today(catalog: Catalog, subject: str, field: str, amount: float) -> tuple[str, tuple[float, ...], Origin]:
-    """In words, as numbers that a claim may be held to, and where from."""
+    """As text, as numbers to compare the claim with, and the origin."""
     if field == "read speed":
         volume: Volume = catalog.volumes[subject]
         speed = volume.gbyte_per_s(amount) or 0.0

@@ -131,8 +131,8 @@ def guide(name: str, **values: Any) -> str:
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, autoescape=False)
     dates = sorted({price.origin.date for price in load_catalog().prices.values()})
     note = (f"Prices are from Embark's catalog ({dates[0]}), each in the region where the machine type is cheapest.\n"
-            "They change: `embark catalog show MACHINE` lists every region, `embark catalog refresh FILE` imports newer\n"
-            "prices.")
+            "They change: `embark catalog show MACHINE` lists every region, `embark catalog refresh FILE` imports\n"
+            "newer prices.")
     template = environment.get_template(f"{name}.md.j2")
     return template.render(machines_table=machines_table, prices_note=note, **values) + "\n"
 
