@@ -1,7 +1,9 @@
 """What lines and events show together: the network NCCL uses and the rank it waits for, versions that do not match, a
 straggler, a slow loader, a NaN loss, an ignored checkpoint, a hot GPU, memory that is nearly full."""
 
+import itertools
 import json
+import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping
@@ -13,6 +15,7 @@ from embark.diagnose.scan import Evidence, Listener, RuleMatch, rule_named
 from embark.diagnose.source import Source
 from embark.errors import UserError
 from embark.events.alerts import FULL, HOT_C, INPUT_SHARE, SLOW_RANK, SLOW_STEP
+from embark.events.events import parse_event
 from embark.formatting import format_duration, to_finite, to_one_line
 from embark.spec import RunSpec
 from embark.stack.versions import check
@@ -68,8 +71,9 @@ class NcclLog:
     def _some_without(self) -> Iterator[RuleMatch]:
         """A machine on sockets where another of the same log has a fabric: this needs no spec."""
         # Logs of several runs may lie together: hosts of one run have names that differ in their numbers alone.
-        joined = {_stem(host) for host, line in self._by_host.items() if line is None}
-        without = {host: line for host, line in self._by_host.items() if line is not None and _stem(host) in joined}
+        stems = {host: re.sub(r"\d+", "0", host) for host in self._by_host}
+        joined = {stems[host] for host, line in self._by_host.items() if line is None}
+        without = {host: line for host, line in self._by_host.items() if line is not None and stems[host] in joined}
         if not without:
             return
         hosts = ", ".join(sorted(without)[:8])
@@ -80,10 +84,8 @@ class NcclLog:
 
     def _lagging(self) -> Iterator[RuleMatch]:
         """The rank that has enqueued the fewest collectives is the one that did not come."""
-        if len(self._work) < 2:
-            return
-        least = min(count for count, _ in self._work.values())
-        most = max(count for count, _ in self._work.values())
+        counts = [count for count, _ in self._work.values()] or [0]
+        least, most = min(counts), max(counts)
         behind = sorted(rank for rank, (count, _) in self._work.items() if count == least)
         if least == most or len(behind) * 2 > len(self._work):
             return
@@ -109,10 +111,6 @@ class NcclLog:
         rank = evidence.rank if found and found["rank"] is None else int(found["rank"]) if found else None
         if found and rank is not None and len(self._work) < MAX_RANKS:
             self._work.setdefault(rank, (int(found["enqueued"]), evidence))
-
-
-def _stem(host: str) -> str:
-    return re.sub(r"\d+", "0", host)
 
 
 _PINNED = re.compile(
@@ -193,66 +191,56 @@ class StepTimes:
         is_nan = False
         with source.open() as file:
             for number, line in enumerate(file, 1):
-                event = _event(line)
+                event = parse_event(line)
                 if event is None:
                     continue
-                kind = event["event"]
-                rank = event.get("rank")
-                text = json.dumps({name: event[name] for name in _QUOTED_KEYS if name in event})
-                evidence = Evidence(source.name, number, text, (order, number),
-                                    rank=rank if isinstance(rank, int) else None)
-                step = int(to_finite(event.get("step")) or 0)
-                if kind == "start":
-                    first = int(to_finite(event.get("first_step")) or 0)
+                values = {"event": event.kind, "rank": event.rank, **event.values}
+                text = json.dumps({name: values[name] for name in _QUOTED_KEYS if name in values})
+                evidence = Evidence(source.name, number, text, (order, number), rank=event.rank)
+                step = int(to_finite(values.get("step")) or 0)
+                if event.kind == "start":
+                    first = int(to_finite(values.get("first_step")) or 0)
                     if saved and first == 0 and last >= saved:
                         self._found.append(RuleMatch(rule_named("checkpoint-ignored"), evidence,
                                                      values={"saved": f"{saved:,}"}))
                     last = first
-                elif kind == "step":
+                elif event.kind == "step":
                     last = step or last
-                    self._read_step(event, evidence)
-                    if "loss" in event and event["loss"] is None and not is_nan:
+                    self._read_step(values, evidence)
+                    if "loss" in values and values["loss"] is None and not is_nan:
                         is_nan = True
                         self._found.append(RuleMatch(rule_named("loss-not-a-number"), evidence))
-                elif kind == "ranks":
-                    self._read_ranks(event, evidence)
-                    for system in _list(event.get("systems")):
-                        self._read_system(system, evidence)
-                elif kind == "phases":
-                    self._add_all(self._profiled, event.get("own_s"), evidence)
-                elif kind == "save":
+                elif event.kind == "ranks":
+                    self._read_ranks(values, evidence)
+                elif event.kind == "phases":
+                    self._add_all(self._profiled, values.get("own_s"), evidence)
+                elif event.kind == "save":
                     saved = step
-                elif kind == "predict":
-                    self._predicted = event
-                elif kind == "error" and isinstance(event.get("text"), str):
-                    text = " ".join(event["text"].split())
+                elif event.kind == "predict":
+                    self._predicted = values
+                elif event.kind == "error" and isinstance(values.get("text"), str):
+                    text = " ".join(values["text"].split())
                     yield text, replace(evidence, text=text)
 
     def findings(self) -> Iterator[RuleMatch]:
         yield from self._found
-        yield from self._straggler()
+        # A step's complete time is the same on all ranks: the fast wait for the slow.
+        yield from itertools.islice(itertools.chain(self._slow_rank(self._profiled),
+                                                    self._slow_rank(self._own or self._by_rank)), 1)
         yield from self._slow_loader()
         yield from self._slower_than_planned()
         yield from self._hot_gpu()
         yield from self._full_memory()
 
-    def _straggler(self) -> Iterator[RuleMatch]:
-        # A step's complete time is the same on all ranks: the fast wait for the slow.
-        found = [match for times in (self._profiled, self._own or self._by_rank) for match in self._slow_rank(times)]
-        yield from found[:1]
-
     def _slow_rank(self, by_rank: Mapping[int, list[float]]) -> Iterator[RuleMatch]:
         medians = {rank: statistics.median(times) for rank, times in by_rank.items() if len(times) >= MIN_SAMPLES}
-        if len(medians) < 3:
-            return
-        usual_s = statistics.median(medians.values())
+        usual_s = statistics.median(medians.values()) if len(medians) > 2 else math.inf
         slow = sorted(rank for rank, time_s in medians.items() if time_s > SLOW_RANK * usual_s)
-        if not slow or len(slow) > len(medians) // 3:
-            return
-        worst = max(slow, key=lambda rank: medians[rank])
-        cause = (f"rank {worst} needs {format_duration(medians[worst])} for what the others do in "
-                 f"{format_duration(usual_s)}: all ranks wait for it in every step")
-        yield RuleMatch(rule_named("straggler"), self._first[worst], ranks=frozenset(slow), cause=cause)
+        if slow and len(slow) <= len(medians) // 3:
+            worst = max(slow, key=lambda rank: medians[rank])
+            cause = (f"rank {worst} needs {format_duration(medians[worst])} for what the others do in "
+                     f"{format_duration(usual_s)}: all ranks wait for it in every step")
+            yield RuleMatch(rule_named("straggler"), self._first[worst], ranks=frozenset(slow), cause=cause)
 
     def _slow_loader(self) -> Iterator[RuleMatch]:
         if len(self._loader) < MIN_SAMPLES:
@@ -295,9 +283,7 @@ class StepTimes:
         self._add(self._by_rank, evidence.rank or 0, step_s, evidence)
         if len(self._steps) < MAX_SAMPLES:
             self._steps.append((step_s, evidence))
-        wait_s = to_finite(event.get("input_s"))
-        if wait_s is not None and len(self._loader) < MAX_SAMPLES:
-            self._loader.append((wait_s, step_s, evidence))
+        self._add_wait(to_finite(event.get("input_s")), step_s, evidence)
 
     def _read_line(self, text: str, evidence: Evidence) -> None:
         step_s = _seconds(_STEP_S.search(text))
@@ -305,17 +291,16 @@ class StepTimes:
             return
         if evidence.rank is not None:
             self._add(self._by_rank, evidence.rank, step_s, evidence)
-        wait_s = _seconds(_LOADER_S.search(text))
-        if wait_s is not None and len(self._loader) < MAX_SAMPLES:
-            self._loader.append((wait_s, step_s, evidence))
+        self._add_wait(_seconds(_LOADER_S.search(text)), step_s, evidence)
 
     def _read_ranks(self, event: dict[str, Any], evidence: Evidence) -> None:
         self._add_all(self._own, event.get("step_s"), evidence)
         pairs = [(to_finite(wait), to_finite(step)) for wait, step in zip(
             _list(event.get("input_s")), _list(event.get("step_s")), strict=False)]
-        known = [(wait, step) for wait, step in pairs if wait is not None and step]
-        if known and len(self._loader) < MAX_SAMPLES:
-            self._loader.append((*max(known), evidence))
+        if known := [(wait, step) for wait, step in pairs if wait is not None and step]:
+            self._add_wait(*max(known), evidence)
+        for system in _list(event.get("systems")):
+            self._read_system(system, evidence)
 
     def _read_system(self, system: object, evidence: Evidence) -> None:
         if not isinstance(system, dict) or not isinstance(system.get("host"), str):
@@ -332,6 +317,10 @@ class StepTimes:
             if len(readings) < MAX_SAMPLES:
                 readings.append((degrees, evidence))
 
+    def _add_wait(self, wait_s: float | None, step_s: float, evidence: Evidence) -> None:
+        if wait_s is not None and len(self._loader) < MAX_SAMPLES:
+            self._loader.append((wait_s, step_s, evidence))
+
     def _add_all(self, by_rank: dict[int, list[float]], values: object, evidence: Evidence) -> None:
         for rank, value in enumerate(_list(values)):
             if step_s := to_finite(value):
@@ -342,15 +331,6 @@ class StepTimes:
         if len(times) < MAX_SAMPLES:
             times.append(step_s)
         self._first.setdefault(rank, evidence)
-
-
-def _event(line: bytes) -> dict[str, Any] | None:
-    """None for a line cut short by a kill."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
 def _list(value: object) -> list[Any]:

@@ -11,6 +11,7 @@ from embark.diagnose.checks import GIB, NcclLog, StepTimes, Versions, machine_of
 from embark.diagnose.scan import Diagnosis, Evidence, RuleMatch, Scan, load_rules
 from embark.diagnose.source import Source
 from embark.formatting import to_one_line
+from embark.model.batch import divides
 from embark.plan.prediction import Prediction, Setup
 from embark.spec import RunSpec
 from embark.store.errors import without_secrets
@@ -18,7 +19,8 @@ from embark.store.errors import without_secrets
 Predict = Callable[[Setup], Prediction]
 MemoryKind = Literal["device", "host"]
 MAX_QUOTED = 300
-MAX_FACTOR = 64
+DOUBLINGS = (2, 4, 8, 16, 32, 64)
+"""How many times fewer samples, or more nodes, are tried where memory ran out."""
 TIERS = {"cause": 0, "symptom": 1, "summary": 2, "slow": 3}
 OUT_OF_MEMORY: Mapping[str, MemoryKind] = {
     "gpu-out-of-memory": "device", "tables-do-not-fit": "device", "host-out-of-memory": "host", "killed": "host",
@@ -171,12 +173,12 @@ def memory_advice(spec: RunSpec, memory_kind: MemoryKind = "device", predict: Pr
                 f"({command}), or for memory that is not the model's")
     offers = [words for words in (_smaller_batch(setup, predict), _more_nodes(setup, predict)) if words]
     rest = f"; would fit: {', or '.join(offers)}" if offers else "; no smaller batch and no number of nodes up to " \
-        f"{MAX_FACTOR * spec.place.nodes} fits: use a machine with more memory, or train.table_dtype = \"fp16\""
+        f"{DOUBLINGS[-1] * spec.place.nodes} fits: use a machine with more memory, or train.table_dtype = \"fp16\""
     return f"the plan says it does not fit {where}: {now.why}{rest}"
 
 
 def _smaller_batch(setup: Setup, predict: Predict) -> str:
-    for factor in _doublings():
+    for factor in DOUBLINGS:
         size = setup.spec.train.batch_size // factor // setup.num_ranks * setup.num_ranks
         if size < setup.num_ranks:
             break
@@ -187,13 +189,8 @@ def _smaller_batch(setup: Setup, predict: Predict) -> str:
 
 
 def _more_nodes(setup: Setup, predict: Predict) -> str:
-    for factor in _doublings():
-        num_nodes = setup.num_nodes * factor
-        divides = setup.spec.train.batch_size % (num_nodes * setup.machine.num_gpus) == 0
-        if divides and predict(replace(setup, num_nodes=num_nodes)).fits:
-            return f"--set place.nodes={num_nodes}"
+    for factor in DOUBLINGS:
+        larger = replace(setup, num_nodes=setup.num_nodes * factor)
+        if divides(setup.spec.train.batch_size, larger.num_ranks) and predict(larger).fits:
+            return f"--set place.nodes={larger.num_nodes}"
     return ""
-
-
-def _doublings() -> list[int]:
-    return [2**power for power in range(1, MAX_FACTOR.bit_length())]

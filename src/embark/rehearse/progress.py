@@ -1,9 +1,11 @@
 """The progress of the run, from its own events: met, training, saved, resumed."""
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from embark.events.events import parse_event
 
 EVENTS = "events.jsonl"
 
@@ -48,8 +50,7 @@ class Progress:
         saved = f", saved step {self.saved[-1]}" if self.saved else ""
         return f"{self.world_sizes[-1]} ranks have met; step {self.step} of {self.num_steps}{saved}"
 
-    def take(self, event: dict[str, Any]) -> None:
-        kind = event.get("event")
+    def take(self, kind: str, event: Mapping[str, Any]) -> None:
         if kind == "start":
             self.world_sizes.append(int(event["world_size"]))
             self.num_steps = int(event["num_steps"])
@@ -92,11 +93,6 @@ class EventReader:
             data = file.read()
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
-        for line in complete.splitlines():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # cut short by a kill
-            if isinstance(event, dict):
-                self.progress.take(event)
+        for event in filter(None, map(parse_event, complete.splitlines())):
+            self.progress.take(event.kind, event.values)
         return self.progress

@@ -4,8 +4,6 @@ happened, and from the manifest."""
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from embark.errors import ExitCode
 from embark.formatting import format_duration, format_float, pluralize
@@ -267,13 +265,8 @@ def _from_lines(case: Case) -> Cause | None:
 
     if case.outcome.progress.errors:
         return Cause(case.outcome.progress.errors[-1].partition("\n")[0], "fix that, and rehearse again")
-    with TemporaryDirectory(prefix="embark-rehearse-logs-") as folder:
-        sources = []
-        for name, tail in case.outcome.tails.items():
-            path = Path(folder) / f"{name}.log"
-            path.write_text("\n".join(tail) + "\n", encoding="utf-8")
-            sources.append(Source(name, "log", path))
-        found = diagnose(sources).diagnoses
+    tails = {name: "\n".join(tail) + "\n" for name, tail in case.outcome.tails.items()}
+    found = diagnose([Source(name, "log", data=text.encode()) for name, text in tails.items()]).diagnoses
     if not found:
         return None
     first = found[0]

@@ -9,7 +9,7 @@ from embark.rehearse.progress import EventReader, Resume
 
 def write(path, *events) -> None:
     with path.open("a") as file:
-        file.writelines(json.dumps({"event": kind, **values}) + "\n" for kind, values in events)
+        file.writelines(json.dumps({"event": kind, "time_s": 1.0, **values}) + "\n" for kind, values in events)
 
 
 def test_it_follows_a_run_through_a_loss(tmp_path):
@@ -37,7 +37,7 @@ def test_a_run_that_begins_all_over_lost_every_step(tmp_path):
 def test_a_line_that_is_not_whole_yet_is_read_later(tmp_path):
     events = tmp_path / "events.jsonl"
     reader = EventReader(tmp_path)
-    whole = json.dumps({"event": "save", "step": 5}) + "\n"
+    whole = json.dumps({"event": "save", "time_s": 1.0, "step": 5}) + "\n"
     events.write_text(whole[:9])
     assert reader.read().saved == []
     with events.open("a") as file:
