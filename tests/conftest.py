@@ -20,6 +20,9 @@ from pathlib import Path
 import pytest
 from needs import TOOLS
 
+# Compiling embark in every process that a test starts, and rewriting all assertions again, takes minutes.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the processors: OpenMP's threads would spin while they wait for their turn. Torch reads it once.
     os.environ["OMP_NUM_THREADS"] = "1"

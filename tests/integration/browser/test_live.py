@@ -141,3 +141,4 @@ def test_a_server_that_goes_away_is_said(tmp_path: Path, open_page):
         page.wait_for_selector(".live:has-text('no connection')")
         page.context.set_offline(False)
         page.wait_for_function("() => document.querySelector('.live').textContent === 'live'")
+        assert page.locator("[data-curve=loss]").count() == 1

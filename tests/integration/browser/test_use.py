@@ -122,6 +122,7 @@ def test_a_finger_reads_a_point_on_a_phone(rich, open_page, drawn):
     page.locator("[data-curve=loss] .plot").scroll_into_view_if_needed()
     page.tap("[data-curve=loss] .plot", position={"x": 180, "y": 60})
     page.wait_for_function("() => document.querySelector('[data-curve=loss] .tip .at')?.textContent.startsWith('step')")
+    assert page.locator("[data-curve=loss] .tip .at").is_visible()
 
 
 def test_dark_follows_the_system_and_can_be_chosen(rich, open_page, drawn):

@@ -205,16 +205,15 @@ def at_end(folder: Path, events: list[Event]) -> ReportAtEnd:
     return sink
 
 
-def test_a_run_leaves_its_report_at_its_end_quickly(make):
+def test_a_long_run_leaves_a_small_report_at_its_end(make):
     folder = make("demo", [])
     # A run of some thousand points: what a day of training has.
     events = told(run_dir=str(folder))
     many = [Event("step", {**events[1].values, "step": n}, events[1].time_s) for n in range(3000)]
-    began_s = time.process_time()
     at_end(folder, [*events[:1], *many, *events[1:]])
-    spent_s = time.process_time() - began_s
-    assert "finished" in (folder / "report.html").read_text()
-    assert spent_s < 1.5  # nearly all of it is the telling of the events
+    report = (folder / "report.html").read_text()
+    assert "finished" in report
+    assert len(report) < (folder / "events.jsonl").stat().st_size / 5
 
 
 def test_a_run_that_failed_leaves_one_too_when_its_sinks_are_closed(make):

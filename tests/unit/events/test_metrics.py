@@ -57,9 +57,9 @@ def test_what_is_no_number_is_passed_over_and_a_null_may_be_nan():
     assert told(Event("start", {"usd_per_hour": None}), null_is_nan=True) == {}
 
 
-def test_events_that_are_not_as_they_should_be_raise_nothing():
+def test_malformed_events_give_no_readings():
     for values in ({"systems": 3}, {"systems": [None, 4, {"gpus": {"x": 1}}]}, {"step_s": {"0": [1]}}, {}):
-        list(readings(Event("ranks", values)))
+        assert list(readings(Event("ranks", values))) == []
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),

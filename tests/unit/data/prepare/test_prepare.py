@@ -89,8 +89,9 @@ def test_ids_by_frequency_are_those_of_a_counter_over_the_training_rows(
     out = tmp_path / "out"
     manifest = run(spec, criteo.schema(None), inputs, "day_*", out)
     maps: list[dict[int, int]] = []
+    parsed = [criteo.parsed(line)[2] for line in lines[:2400]]
     for column in range(26):
-        counts = Counter(criteo.parsed(line)[2][column] for line in lines[:2400])
+        counts = Counter(keys[column] for keys in parsed)
         del counts[None]
         kept = sorted((k for k in counts if counts[k] >= min_count), key=lambda k: (-counts[k], k))
         maps.append({key: rank for rank, key in enumerate(kept[: max_rows - 1], 1)})
