@@ -25,9 +25,14 @@ from embark.render.location import data_source, location_of, volume_of
 from embark.render.monitoring import DASHBOARD, OBJECTS, budget_usd, needed_units
 from embark.render.render import render_infrastructure
 from embark.render.settings import grace_s, settings_of
-from embark.render.targets.kubeflow import render_pytorchjob, render_trainjob
-from embark.render.targets.kubernetes import render_job, render_jobset, render_kueue
-from embark.render.targets.ray import render_ray
+from embark.render.targets.kubernetes import (
+    render_job,
+    render_jobset,
+    render_kueue,
+    render_pytorchjob,
+    render_ray,
+    render_trainjob,
+)
 from embark.render.targets.torchx import render_torchx
 from embark.render.targets.tpu_vm import RUNTIME_VERSIONS
 from embark.render.volumes import data_target

@@ -48,14 +48,15 @@ def alerts() -> tuple[Alert, ...]:
     return tuple(Alert(**{**row, "minutes": int(row.get("minutes", 0))}) for row in filled)
 
 
+def alert_rules(prefix: str = "") -> list[dict[str, Any]]:
+    """As Prometheus takes them, in files and in Kubernetes objects."""
+    return [{"alert": one.name, "expr": one.expression, "for": f"{one.minutes}m", "labels": {"severity": one.severity},
+             "annotations": {"summary": f"{prefix}{one.what}"}} for one in alerts()]
+
+
 def rules_text() -> str:
     """A file for Prometheus' `rule_files`."""
     import yaml
 
-    rules: list[dict[str, Any]] = [
-        {"alert": one.name, "expr": one.expression, "for": f"{one.minutes}m", "labels": {"severity": one.severity},
-         "annotations": {"summary": f"{{{{ $labels.{RUN} }}}}: {one.what}"}}
-        for one in alerts()
-    ]
-    groups = {"groups": [{"name": "embark", "rules": rules}]}
+    groups = {"groups": [{"name": "embark", "rules": alert_rules(f"{{{{ $labels.{RUN} }}}}: ")}]}
     return str(yaml.safe_dump(groups, sort_keys=False, width=120, allow_unicode=True))

@@ -27,6 +27,13 @@ def ranks_words(*options: str, spec_path: str = SPEC_PATH) -> list[str]:
     return ["python", "-m", "embark.torchrun", *options, *train_words(spec_path)]
 
 
+def ranks_line(words: list[str], *options: str) -> str:
+    """The words quoted for a shell, with more of torchrun's options, which the shell expands."""
+    quoted = [shlex.quote(word) for word in words]
+    at = words.index("-m", 3)  # the ranks' own -m
+    return " ".join([*quoted[:at], *options, *quoted[at:]])
+
+
 def one_machine(job: Job, spec_path: str = SPEC_PATH) -> list[str]:
     return ranks_words("--standalone", f"--nproc-per-node={job.num_processes}", f"--max-restarts={MAX_RESTARTS}",
                        spec_path=spec_path)
@@ -46,15 +53,11 @@ def indexed_command(job: Job, host: str) -> list[str]:
     """For the pods of an indexed Job: `host` is what the pod with index 0 is called. A list for `command`."""
     if job.is_tpu:  # one process for all chips of a host, and GKE says where the others are
         return ["python", *train_words(), "--set", "place.device=tpu"]
-    needs = fabric_needs(job)
     if job.num_nodes == 1:
         return one_machine(job)
-    words = [*ranks_words(*meeting_options(job, host))]
-    at = words.index("-m", 3)  # the ranks' own -m; before it stand the options
-    quoted = [shlex.quote(word) for word in words]
-    # Of one pod it is known only where it runs whether it is the host, so a shell asks; all else is quoted.
-    line = " ".join([*quoted[:at], f'{meeting_conf(IS_HOST)}', *quoted[at:]])
-    return shell_command(f"exec {line}", needs.env_script)
+    # Of one pod it is known only where it runs whether it is the host, so a shell asks.
+    line = ranks_line(ranks_words(*meeting_options(job, host)), meeting_conf(IS_HOST))
+    return shell_command(f"exec {line}", fabric_needs(job).env_script)
 
 
 def shell_command(line: str, env_script: str = "") -> list[str]:

@@ -9,6 +9,7 @@ from embark.render.location import location_of
 from embark.render.monitoring import price_text
 from embark.render.pod import CONTAINER
 from embark.render.scripts import script_file
+from embark.render.targets.kubernetes import MANIFESTS
 
 NAMES = {"aws": "train_dlrm_aws.sh", "azure": "train_dlrm_azure.sh", "gcp": "train_dlrm_gcp.sh"}
 TOOLS = {
@@ -20,14 +21,6 @@ TOOLS = {
 COMMON_TOOLS = {"kubectl": "https://kubernetes.io/docs/tasks/tools/", "helm": "https://helm.sh/docs/intro/install/"}
 LOGINS = {"aws": "aws sts get-caller-identity", "azure": "az account show", "gcp": "gcloud auth print-access-token"}
 CLUSTER_SCRIPTS = {"aws": "eks_cluster.sh", "azure": "aks_cluster.sh", "gcp": "gke_cluster.sh"}
-MANIFESTS = {
-    "job": ("kubernetes_job.yaml", "job.batch"),
-    "jobset": ("jobset.yaml", "jobset.jobset.x-k8s.io"),
-    "trainjob": ("trainjob.yaml", "trainjob.trainer.kubeflow.org"),
-    "pytorchjob": ("pytorchjob.yaml", "pytorchjob.kubeflow.org"),
-    "ray": ("rayjob.yaml", "rayjob.ray.io"),
-}
-"""The file of each target, and kubectl's name for its object."""
 PLACEHOLDER_REGISTRY = "registry.example.com/"
 
 

@@ -50,12 +50,16 @@ class Location:
 def location_of(job: Job) -> Location:
     machine = job.machine
     region = job.price.region
-    pool = "".join(c if c.isalnum() else "-" for c in machine.name.removeprefix("Standard_").lower()).strip("-")
+    pool = object_label(machine.name.removeprefix("Standard_"))
     return Location(
         region=region, zone=job.spec.place.zone or _first_zone(job.cloud, region), cluster=CLUSTER,
         pool=f"{pool}-spot" if job.spec.place.spot else pool, machine_type=machine.machine_type or machine.name,
         has_fabric=machine.fabric.transport not in ("tcp", "ici"),
     )
+
+
+def object_label(name: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
 
 
 def object_store_paths(job: Job) -> list[Bucket]:

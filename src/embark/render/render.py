@@ -3,21 +3,14 @@
 from collections.abc import Callable
 
 from embark.catalog import load_catalog
-from embark.render.clouds.aws import render_eks
-from embark.render.clouds.aws import render_vm as render_aws_vm
-from embark.render.clouds.azure import render_aks
-from embark.render.clouds.azure import render_vm as render_azure_vm
-from embark.render.clouds.gcp import render_gke
-from embark.render.clouds.gcp import render_vm as render_gcp_vm
+from embark.render.clouds import aws, azure, gcp
 from embark.render.folder import File
 from embark.render.image import render_image, render_tpu_image
 from embark.render.job import POD_TARGETS, Job, make_job
 from embark.render.launch_script import render_launch_script
 from embark.render.monitoring import render_budget, render_monitoring
+from embark.render.targets import kubernetes
 from embark.render.targets.compose import render_compose
-from embark.render.targets.kubeflow import render_pytorchjob, render_trainjob
-from embark.render.targets.kubernetes import render_job, render_jobset, render_kueue
-from embark.render.targets.ray import render_ray
 from embark.render.targets.torchx import render_torchx
 from embark.render.targets.tpu_vm import render_tpu_vm
 from embark.render.targets.vertex import render_vertex
@@ -28,18 +21,18 @@ Render = Callable[[Job], list[File]]
 QUEUED = ("job", "jobset", "trainjob", "pytorchjob", "ray")
 """Targets that Kueue can hold back."""
 TARGETS: dict[str, Render] = {  # plain machines, `vm` and `tpu-vm`, have no job object
-    "job": render_job,
-    "jobset": render_jobset,
-    "trainjob": render_trainjob,
-    "pytorchjob": render_pytorchjob,
-    "ray": render_ray,
+    "job": kubernetes.render_job,
+    "jobset": kubernetes.render_jobset,
+    "trainjob": kubernetes.render_trainjob,
+    "pytorchjob": kubernetes.render_pytorchjob,
+    "ray": kubernetes.render_ray,
     "torchx": render_torchx,
     "vertex": render_vertex,
     "compose": render_compose,
 }
 
-CLUSTERS: dict[str, Render] = {"aws": render_eks, "azure": render_aks, "gcp": render_gke}
-MACHINES: dict[str, Render] = {"aws": render_aws_vm, "azure": render_azure_vm, "gcp": render_gcp_vm}
+CLUSTERS: dict[str, Render] = {"aws": aws.render_eks, "azure": azure.render_aks, "gcp": gcp.render_gke}
+MACHINES: dict[str, Render] = {"aws": aws.render_vm, "azure": azure.render_vm, "gcp": gcp.render_vm}
 
 
 def render(job: Job) -> list[File]:
@@ -61,7 +54,7 @@ def own_files(job: Job) -> list[File]:
     files = TARGETS[target](job) if target in TARGETS else []
     if target != "tpu-vm":
         files = [*files, *(render_tpu_image(job) if job.is_tpu else render_image(job))]
-    return [*files, *render_kueue(job)] if target in QUEUED else files
+    return [*files, *kubernetes.render_kueue(job)] if target in QUEUED else files
 
 
 def render_infrastructure(job: Job) -> list[File]:

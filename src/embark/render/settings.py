@@ -74,6 +74,11 @@ def grace_s(job: Job) -> int:
     return max(1, min(int(asked), int(row["max_spot_s"]))) if job.is_spot else max(1, int(asked))
 
 
+def grace_reason(job: Job) -> str:
+    return str(_table()["grace"][job.cloud]["spot_why"]) if job.is_spot else \
+        "to save after a notice; a drained node waits as long"
+
+
 def topology_xml(job: Job) -> str:
     """For NCCL_TOPO_FILE; empty where the machine shows its topology, or it is not known."""
     rows = [row for row in _table()["topology"].values() if job.machine.name in row["machines"]]

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embark.render.yaml_text import header, yaml_part
+from embark.render.yaml_text import header, nest, plain, yaml_part
 
 if TYPE_CHECKING:
     import jinja2
@@ -108,8 +108,9 @@ def _environment() -> jinja2.Environment:
         block_start_string="<%", block_end_string="%>", comment_start_string="<%#", comment_end_string="#%>",
         keep_trailing_newline=True, autoescape=False)
     environment.globals.update(header=script_header, file_header=_file_header, comment=comment_text, command=command,
-                               run=run, shell=Shell, json=lambda value: Shell(json.dumps(value)),
-                               yaml=lambda value, indent=0: Shell(yaml_part(value, indent)))
+                               run=run, shell=Shell, plain=plain, json=lambda value: Shell(json.dumps(value)),
+                               yaml=lambda value, indent=0: Shell(yaml_part(value, indent)),
+                               nest=lambda text, indent: Shell(nest(text, indent)))
     return environment
 
 

@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 WIDTH = 110
@@ -48,6 +49,22 @@ def header(about: str) -> str:
     made = ("Written by `embark render`. Change the spec and run it again: --diff shows what would change; files "
             "edited by hand are kept unless --force is given.")
     return "".join(f"{line}\n" for line in (*comment(about), *comment(made)))
+
+
+def nest(text: str, indent: int) -> str:
+    """YAML text further to the right, its comments wrapped anew."""
+    found: list[str] = []
+    for margin, lines in groupby(text.rstrip("\n").split("\n"), key=_comment_margin):
+        if margin is None:
+            found += [" " * indent + line if line else line for line in lines]
+        else:
+            found += comment(" ".join(line.strip()[2:] for line in lines), indent + margin)
+    return "\n".join(found)
+
+
+def _comment_margin(line: str) -> int | None:
+    words = line.lstrip()
+    return len(line) - len(words) if words.startswith("# ") else None
 
 
 def comment(text: str, indent: int = 0) -> list[str]:

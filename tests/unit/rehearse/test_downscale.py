@@ -11,8 +11,7 @@ from render_jobs import job_of
 from embark.rehearse.downscale import BUCKETS, Downscaled, downscale, downscale_pods, downscale_spec
 from embark.rehearse.manifest import Objects, find_training_job, read_texts
 from embark.rehearse.workload import make_workload
-from embark.render.targets.kubeflow import render_pytorchjob, render_trainjob
-from embark.render.targets.kubernetes import render_job, render_jobset
+from embark.render.targets.kubernetes import render_job, render_jobset, render_pytorchjob, render_trainjob
 from embark.spec import RunSpec
 from embark.spec.load import resolve
 

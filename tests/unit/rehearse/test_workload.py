@@ -9,8 +9,7 @@ from render_jobs import job_of
 from embark.rehearse.downscale import launch_of
 from embark.rehearse.manifest import Objects, find_training_job, read_texts
 from embark.rehearse.workload import Workload, make_workload
-from embark.render.targets.kubeflow import render_pytorchjob, render_trainjob
-from embark.render.targets.kubernetes import render_job, render_jobset
+from embark.render.targets.kubernetes import render_job, render_jobset, render_pytorchjob, render_trainjob
 
 MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
 RENDERERS = {"Job": render_job, "JobSet": render_jobset, "TrainJob": render_trainjob, "PyTorchJob": render_pytorchjob}

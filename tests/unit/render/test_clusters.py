@@ -9,20 +9,23 @@ import pytest
 import yaml
 from render_jobs import MACHINES, job_of
 
-from embark.render.clouds.aws import cluster_config
+from embark.render.clouds.aws import render_eks
 from embark.render.clouds.azure import render_aks
 from embark.render.clouds.gcp import extra_networks, render_gke
 from embark.render.render import render_infrastructure
 from embark.render.settings import fabric_needs
-from embark.render.yaml_text import plain
 
 
 def text_of(files, path: str) -> str:
     return next(file.text for file in files if file.path == path)
 
 
+def cluster_config(job) -> dict:
+    return yaml.safe_load(text_of(render_eks(job), "eks_cluster.yaml"))
+
+
 def test_machines_with_efa_stand_in_one_zone_behind_private_addresses():
-    group = plain(cluster_config(job_of("p5.48xlarge", zone="us-east-1c", region="us-east-1")))["managedNodeGroups"][1]
+    group = cluster_config(job_of("p5.48xlarge", zone="us-east-1c", region="us-east-1"))["managedNodeGroups"][1]
     assert group["efaEnabled"] is True
     assert group["availabilityZones"] == ["us-east-1c"]
     assert group["privateNetworking"] is True
@@ -32,7 +35,7 @@ def test_machines_with_efa_stand_in_one_zone_behind_private_addresses():
 
 @pytest.mark.parametrize("nodes", [1, 3, 8])
 def test_the_machines_of_the_run_are_all_that_start_and_none_must_stay(nodes: int):
-    group = plain(cluster_config(job_of("p4d.24xlarge", nodes=nodes)))["managedNodeGroups"][1]
+    group = cluster_config(job_of("p4d.24xlarge", nodes=nodes))["managedNodeGroups"][1]
     assert (group["minSize"], group["desiredCapacity"], group["maxSize"]) == (0, nodes, nodes)
 
 
@@ -46,17 +49,17 @@ def test_so_many_plain_machines_start_meet_and_end(machine: str):
 
 
 def test_a_machine_without_efa_asks_for_none():
-    group = plain(cluster_config(job_of("g5.xlarge")))["managedNodeGroups"][1]
+    group = cluster_config(job_of("g5.xlarge"))["managedNodeGroups"][1]
     assert "efaEnabled" not in group
 
 
 def test_the_kubernetes_version_is_one_that_is_still_supported():
-    version = plain(cluster_config(job_of("p4d.24xlarge")))["metadata"]["version"]
+    version = cluster_config(job_of("p4d.24xlarge"))["metadata"]["version"]
     assert tuple(map(int, version.split("."))) >= (1, 33)
 
 
 def test_a_machine_that_is_sold_in_blocks_says_where_its_reservation_goes():
-    group = plain(cluster_config(job_of("p5e.48xlarge")))["managedNodeGroups"][1]
+    group = cluster_config(job_of("p5e.48xlarge"))["managedNodeGroups"][1]
     assert group["instanceMarketOptions"] == {"marketType": "capacity-block"}
     assert group["capacityReservation"]["capacityReservationTarget"]["capacityReservationID"].startswith("cr-")
 

@@ -18,7 +18,6 @@ from embark.events.metrics import METRICS
 from embark.lint.check import lint_texts
 from embark.render.clouds.aws import bucket_statements
 from embark.render.image import render_image
-from embark.render.monitoring import objects
 from embark.render.render import render_infrastructure
 from embark.render.targets.kubernetes import render_job
 from embark.spec.watch import WatchSpec
@@ -64,7 +63,8 @@ def test_the_first_pod_is_read_by_the_name_of_its_port(cloud):
 @pytest.mark.needs("prometheus")
 @pytest.mark.parametrize("cloud", ["aws", "gcp"])
 def test_promtool_takes_the_rules_that_are_handed_to_the_cluster(cloud, tmp_path):
-    rules = yaml.safe_load(yaml.safe_dump(objects(watched(cloud, ANSWERS))[1]["spec"]))
+    files = {file.path: file.text for file in render_infrastructure(watched(cloud, ANSWERS))}
+    rules = list(yaml.safe_load_all(files["run_metrics.yaml"]))[1]["spec"]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
     done = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True, text=True,
                           timeout=240, check=False)

@@ -9,7 +9,6 @@ from embark.render.job import Job
 from embark.render.location import Bucket, Location, location_of
 from embark.render.scripts import job_text, script_file
 from embark.render.shell_text import Shell, Step, Words, option, variable
-from embark.render.targets import tpu_gke
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
 
 IMAGE_FAMILY, IMAGE_PROJECT = "common-cu129-ubuntu-2204-nvidia-580", "deeplearning-platform-release"
@@ -121,7 +120,8 @@ def render_gke(job: Job) -> list[File]:
             mtu=8896 if job.machine.fabric.name == "gpudirect-rdma" else 8244, addons=",".join(addons),
             num_disks=round((machine.local_disk_gb or 0) / LOCAL_SSD_GB), is_tpu=is_tpu, is_compact=is_compact,
             is_flex_start=not machine.is_on_demand and not place.spot and "flex-start" in machine.sold,
-            nodes_per_pool=tpu_gke.nodes_per_pool(job), topology=job.topology,
+            nodes_per_pool=machine.num_hosts if machine.num_hosts > 1 else job.num_nodes,
+            topology=job.topology,
             installers=[f"{INSTALLERS}/{path}" for path in INSTALLER_OF.get(machine.fabric.name, [])]),
     ]
 
@@ -143,9 +143,11 @@ def extra_networks(job: Job) -> list[ExtraNetwork]:
 
 
 def pool_names(job: Job) -> list[str]:
-    """Of the run's machines."""
+    """A slice of several hosts is a node pool of its own; other machines are the nodes of one."""
     pool = location_of(job).pool
-    return tpu_gke.pool_names(job, pool) if job.is_tpu else [pool]
+    if job.machine.num_hosts == 1 or job.num_nodes == 1:
+        return [pool]
+    return [f"{pool}-{index}" for index in range(job.num_nodes)]
 
 
 def capacity_gib(job: Job, least_gib: int) -> int:

@@ -1,252 +1,112 @@
-"""Kubernetes: a Job with an index for each machine, a JobSet, what they need around them, and Kueue's queue."""
+"""Kubernetes: a Job, a JobSet, Kubeflow's TrainJob and PyTorchJob, Ray's RayJob, and Kueue's queue."""
 
+from functools import partial
 from typing import Any
 
 from embark.errors import ExitCode
-from embark.render.command import indexed_command
+from embark.render.command import SPEC_PATH, WAIT_S, indexed_command, plain_command, ranks_words
 from embark.render.folder import File
-from embark.render.job import EXITS, PORT, Job
-from embark.render.pod import CONTAINER, config_data, node_selector, pod_metadata, pod_spec, resources, tolerations
-from embark.render.targets import tpu_gke
-from embark.render.yaml_text import note, plain, yaml_text
+from embark.render.image import RAY_VERSION
+from embark.render.job import EXITS, MAX_RESTARTS, PORT, Job
+from embark.render.location import object_label
+from embark.render.pod import CONTAINER, config_data, pod_values, resources
+from embark.render.scripts import job_text
+from embark.render.shell_text import python_text
+from embark.render.yaml_text import note, plain
 
+MANIFESTS = {
+    "job": ("kubernetes_job.yaml", "job.batch"),
+    "jobset": ("jobset.yaml", "jobset.jobset.x-k8s.io"),
+    "trainjob": ("trainjob.yaml", "trainjob.trainer.kubeflow.org"),
+    "pytorchjob": ("pytorchjob.yaml", "pytorchjob.kubeflow.org"),
+    "ray": ("rayjob.yaml", "rayjob.ray.io"),
+}
+"""The file of each target, and kubectl's name for its object."""
+CONTAINERS = {"job": CONTAINER, "jobset": CONTAINER, "trainjob": "node", "pytorchjob": "pytorch", "ray": "ray-worker"}
+"""Trainer 2 gives its variables to a container `node`; the training operator's webhook takes `pytorch` only."""
 KEPT_S = 86_400
 RETRIES_PER_NODE = 3
+FAILURES_PER_NODE = 10
 _IDENTITY_ANNOTATIONS = {
     "aws": "eks.amazonaws.com/role-arn",
     "azure": "azure.workload.identity/client-id",
     "gcp": "iam.gke.io/gcp-service-account",
 }
-NODE = "node"
-"""Of the replicated job; a pod is NAME-node-0-i."""
-KUEUE_API = "kueue.x-k8s.io/v1beta2"
 BESIDE = {"cpu": 1, "memory": 4}
 """Per node, for a fabric's daemon beside the trainer: processors, GiB."""
 RAY_HEAD = {"cpu": 2, "memory": 8}
+RAY_SCRIPT = "ray_train.py"
 
 
-def render_job(job: Job) -> list[File]:
-    about = (f"Trains {job.title}. "
-             f"kubectl apply -f kubernetes_job.yaml; kubectl logs -n {job.namespace} -f --prefix "
-             f"--max-log-requests=100 -l batch.kubernetes.io/job-name={job.name}")
-    objects = [*surroundings(job), *meeting_place(job), training_job(job)]
-    return [File("kubernetes_job.yaml", yaml_text(objects, about=about))]
+def render_manifest(job: Job, *, target: str) -> list[File]:
+    """The objects of one target, with the namespace, service account and spec that they need."""
+    path = MANIFESTS[target][0]
+    return [File(path, job_text(f"kubernetes/{path}.j2", job, **_values(job, target)))]
 
 
-def render_jobset(job: Job) -> list[File]:
-    about = (f"Trains {job.title}. The cluster needs "
-             "the JobSet controller, 0.12 or newer. kubectl apply -f jobset.yaml")
-    return [File("jobset.yaml", yaml_text([*surroundings(job), jobset(job)], about=about))]
+render_job = partial(render_manifest, target="job")
+render_jobset = partial(render_manifest, target="jobset")
+render_trainjob = partial(render_manifest, target="trainjob")
+render_pytorchjob = partial(render_manifest, target="pytorchjob")
+
+
+def render_ray(job: Job) -> list[File]:
+    """A RayJob for KubeRay, the RayCluster alone, and the Ray Train script that both run."""
+    script = ray_script(name=job.name, spec_path=SPEC_PATH, num_machines=job.num_nodes, use_gpu=True,
+                        num_processes=job.num_processes, num_cpus=job.num_cpus or job.num_processes)
+    values = _values(job, "ray")
+    values["config"] |= {RAY_SCRIPT: script}
+    values["env"].append(note(
+        {"name": "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper", "value": "true"},
+        "ranks do not outlive the Ray worker that started them"))
+    values |= {"ports": {}, "ray_version": RAY_VERSION}
+    return [*(File(path, job_text(f"kubernetes/{path}.j2", job, **values))
+              for path in (MANIFESTS["ray"][0], "raycluster.yaml")), File(RAY_SCRIPT, script)]
 
 
 def render_kueue(job: Job) -> list[File]:
     """None where the spec names no queue."""
     if not job.spec.place.queue:
         return []
-    about = (f"The queue {job.spec.place.queue} for {job.num_nodes} x {job.machine.name}. The cluster needs Kueue, "
-             "0.19 or newer. Apply it once, before the first run.")
-    return [File("kueue.yaml", yaml_text(queue_objects(job), about=about))]
+    flavor = f"{object_label(job.machine.name)}{'-spot' if job.is_spot else ''}"
+    return [File("kueue.yaml", job_text("kubernetes/kueue.yaml.j2", job, flavor=flavor, quota=_quota(job),
+                                        **pod_values(job)))]
 
 
-def surroundings(job: Job) -> list[dict[str, Any]]:
-    """Namespace, service account and spec: what every target on Kubernetes needs. No role: pods do not use the API."""
-    return [namespace(job), service_account(job), config_map(job)]
-
-
-def namespace(job: Job) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": job.namespace}}
-
-
-def service_account(job: Job) -> dict[str, Any]:
-    identity = job.spec.place.identity
-    metadata: dict[str, Any] = {"name": job.spec.place.service_account, "namespace": job.namespace}
-    if identity:
-        metadata["annotations"] = {_IDENTITY_ANNOTATIONS[job.cloud]: identity}
-    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": False}
-
-
-def config_map(job: Job) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, job.config_name),
-            "data": config_data(job)}
-
-
-def meeting_place(job: Job) -> list[dict[str, Any]]:
-    """The headless Service by which pods find the one with index 0; none where there is one pod."""
-    if job.num_pods == 1:
-        return []
-    return [{
-        "apiVersion": "v1", "kind": "Service", "metadata": metadata(job),
-        "spec": {
-            "clusterIP": note("None", "headless: each pod has a name of its own"),
-            "publishNotReadyAddresses": note(True, "the ranks meet before a pod is ready"),
-            "selector": {"batch.kubernetes.io/job-name": job.name},
-            "ports": [{"name": "rendezvous", "port": PORT}],
-        },
-    }]
-
-
-def training_job(job: Job) -> dict[str, Any]:
-    spec: dict[str, Any] = {
-        "completionMode": note("Indexed", "pods have numbers, and names that stay"),
-        "completions": job.num_pods,
-        "parallelism": job.num_pods,
-        "backoffLimit": note(RETRIES_PER_NODE * job.num_pods,
-                             f"a fault fails all pods: {RETRIES_PER_NODE} for each node"),
-        "podReplacementPolicy": note("Failed", "a new pod comes when the old one has let go of its GPUs"),
-        "ttlSecondsAfterFinished": KEPT_S,
-        **deadline(job),
-        "podFailurePolicy": {"rules": failure_rules()},
-    }
-    pod = pod_spec(job, indexed_command(job, f"{job.name}-0.{job.name}"))
-    if job.num_pods > 1:
-        pod = {"subdomain": note(job.name, "with the Service of this name: pod i is NAME-i.NAME"), **pod}
-    spec["template"] = {"metadata": pod_metadata(job), "spec": pod}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": queued(job, metadata(job)), "spec": spec}
-
-
-def failure_rules(container: str = CONTAINER) -> list[Any]:
-    """From the table of exit codes: a lost machine is nobody's fault, a wrong spec is not tried again."""
-    rules: list[Any] = [note({
-        "action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-    }, "preempted, evicted or drained: replaced, and not counted")]
-    for row in EXITS:
-        if not row.must_retry:
-            rules.append(note(_on_code("FailJob", container, row.code), f"{row.means}: it would be again"))
-        elif row.means.startswith("preempted"):
-            rules.append(note(_on_code("Ignore", container, row.code), f"{row.means}: replaced, and not counted"))
-    return rules  # any other code counts against backoffLimit
-
-
-def metadata(job: Job, name: str = "") -> dict[str, Any]:
-    return {"name": name or job.name, "namespace": job.namespace, "labels": dict(job.labels)}
-
-
-def queued(job: Job, described: dict[str, Any]) -> dict[str, Any]:
-    """With the label by which Kueue takes an object into its queue; without one, that is said to people and linter."""
-    if not job.spec.place.queue:
-        if job.num_pods == 1 or job.spec.place.target == "ray":  # Ray places its workers itself
-            return described
-        why = "embark-lint: ignore EMB129: place.queue is not set, so pods start as room comes and wait for each other"
-        return {**described, "name": note(described["name"], why)}
-    return {**described, "labels": {**described["labels"], "kueue.x-k8s.io/queue-name": job.spec.place.queue}}
-
-
-def deadline(job: Job) -> dict[str, int]:
+def _values(job: Job, target: str) -> dict[str, Any]:
     hours = job.spec.place.max_hours
-    return {} if hours is None else {"activeDeadlineSeconds": max(1, round(hours * 3600))}
-
-
-def _on_code(action: str, container: str, code: int) -> dict[str, Any]:
-    return {"action": action, "onExitCodes": {"containerName": container, "operator": "In", "values": [int(code)]}}
-
-
-def jobset(job: Job) -> dict[str, Any]:
+    if target in ("job", "jobset"):
+        first = f"{job.name}-0" if target == "job" else f"{job.name}-node-0-0"
+        command = indexed_command(job, f"{first}.{job.name}")
+    else:  # Kubeflow's operators give torchrun's options by PET_… variables, and KubeRay runs its own `ray start`
+        command = [] if target == "ray" else plain_command(job, ranks_words())
     return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": _metadata(job),
-        "spec": {
-            "network": {"enableDNSHostnames": True, "subdomain": job.name,
-                        "publishNotReadyAddresses": note(True, "the ranks meet before a pod is ready")},
-            "ttlSecondsAfterFinished": KEPT_S,
-            "failurePolicy": {
-                "maxRestarts": RETRIES_PER_NODE,
-                "restartStrategy": note("BlockingRecreate", "no new pod before every old one has let go of its GPUs"),
-                "rules": _rules(),
-            },
-            "replicatedJobs": [{"name": NODE, "replicas": _num_slices(job), "template": {"spec": _child(job)}}],
-        },
+        **pod_values(job), "command": command, "container": CONTAINERS[target], "config": config_data(job),
+        "identity_annotation": _IDENTITY_ANNOTATIONS[job.cloud], "exits": sorted(EXITS, key=lambda row: row.code),
+        "fault_code": ExitCode.FAULT, "port": PORT, "wait_s": WAIT_S, "kept_s": KEPT_S,
+        "retries_per_node": RETRIES_PER_NODE, "max_restarts": MAX_RESTARTS,
+        "deadline_s": None if hours is None else max(1, round(hours * 3600)),
+        "has_subdomain": target == "job" and job.num_pods > 1,
+        "has_restart_policy": target not in ("pytorchjob", "ray"),  # those own restarts themselves
     }
-
-
-def _child(job: Job) -> dict[str, Any]:
-    pod = pod_spec(job, indexed_command(job, f"{job.name}-{NODE}-0-0.{job.name}"))
-    return {
-        "completionMode": "Indexed",
-        "completions": job.num_pods // _num_slices(job),
-        "parallelism": job.num_pods // _num_slices(job),
-        "backoffLimit": note(0, "the first lost pod ends the attempt of all: the JobSet starts them again together"),
-        **deadline(job),
-        "podFailurePolicy": {"rules": [
-            note({"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                 "the reason PodFailurePolicy tells the rules above that nothing is wrong with the run"),
-            {"action": "FailJob",
-             "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": _told_codes()}},
-        ]},
-        "template": {"metadata": pod_metadata(job), "spec": pod},
-    }
-
-
-def _metadata(job: Job) -> dict[str, Any]:
-    described = queued(job, metadata(job))
-    if not job.is_tpu or job.machine.num_hosts == 1:
-        return described
-    return {**described, "annotations": {
-        tpu_gke.EXCLUSIVE: note(tpu_gke.NODE_POOL, "all hosts of a slice are of one node pool, and no other run's")}}
-
-
-def _num_slices(job: Job) -> int:
-    """A slice of a TPU is a job of its own: its hosts come and go together."""
-    return job.num_nodes if job.is_tpu else 1
-
-
-def _rules() -> list[Any]:
-    bad = [int(row.code) for row in EXITS if not row.must_retry]
-    return [
-        note({"name": "wrong", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"],
-              "onJobFailureMessagePatterns": [f"exit code {code} " for code in bad]},
-             "the spec or the data is wrong: it would be again"),
-        note({"name": "preempted", "action": "RestartJobSetAndIgnoreMaxRestarts",
-              "onJobFailureReasons": ["PodFailurePolicy"]},
-             "a machine was taken away, or the run saved and asked to be started again: not counted"),
-    ]
-
-
-def _told_codes() -> list[int]:
-    return sorted(int(row.code) for row in EXITS if row.code != ExitCode.FAULT)
-
-
-def queue_objects(job: Job) -> list[dict[str, Any]]:
-    queue = job.spec.place.queue
-    flavor = f"{_label(job.machine.name)}{'-spot' if job.is_spot else ''}"
-    quota = _quota(job)
-    return [
-        namespace(job),
-        {"apiVersion": KUEUE_API, "kind": "ResourceFlavor", "metadata": {"name": flavor},
-         "spec": {"nodeLabels": node_selector(job), "tolerations": [plain(t) for t in tolerations(job)]}},
-        {"apiVersion": KUEUE_API, "kind": "ClusterQueue", "metadata": {"name": queue},
-         "spec": {
-             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": job.namespace}},
-             "resourceGroups": [{
-                 "coveredResources": list(quota),
-                 "flavors": [{"name": flavor, "resources": [
-                     {"name": name, "nominalQuota": amount} for name, amount in quota.items()
-                 ]}],
-             }],
-         }},
-        {"apiVersion": KUEUE_API, "kind": "LocalQueue", "metadata": {"name": queue, "namespace": job.namespace},
-         "spec": {"clusterQueue": queue}},
-    ]
 
 
 def _quota(job: Job) -> dict[str, Any]:
     """As much as the run's machines give: every resource that a pod names must be covered, or it waits for ever."""
-    asked = plain(resources(job))
-    each = {**asked["limits"], **asked["requests"]}
+    requested = plain(resources(job))
     quota: dict[str, Any] = {}
-    for name, amount in each.items():
-        number, unit = _split(str(amount))
-        total = (number + BESIDE.get(name, 0)) * job.num_pods
+    for name, amount in {**requested["limits"], **requested["requests"]}.items():
+        digits = str(amount).rstrip("GMKTi")
+        unit = str(amount)[len(digits):]
+        total = (int(digits) + BESIDE.get(name, 0)) * job.num_pods
         total += RAY_HEAD.get(name, 0) if job.spec.place.target == "ray" else 0
         quota[name] = f"{total}{unit}" if unit else total
-    first = next(iter(quota))
-    return {**quota, first: note(quota[first], f"{job.num_nodes} machines; raise all of them for more")}
+    return quota
 
 
-def _split(amount: str) -> tuple[int, str]:
-    digits = amount.rstrip("GMKTi")
-    return int(digits), amount[len(digits):]
-
-
-def _label(name: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
+def ray_script(*, name: str, spec_path: str, num_machines: int, num_processes: int, num_cpus: int,
+               use_gpu: bool) -> str:
+    """Python source. Its constants are put in as literals, and nothing else is."""
+    values = {"NAME": name, "SPEC": spec_path, "NUM_MACHINES": num_machines, "NUM_PROCESSES": num_processes,
+              "NUM_CPUS": num_cpus, "USE_GPU": use_gpu, "MAX_FAILURES": FAILURES_PER_NODE * num_machines}
+    return python_text("ray_train.py.j2", values, about=f"Trains {name} on {num_machines} machines with Ray Train.")

@@ -3,7 +3,15 @@
 import shlex
 from collections.abc import Mapping
 
-from embark.render.command import SPEC_VARIABLE, WAIT_S, WRITE_SPEC, WRITTEN_SPEC_PATH, encoded_spec, ranks_words
+from embark.render.command import (
+    SPEC_VARIABLE,
+    WAIT_S,
+    WRITE_SPEC,
+    WRITTEN_SPEC_PATH,
+    encoded_spec,
+    ranks_line,
+    ranks_words,
+)
 from embark.render.folder import File
 from embark.render.job import MAX_RESTARTS, PORT, Job
 from embark.render.pod import node_selector, storage_settings
@@ -42,14 +50,12 @@ def component(job: Job) -> str:
 def component_here(*, name: str, num_nodes: int, num_processes: int, use_gpu: bool, python: str, spec_path: str,
                    port: int, env: Mapping[str, str]) -> str:
     """The same for processes of this machine, by TorchX's `local_cwd`: no image, and a spec that lies here."""
-    words = [shlex.quote(word) for word in [python, *ranks_words(spec_path=spec_path)[1:]]]
-    at = words.index("-m", 3)
+    line = ranks_line([python, *ranks_words(spec_path=spec_path)[1:]], "MEETING")
     values = {
         "NAME": name, "IMAGE": "", "NUM_NODES": num_nodes, "NUM_PROCESSES": num_processes,
         "NUM_GPUS": num_processes if use_gpu else 0, "NUM_CPUS": num_processes, "MEMORY_MB": 1024, "DEVICES": {},
-        "LABELS": {},
-        "ENVIRONMENT": dict(env), "MAX_RETRIES": 0, "START": "exec " + " ".join([*words[:at], "MEETING", *words[at:]]),
-        "PORT": port, "WAIT_S": WAIT_S,
+        "LABELS": {}, "ENVIRONMENT": dict(env), "MAX_RETRIES": 0, "START": f"exec {line}", "PORT": port,
+        "WAIT_S": WAIT_S,
     }
     return python_text("cloud_component.py.j2", values, about=f"Trains {name} on this machine, by TorchX.")
 
@@ -58,6 +64,4 @@ def _start(job: Job) -> str:
     """What the shell of a replica does, but for where it meets the others."""
     script = fabric_needs(job).env_script
     read = [f". {shlex.quote(script)}"] if script else []
-    words = [shlex.quote(word) for word in ranks_words(spec_path=WRITTEN_SPEC_PATH)]
-    at = words.index("-m", 3)
-    return " && ".join([WRITE_SPEC, *read, "exec " + " ".join([*words[:at], "MEETING", *words[at:]])])
+    return " && ".join([WRITE_SPEC, *read, f"exec {ranks_line(ranks_words(spec_path=WRITTEN_SPEC_PATH), 'MEETING')}"])

@@ -5,7 +5,7 @@ import shlex
 from typing import Any
 
 from embark.errors import Mistake, SpecError
-from embark.render.command import SPEC_VARIABLE, WRITE_SPEC, WRITTEN_SPEC_PATH, encoded_spec, ranks_words
+from embark.render.command import SPEC_VARIABLE, WRITE_SPEC, WRITTEN_SPEC_PATH, encoded_spec, ranks_line, ranks_words
 from embark.render.folder import File
 from embark.render.job import PORT, Job
 from embark.render.location import location_of
@@ -35,10 +35,7 @@ def render_vertex(job: Job) -> list[File]:
 
 def custom_job_spec(job: Job) -> dict[str, Any]:
     """A CustomJobSpec as `gcloud ai custom-jobs create --config` reads it."""
-    first = worker_pool(job, 1)
-    pools = [first]
-    if job.num_nodes > 1 and not job.is_tpu:
-        pools.append(worker_pool(job, job.num_nodes - 1))
+    pools = worker_pools(job)
     scheduling: dict[str, Any] = {
         "strategy": "SPOT" if job.is_spot else "STANDARD",
         "restartJobOnWorkerRestart": note(True, "all machines start again together, from the last checkpoint"),
@@ -55,8 +52,8 @@ def custom_job_spec(job: Job) -> dict[str, Any]:
     return spec
 
 
-def worker_pool(job: Job, num_replicas: int) -> dict[str, Any]:
-    return {
+def worker_pools(job: Job) -> list[dict[str, Any]]:
+    return [{
         "machineSpec": machine_spec(job),
         "replicaCount": num_replicas,
         "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": BOOT_DISK_GB},
@@ -65,7 +62,7 @@ def worker_pool(job: Job, num_replicas: int) -> dict[str, Any]:
             "command": ["/bin/sh", "-c", _start(job)],
             "env": [{"name": name, "value": value} for name, value in _environment(job).items()],
         },
-    }
+    } for num_replicas in (1, job.num_nodes - 1 if not job.is_tpu else 0) if num_replicas]
 
 
 def machine_spec(job: Job) -> dict[str, Any]:
@@ -92,10 +89,9 @@ def _start(job: Job) -> str:
         return f"{WRITE_SPEC} && exec env -u RANK -u WORLD_SIZE -u MASTER_ADDR -u MASTER_PORT {shlex.join(words)}"
     words = ranks_words(f"--nnodes={job.num_nodes}", f"--nproc-per-node={job.num_processes}",
                         spec_path=WRITTEN_SPEC_PATH)
-    at = words.index("-m", 3)
-    quoted = [shlex.quote(word) for word in words]
-    meeting = ['--node-rank="$RANK"', '--master-addr="$MASTER_ADDR"', f'--master-port="${{MASTER_PORT:-{PORT}}}"']
-    return f"{WRITE_SPEC} && exec env -u RANK -u WORLD_SIZE {' '.join([*quoted[:at], *meeting, *quoted[at:]])}"
+    line = ranks_line(words, '--node-rank="$RANK"', '--master-addr="$MASTER_ADDR"',
+                      f'--master-port="${{MASTER_PORT:-{PORT}}}"')
+    return f"{WRITE_SPEC} && exec env -u RANK -u WORLD_SIZE {line}"
 
 
 def _environment(job: Job) -> dict[str, str]:
@@ -106,16 +102,12 @@ def _environment(job: Job) -> dict[str, str]:
 
 def _python(job: Job, about: str) -> str:
     location, place = location_of(job), job.spec.place
-    pools: list[dict[str, Any]] = []
-    for num_replicas in [1, job.num_nodes - 1] if not job.is_tpu else [1]:
-        if num_replicas:
-            pools.append(_snake(worker_pool(job, num_replicas)))
     values = {
         "PROJECT": place.account, "REGION": location.region, "NAME": job.name,
         "STAGING_BUCKET": "/".join(job.spec.store.root.split("/")[:3]),
         "SERVICE_ACCOUNT": place.identity or None, "IS_SPOT": job.is_spot,
         "TIMEOUT_S": None if place.max_hours is None else max(1, round(place.max_hours * 3600)),
-        "WORKER_POOLS": pools,
+        "WORKER_POOLS": _snake(worker_pools(job)),
     }
     about += " pip install google-cloud-aiplatform; python vertex_job.py"
     return python_text("vertex_job.py.j2", values, about=about)

@@ -39,10 +39,10 @@ from embark.launch.backends.kubernetes.status import (
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
 from embark.launch.shell import CommandResult, LineStream
 from embark.render.job import make_job
-from embark.render.launch_script import MANIFESTS
 from embark.render.location import location_of
 from embark.render.render import render
 from embark.render.settings import grace_s
+from embark.render.targets.kubernetes import MANIFESTS
 from embark.spec import RunSpec
 from embark.store import run_uri
 

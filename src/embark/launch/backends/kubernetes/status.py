@@ -9,9 +9,7 @@ from embark.formatting import pluralize, to_one_line
 from embark.launch.backend import LogLine, Reason, Replica, RunEvent, State, Status, split_rank_prefix, time_ns, time_s
 from embark.launch.backends.ray.status import line_of
 from embark.launch.explanations import explain_exit, explain_preemption, explain_unschedulable, explain_waiting
-from embark.render.launch_script import MANIFESTS
-from embark.render.pod import CONTAINER
-from embark.render.targets.kubeflow import MUST_NAME, NODE
+from embark.render.targets.kubernetes import CONTAINERS, MANIFESTS
 
 SUCCEEDED = ("Complete", "SuccessCriteriaMet", "Completed", "Succeeded")
 FAILED = ("Failed", "FailureTarget")
@@ -261,11 +259,8 @@ def _with_conditions(found: Mapping[str, Any], condition: str | None, reason: st
 
 
 KINDS = {
-    "job": RunKind(MANIFESTS["job"][1], CONTAINER),
-    "jobset": RunKind(MANIFESTS["jobset"][1], CONTAINER),
-    "trainjob": RunKind(MANIFESTS["trainjob"][1], NODE),
-    "pytorchjob": RunKind(MANIFESTS["pytorchjob"][1], MUST_NAME),
-    "ray": RunKind(MANIFESTS["ray"][1], "ray-worker", log_label="batch.kubernetes.io/job-name",
+    **{target: RunKind(MANIFESTS[target][1], CONTAINERS[target]) for target in MANIFESTS},
+    "ray": RunKind(MANIFESTS["ray"][1], CONTAINERS["ray"], log_label="batch.kubernetes.io/job-name",
                    log_container=SUBMITTER, line=_ray_line, read=_ray_job),
     "torchx": RunKind("job.batch.volcano.sh", "", read=_volcano_job),
 }

@@ -32,7 +32,7 @@ from embark.launch.run_registry import now_s
 from embark.model.batch import batch_mistakes
 from embark.render.job import dns_label, make_job
 from embark.render.settings import grace_s
-from embark.render.targets.ray import SCRIPT, script_text
+from embark.render.targets.kubernetes import RAY_SCRIPT, ray_script
 from embark.spec import RunSpec, to_toml
 from embark.store import run_uri
 
@@ -106,7 +106,7 @@ class Ray(Backend):
         package = _package(request.spec, handle)
         name = f"_ray_pkg_{hashlib.sha256(package).hexdigest()[:16]}.zip"
         job = {
-            "entrypoint": f"python {SCRIPT}", "submission_id": identity, "metadata": {RUN: handle.name},
+            "entrypoint": f"python {RAY_SCRIPT}", "submission_id": identity, "metadata": {RUN: handle.name},
             "runtime_env": {"working_dir": f"gcs://{name}", "env_vars": {
                 # So long after the notice Ray kills the job.
                 "RAY_JOB_STOP_WAIT_TIME_S": str(handle.where["grace_s"]),
@@ -114,7 +114,7 @@ class Ray(Backend):
             }},
         }
         request.record(Resource(f"the job {identity} of the Ray cluster {where}", f"embark cancel {handle.name}"))
-        sent = client.change("PUT", f"{where}/api/packages/gcs/{name}", package, body_name=f"{SCRIPT} and {SPEC}",
+        sent = client.change("PUT", f"{where}/api/packages/gcs/{name}", package, body_name=f"{RAY_SCRIPT} and {SPEC}",
                           content_type="application/octet-stream")
         if not sent.is_ok:
             raise client.error(sent, "accept the run's files")
@@ -259,12 +259,12 @@ class Ray(Backend):
 def _package(spec: RunSpec, handle: RunHandle) -> bytes:
     """The script and the spec, as Ray takes a working directory; the same bytes for the same run."""
     where = handle.where
-    script = script_text(
+    script = ray_script(
         name=str(where["id"]), spec_path=SPEC, num_machines=int(where["num_machines"]),
         num_processes=int(where["num_processes"]), num_cpus=int(where["num_cpus"]), use_gpu=bool(where["use_gpu"]))
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in ((SCRIPT, script), (SPEC, to_toml(spec, only_set=True))):
+        for name, text in ((RAY_SCRIPT, script), (SPEC, to_toml(spec, only_set=True))):
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
     return packed.getvalue()
 
