@@ -58,11 +58,10 @@ LEARNING, PACE, STEP, MACHINE, GPU, SAFETY, RUN = (
 )
 GROUPS = (LEARNING, PACE, STEP, MACHINE, GPU, SAFETY, RUN)
 
-
-METRICS = tuple(
-    Metric(**{**row, "paths": tuple(row["paths"])})
-    for row in tomllib.loads(files("embark.events").joinpath("metrics.toml").read_text(encoding="utf-8"))["metric"]
-)
+_TABLE = tomllib.loads(files("embark.events").joinpath("metrics.toml").read_text(encoding="utf-8"))
+METRICS = tuple(Metric(**{**row, "paths": tuple(row["paths"])}) for row in _TABLE["metric"])
+UNITS: dict[str, dict[str, str]] = _TABLE["units"]
+"""Our units as each service names them."""
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 

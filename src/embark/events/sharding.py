@@ -1,12 +1,13 @@
 """A sharding plan as text: in a few lines where similar tables share one, or table by table for plan.txt."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embark.formatting import format_bytes, format_count, pluralize, to_finite, to_one_line
 
 MAX_LINES = 5
 GIB = 2**30
+SHAPE, PLACE = ("sharding", "kernel", "rows", "dim"), ("ranks",)
 COLUMNS = ("table", "rows", "dim", "sharding", "kernel", "ranks", "GiB")
 
 Table = Mapping[str, Any]
@@ -16,14 +17,16 @@ Row = tuple[str, str, str, str]
 
 def plan_rows(tables: Sequence[Table]) -> list[Row]:
     """As fine as fits into a few lines; with very unlike tables, the largest and how many more there are."""
-    for alike in (_same_place, _same_shape, _same_sharding):
-        groups = _grouped(tables, alike)
+    for alike in (SHAPE + PLACE, SHAPE, SHAPE[:2]):
+        groups: dict[str, list[Table]] = {}
+        for table in tables:
+            groups.setdefault(repr([table.get(name) or None for name in alike]), []).append(table)
         if len(groups) <= MAX_LINES:
-            return [_row(group) for group in groups]
-    groups.sort(key=_bytes, reverse=True)
-    rest = [table for group in groups[MAX_LINES - 1 :] for table in group]
-    largest = [_row(group) for group in groups[: MAX_LINES - 1]]
-    return [*largest, ("and", pluralize(len(rest), "more table"), "", format_bytes(_bytes(rest)))]
+            return [_row(group) for group in groups.values()]
+    largest_first = sorted(groups.values(), key=_bytes, reverse=True)
+    rest = [table for group in largest_first[MAX_LINES - 1 :] for table in group]
+    return [*map(_row, largest_first[: MAX_LINES - 1]),
+            ("and", pluralize(len(rest), "more table"), "", format_bytes(_bytes(rest)))]
 
 
 def rank_line(per_rank: Sequence[Mapping[str, Any]]) -> str:
@@ -45,25 +48,6 @@ def ranks_text(ranks: Sequence[int]) -> str:
     if there[-1] - there[0] == len(there) - 1:
         return f"ranks {there[0]}–{there[-1]}"
     return "ranks " + ", ".join(map(str, there)) if len(there) <= 4 else f"{len(there)} ranks"
-
-
-def _same_place(table: Table) -> tuple[Any, ...]:
-    return (*_same_shape(table), tuple(table.get("ranks") or ()))
-
-
-def _same_shape(table: Table) -> tuple[Any, ...]:
-    return (table.get("rows"), table.get("dim"), *_same_sharding(table))
-
-
-def _same_sharding(table: Table) -> tuple[Any, ...]:
-    return (table.get("sharding"), table.get("kernel"))
-
-
-def _grouped(tables: Sequence[Table], alike: Callable[[Table], tuple[Any, ...]]) -> list[list[Table]]:
-    groups: dict[tuple[Any, ...], list[Table]] = {}
-    for table in tables:
-        groups.setdefault(alike(table), []).append(table)
-    return list(groups.values())
 
 
 def _row(group: Sequence[Table]) -> Row:

@@ -63,6 +63,14 @@ class Attempt:
         times = self.step_times[1:] or self.step_times
         return statistics.median(times) if times else 0.0
 
+    @property
+    def held_s(self) -> float:
+        return max(0.0, self.last_s - self.began_s)
+
+    @property
+    def working_s(self) -> float:
+        return 0.0 if self.first_step_s is None else max(0.0, self.last_s - self.first_step_s)
+
     def add(self, event: Event, time_s: float) -> None:
         values, kind = event.values, event.kind
         self.last_s = max(self.last_s, time_s)
@@ -312,43 +320,32 @@ def spending(
         last.last_s = max(last.last_s, now_s)
     found = between(tried)
     gaps = [_gap(tried, one) for one in found]
-    redone_s = min(sum(one.redone_s for one in found if one.resumed_s is not None), sum(map(_working_s, tried)))
+    working_s = sum(one.working_s for one in tried)
+    redone_s = min(sum(one.redone_s for one in found if one.resumed_s is not None), working_s)
     price = last.usd_per_hour if last.usd_per_hour is not None else usd_per_hour
     return Spending(
-        useful_s=sum(map(_working_s, tried)) - redone_s, redone_s=redone_s,
-        waiting_s=sum(map(_starting_s, tried)) + sum(gaps), usd_per_hour=price, usd=_usd(tried, gaps, usd_per_hour),
+        useful_s=working_s - redone_s, redone_s=redone_s,
+        waiting_s=sum(one.held_s - one.working_s for one in tried) + sum(gaps), usd_per_hour=price, usd=_usd(tried, gaps, usd_per_hour),
         step=last.last_step, num_steps=last.num_steps, wall_step_s=_wall_step_s(tried), outcome=last.outcome,
         lost=losses(found, price, num_machines=last.num_machines, is_spot=last.is_spot), num_starts=len(tried),
-        budget_usd=last.budget_usd,
-        last_s=last.last_s,
+        budget_usd=last.budget_usd, last_s=last.last_s,
     )
 
 
 def _usd(tried: Sequence[Attempt], gaps: Sequence[float], default: float | None) -> float | None:
     """Each attempt at its own price; None where one is unknown."""
     prices = [one.usd_per_hour if one.usd_per_hour is not None else default for one in tried]
-    if any(price is None for price in prices):
+    known = [price for price in prices if price is not None]
+    if len(known) < len(prices):
         return None
-    held = sum((price or 0.0) * _held_s(one) for price, one in zip(prices, tried, strict=True))
-    return (held + (prices[-1] or 0.0) * sum(gaps)) / 3600
-
-
-def _held_s(attempt: Attempt) -> float:
-    return max(0.0, attempt.last_s - attempt.began_s)
-
-
-def _working_s(attempt: Attempt) -> float:
-    return 0.0 if attempt.first_step_s is None else max(0.0, attempt.last_s - attempt.first_step_s)
-
-
-def _starting_s(attempt: Attempt) -> float:
-    return _held_s(attempt) - _working_s(attempt)
+    held = sum(price * one.held_s for price, one in zip(known, tried, strict=True))
+    return (held + known[-1] * sum(gaps)) / 3600
 
 
 def _gap(tried: Sequence[Attempt], one: Interruption) -> float:
     """Time without a process in which machines were held, and that no attempt in between counts already."""
     share = held_share(one, tried[-1].num_machines, is_spot=tried[-1].is_spot)
-    between_s = sum(_held_s(t) for t in tried
+    between_s = sum(t.held_s for t in tried
                     if one.restarted_s is not None and one.stopped_s <= t.began_s < one.restarted_s)
     return max(0.0, one.away_s - between_s) * share
 
@@ -357,6 +354,6 @@ def _wall_step_s(tried: Sequence[Attempt]) -> float:
     """Of the newest attempt that did some steps."""
     for attempt in reversed(tried):
         num_done = attempt.last_step - attempt.first_step
-        if num_done > 0 and _working_s(attempt) > 0:
-            return _working_s(attempt) / num_done
+        if num_done > 0 and attempt.working_s > 0:
+            return attempt.working_s / num_done
     return 0.0

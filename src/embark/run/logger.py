@@ -11,7 +11,7 @@ from embark import __version__
 from embark.data import Source
 from embark.errors import EmbarkError, Interrupted, MissingPackage, OverBudget, Preempted
 from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
-from embark.events.sinks.background import SendingSink
+from embark.events.sinks.services import SendingSink, cloudwatch_sink, otlp_sink
 from embark.plan.predict import predict_local
 from embark.run.host_memory import host_bytes
 from embark.run.stop import process_age_s, usd_per_hour
@@ -98,12 +98,8 @@ def _configured_sinks(spec: RunSpec, run_dir: RunDir) -> Iterator[tuple[str, Cal
 
         yield "Prometheus endpoint", lambda: PrometheusSink(spec.name, watch.prometheus_port, watch.prometheus_host)
     if "cloudwatch" in watch.sinks:
-        from embark.events.sinks.cloudwatch import cloudwatch_sink
-
         yield "CloudWatch", lambda: cloudwatch_sink(spec.name, watch.cloudwatch_namespace, watch.send_every_s)
     if "otlp" in watch.sinks:
-        from embark.events.sinks.otlp import otlp_sink
-
         yield "OTLP", lambda: otlp_sink(spec.name, watch.send_every_s)
 
 

@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import TINY
 
 from embark.events.events import Event
-from embark.events.sinks.cloudwatch import MAX_AT_ONCE, cloudwatch_sink
+from embark.events.sinks.services import MAX_AT_ONCE, cloudwatch_sink
 from embark.spec import resolve
 
 SINK = 'watch.sinks=["cloudwatch"]'

@@ -7,9 +7,7 @@ import pytest
 
 from embark.errors import MissingPackage
 from embark.events.events import Event
-from embark.events.sinks.background import SendingSink
-from embark.events.sinks.cloudwatch import cloudwatch_sink
-from embark.events.sinks.otlp import otlp_sink
+from embark.events.sinks.services import SendingSink, cloudwatch_sink, otlp_sink
 
 
 class Service:
@@ -91,7 +89,7 @@ def test_a_service_that_cannot_even_be_made_is_told_of():
 
 
 def test_telling_does_not_wait_for_a_service_that_hangs_and_neither_does_the_end(monkeypatch):
-    monkeypatch.setattr("embark.events.sinks.background.CLOSE_S", 0.1)
+    monkeypatch.setattr("embark.events.sinks.services.CLOSE_S", 0.1)
     waits = threading.Event()
     service = Service(waits=waits)
     sink = SendingSink("x", lambda: service, 0.001)

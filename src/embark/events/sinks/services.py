@@ -1,0 +1,228 @@
+"""Metrics sent to CloudWatch and to OTLP collectors from a separate thread, so that no run waits for them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from embark.errors import MissingPackage
+from embark.events.events import Event
+from embark.events.metrics import UNITS, Latest, Metric, Reading
+from embark.formatting import to_one_line
+
+CLOSE_S = 3.0
+"""How long the last sending may take before the run ends without it: a preempted machine has little time."""
+MAX_CHARS = 200
+MAX_AT_ONCE = 500
+"""CloudWatch takes 1,000 in a request, of at most 1 MB."""
+MAX_LABEL = 1024
+OTLP_PREFIX = "embark."
+OTLP_SERVICE = "embark"
+OTLP_SEND_S = 10.0
+
+
+def cloudwatch_sink(run: str, namespace: str, every_s: float) -> SendingSink:
+    """Region, credentials and endpoint are found as the AWS tools find them."""
+    _require("CloudWatch needs the boto3 package, which is not installed", "cloud", "boto3")
+    return SendingSink("CloudWatch", lambda: CloudWatch(run, namespace), every_s)
+
+
+def otlp_sink(run: str, every_s: float) -> SendingSink:
+    """Endpoint and headers are those of OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS and their like."""
+    _require("OTLP needs OpenTelemetry's packages, which are not installed", "otlp", "opentelemetry.sdk",
+             "opentelemetry.exporter.otlp.proto.http")
+    return SendingSink("the OTLP endpoint", lambda: Otlp(run), every_s)
+
+
+def _require(problem: str, extra: str, *modules: str) -> None:
+    try:
+        is_here = all(find_spec(name) for name in modules)
+    except ModuleNotFoundError:
+        is_here = False
+    if not is_here:
+        raise MissingPackage(problem, fix=f'pip install "embark-rec[{extra}]"')
+
+
+class Sender(Protocol):
+    """A client of one service."""
+
+    def send(self, readings: Sequence[Reading]) -> None:
+        """Raises if it fails."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SendingSink:
+    """Sends the newest value of every series that has a new one, every so many seconds and at the end.
+
+    What waits is bounded by the number of series. A failure is reported once, and the next sending tries again.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Sender], every_s: float) -> None:
+        self._name, self._make, self._every_s = name, make, every_s
+        self._latest = Latest()
+        self._sent_s: dict[tuple[str, object], float] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._problem = ""
+        self._is_reported = False
+        self._thread = threading.Thread(target=self._run, name=f"embark-{name}", daemon=True)
+        self._thread.start()
+
+    def emit(self, event: Event) -> None:
+        with self._lock:
+            self._latest.add(event)
+
+    def take_problem(self) -> str:
+        """Why sending fails, once."""
+        if self._is_reported or not self._problem:
+            return ""
+        self._is_reported = True
+        return f"{self._name} does not receive the metrics; training continues: {self._problem}"
+
+    def hurry(self) -> None:
+        """Begin the last sending without waiting for it."""
+        self._stop.set()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        sender: Sender | None = None
+        is_last = False
+        while not is_last:
+            is_last = self._stop.wait(self._every_s)
+            try:
+                sender = sender or self._make()
+                if fresh := self._fresh():
+                    sender.send(fresh)
+                    self._sent_s |= {(one.metric.name, one.labels): one.time_s for one in fresh}
+            except Exception as error:  # whatever a service or its client raises must not stop a run
+                self._problem = self._problem or to_one_line(f"{type(error).__name__}: {error}")[:MAX_CHARS]
+        if sender is not None:
+            try:
+                sender.close()
+            except Exception as error:
+                self._problem = self._problem or to_one_line(error)[:MAX_CHARS]
+
+    def _fresh(self) -> list[Reading]:
+        with self._lock:
+            newest = list(self._latest.readings())
+        return [one for one in newest if one.time_s > self._sent_s.get((one.metric.name, one.labels), 0.0)]
+
+
+class CloudWatch:
+    """A metric is named as in the list; its run and its labels are dimensions."""
+
+    def __init__(self, run: str, namespace: str) -> None:
+        import boto3
+        from botocore.config import Config
+
+        self._run, self._namespace = run, namespace
+        config = Config(connect_timeout=5, read_timeout=10, retries={"max_attempts": 2, "mode": "standard"})
+        self._client: Any = boto3.client("cloudwatch", config=config)
+
+    def send(self, readings: Sequence[Reading]) -> None:
+        """CloudWatch has no NaN: such a loss is missing there."""
+        data = [self._datum(one) for one in readings if math.isfinite(one.value)]
+        for start in range(0, len(data), MAX_AT_ONCE):
+            self._client.put_metric_data(Namespace=self._namespace, MetricData=data[start : start + MAX_AT_ONCE])
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _datum(self, reading: Reading) -> dict[str, Any]:
+        labels = (("run", self._run), *reading.labels)
+        return {
+            "MetricName": reading.metric.name,
+            "Dimensions": [{"Name": name, "Value": value[:MAX_LABEL] or "-"} for name, value in labels],
+            "Timestamp": datetime.fromtimestamp(reading.time_s, UTC),
+            "Value": reading.value,
+            "Unit": UNITS["cloudwatch"].get(reading.metric.unit, "None"),
+        }
+
+
+class Otlp:
+    """A metric is named as in the list, behind `embark.`; its run and its labels are attributes."""
+
+    def __init__(self, run: str) -> None:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+        from opentelemetry.sdk.resources import Resource
+
+        self._warnings = _LastWarning()
+        self._run = run
+        self._reader = InMemoryMetricReader()
+        resource = Resource.create()  # of OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
+        if str(resource.attributes.get("service.name", "unknown_service")).startswith("unknown_service"):
+            resource = resource.merge(Resource({"service.name": OTLP_SERVICE}))
+        self._provider = MeterProvider([self._reader], resource, shutdown_on_exit=False)
+        self._meter = self._provider.get_meter(OTLP_SERVICE)
+        self._exporter = OTLPMetricExporter()
+        self._gauges: dict[str, Any] = {}
+        self._counts: dict[str, float] = {}
+
+    def send(self, readings: Sequence[Reading]) -> None:
+        from opentelemetry.sdk.metrics.export import MetricExportResult
+
+        for reading in readings:
+            if math.isfinite(reading.value):
+                self._set(reading)
+        data = self._reader.get_metrics_data()
+        if data is None:
+            return
+        if self._exporter.export(data, timeout_millis=OTLP_SEND_S * 1000) is not MetricExportResult.SUCCESS:
+            raise ConnectionError(self._warnings.text or "the endpoint rejected them")
+
+    def close(self) -> None:
+        self._provider.shutdown()
+        self._exporter.shutdown()
+        self._warnings.close()
+
+    def _set(self, reading: Reading) -> None:
+        metric = reading.metric
+        if metric.kind == "counter":
+            if metric.name not in self._counts:
+                self._count(metric)
+            self._counts[metric.name] = reading.value
+            return
+        if metric.name not in self._gauges:
+            self._gauges[metric.name] = self._meter.create_gauge(
+                OTLP_PREFIX + metric.name, UNITS["otlp"].get(metric.unit, "1"), metric.meaning)
+        self._gauges[metric.name].set(reading.value, {"run": self._run, **dict(reading.labels)})
+
+    def _count(self, metric: Metric) -> None:
+        from opentelemetry.metrics import CallbackOptions, Observation
+
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(self._counts[metric.name], {"run": self._run})]
+
+        self._meter.create_observable_counter(OTLP_PREFIX + metric.name, [observe], "1", metric.meaning)
+
+
+class _LastWarning(logging.Handler):
+    """Keeps the last reason why sending failed, which OpenTelemetry would log to the run's terminal each time."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = ""
+        self._logger = logging.getLogger("opentelemetry")
+        self._propagated = self._logger.propagate
+        self._logger.propagate = False
+        self._logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+
+    def close(self) -> None:
+        self._logger.removeHandler(self)
+        self._logger.propagate = self._propagated
+        super().close()
