@@ -47,7 +47,7 @@ bench: .venv/.dev  ## measure this machine's CPU against stock TorchRec
 	@$(PY) bench/cpu_speed.py
 
 docs: .venv/.embark  ## write the pages that are made from the code
-	@$(PY) -c 'from embark.spec.starter import reference; print(reference(), end="")' > docs/spec.md
+	@$(PY) -c 'from embark.spec.toml import reference; print(reference(), end="")' > docs/spec.md
 	@$(PY) docs/make_prices.py > docs/prices.md
 	@$(PY) docs/make_lint.py > docs/lint.md
 	@$(PY) docs/make_diagnose.py > docs/diagnose.md

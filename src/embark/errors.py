@@ -7,8 +7,8 @@
     │   ├── DataError          … in the data the spec names
     │   ├── MissingPackage     … an extra that is not installed
     │   └── OverBudget         … place.budget_usd is spent; saved
-    ├── Fault             70   something broke that a retry may cure
-    ├── Preempted         75   saved; start me again
+    ├── Fault             70   something broke that a retry may fix
+    ├── Preempted         75   saved; start it again
     └── Interrupted      130   Ctrl-C
 """
 
@@ -20,7 +20,7 @@ from typing import ClassVar
 
 
 class ExitCode(IntEnum):
-    """What the process says to the shell, to torchrun and to a job controller."""
+    """The process's exit code, for the shell, torchrun and job controllers."""
 
     DONE = 0
     OTHER = 1
@@ -52,7 +52,7 @@ class UserError(EmbarkError):
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One wrong thing in a spec: where it stands, what it is, what to write instead."""
+    """One mistake in a file or setting: where, what, and the fix."""
 
     where: str
     """File and line, or the `--set` argument."""
@@ -95,7 +95,7 @@ class MissingPackage(UserError):
 
 
 class OverBudget(UserError):
-    """What the run may cost is spent. Started again, it would only spend more."""
+    """The budget is spent. Started again, the run would only spend more."""
 
 
 class Fault(EmbarkError):
@@ -105,7 +105,7 @@ class Fault(EmbarkError):
 
 
 class Preempted(EmbarkError):
-    """The machine is being taken away; what could be saved is saved."""
+    """The machine is being preempted; what could be saved is saved."""
 
     exit_code = ExitCode.PREEMPTED
 

@@ -5,7 +5,7 @@ import unicodedata
 from typing import Any
 
 MISSING = "–"
-"""Stands where a value is missing."""
+"""Shown where a value is missing."""
 
 _STEPS = ("", " k", " M", " B", " T")
 _SIZES = (" B", " kB", " MB", " GB", " TB", " PB")

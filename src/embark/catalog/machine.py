@@ -132,7 +132,7 @@ class Reserve:
     origin: Origin
 
     def allocatable_gib(self, memory_gib: float) -> float:
-        """What pods may ask for of a machine's memory. Without `seen_share`, an upper bound."""
+        """What pods may request of a machine's memory. Without `seen_share`, an upper bound."""
         seen_gib = memory_gib * (1.0 if self.seen_share is None else self.seen_share)
         return max(0.0, seen_gib - _kept(seen_gib, self.memory_steps) - self.memory_mib / 1024)
 
@@ -146,7 +146,7 @@ class Machine:
 
     name: Text
     also: Words = ()
-    """Other names it goes by."""
+    """Other names."""
     cloud: Cloud
     machine_type: str = ""
     """What the cloud calls the host, where that is not the name."""
@@ -175,7 +175,7 @@ class Machine:
 
     @property
     def is_on_demand(self) -> bool:
-        """Whether one can be started when it is wanted, as far as the cloud has room."""
+        """Whether one can be started at any time, if the cloud has capacity."""
         return not self.sold or "on-demand" in self.sold
 
     @property
@@ -200,7 +200,7 @@ class Machine:
 
     @property
     def allocatable_gib(self) -> float | None:
-        """Memory of a host that pods may ask for."""
+        """Memory of a host that pods may request."""
         return None if self.memory_gib is None else self.reserve.allocatable_gib(self.memory_gib)
 
     @property
@@ -265,7 +265,7 @@ class Volume:
     price_region: str = ""
     origin: Origin
     price_origin: Origin
-    """Of the price alone: speed and size often stand on another page."""
+    """Of the price alone: speed and size are often on another page."""
 
     def gbyte_per_s(self, tib: float) -> float | None:
         """What so many TiB of it read, in 10^9 bytes a second."""

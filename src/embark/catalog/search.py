@@ -1,4 +1,4 @@
-"""Finds machines and prices; where there is none, says what is near."""
+"""Finds machines and prices, or the nearest names."""
 
 import difflib
 import math
@@ -24,7 +24,7 @@ class MachineFilter:
     """An accelerator's name, or its beginning: A100 is A100-80GB too."""
     region: str = ""
     min_memory_gib: float = 0.0
-    """Of accelerator memory, over the whole machine."""
+    """Accelerator memory of the complete machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +84,30 @@ def price_in(catalog: Catalog, machine: Machine, region: str) -> Price:
     regions = [price.region for price in catalog.prices_of(machine)]
     if not regions:
         raise UserError(f"{machine.name}: the catalog has no price of it in any region",
-                        fix="take in a price file that has one: embark catalog refresh FILE")
+                        fix="import a price file that has one: embark catalog refresh FILE")
     raise UserError(f"{machine.name}: not offered in {region}", fix="regions that have it: " + ", ".join(regions))
 
 
-def search_machines(catalog: Catalog, wanted: MachineFilter, sort: Sort = "name") -> list[tuple[Machine, Price | None]]:
+def search_machines(catalog: Catalog, wanted: MachineFilter, sort: Sort = "name") -> list[MachineOffer]:
     """Machines that have all that is wanted, each with its price in the region, or its lowest."""
     _check(catalog, wanted)
-    found: list[tuple[Machine, Price | None]] = []
+    found: list[MachineOffer] = []
     for machine in catalog.machines.values():
         if not _has(machine, wanted):
             continue
         if not wanted.region:
-            found.append((machine, lowest_price(catalog, machine, "on_demand")))
+            found.append(MachineOffer(machine, lowest_price(catalog, machine, "on_demand")))
         elif (price := catalog.prices.get((machine.name, wanted.region))) is not None:
-            found.append((machine, price))
+            found.append(MachineOffer(machine, price))
     if sort == "price":
-        return sorted(found, key=lambda pair: (pair[1] is None, *(_cost_order(pair[1]) if pair[1] else ())))
+        return sorted(found, key=lambda one: (one.price is None, *(_cost_order(one.price) if one.price else ())))
     if sort == "memory":
-        return sorted(found, key=lambda pair: pair[0].gpu_memory_gib)
+        return sorted(found, key=lambda one: one.machine.gpu_memory_gib)
     return found
 
 
-def compare_machines(catalog: Catalog, names: Sequence[str], region: str = "") -> list[tuple[Machine, Price | None]]:
-    """Machines side by side, in the order asked for. All names that are wrong are told at once."""
+def compare_machines(catalog: Catalog, names: Sequence[str], region: str = "") -> list[MachineOffer]:
+    """Machines side by side, in the given order. All wrong names are reported at once."""
     machines, wrong = [], []
     for name in names:
         try:
@@ -116,7 +116,8 @@ def compare_machines(catalog: Catalog, names: Sequence[str], region: str = "") -
             wrong.append(error)
     if wrong:
         raise UserError("\n".join(error.what for error in wrong), fix="\n       ".join(error.fix for error in wrong))
-    return [(m, price_in(catalog, m, region) if region else lowest_price(catalog, m, "on_demand")) for m in machines]
+    return [MachineOffer(m, price_in(catalog, m, region) if region else lowest_price(catalog, m, "on_demand"))
+            for m in machines]
 
 
 def regions(catalog: Catalog) -> list[str]:

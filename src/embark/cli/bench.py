@@ -26,18 +26,18 @@ def bench(
 ) -> None:
     """Train a spec's first batches here with Embark and with stock TorchRec, and compare samples per second.
 
-    With place.device=jax, only the JAX trainer is measured.
+    With place.device=jax, measures only the JAX trainer.
 
     Parameters
     ----------
     seconds
-        How long to measure each contender.
+        Seconds to measure each trainer.
     peers
         Measure stock TorchRec too, in fp32 and in bf16 autocast.
     profile
-        Show where the time of Embark's own step goes instead.
+        Instead, show where the time of Embark's step goes.
     calibrate
-        Measure this machine's bandwidth, compute and memory instead, and save them for embark plan; takes minutes.
+        Instead, measure this machine's bandwidth, compute and memory for embark plan; takes minutes.
     """
     from embark.spec import load_spec
     from embark.stack.versions import require_stack
@@ -88,7 +88,7 @@ def _render(console: Console, found: BenchResult) -> None:
             cells["memory"] = format_bytes(row.memory_bytes)
         rows.append(cells)
     if limit:
-        rows.append({"": "this device's ceiling", "samples/s": f"{limit.samples_per_s:,.0f}",
+        rows.append({"": "limit of this device", "samples/s": f"{limit.samples_per_s:,.0f}",
                      "ms/step": f"{limit.step_ms:.3f}", "first step, s": "", "Embark is": f"{limit.share:.0%} of it"})
     console.table(rows)
     if limit:
@@ -111,4 +111,4 @@ def _render_calibration(console: Console, found: CalibrationResult) -> None:
          "off by ": f"{row.predicted_bytes / row.used_bytes - 1:+.1%}"}
         for row in found.rows
     ])
-    console.text(f"saved to {found.path}; embark plan uses it from now on")
+    console.text(f"saved to {found.path}; embark plan now uses it")

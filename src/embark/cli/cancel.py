@@ -1,4 +1,4 @@
-"""`embark cancel`: end a launched run after a last checkpoint."""
+"""`embark cancel`: stop a launched run after a last checkpoint."""
 
 from typing import Annotated
 
@@ -17,14 +17,14 @@ def cancel(
     run: Annotated[str, Parameter(help="The run's name, as embark status lists it.")], /, *, yes: Flag = False,
     dry_run: Flag = False, console: Console = Console(),
 ) -> int:
-    """Cancel a run after a last checkpoint, and list what remains and how to remove it.
+    """Stop a launched run after a last checkpoint, and list the resources that remain and how to remove them.
 
     Parameters
     ----------
     yes
         Do not ask for confirmation.
     dry_run
-        Print every command and run none.
+        Print the commands without running them.
     """
     record = find_run(run)
     title = to_one_line(record.handle.title or record.handle.name)
@@ -39,13 +39,13 @@ def cancel(
 def _render(console: Console, result: Cancellation) -> None:
     title = to_one_line(result.title or result.name)
     if not result.is_complete:
-        console.result(f"{title}: told to end, and not gone yet; embark cancel {result.name} waits again")
+        console.result(f"{title}: stopping; embark cancel {result.name} waits for it again")
     elif result.removed:
         console.result(f"{title}: removed {', '.join(result.removed)}")
     else:
         console.result(f"{title}: already finished; removed from the list")
     if result.last_checkpoint:
         console.text(f"last complete checkpoint: {result.last_checkpoint}")
-    console.text(f"{pluralize(len(result.remains), 'resource')} left:")
+    console.text(f"{pluralize(len(result.remains), 'resource')} remaining:")
     for resource in result.remains:
         console.text(f"  {resource.what}: {resource.remove}")

@@ -15,7 +15,7 @@ from embark.catalog.refresh import RefreshResult, refresh_prices
 from embark.catalog.search import MachineDetails, MachineOffer, VolumeOffer, list_volumes, machine_details
 from embark.cli.console import GAP, Console
 from embark.errors import UserError
-from embark.formatting import pluralize
+from embark.formatting import format_usd, pluralize
 
 Region = Annotated[str, Parameter(help="A region, such as us-east-1, eastus, us-central1.", show_default=False)]
 Text = Annotated[str, Parameter(show_default=False)]
@@ -33,19 +33,19 @@ def list_(
     Parameters
     ----------
     words
-        Text that the name, the accelerator or the fabric must contain: `p5`, `h100`, `infiniband`.
+        Words that the name, accelerator or fabric must contain: p5, h100, infiniband.
     cloud
         aws, azure or gcp.
     gpu
-        An accelerator, or the beginning of its name: A100 matches A100-80GB too.
+        An accelerator, or the beginning of its name: A100 also matches A100-80GB.
     min_memory
         Minimum accelerator memory of the machine, in GiB.
     sort
-        By price, by accelerator memory, or by name within each cloud.
+        Sort by price, by accelerator memory, or by name within each cloud.
     """
     wanted = MachineFilter(words, cloud, gpu, region, min_memory)
-    offers = [MachineOffer(*pair) for pair in search_machines(load_catalog(), wanted, sort)]
-    console.show(offers, lambda console, offers: _render_list(console, offers, region))
+    console.show(search_machines(load_catalog(), wanted, sort),
+                 lambda console, offers: _render_list(console, offers, region))
 
 
 def show(name: str, /, *, region: Region = "", console: Console = Console()) -> None:
@@ -54,7 +54,7 @@ def show(name: str, /, *, region: Region = "", console: Console = Console()) -> 
     Parameters
     ----------
     name
-        A machine: p4d.24xlarge, ND96asr_v4, a2-highgpu-8g, v5e-4.
+        A machine, such as p4d.24xlarge, ND96asr_v4, a2-highgpu-8g, v5e-4.
     """
     console.show(machine_details(load_catalog(), name, region),
                  lambda console, details: _render_machine(console, details, region))
@@ -69,25 +69,25 @@ def compare(*names: str, region: Region = "", console: Console = Console()) -> N
         Two machines or more.
     """
     if len(names) < 2:
-        raise UserError("comparing needs two machines or more", fix=f"embark catalog show {names[0]}" if names else
+        raise UserError("give two machines or more to compare", fix=f"embark catalog show {names[0]}" if names else
                         "embark catalog compare p4d.24xlarge a2-highgpu-8g")
-    offers = [MachineOffer(*pair) for pair in compare_machines(load_catalog(), names, region)]
-    console.show(offers, lambda console, offers: _render_comparison(console, offers, region))
+    console.show(compare_machines(load_catalog(), names, region),
+                 lambda console, offers: _render_comparison(console, offers, region))
 
 
 def volumes(*, tib: float = 0.0, console: Console = Console()) -> None:
-    """List storage: how fast each TiB of it reads, and what it costs.
+    """List storage: its throughput and price.
 
     Parameters
     ----------
     tib
-        A size: show how fast that much reads, and what it costs a month.
+        A size in TiB: show its throughput and its price per month.
     """
     console.show(list_volumes(load_catalog(), tib), lambda console, offers: _render_volumes(console, offers, tib))
 
 
 def refresh(file: Path, /, *, console: Console = Console()) -> None:
-    """Import a newer price file. Its rows replace the catalog's wherever they are not older.
+    """Import a newer price file. Its rows replace the catalog's unless they are older.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def _render_machine(console: Console, details: MachineDetails, region: str) -> N
 
 
 def _missing_price(prices: Sequence[Price], region: str) -> str:
-    """A price that is not known is said, and is no error."""
+    """An unknown price is reported, and is no error."""
     if not prices:
         return "no price known in any region; embark catalog refresh FILE imports one"
     if all(price.on_demand_usd_per_hour is None for price in prices):
@@ -154,11 +154,11 @@ def _render_comparison(console: Console, offers: Sequence[MachineOffer], region:
             console.text("")
         console.table([{"": label} | {name: columns[name][label] for name in names} for label in labels],
                       {name: name for name in ("", *names)})
-    console.text("\na figure with ? is not confirmed; `embark catalog show NAME` names its source", style="dim")
+    console.text("\n? marks unconfirmed figures; embark catalog show NAME names their sources", style="dim")
 
 
 def _render_volumes(console: Console, offers: Sequence[VolumeOffer], tib: float) -> None:
-    sized = {"gbyte_per_s": f"GB/s of {tib:g} TiB", "usd_per_month": "$ a month"} if tib else {}
+    sized = {"gbyte_per_s": f"GB/s of {tib:g} TiB", "usd_per_month": "$/month"} if tib else {}
     console.table([{**asdict(one.volume), **asdict(one.volume.origin), "volume": one.volume.name,
                     "price_confidence": one.volume.usd_per_gib_month and one.volume.price_origin.confidence,
                     "gbyte_per_s": one.gbyte_per_s, "usd_per_month": one.usd_per_month} for one in offers],
@@ -176,7 +176,7 @@ def _render_refresh(console: Console, done: RefreshResult) -> None:
         console.table(rows[:MAX_CHANGES])
         console.text(f"… and {len(rows) - MAX_CHANGES} more" if len(rows) > MAX_CHANGES else "")
     if done.num_older:
-        console.warning(f"rows older than the catalog's, left out: {done.num_older:,}")
+        console.warning(f"skipped rows older than the catalog's: {done.num_older:,}")
     console.result(f"{pluralize(len(rows), 'price')} changed, {done.num_same:,} unchanged; saved in {done.path}"
                    if rows else "no price changed")
 
@@ -202,7 +202,7 @@ def _urls(origin: Origin) -> str:
 
 
 def _short(machine: Machine) -> str:
-    """Azure puts Standard_ before every name; people leave it out."""
+    """Azure puts Standard_ before every name."""
     return machine.name.removeprefix("Standard_")
 
 
@@ -232,7 +232,7 @@ def _known(value: float | None, unit: str) -> str:
 
 
 def _usd(value: float | None, factor: float = 1.0) -> str:
-    return f"${value * factor:,.2f}/h" if value else UNKNOWN
+    return f"{format_usd(value * factor)}/h" if value else UNKNOWN
 
 
 def _quota(quota: Quota | None, purchase: str) -> str:

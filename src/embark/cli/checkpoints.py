@@ -94,7 +94,7 @@ def _render_verified(console: Console, listed: CheckpointList) -> None:
 
 def _render_warnings(console: Console, listed: CheckpointList) -> None:
     if listed.rules_error:
-        console.warning(f"cannot tell why each is kept: {listed.rules_error}")
+        console.warning(f"cannot determine why each is kept: {listed.rules_error}")
     for one in listed.checkpoints:
         for damage in one.damage:
             console.warning(f"step {one.step} is damaged: {damage}")

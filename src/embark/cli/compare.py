@@ -1,4 +1,4 @@
-"""`embark compare`."""
+"""`embark compare`: runs side by side."""
 
 from dataclasses import replace
 
@@ -17,14 +17,14 @@ CURVE_WIDTH = 32
 
 
 def compare(*runs: str, out: Out = "", console: Console = Console()) -> None:
-    """Compare runs: what differs in their specs, how each ended, their curves, and which was better.
+    """Compare runs: differences between their specs, results, curves, and which was better.
 
     Parameters
     ----------
     runs
         Two runs or more: directories, names under ./runs, or URIs.
     out
-        Write it as one HTML file, too, with the curves overlaid; - for standard output.
+        Also write an HTML file with the curves overlaid; - for standard output.
     """
     found = compare_runs([read_run(run, console.warning, is_brief=True) for run in runs])
     if out == "-":
@@ -46,9 +46,9 @@ def _render_tables(console: Console, found: Comparison) -> None:
     names = [run.name for run in found.runs]
     if found.spec:
         console.table([{"field": one.field, **dict(zip(names, one.values, strict=True))} for one in found.spec],
-                      ["field", *names], title="Differences of their specs")
+                      ["field", *names], title="Differences between the specs")
     else:
-        console.text("The specs differ in nothing but their names.")
+        console.text("The specs differ only in their names.")
     console.text("")
     rows = []
     for row in found.rows():

@@ -5,30 +5,30 @@ from embark.cli.console import Console
 from embark.cli.options import Flag
 from embark.errors import ExitCode, UserError
 from embark.events.spending import losses_sentence
-from embark.formatting import format_count, format_duration, to_one_line
+from embark.formatting import format_count, format_duration, format_usd, to_one_line
 from embark.launch.costs import RunCost, run_cost
 
 
 def cost(
     run: str, /, *, budget: float | None = None, stop: Flag = False, yes: Flag = False, console: Console = Console(),
 ) -> int:
-    """Show what a run has cost so far, what for, and what it will cost. Exit code 1 if it exceeds its budget.
+    """Show what a run has cost so far, for what, and what it will cost. Exit code 1 if it exceeds its budget.
 
     Parameters
     ----------
     run
-        The name it was launched by, its directory, its name under ./runs, or its URI.
+        A launched run's name, a run's directory, its name under ./runs, or its URI.
     budget
-        Dollars it may cost; its own place.budget_usd by default, at which it stops by itself.
+        Budget in dollars; place.budget_usd by default, at which the run stops by itself.
     stop
-        Cancel a launched run that has exceeded the budget, or will at its pace, after a last checkpoint.
+        Cancel a launched run that has exceeded the budget or will exceed it, after a last checkpoint.
     yes
         With --stop: do not ask for confirmation.
     """
     if budget is not None and budget <= 0:
         raise UserError("--budget must be greater than 0", fix="--budget 50")
     if stop and console.json:
-        raise UserError("--stop and --json are mutually exclusive", fix="leave one of them out")
+        raise UserError("--stop and --json are mutually exclusive", fix="leave one out")
     found = run_cost(run, console.warning, budget_usd=budget)
     if stop and found.budget_usd is None:
         raise UserError("--stop needs a budget to stop at", fix="--budget 50, or place.budget_usd in the spec")
@@ -42,10 +42,10 @@ def _stop(console: Console, found: RunCost, *, yes: bool) -> None:
     if found.can_be_cancelled:
         cancel(found.name, yes=yes, console=console)
     elif found.is_running:
-        raise UserError(f"{found.name} is running and was not launched from here, so it cannot be cancelled from here",
+        raise UserError(f"{found.name} was not launched from here, so it cannot be cancelled from here",
                         fix="stop it where it was started: it saves on SIGTERM")
     else:
-        console.text("it is not running: there is nothing to stop")
+        console.text("not running; nothing to stop")
 
 
 def _render(console: Console, found: RunCost) -> None:
@@ -59,8 +59,8 @@ def _render(console: Console, found: RunCost) -> None:
         console.text(lost)
     if left := _left(found):
         console.text(left)
-    console.text(f"price: ${found.usd_per_hour:,.2f} an hour, {found.price_source}" if found.usd_per_hour is not None
-                 else "price: unknown, so hours only; EMBARK_USD_PER_HOUR sets a run's price")
+    console.text("price: unknown, so hours only; EMBARK_USD_PER_HOUR sets a run's price" if found.usd_per_hour is None
+                 else f"price: {format_usd(found.usd_per_hour)} an hour, {found.price_source}")
     for note in found.notes:
         console.warning(note)
     if found.budget_verdict:
@@ -70,15 +70,15 @@ def _render(console: Console, found: RunCost) -> None:
 def _spent(found: RunCost) -> str:
     if found.spending is None and not found.lead_s:
         return "nothing spent yet"
-    usd = "" if found.spent_usd is None else f"${found.spent_usd:,.2f} in "
+    usd = "" if found.spent_usd is None else f"{format_usd(found.spent_usd)} in "
     return f"{usd}{format_duration(found.held_s)} so far"
 
 
 def _rows(found: RunCost) -> list[dict[str, object]]:
-    parts = [("held", found.lead_s, "machines that have reported nothing yet")]
+    parts = [("starting", found.lead_s, "machines that have not reported yet")]
     if found.spending is not None:
         parts = [("useful", found.spending.useful_s, "steps, saves, evaluations"),
-                 ("redone", found.spending.redone_s, "steps that an interruption undid"),
+                 ("repeated", found.spending.redone_s, "steps lost to interruptions"),
                  ("waiting", found.spending.waiting_s + found.lead_s, "starting, loading, waiting for machines")]
     return [{"part": name, "time": format_duration(seconds), "share": f"{seconds / found.held_s:.0%}", "what": what,
              "usd": None if found.spent_usd is None else round(found.spent_usd * seconds / found.held_s, 2)}
@@ -88,10 +88,10 @@ def _rows(found: RunCost) -> list[dict[str, object]]:
 def _left(found: RunCost) -> str:
     spending = found.spending
     if spending is None or not found.left_s:
-        return "" if found.predicted_usd is None else f"the plan predicts ${found.predicted_usd:,.2f} for the whole run"
-    price = f"${found.left_usd:,.2f} and " if found.left_usd is not None else ""
+        return "" if found.predicted_usd is None else f"the plan predicts {format_usd(found.predicted_usd)} for the run"
+    price = f"{format_usd(found.left_usd)} and " if found.left_usd is not None else ""
     steps = (f"{format_count(spending.num_steps - spending.step)} of {format_count(spending.num_steps)} steps, "
              f"{spending.wall_step_s * 1e3:,.3g} ms each")
-    total = f"; ${found.total_usd:,.2f} in all" if found.total_usd is not None else ""
-    plan = f", the plan predicted ${found.predicted_usd:,.2f}" if found.predicted_usd is not None else ""
-    return f"to go: {price}{format_duration(found.left_s)} ({steps}){total}{plan}"
+    total = f"; {format_usd(found.total_usd)} in all" if found.total_usd is not None else ""
+    plan = f", the plan predicted {format_usd(found.predicted_usd)}" if found.predicted_usd is not None else ""
+    return f"remaining: {price}{format_duration(found.left_s)} ({steps}){total}{plan}"

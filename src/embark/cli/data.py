@@ -34,14 +34,14 @@ def prepare(
 ) -> None:
     """Turn the files of [data.prepare] into prepared data at data.path.
 
-    What the spec does not say of the columns is guessed; --dry-run shows how. An interrupted preparation is resumed.
+    Detects what the spec does not say about the columns; --dry-run shows the result. Resumes after an interruption.
 
     Parameters
     ----------
     dry_run
-        Only show what each column is taken for and why, and the memory it will take.
+        Only show how each column is read and why, and how much memory the preparation needs.
     fresh
-        Start over, whatever is at data.path.
+        Start over, even if data.path exists.
     """
     from embark.data.prepare.prepare import prepare_from_spec, preview
     from embark.spec import load_spec
@@ -71,21 +71,21 @@ def prepare(
 def make(
     spec: Spec, /, *, set_: Settings = (), out: str = "", force: Flag = False, console: Console = Console(),
 ) -> None:
-    """Write the synthetic samples of a spec as prepared data: any size, any skew, one id or many.
+    """Write a spec's synthetic samples as prepared data: any size, any skew, one id or many.
 
     Parameters
     ----------
     out
         The folder to write; by default data.path.
     force
-        Replace the prepared data that is there.
+        Replace existing prepared data.
     """
     from embark.data.make import make as make_data
     from embark.spec import load_spec
 
     loaded = load_spec(spec, set_)
     if not out and loaded.data.kind != "prepared":
-        raise UserError("where should the data go?", fix='--out FOLDER, or data.kind = "prepared" and data.path')
+        raise UserError("no folder to write to", fix='--out FOLDER, or data.kind = "prepared" and data.path')
     folder = _folder(out or loaded.data.path, "make")
     began_s = time.monotonic()
     with _stages(console) as show:
@@ -97,9 +97,9 @@ def make(
 
 
 def check(place: str, /, *, console: Console = Console()) -> int:
-    """Read prepared data: is it complete, is every value in range, does a column give the label away.
+    """Verify prepared data: checksums, value ranges, columns that leak the label.
 
-    Exit code 1 if something is wrong. Hints change nothing.
+    Exit code 1 if there is a problem; hints do not count.
 
     Parameters
     ----------
@@ -126,20 +126,20 @@ def copy(
     source: str, target: str, /, *, verify: Flag = False, dry_run: Flag = False, force: Flag = False,
     console: Console = Console(),
 ) -> None:
-    """Copy data between this machine and s3://, gs://, az://. An interrupted copy is resumed.
+    """Copy data between this machine and s3://, gs://, az://. Resumes after an interruption.
 
     Parameters
     ----------
     source
-        A folder, a file or a URI. What is below it goes to the same paths below TARGET.
+        A folder, a file or a URI. Files keep their relative paths under TARGET.
     target
         A folder or a URI.
     verify
-        Read everything back and compare checksums; always done for prepared data that is copied to this machine.
+        Read everything back and compare checksums; always done when copying prepared data to this machine.
     dry_run
         Only show what would be copied.
     force
-        Replace what is at TARGET.
+        Replace existing files at TARGET.
     """
     from embark.data.copy import copy as copy_data
 
@@ -175,7 +175,7 @@ def _render_preview(console: Console, shown: Preview, out: str) -> None:
         f"memory  {format_bytes(budget.memory_bytes)} at most: {pluralize(budget.num_workers, 'worker')} of at most "
         f"{format_bytes(budget.worker_bytes)}, {format_bytes(budget.chunk_bytes)} of input at a time\n"
         f"to      {out}\n\n"
-        f"The same as lines of a spec:\n\n{schema.to_toml()}"
+        f"The same as TOML, for the spec:\n\n{schema.to_toml()}"
     )
     console.result("nothing was written; run it without --dry-run to prepare the data")
 
@@ -200,7 +200,7 @@ def _render_prepared(console: Console, result: PrepareResult, out: Path, spec: s
         console.warning(f"lists cut to their column's maximum number of ids: {bad['num_lists_cut']:,}")
     console.result(f"prepared {_summary(out, manifest, result.elapsed_s)}, "
                    f"{format_bytes(result.memory_bytes)} of memory at most")
-    console.text(f"next: embark train {spec}   (or look at it: embark data check {out})")
+    console.text(f"next: embark train {spec}, or embark data check {out} to look at it")
 
 
 def _render_checked(console: Console, report: Report, path: str, columns: list[dict[str, Any]]) -> None:
@@ -263,7 +263,7 @@ def _folder(path: str, command: str) -> Path:
 
     folder = local_folder(path)
     if folder is None:
-        raise UserError(f"{path}: `embark data {command}` writes to a folder of this machine",
+        raise UserError(f"{path}: `embark data {command}` writes to a local folder",
                         fix=f"{command} into a folder, then: embark data copy FOLDER {path}")
     return folder
 

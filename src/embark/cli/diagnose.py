@@ -19,18 +19,18 @@ def diagnose(
     *targets: Annotated[str, Parameter(allow_leading_hyphen=True)], spec: str = "", rules: Flag = False,
     console: Console = Console(),
 ) -> int:
-    """Find out why a run failed or is slow: symptom, cause and fix, from logs, events, manifests and the spec together.
+    """Find why a run failed or is slow: cause, evidence and fix, from logs, events, manifests and the spec.
 
-    The cause comes first, with the line that shows it. Exit code 1 if something is found, 0 if nothing is.
+    Root causes come first. Exit code 1 if something is found.
 
     Parameters
     ----------
     targets
-        A run, by its directory, URI or the name it was launched by; log files; folders of them; manifests; - for stdin.
+        Runs (directory, URI or launched name), log files, folders of them, manifests; - for stdin.
     spec
-        The spec that ran, if no run is named: tells which network and how much memory to expect.
+        The spec of the run, if no run is named; gives the expected network and memory.
     rules
-        List the rules instead.
+        Instead, list the rules.
     """
     if rules:
         console.show(load_rules(), _render_rules)

@@ -19,18 +19,18 @@ _NAME_WIDTH = 16
 def doctor(
     spec: str = "", /, *, set_: Settings = (), cloud: Flag = False, machine: str = "", console: Console = Console(),
 ) -> int:
-    """Check that this machine is ready: versions, GPUs, links, memory, disk, limits. With --cloud: the account.
+    """Check that this machine, or with --cloud the account, is ready: versions, GPUs, links, memory, disk, limits.
 
-    Exit code 1 if something is wrong; a warning changes nothing.
+    Exit code 1 if something is wrong; warnings do not count.
 
     Parameters
     ----------
     spec
         With --cloud: the spec whose machines, region and bucket are checked.
     cloud
-        Check the account instead: identity, quotas, machines on sale, budgets, the bucket.
+        Instead, check the cloud account: identity, quotas, machine availability, budgets, the bucket.
     machine
-        With --cloud: a machine of embark catalog list, if no spec names one.
+        With --cloud: a machine from embark catalog list, if no spec names one.
     """
     if not cloud:
         if spec or machine or set_:
@@ -46,7 +46,7 @@ def doctor(
 
 
 def _show(console: Console, checks: Iterable[Check], subject: str) -> ExitCode:
-    """Each check as soon as it is known; as JSON all of them together."""
+    """Each check as soon as it is done; as JSON all of them together."""
     found: list[Check] = []
     for one in checks:
         found.append(one)

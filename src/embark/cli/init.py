@@ -30,12 +30,12 @@ def init(
     preset
         The preset to start from.
     out
-        The file to write, PRESET.toml by default; `-` for standard output.
+        The file to write, PRESET.toml by default; - for standard output.
     force
         Overwrite the file if it exists.
     """
     from embark.spec import PRESETS
-    from embark.spec.starter import starter
+    from embark.spec.toml import starter
     from embark.store import write_atomic
 
     if preset not in PRESETS:

@@ -28,22 +28,23 @@ def launch(
 
     Shows verdict and price, and asks for confirmation before it spends.
 
+    With --supervise, Ctrl-C leaves the run running, and the exit code is 1 if the run fails.
+
     Parameters
     ----------
     yes
         Do not ask for confirmation.
     dry_run
-        Print every command and run none.
+        Print the commands without running them.
     supervise
-        Stay until the run ends and re-create spot VMs and TPUs that it loses. With the name of a run that was launched
-        before, resume its supervision. Ctrl-C leaves the run running. Exit code 1 if the run fails.
+        Wait for the end and re-create lost spot VMs and TPUs. Given a launched run's name, resume its supervision.
     budget
-        Dollars: the run saves and ends before it costs more. The same as place.budget_usd.
+        Budget in dollars, as place.budget_usd: before exceeding it, the run saves and ends.
     context
-        The context of kubectl; its current one by default.
+        kubectl context; the current one by default.
     """
     if supervise and dry_run:
-        raise UserError("--supervise and --dry-run are mutually exclusive", fix="leave one of them out")
+        raise UserError("--supervise and --dry-run are mutually exclusive", fix="leave one out")
     if supervise and (run := find_active(spec, Shell(), console.warning)) is not None:
         return _supervise(console, run)
     sets = [*set_, *([f"place.budget_usd={budget}"] if budget is not None else [])]
@@ -53,7 +54,7 @@ def launch(
 
 def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, context: str = "",
                is_supervised: bool = False) -> int:
-    """Verdict, price, confirmation, launch. A run that costs nothing is not asked about."""
+    """Verdict, price, confirmation, launch. A run that costs nothing needs no confirmation."""
     shell = DryRunShell(lambda line: None if console.json else console.raw(f"{line}\n")) if dry_run else Shell()
     prepared = prepare_launch(spec, shell, console.warning, context=context)
     if prepared.estimate is not None:
@@ -70,7 +71,7 @@ def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, con
     if not is_supervised:
         try:
             console.show(launch_result(prepared), _render)
-        except KeyboardInterrupt:  # the run is launched, whether or not the terminal said so
+        except KeyboardInterrupt:  # the run is launched, whether or not this was printed
             raise Interrupted(f"stopped by Ctrl-C; {launch_title(prepared.handle)} is launched",
                               fix=f"embark cancel {run.handle.name} ends it") from None
         return ExitCode.DONE

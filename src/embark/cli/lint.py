@@ -22,24 +22,24 @@ def lint(
     *files: Path, fix: Flag = False, dry_run: Flag = False, select: Codes = (), ignore: Codes = (), rules: Flag = False,
     console: Console = Console(),
 ) -> int:
-    """Find the mistakes in manifests, Dockerfiles and scripts that validate and yet hang or train nothing.
+    """Find mistakes in manifests, Dockerfiles and scripts that pass validation, yet make a run hang or train nothing.
 
-    Files are read together: a Job of one may need a Service of another. Exit code 1 while an error is left.
+    Reads all files together: a Job may need a Service from another file. Exit code 1 if errors remain.
 
     Parameters
     ----------
     files
-        Files and folders.
+        Files and folders to check.
     fix
         Apply the automatic fixes.
     dry_run
         With --fix: only show the changes.
     select
-        Only these rules: --select EMB101. May be given many times.
+        Check only these rules: --select EMB101. Repeatable.
     ignore
-        All rules but these.
+        Skip these rules. Repeatable.
     rules
-        List the rules instead.
+        Instead, list the rules.
     """
     if rules:
         console.show(ALL_RULES, _render_rules)

@@ -21,12 +21,12 @@ def logs(
     follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative="", show_default=False)] = False,
     console: Console = Console(),
 ) -> int:
-    """Print the logs of all machines of a launched run, merged by time. With --json, one object a line.
+    """Print the logs of all machines of a launched run, merged by time. With --json, prints one object per line.
 
     Parameters
     ----------
     follow
-        Continue until the run ends. Exit code 1 if it fails.
+        Follow the logs until the run ends. Exit code 1 if it fails.
     """
     record = find_run(run)
     backend = backend_of(record.handle, Shell(), console.warning)

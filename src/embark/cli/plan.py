@@ -23,7 +23,7 @@ from embark.plan.plan import plan as make_plan
 from embark.plan.predict import device_bytes
 from embark.plan.prediction import GIB, Prediction
 from embark.plan.storage import StorageNeed, StorageOffer
-from embark.plan.survey import Estimate, Survey, setup_name
+from embark.plan.survey import Estimate, Survey
 from embark.plan.tpu import ChipMemory, planned_chip_memory
 from embark.plan.workload import Workload, resolve_data
 from embark.spec import RunSpec, load_spec
@@ -43,38 +43,38 @@ def plan(
     samples: int | None = None, picture: Path | None = None, exact: Flag = False, tpu_compile: str = "",
     console: Console = Console(),
 ) -> int:
-    """Predict what a run takes before you pay for it: what fits, step time, hours, dollars. Needs no torch, no network.
+    """Predict what fits, step time, hours and dollars before you pay. Needs neither torch nor a network.
 
-    Plans for place.machine and place.nodes, or, where no machine is named, for the complete catalog. Exit code 1 if the
-    run does not fit.
+    Plans for place.machine and place.nodes, or for the complete catalog if no machine is named.
+
+    Exit code 1 if the run does not fit.
 
     Parameters
     ----------
     across
-        Rank every machine of the catalog in every useful count, whatever place.machine is.
+        Rank every machine in the catalog, in every useful count; ignores place.machine.
     by
-        With --across: cheapest first, or fastest first. With a budget alone: fastest first.
+        With --across: cheapest or fastest first. Default: dollars, or hours if only --budget is given.
     deadline
-        Hours the run may take.
+        Maximum hours of the run.
     budget
-        Dollars the run may cost.
+        Maximum dollars of the run.
     cloud
         Only machines of this cloud: aws, azure or gcp.
     region
-        Use this region's prices; by default those of the cheapest region.
+        The region; by default the cheapest for each machine.
     spot
-        Spot or on-demand prices; by default as place.spot says.
+        Use spot or on-demand prices; by default as place.spot says.
     max_nodes
-        Try at most so many machines of a kind.
+        Maximum number of machines of one type.
     samples
-        Samples in an epoch, where the data cannot be read from here.
+        Samples per epoch, if the data cannot be read from here.
     picture
         With --across: write a chart of cost against time to this SVG file.
     exact
         Place the tables with TorchRec's own planner. Needs torch.
     tpu_compile
-        Instead, compile the step for these chips, such as v5e:2x4, and show the compiler's memory plan. Needs jax[tpu],
-        but no TPU.
+        Instead, compile the step for a topology such as v5e:2x4 and show its memory. Needs jax[tpu], but no TPU.
     """
     loaded = load_spec(spec, set_)
     if tpu_compile:
@@ -168,7 +168,7 @@ def _draw(path: Path, found: CatalogPlan, name: str) -> None:
 def _rank_row(estimate: Estimate, purchase: Purchase, other: Purchase, letter: str) -> dict[str, object]:
     setup, step = estimate.setup, estimate.prediction.step
     return {
-        "letter": letter or " ", "setup": setup_name(estimate),
+        "letter": letter or " ", "setup": setup.title,
         "accelerators": f"{setup.num_ranks} {setup.machine.gpu.name}",
         "step_ms": None if step is None else step.total_s * 1e3, "bound_by": step and step.bound_by,
         "time": f"{'~' if estimate.is_rough else ''}{format_duration(estimate.total_s(purchase))}",

@@ -23,39 +23,40 @@ def rehearse(
     preempt: Times = (), kill: Times = (), pause: Times = (), cut: Times = (), engine: EngineName = "auto",
     image: str = "", steps: int = 100, limit: str = "10m", keep: Flag = False, console: Console = Console(),
 ) -> int:
-    """Run the rendered job on this machine, pods and all, before paying for a GPU.
+    """Run the rendered job, pods and all, on this machine before paying for GPUs.
 
-    Each pod is a container of the image, or a process group; restarts and failure policy are the manifest's own. Exit
-    code 1 unless all ranks met, trained, saved and, after a fault, resumed.
+    Pods are containers of the image, or process groups. The manifest's restart and failure policies apply.
+
+    Exit code 1 unless all ranks connected, trained, saved and, after a fault, resumed.
 
     Parameters
     ----------
     spec
-        A spec; or a folder that embark render wrote; or any manifest with a Job, JobSet, TrainJob, PyTorchJob or Pod.
+        A spec, a folder from embark render, or a manifest with a Job, JobSet, TrainJob, PyTorchJob or Pod.
     nodes
         Number of pods; place.nodes by default.
     processes
-        Ranks in each pod; in the cluster it is one for each accelerator.
+        Ranks per pod; in the cluster there is one per accelerator.
     files
-        Use the manifests of this folder, which embark render wrote from SPEC.
+        Use the manifests in this folder, rendered from SPEC.
     preempt
-        1@30s preempts pod 1 after 30 s: SIGTERM, then SIGKILL after its grace period; 1@step20 at step 20. Repeatable.
+        1@30s preempts pod 1 after 30 s, 1@step20 at step 20: SIGTERM, then SIGKILL after the grace period. Repeatable.
     kill
         1@30s kills pod 1 without notice, as when its machine dies.
     pause
         1@30s+10s pauses pod 1 for 10 s.
     cut
-        1@30s+10s cuts pod 1 off from the network for 10 s. Needs containers.
+        1@30s+10s disconnects pod 1 from the network for 10 s. Needs containers.
     engine
-        What runs the pods; auto is the first of podman, docker and processes that is available.
+        What runs the pods; auto: the first available of podman, docker and processes.
     image
-        The image; the manifest's by default.
+        The container image; the manifest's by default.
     steps
         Number of steps to train.
     limit
         Time limit: 10m, 90s.
     keep
-        Keep containers and folders, and show where.
+        Keep containers and folders, and print where they are.
     """
     if processes < 1 or steps < 1 or (nodes is not None and nodes < 1):
         raise UserError("--nodes, --processes and --steps must be greater than 0", fix="--processes 2")
@@ -70,7 +71,7 @@ def rehearse(
                  f"{processes} {'process' if processes == 1 else 'processes'}", style="bold")
 
     def on_start(changes: Sequence[Change], engine: str) -> None:
-        console.text("Not as in the cluster:")
+        console.text("Differences from the cluster:")
         for change in changes:
             console.text(f"  {change}", style="dim")
         console.text(engine)

@@ -16,9 +16,9 @@ def render(
     spec: Spec, /, *, set_: Settings = (), target: str = "", out: Path | None = None, diff: Flag = False,
     force: Flag = False, console: Console = Console(),
 ) -> int:
-    """Write every file that place.target needs on place.machine: manifests, image, cluster, storage, scripts; linted.
+    """Write the files that place.target needs on place.machine: manifests, image, cluster, storage, scripts.
 
-    Files that were edited by hand since the last rendering are kept and reported; the exit code is then 1.
+    All files are linted. Files edited by hand are kept and reported, with exit code 1.
 
     Parameters
     ----------
@@ -27,9 +27,9 @@ def render(
     out
         The folder to write into; deploy/NAME by default.
     diff
-        Write nothing; show what would change in the folder. Exit code 1 if anything would.
+        Only show what would change. Exit code 1 if anything would.
     force
-        Overwrite files that were edited by hand, too.
+        Also overwrite files edited by hand.
     """
     from embark.catalog import load_catalog
     from embark.render.job import make_job
@@ -62,8 +62,8 @@ def _render(console: Console, report: FolderReport) -> None:
                    f"{len(report.paths('changed'))} changed; linted")
     edited = [path for path in report.paths("edited") if path in report.skipped]
     if edited:
-        console.result(f"not written, because they were edited by hand: {', '.join(edited)}\n"
-                       "embark render … --diff shows the difference, --force overwrites them")
+        console.result(f"not overwritten, because edited by hand: {', '.join(edited)}\n"
+                       "embark render … --diff shows the differences, --force overwrites them")
     leftover = report.paths("left over")
     if leftover:
         console.text(f"left in {report.folder}, no longer rendered: {', '.join(leftover)}", style="dim")
@@ -77,7 +77,7 @@ def _refuse_faults(console: Console, texts: dict[str, str]) -> None:
     findings = lint_texts({path: text for path, text in texts.items() if kind_of(Path(path), text[:200].encode())})
     errors = [f"  {one.path}:{one.line}: {one.code} {one.what}" for one in findings if one.level == "error"]
     if errors:
-        raise UserError("\n".join(["the rendered files do not lint:", *errors]),
-                        fix="nothing was written; please report it")
+        raise UserError("\n".join(["the rendered files have lint errors:", *errors]),
+                        fix="nothing was written; please report this bug")
     for one in findings:
         console.warning(f"{one.path}:{one.line}: {one.code} {one.what}")

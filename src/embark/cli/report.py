@@ -1,4 +1,4 @@
-"""`embark report`."""
+"""`embark report`: one HTML file about a run."""
 
 import tempfile
 import webbrowser
@@ -22,9 +22,9 @@ def report(
     open_: Annotated[bool, Parameter(name="--open", negative="", show_default=False)] = False,
     console: Console = Console(),
 ) -> None:
-    """Write one self-contained HTML file about a run in any state: to keep, to send, to print.
+    """Write one self-contained HTML file about a run, finished or not.
 
-    It shows what was run and on what, curves, costs, predictions, interruptions and a diagnosis.
+    It shows the spec, the machines, curves, costs, predictions, interruptions and a diagnosis.
 
     Parameters
     ----------
@@ -33,9 +33,9 @@ def report(
     out
         The file or URI to write, by default report.html in the run's directory; - for standard output.
     markdown
-        Write the same as Markdown, too, beside it.
+        Also write a Markdown version next to it.
     open_
-        Show it in the browser.
+        Open it in the browser.
     """
     context = read_run(run, console.warning)
     document = report_of(context)

@@ -12,14 +12,14 @@ from embark.launch.shell import Shell
 
 
 def status(run: str = "", /, *, context: str = "", console: Console = Console()) -> int:
-    """Show the state of a launched run and why, or of all of them. Exit code 1 if the run has failed.
+    """Show the state of a launched run and the reason, or of all runs. Exit code 1 if the run has failed.
 
     Parameters
     ----------
     run
         The run's name; all runs launched from here by default.
     context
-        Only runs of this context of kubectl.
+        Only runs in this kubectl context.
     """
     if not run:
         console.show(list_statuses(Shell(), console.warning, context=context), _render_all)

@@ -5,9 +5,9 @@ from embark.cli.options import Flag, Settings, Spec
 
 
 def train(spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, console: Console = Console()) -> None:
-    """Train a spec here: on the CPU, on one GPU, as a rank under torchrun, or in JAX on TPUs.
+    """Train a spec on this machine: on the CPU, on one GPU, as a rank under torchrun, or in JAX on TPUs.
 
-    A stopped run resumes from its last checkpoint; a finished one is left alone. With --json, prints one event a line.
+    A stopped run resumes from its last checkpoint; a finished run is not repeated. With --json: one event per line.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""`embark watch`."""
+"""`embark watch`: runs on a live page, or in the terminal."""
 
 import threading
 import webbrowser
@@ -32,22 +32,22 @@ def watch(
     *runs: str, host: str = "127.0.0.1", port: int | None = None, token: str = "", no_open: Flag = False,
     terminal: Flag = False, console: Console = Console(),
 ) -> None:
-    """Show runs live on a local page: curves, ranks, GPUs, costs, sharding, logs. Ctrl-C ends it.
+    """Show runs live on a local page: curves, ranks, GPUs, costs, sharding, logs. Ctrl-C stops it.
 
     Parameters
     ----------
     runs
-        A run's directory, name or URI, or a directory or URI that holds runs; ./runs by default.
+        A run's directory, name or URI, or a directory or URI with several runs; ./runs by default.
     host
-        The address to serve at. Other machines need a token.
+        The address to listen on. Access from other machines requires a token.
     port
-        The port to serve at; by default 8750 or the next free one; 0 takes any.
+        The port to listen on; by default 8750 or the next free one; 0 for any.
     token
-        Required to open the page. Generated if --host needs one and none is given.
+        Token required to open the page; generated if --host needs one.
     no_open
         Do not open a browser.
     terminal
-        Show the essentials in the terminal instead.
+        Instead, show the essentials in the terminal.
     """
     if terminal:
         if console.json:

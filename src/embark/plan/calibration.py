@@ -1,14 +1,16 @@
 """What was measured on real machines, and how it is carried over to those that were not."""
 
-import os
 import tomllib
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import tomli_w
 from pydantic import TypeAdapter
 
 from embark.catalog import Gpu, load_catalog
+from embark.catalog.load import user_data_dir
 from embark.errors import UserError
 
 SHIPPED = Path(__file__).parent / "calibration.toml"
@@ -87,10 +89,8 @@ class Calibration:
 
 
 def calibration_path() -> Path:
-    """Where `embark bench --calibrate` keeps what it measured here."""
-    home = os.environ.get("XDG_DATA_HOME", "")
-    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
-    return base / "embark" / "calibration.toml"
+    """Where `embark bench --calibrate` stores what it measured here."""
+    return user_data_dir() / "calibration.toml"
 
 
 def load_calibrations() -> dict[str, Calibration]:
@@ -150,21 +150,18 @@ def _scaled(base: Calibration, gpu: Gpu) -> Calibration:
 
 def to_toml(calibration: Calibration) -> str:
     """As a table of the file that `read_calibrations` reads."""
-    key, rates = _key(calibration.device), calibration.rates
-    matmul = ", ".join(f"{precision} = {rate:.4g}" for precision, rate in rates.matmul_flops.items())
-    lines = [f"[{key}]", *(f'{name} = "{getattr(calibration, name)}"' for name in ("title", "date", "versions")), "",
-             f"[{key}.rates]",
-             *(f"{name} = {getattr(rates, name):.4g}" for name in ("copy_bytes", "upload_bytes", "synthetic_values")),
-             f"matmul_flops = {{ {matmul} }}"]
-    for section, fits in (("engines", calibration.engines), ("memory", calibration.memory)):
-        for engine, fit in fits.items():
-            lines += ["", f"[{key}.{section}.{engine}]", *(f"{name} = {v:.4g}" for name, v in asdict(fit).items())]
-    return "\n".join(lines) + "\n"
+    values = asdict(calibration)
+    for name in ("device", "is_measured", "basis"):
+        del values[name]
+    return tomli_w.dumps({calibration.device: _rounded(values)})
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to four digits."""
+    if isinstance(value, dict):
+        return {name: _rounded(held) for name, held in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _ratio(of: float | None, to: float | None) -> float:
     return 1.0 if not of or not to else of / to
-
-
-def _key(name: str) -> str:
-    return f'"{name}"' if not name.replace("-", "").replace("_", "").isalnum() else name

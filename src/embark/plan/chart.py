@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from embark.catalog.pricing import PURCHASE_NAMES
 from embark.events.plotting import Axis, draw, format_time_tick
 from embark.formatting import format_duration, format_usd, pluralize, to_one_line
-from embark.plan.survey import Bounds, Estimate, Survey, near_front, pareto_front, setup_name
-from embark.plan.verdict import describe_setup
+from embark.plan.survey import Bounds, Estimate, Survey, near_front, pareto_front
 
 Point = tuple[float, float]
 WIDTH, HEIGHT = 960.0, 620.0
@@ -53,8 +53,7 @@ class Dot(Label):
     is_rough: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """Where a label lies."""
 
     left: float
@@ -62,13 +61,12 @@ class Box:
     right: float
     bottom: float
 
-    def meets(self, other: Box) -> bool:
-        return (self.left < other.right + LABEL_PADDING and other.left < self.right + LABEL_PADDING
-                and self.top < other.bottom + LABEL_PADDING and other.top < self.bottom + LABEL_PADDING)
+    def meets(self, other: Box, margin: float = LABEL_PADDING) -> bool:
+        return (self.left < other.right + margin and other.left < self.right + margin
+                and self.top < other.bottom + margin and other.top < self.bottom + margin)
 
     def holds(self, point: Point, margin: float = 0.0) -> bool:
-        return (self.left - margin <= point[0] <= self.right + margin
-                and self.top - margin <= point[1] <= self.bottom + margin)
+        return self.meets(Box(*point, *point), margin)
 
     def nearest_to(self, point: Point) -> Point:
         return min(max(point[0], self.left), self.right), min(max(point[1], self.top), self.bottom)
@@ -128,9 +126,9 @@ def _dot(estimate: Estimate, found: Survey, bounds: Bounds, at: Point, *, is_fro
     pace = "" if step is None else f", {step.total_s * 1e3:.3g} ms a step, bound by {step.bound_by}"
     kind = "best" if is_front else "other" if bounds.keeps(estimate, found.purchase) else "outside"
     return Dot(
-        *at, setup_name(estimate), figures, setup.machine.cloud,
+        *at, setup.title, figures, setup.machine.cloud,
         f"{setup.machine.cloud} {kind}{' rough' if estimate.is_rough else ''}",
-        f"{describe_setup(setup.machine, setup.num_nodes)} in {region}: {figures}{pace}", is_front, estimate.is_rough,
+        f"{setup.description} in {region}: {figures}{pace}", is_front, estimate.is_rough,
     )
 
 
@@ -138,20 +136,11 @@ def _labels(dots: Sequence[Dot], front: Sequence[Dot]) -> Iterator[tuple[Label, 
     """Each label with its box, the point of the box nearest to its own, and whether a line should join the two."""
     line, others = [(d.x, d.y) for d in front], [(d.x, d.y) for d in dots if not d.is_front]
     frame = Box(LEFT + 4, TOP + 2, RIGHT, BOTTOM - 4)
-    for label, box in place_labels(_spread(front, MOST_LABELS), line, others, frame):
+    num = min(len(front), MOST_LABELS)
+    named = [front[round(n * (len(front) - 1) / max(num - 1, 1))] for n in range(num)]
+    for label, box in place_labels(named, line, others, frame):
         end = box.nearest_to((label.x, label.y))
         yield label, box, end, math.dist((label.x, label.y), end) > 14
-
-
-def _spread(dots: Sequence[Dot], most: int) -> list[Dot]:
-    """The ends, and then always the one farthest from those chosen so far."""
-    if len(dots) <= most:
-        return list(dots)
-    chosen, left = [dots[0], dots[-1]], list(dots[1:-1])
-    while len(chosen) < most:
-        chosen.append(max(left, key=lambda d: min(math.dist((d.x, d.y), (c.x, c.y)) for c in chosen)))
-        left.remove(chosen[-1])
-    return sorted(chosen, key=lambda d: d.x)
 
 
 def place_labels(

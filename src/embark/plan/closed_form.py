@@ -29,10 +29,9 @@ Choice = tuple[int, ...]
 
 
 def closed_form(spec: RunSpec, cluster: Cluster, *, by_its_rates: bool = False) -> Placement:
-    """All tables in the devices' memory, if they fit; only else some in the host's, as the trainer does it.
+    """All tables in device memory if they fit, else some in host memory, as the trainer does.
 
-    The cluster's own rates count only `by_its_rates`: the trainer's planner does not know them, and the answer is to be
-    what the run then does.
+    The cluster's own rates count only `by_its_rates`: the trainer's planner does not know them.
     """
     if not by_its_rates:
         cluster = replace(cluster, intra_gbyte_per_s=0.0, inter_gbyte_per_s=0.0)
@@ -293,16 +292,16 @@ def _why(spec: RunSpec, cluster: Cluster) -> str:
         need = sum(min(o.all_host_bytes for o in of) for of in needs)
         return f"{tables} need {_gib(need)} GiB with the buffers of a batch, of {of_ranks} {_gib(host_room)} GiB"
     need = sum(min(o.all_device_bytes for o in of if o.memory == "device") for of in needs)
-    said = (f"{tables} need {_gib(need)} GiB of device memory with the buffers of a batch, and {of_ranks} devices "
-            f"have {_gib(device_room)} GiB for them ({spec.train.memory_reserve:.0%} is kept free)")
+    why = (f"{tables} need {_gib(need)} GiB of device memory with the buffers of a batch, and {of_ranks} devices "
+           f"have {_gib(device_room)} GiB for them ({spec.train.memory_reserve:.0%} is reserved)")
     if need <= device_room:
-        said += ", in parts too small for them"
+        why += ", split into parts too small for the tables"
     if cluster.device == "cuda":
         cached = sum(min(o.all_device_bytes for o in of if o.memory == "host") for of in needs)
         on_host = sum(min(o.all_host_bytes for o in of if o.memory == "host") for of in needs)
-        said += (f"; with all rows in host memory it would be {_gib(on_host)} of {_gib(host_room)} GiB there and "
-                 f"{_gib(cached)} GiB for caches and buffers on the devices")
-    return said
+        why += (f"; with all rows in host memory, {_gib(on_host)} of {_gib(host_room)} GiB there and "
+                f"{_gib(cached)} GiB for caches and buffers on the devices")
+    return why
 
 
 def _gib(num_bytes: float) -> str:

@@ -18,11 +18,11 @@ COST = ASSUMPTIONS["cost"]
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How often a run's machines go, all of them together."""
+    """How often a run loses a machine."""
 
     per_hour: float
     grace_s: float
-    """From a notice to the end, as the trainer counts with it."""
+    """From a notice to the end, as the trainer assumes it."""
     has_notice: bool
     """Spot gives notice; a machine that breaks does not."""
     why: str
@@ -34,7 +34,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class SaveBytes:
-    """What is written: in all, and the most that a rank has, that a process writes, that a host writes."""
+    """What is written: in all, and at most by a rank, a process and a host."""
 
     checkpoint: float
     rank: float
@@ -52,7 +52,7 @@ class Saves:
     host_bytes: float
     """The most that one host writes of it."""
     pause_s: float
-    """How long training stands still in a save."""
+    """How long a save pauses training."""
     write_s: float
     """From the beginning of a save to its commit."""
     load_s: float
@@ -63,9 +63,9 @@ class Saves:
     """Of training between two saves; 0: there is no save before the end."""
     why: str
     fits_notice: bool
-    """A notice comes, and a step and a save end after it in time, so that nothing is lost."""
+    """A step and a save fit between a notice and the end, so that nothing is lost."""
     lost_each_s: float
-    """Training that a failure is expected to undo: half an interval, and what went on while a save was written."""
+    """Training that a failure is expected to lose: half an interval, and that during the writing of a save."""
     num_saves: int
     """Before the last."""
     has_last: bool
@@ -77,7 +77,7 @@ class Saves:
 
 
 def checkpoint_bytes(spec: RunSpec) -> float:
-    """Of a whole checkpoint, but for a few kB of small files."""
+    """Of a complete checkpoint, except for a few kB of small files."""
     return all_table_bytes(spec) + _dense_bytes(spec)
 
 
@@ -150,7 +150,7 @@ class StartUp:
 
 @dataclass(frozen=True, slots=True)
 class RunTime:
-    """Seconds of the whole run, as expected."""
+    """Expected seconds of the run."""
 
     start: StartUp
     train_s: float
@@ -160,11 +160,11 @@ class RunTime:
     num_interruptions: float
     """Expected; less than one for most short runs."""
     lost_s: float
-    """Training that is done again."""
+    """Training that is repeated."""
     restart_s: float
     """Booting, loading and compiling again, all restarts together."""
     waiting_s: float
-    """For replacements; the machine that went is not paid."""
+    """For replacements; the lost machine is not paid for."""
     epoch_s: float
     """Training alone, of one epoch."""
 
@@ -176,7 +176,7 @@ class RunTime:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """The whole run, paid one way. None is a price that is not known, never nothing to pay."""
+    """The run, paid one way. None is an unknown price, never a price of zero."""
 
     purchase: Purchase
     usd_per_hour: float | None
@@ -226,7 +226,7 @@ def bill(
     rate = hourly_usd(price, purchase)
     missing = ""
     if time is None:
-        missing = f"interrupted every {failures.mtbf_s / 3600:.2g} h, it would never end"
+        missing = f"interrupted every {failures.mtbf_s / 3600:.2g} h, the run would never end"
     elif rate is None:
         where = f" in {price.region}" if price is not None else ""
         missing = f"no price {PURCHASE_NAMES[purchase]} known{where}"
@@ -274,17 +274,17 @@ def run_time(prediction: Prediction, workload: Workload, saves: Saves, failures:
 
 
 def failures_of(catalog: Catalog, machine: Machine, num_nodes: int, region: str, purchase: Purchase, *,
-                said_hours: float | None = None, said_grace_s: float | None = None) -> Failures:
-    """What takes a run's machines away. `said_hours` between failures of the whole run, as the spec has them, win."""
-    if said_hours is not None:
-        per_hour, why = 1 / said_hours, f"store.hours_between_failures = {said_hours:g}"
+                failure_hours: float | None = None, grace_s: float | None = None) -> Failures:
+    """What interrupts a run. `failure_hours` between failures of the run, given in the spec, take precedence."""
+    if failure_hours is not None:
+        per_hour, why = 1 / failure_hours, f"store.hours_between_failures = {failure_hours:g}"
     elif purchase == "spot":
         rate = catalog.interruptions(machine, region)
         per_hour = rate.per_hour * num_nodes
         confidence = "" if rate.origin.is_confirmed else ", an assumption"
-        why = f"spot takes a machine back every {1 / rate.per_hour:,.0f} h ({rate.origin.source}{confidence})"
+        why = f"spot reclaims a machine every {1 / rate.per_hour:,.0f} h ({rate.origin.source}{confidence})"
     else:
         gpu_hours = COST["gpu_hours_between_failures"]
         per_hour = machine.num_gpus * num_nodes / gpu_hours
         why = f"one accelerator or its host fails every {gpu_hours:,.0f} h"
-    return Failures(per_hour, said_grace_s or POD_GRACE_S[machine.cloud], purchase == "spot", why)
+    return Failures(per_hour, grace_s or POD_GRACE_S[machine.cloud], purchase == "spot", why)

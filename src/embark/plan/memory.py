@@ -123,7 +123,7 @@ def host_parts(
     spec: RunSpec, placement: Placement, ranks_per_host: int, calibration: Calibration, *, is_cpu: bool, engine: str,
     precision: str,
 ) -> dict[str, float]:
-    """Of one whole host, with all its ranks."""
+    """Of one host, with all its ranks."""
     fit = calibration.memory["host" if not is_cpu else engine]
     tables = spec.model.table_list()
     num_ids = sum(t.multi_hot for t in tables)

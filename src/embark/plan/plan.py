@@ -24,7 +24,6 @@ from embark.plan.survey import (
     Survey,
     pareto_front,
     rank,
-    setup_name,
     survey_catalog,
 )
 from embark.plan.verdict import Verdict, survey_sentence, verdict
@@ -109,7 +108,7 @@ class CatalogPlan:
             "verdict": self.sentence, "purchase": found.purchase, "workload": asdict(self.workload),
             "num_tried": found.num_tried,
             "ranked": [{**_row(e, found.purchase), "is_on_front": id(e) in on_front} for e in self.ranked],
-            "unpriced": [setup_name(e) for e in found.unpriced], "too_small": [s.machine.name for s in found.too_small],
+            "unpriced": [e.setup.title for e in found.unpriced], "too_small": [s.machine.name for s in found.too_small],
         }
 
 

@@ -1,4 +1,4 @@
-"""Puts memory and time together: what a spec takes on so many of a machine, or on this one, and whether it fits."""
+"""Memory and step time of a spec on a number of machines, or on this one, and whether it fits."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ from embark.spec import RunSpec
 
 
 def predict(setup: Setup, *, planner: Planner | None = None, calibration: Calibration | None = None) -> Prediction:
-    """Never raises for what does not fit: the answer says so."""
+    """What does not fit is no error: `fits` is False."""
     if setup.machine.gpu.kind == "tpu":
         return predict_on_tpu(setup, cluster_of(setup))
     calibration = calibration or calibration_for(setup.machine.gpu)
@@ -94,8 +94,8 @@ def _why(spec: RunSpec, cluster: Cluster, placement: Placement, memory: MemoryUs
         return f"tables of {total:,.1f} GiB in {memory.host_limit / GIB:,.1f} GiB of memory"
     if placement.is_on_host:
         in_all = cluster.num_ranks * memory.device_limit / GIB
-        return (f"tables of {total:,.1f} GiB are more than the devices' {in_all:,.1f} GiB leave room for: some live in "
-                "the host's memory (UVM), with a cache on the device")
+        return (f"tables of {total:,.1f} GiB do not fit in the devices' {in_all:,.1f} GiB: some are in host "
+                "memory (UVM), cached on the device")
     return (f"tables of {total:,.1f} GiB in the devices' memory, {memory.device_total / GIB:,.1f} of "
             f"{memory.device_limit / GIB:,.1f} GiB on the fullest rank")
 

@@ -1,4 +1,4 @@
-"""What is predicted of a run on so many machines: the words that memory, time, cost and verdict share."""
+"""What is predicted of a run on a number of machines: the values that memory, time, cost and verdict share."""
 
 import tomllib
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ ASSUMPTIONS: dict[str, dict[str, float]] = tomllib.loads(
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A spec on so many of a machine."""
+    """A spec on a number of machines of one type."""
 
     spec: RunSpec
     machine: Machine
@@ -25,6 +25,18 @@ class Setup:
     @property
     def num_ranks(self) -> int:
         return self.num_nodes * self.machine.num_gpus
+
+    @property
+    def title(self) -> str:
+        """`2 x p5.48xlarge`, by the shortest of its names."""
+        own = self.machine.name
+        short = min((own, *self.machine.also), key=lambda name: (not own.endswith(name), len(name)))
+        return short if self.num_nodes == 1 else f"{self.num_nodes} x {short}"
+
+    @property
+    def description(self) -> str:
+        """`one a2-highgpu-1g (1 x A100)`."""
+        return f"{'one ' if self.num_nodes == 1 else ''}{self.title} ({self.num_ranks} x {self.machine.gpu.name})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +50,9 @@ class MemoryUse:
     device_limit: float
     """What the accelerator has, as its driver shows it."""
     host: dict[str, float]
-    """Of one whole host: `tables`, `processes`, `loader`, `checkpoint copy`."""
+    """Of one host: `tables`, `processes`, `loader`, `checkpoint copy`."""
     host_limit: float
-    """What pods may ask for of it; 0: not known."""
+    """What pods may request of it; 0: not known."""
 
     @property
     def device_total(self) -> float:
@@ -60,12 +72,12 @@ class MemoryUse:
         if not self.host_limit or self.host_total <= self.host_limit:
             return ""
         parts = ", ".join(f"{name} {size / GIB:,.1f}" for name, size in self.host.items())
-        return f"a host needs {self.host_total / GIB:,.1f} GiB and has {self.host_limit / GIB:,.1f} to give: {parts}"
+        return f"a host needs {self.host_total / GIB:,.1f} GiB and has {self.host_limit / GIB:,.1f} available: {parts}"
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of one step, part by part. Parts overlap as the engine lets them; `total_s` is what remains."""
+    """Seconds of one step, part by part. Parts overlap as the engine allows; `total_s` is the result."""
 
     parts_s: dict[str, float]
     """`lookup and update`, `dense layers`, `optimizer`, `all-to-all`, `all-reduce`, `host memory`, `launches`,
@@ -85,7 +97,7 @@ class Prediction:
 
     setup: Setup
     engine: str
-    """`captured` or `pipeline`; on TPUs `jax`."""
+    """`cuda_graph` or `pipeline`; on TPUs `jax`."""
     engine_why: str
     placement: Placement | None
     """None where the tables do not fit at all."""
@@ -96,7 +108,7 @@ class Prediction:
     why: str
     """One sentence: why it fits, or what is too large for what."""
     notes: tuple[str, ...] = ()
-    """Assumptions and doubts worth a line each."""
+    """Assumptions and caveats, one line each."""
 
     @property
     def samples_per_s(self) -> float:

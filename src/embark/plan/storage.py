@@ -113,21 +113,21 @@ def _again(prediction: Prediction, workload: Workload) -> tuple[Again, str]:
     data, machine = setup.spec.data, setup.machine
     each, held = f"samples of {workload.sample_bytes:.0f} bytes", format_bytes(workload.data_bytes)
     if not workload.is_stored:
-        return "drawn", f"each machine draws its samples: nothing is read; prepared, they would be {each}"
+        return "drawn", f"each machine generates its samples, nothing is read; prepared, they would be {each}"
     if data.kind == "columns":
-        return "memory", f"{each}; the file is held in memory, all of it by each rank"
+        return "memory", f"{each}; each rank holds the complete file in memory"
     if "://" in data.path and not data.path.startswith("file://"):
         if workload.data_bytes <= data.cache_gb * 1e9:
             return "disk", f"{each}; data.cache_gb = {data.cache_gb:g} keeps all {held} on each machine's disk"
         disk = machine.local_disk_gb or 0.0
         advice = f"; the local disk of {disk:,.0f} GB would hold them" if workload.data_bytes <= disk * 1e9 else ""
-        return "storage", (f"{each}; data.cache_gb = {data.cache_gb:g} does not keep the {held}, so every epoch is "
+        return "storage", (f"{each}; data.cache_gb = {data.cache_gb:g} is less than their {held}, so every epoch is "
                            f"fetched again{advice}")
     free = max(0.0, prediction.memory.host_limit - prediction.memory.host_total)
     if workload.data_bytes <= free:
-        return "memory", f"{each}; all {held} stay in each machine's memory: only the first epoch is read from storage"
-    return "storage", (f"{each}; {held} do not stay in the {free / GIB:,.0f} GiB of memory that each machine has left: "
-                       "every epoch is read from storage")
+        return "memory", f"{each}; all {held} fit in each machine's memory: only the first epoch is read from storage"
+    return "storage", (f"{each}; {held} exceed the {free / GIB:,.0f} GiB of free memory of each machine: every epoch "
+                       "is read from storage")
 
 
 def _offer(volume: Volume, machine: Machine, need: StorageNeed) -> StorageOffer:

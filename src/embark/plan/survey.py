@@ -1,4 +1,4 @@
-"""The whole catalog: every machine in every useful number, ranked, with the front of what nothing else beats."""
+"""The complete catalog: every machine in every useful count, ranked, and the Pareto front."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Estimate:
 
     prediction: Prediction
     price: Price | None
-    """In the region asked for, or where it is lowest; None: no price is known."""
+    """In the requested region, or the lowest; None: no price is known."""
     bills: dict[Purchase, Bill] = field(default_factory=dict)
     need: StorageNeed | None = None
     offers: tuple[StorageOffer, ...] = ()
@@ -49,7 +49,7 @@ class Estimate:
         return self.setup.machine.gpu.kind == "tpu"
 
     def total_s(self, purchase: Purchase) -> float | None:
-        """Of the whole run, paid that way."""
+        """Of the run, paid that way."""
         bill = self.bills.get(purchase)
         return None if bill is None or bill.time is None else bill.time.total_s
 
@@ -82,9 +82,9 @@ class Estimator:
         if not prediction.fits or prediction.step is None:
             return Estimate(prediction, price)
         region = price.region if price is not None else self.region
-        said = self.spec.store.hours_between_failures if self._says_hours else None
-        failures = {purchase: failures_of(self.catalog, machine, num_nodes, region, purchase, said_hours=said,
-                                     said_grace_s=self.spec.place.grace_s) for purchase in purchases}
+        hours = self.spec.store.hours_between_failures if self._says_hours else None
+        failures = {purchase: failures_of(self.catalog, machine, num_nodes, region, purchase, failure_hours=hours,
+                                     grace_s=self.spec.place.grace_s) for purchase in purchases}
         made = bills(prediction, self.workload, price, failures)
         first = made[self.purchase]
         need = storage_need(prediction, self.workload, first.saves, first.failures)
@@ -111,7 +111,7 @@ class Estimator:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What an estimate must keep."""
+    """Limits on an estimate."""
 
     deadline_s: float | None = None
     budget_usd: float | None = None
@@ -133,7 +133,7 @@ class Survey:
     unpriced: tuple[Estimate, ...]
     """Fits, but what it costs is not known."""
     too_small: tuple[Setup, ...]
-    """The most that was thought of, of machines on which it fits in no number."""
+    """The largest count tried of machines on which it does not fit."""
     num_tried: int
     why_not: Prediction | None = None
     """Of the largest that is too small, where nothing fits."""
@@ -144,14 +144,14 @@ def survey_catalog(
     progress: Callable[[int, int], None] | None = None,
 ) -> Survey:
     """Every machine that the region has, 1, 2, 4, … of it, for as long as more of them help."""
-    pairs = search_machines(estimator.catalog, MachineFilter(cloud=cloud, region=estimator.region))
+    offers = search_machines(estimator.catalog, MachineFilter(cloud=cloud, region=estimator.region))
     fitting: list[Estimate] = []
     unpriced: list[Estimate] = []
     too_small: list[Setup] = []
     num_tried = 0
-    for number, (machine, _) in enumerate(pairs):
+    for number, machine in enumerate(offer.machine for offer in offers):
         if progress is not None:
-            progress(number, len(pairs))
+            progress(number, len(offers))
         counts = node_counts(machine, estimator.spec.train.batch_size, max_nodes)
         tried = list(_of_machine(estimator, machine, estimator.price_of(machine), counts))
         num_tried += len(tried)
@@ -179,8 +179,7 @@ def rank(found: Iterable[Estimate], purchase: Purchase, by: Order, bounds: Bound
 
 
 def pareto_front(found: Iterable[Estimate], purchase: Purchase) -> list[Estimate]:
-    """Those that no other beats in both dollars and hours: from the fastest to the cheapest. What is rough is left out:
-    a guess should not push a forecast aside."""
+    """Those that no other beats in both dollars and hours, fastest to cheapest, without rough estimates."""
     kept: list[Estimate] = []
     cheapest_usd = float("inf")
     for estimate in rank((e for e in found if not e.is_rough), purchase, "hours"):
@@ -192,7 +191,7 @@ def pareto_front(found: Iterable[Estimate], purchase: Purchase) -> list[Estimate
 
 
 def near_front(found: Survey) -> list[Estimate]:
-    """The front, and what is not far beyond its ends: the rest would press it into a corner."""
+    """The front, and what is not far beyond its ends."""
     best = pareto_front(found.fitting, found.purchase) or list(found.fitting)
     most_s = BEYOND * max((e.total_s(found.purchase) or 0.0 for e in best), default=0.0)
     most_usd = BEYOND * max((e.total_usd(found.purchase) or 0.0 for e in best), default=0.0)
@@ -201,8 +200,8 @@ def near_front(found: Survey) -> list[Estimate]:
 
 
 def node_counts(machine: Machine, batch_size: int, max_nodes: int) -> list[int]:
-    """1, 2, 4, … as far as a batch can be dealt out equally. Larger slices of a TPU have rows of their own: there it is
-    the hosts that are counted."""
+    """1, 2, 4, … that divide the batch equally. Larger TPU slices are machines of their own: there `max_nodes` limits
+    the hosts."""
     most = max_nodes if machine.gpu.kind != "tpu" else 1 if machine.num_hosts <= max_nodes else 0
     counts: list[int] = []
     num = 1
@@ -234,13 +233,3 @@ def _of_machine(
         if before_s is not None and total_s is not None and total_s > before_s * (1 - LEAST_GAIN):
             return
         before_s = total_s
-
-
-def setup_name(estimate: Estimate) -> str:
-    """`2 x p5.48xlarge`, by the shortest of its names."""
-    return count_machines(estimate.setup.machine, estimate.setup.num_nodes)
-
-
-def count_machines(machine: Machine, num_nodes: int) -> str:
-    short = min((machine.name, *machine.also), key=lambda name: (not machine.name.endswith(name), len(name)))
-    return short if num_nodes == 1 else f"{num_nodes} x {short}"

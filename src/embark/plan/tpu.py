@@ -28,7 +28,7 @@ from embark.plan.prediction import ASSUMPTIONS, GIB, MemoryUse, Prediction, Setu
 from embark.plan.step_time import STEP, activation_bytes, sample_bytes
 from embark.spec import RunSpec
 
-ENGINE, ENGINE_WHY = "jax", "the whole step as one program of XLA"
+ENGINE, ENGINE_WHY = "jax", "the complete step as one XLA program"
 LINE = LINE_WIDTHS["tpu"]
 SUBLANES = 8
 """Lines that lie together, of numbers of four bytes."""
@@ -80,7 +80,7 @@ class ChipMemory:
 
 
 def predict_on_tpu(setup: Setup, cluster: Cluster) -> Prediction:
-    """Never raises for what does not fit or what that trainer refuses: the answer says so."""
+    """What does not fit, or what the trainer refuses, is no error: `fits` is False."""
     spec, machine = setup.spec, setup.machine
     precision = tpu_precision(spec.train.precision)
     try:
@@ -113,9 +113,9 @@ def planned_chip_memory(spec: RunSpec, topology: str, num_chips: int) -> ChipMem
     return chip_memory(spec, layout, tpu_precision(spec.train.precision), f"TPU-{topology.partition(':')[0]}")
 
 
-def tpu_precision(asked: str) -> str:
+def tpu_precision(precision: str) -> str:
     """As JAX's trainer chooses it there."""
-    return "bf16" if asked == "auto" else asked
+    return "bf16" if precision == "auto" else precision
 
 
 def _refusal(error: UserError) -> str:
@@ -164,7 +164,7 @@ def copied_bytes(spec: RunSpec, group: Group) -> float:
 
 
 def host_parts(spec: RunSpec, chip: ChipMemory, num_chips: int, chips_per_host: int) -> dict[str, float]:
-    """Of one whole host and its one process. A save in the background, and the start of a run, hold its rows once."""
+    """Of one host and its one process. A save in the background, and the start of a run, hold its rows once."""
     samples = spec.train.batch_size / num_chips * chips_per_host
     return {"process": TPU["process_bytes"], "loader": TPU["loader_batches"] * samples * sample_bytes(spec),
             "copy of the tables": chips_per_host * (chip.tables + chip.state)}

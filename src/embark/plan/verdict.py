@@ -1,4 +1,4 @@
-"""A plan's answer in one sentence: fits or not, why, how long, how much; and the nearest that does fit."""
+"""A plan's answer in one sentence: whether it fits, why, how long, how much; and the nearest setup that fits."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,29 +9,27 @@ from embark.formatting import format_duration, format_usd, pluralize
 from embark.model.batch import divides
 from embark.model.placement import all_table_bytes
 from embark.plan.cost import Bill
+from embark.plan.prediction import GIB
 from embark.plan.survey import (
     MAX_NODES,
     Estimate,
     Estimator,
     Survey,
     could_fit,
-    count_machines,
     node_counts,
     rank,
-    setup_name,
     survey_catalog,
 )
 
-GIB = 1024**3
 MOST_RANKS = 1024
 """More of the same machine are tried up to so many ranks."""
 
-How = Literal["more of it", "a larger one of the cloud", "the cheapest of all"]
+How = Literal["more machines", "a larger machine of the cloud", "the cheapest"]
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A setup that does fit, and in which way it is near."""
+    """A setup that fits, and how it differs."""
 
     how: How
     estimate: Estimate
@@ -44,26 +42,25 @@ class Verdict:
     fits: bool
     sentence: str
     nearest: tuple[Alternative, ...] = ()
-    """Where it does not fit: what does, each found by a prediction of its own."""
+    """Where it does not fit: what does, each predicted."""
 
 
 def verdict(estimate: Estimate, estimator: Estimator, *, max_nodes: int = MAX_NODES) -> Verdict:
-    """On one setup. Only where it does not fit are others looked at."""
+    """On one setup. Alternatives are searched only where it does not fit."""
     if estimate.fits:
         return Verdict(True, fits_sentence(estimate, estimator.purchase))
     near = find_alternatives(estimate, estimator, max_nodes)
     setup = estimate.setup
-    begins = (f"{setup.spec.name} does not fit {describe_setup(setup.machine, setup.num_nodes)}: "
-              f"{estimate.prediction.why}")
+    begins = f"{setup.spec.name} does not fit {setup.description}: {estimate.prediction.why}"
     if near:
-        said: dict[str, list[str]] = {}
+        ways: dict[str, list[str]] = {}
         for n in near:
-            said.setdefault(_offer_words(n.estimate, estimator.purchase), []).append(n.how)
-        options = "; ".join(f"{words} ({' and '.join(hows)})" for words, hows in said.items())
+            ways.setdefault(_offer_words(n.estimate, estimator.purchase), []).append(n.how)
+        options = "; ".join(f"{words} ({' and '.join(hows)})" for words, hows in ways.items())
         return Verdict(False, f"{begins}; nearest that fits: {options}", tuple(near))
     tables_gib = all_table_bytes(setup.spec) / GIB
-    return Verdict(False, f"{begins}; nothing in the catalog holds its {tables_gib:,.1f} GiB of tables in numbers up "
-                          f"to {max_nodes}: fewer rows, a smaller model.embedding_dim, or train.table_dtype = \"fp16\"")
+    return Verdict(False, f"{begins}; up to {max_nodes} machines of any type do not fit its {tables_gib:,.1f} GiB of "
+                          f"tables: use fewer rows, a smaller model.embedding_dim, or train.table_dtype = \"fp16\"")
 
 
 def fits_sentence(estimate: Estimate, purchase: Purchase) -> str:
@@ -78,7 +75,7 @@ def fits_sentence(estimate: Estimate, purchase: Purchase) -> str:
         least, basis = "at least ", ", an estimate from datasheets, unmeasured"
     takes = f"a step of {setup.spec.train.batch_size:,} samples takes {least}{step.total_s * 1e3:.3g} ms{basis}, " \
             f"bound by {step.bound_by}"
-    return (f"{setup.spec.name} fits {describe_setup(setup.machine, setup.num_nodes)}: {prediction.why}; {takes}; "
+    return (f"{setup.spec.name} fits {setup.description}: {prediction.why}; {takes}; "
             f"{describe_run(bill)}{_other_way(estimate, purchase)}")
 
 
@@ -96,29 +93,29 @@ def find_alternatives(estimate: Estimate, estimator: Estimator, max_nodes: int =
     setup = estimate.setup
     found: list[Alternative] = []
     if (more := _more_of_it(estimator, setup.machine, setup.num_nodes)) is not None:
-        found.append(Alternative("more of it", more))
+        found.append(Alternative("more machines", more))
     if (larger := _larger_of_the_cloud(estimator, setup.machine, setup.num_nodes)) is not None:
-        found.append(Alternative("a larger one of the cloud", larger))
+        found.append(Alternative("a larger machine of the cloud", larger))
     anywhere = replace(estimator, region="")
     best = _firm(rank(survey_catalog(anywhere, max_nodes=max_nodes).fitting, estimator.purchase, "dollars"))
     if best:
-        found.append(Alternative("the cheapest of all", best[0]))
+        found.append(Alternative("the cheapest", best[0]))
     return found
 
 
 def survey_sentence(found: Survey, kept: list[Estimate], name: str, *, max_nodes: int, bounds_text: str = "") -> str:
-    """What a whole catalog comes to: the cheapest and the fastest, or why there is none."""
+    """The catalog's answer: the cheapest and the fastest, or why there is none."""
     cheapest = _firm(rank(found.fitting, found.purchase, "dollars"))
     fastest = _firm(rank(found.fitting, found.purchase, "hours"))
     if not cheapest:
         if found.unpriced:
             num = len({e.setup.machine.name for e in found.unpriced})
-            return (f"{name} fits {pluralize(num, 'machine')} here, but what they cost "
+            return (f"{name} fits {pluralize(num, 'machine')} here, but their price "
                     f"{PURCHASE_NAMES[found.purchase]} is not known")
         if found.why_not is None:
-            return f"{name}: no machine here can share its batch equally among its ranks"
-        largest = count_machines(found.why_not.setup.machine, found.why_not.setup.num_nodes)
-        return f"{name} fits nothing here in numbers up to {max_nodes}; on the largest, {largest}: {found.why_not.why}"
+            return f"{name}: no machine here divides its batch equally among its ranks"
+        return (f"{name} fits no machine here, up to {max_nodes} of each; on the largest, "
+                f"{found.why_not.setup.title}: {found.why_not.why}")
     if not kept:
         return (f"nothing here runs {name} {bounds_text}; the cheapest is {_short_words(cheapest[0], found.purchase)}, "
                 f"the fastest {_short_words(fastest[0], found.purchase)}")
@@ -129,13 +126,6 @@ def survey_sentence(found: Survey, kept: list[Estimate], name: str, *, max_nodes
         return f"{name}{inside}: cheapest and fastest is {_short_words(by_money, found.purchase)}"
     return (f"{name}{inside}: cheapest is {_short_words(by_money, found.purchase)}; fastest is "
             f"{_short_words(by_time, found.purchase)}")
-
-
-def describe_setup(machine: Machine, num_nodes: int) -> str:
-    """`one a2-highgpu-1g (1 x A100)`."""
-    name = count_machines(machine, num_nodes)
-    gpus = f"{num_nodes * machine.num_gpus} x {machine.gpu.name}"
-    return f"{'one ' if num_nodes == 1 else ''}{name} ({gpus})"
 
 
 def _more_of_it(estimator: Estimator, machine: Machine, num_nodes: int) -> Estimate | None:
@@ -181,16 +171,16 @@ def _offer_words(estimate: Estimate, purchase: Purchase) -> str:
     """`4 x a2-highgpu-1g, $0.52 an epoch on spot`."""
     bill = estimate.bills[purchase]
     if bill.total_usd is None:
-        return f"{setup_name(estimate)}, {bill.missing}"
+        return f"{estimate.setup.title}, {bill.missing}"
     rough = ", a rough estimate" if estimate.is_rough else ""
-    return f"{setup_name(estimate)}, {format_usd(bill.total_usd)} the run {PURCHASE_NAMES[purchase]}{rough}"
+    return f"{estimate.setup.title}, {format_usd(bill.total_usd)} the run {PURCHASE_NAMES[purchase]}{rough}"
 
 
 def _short_words(estimate: Estimate, purchase: Purchase) -> str:
     bill = estimate.bills[purchase]
-    took = "" if bill.time is None else f", {format_duration(bill.time.total_s)}"
+    time = "" if bill.time is None else f", {format_duration(bill.time.total_s)}"
     region = "" if estimate.price is None else f" in {estimate.price.region}"
-    return f"{setup_name(estimate)}{region}, {format_usd(bill.total_usd)} {PURCHASE_NAMES[purchase]}{took}"
+    return f"{estimate.setup.title}{region}, {format_usd(bill.total_usd)} {PURCHASE_NAMES[purchase]}{time}"
 
 
 def _other_way(estimate: Estimate, purchase: Purchase) -> str:

@@ -20,24 +20,24 @@ class DataSize:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The whole run, no machine in it."""
+    """All that a run does, on whatever machine."""
 
     num_train_samples: int
     """In one epoch."""
     num_eval_samples: int
     batch_size: int
     num_steps: int
-    """Of the whole run."""
+    """Of the complete run."""
     num_evals: int
-    """Times that the held-out samples are gone through."""
+    """Passes over the held-out samples."""
     sample_bytes: float
-    """As prepared data holds it."""
+    """In prepared data."""
     data_bytes: float
     """Of all samples of an epoch and those held out."""
     is_stored: bool
     """The samples are read from storage; else each machine draws them itself."""
     source: str
-    """Who says how many samples there are."""
+    """Where the number of samples comes from."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -64,12 +64,12 @@ def workload_of(spec: RunSpec, counted: DataSize | None = None) -> Workload:
     elif data.kind == "synthetic":
         num_train, num_eval, source = data.num_train_samples, data.num_eval_samples, "data.num_train_samples"
     elif train.num_steps:
-        num_train, num_eval, source = train.num_steps * train.batch_size, 0, "train.num_steps, taken for one epoch"
+        num_train, num_eval, source = train.num_steps * train.batch_size, 0, "train.num_steps, as one epoch"
     else:
-        raise UserError(f"{data.path}: how many samples it has is not to be seen from here", fix="--samples N says it")
+        raise UserError(f"{data.path}: cannot read the dataset's size from here", fix="pass --samples N")
     if num_train < train.batch_size:
         raise UserError(f"{num_train:,} samples ({source}) are fewer than train.batch_size = {train.batch_size:,}",
-                        fix=f"set train.batch_size to {max(num_train, 1)} or less, or count again")
+                        fix=f"set train.batch_size to {max(num_train, 1)} or less, or pass --samples N")
     num_steps = train.num_steps or train.num_epochs * (num_train // train.batch_size)
     row_bytes = sample_bytes(spec)
     stored_bytes = counted.data_bytes if counted is not None else None
@@ -93,11 +93,10 @@ def sample_bytes(spec: RunSpec) -> float:
 
 
 def resolve_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec, DataSize | None]:
-    """The spec with what its data says of the tables, each written out once: hundreds of predictions ask for them; and
-    the data's size. `num_samples` is what a person says of it."""
-    said = None if num_samples is None else DataSize(num_samples)
+    """The spec with the tables of its data listed, and the data's size. `num_samples`, if given, is the user's."""
+    given = None if num_samples is None else DataSize(num_samples)
     if spec.data.kind != "prepared":
-        return _written_out(spec), said
+        return _listed(spec), given
     from embark.data.prepared.cache import local_folder, read_manifest
     from embark.data.prepared.manifest import MANIFEST, resolve_from_manifest
 
@@ -106,13 +105,14 @@ def resolve_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec
         manifest = read_manifest(spec.data.path)
         found = DataSize(manifest.num_rows("train"), manifest.num_rows(spec.data.eval_split), manifest.size_bytes,
                          f"{spec.data.path}/{MANIFEST}")
-        return _written_out(resolve_from_manifest(spec, manifest)), said or found
+        return _listed(resolve_from_manifest(spec, manifest)), given or found
     if not spec.model.gives_tables:
-        raise UserError(f"{spec.data.path}: is not here to say which tables there are",
+        raise UserError(f"{spec.data.path}: cannot read the tables from here",
                         fix="give [model] its tables, or plan where the data is")
-    return _written_out(spec), said
+    return _listed(spec), given
 
 
-def _written_out(spec: RunSpec) -> RunSpec:
+def _listed(spec: RunSpec) -> RunSpec:
+    """Each table once, since hundreds of predictions read them."""
     model = spec.model.model_copy(update={"tables": spec.model.table_list()})
     return spec.model_copy(update={"model": model})

@@ -7,9 +7,9 @@ from embark.spec.model import ModelSpec, Table
 from embark.spec.place import PlaceSpec
 from embark.spec.presets import PRESETS
 from embark.spec.run import RunSpec, StoreSpec
+from embark.spec.toml import to_toml
 from embark.spec.train import TrainSpec
 from embark.spec.watch import WatchSpec
-from embark.spec.write import to_toml
 
 __all__ = [
     "PRESETS", "DataSpec", "ModelSpec", "PlaceSpec", "RunSpec", "StoreSpec", "Table", "TrainSpec",

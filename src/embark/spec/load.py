@@ -12,7 +12,7 @@ from embark.errors import Mistake, SpecError, UserError, nearest
 from embark.spec.model import ModelSpec, Table
 from embark.spec.presets import PRESETS
 from embark.spec.run import RunSpec
-from embark.spec.toml_lines import line_of
+from embark.spec.toml import line_of
 
 Raw = dict[str, Any]
 

@@ -61,57 +61,43 @@ class RunSpec(Section):
 def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:
     rows = model.rows_per_table
     if not model.tables and isinstance(rows, tuple) and len(rows) != model.num_tables:
-        yield _mistake(
-            "model.rows_per_table", rows, f"lists {len(rows)} tables, but model.num_tables is {model.num_tables}",
-            f"set model.num_tables = {len(rows)}, or give one number for all tables",
-        )
+        yield _mistake("model.rows_per_table", rows,
+                       f"lists {len(rows)} tables, but model.num_tables is {model.num_tables}",
+                       f"set model.num_tables = {len(rows)}, or give one number for all tables")
     names = [t.name for t in model.tables]
     for name in sorted({n for n in names if names.count(n) > 1}):
         yield _mistake("model.tables", name, "two tables have this name", "give each table a unique name")
-    if model.kind == "dlrm":
-        for index, table in enumerate(model.tables):
-            if table.dim not in (None, model.embedding_dim):
-                yield _mistake(
-                    f"model.tables.{index}.dim", table.dim,
-                    f"DLRM takes dot products between rows, so every table is model.embedding_dim = "
-                    f"{model.embedding_dim} wide",
-                    f"leave dim out, set it to {model.embedding_dim}, or set model.kind = \"dcnv2\"",
-                )
+    for index, table in enumerate(model.tables if model.kind == "dlrm" else ()):
+        if table.dim not in (None, model.embedding_dim):
+            yield _mistake(f"model.tables.{index}.dim", table.dim, "DLRM takes dot products between rows, so every "
+                           f"table is model.embedding_dim = {model.embedding_dim} wide",
+                           f"leave dim out, set it to {model.embedding_dim}, or set model.kind = \"dcnv2\"")
     for index, table in enumerate(model.table_list()):
         if table.dim and table.dim % 4:
-            field = f"model.tables.{index}.dim" if index < len(model.tables) and model.tables[index].dim else ""
-            yield _mistake(
-                field or "model.embedding_dim", table.dim, "FBGEMM's kernels require a multiple of 4",
-                f"use {(table.dim + 3) // 4 * 4}",
-            )
+            is_own = index < len(model.tables) and model.tables[index].dim
+            yield _mistake(f"model.tables.{index}.dim" if is_own else "model.embedding_dim", table.dim,
+                           "FBGEMM's kernels require a multiple of 4", f"use {(table.dim + 3) // 4 * 4}")
             break
 
 
 def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     data, model = spec.data, spec.model
-    if data.kind == "columns":
-        if not data.path:
-            yield _mistake("data.path", "", "data.kind is \"columns\" and no file is named", "set data.path")
-        if len(data.dense_columns) != model.num_dense:
-            yield _mistake(
-                "data.dense_columns", list(data.dense_columns),
-                f"names {len(data.dense_columns)} columns, but model.num_dense is {model.num_dense}",
-                f"set model.num_dense = {len(data.dense_columns)}",
-            )
-    elif data.kind == "prepared":
-        if not data.path:
-            yield _mistake("data.path", "", "data.kind is \"prepared\" and no folder is named", "set data.path")
+    if data.kind != "synthetic" and not data.path:
+        what = "file" if data.kind == "columns" else "folder"
+        yield _mistake("data.path", "", f'data.kind is "{data.kind}" and no {what} is named', "set data.path")
+    if data.kind == "columns" and len(data.dense_columns) != model.num_dense:
+        yield _mistake("data.dense_columns", list(data.dense_columns),
+                       f"names {len(data.dense_columns)} columns, but model.num_dense is {model.num_dense}",
+                       f"set model.num_dense = {len(data.dense_columns)}")
+    if data.kind == "prepared":
         yield from _prepare_mistakes(data)
-    elif data.path:
-        yield _mistake(
-            "data.path", data.path, "is not read while data.kind is \"synthetic\"",
-            'set data.kind = "prepared" or "columns"',
-        )
-    elif data.num_train_samples < spec.train.batch_size:
-        yield _mistake(
-            "train.batch_size", spec.train.batch_size,
-            f"is more than the {data.num_train_samples} samples of data.num_train_samples", "make it smaller",
-        )
+    if data.kind == "synthetic" and data.path:
+        yield _mistake("data.path", data.path, 'is not read while data.kind is "synthetic"',
+                       'set data.kind = "prepared" or "columns"')
+    elif data.kind == "synthetic" and data.num_train_samples < spec.train.batch_size:
+        yield _mistake("train.batch_size", spec.train.batch_size,
+                       f"is more than the {data.num_train_samples} samples of data.num_train_samples",
+                       "make it smaller")
 
 
 def _prepare_mistakes(data: DataSpec) -> Iterator[Mistake]:
@@ -119,43 +105,34 @@ def _prepare_mistakes(data: DataSpec) -> Iterator[Mistake]:
     needs = {"file": ("validation_files", prepare.validation_files), "column": ("split_column", prepare.split_column)}
     for split, (field, value) in needs.items():
         if split == prepare.split and not value:
-            yield _mistake(
-                f"data.prepare.{field}", value, f'is needed where data.prepare.split is "{split}"', "name it"
-            )
+            yield _mistake(f"data.prepare.{field}", value, f'is needed where data.prepare.split is "{split}"',
+                           "name it")
         elif split != prepare.split and value:
-            yield _mistake(
-                f"data.prepare.{field}", value, f'has no effect while data.prepare.split is "{prepare.split}"',
-                f'set data.prepare.split = "{split}"',
-            )
+            yield _mistake(f"data.prepare.{field}", value,
+                           f'has no effect while data.prepare.split is "{prepare.split}"',
+                           f'set data.prepare.split = "{split}"')
     if data.eval_fraction + prepare.test_fraction >= 1:
-        yield _mistake(
-            "data.prepare.test_fraction", prepare.test_fraction,
-            f"leaves no training rows next to data.eval_fraction = {data.eval_fraction}", "make one of them smaller",
-        )
+        yield _mistake("data.prepare.test_fraction", prepare.test_fraction,
+                       f"leaves no training rows next to data.eval_fraction = {data.eval_fraction}",
+                       "make one of them smaller")
     roles = [data.label, *data.dense_columns, *prepare.sparse_columns, *prepare.list_columns, *prepare.ignored_columns]
     for name in sorted({n for n in roles if roles.count(n) > 1}):
         yield _mistake("data.prepare", name, "the column has two roles", "name it once")
 
 
 def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    train = spec.train
-    if train.optimizer == "adam" and spec.place.device == "cpu":
-        yield _mistake(
-            "train.optimizer", train.optimizer, "FBGEMM has no fused Adam on the CPU",
-            'use "rowwise_adagrad", "adagrad" or "sgd", or a GPU',
-        )
-    if train.sparsecore == "on" and spec.place.device in ("cpu", "cuda"):
-        yield _mistake(
-            "train.sparsecore", train.sparsecore,
-            f'only TPUs have SparseCores, and place.device = "{spec.place.device}"',
-            'place.device = "tpu", or leave train.sparsecore out',
-        )
-    if train.decay == "none" and (train.decay_steps or train.decay_start_step):
-        field = "train.decay_steps" if train.decay_steps else "train.decay_start_step"
-        yield _mistake(
-            field, train.decay_steps or train.decay_start_step, "has no effect while train.decay is \"none\"",
-            'set train.decay = "linear", "polynomial" or "cosine"',
-        )
+    train, device = spec.train, spec.place.device
+    if train.optimizer == "adam" and device == "cpu":
+        yield _mistake("train.optimizer", train.optimizer, "FBGEMM has no fused Adam on the CPU",
+                       'use "rowwise_adagrad", "adagrad" or "sgd", or a GPU')
+    if train.sparsecore == "on" and device in ("cpu", "cuda"):
+        yield _mistake("train.sparsecore", train.sparsecore,
+                       f'only TPUs have SparseCores, and place.device = "{device}"',
+                       'place.device = "tpu", or leave train.sparsecore out')
+    for field in ("decay_steps", "decay_start_step"):
+        if train.decay == "none" and getattr(train, field):
+            yield _mistake(f"train.{field}", getattr(train, field), 'has no effect while train.decay is "none"',
+                           'set train.decay = "linear", "polynomial" or "cosine"')
 
 
 def _mistake(field: str, value: object, what: str, fix: str) -> Mistake:

@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Triple:
-    """One row of versions.toml, with what goes in beside it."""
+    """One row of versions.toml, with what is installed next to it."""
 
     torch: str
     torchrec: str
@@ -97,7 +97,7 @@ def default_triple() -> Triple:
 
 
 def installed() -> dict[str, str | None]:
-    """Distribution → version here, without importing any; both names of fbgemm are asked for, since either may be."""
+    """Distribution → version here, without importing any; under both names of fbgemm."""
     triple = default_triple()
     versions = {
         name: _version(name)
@@ -211,7 +211,7 @@ def _reference(here: Mapping[str, str | None]) -> Triple:
 
 
 def _variant(here: Mapping[str, str | None], *, gpu: bool) -> Variant:
-    """Which build of fbgemm belongs here: torch's, where torch says; else the one that is here; else the machine's."""
+    """Which build of fbgemm belongs here: torch's, else the installed one, else the machine's."""
     local = (here.get("torch") or "").partition("+")[2]
     cuda, cpu = here.get("fbgemm-gpu"), here.get("fbgemm-gpu-cpu")
     if local == "cpu":
@@ -287,11 +287,11 @@ def _install(python: str, variant: str, torch: str | None, *, dry_run: bool) -> 
     import subprocess
 
     triple = next((t for t in load_triples() if t.torch_minor == torch), default_triple())
-    asked = subprocess.run([python, __file__, "installed"], capture_output=True, text=True, check=False)
-    if asked.returncode != 0:
-        _say(f"{python} does not run, or is older than Python 3.11:\n{asked.stderr.strip()}")
+    listed = subprocess.run([python, __file__, "installed"], capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        _say(f"{python} does not run, or is older than Python 3.11:\n{listed.stderr.strip()}")
         return 1
-    here: dict[str, str | None] = json.loads(asked.stdout)
+    here: dict[str, str | None] = json.loads(listed.stdout)
     build: Variant = "cpu" if variant == "cpu" or (variant == "auto" and not has_nvidia_gpu()) else "cuda"
     right = triple.fbgemm_distribution(build)
     names = f"torch {triple.torch}, torchrec {triple.torchrec}, {right} {triple.fbgemm}"

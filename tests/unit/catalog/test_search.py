@@ -12,6 +12,14 @@ from embark.catalog.search import (
 from embark.errors import UserError
 
 
+def search(*arguments):
+    return [(one.machine, one.price) for one in search_machines(*arguments)]
+
+
+def compare(*arguments):
+    return [(one.machine, one.price) for one in compare_machines(*arguments)]
+
+
 @pytest.mark.parametrize(
     ("said", "name"),
     [("p4d.24xlarge", "p4d.24xlarge"), ("P4D.24XLARGE ", "p4d.24xlarge"), ("ND96asr_v4", "Standard_ND96asr_v4"),
@@ -38,29 +46,29 @@ def names(pairs):
 
 
 def test_wanted_narrows_by_all_it_says(catalog):
-    assert set(names(search_machines(catalog, MachineFilter(cloud="azure", gpu="h100")))) == {
+    assert set(names(search(catalog, MachineFilter(cloud="azure", gpu="h100")))) == {
         "Standard_NC40ads_H100_v5", "Standard_NC80adis_H100_v5", "Standard_ND96isr_H100_v5"}
-    assert names(search_machines(catalog, MachineFilter(words=("INFINIBAND", "a100-80")))) == [
+    assert names(search(catalog, MachineFilter(words=("INFINIBAND", "a100-80")))) == [
         "Standard_ND96amsr_A100_v4"
     ]
-    assert {m.gpu.name for m, _ in search_machines(catalog, MachineFilter(gpu="A100", cloud="gcp"))} == {
+    assert {m.gpu.name for m, _ in search(catalog, MachineFilter(gpu="A100", cloud="gcp"))} == {
         "A100",
         "A100-80GB",
     }
-    assert all(m.gpu_memory_gib >= 1000 for m, _ in search_machines(catalog, MachineFilter(min_memory_gib=1000)))
-    assert "a2-ultragpu-8g" in names(search_machines(catalog, MachineFilter(min_memory_gib=640, cloud="gcp")))
-    assert names(search_machines(catalog, MachineFilter(words=("nothing-like-it",)))) == []
+    assert all(m.gpu_memory_gib >= 1000 for m, _ in search(catalog, MachineFilter(min_memory_gib=1000)))
+    assert "a2-ultragpu-8g" in names(search(catalog, MachineFilter(min_memory_gib=640, cloud="gcp")))
+    assert names(search(catalog, MachineFilter(words=("nothing-like-it",)))) == []
 
 
 def test_with_a_region_only_what_it_has_is_found_at_its_price(catalog):
-    found = search_machines(catalog, MachineFilter(region="us-central2"))
+    found = search(catalog, MachineFilter(region="us-central2"))
     assert found
     assert {price.region for _, price in found} == {"us-central2"}
     assert all(name.startswith("v4-") for name in names(found))
 
 
 def test_without_a_region_the_price_is_the_lowest(catalog):
-    (machine, price), = search_machines(catalog, MachineFilter(words=("a3-highgpu-8g",)))
+    (machine, price), = search(catalog, MachineFilter(words=("a3-highgpu-8g",)))
     assert price.on_demand_usd_per_hour == min(p.on_demand_usd_per_hour for p in catalog.prices_of(machine))
 
 
@@ -75,18 +83,18 @@ def test_without_a_region_the_price_is_the_lowest(catalog):
 )
 def test_what_is_misspelt_is_named_with_what_is_near(catalog, wanted, what, fix):
     with pytest.raises(UserError, match=what) as caught:
-        search_machines(catalog, wanted)
+        search(catalog, wanted)
     assert fix in caught.value.fix
 
 
 def test_lists_are_sorted_and_what_has_no_price_comes_last(catalog):
-    by_price = search_machines(catalog, MachineFilter(words=("nd", "infiniband")), "price")
+    by_price = search(catalog, MachineFilter(words=("nd", "infiniband")), "price")
     assert names(by_price)[-1] == "Standard_ND128isr_GB300_v6"
     assert by_price[-1][1] is None
-    known = [p.on_demand_usd_per_hour for _, p in search_machines(catalog, MachineFilter(cloud="aws"), "price")
+    known = [p.on_demand_usd_per_hour for _, p in search(catalog, MachineFilter(cloud="aws"), "price")
              if p and p.on_demand_usd_per_hour]
     assert known == sorted(known)
-    memories = [m.gpu_memory_gib for m, _ in search_machines(catalog, MachineFilter(), "memory")]
+    memories = [m.gpu_memory_gib for m, _ in search(catalog, MachineFilter(), "memory")]
     assert memories == sorted(memories)
 
 
@@ -118,13 +126,13 @@ def test_a_commitment_takes_off_its_share(catalog):
 
 
 def test_comparing_keeps_the_order_and_tells_every_wrong_name(catalog):
-    assert names(compare_machines(catalog, ["p5.48xlarge", "a3-highgpu-8g"])) == ["p5.48xlarge", "a3-highgpu-8g"]
+    assert names(compare(catalog, ["p5.48xlarge", "a3-highgpu-8g"])) == ["p5.48xlarge", "a3-highgpu-8g"]
     with pytest.raises(UserError) as caught:
-        compare_machines(catalog, ["p5.48xlarg", "p4d.24xlarge", "a3-highgpu-9g"])
+        compare(catalog, ["p5.48xlarg", "p4d.24xlarge", "a3-highgpu-9g"])
     assert "p5.48xlarg'" in caught.value.what
     assert "a3-highgpu-9g" in caught.value.what
     with pytest.raises(UserError, match="not offered in us-central1"):
-        compare_machines(catalog, ["a3-highgpu-8g", "p5.48xlarge"], "us-central1")
+        compare(catalog, ["a3-highgpu-8g", "p5.48xlarge"], "us-central1")
 
 
 def test_a_volume_is_found_by_its_name(catalog):

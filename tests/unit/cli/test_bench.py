@@ -41,7 +41,7 @@ def test_a_person_sees_a_table_and_what_the_device_could_do(capsys):
     assert run(["bench", "laptop", *SMALL, "--no-peers"]) == 0
     shown = capsys.readouterr().out
     assert "Embark, pipeline" in shown
-    assert "this device's ceiling" in shown
+    assert "limit of this device" in shown
     assert "1.00×" in shown
 
 

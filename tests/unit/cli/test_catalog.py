@@ -196,7 +196,7 @@ def test_an_older_file_changes_nothing(capsys):
     Path("old.csv").write_text(HEAD + P4D.replace("2026-11-14", "2024-01-01"))
     seen = told(capsys, "refresh", "old.csv")
     assert "no price changed" in seen.out
-    assert "left out: 1" in seen.err
+    assert "catalog's: 1" in seen.err
     assert not prices_path().exists()
     assert price_of_p4d(capsys)["on_demand_usd_per_hour"] == pytest.approx(21.95764)
 

@@ -15,7 +15,7 @@ from embark.cli.diagnose import diagnose
 from embark.diagnose import load_rules
 from embark.errors import ExitCode
 from embark.spec import load_spec
-from embark.spec.write import to_toml
+from embark.spec.toml import to_toml
 
 ROOT = Path(__file__).parents[3]
 FAULTY = ROOT / "tests" / "fixtures" / "diagnose" / "faulty"

@@ -77,7 +77,7 @@ def test_what_does_not_fit_ends_with_1_and_the_nearest_that_does(capsys):
     told = data(capsys, "place.machine=a2-highgpu-1g", *FEW, code=ExitCode.OTHER)
     assert not told["fits"]
     assert told["bills"] == {}
-    assert [n["how"] for n in told["nearest"]] == ["more of it", "a larger one of the cloud", "the cheapest of all"]
+    assert [n["how"] for n in told["nearest"]] == ["more machines", "a larger machine of the cloud", "the cheapest"]
     assert told["nearest"][0]["num_nodes"] == 4
 
 
@@ -205,7 +205,7 @@ def test_bad_input_costs_a_sentence(sets, asked, what, fix):
 
 
 def test_data_elsewhere_cannot_say_its_tables():
-    with pytest.raises(EmbarkError, match="is not here to say which tables") as caught:
+    with pytest.raises(EmbarkError, match="cannot read the tables from here") as caught:
         plan_command("my_specs:bare", set_=[*STORED, *P4D], console=Console(), samples=10**9)
     assert caught.value.exit_code == ExitCode.BAD_INPUT
 

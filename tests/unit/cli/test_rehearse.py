@@ -51,7 +51,7 @@ def test_it_says_what_is_not_as_in_the_cluster_which_engine_it_takes_and_how_it_
     assert run(["rehearse", manifest()]) == 0
     out = capfd.readouterr().out
     assert "Job j: 1 pod of 2 processes" in out
-    assert "Not as in the cluster:" in out
+    assert "Differences from the cluster:" in out
     assert "no podman here; no docker here; pods are processes of this machine" in out
     assert "j-0 | hello" in out
     assert "rehearsed: 1 pod ended well" in out

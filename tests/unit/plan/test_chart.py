@@ -22,7 +22,7 @@ from embark.plan.chart import (
     place_labels,
     plot,
 )
-from embark.plan.survey import Bounds, Survey, near_front, pareto_front, setup_name, survey_catalog
+from embark.plan.survey import Bounds, Survey, near_front, pareto_front, survey_catalog
 from embark.plan.workload import DataSize
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -68,7 +68,7 @@ def test_the_front_is_a_line_through_its_points(found):
 def test_names_of_the_front_are_there_and_inside(found):
     root = ET.fromstring(draw_svg(found, "run"))
     names = [e for e in root.iter(f"{SVG}text") if "name" in e.get("class", "").split()]
-    known = {setup_name(e) for e in pareto_front(found.fitting, "on_demand")}
+    known = {e.setup.title for e in pareto_front(found.fitting, "on_demand")}
     assert len(names) >= 3
     assert {e.text for e in names} <= known
     assert all(0 < float(e.get("x")) < WIDTH and 0 < float(e.get("y")) < HEIGHT for e in names)

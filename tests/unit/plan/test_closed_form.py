@@ -60,7 +60,7 @@ def test_the_refusal_says_what_is_needed_and_what_is_there():
         closed_form(CRITEO, of_machine("a2-highgpu-1g"))
     text = str(caught.value)
     assert "tables of 98.1 GiB" in text
-    assert "have 34.0 GiB for them (15% is kept free)" in text
+    assert "have 34.0 GiB for them (15% is reserved)" in text
     assert "98.1 of 78.2 GiB" in text
     assert "\n" not in text
 
@@ -76,7 +76,7 @@ def test_a_refusal_on_a_cpu_or_a_tpu_does_not_speak_of_another_memory():
 def test_tables_that_fit_in_sum_and_not_in_parts_are_refused_in_so_many_words():
     spec = RunSpec(model=ModelSpec(kind="dcnv2", embedding_dim=128, num_tables=3, rows_per_table=20_000_000),
                    data=DataSpec(), train=TrainSpec(sharding="table_wise", memory_reserve=0.0))
-    with pytest.raises(TooLarge, match="in parts too small for them"):
+    with pytest.raises(TooLarge, match="split into parts too small for the tables"):
         closed_form(spec, Cluster(2, 2, 16 * GIB, 1 * GIB))
 
 

@@ -2,10 +2,10 @@
 
 import re
 
-from plan_setups import hand_estimator, real_estimator, shipped_catalog
+from plan_setups import hand_estimator, real_estimator, setup_of, shipped_catalog
 
 from embark.plan.survey import survey_catalog
-from embark.plan.verdict import describe_setup, find_alternatives, survey_sentence, verdict
+from embark.plan.verdict import find_alternatives, survey_sentence, verdict
 
 
 def machine(name):
@@ -38,7 +38,7 @@ def test_criteo_does_not_fit_one_a100_and_three_ways_out_are_named(tmp_path):
     assert "98.1 GiB" in answer.sentence
     assert "nearest that fits: 4 x a2-highgpu-1g, $" in answer.sentence
     more, larger, cheapest = answer.nearest
-    assert (more.how, more.estimate.setup.machine.name) == ("more of it", "a2-highgpu-1g")
+    assert (more.how, more.estimate.setup.machine.name) == ("more machines", "a2-highgpu-1g")
     assert not estimator.predicts(machine("a2-highgpu-1g"), 2)
     assert larger.estimate.setup.machine.cloud == "gcp"
     assert larger.estimate.setup.num_nodes == 1
@@ -50,31 +50,31 @@ def test_the_smallest_number_that_fits_and_shares_the_batch_is_found():
     fits_from = hand_estimator(lambda s: 0.01 if s.num_ranks >= 5 * 8 else None, sets=["train.batch_size=61440"])
     alternatives = find_alternatives(fits_from(machine("p4d.24xlarge"), 1), fits_from, max_nodes=1)
     found = {n.how: n.estimate for n in alternatives}
-    assert found["more of it"].setup.num_nodes == 5
+    assert found["more machines"].setup.num_nodes == 5
     uneven = hand_estimator(lambda s: 0.01 if s.num_ranks >= 5 * 8 else None)
     found = {n.how: n.estimate for n in find_alternatives(uneven(machine("p4d.24xlarge"), 1), uneven, max_nodes=1)}
-    assert found["more of it"].setup.num_nodes == 8  # 65,536 samples are not dealt to 40, 48 or 56 ranks
+    assert found["more machines"].setup.num_nodes == 8  # 65,536 samples are not dealt to 40, 48 or 56 ranks
 
 
 def test_larger_machines_are_of_the_same_cloud_and_region():
     only_large = hand_estimator(lambda s: 0.01 if s.machine.gpu_memory_gib > 600 else None, region="us-west-2")
     found = {n.how: n.estimate for n in find_alternatives(only_large(machine("p4d.24xlarge"), 1), only_large)}
-    assert found["a larger one of the cloud"].setup.machine.cloud == "aws"
-    assert found["a larger one of the cloud"].price.region == "us-west-2"
+    assert found["a larger machine of the cloud"].setup.machine.cloud == "aws"
+    assert found["a larger machine of the cloud"].price.region == "us-west-2"
 
 
 def test_two_ways_that_are_the_same_are_said_once():
     same = hand_estimator(lambda s: 0.01 if (s.machine.name, s.num_nodes) == ("p4de.24xlarge", 1) else None)
     answer = ask(same, "p4d.24xlarge")
     assert answer.sentence.count("p4de.24xlarge") == 1
-    assert "(a larger one of the cloud and the cheapest of all)" in answer.sentence
+    assert "(a larger machine of the cloud and the cheapest)" in answer.sentence
 
 
 def test_tables_larger_than_anything_get_advice():
     answer = ask(hand_estimator(lambda _: None), "p4d.24xlarge", max_nodes=4)
     assert not answer.fits
     assert answer.nearest == ()
-    assert "nothing in the catalog holds its 98.1 GiB of tables in numbers up to 4" in answer.sentence
+    assert "up to 4 machines of any type do not fit its 98.1 GiB of tables" in answer.sentence
     assert "fp16" in answer.sentence
 
 
@@ -88,7 +88,7 @@ def test_a_missing_price_is_said_in_the_sentence():
 def test_a_tpu_never_is_the_cheapest_while_something_firm_is(tmp_path):
     estimator = hand_estimator(lambda s: 1e-6 if s.machine.gpu.kind == "tpu" else 0.01 if s.num_ranks == 8 else None)
     found = {n.how: n.estimate for n in find_alternatives(estimator(machine("a2-highgpu-1g"), 1), estimator)}
-    assert found["the cheapest of all"].setup.machine.gpu.kind == "gpu"
+    assert found["the cheapest"].setup.machine.gpu.kind == "gpu"
 
 
 def sentence(estimator, kept=None, **more):
@@ -110,7 +110,7 @@ def test_a_bound_that_nobody_keeps_is_answered_with_the_best_there_is():
 
 
 def test_a_catalog_where_nothing_fits_says_why_of_the_largest():
-    assert re.search(r"run fits nothing here in numbers up to 2; on the largest, .*: too small by hand",
+    assert re.search(r"run fits no machine here, up to 2 of each; on the largest, .*: too small by hand",
                      sentence(hand_estimator(lambda _: None)))
 
 
@@ -121,5 +121,5 @@ def test_a_catalog_where_nothing_has_a_price_says_so():
 
 
 def test_a_setup_is_named_as_people_name_it():
-    assert describe_setup(machine("Standard_ND96asr_v4"), 2) == "2 x ND96asr_v4 (16 x A100)"
-    assert describe_setup(machine("a2-highgpu-1g"), 1) == "one a2-highgpu-1g (1 x A100)"
+    assert setup_of("Standard_ND96asr_v4", 2).description == "2 x ND96asr_v4 (16 x A100)"
+    assert setup_of("a2-highgpu-1g", 1).description == "one a2-highgpu-1g (1 x A100)"

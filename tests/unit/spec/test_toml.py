@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from embark.spec import PRESETS, load_spec
-from embark.spec.starter import reference, starter
-from embark.spec.toml_lines import line_of
+from embark.spec.toml import line_of, reference, starter
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "spec.md"
 

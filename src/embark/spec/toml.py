@@ -1,5 +1,6 @@
-"""Starter specs and the field reference, generated from the sections."""
+"""A spec as TOML text: written, as a commented starter, as a reference page, and which line a field stands on."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,33 @@ from pydantic import BaseModel
 from embark.spec.model import Table
 from embark.spec.presets import PRESETS
 from embark.spec.run import RunSpec
+
+_ARRAY = re.compile(r"^(\S+ = )\[\n((?:    .*,\n)+)\]$", re.MULTILINE)
+_HEADER = re.compile(r"^\s*(\[{1,2})\s*([^\[\]]+?)\s*\]{1,2}\s*(#.*)?$")
+_KEY = re.compile(r"^\s*([A-Za-z0-9_.\"'-]+?)\s*=")
+
+
+def to_toml(spec: RunSpec, *, only_set: bool = False) -> str:
+    """The resolved spec; fields without a value are left out, TOML having no null.
+
+    With `only_set`, only the fields that the user set, so that the reader still sees which ones those are.
+    """
+    values = spec.model_dump(mode="json", exclude_none=True, exclude_unset=only_set)
+    values = {"name": spec.name, **{key: value for key, value in values.items() if value != {}}}
+    # tomli_w writes each element on its own line, and escapes line breaks in strings.
+    return _ARRAY.sub(lambda match: match[1] + "[" + " ".join(line.strip() for line in match[2].split("\n"))[:-2] + "]",
+                      tomli_w.dumps(values))
+
+
+def line_of(text: str, field: str) -> int:
+    """The line of `field` (`model.tables.2.rows`), of the nearest section that contains it, or 1.
+
+    tomllib keeps no positions, so the text is scanned.
+    """
+    lines = _field_lines(text)
+    parts = field.split(".")
+    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((lines[name] for name in names if name in lines), 1)
 
 
 def starter(preset: str) -> str:
@@ -95,3 +123,25 @@ def _default(value: object) -> str:
     if value is None:
         return "not given"
     return _inline(list(value) if isinstance(value, tuple) else value)
+
+
+def _field_lines(text: str) -> dict[str, int]:
+    lines: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            section = _bare(header[2])
+            if header[1] == "[[":
+                counts[section] = counts.get(section, -1) + 1
+                lines.setdefault(section, number)
+                section = f"{section}.{counts[section]}"
+            lines.setdefault(section, number)
+        elif key := _KEY.match(line):
+            name = _bare(key[1])
+            lines.setdefault(f"{section}.{name}" if section else name, number)
+    return lines
+
+
+def _bare(name: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in name.split("."))
