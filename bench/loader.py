@@ -41,11 +41,11 @@ from embark.data import Loader, open_source, resolve_from_data
 from embark.data.loader import RawLoader, num_together
 from embark.data.prepared import MANIFEST, Feature, Layout, Manifest, PartWriter, Rows
 from embark.data.prepared.source import PreparedSource
-from embark.spec import resolve
-from embark.spec.presets import CRITEO_1TB_ROWS
+from embark.spec import PRESETS, resolve
 from embark.trainers.torch.batch import RawDecoder, ToDevice, pinned
 
 NUM_DENSE = 13
+CRITEO_1TB_ROWS = [table.rows for table in PRESETS["criteo-1tb"]().model.table_list()]
 CHUNK_ROWS = 262_144
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 

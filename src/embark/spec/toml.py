@@ -8,7 +8,7 @@ import tomli_w
 from pydantic import BaseModel
 
 from embark.spec.model import Table
-from embark.spec.presets import PRESETS
+from embark.spec.presets import ABOUT, PRESETS
 from embark.spec.run import RunSpec
 
 _ARRAY = re.compile(r"^(\S+ = )\[\n((?:    .*,\n)+)\]$", re.MULTILINE)
@@ -42,8 +42,7 @@ def line_of(text: str, field: str) -> int:
 def starter(preset: str) -> str:
     """The preset as TOML: what it sets, each field under a comment."""
     spec = PRESETS[preset]()
-    doc = (PRESETS[preset].__doc__ or "").strip().splitlines()[0]
-    lines = [f"# {doc}", f"# Train it: embark train {preset}.toml", f'name = "{spec.name}"']
+    lines = [f"# {ABOUT[preset]}", f"# Train it: embark train {preset}.toml", f'name = "{spec.name}"']
     for section in ("model", "data", "train", "store", "watch"):
         part: BaseModel = getattr(spec, section)
         if part.model_fields_set:

@@ -84,7 +84,7 @@ def test_for_a_person_every_part_has_its_time_and_its_dollars(tmp_path, capsys):
         assert part in out
     assert "interrupted once; 40 steps (20.0 s) repeated, 1 min 20 s down: $100.00" in out
     assert "remaining: $420.00 and 7 min 00 s (840 of 1,000 steps, 500 ms each); $620.00 in all" in out
-    assert "price: $3,600.00 an hour" in out
+    assert "price: $3,600 an hour" in out
 
 
 def test_a_run_without_a_price_is_told_in_hours_only(tmp_path, capsys):

@@ -190,7 +190,7 @@ STORED = ("data.kind=prepared", "data.path=s3://bucket/rows")
         (P4D, {"budget": float("nan")}, "--budget nan", "--budget 8"),
         (P4D, {"samples": 0}, "--samples 0", "--samples 4195197692"),
         (P4D, {"samples": 5}, "fewer than train.batch_size", "train.batch_size"),
-        ((*P4D, *STORED), {}, "s3://bucket/rows: how many samples", "--samples N"),
+        ((*P4D, *STORED), {}, "s3://bucket/rows: cannot read the dataset's size", "--samples N"),
         ((), {"across": True, "exact": True}, "--exact plans for one machine", "leave --exact out"),
         (P4D, {"by": "hours"}, "--picture and --by need the complete catalog", "--across"),
         (FEW, {"across": True, "cloud": "azure", "picture": Path("my_specs.py/x.svg")}, "my_specs.py/x.svg: ", "svg"),
@@ -259,10 +259,11 @@ def test_the_guide_names_the_constants_that_are_used():
     text = (ROOT / "docs" / "plan.md").read_text()
     graces = (f"({POD_GRACE_S['aws']:g} s on AWS, {POD_GRACE_S['azure']:g} s on Azure, {POD_GRACE_S['gcp']:g} s "
               "for pods on GKE)")
-    for words in (f"{COST['boot_s']:g} s until", f"{COST['image_s']:g} s for an image", graces,
+    for words in (f"{COST['boot_s']:g} s to boot", f"{COST['image_s']:g} s to pull an image", graces,
                   f"{COST['first_step_s']:g} s to the first", f"{COST['resumed_step_s']:g} s to the first",
-                  f"{COST['replacement_s']:g} s until there", f"takes {COST['eval_share']:g} of",
-                  f"{COST['gpu_hours_between_failures']:,.0f} hours", f"{COST['write_gbyte_per_s']:g} GB/s a process",
+                  f"{COST['replacement_s']:g} s for a replacement", f"{COST['eval_share']:g} of",
+                  f"{COST['gpu_hours_between_failures']:,.0f} accelerator hours",
+                  f"{COST['write_gbyte_per_s']:g} GB/s per process",
                   f"{COST['tpu_first_step_s']:g} s on TPUs",
                   f"{COST['copy_share']:g} of the bus", f"{COST['network_share']:g} of the network"):
         assert words in text
