@@ -19,9 +19,6 @@ _NO_SUCH_NAME = ("not-indexed", "endpoint-not-a-pod-name", "service-not-given", 
 """Rules of the linter that explain a rendezvous which never happens; the second, a host that does not resolve."""
 KILLED = 137
 """128 and SIGKILL."""
-_NO_FILE = re.compile(r"can't open file '([^']+)'|No module named '?([\w.]+)'?|([\w./-]+\.py): No such file")
-_NO_PROGRAM = re.compile(r'exec: "([^"]+)": (?:executable file not found|stat|no such file)|'
-                         r'executable file `([^`]+)` not found|([\w./-]+): (?:command )?not found')
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +132,8 @@ def _fault_too_late(case: Case) -> Cause | None:
 def find_root_cause(case: Case) -> Cause:
     """The first that fits: what the manifest itself makes sure of comes before what the lines say."""
     checks: Sequence[Callable[[Case], Cause | None]] = (
-        _missing, _no_program, _no_script, _cannot_meet, _stopped_with_zero, _alone, _refused_by_the_run, _too_slow,
-        _out_of_memory, _from_lines, _too_long,
+        _missing, _cannot_meet, _stopped_with_zero, _refused_by_the_run, _too_slow, _out_of_memory, _from_lines, _alone,
+        _too_long,
     )
     for check in checks:
         if (cause := check(case)) is not None:
@@ -179,33 +176,6 @@ def _cannot_meet(case: Case) -> Cause | None:
     return Cause(f"{_pods(case.pods)} {waits}: {'; '.join(one.what for one in found) or 'no Service leads to it'}",
                  "; ".join(one.fix for one in found) or "the first pod's name below a headless Service that selects it",
                  _line_with(case, text))
-
-
-def _no_program(case: Case) -> Cause | None:
-    if 127 not in {end.code for end in case.outcome.ends}:
-        return None
-    line = _line_with(case, _NO_PROGRAM)
-    match = _NO_PROGRAM.search(line)
-    program = next(filter(None, match.groups()), "") if match else ""
-    return Cause(f"{program or 'the command'} is not in the image", "build it into the image, or name what is there",
-                 line)
-
-
-def _no_script(case: Case) -> Cause | None:
-    line = _line_with(case, _NO_FILE)
-    match = _NO_FILE.search(line)
-    if match is None or case.outcome.finish != "failed":
-        return None
-    if match[2]:
-        return Cause(f"the module {match[2]} is not in the image", "build it into the image", line)
-    script = match[1] or match[3]
-    launch = launch_of(case.pods[0])
-    alone = ""
-    if launch is not None and not launch.is_torchrun and len(case.pods) > 1:
-        alone = f"; and {launch.program} would start one process in each pod, which train alone"
-    name = launch.script if launch is not None and launch.script else script
-    return Cause(f"the script {name} is not in the image{alone}",
-                 "COPY it into the image" + (", and start it by torchrun" if alone else ""), line)
 
 
 def _stopped_with_zero(case: Case) -> Cause | None:

@@ -206,7 +206,8 @@ def test_the_time_limit_ends_it():
 def test_a_program_that_is_not_there_is_named():
     done, _ = run("exec no-such-program")
     assert not done.verdict.is_ok
-    assert done.verdict.sentence == "no-such-program is not in the image"
+    assert "The image does not hold the program or script that the job runs" in done.verdict.sentence
+    assert "no-such-program" in done.verdict.evidence
 
 
 JOBSET = """

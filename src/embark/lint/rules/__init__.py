@@ -11,17 +11,19 @@ from typing import Any
 
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Rule, Setting, World, settings
-from embark.lint.rules import aws, azure, files, gcp, jobs, kubeflow, rendezvous
+from embark.lint.rules import aws_azure, files, gcp, jobs, kubeflow, rendezvous
 from embark.lint.shell import Command
 from embark.lint.source import replace_within
 
 SUBJECTS: dict[str, Callable[[World], Iterable[Any]]] = {
     "world": lambda world: [world], "job": lambda world: world.jobs, "pod": lambda world: world.pods,
+    "trainer": lambda world: [(pod.main, pod) for pod in world.pods if pod.is_training and pod.main is not None],
     "command": lambda world: world.commands, "document": lambda world: world.documents,
-    "file": lambda world: world.files.pythons, "setting": settings, "group": aws.node_groups,
-    "lustre": aws.file_systems, "aks_pool": azure.node_pools, "fabric_job": gcp.jobs_on_fabrics,
+    "file": lambda world: world.files.pythons, "setting": settings, "group": aws_azure.node_groups,
+    "lustre": aws_azure.file_systems, "aks_pool": aws_azure.aks_pools, "fabric_job": gcp.jobs_on_fabrics,
     "gke_pool": gcp.node_pools, "pool": gcp.vertex_pools, "text": gcp.texts, "pins": files.pins,
     "image": files.training_images, "torchx": kubeflow.torchx_runs, "served_job": rendezvous.jobs_with_services,
+    "own_job": rendezvous.own_jobs,
 }
 
 
@@ -49,7 +51,7 @@ def setting_is(setting: Setting, *, name: str, value: str = ".*", only: str = ""
         yield Hit(setting.place, says.format(setting=setting), edits=setting.removal)
 
 
-_CHECKS = {name: check for module in (aws, azure, files, gcp, jobs, kubeflow, rendezvous)
+_CHECKS = {name: check for module in (aws_azure, files, gcp, jobs, kubeflow, rendezvous)
            for name, check in vars(module).items()} | globals()
 
 

@@ -5,9 +5,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from embark.lint.job import TrainingJob
 from embark.lint.read import Dockerfile, Document, PythonFile
-from embark.lint.rule import Hit, World, set_in_pods
+from embark.lint.rule import Hit, TrainingJob, World
 from embark.lint.shell import Command
 from embark.lint.source import Place, Source, is_unsafe, replace_within
 from embark.stack.versions import Triple, default_triple, load_triples
@@ -114,7 +113,8 @@ def no_efa_in_image(job: TrainingJob) -> Iterator[Hit]:
 
 
 def secret_in_file(world: World) -> Iterator[Hit]:
-    found: list[tuple[str, str, Place]] = [(name, value, place) for _, _, name, value, place in set_in_pods(world)]
+    found = [(name, value.text, value.place) for pod in world.pods for container in pod.containers
+             for name, (_, value) in container.environment.items() if value.place is not None]
     found += [one for command in world.commands for one in command.assignments]
     found += [one for dockerfile in world.files.dockerfiles for one in dockerfile.environment]
     for name, value, place in found:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from embark.catalog.machine import Machine
 from embark.errors import nearest
-from embark.lint.job import TrainingJob
 from embark.lint.pods import Pod, launch_of_words
 from embark.lint.read import PythonFile
-from embark.lint.rule import Hit, World
+from embark.lint.rule import Hit, TrainingJob, World
 from embark.lint.shell import Command, Word
 from embark.lint.source import Edit, Place, replace_within
 
@@ -192,7 +191,6 @@ class Pool:
     machine_type: str
     accelerator: str
     num_accelerators: int
-    replicas: int
     command: tuple[str, ...]
     is_script: bool = False
     """A local script that Vertex runs with `python`."""
@@ -276,7 +274,7 @@ def vertex_pools(world: World) -> Iterator[Pool]:
         for node in document.root.walk():
             for pool in node["workerPoolSpecs"]:
                 machine, container = pool["machineSpec"], pool["containerSpec"]
-                values = {"machine_type": machine["machineType"].text, "replica_count": pool["replicaCount"].text,
+                values = {"machine_type": machine["machineType"].text,
                           "accelerator_type": machine["acceleratorType"].text,
                           "accelerator_count": machine["acceleratorCount"].text}
                 place = machine.place or document.place
@@ -308,10 +306,9 @@ def _entries(node: ast.AST | None) -> dict[str, ast.expr]:
 
 
 def _pool(place: Place, values: Mapping[str, str], command: tuple[str, ...], *, is_script: bool = False) -> Pool:
-    numbers = [int(text) if text.isdigit() and len(text) < 9 else 0 for text in
-               (values.get("accelerator_count", ""), values.get("replica_count", "1"))]
-    return Pool(place, values.get("machine_type", ""), values.get("accelerator_type", ""), numbers[0], numbers[1],
-                tuple(word for word in command if word), is_script)
+    count = values.get("accelerator_count", "")
+    return Pool(place, values.get("machine_type", ""), values.get("accelerator_type", ""),
+                int(count) if count.isdigit() and len(count) < 9 else 0, tuple(filter(None, command)), is_script)
 
 
 def _keywords(call: ast.Call) -> dict[str, ast.expr]:

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 
 from embark.catalog.pricing import GRACES, POD_GRACE_S
-from embark.lint.job import GKE_LABEL, SPOT_LABELS, TrainingJob
-from embark.lint.pods import SHELLS, Pod, quantity
+from embark.lint.pods import SHELLS, Container, Pod, quantity
 from embark.lint.read import Document, PythonFile
-from embark.lint.rule import Hit, World
+from embark.lint.rule import GKE_LABEL, SPOT_LABELS, Hit, TrainingJob, World
 from embark.lint.shell import Command
 from embark.lint.source import Node, add_key, replace_within, set_key, set_scalar
 
@@ -164,12 +163,10 @@ STOCK_IMAGES = re.compile(r"^(?:docker\.io/)?(?:pytorch/pytorch|nvcr\.io/nvidia/
                           r"[:@]")
 
 
-def no_requests(pod: Pod) -> Iterator[Hit]:
-    if not pod.is_training or pod.main is None or not pod.main.is_accelerated:
-        return
-    missing = [name for name in ("cpu", "memory") if not pod.main.amount(name)]
-    if missing:
-        yield Hit(pod.main.limits.place or pod.place, f"{' and '.join(missing)} not requested")
+def no_requests(trainer: Container, pod: Pod) -> Iterator[Hit]:
+    missing = [name for name in ("cpu", "memory") if not trainer.amount(name)]
+    if missing and trainer.is_accelerated:
+        yield Hit(trainer.limits.place or pod.place, f"{' and '.join(missing)} not requested")
 
 
 def no_gpu_toleration(pod: Pod) -> Iterator[Hit]:
@@ -202,11 +199,11 @@ def no_anti_affinity(job: TrainingJob) -> Iterator[Hit]:
         yield Hit(job.place, f"nothing keeps two pods off one node{why}")
 
 
-def small_dev_shm(pod: Pod) -> Iterator[Hit]:
-    if not pod.is_training or pod.main is None or (pod.num_gpus < 2 and not pod.main.starts_torchrun) \
-            or not pod.is_complete or pod.spec["hostIPC"].value is True or not pod.num_gpus:
+def small_dev_shm(trainer: Container, pod: Pod) -> Iterator[Hit]:
+    is_one = pod.num_gpus < 2 and not trainer.starts_torchrun
+    if is_one or not pod.num_gpus or not pod.is_complete or pod.spec["hostIPC"].value is True:
         return
-    volume = pod.mounted(pod.main, "/dev/shm")
+    volume = pod.mounted(trainer, "/dev/shm")
     if not volume:
         yield Hit(pod.place, "nothing is mounted at /dev/shm, which is 64 MB then",
                   "an emptyDir with medium: Memory and a sizeLimit, mounted at /dev/shm")
@@ -251,14 +248,13 @@ def more_than_a_node_has(job: TrainingJob) -> Iterator[Hit]:
         yield Hit(job.place, f"{job.gpus} GPUs: {name} has {most_gpus}", f"nvidia.com/gpu: {most_gpus}")
 
 
-def script_not_in_image(pod: Pod) -> Iterator[Hit]:
-    if not pod.is_training or pod.main is None or pod.spec["initContainers"].items:
+def script_not_in_image(trainer: Container, pod: Pod) -> Iterator[Hit]:
+    launch, image = trainer.launch, trainer.image
+    if launch is None or launch.is_module or not launch.script.endswith(".py") or not STOCK_IMAGES.match(image.text) \
+            or pod.spec["initContainers"].items:
         return
-    launch, image = pod.main.launch, pod.main.image
-    if launch is None or launch.is_module or not launch.script.endswith(".py") or not STOCK_IMAGES.match(image.text):
-        return
-    folder = launch.script.rpartition("/")[0] if launch.script.startswith("/") else pod.main.node["workingDir"].text
-    mounts = [mount["mountPath"].text.rstrip("/") for mount in pod.main.node["volumeMounts"]]
+    folder = launch.script.rpartition("/")[0] if launch.script.startswith("/") else trainer.node["workingDir"].text
+    mounts = [mount["mountPath"].text.rstrip("/") for mount in trainer.node["volumeMounts"]]
     if not folder or not any(folder == path or folder.startswith(path + "/") for path in mounts):
         yield Hit(image.place or pod.place, f"{image.text} holds no {launch.script}")
 
@@ -271,18 +267,14 @@ def command_is_one_word(pod: Pod) -> Iterator[Hit]:
             yield Hit(first.place, f"the program would be {first.text!r}", f"command: [{words}]")
 
 
-def one_process_on_many_gpus(pod: Pod) -> Iterator[Hit]:
-    if not pod.is_training or pod.main is None or pod.kind == "PyTorchJob":
-        return
-    launch = pod.main.launch
-    if launch is not None and launch.program == "python" and pod.main.num_gpus > 1:
-        yield Hit(pod.main.command.place or pod.place, f"one process has {pod.main.num_gpus} GPUs",
-                  f"torchrun --nproc-per-node={pod.main.num_gpus} {launch.script}")
+def one_process_on_many_gpus(trainer: Container, pod: Pod) -> Iterator[Hit]:
+    launch, gpus = trainer.launch, trainer.num_gpus
+    if launch is not None and launch.program == "python" and gpus > 1 and pod.kind != "PyTorchJob":
+        yield Hit(trainer.command.place or pod.place, f"one process has {gpus} GPUs",
+                  f"torchrun --nproc-per-node={gpus} {launch.script}")
 
 
-def claim_not_given(pod: Pod, world: World) -> Iterator[Hit]:
-    if not pod.is_training:
-        return
+def claim_not_given(trainer: Container, pod: Pod, world: World) -> Iterator[Hit]:
     for volume in pod.spec["volumes"]:
         node = volume.at("persistentVolumeClaim.claimName")
         if node.place is not None and not world.named("PersistentVolumeClaim", node.text, pod.document.namespace):
@@ -299,10 +291,8 @@ def unknown_accelerator_label(pod: Pod, world: World) -> Iterator[Hit]:
         yield Hit(node.place, f"GKE labels no node {GKE_LABEL}: {node.text}", f"one of: {', '.join(near)}")
 
 
-def runs_as_root(pod: Pod) -> Iterator[Hit]:
-    if not pod.is_training or pod.main is None:
-        return
-    for holder in (pod.spec["securityContext"], pod.main.node["securityContext"]):
+def runs_as_root(trainer: Container, pod: Pod) -> Iterator[Hit]:
+    for holder in (pod.spec["securityContext"], trainer.node["securityContext"]):
         user, privileged = holder["runAsUser"], holder["privileged"]
         if user.integer == 0 and user.place is not None:
             yield Hit(user.place, "the container runs as root", "runAsUser: 1000, runAsNonRoot: true",

@@ -5,10 +5,9 @@ import re
 from collections.abc import Iterator
 
 from embark.catalog.machine import Catalog, Machine
-from embark.lint.job import TrainingJob
 from embark.lint.pods import Pod, patches
 from embark.lint.read import Document
-from embark.lint.rule import Hit, World
+from embark.lint.rule import Hit, TrainingJob, World
 from embark.lint.shell import Command
 from embark.lint.source import Edit, Node, Place, add_key, remove_item, remove_key, set_scalar
 
@@ -61,7 +60,7 @@ def elastic_size(document: Document, world: World) -> Iterator[Hit]:
     replicas = [node["replicas"].integer or 1 for node in document.root.at("spec.pytorchReplicaSpecs").values()]
     if low.integer is None or high.integer is None or low.integer == high.integer or low.place is None:
         return
-    if not any(pod.num_gpus for pod in world.pods_in(document)):
+    if not any(pod.num_gpus for pod in world.pods if pod.document.root is document.root):
         return
     wanted = str(sum(replicas))
     yield Hit(low.place, f"it may run on {low.text} to {high.text} nodes", f"minReplicas and maxReplicas: {wanted}",

@@ -4,13 +4,13 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from embark.lint.job import TrainingJob
-from embark.lint.pods import Container, Pod
+from embark.lint.pods import Container, Launch, Pod
 from embark.lint.read import Document
-from embark.lint.rule import Hit, World
+from embark.lint.rule import Hit, TrainingJob, World
 from embark.lint.source import Edit, Node, Place, replace_within, set_key, set_scalar
 
 _REFERENCE = re.compile(r"(?<!\$)\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
+_VARIABLE = re.compile(r"(?<!\$)\$(?:\(([-.\w]+)\)|\{(\w+)\}|(\w+))")
 _SHELL_NAMES = re.compile(r"\$\{?(MASTER_ADDR|MASTER_PORT|NNODES|NUM_NODES|WORLD_SIZE|NODE_RANK|RANK)\b")
 _INJECTED = {
     "PyTorchJob": re.compile(r"PET_\w+|MASTER_ADDR|MASTER_PORT|WORLD_SIZE|RANK"),
@@ -38,61 +38,62 @@ def undefined_variable(pod: Pod) -> Iterator[Hit]:
                           _define(name, pod))
 
 
-def rendezvous_variable_unset(job: TrainingJob) -> Iterator[Hit]:
-    launch = job.launch
-    if launch is None or not launch.is_torchrun or not launch.is_in_shell or not job.is_plain_job \
-            or job.container.has_env_from:
+def rendezvous_variable_unset(own_job: TrainingJob, launch: Launch) -> Iterator[Hit]:
+    container = own_job.container
+    if not launch.is_in_shell or container.has_env_from:
         return
-    script = " ".join(node.text for node in job.container.argv_nodes)
+    script = " ".join(node.text for node in container.argv_nodes)
     set_here = set(re.findall(r"(?:^|[\s;&|(])(?:export\s+)?([A-Z_]+)=", script))
     for name in dict.fromkeys(_SHELL_NAMES.findall(" ".join(launch.argv))):
-        if name not in job.container.environment and name not in set_here:
-            yield Hit(job.place, f"${name} is in torchrun's arguments and nothing in the manifest sets it",
+        if name not in container.environment and name not in set_here:
+            yield Hit(own_job.place, f"${name} is in torchrun's arguments and nothing in the manifest sets it",
                       f"set {name} among the container's env, or write the value")
 
 
-def endpoint_not_a_pod_name(world: World) -> Iterator[Hit]:
-    for job, host in _hosts(world):
-        match = _POD_NAME.match(host)
-        subdomain = _subdomain(job)
-        wanted = f"{_first_pod(job)}.{subdomain or job.document.name}"
-        if match is None or host.replace(".", "").isdigit() or host == "localhost":
-            continue
-        service = match["service"] or ""
-        if world.named("Service", host.partition(".")[0], job.document.namespace) and not service:
-            continue  # a Service of that name stands before the first pod
-        port = job.launch.endpoint.rpartition(":")[2] if job.launch else "29500"
-        if not service:
-            why = f"{host} has no service in it, so no other pod can resolve it"
-        elif not subdomain:
-            why = f"the pods have no subdomain, so {host} is nobody's name"
-        elif service != subdomain:
-            why = f"the pods are under {subdomain}, and {host} is under {service}"
-        elif match["pod"] != _first_pod(job):
-            why = f"the first pod is {_first_pod(job)}, not {match['pod']}"
-        else:
-            continue
-        yield Hit(_argument(job, host), why, f"endpoint {wanted}:{port}, with subdomain: "
-                  f"{subdomain or job.document.name} in the pod and a headless Service of that name")
-
-
-def not_indexed(job: TrainingJob) -> Iterator[Hit]:
-    if job.is_plain_job and job.is_distributed and job.launch and job.launch.is_torchrun and not job.is_indexed:
-        yield Hit(_at(job.num_pods_node, job), f"{job.num_nodes} pods are to meet, and none has a fixed name",
-                  edits=set_key(job.spec, "completionMode", "Indexed"))
-
-
-def service_not_given(job: TrainingJob, world: World) -> Iterator[Hit]:
-    if not job.is_plain_job or job.kind == "JobSet" or not job.is_distributed or _service(world, job) is not None \
-            or job.launch is None or not job.launch.is_torchrun:
+def endpoint_not_a_pod_name(own_job: TrainingJob, launch: Launch, world: World) -> Iterator[Hit]:
+    document, subdomain = own_job.document, _subdomain(own_job)
+    known = own_job.container.env_values
+    host = _VARIABLE.sub(lambda found: known.get(found[1] or found[2] or found[3], found[0]), launch.endpoint_host)
+    match = _POD_NAME.match(host)
+    if match is None or host.replace(".", "").isdigit() or host == "localhost" or not own_job.is_distributed \
+            or (own_job.kind == "JobSet" and not subdomain):
         return
-    name = _subdomain(job) or job.document.name
+    service = match["service"] or ""
+    if not service and world.named("Service", host.partition(".")[0], document.namespace):
+        return  # a Service of that name stands before the first pod
+    if not service:
+        why = f"{host} has no service in it, so no other pod can resolve it"
+    elif not subdomain:
+        why = f"the pods have no subdomain, so {host} is nobody's name"
+    elif service != subdomain:
+        why = f"the pods are under {subdomain}, and {host} is under {service}"
+    elif match["pod"] != _first_pod(own_job):
+        why = f"the first pod is {_first_pod(own_job)}, not {match['pod']}"
+    else:
+        return
+    below = subdomain or document.name
+    yield Hit(_argument(own_job, host), why,
+              f"endpoint {_first_pod(own_job)}.{below}:{launch.endpoint.rpartition(':')[2]}, with subdomain: {below} "
+              "in the pod and a headless Service of that name")
+
+
+def not_indexed(own_job: TrainingJob) -> Iterator[Hit]:
+    if own_job.is_distributed and not own_job.is_indexed:
+        yield Hit(_at(own_job.num_pods_node, own_job),
+                  f"{own_job.num_nodes} pods are to meet, and none has a fixed name",
+                  edits=set_key(own_job.spec, "completionMode", "Indexed"))
+
+
+def service_not_given(own_job: TrainingJob, launch: Launch, world: World) -> Iterator[Hit]:
+    document, name = own_job.document, _subdomain(own_job) or own_job.document.name
+    if own_job.kind == "JobSet" or not own_job.is_distributed or _service(world, own_job) is not None:
+        return
     elsewhere = [one for one in world.of_kind("Service") if one.name == name]
-    why = f"is in namespace {elsewhere[0].namespace}, the pods in {job.document.namespace}" if elsewhere else \
+    why = f"is in namespace {elsewhere[0].namespace}, the pods in {document.namespace}" if elsewhere else \
         "is not among the files given"
-    yield Hit(_at(job.pod.spec["subdomain"], job), f"the headless Service {name} {why}",
+    yield Hit(_at(own_job.pod.spec["subdomain"], own_job), f"the headless Service {name} {why}",
               f"a Service {name} with clusterIP: None, publishNotReadyAddresses: true and selector "
-              f"batch.kubernetes.io/job-name: {job.document.name}; subdomain: {name} in the pod")
+              f"batch.kubernetes.io/job-name: {document.name}; subdomain: {name} in the pod")
 
 
 def service_not_headless(served_job: TrainingJob, service: Document) -> Iterator[Hit]:
@@ -169,32 +170,27 @@ def lacks_c10d_option(job: TrainingJob, *, option: str, word: str = "", fix: str
         yield Hit(_argument(job, "rdzv"), fix=fix.format(job.document.name))
 
 
-def endpoint_is_local(job: TrainingJob) -> Iterator[Hit]:
-    launch = job.launch
-    if launch is None or not launch.is_torchrun or not job.is_plain_job or (launch.nnodes or (1, 1))[1] < 2:
-        return
-    host = launch.endpoint_host
-    if "standalone" in launch.options or host in ("", "localhost", "127.0.0.1", "0.0.0.0", "::1"):
-        why = "--standalone" if "standalone" in launch.options else f"the endpoint {host or 'is not set'}"
-        yield Hit(_argument(job, "nnodes", "nnodes"), f"{job.num_nodes} nodes are to meet, and {why}",
-                  f"--rdzv-backend=c10d --rdzv-endpoint={_first_pod(job)}."
-                  f"{_subdomain(job) or job.document.name}:29500")
+def endpoint_is_local(own_job: TrainingJob, launch: Launch) -> Iterator[Hit]:
+    host, is_alone = launch.endpoint_host, "standalone" in launch.options
+    is_local = is_alone or host in ("", "localhost", "127.0.0.1", "0.0.0.0", "::1")
+    if is_local and (launch.nnodes or (1, 1))[1] > 1:
+        why = "--standalone" if is_alone else f"the endpoint {host or 'is not set'}"
+        yield Hit(_argument(own_job, "nnodes"), f"{own_job.num_nodes} nodes are to meet, and {why}",
+                  f"--rdzv-backend=c10d --rdzv-endpoint={_first_pod(own_job)}."
+                  f"{_subdomain(own_job) or own_job.document.name}:29500")
 
 
 def one_node_rank(job: TrainingJob) -> Iterator[Hit]:
     rank = job.launch.options.get("node-rank", "") if job.launch else ""
     if job.is_distributed and job.is_plain_job and rank.isdigit():
-        yield Hit(_argument(job, "node", "node"), f"every pod is node {rank}")
+        yield Hit(_argument(job, "node"), f"every pod is node {rank}")
 
 
-def every_pod_alone(job: TrainingJob) -> Iterator[Hit]:
-    launch = job.launch
-    if launch is None or not launch.is_torchrun or not job.is_plain_job or (job.num_pods or 1) < 2:
-        return
-    meets = launch.endpoint_host not in ("", "localhost", "127.0.0.1")
-    if meets and "nnodes" not in launch.options and not job.container.has_env_from:
-        yield Hit(_argument(job, "torchrun"), f"{job.num_pods} pods, and torchrun expects one node",
-                  f"--nnodes={job.num_pods} --node-rank=$JOB_COMPLETION_INDEX")
+def every_pod_alone(own_job: TrainingJob, launch: Launch) -> Iterator[Hit]:
+    meets = launch.endpoint_host not in ("", "localhost", "127.0.0.1") and not own_job.container.has_env_from
+    if meets and (own_job.num_pods or 1) > 1 and "nnodes" not in launch.options:
+        yield Hit(_argument(own_job, "torchrun"), f"{own_job.num_pods} pods, and torchrun expects one node",
+                  f"--nnodes={own_job.num_pods} --node-rank=$JOB_COMPLETION_INDEX")
 
 
 def _references(container: Container) -> Iterator[tuple[Node, str]]:
@@ -211,20 +207,11 @@ def _references(container: Container) -> Iterator[tuple[Node, str]]:
                     if name not in known and (not is_shell or name.isupper()))
 
 
-def _hosts(world: World) -> Iterator[tuple[TrainingJob, str]]:
-    """Jobs that must name the host themselves, and the host they name, with `$(VAR)` filled in."""
+def own_jobs(world: World) -> Iterator[tuple[TrainingJob, Launch]]:
+    """Jobs that start torchrun, and nobody but the manifest tells it where to meet."""
     for job in world.jobs:
-        if not job.is_plain_job or not job.is_distributed or job.launch is None or not job.launch.is_torchrun:
-            continue
-        if job.kind == "JobSet" and not _subdomain(job):
-            continue
-        values = job.container.env_values
-        host = job.launch.endpoint_host
-        for name in {*_REFERENCE.findall(host), *re.findall(r"\$\{?(\w+)", host)} & set(values):
-            for spelling in (f"$({name})", f"${{{name}}}", f"${name}"):
-                host = host.replace(spelling, values[name])
-        if host and "$" not in host:
-            yield job, host
+        if job.is_plain_job and job.launch is not None and job.launch.is_torchrun:
+            yield job, job.launch
 
 
 def jobs_with_services(world: World) -> Iterator[tuple[TrainingJob, Document]]:
@@ -258,12 +245,10 @@ def _define(name: str, pod: Pod) -> str:
 
 
 def _nnodes_edits(job: TrainingJob, written: str, num_pods: int) -> tuple[Edit, ...]:
-    for node in job.container.argv_nodes:
-        for spelling in ("--nnodes=", "--nnodes "):
-            edits = replace_within(node.place, f"{spelling}{written}", f"{spelling}{num_pods}")
-            if edits:
-                return edits
     nodes = job.container.argv_nodes
+    for node, spelling in itertools.product(nodes, ("--nnodes=", "--nnodes ")):
+        if edits := replace_within(node.place, f"{spelling}{written}", f"{spelling}{num_pods}"):
+            return edits
     for flag, value in itertools.pairwise(nodes):
         if flag.text == "--nnodes" and value.text == written:
             return set_scalar(value, f'"{num_pods}"')
@@ -272,11 +257,8 @@ def _nnodes_edits(job: TrainingJob, written: str, num_pods: int) -> tuple[Edit, 
 
 def _argument(job: TrainingJob, *parts: str) -> Place:
     """The word of the command that holds one of these."""
-    for part in parts:
-        for node in job.container.argv_nodes:
-            if part in node.text and node.place is not None:
-                return node.place
-    return job.place
+    found = (node.place for part in parts for node in job.container.argv_nodes if part in node.text and node.place)
+    return next(found, job.place)
 
 
 def _at(node: Node, job: TrainingJob, document: Document | None = None) -> Place:
