@@ -138,7 +138,7 @@ def _with_trainer(replicated: K8sObject, trainer: K8sObject, num_nodes: int) -> 
     """The runtime's job with what the TrainJob puts over it."""
     if replicated.get("name") != NODE:
         return replicated
-    patched: Any = copy.deepcopy(dict(replicated))
+    patched: dict[str, Any] = copy.deepcopy(dict(replicated))
     child = patched.setdefault("template", {}).setdefault("spec", {})
     child |= {"parallelism": num_nodes, "completions": num_nodes}
     containers: list[Any] = rows(child, "template.spec.containers")
