@@ -204,7 +204,7 @@ def batches(bench: Bench) -> Iterator[Any]:
     to_device = ToDevice([t.name for t in bench.spec.model.table_list()], bench.world.device)
     with Loader(source, batch_size=bench.spec.train.batch_size, rank=0, world_size=1, start_step=0,
                 stop_step=1_000_000) as loader:
-        yield from to_device.stream(iter(loader))
+        yield from map(to_device, iter(loader))
 
 
 def train(bench: Bench, num_steps: int, stream: Iterator[Any] | None = None) -> None:

@@ -168,7 +168,7 @@ def ours(directory: Path, num_threads: int) -> list[Contender]:
         to_device = ToDevice(names, DEVICE)
         num_steps = source.num_train_samples // batch_size
         with Loader(source, batch_size=batch_size, stop_step=num_steps, **share) as loader:
-            yield from to_device.stream(loader)
+            yield from map(to_device, loader)
 
     def contender(kind: str, make: Callable[[PreparedSource, int], Iterator[object]], shuffle: str) -> Contender:
         source = open_ours(directory, shuffle)

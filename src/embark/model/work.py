@@ -8,7 +8,9 @@ from embark.model.placement import STATE_BYTES, Placement, Shard, table_value_by
 from embark.spec import ModelSpec, RunSpec
 
 PADDING = 8
-"""The captured step rounds widths up to this."""
+"""The captured step rounds widths up to this: tensor cores want rows of 16 bytes."""
+DENSE_STATES: dict[str, tuple[str, ...]] = {"sgd": (), "adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}
+"""What an optimizer keeps for each dense weight, by torch's names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from embark.errors import EmbarkError, Fault
 from embark.events import plan_text
@@ -180,11 +180,14 @@ class Checkpointer(ABC):
 
     def _on_all_ranks(self, call: Callable[[], Any]) -> list[Any]:
         """Call it on every rank and give each rank what all returned; if one raised, all raise that."""
-        result, failure = None, None
+        result: Any = None
+        failure: EmbarkError | None = None
         try:
             result = call()
         except EmbarkError as error:
             failure = error
+        except OSError as error:
+            failure = Fault(str(error))
         except Exception as error:
             failure = Fault(f"rank {self._ranks.rank}: {type(error).__name__}: {error}",
                             fix="start the run again: it resumes from its last committed checkpoint")
@@ -238,20 +241,10 @@ class CheckpointSchedule:
         return cost_s > self._grace_s
 
 
-class Saver(Protocol):
-    """Writes checkpoints; each call returns those finished since the last."""
-
-    def begin(self, step: int, values: dict[str, Any]) -> list[Saved]: ...
-
-    def done(self) -> list[Saved]: ...
-
-    def wait(self) -> list[Saved]: ...
-
-
 class CheckpointManager:
     """Begins saves, logs how they went, and learns from them when to save next."""
 
-    def __init__(self, checkpointer: Saver, schedule: CheckpointSchedule, logger: RunLogger, step: int) -> None:
+    def __init__(self, checkpointer: Checkpointer, schedule: CheckpointSchedule, logger: RunLogger, step: int) -> None:
         self._checkpointer, self._schedule, self._logger, self._saved_step = checkpointer, schedule, logger, step
         self._step_s = 0.0
         self._reason = ""

@@ -61,10 +61,9 @@ def train(
         source = open_source(spec, allocate=backend.allocator(world))
         per_epoch = steps_per_epoch(source, spec.train.batch_size)
         num_steps = spec.train.num_steps or spec.train.num_epochs * per_epoch
-        opened = open_run(spec, world, fresh=fresh)
-        run_dir = opened.run_dir
-        if opened.finished_step >= num_steps:
-            return finished_before(run_dir, opened.finished_step, view if world.is_first else ())
+        run_dir, finished_step = open_run(spec, world, fresh=fresh)
+        if finished_step >= num_steps:
+            return finished_before(run_dir, finished_step, view if world.is_first else ())
         with open_run_logger(spec, world, run_dir, view) as logger, recorded_errors(logger, backend.explain):
             trainer = backend.build(spec, world, num_steps, source, run_dir)
             with closing(trainer.checkpointer(run_dir)) as checkpointer:

@@ -1,7 +1,6 @@
 """Which directory a run goes into, and whether it is finished already."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from embark.errors import EmbarkError, UserError
@@ -12,30 +11,21 @@ from embark.spec import RunSpec, load_spec
 from embark.store import RunDir, first_free_run, run_uri
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A run's directory, and how far a run in it went that ended by itself."""
-
-    run_dir: RunDir
-    finished_step: int
-
-
-def open_run(spec: RunSpec, world: Ranks, *, fresh: bool) -> Opened:
-    """Rank 0 decides and broadcasts it, so that all ranks see the same."""
+def open_run(spec: RunSpec, world: Ranks, *, fresh: bool) -> tuple[RunDir, int]:
+    """A run's directory, and the last step of a run in it that has finished. Rank 0 decides, and all ranks see it."""
     decided: tuple[str, int, EmbarkError | None] = ("", 0, None)
     if world.is_first:
         try:
-            opened = _decide(spec, fresh=fresh)
-            decided = (opened.run_dir.uri, opened.finished_step, None)
+            decided = (*_decide(spec, fresh=fresh), None)
         except EmbarkError as error:
             decided = ("", 0, error)
     uri, finished_step, refused = world.gathered(decided)[0]
     if refused:
         raise refused
-    return Opened(RunDir(uri), finished_step)
+    return RunDir(uri), finished_step
 
 
-def _decide(spec: RunSpec, *, fresh: bool) -> Opened:
+def _decide(spec: RunSpec, *, fresh: bool) -> tuple[str, int]:
     root = spec.store.root
     run_dir = first_free_run(root, spec.name) if fresh else RunDir(run_uri(root, spec.name))
     run_dir.fetch()
@@ -46,19 +36,24 @@ def _decide(spec: RunSpec, *, fresh: bool) -> Opened:
     except OSError as error:
         raise UserError(f"{run_dir.path}: {error.strerror}", fix="set store.root to a writable directory") from error
     run_dir.store.check()
-    opened = Opened(run_dir, _finished_step(run_dir))
-    if not opened.finished_step:
+    finished_step = _finished_step(run_dir)
+    if not finished_step:
         refuse_over_budget(spec, run_dir)
-    return opened
+    return run_dir.uri, finished_step
 
 
 def _refuse_another_run(run_dir: RunDir, spec: RunSpec) -> None:
     """Resuming with other tables or other data would corrupt both runs."""
     before = load_spec(str(run_dir.spec))
+    free = {"cache_gb", "cache_dir", "prepare"}  # affect neither what is read nor in which order
+    must_match = {
+        "model": list(type(spec.model).model_fields),
+        "data": [name for name in type(spec.data).model_fields if name not in free],
+        "train": ["batch_size", "optimizer", "dense_optimizer", "table_dtype", "seed"],
+    }
     other = [
         f"{section}.{name}"
-        for section, names in _must_match(spec).items()
-        for name in names
+        for section, names in must_match.items() for name in names
         if getattr(getattr(before, section), name) != getattr(getattr(spec, section), name)
     ]
     if other:
@@ -66,15 +61,6 @@ def _refuse_another_run(run_dir: RunDir, spec: RunSpec) -> None:
             f"{run_dir.uri} holds a run with a different {', '.join(other)}",
             fix="--fresh starts in a new directory beside it; or choose another name with --set name=…",
         )
-
-
-def _must_match(spec: RunSpec) -> dict[str, list[str]]:
-    free = {"cache_gb", "cache_dir", "prepare"}  # affect neither what is read nor in which order
-    return {
-        "model": list(type(spec.model).model_fields),
-        "data": [name for name in type(spec.data).model_fields if name not in free],
-        "train": ["batch_size", "optimizer", "dense_optimizer", "table_dtype", "seed"],
-    }
 
 
 def _finished_step(run_dir: RunDir) -> int:

@@ -13,10 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from email.message import Message
-from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
@@ -34,34 +31,14 @@ MAX_FAILURES = 5
 MAX_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """A cloud announced that it takes this machine away."""
-
-    source: str
-    what: str
-    deadline_s: float | None
-    """Unix time of the shutdown, where the cloud says it."""
-    grace_s: float
-    """The time promised between notice and shutdown."""
-    noticed_s: float
-    """Unix time when it was read."""
-
-    def seconds_left(self, now_s: float) -> float:
-        """Until the deadline or, where none was given, until the promise ends; never below 0."""
-        end_s = self.noticed_s + self.grace_s if self.deadline_s is None else self.deadline_s
-        return max(end_s - now_s, 0.0)
-
-
 class NoticeWatch:
     """Polls while it is entered; a failure in here never stops training. One per machine is enough."""
 
     def __init__(self, *, is_polling: bool = True, poll_s: float = 3.0, timeout_s: float = 2.0) -> None:
         self.cloud = detect_cloud() if is_polling else None
-        self.grace_s = grace_seconds(self.cloud)
         self.problem = ""  # why notices cannot be seen: set once, after several requests in a row failed
-        self._source = _SOURCES[self.cloud](self.grace_s, poll_s, timeout_s) if self.cloud else None
-        self._notice: Notice | None = None
+        self._source = _SOURCES[self.cloud](poll_s, timeout_s) if self.cloud else None
+        self._notice = ""
         self._left = threading.Event()
 
     def __enter__(self) -> NoticeWatch:
@@ -72,20 +49,20 @@ class NoticeWatch:
     def __exit__(self, *_error: object) -> None:
         self._left.set()  # not joined: a request under way may hang
 
-    def notice(self) -> Notice | None:
-        """The first notice; does not block."""
+    def notice(self) -> str:
+        """What the cloud announced, if it takes this machine away; does not block."""
         return self._notice
 
-    def hint(self) -> Notice | None:
+    def hint(self) -> str:
         """The first sign that a notice may come: a reason to save, not to stop."""
-        return self._source.hint if self._source else None
+        return self._source.hint if self._source else ""
 
     def _watch(self, source: _Source) -> None:
         num_failures = 0
         while not self._left.is_set() and not self._notice:
             began = time.monotonic()
             try:
-                self._notice = next(source.look(), None)
+                self._notice = next(source.look(), "")
                 num_failures = 0
             except Exception as error:  # whatever a metadata service answers, training continues
                 num_failures += 1
@@ -128,19 +105,16 @@ class _Source(ABC):
 
     cloud = variable = remedy = prefix = ""
 
-    def __init__(self, grace_s: float, poll_s: float, timeout_s: float) -> None:
+    def __init__(self, poll_s: float, timeout_s: float) -> None:
         said = os.environ.get(self.variable, "").rstrip("/") or LINK_LOCAL
         self.endpoint = said if "://" in said else f"http://{said}"
-        self.grace_s, self.poll_s, self.timeout_s = grace_s, poll_s, timeout_s
+        self.poll_s, self.timeout_s = poll_s, timeout_s
         self.headers: dict[str, str] = {}
-        self.hint: Notice | None = None
+        self.hint = ""
 
     @abstractmethod
-    def look(self) -> Iterator[Notice]:
+    def look(self) -> Iterator[str]:
         """Poll once."""
-
-    def found(self, what: str, deadline_s: float | None = None) -> Notice:
-        return Notice(self.cloud, what, deadline_s, self.grace_s, time.time())
 
     def get(self, path: str, *, wait_s: float = 0.0) -> tuple[str, Message]:
         return _request(self.endpoint + self.prefix + path, self.headers, self.timeout_s + wait_s)
@@ -151,13 +125,12 @@ class _Aws(_Source):
     remedy = "for a container: aws ec2 modify-instance-metadata-options --http-put-response-hop-limit 2"
     renew_at = 0.0
 
-    def look(self) -> Iterator[Notice]:
+    def look(self) -> Iterator[str]:
         if text := self._get("spot/instance-action"):
-            said = json.loads(text)
-            yield self.found(f"spot {said['action']}", _unix_time(said.get("time")))
+            yield f"spot {json.loads(text)['action']}"
         with suppress(OSError, HTTPException):
             if not self.hint and self._get("events/recommendations/rebalance"):
-                self.hint = self.found("rebalance recommendation")
+                self.hint = "rebalance recommendation"
 
     def _get(self, path: str) -> str:
         if time.monotonic() >= self.renew_at:
@@ -180,7 +153,7 @@ class _Azure(_Source):
     name = ""
     first_wait_s = AZURE_FIRST_WAIT_S
 
-    def look(self) -> Iterator[Notice]:
+    def look(self) -> Iterator[str]:
         self.headers = {"Metadata": "true"}
         with suppress(OSError, HTTPException):
             self.name = self.name or self.get("instance/compute/name?api-version=2021-02-01&format=text")[0].strip()
@@ -190,7 +163,7 @@ class _Azure(_Source):
             # a scale set reports the events of all its machines to each
             is_mine = not self.name or self.name.lower() in [str(n).lower() for n in event.get("Resources") or ()]
             if is_mine and event.get("EventType") in ("Preempt", "Terminate"):
-                yield self.found(event["EventType"], _unix_time(event.get("NotBefore")))
+                yield event["EventType"]
 
 
 class _Gce(_Source):
@@ -198,7 +171,7 @@ class _Gce(_Source):
     remedy = "none is needed on GKE with Workload Identity, which hides these notices from pods"
     etag = ""
 
-    def look(self) -> Iterator[Notice]:
+    def look(self) -> Iterator[str]:
         self.headers = {"Metadata-Flavor": "Google"}
         wait_s = max(round(self.poll_s), 1) if self.etag else 0
         wait = f"?wait_for_change=true&timeout_sec={wait_s}&last_etag={self.etag}" if wait_s else ""
@@ -207,11 +180,11 @@ class _Gce(_Source):
             raise ValueError("what answers is not Google's metadata server")
         self.etag = headers.get("ETag", "")
         if text.strip() == "TRUE":
-            yield self.found("preempted")
+            yield "preempted"
         with suppress(OSError, HTTPException):
             if self.get("maintenance-event")[0].strip() == "TERMINATE_ON_HOST_MAINTENANCE":
                 # Up to an hour ahead on machines with GPUs: stopping now would only restart here, and stop again.
-                self.hint = self.hint or self.found("host maintenance")
+                self.hint = "host maintenance"
 
 
 _SOURCES: dict[str, type[_Source]] = {source.cloud: source for source in (_Aws, _Azure, _Gce)}
@@ -234,12 +207,3 @@ def _dmi(folder: Path, name: str) -> str:
     with suppress(OSError):
         return (folder / name).read_text(errors="replace").strip()
     return ""
-
-
-def _unix_time(text: object) -> float | None:
-    """AWS writes ISO 8601, Azure RFC 1123, and nothing at all once the event has begun."""
-    for parse in (datetime.fromisoformat, parsedate_to_datetime):
-        with suppress(ValueError, TypeError):
-            moment = parse(str(text))
-            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    return None

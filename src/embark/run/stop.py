@@ -40,7 +40,8 @@ class StopCoordinator:
 
     def decide(self, *, is_save_due: bool = False) -> Decision:
         """Rank 0 says when to save; so does, once, a hint that a machine may be preempted."""
-        caught = self._signals.caught or ("notice" if self._notices.notice() else "") or self._spent_budget()
+        is_spent = self._guard is not None and self._guard.is_spent()
+        caught = self._signals.caught or ("notice" if self._notices.notice() else "") or ("budget" if is_spent else "")
         wants_save = (is_save_due and self._world.is_first) or self._takes_hint()
         *stops, saves = self._world.sum_of([*(int(name == caught) for name in NAMES), int(wants_save)])
         return Decision(next((name for name, flag in zip(NAMES, stops, strict=True) if flag), ""), bool(saves))
@@ -51,9 +52,6 @@ class StopCoordinator:
             return ""
         self._has_reported_problem = True
         return self._notices.problem
-
-    def _spent_budget(self) -> str:
-        return "budget" if self._guard is not None and self._guard.is_spent() else ""
 
     def _takes_hint(self) -> bool:
         if self._has_taken_hint or not self._notices.hint():

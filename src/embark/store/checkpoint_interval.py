@@ -35,8 +35,6 @@ def steps_between_saves(
     - A save does not begin before the one before it is committed.
     - An interval is at most `MAX_EVERY_S` long.
     """
-    _refuse(save_pause_s=save_pause_s, save_cost_s=save_cost_s, grace_s=grace_s)
-    _refuse_zero(step_s=step_s, mtbf_s=mtbf_s)
     save_cost_s = max(save_cost_s, save_pause_s)
     cheapest_s = min(young_daly_interval_s(save_pause_s, mtbf_s), MAX_EVERY_S)
     every_s = cheapest_s
@@ -77,8 +75,6 @@ def young_daly_interval_s(save_cost_s: float, mean_time_between_failures_s: floa
     adds carry it on to 2M, and past that a save rarely lasts out a failure.
     """
     cost_s, mtbf_s = save_cost_s, mean_time_between_failures_s
-    _refuse(save_cost_s=cost_s)
-    _refuse_zero(mean_time_between_failures_s=mtbf_s)
     if cost_s >= 2 * mtbf_s:
         return mtbf_s
     if cost_s == 0 or math.isinf(mtbf_s):
@@ -94,26 +90,12 @@ def expected_overhead(every_s: float, cost_s: float, mtbf_s: float) -> float:
     M * (exp((every_s + cost_s) / M) - 1) in all. Starting again takes the same time whatever the interval, so it is
     left out.
     """
-    _refuse(cost_s=cost_s)
-    _refuse_zero(every_s=every_s, mtbf_s=mtbf_s)
     if math.isinf(mtbf_s):
         return cost_s / (every_s + cost_s)
     exponent = (every_s + cost_s) / mtbf_s
     if exponent > 700:  # exp() overflows; nothing is ever finished
         return 1.0
     return max(1 - every_s / (mtbf_s * math.expm1(exponent)), 0.0)
-
-
-def _refuse(**seconds: float) -> None:
-    for name, value in seconds.items():
-        if not (0 <= value < math.inf):
-            raise ValueError(f"{name} is {value}, not a time from 0 up")
-
-
-def _refuse_zero(**seconds: float) -> None:
-    for name, value in seconds.items():
-        if not value > 0 or (math.isinf(value) and name == "step_s"):
-            raise ValueError(f"{name} is {value}, not a time above 0")
 
 
 def _count(steps: int) -> str:

@@ -12,7 +12,9 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from embark.errors import EmbarkError, ExitCode
 
@@ -27,13 +29,73 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_shutdown_timeout(os.environ)
     prefix_output(os.environ)
     from embark.cli.console import Console
-    from embark.torchrun.agent import launch
 
     result = launch(list(sys.argv[1:] if arguments is None else arguments), final=FINAL)
     code = exit_code(result.codes, result.signal)
     if result.message:
         Console().error(EmbarkError(result.message))
     return code
+
+
+@dataclass(frozen=True, slots=True)
+class RanksResult:
+    """How the ranks of this machine ended."""
+
+    codes: tuple[int, ...] = ()
+    """Those that are not 0; negative ones are signals."""
+    signal: int = 0
+    """The signal that stopped this process."""
+    message: str = ""
+
+
+def launch(arguments: Sequence[str], *, final: Collection[int]) -> RanksResult:
+    """Run torchrun with these arguments in this process. Ranks that exit with a `final` code are not restarted."""
+    from torch.distributed import DistError
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.launcher import api as launcher
+    from torch.distributed.run import parse_args, run
+
+    agents: list[Any] = []
+
+    class Agent(LocalElasticAgent):
+        """Does not restart what a restart cannot fix."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            agents.append(self)
+
+        def _monitor_workers(self, worker_group: Any) -> Any:
+            result = super()._monitor_workers(worker_group)
+            if any(failure.exitcode in final for failure in result.failures.values()):
+                self._remaining_restarts = 0
+            return result
+
+    # launch_agent takes the class from its module's namespace; there is no other way to pass one.
+    original, launcher.LocalElasticAgent = launcher.LocalElasticAgent, Agent
+    try:
+        run(parse_args(list(arguments)))
+    except ChildFailedError as error:
+        codes = {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
+        by_rank = ", ".join(f"rank {rank} with {code}" for rank, code in codes.items())
+        return RanksResult(tuple(codes.values()), message=f"the ranks of this machine exited: {by_rank}")
+    except SignalException as error:
+        return RanksResult(_codes(agents), error.sigval.value, f"stopped by {error.sigval.name}")
+    except (RendezvousError, DistError) as error:
+        return RanksResult((ExitCode.FAULT,), message=f"rendezvous failed: {error}")
+    finally:
+        launcher.LocalElasticAgent = original
+    return RanksResult()
+
+
+def _codes(agents: Sequence[Any]) -> tuple[int, ...]:
+    """Of ranks that exited after a signal, when torchrun no longer collects them."""
+    context = agents[-1]._pcontext if agents else None
+    handlers = getattr(context, "subprocess_handlers", {})
+    codes = [handler.proc.poll() for handler in handlers.values()]
+    return tuple(code for code in codes if code)
 
 
 def exit_code(codes: Iterable[int], stopped_by: int = 0) -> int:

@@ -58,7 +58,7 @@ def compile_for(spec: RunSpec, topology: str) -> Compiled:
 
     from embark.model.jax_layout import check_supported
     from embark.trainers.jax.exchange import AXIS
-    from embark.trainers.jax.sparsecore.selection import choose_cores
+    from embark.trainers.jax.sparsecore.layout import choose_cores
     from embark.trainers.jax.step import state_shapes
 
     check_supported(spec.train)
@@ -102,9 +102,8 @@ def _ordinary(spec: RunSpec, mesh: Any, precision: str, cores: int) -> tuple[Any
 
 def _on_cores(spec: RunSpec, mesh: Any, precision: str, cores: int) -> tuple[Any, Any, Any]:
     """The same with SparseCores."""
-    from embark.trainers.jax.sparsecore.feed import batch_shapes
     from embark.trainers.jax.sparsecore.layout import make_stacks
-    from embark.trainers.jax.sparsecore.programs import make_programs
+    from embark.trainers.jax.sparsecore.programs import batch_shapes, make_programs
 
     layout = make_stacks(spec, mesh.size, cores)
     return make_programs(spec, layout, mesh, precision), layout, batch_shapes(spec, layout, mesh)

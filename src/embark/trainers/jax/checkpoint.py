@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embark.model.work import DENSE_STATES
 from embark.run.checkpointer import Checkpointer
 from embark.run.evaluation import STATE_SIZE
 from embark.spec import Table
 from embark.store import RunDir
 from embark.store.checkpoint_arrays import CheckpointArrays, Piece, of_another_model, unsharded
-from embark.trainers.jax.network import DENSE_STATES, ROWS_PER_BLOCK
+from embark.trainers.jax.network import ROWS_PER_BLOCK
 from embark.trainers.jax.state import Array, initial_state, make_state, table_pieces
 from embark.trainers.jax.step import weight_shapes
 

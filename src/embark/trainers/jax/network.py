@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.model.work import layers_of
 from embark.spec import ModelSpec, Table, TrainSpec
 
 Weights = Mapping[str, jax.Array]
@@ -75,8 +76,6 @@ class _Network:
 
 
 BETA1, BETA2 = 0.9, 0.999
-DENSE_STATES = {"sgd": (), "adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}
-"""What each keeps for a weight, by torch's names."""
 
 
 def row_state(train: TrainSpec) -> str:
@@ -143,27 +142,12 @@ def initial_dense(model: ModelSpec, seed: int) -> dict[str, F32]:
 
 def dense_shapes(model: ModelSpec) -> list[tuple[str, tuple[int, int], bool]]:
     """Every linear layer by torch's name: its outputs and inputs, and whether it has a bias."""
-    tables = model.table_list()
-    shapes: list[tuple[str, tuple[int, int], bool]] = []
-    if model.num_dense:
-        shapes += _mlp_shapes("bottom", model.num_dense, (*model.bottom_mlp, model.embedding_dim))
-    if model.kind == "dcnv2":
-        width = sum(t.dim or 0 for t in tables) + (model.embedding_dim if model.num_dense else 0)
-        rank = min(model.cross_rank, width)
-        layers = range(model.num_cross_layers)
-        shapes += [(f"down.{i}", (rank, width), False) for i in layers]
-        shapes += [(f"up.{i}", (width, rank), True) for i in layers]
-    else:
-        num_vectors = len(tables) + bool(model.num_dense)
-        passed_on = model.embedding_dim * (1 if model.num_dense else num_vectors)
-        width = passed_on + num_vectors * (num_vectors - 1) // 2
-    return shapes + _mlp_shapes("top", width, (*model.top_mlp, 1))
-
-
-def _mlp_shapes(name: str, width: int, sizes: tuple[int, ...]) -> list[tuple[str, tuple[int, int], bool]]:
-    """Numbered by twos: between two linear layers stands a ReLU."""
-    widths = (width, *sizes)
-    return [(f"{name}.{2 * i}", (widths[i + 1], widths[i]), True) for i in range(len(sizes))]
+    layers = layers_of(model)
+    # In an MLP a ReLU follows each linear layer, and is counted.
+    return [(f"{name}.{spacing * number}", (layer.num_out, layer.num_in), layer.has_bias)
+            for name, spacing, part in (("bottom", 2, layers.bottom), ("down", 1, layers.down), ("up", 1, layers.up),
+                                        ("top", 2, layers.top))
+            for number, layer in enumerate(part)]
 
 
 class _Bits:

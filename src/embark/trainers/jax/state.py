@@ -15,9 +15,10 @@ from jax.sharding import PartitionSpec as P
 from numpy.typing import NDArray
 
 from embark.model.jax_layout import Group, Layout, Place
+from embark.model.work import DENSE_STATES
 from embark.spec import RunSpec, Table
 from embark.trainers.jax.exchange import AXIS
-from embark.trainers.jax.network import DENSE_STATES, ROWS_PER_BLOCK, initial_dense, initial_rows
+from embark.trainers.jax.network import ROWS_PER_BLOCK, initial_dense, initial_rows
 from embark.trainers.jax.step import State, state_shapes
 from embark.trainers.jax.world import World
 
@@ -104,9 +105,11 @@ def _pieces_of_many(array: jax.Array, place: Place, group: Group, world: World) 
     done, end = place.first_row, place.first_row + place.num_rows
     while done < end:
         begin = done // per_line * per_line
-        num_rows = unit * min(max(1, BLOCK_BYTES // row_bytes // unit), _power_of_two(-(-(end - begin) // unit)))
+        needed = -(-(end - begin) // unit)
+        # At most the next power of two, so that tables of any size share a few programs.
+        num_rows = unit * min(max(1, BLOCK_BYTES // row_bytes // unit), 1 << (needed - 1).bit_length())
         if group.cores:
-            from embark.trainers.jax.sparsecore.arrays import cut_rows
+            from embark.trainers.jax.sparsecore.programs import cut_rows
 
             cut = cut_rows(world.mesh, group.cores, num_rows)(array, begin)
             block = _ordering(world.mesh, num_parts, num_rows, 1)(cut, 0, place.shift)
@@ -149,7 +152,7 @@ def _placed(group: Group, shape: jax.ShapeDtypeStruct, world: World, rows_of: Ro
             for _ in pool.map(partial(_fill, held, rows_of, world.num_devices, group), blocks):
                 pass
     if group.cores:
-        from embark.trainers.jax.sparsecore.arrays import lay_out
+        from embark.trainers.jax.sparsecore.programs import lay_out
 
         return lay_out(held, shape, world, BLOCK_BYTES)
     part_shape = (shape.shape[0] // world.num_devices, *shape.shape[1:])
@@ -185,8 +188,3 @@ def _part_on(array: jax.Array, device: jax.Device, group: Group) -> Array:
     """The rows that one of this process's devices holds."""
     part = np.asarray(next(s.data for s in array.addressable_shards if s.device == device))
     return part if part.ndim == 1 else part.reshape(-1, group.dim)
-
-
-def _power_of_two(number: int) -> int:
-    """Not less than `number`: so that tables of any size share a few programs."""
-    return 1 << (number - 1).bit_length()

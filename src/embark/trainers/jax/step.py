@@ -14,10 +14,11 @@ from jax.sharding import PartitionSpec as P
 from numpy.typing import NDArray
 
 from embark.model.jax_layout import Layout
+from embark.model.work import DENSE_STATES
 from embark.run.evaluation import F64, LARGEST_LOGIT, NUM_BINS, metrics_of
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, Wanted, samples_on
-from embark.trainers.jax.network import DENSE_STATES, dense_shapes, logits_of, row_state, update_dense
+from embark.trainers.jax.network import dense_shapes, logits_of, row_state, update_dense
 
 State = dict[str, Any]
 """`tables` and `slots` by group, `dense` and `dense_state` by weight, and the histograms `counts`."""
@@ -70,7 +71,7 @@ def state_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> State:
         shapes, state_specs(spec, layout),
     )
     if layout.cores:
-        from embark.trainers.jax.sparsecore.arrays import table_format
+        from embark.trainers.jax.sparsecore.programs import table_format
 
         for kind in ("tables", "slots"):
             placed[kind] = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype, sharding=table_format(mesh))

@@ -23,7 +23,7 @@ from embark.spec import PlaceSpec, RunSpec
 from embark.store import RunDir
 from embark.trainers.jax.checkpoint import JaxCheckpointer
 from embark.trainers.jax.prefetch import DeviceBatch, capacities, to_devices, train_batches
-from embark.trainers.jax.sparsecore.selection import Choice, choose_cores
+from embark.trainers.jax.sparsecore.layout import Choice, choose_cores, make_stacks
 from embark.trainers.jax.state import empty_counts
 from embark.trainers.jax.step import Programs, State, Window, make_programs, state_shapes, weight_shapes
 from embark.trainers.jax.world import World, choose_precision, join
@@ -128,7 +128,6 @@ class JaxTrainer:
     def _on_cores(self, choice: Choice) -> tuple[Layout, Programs]:
         """Rows are looked up and updated by SparseCores."""
         from embark.trainers.jax.sparsecore import programs
-        from embark.trainers.jax.sparsecore.layout import make_stacks
 
         places = make_stacks(self.spec, self.world.num_devices, choice.cores)
         return places, programs.make_programs(self.spec, places, self.world.mesh, self.precision)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,11 +25,8 @@ class DeviceBatch(Pipelineable):
     label: Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> DeviceBatch:
-        return DeviceBatch(
-            self.dense.to(device, non_blocking=non_blocking),
-            self.sparse.to(device, non_blocking=non_blocking),
-            self.label.to(device, non_blocking=non_blocking),
-        )
+        return DeviceBatch(*(part.to(device, non_blocking=non_blocking)
+                             for part in (self.dense, self.sparse, self.label)))
 
     def record_stream(self, stream: torch.Stream) -> None:
         for part in (self.dense, self.sparse, self.label):
@@ -65,10 +62,6 @@ class ToDevice:
     def __call__(self, batch: Batch) -> DeviceBatch:
         on_host = DeviceBatch(torch.from_numpy(batch.dense), self._keyed(batch), torch.from_numpy(batch.label))
         return on_host.pin_memory() if self._device.type == "cuda" else on_host
-
-    def stream(self, batches: Iterable[Batch]) -> Iterator[DeviceBatch]:
-        """Each of `batches`, made ready; the pipeline does the copy to the device."""
-        return map(self, batches)
 
     def _keyed(self, batch: Batch) -> KeyedJaggedTensor:
         """Building lengths and offsets anew costs fifty times the rest, so fixed ones are kept."""

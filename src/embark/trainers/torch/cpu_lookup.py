@@ -1,9 +1,8 @@
 """Table lookups and fused updates on a CPU, several times faster than FBGEMM's own.
 
-FBGEMM's CPU backward takes more of a small model's step than all the dense layers.
-The same arithmetic over the same storage, written as a sort, a segment sum and one
-write per touched row, leaves weights, optimizer state, learning rates and checkpoints
-where TorchRec expects them.
+FBGEMM's CPU backward takes more of a small model's step than all the dense layers. The same arithmetic over the same
+storage, written as a sort, a segment sum and one write per touched row, leaves weights, optimizer state, learning rates
+and checkpoints where TorchRec expects them.
 """
 
 from __future__ import annotations
@@ -23,11 +22,8 @@ from embark.errors import DataError
 
 
 def use_fast_cpu_lookup(dmp: nn.Module) -> int:
-    """Give every batch of CPU tables inside a sharded model the fast lookup.
-
-    Tables with anything it does not compute (weighted features, int8, other optimizers,
-    weight decay, caches) keep FBGEMM's. Returns how many batches of tables changed.
-    """
+    """Give every batch of CPU tables inside a sharded model the fast lookup; returns how many changed. Tables with
+    anything it does not compute (weighted features, int8, other optimizers, weight decay, caches) keep FBGEMM's."""
     num_replaced = 0
     for tbe in _unweighted_tbes(dmp):
         if _can_replace(tbe):
@@ -66,12 +62,7 @@ def _can_replace(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
         and tbe.weights_host.numel() > 0
         and tbe.pooling_mode in (PoolingMode.SUM, PoolingMode.MEAN)
         and tbe.weights_precision in (SparseType.FP32, SparseType.FP16)
-        and tbe.optimizer
-        in (
-            EmbOptimType.EXACT_SGD,
-            EmbOptimType.EXACT_ADAGRAD,
-            EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        )
+        and tbe.optimizer in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
         and (not has_elementwise_state or tbe.momentum1_offsets.equal(tbe.weights_offsets))
         and _has_plain_update(tbe)
         and not any(getattr(tbe, name, None) for name in _UNSUPPORTED_FEATURES)
@@ -79,14 +70,8 @@ def _can_replace(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
 
 
 _UNSUPPORTED_FEATURES = (
-    "_used_rowwise_adagrad_with_counter",
-    "_used_rowwise_adagrad_with_global_weight_decay",
-    "use_writeback_bwd_prehook",
-    "enable_raw_embedding_streaming",
-    "stats_reporter",
-    "tbe_input_multiplexer",
-    "use_mtia",
-    "is_qr_tbe",
+    "_used_rowwise_adagrad_with_counter", "_used_rowwise_adagrad_with_global_weight_decay", "use_writeback_bwd_prehook",
+    "enable_raw_embedding_streaming", "stats_reporter", "tbe_input_multiplexer", "use_mtia", "is_qr_tbe",
 )
 
 
@@ -96,11 +81,8 @@ def _has_plain_update(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
 
 
 class _FastLookup:
-    """Stands in for the `forward` of one FBGEMM batch of tables.
-
-    It holds the module, not its tensors, so that a copied, moved or reloaded module
-    is never looked up in storage it has left.
-    """
+    """Stands in for the `forward` of one FBGEMM batch of tables. It holds the module, not its tensors, so that a
+    copied, moved or reloaded module is never looked up in storage it has left."""
 
     def __init__(self, tbe: SplitTableBatchedEmbeddingBagsCodegen) -> None:
         self.tbe = tbe
@@ -141,10 +123,8 @@ class _FastLookup:
             table = tbe.feature_table_map[bad_feature]
             name = tbe.table_names[table] if tbe.table_names else str(table)
             num_rows = int(tbe.rows_per_table[bad_feature])
-            raise DataError(
-                f"an id looked up in table {name} is not in 0..{num_rows - 1}",
-                fix="hash or clip ids to the table's rows when the data is prepared",
-            )
+            raise DataError(f"an id looked up in table {name} is not in 0..{num_rows - 1}",
+                            fix="hash or clip ids to the table's rows when the data is prepared")
 
     def _bad_feature(self, indices: Tensor, offsets: Tensor, one_id: bool) -> int | None:
         num_rows = self.tbe.rows_per_table
@@ -159,20 +139,6 @@ class _FastLookup:
         if not bool(bad.any()):
             return None
         return int(torch.bucketize(bad.nonzero()[0], num_ids.cumsum(0), right=True))
-
-    def hyperparameters(self) -> _Hyperparameters:
-        return _Hyperparameters(
-            optimizer=self.tbe.optimizer,
-            learning_rate=float(self.tbe.learning_rate_tensor),
-            eps=self.tbe.optimizer_args.eps,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Hyperparameters:
-    optimizer: EmbOptimType
-    learning_rate: float
-    eps: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,25 +179,18 @@ def _group_features(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> tuple[_Group,
     groups = []
     for (dim, remainder), features in features_of.items():
         first_rows = [first_elements[feature] // dim for feature in features]
-        shift_of_row = {
-            row: state_starts[feature] - row if is_rowwise else 0
-            for row, feature in zip(first_rows, features, strict=True)
-        }
+        shift_of_row = {row: state_starts[feature] - row if is_rowwise else 0
+                        for row, feature in zip(first_rows, features, strict=True)}
         table_first_rows = sorted(shift_of_row)
         shifts = [shift_of_row[row] for row in table_first_rows]
         num_rows = tbe.weights_host.numel() // dim
-        groups.append(
-            _Group(
-                features=tuple(features),
-                dim=dim,
-                first_element=remainder,
-                first_rows=torch.tensor(first_rows),
-                table_first_rows=torch.tensor(table_first_rows),
-                state_shifts=torch.tensor(shifts if len(set(shifts)) > 1 else shifts[:1]),
-                # Half the bytes to sort and read: a quarter off the lookup, half off the sort.
-                row_dtype=torch.int32 if num_rows < 2**31 else torch.int64,
-            )
-        )
+        groups.append(_Group(
+            features=tuple(features), dim=dim, first_element=remainder, first_rows=torch.tensor(first_rows),
+            table_first_rows=torch.tensor(table_first_rows),
+            state_shifts=torch.tensor(shifts if len(set(shifts)) > 1 else shifts[:1]),
+            # Half the bytes to sort and read: a quarter off the lookup, half off the sort.
+            row_dtype=torch.int32 if num_rows < 2**31 else torch.int64,
+        ))
     return tuple(groups)
 
 
@@ -251,20 +210,13 @@ class _LookupAndUpdate(torch.autograd.Function):
         one_id = lookup.has_one_id_per_bag(indices, offsets)
         lookup.check_bounds(indices, offsets, one_id)
         batch_size = (offsets.numel() - 1) // lookup.num_features
-        ids = [
-            _one_id_rows(group, lookup.num_features, indices, batch_size)
-            if one_id
-            else _ragged_rows(group, lookup.num_features, indices, offsets, batch_size)
-            for group in lookup.groups
-        ]
-        pooled = [
-            _pool(group, group.matrix(weights), batch, lookup.is_mean)
-            for group, batch in zip(lookup.groups, ids, strict=True)
-        ]
-        ctx.lookup = lookup
-        ctx.ids = ids
+        ids = [_one_id_rows(group, lookup.num_features, indices, batch_size) if one_id
+               else _ragged_rows(group, lookup.num_features, indices, offsets, batch_size) for group in lookup.groups]
+        pooled = [_pool(group, group.matrix(weights), batch, lookup.is_mean)
+                  for group, batch in zip(lookup.groups, ids, strict=True)]
+        ctx.lookup, ctx.ids = lookup, ids
         # FBGEMM's update takes the rate of the forward pass, not the backward's.
-        ctx.hyperparameters = lookup.hyperparameters()
+        ctx.learning_rate, ctx.eps = float(lookup.tbe.learning_rate_tensor), lookup.tbe.optimizer_args.eps
         return _in_feature_order(lookup, pooled).to(lookup.output_dtype)
 
     @staticmethod
@@ -275,7 +227,7 @@ class _LookupAndUpdate(torch.autograd.Function):
                 continue
             bag_grads = _columns_of(group, lookup, grad).float().reshape(-1, group.dim)
             rows, row_grads = _sum_by_row(group, batch, bag_grads, lookup.is_mean)
-            _update(group, lookup.tbe, rows, row_grads, ctx.hyperparameters)
+            _update(group, lookup.tbe, rows, row_grads, ctx.learning_rate, ctx.eps)
         return None, None, None, None
 
 
@@ -332,11 +284,8 @@ def _columns_of(group: _Group, lookup: _FastLookup, grad: Tensor) -> Tensor:
 
 
 def _sum_by_row(group: _Group, ids: _Ids, bag_grads: Tensor, is_mean: bool) -> tuple[Tensor, Tensor]:
-    """Each touched row once, with the sum of its gradients.
-
-    The sum is an embedding_bag over the gradients: each row's is added up by one thread
-    in the order of the batch, so a run repeats to the bit.
-    """
+    """Each touched row once, with the sum of its gradients. The sum is an embedding_bag over the gradients: each row's
+    is added up by one thread in the order of the batch, so a run repeats to the bit."""
     sorted_rows, order = torch.sort(ids.rows, stable=True)
     is_first = torch.ones_like(sorted_rows, dtype=torch.bool)
     torch.ne(sorted_rows[1:], sorted_rows[:-1], out=is_first[1:])
@@ -354,19 +303,17 @@ def _sum_by_row(group: _Group, ids: _Ids, bag_grads: Tensor, is_mean: bool) -> t
 
 
 def _update(
-    group: _Group, tbe: SplitTableBatchedEmbeddingBagsCodegen, rows: Tensor, grads: Tensor,
-    hyperparameters: _Hyperparameters,
+    group: _Group, tbe: SplitTableBatchedEmbeddingBagsCodegen, rows: Tensor, grads: Tensor, learning_rate: float,
+    eps: float,
 ) -> None:
-    learning_rate, eps = hyperparameters.learning_rate, hyperparameters.eps
-    step = grads
-    if hyperparameters.optimizer == EmbOptimType.EXACT_ROWWISE_ADAGRAD:
+    if tbe.optimizer == EmbOptimType.EXACT_ROWWISE_ADAGRAD:
         state = tbe.momentum1_host.detach()
         state_rows = group.state_rows(rows)
         mean_square = torch.linalg.vector_norm(grads, dim=1).square_().div_(group.dim)
         total = mean_square.add_(state.index_select(0, state_rows))
         state.index_copy_(0, state_rows, total)
         step = grads.mul_((-learning_rate / total.sqrt().add_(eps))[:, None])
-    elif hyperparameters.optimizer == EmbOptimType.EXACT_ADAGRAD:
+    elif tbe.optimizer == EmbOptimType.EXACT_ADAGRAD:
         state = group.matrix(tbe.momentum1_host)
         total = state.index_select(0, rows).addcmul_(grads, grads)
         state.index_copy_(0, rows, total)

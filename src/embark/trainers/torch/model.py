@@ -122,9 +122,8 @@ def _config(table: Table, train: TrainSpec) -> EmbeddingBagConfig:
 class PairwiseDots(nn.Module):
     """`[batch, F, D]` vectors to the `[batch, F * (F - 1) / 2]` dots of pairs i < j, by rows.
 
-    Autograd's way back from picking the upper triangle is a scatter, two batched products
-    and a sum, and costs several times the forward pass. The gradient of the full matrix is
-    symmetric, so here the way back is one gather and one batched product.
+    Autograd's way back from picking the upper triangle is a scatter, two batched products and a sum, and costs several
+    times the forward pass. The gradient of the full matrix is symmetric, so here it is one gather and one product.
     """
 
     pair_cells: Tensor
@@ -195,11 +194,10 @@ ROWS_PER_BLOCK = 65_536
 
 def fill_tables(tables: nn.Module, model: ModelSpec, seed: int) -> None:
     """Fill the local shards of every table, uniform in ±sqrt(1 / rows) as TorchRec itself does."""
-    rows_of = {t.name: t.rows for t in model.table_list()}
+    by_name = {t.name: t for t in model.table_list()}
     with torch.no_grad():
         for name, shard, first_row, first_column in local_shards(tables):
-            table = name.split(".")[-2]
-            _fill(shard, first_row, first_column, model_width(model, table), rows_of[table], table, seed)
+            _fill(shard, first_row, first_column, by_name[name.split(".")[-2]], seed)
 
 
 def local_shards(tables: nn.Module) -> Iterator[tuple[str, Tensor, int, int]]:
@@ -212,20 +210,15 @@ def local_shards(tables: nn.Module) -> Iterator[tuple[str, Tensor, int, int]]:
             yield name, shard.tensor, row, column
 
 
-def model_width(model: ModelSpec, table: str) -> int:
-    """How wide `table` is, whole."""
-    return next(t.dim or 0 for t in model.table_list() if t.name == table)
-
-
-def _fill(shard: Tensor, first_row: int, first_column: int, width: int, rows: int, table: str, seed: int) -> None:
+def _fill(shard: Tensor, first_row: int, first_column: int, table: Table, seed: int) -> None:
     """Block by block, each from a generator of its own, so that any shard of a block takes the same numbers."""
-    bound = math.sqrt(1 / rows)
+    bound = math.sqrt(1 / table.rows)
     generator = torch.Generator(device=shard.device)
     end = first_row + shard.shape[0]
     for block in range(first_row // ROWS_PER_BLOCK, -(-end // ROWS_PER_BLOCK)):
-        start, stop = block * ROWS_PER_BLOCK, min((block + 1) * ROWS_PER_BLOCK, rows)
-        generator.manual_seed(zlib.crc32(f"{seed}/{table}/{block}".encode()))
-        values = torch.empty(stop - start, width, device=shard.device)
+        start, stop = block * ROWS_PER_BLOCK, min((block + 1) * ROWS_PER_BLOCK, table.rows)
+        generator.manual_seed(zlib.crc32(f"{seed}/{table.name}/{block}".encode()))
+        values = torch.empty(stop - start, table.dim or 0, device=shard.device)
         values.uniform_(-bound, bound, generator=generator)
         low, high = max(start, first_row), min(stop, end)
         shard[low - first_row : high - first_row] = values[

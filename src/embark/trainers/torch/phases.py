@@ -3,10 +3,12 @@
 import os
 import re
 import time
+import tomllib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,30 +19,10 @@ _NOTHING = nullcontext()
 STEP_NAME = "embark::step"
 INPUT_NAME = "embark::input"
 
-# The first that is found in a name decides. On a host, what has no name here belongs to what called it.
-HOST_RULES = tuple((phase, re.compile(pattern)) for phase, pattern in (
-    ("input", rf"^{INPUT_NAME}|## next_batch"),
-    ("copy", r"copy_batch_to_gpu"),
-    ("lookup", r"^\[lookup\]|_LookupAndUpdate|embedding_bag|split_embedding|SplitEmbedding|SplitLookup"),
-    ("all_to_all", r"all2all|all_?to_?all|All2All|AllToAll|c10d::|gloo:|nccl|_dist\]|sparse_data_dist|Awaitable"
-                   r"|reduce_scatter|all_?gather|all_?reduce|ReduceScatter|AllGather|distributed::reducer"),
-    ("optimizer", r"^## (?:optimizer|zero_grad)|^Optimizer\.|aten::_(?:fused|foreach)_"),
-    ("dense", r"^## (?:forward|backward)|^DistributedDataParallel"),
-))
-# Only where nothing around them said what they are for, as in a step that is run one operation at a time.
-LONE_RULES = tuple((phase, re.compile(pattern)) for phase, pattern in (
-    ("lookup", r"aten::(?:index_select|index_add_|index_put_|sort|unique|embedding|scatter|gather|searchsorted)"
-               r"|fbgemm::"),
-    ("dense", r"aten::(?:addmm|mm|bmm|linear|matmul|relu|threshold|sigmoid|tril|baddbmm|binary_cross)|Backward"),
-))
-DEVICE_RULES = tuple((phase, re.compile(pattern)) for phase, pattern in (
-    ("copy", r"Memcpy (?:HtoD|HostToDevice)"),
-    ("all_to_all", r"nccl"),
-    ("lookup", r"_look_up|_update_tiles|_update_crossing|_update_rows|split_embedding|embedding|[Rr]adix|[Uu]nique"
-               r"|jagged|permute|linearize|bucketize|bounds_check"),
-    ("optimizer", r"^_optimizer_step$|[Aa]dagrad|[Aa]dam|multi_tensor_apply|FusedOptimizer"),
-    ("dense", r"gemm|cutlass|xmma|nvjet|^_interact|^_head|^_cross|^_relu|elementwise|reduce_kernel|CatArray|splitK"),
-))
+RULES = {
+    where: [(phase, re.compile(pattern)) for phase, pattern in patterns.items()]
+    for where, patterns in tomllib.loads(Path(__file__).with_name("phases.toml").read_text(encoding="utf-8")).items()
+}
 BEHIND = ("all_to_all", "copy", "input")
 """On a device these count only where nothing else runs: what is hidden behind work costs nothing."""
 
@@ -167,7 +149,7 @@ def host_phases(ran: Iterable[Ran]) -> dict[str, float]:
         advance_to(one.start_ns)
         if enclosing:
             inherited = enclosing[-1][1]
-            phase = _phase(one.name, HOST_RULES) or inherited or _phase(one.name, LONE_RULES)
+            phase = _phase(one.name, RULES["host"]) or inherited or _phase(one.name, RULES["lone"])
             enclosing.append((min(one.end_ns, enclosing[-1][0]), phase))
         elif one.name == STEP_NAME:
             enclosing.append((one.end_ns, ""))
@@ -180,7 +162,7 @@ def device_phases(ran: Iterable[Ran], wall_s: float, input_s: float) -> dict[str
     seconds = dict.fromkeys(PHASES, 0.0)
     edges: list[tuple[int, int, str]] = []
     for one in ran:
-        phase = _phase(one.name, DEVICE_RULES) or "other"
+        phase = _phase(one.name, RULES["device"]) or "other"
         edges += [(one.start_ns, 1, phase), (one.end_ns, -1, phase)]
     running = dict.fromkeys(PHASES, 0)
     order = [*(p for p in PHASES if p not in BEHIND), *BEHIND]
@@ -221,10 +203,17 @@ class InputWaits:
 
     def __init__(self, device: torch.device) -> None:
         self._total_s = 0.0
+        self._batches: Iterator[Any] = iter(())
         self._gaps = _DeviceGaps(device) if device.type == "cuda" else None
 
     def timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        return _Timed(batches, self)
+        """This object is the iterator, one for the whole run: TorchRec's pipeline tells data by the iterator it comes
+        from."""
+        self._batches = batches
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
 
     def total_s(self) -> float:
         """So far. On a GPU, of the steps that are done."""
@@ -232,30 +221,17 @@ class InputWaits:
             self._total_s += self._gaps.take_done_s()
         return self._total_s
 
-    def next_of(self, batches: Iterator[Any]) -> Any:
+    def __next__(self) -> Any:
         if self._gaps is not None:
             self._gaps.begin()
         began = time.perf_counter()
-        batch = _named(batches) if torch.autograd._profiler_enabled() else next(batches)
+        batch = _named(self._batches) if torch.autograd._profiler_enabled() else next(self._batches)
         waited_s = time.perf_counter() - began
         if self._gaps is None:
             self._total_s += waited_s
         elif waited_s > LOOKED_AT_S:
             self._gaps.end()
         return batch
-
-
-class _Timed:
-    """One object for the whole run: TorchRec's pipeline tells data by the iterator it comes from."""
-
-    def __init__(self, batches: Iterator[Any], wait: InputWaits) -> None:
-        self._batches, self._wait = batches, wait
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return self._wait.next_of(self._batches)
 
 
 def _named(batches: Iterator[Any]) -> Any:

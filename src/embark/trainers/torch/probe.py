@@ -34,7 +34,7 @@ def main() -> int:
         facts["trouble"] = str(error).splitlines()[0]
     facts["reduce"] = reduce_here(int(facts["num_gpus"]))
     if facts["num_gpus"] == 1 and facts["nccl"]:
-        facts["reduce"]["nccl_error"] = nccl_alone()
+        facts["reduce"]["nccl_error"], _ = _spawn("nccl", 1)
     with open(sys.argv[1], "w", encoding="utf-8") as file:
         json.dump(facts, file)
     return 0
@@ -43,28 +43,21 @@ def main() -> int:
 def reduce_here(num_gpus: int) -> dict[str, Any]:
     """A real all-reduce: by NCCL over this machine's GPUs where there are two, else by gloo over two processes."""
     backend, num_ranks = ("nccl", num_gpus) if num_gpus > 1 else ("gloo", NUM_CPU_RANKS)
-    result: dict[str, Any] = {"backend": backend, "num_ranks": num_ranks, "error": "", "bytes_per_s": 0.0}
+    error, measured = _spawn(backend, num_ranks)
+    return {"backend": backend, "num_ranks": num_ranks, "error": error, "bytes_per_s": 0.0, **measured}
+
+
+def _spawn(backend: str, num_ranks: int) -> tuple[str, dict[str, Any]]:
+    """What went wrong, or nothing; and what rank 0 measured. One GPU alone shows that NCCL starts."""
     with tempfile.TemporaryDirectory(prefix="embark-doctor-") as folder:
         try:
             # Spawned for GPUs, whose state does not survive a fork; forked for the CPU, where torch is loaded already.
             mp.start_processes(_rank, (backend, num_ranks, folder), nprocs=num_ranks,
                                start_method="spawn" if backend == "nccl" else "fork")
         except Exception as error:
-            result["error"] = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-            return result
+            return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__, {}
         with open(os.path.join(folder, "result"), encoding="utf-8") as file:
-            result |= json.load(file)
-    return result
-
-
-def nccl_alone() -> str:
-    """One GPU has nobody to send to, but NCCL can start on it or not: what it says, or nothing."""
-    with tempfile.TemporaryDirectory(prefix="embark-doctor-") as folder:
-        try:
-            mp.start_processes(_rank, ("nccl", 1, folder), nprocs=1, start_method="spawn")
-        except Exception as error:
-            return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-    return ""
+            return "", json.load(file)
 
 
 def _rank(rank: int, backend: str, num_ranks: int, folder: str) -> None:

@@ -27,8 +27,7 @@ from embark.trainers.torch.checkpoint import TorchCheckpointer
 from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup
 from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, PackedLayout, RawLayout
 from embark.trainers.torch.engines.cuda_graph.engine import CudaGraphEngine
-from embark.trainers.torch.engines.cuda_graph.local_shards import local_shards, planned
-from embark.trainers.torch.engines.cuda_graph.lookup import why_not_by_kernels
+from embark.trainers.torch.engines.cuda_graph.lookup import local_shards, planned, why_not_by_kernels
 from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part, PipelineEngine
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.model import Recommender, fill_tables

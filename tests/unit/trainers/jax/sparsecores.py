@@ -19,8 +19,7 @@ from jax_tpu_embedding.sparsecore.lib.core.primitives import (
 
 from embark.spec import TrainSpec
 from embark.trainers.jax.exchange import AXIS
-from embark.trainers.jax.sparsecore.layout import _adagrad
-from embark.trainers.jax.sparsecore.selection import CORES
+from embark.trainers.jax.sparsecore.layout import CORES, _adagrad
 
 NUM_CORES = 2
 

@@ -79,7 +79,7 @@ from jax import ShapeDtypeStruct
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from embark.trainers.jax.exchange import AXIS
-from embark.trainers.jax.sparsecore.arrays import _writing, cut_rows, table_format
+from embark.trainers.jax.sparsecore.programs import _writing, cut_rows, table_format
 
 
 mesh = Mesh(np.array(topologies.get_topology_desc("v6e:2x2", "tpu").devices), (AXIS,))

@@ -16,9 +16,9 @@ from embark.data import Batch
 from embark.errors import MissingPackage, SpecError
 from embark.spec import to_toml
 from embark.trainers.jax import state
-from embark.trainers.jax.sparsecore import feed, selection
-from embark.trainers.jax.sparsecore.layout import make_stacks
-from embark.trainers.jax.sparsecore.selection import Choice, choose_cores
+from embark.trainers.jax.sparsecore import layout as sparsecore_layout
+from embark.trainers.jax.sparsecore import programs
+from embark.trainers.jax.sparsecore.layout import Choice, choose_cores, make_stacks
 
 # jax-tpu-embedding is made for x86 alone.
 sparsecores = pytest.importorskip("tests.unit.trainers.jax.sparsecores")
@@ -111,14 +111,14 @@ def test_all_ids_of_a_batch_may_be_one_row_and_an_id_that_is_no_row_s_is_told(ti
     ids = np.zeros((4, size), np.int32)
     batch = Batch(dense=np.zeros((size, 3), np.float32), ids=ids.reshape(-1), lengths=np.ones((4, size), np.int32),
                   label=np.zeros(size, np.float32), is_fixed=True)
-    made = feed.to_devices(batch, spec, layout, world_of(4))
-    shapes = feed.batch_shapes(spec, layout, world_of(4).mesh)
+    made = programs.to_devices(batch, spec, layout, world_of(4))
+    shapes = programs.batch_shapes(spec, layout, world_of(4).mesh)
     assert jax.tree.map(lambda array: (array.shape, array.dtype), made) == jax.tree.map(
         lambda shape: (shape.shape, shape.dtype), shapes)
     assert num_ids(made) == 4 * size
     assert set(np.asarray(made["bad_table"])) == {4}
     ids[2, 7] = 1000
-    bad = feed.to_devices(batch, spec, layout, world_of(4))
+    bad = programs.to_devices(batch, spec, layout, world_of(4))
     assert set(np.asarray(bad["bad_table"])) == {2}
     assert num_ids(bad) == 4 * size - 1
 
@@ -128,8 +128,8 @@ def test_what_each_host_makes_of_its_samples_is_its_part_of_what_one_would_make_
     spec = tiny("train.optimizer=sgd", 'model.tables=[{name="a", rows=50, multi_hot=3}, {name="b", rows=1003}]')
     layout, draw = make_stacks(spec, 4, 2), np.random.default_rng(3)
     ids = [draw.integers(-1 if has_empty else 0, t.rows, (128, t.multi_hot), np.int32) for t in spec.model.table_list()]
-    whole = feed._requests(ids, spec, layout, 4)
-    halves = [feed._requests([part[at : at + 64] for part in ids], spec, layout, 2) for at in (0, 64)]
+    whole = programs._requests(ids, spec, layout, 4)
+    halves = [programs._requests([part[at : at + 64] for part in ids], spec, layout, 2) for at in (0, 64)]
     for stack, pointers in whole["pointers"].items():
         assert np.array_equal(pointers, np.concatenate([half["pointers"][stack] for half in halves]))
         used = np.concatenate([np.arange(len(whole["ids"][stack]) // 8) < end
@@ -181,7 +181,7 @@ def test_a_chip_that_has_them_gets_them_unless_told_otherwise(tiny, monkeypatch)
         choose_cores(tiny("train.optimizer=sgd", "train.sparsecore=on"), "TPU v5 lite", 4)
     with pytest.raises(SpecError, match="only TPUs have SparseCores"):
         tiny("train.sparsecore=on", "place.device=cuda")
-    monkeypatch.setattr(selection, "find_spec", lambda name: None)
+    monkeypatch.setattr(sparsecore_layout, "find_spec", lambda name: None)
     assert "pip install 'embark-rec[sparsecore]'" in choose_cores(tiny("train.optimizer=sgd"), "TPU v5", 4).reason
     with pytest.raises(MissingPackage, match="needs jax-tpu-embedding"):
         choose_cores(tiny("train.optimizer=sgd", "train.sparsecore=on"), "TPU v5", 4)

@@ -13,7 +13,7 @@ from embark.model.placement import Cluster, TooLarge, shard_bytes
 from embark.plan.closed_form import closed_form
 from embark.run.host_memory import host_bytes
 from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec
-from embark.trainers.torch import plan_search, sharding
+from embark.trainers.torch import sharding
 from embark.trainers.torch.model import tables_without_values
 from embark.trainers.torch.sharding import offline_plan
 from embark.trainers.torch.world import World
@@ -114,7 +114,7 @@ def test_equal_options_are_tried_in_the_order_they_are_named():
     allowed = sharding.constraints(CRITEO, world, may_spill=True)
     topology = sharding.topology_of(world, 80 * GIB, 1000 * GIB)
     tables = tables_without_values(CRITEO.model.table_list()[:3], CRITEO.train)
-    options = plan_search.OrderedEnumerator(topology, 4096, allowed).enumerate(tables, [sharding.make_sharder(CRITEO)])
+    options = sharding.OrderedEnumerator(topology, 4096, allowed).enumerate(tables, [sharding.make_sharder(CRITEO)])
     kinds = ["table_wise", "row_wise", "table_row_wise"]
     assert [(o.name, o.compute_kernel, o.sharding_type) for o in options] == [
         (f"cat_{i}", kernel, kind) for i in range(3) for kernel in ("fused", "fused_uvm_caching") for kind in kinds]

@@ -105,7 +105,7 @@ def test_on_a_gpu_batches_are_made_in_pinned_memory_and_are_right_after_it_was_u
     copies = []
     for _ in range(50):
         with Loader(source, batch_size=96, rank=0, world_size=1, start_step=0, stop_step=10, num_threads=2) as loader:
-            copies.append([one.to(device, non_blocking=True) for one in to_device.stream(loader)])
+            copies.append([one.to(device, non_blocking=True) for one in map(to_device, loader)])
     wanted = [plain.train_rows(0, 96 * step, 96 * step + 96) for step in range(10)]
     for steps in copies:
         for found, batch in zip(steps, wanted, strict=True):

@@ -172,7 +172,7 @@ def take_steps(made, spec, num_steps: int) -> list[float]:
 
     source = open_source(spec)
     size = spec.train.batch_size
-    batches = ToDevice([t.name for t in spec.model.table_list()], torch.device("cpu")).stream(
+    batches = map(ToDevice([t.name for t in spec.model.table_list()], torch.device("cpu")),
         [source.train_rows(0, i * size, (i + 1) * size) for i in range(num_steps + 2)])
     losses = []
     for step in range(num_steps):

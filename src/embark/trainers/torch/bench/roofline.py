@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,35 +9,27 @@ import torch
 from embark.data import Batch
 from embark.model.work import layers_of
 from embark.spec import RunSpec
+from embark.trainers.bench import Ceiling
 
 
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """Of one step. Nothing is counted twice that a perfect cache could keep."""
-
-    bytes_per_step: float
-    flops_per_step: float
-    bytes_per_s: float
-    """Measured: a copy within the device's memory, read and written."""
-    flops_per_s: float
-    """Measured: a large matrix product in the step's precision."""
-
-    @property
-    def floor_s(self) -> float:
-        """No step can be shorter, were moving and computing wholly at the same time."""
-        return max(self.bytes_per_step / self.bytes_per_s, self.flops_per_step / self.flops_per_s)
-
-
-def roofline(spec: RunSpec, batches: Sequence[Batch], precision: str, device: torch.device) -> Roofline:
-    """Count the step, measure the card."""
+def roofline(
+    spec: RunSpec, batches: Sequence[Batch], precision: str, device: torch.device, samples_per_s: float
+) -> Ceiling:
+    """Count the step, measure the card. Nothing is counted twice that a perfect cache could keep, and no step can be
+    shorter, were moving and computing always at the same time. `samples_per_s` is what Embark reaches."""
     size, batch_size, layers = 2 if precision == "bf16" else 4, spec.train.batch_size, layers_of(spec.model)
     pairs = layers.num_vectors * (layers.num_vectors - 1) / 2
     flops = 6.0 * batch_size * (sum(layer.num_weights for layer in layers.all) + pairs * layers.dim)
     # Every layer's output written and read, its gradient written and read; the input.
     widths = sum(layer.num_out for layer in layers.all) + (layers.middle_width if layers.num_vectors else 0)
     dense_bytes = batch_size * (4.0 * size * widths + 4 * (spec.model.num_dense + 1))
-    return Roofline(_table_bytes(spec, batches, size) + dense_bytes, flops, bandwidth(device),
-                    matrix_rate(device, precision))
+    num_bytes, bytes_per_s = _table_bytes(spec, batches, size) + dense_bytes, bandwidth(device)
+    flops_per_s = matrix_rate(device, precision)
+    floor_s = max(num_bytes / bytes_per_s, flops / flops_per_s)
+    return Ceiling(
+        samples_per_s=batch_size / floor_s, step_ms=floor_s * 1e3, share=floor_s * samples_per_s / batch_size,
+        bytes_per_step=num_bytes, flops_per_step=flops, bytes_per_s=bytes_per_s, flops_per_s=flops_per_s,
+    )
 
 
 def _table_bytes(spec: RunSpec, batches: Sequence[Batch], size: int) -> float:

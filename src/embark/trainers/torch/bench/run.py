@@ -8,7 +8,7 @@ import torch
 from embark.data import Batch, Source, open_source, resolve_from_data
 from embark.errors import UserError
 from embark.spec import RunSpec
-from embark.trainers.bench import NUM_BATCHES, BenchResult, Ceiling, Contender, first_batches, time_contender
+from embark.trainers.bench import NUM_BATCHES, BenchResult, Contender, first_batches, time_contender
 from embark.trainers.torch.bench.contenders import Embark, Stock
 from embark.trainers.torch.bench.roofline import roofline
 from embark.trainers.torch.trainer import choose_precision, set_matmul_precision
@@ -49,12 +49,7 @@ def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str
             progress(rows[-1].name)
         ours = next(row for row in rows if row.name.startswith("Embark"))
         rows = [replace(row, ratio=ours.samples_per_s / row.samples_per_s) for row in rows]
-        limit = roofline(spec, batches[:4], precision, world.device)
-        ceiling = Ceiling(
-            samples_per_s=size / limit.floor_s, step_ms=limit.floor_s * 1e3,
-            share=limit.floor_s * ours.samples_per_s / size, bytes_per_step=limit.bytes_per_step,
-            flops_per_step=limit.flops_per_step, bytes_per_s=limit.bytes_per_s, flops_per_s=limit.flops_per_s,
-        )
+        ceiling = roofline(spec, batches[:4], precision, world.device, ours.samples_per_s)
         return BenchResult(size, world.device_name, f"torch {torch.__version__}", rows, ceiling)
 
 

@@ -99,7 +99,7 @@ class PipelineEngine(Engine):
     @contextmanager
     def feed(self, source: Source, part: Part) -> Iterator[Iterator[Any]]:
         with Loader(source, **asdict(part)) as loader:
-            yield self._to_device.stream(loader)
+            yield map(self._to_device, loader)  # the pipeline copies to the device
 
     def step(self, batches: Iterator[Any], step: int) -> None:
         _, logits, label = self._pipeline.progress(batches)

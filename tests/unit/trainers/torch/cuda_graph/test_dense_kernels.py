@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embark.trainers.torch.engines.cuda_graph.geometry import Head, padded
+from embark.model.work import padded
+from embark.trainers.torch.engines.cuda_graph.geometry import Head
 from embark.trainers.torch.engines.cuda_graph.ops import TorchOps
 
 PLAIN = TorchOps()

@@ -12,16 +12,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from embark.data import Source
+from embark.model.work import DENSE_STATES
 from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
 from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, HostBuffer
 from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes
-from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense, state_names
-from embark.trainers.torch.engines.cuda_graph.local_shards import LocalShard, Shard
+from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense
 from embark.trainers.torch.engines.cuda_graph.lookup import (
     FbgemmLookup,
     KernelLookup,
+    LocalShard,
     LookupPlan,
+    Shard,
     divides_itself,
 )
 from embark.trainers.torch.engines.cuda_graph.network import Network
@@ -132,7 +134,7 @@ class CudaGraphEngine(Engine):
         self._num_samples = spec.train.batch_size // world.world_size
         dtype = torch.bfloat16 if inputs.precision == "bf16" else torch.float32
         self._ops = gpu_ops() if self._is_gpu and dtype == torch.bfloat16 else TorchOps()
-        if state_names(inputs.optimizers) and not inputs.optimizers.dense.state:
+        if DENSE_STATES[inputs.optimizers.dense_kind] and not inputs.optimizers.dense.state:
             inputs.optimizers.init_state()
         self._flat = FlatDense(inputs.dense, inputs.optimizers, dtype, self._ops.num_portions(self._num_samples))
         self._flat.adopt()

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from embark.trainers.torch.engines.cuda_graph.local_shards import Shard
+from embark.trainers.torch.engines.cuda_graph.lookup import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ class Exchange:
             [n * self.width] * self._world_size,
         )
         for feature in self._row_splits:
-            self._of(out, feature).zero_()
+            start = self._sizes.columns[feature]
+            out[:, start : start + self._sizes.widths[feature]].zero_()
         for shard, part in self._parts_by_shard():
             columns = self._columns(out, shard)
             if shard.feature in self._row_splits:
@@ -118,10 +119,6 @@ class Exchange:
     def _columns(self, values: Tensor, shard: Shard) -> Tensor:
         start = self._sizes.columns[shard.feature] + shard.first_column
         return values[:, start : start + shard.num_columns]
-
-    def _of(self, values: Tensor, feature: int) -> Tensor:
-        start = self._sizes.columns[feature]
-        return values[:, start : start + self._sizes.widths[feature]]
 
 
 def _rows_of(shards: Sequence[Shard], feature: int) -> int:

@@ -5,16 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from embark.model.work import DENSE_STATES, padded
 from embark.trainers.torch.model import CrossNetwork, DotNetwork
 from embark.trainers.torch.optimizers import Optimizers
-
-PADDING = 8
-"""Tensor cores want rows of 16 bytes."""
-
-
-def padded(width: int) -> int:
-    """The next width that tensor cores take at full speed."""
-    return -(-width // PADDING) * PADDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +82,7 @@ class FlatDense:
 
     def adopt(self) -> None:
         """Take the parameters and their optimizer's state over as they are now, and put views in their place."""
-        states = state_names(self._optimizers)
+        states = DENSE_STATES[self._optimizers.dense_kind]
         wrapped = self._optimizers.dense
         at = 0
         for parameter in self._parameters:
@@ -124,11 +117,6 @@ class FlatDense:
             bias = self.shadow[at : at + shape[0]]
             sums = self.sums[:, at - self._sums_start : at - self._sums_start + shape[0]]
         return Layer(self.shadow[span].view(shape), bias, self.grads[span].view(shape), sums)
-
-
-def state_names(optimizers: Optimizers) -> tuple[str, ...]:
-    """What the dense optimizer keeps beside each parameter."""
-    return {"sgd": (), "adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}[optimizers.dense_kind]
 
 
 def _places(parameter: Tensor, start: int) -> Tensor:

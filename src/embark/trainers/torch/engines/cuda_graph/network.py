@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense, Layer, padded
+from embark.model.work import padded
+from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense, Layer
 from embark.trainers.torch.engines.cuda_graph.ops import TorchOps
 from embark.trainers.torch.model import CrossNetwork, DotNetwork
 
