@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -44,7 +44,6 @@ INTERRUPTION_COLUMNS = ("cloud", "machine", "region", "spot_interruptions_per_ho
 MEMORY_RATIOS = (0.97, 1.08)
 """What a cloud publishes over what its cards hold: some write GB for GiB, 7 % more, and some leave out a little."""
 
-T = TypeVar("T")
 Mistakes = list[Mistake]
 Prices = Mapping[tuple[str, str], Price]
 
@@ -75,13 +74,13 @@ class Row:
             if part not in sources:
                 self.wrong("source", "not in sources.toml", nearest(part, sources))
 
-    def build(self, kind: type[T], **given: Any) -> T | None:
+    def build(self, kind: Any, **given: Any) -> Any:
         """The row as a dataclass, each field checked as its type says; None if one is wrong.
 
         `given` are fields that are looked up elsewhere; where one is None, its mistake is reported there.
         """
         values = self.values | given
-        for field in fields(kind):  # type: ignore[arg-type]
+        for field in fields(kind):
             if field.type is Origin:
                 prefix = "price_" if field.name == "price_origin" and "price_source" in values else ""
                 values[field.name] = {name: values[prefix + name] for name in ORIGIN_COLUMNS if prefix + name in values}
@@ -175,7 +174,7 @@ def _read(folder: Path, mistakes: Mistakes) -> Catalog:
         for field, known in references.items():
             row.check_name(field, known)
         found = {field: known.get(row.values.get(field, "")) for field, known in references.items()}
-        machine = row.build(Machine, **found, reserve=reserves.get(row.values.get("cloud", "")))
+        machine: Machine | None = row.build(Machine, **found, reserve=reserves.get(row.values.get("cloud", "")))
         for name in (row.name, *str(row.values.get("also", "")).split()):
             if name.lower() in names:
                 row.wrong("name", f"{name} occurs twice")
@@ -211,7 +210,7 @@ def _prices(
         row.check_name("machine", machines)
         if sources is not None:
             row.check_source(sources)
-        price = row.build(Price)
+        price: Price | None = row.build(Price)
         if price is None:
             continue
         on_demand, spot = price.on_demand_usd_per_hour, price.spot_usd_per_hour
@@ -300,5 +299,5 @@ def _csv_rows(
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
