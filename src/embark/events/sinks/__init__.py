@@ -1,1 +1,1 @@
-"""One module per destination of events besides the run's own file. Imports as `events` does."""
+"""Destinations of events besides the run's own file. Imports as `events` does."""
