@@ -20,12 +20,14 @@ from embark.render.clouds.azure import GPU_OPERATOR_VERSION, NETWORK_OPERATOR_VE
 from embark.render.folder import File, compare, write
 from embark.render.image import render_image
 from embark.render.job import Job, default_image, make_job
-from embark.render.launch_script import CLUSTER_SCRIPTS, NAMES, PLACEHOLDER_REGISTRY
 from embark.render.location import data_source, location_of, volume_of
 from embark.render.monitoring import DASHBOARD, OBJECTS, budget_usd, needed_units
 from embark.render.render import render_infrastructure
 from embark.render.settings import grace_s, settings_of
 from embark.render.targets.kubernetes import (
+    CLUSTER_SCRIPTS,
+    NAMES,
+    PLACEHOLDER_REGISTRY,
     render_job,
     render_jobset,
     render_kueue,

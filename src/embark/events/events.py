@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from embark.errors import Fault
+from embark.formatting import to_finite
 
 
 def to_jsonable(value: Any) -> Any:
@@ -89,6 +90,33 @@ class Event:
         """One line; NaN and infinity become null, which JSON has."""
         fields = {"event": self.kind, "time_s": round(self.time_s, 6), "rank": self.rank, **self.values}
         return json.dumps(to_jsonable(fields), allow_nan=False)
+
+
+class NewestEvents:
+    """The values of the newest event of each kind; empty where there was none."""
+
+    def __init__(self) -> None:
+        self.start: Mapping[str, Any] = {}
+        self.step: Mapping[str, Any] = {}
+        self.eval: Mapping[str, Any] = {}
+        self.save: Mapping[str, Any] = {}
+        self.end: Mapping[str, Any] = {}
+        self.error: Mapping[str, Any] = {}
+        self.interrupt: Mapping[str, Any] = {}
+        self.plan: Mapping[str, Any] = {}
+        self.predict: Mapping[str, Any] = {}
+
+    @property
+    def steps_done(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def num_steps(self) -> int:
+        return int(to_finite(self.start.get("num_steps")) or 0)
+
+    @property
+    def steps_to_do(self) -> int:
+        return max(0, self.num_steps - self.steps_done)
 
 
 class Sink(Protocol):

@@ -14,6 +14,8 @@ from embark.formatting import to_float
 Kind = Literal["gauge", "counter"]
 Labels = tuple[tuple[str, str], ...]
 """Names and values, in the order of the metric's `labels`."""
+Parts = tuple[tuple[str, str], ...]
+"""Fields and their labels; no label where the field is the value or contains it."""
 
 ENDS = frozenset({"end", "error", "interrupt"})
 SPLITS = {"step": "train", "eval": "eval"}
@@ -86,26 +88,15 @@ class Reading:
     step: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """One way from an event to a metric."""
-
-    metric: Metric
-    parts: tuple[tuple[str, str], ...]
-    """Field and label; no label where the field is the value or what holds it."""
-    first: Labels
-
-
 def readings(event: Event, *, null_is_nan: bool = False) -> Iterator[Reading]:
     """Every metric of an event. In events from a file, a null among the learning metrics was a NaN."""
     step = to_float(event.values.get("step"))
     whole = int(step) if step is not None and math.isfinite(step) else None
-    for path in _PATHS.get(event.kind, ()):
-        for labels, found in _values(event.values, path.parts, path.first):
-            value = math.nan if found is None and null_is_nan and path.metric.group == LEARNING else to_float(found)
-            if value is None:
-                continue
-            yield Reading(path.metric, labels, value, event.time_s, whole)
+    for metric, parts, first in _PATHS.get(event.kind, ()):
+        for labels, found in _values(event.values, parts, first):
+            value = math.nan if found is None and null_is_nan and metric.group == LEARNING else to_float(found)
+            if value is not None:
+                yield Reading(metric, labels, value, event.time_s, whole)
 
 
 class Latest:
@@ -154,7 +145,7 @@ class Latest:
         self._newest = {key: one for key, one in self._newest.items() if not {"rank", "host"} & set(one.metric.labels)}
 
 
-def _values(held: Any, parts: tuple[tuple[str, str], ...], labels: Labels) -> Iterator[tuple[Labels, Any]]:
+def _values(held: Any, parts: Parts, labels: Labels) -> Iterator[tuple[Labels, Any]]:
     if not parts:
         yield labels, held
         return
@@ -174,8 +165,9 @@ def _values(held: Any, parts: tuple[tuple[str, str], ...], labels: Labels) -> It
                 yield from _values(value, rest, (*labels, (label, str(named))))
 
 
-def _read_paths() -> dict[str, tuple[_Path, ...]]:
-    found: dict[str, list[_Path]] = {}
+def _read_paths() -> dict[str, list[tuple[Metric, Parts, Labels]]]:
+    """By kind of event, the metrics it has and the way to each."""
+    found: dict[str, list[tuple[Metric, Parts, Labels]]] = {}
     for metric in METRICS:
         for path in metric.paths:
             if path[0] in "#@":
@@ -183,8 +175,8 @@ def _read_paths() -> dict[str, tuple[_Path, ...]]:
             kind, _, fields = path.partition(".")
             parts = tuple((part["field"], part["label"] or "") for part in _PART.finditer(fields))
             first: Labels = (("split", SPLITS[kind]),) if metric.has_splits else ()
-            found.setdefault(kind, []).append(_Path(metric, parts, first))
-    return {kind: tuple(paths) for kind, paths in found.items()}
+            found.setdefault(kind, []).append((metric, parts, first))
+    return found
 
 
 _PATHS = _read_paths()

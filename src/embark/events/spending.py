@@ -325,7 +325,8 @@ def spending(
     price = last.usd_per_hour if last.usd_per_hour is not None else usd_per_hour
     return Spending(
         useful_s=working_s - redone_s, redone_s=redone_s,
-        waiting_s=sum(one.held_s - one.working_s for one in tried) + sum(gaps), usd_per_hour=price, usd=_usd(tried, gaps, usd_per_hour),
+        waiting_s=sum(one.held_s - one.working_s for one in tried) + sum(gaps), usd_per_hour=price,
+        usd=_usd(tried, gaps, usd_per_hour),
         step=last.last_step, num_steps=last.num_steps, wall_step_s=_wall_step_s(tried), outcome=last.outcome,
         lost=losses(found, price, num_machines=last.num_machines, is_spot=last.is_spot), num_starts=len(tried),
         budget_usd=last.budget_usd, last_s=last.last_s,

@@ -5,14 +5,14 @@ import shlex
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from embark.events.events import Event
+from embark.events.events import Event, NewestEvents
 from embark.events.metrics import metric
 from embark.events.plotting import MARK, Chart, Point, Series, draw
 from embark.formatting import (
@@ -43,18 +43,12 @@ Encode = Callable[[str], str]
 """Puts text into characters that the stream can carry."""
 
 
-class History:
-    """The newest of each kind of event, the points of the curves, and the pace."""
+class History(NewestEvents):
+    """With the points of the curves, and the pace."""
 
     def __init__(self) -> None:
-        self.start: Mapping[str, Any] = {}
-        self.step: Mapping[str, Any] = {}
-        self.eval: Mapping[str, Any] = {}
-        self.save: Mapping[str, Any] = {}
-        self.end: Mapping[str, Any] = {}
-        self.predict: Mapping[str, Any] = {}
-        self.interrupt: Mapping[str, Any] = {}
-        self.steps_done = 0
+        super().__init__()
+        self._steps_done = 0
         self.seconds_left: float | None = None
         self.loss = Series()
         self.auc = Series()
@@ -63,12 +57,8 @@ class History:
         self._ticks: deque[tuple[float, int]] = deque()
 
     @property
-    def num_steps(self) -> int:
-        return int(to_finite(self.start.get("num_steps")) or 0)
-
-    @property
-    def steps_to_do(self) -> int:
-        return max(0, self.num_steps - self.steps_done)
+    def steps_done(self) -> int:
+        return self._steps_done
 
     def add(self, event: Event) -> None:
         values, kind = event.values, event.kind
@@ -76,7 +66,7 @@ class History:
         if kind in ("start", "eval", "save", "predict", "interrupt", "end", "step"):
             setattr(self, kind, values)
         if kind == "start":
-            self.steps_done = int(to_finite(values.get("first_step")) or 0)
+            self._steps_done = int(to_finite(values.get("first_step")) or 0)
         elif kind == "progress":
             self._tick(event)
             self.step = {**self.step, **values}
@@ -90,12 +80,12 @@ class History:
                 if step is not None and (value := to_finite(values.get(name))) is not None:
                     points.append((step, value))
         elif kind in ("resume", "end"):
-            self.steps_done = int(step or (self.steps_done if kind == "end" else 0))
+            self._steps_done = int(step or (self.steps_done if kind == "end" else 0))
         if kind in ("eval", "save"):
             self._ticks.clear()  # their time says nothing about the steps to come
 
     def _tick(self, event: Event) -> None:
-        self.steps_done = int(to_finite(event.values.get("step")) or self.steps_done)
+        self._steps_done = int(to_finite(event.values.get("step")) or self.steps_done)
         self._ticks.append((event.time_s, self.steps_done))
         while event.time_s - self._ticks[0][0] > PACE_S and len(self._ticks) > 2:
             self._ticks.popleft()
@@ -104,23 +94,7 @@ class History:
             self.seconds_left = self.steps_to_do * (t1 - t0) / (last - first)
 
 
-class RunState(Protocol):
-    """The newest event of each kind."""
-
-    step: Mapping[str, Any]
-    eval: Mapping[str, Any]
-    save: Mapping[str, Any]
-    end: Mapping[str, Any]
-    interrupt: Mapping[str, Any]
-
-    @property
-    def steps_done(self) -> int: ...
-
-    @property
-    def num_steps(self) -> int: ...
-
-
-def outcome_sentence(run: RunState) -> str:
+def outcome_sentence(run: NewestEvents) -> str:
     """How a run that ended went."""
     outcome = run.end.get("outcome")
     if outcome == "done":
@@ -231,7 +205,7 @@ def paths(history: History) -> Iterator[tuple[str, str]]:
         yield "report", to_one_line(report)
 
 
-def _result(run: RunState) -> str:
+def _result(run: NewestEvents) -> str:
     loss = to_float(run.step.get("loss"))
     if loss is not None and not math.isfinite(loss):
         return f"The loss became {format_float(loss)}: nothing was learned after that."

@@ -68,7 +68,8 @@ def compare(folder: Path, files: Sequence[File]) -> list[FileChange]:
     changes = []
     for file in files:
         old = _read(folder / file.path)
-        state = _state(old, file.text, record.get(file.path, ""))
+        state: State = "new" if old is None else "same" if old == file.text else \
+            "changed" if checksum(old) == record.get(file.path) else "edited"
         changes.append(FileChange(file.path, state, _diff(file.path, old or "", file.text), file.text,
                                   file.is_executable))
     for path in sorted(set(record) - {file.path for file in files}):
@@ -102,14 +103,6 @@ def write(folder: Path, changes: Sequence[FileChange], *, force: bool, must_reco
 
 def checksum(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _state(old: str | None, new: str, recorded: str) -> State:
-    if old is None:
-        return "new"
-    if old == new:
-        return "same"
-    return "changed" if checksum(old) == recorded else "edited"
 
 
 def _record(folder: Path) -> dict[str, str]:

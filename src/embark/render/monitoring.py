@@ -7,7 +7,7 @@ from embark.events.grafana import dashboard_text
 from embark.events.metrics import GROUPS, METRICS, RUN
 from embark.render.folder import File
 from embark.render.job import POD_TARGETS, Job
-from embark.render.scripts import job_text, script_file
+from embark.render.shell_text import job_text, script_file
 
 OBJECTS = "run_metrics.yaml"
 DASHBOARD = "grafana_dashboard.json"

@@ -7,7 +7,6 @@ from embark.render.clouds import aws, azure, gcp
 from embark.render.folder import File
 from embark.render.image import render_image, render_tpu_image
 from embark.render.job import POD_TARGETS, Job, make_job
-from embark.render.launch_script import render_launch_script
 from embark.render.monitoring import render_budget, render_monitoring
 from embark.render.targets import kubernetes
 from embark.render.targets.compose import render_compose
@@ -68,5 +67,5 @@ def render_infrastructure(job: Job) -> list[File]:
     if target == "tpu-vm":
         return [*render_tpu_vm(job), *files]
     if target in POD_TARGETS:
-        return [*CLUSTERS[cloud](job), *files, *render_monitoring(job), *render_launch_script(job)]
+        return [*CLUSTERS[cloud](job), *files, *render_monitoring(job), *kubernetes.render_launch_script(job)]
     return files

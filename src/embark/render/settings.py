@@ -12,6 +12,7 @@ from typing import Any
 
 from embark.catalog.pricing import POD_GRACE_S
 from embark.render.job import Job, Setting
+from embark.render.shell_text import render_template
 
 MAX_THREADS = 16
 TOPOLOGY_PATH = "/etc/embark/topology.xml"
@@ -82,7 +83,7 @@ def grace_reason(job: Job) -> str:
 def topology_xml(job: Job) -> str:
     """For NCCL_TOPO_FILE; empty where the machine shows its topology, or it is not known."""
     rows = [row for row in _table()["topology"].values() if job.machine.name in row["machines"]]
-    return "\n".join(_xml(rows[0])) + "\n" if rows and job.num_nodes > 1 else ""
+    return render_template("topology.xml.j2", row=rows[0]) if rows and job.num_nodes > 1 else ""
 
 
 def _computed(job: Job) -> Iterator[Setting]:
@@ -104,24 +105,6 @@ def _fabric(job: Job) -> Mapping[str, Any]:
 
 def _setting(row: Mapping[str, Any]) -> Setting:
     return Setting(row["name"], row["value"], row["why"])
-
-
-def _xml(row: Mapping[str, Any]) -> Iterator[str]:
-    link = f'link_speed="{row["link_speed"]}" link_width="16"'
-    number = 0
-    yield '<system version="1">'
-    for numa, node in enumerate(row["nodes"]):
-        yield (f'  <cpu numaid="{numa}" affinity="{node["affinity"]}" arch="x86_64" vendor="{row["vendor"]}" '
-               f'familyid="{row["family"]}" modelid="{row["model"]}">')
-        for switch in node["switches"]:
-            number += 1
-            yield f'    <pci busid="ffff:ff:{number:02x}.0" class="0x060400" {link}>'
-            for index, domain in enumerate(switch):
-                kind = "0x020700" if index % 2 else "0x030200"
-                yield f'      <pci busid="{domain}:00:00.0" class="{kind}" {link}/>'
-            yield "    </pci>"
-        yield "  </cpu>"
-    yield "</system>"
 
 
 @cache

@@ -17,6 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embark.render.folder import File
+from embark.render.job import Job
+from embark.render.location import SCHEMES, buckets, location_of, volume_of
+from embark.render.targets import operators
 from embark.render.yaml_text import header, nest, plain, yaml_part
 
 if TYPE_CHECKING:
@@ -26,6 +30,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 MAX_WIDTH = 110
 Words = tuple[str, ...]
 _VARIABLE = re.compile(r"\$(?:\{([^}]+)\}|(\w+))")
+LOG = "/var/log/embark.log"
+"""On a plain machine."""
 PLACE = "CONSTANTS = None\n"
 """The line of a body that makes way for the values."""
 
@@ -39,6 +45,23 @@ class Shell(str):
 def render_template(name: str, **values: Any) -> str:
     """A file of `templates/`, with these values."""
     return _environment().get_template(name).render(values)
+
+
+def script_file(path: str, template: str, job: Job, **values: Any) -> File:
+    return File(path, job_text(template, job, **values), is_executable=True)
+
+
+def job_text(template: str, job: Job, **values: Any) -> str:
+    """With the values that every template may use."""
+    place = job.spec.place
+    own = [bucket for bucket in buckets(job) if bucket.scheme == SCHEMES[job.cloud]]
+    storage_account = needed_setting("STORAGE_ACCOUNT", place.storage_account,
+                                     "a name for the storage account, 3 to 24 small letters and digits")
+    return render_template(
+        template, job=job, location=location_of(job), place=place, buckets=own, volume=volume_of(job), log=LOG,
+        is_vm=place.target in ("vm", "tpu-vm"), versions=operators, step_text=step_text,
+        project_setting=needed_setting("PROJECT", place.account, "the id of your Google Cloud project"),
+        storage_account_setting=storage_account, **values)
 
 
 def script(about: str, *parts: str) -> str:

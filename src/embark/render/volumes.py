@@ -8,7 +8,7 @@ from embark.render.clouds import aws, azure, gcp
 from embark.render.folder import File
 from embark.render.job import POD_TARGETS, Job
 from embark.render.location import SCHEMES, data_source, object_store_paths, volume_of
-from embark.render.scripts import job_text, script_file
+from embark.render.shell_text import job_text, script_file
 from embark.render.yaml_text import header
 
 GIB_PER_TIB = 1024

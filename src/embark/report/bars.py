@@ -8,7 +8,7 @@ import numpy as np
 
 from embark.events.alerts import SLOW_RANK
 from embark.events.sharding import plan_rows, ranks_text
-from embark.events.spending import Spending, losses_sentence
+from embark.events.spending import losses_sentence
 from embark.formatting import (
     MISSING,
     format_bytes,
@@ -105,7 +105,10 @@ def money(context: RunContext) -> list[Block]:
         rows += [(label, format_usd(amount)) for label, amount in amounts if amount is not None]
         if context.price.usd_per_hour is None:
             note = f"Price: {format_usd(spent.usd_per_hour or 0.0)} an hour, as given at the start."
-    return [*_time_bars(spent), Table(("", ""), tuple(rows), frozenset({1})), Words(note, is_small=True)]
+    parts = {"training": spent.useful_s, "repeated steps": spent.redone_s, "starting and waiting": spent.waiting_s}
+    bars = _share_bars(f"{format_duration(spent.held_s)} of machine time", parts, ["used", "bad", "wait"],
+                       format_duration)
+    return [*([bars] if bars else []), Table(("", ""), tuple(rows), frozenset({1})), Words(note, is_small=True)]
 
 
 def faults(context: RunContext) -> list[Block]:
@@ -157,13 +160,6 @@ def phases(record: Record) -> Bars | None:
     means = {name.replace("_", "-"): float(values.mean()) for name in PHASES
              if len(values := record.phases.values(name))}
     return _share_bars("Step time by phase", means, [f"k{place}" for place in range(len(means))], milliseconds)
-
-
-def _time_bars(spent: Spending) -> list[Block]:
-    parts = {"training": spent.useful_s, "repeated steps": spent.redone_s, "starting and waiting": spent.waiting_s}
-    bars = _share_bars(f"{format_duration(spent.held_s)} of machine time", parts, ["used", "bad", "wait"],
-                       format_duration)
-    return [bars] if bars else []
 
 
 def _share_bars(

@@ -19,7 +19,7 @@ from embark.formatting import (
 from embark.report.bars import format_time
 from embark.report.context import RunContext, State
 from embark.report.curves import milliseconds, overlaid
-from embark.report.document import Block, Code, Document, Table, Tile, Tiles, Tone, Words, sections_with_something
+from embark.report.document import Block, Code, Document, Table, Tile, Tone, Words, sections_with_something
 from embark.report.report import TONES
 from embark.report.spec_rows import differences
 
@@ -135,7 +135,7 @@ def compare_document(found: Comparison) -> Document:
         badge=pluralize(len(runs), "run"),
         tone=tone,
         facts=tuple(f"{run.name}: {run.context.status.label}" for run in runs),
-        lead=(_tiles(found),),
+        tiles=tuple(_tile(found, run) for run in runs),
         sections=sections_with_something([
             ("Curves", [overlaid([run.context.record for run in runs], names)]),
             ("Results", [_results_table(found)]),
@@ -216,14 +216,10 @@ def _times(ratio: float) -> str:
     return f"{100 * abs(ratio - 1):.0f} %"
 
 
-def _tiles(found: Comparison) -> Tiles:
-    tiles = []
-    for run in found.runs:
-        row = _BY_NAME["loss" if run.values.get("eval_auc") is None else "eval_auc"]
-        note = f"{row.label} · {format_duration(run.values.get('held_s'))}"
-        tiles.append(Tile(run.name, format_float(run.values.get(row.name)), note,
-                          "good" if run.name == found.best else ""))
-    return Tiles(tuple(tiles))
+def _tile(found: Comparison, run: ComparedRun) -> Tile:
+    row = _BY_NAME["loss" if run.values.get("eval_auc") is None else "eval_auc"]
+    note = f"{row.label} · {format_duration(run.values.get('held_s'))}"
+    return Tile(run.name, format_float(run.values.get(row.name)), note, "good" if run.name == found.best else "")
 
 
 def _results_table(found: Comparison) -> Block:

@@ -48,13 +48,6 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    """Several beside each other."""
-
-    tiles: tuple[Tile, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
     """Rows of text."""
 
@@ -134,7 +127,7 @@ class Folded:
     blocks: tuple[Block, ...]
 
 
-Block = Words | Code | Tiles | Table | Gallery | Bars | Folded
+Block = Words | Code | Table | Gallery | Bars | Folded
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +140,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The whole."""
+    """A complete report."""
 
     kicker: str
     """What kind of page it is."""
@@ -158,7 +151,7 @@ class Document:
     tone: Tone
     facts: tuple[str, ...]
     """Where, when, on what: a line of them."""
-    lead: tuple[Block, ...]
+    tiles: tuple[Tile, ...]
     sections: tuple[Section, ...]
     footer: str = ""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from embark.events.alerts import SLOW_RANK
-from embark.events.events import Event, parse_event
+from embark.events.events import Event, NewestEvents, parse_event
 from embark.events.spending import Attempt, Interruption, Spending, attempts, interruptions, spending
 from embark.formatting import strip_control_chars, to_finite
 from embark.report.rows import Rows
@@ -44,22 +44,14 @@ class Save:
     save_s: float | None
 
 
-class Record:
+class Record(NewestEvents):
     """The newest event of each kind, the numbers of the curves, and what happened when.
 
     Unknown events, and values that are no numbers, are skipped.
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
-        self.start: Mapping[str, Any] = {}
-        self.step: Mapping[str, Any] = {}
-        self.eval: Mapping[str, Any] = {}
-        self.save: Mapping[str, Any] = {}
-        self.end: Mapping[str, Any] = {}
-        self.error: Mapping[str, Any] = {}
-        self.interrupt: Mapping[str, Any] = {}
-        self.plan: Mapping[str, Any] = {}
-        self.predict: Mapping[str, Any] = {}
+        super().__init__()
         self.systems: Sequence[Mapping[str, Any]] = ()
         """One a machine, of the newest `ranks` event."""
         self.rank_times_s: tuple[float, ...] = ()
@@ -151,10 +143,6 @@ class Record:
         return int(max([first, *(step for step in found if step is not None)]))
 
     @property
-    def num_steps(self) -> int:
-        return int(to_finite(self.start.get("num_steps")) or 0)
-
-    @property
     def share_done(self) -> float:
         return self.steps_done / self.num_steps if self.num_steps else 0.0
 
@@ -199,7 +187,7 @@ class Record:
         if len(steps) > 1 and steps[-1] > steps[0] and times[-1] > times[0]:
             return float(max(0, self.num_steps - steps[-1]) * (times[-1] - times[0]) / (steps[-1] - steps[0]))
         step_s = self.step_s
-        return None if step_s is None else max(0, self.num_steps - self.steps_done) * step_s
+        return None if step_s is None else self.steps_to_do * step_s
 
     @property
     def usual_gap_s(self) -> float:

@@ -43,7 +43,6 @@ from embark.report.document import (
     Folded,
     Table,
     Tile,
-    Tiles,
     Tone,
     Words,
     html_page,
@@ -79,7 +78,7 @@ def report(context: RunContext) -> Document:
         badge=status.label,
         tone=TONES[status.state],
         facts=tuple(_facts(context)),
-        lead=(_tiles(context),),
+        tiles=_tiles(context),
         sections=sections_with_something([
             ("Training", [timeline(context), learning_curves(context), *_held_out(record)]),
             ("Diagnosis", list(_diagnosis(context))),
@@ -111,7 +110,7 @@ def _facts(context: RunContext) -> Iterator[str]:
     yield f"since {began}" if context.status.state == "running" else f"{began} to {format_time(record.last_s)}"
 
 
-def _tiles(context: RunContext) -> Tiles:
+def _tiles(context: RunContext) -> tuple[Tile, ...]:
     record, spent, num_stops = context.record, context.spent, len(context.interruptions)
     held, step = record.eval, record.step
     tiles = []
@@ -141,7 +140,7 @@ def _tiles(context: RunContext) -> Tiles:
     if record.start and (num_stops or is_alive):
         note = "survived" if is_alive and num_stops else "" if num_stops else "none"
         tiles.append(Tile("Interruptions", format_count(num_stops), note))
-    return Tiles(tuple(tiles))
+    return tuple(tiles)
 
 
 def _held_out(record: Record) -> Iterator[Block]:

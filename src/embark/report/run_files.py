@@ -177,10 +177,7 @@ class Tail:
     def __init__(self, files: RunFiles, name: str) -> None:
         self._files = files
         self._name = name
-        self._offset = 0
-        self._last = b""
-        self._rest = b""
-        self._is_skipping = False
+        self._reset()
 
     @property
     def offset(self) -> int:

@@ -73,12 +73,7 @@ def _defaults() -> dict[str, Any]:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return list(a) == list(b)
-    return (type(a) is type(b) and bool(a == b)) or (a in (None, "") and b in (None, "")) or _same_number(a, b)
-
-
-def _same_number(a: Any, b: Any) -> bool:
-    numbers = isinstance(a, int | float) and isinstance(b, int | float)
-    return numbers and not isinstance(a, bool) and not isinstance(b, bool) and a == b
+    return (a == b and isinstance(a, bool) == isinstance(b, bool)) or (a in (None, "") and b in (None, ""))
 
 
 def _meaning(field: str) -> str:

@@ -14,10 +14,10 @@ from embark.render.clouds import aws as vm_aws
 from embark.render.clouds import gcp as vm_gcp
 from embark.render.folder import File
 from embark.render.job import EXITS
-from embark.render.launch_script import NAMES, render_launch_script
 from embark.render.monitoring import budget_usd, needed_units
 from embark.render.render import render_infrastructure
 from embark.render.shell_text import render_template
+from embark.render.targets.kubernetes import NAMES, render_launch_script
 from embark.render.targets.tpu_vm import runtime_version
 from embark.render.targets.vm_node import cloud_init, node_program
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.report.chart import Sign, Stroke, chart, say_figure, say_step
+from embark.report.curves import Sign, Stroke, chart, say_figure, say_step
 
 SVG = re.compile(r' d="([^"]*)"')
 

@@ -16,8 +16,6 @@ RUN = "run"
 """The label of the run's name."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of what `exposition` returns."""
-MISSING = "a Prometheus endpoint needs the prometheus-client package, which is not installed"
-FIX = 'pip install "embark-rec[prometheus]"'
 
 # Prometheus wants full words, base units and, for counters, a total.
 _ENDINGS = (("_per_s", "_per_second", 1.0), ("_event_s", "_event_timestamp_seconds", 1.0), ("_s", "_seconds", 1.0),
@@ -138,5 +136,6 @@ def _client() -> Any:
     try:
         import prometheus_client
     except ImportError as error:
-        raise MissingPackage(MISSING, fix=FIX) from error
+        raise MissingPackage("a Prometheus endpoint needs the prometheus-client package, which is not installed",
+                             fix='pip install "embark-rec[prometheus]"') from error
     return prometheus_client

@@ -7,8 +7,7 @@ from typing import Any
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.location import Bucket, Location, data_source, location_of, object_store_paths
-from embark.render.scripts import job_text, script_file
-from embark.render.shell_text import Shell, Step, Words, render_template, variable
+from embark.render.shell_text import Shell, Step, Words, job_text, render_template, script_file, variable
 from embark.render.targets.vm_node import about_machines, cloud_init, refuse_volume
 
 AMI = "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"

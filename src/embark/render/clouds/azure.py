@@ -7,8 +7,7 @@ from typing import Any
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.location import Bucket, Location, buckets, location_of
-from embark.render.scripts import job_text, script_file
-from embark.render.shell_text import Shell, Step, Words, quote, variable
+from embark.render.shell_text import Shell, Step, Words, job_text, quote, script_file, variable
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
 
 IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"

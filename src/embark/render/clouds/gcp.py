@@ -7,8 +7,7 @@ from typing import Any
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.location import Bucket, Location, location_of
-from embark.render.scripts import job_text, script_file
-from embark.render.shell_text import Shell, Step, Words, option, variable
+from embark.render.shell_text import Shell, Step, Words, job_text, option, script_file, variable
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
 
 IMAGE_FAMILY, IMAGE_PROJECT = "common-cu129-ubuntu-2204-nvidia-580", "deeplearning-platform-release"

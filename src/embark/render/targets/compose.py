@@ -4,8 +4,8 @@ from embark.render.command import SPEC_PATH, one_machine
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.pod import SCRATCH, storage_settings
-from embark.render.scripts import job_text
 from embark.render.settings import grace_s, settings_of
+from embark.render.shell_text import job_text
 
 
 def render_compose(job: Job) -> list[File]:

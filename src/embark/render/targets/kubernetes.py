@@ -1,17 +1,20 @@
-"""Kubernetes: a Job, a JobSet, Kubeflow's TrainJob and PyTorchJob, Ray's RayJob, and Kueue's queue."""
+"""Kubernetes: a Job, a JobSet, Kubeflow's TrainJob and PyTorchJob, Ray's RayJob, Kueue's queue, and the script that
+sets up a cloud and submits them."""
 
 from functools import partial
 from typing import Any
 
 from embark.errors import ExitCode
+from embark.render.clouds.azure import pool_name
+from embark.render.clouds.gcp import pool_names
 from embark.render.command import SPEC_PATH, WAIT_S, indexed_command, plain_command, ranks_words
 from embark.render.folder import File
 from embark.render.image import RAY_VERSION
 from embark.render.job import EXITS, MAX_RESTARTS, PORT, Job
-from embark.render.location import object_label
+from embark.render.location import location_of, object_label
+from embark.render.monitoring import price_text
 from embark.render.pod import CONTAINER, config_data, pod_values, resources
-from embark.render.scripts import job_text
-from embark.render.shell_text import python_text
+from embark.render.shell_text import job_text, python_text, script_file
 from embark.render.yaml_text import note, plain
 
 MANIFESTS = {
@@ -36,6 +39,17 @@ BESIDE = {"cpu": 1, "memory": 4}
 """Per node, for a fabric's daemon beside the trainer: processors, GiB."""
 RAY_HEAD = {"cpu": 2, "memory": 8}
 RAY_SCRIPT = "ray_train.py"
+NAMES = {"aws": "train_dlrm_aws.sh", "azure": "train_dlrm_azure.sh", "gcp": "train_dlrm_gcp.sh"}
+TOOLS = {
+    "aws": {"aws": "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
+            "eksctl": "https://eksctl.io/installation/"},
+    "azure": {"az": "https://learn.microsoft.com/cli/azure/install-azure-cli"},
+    "gcp": {"gcloud": "https://cloud.google.com/sdk/docs/install"},
+}
+COMMON_TOOLS = {"kubectl": "https://kubernetes.io/docs/tasks/tools/", "helm": "https://helm.sh/docs/intro/install/"}
+LOGINS = {"aws": "aws sts get-caller-identity", "azure": "az account show", "gcp": "gcloud auth print-access-token"}
+CLUSTER_SCRIPTS = {"aws": "eks_cluster.sh", "azure": "aks_cluster.sh", "gcp": "gke_cluster.sh"}
+PLACEHOLDER_REGISTRY = "registry.example.com/"
 
 
 def render_manifest(job: Job, *, target: str) -> list[File]:
@@ -71,6 +85,23 @@ def render_kueue(job: Job) -> list[File]:
     flavor = f"{object_label(job.machine.name)}{'-spot' if job.is_spot else ''}"
     return [File("kueue.yaml", job_text("kubernetes/kueue.yaml.j2", job, flavor=flavor, quota=_quota(job),
                                         **pod_values(job)))]
+
+
+def render_launch_script(job: Job) -> list[File]:
+    """`train_dlrm_CLOUD.sh`, from nothing to a trained model and back: tools, login, quota, cluster, storage, job."""
+    if job.spec.place.target not in MANIFESTS:
+        return []
+    manifest, kind = MANIFESTS[job.spec.place.target]
+    pools = {"aws": lambda: [location_of(job).pool], "azure": lambda: [pool_name(job)], "gcp": lambda: pool_names(job)}
+    return [script_file(
+        NAMES[job.cloud], "launch.sh.j2", job,
+        about=f"Trains {job.spec.name} on {job.num_nodes} x {job.machine.name} of {job.cloud}: checks tools, login "
+              "and quota, creates what is missing, submits the job and follows it. Safe to repeat: what exists stays. "
+              "--dry-run prints every command that would change something, and runs none.",
+        tools={**TOOLS[job.cloud], **COMMON_TOOLS}, login=LOGINS[job.cloud], container=CONTAINER,
+        cost=f"{price_text(job)} The cluster and storage are extra.", manifest=manifest, kind=kind,
+        has_registry="/" in job.image and not job.image.startswith(PLACEHOLDER_REGISTRY),
+        cluster_script=CLUSTER_SCRIPTS[job.cloud], pools=pools[job.cloud](), fault_code=int(ExitCode.FAULT))]
 
 
 def _values(job: Job, target: str) -> dict[str, Any]:

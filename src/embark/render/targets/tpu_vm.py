@@ -4,9 +4,8 @@ from embark.errors import Mistake, SpecError
 from embark.render.command import SPEC_PATH
 from embark.render.folder import File
 from embark.render.job import Job
-from embark.render.scripts import job_text, script_file
 from embark.render.settings import grace_s, settings_of
-from embark.render.shell_text import Shell, Words, option, variable
+from embark.render.shell_text import Shell, Words, job_text, option, script_file, variable
 from embark.render.targets.vm_node import FINAL_CODES, STATE, VENV
 
 RUNTIME_VERSIONS = {

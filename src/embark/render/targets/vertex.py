@@ -9,9 +9,8 @@ from embark.render.command import SPEC_VARIABLE, WRITE_SPEC, WRITTEN_SPEC_PATH, 
 from embark.render.folder import File
 from embark.render.job import PORT, Job
 from embark.render.location import location_of
-from embark.render.scripts import script_file
 from embark.render.settings import settings_of
-from embark.render.shell_text import python_text
+from embark.render.shell_text import python_text, script_file
 from embark.render.yaml_text import note, yaml_text
 
 BOOT_DISK_GB = 200

@@ -1,17 +1,13 @@
 """A plain machine of a run: what it is given at its first start, and the service that trains on it, on any cloud."""
 
-from typing import Any
-
 from embark.errors import Mistake, SpecError
 from embark.render.command import SPEC_PATH, meeting_conf, meeting_options, one_machine, ranks_words
 from embark.render.folder import File
 from embark.render.job import EXITS, Job, Setting
 from embark.render.location import location_of
 from embark.render.pod import config_data, storage_settings
-from embark.render.scripts import job_text
 from embark.render.settings import grace_s, settings_of
-from embark.render.shell_text import Shell, option, quote
-from embark.render.yaml_text import note, yaml_text
+from embark.render.shell_text import Shell, job_text, option, quote
 
 FOLDER = "/etc/embark"
 STATE = "/var/lib/embark"
@@ -25,22 +21,11 @@ SETUP_PROGRAM = "/usr/local/bin/embark-setup"
 def cloud_init(job: Job, find_rank: str) -> File:
     """`cloud_init.yaml`. `find_rank` is shell text that sets RANK, this machine's number, and MASTER, the name or
     address of number 0."""
-    about = f"What each of {job.num_nodes} machines gets at its first start: the spec, and a service that trains it."
-    document: dict[str, Any] = {
-        "write_files": [
-            *(_file(f"{FOLDER}/{name}", text) for name, text in config_data(job).items()),
-            _file(SETUP_PROGRAM, setup_program(job), mode="0755"),
-            _file(NODE_PROGRAM, node_program(job, find_rank), mode="0755"),
-            _file("/etc/systemd/system/embark.service", job_text(
-                "embark.service.j2", job, program=NODE_PROGRAM, grace_s=grace_s(job), final_codes=FINAL_CODES)),
-        ],
-        "runcmd": [
-            note([SETUP_PROGRAM], "Once: the stack or the image, and the machine's own disks."),
-            ["systemctl", "daemon-reload"],
-            note(["systemctl", "enable", "--now", "embark.service"], "And again whenever the machine starts."),
-        ],
-    }
-    return File("cloud_init.yaml", "#cloud-config\n" + yaml_text([document], about=about))
+    service = job_text("embark.service.j2", job, program=NODE_PROGRAM, grace_s=grace_s(job), final_codes=FINAL_CODES)
+    files = [*((f"{FOLDER}/{name}", "0644", text) for name, text in config_data(job).items()),
+             (SETUP_PROGRAM, "0755", setup_program(job)), (NODE_PROGRAM, "0755", node_program(job, find_rank)),
+             ("/etc/systemd/system/embark.service", "0644", service)]
+    return File("cloud_init.yaml", job_text("cloud_init.yaml.j2", job, files=files, setup_program=SETUP_PROGRAM))
 
 
 def setup_program(job: Job) -> str:
@@ -105,7 +90,3 @@ def _docker(job: Job) -> list[str]:
     for setting in _settings(job):
         words += ["--env", setting.name]
     return words
-
-
-def _file(path: str, text: str, mode: str = "0644") -> dict[str, Any]:
-    return {"path": path, "permissions": mode, "content": text}
