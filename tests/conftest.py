@@ -9,6 +9,7 @@ With EMBARK_REQUIRE_ALL=1, as in CI, a skip is a failure unless the test is mark
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -40,6 +41,7 @@ PROPERTY = "embark_skipped_for"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts what goes to its background so, and all that is started from there would be deaf to Ctrl-C too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -55,6 +57,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.user_properties.append((PROPERTY, kind))
             item.add_marker(pytest.mark.skip(reason=reason))
             break
+
+
+def pytest_collection_finish() -> None:
+    # What is imported by now stays; without this each collection looks through all of torch and jax.
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else nanobind reports all of it as leaked at exit
 
 
 def _uses_something_slow(item: pytest.Item) -> bool:
