@@ -66,7 +66,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner, max_size=4))
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(kind=st.sampled_from(["step", "eval", "ranks", "phases", "save", "start", "end", "predict"]),
        values=st.dictionaries(FIELDS, JSON, max_size=6), null_is_nan=st.booleans())
 def test_whatever_a_file_holds_is_read_or_passed_over(kind, values, null_is_nan):

@@ -175,7 +175,7 @@ PIECES = ("apiVersion: batch/v1\n", "kind: Job\n", "kind: TrainJob\n", "spec:\n"
           "kind: JobSet\n", "  replicatedJobs: [{template: {spec: {template: {spec: {containers: x}}}}}]\n")
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=14))
 def test_objects_of_any_shape_are_looked_at_without_a_traceback(pieces):
     text = "".join(pieces)

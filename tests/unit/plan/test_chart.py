@@ -95,7 +95,7 @@ labels = st.builds(Label, st.floats(100, 900), st.floats(100, 500), st.text("abc
 points = st.lists(st.tuples(st.floats(80, 930), st.floats(95, 550)), max_size=30)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(labels, max_size=12), points, points)
 def test_no_label_lies_on_another_or_leaves_the_frame(wanted, line, others):
     frame = Box(80, 94, 932, 554)
@@ -110,7 +110,7 @@ def test_a_label_alone_stands_by_its_point():
     assert not box.holds((label.x, label.y))
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(values=st.lists(st.floats(0.01, 1e7), min_size=1, max_size=20))
 def test_an_axis_holds_its_values_and_its_labels_do_not_overlap(values):
     axis = axis_of(values, 76.0, 932.0)

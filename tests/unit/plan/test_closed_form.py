@@ -124,7 +124,7 @@ def test_the_cluster_s_own_rates_count_only_where_asked():
     assert by_rates[0] != by_rates[1]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_every_row_is_held_once_and_no_rank_is_overfull(data):
     spec, cluster = data.draw(specs()), data.draw(clusters())
@@ -147,7 +147,7 @@ def test_every_row_is_held_once_and_no_rank_is_overfull(data):
     assert max(host.values(), default=0) <= host_room
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_what_fits_whole_on_every_device_is_never_refused_nor_put_on_the_host(data):
     spec, cluster = data.draw(specs()), data.draw(clusters(devices=("cuda",)))

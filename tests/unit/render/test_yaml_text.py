@@ -31,13 +31,13 @@ NOTED = st.recursive(
 
 
 @given(st.dictionaries(TEXT, VALUES, min_size=1, max_size=4))
-@settings(max_examples=120)
+@settings(max_examples=60)
 def test_any_value_reads_back_as_itself(document):
     assert yaml.safe_load(yaml_text([document], about="x")) == document
 
 
 @given(st.dictionaries(TEXT, NOTED, min_size=1, max_size=3), TEXT)
-@settings(max_examples=120)
+@settings(max_examples=60)
 def test_comments_change_nothing_whatever_they_hold(document, about):
     assert yaml.safe_load(yaml_text([document], about=about)) == plain(document)
 

@@ -32,7 +32,7 @@ EVENTS = st.lists(st.tuples(
     st.dictionaries(st.sampled_from(FIELDS), NESTED, max_size=6)), max_size=12)  # fmt: skip
 
 
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(EVENTS)
 def test_any_events_can_be_shown(told):
     record = Record()

@@ -156,7 +156,7 @@ def test_every_kind_of_rubbish_is_counted_with_its_line_and_the_rest_is_read(cri
             assert zoo[number][1] in (why, None)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_bytes_in_any_place_are_judged_as_plain_python_judges_them(criteo, inputs, tmp_path, data):
     lines = criteo.lines(12, seed=data.draw(st.integers(0, 5)))
