@@ -250,13 +250,10 @@ class Scan:
             place = text.find(needle)
             while place >= 0:
                 at = bisect_right(starts, place) - 1
-                if self._may_matter(needle, keys[at]):
+                if needle in self._listeners or any(one.also in keys[at] for one, _, _ in self._patterns[needle]):
                     found[at] += (needle,)
                 place = text.find(needle, starts[at + 1])
         return found
-
-    def _may_matter(self, needle: bytes, key: bytes) -> bool:
-        return needle in self._listeners or any(pattern.also in key for pattern, _, _ in self._patterns[needle])
 
     def _look(
         self, line: Line, needles: Sequence[bytes], name: str, order: int, only: Callable[[Rule], bool] | None
@@ -278,7 +275,8 @@ class Scan:
                 if only is None and needle in self._listeners:
                     self._notify(needle, text, _evidence(name, line, order, text, 0))
         for rule, subject in cured:
-            self._cure(rule, subject)
+            self._open = {key: match for key, match in self._open.items() if key[0] != rule.code
+                          or (subject and key[1] not in ("", subject))}
         for code, (rule, evidence, values) in taken.items():
             if not any(code == cure.code for cure, _ in cured):
                 self._take(rule, evidence, values)
@@ -300,10 +298,6 @@ class Scan:
         ranks = frozenset() if evidence.rank is None else frozenset({evidence.rank})
         match = RuleMatch(rule, evidence, ranks=ranks, values=safe)
         self._open[key] = match if known is None else known.merged(match)
-
-    def _cure(self, rule: Rule, subject: str) -> None:
-        for key in [k for k in self._open if k[0] == rule.code and (not subject or not k[1] or k[1] == subject)]:
-            del self._open[key]
 
 
 def _evidence(name: str, line: Line, order: int, text: str, at: int) -> Evidence:

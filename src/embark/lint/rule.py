@@ -226,7 +226,7 @@ class World:
         return [document for kind in kinds for document in self._by_kind.get(kind, ())]
 
     def named(self, kind: str, name: str, namespace: str) -> Document | None:
-        return self._by_name.get((kind, name, namespace))
+        return next((one for one in self.of_kind(kind) if (one.name, one.namespace) == (name, namespace)), None)
 
     def machine(self, name: str) -> Machine | None:
         """By any of its names; a machine type that cards are attached to is none of them."""
@@ -238,10 +238,6 @@ class World:
         for document in self.documents:
             found.setdefault(document.kind, []).append(document)
         return found
-
-    @cached_property
-    def _by_name(self) -> dict[tuple[str, str, str], Document]:
-        return {(one.kind, one.name, one.namespace): one for one in reversed(self.documents)}
 
     @cached_property
     def _machines(self) -> dict[str, Machine]:

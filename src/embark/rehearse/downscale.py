@@ -105,7 +105,7 @@ def downscale_pods(pods: Sequence[Pod], changes: list[Change]) -> tuple[Pod, ...
             if mount.kind in ("shared", "host"):
                 changes.append(Change(mount.path, mount.what, "a folder of this machine, empty at first"))
         pod = replace(pod, mounts=tuple(_with_scripts(mount, pod.words, changes) for mount in pod.mounts))
-        if is_torchrun(pod) and not pod.security.is_read_only:
+        if (launch := launch_of(pod)) and launch.is_torchrun and not pod.security.is_read_only:
             changes.append(Change("variable PET_TEE", "", "3, so that lines say which process of the pod said them"))
             pod = replace(pod, env={"PET_TEE": "3", **pod.env})
         pod = replace(pod, command=tuple(_folders(word, changes) for word in pod.command),
@@ -133,11 +133,6 @@ def launch_of(pod: Pod) -> Launch | None:
     return launch_of_words([Word(word, nowhere) for word in pod.words], environment=pod.env)
 
 
-def is_torchrun(pod: Pod) -> bool:
-    launch = launch_of(pod)
-    return launch is not None and launch.is_torchrun
-
-
 def _fewer_processes(job: dict[str, Any], objects: Sequence[dict[str, Any]], count: int, changes: list[Change]) -> None:
     spec = job.get("spec") or {}
     for holder, key in ((spec, "nprocPerNode"), (spec.get("trainer") or {}, "numProcPerNode"),
@@ -153,27 +148,27 @@ def _fewer_processes(job: dict[str, Any], objects: Sequence[dict[str, Any]], cou
             words = container.get(key)
             if isinstance(words, list):
                 container[key] = _with_processes([str(word) for word in words], count, changes)
-        _no_price(container, changes)
-        for row in rows(container, "env"):
-            _smaller_variable(row, count, changes)
+        _downscale_variables(container, count, changes)
 
 
-def _no_price(container: Any, changes: list[Change]) -> None:
-    """What is rehearsed costs nothing, and would else stop at a budget."""
-    others = [row for row in rows(container, "env") if row.get("name") != PRICE_VARIABLE]
-    if len(others) < len(list(rows(container, "env"))):
-        changes.append(Change(f"variable {PRICE_VARIABLE}", "a price", "not set: this machine costs nothing"))
-        container["env"] = others
-
-
-def _smaller_variable(row: Any, count: int, changes: list[Change]) -> None:
-    name, value = row.get("name"), str(row.get("value", ""))
-    if name in _NPROC_VARIABLES and value not in ("", str(count)):
-        changes.append(Change(f"variable {name}", value, str(count)))
-        row["value"] = str(count)
-    if name == "OMP_NUM_THREADS" and value.isdigit() and int(value) > 1:
-        changes.append(Change(f"variable {name}", value, "1"))
-        row["value"] = "1"
+def _downscale_variables(container: Any, count: int, changes: list[Change]) -> None:
+    """As many processes, one thread each, and no price: a rehearsal costs nothing, and would else stop at a budget."""
+    kept = []
+    for row in rows(container, "env"):
+        name, value = row.get("name"), str(row.get("value", ""))
+        new = value
+        if name == PRICE_VARIABLE:
+            changes.append(Change(f"variable {name}", "a price", "not set: this machine costs nothing"))
+            continue
+        if name in _NPROC_VARIABLES and value:
+            new = str(count)
+        elif name == "OMP_NUM_THREADS" and value.isdigit() and int(value) > 1:
+            new = "1"
+        if new != value:
+            changes.append(Change(f"variable {name}", value, new))
+        kept.append({**row, "value": new} if new != value else row)
+    if "env" in container:
+        container["env"] = kept
 
 
 def _containers(thing: Any) -> Iterator[Any]:

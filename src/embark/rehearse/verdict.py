@@ -83,23 +83,19 @@ def _checks(case: Case) -> list[Check]:
         joined = not trains_alone(case)
         text = "the pods do not train with Embark: only their exit codes are checked"
         checks.append(Check("ranks", joined, text if joined else "each pod trains alone"))
-        return [*checks, *_fault_checks(case)]
-    sizes = progress.world_sizes
-    met = bool(sizes) and all(size == expected for size in sizes)
-    checks.append(Check("rendezvous", met, f"{sizes[-1]} ranks of {expected} met" if sizes else "the ranks never met"))
-    trained = progress.is_done and progress.step == progress.num_steps > 0
-    checks.append(Check("trained", trained, f"{progress.step} of {progress.num_steps or '?'} steps" + (
-        f", loss {format_float(progress.final_loss, 6)}" if progress.final_loss is not None else "")))
-    saved = f"saved {len(set(progress.saved))} times, last at step {progress.saved[-1]}" if progress.saved else "none"
-    checks.append(Check("checkpoint", bool(progress.saved), saved))
-    return [*checks, *_fault_checks(case)]
-
-
-def _fault_checks(case: Case) -> list[Check]:
-    outcome, progress = case.outcome, case.outcome.progress
-    checks = [Check(str(fault), False, "the run ended before it") for fault in outcome.faults_left]
-    lethal = [fault for fault in outcome.faults_done if fault.kind in ("preempt", "kill")]
-    if lethal and case.run is not None:
+    else:
+        sizes = progress.world_sizes
+        met = bool(sizes) and all(size == expected for size in sizes)
+        text = f"{sizes[-1]} ranks of {expected} met" if sizes else "the ranks never met"
+        checks.append(Check("rendezvous", met, text))
+        trained = progress.is_done and progress.step == progress.num_steps > 0
+        loss = f", loss {format_float(progress.final_loss, 6)}" if progress.final_loss is not None else ""
+        checks.append(Check("trained", trained, f"{progress.step} of {progress.num_steps or '?'} steps{loss}"))
+        saved = progress.saved
+        text = f"saved {len(set(saved))} times, last at step {saved[-1]}" if saved else "none"
+        checks.append(Check("checkpoint", bool(saved), text))
+    checks += [Check(str(fault), False, "the run ended before it") for fault in outcome.faults_left]
+    if case.run is not None and any(fault.kind in ("preempt", "kill") for fault in outcome.faults_done):
         text = ", ".join(f"from step {one.step}, {one.lost_steps} steps lost" for one in progress.resumes)
         checks.append(Check("resumed", bool(progress.resumes), text or "never"))
     return checks
@@ -244,7 +240,7 @@ def _from_lines(case: Case) -> Cause | None:
 
 
 def _too_slow(case: Case) -> Cause | None:
-    if case.outcome.finish != "too long" or not _has_met(case):
+    if case.outcome.finish != "too long" or not case.outcome.progress.world_sizes:
         return None
     progress = case.outcome.progress
     return Cause(f"the run was at step {progress.step} of {progress.num_steps} at the time limit, and "
@@ -257,10 +253,6 @@ def _too_long(case: Case) -> Cause | None:
     what = "met" if case.run is not None else "ended"
     return Cause(f"{_listed(case.outcome.running)} had not {what} at the time limit", "a longer --limit, such as 20m",
                  _last_line(case))
-
-
-def _has_met(case: Case) -> bool:
-    return bool(case.outcome.progress.world_sizes)
 
 
 def _endpoint_host(pod: Pod) -> str:

@@ -66,8 +66,9 @@ def test_limits_that_processes_do_not_have_are_told(capfd):
 def test_what_fails_ends_with_1_a_sentence_and_a_fix(capfd):
     assert run(["rehearse", manifest(POD % "exec no-such-program")]) == 1
     out = capfd.readouterr().out
-    assert "FAILED: no-such-program is not in the image" in out
-    assert "  fix: build it into the image" in out
+    assert "FAILED: The image does not hold the program or script that the job runs" in out
+    assert "no-such-program: not found" in out
+    assert "  fix: build the image with the script in it" in out
 
 
 def test_for_a_program_it_answers_in_json_alone(capfd):
