@@ -215,7 +215,8 @@ class CheckpointArrays:
         if len(parts) == 1:
             return parts[0]
         share = np.array(widths, np.float32) / np.float32(sum(widths))
-        return (np.stack(parts) * share[:, None]).sum(axis=0, dtype=np.float32)
+        mean: Array = (np.stack(parts) * share[:, None]).sum(axis=0, dtype=np.float32)
+        return mean
 
 
 def of_another_model(what: str) -> UserError:

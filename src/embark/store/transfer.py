@@ -122,13 +122,29 @@ class Transfer:
             self.source.download(item.path, self.target.root / item.path)
             tell(item.size_bytes)
             return
-        read = _Read(self.source, item, tell)
+        trouble: list[EmbarkError] = []
+
+        def pieces() -> Iterator[bytes]:
+            """One that is not what it must be raises before its end, so that it is not written."""
+            found, num_bytes = hashlib.sha256(), 0
+            try:
+                for piece in _pieces(self.source, item.path, item.size_bytes):
+                    found.update(piece)
+                    num_bytes += len(piece)
+                    tell(len(piece))
+                    yield piece
+                if item.sha256 not in ("", found.hexdigest()) or num_bytes != item.size_bytes:
+                    raise DataError(f"{self.source.where(item.path)} does not match its checksum, so it was not copied",
+                                    fix="`embark data check` says what is wrong; prepare the data again")
+            except EmbarkError as error:
+                trouble.append(error)
+                raise
+
         try:
-            self.target.write(item.path, read.pieces(), item.size_bytes)
+            self.target.write(item.path, pieces(), item.size_bytes)
         except Exception:
-            # The store's library may have wrapped what was raised while it read.
-            if read.trouble is not None:
-                raise read.trouble from None
+            if trouble:  # the store's library may have wrapped what was raised while it read
+                raise trouble[0] from None
             raise
 
     def _check_sizes(self, items: Sequence[CopyItem]) -> None:
@@ -153,29 +169,6 @@ def digest(store: ObjectStore, path: str, size_bytes: int, tell: Callable[[int],
         if tell:
             tell(len(piece))
     return found.hexdigest()
-
-
-class _Read:
-    """A file's pieces; one that is not what it must be raises before its end, so that it is not written."""
-
-    def __init__(self, source: ObjectStore, item: CopyItem, tell: Callable[[int], None]) -> None:
-        self._source, self._item, self._tell = source, item, tell
-        self.trouble: EmbarkError | None = None
-
-    def pieces(self) -> Iterator[bytes]:
-        found, num_bytes = hashlib.sha256(), 0
-        try:
-            for piece in _pieces(self._source, self._item.path, self._item.size_bytes):
-                found.update(piece)
-                num_bytes += len(piece)
-                self._tell(len(piece))
-                yield piece
-            if self._item.sha256 not in ("", found.hexdigest()) or num_bytes != self._item.size_bytes:
-                raise DataError(f"{self._source.where(self._item.path)} is not what it was said to be, so it was not "
-                                "copied", fix="`embark data check` says what is wrong; prepare the data again")
-        except EmbarkError as error:
-            self.trouble = error
-            raise
 
 
 def _pieces(store: ObjectStore, path: str, size_bytes: int) -> Iterator[bytes]:

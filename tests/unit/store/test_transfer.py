@@ -127,7 +127,7 @@ def test_a_missing_file_of_a_finished_copy_is_brought_and_the_manifest_is_away_m
 def test_a_damaged_source_is_not_copied(source, tmp_path):
     source.write("train/1.bin", b"B" * 2_000)
     target = open_store(tmp_path / "target")
-    with pytest.raises(DataError, match="not what it was said to be"):
+    with pytest.raises(DataError, match="does not match its checksum"):
         copy(source, target)
     assert not target.exists("train/1.bin")
     assert not target.exists("manifest.json")

@@ -111,7 +111,7 @@ def measure_rates(spec: RunSpec) -> DeviceRates:
     """What this device moves and computes."""
     import torch
 
-    from embark.trainers.torch.bench.roofline import bandwidth, matrix_rate, upload_rate
+    from embark.trainers.torch.bench.run import bandwidth, matrix_rate, upload_rate
     from embark.trainers.torch.trainer import set_matmul_precision
     from embark.trainers.torch.world import join
 

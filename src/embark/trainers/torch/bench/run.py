@@ -1,16 +1,19 @@
-"""The contenders one after the other, each alone on the device; and where the time of Embark's own step goes."""
+"""The contenders one after the other, each alone on the device; where the time of Embark's own step goes; and the least
+that a step must take, by what it moves and computes and what this card moved and computed a moment ago."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from embark.data import Batch, Source, open_source, resolve_from_data
 from embark.errors import UserError
+from embark.model.work import layers_of
 from embark.spec import RunSpec
-from embark.trainers.bench import NUM_BATCHES, BenchResult, Contender, first_batches, time_contender
+from embark.trainers.bench import NUM_BATCHES, BenchResult, Ceiling, Contender, first_batches, time_contender
 from embark.trainers.torch.bench.contenders import Embark, Stock
-from embark.trainers.torch.bench.roofline import roofline
 from embark.trainers.torch.trainer import choose_precision, set_matmul_precision
 from embark.trainers.torch.world import World, join
 
@@ -82,3 +85,80 @@ def _contenders(
     yield lambda: Embark(spec, world, source, len(batches))
     if spec.data.kind == "prepared":
         yield lambda: Embark(spec, world, source)
+
+
+def roofline(
+    spec: RunSpec, batches: Sequence[Batch], precision: str, device: torch.device, samples_per_s: float
+) -> Ceiling:
+    """Count the step, measure the card. Nothing is counted twice that a perfect cache could keep, and no step can be
+    shorter, were moving and computing always at the same time. `samples_per_s` is what Embark reaches."""
+    size, batch_size, layers = 2 if precision == "bf16" else 4, spec.train.batch_size, layers_of(spec.model)
+    pairs = layers.num_vectors * (layers.num_vectors - 1) / 2
+    flops = 6.0 * batch_size * (sum(layer.num_weights for layer in layers.all) + pairs * layers.dim)
+    # Every layer's output written and read, its gradient written and read; the input.
+    widths = sum(layer.num_out for layer in layers.all) + (layers.middle_width if layers.num_vectors else 0)
+    dense_bytes = batch_size * (4.0 * size * widths + 4 * (spec.model.num_dense + 1))
+    num_bytes, bytes_per_s = _table_bytes(spec, batches, size) + dense_bytes, bandwidth(device)
+    flops_per_s = matrix_rate(device, precision)
+    floor_s = max(num_bytes / bytes_per_s, flops / flops_per_s)
+    return Ceiling(
+        samples_per_s=batch_size / floor_s, step_ms=floor_s * 1e3, share=floor_s * samples_per_s / batch_size,
+        bytes_per_step=num_bytes, flops_per_step=flops, bytes_per_s=bytes_per_s, flops_per_s=flops_per_s,
+    )
+
+
+def _table_bytes(spec: RunSpec, batches: Sequence[Batch], size: int) -> float:
+    """Touched rows read for the lookup, read and written for the update, with their state; pooled rows there and
+    back; ids."""
+    total = 0.0
+    state = {"sgd": 0.0, "rowwise_adagrad": 2 * 4.0}.get(spec.train.optimizer)
+    for batch in batches:
+        start = 0
+        for table, lengths in zip(spec.model.table_list(), batch.lengths, strict=True):
+            count = int(lengths.sum())
+            ids = batch.ids[start : start + count]
+            start += count
+            rows, width = len(np.unique(ids)), table.dim or 0
+            total += rows * (3 * 4 * width + (2 * 4 * width if state is None else state))
+            total += 4 * spec.train.batch_size * width * size + 4 * count
+    return total / len(batches)
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes read and written a second by a copy within the device's memory."""
+    values = torch.empty(1 << (28 if device.type == "cuda" else 24), device=device)
+    other = torch.empty_like(values)
+    return 2 * values.numel() * 4 / _best_s(lambda: other.copy_(values), device)
+
+
+def upload_rate(device: torch.device) -> float:
+    """Bytes a second from pinned host memory to the device."""
+    if device.type != "cuda":
+        return bandwidth(device)
+    values = torch.empty(1 << 26, pin_memory=True)
+    there = torch.empty_like(values, device=device)
+    return values.numel() * 4 / _best_s(lambda: there.copy_(values, non_blocking=True), device)
+
+
+def matrix_rate(device: torch.device, precision: str) -> float:
+    """Operations a second of a large matrix product."""
+    size = 8192 if device.type == "cuda" else 1024
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    return 2.0 * size**3 / _best_s(lambda: left @ right, device)
+
+
+def _best_s(call: Callable[[], object], device: torch.device) -> float:
+    best = float("inf")
+    for _ in range(10):
+        _wait(device)
+        started = time.perf_counter()
+        call()
+        _wait(device)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
