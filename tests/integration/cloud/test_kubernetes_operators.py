@@ -148,7 +148,9 @@ class CtrlC(Shell):
 COMMANDS = ("context", "context again", "jobs", "namespace", "make the namespace", "torchx run")
 
 
-@pytest.mark.parametrize(("step", "is_after"), [*((step, False) for step in range(1, 7)), (5, True), (6, True)])
+@pytest.mark.parametrize(("step", "is_after"), [
+    (1, False), (4, False), (6, True), *(pytest.param(step, is_after, marks=pytest.mark.slow) for step, is_after in (
+        (2, False), (3, False), (5, False), (5, True), (6, False)))])
 def test_ctrl_c_at_any_command_of_torchx_says_what_is_there(api: KubernetesApi, monkeypatch, step, is_after):
     use_shell(monkeypatch, lambda: CtrlC(step, is_after=is_after))
     with pytest.raises(Interrupted) as caught:
@@ -168,7 +170,8 @@ def test_ctrl_c_at_any_command_of_torchx_says_what_is_there(api: KubernetesApi, 
         assert not api.names("jobs")
 
 
-@pytest.mark.parametrize(("step", "is_after"), [(4, False), (5, False), (6, False), (6, True)])
+@pytest.mark.parametrize(("step", "is_after"), [
+    (6, True), *(pytest.param(step, False, marks=pytest.mark.slow) for step in (4, 5, 6))])
 def test_ctrl_c_as_a_rayjob_is_made_says_what_is_there(api: KubernetesApi, monkeypatch, step, is_after):
     """As for a Job: the namespace, the server's dry run, the object."""
     use_shell(monkeypatch, lambda: CtrlC(step, is_after=is_after))

@@ -176,7 +176,9 @@ class CtrlC(Shell):
         return done
 
 
-@pytest.mark.parametrize(("step", "is_after"), [*((step, False) for step in range(1, 7)), (4, True), (6, True)])
+@pytest.mark.parametrize(("step", "is_after"), [
+    (3, False), (5, False), (6, True), *(pytest.param(step, is_after, marks=pytest.mark.slow) for step, is_after in (
+        (1, False), (2, False), (4, False), (4, True), (6, False)))])
 def test_ctrl_c_at_any_step_says_what_is_there_and_how_to_remove_it(api, monkeypatch, step, is_after):
     use_shell(monkeypatch, lambda: CtrlC(step, is_after=is_after))
     with pytest.raises(Interrupted) as caught:

@@ -12,7 +12,7 @@ from embark.errors import DataError, Preempted, SpecError
 
 def test_a_run_in_bf16_learns(train_tiny):
     told = train_tiny("train.precision=bf16", "train.comms_dtype=bf16", "train.table_dtype=fp16", num_devices=2)
-    exact = train_tiny()
+    exact = train_tiny(num_devices=2)
     assert told.of("start")[0]["precision"] == "bf16"
     assert told.losses() != exact.losses()
     assert told.of("eval")[-1]["auc"] == pytest.approx(exact.of("eval")[-1]["auc"], abs=0.01)
