@@ -7,7 +7,7 @@ import sys
 import pytest
 from integration.cloud.kubernetes_api import KubernetesApi, kubernetes_api
 from integration.cloud.kubernetes_launch import HASTY, launched, place, settle, spec_of
-from launch_shells import use_shell
+from launch_shells import CtrlC, use_shell
 
 from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
@@ -121,28 +121,6 @@ def test_a_cluster_without_the_operator_is_told_how_to_get_it(tmp_path, monkeypa
         assert fix in caught.value.fix
         assert not server.objects
         assert not list_runs().runs
-
-
-class CtrlC(Shell):
-    """Ctrl-C at the n-th program, before it is started or after it has done its work."""
-
-    def __init__(self, step: int, *, is_after: bool) -> None:
-        self.left, self.is_after = step, is_after
-
-    def ask(self, words, **options):
-        return self._count(lambda: super(CtrlC, self).ask(words, **options))
-
-    def change(self, words, **options):
-        return self._count(lambda: super(CtrlC, self).change(words, **options))
-
-    def _count(self, run):
-        self.left -= 1
-        if self.left == 0 and not self.is_after:
-            raise KeyboardInterrupt
-        done = run()
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return done
 
 
 COMMANDS = ("context", "context again", "jobs", "namespace", "make the namespace", "torchx run")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from integration.cloud.kubernetes_api import kubernetes_api
 from integration.cloud.kubernetes_launch import LAUNCH, ROOT, SETTINGS, launched, place, settle, spec_of, until
-from launch_shells import use_shell
+from launch_shells import CtrlC, use_shell
 
 from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
@@ -151,29 +151,6 @@ def test_who_has_rights_in_one_namespace_alone_can_launch_there(api):
     with pytest.raises(Forbidden, match="cannot touch jobs") as caught:
         place().status(find_run("dlrm").handle)
     assert "auth can-i" in caught.value.fix
-
-
-class CtrlC(Shell):
-    """Ctrl-C at the n-th program, before it is started or after it has done its work."""
-
-    def __init__(self, step: int, *, is_after: bool) -> None:
-        self.left = step
-        self.is_after = is_after
-
-    def ask(self, words, **options):
-        return self._count(lambda: super(CtrlC, self).ask(words, **options))
-
-    def change(self, words, **options):
-        return self._count(lambda: super(CtrlC, self).change(words, **options))
-
-    def _count(self, run):
-        self.left -= 1
-        if self.left == 0 and not self.is_after:
-            raise KeyboardInterrupt
-        done = run()
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return done
 
 
 @pytest.mark.parametrize(("step", "is_after"), [
