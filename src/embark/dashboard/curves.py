@@ -19,6 +19,17 @@ from embark.report.rows import STEP, TIME, Rows
 SHOWN = ("loss", "auc", "normalized_entropy", "samples_per_s", "step_s", "learning_rate")
 EVAL_OF = {"loss": "log_loss", "auc": "auc", "normalized_entropy": "normalized_entropy"}
 """Which metric of an evaluation is drawn over which curve."""
+MACHINE_CHARTS = (
+    ("util_percent", "GPU utilization", "%", {"util_percent": "GPU"}),
+    ("used_bytes", "GPU memory", "B", {"used_bytes": "GPU"}),
+    ("power_w", "GPU power", "W", {"power_w": "GPU"}),
+    ("temperature_c", "GPU temperature", "°C", {"temperature_c": "GPU"}),
+    ("cpu", "CPU", "%", {"cpu_percent": ""}),
+    ("memory", "Host memory", "B", {"host_used_bytes": "used", "resident_bytes": "this run"}),
+    ("network", "Network", "B/s", {"net_in_bytes_per_s": "in", "net_out_bytes_per_s": "out"}),
+    ("disk", "Disk", "B/s", {"disk_read_bytes_per_s": "read", "disk_write_bytes_per_s": "write"}),
+)
+"""Key, title, unit, and the lines: what is measured, and a word for it."""
 MAX_POINTS = 4000
 MAX_LINES = 8
 """More lines in one chart become their mean, least and greatest."""
@@ -100,34 +111,20 @@ def _charts(record: Record) -> Iterator[_Chart]:
     ranks = [(f"rank {name.partition('.')[2]}", name) for name in record.ranks.names if name.startswith("step_s.")]
     if ranks:
         yield _Chart("ranks", "Step time of each rank", "s", record.ranks, ranks)
-    for key, title, unit in (
-        ("util_percent", "GPU utilization", "%"), ("used_bytes", "GPU memory", "B"), ("power_w", "GPU power", "W"),
-        ("temperature_c", "GPU temperature", "°C"),
-    ):
-        lines = [(_gpu_label(name), name) for name in machines.names if ".gpu." in name and name.endswith(f".{key}")]
-        if lines:
-            yield _Chart(key, title, unit, machines, lines)
-    for key, title, unit, ends in (
-        ("cpu", "CPU", "%", {"cpu_percent": ""}),
-        ("memory", "Host memory", "B", {"host_used_bytes": "used", "resident_bytes": "this run"}),
-        ("network", "Network", "B/s", {"net_in_bytes_per_s": "in", "net_out_bytes_per_s": "out"}),
-        ("disk", "Disk", "B/s", {"disk_read_bytes_per_s": "read", "disk_write_bytes_per_s": "write"}),
-    ):
-        hosts = len({name.partition(".")[0] for name in machines.names})
-        lines = [(_host_label(name, word, hosts), name) for end, word in ends.items()
-                 for name in machines.names if ".gpu." not in name and name.endswith(f".{end}")]
+    hosts = {name.partition(".")[0] for name in machines.names}
+    for key, title, unit, ends in MACHINE_CHARTS:
+        lines = [(_label(name, word, len(hosts)), name) for end, word in ends.items() for name in machines.names
+                 if name.endswith(f".{end}") and (".gpu." in name) == (word == "GPU")]
         if lines:
             yield _Chart(key, title, unit, machines, lines)
 
 
-def _gpu_label(name: str) -> str:
-    host, _, index, _ = name.split(".", 3)
-    return f"GPU {index}" if host == "0" else f"host {host} GPU {index}"
-
-
-def _host_label(name: str, word: str, num_hosts: int) -> str:
-    host = f"host {name.partition('.')[0]}" if num_hosts > 1 else ""
-    return " ".join(part for part in (host, word) if part) or "host"
+def _label(name: str, word: str, num_hosts: int) -> str:
+    """Of `0.cpu_percent` or `0.gpu.3.power_w`."""
+    host, *rest = name.split(".", 3)
+    if word == "GPU":
+        return f"GPU {rest[1]}" if host == "0" else f"host {host} GPU {rest[1]}"
+    return " ".join(filter(None, (f"host {host}" if num_hosts > 1 else "", word))) or "host"
 
 
 def _chart(chart: _Chart, record: Record, window: Window, now_s: float) -> str:

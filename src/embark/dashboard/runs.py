@@ -71,7 +71,9 @@ class Run:
             elif read.is_new or self.is_deleted:
                 self.record, self._exact, self.is_sampled = Record(), None, False
                 self.version += 1
-            self._set_deleted(read.is_missing and self.record.num_events > 0)
+            is_deleted = read.is_missing and self.record.num_events > 0
+            self.version += is_deleted != self.is_deleted
+            self.is_deleted = is_deleted
             record = self._exact or self.record
             if self._exact is None:
                 self._add(record, read.lines, now_s)
@@ -118,11 +120,6 @@ class Run:
             if is_end and self._exact is not None:
                 self.record, self._exact, self.is_sampled, self.share_read = self._exact, None, False, 1.0
                 self.version += 1
-
-    def _set_deleted(self, is_deleted: bool) -> None:
-        if is_deleted != self.is_deleted:
-            self.is_deleted = is_deleted
-            self.version += 1
 
     def _read_spec(self) -> None:
         size = self.files.size_bytes(SPEC)

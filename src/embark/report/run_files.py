@@ -179,6 +179,12 @@ class Tail:
         self._name = name
         self._reset()
 
+    def _reset(self) -> None:
+        self._offset = 0
+        self._last = b""
+        self._rest = b""
+        self._is_skipping = False
+
     @property
     def offset(self) -> int:
         """How many bytes have been read."""
@@ -220,12 +226,6 @@ class Tail:
             self._is_skipping = True
         self._rest = b"" if self._is_skipping else rest
         yield from lines
-
-    def _reset(self) -> None:
-        self._offset = 0
-        self._last = b""
-        self._rest = b""
-        self._is_skipping = False
 
 
 def sample(files: RunFiles, name: str, size_bytes: int) -> Iterator[bytes]:
