@@ -126,7 +126,7 @@ def check_part(
     if digest.hexdigest() != part.sha256:
         problems.append(Problem(part.file, "its checksum is not the manifest's: it was damaged or replaced"))
     num_blocks = -(-part.rows // manifest.block_rows)
-    starts: tuple[int, ...] = part.block_starts
+    starts: Sequence[int] = part.block_starts
     if manifest.layout.is_fixed:
         size_bytes = manifest.layout.map(manifest.block_rows).size_bytes
         starts = tuple(size_bytes * i for i in range(num_blocks))

@@ -100,31 +100,6 @@ class _Feature:
         return self.ids[np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths.astype(np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class _BadIds:
-    """The ids of one column that its table does not hold."""
-
-    table: Table
-    count: int
-    row: int
-    value: int
-    smallest: int
-    largest: int
-
-    def __str__(self) -> str:
-        return (
-            f"column {self.table.name!r}: ids outside 0 to {self.table.rows - 1}: {self.count}, "
-            f"the first is {self.value} in row {self.row + 1} of the data"
-        )
-
-    @property
-    def fix(self) -> str:
-        """What makes them right."""
-        if self.smallest < 0:
-            return f"{self.table.name}: ids start at 0, the smallest here is {self.smallest}"
-        return f"{self.table.name}: rows = {self.largest + 1}"
-
-
 def _read(data: DataSpec, tables: Sequence[Table]) -> RawRows:
     """All rows of the file, or of all files of a folder or a glob; the first that cannot be read is an error."""
     inputs = Inputs()
@@ -213,21 +188,23 @@ def _checked_ids(
             _refuse(path, table.name, lengths == 0, "is empty", "drop those rows, or fill in the values")
     bad = [found for table, column in zip(tables, columns, strict=True) if (found := _find_bad_ids(table, *column))]
     if bad and not must_clip:
-        raise DataError(
-            f"{path}: " + "\n  ".join(map(str, bad)),
-            fix="; ".join(found.fix for found in bad) + '; or data.on_bad_id = "clip" to clip them',
-        )
+        raise DataError(f"{path}: " + "\n  ".join(what for what, _ in bad),
+                        fix="; ".join(fix for _, fix in bad) + '; or data.on_bad_id = "clip" to clip them')
     features = [_feature(table, *column) for table, column in zip(tables, columns, strict=True)]
-    return features, tuple(f"{found}; clipped" for found in bad)
+    return features, tuple(f"{what}; clipped" for what, _ in bad)
 
 
-def _find_bad_ids(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> _BadIds | None:
+def _find_bad_ids(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[str, str] | None:
+    """What is wrong with the ids of a column that its table does not hold, and the fix."""
     is_bad = (ids < 0) | (ids >= table.rows)
     if not is_bad.any():
         return None
-    first = int(is_bad.argmax())
+    first, smallest = int(is_bad.argmax()), int(ids.min())
     row = int(np.searchsorted(np.cumsum(lengths), first, side="right"))
-    return _BadIds(table, int(is_bad.sum()), row, int(ids[first]), smallest=int(ids.min()), largest=int(ids.max()))
+    what = (f"column {table.name!r}: ids outside 0 to {table.rows - 1}: {int(is_bad.sum())}, the first is "
+            f"{int(ids[first])} in row {row + 1} of the data")
+    fix = f"ids start at 0, the smallest here is {smallest}" if smallest < 0 else f"rows = {int(ids.max()) + 1}"
+    return what, f"{table.name}: {fix}"
 
 
 def _feature(table: Table, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> _Feature:

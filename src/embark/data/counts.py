@@ -2,7 +2,6 @@
 and quantiles of dense columns."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +18,7 @@ QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _NUM_CELLS = 1 << 16
 _ROWS_AT_A_TIME = 8_192
 """So few that they stay in the second-level cache."""
+_RANKS = [times * 10**power for power in range(13) for times in (1, 2, 5)]
 _SIGN, _INFINITE = 0x8000, 0x7F80
 
 
@@ -120,21 +120,13 @@ class SparseIdCounts:
 Counts = DenseIdCounts | SparseIdCounts
 
 
-@dataclass(frozen=True, slots=True)
-class TopId:
-    """One of the most frequent."""
-
-    id: int
-    count: int
-    num_positive: int
-
-
 class Frequencies:
     """What is reported of a column, from counts of one range of ids after another."""
 
     def __init__(self) -> None:
-        self.top: list[TopId] = []
-        self.id_0 = 0
+        self._top: list[tuple[int, int, int]] = []
+        """Of the most frequent: minus its count, the id, and how often its label was 1."""
+        self._id_0 = 0
         self._few = np.zeros(_SMALL, np.int64)
         """Ids that were looked up so often, by how often."""
         self._often: list[NDArray[np.int64]] = []
@@ -146,31 +138,31 @@ class Frequencies:
             self._often.append(values[values >= _SMALL - 1])
             self._add_top(ids, values, positive)
             if len(ids) and ids[0] == 0:
-                self.id_0 = int(values[0])
+                self._id_0 = int(values[0])
 
     def _add_top(self, ids: NDArray[np.intp], values: NDArray[np.int64], positive: NDArray[np.int64]) -> None:
-        at = np.flatnonzero(values > (self.top[-1].count if len(self.top) == NUM_TOP else 0))
+        at = np.flatnonzero(values > (-self._top[-1][0] if len(self._top) == NUM_TOP else 0))
         if len(at) > NUM_TOP:
             least = np.partition(values[at], len(at) - NUM_TOP)[len(at) - NUM_TOP]
             above = at[values[at] > least]
             at = np.concatenate([above, at[values[at] == least][: NUM_TOP - len(above)]])
-        found = [TopId(int(ids[i]), int(values[i]), int(positive[i])) for i in at]
-        self.top = sorted([*self.top, *found], key=lambda top: (-top.count, top.id))[:NUM_TOP]
+        found = zip((-values[at]).tolist(), ids[at].tolist(), positive[at].tolist(), strict=True)
+        self._top = sorted([*self._top, *found])[:NUM_TOP]
 
     def summary(self, num_rows: int) -> dict[str, Any]:
         """As `statistics.json` has it; `num_rows` is the table's."""
         values, nums = self._levels()
         num_ids, num_used = int((values * nums).sum()), int(nums.sum())
-        ranks = [rank for rank in _ranks() if rank < num_used] + [num_used]
+        ranks = [rank for rank in _RANKS if rank < num_used] + [num_used]
         covered = _covered(values, nums, ranks)
         parts = _covered(values, nums, [-(-num_rows // 100), -(-num_rows // 10)])
         return {
             "rows": num_rows, "num_ids": num_ids, "num_used": num_used,
-            "id_0_share": _share(self.id_0, num_ids),
+            "id_0_share": _share(self._id_0, num_ids),
             "top_share": {str(rank): _share(c, num_ids) for rank, c in zip(ranks, covered, strict=True) if rank},
             "share_of_top_1_percent_rows": _share(parts[0], num_ids),
             "share_of_top_10_percent_rows": _share(parts[1], num_ids),
-            "top": [{"id": t.id, "count": t.count, "label_rate": _share(t.num_positive, t.count)} for t in self.top],
+            "top": [{"id": top, "count": -count, "label_rate": _share(num, -count)} for count, top, num in self._top],
         }
 
     def _levels(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -194,14 +186,6 @@ def _covered(values: NDArray[np.int64], nums: NDArray[np.int64], ranks: Iterable
     return covered
 
 
-def _ranks() -> Iterator[int]:
-    """1, 2, 5, 10, 20, …"""
-    ten = 1
-    while ten < 1 << 40:
-        yield from (ten, 2 * ten, 5 * ten)
-        ten *= 10
-
-
 def _share(part: int, total: int) -> float | None:
     return part / total if total else None
 
@@ -210,24 +194,22 @@ class LengthSummary:
     """Lengths of a ragged feature."""
 
     def __init__(self) -> None:
-        self._num = self._sum = self._num_empty = self._max = 0
-        self._min: int | None = None
+        self._num_rows = np.zeros(0, np.int64)
+        """By how many ids they have."""
 
     def add(self, lengths: Any) -> None:
-        if lengths is None or not len(lengths):
-            return
-        self._num += len(lengths)
-        self._sum += int(lengths.sum(dtype="i8"))
-        self._num_empty += int((lengths == 0).sum())
-        self._max = max(self._max, int(lengths.max()))
-        least = int(lengths.min())
-        self._min = least if self._min is None else min(self._min, least)
+        if lengths is not None:
+            more = np.bincount(lengths, minlength=len(self._num_rows))
+            more[: len(self._num_rows)] += self._num_rows
+            self._num_rows = more
 
     def summary(self) -> dict[str, Any]:
-        if not self._num:
+        used = np.flatnonzero(self._num_rows)
+        if not len(used):
             return {}
-        return {"lengths": {"min": self._min, "mean": self._sum / self._num, "max": self._max,
-                            "empty_share": self._num_empty / self._num}}
+        num = int(self._num_rows.sum())
+        return {"lengths": {"min": int(used[0]), "mean": int(used @ self._num_rows[used]) / num, "max": int(used[-1]),
+                            "empty_share": int(self._num_rows[0]) / num}}
 
 
 class DenseSummary:

@@ -14,7 +14,7 @@ from embark.errors import DataError
 from embark.model.batch import samples_per_rank
 
 if TYPE_CHECKING:
-    from embark.data.prepared.source import RawBatches, RawSource
+    from embark.data.prepared.source import PreparedSource, RawBatches
 
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class RawLoader(_OnePass["RawBatches"]):
     """
 
     def __init__(
-        self, source: RawSource, *, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int,
+        self, source: PreparedSource, *, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int,
         allocate: Callable[[int], NDArray[np.uint8]] | None = None, depth: int = 2, num_threads: int = 1,
         max_held: int = 2, capacity: int = 1,
     ) -> None:

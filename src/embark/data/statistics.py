@@ -57,13 +57,6 @@ class _Task:
     with_scores: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    found: dict[int, dict[str, Any]]
-    """By position of the feature; −1 holds the labels and the dense columns."""
-    scores: dict[str, ColumnScore]
-
-
 def compute_statistics(
     directory: Path, manifest: Manifest, *, memory_bytes: int, num_workers: int = 0,
     progress: ProgressReporter | None = None, with_scores: bool = False,
@@ -83,9 +76,9 @@ def compute_statistics(
     scores: dict[str, ColumnScore] = {}
     progress = progress or ProgressReporter()
     progress.begin("counting", sum(task.cost for task in tasks))
-    for position, result in each_result(_count, tasks, workers):
-        found |= result.found
-        scores |= result.scores
+    for position, (task_found, task_scores) in each_result(_count, tasks, workers):
+        found |= task_found
+        scores |= task_scores
         progress.advance(tasks[position].cost)
     counted = {
         "version": VERSION,
@@ -115,25 +108,18 @@ def _tasks(directory: Path, manifest: Manifest, num_workers: int, memory_bytes: 
     worker_bytes = max(memory_bytes // num_workers - WORKER_BYTES, 1 << 20)
     fair = _cost(manifest, features) // (num_workers * TASKS_PER_WORKER) + 1
     dense_cost = manifest.num_rows("train") * len(manifest.layout.dense)
-    tasks = [_Task(directory, manifest, (), 0, dense_cost + 1)]
-    waiting: list[int] = []
-    for i in sorted(range(len(features)), key=lambda i: -features[i].rows):
-        together = [*waiting, i]
-        is_too_large = sum(_bytes(manifest, features[j]) for j in together) > worker_bytes
-        is_too_long = _cost(manifest, [features[j] for j in together]) > fair
-        if waiting and (is_too_large or is_too_long):
-            tasks.append(_task(directory, manifest, waiting, worker_bytes))
-            waiting = []
-        waiting.append(i)
-    if waiting:
-        tasks.append(_task(directory, manifest, waiting, worker_bytes))
-    return tasks
-
-
-def _task(directory: Path, manifest: Manifest, features: Sequence[int], worker_bytes: int) -> _Task:
     at_a_time = max(1, worker_bytes // DenseIdCounts.size_bytes(1, is_wide=is_wide(manifest)))
-    cost = _cost(manifest, [manifest.layout.features[i] for i in features])
-    return _Task(directory, manifest, tuple(features), at_a_time, cost)
+    groups: list[list[int]] = []
+    for i in sorted(range(len(features)), key=lambda i: -features[i].rows):
+        together = [*(groups[-1] if groups else ()), i]
+        is_too_large = sum(_bytes(manifest, features[j]) for j in together) > worker_bytes
+        if not groups or is_too_large or _cost(manifest, [features[j] for j in together]) > fair:
+            groups.append([i])
+        else:
+            groups[-1].append(i)
+    return [_Task(directory, manifest, (), 0, dense_cost + 1),
+            *(_Task(directory, manifest, tuple(group), at_a_time, _cost(manifest, [features[i] for i in group]))
+              for group in groups)]
 
 
 def is_wide(manifest: Manifest) -> bool:
@@ -158,12 +144,10 @@ def _bytes(manifest: Manifest, feature: Feature) -> int:
     return DenseIdCounts.size_bytes(feature.rows, is_wide=is_wide(manifest))
 
 
-def _count(task: _Task) -> _Result:
+def _count(task: _Task) -> tuple[dict[int, dict[str, Any]], dict[str, ColumnScore]]:
+    """By position of the feature what was counted, −1 holding the labels and the dense columns; scores by name."""
     if not task.features:
-        dense_scores = score_dense_columns(task.directory, task.manifest) if task.with_scores else {}
-        return _Result({-1: _general(task)}, dense_scores)
-    found: dict[int, dict[str, Any]] = {}
-    scores: dict[str, ColumnScore] = {}
+        return {-1: _general(task)}, score_dense_columns(task.directory, task.manifest) if task.with_scores else {}
     features = task.manifest.layout.features
     frequencies = {i: Frequencies() for i in task.features}
     lengths = {i: LengthSummary() for i in task.features}
@@ -185,11 +169,8 @@ def _count(task: _Task) -> _Result:
             frequencies[i].add(one)
             if i in scorers:
                 scorers[i].add(one)
-    for i in task.features:
-        found[i] = frequencies[i].summary(features[i].rows) | lengths[i].summary()
-        if i in scorers:
-            scores[features[i].name] = scorers[i].result()
-    return _Result(found, scores)
+    found = {i: frequencies[i].summary(features[i].rows) | lengths[i].summary() for i in task.features}
+    return found, {features[i].name: scorer.result() for i, scorer in scorers.items()}
 
 
 def _scorers(task: _Task) -> dict[int, SparseScorer]:

@@ -111,7 +111,7 @@ def test_lengths_that_cannot_be_are_found(tmp_path, written):
     directory, manifest, _ = written
     part = manifest.parts["train"][0]
     data = np.fromfile(directory / part.file, np.uint8)
-    where = manifest.layout.map_of(data, 512)
+    where = manifest.layout.map(512, data[: 8 * len(manifest.layout.ragged)].view("<i8").tolist())
     lengths = where.ragged[0][0].of(data)
     lengths[3] += 7
     data.tofile(directory / part.file)

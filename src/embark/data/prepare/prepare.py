@@ -11,15 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
-from embark.data.prepare.rows import (
-    BadRows,
-    check_splits,
-    dense_transform,
-    id_methods,
-    should_give_up,
-)
+from embark.data.prepare.rows import BadRows, check_splits, dense_transform, id_methods, should_give_up
 from embark.data.prepare.schema import Schema
 from embark.data.prepare.tasks import IDS, PREPARING, Journal, Kind, Preparation, Task
 from embark.data.prepared.layout import Layout
@@ -172,15 +168,10 @@ class _Run:
                 id_maps = self._id_maps(self._do(pool, "numbering ids", self._number_tasks(records)))
                 layout = self.work.layout([about["rows"] for about in id_maps.values()])
                 written = self._do(pool, "writing", self._write_tasks(tasks, records, layout))
-        parts = {
-            split: tuple(Part(**{**part, "block_starts": tuple(part["block_starts"])})
-                         for record in written for part in record["parts"][split])
-            for split in SPLITS
-        }
-        sources = [
-            file | {"lines": sum(r["lines"] for r in of_file), "rows": sum(r["rows"] for r in of_file)}
-            for file, of_file in zip(settings["files"], self._by_file(tasks, records), strict=True)
-        ]
+        parts = {split: tuple(Part(**part) for record in written for part in record["parts"][split])
+                 for split in SPLITS}
+        sources = [file | {name: sum(record[name] for record in of_file) for name in ("lines", "rows")}
+                   for file, of_file in zip(settings["files"], self._by_file(tasks, records), strict=True)]
         manifest = Manifest(
             layout, parts, self.work.schema.label, settings=_without_files(settings) | {"id_maps": id_maps},
             sources=tuple(sources), bad_rows=bad.to_json(),
@@ -225,10 +216,8 @@ class _Run:
 
     def _by_file(self, tasks: Sequence[Task], records: Sequence[Record]) -> list[list[Record]]:
         """The segments' records of each file, in order."""
-        found: list[list[Record]] = [[] for _ in self.files]
-        for task, record in zip(tasks, records, strict=True):
-            found[task.file_index].append(record)
-        return found
+        return [[record for task, record in zip(tasks, records, strict=True) if task.file_index == index]
+                for index in range(len(self.files))]
 
     def _num_keys(self, record: Record) -> dict[int, int]:
         """Of each numbered column: the keys in the segment's runs."""
@@ -241,28 +230,18 @@ class _Run:
                        for i in self.work.numbered), key=lambda task: -task.weight)
 
     def _write_tasks(self, tasks: Sequence[Task], records: Sequence[Record], layout: Layout) -> list[Task]:
-        before = dict.fromkeys(self.work.numbered, 0)
-        made = []
-        for task, record in zip(tasks, records, strict=True):
-            starts = tuple(before.values())
-            made.append(replace(task, kind="write", weight=record["rows"], layout=layout, starts=starts))
-            for i, num in self._num_keys(record).items():
-                before[i] += num
-        return made
+        nums = np.array([[0] * len(self.work.numbered), *(list(self._num_keys(r).values()) for r in records)])
+        return [replace(task, kind="write", weight=record["rows"], layout=layout, starts=tuple(starts))
+                for task, record, starts in zip(tasks, records, np.cumsum(nums, axis=0).tolist(), strict=False)]
 
     def _id_maps(self, records: Sequence[Record] = ()) -> dict[str, Record]:
         """Of each sparse column: how its ids were made, its table's rows, and where the map is."""
-        by_name = {record["name"]: record for record in records}
-        maps: dict[str, Record] = {}
-        for i, column in enumerate(self.work.schema.sparse):
-            if (record := by_name.get(column.name)) is None:
-                maps[column.name] = {"how": "hash", "rows": column.rows}
-            else:
-                files = self.work.id_files(i)
-                maps[column.name] = {
-                    "how": "frequency", "rows": record["rows"], "distinct": record["distinct"], "kept": record["kept"],
-                    "keys": f"{IDS}/{files.keys.name}", "ids": f"{IDS}/{files.ids.name}",
-                }
+        maps: dict[str, Record] = {column.name: {"how": "hash", "rows": column.rows}
+                                   for column in self.work.schema.sparse}
+        for record in records:
+            name = record["name"]
+            maps[name] = {"how": "frequency", **{key: record[key] for key in ("rows", "distinct", "kept")},
+                          "keys": f"{IDS}/{name}.keys.npy", "ids": f"{IDS}/{name}.ids.npy"}
         return maps
 
 
@@ -340,22 +319,17 @@ def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool, num_cor
     if num_workers < 1:
         raise UserError(
             f"data.prepare.memory_gb = {prepare.memory_gb:g} is too little for this input",
-            fix=f"data.prepare.memory_gb = {_rounded_up(PARENT_BYTES + least)} is the least",
+            fix=f"data.prepare.memory_gb = {-(-(PARENT_BYTES + least) // 10_000_000) / 100} is the least",
         )
     free = (memory_bytes - PARENT_BYTES) // num_workers - fixed
     run_rows = 0
     if has_runs:
         run_rows = max(MIN_RUN_ROWS, min(MAX_RUN_ROWS, (free - chunk_copies * MIN_CHUNK_BYTES) // 2 // run_row_bytes))
     chunk_bytes = min(MAX_CHUNK_BYTES, (free - run_rows * run_row_bytes) // chunk_copies)
-    return Budget(
-        memory_bytes=memory_bytes,
-        num_workers=num_workers,
-        chunk_bytes=chunk_bytes,
-        run_rows=run_rows,
-        worker_bytes=fixed + chunk_copies * chunk_bytes + run_rows * run_row_bytes,
-        max_entries=max(1, ((memory_bytes - PARENT_BYTES) // num_workers - BASE_BYTES[schema.format])
-                        // BYTES_PER_ENTRY),
-    )
+    worker_bytes = fixed + chunk_copies * chunk_bytes + run_rows * run_row_bytes
+    entry_bytes = (memory_bytes - PARENT_BYTES) // num_workers - BASE_BYTES[schema.format]
+    return Budget(memory_bytes=memory_bytes, num_workers=num_workers, chunk_bytes=chunk_bytes, run_rows=run_rows,
+                  worker_bytes=worker_bytes, max_entries=max(1, entry_bytes // BYTES_PER_ENTRY))
 
 
 def segment_bytes_of(total_bytes: int) -> int:
@@ -377,7 +351,3 @@ def _run_row_bytes(schema: Schema) -> int:
     keys = sum(key_bytes * column.max_ids for column in schema.sparse)
     widest = max((column.max_ids for column in schema.sparse), default=0)
     return 2 * (16 + 4 * len(schema.dense) + keys + len(schema.sparse)) + 48 * widest
-
-
-def _rounded_up(size_bytes: int) -> float:
-    return -(-size_bytes // 10_000_000) / 100

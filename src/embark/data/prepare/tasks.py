@@ -8,6 +8,7 @@ import operator
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -15,16 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.id_numbering import (
-    Codes,
-    IdFiles,
-    RunWriter,
-    encode,
-    keys_of,
-    number_keys,
-    read_codes,
-    read_runs,
-)
+from embark.data.prepare import id_numbering
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.rows import (
     TRAIN,
@@ -76,7 +68,6 @@ class Task:
 
     @property
     def record(self) -> str:
-        """The name of its record."""
         return f"{self.kind}/{self.name}"
 
 
@@ -96,13 +87,7 @@ class Preparation:
         """The task; calling what is returned waits for the disk and writes the record, which makes it done."""
         run = {"read": self._read, "stage": self._stage, "number": self._number, "write": self._write}[task.kind]
         finish = run(task, report)
-
-        def finished() -> dict[str, Any]:
-            record = finish()
-            Journal(self.out).write(task.record, record)
-            return record
-
-        return finished
+        return lambda: Journal(self.out).write(task.record, finish())
 
     def reader(self) -> Reader:
         """By the schema's format; pyarrow is imported only for what needs it."""
@@ -110,20 +95,16 @@ class Preparation:
             from embark.data.prepare.criteo_reader import CriteoReader
 
             return CriteoReader(self.schema, self.inputs)
-        if self.schema.format == "csv":
-            from embark.data.prepare.arrow.readers import CsvReader
+        from embark.data.prepare.arrow.readers import CsvReader, ParquetReader
 
-            return CsvReader(self.schema, self.spec.data.prepare, self.inputs)
-        from embark.data.prepare.arrow.readers import ParquetReader
-
-        return ParquetReader(self.schema, self.spec.data.prepare, self.inputs)
+        reader = CsvReader if self.schema.format == "csv" else ParquetReader
+        return reader(self.schema, self.spec.data.prepare, self.inputs)
 
     def layout(self, rows: Sequence[int] | None = None) -> Layout:
         """With tables of so many rows; without `rows`, of those that the spec gives."""
-        features = []
-        for i, column in enumerate(self.schema.sparse):
-            num_rows = rows[i] if rows else column.rows or 1
-            features.append(Feature(column.name, num_rows, column.max_ids if column.is_list else 1, column.is_list))
+        num_rows = rows or [column.rows or 1 for column in self.schema.sparse]
+        features = (Feature(column.name, num, column.max_ids if column.is_list else 1, column.is_list)
+                    for column, num in zip(self.schema.sparse, num_rows, strict=True))
         return Layout(self.schema.dense, tuple(features), self.spec.data.prepare.dense_bits)
 
     @property
@@ -131,10 +112,9 @@ class Preparation:
         """Positions of the columns whose ids are by frequency."""
         return [i for i, method in enumerate(self.id_methods) if method == "frequency"]
 
-    def id_files(self, column: int) -> IdFiles:
-        """Where the ids of a column go."""
+    def id_files(self, column: int) -> id_numbering.IdFiles:
         name = self.schema.sparse[column].name
-        return IdFiles(self.out / IDS / f"{name}.keys.npy", self.out / IDS / f"{name}.ids.npy",
+        return id_numbering.IdFiles(self.out / IDS / f"{name}.keys.npy", self.out / IDS / f"{name}.ids.npy",
                        self._runs_directory / f"{name}.codes")
 
     @property
@@ -152,7 +132,7 @@ class Preparation:
 
     def _stage(self, task: Task, report: Report) -> _Finish:
         """Rows to runs: their ids are known when all are counted."""
-        writer, counts = RunWriter(self._runs_directory, task.name), SegmentCounts()
+        writer, counts = id_numbering.RunWriter(self._runs_directory, task.name), SegmentCounts()
         waiting: list[RawRows] = []
         for raw in self._portions(task, counts, report):
             waiting.append(raw)
@@ -161,18 +141,18 @@ class Preparation:
         self._end_run(writer, waiting)
         return lambda: counts.to_json() | {"runs": writer.close()}
 
-    def _end_run(self, writer: RunWriter, waiting: list[RawRows]) -> None:
+    def _end_run(self, writer: id_numbering.RunWriter, waiting: list[RawRows]) -> None:
         if not waiting:
             return
         raw, layout = RawRows.join(waiting), self.layout()
         waiting.clear()
         assert raw.split is not None
         is_train = raw.split == TRAIN
-        numbered: dict[int, Codes] = {}
+        numbered: dict[int, id_numbering.Codes] = {}
         ids: list[NDArray[Any]] = []
         for i, method in enumerate(self.id_methods):
             if method == "frequency":
-                numbered[i] = encode(raw.keys[i], raw.is_missing[i], is_train, raw.lengths[i])
+                numbered[i] = id_numbering.encode(raw.keys[i], raw.is_missing[i], is_train, raw.lengths[i])
                 ids.append(numbered[i].codes)
             else:
                 ids.append(self._hash(layout, raw, i))
@@ -183,9 +163,9 @@ class Preparation:
         column, prepare = self.schema.sparse[task.column], self.spec.data.prepare
         (self.out / IDS).mkdir(exist_ok=True)
         runs = [run for name in self.segment_names
-                for run in keys_of(self._runs_directory, name, self._runs(name), task.column)]
+                for run in id_numbering.keys_of(self._runs_directory, name, self._runs(name), task.column)]
         limit = column.rows or prepare.max_rows
-        num_distinct, num_kept = number_keys(
+        num_distinct, num_kept = id_numbering.number_keys(
             runs, self.id_files(task.column), min_count=prepare.min_count, max_kept=limit - 1,
             max_entries=self.budget.max_entries, report=report)
         return lambda: {"distinct": num_distinct, "kept": num_kept, "rows": column.rows or 1 + num_kept,
@@ -198,10 +178,11 @@ class Preparation:
         tables: dict[int, Iterator[NDArray[np.int32]]] = {}
         for start, i in zip(task.starts, self.numbered, strict=True):
             nums = [run[str(i)]["num"] for run in runs]
-            tables[i] = read_codes(self.id_files(i).codes, (start + np.cumsum([0, *nums[:-1]])).tolist(), nums)
+            starts = (start + np.cumsum([0, *nums[:-1]])).tolist()
+            tables[i] = id_numbering.read_codes(self.id_files(i).codes, starts, nums)
         writers = _Writers(self.out, task.name, layout)
         is_list = [column.is_list for column in self.schema.sparse]
-        for rows, split in read_runs(self._runs_directory, task.name, len(runs), is_list):
+        for rows, split in id_numbering.read_runs(self._runs_directory, task.name, len(runs), is_list):
             ids = tuple(
                 np.concatenate([[0], next(tables[i])]).astype(feature.id_dtype)[values] if i in tables else values
                 for i, (feature, values) in enumerate(zip(layout.features, rows.ids, strict=True))
@@ -231,8 +212,7 @@ class Preparation:
     def _runs(self, name: str) -> list[dict[str, Any]]:
         record = Journal(self.out).read(f"stage/{name}")
         assert record is not None
-        runs: list[dict[str, Any]] = record["runs"]
-        return runs
+        return list(record["runs"])
 
 
 class _Writers:
@@ -280,7 +260,6 @@ class Journal:
 
     def begin(self, settings: dict[str, Any]) -> None:
         """Start with these settings, or resume with the same ones; others are refused."""
-        settings = json.loads(json.dumps(settings))
         path = self.directory / _SETTINGS
         if not path.exists():
             write_atomic(path, json.dumps(settings, indent=1) + "\n")
@@ -294,17 +273,16 @@ class Journal:
 
     def read(self, name: str) -> dict[str, Any] | None:
         """A task's record, if it is done."""
-        try:
-            value: dict[str, Any] = json.loads((self.directory / f"{name}.json").read_text())
-        except FileNotFoundError:
-            return None
-        return value
+        with suppress(FileNotFoundError):
+            return dict(json.loads((self.directory / f"{name}.json").read_text()))
+        return None
 
-    def write(self, name: str, record: dict[str, Any]) -> None:
-        """The task is done."""
+    def write(self, name: str, record: dict[str, Any]) -> dict[str, Any]:
+        """The task is done; its record, as it was."""
         path = self.directory / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(record))
+        return record
 
     def remove(self) -> None:
         """All is done."""

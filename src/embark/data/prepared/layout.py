@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -99,13 +99,9 @@ class Layout:
     def groups(self) -> tuple[Group, ...]:
         """The fixed features, those of the same kind together."""
         kinds = sorted({(f.id_dtype.itemsize, f.multi_hot) for f in self.features if not f.is_ragged})
-        return tuple(
-            Group(np.dtype(f"<{'i4' if size == 4 else f'u{size}'}"), ids, tuple(
-                i for i, f in enumerate(self.features)
-                if not f.is_ragged and (f.id_dtype.itemsize, f.multi_hot) == (size, ids)
-            ))
-            for size, ids in kinds
-        )
+        members = {kind: tuple(i for i, f in enumerate(self.features)
+                               if not f.is_ragged and (f.id_dtype.itemsize, f.multi_hot) == kind) for kind in kinds}
+        return tuple(Group(self.features[of[0]].id_dtype, kind[1], of) for kind, of in members.items())
 
     @cached_property
     def positions(self) -> dict[int, tuple[int, int]]:
@@ -150,20 +146,9 @@ class Layout:
             size_bytes=end,
         )
 
-    def map_of(self, block: NDArray[np.uint8], num_rows: int) -> Map:
-        """The map of a block that is there, by its own counts."""
-        counts = block[: 8 * len(self.ragged)].view("<i8")
-        return self.map(num_rows, [int(c) for c in counts])
-
     def to_json(self) -> dict[str, Any]:
-        return {
-            "dense": list(self.dense),
-            "dense_bits": self.dense_bits,
-            "features": [
-                {"name": f.name, "rows": f.rows, "multi_hot": f.multi_hot, "is_ragged": f.is_ragged}
-                for f in self.features
-            ],
-        }
+        features = [asdict(feature) for feature in self.features]
+        return {"dense": list(self.dense), "dense_bits": self.dense_bits, "features": features}
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Layout:
@@ -188,17 +173,11 @@ class Rows:
 
     def cut(self, start: int, stop: int) -> Rows:
         """Rows `start` to `stop`."""
-        ids: list[NDArray[Any]] = []
-        lengths: list[NDArray[Any] | None] = []
-        for values, counts in zip(self.ids, self.lengths, strict=True):
-            if counts is None:
-                ids.append(values[start:stop])
-                lengths.append(None)
-            else:
-                first, num = int(counts[:start].sum()), int(counts[start:stop].sum())
-                ids.append(values[first : first + num])
-                lengths.append(counts[start:stop])
-        return Rows(self.label[start:stop], self.dense[start:stop], tuple(ids), tuple(lengths))
+        lengths = tuple(None if counts is None else counts[start:stop] for counts in self.lengths)
+        firsts = (start if counts is None else int(counts[:start].sum()) for counts in self.lengths)
+        nums = (stop - start if counts is None else int(counts.sum()) for counts in lengths)
+        ids = tuple(values[first : first + num] for values, first, num in zip(self.ids, firsts, nums, strict=True))
+        return Rows(self.label[start:stop], self.dense[start:stop], ids, lengths)
 
     def select(self, mask: NDArray[np.bool_]) -> Rows:
         """The rows of the mask."""
@@ -217,13 +196,10 @@ class Rows:
         if len(rows) == 1:
             return rows[0]
         return Rows(
-            np.concatenate([r.label for r in rows]),
-            np.concatenate([r.dense for r in rows]),
+            np.concatenate([r.label for r in rows]), np.concatenate([r.dense for r in rows]),
             tuple(np.concatenate(parts) for parts in zip(*(r.ids for r in rows), strict=True)),
-            tuple(
-                None if parts[0] is None else np.concatenate(parts)
-                for parts in zip(*(r.lengths for r in rows), strict=True)
-            ),
+            tuple(None if parts[0] is None else np.concatenate(parts)
+                  for parts in zip(*(r.lengths for r in rows), strict=True)),
         )
 
 
@@ -242,7 +218,7 @@ class Block:
     @staticmethod
     def of(layout: Layout, data: NDArray[np.uint8], num_rows: int) -> Block:
         """The block that begins with the first byte of `data`."""
-        fields = layout.map_of(data, num_rows)
+        fields = layout.map(num_rows, data[: 8 * len(layout.ragged)].view("<i8").tolist())
         ragged = []
         for lengths_field, ids_field in fields.ragged:
             lengths, offsets = lengths_field.of(data), np.zeros(num_rows + 1, np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ class Part:
     rows: int
     size_bytes: int
     sha256: str
-    block_starts: tuple[int, ...] = ()
+    block_starts: Sequence[int] = ()
     """Byte each block begins at, where a feature is ragged; else all have the size that the layout gives."""
 
 
@@ -69,14 +69,9 @@ class Manifest:
 
     def to_text(self) -> str:
         """As the file holds it."""
-        parts = {
-            split: [
-                {"file": p.file, "rows": p.rows, "bytes": p.size_bytes, "sha256": p.sha256}
-                | ({"block_starts": list(p.block_starts)} if p.block_starts else {})
-                for p in self.parts.get(split, ())
-            ]
-            for split in SPLITS
-        }
+        parts = {split: [{"file": p.file, "rows": p.rows, "bytes": p.size_bytes, "sha256": p.sha256}
+                         | ({"block_starts": list(p.block_starts)} if p.block_starts else {})
+                         for p in self.parts.get(split, ())] for split in SPLITS}
         value = {
             "format": "embark-prepared", "version": VERSION, "label": self.label, "block_rows": self.block_rows,
             "rows": self.rows_by_split, "layout": self.layout.to_json(),
@@ -95,19 +90,10 @@ class Manifest:
             if value["version"] != VERSION:
                 raise DataError(f"{where}: its format is version {value['version']}, this Embark reads {VERSION}",
                                 fix="prepare the data again, or use the Embark that wrote it")
-            return Manifest(
-                layout=Layout.from_json(value["layout"]),
-                parts={
-                    split: tuple(
-                        Part(p["file"], p["rows"], p["bytes"], p["sha256"], tuple(p.get("block_starts", ())))
-                        for p in value["parts"][split]
-                    )
-                    for split in SPLITS
-                },
-                label=value["label"], block_rows=value["block_rows"], settings=value["settings"],
-                statistics_sha256=value["statistics_sha256"], sources=tuple(value["sources"]),
-                bad_rows=value["bad_rows"],
-            )
+            parts = {split: tuple(Part(p["file"], p["rows"], p["bytes"], p["sha256"], p.get("block_starts", ()))
+                                  for p in value["parts"][split]) for split in SPLITS}
+            same = {name: value[name] for name in ("label", "block_rows", "statistics_sha256", "settings", "bad_rows")}
+            return Manifest(Layout.from_json(value["layout"]), parts, sources=tuple(value["sources"]), **same)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{where}: not the manifest of prepared data ({type(error).__name__}: {error})",
                             fix="`embark data prepare` writes one") from None

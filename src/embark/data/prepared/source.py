@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import accumulate
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +26,6 @@ Rows = slice | NDArray[np.int64]
 """Rows of a block: consecutive ones, or their numbers."""
 Range = tuple[int, int, int]
 """Epoch, first sample, and the sample after the last."""
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
 
 _MOST_ORDERS = 3
 _MOST_ROW_ORDERS = 16
@@ -51,19 +48,6 @@ class RawBatches:
     capacity: int = 1
 
 
-class RawSource(Protocol):
-    """A source that can hand its rows out as they lie."""
-
-    @property
-    def num_train_samples(self) -> int: ...
-
-    @property
-    def layout(self) -> Layout: ...
-
-    def train_raw(self, ranges: Sequence[Range], into: NDArray[np.uint8], capacity: int = 1) -> RawBatches:
-        """Samples of each range, which are all of one length, in the epoch's order, written into `into`."""
-
-
 class PreparedSource:
     """The rows of a prepared data set, in a new order each epoch.
 
@@ -74,7 +58,7 @@ class PreparedSource:
         self, manifest: Manifest, names: Sequence[str], data: DataSpec, parts: Parts, allocate: Allocate | None = None
     ) -> None:
         self.layout: Layout = manifest.layout
-        self._data, self._parts, self._allocate = data, parts, allocate or _plain
+        self._data, self._parts, self._allocate = data, parts, allocate or partial(np.empty, dtype=np.uint8)
         self._shuffle: Shuffle = data.shuffle if data.shuffle != "auto" else (
             "rows" if manifest.num_rows("train") <= _FEW_ROWS else "blocks")
         self._train_parts = manifest.parts.get("train", ())
@@ -86,11 +70,10 @@ class PreparedSource:
         self.notes: tuple[str, ...] = _notes(manifest, data)
         """What a person should know of the data."""
         self._selection = ColumnSelection.of(self.layout, names)
-        self._lock = threading.Lock()
-        self._orders: OrderedDict[int, EpochOrder] = OrderedDict()
-        self._row_orders: OrderedDict[tuple[int, int, int], NDArray[np.int64]] = OrderedDict()
-        self._fixed_lengths: OrderedDict[int, NDArray[np.int32]] = OrderedDict()
-        self._buffers: OrderedDict[tuple[int, int], Block] = OrderedDict()
+        self._epoch = lru_cache(_MOST_ORDERS)(self._epoch_order)
+        self._row_order = lru_cache(_MOST_ROW_ORDERS)(partial(row_order, data.seed))
+        self._fixed_lengths = lru_cache(_MOST_ORDERS)(self._selection.fixed_lengths)
+        self._buffers: dict[tuple[int, int], Block] = {}
         self._announced = (-1, -1)
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
@@ -127,12 +110,12 @@ class PreparedSource:
         dense = self._new(np.float32, num_rows, len(self.layout.dense))
         label = self._new(np.float32, num_rows)
         if selection.is_fixed:
-            lengths, starts = self._lengths_of(num_rows), selection.fixed_starts(num_rows)
+            lengths, starts = self._fixed_lengths(num_rows), selection.fixed_starts(num_rows)
         else:
             lengths = self._ragged_lengths(epoch, pieces, num_rows)
             starts = list(accumulate((int(n) for n in lengths.sum(axis=1, dtype=np.int64)), initial=0))
         ids = self._new(np.int32, starts[-1])
-        ragged_at = [starts[feature.place] for feature in selection.ragged]
+        ragged_at = [starts[place] for _, place in selection.ragged]
         at = 0
         for piece in pieces:
             end = at + piece.stop - piece.start
@@ -143,8 +126,8 @@ class PreparedSource:
                     target = ids[starts[run.place] : starts[run.place + run.num]]
                     features = block.groups[run.group][run.first : run.first + run.num]
                     _copy_features(target.reshape(run.num, num_rows, run.multi_hot)[:, at:end], features, rows)
-                for number, feature in enumerate(selection.ragged):
-                    some = _ragged_ids(block, feature.index, rows)
+                for number, (index, _) in enumerate(selection.ragged):
+                    some = _ragged_ids(block, index, rows)
                     ids[ragged_at[number] : ragged_at[number] + len(some)] = some
                     ragged_at[number] += len(some)
             at = end
@@ -156,8 +139,8 @@ class PreparedSource:
         for piece in pieces:
             end = at + piece.stop - piece.start
             with self._block(epoch, piece) as (block, rows):
-                for feature in self._selection.ragged:
-                    lengths[feature.place, at:end] = _ragged_lengths(block, feature.index, rows)
+                for index, place in self._selection.ragged:
+                    lengths[place, at:end] = block.ragged[index][0][rows]
             at = end
         return lengths
 
@@ -172,18 +155,12 @@ class PreparedSource:
     def _rows(self, epoch: int | None, piece: Piece) -> Rows:
         if epoch is None or self._shuffle != "rows":
             return slice(piece.start, piece.stop)
-        with self._lock:
-            order = _cached(self._row_orders, (epoch, piece.part, piece.block),
-                          lambda: row_order(self._data.seed, epoch, piece), _MOST_ROW_ORDERS)
-        return order[piece.start : piece.stop]
+        block = replace(piece, start=0, stop=piece.block_rows)  # all its pieces have one order
+        return self._row_order(epoch, block)[piece.start : piece.stop]
 
-    def _epoch(self, epoch: int) -> EpochOrder:
-        def make() -> EpochOrder:
-            return EpochOrder([p.rows for p in self._train_parts], self._block_rows, shuffle=self._shuffle,
-                              seed=self._data.seed, epoch=epoch)
-
-        with self._lock:
-            return _cached(self._orders, epoch, make, _MOST_ORDERS)
+    def _epoch_order(self, epoch: int) -> EpochOrder:
+        return EpochOrder([p.rows for p in self._train_parts], self._block_rows, shuffle=self._shuffle,
+                          seed=self._data.seed, epoch=epoch)
 
     def _announce_next_parts(self, epoch: int | None, piece: Piece) -> None:
         """Once for each part that is begun: the parts behind it, into the next epoch where it is the last."""
@@ -202,18 +179,17 @@ class PreparedSource:
                 coming += [self._train_parts[p] for p in following]
         self._parts.expect(coming)
 
-    def _lengths_of(self, num_rows: int) -> NDArray[np.int32]:
-        """The same array every time."""
-        with self._lock:
-            return _cached(self._fixed_lengths, num_rows, lambda: self._selection.fixed_lengths(num_rows), _MOST_ORDERS)
-
     def _views_of(self, into: NDArray[np.uint8], num_rows: int) -> Block:
         """Buffers come again and again, and for small batches finding the fields costs as much as filling them."""
         if not self.layout.is_fixed:
             raise ValueError("there are no raw batches where rows have different numbers of ids")
         key = (int(into.ctypes.data), num_rows)
-        with self._lock:
-            return _cached(self._buffers, key, lambda: Block.of(self.layout, into, num_rows), _MOST_BUFFERS)
+        found = self._buffers.get(key)
+        if found is None:
+            if len(self._buffers) >= _MOST_BUFFERS:
+                self._buffers.clear()
+            found = self._buffers[key] = Block.of(self.layout, into, num_rows)
+        return found
 
     def _new(self, dtype: type[np.generic], *shape: int) -> NDArray[Any]:
         size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
@@ -236,22 +212,13 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ragged:
-    """A feature whose rows have different numbers of ids."""
-
-    index: int
-    """Among `Layout.ragged`."""
-    place: int
-    """Among the selected features."""
-
-
-@dataclass(frozen=True, slots=True)
 class ColumnSelection:
     """The features that a model takes, in its order."""
 
     multi_hot: tuple[int, ...]
     runs: tuple[_Run, ...]
-    ragged: tuple[_Ragged, ...]
+    ragged: tuple[tuple[int, int], ...]
+    """Of each feature whose rows have different numbers of ids: its place among `Layout.ragged`, and here."""
 
     @property
     def is_fixed(self) -> bool:
@@ -262,11 +229,11 @@ class ColumnSelection:
         """Those called `names`; the layout has them all."""
         position = {feature.name: index for index, feature in enumerate(layout.features)}
         runs: list[_Run] = []
-        ragged: list[_Ragged] = []
+        ragged: list[tuple[int, int]] = []
         for place, name in enumerate(names):
             feature = layout.features[position[name]]
             if feature.is_ragged:
-                ragged.append(_Ragged(layout.ragged.index(position[name]), place))
+                ragged.append((layout.ragged.index(position[name]), place))
                 continue
             group, at = layout.positions[position[name]]
             last = runs[-1] if runs else None
@@ -309,12 +276,6 @@ def _copy_features(out: NDArray[Any], features: NDArray[Any], rows: Rows) -> Non
             np.take(feature, rows, 0, target, "clip")
 
 
-def _ragged_lengths(block: Block, index: int, rows: Rows) -> NDArray[Any]:
-    """How many ids each of the rows has."""
-    lengths: NDArray[Any] = block.ragged[index][0][rows]
-    return lengths
-
-
 def _ragged_ids(block: Block, index: int, rows: Rows) -> NDArray[Any]:
     """The ids of the rows, one row's behind the other's."""
     lengths, ids, offsets = block.ragged[index]
@@ -324,17 +285,6 @@ def _ragged_ids(block: Block, index: int, rows: Rows) -> NDArray[Any]:
     # Each row's first position, less what came before it in the output, plus the position in the output.
     shift = offsets[rows] - (np.cumsum(counts) - counts)
     return np.take(ids, np.repeat(shift, counts) + np.arange(counts.sum()))
-
-
-def _cached(cache: OrderedDict[Key, Value], key: Key, make: Callable[[], Value], most: int) -> Value:
-    """The value of `key`, made if it is not there; the least recently used are dropped."""
-    if key in cache:
-        cache.move_to_end(key)
-        return cache[key]
-    made = cache[key] = make()
-    if len(cache) > most:
-        cache.popitem(last=False)
-    return made
 
 
 def _joined(ranges: Sequence[Range]) -> list[Range]:
@@ -347,10 +297,6 @@ def _joined(ranges: Sequence[Range]) -> list[Range]:
         else:
             joined.append((epoch, start, stop))
     return joined
-
-
-def _plain(size_bytes: int) -> NDArray[np.uint8]:
-    return np.empty(size_bytes, np.uint8)
 
 
 def _notes(manifest: Manifest, data: DataSpec) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ def read_rows() -> Callable[..., list[tuple]]:
             at, left = 0, part.rows
             while left:
                 num = min(left, manifest.block_rows)
-                where = layout.map_of(whole[at:], num)
+                where = layout.map(num, whole[at : at + 8 * len(layout.ragged)].view("<i8").tolist())
                 block = whole[at : at + where.size_bytes]
                 ids = [None] * len(layout.features)
                 for group, field in zip(layout.groups, where.groups, strict=True):
