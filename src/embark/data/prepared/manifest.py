@@ -90,7 +90,7 @@ class Manifest:
             if value["version"] != VERSION:
                 raise DataError(f"{where}: its format is version {value['version']}, this Embark reads {VERSION}",
                                 fix="prepare the data again, or use the Embark that wrote it")
-            parts = {split: tuple(Part(p["file"], p["rows"], p["bytes"], p["sha256"], p.get("block_starts", ()))
+            parts = {split: tuple(Part(p["file"], p["rows"], p["bytes"], p["sha256"], tuple(p.get("block_starts", ())))
                                   for p in value["parts"][split]) for split in SPLITS}
             same = {name: value[name] for name in ("label", "block_rows", "statistics_sha256", "settings", "bad_rows")}
             return Manifest(Layout.from_json(value["layout"]), parts, sources=tuple(value["sources"]), **same)
