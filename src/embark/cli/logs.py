@@ -9,8 +9,7 @@ from embark.cli.console import Console
 from embark.cli.status import clock, sentence
 from embark.errors import ExitCode
 from embark.formatting import strip_control_chars, to_one_line
-from embark.launch.backend import LogLine
-from embark.launch.backend_selection import backend_of
+from embark.launch.backend import LogLine, backend_of
 from embark.launch.run_registry import find_run
 from embark.launch.run_status import run_status
 from embark.launch.shell import Shell

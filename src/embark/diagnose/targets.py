@@ -12,9 +12,8 @@ from pathlib import Path
 from embark.diagnose.diagnose import Report, diagnose
 from embark.diagnose.source import Source, sources_of
 from embark.errors import EmbarkError, UserError
-from embark.launch.backend import LogLine, RunEvent
-from embark.launch.backend_selection import backend_of
-from embark.launch.run_registry import RunNotLaunchedHere, find_run
+from embark.launch.backend import LogLine, RunEvent, backend_of
+from embark.launch.run_registry import lookup_run
 from embark.launch.shell import Shell
 from embark.spec import RunSpec, load_spec, resolve
 
@@ -72,9 +71,8 @@ def _launched_run(name: str, folder: Path, warn: Warn) -> LaunchedRun | None:
     folder of that name takes precedence."""
     if name.startswith("-") or "/" in name or Path(name).exists():
         return None
-    try:
-        run = find_run(name)
-    except RunNotLaunchedHere:
+    run = lookup_run(name)
+    if run is None:
         return None
     name, handle = run.handle.name, run.handle
     state, reason, sources = "", "", []

@@ -1,17 +1,28 @@
-"""The values that backends exchange with `embark launch`, `status`, `logs` and `cancel`."""
+"""What a platform that runs are launched on offers to `embark launch`, `status`, `logs` and `cancel`, and which takes a
+run."""
+
+from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from importlib import import_module
 from typing import Literal
 
+from embark.errors import Interrupted, UserError
+from embark.launch.http import API_RETRY, NO_RETRY
+from embark.launch.shell import Notify, Shell
+from embark.render.job import Job
+from embark.render.settings import grace_s
 from embark.spec import RunSpec
+from embark.store import run_uri
+from embark.store.retry_policy import RetryPolicy
 
 State = Literal["pending", "running", "restarting", "lost", "succeeded", "failed", "gone"]
 """`restarting`: its platform brings it back. `lost`: only `embark launch --supervise` does. `gone`: it is not there."""
-Notify = Callable[[str], None]
-"""Shows a person a line while something takes its time."""
 Location = Mapping[str, str | int]
 """What a backend needs to find a run: a namespace and a context, or a folder."""
 
@@ -122,6 +133,125 @@ class LaunchRequest:
     handle: RunHandle
     record: Callable[[Resource], None] = field(default=lambda _: None)
     """Called before each resource is created, so that an interrupted launch can list what may exist."""
+
+
+class Backend(ABC):
+    """One platform that runs can be launched on. `status`, `logs` and `events` only read."""
+
+    can_recover = False
+    """Lost machines are re-created by `recover`; else the platform does it, or there is nothing to re-create."""
+    poll_s = 5.0
+
+    def __init__(self, shell: Shell, *, notify: Notify, retry: RetryPolicy | None = None, context: str = "") -> None:
+        """`context`: of kubectl, for a run that is launched; empty: the current one."""
+        self._shell = shell
+        self._notify = notify
+        self._retry = retry or API_RETRY
+        self._context = context
+
+    @abstractmethod
+    def handle_of(self, spec: RunSpec) -> RunHandle:
+        """What the run will be found by. Refuses what cannot be rendered."""
+
+    @abstractmethod
+    def check(self, request: LaunchRequest) -> None:
+        """Raises where it cannot be launched; changes nothing."""
+
+    @abstractmethod
+    def submit(self, request: LaunchRequest) -> None: ...
+
+    @abstractmethod
+    def status(self, handle: RunHandle) -> Status: ...
+
+    @abstractmethod
+    def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
+        """All replicas' lines, merged by time. With `follow`, until the run ends."""
+
+    @abstractmethod
+    def cancel(self, handle: RunHandle) -> CancelResult:
+        """Ends it after a last checkpoint. Of a run that is not there, what remains."""
+
+    def events(self, handle: RunHandle) -> list[RunEvent]:
+        """None where the platform has none: the run's own are in its directory."""
+        return []
+
+    def recover(self, handle: RunHandle) -> None:  # noqa: B027 - most platforms do it themselves
+        """Re-creates lost machines, where `can_recover`."""
+
+    def _wait(self, handle: RunHandle, has_ended: Callable[[], bool], limit_s: float) -> bool:
+        """Until a run that was told to end has done so. False: not within the limit."""
+        until_s = time.monotonic() + limit_s
+        try:
+            while not self._shell.is_dry and not has_ended():
+                if time.monotonic() > until_s:
+                    return False
+                time.sleep(min(self.poll_s, 1.0))
+        except KeyboardInterrupt:
+            raise Interrupted(f"stopped waiting; {handle.name} was told to end and is ending",
+                              fix=f"embark cancel {handle.name} again removes the rest") from None
+        return True
+
+
+BACKENDS = {
+    "local": "local:Local", "kubernetes": "kubernetes.backend:Kubernetes", "ray": "ray.backend:Ray",
+    "torchx": "torchx:TorchX", "torchx-local": "torchx:TorchXLocal",
+    "vertex": "vertex:Vertex", "vm": "vm:Vm", "tpu-vm": "tpu_vm:TpuVm",
+}
+TARGETS = {
+    "job": "kubernetes", "jobset": "kubernetes", "trainjob": "kubernetes", "pytorchjob": "kubernetes",
+    "ray": "ray", "torchx": "torchx", "vertex": "vertex", "vm": "vm", "tpu-vm": "tpu-vm",
+}
+"""By `place.target`, for a machine of a cloud."""
+USES_KUBECTL = ("kubernetes", "torchx")
+
+
+def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> Backend:
+    """By the spec's place: its target and, for some targets, whether it names a machine.
+
+    `context`: of kubectl, if not its current one.
+    """
+    name = _name_of(spec)
+    if not name:
+        raise UserError(f'embark launch does not support place.target = "{spec.place.target}"',
+                        fix="embark render writes its files and the script that starts it; or set place.target to "
+                            + ", ".join(TARGETS))
+    if context and name not in USES_KUBECTL:
+        raise UserError(f"--context is kubectl's, and this run goes to {name}", fix="leave --context out")
+    return _load(name, shell, notify, context=context)
+
+
+def backend_of(handle: RunHandle, shell: Shell, notify: Notify, *, is_hasty: bool = False) -> Backend:
+    """Of a launched run. `is_hasty`: a platform that does not answer is not waited for."""
+    if handle.backend not in BACKENDS:
+        raise UserError(f"{handle.name} was launched on {handle.backend!r}, which this version does not know",
+                        fix="use the version that launched it")
+    return _load(handle.backend, shell, notify, retry=NO_RETRY if is_hasty else None)
+
+
+def _load(name: str, shell: Shell, notify: Notify, *, retry: RetryPolicy | None = None, context: str = "") -> Backend:
+    module, _, kind = BACKENDS[name].partition(":")
+    loaded = getattr(import_module(f"embark.launch.backends.{module}"), kind)
+    backend: Backend = loaded(shell, notify=notify, retry=retry, context=context)
+    return backend
+
+
+def _name_of(spec: RunSpec) -> str:
+    """Of the backend; empty where there is none."""
+    place = spec.place
+    is_here = not place.machine and not place.cloud
+    if place.target == "ray":
+        from embark.launch.backends.ray.backend import address
+
+        return "ray" if is_here or address() else "kubernetes"
+    if is_here:
+        return "torchx-local" if place.target == "torchx" else "local"
+    return TARGETS.get(place.target, "")
+
+
+def handle_for(job: Job, backend: str, where: Location) -> RunHandle:
+    """Of a run on machines of the catalog."""
+    return RunHandle(name=job.spec.name, backend=backend, where={**where, "grace_s": grace_s(job)}, title=job.title,
+                     run_uri=run_uri(job.spec.store.root, job.spec.name), usd_per_hour=job.usd_per_hour)
 
 
 def checkpoints_of(handle: RunHandle) -> Resource:

@@ -13,14 +13,11 @@ from embark.events import Event
 from embark.events.events import parse_event
 from embark.events.spending import Spending, attempts, spending
 from embark.formatting import format_duration
-from embark.launch.backend import Notify, Status
-from embark.launch.backend_selection import backend_of
-from embark.launch.run_registry import EVENTS, RunNotLaunchedHere, RunRecord
-from embark.launch.run_registry import find_run as find_launched
-from embark.launch.shell import Shell
+from embark.launch.backend import Status, backend_of
+from embark.launch.run_registry import EVENTS, RunRecord, lookup_run
+from embark.launch.shell import Notify, Shell
 from embark.spec import RunSpec, resolve
-from embark.store import RunDir
-from embark.store import find_run as find_dir
+from embark.store import RunDir, find_run
 
 ALIVE_S = 300.0
 """A run not launched from here whose last event is so recent is taken to be running."""
@@ -65,10 +62,11 @@ def run_cost(name: str, notify: Notify, *, budget_usd: float | None = None, now_
     `budget_usd`: to check against, in place of the run's own.
     """
     now_s = time.time() if now_s is None else now_s
-    launched = _launched(name)
+    launched = lookup_run(name)
     notes: list[str] = []
     status = _status(launched, notify, notes)
-    run_dir = _run_dir(name, launched)
+    uri = launched.handle.run_uri if launched else ""
+    run_dir = find_run(name) if launched is None else RunDir(uri) if uri else None
     events = _events(run_dir, notes, is_only=launched is None)
     spec = _spec(run_dir, launched)
     price = _Price.of(spec, launched.handle.usd_per_hour if launched else None)
@@ -135,19 +133,6 @@ class _Price:
         if price is None or now is None or price.origin is None:
             return cls(None, "")
         return cls(now, f"the catalog's of {price.origin.date} for {price.region}, from {price.origin.source}")
-
-
-def _launched(word: str) -> RunRecord | None:
-    try:
-        return find_launched(word)
-    except RunNotLaunchedHere:
-        return None
-
-
-def _run_dir(word: str, launched: RunRecord | None) -> RunDir | None:
-    if launched is not None:
-        return RunDir(launched.handle.run_uri) if launched.handle.run_uri else None
-    return find_dir(word)
 
 
 def _status(launched: RunRecord | None, notify: Notify, notes: list[str]) -> Status | None:

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import format_duration, to_one_line
-from embark.launch.backend import Notify
-from embark.launch.shell import Shell
+from embark.launch.shell import Notify, Shell
 from embark.store.retry_policy import RetriesExhausted, RetryPolicy, call_with_retries
 
 MAX_BYTES = 256 << 20

@@ -3,26 +3,15 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from embark.catalog import load_catalog
 from embark.catalog.pricing import PURCHASE_NAMES
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_usd, to_one_line
-from embark.launch.backend import LaunchRequest, Notify, Resource, RunHandle, Status
-from embark.launch.backend_selection import backend_for, backend_of
-from embark.launch.backends.base import Backend
-from embark.launch.run_registry import (
-    STORE_RETRY,
-    RunNotLaunchedHere,
-    RunRecord,
-    delete_record,
-    find_run,
-    now_s,
-    record_path,
-    save_record,
-)
-from embark.launch.shell import Shell
+from embark.launch.backend import Backend, LaunchRequest, Resource, RunHandle, Status, backend_for, backend_of
+from embark.launch.run_registry import STORE_RETRY, RunRecord, delete_record, lookup_run, record_path, save_record
+from embark.launch.shell import Notify, Shell
 from embark.plan.closed_form import CachedPlanner
 from embark.plan.plan import predict_with
 from embark.plan.survey import Estimator
@@ -108,7 +97,7 @@ def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str 
 
 def submit_launch(launch: PreparedLaunch) -> RunRecord:
     """Whatever interrupts it, the error lists what may exist by then, with the commands that remove it."""
-    run = RunRecord(handle=launch.handle, spec_toml=to_toml(launch.request.spec), submitted_s=now_s(),
+    run = RunRecord(handle=launch.handle, spec_toml=to_toml(launch.request.spec), submitted_s=time.time(),
                     is_submitted=False, path=record_path(launch.handle))
     created: list[Resource] = []
     with _listing_what_exists(run, created):
@@ -119,21 +108,15 @@ def submit_launch(launch: PreparedLaunch) -> RunRecord:
 
 def launch_result(launch: PreparedLaunch, *, status: Status | None = None,
                   commands: tuple[tuple[str, ...], ...] = ()) -> LaunchResult:
-    handle = launch.handle
-    return LaunchResult(
-        name=handle.name, title=handle.title, backend=handle.backend, where=dict(handle.where), run_uri=handle.run_uri,
-        usd_per_hour=handle.usd_per_hour, estimate=launch.estimate, commands=commands,
-        state=status.state if status else "dry run" if commands else "submitted",
-        reason=status.reason if status else "")
+    return LaunchResult(**asdict(launch.handle), estimate=launch.estimate, commands=commands,
+                        state=status.state if status else "dry run" if commands else "submitted",
+                        reason=status.reason if status else "")
 
 
 def find_active(name: str, shell: Shell, notify: Notify) -> RunRecord | None:
     """A launched run of that name which has not ended: supervision of it may be resumed."""
-    try:
-        run = find_run(name)
-    except RunNotLaunchedHere:
-        return None
-    return None if backend_of(run.handle, shell, notify).status(run.handle).has_ended else run
+    run = lookup_run(name)
+    return None if run is None or backend_of(run.handle, shell, notify).status(run.handle).has_ended else run
 
 
 def supervise(run: RunRecord, shell: Shell, notify: Notify, *, poll_s: float = SUPERVISE_POLL_S) -> Status:

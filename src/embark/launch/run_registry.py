@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import time
 import tomllib
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,10 +19,6 @@ FORMAT = 2
 EVENTS = "events.jsonl"
 STORE_RETRY = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
 """For what is beside the point of a command: a store that does not answer is not waited for."""
-
-
-class RunNotLaunchedHere(UserError):
-    """No run of that name was launched from here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +77,24 @@ def list_runs(context: str = "") -> RegistryContents:
                             broken=tuple(path for path, run in found if run is None))
 
 
-def find_run(name: str, context: str = "") -> RunRecord:
-    """By its name; of two with one name, by NAME@LOCATION, or by kubectl's context."""
-    runs = list_runs(context).runs
+def lookup_run(name: str, context: str = "") -> RunRecord | None:
+    """By its name; of two with one name, by NAME@LOCATION, or by kubectl's context. None: not launched from here."""
     bare, _, location = name.partition("@")
-    found = [run for run in runs if run.handle.name == bare and location in ("", location_hash(run.handle))]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    found = [run for run in list_runs(context).runs
+             if run.handle.name == bare and location in ("", location_hash(run.handle))]
+    if len(found) > 1:
         raise UserError(f"{bare} was launched in {len(found)} places",
                         fix="one of: " + ", ".join(f"{bare}@{location_hash(run.handle)}" for run in found))
-    known = nearest(bare, {run.handle.name for run in runs}) if runs else "embark launch SPEC launches one"
-    raise RunNotLaunchedHere(f"{name}: no run of that name was launched from here", fix=known)
+    return found[0] if found else None
+
+
+def find_run(name: str, context: str = "") -> RunRecord:
+    """The same, which must exist."""
+    if (run := lookup_run(name, context)) is not None:
+        return run
+    names = {run.handle.name for run in list_runs(context).runs}
+    known = nearest(name.partition("@")[0], names) if names else "embark launch SPEC launches one"
+    raise UserError(f"{name}: no run of that name was launched from here", fix=known)
 
 
 def location_hash(handle: RunHandle) -> str:
@@ -109,10 +110,6 @@ def record_path(handle: RunHandle) -> Path:
 def registry_dir() -> Path:
     home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(home).expanduser() / "embark" / "runs"
-
-
-def now_s() -> float:
-    return time.time()
 
 
 def _read(path: Path) -> RunRecord | None:

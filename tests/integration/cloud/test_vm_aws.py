@@ -22,10 +22,10 @@ from embark.cli.console import Console
 from embark.cli.launch import launch_run
 from embark.cli.logs import logs as logs_command
 from embark.cli.status import status as status_command
+from embark.launch.backends import vm as vm_module
+from embark.launch.backends.clouds import CLOUDS, Aws
 from embark.launch.backends.ssh import Host
-from embark.launch.backends.vm import backend as vm_module
-from embark.launch.backends.vm.aws import Aws
-from embark.launch.backends.vm.backend import Vm
+from embark.launch.backends.vm import Vm
 from embark.launch.run_registry import find_run
 from embark.launch.shell import Shell
 from embark.launch.supervised import job_json
@@ -96,7 +96,7 @@ def machines(tmp_path, monkeypatch, environment, moto):
             key = f"{tmp_path}/data/embark/runs/vm/aws/dlrm/key.pub"
             server.config.write_text(server.config.read_text().replace(f"{tmp_path}/key.pub", key))
             server.start()
-        monkeypatch.setattr(vm_module, "cloud_class", lambda _: Here)
+        monkeypatch.setitem(CLOUDS, "aws", Here)
         monkeypatch.setattr(vm_module, "machine_files", files)
         monkeypatch.setattr(Vm, "poll_s", 1.0)
         monkeypatch.setattr(Vm, "boot_s", 60.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from embark.cli.logs import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import SpecError, UserError
 from embark.launch.backend import RunHandle
-from embark.launch.run_registry import RunRecord, now_s, registry_dir, save_record
+from embark.launch.run_registry import RunRecord, registry_dir, save_record
 from embark.spec import load_spec
 
 AWS = ["name=dlrm", "place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://training/runs",
@@ -89,9 +90,9 @@ def test_a_name_that_was_never_launched_is_told():
 def test_one_place_that_cannot_be_asked_does_not_hide_the_others(tmp_path, capsys):
     where = {"context": "east", "kubeconfig": "", "namespace": "embark", "object": "far", "target": "job",
              "cloud": "aws", "num_nodes": 1, "queue": ""}
-    save_record(RunRecord(RunHandle("far", "kubernetes", where), "", now_s(), True))
-    save_record(RunRecord(RunHandle("near", "local", {"folder": str(tmp_path / "near")}), "", now_s(), True))
-    save_record(RunRecord(RunHandle("new", "of another version", {}), "", now_s(), True))
+    save_record(RunRecord(RunHandle("far", "kubernetes", where), "", time.time(), True))
+    save_record(RunRecord(RunHandle("near", "local", {"folder": str(tmp_path / "near")}), "", time.time(), True))
+    save_record(RunRecord(RunHandle("new", "of another version", {}), "", time.time(), True))
     (registry_dir() / "bad.json").write_text("{")
     assert status_command("", console=Console(json=True)) == 0
     told = capsys.readouterr()
@@ -106,7 +107,7 @@ def test_one_place_that_cannot_be_asked_does_not_hide_the_others(tmp_path, capsy
 
 def test_a_launch_that_was_cut_off_before_anything_was_made_says_so(tmp_path, capsys):
     handle = RunHandle("near", "local", {"folder": str(tmp_path / "near")})
-    save_record(RunRecord(handle, "", now_s(), is_submitted=False))
+    save_record(RunRecord(handle, "", time.time(), is_submitted=False))
     assert status_command("near", console=Console()) == 0
     assert "its launch was interrupted before it was created" in capsys.readouterr().out
 

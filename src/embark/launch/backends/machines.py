@@ -13,6 +13,7 @@ from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch.backend import (
+    Backend,
     CancelResult,
     LaunchRequest,
     LogLine,
@@ -21,7 +22,6 @@ from embark.launch.backend import (
     Status,
     checkpoints_of,
 )
-from embark.launch.backends.base import Backend
 from embark.launch.backends.ssh import Host, LogPosition, Ssh, names_of
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
 from embark.launch.run_registry import is_finished, run_outcome

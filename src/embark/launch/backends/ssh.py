@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
-from embark.launch.backend import LogLine, Notify, split_rank_prefix, time_ns
+from embark.launch.backend import LogLine, split_rank_prefix, time_ns
 from embark.launch.log_follower import LogSource
-from embark.launch.shell import CommandResult, LineStream, Shell
+from embark.launch.shell import CommandResult, LineStream, Notify, Shell
 from embark.launch.supervised import PROGRAM, SupervisorState
 
 CONNECT_S = 15

@@ -20,7 +20,7 @@ from embark.cli.logs import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import Fault, UserError
 from embark.launch.backend import LaunchRequest
-from embark.launch.backends.local.backend import Local
+from embark.launch.backends.local import Local
 from embark.launch.run_registry import find_run
 from embark.launch.shell import CommandResult, Shell
 from embark.spec import load_spec, to_toml
@@ -154,7 +154,7 @@ def test_the_lines_of_several_ranks_are_told_apart(tmp_path):
 
 @pytest.mark.parametrize(("device", "num_ranks"), [("auto", 4), ("cpu", 1), ("jax", 1)])
 def test_a_rank_for_each_gpu_but_one_process_of_jax(monkeypatch, device, num_ranks):
-    monkeypatch.setattr("embark.launch.backends.local.backend.num_gpus", lambda: 4)
+    monkeypatch.setattr("embark.launch.backends.local.num_gpus", lambda: 4)
     spec = load_spec("quickstart", [f"place.device={device}"])
     assert Local(Shell(), notify=print).handle_of(spec).where["num_ranks"] == num_ranks
 

@@ -13,7 +13,7 @@ from embark.cli.console import Console
 from embark.cli.launch import launch_run
 from embark.cli.status import status as status_command
 from embark.errors import Interrupted, MissingPackage
-from embark.launch.backends.torchx.backend import TorchXLocal
+from embark.launch.backends.torchx import TorchXLocal
 from embark.launch.run_registry import find_run, list_runs
 from embark.launch.shell import Shell
 from embark.spec import load_spec
@@ -82,7 +82,7 @@ def test_a_dry_run_says_the_torchx_command(tmp_path, capsys):
 
 def test_without_torchx_it_is_told_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchx", None)
-    monkeypatch.setattr("embark.launch.backends.torchx.backend.find_spec", lambda name: None)
+    monkeypatch.setattr("embark.launch.backends.torchx.find_spec", lambda name: None)
     with pytest.raises(MissingPackage) as caught:
         launch_run(Console(quiet=True), spec_of(tmp_path), yes=False, dry_run=False)
     assert "torchx-nightly" in caught.value.fix

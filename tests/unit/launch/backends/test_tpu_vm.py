@@ -28,8 +28,8 @@ from embark.cli.logs import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import Interrupted, UserError
 from embark.launch.backend import LaunchRequest
-from embark.launch.backends.tpu_vm import backend
-from embark.launch.backends.tpu_vm.backend import TpuVm, startup_script
+from embark.launch.backends import tpu_vm as backend
+from embark.launch.backends.tpu_vm import TpuVm, startup_script
 from embark.launch.shell import DryRunShell
 from embark.render.job import make_job
 from embark.render.render import render_infrastructure

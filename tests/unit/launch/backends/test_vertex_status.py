@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embark.launch.backend import RunEvent
-from embark.launch.backends.vertex.backend import entry_event, entry_line, explain_message, status_of
+from embark.launch.backends.vertex import entry_event, entry_line, explain_message, status_of
 
 
 @pytest.mark.parametrize(

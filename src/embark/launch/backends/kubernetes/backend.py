@@ -8,6 +8,7 @@ from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.formatting import pluralize, to_one_line
 from embark.launch.backend import (
+    Backend,
     CancelResult,
     LaunchRequest,
     LogLine,
@@ -16,8 +17,8 @@ from embark.launch.backend import (
     RunHandle,
     Status,
     checkpoints_of,
+    handle_for,
 )
-from embark.launch.backends.base import Backend
 from embark.launch.backends.kubernetes.kubectl import (
     Cluster,
     Forbidden,
@@ -41,10 +42,8 @@ from embark.launch.shell import CommandResult, LineStream
 from embark.render.job import make_job
 from embark.render.location import location_of
 from embark.render.render import render
-from embark.render.settings import grace_s
 from embark.render.targets.kubernetes import MANIFESTS
 from embark.spec import RunSpec
-from embark.store import run_uri
 
 END_MARGIN_S = 60.0
 """Beyond the pods' grace, until a deleted job is gone."""
@@ -60,21 +59,15 @@ class Kubernetes(Backend):
         kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         where: dict[str, str | int] = {
             "context": self._context or current_context(self._shell, kubeconfig), "kubeconfig": kubeconfig,
-            "namespace": job.namespace,
-            "object": job.name, "target": spec.place.target, "cloud": job.cloud, "num_nodes": job.num_pods,
+            "namespace": job.namespace, "object": job.name, "target": spec.place.target, "cloud": job.cloud, "num_nodes": job.num_pods,
             "queue": spec.place.queue, "claim": job.claim_name if spec.place.volume else "",
-            "config": job.config_name, "grace_s": grace_s(job), "pool": location_of(job).pool,
-            "service_account": spec.place.service_account,
+            "config": job.config_name, "pool": location_of(job).pool, "service_account": spec.place.service_account,
         }
-        return RunHandle(name=spec.name, backend=self.name, where=where, title=job.title,
-                         run_uri=run_uri(spec.store.root, spec.name), usd_per_hour=job.usd_per_hour)
+        return handle_for(job, self.name, where)
 
     def check(self, request: LaunchRequest) -> None:
         place, handle = request.spec.place, request.handle
-        if not place.image:
-            raise UserError("place.image is not set: the cluster has no image to pull",
-                            fix="build the Dockerfile that embark render writes, push it, and --set "
-                                "place.image=REGISTRY/embark@sha256:…")
+        require_image(request.spec)
         kubectl, name = self._kubectl(handle), self._object(handle)
         there = kubectl.get(self._kind(handle).name, name)
         if there is not None:
@@ -245,6 +238,13 @@ class Kubernetes(Backend):
 
     def _kubectl(self, handle: RunHandle) -> Kubectl:
         return Kubectl(self._shell, self._cluster(handle), notify=self._notify, retry=self._retry)
+
+
+def require_image(spec: RunSpec) -> None:
+    if not spec.place.image:
+        raise UserError("place.image is not set: the cluster has no image to pull",
+                        fix="build the Dockerfile that embark render writes, push it, and --set "
+                            "place.image=REGISTRY/embark@sha256:…")
 
 
 def _without_namespace(text: str) -> str:

@@ -3,53 +3,21 @@
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
-from embark.launch.backend import Notify
 from embark.launch.http import API_RETRY, Unavailable, retry_api
-from embark.launch.shell import CommandResult, Shell
+from embark.launch.shell import CommandResult, Notify, Shell
 from embark.render.targets import operators
 from embark.store.retry_policy import RetryPolicy
 
 ErrorKind = Literal["away", "token", "forbidden", "not found", "there already", "no such kind", "no cluster", "other"]
-LOGINS = {
-    "aws": "aws sso login (or renew the profile's keys), then aws eks update-kubeconfig --name embark --region REGION",
-    "azure": "az login, then az aks get-credentials --resource-group embark --name embark",
-    "gcp": "gcloud auth login, then gcloud container clusters get-credentials embark --location REGION",
-}
-_APPLY = "kubectl apply --server-side --force-conflicts"
-INSTALLS = {
-    "jobset": f"install JobSet: {_APPLY} -f https://github.com/kubernetes-sigs/jobset/releases/download/"
-              f"{operators.JOBSET_VERSION}/manifests.yaml",
-    "trainjob": f"install Kubeflow Trainer: {_APPLY} -k "
-                f"'https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref={operators.TRAINER_VERSION}'",
-    "pytorchjob": f"install the training operator: {_APPLY} -k 'https://github.com/kubeflow/training-operator.git/"
-                  f"manifests/overlays/standalone?ref={operators.TRAINING_OPERATOR_VERSION}'",
-    "rayjob": "install KubeRay: helm repo add kuberay https://ray-project.github.io/kuberay-helm/ && helm install "
-              f"kuberay-operator kuberay/kuberay-operator --version {operators.KUBERAY_VERSION} --namespace "
-              "kuberay-system --create-namespace; or export RAY_ADDRESS=http://HEAD:8265 for a Ray cluster that is "
-              "there",
-    "localqueue": f"install Kueue {operators.KUEUE_VERSION}, or leave place.queue out",
-}
-"""By a kind's singular: what a cluster needs that does not have it."""
-_PATTERNS: tuple[tuple[ErrorKind, str], ...] = (
-    ("token", r"must be logged in|Unauthorized|token (has )?expired|ExpiredToken|getting credentials: exec|"
-              r"AADSTS|reauthentication|invalid_grant|provide credentials"),
-    ("no cluster", r"current-context must exist|no context exists|context .* does not exist|"
-                   r"no configuration has been provided|localhost:8080 was refused"),
-    ("no such kind", r"doesn't have a resource type|no matches for kind|could not find the requested resource"),
-    ("forbidden", r"Error from server \(Forbidden\)|is forbidden: User"),
-    ("there already", r"AlreadyExists"),
-    ("not found", r"\(NotFound\)"),
-    ("away", r"connection refused|was refused|i/o timeout|no such host|TLS handshake timeout|connection reset|"
-             r"unexpected EOF|: EOF|ServiceUnavailable|currently unable to handle|etcdserver|Too many requests|"
-             r"TooManyRequests|InternalError|Timeout|deadline exceeded|network is unreachable|no route to host|"
-             r"http2: client connection lost|Temporary failure in name resolution"),
-)
+_TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +102,7 @@ class Kubectl:
                 raise cluster_error(done, self.cluster)
             return done
 
-        return retry_api(checked, self._retry, self._notify, name=self.cluster.title,
-                         fix=_fix("away", self.cluster, ""))
+        return retry_api(checked, self._retry, self._notify, name=self.cluster.title, fix=_fix("away", self.cluster))
 
 
 class Forbidden(UserError):
@@ -146,13 +113,7 @@ class NoSuchKind(UserError):
     """The cluster has no such kind of object: its operator is not installed."""
 
 
-_ERRORS: dict[ErrorKind, tuple[type[EmbarkError], str]] = {
-    "away": (Fault, "{where} does not answer"),
-    "no such kind": (NoSuchKind, "{where} does not know this kind of object"),
-    "forbidden": (Forbidden, "{where} does not permit it"),
-    "token": (UserError, "{where} refuses your credentials"),
-    "no cluster": (UserError, "kubectl has no such cluster"),
-}
+_ERRORS: dict[str, type[EmbarkError]] = {"away": Fault, "no such kind": NoSuchKind, "forbidden": Forbidden}
 
 
 def current_context(shell: Shell, kubeconfig: str = "") -> str:
@@ -160,7 +121,7 @@ def current_context(shell: Shell, kubeconfig: str = "") -> str:
     cluster = Cluster(kubeconfig=kubeconfig)
     done = shell.ask([*cluster.words, "config", "current-context"])
     if not done.is_ok:
-        raise UserError("kubectl has no current cluster", fix=_fix("no cluster", cluster, ""))
+        raise UserError("kubectl has no current cluster", fix=_fix("no cluster", cluster))
     return done.out.strip()
 
 
@@ -168,29 +129,25 @@ def classify_error(done: CommandResult) -> ErrorKind:
     """What kind of error kubectl met."""
     if done.has_timed_out:
         return "away"
-    return next((kind for kind, pattern in _PATTERNS if re.search(pattern, done.err)), "other")
+    return next((kind for kind, row in _TABLE["errors"].items() if re.search(row["pattern"], done.err)), "other")
 
 
 def cluster_error(done: CommandResult, cluster: Cluster) -> EmbarkError:
-    kind, said, where = classify_error(done), _last_line(done), cluster.title
-    error, what = _ERRORS.get(kind, (UserError, f"{where} refused it"))
-    return error(f"{what.format(where=where)}: {said}", fix=_fix(kind, cluster, done.err))
+    kind = classify_error(done)
+    what = _TABLE["errors"].get(kind, {}).get("what", "{where} refused it").format(where=cluster.title)
+    return _ERRORS.get(kind, UserError)(f"{what}: {_last_line(done)}", fix=_fix(kind, cluster, done.err))
 
 
-def _fix(kind: ErrorKind, cluster: Cluster, err: str) -> str:
-    if kind == "token":
-        return LOGINS.get(cluster.cloud, "log in to the cloud again; " + "; ".join(LOGINS.values()))
-    if kind == "no cluster":
-        login = LOGINS.get(cluster.cloud, "").rpartition("then ")[2]
-        return login or "kubectl config get-contexts; kubectl config use-context NAME"
-    if kind == "no such kind":
-        known = next((how for name, how in INSTALLS.items() if name in err.lower()), "")
-        return known or "install the operator that has this kind"
-    if kind == "forbidden":
-        return f"ask for the permission; you have: {cluster.line('auth', 'can-i', '--list', '-n', cluster.namespace)}"
-    if kind == "away":
-        return f"check that the cluster is up and the VPN connected: {cluster.line('cluster-info')}"
-    return ""
+def _fix(kind: ErrorKind, cluster: Cluster, err: str = "") -> str:
+    logins: dict[str, str] = _TABLE["logins"]
+    login = logins.get(cluster.cloud, "")
+    install = next((how for name, how in _TABLE["installs"].items() if name in err.lower()), "")
+    fix: str = _TABLE["errors"].get(kind, {}).get("fix", "")
+    return fix.format(
+        kubectl=cluster.line(), namespace=cluster.namespace,
+        login=login or "log in to the cloud again; " + "; ".join(logins.values()),
+        credentials=login.rpartition("then ")[2] or "kubectl config get-contexts; kubectl config use-context NAME",
+        install=install.format_map(vars(operators)) or "install the operator that has this kind")
 
 
 def _last_line(done: CommandResult) -> str:

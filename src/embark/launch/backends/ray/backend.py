@@ -16,6 +16,7 @@ from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Mistake, SpecError, UserError
 from embark.formatting import format_duration, pluralize
 from embark.launch.backend import (
+    Backend,
     CancelResult,
     LaunchRequest,
     LogLine,
@@ -25,10 +26,8 @@ from embark.launch.backend import (
     Status,
     checkpoints_of,
 )
-from embark.launch.backends.base import Backend
 from embark.launch.backends.ray.status import can_hold, events_of, line_of, resources_text, status_of
 from embark.launch.http import HttpClient
-from embark.launch.run_registry import now_s
 from embark.model.batch import batch_mistakes
 from embark.render.job import dns_label, make_job
 from embark.render.settings import grace_s
@@ -77,7 +76,7 @@ class Ray(Backend):
                             fix="export RAY_ADDRESS=http://HEAD:8265; ray start --head starts one here; or name a "
                                 "place.machine, and it goes to Kubernetes as a RayJob")
         share, title, price = self._share(spec, where)
-        identity = f"embark-{dns_label(spec.name)}-{int(now_s())}"
+        identity = f"embark-{dns_label(spec.name)}-{int(time.time())}"
         found: dict[str, str | int] = {"context": where, "id": identity, **share}
         return RunHandle(name=spec.name, backend="ray", where=found, title=title,
                          run_uri=run_uri(spec.store.root, spec.name), usd_per_hour=price)

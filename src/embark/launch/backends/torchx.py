@@ -14,7 +14,7 @@ from embark.catalog import load_catalog
 from embark.errors import MissingPackage, UserError
 from embark.formatting import pluralize, to_one_line
 from embark.launch.backend import LaunchRequest, LogLine, Resource, RunHandle
-from embark.launch.backends.kubernetes.backend import Kubernetes
+from embark.launch.backends.kubernetes.backend import Kubernetes, require_image
 from embark.launch.backends.kubernetes.kubectl import (
     Cluster,
     NoSuchKind,
@@ -23,7 +23,7 @@ from embark.launch.backends.kubernetes.kubectl import (
     current_context,
 )
 from embark.launch.backends.kubernetes.status import KINDS
-from embark.launch.backends.local.backend import Local, num_gpus
+from embark.launch.backends.local import Local, num_gpus
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
 from embark.render.job import dns_label, make_job
@@ -56,10 +56,7 @@ class TorchX(Kubernetes):
     def check(self, request: LaunchRequest) -> None:
         require_torchx(is_dry=self._shell.is_dry)
         place, cluster = request.spec.place, self._cluster(request.handle)
-        if not place.image:
-            raise UserError("place.image is not set: the cluster has no image to pull",
-                            fix="build the Dockerfile that embark render writes, push it, and --set "
-                                "place.image=REGISTRY/embark@sha256:…")
+        require_image(request.spec)
         now = current_context(self._shell, cluster.kubeconfig)
         if now != cluster.context and not self._shell.is_dry:
             raise UserError(f"TorchX uses kubectl's current context, which is {now}, not {cluster.context}",

@@ -10,7 +10,8 @@ from dataclasses import replace
 from embark.catalog import load_catalog
 from embark.errors import Fault, UserError
 from embark.formatting import pluralize
-from embark.launch.backend import LaunchRequest, Replica, Resource, RunEvent, RunHandle, Status
+from embark.launch.backend import LaunchRequest, Replica, Resource, RunEvent, RunHandle, Status, handle_for
+from embark.launch.backends.clouds import CLOUDS, Cloud, Machine
 from embark.launch.backends.machines import (
     RUN_FOLDER,
     Existing,
@@ -20,27 +21,20 @@ from embark.launch.backends.machines import (
     settings_of,
 )
 from embark.launch.backends.ssh import Host, Unreachable, make_key, write_known_hosts
-from embark.launch.backends.vm.aws import Aws
-from embark.launch.backends.vm.azure import Azure
-from embark.launch.backends.vm.clouds import Cloud, Machine
-from embark.launch.backends.vm.gcp import Gcp
 from embark.launch.run_registry import registry_dir
 from embark.launch.supervised import SupervisorState, job_json, status_of
 from embark.render.clouds.aws import plugin_text
 from embark.render.command import SPEC_PATH
 from embark.render.job import Job, make_job
 from embark.render.pod import config_data
-from embark.render.settings import grace_s
 from embark.render.shell_text import quote, script
 from embark.render.targets.vm_node import node_program, refuse_volume, setup_program
 from embark.spec import RunSpec
-from embark.store import run_uri
 
 READY = "/run/embark-ready"
 """Gone after a reboot, and with it what was on the machine's own disks."""
 POWER_OFF_AFTER_S = 1800
 """From the run's end: time to read the logs, without paying all night."""
-CLOUDS: dict[str, type[Cloud]] = {"aws": Aws, "azure": Azure, "gcp": Gcp}
 
 
 class Vm(MachinesBackend):
@@ -53,15 +47,14 @@ class Vm(MachinesBackend):
         refuse_volume(job)
         where: dict[str, str | int] = {
             "folder": str(registry_dir() / "vm" / job.cloud / job.name), "cloud": job.cloud, "object": job.name,
-            "num_nodes": job.num_nodes, "grace_s": grace_s(job), **cloud_class(job.cloud).settings(job),
+            "num_nodes": job.num_nodes, **CLOUDS[job.cloud].settings(job),
         }
-        return RunHandle(name=spec.name, backend="vm", where=where, title=job.title,
-                         run_uri=run_uri(spec.store.root, spec.name), usd_per_hour=job.usd_per_hour)
+        return handle_for(job, "vm", where)
 
     def check(self, request: LaunchRequest) -> None:
         require_object_store(request.spec)
         cloud, name = self._cloud(request.handle, make_job(request.spec, load_catalog())), request.handle.name
-        cloud.check()
+        cloud.check_login()
         found = _not_gone(cloud)
         if found:
             raise UserError(f"{', '.join(machine.name for machine in found)} of {name} already exist",
@@ -113,7 +106,7 @@ class Vm(MachinesBackend):
         """Creates what is missing, and gives the run to each machine that does not have it."""
         cloud = self._cloud(handle, job)
         for step in cloud.steps():
-            if step.unless and self._shell.ask(cloud.filled(step.unless)).is_ok and not self._shell.is_dry:
+            if step.unless and cloud.ask(step.unless).is_ok and not self._shell.is_dry:
                 continue
             if step.what:
                 record(cloud.resource(step))
@@ -172,13 +165,13 @@ class Vm(MachinesBackend):
             return
         known_hosts = cloud.folder / "known_hosts"
         known = known_hosts.read_text() if known_hosts.exists() else ""
-        waiting = [machine for machine in machines if f"{_alias(cloud.host(machine))} " not in known]
+        waiting = [machine for machine in machines if f"{cloud.alias(machine)} " not in known]
         if waiting:
             self._notify(f"{pluralize(len(waiting), 'machine')} starting; this takes some minutes")
         until_s = time.monotonic() + self.boot_s
         while waiting:
             keys = {machine: cloud.host_key(machine) for machine in waiting}
-            write_known_hosts(known_hosts, {_alias(cloud.host(one)): key for one, key in keys.items() if key})
+            write_known_hosts(known_hosts, {cloud.alias(one): key for one, key in keys.items() if key})
             waiting = [machine for machine, key in keys.items() if not key]
             if waiting and time.monotonic() > until_s:
                 raise Unreachable(f"{', '.join(one.name for one in waiting)}: {cloud.name} reports no host key",
@@ -187,11 +180,7 @@ class Vm(MachinesBackend):
                 time.sleep(min(5.0, self.poll_s))
 
     def _cloud(self, handle: RunHandle, job: Job) -> Cloud:
-        return cloud_class(job.cloud)(self._shell, job, folder_of(handle), settings_of(handle))
-
-
-def cloud_class(name: str) -> type[Cloud]:
-    return CLOUDS[name]
+        return CLOUDS[job.cloud](self._shell, job, folder_of(handle), settings_of(handle))
 
 
 def machine_files(job: Job, index: int, master: str) -> Mapping[str, str]:
@@ -245,7 +234,3 @@ def _not_gone(cloud: Cloud) -> list[Machine]:
 
 def _why(machine: Machine | None) -> str:
     return f" ({machine.why})" if machine is not None and machine.why else ""
-
-
-def _alias(host: Host) -> str:
-    return next(word.partition("=")[2] for word in host.words if word.startswith("HostKeyAlias="))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from embark.doctor.account.need import CLOUDS, Need, budget_check, refusal
+from embark.doctor.account import CLOUDS, Need, budget_check, refusal
 from embark.doctor.check import Check, check
 from embark.errors import MissingPackage
 from embark.formatting import to_one_line

@@ -12,10 +12,10 @@ from embark.catalog import load_catalog
 from embark.errors import EmbarkError, MissingPackage, UserError
 from embark.formatting import pluralize, to_one_line
 from embark.launch.backend import (
+    Backend,
     CancelResult,
     LaunchRequest,
     LogLine,
-    Notify,
     Reason,
     Replica,
     Resource,
@@ -24,22 +24,19 @@ from embark.launch.backend import (
     State,
     Status,
     checkpoints_of,
+    handle_for,
     split_rank_prefix,
     time_ns,
     time_s,
 )
-from embark.launch.backends.base import Backend
 from embark.launch.explanations import explain, explain_exit
 from embark.launch.http import API_RETRY, HttpClient, Response
-from embark.launch.run_registry import now_s
-from embark.launch.shell import Shell
+from embark.launch.shell import Notify, Shell
 from embark.render.job import make_job
 from embark.render.location import location_of
-from embark.render.settings import grace_s
 from embark.render.targets.vertex import custom_job_spec
 from embark.render.yaml_text import plain
 from embark.spec import RunSpec
-from embark.store import run_uri
 from embark.store.retry_policy import RetryPolicy
 
 if TYPE_CHECKING:
@@ -171,11 +168,9 @@ class Vertex(Backend):
         project, region = spec.place.account, location_of(job).region
         where: dict[str, str | int] = {
             "context": f"projects/{project}/locations/{region}", "project": project, "region": region,
-            "id": f"{job.name}-{int(now_s())}", "display_name": job.name, "num_nodes": job.num_nodes,
-            "grace_s": grace_s(job),
+            "id": f"{job.name}-{int(time.time())}", "display_name": job.name, "num_nodes": job.num_nodes,
         }
-        return RunHandle(name=spec.name, backend="vertex", where=where, title=job.title,
-                         run_uri=run_uri(spec.store.root, spec.name), usd_per_hour=job.usd_per_hour)
+        return handle_for(job, "vertex", where)
 
     def check(self, request: LaunchRequest) -> None:
         if not request.spec.place.image:

@@ -3,13 +3,13 @@
 A request may be granted in the middle of the night, so the hosts' job goes with it as their startup script.
 """
 
-import json
 from typing import Any
 
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.formatting import to_one_line
-from embark.launch.backend import LaunchRequest, Resource, RunEvent, RunHandle, Status, time_s
+from embark.launch.backend import LaunchRequest, Resource, RunEvent, RunHandle, Status, handle_for, time_s
+from embark.launch.backends.clouds import CloudCommands, from_environment, gcp_project
 from embark.launch.backends.machines import (
     RUN_FOLDER,
     Existing,
@@ -19,22 +19,17 @@ from embark.launch.backends.machines import (
     settings_of,
 )
 from embark.launch.backends.ssh import Host, names_of, pack_files
-from embark.launch.backends.vm.clouds import CHANGE_S, command_error, from_environment
 from embark.launch.run_registry import registry_dir
-from embark.launch.shell import CommandResult
 from embark.launch.supervised import SupervisorState, job_json, status_of
 from embark.render.job import Job, make_job
 from embark.render.location import location_of
-from embark.render.settings import grace_s
-from embark.render.shell_text import Shell as ShellText
-from embark.render.shell_text import script, substitute
+from embark.render.shell_text import script
 from embark.render.targets import tpu_vm
 from embark.render.targets.vm_node import STATE
 from embark.spec import RunSpec
-from embark.store import run_uri, write_atomic
+from embark.store import write_atomic
 
 STARTUP = "startup.sh"
-LOGIN = "gcloud auth login"
 WAITING = {
     "CREATING": "Google is checking the request", "ACCEPTED": "it waits in Google's queue",
     "WAITING_FOR_RESOURCES": "it waits in Google's queue for capacity", "PROVISIONING": "its hosts are being created",
@@ -49,22 +44,17 @@ class TpuVm(MachinesBackend):
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         job = make_job(spec, load_catalog())
-        settings = from_environment(PROJECT=spec.place.account, RUNTIME_VERSION=tpu_vm.runtime_version(job))
-        if not settings["PROJECT"]:
-            raise UserError("no Google Cloud project is set", fix="--set place.account=PROJECT")
         where: dict[str, str | int] = {
-            "folder": str(registry_dir() / "tpu-vm" / job.name), "object": job.name, "grace_s": grace_s(job),
-            **settings, "ZONE": location_of(job).zone,
+            "folder": str(registry_dir() / "tpu-vm" / job.name), "object": job.name,
+            "PROJECT": gcp_project(job), **from_environment(RUNTIME_VERSION=tpu_vm.runtime_version(job)),
+            "ZONE": location_of(job).zone,
         }
-        return RunHandle(name=spec.name, backend="tpu-vm", where=where, title=job.title,
-                         run_uri=run_uri(spec.store.root, spec.name), usd_per_hour=job.usd_per_hour)
+        return handle_for(job, "tpu-vm", where)
 
     def check(self, request: LaunchRequest) -> None:
         handle = request.handle
         require_object_store(request.spec)
-        who = self._ask(handle, ("gcloud", "projects", "describe", ShellText('"$PROJECT"'), "--format=json"))
-        if not who.is_ok:
-            raise command_error("gcp", who, LOGIN)
+        self._gcloud(handle).check_login()
         if not self._shell.is_dry and self._resource(handle, make_job(request.spec, load_catalog())) is not None:
             raise UserError(f"the queued resource {handle.where['object']} already exists",
                             fix=f"embark status {handle.name}; embark cancel {handle.name} deletes it and keeps the "
@@ -83,15 +73,15 @@ class TpuVm(MachinesBackend):
         handle, startup = request.handle, folder_of(request.handle) / STARTUP
         if not self._shell.is_dry:
             write_atomic(startup, startup_script(job))
-        self._change(handle, tpu_vm.enable_words())
+        self._gcloud(handle).change(tpu_vm.enable_words())
         request.record(Resource(f"the request for {job.num_nodes} x {job.machine.name}, paid by the hour once granted",
                                 f"embark cancel {handle.name}"))
-        self._change(handle, tpu_vm.create_words(job, str(startup)))
+        self._gcloud(handle).change(tpu_vm.create_words(job, str(startup)))
 
     def _recreate(self, handle: RunHandle, job: Job) -> None:
         """A suspended request is never granted again, so it is deleted and made anew."""
-        self._change(handle, tpu_vm.end_words(job))
-        self._change(handle, tpu_vm.create_words(job, str(folder_of(handle) / STARTUP)))
+        self._gcloud(handle).change(tpu_vm.end_words(job))
+        self._gcloud(handle).change(tpu_vm.create_words(job, str(folder_of(handle) / STARTUP)))
 
     def _existing(self, handle: RunHandle, job: Job) -> Existing | None:
         found = self._resource(handle, job)
@@ -100,7 +90,7 @@ class TpuVm(MachinesBackend):
         is_up = self._shell.is_dry or _state(found) == "ACTIVE"
         return Existing(hosts=self._hosts(handle, job) if is_up else [],
                         names=(f"{job.num_nodes} x {job.machine.name}",),
-                        delete=lambda: self._change(handle, tpu_vm.end_words(job)))
+                        delete=lambda: self._gcloud(handle).change(tpu_vm.end_words(job)))
 
     def _look(self, handle: RunHandle, job: Job) -> tuple[list[Host], Status]:
         found = self._resource(handle, job)
@@ -127,30 +117,18 @@ class TpuVm(MachinesBackend):
         found: list[Host] = []
         for node in tpu_vm.node_names(job):
             for worker in range(job.machine.num_hosts):
-                words = substitute(tpu_vm.ssh_words(node, f"--worker={worker}"), settings_of(handle))
+                words = self._gcloud(handle).words(tpu_vm.ssh_words(node, f"--worker={worker}"))
                 found.append(Host(name=f"{node} host {worker}", index=len(found), folder=RUN_FOLDER,
                                   words=(*words, "--quiet", "--command"), prefix=("sudo", "-n")))
         return found
 
     def _resource(self, handle: RunHandle, job: Job) -> dict[str, Any] | None:
-        done = self._ask(handle, (*tpu_vm.describe_words(job), "--format=json"))
-        if not done.is_ok:
-            if "NOT_FOUND" in done.err or "not found" in done.err:
-                return None
-            raise command_error("gcp", done, LOGIN)
-        try:
-            found = json.loads(done.out or "null")
-        except ValueError:
-            found = None
+        found = self._gcloud(handle).read((*tpu_vm.describe_words(job), "--format=json"),
+                                          missing=("NOT_FOUND", "not found"))
         return found if isinstance(found, dict) else None
 
-    def _ask(self, handle: RunHandle, words: tuple[str, ...]) -> CommandResult:
-        return self._shell.ask(substitute(words, settings_of(handle)))
-
-    def _change(self, handle: RunHandle, words: tuple[str, ...]) -> None:
-        done = self._shell.change(substitute(words, settings_of(handle)), timeout_s=CHANGE_S)
-        if not done.is_ok:
-            raise command_error("gcp", done, LOGIN)
+    def _gcloud(self, handle: RunHandle) -> CloudCommands:
+        return CloudCommands("gcp", self._shell, settings_of(handle))
 
 
 def startup_script(job: Job) -> str:

@@ -12,6 +12,7 @@ from embark.errors import Fault, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
 from embark.launch.backend import (
+    Backend,
     CancelResult,
     LaunchRequest,
     LogLine,
@@ -21,7 +22,6 @@ from embark.launch.backend import (
     checkpoints_of,
     time_ns,
 )
-from embark.launch.backends.base import Backend
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
 from embark.launch.supervised import PROGRAM, SupervisorState, job_json, status_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embark.errors import UserError
-from embark.launch.backend_selection import backend_for, backend_of
+from embark.launch.backend import backend_for, backend_of
 from embark.launch.shell import DryRunShell
 from embark.spec import load_spec
 

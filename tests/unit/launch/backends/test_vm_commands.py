@@ -16,14 +16,13 @@ from cloud_programs import Clouds
 
 from embark.catalog import load_catalog
 from embark.launch.backend import LaunchRequest
-from embark.launch.backends.tpu_vm.backend import TpuVm
-from embark.launch.backends.vm.aws import Aws
-from embark.launch.backends.vm.backend import Vm
-from embark.launch.backends.vm.clouds import Machine
+from embark.launch.backends.clouds import Aws, Machine
+from embark.launch.backends.tpu_vm import TpuVm
+from embark.launch.backends.vm import Vm
 from embark.render.job import make_job
 from embark.spec import load_spec
 
-CLI = Path(__file__).parents[4] / "fixtures" / "cli"
+CLI = Path(__file__).parents[3] / "fixtures" / "cli"
 ANYWHERE = {"gcloud": {"--project", "--format", "--quiet", "--verbosity", "--version", "--filter"},
             "az": {"--output", "--query", "--version"}}
 HIDDEN = {"--listen-on-stdin"}

@@ -23,8 +23,8 @@ from embark.cli.logs import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import Interrupted, SpecError, UserError
 from embark.launch.backend import LaunchRequest
-from embark.launch.backends.vm.backend import Vm, machine_files
-from embark.launch.backends.vm.clouds import command_error
+from embark.launch.backends.clouds import command_error
+from embark.launch.backends.vm import Vm, machine_files
 from embark.launch.launching import estimate_launch, supervise
 from embark.launch.run_registry import find_run
 from embark.launch.shell import CommandResult, DryRunShell
@@ -436,13 +436,13 @@ def test_a_dry_run_says_every_command_and_leaves_nothing(cloud, tmp_path):
 
 @pytest.mark.parametrize(("err", "words", "fix"), [
     ("An error occurred (VcpuLimitExceeded) when calling", "quota is used up", "embark doctor"),
-    ("(ExpiredToken) The security token included in the request is expired", "credentials have expired", "log in"),
-    ("ERROR: Please run 'az login' to setup account.", "credentials have expired", "log in"),
+    ("(ExpiredToken) The security token included in the request is expired", "credentials have expired", "aws sso login"),
+    ("ERROR: Please run 'az login' to setup account.", "credentials have expired", "aws sso login"),
     ("(UnauthorizedOperation) You are not authorized", "lack a permission", "permission"),
     ("something new", "something new", "own message"),
 ])
 def test_what_a_cloud_refuses_is_told_with_what_helps(err, words, fix):
-    error = command_error("aws", CommandResult(1, err=err), "log in")
+    error = command_error("aws", CommandResult(1, err=err))
     assert words in error.what
     assert fix in error.fix
 

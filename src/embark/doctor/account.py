@@ -1,0 +1,327 @@
+"""Can the cloud account that pays start the machines of a run: identity, quotas, machines on sale, budgets, bucket.
+
+Azure and Google Cloud answer by their own command lines; every failure becomes a check with its fix.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embark.catalog import Catalog, find_machine, load_catalog
+from embark.catalog.pricing import DEFAULT_MACHINES
+from embark.doctor.check import Check, check
+from embark.errors import EmbarkError, UserError
+from embark.formatting import to_one_line
+from embark.launch.shell import Shell
+from embark.render.job import Job, dns_label
+from embark.render.location import Location, location_of
+from embark.render.monitoring import needed_units
+from embark.spec import RunSpec
+from embark.store import open_store
+from embark.store.retry_policy import RetryPolicy
+
+CLOUDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("account_clouds.toml").read_text(encoding="utf-8"))
+"""By cloud: its command line, and what its errors mean."""
+QUICK_RETRIES = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=15.0, request_s=20.0, give_up_s=20.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The machines, where, and how much of which quota they take."""
+
+    job: Job
+    location: Location
+    catalog: Catalog
+
+    @property
+    def region(self) -> str:
+        return self.location.region
+
+    @property
+    def num_units(self) -> int:
+        """Of the quota's unit."""
+        return needed_units(self.job)
+
+    @property
+    def unit(self) -> str:
+        quota = self.job.machine.quota
+        return f"{quota.unit}s" if quota else "units"
+
+    @property
+    def quota(self) -> tuple[str, str]:
+        """The cloud's name for it, and its code; empty where the catalog does not know."""
+        quota = self.job.machine.quota
+        if quota is None:
+            return "", ""
+        return (quota.spot, quota.spot_code) if self.job.is_spot else (quota.on_demand, quota.on_demand_code)
+
+    @property
+    def market(self) -> str:
+        return "on spot" if self.job.is_spot else "on demand"
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of one machine, as the catalog has it."""
+        return self.job.price.usd_per_machine_hour
+
+    def __str__(self) -> str:
+        return f"{self.job.num_nodes} x {self.job.machine.name} {self.market} in {self.region}"
+
+    def quota_check(self, name: str, limit: float, used: float, fix: str) -> Check:
+        """Is enough of a quota left? A limit of -1 is none."""
+        found = f"{limit:g} {self.unit}, {used:g} in use; the run takes {self.num_units:g}"
+        is_enough = limit < 0 or limit - used >= self.num_units
+        return check(f"quota {name}", is_enough, found, f"{self.num_units:g} {self.unit} free", fix)
+
+    def offer_check(self, zones: Sequence[str]) -> Check:
+        """Is the machine on sale in the region, and in the zone that the spec names?"""
+        machine, zone = self.location.machine_type, self.job.spec.place.zone
+        if not zones:
+            return self.not_offered(f"no {machine} in {self.region}")
+        return check("machine offered", not zone or zone in zones, f"{machine} in {', '.join(zones)}",
+                     f"in {zone or self.region}", f"set place.zone to one of {', '.join(zones)}")
+
+    def not_offered(self, found: str, fix: str = "") -> Check:
+        regions = [price.region for price in self.catalog.prices_of(self.job.machine) if price.region != self.region]
+        return Check("machine offered", "wrong", found, f"{self.location.machine_type} in {self.region}",
+                     f"{fix}another place.region: {', '.join(regions[:8]) or 'the catalog knows none'}")
+
+
+def need_of(spec: RunSpec) -> Need:
+    """Of the machine that the spec names."""
+    place = spec.place
+    if not place.machine and not place.cloud:
+        raise UserError("which account? neither place.machine nor place.cloud is set",
+                        fix="embark doctor --cloud --machine p5.48xlarge, or a spec that names one")
+    catalog = load_catalog()
+    machine = find_machine(catalog, place.machine or DEFAULT_MACHINES[place.cloud])
+    # Not by make_job: the account is checked even where the run could not be rendered yet.
+    job = Job(spec, machine, dns_label(spec.name), place.nodes, machine.gpus_per_host, "")
+    return Need(job, location_of(job), catalog)
+
+
+def check_account(need: Need, shell: Shell) -> Iterator[Check]:
+    """Each check as soon as it is known. The only change is one small file in the bucket, deleted at once."""
+    if need.job.cloud == "aws":
+        from embark.doctor.account_aws import check_aws
+
+        checks = check_aws(need)
+    else:
+        checks = _check_by_command_line(CloudCli(need.job.cloud, shell), need)
+    first = next(checks)
+    yield first
+    if first.verdict == "ok":  # without an identity nothing else can be asked
+        yield from checks
+        if (bucket := bucket_check(need.job.spec)) is not None:
+            yield bucket
+
+
+def _check_by_command_line(cli: CloudCli, need: Need) -> Iterator[Check]:
+    """The identity first."""
+    for question in QUESTIONS[need.job.cloud]:
+        try:
+            yield from question(cli, need)
+        except CheckFailed as failed:
+            yield failed.check
+
+
+def budget_check(budgets: Sequence[tuple[str, float, float]], currency: str = "") -> Check:
+    """Is there a budget, and money left in all? `budgets`: name, limit and spent; 0 and 0 where they are not known."""
+    if not budgets:
+        return Check("budgets", "warning", "none: nobody is alerted when money is spent", "at least one",
+                     "EMAIL=you@example.com ./budget.sh budget, in the folder that embark render writes")
+    found = "; ".join(f"{name}: {currency}{spent:,.0f} of {currency}{limit:,.0f}" if limit else name
+                      for name, limit, spent in budgets)
+    is_left = not any(limit and spent >= limit for _, limit, spent in budgets)
+    return check("budgets", is_left, found, "money left in all",
+                 "an alert stops nothing: look at the bill", bad="warning")
+
+
+def bucket_check(spec: RunSpec) -> Check | None:
+    """Can the run write its checkpoints? A small file is written, read back and deleted. None without a bucket."""
+    root = spec.store.root
+    if root.partition("://")[0] not in ("s3", "gs", "az"):
+        return None
+    try:
+        store = open_store(root, QUICK_RETRIES)
+        store.list("embark-doctor-looks-for-nothing")
+        store.check()
+    except EmbarkError as error:
+        return Check("bucket", "wrong", error.what, f"{root} can be listed, written, read and deleted in", error.fix)
+    return Check("bucket", "ok", f"{root}: a small file was written, read back and deleted")
+
+
+class CheckFailed(Exception):
+    """The command line gave no answer: the check that says why."""
+
+    def __init__(self, check: Check) -> None:
+        super().__init__(check.found)
+        self.check = check
+
+
+class CloudCli:
+    """`az` or `gcloud`."""
+
+    def __init__(self, cloud: str, shell: Shell) -> None:
+        self._cloud, self._shell = cloud, shell
+        self._program: str = CLOUDS[cloud]["program"]
+        self.project = ""
+        """Of Google Cloud, once the identity is checked."""
+
+    def require(self) -> None:
+        if shutil.which(self._program) is None:
+            found = f"{self._program}, {CLOUDS[self._cloud]['title']}'s command line, is not installed"
+            raise CheckFailed(Check("account", "wrong", found, f"{self._program} on the path",
+                                    CLOUDS[self._cloud]["install"]))
+
+    def ask(self, name: str, *words: str) -> Any:
+        """Its answer. `name`: of the check that fails where there is none."""
+        done = self._shell.ask([self._program, *words, *CLOUDS[self._cloud]["flags"]], timeout_s=120)
+        if done.has_timed_out:
+            raise CheckFailed(Check(name, "wrong", f"{self._program} did not answer in time", "an answer",
+                                    "check the network, or a proxy"))
+        if not done.is_ok:
+            said = to_one_line(done.err)
+            raise CheckFailed(refusal(self._cloud, name, said, said=said[:160]) or Check(
+                name, "warning", f"{self._program} refused: {said[:240]}", "an answer",
+                "ask again, or look in the console"))
+        try:
+            return json.loads(done.out or "[]")
+        except ValueError:
+            found = f"{self._program} did not print JSON: {to_one_line(done.out)[:100]}"
+            raise CheckFailed(Check(name, "warning", found, "JSON", CLOUDS[self._cloud]["upgrade"])) from None
+
+
+def refusal(cloud: str, name: str, error: str, **values: str) -> Check | None:
+    """What an error of a cloud means, where that is known."""
+    for one in CLOUDS[cloud]["refusals"]:
+        if any(text in error for text in one["texts"]):
+            return Check(name, one["verdict"], *(one[key].format(**values) for key in ("found", "expected", "fix")))
+    return None
+
+
+def _azure_identity(az: CloudCli, need: Need) -> Iterator[Check]:
+    az.require()
+    account = az.ask("account", "account", "show")
+    wanted = need.job.spec.place.account
+    found = f"{account.get('name')} ({account.get('id')}) as {account.get('user', {}).get('name')}"
+    if account.get("state", "Enabled") != "Enabled":
+        yield Check("account", "wrong", f"{found}: {account['state']}", "Enabled",
+                    "ask the subscription's owner to enable it")
+        return
+    yield check("account", not wanted or wanted in (account.get("id"), account.get("name")), found,
+                f"subscription {wanted}" if wanted else "", f"az account set --subscription {wanted}")
+
+
+def _azure_quotas(az: CloudCli, need: Need) -> Iterator[Check]:
+    """Spot counts towards one number for all families; on demand towards the family's and the region's."""
+    usage = az.ask("quota", "vm", "list-usage", "--location", need.region)
+    rows = {str(row["name"]["value"]).lower(): row for row in usage}
+    name, code = need.quota
+    fix = (f"az quota update, or https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade: {name} in "
+           f"{need.region}; it may take days")
+    for key, label in ((code, name), ("cores", "Total Regional vCPUs"))[: 1 if need.job.is_spot else 2]:
+        row = rows.get(key.lower())
+        if row is None:
+            yield Check(f"quota {label or need.job.machine.name}", "warning",
+                        f"{key or 'its name'} is not among the quotas of {need.region}", "a quota of that name",
+                        "az vm list-usage lists them; a machine that is not sold there has none")
+        else:
+            yield need.quota_check(label, float(row["limit"]), float(row["currentValue"]), fix)
+
+
+def _azure_offer(az: CloudCli, need: Need) -> Iterator[Check]:
+    machine = need.location.machine_type
+    skus = az.ask("machine offered", "vm", "list-skus", "--location", need.region, "--size", machine, "--all")
+    rows = [row for row in skus if row.get("name") == machine]
+    barred = [limit for row in rows[:1] for limit in row.get("restrictions", []) if limit.get("type") == "Location"]
+    if not rows:
+        yield need.not_offered(f"no {machine} in {need.region}")
+    elif barred:
+        yield need.not_offered(f"{machine} in {need.region}: {barred[0].get('reasonCode')}",
+                               "request access in the portal (a support request for the family and the region), or ")
+    else:
+        zones = sorted({zone for info in rows[0].get("locationInfo", []) for zone in info.get("zones") or []})
+        yield Check("machine offered", "ok", f"{machine} in {need.region}"
+                    + (f", zones {', '.join(zones)}" if zones else ""))
+
+
+def _azure_budgets(az: CloudCli, _: Need) -> Iterator[Check]:
+    budgets = az.ask("budgets", "consumption", "budget", "list")
+    yield budget_check([(str(one.get("name")), float(one.get("amount") or 0),
+                         float((one.get("currentSpend") or {}).get("amount") or 0)) for one in budgets])
+
+
+def _gcp_identity(gcloud: CloudCli, need: Need) -> Iterator[Check]:
+    gcloud.require()
+    accounts = gcloud.ask("account", "auth", "list", "--filter=status:ACTIVE")
+    if not accounts:
+        raise CheckFailed(Check("account", "wrong", "not logged in to Google Cloud", "a login", "gcloud auth login"))
+    account, project = str(accounts[0].get("account")), need.job.spec.place.account
+    if not project:
+        config = gcloud.ask("account", "config", "list", "core/project") or {}
+        project = str(config.get("core", {}).get("project", ""))
+    if not project:
+        raise CheckFailed(Check("account", "wrong", f"{account}, and no project", "a project that pays",
+                                "set place.account, or gcloud config set project ID"))
+    gcloud.project = project
+    yield Check("account", "ok", f"project {project} as {account}")
+
+
+def _gcp_region_quota(gcloud: CloudCli, need: Need) -> Iterator[Check]:
+    region = gcloud.ask("quota", "compute", "regions", "describe", need.region, f"--project={gcloud.project}")
+    name, _ = need.quota
+    rows = {row["metric"]: row for row in region.get("quotas", [])}
+    if name in rows:
+        yield _gcp_quota(rows[name], need, f"in {need.region}", gcloud.project)
+        return
+    # Newer families are counted by a quota with dimensions, which this command does not show.
+    yield Check(f"quota {name or need.job.machine.name}", "warning",
+                f"gcloud compute does not list it in {need.region}", f"{need.num_units} {need.unit} free",
+                "gcloud beta quotas info describe GPUS-PER-GPU-FAMILY-per-project-region "
+                f"--service=compute.googleapis.com --project={gcloud.project}")
+
+
+def _gcp_global_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
+    info = gcloud.ask("quota GPUS_ALL_REGIONS", "compute", "project-info", "describe", f"--project={gcloud.project}")
+    rows = {row["metric"]: row for row in info.get("quotas", [])}
+    for name in need.job.machine.quota.also if need.job.machine.quota else ():
+        if name in rows:
+            yield _gcp_quota(rows[name], need, "in all regions", gcloud.project)
+
+
+def _gcp_quota(row: dict[str, Any], need: Need, where: str, project: str) -> Check:
+    limit, used = float(row["limit"]), float(row["usage"])
+    return need.quota_check(row["metric"], limit, used,
+                            f"https://console.cloud.google.com/iam-admin/quotas?project={project}: ask for "
+                            f"{used + need.num_units:g} of {row['metric']} {where}; it may take days")
+
+
+def _gcp_offer(gcloud: CloudCli, need: Need) -> Iterator[Check]:
+    rows = gcloud.ask("machine offered", "compute", "machine-types", "list", f"--project={gcloud.project}",
+                      f"--filter=name={need.location.machine_type} AND zone~^{need.region}-")
+    yield need.offer_check(sorted(str(row.get("zone", "")).rsplit("/", 1)[-1] for row in rows))
+
+
+def _gcp_billing(gcloud: CloudCli, _: Need) -> Iterator[Check]:
+    billing = gcloud.ask("billing", "billing", "projects", "describe", gcloud.project)
+    if not billing.get("billingEnabled"):
+        yield Check("billing", "wrong", f"project {gcloud.project} has no billing account", "one that pays",
+                    f"gcloud billing projects link {gcloud.project} --billing-account=ID")
+        return
+    account = str(billing.get("billingAccountName", "")).rsplit("/", 1)[-1]
+    budgets = gcloud.ask("budgets", "billing", "budgets", "list", f"--billing-account={account}")
+    yield budget_check([(str(budget.get("displayName", "")), 0.0, 0.0) for budget in budgets])
+
+
+Question = Callable[[CloudCli, Need], Iterator[Check]]
+QUESTIONS: dict[str, tuple[Question, ...]] = {
+    "azure": (_azure_identity, _azure_quotas, _azure_offer, _azure_budgets),
+    "gcp": (_gcp_identity, _gcp_region_quota, _gcp_global_quotas, _gcp_offer, _gcp_billing),
+}

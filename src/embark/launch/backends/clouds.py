@@ -1,0 +1,400 @@
+"""The machines of a run in AWS, Azure or Google Cloud, by the cloud's own command line; the commands: clouds.toml."""
+
+import json
+import os
+import re
+import shlex
+import string
+import time
+import tomllib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from embark.errors import EmbarkError, Fault, UserError
+from embark.formatting import to_one_line
+from embark.launch.backend import Resource, RunEvent, time_s
+from embark.launch.backends.machines import RUN_FOLDER
+from embark.launch.backends.ssh import Host, ssh_words
+from embark.launch.explanations import explain
+from embark.launch.shell import CommandResult, Shell
+from embark.render.clouds import aws, azure, gcp
+from embark.render.job import Job
+from embark.render.location import location_of
+from embark.render.shell_text import Shell as ShellText
+from embark.render.shell_text import Step, substitute
+from embark.store import write_atomic
+
+CHANGE_S = 1200.0
+"""For a command that creates or deletes something: some return only when it is done."""
+SESSION_MANAGER_S = 20.0
+MachineState = Literal["starting", "running", "stopped", "gone"]
+TABLE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine of the run, as its cloud reports it."""
+
+    index: int
+    id: str
+    name: str
+    state: MachineState
+    inside: str = ""
+    """Its address for the other machines of the run."""
+    outside: str = ""
+    """Its address from here; empty where it is reached through the cloud's tunnel."""
+    why: str = ""
+    """Of one that is stopped or gone, in the cloud's words."""
+
+
+class CloudCommands:
+    """A cloud's command line. A command is named as in the table, or given as words with variables."""
+
+    def __init__(self, cloud: str, shell: Shell, values: Mapping[str, str]) -> None:
+        self.name, self.shell, self.table = cloud, shell, TABLE[cloud]
+        self.values: dict[str, str | Sequence[str]] = dict(values)
+
+    def words(self, command: str | Sequence[str], **more: str) -> list[str]:
+        if isinstance(command, str):
+            command = table_words(self.name, command)
+        return substitute(command, {**self.values, **more})
+
+    def ask(self, command: str | Sequence[str], **more: str) -> CommandResult:
+        return self.shell.ask(self.words(command, **more))
+
+    def change(self, command: str | Sequence[str], **more: str) -> CommandResult:
+        """Raises where the command fails, with the cloud's message and the fix."""
+        done = self.shell.change(self.words(command, **more), timeout_s=CHANGE_S)
+        if not done.is_ok:
+            raise command_error(self.name, done)
+        return done
+
+    def read(self, command: str | Sequence[str], *, missing: Sequence[str] = ()) -> Any:
+        """JSON; None on a dry run, and where the error has one of the `missing` texts."""
+        done = self.ask(command)
+        if not done.is_ok:
+            if any(text in done.err for text in missing):
+                return None
+            raise command_error(self.name, done)
+        try:
+            return json.loads(done.out) if done.out.strip() else None
+        except ValueError as error:
+            raise Fault(f"{self.name} did not answer with JSON: {to_one_line(done.out)[:200]}") from error
+
+    def check_login(self) -> None:
+        """Raises unless the programs are installed and somebody is logged in."""
+        for program, where in {**self.table["tools"], "ssh": "Debian's openssh-client"}.items():
+            try:
+                self.shell.ask([program, "-V" if program == "ssh" else "--version"])
+            except UserError as error:
+                raise UserError(error.what, fix=where) from error
+        done = self.ask("identity")
+        if not done.is_ok:
+            raise UserError(f"{self.name}: {to_one_line(done.err)[:300] or 'nobody is logged in'}",
+                            fix=self.table["login"])
+
+
+class Cloud(CloudCommands, ABC):
+    """The machines of one job. Each cloud defines how it creates, lists and deletes them."""
+
+    deletes_infrastructure = False
+    """`delete` also removes everything created around the machines."""
+
+    def __init__(self, shell: Shell, job: Job, folder: Path, settings: Mapping[str, str]) -> None:
+        super().__init__(job.cloud, shell, {**settings, "NAME": job.name})
+        self.job, self.folder, self.location = job, folder, location_of(job)
+
+    @staticmethod
+    @abstractmethod
+    def settings(job: Job) -> dict[str, str]:
+        """The rendered script's variables; the environment may set them."""
+
+    @abstractmethod
+    def steps(self) -> list[Step]:
+        """The infrastructure around the machines, each part created once."""
+
+    def prepare(self, record: Callable[[Resource], None]) -> None:
+        """Looks up or creates whatever else a machine needs before it is started."""
+
+    @abstractmethod
+    def machine(self, row: dict[str, Any]) -> Machine:
+        """Of the cloud's answer to `machines`."""
+
+    @abstractmethod
+    def events_of(self, row: dict[str, Any]) -> list[RunEvent]: ...
+
+    @abstractmethod
+    def create(self, index: int) -> None: ...
+
+    @abstractmethod
+    def delete(self, machines: Sequence[Machine]) -> None: ...
+
+    def machines(self) -> list[Machine]:
+        """The newest of each index that the cloud still knows."""
+        rows = [row for row in self.rows("machines") if re.search(r"-\d+$", str(row["name"]))]
+        return sorted(map(self.machine, rows), key=lambda machine: machine.index)
+
+    def events(self) -> list[RunEvent]:
+        found = [event for row in self.rows("events") for event in self.events_of(row)]
+        return sorted(found, key=lambda event: event.time_s)
+
+    def rows(self, command: str) -> list[dict[str, Any]]:
+        return self.read(command) or []
+
+    def restart(self, machine: Machine) -> None:
+        """Starts one that is stopped."""
+        self.change("restart", **_values(machine))
+
+    def host_key(self, machine: Machine) -> str:
+        """As the cloud itself reports it; empty while it does not yet."""
+        done = self.ask("host_key", **_values(machine))
+        found = re.search(r"ssh-ed25519\s+([A-Za-z0-9+/=]+)", done.out)
+        return f"ssh-ed25519 {found[1]}" if done.is_ok and found else ""
+
+    def placeholders(self) -> list[Machine]:
+        """For a dry run, which creates none."""
+        names = enumerate(f"{self.job.name}-{index}" for index in range(self.job.num_nodes))
+        return [Machine(index, name, name, "running", name, name) for index, name in names]
+
+    def infrastructure(self) -> list[Resource]:
+        return [self.resource(step) for step in self.steps() if step.what]
+
+    def resource(self, step: Step) -> Resource:
+        return Resource(f"{step.what} ({self.name})", "; ".join(shlex.join(self.words(one)) for one in step.remove))
+
+    def alias(self, machine: Machine) -> str:
+        return self.words("alias", **_values(machine))[0]
+
+    def host(self, machine: Machine) -> Host:
+        proxy = shlex.join(self.words("proxy", **_values(machine))) if "proxy" in self.table else ""
+        words = ssh_words(self.words("address", **_values(machine))[0], user=self.table["user"], proxy=proxy,
+                          key=self.folder / "key", known_hosts=self.folder / "known_hosts", alias=self.alias(machine))
+        return Host(name=machine.name, index=machine.index, words=words, folder=RUN_FOLDER, prefix=("sudo", "-n"))
+
+
+class Aws(Cloud):
+    @staticmethod
+    def settings(job: Job) -> dict[str, str]:
+        location, found = location_of(job), from_environment(AMI=aws.AMI, SUBNET_ID="")
+        if aws.num_cards(job) > 1 and not found["SUBNET_ID"]:
+            raise UserError(f"{job.machine.name} has several network cards, and so no public address",
+                            fix="set SUBNET_ID to a private subnet with a NAT gateway")
+        return {**found, "REGION": location.region, "ZONE": location.zone, "NAME": job.name}
+
+    def steps(self) -> list[Step]:
+        steps = aws.role_steps(self.job, json.dumps(aws.ROLE_TRUST), json.dumps(aws.role_policy(self.job)))
+        return [*steps, *([aws.placement_step()] if self.job.num_nodes > 1 else [])]
+
+    def prepare(self, record: Callable[[Resource], None]) -> None:
+        """Subnet, security group and the ssh key."""
+        if not self.values["SUBNET_ID"]:
+            found = self.ask(aws.subnet_words()).out.strip()
+            if found in ("", "None") and not self.shell.is_dry:
+                raise UserError(f"the account has no default subnet in {self.values['ZONE']}",
+                                fix="set SUBNET_ID to one of yours")
+            self.values["SUBNET_ID"] = found or "SUBNET_ID"
+        words = aws.group_words(self.job)
+        vpc = self.ask(words.vpc).out.strip() or "VPC_ID"
+        group = self.ask(words.find, vpc=vpc).out.strip()
+        if group in ("", "None"):
+            record(self._group())
+            group = self.change(words.create, vpc=vpc).out.strip() or "GROUP_ID"
+            for rule in words.rules:
+                self.change(rule, id=group)
+        self.values["GROUP_ID"] = group
+        self.values["CARDS"] = self.words(aws.card_words(aws.num_cards(self.job)))
+        data = self.folder / "user_data.yaml"
+        if not self.shell.is_dry:
+            key = (self.folder / "key.pub").read_text().strip()
+            write_atomic(data, f"#cloud-config\nssh_authorized_keys:\n- {json.dumps(key)}\n")
+        self.values["USER_DATA"] = str(data)
+
+    def infrastructure(self) -> list[Resource]:
+        return [*super().infrastructure(), self._group()]
+
+    def machines(self) -> list[Machine]:
+        found: dict[int, Machine] = {}
+        for machine in map(self.machine, sorted(self.rows("machines"), key=lambda row: str(row.get("LaunchTime")))):
+            known = found.get(machine.index)
+            if known is None or known.state == "gone" or machine.state != "gone":
+                found[machine.index] = machine
+        return [found[index] for index in sorted(found)]
+
+    def machine(self, row: dict[str, Any]) -> Machine:
+        id, reason = str(row["InstanceId"]), row.get("StateReason") or {}
+        return Machine(
+            int(_tag(row, "embark-rank") or 0), id, _tag(row, "Name") or id,
+            self.table["states"].get(row["State"]["Name"], "gone"), inside=str(row.get("PrivateIpAddress") or ""),
+            why=str(reason.get("Message") or row.get("StateTransitionReason") or ""))
+
+    def create(self, index: int) -> None:
+        self.change(aws.start_words(self.job, self.location), **{"1": str(index)})
+
+    def delete(self, machines: Sequence[Machine]) -> None:
+        ids = [machine.id for machine in machines if machine.state != "gone"]
+        if ids:
+            self.change((*aws.end_words(), *ids[1:]), id=ids[0])
+
+    def host_key(self, machine: Machine) -> str:
+        """Session Manager runs the command on the machine, once its agent is up."""
+        sent = self.ask("host_key", **_values(machine))
+        until_s = time.monotonic() + SESSION_MANAGER_S
+        while sent.is_ok and time.monotonic() < until_s:
+            found = self.ask("host_key_answer", sent=sent.out.strip(), **_values(machine))
+            if found.is_ok and found.out.startswith("ssh-"):
+                return found.out.strip()
+            time.sleep(1.0)
+        return ""
+
+    def events_of(self, row: dict[str, Any]) -> list[RunEvent]:
+        name, launched_s = f"{self.job.name}-{_tag(row, 'embark-rank')}", time_s(row.get("LaunchTime")) or 0.0
+        found = [RunEvent(launched_s, name, "Launched", str(row["InstanceId"]), is_warning=False)]
+        reason, at = row.get("StateReason") or {}, re.search(r"\((.*)\)", row.get("StateTransitionReason") or "")
+        if reason and at:
+            code = str(reason.get("Code"))
+            found.append(RunEvent(time_s(at[1]) or 0.0, name, code, str(reason.get("Message")), "Spot" in code))
+        return found
+
+    def rows(self, command: str) -> list[dict[str, Any]]:
+        found = self.read(command) or {}
+        return [row for reservation in found.get("Reservations", ()) for row in reservation["Instances"]]
+
+    def _group(self) -> Resource:
+        """Its id is looked up by name when it is removed."""
+        remove = string.Template(self.table["remove_group"]).safe_substitute(
+            {name: shlex.quote(str(self.values[name])) for name in ("REGION", "NAME")})
+        return Resource("the security group of its machines (aws)", remove)
+
+
+class Azure(Cloud):
+    deletes_infrastructure = True
+
+    @staticmethod
+    def settings(job: Job) -> dict[str, str]:
+        """EMBARK_SSH_FROM: the addresses that port 22 is open to, as Azure writes them; unset: all."""
+        found = from_environment(RESOURCE_GROUP=f"embark-{job.name}", VM_IMAGE=azure.IMAGE, EMBARK_SSH_FROM="*")
+        return {**found, "LOCATION": location_of(job).region, "STORAGE_ACCOUNT": job.spec.place.storage_account}
+
+    def steps(self) -> list[Step]:
+        return [*azure.network_steps(self.job, self.location), Step("", (table_words("azure", "allow_ssh"),))]
+
+    def machines(self) -> list[Machine]:
+        return super().machines() if self._is_there() else []
+
+    def machine(self, row: dict[str, Any]) -> Machine:
+        name, power, phase = (str(row.get(key) or "") for key in ("name", "powerState", "provisioningState"))
+        state = self.table["states"].get(power, "starting" if phase == "Creating" else "stopped")
+        return Machine(int(name.rpartition("-")[2]), str(row.get("vmId") or name), name,
+                       "gone" if phase == "Deleting" else state, inside=name,
+                       outside=str(row.get("publicIps") or "").partition(",")[0], why="" if state == "running" else power)
+
+    def events_of(self, row: dict[str, Any]) -> list[RunEvent]:
+        said, status = row.get("operationName") or {}, row.get("status") or {}
+        source = str(row.get("resourceId") or "").rpartition("/")[2]
+        return [RunEvent(time_s=time_s(row.get("eventTimestamp")) or 0.0, source=source,
+                         reason=str(said.get("localizedValue") or said.get("value") or ""),
+                         text=str(status.get("localizedValue") or status.get("value") or ""),
+                         is_warning=str(row.get("level")) in ("Warning", "Error", "Critical"))]
+
+    def create(self, index: int) -> None:
+        rank, words = str(index), azure.grant_words(self.job)
+        given = ("--ssh-key-values", str(self.folder / "key.pub"))
+        self.change(azure.start_words(self.job, self.location, given), rank=rank)
+        if not words.grants:
+            return
+        principal = self.ask(words.principal, rank=rank).out.strip() or "PRINCIPAL"
+        account = self.ask(words.account).out.strip() or "ACCOUNT"
+        for grant in words.grants:
+            self.change(grant, principal=principal, account=account)
+
+    def delete(self, machines: Sequence[Machine]) -> None:
+        """A VM that is only shut down is still paid for: the complete resource group is deleted."""
+        if self.shell.is_dry or self._is_there():
+            self.change(azure.end_words())
+
+    def _is_there(self) -> bool:
+        return self.ask("group").is_ok
+
+
+class Gcp(Cloud):
+    @staticmethod
+    def settings(job: Job) -> dict[str, str]:
+        found = from_environment(NETWORK="default", IMAGE_FAMILY=gcp.IMAGE_FAMILY, IMAGE_PROJECT=gcp.IMAGE_PROJECT)
+        zone = location_of(job).zone
+        return {**found, "PROJECT": gcp_project(job), "ZONE": zone, "ZONE%-*": zone.rpartition("-")[0]}
+
+    def steps(self) -> list[Step]:
+        allow, allowed, forbid = (table_words("gcp", name) for name in ("allow_ssh", "allows_ssh", "forbid_ssh"))
+        return [*gcp.network_steps(self.job),
+                Step("the firewall rule for ssh by Google's tunnel", (allow,), unless=allowed, remove=(forbid,))]
+
+    def machine(self, row: dict[str, Any]) -> Machine:
+        name, status = str(row["name"]), str(row.get("status"))
+        state = self.table["states"].get(status, "stopped")
+        return Machine(int(name.rpartition("-")[2]), str(row.get("id") or name), name, state, inside=name,
+                       why="" if state == "running" else status)
+
+    def events_of(self, row: dict[str, Any]) -> list[RunEvent]:
+        kind, errors = str(row.get("operationType") or ""), (row.get("error") or {}).get("errors", ())
+        said = "; ".join(str(error.get("message")) for error in errors)
+        name = str(row.get("targetLink") or "").rpartition("/")[2]
+        return [RunEvent(time_s(row.get("insertTime")) or 0.0, name, kind,
+                         said or str(row.get("statusMessage") or row.get("status") or ""),
+                         kind == "compute.instances.preempted" or bool(errors))]
+
+    def create(self, index: int) -> None:
+        keys = self.folder / "ssh-keys"
+        if not self.shell.is_dry:
+            keys.write_text(f"{self.table['user']}:{(self.folder / 'key.pub').read_text().strip()}\n")
+        given = ("--metadata=enable-guest-attributes=TRUE,enable-oslogin=FALSE", f"--metadata-from-file=ssh-keys={keys}")
+        self.change(gcp.start_words(self.job, self.location, given), rank=str(index))
+
+    def restart(self, machine: Machine) -> None:
+        self.change(gcp.again_words(self.job), **_values(machine))
+
+    def delete(self, machines: Sequence[Machine]) -> None:
+        for machine in machines:
+            self.change(gcp.end_words(self.job), **_values(machine))
+
+
+CLOUDS: dict[str, type[Cloud]] = {"aws": Aws, "azure": Azure, "gcp": Gcp}
+
+
+def table_words(cloud: str, command: str) -> tuple[str, ...]:
+    """A command of the table; what has variables is shell text."""
+    words = shlex.split(TABLE[cloud][command])
+    return tuple(ShellText(f'"{word}"') if "$" in word else word for word in words)
+
+
+def from_environment(**defaults: str) -> dict[str, str]:
+    """Settings by name, as the environment sets them, else the default."""
+    return {name: os.environ.get(name) or default for name, default in defaults.items()}
+
+
+def gcp_project(job: Job) -> str:
+    project = job.spec.place.account or os.environ.get("PROJECT", "")
+    if not project:
+        raise UserError("no Google Cloud project is set", fix="--set place.account=PROJECT")
+    return project
+
+
+def command_error(cloud: str, done: CommandResult) -> EmbarkError:
+    """A failed command of a cloud's command line, explained."""
+    said = to_one_line(done.err or done.out)[-400:]
+    if done.has_timed_out:
+        return Fault(f"{cloud} did not answer in time: {said}", fix="embark status checks again")
+    known = explain("cloud", done.err, login=TABLE[cloud]["login"])
+    if known:
+        return UserError(f"{cloud}: {known[0].text} ({said})", fix=known[0].fix)
+    return Fault(f"{cloud}: {said or f'exit code {done.code}'}", fix="see the cloud's own message")
+
+
+def _values(machine: Machine) -> dict[str, str]:
+    return {"id": machine.id, "name": machine.name, "rank": str(machine.index), "address": machine.outside}
+
+
+def _tag(row: dict[str, Any], key: str) -> str:
+    return next((str(tag["Value"]) for tag in row.get("Tags") or () if tag["Key"] == key), "")

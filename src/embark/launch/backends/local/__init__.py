@@ -1,1 +1,0 @@
-"""Launches runs on this machine, as a process group. Imports as `launch` does."""

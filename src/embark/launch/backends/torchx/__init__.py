@@ -1,1 +1,0 @@
-"""Launches runs with TorchX, on Kubernetes with Volcano or on this machine. Imports as `launch` does."""

@@ -1,1 +1,0 @@
-"""Launches runs on TPU VMs, as queued resources. Imports as `launch` does."""

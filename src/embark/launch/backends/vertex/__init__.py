@@ -1,1 +1,0 @@
-"""Launches runs on Vertex AI, as CustomJobs. Imports as `launch` does."""
