@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from embark.launch.backends.ssh import Host, ssh_words, write_known_hosts
+from embark.launch.supervised import Host, ssh_words, write_known_hosts
 
 START_S = 240
 

@@ -14,8 +14,7 @@ from embark.launch.launching import (
     submit_launch,
     supervise,
 )
-from embark.launch.run_registry import RunRecord
-from embark.launch.run_status import run_status
+from embark.launch.run_registry import RunRecord, run_status
 from embark.launch.shell import DryRunShell, Shell
 from embark.spec import RunSpec, load_spec
 

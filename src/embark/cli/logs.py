@@ -10,8 +10,7 @@ from embark.cli.status import clock, sentence
 from embark.errors import ExitCode
 from embark.formatting import strip_control_chars, to_one_line
 from embark.launch.backend import LogLine, backend_of
-from embark.launch.run_registry import find_run
-from embark.launch.run_status import run_status
+from embark.launch.run_registry import find_run, run_status
 from embark.launch.shell import Shell
 
 

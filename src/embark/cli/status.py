@@ -6,8 +6,7 @@ from datetime import datetime
 from embark.cli.console import Console
 from embark.errors import ExitCode
 from embark.formatting import format_duration, pluralize, to_one_line
-from embark.launch.run_registry import find_run
-from embark.launch.run_status import RunStatus, RunStatusList, list_statuses, run_status
+from embark.launch.run_registry import RunStatus, RunStatusList, find_run, list_statuses, run_status
 from embark.launch.shell import Shell
 
 

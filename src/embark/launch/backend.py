@@ -7,9 +7,10 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
+from pathlib import Path
 from typing import Literal
 
 from embark.errors import Interrupted, UserError
@@ -40,6 +41,22 @@ class RunHandle:
     """Where its checkpoints and events are."""
     usd_per_hour: float | None = None
     """Of all its machines; None: unknown, or nothing to pay."""
+
+    @classmethod
+    def of(cls, job: Job, backend: str, where: Location) -> RunHandle:
+        """Of a run on machines of the catalog."""
+        return cls(name=job.spec.name, backend=backend, where={**where, "grace_s": grace_s(job)}, title=job.title,
+                   run_uri=run_uri(job.spec.store.root, job.spec.name), usd_per_hour=job.usd_per_hour)
+
+    @property
+    def folder(self) -> Path:
+        """Of this machine, for what identifies the run."""
+        return Path(str(self.where["folder"]))
+
+    @property
+    def checkpoints(self) -> Resource:
+        """What no backend ever removes."""
+        return Resource(f"checkpoints and events in {self.run_uri}", "kept until you delete them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +111,13 @@ class LogLine:
     text: str
     index: int | None = None
     """Which of the machines."""
+
+    @classmethod
+    def of(cls, time_ns: int, source: str, text: str, index: int | None) -> LogLine:
+        """Moves the rank that `embark.torchrun` put before the line into its source."""
+        rank = _RANK.match(text)
+        return cls(time_ns, source, text, index) if rank is None else cls(
+            time_ns, f"{source} rank {rank[1]}", text[rank.end():], index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,27 +272,8 @@ def _name_of(spec: RunSpec) -> str:
     return TARGETS.get(place.target, "")
 
 
-def handle_for(job: Job, backend: str, where: Location) -> RunHandle:
-    """Of a run on machines of the catalog."""
-    return RunHandle(name=job.spec.name, backend=backend, where={**where, "grace_s": grace_s(job)}, title=job.title,
-                     run_uri=run_uri(job.spec.store.root, job.spec.name), usd_per_hour=job.usd_per_hour)
-
-
-def checkpoints_of(handle: RunHandle) -> Resource:
-    """What no backend ever removes."""
-    return Resource(f"checkpoints and events in {handle.run_uri}", "kept until you delete them")
-
-
 _RANK = re.compile(r"\[rank(\d{1,6})\]:")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")
-
-
-def split_rank_prefix(line: LogLine) -> LogLine:
-    """Moves the rank that `embark.torchrun` put before the line into its source."""
-    rank = _RANK.match(line.text)
-    if rank is None:
-        return line
-    return replace(line, source=f"{line.source} rank {rank[1]}", text=line.text[rank.end():])
 
 
 def time_ns(stamp: str) -> int:

@@ -1,4 +1,4 @@
-"""Launched runs, one small file each, so that any terminal of this user finds them; and how a run ended."""
+"""Launched runs: one small file each, so that any terminal of this user finds them; their state, and how they ended."""
 
 import hashlib
 import json
@@ -10,7 +10,9 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from embark.errors import EmbarkError, UserError, nearest
-from embark.launch.backend import RunHandle
+from embark.events.events import parse_event
+from embark.launch.backend import Replica, RunEvent, RunHandle, Status, backend_of
+from embark.launch.shell import Notify, Shell
 from embark.spec import RunSpec, resolve
 from embark.store import open_store, write_atomic
 from embark.store.retry_policy import RetryPolicy
@@ -124,21 +126,100 @@ def run_outcome(run_uri: str, since_s: float = 0.0) -> str | None:
     """`done`, `budget` or `interrupted`; empty: it has not ended since then; None: its events cannot be read here."""
     try:
         store = open_store(run_uri.removeprefix("file://"), STORE_RETRY)
-        if not store.exists(EVENTS):
-            return ""
-        text = store.read(EVENTS).decode(errors="replace")
+        lines = store.read(EVENTS).splitlines() if store.exists(EVENTS) else []
     except (EmbarkError, ImportError, OSError):
         return None
-    for line in reversed(text.splitlines()):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and event.get("event") == "end":
-            return str(event.get("outcome", "")) if float(event.get("time_s", 0.0)) >= since_s else ""
+    for event in filter(None, map(parse_event, reversed(lines))):
+        if event.kind == "end":
+            return str(event.values.get("outcome", "")) if event.time_s >= since_s else ""
     return ""
 
 
 def is_finished(outcome: str | None) -> bool:
     """After these outcomes a run is not started again."""
     return outcome in ("done", "budget")
+
+
+NUM_EVENTS = 5
+RUNS_FOLDER = "runs"
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """One launched run."""
+
+    name: str
+    title: str
+    backend: str
+    state: str
+    """`unknown` where its platform does not answer."""
+    reason: str
+    fix: str
+    num_restarts: int
+    since_s: float | None
+    launched_s: float
+    usd_per_hour: float | None
+    run_uri: str
+    is_submitted: bool
+    replicas: tuple[Replica, ...] = ()
+    events: tuple[RunEvent, ...] = ()
+    """The last that its platform reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatusList:
+    """All runs that were launched from here."""
+
+    runs: tuple[RunStatus, ...]
+    unreadable: tuple[Path, ...]
+    """Files of the registry."""
+    num_local_runs: int
+    """Run directories in ./runs, which `embark watch` shows."""
+
+
+def run_status(run: RunRecord, shell: Shell, notify: Notify, *, is_hasty: bool = False) -> RunStatus:
+    """One run in full. `is_hasty`: a platform that does not answer is not waited for, and not asked for events."""
+    backend = backend_of(run.handle, shell, notify, is_hasty=is_hasty)
+    status = backend.status(run.handle)
+    events: list[RunEvent] = []
+    if status.state != "gone" and not is_hasty:
+        try:
+            events = backend.events(run.handle)[-NUM_EVENTS:]
+        except EmbarkError as error:
+            notify(f"cannot read its events: {error.what}")
+    return _make(run, _explain_gone(run, status) if status.state == "gone" else status, tuple(events))
+
+
+def list_statuses(shell: Shell, notify: Notify, *, context: str = "") -> RunStatusList:
+    found = list_runs(context)
+    names = [run.handle.name for run in found.runs]
+    rows = []
+    for run in found.runs:
+        try:
+            row = run_status(run, shell, notify, is_hasty=True)
+        except EmbarkError as error:  # one cluster that is away does not hide the others
+            row = replace(_make(run, Status(state="gone", reason=error.what, fix=error.fix)), state="unknown")
+        is_ambiguous = names.count(row.name) > 1
+        rows.append(replace(row, name=f"{row.name}@{location_hash(run.handle)}") if is_ambiguous else row)
+    local = list(Path(RUNS_FOLDER).glob("*/events.jsonl")) if not rows else []
+    return RunStatusList(runs=tuple(rows), unreadable=found.broken, num_local_runs=len(local))
+
+
+def _explain_gone(run: RunRecord, status: Status) -> Status:
+    """Platforms forget finished jobs after a while; the run's own events do not."""
+    if not run.is_submitted:
+        return replace(status, reason="its launch was interrupted before it was created",
+                       fix=f"launch it again, or embark cancel {run.handle.name}")
+    if run.is_cancelled:
+        return replace(status, reason=f"cancelled; {status.reason}")
+    outcome = run_outcome(run.handle.run_uri, run.submitted_s) if run.handle.run_uri else ""
+    return replace(status, reason=f"{status.reason}; by its events it ended: {outcome}") if outcome else status
+
+
+def _make(run: RunRecord, status: Status, events: tuple[RunEvent, ...] = ()) -> RunStatus:
+    handle = run.handle
+    return RunStatus(
+        name=handle.name, title=handle.title or handle.name, backend=handle.backend, state=status.state,
+        reason=status.reason, fix=status.fix, num_restarts=status.num_restarts, since_s=status.since_s,
+        launched_s=run.submitted_s, usd_per_hour=handle.usd_per_hour, run_uri=handle.run_uri,
+        is_submitted=run.is_submitted, replicas=status.replicas, events=events)

@@ -1,18 +1,27 @@
-"""Jobs run by `supervisor.py`, here or on machines reached by ssh: what it is given and what it reports."""
+"""Jobs run by `supervisor.py`, here or on machines reached by ssh: given to it, inspected, read and stopped."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import io
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+import tarfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from embark.errors import ExitCode
-from embark.formatting import format_duration, pluralize
+from embark.errors import EmbarkError, ExitCode, Fault, UserError
+from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
-from embark.launch.backend import Replica, State, Status
+from embark.launch.backend import LogLine, Replica, State, Status, time_ns
 from embark.launch.explanations import explain_exit
+from embark.launch.log_follower import LogSource
+from embark.launch.shell import CommandResult, LineStream, Notify, Shell
 from embark.render.job import EXITS
 
 PROGRAM = Path(supervisor.__file__)
@@ -113,3 +122,237 @@ def _replica(name: str, index: int, state: SupervisorState | None) -> Replica:
         return Replica(name, index, "restarting", explain_exit(state.last_code).text)
     restarts = f"restarted {pluralize(state.num_restarts, 'time')}" if state.num_restarts else ""
     return Replica(name, index, "running", restarts)
+
+
+CONNECT_S = 15
+CALL_S = 90.0
+"""For one remote command, its connection included."""
+POLL_S = 1.0
+MAX_CONNECTIONS = 16
+CONNECTION_FAILED = 255
+"""ssh's own exit code."""
+_T = TypeVar("_T")
+
+
+class Unreachable(Fault):
+    """The machine does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine, and the command that runs others on it."""
+
+    name: str
+    index: int
+    words: tuple[str, ...]
+    """A remote shell's line is added as the last word."""
+    folder: str
+    """Of the run, there. Absolute."""
+    prefix: tuple[str, ...] = ()
+    """`sudo -n` where the login user is not root."""
+
+    def command(self, line: str) -> tuple[str, ...]:
+        return (*self.words, shlex.join([*self.prefix, "sh", "-c", line]))
+
+    def supervisor(self, command: str, *rest: str) -> str:
+        """The line that calls the machine's supervisor."""
+        return "exec " + shlex.join(["python3", f"{self.folder}/{PROGRAM.name}", command, self.folder, *rest])
+
+
+def ssh_words(
+    address: str, *, user: str, key: Path, known_hosts: Path, alias: str, port: int = 22, proxy: str = "",
+) -> tuple[str, ...]:
+    """A connection that asks nothing and trusts only machines whose key is in `known_hosts` under `alias`."""
+    options = [
+        "BatchMode=yes", "StrictHostKeyChecking=yes", f"UserKnownHostsFile={_quoted(known_hosts)}",
+        "GlobalKnownHostsFile=/dev/null", "UpdateHostKeys=no", f"HostKeyAlias={alias}", "IdentitiesOnly=yes",
+        "IdentityAgent=none", f"IdentityFile={_quoted(key)}", "PreferredAuthentications=publickey",
+        f"ConnectTimeout={CONNECT_S}", "ServerAliveInterval=15", "ServerAliveCountMax=4", "LogLevel=ERROR",
+        *([f"ProxyCommand={proxy}"] if proxy else []),
+    ]
+    # The user's own config may forward ports or run commands, so it is not read.
+    return ("ssh", "-F", "/dev/null", "-T", "-p", str(port), *(word for one in options for word in ("-o", one)),
+            f"{user}@{address}")
+
+
+def make_key(shell: Shell, path: Path, comment: str) -> None:
+    """A key pair for this run alone, created once."""
+    if not shell.is_dry and path.exists():
+        return
+    if not shell.is_dry:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    done = shell.change(["ssh-keygen", "-t", "ed25519", "-N", "", "-q", "-C", comment, "-f", str(path)])
+    if not done.is_ok:
+        raise Fault(f"ssh-keygen made no key: {to_one_line(done.err)[:300]}")
+
+
+def write_known_hosts(known_hosts: Path, keys: Mapping[str, str]) -> None:
+    """Adds the public key of each machine by its alias, in place of earlier ones."""
+    lines = known_hosts.read_text().splitlines() if known_hosts.exists() else []
+    lines = [line for line in lines if line.partition(" ")[0] not in keys]
+    lines += [f"{alias} {' '.join(key.split()[:2])}" for alias, key in keys.items()]
+    known_hosts.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    known_hosts.write_text("\n".join(lines) + "\n")
+
+
+class Ssh:
+    """Talks to the machines' supervisors."""
+
+    def __init__(self, shell: Shell, *, notify: Notify) -> None:
+        self._shell = shell
+        self._notify = notify
+
+    def wait_for(self, hosts: Sequence[Host], limit_s: float) -> None:
+        """Until every one answers: a new machine takes minutes."""
+        waiting, until_s, said = list(hosts), time.monotonic() + limit_s, ""
+        while waiting:
+            results = self._all(waiting, lambda host: self._shell.ask(host.command("exec true"), timeout_s=CALL_S))
+            failed = [(host, done) for host, done in results if not done.is_ok]
+            for host, done in failed:
+                if "Host key verification failed" in done.err:
+                    raise _error(host, done)
+            waiting = [host for host, _ in failed]
+            if waiting and time.monotonic() > until_s:
+                raise Unreachable(f"{', '.join(names_of(waiting).values())} did not answer within "
+                                  f"{format_duration(limit_s)}: {to_one_line(failed[0][1].err)[:300]}")
+            now = f"{pluralize(len(waiting), 'machine')} of {len(hosts)} not reachable yet"
+            if waiting and now != said:
+                self._notify(now)
+                said = now
+            if waiting:
+                time.sleep(POLL_S * 3)
+
+    def start(self, hosts: Sequence[Host], files: Callable[[Host], Mapping[str, str]], *, is_fresh: bool) -> None:
+        """Copies each host's files and starts its supervisor, unless it runs or the run has ended there."""
+        def one(host: Host) -> None:
+            folder, start = shlex.quote(host.folder), host.supervisor("start", *(["--fresh"] if is_fresh else []))
+            line = f"mkdir -p {folder} && base64 -d | tar -xzf - -C {folder} && {start}"
+            done = self._shell.change(host.command(line), stdin=pack_files(files(host)),
+                                      stdin_name="the spec, its start script and the supervisor", timeout_s=CALL_S)
+            if not self._shell.is_dry and _state(host, done).is_lost:
+                raise Fault(f"{host.name}: the supervisor did not start: {to_one_line(done.err)[:300]}",
+                            fix=f"see {host.folder}/supervisor.log there")
+
+        self._all(hosts, one)
+
+    def states(self, hosts: Sequence[Host]) -> dict[int, SupervisorState | None]:
+        """By the machine's index; None: it does not answer."""
+        def one(host: Host) -> SupervisorState | None:
+            try:
+                return _state(host, self._shell.ask(host.command(host.supervisor("status")), timeout_s=CALL_S))
+            except Unreachable:
+                return None
+
+        return {host.index: state for host, state in self._all(hosts, one)}
+
+    def stop(self, hosts: Sequence[Host], grace_s: float) -> list[Host]:
+        """SIGTERM to all at once, on which the trainer saves; returns those that were killed or not reached.
+
+        It polls instead of waiting in one connection, which may be cut.
+        """
+        self._send(hosts, "stop")
+        if self._shell.is_dry:
+            return []
+        ending, until_s = list(hosts), time.monotonic() + grace_s
+        while ending and time.monotonic() < until_s:
+            states = self.states(ending)
+            ending = [host for host in ending if (one := states[host.index]) is None or one.is_alive]
+            if ending:
+                time.sleep(POLL_S)
+        self._send(ending, "kill")
+        return ending
+
+    def restart(self, hosts: Sequence[Host]) -> None:
+        """Ends the current attempt after a checkpoint; the next one finds rank 0 at its new address."""
+        self._send(hosts, "restart")
+
+    def log_sources(self, hosts: Sequence[Host], positions: dict[int, LogPosition]) -> list[LogSource]:
+        return [self._log_source(host, positions.setdefault(host.index, LogPosition())) for host in hosts]
+
+    def _log_source(self, host: Host, position: LogPosition) -> LogSource:
+        def open_log(follow: bool) -> LineStream:
+            rest = [position.log_id or "-", str(position.next_line), *(["--follow"] if follow else [])]
+            return self._shell.lines(host.command(host.supervisor("logs", *rest)))
+
+        def on_failure(done: CommandResult) -> None:
+            if not position.has_failed:
+                position.has_failed = True
+                self._notify(f"the connection to {host.name} was cut: {to_one_line(done.err)[:200]}; reconnecting")
+
+        return LogSource(str(host.index), open_log, lambda text: position.parse(host, text), on_failure)
+
+    def _send(self, hosts: Sequence[Host], command: str) -> None:
+        self._all(hosts, lambda host: self._shell.change(host.command(host.supervisor(command)), timeout_s=CALL_S))
+
+    def _all(self, hosts: Sequence[Host], one: Callable[[Host], _T]) -> list[tuple[Host, _T]]:
+        """The same on all of them at once; on a dry run in order, so that it reads well."""
+        if self._shell.is_dry or len(hosts) < 2:
+            return [(host, one(host)) for host in hosts]
+        with ThreadPoolExecutor(min(MAX_CONNECTIONS, len(hosts))) as pool:
+            return list(zip(hosts, pool.map(one, hosts), strict=True))
+
+
+@dataclass(slots=True)
+class LogPosition:
+    """How far one machine's log was read."""
+
+    log_id: str = ""
+    next_line: int = 0
+    has_failed: bool = False
+    """Since its last line."""
+
+    def parse(self, host: Host, text: str) -> LogLine | None:
+        first, _, rest = text.partition(" ")
+        if first == "log":
+            if rest != self.log_id:
+                self.log_id, self.next_line = rest, 0
+            return None
+        if not first.isdigit() or int(first) < self.next_line:
+            return None
+        self.next_line, self.has_failed = int(first) + 1, False
+        stamp, _, said = rest.partition(" ")
+        at_ns = time_ns(stamp)
+        return LogLine.of(at_ns, host.name, said if at_ns else rest, host.index)
+
+
+def pack_files(files: Mapping[str, str]) -> str:
+    """A tar of them with the supervisor, as text. Nothing in it is secret: a container's user reads the spec."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name, text in {PROGRAM.name: PROGRAM.read_text(encoding="utf-8"), **files}.items():
+            data = text.encode()
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(data), 0o755 if text.startswith("#!") else 0o644
+            tar.addfile(info, io.BytesIO(data))
+    return base64.b64encode(gzip.compress(packed.getvalue(), mtime=0)).decode()
+
+
+def names_of(hosts: Iterable[Host]) -> dict[int, str]:
+    return {host.index: host.name for host in hosts}
+
+
+def _state(host: Host, done: CommandResult) -> SupervisorState:
+    if not done.is_ok:
+        if "can't open file" in done.err:  # a replaced machine that has not been given the job yet
+            return SupervisorState()
+        raise _error(host, done)
+    try:
+        return SupervisorState.parse(done.out)
+    except ValueError as error:
+        raise Fault(f"{host.name}: not a supervisor's status: {to_one_line(done.out)[:200]}") from error
+
+
+def _error(host: Host, done: CommandResult) -> EmbarkError:
+    said = to_one_line(done.err)[:300]
+    if "Host key verification failed" in done.err:
+        return UserError(f"{host.name} shows another host key than the one its cloud reported: {said}",
+                         fix="if the machine was replaced by hand, embark cancel and launch again; if not, the "
+                             "connection may be intercepted")
+    if done.code == CONNECTION_FAILED or done.has_timed_out:
+        return Unreachable(f"{host.name} does not answer: {said}", fix="embark status checks again")
+    return Fault(f"{host.name}: {said or f'exit code {done.code}'}", fix="log in there and look")
+
+
+def _quoted(path: Path) -> str:
+    """For ssh's own options, which know spaces and percent signs."""
+    return '"' + str(path).replace("%", "%%") + '"'

@@ -17,10 +17,9 @@ from render_jobs import job_of
 from ssh_servers import children_of, free_port, keygen, servers
 
 from embark.errors import UserError
-from embark.launch.backends.ssh import Host, Ssh, Unreachable, names_of, ssh_words, write_known_hosts
 from embark.launch.log_follower import follow_logs, read_logs
 from embark.launch.shell import Shell
-from embark.launch.supervised import job_json, status_of
+from embark.launch.supervised import Host, Ssh, Unreachable, job_json, names_of, ssh_words, status_of, write_known_hosts
 from embark.render.targets.vm_node import STATE, VENV, node_program
 from embark.spec import load_spec, to_toml
 

@@ -24,11 +24,10 @@ from embark.cli.logs import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.launch.backends import vm as vm_module
 from embark.launch.backends.clouds import CLOUDS, Aws
-from embark.launch.backends.ssh import Host
 from embark.launch.backends.vm import Vm
 from embark.launch.run_registry import find_run
 from embark.launch.shell import Shell
-from embark.launch.supervised import job_json
+from embark.launch.supervised import Host, job_json
 from embark.render.job import Job
 from embark.render.shell_text import Step
 from embark.spec import load_spec

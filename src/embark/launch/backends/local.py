@@ -19,7 +19,6 @@ from embark.launch.backend import (
     Resource,
     RunHandle,
     Status,
-    checkpoints_of,
     time_ns,
 )
 from embark.launch.run_registry import registry_dir
@@ -57,7 +56,7 @@ class Local(Backend):
                             fix=f"embark logs {name} --follow; embark cancel {name}")
 
     def submit(self, request: LaunchRequest) -> None:
-        handle, folder = request.handle, _folder(request.handle)
+        handle, folder = request.handle, request.handle.folder
         command = self._command(handle, folder)
         if self._shell.is_dry:
             self._shell.change(command)
@@ -85,7 +84,7 @@ class Local(Backend):
                        f"{handle.run_uri}", reason="its process is gone without an exit code: killed, or rebooted")
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        path = _folder(handle) / supervisor.LOG
+        path = handle.folder / supervisor.LOG
         if not path.exists() and not follow:
             raise UserError(f"{handle.name} has no log yet", fix=f"embark status {handle.name}")
         partial, offset = b"", 0
@@ -105,7 +104,7 @@ class Local(Backend):
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """SIGTERM, on which the trainer saves and ends."""
-        remains, state = (checkpoints_of(handle),), self._state(handle)
+        remains, state = (handle.checkpoints,), self._state(handle)
         if not state.is_alive:
             return CancelResult((), remains)
         grace_s = float(handle.where["grace_s"])
@@ -120,10 +119,10 @@ class Local(Backend):
 
     def _state(self, handle: RunHandle) -> SupervisorState:
         """Read from its files: a command for each look would be slow."""
-        return SupervisorState.parse(supervisor.status_line(_folder(handle)))
+        return SupervisorState.parse(supervisor.status_line(handle.folder))
 
     def _supervise(self, handle: RunHandle, command: str, *rest: str) -> CommandResult:
-        return self._shell.change([sys.executable, "-P", str(PROGRAM), command, str(_folder(handle)), *rest])
+        return self._shell.change([sys.executable, "-P", str(PROGRAM), command, str(handle.folder), *rest])
 
     def _command(self, handle: RunHandle, folder: Path) -> list[str]:
         train = ["-m", "embark", "train", str(folder / "spec.toml")]
@@ -139,10 +138,6 @@ def _line(raw: bytes) -> LogLine:
     match = _RANK.fullmatch(text)
     source, said = (f"rank {match[1]}", match[2]) if match else ("rank 0", text)
     return LogLine(time_ns(stamp), source, said, 0)
-
-
-def _folder(handle: RunHandle) -> Path:
-    return Path(str(handle.where["folder"]))
 
 
 def num_gpus() -> int:

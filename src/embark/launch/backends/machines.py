@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Interrupted, UserError
@@ -20,13 +19,12 @@ from embark.launch.backend import (
     Resource,
     RunHandle,
     Status,
-    checkpoints_of,
 )
-from embark.launch.backends.ssh import Host, LogPosition, Ssh, names_of
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
 from embark.launch.run_registry import is_finished, run_outcome
+from embark.launch.supervised import Host, LogPosition, Ssh, names_of
 from embark.render.job import Job, make_job
-from embark.spec import RunSpec, load_spec, to_toml
+from embark.spec import load_spec, to_toml
 from embark.store import write_atomic
 
 RUN_FOLDER = "/var/lib/embark-run"
@@ -71,8 +69,14 @@ class MachinesBackend(Backend):
     @abstractmethod
     def _existing(self, handle: RunHandle, job: Job) -> Existing | None: ...
 
+    def check(self, request: LaunchRequest) -> None:
+        root = request.spec.store.root
+        if "://" not in root:
+            raise UserError(f"store.root = {root}: checkpoints there would be deleted with the machine",
+                            fix="--set store.root= to a bucket: s3://…, az://… or gs://…")
+
     def submit(self, request: LaunchRequest) -> None:
-        folder = folder_of(request.handle)
+        folder = request.handle.folder
         if not self._shell.is_dry:
             (folder / SUBMITTED).unlink(missing_ok=True)
             write_atomic(folder / SPEC, to_toml(request.spec, only_set=True))
@@ -103,7 +107,7 @@ class MachinesBackend(Backend):
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """SIGTERM and a last checkpoint, then the machines are deleted."""
-        folder, remains = folder_of(handle), (checkpoints_of(handle),)
+        folder, remains = handle.folder, (handle.checkpoints,)
         existing = self._existing(handle, self._job(handle)) if self._is_known(handle) else None
         if existing is not None:
             self._stop_ranks(handle, existing.hosts)
@@ -160,34 +164,23 @@ class MachinesBackend(Backend):
             self._notify(f"{', '.join(names_of(late).values())}: killed after the grace period; its last checkpoint "
                          "may be older")
 
+    def _settings(self, handle: RunHandle) -> dict[str, str]:
+        """The variables that the commands name."""
+        return {key: str(value) for key, value in handle.where.items() if key.isupper() or "%" in key}
+
     def _is_known(self, handle: RunHandle) -> bool:
         """The spec is written before the first change, and deleted with the machines."""
-        return (folder_of(handle) / SPEC).exists()
+        return (handle.folder / SPEC).exists()
 
     def _is_submitted(self, handle: RunHandle) -> bool:
-        return (folder_of(handle) / SUBMITTED).exists()
+        return (handle.folder / SUBMITTED).exists()
 
     def _job(self, handle: RunHandle) -> Job:
-        return make_job(load_spec(str(folder_of(handle) / SPEC)), load_catalog())
-
-
-def folder_of(handle: RunHandle) -> Path:
-    return Path(str(handle.where["folder"]))
-
-
-def settings_of(handle: RunHandle) -> dict[str, str]:
-    """The variables that the commands name."""
-    return {key: str(value) for key, value in handle.where.items() if key.isupper() or "%" in key}
-
-
-def require_object_store(spec: RunSpec) -> None:
-    if "://" not in spec.store.root:
-        raise UserError(f"store.root = {spec.store.root}: checkpoints there would be deleted with the machine",
-                        fix="--set store.root= to a bucket: s3://…, az://… or gs://…")
+        return make_job(load_spec(str(handle.folder / SPEC)), load_catalog())
 
 
 def _submitted_s(handle: RunHandle) -> float:
     try:
-        return float(json.loads((folder_of(handle) / SUBMITTED).read_text())["time_s"])
+        return float(json.loads((handle.folder / SUBMITTED).read_text())["time_s"])
     except (OSError, ValueError, KeyError):
         return 0.0

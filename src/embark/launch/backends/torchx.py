@@ -15,13 +15,7 @@ from embark.errors import MissingPackage, UserError
 from embark.formatting import pluralize, to_one_line
 from embark.launch.backend import LaunchRequest, LogLine, Resource, RunHandle
 from embark.launch.backends.kubernetes.backend import Kubernetes, require_image
-from embark.launch.backends.kubernetes.kubectl import (
-    Cluster,
-    NoSuchKind,
-    classify_error,
-    cluster_error,
-    current_context,
-)
+from embark.launch.backends.kubernetes.kubectl import NoSuchKind, classify_error
 from embark.launch.backends.kubernetes.status import KINDS
 from embark.launch.backends.local import Local, num_gpus
 from embark.launch.run_registry import registry_dir
@@ -57,7 +51,7 @@ class TorchX(Kubernetes):
         require_torchx(is_dry=self._shell.is_dry)
         place, cluster = request.spec.place, self._cluster(request.handle)
         require_image(request.spec)
-        now = current_context(self._shell, cluster.kubeconfig)
+        now = cluster.current_context(self._shell)
         if now != cluster.context and not self._shell.is_dry:
             raise UserError(f"TorchX uses kubectl's current context, which is {now}, not {cluster.context}",
                             fix=f"kubectl config use-context {cluster.context}")
@@ -72,8 +66,7 @@ class TorchX(Kubernetes):
                             fix=f"embark status {request.handle.name}; embark cancel {request.handle.name} deletes it")
 
     def submit(self, request: LaunchRequest) -> None:
-        handle, place = request.handle, request.spec.place
-        folder = Path(str(handle.where["folder"]))
+        handle, place, folder = request.handle, request.spec.place, request.handle.folder
         if not self._shell.is_dry:
             (folder / APP).unlink(missing_ok=True)
             write_atomic(folder / COMPONENT, component(make_job(request.spec, load_catalog())))
@@ -92,9 +85,8 @@ class TorchX(Kubernetes):
 
     def _object(self, handle: RunHandle) -> str:
         """The name that TorchX gave it; where that was not saved, the newest that starts with the run's."""
-        folder = Path(str(handle.where.get("folder", "")))
         try:
-            return str(json.loads((folder / APP).read_text())["name"])
+            return str(json.loads((handle.folder / APP).read_text())["name"])
         except (OSError, ValueError, KeyError):
             pass
         found = [one["metadata"] for one in self._jobs(handle)]
@@ -111,9 +103,8 @@ class TorchX(Kubernetes):
         return []
 
     def _refused(self, done: CommandResult, handle: RunHandle) -> Exception:
-        cluster: Cluster = self._cluster(handle)
         if classify_error(done) in ("away", "token", "forbidden"):
-            return cluster_error(done, cluster)
+            return self._cluster(handle).error(done)
         lines = [line for line in done.err.splitlines() if line.strip()]
         return UserError(f"TorchX refused it: {to_one_line(lines[-1])[:600] if lines else f'code {done.code}'}",
                          fix=f"{sys.executable} -m torchx.cli.main run --dryrun … says more")
@@ -155,8 +146,7 @@ class TorchXLocal(Local):
         super().check(request)
 
     def submit(self, request: LaunchRequest) -> None:
-        where = request.handle.where
-        folder = Path(str(where["folder"]))
+        where, folder = request.handle.where, request.handle.folder
         if not self._shell.is_dry:
             write_atomic(folder / COMPONENT, component_here(
                 name=dns_label(request.handle.name), num_nodes=int(where["num_nodes"]),

@@ -8,19 +8,11 @@ from typing import Any
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.formatting import to_one_line
-from embark.launch.backend import LaunchRequest, Resource, RunEvent, RunHandle, Status, handle_for, time_s
+from embark.launch.backend import LaunchRequest, Resource, RunEvent, RunHandle, Status, time_s
 from embark.launch.backends.clouds import CloudCommands, from_environment, gcp_project
-from embark.launch.backends.machines import (
-    RUN_FOLDER,
-    Existing,
-    MachinesBackend,
-    folder_of,
-    require_object_store,
-    settings_of,
-)
-from embark.launch.backends.ssh import Host, names_of, pack_files
+from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend
 from embark.launch.run_registry import registry_dir
-from embark.launch.supervised import SupervisorState, job_json, status_of
+from embark.launch.supervised import Host, SupervisorState, job_json, names_of, pack_files, status_of
 from embark.render.job import Job, make_job
 from embark.render.location import location_of
 from embark.render.shell_text import script
@@ -49,11 +41,11 @@ class TpuVm(MachinesBackend):
             "PROJECT": gcp_project(job), **from_environment(RUNTIME_VERSION=tpu_vm.runtime_version(job)),
             "ZONE": location_of(job).zone,
         }
-        return handle_for(job, "tpu-vm", where)
+        return RunHandle.of(job, "tpu-vm", where)
 
     def check(self, request: LaunchRequest) -> None:
         handle = request.handle
-        require_object_store(request.spec)
+        super().check(request)
         self._gcloud(handle).check_login()
         if not self._shell.is_dry and self._resource(handle, make_job(request.spec, load_catalog())) is not None:
             raise UserError(f"the queued resource {handle.where['object']} already exists",
@@ -70,7 +62,7 @@ class TpuVm(MachinesBackend):
                          reason=state, text=_message(found), is_warning=state in (*PREEMPTED, "FAILED"))]
 
     def _submit(self, request: LaunchRequest, job: Job) -> None:
-        handle, startup = request.handle, folder_of(request.handle) / STARTUP
+        handle, startup = request.handle, request.handle.folder / STARTUP
         if not self._shell.is_dry:
             write_atomic(startup, startup_script(job))
         self._gcloud(handle).change(tpu_vm.enable_words())
@@ -81,7 +73,7 @@ class TpuVm(MachinesBackend):
     def _recreate(self, handle: RunHandle, job: Job) -> None:
         """A suspended request is never granted again, so it is deleted and made anew."""
         self._gcloud(handle).change(tpu_vm.end_words(job))
-        self._gcloud(handle).change(tpu_vm.create_words(job, str(folder_of(handle) / STARTUP)))
+        self._gcloud(handle).change(tpu_vm.create_words(job, str(handle.folder / STARTUP)))
 
     def _existing(self, handle: RunHandle, job: Job) -> Existing | None:
         found = self._resource(handle, job)
@@ -128,7 +120,7 @@ class TpuVm(MachinesBackend):
         return found if isinstance(found, dict) else None
 
     def _gcloud(self, handle: RunHandle) -> CloudCommands:
-        return CloudCommands("gcp", self._shell, settings_of(handle))
+        return CloudCommands("gcp", self._shell, self._settings(handle))
 
 
 def startup_script(job: Job) -> str:

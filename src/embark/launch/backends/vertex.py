@@ -23,9 +23,6 @@ from embark.launch.backend import (
     RunHandle,
     State,
     Status,
-    checkpoints_of,
-    handle_for,
-    split_rank_prefix,
     time_ns,
     time_s,
 )
@@ -170,7 +167,7 @@ class Vertex(Backend):
             "context": f"projects/{project}/locations/{region}", "project": project, "region": region,
             "id": f"{job.name}-{int(time.time())}", "display_name": job.name, "num_nodes": job.num_nodes,
         }
-        return handle_for(job, "vertex", where)
+        return RunHandle.of(job, "vertex", where)
 
     def check(self, request: LaunchRequest) -> None:
         if not request.spec.place.image:
@@ -241,7 +238,7 @@ class Vertex(Backend):
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """Vertex AI ends the replicas; then the job's record is deleted too."""
-        remains = (checkpoints_of(handle),)
+        remains = (handle.checkpoints,)
         api, job = self._api(handle), self._job(handle)
         if self._shell.is_dry:
             job = {"name": f"{handle.where['context']}/customJobs/ID", "state": "JOB_STATE_RUNNING"}
@@ -331,7 +328,7 @@ def entry_line(entry: Mapping[str, Any]) -> LogLine:
     match = _TASK.fullmatch(task)
     index = None if match is None else (0 if match[1] == "0" else 1) + int(match[2])
     at_ns = time_ns(str(entry.get("timestamp", "")))
-    return split_rank_prefix(LogLine(at_ns, task or "vertex", _message(entry), index))
+    return LogLine.of(at_ns, task or "vertex", _message(entry), index)
 
 
 def entry_event(entry: Mapping[str, Any]) -> RunEvent | None:

@@ -10,19 +10,19 @@ from dataclasses import replace
 from embark.catalog import load_catalog
 from embark.errors import Fault, UserError
 from embark.formatting import pluralize
-from embark.launch.backend import LaunchRequest, Replica, Resource, RunEvent, RunHandle, Status, handle_for
+from embark.launch.backend import LaunchRequest, Replica, Resource, RunEvent, RunHandle, Status
 from embark.launch.backends.clouds import CLOUDS, Cloud, Machine
-from embark.launch.backends.machines import (
-    RUN_FOLDER,
-    Existing,
-    MachinesBackend,
-    folder_of,
-    require_object_store,
-    settings_of,
-)
-from embark.launch.backends.ssh import Host, Unreachable, make_key, write_known_hosts
+from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend
 from embark.launch.run_registry import registry_dir
-from embark.launch.supervised import SupervisorState, job_json, status_of
+from embark.launch.supervised import (
+    Host,
+    SupervisorState,
+    Unreachable,
+    job_json,
+    make_key,
+    status_of,
+    write_known_hosts,
+)
 from embark.render.clouds.aws import plugin_text
 from embark.render.command import SPEC_PATH
 from embark.render.job import Job, make_job
@@ -49,10 +49,10 @@ class Vm(MachinesBackend):
             "folder": str(registry_dir() / "vm" / job.cloud / job.name), "cloud": job.cloud, "object": job.name,
             "num_nodes": job.num_nodes, **CLOUDS[job.cloud].settings(job),
         }
-        return handle_for(job, "vm", where)
+        return RunHandle.of(job, "vm", where)
 
     def check(self, request: LaunchRequest) -> None:
-        require_object_store(request.spec)
+        super().check(request)
         cloud, name = self._cloud(request.handle, make_job(request.spec, load_catalog())), request.handle.name
         cloud.check_login()
         found = _not_gone(cloud)
@@ -65,7 +65,7 @@ class Vm(MachinesBackend):
         return self._cloud(handle, self._job(handle)).events() if self._is_known(handle) else []
 
     def _submit(self, request: LaunchRequest, job: Job) -> None:
-        folder = folder_of(request.handle)
+        folder = request.handle.folder
         request.record(Resource(f"the run's ssh key in {folder}", f"embark cancel {request.handle.name}"))
         make_key(self._shell, folder / "key", f"embark {job.name}")
         self._provision(request.handle, job, request.record, is_fresh=True)
@@ -76,7 +76,7 @@ class Vm(MachinesBackend):
     def _existing(self, handle: RunHandle, job: Job) -> Existing:
         cloud = self._cloud(handle, job)
         machines = cloud.placeholders() if self._shell.is_dry else _not_gone(cloud)
-        can_be_told = self._shell.is_dry or (folder_of(handle) / "known_hosts").exists()
+        can_be_told = self._shell.is_dry or (handle.folder / "known_hosts").exists()
         hosts = [cloud.host(machine) for machine in machines if machine.state == "running" and can_be_told]
         return Existing(hosts=hosts, names=tuple(machine.name for machine in machines),
                         delete=lambda: cloud.delete(machines),
@@ -180,7 +180,7 @@ class Vm(MachinesBackend):
                 time.sleep(min(5.0, self.poll_s))
 
     def _cloud(self, handle: RunHandle, job: Job) -> Cloud:
-        return CLOUDS[job.cloud](self._shell, job, folder_of(handle), settings_of(handle))
+        return CLOUDS[job.cloud](self._shell, job, handle.folder, self._settings(handle))
 
 
 def machine_files(job: Job, index: int, master: str) -> Mapping[str, str]:

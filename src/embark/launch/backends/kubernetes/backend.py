@@ -16,27 +16,9 @@ from embark.launch.backend import (
     RunEvent,
     RunHandle,
     Status,
-    checkpoints_of,
-    handle_for,
 )
-from embark.launch.backends.kubernetes.kubectl import (
-    Cluster,
-    Forbidden,
-    Kubectl,
-    classify_error,
-    cluster_error,
-    current_context,
-)
-from embark.launch.backends.kubernetes.status import (
-    INSTANCE,
-    KINDS,
-    Pod,
-    PodLogPosition,
-    RunKind,
-    event_of,
-    pod_of,
-    status_of,
-)
+from embark.launch.backends.kubernetes.kubectl import Cluster, Forbidden, Kubectl, classify_error
+from embark.launch.backends.kubernetes.status import INSTANCE, KINDS, Pod, PodLogPosition, RunKind, event_of, status_of
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
 from embark.launch.shell import CommandResult, LineStream
 from embark.render.job import make_job
@@ -58,12 +40,12 @@ class Kubernetes(Backend):
         job = make_job(spec, load_catalog())
         kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         where: dict[str, str | int] = {
-            "context": self._context or current_context(self._shell, kubeconfig), "kubeconfig": kubeconfig,
+            "context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell), "kubeconfig": kubeconfig,
             "namespace": job.namespace, "object": job.name, "target": spec.place.target, "cloud": job.cloud, "num_nodes": job.num_pods,
             "queue": spec.place.queue, "claim": job.claim_name if spec.place.volume else "",
             "config": job.config_name, "pool": location_of(job).pool, "service_account": spec.place.service_account,
         }
-        return handle_for(job, self.name, where)
+        return RunHandle.of(job, self.name, where)
 
     def check(self, request: LaunchRequest) -> None:
         place, handle = request.spec.place, request.handle
@@ -171,7 +153,7 @@ class Kubernetes(Backend):
                                 cluster.line("delete", "pvc", str(claim), f"--namespace={namespace}")))
         found.append(Resource(f"the machines of node pool {handle.where['pool']}, paid until it shrinks",
                             "the clean command of the rendered train_dlrm_… script"))
-        found.append(checkpoints_of(handle))
+        found.append(handle.checkpoints)
         return tuple(found)
 
     def _small_objects(self, handle: RunHandle) -> list[str]:
@@ -202,7 +184,7 @@ class Kubernetes(Backend):
         def on_failure(done: CommandResult) -> None:
             error = classify_error(done)
             if error in ("token", "forbidden"):
-                raise cluster_error(done, kubectl.cluster)
+                raise kubectl.cluster.error(done)
             if error not in ("not found", "away"):  # replaced meanwhile; or the next look at the pods retries
                 self._notify(f"cannot read the log of {pod.name}: {to_one_line(done.err)[:300]}")
 
@@ -215,7 +197,7 @@ class Kubernetes(Backend):
         kind = self._kind(handle)
         found = self._kubectl(handle).items("pods", f"{INSTANCE}={self._object(handle)}")
         # The head of a Ray cluster trains nothing.
-        return [pod_of(one, kind.container) for one in found
+        return [Pod.of(one, kind.container) for one in found
                 if one["metadata"].get("labels", {}).get("app.kubernetes.io/component") != "head"]
 
     def _log_pods(self, handle: RunHandle) -> list[Pod]:
@@ -223,7 +205,7 @@ class Kubernetes(Backend):
         if not kind.log_label:
             return self._pods(handle)
         found = self._kubectl(handle).items("pods", f"{kind.log_label}={self._object(handle)}")
-        return [pod_of(one, kind.log_container) for one in found]
+        return [Pod.of(one, kind.log_container) for one in found]
 
     def _kind(self, handle: RunHandle) -> RunKind:
         return KINDS[str(handle.where["target"])]

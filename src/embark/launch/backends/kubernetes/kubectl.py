@@ -44,6 +44,29 @@ class Cluster:
         """A command for a person to run."""
         return shlex.join([*self.words, *words])
 
+    def current_context(self, shell: Shell) -> str:
+        """Empty on a dry run. Raises where kubectl has none."""
+        done = shell.ask([*Cluster(kubeconfig=self.kubeconfig).words, "config", "current-context"])
+        if not done.is_ok:
+            raise UserError("kubectl has no current cluster", fix=self.fix("no cluster"))
+        return done.out.strip()
+
+    def error(self, done: CommandResult) -> EmbarkError:
+        kind = classify_error(done)
+        what = _TABLE["errors"].get(kind, {}).get("what", "{where} refused it").format(where=self.title)
+        return _ERRORS.get(kind, UserError)(f"{what}: {_last_line(done)}", fix=self.fix(kind, done.err))
+
+    def fix(self, kind: ErrorKind, err: str = "") -> str:
+        logins: dict[str, str] = _TABLE["logins"]
+        login = logins.get(self.cloud, "")
+        install = next((how for name, how in _TABLE["installs"].items() if name in err.lower()), "")
+        fix: str = _TABLE["errors"].get(kind, {}).get("fix", "")
+        return fix.format(
+            kubectl=self.line(), namespace=self.namespace,
+            login=login or "log in to the cloud again; " + "; ".join(logins.values()),
+            credentials=login.rpartition("then ")[2] or "kubectl config get-contexts; kubectl config use-context NAME",
+            install=install.format_map(vars(operators)) or "install the operator that has this kind")
+
 
 class Kubectl:
     """Of one cluster."""
@@ -99,10 +122,10 @@ class Kubectl:
             if kind == "away":
                 raise Unavailable(_last_line(done))
             if kind is not None and kind not in fine:
-                raise cluster_error(done, self.cluster)
+                raise self.cluster.error(done)
             return done
 
-        return retry_api(checked, self._retry, self._notify, name=self.cluster.title, fix=_fix("away", self.cluster))
+        return retry_api(checked, self._retry, self._notify, name=self.cluster.title, fix=self.cluster.fix("away"))
 
 
 class Forbidden(UserError):
@@ -116,38 +139,11 @@ class NoSuchKind(UserError):
 _ERRORS: dict[str, type[EmbarkError]] = {"away": Fault, "no such kind": NoSuchKind, "forbidden": Forbidden}
 
 
-def current_context(shell: Shell, kubeconfig: str = "") -> str:
-    """Empty on a dry run. Raises where kubectl has none."""
-    cluster = Cluster(kubeconfig=kubeconfig)
-    done = shell.ask([*cluster.words, "config", "current-context"])
-    if not done.is_ok:
-        raise UserError("kubectl has no current cluster", fix=_fix("no cluster", cluster))
-    return done.out.strip()
-
-
 def classify_error(done: CommandResult) -> ErrorKind:
     """What kind of error kubectl met."""
     if done.has_timed_out:
         return "away"
     return next((kind for kind, row in _TABLE["errors"].items() if re.search(row["pattern"], done.err)), "other")
-
-
-def cluster_error(done: CommandResult, cluster: Cluster) -> EmbarkError:
-    kind = classify_error(done)
-    what = _TABLE["errors"].get(kind, {}).get("what", "{where} refused it").format(where=cluster.title)
-    return _ERRORS.get(kind, UserError)(f"{what}: {_last_line(done)}", fix=_fix(kind, cluster, done.err))
-
-
-def _fix(kind: ErrorKind, cluster: Cluster, err: str = "") -> str:
-    logins: dict[str, str] = _TABLE["logins"]
-    login = logins.get(cluster.cloud, "")
-    install = next((how for name, how in _TABLE["installs"].items() if name in err.lower()), "")
-    fix: str = _TABLE["errors"].get(kind, {}).get("fix", "")
-    return fix.format(
-        kubectl=cluster.line(), namespace=cluster.namespace,
-        login=login or "log in to the cloud again; " + "; ".join(logins.values()),
-        credentials=login.rpartition("then ")[2] or "kubectl config get-contexts; kubectl config use-context NAME",
-        install=install.format_map(vars(operators)) or "install the operator that has this kind")
 
 
 def _last_line(done: CommandResult) -> str:

@@ -1,12 +1,14 @@
 """How a run stands on Kubernetes, from its object, its pods, their logs and events. Pure functions."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from embark.formatting import pluralize, to_one_line
-from embark.launch.backend import LogLine, Reason, Replica, RunEvent, State, Status, split_rank_prefix, time_ns, time_s
+from embark.launch.backend import LogLine, Reason, Replica, RunEvent, State, Status, time_ns, time_s
 from embark.launch.backends.ray.status import line_of
 from embark.launch.explanations import explain_exit, explain_preemption, explain_unschedulable, explain_waiting
 from embark.render.targets.kubernetes import CONTAINERS, MANIFESTS
@@ -41,26 +43,21 @@ class Pod:
     since_s: float | None = None
     """Unix time at which its node took it."""
 
-
-def pod_of(found: Mapping[str, Any], container: str) -> Pod:
-    """`container`: the one that matters; empty: the first."""
-    metadata, status = found["metadata"], found.get("status", {})
-    labels = metadata.get("labels", {})
-    index = next((int(labels[name]) for name in INDEX_LABELS if str(labels.get(name, "")).isdigit()), None)
-    state: dict[str, Any] = next(
-        (s for s in status.get("containerStatuses", ()) if s.get("name") == container or not container), {})
-    now = state.get("state", {})
-    disruption = _condition(status, "DisruptionTarget")
-    preempted = ""
-    if disruption:
-        preempted = explain_preemption(disruption.get("reason", ""), disruption.get("message", ""))
-    return Pod(
-        name=metadata["name"], uid=metadata.get("uid", ""), index=index,
-        created=metadata.get("creationTimestamp", ""), phase=status.get("phase", "Pending"),
-        is_leaving="deletionTimestamp" in metadata, preempted=preempted, why=_why(status, now),
-        has_started="running" in now or "terminated" in now, num_container_starts=int(state.get("restartCount", 0)),
-        since_s=time_s(status.get("startTime")),
-    )
+    @classmethod
+    def of(cls, found: Mapping[str, Any], container: str) -> Pod:
+        """`container`: the one that matters; empty: the first."""
+        metadata, status = found["metadata"], found.get("status", {})
+        labels = metadata.get("labels", {})
+        state: dict[str, Any] = next(
+            (s for s in status.get("containerStatuses", ()) if s.get("name") == container or not container), {})
+        now, disruption = state.get("state", {}), _condition(status, "DisruptionTarget") or {}
+        return cls(
+            name=metadata["name"], uid=metadata.get("uid", ""),
+            index=next((int(labels[name]) for name in INDEX_LABELS if str(labels.get(name, "")).isdigit()), None),
+            created=metadata.get("creationTimestamp", ""), phase=status.get("phase", "Pending"),
+            is_leaving="deletionTimestamp" in metadata, why=_why(status, now), since_s=time_s(status.get("startTime")),
+            preempted=explain_preemption(disruption.get("reason", ""), disruption.get("message", "")) if disruption else "",
+            has_started="running" in now or "terminated" in now, num_container_starts=state.get("restartCount", 0))
 
 
 def status_of(
@@ -287,7 +284,7 @@ class PodLogPosition:
         at_ns = time_ns(stamp)
         if not self._is_new(at_ns):
             return None
-        return split_rank_prefix(LogLine(at_ns, pod.name, rest if at_ns else text, pod.index))
+        return LogLine.of(at_ns, pod.name, rest if at_ns else text, pod.index)
 
     def _is_new(self, at_ns: int) -> bool:
         if not at_ns or at_ns > self.last_ns:

@@ -24,7 +24,6 @@ from embark.launch.backend import (
     RunEvent,
     RunHandle,
     Status,
-    checkpoints_of,
 )
 from embark.launch.backends.ray.status import can_hold, events_of, line_of, resources_text, status_of
 from embark.launch.http import HttpClient
@@ -166,7 +165,7 @@ class Ray(Backend):
     def cancel(self, handle: RunHandle) -> CancelResult:
         """The script passes SIGTERM on to the ranks, which save and end; Ray waits for it as long as their grace is."""
         client, identity = self._client(handle), str(handle.where["id"])
-        remains = (checkpoints_of(handle),
+        remains = (handle.checkpoints,
                    Resource(f"the Ray cluster {handle.where['context']}", "not created by embark launch"))
         record = Resource(f"the record and the log of Ray job {identity}", f"embark cancel {handle.name} again")
         job = self._job(handle)

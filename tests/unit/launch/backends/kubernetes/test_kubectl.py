@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embark.errors import Fault, UserError
-from embark.launch.backends.kubernetes.kubectl import Cluster, NoSuchKind, classify_error, cluster_error
+from embark.launch.backends.kubernetes.kubectl import Cluster, NoSuchKind, classify_error
 from embark.launch.shell import CommandResult
 
 CASES = [
@@ -43,7 +43,7 @@ def test_one_that_does_not_answer_in_time_is_away():
 
 def test_the_fix_is_the_cloud_s_own():
     for cloud, command in (("aws", "aws eks"), ("azure", "az aks"), ("gcp", "gcloud container")):
-        error = cluster_error(CommandResult(1, err="Unauthorized"), Cluster("c", cloud=cloud))
+        error = Cluster("c", cloud=cloud).error(CommandResult(1, err="Unauthorized"))
         assert isinstance(error, UserError)
         assert command in error.fix
 
@@ -52,16 +52,14 @@ def test_an_operator_that_is_missing_is_named_with_its_command():
     for said, fix in (('no matches for kind "TrainJob"', "trainer.git/manifests/overlays/manager?ref=v2.3"),
                       ('doesn\'t have a resource type "jobset" in group', "JobSet"),
                       ('no matches for kind "PyTorchJob"', "v1.9.4")):
-        error = cluster_error(CommandResult(1, err=said), Cluster())
+        error = Cluster().error(CommandResult(1, err=said))
         assert isinstance(error, NoSuchKind)
         assert fix in error.fix
 
 
 def test_the_tries_at_discovery_are_left_out_of_the_sentence():
     noise = 'E1115 09:27:02.213523    6981 memcache.go:381] "Couldn\'t get current server API group list"\n' * 5
-    error = cluster_error(
-        CommandResult(1, err=f"{noise}The connection to the server 10.0.0.1 was refused"), Cluster("east")
-    )
+    error = Cluster("east").error(CommandResult(1, err=f"{noise}The connection to the server 10.0.0.1 was refused"))
     assert isinstance(error, Fault)
     assert error.what == "the cluster east does not answer: The connection to the server 10.0.0.1 was refused"
 

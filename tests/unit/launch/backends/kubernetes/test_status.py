@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from embark.launch.backend import RunEvent
-from embark.launch.backends.kubernetes.status import event_of, newest, pod_of, status_of
+from embark.launch.backends.kubernetes.status import Pod, event_of, newest, status_of
 
 
 def pod(name: str, index: int = 0, phase: str = "Running", *, created: str = "2026-11-15T09:00:00Z",
@@ -20,7 +20,7 @@ def pod(name: str, index: int = 0, phase: str = "Running", *, created: str = "20
     shown = state if state is not None else running
     status = {"phase": phase, "conditions": conditions or [],
               "containerStatuses": [{"name": "sidecar", "state": {"running": {}}}, {"name": "trainer", "state": shown}]}
-    return pod_of({"metadata": metadata, "status": status}, "trainer")
+    return Pod.of({"metadata": metadata, "status": status}, "trainer")
 
 
 def status(pods, *, conditions=(), events=(), suspend=False, queue="", num_nodes=2, **metadata):
