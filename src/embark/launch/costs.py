@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from embark.catalog import SpecPrice, price_spec
+from embark.catalog import price_spec
 from embark.errors import EmbarkError
 from embark.events import Event
 from embark.events.events import parse_event
@@ -86,17 +87,14 @@ def run_cost(name: str, notify: Notify, *, budget_usd: float | None = None, now_
     total_usd = None if spent_usd is None or left_usd is None else spent_usd + left_usd
     own_budget_usd = spec.place.budget_usd if spec else None
     limit_usd = budget_usd if budget_usd is not None else own_budget_usd
-    title = run_dir.uri if run_dir else name
-    is_within, verdict = _check_budget(
-        launched.handle.name if launched else title, limit_usd, own_budget_usd, spent_usd, total_usd
-    )
+    name, title = (launched.handle.name, launched.handle.title) if launched else (run_dir.uri if run_dir else name,) * 2
+    is_within, verdict = _check_budget(name, limit_usd, own_budget_usd, spent_usd, total_usd)
     return RunCost(
-        name=launched.handle.name if launched else title, title=launched.handle.title if launched else title,
-        is_running=is_running, held_s=lead_s + (found.held_s if found else 0.0), spent_usd=spent_usd, left_s=left_s,
-        left_usd=left_usd, total_usd=total_usd, predicted_usd=_predicted_usd(spec), usd_per_hour=price.usd_per_hour,
-        price_source=price.source, lead_s=lead_s, spending=found, budget_usd=limit_usd, is_within_budget=is_within,
-        budget_verdict=verdict, notes=tuple(notes), can_be_cancelled=status is not None and not status.has_ended,
-    )
+        name=name, title=title, is_running=is_running, held_s=lead_s + (found.held_s if found else 0.0),
+        spent_usd=spent_usd, left_s=left_s, left_usd=left_usd, total_usd=total_usd, predicted_usd=_predicted_usd(spec),
+        usd_per_hour=price.usd_per_hour, price_source=price.source, lead_s=lead_s, spending=found, budget_usd=limit_usd,
+        is_within_budget=is_within, budget_verdict=verdict, notes=tuple(notes),
+        can_be_cancelled=status is not None and not status.has_ended)
 
 
 def _check_budget(name: str, limit_usd: float | None, own_usd: float | None, spent_usd: float | None,
@@ -126,7 +124,9 @@ class _Price:
     @classmethod
     def of(cls, spec: RunSpec | None, at_launch: float | None) -> _Price:
         """Of the spec's machines, as the catalog has it now, unless it was another at the launch."""
-        price = _spec_price(spec)
+        price = None
+        with suppress(EmbarkError):
+            price = price_spec(spec) if spec else None
         now = price.usd_per_hour if price else None
         if at_launch is not None and at_launch != now:
             return cls(at_launch, "the catalog's on the day of the launch")
@@ -161,19 +161,10 @@ def _events(run_dir: RunDir | None, notes: list[str], *, is_only: bool) -> list[
 def _spec(run_dir: RunDir | None, launched: RunRecord | None) -> RunSpec | None:
     if launched is not None:
         return launched.spec
-    try:
+    with suppress(EmbarkError, ValueError):  # of another version: the hours count all the same
         if run_dir is not None and run_dir.store.exists("spec.toml"):
             return resolve(tomllib.loads(run_dir.store.read("spec.toml").decode(errors="replace")))
-    except (EmbarkError, ValueError):  # of another version: the hours count all the same
-        pass
     return None
-
-
-def _spec_price(spec: RunSpec | None) -> SpecPrice | None:
-    try:
-        return None if spec is None else price_spec(spec)
-    except EmbarkError:
-        return None
 
 
 def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes: list[str]) -> float:
@@ -197,11 +188,8 @@ def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes:
 
 
 def _predicted_usd(spec: RunSpec | None) -> float | None:
-    if spec is None or _spec_price(spec) is None:
-        return None
     from embark.launch.launching import estimate_launch
 
-    try:
-        return estimate_launch(spec).total_usd
-    except EmbarkError:
-        return None
+    with suppress(EmbarkError):  # it has no machine of the catalog, or no plan
+        return estimate_launch(spec).total_usd if spec and (spec.place.machine or spec.place.cloud) else None
+    return None

@@ -91,10 +91,9 @@ class CloudCommands:
                 self.shell.ask([program, "-V" if program == "ssh" else "--version"])
             except UserError as error:
                 raise UserError(error.what, fix=where) from error
-        done = self.ask("identity")
-        if not done.is_ok:
-            raise UserError(f"{self.name}: {to_one_line(done.err)[:300] or 'nobody is logged in'}",
-                            fix=self.table["login"])
+        if not (done := self.ask("identity")).is_ok:
+            said = to_one_line(done.err)[:300] or "nobody is logged in"
+            raise UserError(f"{self.name}: {said}", fix=self.table["login"])
 
 
 class Cloud(CloudCommands, ABC):
@@ -287,9 +286,9 @@ class Azure(Cloud):
     def machine(self, row: dict[str, Any]) -> Machine:
         name, power, phase = (str(row.get(key) or "") for key in ("name", "powerState", "provisioningState"))
         state = self.table["states"].get(power, "starting" if phase == "Creating" else "stopped")
-        return Machine(int(name.rpartition("-")[2]), str(row.get("vmId") or name), name,
-                       "gone" if phase == "Deleting" else state, inside=name,
-                       outside=str(row.get("publicIps") or "").partition(",")[0], why="" if state == "running" else power)
+        return Machine(
+            int(name.rpartition("-")[2]), str(row.get("vmId") or name), name, "gone" if phase == "Deleting" else state,
+            name, str(row.get("publicIps") or "").partition(",")[0], why="" if state == "running" else power)
 
     def events_of(self, row: dict[str, Any]) -> list[RunEvent]:
         said, status = row.get("operationName") or {}, row.get("status") or {}
@@ -349,7 +348,8 @@ class Gcp(Cloud):
         keys = self.folder / "ssh-keys"
         if not self.shell.is_dry:
             keys.write_text(f"{self.table['user']}:{(self.folder / 'key.pub').read_text().strip()}\n")
-        given = ("--metadata=enable-guest-attributes=TRUE,enable-oslogin=FALSE", f"--metadata-from-file=ssh-keys={keys}")
+        given = ("--metadata=enable-guest-attributes=TRUE,enable-oslogin=FALSE",
+                 f"--metadata-from-file=ssh-keys={keys}")
         self.change(gcp.start_words(self.job, self.location, given), rank=str(index))
 
     def restart(self, machine: Machine) -> None:

@@ -11,16 +11,7 @@ from pathlib import Path
 from embark.errors import Fault, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
-from embark.launch.backend import (
-    Backend,
-    CancelResult,
-    LaunchRequest,
-    LogLine,
-    Resource,
-    RunHandle,
-    Status,
-    time_ns,
-)
+from embark.launch.backend import Backend, CancelResult, LaunchRequest, LogLine, Resource, RunHandle, Status, time_ns
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
 from embark.launch.supervised import PROGRAM, SupervisorState, job_json, status_of

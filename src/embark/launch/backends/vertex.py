@@ -4,7 +4,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -81,15 +81,11 @@ class VertexApi:
 
     def find(self, condition: str) -> list[dict[str, Any]]:
         """Jobs, newest first. `condition`: of the list filter."""
-        found: list[dict[str, Any]] = []
-        token = ""
-        while True:
-            query = {"filter": condition, "pageSize": 100, **({"pageToken": token} if token else {})}
-            page = self._checked(self._jobs.get(f"{self._jobs_url}?{urlencode(query)}")).json() or {}
-            found += page.get("customJobs") or ()
-            token = str(page.get("nextPageToken") or "")
-            if not token:
-                return sorted(found, key=lambda job: str(job.get("createTime", "")), reverse=True)
+        def page(query: dict[str, Any]) -> Response:
+            return self._checked(self._jobs.get(f"{self._jobs_url}?{urlencode(query)}"))
+
+        found = _pages(page, "customJobs", {"filter": condition, "pageSize": 100})
+        return sorted(found, key=lambda job: str(job.get("createTime", "")), reverse=True)
 
     def create(self, job: Mapping[str, Any], *, label: str) -> None:
         """`label`: a condition that finds it again: a request whose response was lost is not repeated blindly."""
@@ -104,19 +100,15 @@ class VertexApi:
 
     def entries(self, condition: str) -> Iterator[dict[str, Any]]:
         """Of Cloud Logging, by time."""
-        token = ""
-        while True:
-            wanted = {"resourceNames": [f"projects/{self.project}"], "filter": condition, "orderBy": "timestamp asc",
-                      "pageSize": PAGE, **({"pageToken": token} if token else {})}
-            response = self._logging.change("POST", f"{self._logging_url}/v2/entries:list", json.dumps(wanted).encode(),
+        def page(query: dict[str, Any]) -> Response:
+            response = self._logging.change("POST", f"{self._logging_url}/v2/entries:list", json.dumps(query).encode(),
                                             body_name="the log filter")
             if not response.is_ok:
                 raise self._logging.error(response, "return the log")
-            page = response.json() or {}
-            yield from page.get("entries") or ()
-            token = str(page.get("nextPageToken") or "")
-            if not token:
-                return
+            return response
+
+        return _pages(page, "entries", {"resourceNames": [f"projects/{self.project}"], "filter": condition,
+                                        "orderBy": "timestamp asc", "pageSize": PAGE})
 
     def _checked(self, response: Response) -> Response:
         if response.is_ok:
@@ -148,6 +140,15 @@ class VertexApi:
         except GoogleAuthError as error:
             raise UserError(f"Google Cloud refuses your credentials: {error}", fix=LOGIN) from error
         return {"Authorization": f"Bearer {self._credentials.token}"}
+
+
+def _pages(page: Callable[[dict[str, Any]], Response], key: str, query: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    while True:
+        answer = page(query).json() or {}
+        yield from answer.get(key) or ()
+        if not answer.get("nextPageToken"):
+            return
+        query = {**query, "pageToken": str(answer["nextPageToken"])}
 
 
 class Vertex(Backend):

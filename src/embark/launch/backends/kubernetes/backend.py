@@ -7,16 +7,7 @@ from pathlib import Path
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.formatting import pluralize, to_one_line
-from embark.launch.backend import (
-    Backend,
-    CancelResult,
-    LaunchRequest,
-    LogLine,
-    Resource,
-    RunEvent,
-    RunHandle,
-    Status,
-)
+from embark.launch.backend import Backend, CancelResult, LaunchRequest, LogLine, Resource, RunEvent, RunHandle, Status
 from embark.launch.backends.kubernetes.kubectl import Cluster, Forbidden, Kubectl, classify_error
 from embark.launch.backends.kubernetes.status import INSTANCE, KINDS, Pod, PodLogPosition, RunKind, event_of, status_of
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
@@ -40,10 +31,11 @@ class Kubernetes(Backend):
         job = make_job(spec, load_catalog())
         kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         where: dict[str, str | int] = {
-            "context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell), "kubeconfig": kubeconfig,
-            "namespace": job.namespace, "object": job.name, "target": spec.place.target, "cloud": job.cloud, "num_nodes": job.num_pods,
-            "queue": spec.place.queue, "claim": job.claim_name if spec.place.volume else "",
-            "config": job.config_name, "pool": location_of(job).pool, "service_account": spec.place.service_account,
+            "context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
+            "kubeconfig": kubeconfig, "namespace": job.namespace, "object": job.name, "target": spec.place.target,
+            "cloud": job.cloud, "num_nodes": job.num_pods, "queue": spec.place.queue,
+            "claim": job.claim_name if spec.place.volume else "", "config": job.config_name,
+            "pool": location_of(job).pool, "service_account": spec.place.service_account,
         }
         return RunHandle.of(job, self.name, where)
 

@@ -50,14 +50,15 @@ class Pod:
         labels = metadata.get("labels", {})
         state: dict[str, Any] = next(
             (s for s in status.get("containerStatuses", ()) if s.get("name") == container or not container), {})
-        now, disruption = state.get("state", {}), _condition(status, "DisruptionTarget") or {}
+        now, disruption = state.get("state", {}), _condition(status, "DisruptionTarget")
+        preempted = disruption and explain_preemption(disruption.get("reason", ""), disruption.get("message", ""))
         return cls(
             name=metadata["name"], uid=metadata.get("uid", ""),
             index=next((int(labels[name]) for name in INDEX_LABELS if str(labels.get(name, "")).isdigit()), None),
             created=metadata.get("creationTimestamp", ""), phase=status.get("phase", "Pending"),
             is_leaving="deletionTimestamp" in metadata, why=_why(status, now), since_s=time_s(status.get("startTime")),
-            preempted=explain_preemption(disruption.get("reason", ""), disruption.get("message", "")) if disruption else "",
-            has_started="running" in now or "terminated" in now, num_container_starts=state.get("restartCount", 0))
+            has_started="running" in now or "terminated" in now, num_container_starts=state.get("restartCount", 0),
+            preempted=preempted or "")
 
 
 def status_of(

@@ -15,16 +15,7 @@ from urllib.parse import quote, urlencode
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Mistake, SpecError, UserError
 from embark.formatting import format_duration, pluralize
-from embark.launch.backend import (
-    Backend,
-    CancelResult,
-    LaunchRequest,
-    LogLine,
-    Resource,
-    RunEvent,
-    RunHandle,
-    Status,
-)
+from embark.launch.backend import Backend, CancelResult, LaunchRequest, LogLine, Resource, RunEvent, RunHandle, Status
 from embark.launch.backends.ray.status import can_hold, events_of, line_of, resources_text, status_of
 from embark.launch.http import HttpClient
 from embark.model.batch import batch_mistakes
