@@ -15,7 +15,7 @@ from typing import Any
 
 from embark.catalog import Catalog, find_machine, load_catalog
 from embark.catalog.pricing import DEFAULT_MACHINES
-from embark.doctor.check import Check, check
+from embark.doctor import Check, check
 from embark.errors import EmbarkError, UserError
 from embark.formatting import to_one_line
 from embark.launch.shell import Shell
@@ -64,11 +64,6 @@ class Need:
     @property
     def market(self) -> str:
         return "on spot" if self.job.is_spot else "on demand"
-
-    @property
-    def usd_per_hour(self) -> float | None:
-        """Of one machine, as the catalog has it."""
-        return self.job.price.usd_per_machine_hour
 
     def __str__(self) -> str:
         return f"{self.job.num_nodes} x {self.job.machine.name} {self.market} in {self.region}"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from embark.doctor import Check, check
 from embark.doctor.account import CLOUDS, Need, budget_check, refusal
-from embark.doctor.check import Check, check
 from embark.errors import MissingPackage
 from embark.formatting import to_one_line
 
@@ -123,7 +123,7 @@ def _spot_price(ec2: Any, need: Need) -> list[Check]:
         return [Check("spot price", "warning", f"none for {machine} in {need.region} now", "one",
                       "it may not be sold on spot there: another place.region, or place.spot = false")]
     zone, price = min(prices.items(), key=lambda row: row[1])
-    known = need.usd_per_hour
+    known = need.job.price.usd_per_machine_hour
     found = f"${price:,.2f} an hour in {zone} now; the catalog says {f'${known:,.2f}' if known else 'nothing'}"
     is_near = known is not None and abs(price - known) <= PRICE_MOVED * known
     return [check("spot price", is_near, found, f"within {PRICE_MOVED:.0%} of the catalog",

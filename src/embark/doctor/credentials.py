@@ -4,7 +4,7 @@ import json
 import stat
 from collections.abc import Callable, Iterator
 
-from embark.doctor.check import Check, Host
+from embark.doctor import Check, Host
 
 
 def check_credentials(host: Host) -> Iterator[Check]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from embark.catalog import load_catalog
 from embark.catalog.machine import Catalog
-from embark.doctor.check import GIB, Check, Host, Verdict, check, size_text
+from embark.doctor import GIB, Check, Host, Verdict, check, size_text
 from embark.errors import EmbarkError
 from embark.stack import versions as stack
 

@@ -1,6 +1,5 @@
 """The network between machines (EFA, InfiniBand, what NCCL needs to use them), and what ranks reach over it."""
 
-import json
 import os
 import resource
 import signal
@@ -13,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embark.doctor.check import Check, Host, check
+from pydantic import TypeAdapter
+
+from embark.doctor import Check, Host, check
 
 _AMAZON = "0x1d0f"
 _PLUGIN_FOLDERS = ("/opt/amazon/ofi-nccl", "/opt/aws-ofi-nccl", "/opt/amazon/efa", "/usr/lib/x86_64-linux-gnu",
@@ -143,10 +144,8 @@ class Probe:
             self.end()
             return Facts(trouble=f"it did not answer within {limit_s:.0f} s")
         try:
-            answer = json.loads(self._answer.read_text(encoding="utf-8"))
-            return Facts(answer["cuda"], answer["nccl"], int(answer["num_gpus"]), list(answer["arches"]),
-                         answer["trouble"], dict(answer["reduce"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            return TypeAdapter(Facts).validate_json(self._answer.read_bytes())
+        except (OSError, ValueError):
             lines = err.decode(errors="replace").strip().splitlines()
             return Facts(trouble=lines[-1] if lines else f"it ended with {self._process.returncode}")
 

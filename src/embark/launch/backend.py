@@ -279,14 +279,8 @@ _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d
 def time_ns(stamp: str) -> int:
     """`2026-11-15T09:14:59.123456789Z` since 1970; 0 for anything else."""
     match = _STAMP.fullmatch(stamp)
-    if match is None:
-        return 0
-    second, digits, zone = match.groups()
-    try:
-        at = datetime.fromisoformat(second + ("+00:00" if zone == "Z" else zone))
-    except ValueError:
-        return 0
-    return int(at.timestamp()) * 1_000_000_000 + int((digits or "").ljust(9, "0")[:9])
+    at_s = time_s(match[1] + match[3]) if match else None
+    return int(at_s) * 1_000_000_000 + int((match[2] or "").ljust(9, "0")[:9]) if match and at_s is not None else 0
 
 
 def time_s(text: object) -> float | None:

@@ -1,8 +1,7 @@
 """Estimate, launch, supervise and cancel a run."""
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from embark.catalog import load_catalog
@@ -100,10 +99,21 @@ def submit_launch(launch: PreparedLaunch) -> RunRecord:
     run = RunRecord(handle=launch.handle, spec_toml=to_toml(launch.request.spec), submitted_s=time.time(),
                     is_submitted=False, path=record_path(launch.handle))
     created: list[Resource] = []
-    with _listing_what_exists(run, created):
+    try:
         save_record(run)
         launch.backend.submit(replace(launch.request, record=created.append))
         return save_record(replace(run, is_submitted=True))
+    except KeyboardInterrupt:
+        if not created:
+            delete_record(run)
+            raise Interrupted("stopped by Ctrl-C; nothing was created") from None
+        raise Interrupted(f"stopped by Ctrl-C; {_may_exist(created)}", fix=_removal(created)) from None
+    except EmbarkError as error:
+        if not created:
+            delete_record(run)
+            raise
+        fix = "; ".join(part for part in (error.fix, f"to remove: {_removal(created)}") if part)
+        raise type(error)(f"{error.what}; {_may_exist(created)}", fix=fix) from error
 
 
 def launch_result(launch: PreparedLaunch, *, status: Status | None = None,
@@ -156,23 +166,6 @@ def cancel_run(run: RunRecord, shell: Shell, notify: Notify) -> Cancellation:
             delete_record(run)
     return Cancellation(name=run.handle.name, title=run.handle.title, removed=result.removed, remains=result.remains,
                         is_complete=result.is_complete, last_checkpoint=_last_checkpoint(run.handle))
-
-
-@contextmanager
-def _listing_what_exists(run: RunRecord, created: list[Resource]) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not created:
-            delete_record(run)
-            raise Interrupted("stopped by Ctrl-C; nothing was created") from None
-        raise Interrupted(f"stopped by Ctrl-C; {_may_exist(created)}", fix=_removal(created)) from None
-    except EmbarkError as error:
-        if not created:
-            delete_record(run)
-            raise
-        fix = "; ".join(part for part in (error.fix, f"to remove: {_removal(created)}") if part)
-        raise type(error)(f"{error.what}; {_may_exist(created)}", fix=fix) from error
 
 
 def _may_exist(created: list[Resource]) -> str:

@@ -135,11 +135,6 @@ def run_outcome(run_uri: str, since_s: float = 0.0) -> str | None:
     return ""
 
 
-def is_finished(outcome: str | None) -> bool:
-    """After these outcomes a run is not started again."""
-    return outcome in ("done", "budget")
-
-
 NUM_EVENTS = 5
 RUNS_FOLDER = "runs"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embark.doctor.check import Host
+from embark.doctor import Host
 
 
 class Machine:

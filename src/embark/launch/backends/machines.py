@@ -13,7 +13,7 @@ from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch.backend import Backend, CancelResult, LaunchRequest, LogLine, Resource, RunHandle, Status
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
-from embark.launch.run_registry import is_finished, run_outcome
+from embark.launch.run_registry import run_outcome
 from embark.launch.supervised import Host, LogPosition, Ssh, names_of
 from embark.render.job import Job, make_job
 from embark.spec import load_spec, to_toml
@@ -122,11 +122,12 @@ class MachinesBackend(Backend):
 
         `is_gone`: a machine is, so only the run's events know.
         """
-        if not self._is_submitted(handle):
+        since_s = submitted_s(handle)
+        if since_s is None:
             return replace(status, state="pending", reason="its launch was interrupted before all machines had the run",
                            fix=f"embark cancel {handle.name}, then launch again")
-        outcome = run_outcome(handle.run_uri, _submitted_s(handle)) if is_gone else ""
-        if is_finished(outcome):
+        outcome = run_outcome(handle.run_uri, since_s) if is_gone else ""
+        if outcome in ("done", "budget"):
             return replace(status, state="succeeded", reason=f"{reason}, after it had finished ({outcome})",
                            fix=f"embark cancel {handle.name}")
         if not may_recreate:
@@ -164,15 +165,13 @@ class MachinesBackend(Backend):
         """The spec is written before the first change, and deleted with the machines."""
         return (handle.folder / SPEC).exists()
 
-    def _is_submitted(self, handle: RunHandle) -> bool:
-        return (handle.folder / SUBMITTED).exists()
-
     def _job(self, handle: RunHandle) -> Job:
         return make_job(load_spec(str(handle.folder / SPEC)), load_catalog())
 
 
-def _submitted_s(handle: RunHandle) -> float:
+def submitted_s(handle: RunHandle) -> float | None:
+    """Unix time; None where the launch was interrupted, or the run is being cancelled."""
     try:
         return float(json.loads((handle.folder / SUBMITTED).read_text())["time_s"])
-    except (OSError, ValueError, KeyError):
-        return 0.0
+    except FileNotFoundError:
+        return None

@@ -12,7 +12,7 @@ from embark.errors import Fault, UserError
 from embark.formatting import pluralize
 from embark.launch.backend import LaunchRequest, Replica, Resource, RunEvent, RunHandle, Status
 from embark.launch.backends.clouds import CLOUDS, Cloud, Machine
-from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend
+from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend, submitted_s
 from embark.launch.run_registry import registry_dir
 from embark.launch.supervised import (
     Host,
@@ -85,7 +85,7 @@ class Vm(MachinesBackend):
     def _look(self, handle: RunHandle, job: Job) -> tuple[list[Host], Status]:
         cloud = self._cloud(handle, job)
         machines = {machine.index: machine for machine in cloud.machines()}
-        if not machines and not self._is_submitted(handle):
+        if not machines and submitted_s(handle) is None:
             return [], Status(state="gone", reason=f"{handle.name} has no machines", fix="embark launch creates them")
         hosts = [cloud.host(machine) for machine in machines.values() if machine.state == "running"]
         states: dict[int, SupervisorState | None] = dict.fromkeys(range(job.num_nodes))
