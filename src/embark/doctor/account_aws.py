@@ -106,7 +106,7 @@ def _vcpus_in_use(ec2: Any, families: tuple[str, ...], *, is_spot: bool) -> floa
                 running[instance["InstanceType"]] += 1
     if not running:
         return 0.0
-    # A machine counts whole, whatever share of its processors it was started with.
+    # A machine counts with all its processors, however many it was started with.
     kinds = ec2.get_paginator("describe_instance_types").paginate(InstanceTypes=sorted(running))
     return float(sum(running[kind["InstanceType"]] * kind["VCpuInfo"]["DefaultVCpus"]
                      for page in kinds for kind in page["InstanceTypes"]))

@@ -59,7 +59,7 @@ def system() -> Check:
 
 
 def container(host: Host) -> Check:
-    """Never wrong; it tells whose limits the others are."""
+    """Never wrong; it says whose limits the others are."""
     if host.env.get("KUBERNETES_SERVICE_HOST"):
         return Check("container", "ok", "a pod of Kubernetes")
     marked = next((name for path, name in _CONTAINERS if host.path(path).exists()), "")

@@ -56,7 +56,7 @@ class RunHandle:
     @property
     def checkpoints(self) -> Resource:
         """What no backend ever removes."""
-        return Resource(f"checkpoints and events in {self.run_uri}", "kept until you delete them")
+        return Resource(f"checkpoints and events in {self.run_uri}", "remain until you delete them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class CancelResult:
     removed: tuple[str, ...] = ()
     remains: tuple[Resource, ...] = ()
     is_complete: bool = True
-    """False: it was told to end, and had not when the wait was over."""
+    """False: it was still stopping when the wait was over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Backend(ABC):
         """Re-creates lost machines, where `can_recover`."""
 
     def _wait(self, handle: RunHandle, has_ended: Callable[[], bool], limit_s: float) -> bool:
-        """Until a run that was told to end has done so. False: not within the limit."""
+        """Until a run that is stopping has ended. False: not within the limit."""
         until_s = time.monotonic() + limit_s
         try:
             while not self._shell.is_dry and not has_ended():
@@ -211,7 +211,7 @@ class Backend(ABC):
                     return False
                 time.sleep(min(self.poll_s, 1.0))
         except KeyboardInterrupt:
-            raise Interrupted(f"stopped waiting; {handle.name} was told to end and is ending",
+            raise Interrupted(f"stopped waiting; {handle.name} is stopping",
                               fix=f"embark cancel {handle.name} again removes the rest") from None
         return True
 

@@ -76,7 +76,7 @@ class HttpClient:
     login_fix: str
     retry: RetryPolicy = API_RETRY
     headers: Callable[[], Mapping[str, str]] = dict
-    """Called for each request: credentials are never kept."""
+    """Called for each request: credentials are never stored."""
     unavailable_codes: tuple[int, ...] = (429, 502, 503, 504)
     login_codes: tuple[int, ...] = (401, 403)
 

@@ -212,7 +212,7 @@ def test_cancelling_says_what_was_saved_what_was_removed_and_what_remains(api, t
     assert "last complete checkpoint: step-000000200" in told.out
     assert "delete namespace embark" in told.out
     assert f"checkpoints and events in {tmp_path}/dlrm" in told.out
-    assert "1 pod told to end; each saves a checkpoint" in told.err
+    assert "stopping 1 pod; each saves a checkpoint" in told.err
     assert cancel_command("dlrm", yes=True, console=Console()) == 0
     assert not list_runs().runs
     assert "already finished; removed from the list" in capsys.readouterr().out

@@ -100,8 +100,7 @@ class Local(Backend):
             return CancelResult((), remains)
         grace_s = float(handle.where["grace_s"])
         self._supervise(handle, "stop")
-        self._notify(f"process {state.pid} was told to end; it saves a last checkpoint, within "
-                     f"{format_duration(grace_s)}")
+        self._notify(f"stopping process {state.pid}; it saves a last checkpoint, within {format_duration(grace_s)}")
         if not self._wait(handle, lambda: not self._state(handle).is_alive, grace_s):
             self._supervise(handle, "kill")
             return CancelResult((f"process {state.pid}, killed after its grace period: its last checkpoint may be "

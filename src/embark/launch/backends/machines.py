@@ -32,14 +32,14 @@ class Existing:
     """What `cancel` ends."""
 
     hosts: Sequence[Host]
-    """Those that can be told to stop."""
+    """Those whose ranks can be stopped."""
     names: tuple[str, ...]
-    delete: Callable[[], None]
+    delete: Callable[[], object]
     remains: tuple[Resource, ...] = ()
 
 
 class MachinesBackend(Backend):
-    """A run's machines. What identifies them is kept in a folder of this user until `cancel`."""
+    """A run's machines. A folder of this user identifies them until `cancel`."""
 
     can_recover = True
     poll_s = 15.0
@@ -143,15 +143,15 @@ class MachinesBackend(Backend):
         if not hosts:
             return
         grace_s, name = int(handle.where["grace_s"]), handle.name
-        self._notify(f"{pluralize(len(hosts), 'machine')} told to end; each saves a last checkpoint, within "
+        self._notify(f"stopping the ranks of {pluralize(len(hosts), 'machine')}; each saves a last checkpoint, within "
                      f"{format_duration(grace_s)}")
         try:
             late = self._ssh.stop(hosts, grace_s + STOP_MARGIN_S)
         except KeyboardInterrupt:
-            raise Interrupted(f"stopped waiting; the ranks of {name} were told to end, and its machines still exist",
+            raise Interrupted(f"stopped waiting; the ranks of {name} are stopping, and its machines still exist",
                               fix=f"embark cancel {name} deletes them") from None
         except EmbarkError as error:
-            self._notify(f"the ranks could not be told to end: {to_one_line(error.what)[:300]}")
+            self._notify(f"the ranks could not be stopped: {to_one_line(error.what)[:300]}")
             return
         if late:
             self._notify(f"{', '.join(names_of(late).values())}: killed after the grace period; its last checkpoint "

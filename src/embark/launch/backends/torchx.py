@@ -60,7 +60,7 @@ class TorchX(Kubernetes):
         except NoSuchKind as error:
             raise NoSuchKind("the cluster has no Volcano, which TorchX's Kubernetes scheduler needs",
                              fix=INSTALL_VOLCANO) from error
-        same = [one["metadata"]["name"] for one in jobs if not _has_ended(one)]
+        same = [one["metadata"]["name"] for one in jobs if not KINDS["torchx"].read(one)["status"]["conditions"]]
         if same:
             raise UserError(f"the Volcano job {same[0]} already exists in namespace {place.namespace}",
                             fix=f"embark status {request.handle.name}; embark cancel {request.handle.name} deletes it")
@@ -123,10 +123,6 @@ def _app_name(out: str) -> str:
     except (ValueError, KeyError) as error:
         raise UserError(f"TorchX did not report what it created: {to_one_line(out)[:200]}",
                         fix="pip install a newer torchx-nightly: --json is needed") from error
-
-
-def _has_ended(job: dict[str, object]) -> bool:
-    return bool(KINDS["torchx"].read(job)["status"]["conditions"])
 
 
 class TorchXLocal(Local):

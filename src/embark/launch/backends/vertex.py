@@ -92,11 +92,8 @@ class VertexApi:
         self._checked(self._jobs.change("POST", self._jobs_url, json.dumps(job).encode(), body_name="vertex_job.yaml",
                                         is_done=lambda: bool(self.find(label))))
 
-    def cancel(self, name: str) -> None:
-        self._checked(self._jobs.change("POST", f"{self._url}/v1/{name}:cancel"))
-
-    def delete(self, name: str) -> None:
-        self._checked(self._jobs.change("DELETE", f"{self._url}/v1/{name}"))
+    def change(self, method: str, path: str) -> None:
+        self._checked(self._jobs.change(method, f"{self._url}/v1/{path}"))
 
     def entries(self, condition: str) -> Iterator[dict[str, Any]]:
         """Of Cloud Logging, by time."""
@@ -247,16 +244,13 @@ class Vertex(Backend):
             return CancelResult((), remains)
         name = str(job["name"])
         if state_of(job) in ACTIVE:
-            api.cancel(name)
-            self._notify("the replicas were told to end; the run resumes from its last complete checkpoint")
-            if not self._wait(handle, lambda: self._has_ended(handle), int(handle.where["grace_s"]) + END_MARGIN_S):
+            api.change("POST", f"{name}:cancel")
+            self._notify("stopping the replicas; a new launch resumes from its last complete checkpoint")
+            limit_s = int(handle.where["grace_s"]) + END_MARGIN_S
+            if not self._wait(handle, lambda: state_of(self._job(handle) or {}) not in ACTIVE, limit_s):
                 return CancelResult((), remains, is_complete=False)
-        api.delete(name)
+        api.change("DELETE", name)
         return CancelResult((f"CustomJob {name.rpartition('/')[2]}",), remains)
-
-    def _has_ended(self, handle: RunHandle) -> bool:
-        job = self._job(handle)
-        return job is None or state_of(job) not in ACTIVE
 
     def _job(self, handle: RunHandle) -> dict[str, Any] | None:
         return next(iter(self._api(handle).find(self._label(handle))), None)

@@ -96,7 +96,8 @@ class Vm(MachinesBackend):
         status = _with_machines(status, machines)
         gone = [index for index in states if index not in machines or machines[index].state in ("stopped", "gone")]
         if gone:
-            reason = "; ".join(f"machine {index} is gone" + _why(machines.get(index)) for index in gone)
+            why = {index: f" ({machine.why})" for index, machine in machines.items() if machine.why}
+            reason = "; ".join(f"machine {index} is gone{why.get(index, '')}" for index in gone)
             return hosts, self._lost(handle, reason, status, is_gone=True, may_recreate=job.is_spot)
         if any(state is not None and state.is_lost for state in states.values()):
             return hosts, self._lost(handle, status.reason, status, is_gone=False, may_recreate=True)
@@ -230,7 +231,3 @@ def _with_cost(handle: RunHandle, status: Status, num_up: int) -> Status:
 
 def _not_gone(cloud: Cloud) -> list[Machine]:
     return [machine for machine in cloud.machines() if machine.state != "gone"]
-
-
-def _why(machine: Machine | None) -> str:
-    return f" ({machine.why})" if machine is not None and machine.why else ""

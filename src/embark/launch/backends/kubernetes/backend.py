@@ -130,7 +130,7 @@ class Kubernetes(Backend):
             num_up = sum(pod.phase == "Running" for pod in self._pods(handle))
             if num_up and num_up != said[-1]:
                 said.append(num_up)
-                self._notify(f"{pluralize(num_up, 'pod')} told to end; each saves a checkpoint, within {grace_s} s")
+                self._notify(f"stopping {pluralize(num_up, 'pod')}; each saves a checkpoint, within {grace_s} s")
             return False
 
         return self._wait(handle, is_gone, grace_s + END_MARGIN_S)

@@ -1,4 +1,4 @@
-"""How a run stands on Kubernetes, from its object, its pods, their logs and events. Pure functions."""
+"""The status of a run on Kubernetes, from its object, its pods, their logs and events. Pure functions."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Pod:
     phase: str
     is_leaving: bool
     preempted: str
-    """Why it was taken away; empty where it was not."""
+    """Why it was preempted; empty where it was not."""
     why: Reason
     has_started: bool
     """Its container has a log."""
     num_container_starts: int
     since_s: float | None = None
-    """Unix time at which its node took it."""
+    """Unix time at which a node accepted it."""
 
     @classmethod
     def of(cls, found: Mapping[str, Any], container: str) -> Pod:
@@ -275,7 +275,7 @@ class PodLogPosition:
     """Lines of `last_ns` that opening it again repeats."""
 
     def begin(self) -> str:
-        """For `--since-time`, which has whole seconds, so that some lines are repeated."""
+        """For `--since-time`, which has full seconds only, so that some lines are repeated."""
         self.to_skip = self.num_at_last
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.last_ns // 1_000_000_000)) if self.last_ns else ""
 

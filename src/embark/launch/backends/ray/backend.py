@@ -33,7 +33,7 @@ GRACE_S = 120
 """For a last checkpoint, where the spec says nothing else: the machines stay."""
 END_MARGIN_S = 30.0
 BYTES_PER_POLL_S = 1 << 20
-"""The log comes whole each time it is asked for: a long one is asked for less often."""
+"""Ray returns the complete log each time: a long one is read less often."""
 ACTIVE = ("PENDING", "RUNNING")
 RUN = "embark_run"
 """The key of a job's metadata that has the run's name."""
@@ -83,7 +83,9 @@ class Ray(Backend):
                                 "--set name=…")
         if self._shell.is_dry:
             return
-        wanted, num_machines = _resources(handle), int(handle.where["num_machines"])
+        where, num_machines = handle.where, int(handle.where["num_machines"])
+        gpus = {"GPU": float(where["num_processes"])} if where["use_gpu"] else {}
+        wanted = {"CPU": float(where["num_cpus"]), **gpus}
         num_there = can_hold(self._nodes(handle), wanted)
         if num_there < num_machines:
             self._notify(f"the cluster has {pluralize(num_there, 'machine')} with {resources_text(wanted)}, and the "
@@ -133,9 +135,9 @@ class Ray(Backend):
             if not response.is_ok:
                 raise client.error(response, "return its log")
             text = str((response.json() or {}).get("logs", ""))
-            # The last line may not be whole yet.
-            whole = text if is_over else text[:text.rfind("\n") + 1]
-            for raw in whole[num_seen:].splitlines():
+            # The last line may not be complete yet.
+            complete = text if is_over else text[:text.rfind("\n") + 1]
+            for raw in complete[num_seen:].splitlines():
                 line = line_of(raw)
                 # Two of Ray's nodes on one machine both pass on what is written there.
                 if line.time_ns and raw in stamped:
@@ -144,7 +146,7 @@ class Ray(Backend):
                 if len(stamped) > 10_000:
                     del stamped[next(iter(stamped))]
                 yield line
-            num_seen = len(whole)
+            num_seen = len(complete)
             if is_over:
                 return
             time.sleep(max(self.poll_s, len(response.body) / BYTES_PER_POLL_S))
@@ -167,16 +169,13 @@ class Ray(Backend):
             if not response.is_ok:
                 raise client.error(response, "stop it")
             grace_s = int(handle.where["grace_s"])
-            self._notify(f"the ranks were told to end; they save a last checkpoint, within {format_duration(grace_s)}")
-            is_complete = self._wait(handle, lambda: self._has_ended(handle), grace_s + END_MARGIN_S)
+            self._notify(f"stopping the ranks; they save a last checkpoint, within {format_duration(grace_s)}")
+            is_complete = self._wait(handle, lambda: (self._job(handle) or {}).get("status") not in ACTIVE,
+                                     grace_s + END_MARGIN_S)
             # Not deleted at once: Ray still writes how it ended, and would create it anew.
             return CancelResult((f"Ray job {identity}",) if is_complete else (), (record, *remains), is_complete)
         client.change("DELETE", self._url(handle))
         return CancelResult((f"the record of Ray job {identity}",), remains)
-
-    def _has_ended(self, handle: RunHandle) -> bool:
-        job = self._job(handle)
-        return job is None or job.get("status") not in ACTIVE
 
     def _share(self, spec: RunSpec, where: str) -> tuple[dict[str, str | int], str, float | None]:
         """What each machine gives, the run's title, and its price where its machine is named."""
@@ -207,7 +206,7 @@ class Ray(Backend):
         return found if isinstance(found, dict) else None
 
     def _of_job(self, handle: RunHandle, job: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
-        """Those of its driver; none before that has begun. Older clusters do not tell, and then nothing is known."""
+        """Those of its driver; none before that has begun. Older clusters do not report them."""
         number = job.get("job_id")
         if not number:
             return []
@@ -273,13 +272,6 @@ def _mistakes(spec: RunSpec, num_gpus: int, num_processes: int, *, is_known: boo
     yield from batch_mistakes(spec.train.batch_size, place.nodes * num_processes)
 
 
-def _resources(handle: RunHandle) -> dict[str, float]:
-    """Of one machine."""
-    where = handle.where
-    gpus = {"GPU": float(where["num_processes"])} if where["use_gpu"] else {}
-    return {"CPU": float(where["num_cpus"]), **gpus}
-
-
 def _nth(nodes: list[Mapping[str, float]], name: str, count: int) -> int:
     """What each of the `count` best machines has; where there are fewer, what each of those has that have any."""
     best = sorted((int(node.get(name, 0)) for node in nodes), reverse=True)[:count]
@@ -287,7 +279,7 @@ def _nth(nodes: list[Mapping[str, float]], name: str, count: int) -> int:
 
 
 def _headers() -> dict[str, str]:
-    """Asked for each time, and never kept: they let one in."""
+    """Read for each request, and never stored: they are credentials."""
     found: dict[str, str] = {}
     if token := os.environ.get("RAY_AUTH_TOKEN", ""):
         found["Authorization"] = f"Bearer {token}"

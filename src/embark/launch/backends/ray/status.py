@@ -1,4 +1,4 @@
-"""How a run stands on a Ray cluster, from its job, its workers and what they wait for. Pure functions."""
+"""The status of a run on a Ray cluster, from its job, its workers and what they wait for. Pure functions."""
 
 import re
 from collections import Counter
@@ -97,7 +97,7 @@ def line_of(text: str) -> LogLine:
 
 
 def resources_text(resources: Mapping[str, float]) -> str:
-    """`{CPU: 2, GPU: 8}`, as Ray writes it, without what nobody asked for by name."""
+    """`{CPU: 2, GPU: 8}`, as Ray writes it, without internal ones."""
     shown = {name: value for name, value in resources.items() if name in ("CPU", "GPU", "TPU")}
     return "{" + ", ".join(f"{name}: {value:g}" for name, value in sorted((shown or resources).items())) + "}"
 
