@@ -25,6 +25,7 @@ from embark.formatting import (
     format_duration,
     format_float,
     format_si,
+    format_usd,
     pluralize,
     to_encoding,
     to_finite,
@@ -232,7 +233,7 @@ def _rows(pen: _Pen, views: Sequence[View], num_lines: int) -> Table:
         ("samples/s", is_wide, True, lambda view: pen.text(format_si(view.samples_per_s))),
         ("left", True, True, lambda view: pen.text(format_clock(view.left_s) if view.left_s is not None else "")),
         ("spent", is_wider, True, lambda view: pen.text(
-            f"${view.spent.usd:,.2f}" if view.spent is not None and view.spent.usd is not None else "")),
+            format_usd(view.spent.usd) if view.spent is not None and view.spent.usd is not None else "")),
     ]
     shown = [(heading, is_right, cell) for heading, is_shown, is_right, cell in columns if is_shown]
     for heading, is_right, _ in shown:
@@ -330,7 +331,7 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
         yield "lost", lost
     if spent is not None and spent.usd is not None:
         to_go = spent.usd_for(spent.left_s)
-        yield "cost", f"${spent.usd:,.2f} spent" + (f" · ${to_go:,.2f} to go" if to_go else "")
+        yield "cost", f"{format_usd(spent.usd)} spent" + (f" · {format_usd(to_go)} to go" if to_go else "")
     warnings = [event.values.get("text", "") for event in record.of_kind("note")
                 if event.values.get("level") == "warning"]
     if view.status.state == "failed" and record.error:

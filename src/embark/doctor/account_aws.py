@@ -9,7 +9,7 @@ from typing import Any
 from embark.doctor import Check, check
 from embark.doctor.account import CLOUDS, Need, budget_check, refusal
 from embark.errors import MissingPackage
-from embark.formatting import to_one_line
+from embark.formatting import format_usd, to_one_line
 
 PRICE_MOVED = 0.25
 """A spot price that differs this much from the catalog's is worth a warning."""
@@ -124,7 +124,7 @@ def _spot_price(ec2: Any, need: Need) -> list[Check]:
                       "it may not be sold on spot there: another place.region, or place.spot = false")]
     zone, price = min(prices.items(), key=lambda row: row[1])
     known = need.job.price.usd_per_machine_hour
-    found = f"${price:,.2f} an hour in {zone} now; the catalog says {f'${known:,.2f}' if known else 'nothing'}"
+    found = f"{format_usd(price)} an hour in {zone} now; the catalog says {format_usd(known) if known else 'nothing'}"
     is_near = known is not None and abs(price - known) <= PRICE_MOVED * known
     return [check("spot price", is_near, found, f"within {PRICE_MOVED:.0%} of the catalog",
                   "embark catalog refresh FILE imports today's price; plans and costs use the catalog's",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from embark.events.events import Event
-from embark.formatting import format_duration, pluralize, to_finite
+from embark.formatting import format_duration, format_usd, pluralize, to_finite
 
 Reason = Literal["preempted", "interrupted", "died", "error"]
 BUDGET = "budget"
@@ -235,7 +235,7 @@ def losses_sentence(lost: Losses) -> str:
     if lost.lost_steps:
         when = "repeated" if not lost.is_open else "to repeat" if lost.num == 1 else "repeated or to repeat"
         steps = f"{pluralize(lost.lost_steps, 'step')} ({format_duration(lost.redone_s)}) {when}"
-    usd = "" if lost.usd is None else f": ${lost.usd:,.2f}"
+    usd = "" if lost.usd is None else f": {format_usd(lost.usd)}"
     return f"{verb} {times}; {steps}, {format_duration(lost.down_s)} down{usd}"
 
 

@@ -22,6 +22,7 @@ from embark.formatting import (
     format_float,
     format_rate,
     format_si,
+    format_usd,
     to_finite,
     to_float,
     to_one_line,
@@ -133,7 +134,7 @@ def costs(history: History) -> str:
     """What interruptions cost, and what was spent in all; empty where neither is known."""
     spent = to_finite(history.end.get("spent_usd"))
     lost = to_one_line(history.end.get("lost") or "")
-    return " · ".join(part for part in (lost, f"${spent:,.2f} in all" if spent is not None else "") if part)
+    return " · ".join(part for part in (lost, f"{format_usd(spent)} in all" if spent is not None else "") if part)
 
 
 def curves(history: History, width: int, encode: Encode, *, ascii_only: bool) -> RenderableType | None:

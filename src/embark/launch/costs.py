@@ -13,7 +13,7 @@ from embark.errors import EmbarkError
 from embark.events import Event
 from embark.events.events import parse_event
 from embark.events.spending import Spending, attempts, spending
-from embark.formatting import format_duration
+from embark.formatting import format_duration, format_usd
 from embark.launch.backend import Status, backend_of
 from embark.launch.run_registry import EVENTS, RunRecord, lookup_run
 from embark.launch.shell import Notify, Shell
@@ -101,15 +101,16 @@ def _check_budget(name: str, limit_usd: float | None, own_usd: float | None, spe
                   total_usd: float | None) -> tuple[bool | None, str]:
     if limit_usd is None:
         return None, ""
-    limit = f"${limit_usd:,.2f}"
+    limit = format_usd(limit_usd)
     if spent_usd is None:
         return False, f"whether {limit} suffices is unknown: the run has no price"
     if spent_usd >= limit_usd:
         return False, f"the budget of {limit} is spent"
     if total_usd is not None and total_usd > limit_usd:
-        stop = (f"it stops itself at ${own_usd:,.2f}" if own_usd is not None
+        stop = (f"it stops itself at {format_usd(own_usd)}" if own_usd is not None
                 else f"--stop, or embark cancel {name}, ends it after a checkpoint; place.budget_usd would have")
-        return False, f"at this pace it will exceed its budget of {limit} by ${total_usd - limit_usd:,.2f}; {stop}"
+        excess = format_usd(total_usd - limit_usd)
+        return False, f"at this pace it will exceed its budget of {limit} by {excess}; {stop}"
     return True, f"within its budget of {limit}"
 
 

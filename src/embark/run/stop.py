@@ -12,6 +12,7 @@ from pathlib import Path
 from embark.errors import OverBudget, UserError
 from embark.events import read_events
 from embark.events.spending import BUDGET, Spending, losses_sentence, spending
+from embark.formatting import format_usd
 from embark.run.preemption_notices import NoticeWatch
 from embark.run.signals import NAMES, StopSignals
 from embark.run.trainer import Ranks
@@ -110,8 +111,8 @@ def refuse_over_budget(spec: RunSpec, run_dir: RunDir) -> None:
         return
     ended_by_it = before.outcome == BUDGET and budget_usd <= (before.budget_usd or 0.0)
     if before.usd >= budget_usd or ended_by_it:
-        raise OverBudget(f"{run_dir.uri} has spent ${before.usd:,.2f} of its budget of ${budget_usd:,.2f}, at step "
-                         f"{before.step} of {before.num_steps}",
+        raise OverBudget(f"{run_dir.uri} has spent {format_usd(before.usd)} of its budget of {format_usd(budget_usd)}, "
+                         f"at step {before.step} of {before.num_steps}",
                          fix="a larger place.budget_usd resumes from the last checkpoint")
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from embark.catalog import load_catalog
 from embark.errors import Fault, UserError
-from embark.formatting import pluralize
+from embark.formatting import format_usd, pluralize
 from embark.launch.backend import LaunchRequest, Replica, Resource, RunEvent, RunHandle, Status
 from embark.launch.backends.clouds import CLOUDS, Cloud, Machine
 from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend, submitted_s
@@ -223,7 +223,7 @@ def _with_cost(handle: RunHandle, status: Status, num_up: int) -> Status:
     """It has ended, and its machines cost as if it had not."""
     if not num_up:
         return status
-    cost = f" at ${handle.usd_per_hour:,.2f} an hour" if handle.usd_per_hour else ""
+    cost = f" at {format_usd(handle.usd_per_hour)} an hour" if handle.usd_per_hour else ""
     reason = f"{status.reason}; its {pluralize(num_up, 'machine')} still running{cost}".removeprefix("; ")
     fix = "; ".join(part for part in (status.fix, f"embark cancel {handle.name} deletes them") if part)
     return replace(status, reason=reason, fix=fix)

@@ -10,6 +10,7 @@ import torch
 
 from embark.data import Batch, Source, open_source, resolve_from_data
 from embark.errors import UserError
+from embark.model.placement import value_bytes
 from embark.model.work import layers_of
 from embark.spec import RunSpec
 from embark.trainers.bench import NUM_BATCHES, BenchResult, Ceiling, Contender, first_batches, time_contender
@@ -92,7 +93,7 @@ def roofline(
 ) -> Ceiling:
     """Count the step, measure the card. Nothing is counted twice that a perfect cache could keep, and no step can be
     shorter, were moving and computing always at the same time. `samples_per_s` is what Embark reaches."""
-    size, batch_size, layers = 2 if precision == "bf16" else 4, spec.train.batch_size, layers_of(spec.model)
+    size, batch_size, layers = value_bytes(precision), spec.train.batch_size, layers_of(spec.model)
     pairs = layers.num_vectors * (layers.num_vectors - 1) / 2
     flops = 6.0 * batch_size * (sum(layer.num_weights for layer in layers.all) + pairs * layers.dim)
     # Every layer's output written and read, its gradient written and read; the input.
