@@ -54,12 +54,9 @@ class UserError(EmbarkError):
 class Mistake:
     """One mistake in a file or setting: where, what, and the fix."""
 
-    where: str
-    """File and line, or the `--set` argument."""
-    field: str
-    """Dotted name, such as `train.batch_size`."""
-    value: str
-    """What was written, as the user wrote it; empty where nothing was."""
+    where: str  # File and line, or the `--set` argument.
+    field: str  # Dotted name, such as `train.batch_size`.
+    value: str  # What was written, as the user wrote it; empty where nothing was.
     what: str
     fix: str = ""
 

@@ -4,8 +4,7 @@ import math
 import unicodedata
 from typing import Any
 
-MISSING = "–"
-"""Shown where a value is missing."""
+MISSING = "–"  # Shown where a value is missing.
 
 _STEPS = ("", " k", " M", " B", " T")
 _SIZES = (" B", " kB", " MB", " GB", " TB", " PB")

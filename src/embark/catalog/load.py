@@ -54,8 +54,7 @@ class Row:
 
     where: str
     name: str
-    values: dict[str, Any]
-    """Without empty cells."""
+    values: dict[str, Any]  # Without empty cells.
     mistakes: Mistakes
 
     def wrong(self, field: str, what: str, fix: str = "") -> None:

@@ -16,8 +16,7 @@ from embark.errors import UserError
 Cloud = Literal["aws", "azure", "gcp"]
 CLOUDS: tuple[Cloud, ...] = get_args(Cloud)
 SaleMode = Literal["on-demand", "spot", "block", "flex-start", "reserved"]
-NUM_NEAR = 3
-"""Names that an error suggests, at most."""
+NUM_NEAR = 3  # Names that an error suggests, at most.
 DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?")
 
 
@@ -38,11 +37,9 @@ def _steps(steps: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float],
 
 
 Text = Annotated[str, Field(min_length=1)]
-Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
-"""A list in TOML, words in CSV."""
+Words = Annotated[tuple[str, ...], BeforeValidator(_split)]  # A list in TOML, words in CSV.
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Known = Positive | None
-"""`None`: not known."""
+Known = Positive | None  # `None`: not known.
 Count = Annotated[int, Field(gt=0)]
 Discount = Annotated[float, Field(gt=0, lt=1)] | None
 Steps = Annotated[tuple[tuple[float, float], ...], AfterValidator(_steps)]
@@ -53,8 +50,7 @@ class Origin:
     """Where a row comes from."""
 
     source: Text
-    date: Annotated[str, AfterValidator(_date)]
-    """Year and month, or the day."""
+    date: Annotated[str, AfterValidator(_date)]  # Year and month, or the day.
     confidence: Literal["read", "documented", "unconfirmed"]
     """`read`: from a machine-readable listing or a source file. `documented`: as a public page says it. `unconfirmed`:
     neither was at hand, or it is an assumption."""
@@ -71,8 +67,7 @@ class Gpu:
     name: Text
     kind: Literal["gpu", "tpu"]
     memory_mib: Positive
-    seen_mib: Known = None
-    """What a driver shows of it; less than the listing says."""
+    seen_mib: Known = None  # What a driver shows of it; less than the listing says.
     hbm_gbyte_per_s: Known = None
     bf16_tflops: Known = None
     fp16_tflops: Known = None
@@ -96,8 +91,7 @@ class Fabric:
     title: Text
     cloud: Cloud
     transport: Text
-    kubernetes_resource: str = ""
-    """What a pod puts among its limits; empty where it needs none."""
+    kubernetes_resource: str = ""  # What a pod puts among its limits; empty where it needs none.
     kubernetes_also: Words = ()
     kubernetes_annotations: Words = ()
     origin: Origin
@@ -114,8 +108,7 @@ class Quota:
     on_demand_code: str = ""
     spot: str = ""
     spot_code: str = ""
-    also: Words = ()
-    """Others that must be raised besides."""
+    also: Words = ()  # Others that must be raised besides.
     origin: Origin
 
 
@@ -124,8 +117,7 @@ class Reserve:
     """What a cloud's Kubernetes node keeps back from pods."""
 
     cloud: Cloud
-    memory_steps: Steps = ()
-    """Up to so many GiB, this share is kept."""
+    memory_steps: Steps = ()  # Up to so many GiB, this share is kept.
     memory_mib: Positive
     vcpu_steps: Steps = ()
     seen_share: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -145,11 +137,9 @@ class Machine:
     """A machine, or a slice of a TPU. Per host: `vcpus`, `memory_gib`, networks and disk. In all: accelerators."""
 
     name: Text
-    also: Words = ()
-    """Other names."""
+    also: Words = ()  # Other names.
     cloud: Cloud
-    machine_type: str = ""
-    """What the cloud calls the host, where that is not the name."""
+    machine_type: str = ""  # What the cloud calls the host, where that is not the name.
     gpu: Gpu
     num_gpus: Count
     total_gpu_memory_gib: Known = field(default=None, repr=False)
@@ -161,12 +151,10 @@ class Machine:
     """What joins the accelerators of one host: `nvlink`, `pcie`, `ici`; empty where there is one."""
     network_gbit_per_s: Known = None
     fabric: Fabric
-    fabric_gbit_per_s: Known = None
-    """A host's share of the fabric, for traffic between accelerators."""
+    fabric_gbit_per_s: Known = None  # A host's share of the fabric, for traffic between accelerators.
     num_fabric_devices: Count | None = None
     local_disk_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    gke_accelerator: str = ""
-    """The value of the node label `cloud.google.com/gke-accelerator`, or its TPU counterpart."""
+    gke_accelerator: str = ""  # The value of the node label `cloud.google.com/gke-accelerator`, or its TPU counterpart.
     quota: Quota | None = None
     reserve: Reserve
     origin: Origin
@@ -216,8 +204,7 @@ class Price:
     region: Text
     on_demand_usd_per_hour: Known = None
     spot_usd_per_hour: Known = None
-    commit_1y_discount: Discount = None
-    """The share of the on-demand price that a year's commitment takes off."""
+    commit_1y_discount: Discount = None  # The share of the on-demand price that a year's commitment takes off.
     commit_3y_discount: Discount = None
     origin: Origin
     block_usd_per_hour: Known = None
@@ -255,8 +242,7 @@ class Volume:
     title: Text
     cloud: Cloud
     kind: Literal["object", "file"]
-    mbyte_per_s_per_tib: Known = None
-    """Reads, in 10^6 bytes; an object store has no such figure."""
+    mbyte_per_s_per_tib: Known = None  # Reads, in 10^6 bytes; an object store has no such figure.
     min_tib: Known = None
     max_tib: Known = None
     limit_gbit_per_s: Known = None
@@ -264,8 +250,7 @@ class Volume:
     usd_per_gib_month: Known = None
     price_region: str = ""
     origin: Origin
-    price_origin: Origin
-    """Of the price alone: speed and size are often on another page."""
+    price_origin: Origin  # Of the price alone: speed and size are often on another page.
 
     def gbyte_per_s(self, tib: float) -> float | None:
         """What so many TiB of it read, in 10^9 bytes a second."""
@@ -295,8 +280,7 @@ class Catalog:
     quotas: Mapping[str, Quota]
     volumes: Mapping[str, Volume]
     sources: Mapping[str, Source]
-    prices: Mapping[tuple[str, str], Price]
-    """By machine and region."""
+    prices: Mapping[tuple[str, str], Price]  # By machine and region.
     spot_interruptions: Mapping[tuple[str, str, str], Interruption]
     """By cloud, machine and region; an empty text is any."""
 

@@ -24,8 +24,7 @@ PURCHASE_NAMES: dict[Purchase, str] = {
 }
 DEFAULT_MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
 """Where only the cloud is named: its machine with eight A100s of 40 GB."""
-DEFAULT_REGIONS = {"aws": "us-west-2", "azure": "eastus", "gcp": "us-central1"}
-"""For machines without a known price."""
+DEFAULT_REGIONS = {"aws": "us-west-2", "azure": "eastus", "gcp": "us-central1"}  # For machines without a known price.
 GRACES: dict[str, tuple[float, str]] = {
     "aws": (120, "docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html, 2026-11"),
     "azure": (30, "learn.microsoft.com/azure/virtual-machines/linux/scheduled-events: Preempt, 2026-11"),
@@ -46,10 +45,8 @@ class SpecPrice:
     num_machines: int
     region: str
     purchase: Purchase
-    usd_per_machine_hour: float | None
-    """None: the catalog has no such price."""
-    origin: Origin | None
-    """Of the price."""
+    usd_per_machine_hour: float | None  # None: the catalog has no such price.
+    origin: Origin | None  # Of the price.
 
     @property
     def usd_per_hour(self) -> float | None:

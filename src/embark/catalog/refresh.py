@@ -21,8 +21,7 @@ class PriceChange:
 
     machine: str
     region: str
-    old: Price | None
-    """None where the catalog had no price."""
+    old: Price | None  # None where the catalog had no price.
     new: Price
 
 
@@ -30,13 +29,10 @@ class PriceChange:
 class RefreshResult:
     """What importing a file changed."""
 
-    path: Path
-    """Where imported prices are stored."""
+    path: Path  # Where imported prices are stored.
     changes: tuple[PriceChange, ...]
-    num_same: int
-    """Rows that agree with the catalog."""
-    num_older: int
-    """Rows older than the catalog's; they are left out."""
+    num_same: int  # Rows that agree with the catalog.
+    num_older: int  # Rows older than the catalog's; they are left out.
 
 
 def refresh_prices(catalog: Catalog, file: Path, stored: Path, today: datetime.date) -> RefreshResult:

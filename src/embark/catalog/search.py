@@ -17,14 +17,11 @@ Sort = Literal["price", "memory", "name"]
 class MachineFilter:
     """What a machine must have to be listed."""
 
-    words: tuple[str, ...] = ()
-    """Each found somewhere in its names, its cloud, its accelerator or its fabric."""
+    words: tuple[str, ...] = ()  # Each found somewhere in its names, its cloud, its accelerator or its fabric.
     cloud: str = ""
-    gpu: str = ""
-    """An accelerator's name, or its beginning: A100 is A100-80GB too."""
+    gpu: str = ""  # An accelerator's name, or its beginning: A100 is A100-80GB too.
     region: str = ""
-    min_memory_gib: float = 0.0
-    """Accelerator memory of the complete machine."""
+    min_memory_gib: float = 0.0  # Accelerator memory of the complete machine.
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,9 @@ if TYPE_CHECKING:  # importing rich takes a tenth of a second
     from rich.console import Console as RichConsole
 
 T = TypeVar("T")
-GAP = 2
-"""Between two columns of a table."""
+GAP = 2  # Between two columns of a table.
 _LOG_EVERY_S = 20.0
-_PIPE_WIDTH = 160
-"""A pipe has no width of its own: wide enough that table cells are not folded."""
+_PIPE_WIDTH = 160  # A pipe has no width of its own: wide enough that table cells are not folded.
 
 
 @Parameter(name="*")
@@ -41,8 +39,7 @@ class Console:
     With `--quiet` only results, warnings and errors are printed.
     """
 
-    json: Flag = False
-    """Print JSON for programs instead of text."""
+    json: Flag = False  # Print JSON for programs instead of text.
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="", show_default=False)] = False
     """Print results, warnings and errors only."""
 

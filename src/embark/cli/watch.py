@@ -15,8 +15,7 @@ from embark.errors import UserError
 from embark.formatting import pluralize
 from embark.report.run_files import find_runs
 
-PORT = 8750
-"""The first that is tried; the next ones where it is taken."""
+PORT = 8750  # The first that is tried; the next ones where it is taken.
 NUM_PORTS = 20
 
 

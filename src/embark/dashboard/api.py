@@ -32,17 +32,14 @@ MAX_MARKS = 600
 MAX_NOTES = 30
 MAX_TEXT = 2000
 MAX_METRICS_RUNS = 100
-LEAST_SLOW = 0.05
-"""Of a step: a wait of microseconds may be twice the others' and not matter."""
+LEAST_SLOW = 0.05  # Of a step: a wait of microseconds may be twice the others' and not matter.
 RECENT = 20
 RANK_TIMES = ("own_s", "input_s", "step_s")
 MARKED = frozenset({"start", "resume", "save", "eval", "interrupt", "error", "end"})
 MAX_LINES = 500
 MAX_LINE_CHARS = 2000
-MAX_READ_BYTES = 32 << 20
-"""From the end of a file: a filter searches no further back."""
-MAX_EVENT_BYTES = 8 << 20
-"""The same of events, which are slower to show."""
+MAX_READ_BYTES = 32 << 20  # From the end of a file: a filter searches no further back.
+MAX_EVENT_BYTES = 8 << 20  # The same of events, which are slower to show.
 PIECE_BYTES = 1 << 20
 _LEVELS = {"error": ("error", "fatal", "critical", "traceback", "exception"), "warning": ("warn",)}
 

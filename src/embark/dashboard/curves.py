@@ -31,8 +31,7 @@ MACHINE_CHARTS = (
 )
 """Key, title, unit, and the lines: what is measured, and a word for it."""
 MAX_POINTS = 4000
-MAX_LINES = 8
-"""More lines in one chart become their mean, least and greatest."""
+MAX_LINES = 8  # More lines in one chart become their mean, least and greatest.
 _MAX_CACHED = 4000
 
 
@@ -100,8 +99,7 @@ class _Chart:
     title: str
     unit: str
     rows: Rows
-    lines: Sequence[tuple[str, str]]
-    """Label and column."""
+    lines: Sequence[tuple[str, str]]  # Label and column.
 
 
 def _charts(record: Record) -> Iterator[_Chart]:

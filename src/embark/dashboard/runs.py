@@ -13,10 +13,8 @@ from embark.report.context import RunPrice, RunStatus, parse_spec, price_of_run,
 from embark.report.record import Record
 from embark.report.run_files import EVENTS, SPEC, Finder, RunFiles, Tail, sample
 
-SAMPLED_BYTES = 2 << 20
-"""A longer file is shown from samples first."""
-SAMPLED_REMOTE_BYTES = 32 << 20
-"""The same where each sample is a request."""
+SAMPLED_BYTES = 2 << 20  # A longer file is shown from samples first.
+SAMPLED_REMOTE_BYTES = 32 << 20  # The same where each sample is a request.
 LOOK_S = 0.5
 LOOK_REMOTE_S = 5.0
 FIND_S = 5.0
@@ -32,10 +30,8 @@ class Run:
         self.id = hashlib.sha256(files.uri.encode()).hexdigest()[:12]
         self.lock = threading.RLock()
         self.record = Record()
-        self.version = 1
-        """Grows with every change."""
-        self.is_sampled = False
-        """What is shown comes from samples: the rest is still being read."""
+        self.version = 1  # Grows with every change.
+        self.is_sampled = False  # What is shown comes from samples: the rest is still being read.
         self.share_read = 1.0
         self.is_deleted = False
         self.spec_text = ""

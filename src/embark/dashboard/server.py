@@ -45,8 +45,7 @@ HEADERS = {
 LEAST_TOKEN = 16
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 MAX_IDS = 64
-DIAGNOSE_S = 15.0
-"""A run is diagnosed no more often than that."""
+DIAGNOSE_S = 15.0  # A run is diagnosed no more often than that.
 IDLE_S = 60.0
 EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
@@ -112,8 +111,7 @@ class Guard:
 class PageServer:
     """One that is up."""
 
-    url: str
-    """To open; with its token, where it has one."""
+    url: str  # To open; with its token, where it has one.
     port: int
 
 

@@ -36,8 +36,7 @@ from embark.report.curves import milliseconds, points_of
 from embark.report.record import Record, gpus_of, slow_ranks
 from embark.report.run_files import Finder
 
-READ_S = 0.4
-"""How long files are read before the screen is drawn again."""
+READ_S = 0.4  # How long files are read before the screen is drawn again.
 _TICK_S = 0.05
 STYLES = {"running": "bold cyan", "finished": "bold green", "stopped": "bold yellow", "waiting": "dim"}
 MAX_WIDTH = 160
@@ -55,8 +54,7 @@ class View:
     record: Record
     status: RunStatus
     spent: Spending | None
-    is_read: bool = True
-    """False: its file is long, and is still being read."""
+    is_read: bool = True  # False: its file is long, and is still being read.
 
     @property
     def label(self) -> str:

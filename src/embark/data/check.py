@@ -19,12 +19,10 @@ from embark.data.workers import OnProgress, ProgressReporter, num_cores
 from embark.store import ObjectStore, open_store
 from embark.store.object_store import for_each_parallel
 
-CHECK_BYTES = 2_000_000_000
-"""Memory that counting may take."""
+CHECK_BYTES = 2_000_000_000  # Memory that counting may take.
 LEAK_AUC = 0.9
 """A column that alone reaches this is nearly the label: on real clicks no single one comes near, and no model."""
-NEW_SHARE = 0.5
-"""Of the held-out ids, those never seen in training; above this the column teaches little."""
+NEW_SHARE = 0.5  # Of the held-out ids, those never seen in training; above this the column teaches little.
 TOLERANCE = 1e-6
 _PIECE_BYTES = 4 << 20
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -34,8 +32,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 class Problem:
     """Something that is not as it must be."""
 
-    where: str
-    """A file, or a column."""
+    where: str  # A file, or a column.
     what: str
 
 
@@ -46,12 +43,9 @@ class Report:
     manifest: Manifest
     statistics: dict[str, Any] = field(default_factory=dict)
     scores: dict[str, ColumnScore] = field(default_factory=dict)
-    problems: tuple[Problem, ...] = ()
-    """What makes the data unfit."""
-    hints: tuple[Problem, ...] = ()
-    """What a person may want to look at."""
-    is_local: bool = True
-    """Else there are no hints."""
+    problems: tuple[Problem, ...] = ()  # What makes the data unfit.
+    hints: tuple[Problem, ...] = ()  # What a person may want to look at.
+    is_local: bool = True  # Else there are no hints.
 
 
 def check(path: str, *, memory_bytes: int = CHECK_BYTES, num_workers: int = 0,

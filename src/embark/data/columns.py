@@ -28,8 +28,7 @@ _HELD_OUT, _ORDER = range(2)
 class ColumnsSource:
     """The rows of the file, in a new order each epoch; which are held out depends on the seed and the row alone."""
 
-    notes: tuple[str, ...]
-    """Ids that were clipped."""
+    notes: tuple[str, ...]  # Ids that were clipped.
 
     def __init__(self, model: ModelSpec, data: DataSpec) -> None:
         tables = model.table_list()

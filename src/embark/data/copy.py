@@ -25,12 +25,9 @@ class CopyResult:
     source: str
     target: str
     items: tuple[CopyItem, ...]
-    num_existing: int
-    """Files that were at the target already, with the same content."""
-    size_bytes: int
-    """Of all files."""
-    is_verified: bool
-    """Checksums were compared, not only sizes."""
+    num_existing: int  # Files that were at the target already, with the same content.
+    size_bytes: int  # Of all files.
+    is_verified: bool  # Checksums were compared, not only sizes.
     elapsed_s: float
 
     @property
@@ -44,8 +41,7 @@ class _Content:
 
     store: ObjectStore
     items: tuple[CopyItem, ...]
-    mark: str
-    """Distinguishes this content from another at the same place."""
+    mark: str  # Distinguishes this content from another at the same place.
     is_prepared: bool
 
 

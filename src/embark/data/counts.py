@@ -16,8 +16,7 @@ _CHUNK = 1 << 20
 NUM_BINS = 20
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _NUM_CELLS = 1 << 16
-_ROWS_AT_A_TIME = 8_192
-"""So few that they stay in the second-level cache."""
+_ROWS_AT_A_TIME = 8_192  # So few that they stay in the second-level cache.
 _RANKS = [times * 10**power for power in range(13) for times in (1, 2, 5)]
 _SIGN, _INFINITE = 0x8000, 0x7F80
 
@@ -127,10 +126,8 @@ class Frequencies:
         self._top: list[tuple[int, int, int]] = []
         """Of the most frequent: minus its count, the id, and how often its label was 1."""
         self._id_0 = 0
-        self._few = np.zeros(_SMALL, np.int64)
-        """Ids that were looked up so often, by how often."""
-        self._often: list[NDArray[np.int64]] = []
-        """Counts that are larger."""
+        self._few = np.zeros(_SMALL, np.int64)  # Ids that were looked up so often, by how often.
+        self._often: list[NDArray[np.int64]] = []  # Counts that are larger.
 
     def add(self, counts: Counts) -> None:
         for ids, values, positive in counts.used():
@@ -194,8 +191,7 @@ class LengthSummary:
     """Lengths of a ragged feature."""
 
     def __init__(self) -> None:
-        self._num_rows = np.zeros(0, np.int64)
-        """By how many ids they have."""
+        self._num_rows = np.zeros(0, np.int64)  # By how many ids they have.
 
     def add(self, lengths: Any) -> None:
         if lengths is not None:

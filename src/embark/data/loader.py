@@ -26,8 +26,7 @@ def steps_per_epoch(source: Source, batch_size: int) -> int:
 
 
 TOGETHER_ROWS = 65_536
-MOST_TOGETHER = 8
-"""Batches that are made together: as many as come to about so many rows, and no more than this."""
+MOST_TOGETHER = 8  # Batches that are made together: as many as come to about so many rows, and no more than this.
 
 
 def num_together(samples_per_rank: int) -> int:
@@ -221,18 +220,13 @@ def _filled_up(batch: Batch, size: int) -> Batch:
 class Batch:
     """B samples with F sparse features, feature-major as TorchRec wants them."""
 
-    dense: NDArray[np.float32]
-    """[B, num_dense]"""
-    ids: NDArray[np.int32]
-    """All ids of feature 0, sample by sample, then all of feature 1, …"""
-    lengths: NDArray[np.int32]
-    """[F, B]: how many ids each sample has in each feature."""
-    label: NDArray[np.float32]
-    """[B]: 0 or 1."""
+    dense: NDArray[np.float32]  # [B, num_dense]
+    ids: NDArray[np.int32]  # All ids of feature 0, sample by sample, then all of feature 1, …
+    lengths: NDArray[np.int32]  # [F, B]: how many ids each sample has in each feature.
+    label: NDArray[np.float32]  # [B]: 0 or 1.
     is_fixed: bool = True
     """Every sample has the same number of ids in a feature, the same in every batch of this source."""
-    num_valid: int = -1
-    """Samples that count; those behind them only fill the batch up. −1: all."""
+    num_valid: int = -1  # Samples that count; those behind them only fill the batch up. −1: all.
     best_probability: NDArray[np.float32] | None = None
     """[B]: the probability the label was drawn with, where the source knows it."""
 

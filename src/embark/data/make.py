@@ -19,8 +19,7 @@ from embark.errors import UserError
 from embark.formatting import format_bytes
 from embark.spec.run import RunSpec
 
-MIN_ROWS_TO_SHARE = 1_000_000
-"""Below this, one process is done before another has started."""
+MIN_ROWS_TO_SHARE = 1_000_000  # Below this, one process is done before another has started.
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,16 +20,12 @@ from embark.data.workers import ProgressReporter, each_result, num_cores
 from embark.store import write_atomic
 
 VERSION = 1
-WORKER_BYTES = 128 << 20
-"""Of a process besides its counts: the interpreter, numpy, a mapped part and a block at work."""
-MIN_VALUES_TO_SHARE = 30_000_000
-"""Below this, one process is done before another has started."""
+WORKER_BYTES = 128 << 20  # Of a process besides its counts: the interpreter, numpy, a mapped part and a block at work.
+MIN_VALUES_TO_SHARE = 30_000_000  # Below this, one process is done before another has started.
 TASKS_PER_WORKER = 4
-MAX_IDS = 2_000_000
-"""Held-out ids of a column that are scored; more would give the same."""
+MAX_IDS = 2_000_000  # Held-out ids of a column that are scored; more would give the same.
 MAX_ROWS = 1_000_000
-MIN_OF_EACH = 10
-"""Rows of each label, below which an AUC says nothing."""
+MIN_OF_EACH = 10  # Rows of each label, below which an AUC says nothing.
 PRIOR_WEIGHT = 10.0
 """An id seen once or twice says little: its label rate is drawn to that of all rows as by so many rows more."""
 
@@ -38,10 +34,8 @@ PRIOR_WEIGHT = 10.0
 class ColumnScore:
     """How well a column predicts the label of held-out rows."""
 
-    auc: float | None
-    """Of the column as the only feature, never below 0.5; None where there are too few rows."""
-    new_share: float | None = None
-    """Of the held-out ids, those that no training row has."""
+    auc: float | None  # Of the column as the only feature, never below 0.5; None where there are too few rows.
+    new_share: float | None = None  # Of the held-out ids, those that no training row has.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +45,7 @@ class _Task:
     directory: Path
     manifest: Manifest
     features: tuple[int, ...]
-    ids_at_a_time: int
-    """Of a table that is too large to be counted at once."""
+    ids_at_a_time: int  # Of a table that is too large to be counted at once.
     cost: int
     with_scores: bool = False
 

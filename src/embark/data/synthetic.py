@@ -16,8 +16,7 @@ from embark.spec.model import ModelSpec, Table
 _TRAIN, _EVAL, _CALIBRATION = range(3)
 _IDS, _LENGTHS, _DENSE, _LABEL = range(4)
 _CALIBRATION_SAMPLES = 16_384
-_VALUES_AT_A_TIME = 131_072
-"""Ids drawn together: their hashes stay in the second-level cache."""
+_VALUES_AT_A_TIME = 131_072  # Ids drawn together: their hashes stay in the second-level cache.
 
 
 class SyntheticSource:
@@ -141,8 +140,7 @@ class _Zipf:
     It is the integral of x^−s from k + ½ to k + 1½, which has an inverse in closed form at any number of rows.
     """
 
-    rows: NDArray[np.int64]
-    """[G, 1]"""
+    rows: NDArray[np.int64]  # [G, 1]
     exponent: float
 
     def ids(self, u: NDArray[np.float64]) -> NDArray[np.int32]:
@@ -169,21 +167,17 @@ def _grouped(tables: Sequence[Table], zipf_exponent: float) -> Iterator[_Group]:
         yield _Group(members, multi_hot, _Zipf(rows, zipf_exponent))
 
 
-LOGIT_STD = 1.4
-"""With `signal` = 1 the best AUC is then about 0.80."""
+LOGIT_STD = 1.4  # With `signal` = 1 the best AUC is then about 0.80.
 CLICK_RATE = 0.25
 DENSE_SHARE, IDS_SHARE, PAIRS_SHARE = 0.40, 0.45, 0.15
 """Of the logit's variance. The tables' shares fall with their position: a few features matter most."""
-HEAD = 50
-"""Rank at which an id's effect is half of what it would be at rank 0."""
-MAX_PAIRS = 4
-"""Tables 0 and 1, 2 and 3, … interact, up to so many pairs."""
+HEAD = 50  # Rank at which an id's effect is half of what it would be at rank 0.
+MAX_PAIRS = 4  # Tables 0 and 1, 2 and 3, … interact, up to so many pairs.
 NUM_LATENT = 2
 LATENT_MEAN = 1.0
 """Off zero, or else a dot product of small rows has no slope to learn it by. A third of a pair's part is then pure
 interaction, which no sum of effects can stand for."""
-CURVATURE = 0.3
-"""How much of a dense feature's square goes with the feature."""
+CURVATURE = 0.3  # How much of a dense feature's square goes with the feature.
 _STREAM = 0x1DDE
 
 Floats = NDArray[np.float32]
@@ -193,12 +187,9 @@ Floats = NDArray[np.float32]
 class Parts:
     """What n samples bring to their logits, before it is scaled."""
 
-    dense: Floats
-    """[n]"""
-    tables: Floats
-    """[F, n]: pooled effects of each table's ids."""
-    pairs: Floats
-    """[pairs, n]: dot products of the pooled latent vectors."""
+    dense: Floats  # [n]
+    tables: Floats  # [F, n]: pooled effects of each table's ids.
+    pairs: Floats  # [pairs, n]: dot products of the pooled latent vectors.
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ _SEND_EVERY_S = 0.2
 
 T = TypeVar("T")
 R = TypeVar("R")
-Report = Callable[[int, int, int], None]
-"""Work units, rows and bad rows since the last report."""
+Report = Callable[[int, int, int], None]  # Work units, rows and bad rows since the last report.
 
 
 def num_cores() -> int:
@@ -218,17 +217,14 @@ _MEASURE_EVERY_S = 0.2
 class Progress:
     """One report."""
 
-    stage: str
-    """Such as `reading`, `numbering ids`, `counting`."""
+    stage: str  # Such as `reading`, `numbering ids`, `counting`.
     done: int
-    total: int
-    """In bytes of input, or whatever the stage counts."""
+    total: int  # In bytes of input, or whatever the stage counts.
     rows: int
     elapsed_s: float
     left_s: float | None
     num_bad: int = 0
-    memory_bytes: int = 0
-    """The largest so far of all processes together."""
+    memory_bytes: int = 0  # The largest so far of all processes together.
 
 
 OnProgress = Callable[[Progress], None]

@@ -34,8 +34,7 @@ class NcclLog:
 
     def __init__(self) -> None:
         self._sockets: Evidence | None = None
-        self._fabric: str = ""
-        """The first network that is not sockets."""
+        self._fabric: str = ""  # The first network that is not sockets.
         self._by_host: dict[str, Evidence | None] = {}
         """The line that shows a host on sockets; None for one on another network, first or last."""
         self._work: dict[int, tuple[int, Evidence]] = {}

@@ -19,8 +19,7 @@ from embark.store.errors import without_secrets
 Predict = Callable[[Setup], Prediction]
 MemoryKind = Literal["device", "host"]
 MAX_QUOTED = 300
-DOUBLINGS = (2, 4, 8, 16, 32, 64)
-"""How many times fewer samples, or more nodes, are tried where memory ran out."""
+DOUBLINGS = (2, 4, 8, 16, 32, 64)  # How many times fewer samples, or more nodes, are tried where memory ran out.
 TIERS = {"cause": 0, "symptom": 1, "summary": 2, "slow": 3}
 OUT_OF_MEMORY: Mapping[str, MemoryKind] = {
     "gpu-out-of-memory": "device", "tables-do-not-fit": "device", "host-out-of-memory": "host", "killed": "host",
@@ -32,11 +31,9 @@ OUT_OF_MEMORY: Mapping[str, MemoryKind] = {
 class Report:
     """The answer."""
 
-    diagnoses: tuple[Diagnosis, ...]
-    """The cause first."""
+    diagnoses: tuple[Diagnosis, ...]  # The cause first.
     num_sources: int
-    cut_short: tuple[str, ...] = ()
-    """Sources that could not be read to their end."""
+    cut_short: tuple[str, ...] = ()  # Sources that could not be read to their end.
 
 
 def diagnose(

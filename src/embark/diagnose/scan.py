@@ -30,8 +30,7 @@ class Pattern:
     needle: bytes
     """Stands in every line that matches, folded as keys of lines are. It is searched for first, since that is quick."""
     regex: re.Pattern[str]
-    also: bytes = b""
-    """Stands in every such line too: for a needle that many lines have."""
+    also: bytes = b""  # Stands in every such line too: for a needle that many lines have.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,21 +41,15 @@ class Rule:
     name: str
     kind: Kind
     where: tuple[Where, ...] = ("log",)
-    patterns: tuple[Pattern, ...] = field(repr=False)
-    """Empty where a check in Python finds it."""
-    cured_by: tuple[Pattern, ...] = field(repr=False)
-    """A later line that shows it is over."""
-    unless: tuple[str, ...] = ()
-    """Codes of rules that say the same better."""
-    explains: tuple[str, ...] = ()
-    """Codes of other causes that follow from this one."""
-    cause: str
-    """One sentence; `{name}` is what the pattern's group of that name found."""
+    patterns: tuple[Pattern, ...] = field(repr=False)  # Empty where a check in Python finds it.
+    cured_by: tuple[Pattern, ...] = field(repr=False)  # A later line that shows it is over.
+    unless: tuple[str, ...] = ()  # Codes of rules that say the same better.
+    explains: tuple[str, ...] = ()  # Codes of other causes that follow from this one.
+    cause: str  # One sentence; `{name}` is what the pattern's group of that name found.
     fix: str
     command: str = ""
     source: str
-    num_least: int = 1
-    """Reported from this many lines on."""
+    num_least: int = 1  # Reported from this many lines on.
 
 
 @cache
@@ -96,15 +89,11 @@ MAX_RANKS_SHOWN = 6
 class Evidence:
     """A line that shows something."""
 
-    source: str
-    """The file's name; `-` for standard input."""
-    line: int
-    """From 1; 0 where no single line shows it."""
+    source: str  # The file's name; `-` for standard input.
+    line: int  # From 1; 0 where no single line shows it.
     text: str
-    order: tuple[int, int] = field(repr=False)
-    """Of the source among the others, and of the line in it."""
-    time: str = ""
-    """`11-15 09:15:00.123456`, or empty: comparable with others, in whatever form the line had it."""
+    order: tuple[int, int] = field(repr=False)  # Of the source among the others, and of the line in it.
+    time: str = ""  # `11-15 09:15:00.123456`, or empty: comparable with others, in whatever form the line had it.
     rank: int | None = None
 
     @property
@@ -120,10 +109,8 @@ class RuleMatch:
     first: Evidence
     num_lines: int = 1
     ranks: frozenset[int] = frozenset()
-    values: Mapping[str, str] = field(default_factory=dict)
-    """What the pattern's named groups found in the first line."""
-    cause: str = ""
-    """Instead of the rule's."""
+    values: Mapping[str, str] = field(default_factory=dict)  # What the pattern's named groups found in the first line.
+    cause: str = ""  # Instead of the rule's.
     fix: str = ""
     command: str = ""
 
@@ -146,10 +133,8 @@ class Diagnosis:
     evidence: Evidence
     num_lines: int
     ranks: tuple[int, ...]
-    source: str
-    """Where the rule is known from."""
-    follows: tuple[str, ...] = ()
-    """Names of other findings that follow from it."""
+    source: str  # Where the rule is known from.
+    follows: tuple[str, ...] = ()  # Names of other findings that follow from it.
 
     @property
     def ranks_text(self) -> str:
@@ -162,12 +147,9 @@ class Diagnosis:
 
 
 MAX_SUBJECTS = 500
-MAX_QUOTED = 280
-"""Letters of a line."""
-MAX_KNOWN, MAX_KNOWN_BYTES = 100_000, 400
-"""How many forms of lines are known again, and how long they may be."""
-MAX_NOTIFIED = 200_000
-"""Lines of one kind that a check is given; more of them add nothing."""
+MAX_QUOTED = 280  # Letters of a line.
+MAX_KNOWN, MAX_KNOWN_BYTES = 100_000, 400  # How many forms of lines are known again, and how long they may be.
+MAX_NOTIFIED = 200_000  # Lines of one kind that a check is given; more of them add nothing.
 _SAFE = re.compile(r"[\w./:@+\-]{1,200}")
 """A value from a log may stand in a command that a person copies: nothing a shell would read may be in it."""
 _CONDITION = re.compile(r"(?i)\b(?:if|when|whenever|unless)\s+"
@@ -175,8 +157,7 @@ _CONDITION = re.compile(r"(?i)\b(?:if|when|whenever|unless)\s+"
 """Before a text: it says what to do should it come, not that it came."""
 
 Handle = Callable[[str, Evidence], None]
-Listener = tuple[bytes, Handle]
-"""A needle, and what handles each line that has it."""
+Listener = tuple[bytes, Handle]  # A needle, and what handles each line that has it.
 
 
 class Scan:
@@ -192,13 +173,10 @@ class Scan:
         self._listeners = {fold(needle.decode()): handle for needle, handle in listeners}
         self._needles = {*self._patterns, *self._listeners}
         self._num_notified: Counter[bytes] = Counter()
-        self._muted: set[bytes] = set()
-        """Needles of checks alone that have had enough lines."""
+        self._muted: set[bytes] = set()  # Needles of checks alone that have had enough lines.
         self._known: dict[bytes, tuple[bytes, ...]] = {}
-        self._open: dict[tuple[str, str], RuleMatch] = {}
-        """By code and subject: a pod, where the line names one."""
-        self.cut_short: list[str] = []
-        """Sources that could not be read to their end."""
+        self._open: dict[tuple[str, str], RuleMatch] = {}  # By code and subject: a pod, where the line names one.
+        self.cut_short: list[str] = []  # Sources that could not be read to their end.
 
     @property
     def found(self) -> list[RuleMatch]:

@@ -34,8 +34,7 @@ class Source:
     name: str
     form: Form
     path: Path | None = None
-    data: bytes | None = None
-    """Of a file of a remote run. With neither, it is standard input."""
+    data: bytes | None = None  # Of a file of a remote run. With neither, it is standard input.
 
     def open(self) -> BinaryIO:
         """Its bytes, unpacked."""
@@ -56,10 +55,8 @@ class SourceList:
     """The files that names on a command line stand for."""
 
     sources: tuple[Source, ...]
-    spec: Source | None
-    """The run's own, where a run was named."""
-    skipped: tuple[str, ...]
-    """Files that are not text."""
+    spec: Source | None  # The run's own, where a run was named.
+    skipped: tuple[str, ...]  # Files that are not text.
 
 
 def sources_of(names: Sequence[str]) -> SourceList:
@@ -135,10 +132,8 @@ def _head(path: Path, num_bytes: int) -> bytes:
 
 
 BLOCK_BYTES = 1 << 18
-MAX_LINE_BYTES = 1 << 20
-"""A longer line is looked at in pieces."""
-SHORT_BYTES = 1 << 14
-"""Of a longer one, only what is around the words that are looked for."""
+MAX_LINE_BYTES = 1 << 20  # A longer line is looked at in pieces.
+SHORT_BYTES = 1 << 14  # Of a longer one, only what is around the words that are looked for.
 CONTEXT_BYTES = 2000
 MAX_PIECES = 50
 
@@ -156,8 +151,7 @@ class Line(NamedTuple):
     """One line."""
 
     number: int
-    data: bytes
-    """Without colours."""
+    data: bytes  # Without colours.
     key: bytes
     """The same, as long, in lower case with every digit 0: lines that differ in figures alone are looked at once."""
 

@@ -25,8 +25,7 @@ class LaunchedRun:
     """A run that was launched from here, and what its backend still has of it."""
 
     name: str
-    state: str
-    """Empty if its backend does not answer."""
+    state: str  # Empty if its backend does not answer.
     reason: str
     sources: tuple[Source, ...] = field(repr=False)
     spec: RunSpec | None = field(repr=False)
@@ -38,8 +37,7 @@ class TargetReport(Report):
     """The diagnosis of everything that was named."""
 
     runs: tuple[LaunchedRun, ...] = ()
-    skipped: tuple[str, ...] = ()
-    """Files that are not text."""
+    skipped: tuple[str, ...] = ()  # Files that are not text.
 
 
 def diagnose_targets(targets: Sequence[str], *, spec_path: str = "", warn: Warn = lambda _: None) -> TargetReport:

@@ -22,11 +22,9 @@ MAX_CHARS = 1 << 20
 class Host:
     """The machine to check, which tests replace."""
 
-    root: Path = Path("/")
-    """Holds `/proc`, `/sys` and `/dev`."""
+    root: Path = Path("/")  # Holds `/proc`, `/sys` and `/dev`.
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    run_dir: Path = Path("runs")
-    """Where runs would write."""
+    run_dir: Path = Path("runs")  # Where runs would write.
 
     def path(self, text: str) -> Path:
         return self.root / text.lstrip("/")
@@ -64,8 +62,7 @@ class Check:
     """`wrong`: a run would fail, or not be what it seems. `warning`: it would be slow, cost more, or fail some day."""
     found: str
     expected: str = ""
-    fix: str = ""
-    """A command, or a sentence; empty if all is well."""
+    fix: str = ""  # A command, or a sentence; empty if all is well.
 
 
 def check(name: str, is_ok: bool, found: str, expected: str, fix: str, *, bad: Verdict = "wrong") -> Check:

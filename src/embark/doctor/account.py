@@ -166,8 +166,7 @@ class CloudCli:
     def __init__(self, cloud: str, shell: Shell) -> None:
         self._cloud, self._shell = cloud, shell
         self._program: str = CLOUDS[cloud]["program"]
-        self.project = ""
-        """Of Google Cloud, once the identity is checked."""
+        self.project = ""  # Of Google Cloud, once the identity is checked.
 
     def require(self) -> None:
         if shutil.which(self._program) is None:

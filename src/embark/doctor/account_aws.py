@@ -11,8 +11,7 @@ from embark.doctor.account import CLOUDS, Need, budget_check, refusal
 from embark.errors import MissingPackage
 from embark.formatting import format_usd, to_one_line
 
-PRICE_MOVED = 0.25
-"""A spot price that differs this much from the catalog's is worth a warning."""
+PRICE_MOVED = 0.25  # A spot price that differs this much from the catalog's is worth a warning.
 LOGIN: str = CLOUDS["aws"]["login"]
 
 

@@ -33,8 +33,7 @@ def check_credentials(host: Host) -> Iterator[Check]:
     yield Check("credentials", "ok", sources_text)
 
 
-Source = tuple[str, str, str]
-"""The source; or, if it is broken, what is wrong and the fix."""
+Source = tuple[str, str, str]  # The source; or, if it is broken, what is wrong and the fix.
 
 
 def _aws(host: Host) -> Iterator[Source]:

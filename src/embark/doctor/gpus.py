@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from embark.doctor import Check, Host, check
 
 _FIELDS = ("name", "memory.total", "driver_version", "compute_cap", "ecc.errors.uncorrected.volatile.total")
-_FEWER = _FIELDS[:3]
-"""What drivers of every age know."""
+_FEWER = _FIELDS[:3]  # What drivers of every age know.
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _CUDA = re.compile(r"CUDA Version:\s*(\d+)\.(\d+)")
 _LINK = re.compile(r"Link \d+:\s*(\S+)")
@@ -25,8 +24,7 @@ class Gpu:
     name: str
     memory: str
     driver: str
-    capability: str
-    """`9.0`; empty where the driver is too old to say."""
+    capability: str  # `9.0`; empty where the driver is too old to say.
     num_ecc_errors: int
 
 

@@ -20,14 +20,10 @@ from embark.doctor import GIB, Check, Host, Verdict, check, size_text
 from embark.errors import EmbarkError
 from embark.stack import versions as stack
 
-MIN_SHM_BYTES = 1 * GIB
-"""NCCL and data loaders use /dev/shm; a container's default of 64 MiB ends in a bus error."""
-MIN_OPEN_FILES = 4096
-"""Every rank holds sockets to every other one, and files of prepared data."""
-MIN_PROCESSES = 1024
-"""Every rank has tens of threads, which count."""
-FRESH_DAYS = 120
-"""Clouds change on-demand prices a few times a year; spot prices change by the hour."""
+MIN_SHM_BYTES = 1 * GIB  # NCCL and data loaders use /dev/shm; a container's default of 64 MiB ends in a bus error.
+MIN_OPEN_FILES = 4096  # Every rank holds sockets to every other one, and files of prepared data.
+MIN_PROCESSES = 1024  # Every rank has tens of threads, which count.
+FRESH_DAYS = 120  # Clouds change on-demand prices a few times a year; spot prices change by the hour.
 _CONTAINERS = (("/.dockerenv", "docker"), ("/run/.containerenv", "podman"))
 
 
@@ -213,11 +209,9 @@ def check_prices(today: datetime.date, catalog: Catalog | None = None) -> Check:
 
 MIN_DISK_BYTES = 10 * GIB
 MAX_PROBE_BYTES = 256 << 20
-PROBE_S = 1.0
-"""For writing, and again for reading."""
+PROBE_S = 1.0  # For writing, and again for reading.
 _PIECE_BYTES = 4 << 20
-SLOW_BYTES_PER_S = 100e6
-"""A 10 GB checkpoint then takes minutes, longer than the notice of a spot machine."""
+SLOW_BYTES_PER_S = 100e6  # A 10 GB checkpoint then takes minutes, longer than the notice of a spot machine.
 
 
 @dataclass(frozen=True, slots=True)

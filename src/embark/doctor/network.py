@@ -26,10 +26,8 @@ class Port:
     """One device of /sys/class/infiniband, by its first port."""
 
     name: str
-    kind: str
-    """`EFA`, `InfiniBand` or `RoCE`."""
-    rate: str
-    """`400 Gb/sec`; empty where it does not say."""
+    kind: str  # `EFA`, `InfiniBand` or `RoCE`.
+    rate: str  # `400 Gb/sec`; empty where it does not say.
     is_up: bool
 
 
@@ -115,13 +113,11 @@ LIMIT_S = 120.0
 class Facts:
     """Torch's answers."""
 
-    cuda: str | None = None
-    """The version that torch was built for."""
+    cuda: str | None = None  # The version that torch was built for.
     nccl: str = ""
     num_gpus: int = 0
     arches: list[str] = field(default_factory=list)
-    trouble: str = ""
-    """Why it failed, or CUDA's error."""
+    trouble: str = ""  # Why it failed, or CUDA's error.
     reduce: dict[str, Any] = field(default_factory=dict)
 
 

@@ -9,19 +9,14 @@ from embark.events.metrics import METRICS
 from embark.events.sinks.prometheus import RUN, prometheus_name
 
 IDLE_PERCENT = 5
-IDLE_MINUTES = 30
-"""Longer than a checkpoint, an evaluation and a restart take."""
+IDLE_MINUTES = 30  # Longer than a checkpoint, an evaluation and a restart take.
 STALLED_MINUTES = 15
-SLOW_RANK = 1.3
-"""Times the median of the other ranks: a rank that takes longer is slow."""
-INPUT_SHARE = 0.3
-"""Of a step, the part that waiting for data may take."""
-SLOW_STEP = 2.0
-"""Times what was predicted."""
+SLOW_RANK = 1.3  # Times the median of the other ranks: a rank that takes longer is slow.
+INPUT_SHARE = 0.3  # Of a step, the part that waiting for data may take.
+SLOW_STEP = 2.0  # Times what was predicted.
 SAVE_HOURS = 6
 HOT_C = 88
-FULL = 0.95
-"""Of a machine's memory."""
+FULL = 0.95  # Of a machine's memory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +25,9 @@ class Alert:
 
     name: str
     expression: str
-    minutes: int
-    """How long the expression must be true."""
+    minutes: int  # How long the expression must be true.
     severity: Literal["critical", "warning"]
-    what: str
-    """What happens, and what to do."""
+    what: str  # What happens, and what to do.
 
 
 def alerts() -> tuple[Alert, ...]:

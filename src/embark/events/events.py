@@ -82,8 +82,7 @@ class Event:
 
     kind: str
     values: Mapping[str, Any] = field(default_factory=dict)
-    time_s: float = field(default_factory=time.time)
-    """Seconds since 1970."""
+    time_s: float = field(default_factory=time.time)  # Seconds since 1970.
     rank: int = 0
 
     def to_json(self) -> str:

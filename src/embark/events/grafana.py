@@ -9,8 +9,7 @@ from embark.events.sinks.prometheus import RUN as RUN_LABEL
 from embark.events.sinks.prometheus import prometheus_name
 
 NUM_COLUMNS, PANEL_SIZE, STAT_SIZE = 24, 8, 4
-STATS = ("is_running", "last_step", "loss", "auc", "samples_per_s", "step_s")
-"""What is shown large at the top."""
+STATS = ("is_running", "last_step", "loss", "auc", "samples_per_s", "step_s")  # What is shown large at the top.
 LIMITS = {"host_used_bytes": "host_bytes", "gpu_used_bytes": "gpu_total_bytes", "step_s": "predicted_step_s",
           "auc": "best_auc", "log_loss": "best_log_loss"}
 """Drawn into the same panel: what is available, what was predicted, the ceiling."""

@@ -12,10 +12,8 @@ from embark.events.events import Event
 from embark.formatting import to_float
 
 Kind = Literal["gauge", "counter"]
-Labels = tuple[tuple[str, str], ...]
-"""Names and values, in the order of the metric's `labels`."""
-Parts = tuple[tuple[str, str], ...]
-"""Fields and their labels; no label where the field is the value or contains it."""
+Labels = tuple[tuple[str, str], ...]  # Names and values, in the order of the metric's `labels`.
+Parts = tuple[tuple[str, str], ...]  # Fields and their labels; no label where the field is the value or contains it.
 
 ENDS = frozenset({"end", "error", "interrupt"})
 SPLITS = {"step": "train", "eval": "eval"}
@@ -29,20 +27,15 @@ class Metric:
     """One measured quantity, named as it stands in events and in TensorBoard."""
 
     name: str
-    label: str
-    """What people read."""
+    label: str  # What people read.
     meaning: str
     paths: tuple[str, ...]
     """Where events have it: `step.loss` is the value `loss` of `step` events. `ranks.systems[host].gpus[gpu].power_w`
     goes through lists or maps whose entries are distinguished by the labels in brackets. `#save` counts events."""
-    group: str
-    """The heading it is shown under."""
-    unit: str = ""
-    """Empty for a plain number."""
-    better: Literal["up", "down"] | None = None
-    """`None` where neither is."""
-    kind: Kind = "gauge"
-    """A counter only grows."""
+    group: str  # The heading it is shown under.
+    unit: str = ""  # Empty for a plain number.
+    better: Literal["up", "down"] | None = None  # `None` where neither is.
+    kind: Kind = "gauge"  # A counter only grows.
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -62,8 +55,7 @@ GROUPS = (LEARNING, PACE, STEP, MACHINE, GPU, SAFETY, RUN)
 
 _TABLE = tomllib.loads(files("embark.events").joinpath("metrics.toml").read_text(encoding="utf-8"))
 METRICS = tuple(Metric(**{**row, "paths": tuple(row["paths"])}) for row in _TABLE["metric"])
-UNITS: dict[str, dict[str, str]] = _TABLE["units"]
-"""Our units as each service names them."""
+UNITS: dict[str, dict[str, str]] = _TABLE["units"]  # Our units as each service names them.
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 

@@ -15,8 +15,7 @@ _TIMES_S = tuple(n * unit for unit, ns in (
     (86_400, (1, 2, 5, 7, 14, 30, 90, 180, 365, 730, 1825, 3650)),
 ) for n in ns)
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
-Point = tuple[float, float]
-"""A step and a value."""
+Point = tuple[float, float]  # A step and a value.
 
 MARK = "●"
 MAX_POINTS = 2048

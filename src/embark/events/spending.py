@@ -10,10 +10,8 @@ from embark.events.events import Event
 from embark.formatting import format_duration, format_usd, pluralize, to_finite
 
 Reason = Literal["preempted", "interrupted", "died", "error"]
-BUDGET = "budget"
-"""The signal and the outcome of a run whose budget is spent."""
-_MARKS = ("step", "save", "eval", "interrupt", "end")
-"""Events that hold the current step."""
+BUDGET = "budget"  # The signal and the outcome of a run whose budget is spent.
+_MARKS = ("step", "save", "eval", "interrupt", "end")  # Events that hold the current step.
 _TIMES = {1: "once", 2: "twice"}
 
 
@@ -21,30 +19,21 @@ _TIMES = {1: "once", 2: "twice"}
 class Attempt:
     """From one start to whatever ended it."""
 
-    start_s: float
-    """Unix time of its `start` event."""
-    began_s: float
-    """When its process started, before it loaded anything."""
+    start_s: float  # Unix time of its `start` event.
+    began_s: float  # When its process started, before it loaded anything.
     first_step: int
-    last_s: float
-    """The last sign of life."""
-    last_step: int
-    """The last one logged; a process that died may have done some more."""
+    last_s: float  # The last sign of life.
+    last_step: int  # The last one logged; a process that died may have done some more.
     saved_step: int
-    num_steps: int = 0
-    """Of the complete run."""
-    usd_per_hour: float | None = None
-    """Of all its machines, as its `start` event has it."""
+    num_steps: int = 0  # Of the complete run.
+    usd_per_hour: float | None = None  # Of all its machines, as its `start` event has it.
     budget_usd: float | None = None
     num_machines: int = 1
     is_spot: bool = False
-    reason: Reason | None = None
-    """Why it stopped, where it logged that."""
-    outcome: str = ""
-    """Of its `end` event; empty where there is none."""
+    reason: Reason | None = None  # Why it stopped, where it logged that.
+    outcome: str = ""  # Of its `end` event; empty where there is none.
     is_last: bool = True
-    first_step_s: float | None = None
-    """When it began to train; None: it did not."""
+    first_step_s: float | None = None  # When it began to train; None: it did not.
     step_times: list[float] = field(default_factory=list)
 
     @property
@@ -134,22 +123,16 @@ def _started(event: Event, time_s: float) -> Attempt:
 class Interruption:
     """One time that a run was stopped before its end."""
 
-    stopped_s: float
-    """Unix time of the last sign of life."""
-    resumed_s: float | None
-    """When training resumed; None: not yet, as far as the events say."""
+    stopped_s: float  # Unix time of the last sign of life.
+    resumed_s: float | None  # When training resumed; None: not yet, as far as the events say.
     reason: Reason
     """`preempted`: by a signal or the cloud's notice. `interrupted`: by Ctrl-C. `error`: by an error that it logged.
     `died`: without an event."""
-    stopped_step: int
-    """The last one logged; a process that died may have done some more."""
+    stopped_step: int  # The last one logged; a process that died may have done some more.
     resumed_step: int | None
-    lost_steps: int
-    """To be repeated: since the checkpoint that it resumed from or, where it has not yet, the last one."""
-    redone_s: float
-    """What those steps take, at the measured pace."""
-    down_s: float
-    """From the last sign of life to the first new step."""
+    lost_steps: int  # To be repeated: since the checkpoint that it resumed from or, where it has not yet, the last one.
+    redone_s: float  # What those steps take, at the measured pace.
+    down_s: float  # From the last sign of life to the first new step.
     restarted_s: float | None = None
     """When a new process started, before it loaded anything; machines are paid from about then on."""
 
@@ -168,10 +151,8 @@ class Losses:
     lost_steps: int
     redone_s: float
     down_s: float
-    usd: float | None
-    """None where no price is known."""
-    is_open: bool = False
-    """The run has not resumed after the last one: its steps are still to be repeated."""
+    usd: float | None  # None where no price is known.
+    is_open: bool = False  # The run has not resumed after the last one: its steps are still to be repeated.
 
 
 def interruptions(events: Iterable[Event]) -> tuple[Interruption, ...]:
@@ -263,27 +244,19 @@ def _not_resumed(stopped: Attempt, last: Attempt) -> Interruption:
 class Spending:
     """Seconds are the run's own time while machines are held, not a sum over machines."""
 
-    useful_s: float
-    """Steps, each counted once, with the saves and evaluations between them."""
-    redone_s: float
-    """Steps repeated after an interruption."""
-    waiting_s: float
-    """Loading and compiling, and machines that wait for a preempted one."""
-    usd_per_hour: float | None
-    """Of all machines, at the price of the last attempt; None: unknown."""
+    useful_s: float  # Steps, each counted once, with the saves and evaluations between them.
+    redone_s: float  # Steps repeated after an interruption.
+    waiting_s: float  # Loading and compiling, and machines that wait for a preempted one.
+    usd_per_hour: float | None  # Of all machines, at the price of the last attempt; None: unknown.
     usd: float | None
     step: int
     num_steps: int
-    wall_step_s: float
-    """A step, with its share of saves and evaluations."""
-    outcome: str
-    """Of the last `end` event; empty: running, or killed."""
+    wall_step_s: float  # A step, with its share of saves and evaluations.
+    outcome: str  # Of the last `end` event; empty: running, or killed.
     lost: Losses
     num_starts: int
-    budget_usd: float | None
-    """Of the last attempt."""
-    last_s: float
-    """The last sign of life."""
+    budget_usd: float | None  # Of the last attempt.
+    last_s: float  # The last sign of life.
 
     @property
     def held_s(self) -> float:

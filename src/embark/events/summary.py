@@ -28,20 +28,17 @@ from embark.formatting import (
     to_one_line,
 )
 
-PACE_S = 30.0
-"""The time left is estimated from the steps of the last so many seconds."""
+PACE_S = 30.0  # The time left is estimated from the steps of the last so many seconds.
 MAX_WIDTH = 100
 HELD_OUT = ("auc", "normalized_entropy", "log_loss", "calibration")
-CEILING = {"auc": "best_auc", "log_loss": "best_log_loss"}
-"""What the true probabilities of synthetic data would score."""
+CEILING = {"auc": "best_auc", "log_loss": "best_log_loss"}  # What the true probabilities of synthetic data would score.
 _SIDE_BY_SIDE = 56
 _WITH_MEANING = 92
 _LABEL = 7
 _GAP = 3
 _HEIGHT = 5
 
-Encode = Callable[[str], str]
-"""Puts text into characters that the stream can carry."""
+Encode = Callable[[str], str]  # Puts text into characters that the stream can carry.
 
 
 class History(NewestEvents):

@@ -32,8 +32,7 @@ class SystemSampler:
         self._newest: dict[str, Any] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="embark-system", daemon=True)
-        self.busy_s = 0.0
-        """Processor time that sampling has taken so far."""
+        self.busy_s = 0.0  # Processor time that sampling has taken so far.
         self.num_samples = 0
 
     def __enter__(self) -> Self:

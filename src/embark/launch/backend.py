@@ -24,8 +24,7 @@ from embark.store.retry_policy import RetryPolicy
 
 State = Literal["pending", "running", "restarting", "lost", "succeeded", "failed", "gone"]
 """`restarting`: its platform brings it back. `lost`: only `embark launch --supervise` does. `gone`: it is not there."""
-Location = Mapping[str, str | int]
-"""What a backend needs to find a run: a namespace and a context, or a folder."""
+Location = Mapping[str, str | int]  # What a backend needs to find a run: a namespace and a context, or a folder.
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +34,9 @@ class RunHandle:
     name: str
     backend: str
     where: Location
-    title: str = ""
-    """`quickstart on 2 x p5.48xlarge: 16 ranks`."""
-    run_uri: str = ""
-    """Where its checkpoints and events are."""
-    usd_per_hour: float | None = None
-    """Of all its machines; None: unknown, or nothing to pay."""
+    title: str = ""  # `quickstart on 2 x p5.48xlarge: 16 ranks`.
+    run_uri: str = ""  # Where its checkpoints and events are.
+    usd_per_hour: float | None = None  # Of all its machines; None: unknown, or nothing to pay.
 
     @classmethod
     def of(cls, job: Job, backend: str, where: Location) -> RunHandle:
@@ -64,12 +60,10 @@ class Replica:
     """One machine's share of a run: a pod, or a process group."""
 
     name: str
-    index: int | None
-    """Which of the machines."""
+    index: int | None  # Which of the machines.
     state: str
     why: str = ""
-    since_s: float | None = None
-    """Unix time since when it has its machine, where the backend knows."""
+    since_s: float | None = None  # Unix time since when it has its machine, where the backend knows.
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +71,12 @@ class Status:
     """The state of a run, for a person."""
 
     state: State
-    reason: str = ""
-    """Why it waits, failed or restarts; while it runs, anything worth knowing."""
+    reason: str = ""  # Why it waits, failed or restarts; while it runs, anything worth knowing.
     fix: str = ""
     replicas: tuple[Replica, ...] = ()
-    since_s: float | None = None
-    """Unix time when the run began."""
+    since_s: float | None = None  # Unix time when the run began.
     num_restarts: int = 0
-    is_recoverable: bool = False
-    """A `lost` run that the backend's `recover` may bring back."""
+    is_recoverable: bool = False  # A `lost` run that the backend's `recover` may bring back.
 
     @property
     def has_ended(self) -> bool:
@@ -104,13 +95,10 @@ class Reason:
 class LogLine:
     """A line of one rank or pod."""
 
-    time_ns: int
-    """Since 1970; 0 where it is unknown."""
-    source: str
-    """The pod or the rank."""
+    time_ns: int  # Since 1970; 0 where it is unknown.
+    source: str  # The pod or the rank.
     text: str
-    index: int | None = None
-    """Which of the machines."""
+    index: int | None = None  # Which of the machines.
 
     @classmethod
     def of(cls, time_ns: int, source: str, text: str, index: int | None) -> LogLine:
@@ -145,8 +133,7 @@ class CancelResult:
 
     removed: tuple[str, ...] = ()
     remains: tuple[Resource, ...] = ()
-    is_complete: bool = True
-    """False: it was still stopping when the wait was over."""
+    is_complete: bool = True  # False: it was still stopping when the wait was over.
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from embark.launch.shell import Notify, Shell
 from embark.spec import RunSpec, resolve
 from embark.store import RunDir, find_run
 
-ALIVE_S = 300.0
-"""A run not launched from here whose last event is so recent is taken to be running."""
+ALIVE_S = 300.0  # A run not launched from here whose last event is so recent is taken to be running.
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,30 +30,22 @@ class RunCost:
     name: str
     title: str
     is_running: bool
-    held_s: float
-    """Machine time so far: `lead_s`, and the spending's."""
+    held_s: float  # Machine time so far: `lead_s`, and the spending's.
     spent_usd: float | None
-    left_s: float | None
-    """To the last step, at the pace measured."""
+    left_s: float | None  # To the last step, at the pace measured.
     left_usd: float | None
     total_usd: float | None
-    predicted_usd: float | None
-    """The plan's prediction for the complete run."""
+    predicted_usd: float | None  # The plan's prediction for the complete run.
     usd_per_hour: float | None
-    price_source: str
-    """Where the price is from, and its date."""
+    price_source: str  # Where the price is from, and its date.
     lead_s: float
     """From when the machines were there to the first process: the image was pulled. Without events, all there is."""
-    spending: Spending | None
-    """From the run's own events; None where there are none."""
+    spending: Spending | None  # From the run's own events; None where there are none.
     budget_usd: float | None
-    is_within_budget: bool | None
-    """None: there is no budget."""
+    is_within_budget: bool | None  # None: there is no budget.
     budget_verdict: str
-    notes: tuple[str, ...] = ()
-    """What could not be counted."""
-    can_be_cancelled: bool = False
-    """It was launched from here, and has not ended."""
+    notes: tuple[str, ...] = ()  # What could not be counted.
+    can_be_cancelled: bool = False  # It was launched from here, and has not ended.
 
 
 def run_cost(name: str, notify: Notify, *, budget_usd: float | None = None, now_s: float | None = None) -> RunCost:

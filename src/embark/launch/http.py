@@ -70,13 +70,11 @@ class HttpClient:
 
     shell: Shell
     notify: Notify
-    name: str
-    """`the Ray cluster http://10.0.0.7:8265`."""
+    name: str  # `the Ray cluster http://10.0.0.7:8265`.
     away_fix: str
     login_fix: str
     retry: RetryPolicy = API_RETRY
-    headers: Callable[[], Mapping[str, str]] = dict
-    """Called for each request: credentials are never stored."""
+    headers: Callable[[], Mapping[str, str]] = dict  # Called for each request: credentials are never stored.
     unavailable_codes: tuple[int, ...] = (429, 502, 503, 504)
     login_codes: tuple[int, ...] = (401, 403)
 

@@ -29,8 +29,7 @@ class LaunchEstimate:
 
     fits: bool
     verdict: str
-    price: str
-    """`$110.08 an hour on demand in us-west-2`, or that it is unknown."""
+    price: str  # `$110.08 an hour on demand in us-west-2`, or that it is unknown.
     usd_per_hour: float | None = None
     total_usd: float | None = None
 
@@ -41,8 +40,7 @@ class PreparedLaunch:
 
     request: LaunchRequest
     backend: Backend = field(repr=False)
-    estimate: LaunchEstimate | None
-    """None: it costs nothing."""
+    estimate: LaunchEstimate | None  # None: it costs nothing.
 
     @property
     def handle(self) -> RunHandle:
@@ -60,8 +58,7 @@ class LaunchResult:
     run_uri: str
     usd_per_hour: float | None
     estimate: LaunchEstimate | None = None
-    state: str = "submitted"
-    """With `--supervise`: how it ended."""
+    state: str = "submitted"  # With `--supervise`: how it ended.
     reason: str = ""
     commands: tuple[tuple[str, ...], ...] = ()
 
@@ -75,8 +72,7 @@ class Cancellation:
     removed: tuple[str, ...]
     remains: tuple[Resource, ...]
     is_complete: bool
-    last_checkpoint: str
-    """Its name; empty where none can be seen from here."""
+    last_checkpoint: str  # Its name; empty where none can be seen from here.
 
 
 def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> PreparedLaunch:

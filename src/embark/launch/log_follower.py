@@ -9,28 +9,21 @@ from embark.launch.backend import LogLine
 from embark.launch.shell import CommandResult, LineMultiplexer, LineStream
 
 BATCH_S = 0.25
-RETRY_S = 2.0
-"""Until a stream that ended is opened again."""
+RETRY_S = 2.0  # Until a stream that ended is opened again.
 
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
     """One log."""
 
-    key: str
-    """Of its stream: another where the pod was replaced or its container restarted."""
-    open: Callable[[bool], LineStream]
-    """From where it was last read; True: follow it."""
-    parse: Callable[[str], LogLine | None]
-    """None: read before, or no line of the log."""
-    on_failure: Callable[[CommandResult], None]
-    """Raises where trying again is of no use."""
-    is_final: bool = False
-    """Nothing is added any more: a stream that ends well has read all of it."""
+    key: str  # Of its stream: another where the pod was replaced or its container restarted.
+    open: Callable[[bool], LineStream]  # From where it was last read; True: follow it.
+    parse: Callable[[str], LogLine | None]  # None: read before, or no line of the log.
+    on_failure: Callable[[CommandResult], None]  # Raises where trying again is of no use.
+    is_final: bool = False  # Nothing is added any more: a stream that ends well has read all of it.
 
 
-Look = Callable[[], tuple[Sequence[LogSource], bool]]
-"""The logs there are, and whether the run has ended."""
+Look = Callable[[], tuple[Sequence[LogSource], bool]]  # The logs there are, and whether the run has ended.
 
 
 def read_logs(sources: Sequence[LogSource]) -> Iterator[LogLine]:

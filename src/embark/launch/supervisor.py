@@ -27,10 +27,8 @@ JOB, STARTED, STATE, ENDED, LOG_ID, LOG = "job.json", "started.json", "state.jso
 MAX_LINE_BYTES = 1 << 20
 START_S = 20.0
 POLL_S = 0.2
-CANNOT_START = 127
-"""A shell's exit code for it."""
-DRAIN_S = 10.0
-"""To read what is left where a descendant of the process holds its output open."""
+CANNOT_START = 127  # A shell's exit code for it.
+DRAIN_S = 10.0  # To read what is left where a descendant of the process holds its output open.
 
 
 def main(command: str, folder: Path, *rest: str) -> None:

@@ -23,12 +23,9 @@ _FROM_ENVIRONMENT = ("nnodes", "nproc-per-node", "node-rank", "master-addr", "ma
 class Launch:
     """One start of a program that trains."""
 
-    program: str
-    """`torchrun`, `python`, or what else it is."""
-    options: Mapping[str, str]
-    """Of torchrun: by long name, with hyphens."""
-    script: str
-    """What is run: a path, or a module."""
+    program: str  # `torchrun`, `python`, or what else it is.
+    options: Mapping[str, str]  # Of torchrun: by long name, with hyphens.
+    script: str  # What is run: a path, or a module.
     is_module: bool
     argv: tuple[str, ...]
     is_in_shell: bool
@@ -215,17 +212,13 @@ class Pod:
     """A pod's template."""
 
     document: Document
-    role: str
-    """Which of the object's templates: `Worker`, `head`; empty where there is one."""
-    holder: Node
-    """What holds the template: a Job's spec, a ReplicaSpec."""
+    role: str  # Which of the object's templates: `Worker`, `head`; empty where there is one.
+    holder: Node  # What holds the template: a Job's spec, a ReplicaSpec.
     metadata: Node
     spec: Node
     containers: tuple[Container, ...]
-    sidecars: tuple[Container, ...]
-    """Init containers that stay: `restartPolicy: Always`."""
-    is_complete: bool = True
-    """Not so where a runtime that is not among the files fills in the rest."""
+    sidecars: tuple[Container, ...]  # Init containers that stay: `restartPolicy: Always`.
+    is_complete: bool = True  # Not so where a runtime that is not among the files fills in the rest.
 
     @cached_property
     def main(self) -> Container | None:

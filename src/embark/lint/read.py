@@ -16,8 +16,7 @@ from embark.lint.source import BadYaml, Node, Place, Source, read_yaml
 
 _INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+((?:(?:.*\\[^\S\n]*|^[^\S\n]*#.*)\n)*.*\n?)", re.MULTILINE)
 """With its continued lines, and the comments between them."""
-_FLAGS = re.compile(r"(?:\s*--\S+)*\s*")
-"""`--mount=…` and its like."""
+_FLAGS = re.compile(r"(?:\s*--\S+)*\s*")  # `--mount=…` and its like.
 _HEREDOC = re.compile(r"<<-?[\"']?(\w+)[\"']?")
 
 
@@ -26,8 +25,7 @@ class Instruction:
     """`FROM`, `RUN`, …, and all that belongs to it."""
 
     name: str
-    place: Place
-    """The arguments, over all their lines."""
+    place: Place  # The arguments, over all their lines.
 
     @property
     def text(self) -> str:
@@ -54,8 +52,7 @@ class Dockerfile:
 
     source: Source
     instructions: tuple[Instruction, ...]
-    commands: tuple[Command, ...]
-    """Of every RUN."""
+    commands: tuple[Command, ...]  # Of every RUN.
 
     def all(self, name: str) -> list[Instruction]:
         return [one for one in self.instructions if one.name == name]
@@ -199,8 +196,7 @@ class Unread:
     index: int
     what: str
     fix: str
-    is_ours: bool = True
-    """False for kinds of files that the linter does not read."""
+    is_ours: bool = True  # False for kinds of files that the linter does not read.
 
 
 @dataclass(frozen=True, slots=True)

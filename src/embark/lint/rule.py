@@ -32,19 +32,14 @@ class TrainingJob:
     """Pods that train one model together."""
 
     document: Document
-    spec: Node
-    """The Job's spec, or that of the object that makes Jobs."""
+    spec: Node  # The Job's spec, or that of the object that makes Jobs.
     pod: Pod
     container: Container
     launch: Launch | None
-    num_pods: int | None
-    """None where it is not a number."""
-    num_pods_node: Node
-    """Where that number stands."""
-    machines: tuple[Machine, ...]
-    """Those it may run on, as its node selector says; none where it says nothing."""
-    cloud: str
-    """Empty where nothing tells."""
+    num_pods: int | None  # None where it is not a number.
+    num_pods_node: Node  # Where that number stands.
+    machines: tuple[Machine, ...]  # Those it may run on, as its node selector says; none where it says nothing.
+    cloud: str  # Empty where nothing tells.
 
     @property
     def kind(self) -> str:
@@ -188,8 +183,7 @@ class Hit:
     """A mistake, found at a place."""
 
     place: Place
-    what: str = ""
-    """What will happen, with the values of this file; the rule's own where it is empty."""
+    what: str = ""  # What will happen, with the values of this file; the rule's own where it is empty.
     fix: str = ""
     edits: tuple[Edit, ...] = ()
 
@@ -256,16 +250,12 @@ class Rule:
     name: str
     group: str
     level: Level
-    happens: str
-    """What will happen, whatever the values."""
-    source: str
-    """Where it is known from."""
+    happens: str  # What will happen, whatever the values.
+    source: str  # Where it is known from.
     check: Check = field(repr=False)
     can_fix: bool = False
-    kinds: frozenset[str] = frozenset()
-    """Only objects of these kinds are checked; empty: all."""
-    what: str = ""
-    """What a hit says where it says nothing of its own."""
+    kinds: frozenset[str] = frozenset()  # Only objects of these kinds are checked; empty: all.
+    what: str = ""  # What a hit says where it says nothing of its own.
     fix: str = ""
 
 
@@ -300,13 +290,11 @@ class Setting:
     name: str
     value: str
     place: Place
-    entry: tuple[Node, Node] | None = None
-    """In a pod: the list that holds it, and its item."""
+    entry: tuple[Node, Node] | None = None  # In a pod: the list that holds it, and its item.
     is_exported: bool = False
     job: TrainingJob | None = None
     pod: Pod | None = None
-    is_with_efa: bool = False
-    """Settings of EFA stand in the same container, script or image."""
+    is_with_efa: bool = False  # Settings of EFA stand in the same container, script or image.
 
     @property
     def is_on_efa(self) -> bool:

@@ -35,12 +35,9 @@ class Word:
 class Command:
     """One simple command."""
 
-    words: tuple[Word, ...]
-    """The program's name and its arguments; `sudo`, `exec` and their like are left out."""
-    assignments: tuple[tuple[str, str, Place], ...]
-    """`NAME=value` before it, and what `export` or `env` set."""
-    document: Place | None = None
-    """The here-document that is its input."""
+    words: tuple[Word, ...]  # The program's name and its arguments; `sudo`, `exec` and their like are left out.
+    assignments: tuple[tuple[str, str, Place], ...]  # `NAME=value` before it, and what `export` or `env` set.
+    document: Place | None = None  # The here-document that is its input.
 
     @property
     def name(self) -> str:
@@ -108,8 +105,7 @@ class _Lexer:
     end: int
     depth: int
     _words: list[Word] = field(default_factory=list)
-    _inner: list[tuple[int, int]] = field(default_factory=list)
-    """Substitutions of the command that is being read."""
+    _inner: list[tuple[int, int]] = field(default_factory=list)  # Substitutions of the command that is being read.
     _heredocs: list[tuple[str, bool, int]] = field(default_factory=list)
     """Of this line: the mark that ends each, whether tabs are stripped, and which command of the line it belongs to."""
     _line: list[tuple[list[Word], list[tuple[int, int]]]] = field(default_factory=list)

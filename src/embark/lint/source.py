@@ -21,8 +21,7 @@ class Source:
 
     path: Path
     text: str
-    starts: tuple[int, ...] = field(repr=False)
-    """Where each line begins."""
+    starts: tuple[int, ...] = field(repr=False)  # Where each line begins.
 
     @staticmethod
     def of(path: Path, text: str) -> Source:
@@ -90,20 +89,14 @@ class BadYaml(NamedTuple):
 class Node:
     """A mapping, a list or a scalar. A missing key is an empty node, so that lookups can be chained."""
 
-    place: Place | None
-    """None: there is no such node."""
+    place: Place | None  # None: there is no such node.
     value: str | int | float | bool | None = None
-    text: str = ""
-    """A scalar as it is written, without its quotes."""
-    is_plain: bool = True
-    """Written without quotes, on a line of its own."""
-    pairs: dict[str, tuple[Node, Node]] | None = None
-    """A mapping's keys and values, by key."""
+    text: str = ""  # A scalar as it is written, without its quotes.
+    is_plain: bool = True  # Written without quotes, on a line of its own.
+    pairs: dict[str, tuple[Node, Node]] | None = None  # A mapping's keys and values, by key.
     items: list[Node] | None = None
-    is_flow: bool = False
-    """Written with braces or brackets."""
-    repeated: list[Node] = field(default_factory=list)
-    """Keys that occur twice in this mapping."""
+    is_flow: bool = False  # Written with braces or brackets.
+    repeated: list[Node] = field(default_factory=list)  # Keys that occur twice in this mapping.
     tag: str = ""
 
     def __bool__(self) -> bool:

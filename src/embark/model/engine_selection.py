@@ -3,8 +3,7 @@
 from embark.errors import UserError
 from embark.spec import RunSpec
 
-MAX_IDS_PER_SAMPLE = 1024
-"""Past this the slots kept for ids that most samples lack cost more than the launches saved."""
+MAX_IDS_PER_SAMPLE = 1024  # Past this the slots kept for ids that most samples lack cost more than the launches saved.
 
 
 def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:

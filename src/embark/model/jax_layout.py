@@ -23,14 +23,10 @@ MAX_ROWS = 2**31 - 2**24
 """Of a group on all devices together: rows are numbered in 32 bits, and some numbers mean none."""
 SHARDINGS = ("auto", "row_wise", "table_wise")
 TABLE_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
-HEADROOM = 1.25
-"""Over what two devices are expected to exchange."""
-MAX_IN_FLIGHT = 8
-"""Steps that the host may be ahead of the devices: each has its batch there."""
-NUM_AHEAD = 2
-"""Batches on the devices that wait for their step."""
-LINE_WIDTHS = {"tpu": 128}
-"""Numbers in a line of memory, for kinds of devices that have lines."""
+HEADROOM = 1.25  # Over what two devices are expected to exchange.
+MAX_IN_FLIGHT = 8  # Steps that the host may be ahead of the devices: each has its batch there.
+NUM_AHEAD = 2  # Batches on the devices that wait for their step.
+LINE_WIDTHS = {"tpu": 128}  # Numbers in a line of memory, for kinds of devices that have lines.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +34,11 @@ class Place:
     """One table's place in its group."""
 
     table: Table
-    feature: int
-    """Its number among all tables."""
+    feature: int  # Its number among all tables.
     is_by_rows: bool
-    shift: int
-    """By rows: the device of row 0. By tables: the device that has it."""
-    first_row: int
-    """Where its rows begin on each device that has some."""
-    num_rows: int
-    """That a device keeps room for."""
+    shift: int  # By rows: the device of row 0. By tables: the device that has it.
+    first_row: int  # Where its rows begin on each device that has some.
+    num_rows: int  # That a device keeps room for.
 
     def rows_on(self, device: int, num_devices: int) -> range:
         """The table's rows that lie on `device`, one after another from `first_row` on. Where SparseCores serve them,
@@ -63,12 +55,9 @@ class Group:
     places: tuple[Place, ...]
     dim: int
     rows_per_device: int
-    rows_per_line: int
-    """Narrow rows that lie side by side in one line of memory; 1 where the device knows no lines."""
-    columns: tuple[int, ...]
-    """Which of a batch's columns of ids are theirs."""
-    place_of_column: tuple[int, ...]
-    """Which of `places` each of those columns looks up."""
+    rows_per_line: int  # Narrow rows that lie side by side in one line of memory; 1 where the device knows no lines.
+    columns: tuple[int, ...]  # Which of a batch's columns of ids are theirs.
+    place_of_column: tuple[int, ...]  # Which of `places` each of those columns looks up.
     cores: int = 0
     """SparseCores of a device, to each of which rows are dealt out as if it were a device; 0 where they serve none."""
 
@@ -106,8 +95,7 @@ class Layout:
 
     groups: tuple[Group, ...]
     num_devices: int
-    num_columns: int
-    """Of ids in a batch: `multi_hot` for each table."""
+    num_columns: int  # Of ids in a batch: `multi_hot` for each table.
 
     @property
     def cores(self) -> int:

@@ -9,8 +9,7 @@ from embark.spec import RunSpec, Table
 Memory = Literal["device", "host"]
 STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
 """What an optimizer keeps beside a table: bytes for each row, and for each value."""
-DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
-"""Values that the dense optimizer stores for each weight."""
+DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}  # Values that the dense optimizer stores for each weight.
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +20,7 @@ class Shard:
     rank: int
     num_rows: int
     num_columns: int
-    memory: Memory = "device"
-    """`host`: the rows live in the host's memory, and the device holds a cache of them."""
+    memory: Memory = "device"  # `host`: the rows live in the host's memory, and the device holds a cache of them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +29,8 @@ class Placement:
 
     num_ranks: int
     shards: tuple[Shard, ...]
-    shardings: dict[str, str]
-    """By table: `table_wise`, `row_wise`, …"""
-    made_by: str
-    """`TorchRec's planner`, or `closed form`."""
+    shardings: dict[str, str]  # By table: `table_wise`, `row_wise`, …
+    made_by: str  # `TorchRec's planner`, or `closed form`.
 
     def of_rank(self, rank: int) -> list[Shard]:
         return [s for s in self.shards if s.rank == rank]
@@ -51,15 +47,11 @@ class Cluster:
 
     num_ranks: int
     ranks_per_host: int
-    device_bytes: float
-    """Of one accelerator, as its driver shows it; 0 on a CPU."""
-    host_bytes: float
-    """Of a whole host."""
+    device_bytes: float  # Of one accelerator, as its driver shows it; 0 on a CPU.
+    host_bytes: float  # Of a whole host.
     device: Literal["cuda", "cpu", "tpu"] = "cuda"
-    intra_gbyte_per_s: float = 0.0
-    """From one rank to the others of its host, one direction; 0: not known."""
-    inter_gbyte_per_s: float = 0.0
-    """From one rank to the ranks of other hosts, one direction; 0: not known."""
+    intra_gbyte_per_s: float = 0.0  # From one rank to the others of its host, one direction; 0: not known.
+    inter_gbyte_per_s: float = 0.0  # From one rank to the ranks of other hosts, one direction; 0: not known.
 
 
 class TooLarge(Exception):

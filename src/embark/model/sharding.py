@@ -11,16 +11,12 @@ from embark.spec import RunSpec, Table
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise")
 """In the order in which a planner gets them: of equals the first is taken. Never data_parallel: it would take the
 dense optimizer and other keys in a checkpoint, so that the same spec on another number of ranks could not resume."""
-MAX_STEPS = 600
-"""Proposals of a complete search: some hundred tables."""
-MAX_SHARDS = 5_000_000
-"""Shards examined over all its proposals: some 20 s in TorchRec."""
+MAX_STEPS = 600  # Proposals of a complete search: some hundred tables.
+MAX_SHARDS = 5_000_000  # Shards examined over all its proposals: some 20 s in TorchRec.
 NUM_STRIDES = {"part": 4, "sum": 12}
 """Of a shortened search, by what an option is judged by: its slowest part, or the sum of all."""
-MAX_GRID = 1_000
-"""Combinations that are all tried, where so few are possible."""
-SMALL_PART = 1 / 16
-"""Of a rank's memory for tables: parts that pack well enough without being cut further."""
+MAX_GRID = 1_000  # Combinations that are all tried, where so few are possible.
+SMALL_PART = 1 / 16  # Of a rank's memory for tables: parts that pack well enough without being cut further.
 STATE_FACTORS = {"sgd": 0.0, "adagrad": 1.0, "adam": 2.0}
 """Bytes of optimizer state for a byte of the table. TorchRec's planner counts the state as wide as the values."""
 GIB = 2**30
@@ -28,11 +24,9 @@ DEVICE_BYTES_PER_S = {"cuda": 897 * GIB, "tpu": 897 * GIB, "cpu": 51 * GIB}
 INTRA_BYTES_PER_S = 600 * GIB
 INTER_BYTES_PER_S = 12.5 * GIB
 BACKWARD_AND_FORWARD = 3
-COPY_FACTOR = 2.455
-"""Of the gradients that row-wise parts gather, beside reading them once."""
+COPY_FACTOR = 2.455  # Of the gradients that row-wise parts gather, beside reading them once.
 ID_BYTES = 8
-CACHED_SHARE = 0.2
-"""Of a table in host memory, on the device."""
+CACHED_SHARE = 0.2  # Of a table in host memory, on the device.
 CACHE_ROW_BYTES = 4 + 16 * CACHED_SHARE
 """What the device keeps to know which rows are cached, for each row of the table."""
 MIN_COLUMNS = 32
@@ -100,20 +94,16 @@ class Option:
 
     sharding: str
     memory: Memory
-    num_parts: int
-    """That hold rows."""
+    num_parts: int  # That hold rows.
     num_rows: int
     last_rows: int
     num_columns: int
-    device_bytes: float
-    """Of a part, with the buffers of a batch."""
+    device_bytes: float  # Of a part, with the buffers of a batch.
     last_device_bytes: float
     host_bytes: float
     last_host_bytes: float
-    part_s: float
-    """Of a step, for a part."""
-    all_s: float
-    """Of all parts, those without rows too."""
+    part_s: float  # Of a step, for a part.
+    all_s: float  # Of all parts, those without rows too.
 
     @property
     def all_device_bytes(self) -> float:

@@ -7,8 +7,7 @@ from functools import lru_cache
 from embark.model.placement import STATE_BYTES, Placement, Shard, table_value_bytes
 from embark.spec import ModelSpec, RunSpec
 
-PADDING = 8
-"""The captured step rounds widths up to this: tensor cores want rows of 16 bytes."""
+PADDING = 8  # The captured step rounds widths up to this: tensor cores want rows of 16 bytes.
 DENSE_STATES: dict[str, tuple[str, ...]] = {"sgd": (), "adagrad": ("sum",), "adam": ("exp_avg", "exp_avg_sq")}
 """What an optimizer keeps for each dense weight, by torch's names."""
 
@@ -35,13 +34,10 @@ class Layers:
     """The dense network of a model."""
 
     bottom: tuple[Linear, ...]
-    down: tuple[Linear, ...]
-    """`dcnv2` only: of each cross layer, to its rank."""
-    up: tuple[Linear, ...]
-    """… and back."""
+    down: tuple[Linear, ...]  # `dcnv2` only: of each cross layer, to its rank.
+    up: tuple[Linear, ...]  # … and back.
     top: tuple[Linear, ...]
-    num_vectors: int
-    """`dlrm`: vectors whose dots are taken; `dcnv2`: 0."""
+    num_vectors: int  # `dlrm`: vectors whose dots are taken; `dcnv2`: 0.
     dim: int
 
     @property
@@ -93,16 +89,11 @@ class Lookups:
     """What one rank looks up and updates in a step."""
 
     num_ids: float
-    read_bytes: float
-    """Rows, for the lookup."""
-    pooled_values: float
-    """Values that it gives: as many gradients come back."""
-    grad_bytes: float
-    """Gradients, read once for each id."""
-    update_bytes: float
-    """Touched rows and their state, read and written."""
-    host_bytes: float
-    """Of all these, what crosses from and to the host's memory."""
+    read_bytes: float  # Rows, for the lookup.
+    pooled_values: float  # Values that it gives: as many gradients come back.
+    grad_bytes: float  # Gradients, read once for each id.
+    update_bytes: float  # Touched rows and their state, read and written.
+    host_bytes: float  # Of all these, what crosses from and to the host's memory.
 
     @property
     def device_bytes(self) -> float:

@@ -21,12 +21,9 @@ CPU = "cpu"
 class Rates:
     """What a device moves and computes, in units a second."""
 
-    copy_bytes: float
-    """Within its memory: read and written, both counted."""
-    matmul_flops: dict[str, float]
-    """Of a large matrix product, by precision: `fp32`, `tf32`, `bf16`."""
-    upload_bytes: float
-    """From pinned host memory to the device; on a CPU, the same as `copy_bytes`."""
+    copy_bytes: float  # Within its memory: read and written, both counted.
+    matmul_flops: dict[str, float]  # Of a large matrix product, by precision: `fp32`, `tf32`, `bf16`.
+    upload_bytes: float  # From pinned host memory to the device; on a CPU, the same as `copy_bytes`.
     synthetic_values: float = 0.0
     """Of the hidden model's samples, labels, features and ids that a rank's loader draws; 0: not measured."""
 
@@ -35,56 +32,39 @@ class Rates:
 class EngineFit:
     """What an engine adds to the floor that bytes and arithmetic set. Fitted to measured steps."""
 
-    host_s: float
-    """Host time of a step whatever its size: what a step cannot be shorter than."""
-    host_layer_s: float
-    """… and for each dense layer."""
-    start_s: float
-    """Device time of a step whatever its size."""
-    layer_s: float
-    """… and for each dense layer."""
-    tables: float
-    """Times the time that the tables' bytes alone would take."""
-    activations: float
-    """Times the time that the dense layers' values alone would take."""
-    matmul: float
-    """Times the time that the arithmetic alone would take."""
+    host_s: float  # Host time of a step whatever its size: what a step cannot be shorter than.
+    host_layer_s: float  # … and for each dense layer.
+    start_s: float  # Device time of a step whatever its size.
+    layer_s: float  # … and for each dense layer.
+    tables: float  # Times the time that the tables' bytes alone would take.
+    activations: float  # Times the time that the dense layers' values alone would take.
+    matmul: float  # Times the time that the arithmetic alone would take.
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
     """What a process holds besides what is counted. Measured."""
 
-    context_bytes: float
-    """CUDA's context, kernels and libraries; on a CPU, the interpreter and its libraries."""
-    workspace_bytes: float
-    """Matrix libraries' working memory."""
-    pooled: float
-    """Bytes held at the peak for each byte that is counted of the tables' pooled vectors."""
-    layers: float
-    """… of the layers' outputs."""
-    ids: float
-    """… of what is kept for each id."""
-    fragmentation: float
-    """What the allocator holds besides for each of these bytes."""
+    context_bytes: float  # CUDA's context, kernels and libraries; on a CPU, the interpreter and its libraries.
+    workspace_bytes: float  # Matrix libraries' working memory.
+    pooled: float  # Bytes held at the peak for each byte that is counted of the tables' pooled vectors.
+    layers: float  # … of the layers' outputs.
+    ids: float  # … of what is kept for each id.
+    fragmentation: float  # What the allocator holds besides for each of these bytes.
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """One device."""
 
-    device: str
-    """The catalog's name of the accelerator, or `cpu`."""
-    title: str
-    """As the driver or the kernel names it."""
+    device: str  # The catalog's name of the accelerator, or `cpu`.
+    title: str  # As the driver or the kernel names it.
     date: str
     versions: str
     rates: Rates
-    engines: dict[str, EngineFit]
-    """By engine; on a CPU only `pipeline`."""
+    engines: dict[str, EngineFit]  # By engine; on a CPU only `pipeline`.
     memory: dict[str, MemoryFit]
-    is_measured: bool = True
-    """False: scaled from another device by the two datasheets."""
+    is_measured: bool = True  # False: scaled from another device by the two datasheets.
     basis: str = ""
 
 

@@ -17,11 +17,9 @@ Point = tuple[float, float]
 WIDTH, HEIGHT = 960.0, 620.0
 LEFT, RIGHT, TOP, BOTTOM = 76.0, WIDTH - 28.0, 92.0, HEIGHT - 62.0
 MOST_LABELS = 12
-NAME_WIDTH, FIGURES_WIDTH = 7.4, 6.7
-"""Of a letter, at most, of semi-bold and of plain text of 12 px."""
+NAME_WIDTH, FIGURES_WIDTH = 7.4, 6.7  # Of a letter, at most, of semi-bold and of plain text of 12 px.
 LABEL_HEIGHT, LABEL_PADDING = 29.0, 3.0
-LOG_FROM = 6.0
-"""The largest over the smallest from which an axis is logarithmic."""
+LOG_FROM = 6.0  # The largest over the smallest from which an axis is logarithmic.
 MARGIN = 0.06
 MOST_TICKS = 9
 CLOUD_NAMES = {"aws": "AWS", "azure": "Azure", "gcp": "Google Cloud"}

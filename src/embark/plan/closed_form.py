@@ -24,8 +24,7 @@ from embark.spec import RunSpec, Table
 FASTER = 1 - 1e-9
 """What is less of a gain is the rounding of sums: of equals the first is kept, which has the least on the host."""
 
-Choice = tuple[int, ...]
-"""Of each table, which of its options."""
+Choice = tuple[int, ...]  # Of each table, which of its options.
 
 
 def closed_form(spec: RunSpec, cluster: Cluster, *, by_its_rates: bool = False) -> Placement:
@@ -75,10 +74,8 @@ class CachedPlanner:
 @dataclass(frozen=True, slots=True)
 class _Found:
     options: list[Option]
-    ranks: list[Sequence[int]]
-    """Of each table, the rank of each part."""
-    step_s: float
-    """Of the busiest rank."""
+    ranks: list[Sequence[int]]  # Of each table, the rank of each part.
+    step_s: float  # Of the busiest rank.
 
 
 def _best(proposals: Iterator[Choice], options: list[list[Option]], spec: RunSpec, cluster: Cluster) -> _Found | None:
@@ -140,8 +137,7 @@ class _Packing:
     """One try: what every rank has left, and how long its step has become."""
 
     def __init__(self, spec: RunSpec, cluster: Cluster, *, below_s: float) -> None:
-        self.below_s = below_s
-        """A try that is no faster is given up."""
+        self.below_s = below_s  # A try that is no faster is given up.
         self.longest_s = 0.0
         self.num_ranks = cluster.num_ranks
         self.group = ranks_per_group(cluster)

@@ -21,10 +21,8 @@ class Failures:
     """How often a run loses a machine."""
 
     per_hour: float
-    grace_s: float
-    """From a notice to the end, as the trainer assumes it."""
-    has_notice: bool
-    """Spot gives notice; a machine that breaks does not."""
+    grace_s: float  # From a notice to the end, as the trainer assumes it.
+    has_notice: bool  # Spot gives notice; a machine that breaks does not.
     why: str
 
     @property
@@ -38,8 +36,7 @@ class SaveBytes:
 
     checkpoint: float
     rank: float
-    process: float
-    """A rank has one of its own; on TPUs all chips of a host share one."""
+    process: float  # A rank has one of its own; on TPUs all chips of a host share one.
     host: float
 
 
@@ -47,27 +44,18 @@ class SaveBytes:
 class Saves:
     """The checkpoints of a run."""
 
-    checkpoint_bytes: float
-    """Tables, their optimizer's state, the dense layers and theirs."""
-    host_bytes: float
-    """The most that one host writes of it."""
-    pause_s: float
-    """How long a save pauses training."""
-    write_s: float
-    """From the beginning of a save to its commit."""
-    load_s: float
-    """At a restart."""
-    every_steps: int
-    """0: no save before the end."""
-    every_s: float
-    """Of training between two saves; 0: there is no save before the end."""
+    checkpoint_bytes: float  # Tables, their optimizer's state, the dense layers and theirs.
+    host_bytes: float  # The most that one host writes of it.
+    pause_s: float  # How long a save pauses training.
+    write_s: float  # From the beginning of a save to its commit.
+    load_s: float  # At a restart.
+    every_steps: int  # 0: no save before the end.
+    every_s: float  # Of training between two saves; 0: there is no save before the end.
     why: str
-    fits_notice: bool
-    """A step and a save fit between a notice and the end, so that nothing is lost."""
+    fits_notice: bool  # A step and a save fit between a notice and the end, so that nothing is lost.
     lost_each_s: float
     """Training that a failure is expected to lose: half an interval, and that during the writing of a save."""
-    num_saves: int
-    """Before the last."""
+    num_saves: int  # Before the last.
     has_last: bool
 
     @property
@@ -155,18 +143,12 @@ class RunTime:
     start: StartUp
     train_s: float
     eval_s: float
-    save_s: float
-    """Pauses, and the wait for the last save."""
-    num_interruptions: float
-    """Expected; less than one for most short runs."""
-    lost_s: float
-    """Training that is repeated."""
-    restart_s: float
-    """Booting, loading and compiling again, all restarts together."""
-    waiting_s: float
-    """For replacements; the lost machine is not paid for."""
-    epoch_s: float
-    """Training alone, of one epoch."""
+    save_s: float  # Pauses, and the wait for the last save.
+    num_interruptions: float  # Expected; less than one for most short runs.
+    lost_s: float  # Training that is repeated.
+    restart_s: float  # Booting, loading and compiling again, all restarts together.
+    waiting_s: float  # For replacements; the lost machine is not paid for.
+    epoch_s: float  # Training alone, of one epoch.
 
     @property
     def total_s(self) -> float:
@@ -179,17 +161,13 @@ class Bill:
     """The run, paid one way. None is an unknown price, never a price of zero."""
 
     purchase: Purchase
-    usd_per_hour: float | None
-    """Of all machines together."""
-    time: RunTime | None
-    """None: interruptions undo more than is trained between them."""
+    usd_per_hour: float | None  # Of all machines together.
+    time: RunTime | None  # None: interruptions undo more than is trained between them.
     saves: Saves
     failures: Failures
     machines_usd: float | None
-    storage_usd: float | None
-    """Data and kept checkpoints, for as long as the run takes."""
-    missing: str
-    """Why there is no total; empty where there is."""
+    storage_usd: float | None  # Data and kept checkpoints, for as long as the run takes.
+    missing: str  # Why there is no total; empty where there is.
 
     @property
     def total_usd(self) -> float | None:

@@ -19,14 +19,10 @@ class Measurement:
     engine: str
     precision: str
     step_s: float
-    used_bytes: float
-    """Of the device, whoever uses them; on a CPU, resident."""
-    reserved_bytes: float
-    """Of those, what torch's allocator holds; 0 on a CPU."""
-    allocated_bytes: float
-    """Of those, the most that tensors took."""
-    resident_bytes: float = 0.0
-    """Of the host's memory, what a process takes that trains on a GPU."""
+    used_bytes: float  # Of the device, whoever uses them; on a CPU, resident.
+    reserved_bytes: float  # Of those, what torch's allocator holds; 0 on a CPU.
+    allocated_bytes: float  # Of those, the most that tensors took.
+    resident_bytes: float = 0.0  # Of the host's memory, what a process takes that trains on a GPU.
 
 
 def fit_calibration(base: Calibration, measured: Sequence[Measurement]) -> Calibration:

@@ -35,16 +35,13 @@ from embark.spec import RunSpec
 class PlanRequest:
     """What to plan for, besides the spec."""
 
-    across: bool = False
-    """Rank the complete catalog, whatever `place.machine` is."""
-    by: Order | Literal[""] = ""
-    """Empty: dollars, or hours where only a budget is given."""
+    across: bool = False  # Rank the complete catalog, whatever `place.machine` is.
+    by: Order | Literal[""] = ""  # Empty: dollars, or hours where only a budget is given.
     deadline_h: float | None = None
     budget_usd: float | None = None
     cloud: str = ""
     region: str = ""
-    spot: bool | None = None
-    """None: as `place.spot` says."""
+    spot: bool | None = None  # None: as `place.spot` says.
     max_nodes: int = MAX_NODES
     num_samples: int | None = None
 
@@ -75,8 +72,7 @@ class MachinePlan:
     workload: Workload
     purchase: Purchase
     sentence: str
-    is_ok: bool
-    """It fits, within the deadline and the budget."""
+    is_ok: bool  # It fits, within the deadline and the budget.
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, with units in the names."""
@@ -90,8 +86,7 @@ class CatalogPlan:
     """A spec on every machine of the catalog."""
 
     survey: Survey
-    ranked: tuple[Estimate, ...]
-    """Those within the deadline and the budget, best first."""
+    ranked: tuple[Estimate, ...]  # Those within the deadline and the budget, best first.
     workload: Workload
     bounds: Bounds
     sentence: str

@@ -19,8 +19,7 @@ class Setup:
 
     spec: RunSpec
     machine: Machine
-    num_nodes: int
-    """Machines, or slices of a TPU."""
+    num_nodes: int  # Machines, or slices of a TPU.
 
     @property
     def num_ranks(self) -> int:
@@ -47,12 +46,9 @@ class MemoryUse:
     """`tables`, `optimizer state`, `dense layers`, `activations`, `input buffers`, `exchange`, `fragmentation`,
     `CUDA and libraries`, `NCCL`: in this order, those that are there. On a TPU `tables`, `optimizer state`,
     `dense layers`, `batches`, `exchange and activations`, `tables copied`, `program`."""
-    device_limit: float
-    """What the accelerator has, as its driver shows it."""
-    host: dict[str, float]
-    """Of one host: `tables`, `processes`, `loader`, `checkpoint copy`."""
-    host_limit: float
-    """What pods may request of it; 0: not known."""
+    device_limit: float  # What the accelerator has, as its driver shows it.
+    host: dict[str, float]  # Of one host: `tables`, `processes`, `loader`, `checkpoint copy`.
+    host_limit: float  # What pods may request of it; 0: not known.
 
     @property
     def device_total(self) -> float:
@@ -83,12 +79,10 @@ class StepTime:
     """`lookup and update`, `dense layers`, `optimizer`, `all-to-all`, `all-reduce`, `host memory`, `launches`,
     `copy to the device`, `loader`, `storage`."""
     total_s: float
-    bound_by: str
-    """The part that sets it."""
+    bound_by: str  # The part that sets it.
     is_calibrated: bool
     """The rates were measured on this accelerator; else they are scaled from its datasheet: an estimate."""
-    basis: str
-    """A sentence on where the rates come from."""
+    basis: str  # A sentence on where the rates come from.
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +90,14 @@ class Prediction:
     """What a run takes on a setup."""
 
     setup: Setup
-    engine: str
-    """`cuda_graph` or `pipeline`; on TPUs `jax`."""
+    engine: str  # `cuda_graph` or `pipeline`; on TPUs `jax`.
     engine_why: str
-    placement: Placement | None
-    """None where the tables do not fit at all."""
+    placement: Placement | None  # None where the tables do not fit at all.
     memory: MemoryUse
-    step: StepTime | None
-    """None where it does not fit."""
+    step: StepTime | None  # None where it does not fit.
     fits: bool
-    why: str
-    """One sentence: why it fits, or what is too large for what."""
-    notes: tuple[str, ...] = ()
-    """Assumptions and caveats, one line each."""
+    why: str  # One sentence: why it fits, or what is too large for what.
+    notes: tuple[str, ...] = ()  # Assumptions and caveats, one line each.
 
     @property
     def samples_per_s(self) -> float:

@@ -8,8 +8,7 @@ from embark.plan.prediction import ASSUMPTIONS, StepTime
 from embark.spec import RunSpec
 
 STEP = ASSUMPTIONS["step"]
-RANKS_LOOKED_AT = 64
-"""Of a large cluster, the busiest so many ranks are computed through."""
+RANKS_LOOKED_AT = 64  # Of a large cluster, the busiest so many ranks are computed through.
 
 
 def step_time(

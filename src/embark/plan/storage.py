@@ -12,8 +12,7 @@ from embark.plan.workload import Workload
 from embark.store.checkpoint_interval import MAX_LOST_S
 
 GIB, TIB = 1024**3, 1024**4
-TIB_STEP = 0.1
-"""Sizes are rounded up to this."""
+TIB_STEP = 0.1  # Sizes are rounded up to this.
 
 Again = Literal["drawn", "memory", "disk", "storage"]
 
@@ -23,14 +22,10 @@ class StorageNeed:
     """What storage must do while the run trains at its full rate."""
 
     sample_bytes: float
-    data_bytes: float
-    """To hold; 0 where samples are drawn."""
-    kept_bytes: float
-    """Of the checkpoints that are there at once: those that are kept, and the one being written."""
-    samples_gbyte_per_s: float
-    """What all ranks together take in."""
-    file_gbyte_per_s: float
-    """What a file system must give, all machines together: each reads its own rows."""
+    data_bytes: float  # To hold; 0 where samples are drawn.
+    kept_bytes: float  # Of the checkpoints that are there at once: those that are kept, and the one being written.
+    samples_gbyte_per_s: float  # What all ranks together take in.
+    file_gbyte_per_s: float  # What a file system must give, all machines together: each reads its own rows.
     object_gbyte_per_s: float
     """What an object store must give, all machines together: each fetches every file that holds rows of its own."""
     again: Again
@@ -59,10 +54,8 @@ class StorageOffer:
 
     volume: Volume
     tib: float
-    gbyte_per_s: float | None
-    """What all machines together can have of it."""
-    needed_gbyte_per_s: float
-    """Reads and writes."""
+    gbyte_per_s: float | None  # What all machines together can have of it.
+    needed_gbyte_per_s: float  # Reads and writes.
     usd_per_month: float | None
     is_enough: bool
     why: str

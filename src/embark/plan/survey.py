@@ -17,10 +17,8 @@ from embark.spec import RunSpec
 Predict = Callable[[Setup], Prediction]
 Order = Literal["dollars", "hours"]
 MAX_NODES = 16
-LEAST_GAIN = 0.02
-"""Twice the machines that take less than this off the time are the last that are tried."""
-BEYOND = 4.0
-"""Times the front's longest and dearest: what a picture shows besides it."""
+LEAST_GAIN = 0.02  # Twice the machines that take less than this off the time are the last that are tried.
+BEYOND = 4.0  # Times the front's longest and dearest: what a picture shows besides it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +26,7 @@ class Estimate:
     """A run on a setup. Without bills, need and offers where it does not fit."""
 
     prediction: Prediction
-    price: Price | None
-    """In the requested region, or the lowest; None: no price is known."""
+    price: Price | None  # In the requested region, or the lowest; None: no price is known.
     bills: dict[Purchase, Bill] = field(default_factory=dict)
     need: StorageNeed | None = None
     offers: tuple[StorageOffer, ...] = ()
@@ -66,10 +63,8 @@ class Estimator:
     workload: Workload
     catalog: Catalog
     predict: Predict
-    region: str = ""
-    """Empty: wherever the machine is cheapest."""
-    purchase: Purchase = "on_demand"
-    """The way to pay that decides."""
+    region: str = ""  # Empty: wherever the machine is cheapest.
+    purchase: Purchase = "on_demand"  # The way to pay that decides.
 
     def __call__(
         self, machine: Machine, num_nodes: int, *, price: Price | None = None,
@@ -128,15 +123,11 @@ class Survey:
     """What the catalog has for a run."""
 
     purchase: Purchase
-    fitting: tuple[Estimate, ...]
-    """Fits and has a price, in the order of the catalog."""
-    unpriced: tuple[Estimate, ...]
-    """Fits, but what it costs is not known."""
-    too_small: tuple[Setup, ...]
-    """The largest count tried of machines on which it does not fit."""
+    fitting: tuple[Estimate, ...]  # Fits and has a price, in the order of the catalog.
+    unpriced: tuple[Estimate, ...]  # Fits, but what it costs is not known.
+    too_small: tuple[Setup, ...]  # The largest count tried of machines on which it does not fit.
     num_tried: int
-    why_not: Prediction | None = None
-    """Of the largest that is too small, where nothing fits."""
+    why_not: Prediction | None = None  # Of the largest that is too small, where nothing fits.
 
 
 def survey_catalog(

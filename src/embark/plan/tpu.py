@@ -30,8 +30,7 @@ from embark.spec import RunSpec
 
 ENGINE, ENGINE_WHY = "jax", "the complete step as one XLA program"
 LINE = LINE_WIDTHS["tpu"]
-SUBLANES = 8
-"""Lines that lie together, of numbers of four bytes."""
+SUBLANES = 8  # Lines that lie together, of numbers of four bytes.
 TPU = ASSUMPTIONS["tpu"]
 BATCHES_AHEAD = MAX_IN_FLIGHT + NUM_AHEAD + 1
 """Batches on a chip besides the one that is trained: the host may be 8 steps ahead, two wait, one is on its way."""
@@ -42,17 +41,12 @@ class ChipMemory:
     """Bytes on one chip; all chips hold as much."""
 
     tables: float
-    state: float
-    """Of the tables' optimizer."""
-    dense: float
-    """Dense layers with their optimizer's state, and the histograms of metrics: the same on every chip."""
+    state: float  # Of the tables' optimizer.
+    dense: float  # Dense layers with their optimizer's state, and the histograms of metrics: the same on every chip.
     batch: float
-    ahead: float
-    """Batches that wait for their turn; the compiler does not know of them."""
-    copies: float
-    """Tables put into lines anew at every step, where rows neither fill lines nor share them."""
-    step: float
-    """Rows on their way between chips, activations and gradients, at the fullest moment of a step."""
+    ahead: float  # Batches that wait for their turn; the compiler does not know of them.
+    copies: float  # Tables put into lines anew at every step, where rows neither fill lines nor share them.
+    step: float  # Rows on their way between chips, activations and gradients, at the fullest moment of a step.
     program: float
 
     @property

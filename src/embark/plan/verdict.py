@@ -21,8 +21,7 @@ from embark.plan.survey import (
     survey_catalog,
 )
 
-MOST_RANKS = 1024
-"""More of the same machine are tried up to so many ranks."""
+MOST_RANKS = 1024  # More of the same machine are tried up to so many ranks.
 
 How = Literal["more machines", "a larger machine of the cloud", "the cheapest"]
 
@@ -41,8 +40,7 @@ class Verdict:
 
     fits: bool
     sentence: str
-    nearest: tuple[Alternative, ...] = ()
-    """Where it does not fit: what does, each predicted."""
+    nearest: tuple[Alternative, ...] = ()  # Where it does not fit: what does, each predicted.
 
 
 def verdict(estimate: Estimate, estimator: Estimator, *, max_nodes: int = MAX_NODES) -> Verdict:

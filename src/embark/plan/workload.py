@@ -11,10 +11,8 @@ class DataSize:
     """How much data there is, counted where the spec cannot know it."""
 
     num_train_samples: int
-    num_eval_samples: int | None = None
-    """None: not counted; a hundredth of the others is assumed."""
-    data_bytes: float | None = None
-    """Of all of it as it is stored; None: as the format's rows come to."""
+    num_eval_samples: int | None = None  # None: not counted; a hundredth of the others is assumed.
+    data_bytes: float | None = None  # Of all of it as it is stored; None: as the format's rows come to.
     source: str = "--samples"
 
 
@@ -22,22 +20,15 @@ class DataSize:
 class Workload:
     """All that a run does, on whatever machine."""
 
-    num_train_samples: int
-    """In one epoch."""
+    num_train_samples: int  # In one epoch.
     num_eval_samples: int
     batch_size: int
-    num_steps: int
-    """Of the complete run."""
-    num_evals: int
-    """Passes over the held-out samples."""
-    sample_bytes: float
-    """In prepared data."""
-    data_bytes: float
-    """Of all samples of an epoch and those held out."""
-    is_stored: bool
-    """The samples are read from storage; else each machine draws them itself."""
-    source: str
-    """Where the number of samples comes from."""
+    num_steps: int  # Of the complete run.
+    num_evals: int  # Passes over the held-out samples.
+    sample_bytes: float  # In prepared data.
+    data_bytes: float  # Of all samples of an epoch and those held out.
+    is_stored: bool  # The samples are read from storage; else each machine draws them itself.
+    source: str  # Where the number of samples comes from.
 
     @property
     def steps_per_epoch(self) -> int:

@@ -17,8 +17,7 @@ from embark.rehearse.processes import Folders, Processes, Start
 
 FIRST_ADDRESS = 10
 TRIES = 20
-WIDE_NOFILE = 1_048_576
-"""What podman asks for by itself; where the hard limit is lower, a container would not start."""
+WIDE_NOFILE = 1_048_576  # What podman asks for by itself; where the hard limit is lower, a container would not start.
 SHM = "/dev/shm"
 ENGINES = ("podman", "docker")
 DNS = ("--dns-option", "timeout:1", "--dns-option", "attempts:2")
@@ -201,5 +200,4 @@ class Containers:
         return self._shell.change([self.name, *words], timeout_s=_SLOW_S)
 
 
-Engine = Processes | Containers
-"""What runs the pods here, and does to them what a cloud does."""
+Engine = Processes | Containers  # What runs the pods here, and does to them what a cloud does.

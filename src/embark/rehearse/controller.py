@@ -18,8 +18,7 @@ from embark.rehearse.progress import EventReader, Progress
 from embark.rehearse.workload import Workload
 
 FaultKind = Literal["preempt", "kill", "pause", "cut"]
-DURATION_S = 10.0
-"""Of a pause or a cut whose length is not said."""
+DURATION_S = 10.0  # Of a pause or a cut whose length is not said.
 _FAULT = re.compile(r"(?P<pod>\d+)@(?:step(?P<step>\d+)|(?P<at>\d+(?:\.\d+)?)(?P<unit>ms|s|m)?)"
                     r"(?:\+(?P<long>\d+(?:\.\d+)?)(?P<long_unit>ms|s|m)?)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
@@ -31,8 +30,7 @@ class Fault:
 
     kind: FaultKind
     pod: int
-    at_s: float | None
-    """Since the pods were started; None where a step is named."""
+    at_s: float | None  # Since the pods were started; None where a step is named.
     at_step: int | None = None
     duration_s: float = 0.0
 
@@ -75,17 +73,13 @@ def read_duration(text: str, flag: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-RESTART_S = 1.0
-"""Before a pod is restarted. A cluster waits 10 s, doubled each time."""
+RESTART_S = 1.0  # Before a pod is restarted. A cluster waits 10 s, doubled each time.
 TAKE_S = 0.1
 READ_S = 0.1
-SAY_S = 3.0
-"""Between two notes on progress."""
+SAY_S = 3.0  # Between two notes on progress.
 MAX_TAIL = 2000
-END_S = 5.0
-"""For the lines of pods that were killed to come to their end."""
-_RANK = re.compile(r"\[[a-z]+(\d+)\]:(.*)", re.DOTALL)
-"""torchrun's prefix under --tee."""
+END_S = 5.0  # For the lines of pods that were killed to come to their end.
+_RANK = re.compile(r"\[[a-z]+(\d+)\]:(.*)", re.DOTALL)  # torchrun's prefix under --tee.
 Finish = Literal["succeeded", "failed", "too long"]
 
 
@@ -93,10 +87,8 @@ Finish = Literal["succeeded", "failed", "too long"]
 class Observer:
     """Gets what happens as it happens."""
 
-    line: Callable[[str, str, str], None]
-    """Pod, which of its processes or nothing, text."""
-    note: Callable[[str], None]
-    """What the controller does, and what happens to the pods."""
+    line: Callable[[str, str, str], None]  # Pod, which of its processes or nothing, text.
+    note: Callable[[str], None]  # What the controller does, and what happens to the pods.
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +96,11 @@ class Outcome:
     """All that happened."""
 
     finish: Finish
-    reason: str
-    """The controller's last message."""
+    reason: str  # The controller's last message.
     progress: Progress
     ends: tuple[PodEnd, ...]
-    running: tuple[str, ...]
-    """Pods that had not ended when the time was over."""
-    tails: dict[str, tuple[str, ...]]
-    """The last lines of each pod."""
+    running: tuple[str, ...]  # Pods that had not ended when the time was over.
+    tails: dict[str, tuple[str, ...]]  # The last lines of each pod.
     faults_done: tuple[Fault, ...]
     faults_left: tuple[Fault, ...]
     elapsed_s: float
@@ -126,8 +115,7 @@ class _Slot:
     start: Start | None = None
     lines: LineStream | None = None
     is_preempted: bool = False
-    is_deleted: bool = False
-    """By the controller, to restart all: its end does not count."""
+    is_deleted: bool = False  # By the controller, to restart all: its end does not count.
     kill_at_s: float | None = None
     start_at_s: float | None = 0.0
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_TAIL))

@@ -20,13 +20,11 @@ from embark.rehearse.pods import Mount, Pod
 from embark.spec import RunSpec, to_toml
 from embark.spec.load import resolve
 
-BUCKETS = "/mnt/embark-rehearsal"
-"""Where the pods see the folder that stands for object stores."""
+BUCKETS = "/mnt/embark-rehearsal"  # Where the pods see the folder that stands for object stores.
 MAX_ROWS = 1000
 SAMPLES_PER_RANK = 32
 NUM_EVAL_SAMPLES = 2048
-SAVES = 10
-"""Checkpoints in a rehearsal, about."""
+SAVES = 10  # Checkpoints in a rehearsal, about.
 _PROCESSES = re.compile(r"(--nproc[-_]per[-_]node(?:=|\s+))([\w$(){}]+)")
 _PROCESSES_WORD = re.compile(r"--nproc[-_]per[-_]node")
 _BUCKET = re.compile(r"\b(s3|gs|az|abfss?|adl)://[^\s\"',;]+")
@@ -51,8 +49,7 @@ class Run:
     """The run that the pods train, where they train one of Embark's."""
 
     spec: RunSpec
-    spec_path: str
-    """The file that holds it, by its name."""
+    spec_path: str  # The file that holds it, by its name.
 
     @property
     def folder(self) -> str:

@@ -15,10 +15,8 @@ from embark.rehearse.manifest import K8sObject, rows
 from embark.rehearse.pods import Pod
 
 Action = Literal["done", "replace", "restart all", "succeed", "fail"]
-BACKOFF_LIMIT = 6
-"""Kubernetes' own, where a Job does not say."""
-RETRYABLE_FROM = 128
-"""Exit codes that the training operator's `ExitCode` policy tries again."""
+BACKOFF_LIMIT = 6  # Kubernetes' own, where a Job does not say.
+RETRYABLE_FROM = 128  # Exit codes that the training operator's `ExitCode` policy tries again.
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +24,9 @@ class PodEnd:
     """How a pod's container ended."""
 
     pod: Pod = field(repr=False)
-    code: int
-    """Of a signal: 128 and its number."""
-    is_preempted: bool = False
-    """Its machine was taken away: the pod has the condition DisruptionTarget."""
-    is_deleted: bool = False
-    """By the controller, which restarts all pods."""
+    code: int  # Of a signal: 128 and its number.
+    is_preempted: bool = False  # Its machine was taken away: the pod has the condition DisruptionTarget.
+    is_deleted: bool = False  # By the controller, which restarts all pods.
     at_s: float = 0.0
     name: str = field(init=False)
 
@@ -45,8 +40,7 @@ class Decision:
 
     action: Action
     text: str
-    reason: str = ""
-    """The Job's failure reason: `PodFailurePolicy`, `BackoffLimitExceeded`."""
+    reason: str = ""  # The Job's failure reason: `PodFailurePolicy`, `BackoffLimitExceeded`.
 
 
 class FailurePolicy(Protocol):
@@ -96,10 +90,8 @@ class JobSetPolicy:
     """A JobSet, whose child Jobs fail by their own policy and are then all started again, or not."""
 
     name: str
-    children: Mapping[str, JobPolicy]
-    """By the group of their pods."""
-    replicated: Mapping[str, str]
-    """Group to the replicated job's name."""
+    children: Mapping[str, JobPolicy]  # By the group of their pods.
+    replicated: Mapping[str, str]  # Group to the replicated job's name.
     max_restarts: int
     rules: tuple[K8sObject, ...]
     num_restarts: int = 0
@@ -143,8 +135,7 @@ class ReplicaPolicy:
     """A PyTorchJob of the training operator 1.9: it deletes a failed pod and makes it anew."""
 
     name: str
-    policies: Mapping[str, str]
-    """Restart policy by replica type."""
+    policies: Mapping[str, str]  # Restart policy by replica type.
     counts: Mapping[str, int]
     backoff_limit: int | None
     num_restarts: int = 0

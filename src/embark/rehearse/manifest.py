@@ -13,8 +13,7 @@ from embark.lint.read import Document, read_sources
 from embark.lint.source import Source
 
 K8sObject = Mapping[str, Any]
-KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "Pod")
-"""Those that make pods which train."""
+KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "Pod")  # Those that make pods which train.
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -23,8 +22,7 @@ class Objects:
     """All objects of some files, together."""
 
     all: tuple[K8sObject, ...]
-    documents: tuple[Document, ...] = field(default=(), repr=False)
-    """The same objects as the linter reads them."""
+    documents: tuple[Document, ...] = field(default=(), repr=False)  # The same objects as the linter reads them.
 
     def of_kind(self, *kinds: str) -> list[K8sObject]:
         return [one for one in self.all if one.get("kind") in kinds]
@@ -97,8 +95,7 @@ def rows(thing: Any, path: str) -> list[K8sObject]:
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
-POD_IP = "@pod-ip@"
-"""Stands for an address that is known only once the pod is started."""
+POD_IP = "@pod-ip@"  # Stands for an address that is known only once the pod is started.
 _REFERENCE = re.compile(r"\$\$|\$\(([^)]*)\)")
 _KEYED = re.compile(r"metadata\.(labels|annotations)\['([^']*)'\]")
 
@@ -123,10 +120,8 @@ class Variables:
     """Of one container."""
 
     values: Mapping[str, str]
-    missing: tuple[str, ...]
-    """Without these the kubelet does not start the container."""
-    unset_secrets: tuple[str, ...]
-    """Secrets that no file holds, as it should be: what they would set is not set."""
+    missing: tuple[str, ...]  # Without these the kubelet does not start the container.
+    unset_secrets: tuple[str, ...]  # Secrets that no file holds, as it should be: what they would set is not set.
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:

@@ -19,8 +19,7 @@ from embark.rehearse.manifest import (
     variables,
 )
 
-GRACE_S = GRACES["kubernetes"][0]
-"""Kubernetes' default."""
+GRACE_S = GRACES["kubernetes"][0]  # Kubernetes' default.
 MountKind = Literal["files", "scratch", "memory", "shared", "host"]
 
 
@@ -32,14 +31,12 @@ class Mount:
     kind: MountKind
     """`files`: of a ConfigMap or a Secret. `scratch`: the pod's own. `shared`: a volume that all pods see.
     `host`: of the node."""
-    name: str
-    """Of the volume; what is shared has one name in all pods."""
+    name: str  # Of the volume; what is shared has one name in all pods.
     files: Mapping[str, str] = field(default_factory=dict)
     sub_path: str = ""
     is_read_only: bool = False
     size_bytes: int | None = None
-    what: str = ""
-    """For a person: `claim dlrm-data`."""
+    what: str = ""  # For a person: `claim dlrm-data`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +56,15 @@ class Pod:
     """One pod that a controller makes, with the container that trains."""
 
     name: str
-    index: int
-    """Which of the job's pods: what a fault is aimed by."""
-    group: str
-    """Of pods that are judged together: the child Job of a JobSet, the replicas of a PyTorchJob."""
+    index: int  # Which of the job's pods: what a fault is aimed by.
+    group: str  # Of pods that are judged together: the child Job of a JobSet, the replicas of a PyTorchJob.
     hostname: str
     subdomain: str
     namespace: str
     labels: Mapping[str, str]
     container: str
     image: str
-    command: tuple[str, ...]
-    """Empty: the image's own."""
+    command: tuple[str, ...]  # Empty: the image's own.
     args: tuple[str, ...]
     env: Mapping[str, str]
     workdir: str = ""
@@ -81,12 +75,9 @@ class Pod:
     grace_s: float = GRACE_S
     restart_policy: str = "Never"
     has_readiness_probe: bool = False
-    sidecars: tuple[str, ...] = ()
-    """Containers beside it, which are not started."""
-    devices: tuple[str, ...] = ()
-    """`nvidia.com/gpu: 8`: what only a node of the cluster has."""
-    missing: tuple[str, ...] = ()
-    """What it needs to start and no file has."""
+    sidecars: tuple[str, ...] = ()  # Containers beside it, which are not started.
+    devices: tuple[str, ...] = ()  # `nvidia.com/gpu: 8`: what only a node of the cluster has.
+    missing: tuple[str, ...] = ()  # What it needs to start and no file has.
     secrets: tuple[str, ...] = ()
 
     @property
@@ -225,8 +216,7 @@ class Service:
 class Names:
     """What the pods can look up."""
 
-    by_pod: Mapping[str, tuple[str, ...]]
-    """Pod to the names that lead to it."""
+    by_pod: Mapping[str, tuple[str, ...]]  # Pod to the names that lead to it.
 
     def pods_of(self, host: str) -> list[str]:
         return [pod for pod, names in self.by_pod.items() if host in names]

@@ -26,10 +26,8 @@ class Start:
     """One start of a pod's container."""
 
     pod: Pod
-    number: int
-    """Counted over all starts of all pods."""
-    generation: int
-    """Of the pod: a container that the kubelet starts again is in the same pod, and sees what it left."""
+    number: int  # Counted over all starts of all pods.
+    generation: int  # Of the pod: a container that the kubelet starts again is in the same pod, and sees what it left.
 
     @property
     def key(self) -> str:

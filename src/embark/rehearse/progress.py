@@ -14,18 +14,15 @@ EVENTS = "events.jsonl"
 class Resume:
     """One time that the run resumed."""
 
-    step: int
-    """The checkpoint's."""
-    lost_steps: int
-    """Trained before, and trained again."""
+    step: int  # The checkpoint's.
+    lost_steps: int  # Trained before, and trained again.
 
 
 @dataclass(slots=True)
 class Progress:
     """The run so far, from its events."""
 
-    world_sizes: list[int] = field(default_factory=list)
-    """One for each time the ranks met."""
+    world_sizes: list[int] = field(default_factory=list)  # One for each time the ranks met.
     num_steps: int = 0
     step: int = 0
     saved: list[int] = field(default_factory=list)
@@ -79,8 +76,7 @@ class EventReader:
 
     def __init__(self, folder: Path | None) -> None:
         self.progress = Progress()
-        self.has_no_run = folder is None
-        """There is no run whose events could be read."""
+        self.has_no_run = folder is None  # There is no run whose events could be read.
         self._folder = folder
         self._offset = 0
 

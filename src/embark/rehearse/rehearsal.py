@@ -37,8 +37,7 @@ class RehearsalOptions:
     engine: EngineName = "auto"
     image: str = ""
     limit_s: float = 600.0
-    faults: tuple[tuple[FaultKind, tuple[str, ...]], ...] = ()
-    """Kind of fault to the values of its flag."""
+    faults: tuple[tuple[FaultKind, tuple[str, ...]], ...] = ()  # Kind of fault to the values of its flag.
     keep: bool = False
 
 
@@ -51,8 +50,7 @@ class PreparedRehearsal:
     run: Run | None
     changes: tuple[Change, ...]
     faults: tuple[Fault, ...]
-    findings: tuple[Finding, ...]
-    """The linter's."""
+    findings: tuple[Finding, ...]  # The linter's.
 
     @property
     def lint(self) -> tuple[Finding, ...]:
@@ -70,16 +68,13 @@ class RehearsalReport:
     engine: str
     verdict: Verdict
     lint: tuple[Finding, ...]
-    changes: tuple[Change, ...] = ()
-    """What is not as in the cluster."""
-    finish: str = ""
-    """The job `succeeded`, `failed` or ran `too long`; empty if no pod was made."""
+    changes: tuple[Change, ...] = ()  # What is not as in the cluster.
+    finish: str = ""  # The job `succeeded`, `failed` or ran `too long`; empty if no pod was made.
     reason: str = ""
     progress: Progress = field(default_factory=Progress)
     ends: tuple[PodEnd, ...] = ()
     elapsed_s: float = 0.0
-    left_behind: str = ""
-    """With `keep`: what, and how to remove it."""
+    left_behind: str = ""  # With `keep`: what, and how to remove it.
 
 
 def load_manifests(

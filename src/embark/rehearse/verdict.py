@@ -17,8 +17,7 @@ _NEVER_MEET = ("undefined-variable", "nnodes-differs")
 _NO_SUCH_NAME = ("not-indexed", "endpoint-not-a-pod-name", "service-not-given", "service-not-headless",
                  "service-selects-nothing", "not-ready-addresses")
 """Rules of the linter that explain a rendezvous which never happens; the second, a host that does not resolve."""
-KILLED = 137
-"""128 and SIGKILL."""
+KILLED = 137  # 128 and SIGKILL.
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +28,7 @@ class Case:
     outcome: Outcome
     run: Run | None
     num_processes: int
-    findings: tuple[Finding, ...] = ()
-    """The linter's, of the manifest."""
+    findings: tuple[Finding, ...] = ()  # The linter's, of the manifest.
 
     @property
     def pods(self) -> tuple[Pod, ...]:

@@ -13,10 +13,8 @@ from embark.rehearse.pods import Names, Pod, Service, dns_names, make_pod, read_
 INDEX = "batch.kubernetes.io/job-completion-index"
 TRAINER_PORT = "29500"
 OPERATOR_PORT = 23456
-PYTORCH = "pytorch"
-"""The container that the training operator looks for."""
-NODE = "node"
-"""The replicated job and the container that Trainer looks for."""
+PYTORCH = "pytorch"  # The container that the training operator looks for.
+NODE = "node"  # The replicated job and the container that Trainer looks for.
 _OWN = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
@@ -38,8 +36,7 @@ class Workload:
     pods: tuple[Pod, ...]
     services: tuple[Service, ...]
     is_indexed: bool = True
-    refusal: Cause | None = None
-    """It is turned away before a pod is made."""
+    refusal: Cause | None = None  # It is turned away before a pod is made.
     deadline_s: float | None = None
 
     @property

@@ -11,8 +11,7 @@ SPEC_VARIABLE = "EMBARK_SPEC_BASE64"
 WRITTEN_SPEC_PATH = "/tmp/embark-spec.toml"
 WRITE_SPEC = f'printf %s "${SPEC_VARIABLE}" | base64 -d > {WRITTEN_SPEC_PATH}'
 """For a shell. Base64 has no character that a shell, YAML or a scheduler's own macros would read."""
-WAIT_S = 1800
-"""For the last machine: one that is bought now pulls its image many minutes after the first."""
+WAIT_S = 1800  # For the last machine: one that is bought now pulls its image many minutes after the first.
 IS_HOST = '$([ "$JOB_COMPLETION_INDEX" = 0 ] && echo true || echo false)'
 """For a shell: the pod with index 0 keeps the store where the others meet."""
 

@@ -11,8 +11,7 @@ from typing import Literal
 
 from embark.errors import UserError
 
-RECORD = ".embark-render.json"
-"""In the folder: the checksum of each file as it was last written."""
+RECORD = ".embark-render.json"  # In the folder: the checksum of each file as it was last written.
 State = Literal["new", "same", "changed", "edited", "left over"]
 
 
@@ -20,8 +19,7 @@ State = Literal["new", "same", "changed", "edited", "left over"]
 class File:
     """One file to hand over."""
 
-    path: str
-    """Relative to the directory that is rendered into, with `/`."""
+    path: str  # Relative to the directory that is rendered into, with `/`.
     text: str
     is_executable: bool = False
 
@@ -33,8 +31,7 @@ class FileChange:
     path: str
     state: State
     """`edited`: a person changed it since it was rendered, and a fresh rendering differs from what is there."""
-    diff: str
-    """From the file to its fresh rendering."""
+    diff: str  # From the file to its fresh rendering.
     new: str = field(default="", repr=False)
     is_executable: bool = field(default=False, repr=False)
 
@@ -45,8 +42,7 @@ class FolderReport:
 
     folder: str
     files: tuple[FileChange, ...]
-    skipped: tuple[str, ...]
-    """Not written: edited by hand, or no longer rendered."""
+    skipped: tuple[str, ...]  # Not written: edited by hand, or no longer rendered.
     is_written: bool
 
     def paths(self, state: State) -> list[str]:

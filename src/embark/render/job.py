@@ -13,12 +13,9 @@ from embark.errors import ExitCode, Mistake, SpecError, UserError
 from embark.model.batch import batch_mistakes
 from embark.spec import RunSpec, to_toml
 
-PORT = 29500
-"""Of the rendezvous; torchrun's own default."""
-MAX_RESTARTS = 3
-"""Of one machine's ranks, before the pod itself is given up and replaced."""
-MAX_SPEC_BYTES = 900_000
-"""A ConfigMap holds 1 MiB."""
+PORT = 29500  # Of the rendezvous; torchrun's own default.
+MAX_RESTARTS = 3  # Of one machine's ranks, before the pod itself is given up and replaced.
+MAX_SPEC_BYTES = 900_000  # A ConfigMap holds 1 MiB.
 POD_TARGETS = ("job", "jobset", "trainjob", "pytorchjob", "ray", "torchx")
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 """Of v5e and v6e, by chips."""
@@ -65,13 +62,10 @@ class Job:
 
     spec: RunSpec
     machine: Machine
-    name: str
-    """The run's name as a DNS label: what Kubernetes and the clouds take for an object's name."""
+    name: str  # The run's name as a DNS label: what Kubernetes and the clouds take for an object's name.
     num_nodes: int
-    num_processes: int
-    """On each node: one for each accelerator."""
-    spec_toml: str
-    """The resolved spec, which travels into the container."""
+    num_processes: int  # On each node: one for each accelerator.
+    spec_toml: str  # The resolved spec, which travels into the container.
 
     @property
     def cloud(self) -> str:

@@ -8,10 +8,8 @@ from embark.catalog import Volume, find_volume, load_catalog
 from embark.errors import Mistake, SpecError
 from embark.render.job import Job
 
-CLUSTER = "embark"
-"""One cluster for all runs: a run adds a node pool to it where it needs another machine."""
-FIRST_ZONES = {"us-east1": "b", "europe-west1": "b"}
-"""Google's regions without a zone a."""
+CLUSTER = "embark"  # One cluster for all runs: a run adds a node pool to it where it needs another machine.
+FIRST_ZONES = {"us-east1": "b", "europe-west1": "b"}  # Google's regions without a zone a.
 SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}
 BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
@@ -20,11 +18,9 @@ BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 class Bucket:
     """A bucket, or a container of Azure, that the run reads or writes."""
 
-    scheme: str
-    """`s3`, `gs` or `az`."""
+    scheme: str  # `s3`, `gs` or `az`.
     name: str
-    prefix: str
-    """Below the bucket, without slashes at its ends."""
+    prefix: str  # Below the bucket, without slashes at its ends.
     is_written: bool
 
     @property
@@ -39,12 +35,9 @@ class Location:
     region: str
     zone: str
     cluster: str
-    pool: str
-    """The node pool: named for the machine and for how it is paid, so that two can live beside each other."""
-    machine_type: str
-    """What the cloud calls a host."""
-    has_fabric: bool
-    """Traffic between machines goes past the ordinary network, which must be asked for."""
+    pool: str  # The node pool: named for the machine and for how it is paid, so that two can live beside each other.
+    machine_type: str  # What the cloud calls a host.
+    has_fabric: bool  # Traffic between machines goes past the ordinary network, which must be asked for.
 
 
 def location_of(job: Job) -> Location:

@@ -11,15 +11,13 @@ from embark.render.shell_text import job_text, script_file
 
 OBJECTS = "run_metrics.yaml"
 DASHBOARD = "grafana_dashboard.json"
-FIRST = {"batch.kubernetes.io/job-completion-index": "0"}
-"""Rank 0 alone answers, and it runs in the first pod."""
+FIRST = {"batch.kubernetes.io/job-completion-index": "0"}  # Rank 0 alone answers, and it runs in the first pod.
 _FIRST_POD = {"job": FIRST, "jobset": FIRST, "trainjob": FIRST,
               "pytorchjob": {"training.kubeflow.org/replica-index": "0"}}
 MONITOR_RESOURCES = {"aws": "podmonitors.monitoring.coreos.com", "azure": "podmonitors.azmonitoring.coreos.com",
                      "gcp": "podmonitorings.monitoring.googleapis.com"}
 BUDGET_SCRIPT = "budget.sh"
-BUDGET_HOURS = 24
-"""A budget is for a day of the run where the spec sets no end."""
+BUDGET_HOURS = 24  # A budget is for a day of the run where the spec sets no end.
 
 
 def render_monitoring(job: Job) -> list[File]:

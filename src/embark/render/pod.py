@@ -7,8 +7,7 @@ from embark.render.job import PORT, Job
 from embark.render.settings import TOPOLOGY_PATH, fabric_needs, grace_reason, grace_s, settings_of, topology_xml
 from embark.render.yaml_text import note
 
-USER_ID = 1000
-"""Of the user `embark` in the image."""
+USER_ID = 1000  # Of the user `embark` in the image.
 SCRATCH = "/scratch"
 CONTAINER = "trainer"
 _SPOT_LABELS = {
@@ -16,8 +15,7 @@ _SPOT_LABELS = {
     "azure": ("kubernetes.azure.com/scalesetpriority", "spot"),
     "gcp": ("cloud.google.com/gke-spot", "true"),
 }
-TPU_PORTS = {"tpu": 8471, "coordinator": 8476}
-"""Where the hosts' runtimes meet, and where JAX's processes do."""
+TPU_PORTS = {"tpu": 8471, "coordinator": 8476}  # Where the hosts' runtimes meet, and where JAX's processes do.
 
 
 def pod_values(job: Job) -> dict[str, Any]:

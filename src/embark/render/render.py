@@ -17,8 +17,7 @@ from embark.render.volumes import render_volumes
 from embark.spec import RunSpec
 
 Render = Callable[[Job], list[File]]
-QUEUED = ("job", "jobset", "trainjob", "pytorchjob", "ray")
-"""Targets that Kueue can hold back."""
+QUEUED = ("job", "jobset", "trainjob", "pytorchjob", "ray")  # Targets that Kueue can hold back.
 TARGETS: dict[str, Render] = {  # plain machines, `vm` and `tpu-vm`, have no job object
     "job": kubernetes.render_job,
     "jobset": kubernetes.render_jobset,

@@ -26,11 +26,9 @@ class FabricNeeds:
     needs_ipc_lock: bool
     networks: tuple[tuple[str, str], ...]
     """Interface in the pod and network of the cluster, for those beside the default."""
-    daemon: str
-    """The name of the container that goes with it; empty where none does."""
+    daemon: str  # The name of the container that goes with it; empty where none does.
     daemon_image: str
-    env_script: str
-    """What a shell reads before the ranks start."""
+    env_script: str  # What a shell reads before the ranks start.
     why: str
 
 

@@ -30,10 +30,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 MAX_WIDTH = 110
 Words = tuple[str, ...]
 _VARIABLE = re.compile(r"\$(?:\{([^}]+)\}|(\w+))")
-LOG = "/var/log/embark.log"
-"""On a plain machine."""
-PLACE = "CONSTANTS = None\n"
-"""The line of a body that makes way for the values."""
+LOG = "/var/log/embark.log"  # On a plain machine.
+PLACE = "CONSTANTS = None\n"  # The line of a body that makes way for the values.
 
 
 class Shell(str):
@@ -141,14 +139,11 @@ def _environment() -> jinja2.Environment:
 class Step:
     """Something that is created once: the commands, and the one that succeeds if it already exists."""
 
-    what: str
-    """What is created, for a person; empty where nothing new comes of it."""
+    what: str  # What is created, for a person; empty where nothing new comes of it.
     commands: tuple[Words, ...]
     unless: Words = ()
-    remove: tuple[Words, ...] = ()
-    """In this order. One that finds nothing does not stop the next."""
-    wait_s: int = 0
-    """Until the new object is visible everywhere."""
+    remove: tuple[Words, ...] = ()  # In this order. One that finds nothing does not stop the next.
+    wait_s: int = 0  # Until the new object is visible everywhere.
     why: str = ""
 
 

@@ -26,8 +26,7 @@ from embark.report.record import PHASES, Record, gpus_of, slow_ranks
 
 MAX_ROWS = 40
 MAX_TICKS = 500
-TICK = 0.003
-"""How wide a moment is drawn, as a share of the wall time."""
+TICK = 0.003  # How wide a moment is drawn, as a share of the wall time.
 MAX_RANKS = 32
 MAX_TABLES = 400
 MAX_KEYS = 8

@@ -23,8 +23,7 @@ from embark.report.document import Block, Code, Document, Table, Tile, Tone, Wor
 from embark.report.report import TONES
 from embark.report.spec_rows import differences
 
-SAME_QUALITY = 0.0005
-"""Less than that is chance: two runs that differ in their seed differ by more."""
+SAME_QUALITY = 0.0005  # Less than that is chance: two runs that differ in their seed differ by more.
 SAME_SHARE = 0.03
 SAME_SAMPLES = frozenset(
     f"data.{name}" for name in ("num_train_samples", "shuffle", "cache_gb", "cache_dir", "on_bad_id")
@@ -38,13 +37,11 @@ Values = Mapping[str, float | None]
 class ComparedRun:
     """One of the runs."""
 
-    name: str
-    """Unique among them."""
+    name: str  # Unique among them.
     uri: str
     state: State
     sentence: str
-    values: Values
-    """By the names of `ROWS`."""
+    values: Values  # By the names of `ROWS`.
     context: RunContext = field(repr=False)
 
 
@@ -88,12 +85,10 @@ class Comparison:
     """Which run was better, and why."""
 
     sentence: str
-    best: str
-    """The better run's name; empty where none is."""
+    best: str  # The better run's name; empty where none is.
     runs: tuple[ComparedRun, ...]
     spec: tuple[SpecDifference, ...]
-    report: str | None = None
-    """The page, where one was written."""
+    report: str | None = None  # The page, where one was written.
 
     def best_of(self, row: Row) -> int | None:
         """Which run is best in a row; None where it is not known, or all are the same."""

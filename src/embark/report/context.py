@@ -24,13 +24,11 @@ from embark.store.checkpoint_inspect import CheckpointInfo, list_checkpoints
 
 State = Literal["waiting", "running", "finished", "stopped", "failed", "killed", "deleted"]
 LABELS: dict[State, str] = {"waiting": "not started", "deleted": "files deleted"}
-MANY_GAPS = 10
-"""After so many of its usual intervals without an event, a run counts as killed."""
+MANY_GAPS = 10  # After so many of its usual intervals without an event, a run counts as killed.
 LEAST_SILENCE_S = 30.0
 LEAST_SILENCE_BEFORE_STEPS_S = 900.0
 """Before the first step kernels are compiled, data is read and other machines are waited for."""
-LEAST_SILENCE_REMOTE_S = 1800.0
-"""The events of a remote run arrive when it saves."""
+LEAST_SILENCE_REMOTE_S = 1800.0  # The events of a remote run arrive when it saves.
 MAX_DIAGNOSED_BYTES = 64 << 20
 
 Warn = Callable[[str], None]
@@ -42,10 +40,8 @@ class RunStatus:
 
     state: State
     sentence: str
-    last_s: float | None
-    """Unix time of the last sign of life."""
-    silent_s: float
-    """Since then."""
+    last_s: float | None  # Unix time of the last sign of life.
+    silent_s: float  # Since then.
 
     @property
     def label(self) -> str:
@@ -109,8 +105,7 @@ class RunPrice:
     """Of all machines of a run."""
 
     usd_per_hour: float | None = None
-    text: str = ""
-    """What the price is, or why it is unknown."""
+    text: str = ""  # What the price is, or why it is unknown.
 
 
 @dataclass(frozen=True)
@@ -122,15 +117,12 @@ class RunContext:
     record: Record
     now_s: float
     is_remote: bool = False
-    spec: Mapping[str, Any] = field(default_factory=dict)
-    """As its `spec.toml` has it; empty where there is none."""
+    spec: Mapping[str, Any] = field(default_factory=dict)  # As its `spec.toml` has it; empty where there is none.
     spec_toml: str = ""
     price: RunPrice = RunPrice()
     checkpoints: tuple[CheckpointInfo, ...] = ()
-    best_by: str = ""
-    """The metric that checkpoints are ranked by."""
-    diagnoses: tuple[Diagnosis, ...] | None = None
-    """None: not diagnosed."""
+    best_by: str = ""  # The metric that checkpoints are ranked by.
+    diagnoses: tuple[Diagnosis, ...] | None = None  # None: not diagnosed.
 
     @cached_property
     def status(self) -> RunStatus:

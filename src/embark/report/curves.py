@@ -20,15 +20,12 @@ from embark.report.rows import TIME
 WIDTH, HEIGHT = 360.0, 196.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 14.0, 10.0, 28.0
 LETTER_WIDTH = 6.2
-MAX_POINTS = 700
-"""Of a line: about two for each pixel."""
+MAX_POINTS = 700  # Of a line: about two for each pixel.
 MAX_DOTS = 60
-FIRST_SHARE = 0.05
-"""Of the steps: the first ones are far off, and would flatten all that follows."""
+FIRST_SHARE = 0.05  # Of the steps: the first ones are far off, and would flatten all that follows.
 
 MAX_SIGNS = 60
-MAX_PLAIN = 120
-"""Of many more points, so many means are drawn."""
+MAX_PLAIN = 120  # Of many more points, so many means are drawn.
 MAX_LETTERED = 600
 LETTERS_WIDTH, LETTERS_HEIGHT = 64, 8
 REASONS = {"preempted": "preempted", "interrupted": "stopped by Ctrl-C", "died": "died", "error": "failed"}
@@ -42,14 +39,10 @@ class Stroke:
     """A line of the chart."""
 
     xs: Any
-    ys: Any
-    """Sequences or arrays of one length."""
-    sign: str
-    """Its class: `k0` to `k7`, or `lost`."""
-    has_dots: bool = False
-    """The points are few and each means something."""
-    is_joined: bool = True
-    """A line runs through the dots."""
+    ys: Any  # Sequences or arrays of one length.
+    sign: str  # Its class: `k0` to `k7`, or `lost`.
+    has_dots: bool = False  # The points are few and each means something.
+    is_joined: bool = True  # A line runs through the dots.
     name: str = ""
 
 
@@ -58,8 +51,7 @@ class Sign:
     """Something that happened at a step."""
 
     x: float
-    kind: str
-    """`save`, `stop` or `resume`."""
+    kind: str  # `save`, `stop` or `resume`.
     tooltip: str
 
 
@@ -150,13 +142,10 @@ class Shown:
     """A curve that is shown, and how its figures are said."""
 
     name: str
-    say: Say
-    """At the axis."""
-    tell: Say
-    """In a sentence."""
+    say: Say  # At the axis.
+    tell: Say  # In a sentence.
     from_zero: bool = False
-    eval_name: str = ""
-    """What evaluations call it; the same where it is empty."""
+    eval_name: str = ""  # What evaluations call it; the same where it is empty.
 
 
 def _rate(value: float) -> str:

@@ -15,8 +15,7 @@ from markupsafe import Markup
 from embark.formatting import strip_control_chars, to_one_line
 
 Tone = Literal["", "good", "warn", "bad", "live"]
-GENERATOR = "Embark report"
-"""What marks a file as one of ours."""
+GENERATOR = "Embark report"  # What marks a file as one of ours.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~])")
 _HTML = str.maketrans({"<": "&lt;", ">": "&gt;", "&": "&amp;"})
 
@@ -53,20 +52,16 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    right: frozenset[int] = frozenset()
-    """Columns of numbers."""
-    code: frozenset[int] = frozenset()
-    """Columns of names that a program reads."""
-    tones: tuple[Tone, ...] = ()
-    """Of the rows, where they have any."""
+    right: frozenset[int] = frozenset()  # Columns of numbers.
+    code: frozenset[int] = frozenset()  # Columns of names that a program reads.
+    tones: tuple[Tone, ...] = ()  # Of the rows, where they have any.
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
     """What a colour or a sign stands for."""
 
-    sign: str
-    """A class of the page: `k0` to `k7`, `lost`, `dot`, `save`, `stop`, …"""
+    sign: str  # A class of the page: `k0` to `k7`, `lost`, `dot`, `save`, `stop`, …
     words: str
 
 
@@ -142,15 +137,12 @@ class Section:
 class Document:
     """A complete report."""
 
-    kicker: str
-    """What kind of page it is."""
+    kicker: str  # What kind of page it is.
     title: str
-    sentence: str
-    """What there is to say, in one."""
+    sentence: str  # What there is to say, in one.
     badge: str
     tone: Tone
-    facts: tuple[str, ...]
-    """Where, when, on what: a line of them."""
+    facts: tuple[str, ...]  # Where, when, on what: a line of them.
     tiles: tuple[Tile, ...]
     sections: tuple[Section, ...]
     footer: str = ""

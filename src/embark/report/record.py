@@ -23,12 +23,10 @@ PHASES = ("input", "copy", "lookup", "all_to_all", "dense", "optimizer", "other"
 HOST = ("cpu_percent", "resident_bytes", "host_used_bytes", "host_bytes", "net_in_bytes_per_s", "net_out_bytes_per_s",
         "disk_read_bytes_per_s", "disk_write_bytes_per_s")
 GPU = ("util_percent", "used_bytes", "total_bytes", "power_w", "temperature_c")
-MAX_MILESTONES = 4000
-"""Of more, the oldest are dropped."""
+MAX_MILESTONES = 4000  # Of more, the oldest are dropped.
 MAX_GAPS = 256
 MAX_RANKS = 4096
-FUTURE_S = 60.0
-"""How far another machine's clock may be ahead of ours."""
+FUTURE_S = 60.0  # How far another machine's clock may be ahead of ours.
 _FIRST_STEPS, _LAST_STEPS = 4, 16
 _MILESTONES = frozenset({"start", "plan", "predict", "note", "eval", "save", "resume", "interrupt", "end", "error"})
 _NEWEST = frozenset({"save", "end", "error", "interrupt", "plan", "predict"})
@@ -52,21 +50,16 @@ class Record(NewestEvents):
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         super().__init__()
-        self.systems: Sequence[Mapping[str, Any]] = ()
-        """One a machine, of the newest `ranks` event."""
-        self.rank_times_s: tuple[float, ...] = ()
-        """A step's time by rank, of the newest `ranks` event."""
+        self.systems: Sequence[Mapping[str, Any]] = ()  # One a machine, of the newest `ranks` event.
+        self.rank_times_s: tuple[float, ...] = ()  # A step's time by rank, of the newest `ranks` event.
         self.steps = Rows(CURVES)
         self.evals = Rows(EVALS)
         self.phases = Rows(PHASES, max_rows=1 << 14)
-        self.ranks = Rows(max_rows=1 << 13)
-        """`step_s.0`, `input_s.0` and so on for each rank."""
+        self.ranks = Rows(max_rows=1 << 13)  # `step_s.0`, `input_s.0` and so on for each rank.
         self.own = Rows(max_rows=1 << 13)
         """`own_s.0` and so on: a rank's step without its wait for the others, measured less often."""
-        self.machines = Rows(max_rows=1 << 13)
-        """`0.cpu_percent` of a host, `0.gpu.3.util_percent` of its GPU."""
-        self.longest_gap_s = 0.0
-        """Between two events of one attempt."""
+        self.machines = Rows(max_rows=1 << 13)  # `0.cpu_percent` of a host, `0.gpu.3.util_percent` of its GPU.
+        self.longest_gap_s = 0.0  # Between two events of one attempt.
         self.first_s: float | None = None
         self.last_s: float | None = None
         self.num_events = 0

@@ -63,8 +63,7 @@ MAX_EVIDENCE = 200
 MAX_NOTES = 200
 VERSIONS = ("embark", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
 NAME = "report.html"
-MAX_QUICK_BYTES = 6_000_000
-"""Of events: at the end of a run, a report about more would keep its user waiting."""
+MAX_QUICK_BYTES = 6_000_000  # Of events: at the end of a run, a report about more would keep its user waiting.
 _HEAD_BYTES = 4096
 
 

@@ -19,15 +19,12 @@ MAX_RUNS = 200
 MAX_LOGS = 64
 _LOG_FOLDERS = ("logs", "ranks")
 BLOCK_BYTES = 1 << 20
-REMOTE_BLOCK_BYTES = 8 << 20
-"""Where each block is a request."""
-MAX_LINE_BYTES = 4 << 20
-"""A longer line is no event; it is skipped without being held in memory."""
+REMOTE_BLOCK_BYTES = 8 << 20  # Where each block is a request.
+MAX_LINE_BYTES = 4 << 20  # A longer line is no event; it is skipped without being held in memory.
 _CHECKED_BYTES = 64
 SAMPLE_PIECES = 500
 SAMPLE_REMOTE_PIECES = 48
-SAMPLE_LINES = 4
-"""The length of a piece, in lines of usual length; the first and the last are seldom complete."""
+SAMPLE_LINES = 4  # The length of a piece, in lines of usual length; the first and the last are seldom complete.
 SAMPLE_PIECE_BYTES = (1 << 10, 64 << 10)
 SAMPLE_END_BYTES = 64 << 10
 
@@ -98,8 +95,7 @@ class RunFiles:
         return path
 
 
-Finder = Callable[[], list[RunFiles]]
-"""The runs that there are now."""
+Finder = Callable[[], list[RunFiles]]  # The runs that there are now.
 
 
 def find_runs(words: Sequence[str]) -> Finder:
@@ -162,13 +158,10 @@ def _remote_finder(uri: str) -> Finder:
 class Read:
     """What one call of `look` found."""
 
-    lines: tuple[bytes, ...] = ()
-    """Complete ones only."""
+    lines: tuple[bytes, ...] = ()  # Complete ones only.
     is_missing: bool = False
-    is_new: bool = False
-    """The file was replaced or truncated: what was read before is no longer part of it."""
-    is_end: bool = True
-    """There was nothing more to read."""
+    is_new: bool = False  # The file was replaced or truncated: what was read before is no longer part of it.
+    is_end: bool = True  # There was nothing more to read.
 
 
 class Tail:

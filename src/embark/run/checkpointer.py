@@ -38,14 +38,11 @@ class Saved:
     """How a save went. The same on every rank but for the times."""
 
     step: int
-    pause_s: float
-    """How long training stood still."""
-    cost_s: float
-    """From the beginning to the commit."""
+    pause_s: float  # How long training stood still.
+    cost_s: float  # From the beginning to the commit.
     num_bytes: int
     uri: str
-    error: EmbarkError | None = None
-    """Why it could not be saved."""
+    error: EmbarkError | None = None  # Why it could not be saved.
     cleanup_error: EmbarkError | None = None
     """The checkpoint is committed, but removing old ones or copying the run's small files failed."""
 
@@ -202,8 +199,7 @@ class Checkpointer(ABC):
         return self._on_all_ranks(lambda: call() if self._ranks.is_first else None)[0]
 
 
-FIRST_SAVE_S = 20.0
-"""With `auto`, the first save comes early: it measures what one costs."""
+FIRST_SAVE_S = 20.0  # With `auto`, the first save comes early: it measures what one costs.
 
 
 class CheckpointSchedule:

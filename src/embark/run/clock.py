@@ -20,10 +20,8 @@ class StepCounters:
 
     num_steps: int
     train_s: float
-    input_s: float
-    """Time spent waiting for batches."""
-    agree_s: float
-    """Time spent waiting for the other ranks to agree on the next step."""
+    input_s: float  # Time spent waiting for batches.
+    agree_s: float  # Time spent waiting for the other ranks to agree on the next step.
 
 
 class Waits(Protocol):

@@ -87,8 +87,7 @@ def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else math.nan
 
 
-Trouble = tuple[str, int, str]
-"""`id` or `loss`, the step it first happened in, and the table."""
+Trouble = tuple[str, int, str]  # `id` or `loss`, the step it first happened in, and the table.
 
 
 def refuse_trouble(

@@ -157,8 +157,7 @@ def log_prediction(logger: RunLogger, spec: RunSpec, world: World, trainer: Trai
 
 
 EVERY_S = 60.0
-BYTES_PER_S = 1e6
-"""A long run's file is uploaded less often: it goes as a whole each time."""
+BYTES_PER_S = 1e6  # A long run's file is uploaded less often: it goes as a whole each time.
 JOIN_S = 20.0
 
 

@@ -13,18 +13,15 @@ from embark.run.logger import RunLogger
 from embark.run.trainer import World
 from embark.spec import RunSpec
 
-FIRST_PROFILE_STEPS = 10
-"""A profile before that would see a step warm up."""
-PROFILE_EVERY_S = 60.0
-"""On a CPU, where a profile has been measured to cost some hundredths of a second."""
+FIRST_PROFILE_STEPS = 10  # A profile before that would see a step warm up.
+PROFILE_EVERY_S = 60.0  # On a CPU, where a profile has been measured to cost some hundredths of a second.
 _NOTHING = nullcontext()
 
 
 class StepProfiler(Protocol):
     """Profiles a few steps on request. A failure in here ends the profiling, never the run."""
 
-    problem: str
-    """Why there will be no more profiles."""
+    problem: str  # Why there will be no more profiles.
 
     @property
     def is_active(self) -> bool: ...
@@ -52,12 +49,9 @@ class RankReport:
 
     trouble: Trouble | None
     counted: StepCounters
-    system: dict[str, Any] | None
-    """The host's load; from one rank of each host, and where it is new."""
-    phases: dict[str, float] | None
-    """Where a profile ended since the last report."""
-    wants_profile: bool
-    """Rank 0 says when to profile; all then profile the same steps."""
+    system: dict[str, Any] | None  # The host's load; from one rank of each host, and where it is new.
+    phases: dict[str, float] | None  # Where a profile ended since the last report.
+    wants_profile: bool  # Rank 0 says when to profile; all then profile the same steps.
 
 
 class RankReports:

@@ -24,8 +24,7 @@ from embark.store import RunDir
 class Decision:
     """The same on every rank."""
 
-    stop: str = ""
-    """The signal, notice or budget that stops any rank."""
+    stop: str = ""  # The signal, notice or budget that stops any rank.
     is_save_due: bool = False
 
 
@@ -65,10 +64,8 @@ class StopCoordinator:
         return bool(self.decide().stop)
 
 
-PRICE = "EMBARK_USD_PER_HOUR"
-"""Of all machines together; `embark render` and `embark launch` set it."""
-HURRIED = ("SIGTERM", "SIGUSR1", "notice")
-"""Stops that leave only seconds."""
+PRICE = "EMBARK_USD_PER_HOUR"  # Of all machines together; `embark render` and `embark launch` set it.
+HURRIED = ("SIGTERM", "SIGUSR1", "notice")  # Stops that leave only seconds.
 
 
 class BudgetGuard:

@@ -36,8 +36,7 @@ class Finding:
     ok: bool
     found: str | None
     expected: str
-    fix: str = ""
-    """A command to run, or a sentence; empty where `ok`."""
+    fix: str = ""  # A command to run, or a sentence; empty where `ok`.
 
     def __str__(self) -> str:
         seen = f"{self.name}: {'missing' if self.found is None else self.found}"

@@ -22,8 +22,7 @@ from embark.store.checkpoint_store import ChecksumWriter
 from embark.store.object_store import ObjectStore, for_each_parallel
 
 INDEX = "index.json"
-NUM_FILES = 4
-"""Files that a rank writes in parallel."""
+NUM_FILES = 4  # Files that a rank writes in parallel.
 WRITE_BYTES = 4 << 20
 """Of an array at a time: what was just hashed is still in the processor's cache when it is written."""
 DTYPES = {f"{kind}{bits}" for kind, all_bits in (("int", (8, 16, 32, 64)), ("uint", (8, 16, 32, 64)),
@@ -103,8 +102,7 @@ class Piece:
     """A box of a tensor, on the host, to be written."""
 
     name: str
-    size: tuple[int, ...]
-    """Of the complete tensor."""
+    size: tuple[int, ...]  # Of the complete tensor.
     offsets: tuple[int, ...]
     values: Array
 

@@ -12,8 +12,7 @@ from embark.store.checkpoint_arrays import Array, CheckpointArrays, TensorEntry
 from embark.store.checkpoint_store import Checkpoint, CheckpointStore
 from embark.store.object_store import Progress
 
-BLOCK_BYTES = 8 << 20
-"""Of each tensor at a time; about ten times as much is needed to compare them."""
+BLOCK_BYTES = 8 << 20  # Of each tensor at a time; about ten times as much is needed to compare them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +31,10 @@ class TensorChange:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    num_differing: int
-    """Elements whose bits differ."""
-    max_abs: float
-    """The largest difference of two finite elements."""
-    max_relative: float
-    """The same over the larger of the two."""
-    num_not_finite: int
-    """Differing elements of which one or both are NaN or infinite."""
+    num_differing: int  # Elements whose bits differ.
+    max_abs: float  # The largest difference of two finite elements.
+    max_relative: float  # The same over the larger of the two.
+    num_not_finite: int  # Differing elements of which one or both are NaN or infinite.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +45,12 @@ class CheckpointDiff:
     b: int
     spec: tuple[Change, ...]
     plan: tuple[Change, ...]
-    values: tuple[Change, ...]
-    """What the run knew: ranks, metrics."""
+    values: tuple[Change, ...]  # What the run knew: ranks, metrics.
     only_in_a: tuple[str, ...]
     only_in_b: tuple[str, ...]
-    shapes: tuple[Change, ...]
-    """Tensors of another shape or dtype."""
+    shapes: tuple[Change, ...]  # Tensors of another shape or dtype.
     tensors: tuple[TensorChange, ...]
-    num_same: int
-    """Tensors whose bytes are the same."""
+    num_same: int  # Tensors whose bytes are the same.
 
 
 def diff_checkpoints(

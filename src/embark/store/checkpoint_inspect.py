@@ -25,12 +25,10 @@ class CheckpointInfo:
     step: int
     state: State
     size_bytes: int
-    time_s: float | None
-    """Unix time of its commit, or of its newest file."""
+    time_s: float | None  # Unix time of its commit, or of its newest file.
     num_ranks: int | None = None
     metric: float | None = None
-    metric_step: int | None = None
-    """The step at which the metric was measured: at or before the save."""
+    metric_step: int | None = None  # The step at which the metric was measured: at or before the save.
     kept: tuple[Reason, ...] = ()
     damage: tuple[str, ...] = ()
     uri: str = ""
@@ -42,13 +40,11 @@ class CheckpointList:
     """All of a run's checkpoints, oldest first."""
 
     run: str
-    best_by: str | None
-    """The metric by which the best are kept."""
+    best_by: str | None  # The metric by which the best are kept.
     checkpoints: tuple[CheckpointInfo, ...]
     rules: StoreSpec | None = field(repr=False)
     """The run's own `[store]`; without it nothing is known about what to keep."""
-    rules_error: str = ""
-    """Why there are no rules."""
+    rules_error: str = ""  # Why there are no rules.
 
     @property
     def size_bytes(self) -> int:

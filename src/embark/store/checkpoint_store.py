@@ -23,8 +23,7 @@ from embark.store.object_store import Entries, ObjectStore, Piece, for_each_para
 COMMIT_FILE = "commit.json"
 CHECKPOINT_NAME = re.compile(r"^step-(\d{9,})$")
 PIECE_BYTES = 16 * 2**20
-NUM_READERS = 4
-"""Files that are looked at side by side."""
+NUM_READERS = 4  # Files that are looked at side by side.
 Reason = Literal["newest", "every", "best"]
 
 
@@ -42,8 +41,7 @@ class Checkpoint:
 
     step: int
     files: Mapping[str, FileChecksum]
-    values: Mapping[str, Any]
-    """What the run wrote beside it: time of the commit, world size, last evaluation."""
+    values: Mapping[str, Any]  # What the run wrote beside it: time of the commit, world size, last evaluation.
 
     @property
     def name(self) -> str:

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
     from obstore.store import ObjectStore as Client
 
-MAX_PARTS = 9_000
-"""S3 takes 10,000 parts of an upload."""
-NUM_PARTS_AT_ONCE = 4
-"""Of one file; `upload_many` sends several files besides."""
+MAX_PARTS = 9_000  # S3 takes 10,000 parts of an upload.
+NUM_PARTS_AT_ONCE = 4  # Of one file; `upload_many` sends several files besides.
 NEEDED = {
     "s3": "the bucket's name, AWS_REGION and AWS_ENDPOINT_URL",
     "gs": "the bucket's name, GOOGLE_APPLICATION_CREDENTIALS and GOOGLE_BASE_URL",

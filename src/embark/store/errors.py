@@ -12,8 +12,7 @@ from embark.store.retry_policy import RetriesExhausted
 
 MAX_CAUSE = 240
 CODE = re.compile(r"<Code>([\w.]+)</Code>")
-STATUS = re.compile(r"\bstatus: (\d{3})\b")
-"""In obstore's own description of the last answer."""
+STATUS = re.compile(r"\bstatus: (\d{3})\b")  # In obstore's own description of the last answer.
 
 
 _TABLES = tomllib.loads(Path(__file__).with_name("failures.toml").read_text(encoding="utf-8"))

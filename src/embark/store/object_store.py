@@ -35,8 +35,7 @@ PIECE_BYTES = 16 * MIB
 F = TypeVar("F", bound=Callable[..., Any])
 Piece = bytes | bytearray | memoryview
 Data = Piece | Path | Iterable[Piece]
-Progress = Callable[[int, int], None]
-"""Called with the bytes done so far and the bytes in all."""
+Progress = Callable[[int, int], None]  # Called with the bytes done so far and the bytes in all.
 T = TypeVar("T")
 
 
@@ -50,8 +49,7 @@ class Entry:
     """Unix time of its last change, where the store says it."""
 
 
-Entries = list[Entry]
-"""Inside the class, `list` is a method."""
+Entries = list[Entry]  # Inside the class, `list` is a method.
 
 
 def open_store(uri: str | Path, retry: RetryPolicy | None = None) -> ObjectStore:

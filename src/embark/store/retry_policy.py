@@ -16,14 +16,10 @@ class RetryPolicy:
     max_retries: int = 8
     first_wait_s: float = 0.2
     longest_wait_s: float = 15.0
-    connect_s: float = 10.0
-    """To reach the server."""
-    silence_s: float = 60.0
-    """Without one byte from it; a piece of an upload has to be through within this too."""
-    request_s: float = 300.0
-    """For one request in all."""
-    give_up_s: float = 180.0
-    """Past this no further retry begins. Signed requests are good for five minutes."""
+    connect_s: float = 10.0  # To reach the server.
+    silence_s: float = 60.0  # Without one byte from it; a piece of an upload has to be through within this too.
+    request_s: float = 300.0  # For one request in all.
+    give_up_s: float = 180.0  # Past this no further retry begins. Signed requests are good for five minutes.
 
 
 class RetriesExhausted(Exception):

@@ -24,8 +24,7 @@ class CopyItem:
 
     path: str
     size_bytes: int
-    sha256: str = ""
-    """Where it is known beforehand."""
+    sha256: str = ""  # Where it is known beforehand.
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +32,8 @@ class CopyPlan:
     """What is to be done."""
 
     todo: tuple[CopyItem, ...]
-    done: tuple[CopyItem, ...]
-    """There already, and the same."""
-    last: tuple[CopyItem, ...]
-    """Of `todo`: those that make the rest valid."""
+    done: tuple[CopyItem, ...]  # There already, and the same.
+    last: tuple[CopyItem, ...]  # Of `todo`: those that make the rest valid.
 
 
 class Transfer:

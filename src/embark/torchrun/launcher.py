@@ -41,10 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class RanksResult:
     """How the ranks of this machine ended."""
 
-    codes: tuple[int, ...] = ()
-    """Those that are not 0; negative ones are signals."""
-    signal: int = 0
-    """The signal that stopped this process."""
+    codes: tuple[int, ...] = ()  # Those that are not 0; negative ones are signals.
+    signal: int = 0  # The signal that stopped this process.
     message: str = ""
 
 

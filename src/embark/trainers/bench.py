@@ -13,8 +13,7 @@ from embark.spec import RunSpec
 NUM_BATCHES = 16
 WARM_UP_STEPS = 20
 ROUNDS = 5
-ENDLESS = 1_000_000_000
-"""More steps than a bench takes: the learning rate schedule does not end."""
+ENDLESS = 1_000_000_000  # More steps than a bench takes: the learning rate schedule does not end.
 
 
 class Contender(Protocol):
@@ -42,12 +41,9 @@ class StepTiming:
     step_ms: float
     fastest_ms: float
     slowest_ms: float
-    first_step_s: float
-    """With everything that is compiled or captured for it."""
-    memory_bytes: int
-    """0 where the device does not say."""
-    ratio: float = 1.0
-    """How many times faster Embark is."""
+    first_step_s: float  # With everything that is compiled or captured for it.
+    memory_bytes: int  # 0 where the device does not say.
+    ratio: float = 1.0  # How many times faster Embark is.
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +52,11 @@ class Ceiling:
 
     samples_per_s: float
     step_ms: float
-    share: float
-    """Of it that Embark reaches."""
+    share: float  # Of it that Embark reaches.
     bytes_per_step: float
     flops_per_step: float
-    bytes_per_s: float
-    """Measured: a copy within the device's memory, read and written."""
-    flops_per_s: float
-    """Measured: a large matrix product in the step's precision."""
+    bytes_per_s: float  # Measured: a copy within the device's memory, read and written.
+    flops_per_s: float  # Measured: a large matrix product in the step's precision.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +65,7 @@ class BenchResult:
 
     batch_size: int
     device: str
-    library: str
-    """Such as `torch 2.11.0`."""
+    library: str  # Such as `torch 2.11.0`.
     rows: list[StepTiming]
     roofline: Ceiling | None = None
 

@@ -151,19 +151,13 @@ def _with_doubtful(slab: Slab, text: NDArray[np.uint8], names: tuple[str, ...]) 
 class Slab:
     """Rows of some lines, in columns."""
 
-    lines: Places
-    """Of each row, from 0 within the slab."""
+    lines: Places  # Of each row, from 0 within the slab.
     label: NDArray[np.uint8]
-    dense: NDArray[np.float32]
-    """[n, 13], NaN where the field is empty."""
-    keys: NDArray[np.uint32]
-    """[26, n], anything where the field is empty."""
-    is_missing: Mask
-    """[26, n]"""
-    line_starts: Places
-    """First byte of every line, within the slab."""
-    doubtful: Places
-    """Lines that are not among the rows: too few fields, or something else in them that is not simple."""
+    dense: NDArray[np.float32]  # [n, 13], NaN where the field is empty.
+    keys: NDArray[np.uint32]  # [26, n], anything where the field is empty.
+    is_missing: Mask  # [26, n]
+    line_starts: Places  # First byte of every line, within the slab.
+    doubtful: Places  # Lines that are not among the rows: too few fields, or something else in them that is not simple.
 
 
 class SlabDecoder:

@@ -51,8 +51,7 @@ class _Choice:
     """The roles as they are found."""
 
     dense: list[str] = field(default_factory=list)
-    sparse: list[tuple[str, Judgement]] = field(default_factory=list)
-    """And lists, in the order of the columns."""
+    sparse: list[tuple[str, Judgement]] = field(default_factory=list)  # And lists, in the order of the columns.
     ignored: list[str] = field(default_factory=list)
     why: dict[str, str] = field(default_factory=dict)
 

@@ -30,10 +30,8 @@ class Codes:
     """The values of a column of a run, numbered among themselves."""
 
     codes: NDArray[Any]
-    keys: Keys
-    """Distinct, rising; code − 1 is the position."""
-    counts: NDArray[np.uint32]
-    """Training rows that have each key."""
+    keys: Keys  # Distinct, rising; code − 1 is the position.
+    counts: NDArray[np.uint32]  # Training rows that have each key.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +39,7 @@ class RunKeys:
     """Where a column's distinct keys of one run lie."""
 
     path: Path
-    start: int
-    """In bytes; the counts follow the keys."""
+    start: int  # In bytes; the counts follow the keys.
     num_keys: int
     dtype: np.dtype[Any]
 
@@ -129,12 +126,9 @@ def keys_of(directory: Path, name: str, runs: Sequence[dict[str, Any]], column: 
 class IdFiles:
     """Where the ids of a column are written."""
 
-    keys: Path
-    """The distinct keys that have an id, rising, as `.npy`."""
-    ids: Path
-    """Their ids, as `.npy`."""
-    codes: Path
-    """int32: for every run one after the other, the id of each of its keys."""
+    keys: Path  # The distinct keys that have an id, rising, as `.npy`.
+    ids: Path  # Their ids, as `.npy`.
+    codes: Path  # int32: for every run one after the other, the id of each of its keys.
 
 
 def number_keys(

@@ -24,8 +24,7 @@ class InputFile:
 
     uri: str
     size_bytes: int
-    changed: str = ""
-    """Distinguishes this content from another under the same name."""
+    changed: str = ""  # Distinguishes this content from another under the same name.
 
     @property
     def name(self) -> str:
@@ -48,10 +47,8 @@ def open_inputs(patterns: str | Iterable[str]) -> tuple[Inputs, list[InputFile]]
 class Inputs:
     """Paths, and URIs of any store that `embark.store` opens. A process it is sent to opens its own stores."""
 
-    root: str = field(default_factory=os.getcwd)
-    """What a path is relative to: a worker process may start elsewhere."""
-    sizes: dict[str, int] = field(default_factory=dict)
-    """In bytes, of the remote files that were found."""
+    root: str = field(default_factory=os.getcwd)  # What a path is relative to: a worker process may start elsewhere.
+    sizes: dict[str, int] = field(default_factory=dict)  # In bytes, of the remote files that were found.
     _stores: dict[str, ObjectStore] = field(default_factory=dict, repr=False, compare=False)
 
     def find(self, pattern: str) -> list[InputFile]:

@@ -25,10 +25,8 @@ from embark.errors import DataError, UserError
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 
-SMALL_BYTES = 16 << 20
-"""Input that is prepared before another process has started."""
-_REVISION = 2
-"""Of how rows are made of the input; a journal of another revision is of no use."""
+SMALL_BYTES = 16 << 20  # Input that is prepared before another process has started.
+_REVISION = 2  # Of how rows are made of the input; a journal of another revision is of no use.
 Record = dict[str, Any]
 
 
@@ -54,10 +52,8 @@ class PrepareResult:
     manifest: Manifest
     input_bytes: int
     elapsed_s: float
-    memory_bytes: int
-    """The largest of all processes together."""
-    was_complete: bool
-    """The data was there already, made of the same files with the same settings."""
+    memory_bytes: int  # The largest of all processes together.
+    was_complete: bool  # The data was there already, made of the same files with the same settings.
 
 
 def preview(spec: RunSpec) -> Preview:
@@ -286,8 +282,7 @@ MAX_CHUNK_BYTES = 8 << 20
 MIN_CHUNK_BYTES = 256 << 10
 MAX_RUN_ROWS = 1 << 18
 MIN_RUN_ROWS = 1 << 14
-BYTES_PER_ENTRY = 64
-"""Numbering ids: what one distinct value of one run takes while its partition is sorted."""
+BYTES_PER_ENTRY = 64  # Numbering ids: what one distinct value of one run takes while its partition is sorted.
 SEGMENT_BYTES = 96 << 20
 MIN_SEGMENT_BYTES = 8 << 20
 
@@ -298,14 +293,10 @@ class Budget:
 
     memory_bytes: int
     num_workers: int
-    chunk_bytes: int
-    """Text that is decoded at once."""
-    run_rows: int
-    """Rows whose values are numbered at once, for ids by frequency."""
-    worker_bytes: int
-    """What one worker takes at most by this arithmetic."""
-    max_entries: int
-    """Distinct values of runs that are sorted at once."""
+    chunk_bytes: int  # Text that is decoded at once.
+    run_rows: int  # Rows whose values are numbered at once, for ids by frequency.
+    worker_bytes: int  # What one worker takes at most by this arithmetic.
+    max_entries: int  # Distinct values of runs that are sorted at once.
 
 
 def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool, num_cores: int | None = None) -> Budget:

@@ -20,10 +20,8 @@ from embark.data.prepared.manifest import SPLITS
 from embark.errors import DataError, UserError
 from embark.spec.data import DataSpec, PrepareSpec
 
-Keys = NDArray[np.uint64] | NDArray[np.uint32]
-"""32 bits where they always suffice."""
-MAX_QUOTED = 20
-"""Bad rows that are reported one by one."""
+Keys = NDArray[np.uint64] | NDArray[np.uint32]  # 32 bits where they always suffice.
+MAX_QUOTED = 20  # Bad rows that are reported one by one.
 _VALUE = re.compile(r"b?'(?:[^'\\]|\\.)*'…?|b?\"(?:[^\"\\]|\\.)*\"…?")
 _MAX_EXAMPLES = 5
 _MIN_BAD_TO_GIVE_UP = 10_000
@@ -34,20 +32,16 @@ class Segment:
     """A piece of one file that is prepared on its own: the unit of work, and of resuming after an interruption."""
 
     file: InputFile
-    index: int
-    """Among the segments of the file."""
-    start: int
-    """First byte of text, or first row group of Parquet."""
-    stop: int
-    """First that belongs to the next segment."""
+    index: int  # Among the segments of the file.
+    start: int  # First byte of text, or first row group of Parquet.
+    stop: int  # First that belongs to the next segment.
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
     """A row that could not be read."""
 
-    line: int
-    """Counted from 0 within the segment."""
+    line: int  # Counted from 0 within the segment.
     why: str
 
 
@@ -58,28 +52,19 @@ class RawRows:
     positions: NDArray[np.int64]
     """[n]: the byte of the file, decompressed, at which each row begins; of Parquet, the row of the file. A random
     split draws by it, so that the size of the pieces changes nothing."""
-    label: NDArray[np.float32]
-    """[n]: 0 or 1."""
-    dense: NDArray[np.float32]
-    """[n, D], as they are; NaN where missing."""
+    label: NDArray[np.float32]  # [n]: 0 or 1.
+    dense: NDArray[np.float32]  # [n, D], as they are; NaN where missing.
     keys: tuple[Keys, ...]
     """Of each sparse column: the number, or 64 bits of hash of the text. [n]; of a list, those of all rows."""
-    lengths: tuple[NDArray[np.int32] | None, ...]
-    """[n] of each list, after cutting; None of the others."""
+    lengths: tuple[NDArray[np.int32] | None, ...]  # [n] of each list, after cutting; None of the others.
     is_missing: tuple[NDArray[np.bool_] | None, ...]
     """[n] of each column that is not a list: where there is no value; None where none is missing."""
-    split: NDArray[np.uint8] | None = None
-    """[n]: position in SPLITS, where a column says it."""
-    bad: tuple[BadRow, ...] = ()
-    """Rows left out among these; at most MAX_QUOTED."""
-    reasons: Mapping[str, int] = field(default_factory=dict)
-    """How many rows were left out for each reason."""
-    num_cut: int = 0
-    """Lists that were longer than their column's `max_ids`."""
-    num_lines: int = 0
-    """Lines this piece took, including bad ones and the header."""
-    read_bytes: int = 0
-    """Bytes of the input, as stored, that this piece took."""
+    split: NDArray[np.uint8] | None = None  # [n]: position in SPLITS, where a column says it.
+    bad: tuple[BadRow, ...] = ()  # Rows left out among these; at most MAX_QUOTED.
+    reasons: Mapping[str, int] = field(default_factory=dict)  # How many rows were left out for each reason.
+    num_cut: int = 0  # Lists that were longer than their column's `max_ids`.
+    num_lines: int = 0  # Lines this piece took, including bad ones and the header.
+    read_bytes: int = 0  # Bytes of the input, as stored, that this piece took.
 
     def __len__(self) -> int:
         return len(self.label)
@@ -167,10 +152,8 @@ class BadRows:
     num_rows: int
     num_bad: int
     num_cut: int
-    files: dict[str, dict[str, int]]
-    """By file and reason."""
-    examples: tuple[tuple[str, int, str], ...]
-    """File, line counted from 1, reason."""
+    files: dict[str, dict[str, int]]  # By file and reason.
+    examples: tuple[tuple[str, int, str], ...]  # File, line counted from 1, reason.
 
     @property
     def share(self) -> float:
@@ -221,8 +204,7 @@ def should_give_up(num_rows: int, num_bad: int, max_share: float) -> bool:
 
 DenseTransform = Literal["mlperf", "log", "none"]
 IdMethod = Literal["hash", "frequency"]
-TRAIN, VALIDATION, TEST = range(3)
-"""Positions in SPLITS."""
+TRAIN, VALIDATION, TEST = range(3)  # Positions in SPLITS.
 _DRAW = 0x5117
 
 

@@ -22,8 +22,7 @@ Kind = Literal["hex", "integer", "text"]
 _HEAD_BYTES = 256 << 10
 _MORE_BYTES = 128 << 10
 _MAX_ROWS = 10_000
-_DELIMITERS = (",", "\t", ";", "::", "|", "\x01", " ")
-"""The more common first."""
+_DELIMITERS = (",", "\t", ";", "::", "|", "\x01", " ")  # The more common first.
 CRITEO_COLUMNS = ("label", *(f"int_{i}" for i in range(13)), *(f"cat_{i}" for i in range(26)))
 _NOT_TEXT = {
     b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "packed by zstd", b"BZh": "packed by bzip2",
@@ -34,10 +33,8 @@ _INTEGER = re.compile(r"[+-]?\d+")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?|nan", re.IGNORECASE)
 _HEX_ID = re.compile(r"[0-9a-fA-F]{8}")
 _NAME = re.compile(r"[A-Za-z_][\w .:/()-]*")
-_FEW = 50
-"""So few different numbers are rather the names of groups than amounts."""
-_MANY_ROWS = 100
-"""From here on it means something that no value comes twice."""
+_FEW = 50  # So few different numbers are rather the names of groups than amounts.
+_MANY_ROWS = 100  # From here on it means something that no value comes twice.
 _LIST_SHARE = 0.05
 _SKEW = 0.1
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
@@ -59,12 +56,10 @@ class Column:
     """What was seen of a column."""
 
     name: str
-    cells: tuple[str, ...]
-    """As text, in order, without the missing ones; of lists all values."""
+    cells: tuple[str, ...]  # As text, in order, without the missing ones; of lists all values.
     num_rows: int
     num_missing: int = 0
-    type: Type = "text"
-    """What the file says; `text` where it says nothing."""
+    type: Type = "text"  # What the file says; `text` where it says nothing.
 
     @staticmethod
     def of(name: str, cells: Sequence[str], missing: Collection[str], kind: Type = "text") -> Column:
@@ -257,8 +252,7 @@ class Judgement:
 
     role: Role
     why: str
-    kind: Kind = "text"
-    """Of a sparse column or a list."""
+    kind: Kind = "text"  # Of a sparse column or a list.
 
 
 def judge(column: Column, list_delimiter: str) -> Judgement:

@@ -15,12 +15,9 @@ class SparseColumn:
     name: str
     kind: Literal["hex", "integer", "text"]
     is_list: bool = False
-    max_ids: int = 1
-    """Of a list: longer ones are cut."""
-    rows: int | None = None
-    """Of its table, where the spec gives them."""
-    column: str = ""
-    """Its name in the input, where a table cannot have that name."""
+    max_ids: int = 1  # Of a list: longer ones are cut.
+    rows: int | None = None  # Of its table, where the spec gives them.
+    column: str = ""  # Its name in the input, where a table cannot have that name.
 
     @property
     def source(self) -> str:
@@ -36,16 +33,13 @@ class Schema:
     label: str
     dense: tuple[str, ...]
     sparse: tuple[SparseColumn, ...]
-    columns: tuple[str, ...]
-    """All columns of the input, in its order."""
+    columns: tuple[str, ...]  # All columns of the input, in its order.
     ignored: tuple[str, ...] = ()
     delimiter: str = "\t"
     has_header: bool = False
     split_column: str = ""
-    why: dict[str, str] = field(default_factory=dict)
-    """By column: the reason for its role, for people to read."""
-    examples: dict[str, str] = field(default_factory=dict)
-    """By column: some of its values, for people to read."""
+    why: dict[str, str] = field(default_factory=dict)  # By column: the reason for its role, for people to read.
+    examples: dict[str, str] = field(default_factory=dict)  # By column: some of its values, for people to read.
 
     def describe(self) -> list[dict[str, object]]:
         """A row for each column of the input: its role, the reason, and some of its values."""

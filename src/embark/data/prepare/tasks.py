@@ -42,11 +42,9 @@ from embark.store import write_atomic
 if TYPE_CHECKING:
     from embark.data.prepare.prepare import Budget
 
-IDS = "ids"
-"""Folder of the maps from keys to ids, beside the data."""
+IDS = "ids"  # Folder of the maps from keys to ids, beside the data.
 Kind = Literal["read", "stage", "number", "write"]
-_Finish = Callable[[], dict[str, Any]]
-"""Waits for the disk and gives the record of what was done."""
+_Finish = Callable[[], dict[str, Any]]  # Waits for the disk and gives the record of what was done.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +52,12 @@ class Task:
     """A piece of work that leaves a record in the journal."""
 
     kind: Kind
-    name: str
-    """Of the segment, or of the column to number."""
-    weight: int
-    """How much of the stage it is: bytes of input, keys, rows."""
+    name: str  # Of the segment, or of the column to number.
+    weight: int  # How much of the stage it is: bytes of input, keys, rows.
     segment: Segment | None = None
     file_index: int = 0
     column: int = 0
-    layout: Layout | None = None
-    """Of what is written."""
+    layout: Layout | None = None  # Of what is written.
     starts: tuple[int, ...] = ()
     """Of each numbered column: the position of the segment's first key among those of all segments."""
 

@@ -17,10 +17,8 @@ from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.rows import Segment
 from embark.errors import DataError
 
-PAD_BYTES = 64
-"""Bytes before and behind the text of a chunk, so that words may be read around its first and last byte."""
-MAX_LINE_BYTES = 64 << 10
-"""Of a line that does not fit a chunk, only so much is read: enough for the error."""
+PAD_BYTES = 64  # Bytes before and behind the text of a chunk, so that words may be read around its first and last byte.
+MAX_LINE_BYTES = 64 << 10  # Of a line that does not fit a chunk, only so much is read: enough for the error.
 
 BOM = b"\xef\xbb\xbf"
 _PACKED_BYTES = 1 << 20
@@ -61,12 +59,9 @@ class TextStream:
 class LineChunk:
     """Complete lines of a file. The buffer is used again for the next chunk."""
 
-    text: NDArray[np.uint8]
-    """The lines, the last with its newline, between PAD_BYTES of anything on either side."""
-    position: int
-    """In the file, decompressed, of the first line."""
-    read_bytes: int
-    """Of the file, as stored, since the previous chunk."""
+    text: NDArray[np.uint8]  # The lines, the last with its newline, between PAD_BYTES of anything on either side.
+    position: int  # In the file, decompressed, of the first line.
+    read_bytes: int  # Of the file, as stored, since the previous chunk.
 
 
 def line_segments(inputs: Inputs, file: InputFile, segment_bytes: int) -> list[Segment]:
@@ -229,8 +224,7 @@ def read_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
         is_over.set()
 
 
-MAX_ROW_BYTES = 1 << 20
-"""A longer row is an unclosed quote, or not text."""
+MAX_ROW_BYTES = 1 << 20  # A longer row is an unclosed quote, or not text.
 _QUOTE, _LF, _CR = 34, 10, 13
 
 
@@ -239,14 +233,10 @@ class RowBlock:
     """Complete rows, one after the other."""
 
     text: bytes
-    starts: NDArray[np.int64]
-    """[r]: where in the stream each row begins."""
-    lines: NDArray[np.int64]
-    """[r]: the line each begins in, from 0 in the stream."""
-    is_blank: NDArray[np.bool_]
-    """[r]: it is an empty line."""
-    stop_line: int
-    """The line behind the last row."""
+    starts: NDArray[np.int64]  # [r]: where in the stream each row begins.
+    lines: NDArray[np.int64]  # [r]: the line each begins in, from 0 in the stream.
+    is_blank: NDArray[np.bool_]  # [r]: it is an empty line.
+    stop_line: int  # The line behind the last row.
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ class Feature:
 
     name: str
     rows: int
-    multi_hot: int = 1
-    """The most ids a row has; exactly so many unless it is ragged."""
+    multi_hot: int = 1  # The most ids a row has; exactly so many unless it is ragged.
     is_ragged: bool = False
 
     @property
@@ -50,16 +49,14 @@ class Group:
 
     dtype: np.dtype[Any]
     multi_hot: int
-    members: tuple[int, ...]
-    """Their positions among the features."""
+    members: tuple[int, ...]  # Their positions among the features.
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """An array in a block."""
 
-    start: int
-    """In bytes, from the block's first."""
+    start: int  # In bytes, from the block's first.
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
@@ -81,10 +78,8 @@ class Map:
     counts: Field
     label: Field
     dense: Field
-    groups: tuple[Field, ...]
-    """As `Layout.groups`."""
-    ragged: tuple[tuple[Field, Field], ...]
-    """Lengths and ids of each of `Layout.ragged`."""
+    groups: tuple[Field, ...]  # As `Layout.groups`.
+    ragged: tuple[tuple[Field, Field], ...]  # Lengths and ids of each of `Layout.ragged`.
 
 
 @dataclass(frozen=True)
@@ -159,14 +154,11 @@ class Layout:
 class Rows:
     """Rows on their way into a block."""
 
-    label: NDArray[Any]
-    """[n]: 0 or 1."""
-    dense: NDArray[np.float32]
-    """[n, D]"""
+    label: NDArray[Any]  # [n]: 0 or 1.
+    dense: NDArray[np.float32]  # [n, D]
     ids: tuple[NDArray[Any], ...]
     """Of each feature: [n, multi_hot], or, where it is ragged, all ids one after the other."""
-    lengths: tuple[NDArray[Any] | None, ...]
-    """[n] of each ragged feature; None of the others."""
+    lengths: tuple[NDArray[Any] | None, ...]  # [n] of each ragged feature; None of the others.
 
     def __len__(self) -> int:
         return len(self.label)
@@ -210,8 +202,7 @@ class Block:
     layout: Layout
     label: NDArray[np.uint8]
     dense: NDArray[Any]
-    groups: tuple[NDArray[Any], ...]
-    """[F, n, multi_hot] of each of `Layout.groups`."""
+    groups: tuple[NDArray[Any], ...]  # [F, n, multi_hot] of each of `Layout.groups`.
     ragged: tuple[tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]], ...]
     """Lengths [n], ids, and row offsets [n + 1] of each of `Layout.ragged`."""
 

@@ -26,8 +26,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 class Part:
     """One file: blocks of `block_rows` rows one after the other, the last with what is left."""
 
-    file: str
-    """Relative to the manifest."""
+    file: str  # Relative to the manifest.
     rows: int
     size_bytes: int
     sha256: str
@@ -44,12 +43,9 @@ class Manifest:
     label: str = "label"
     block_rows: int = BLOCK_ROWS
     statistics_sha256: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """What it was prepared with."""
-    sources: tuple[dict[str, Any], ...] = ()
-    """The files it was made of, with their sizes."""
-    bad_rows: dict[str, Any] = field(default_factory=dict)
-    """How many rows were left out, and why."""
+    settings: dict[str, Any] = field(default_factory=dict)  # What it was prepared with.
+    sources: tuple[dict[str, Any], ...] = ()  # The files it was made of, with their sizes.
+    bad_rows: dict[str, Any] = field(default_factory=dict)  # How many rows were left out, and why.
 
     def num_rows(self, split: Split) -> int:
         return sum(part.rows for part in self.parts.get(split, ()))

@@ -18,12 +18,9 @@ class Piece:
     """Rows that follow each other in the epoch and lie in one block."""
 
     part: int
-    block: int
-    """Within its part."""
-    block_rows: int
-    """Rows of the block."""
-    start: int
-    """The first row's place in the block's own order."""
+    block: int  # Within its part.
+    block_rows: int  # Rows of the block.
+    start: int  # The first row's place in the block's own order.
     stop: int
 
 
@@ -37,8 +34,7 @@ class EpochOrder:
         num_blocks = -(-rows // block_rows)
         part = np.repeat(np.arange(len(rows)), num_blocks)
         block = np.arange(len(part)) - np.repeat(np.cumsum(num_blocks) - num_blocks, num_blocks)
-        self.parts: NDArray[np.int64] = np.arange(len(rows))
-        """In the epoch's order."""
+        self.parts: NDArray[np.int64] = np.arange(len(rows))  # In the epoch's order.
         if shuffle != "none":
             self.parts = np.argsort(hash_counters(stream_key(seed, _PARTS, epoch), self.parts), kind="stable")
             place = np.empty_like(self.parts)

@@ -16,8 +16,7 @@ from embark.data.prepared.layout import Block, Layout, Rows, fill
 from embark.data.prepared.manifest import BLOCK_ROWS, Manifest, Part, Split
 from embark.errors import DataError
 
-_MOST_MAPPED = 4_096
-"""A process may have 65,530 mappings, the kernel's default."""
+_MOST_MAPPED = 4_096  # A process may have 65,530 mappings, the kernel's default.
 _MOST_BLOCKS = 64
 _MOST_ADVISED_BYTES = 1 << 30
 REPAIR = "`embark data check` lists what is damaged; copy or prepare the data again"
@@ -134,8 +133,7 @@ class ReadAhead:
                 self._open_part(part)
 
 
-PART_BYTES = 64 << 20
-"""About how large a part file grows: an object store serves it in a second or two."""
+PART_BYTES = 64 << 20  # About how large a part file grows: an object store serves it in a second or two.
 
 
 class PartWriter:

@@ -20,20 +20,15 @@ from embark.data.prepared.order import EpochOrder, Piece, Shuffle, row_order
 from embark.data.prepared.parts import Parts
 from embark.spec.data import DataSpec
 
-Allocate = Callable[[int], NDArray[np.uint8]]
-"""So many bytes, the first at a multiple of 16."""
-Rows = slice | NDArray[np.int64]
-"""Rows of a block: consecutive ones, or their numbers."""
-Range = tuple[int, int, int]
-"""Epoch, first sample, and the sample after the last."""
+Allocate = Callable[[int], NDArray[np.uint8]]  # So many bytes, the first at a multiple of 16.
+Rows = slice | NDArray[np.int64]  # Rows of a block: consecutive ones, or their numbers.
+Range = tuple[int, int, int]  # Epoch, first sample, and the sample after the last.
 
 _MOST_ORDERS = 3
 _MOST_ROW_ORDERS = 16
 _MOST_BUFFERS = 64
-_FEW_ROWS = 4_000_000
-"""Up to so many a loader is never what training waits for."""
-_NUM_AHEAD = 4
-"""Parts that are announced before they are used."""
+_FEW_ROWS = 4_000_000  # Up to so many a loader is never what training waits for.
+_NUM_AHEAD = 4  # Parts that are announced before they are used.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +62,7 @@ class PreparedSource:
         self._eval_order = EpochOrder([p.rows for p in self._eval_parts], self._block_rows)
         self.num_train_samples: int = manifest.num_rows("train")
         self.num_eval_samples: int = self._eval_order.num_rows
-        self.notes: tuple[str, ...] = _notes(manifest, data)
-        """What a person should know of the data."""
+        self.notes: tuple[str, ...] = _notes(manifest, data)  # What a person should know of the data.
         self._selection = ColumnSelection.of(self.layout, names)
         self._epoch = lru_cache(_MOST_ORDERS)(self._epoch_order)
         self._row_order = lru_cache(_MOST_ROW_ORDERS)(partial(row_order, data.seed))
@@ -203,11 +197,9 @@ class _Run:
     """Features that follow each other in a group and in a batch."""
 
     group: int
-    first: int
-    """Its place in the group."""
+    first: int  # Its place in the group.
     num: int
-    place: int
-    """Of the first, among the selected features."""
+    place: int  # Of the first, among the selected features.
     multi_hot: int
 
 

@@ -12,10 +12,8 @@ from embark.events.metrics import METRICS, Latest, Metric, Reading
 from embark.formatting import to_one_line
 
 PREFIX = "embark_"
-RUN = "run"
-"""The label of the run's name."""
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of what `exposition` returns."""
+RUN = "run"  # The label of the run's name.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # Of what `exposition` returns.
 
 # Prometheus wants full words, base units and, for counters, a total.
 _ENDINGS = (("_per_s", "_per_second", 1.0), ("_event_s", "_event_timestamp_seconds", 1.0), ("_s", "_seconds", 1.0),

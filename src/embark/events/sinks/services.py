@@ -15,11 +15,9 @@ from embark.events.events import Event
 from embark.events.metrics import UNITS, Latest, Metric, Reading
 from embark.formatting import to_one_line
 
-CLOSE_S = 3.0
-"""How long the last sending may take before the run ends without it: a preempted machine has little time."""
+CLOSE_S = 3.0  # How long the last sending may take before the run ends without it: a preempted machine has little time.
 MAX_CHARS = 200
-MAX_AT_ONCE = 500
-"""CloudWatch takes 1,000 in a request, of at most 1 MB."""
+MAX_AT_ONCE = 500  # CloudWatch takes 1,000 in a request, of at most 1 MB.
 MAX_LABEL = 1024
 OTLP_PREFIX = "embark."
 OTLP_SERVICE = "embark"

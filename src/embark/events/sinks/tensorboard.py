@@ -11,8 +11,7 @@ from embark.events.metrics import Reading, readings
 
 GROUPS = {"step": "train", "eval": "eval", "ranks": "ranks", "phases": "phases"}
 """By kind of event, what its tags begin with."""
-STEPS = frozenset({"last_step"})
-"""TensorBoard's own axis."""
+STEPS = frozenset({"last_step"})  # TensorBoard's own axis.
 
 
 class TensorBoardSink:

@@ -32,8 +32,7 @@ from embark.formatting import (
     to_one_line,
 )
 
-LINE_EVERY_S = 5.0
-"""Between two lines about steps in a log."""
+LINE_EVERY_S = 5.0  # Between two lines about steps in a log.
 
 _LABEL = 10
 _MIN_BAR = 6

@@ -27,8 +27,7 @@ from embark.render.shell_text import Shell as ShellText
 from embark.render.shell_text import Step, substitute
 from embark.store import write_atomic
 
-CHANGE_S = 1200.0
-"""For a command that creates or deletes something: some return only when it is done."""
+CHANGE_S = 1200.0  # For a command that creates or deletes something: some return only when it is done.
 SESSION_MANAGER_S = 20.0
 MachineState = Literal["starting", "running", "stopped", "gone"]
 TABLE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -42,12 +41,9 @@ class Machine:
     id: str
     name: str
     state: MachineState
-    inside: str = ""
-    """Its address for the other machines of the run."""
-    outside: str = ""
-    """Its address from here; empty where it is reached through the cloud's tunnel."""
-    why: str = ""
-    """Of one that is stopped or gone, in the cloud's words."""
+    inside: str = ""  # Its address for the other machines of the run.
+    outside: str = ""  # Its address from here; empty where it is reached through the cloud's tunnel.
+    why: str = ""  # Of one that is stopped or gone, in the cloud's words.
 
 
 class CloudCommands:
@@ -99,8 +95,7 @@ class CloudCommands:
 class Cloud(CloudCommands, ABC):
     """The machines of one job. Each cloud defines how it creates, lists and deletes them."""
 
-    deletes_infrastructure = False
-    """`delete` also removes everything created around the machines."""
+    deletes_infrastructure = False  # `delete` also removes everything created around the machines.
 
     def __init__(self, shell: Shell, job: Job, folder: Path, settings: Mapping[str, str]) -> None:
         super().__init__(job.cloud, shell, {**settings, "NAME": job.name})

@@ -19,8 +19,7 @@ from embark.spec import RunSpec, to_toml
 from embark.store import run_uri, write_atomic
 
 GRACE_S = 120.0
-_RANK = re.compile(r"\[[a-z]+(\d+)\]:(.*)", re.DOTALL)
-"""torchrun's prefix under --tee."""
+_RANK = re.compile(r"\[[a-z]+(\d+)\]:(.*)", re.DOTALL)  # torchrun's prefix under --tee.
 
 
 class Local(Backend):

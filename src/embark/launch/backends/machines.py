@@ -19,20 +19,17 @@ from embark.render.job import Job, make_job
 from embark.spec import load_spec, to_toml
 from embark.store import write_atomic
 
-RUN_FOLDER = "/var/lib/embark-run"
-"""On the machine: the job's files, and the log."""
+RUN_FOLDER = "/var/lib/embark-run"  # On the machine: the job's files, and the log.
 SPEC = "spec.toml"
 SUBMITTED = "submitted.json"
-STOP_MARGIN_S = 20.0
-"""Beyond the grace period: that the last rank has ended is found out by polling."""
+STOP_MARGIN_S = 20.0  # Beyond the grace period: that the last rank has ended is found out by polling.
 
 
 @dataclass(frozen=True, slots=True)
 class Existing:
     """What `cancel` ends."""
 
-    hosts: Sequence[Host]
-    """Those whose ranks can be stopped."""
+    hosts: Sequence[Host]  # Those whose ranks can be stopped.
     names: tuple[str, ...]
     delete: Callable[[], object]
     remains: tuple[Resource, ...] = ()

@@ -30,8 +30,7 @@ APP = "app.json"
 SUBMIT_S = 120.0
 INSTALL_VOLCANO = ("helm repo add volcano-sh https://volcano-sh.github.io/helm-charts && helm install volcano "
                    "volcano-sh/volcano --namespace volcano-system --create-namespace; or another place.target")
-GRACE_S = 10
-"""From SIGTERM to SIGKILL, as TorchX has it."""
+GRACE_S = 10  # From SIGTERM to SIGKILL, as TorchX has it.
 _REPLICA = re.compile(r"(?:\x1b\[[0-9;]*m)*trainer/(\d+)(?:\x1b\[[0-9;]*m)* (.*)", re.DOTALL)
 
 

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
 LABEL = "embark_run"
 END_MARGIN_S = 120.0
-SERVICE = "service"
-"""What Vertex AI calls itself among the tasks of a job."""
+SERVICE = "service"  # What Vertex AI calls itself among the tasks of a job.
 STATES: dict[str, State] = {
     "QUEUED": "pending", "PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "succeeded",
     "PARTIALLY_SUCCEEDED": "succeeded", "FAILED": "failed", "EXPIRED": "failed", "CANCELLING": "pending",
@@ -151,8 +150,7 @@ def _pages(page: Callable[[dict[str, Any]], Response], key: str, query: dict[str
 class Vertex(Backend):
     """The project and the region that a run is in."""
 
-    late_s = 15.0
-    """Lines reach Cloud Logging after the job has ended."""
+    late_s = 15.0  # Lines reach Cloud Logging after the job has ended.
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

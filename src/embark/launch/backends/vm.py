@@ -31,10 +31,8 @@ from embark.render.shell_text import quote, script
 from embark.render.targets.vm_node import node_program, refuse_volume, setup_program
 from embark.spec import RunSpec
 
-READY = "/run/embark-ready"
-"""Gone after a reboot, and with it what was on the machine's own disks."""
-POWER_OFF_AFTER_S = 1800
-"""From the run's end: time to read the logs, without paying all night."""
+READY = "/run/embark-ready"  # Gone after a reboot, and with it what was on the machine's own disks.
+POWER_OFF_AFTER_S = 1800  # From the run's end: time to read the logs, without paying all night.
 
 
 class Vm(MachinesBackend):

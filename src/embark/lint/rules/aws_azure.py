@@ -10,8 +10,7 @@ from embark.lint.rule import Hit, Setting, TrainingJob, World
 from embark.lint.shell import Command
 from embark.lint.source import Node, Place, set_key, set_scalar
 
-OLDEST_EKS = (1, 31)
-"""The oldest that EKS supports at all, as of 2026-11."""
+OLDEST_EKS = (1, 31)  # The oldest that EKS supports at all, as of 2026-11.
 DEFAULT_EKS = "1.34"
 EFA = "vpc.amazonaws.com/efa"
 _NOT_WITH_EFA = {

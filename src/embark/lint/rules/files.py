@@ -49,8 +49,7 @@ class Pin:
     """A package that is asked for."""
 
     name: str
-    version: str
-    """Empty where any will do."""
+    version: str  # Empty where any will do.
     place: Place
 
 

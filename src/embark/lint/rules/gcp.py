@@ -179,8 +179,7 @@ ACCELERATORS = ("NVIDIA_TESLA_T4", "NVIDIA_TESLA_V100", "NVIDIA_TESLA_P100", "NV
                 "TPU_V5_LITEPOD", "ACCELERATOR_TYPE_UNSPECIFIED")
 _PREBUILT = re.compile(r"(?:docker\.pkg\.dev/vertex-ai|gcr\.io/cloud-aiplatform)/training/"
                        r"((pytorch|tf)-(?:gpu|cpu|xla|tpu)\.(\d+)-(\d+))(\.py\d+)?(?::|$)")
-_SUFFIX_SINCE = {"pytorch": (1, 12), "tf": (2, 12)}
-"""Older images have no Python version in their names."""
+_SUFFIX_SINCE = {"pytorch": (1, 12), "tf": (2, 12)}  # Older images have no Python version in their names.
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +191,7 @@ class Pool:
     accelerator: str
     num_accelerators: int
     command: tuple[str, ...]
-    is_script: bool = False
-    """A local script that Vertex runs with `python`."""
+    is_script: bool = False  # A local script that Vertex runs with `python`.
 
 
 def no_staging_bucket(file: PythonFile) -> Iterator[Hit]:

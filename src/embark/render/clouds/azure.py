@@ -10,14 +10,12 @@ from embark.render.location import Bucket, Location, buckets, location_of
 from embark.render.shell_text import Shell, Step, Words, job_text, quote, script_file, variable
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
 
-IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"
-"""Microsoft's image with NVIDIA's driver, InfiniBand's and Docker."""
+IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"  # Microsoft's image with NVIDIA's driver, InfiniBand's and Docker.
 _GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
 NETWORK_OPERATOR_VERSION = "26.4.0"
 DOCA_DRIVER_VERSION = "doca3.4.0-26.04-0.8.4.0-0"
 GPU_OPERATOR_VERSION = "v26.3.3"
-POOL = "gpu"
-"""AKS takes at most 12 small letters and digits."""
+POOL = "gpu"  # AKS takes at most 12 small letters and digits.
 SPOT_TAINT = {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot",
               "effect": "NoSchedule"}
 GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}

@@ -11,12 +11,10 @@ from embark.render.shell_text import Shell, Step, Words, job_text, option, scrip
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
 
 IMAGE_FAMILY, IMAGE_PROJECT = "common-cu129-ubuntu-2204-nvidia-580", "deeplearning-platform-release"
-BUILT_IN = ("a2-", "a3-", "a4", "g2-", "g4-")
-"""Families whose machines have their GPUs; to others they are attached."""
+BUILT_IN = ("a2-", "a3-", "a4", "g2-", "g4-")  # Families whose machines have their GPUs; to others they are attached.
 _PROJECT = option("--project", variable("PROJECT"))
 _ZONE = option("--zone", variable("ZONE"))
-LOCAL_SSD_GB = 375 * 1.073741824
-"""Google sells them by 375 GiB; the catalog counts in GB."""
+LOCAL_SSD_GB = 375 * 1.073741824  # Google sells them by 375 GiB; the catalog counts in GB.
 INSTALLERS = "https://raw.githubusercontent.com/GoogleCloudPlatform/container-engine-accelerators/master"
 INSTALLER_OF = {
     "gpudirect-tcpx": ["gpudirect-tcpx/nccl-tcpx-installer.yaml", "nri_device_injector/nri-device-injector.yaml"],
@@ -93,13 +91,11 @@ def end_words(job: Job) -> Words:
 class ExtraNetwork:
     """A network card of the machine, and the network it is on."""
 
-    name: str
-    """The Kubernetes object's, which pods name in an annotation."""
+    name: str  # The Kubernetes object's, which pods name in an annotation.
     network: str
     subnet: str
     range: str
-    device_mode: str
-    """`NetDevice`, or `RDMA`."""
+    device_mode: str  # `NetDevice`, or `RDMA`.
 
 
 def render_gke(job: Job) -> list[File]:

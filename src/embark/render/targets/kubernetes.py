@@ -35,8 +35,7 @@ _IDENTITY_ANNOTATIONS = {
     "azure": "azure.workload.identity/client-id",
     "gcp": "iam.gke.io/gcp-service-account",
 }
-BESIDE = {"cpu": 1, "memory": 4}
-"""Per node, for a fabric's daemon beside the trainer: processors, GiB."""
+BESIDE = {"cpu": 1, "memory": 4}  # Per node, for a fabric's daemon beside the trainer: processors, GiB.
 RAY_HEAD = {"cpu": 2, "memory": 8}
 RAY_SCRIPT = "ray_train.py"
 NAMES = {"aws": "train_dlrm_aws.sh", "azure": "train_dlrm_azure.sh", "gcp": "train_dlrm_gcp.sh"}

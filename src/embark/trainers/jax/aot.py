@@ -26,17 +26,13 @@ class Compiled:
     topology: str
     num_chips: int
     batch_per_chip: int
-    argument_bytes: int
-    """Tables, their optimizer's state, dense layers and a batch, as they lie in the chip's memory."""
-    temporary_bytes: int
-    """What a step needs besides."""
-    output_bytes: int
-    """Of which `shared_bytes` are the arguments' own memory, written in place."""
+    argument_bytes: int  # Tables, their optimizer's state, dense layers and a batch, as they lie in the chip's memory.
+    temporary_bytes: int  # What a step needs besides.
+    output_bytes: int  # Of which `shared_bytes` are the arguments' own memory, written in place.
     shared_bytes: int
     code_bytes: int
     compile_s: float
-    sparsecores: str = ""
-    """What they do in the step, or why they do nothing; empty where the chip has none."""
+    sparsecores: str = ""  # What they do in the step, or why they do nothing; empty where the chip has none.
 
     @property
     def peak_bytes(self) -> int:

@@ -39,12 +39,9 @@ class Wanted:
 
     keys: jax.Array
     """[K] ascending, each once: device · rows + row; what is left is filled with a number behind the last."""
-    number: jax.Array
-    """[b, columns]: which of `keys` each place has; K where a place is empty."""
-    order: jax.Array
-    """[K]: the places of the batch in the order of their keys."""
-    sorted_number: jax.Array
-    """[K]: `number` in that order."""
+    number: jax.Array  # [b, columns]: which of `keys` each place has; K where a place is empty.
+    order: jax.Array  # [K]: the places of the batch in the order of their keys.
+    sorted_number: jax.Array  # [K]: `number` in that order.
 
 
 class Exchange:
@@ -202,16 +199,11 @@ class Exchange:
 class _Round:
     """What goes between devices at a time."""
 
-    high: jax.Array
-    """The first row that is left for the next round."""
-    index: jax.Array
-    """[devices, capacity]: which of the keys go where; behind the last key where there is room left."""
-    rows: jax.Array
-    """[devices, capacity]: their rows on the device that has them."""
-    is_in: jax.Array
-    """[K]: which of the keys go."""
-    slot: jax.Array
-    """[K]: and where among all that go."""
+    high: jax.Array  # The first row that is left for the next round.
+    index: jax.Array  # [devices, capacity]: which of the keys go where; behind the last key where there is room left.
+    rows: jax.Array  # [devices, capacity]: their rows on the device that has them.
+    is_in: jax.Array  # [K]: which of the keys go.
+    slot: jax.Array  # [K]: and where among all that go.
 
 
 def samples_on(axis: int) -> PartitionSpec:

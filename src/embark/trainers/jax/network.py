@@ -115,8 +115,7 @@ def update_dense(
     return weight - rate / bias1 * (mean / (jnp.sqrt(square) / jnp.sqrt(bias2) + train.eps)), (mean, square)
 
 
-ROWS_PER_BLOCK = 65_536
-"""Each block of a table has a generator of its own, so that any part of it can be drawn alone."""
+ROWS_PER_BLOCK = 65_536  # Each block of a table has a generator of its own, so that any part of it can be drawn alone.
 F32 = NDArray[np.float32]
 
 

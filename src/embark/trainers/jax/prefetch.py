@@ -15,8 +15,7 @@ from embark.trainers.jax.exchange import BATCH_AXES
 from embark.trainers.jax.world import World
 
 DeviceBatch = dict[str, Any]
-MOST_LOOKED_AT = 8
-"""Devices whose part of the first batch is counted."""
+MOST_LOOKED_AT = 8  # Devices whose part of the first batch is counted.
 
 
 @contextmanager

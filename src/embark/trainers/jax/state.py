@@ -25,8 +25,7 @@ from embark.trainers.jax.world import World
 Array = NDArray[Any]
 RowsOf = Callable[[Table, int], Array]
 """A table and the number of one of its blocks of `ROWS_PER_BLOCK` rows, to those rows."""
-BLOCK_BYTES = 64 << 20
-"""Of a table on each device that goes to the host at a time."""
+BLOCK_BYTES = 64 << 20  # Of a table on each device that goes to the host at a time.
 
 
 def initial_state(spec: RunSpec, layout: Layout, world: World) -> State:

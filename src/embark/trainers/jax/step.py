@@ -221,8 +221,7 @@ class _Exchanged(Body):
         return tables, slots
 
 
-MAX_WAITING = 256
-"""Steps whose sums may wait on the devices before they are added up."""
+MAX_WAITING = 256  # Steps whose sums may wait on the devices before they are added up.
 
 
 def losses(logits: jax.Array, label: jax.Array) -> jax.Array:
@@ -249,8 +248,7 @@ class Window:
 
     def __init__(self, fetch: Callable[[jax.Array], NDArray[Any]]) -> None:
         self._fetch = fetch
-        self._base: F64 = np.zeros(2 * NUM_BINS)
-        """Counts from a checkpoint, which no device has."""
+        self._base: F64 = np.zeros(2 * NUM_BINS)  # Counts from a checkpoint, which no device has.
         self._sums: F64 = np.zeros(3)
         self._num_samples = 0
         self._waiting: list[jax.Array] = []

@@ -28,8 +28,7 @@ from embark.trainers.jax.state import empty_counts
 from embark.trainers.jax.step import Programs, State, Window, make_programs, state_shapes, weight_shapes
 from embark.trainers.jax.world import World, choose_precision, join
 
-MAX_FLAGS = 256
-"""Steps whose flags may wait on the devices."""
+MAX_FLAGS = 256  # Steps whose flags may wait on the devices.
 
 
 @dataclass(frozen=True, slots=True)

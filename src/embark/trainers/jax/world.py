@@ -20,8 +20,7 @@ from embark.spec import PlaceSpec, RunSpec
 from embark.trainers.jax.exchange import AXIS, samples_on
 
 DEFAULT_PORT = 29500
-MAX_SILENCE_S = 100
-"""Of a process, before it counts as dead: JAX's own."""
+MAX_SILENCE_S = 100  # Of a process, before it counts as dead: JAX's own.
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +28,10 @@ class World:
     """One process among those of a run; each has some of its devices."""
 
     rank: int
-    world_size: int
-    """Processes."""
+    world_size: int  # Processes.
     mesh: Mesh
-    kind: str
-    """`cpu`, `gpu` or `tpu`."""
-    timeout_s: int = 600
-    """How long to wait for another process."""
+    kind: str  # `cpu`, `gpu` or `tpu`.
+    timeout_s: int = 600  # How long to wait for another process.
 
     @property
     def is_first(self) -> bool:
@@ -138,8 +134,7 @@ def _gathering(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(lambda array: array, out_shardings=sharding)
 
 
-_CHANNELS: dict[str, Iterator[int]] = {}
-"""How many gathers each has done, which is the same on every process."""
+_CHANNELS: dict[str, Iterator[int]] = {}  # How many gathers each has done, which is the same on every process.
 
 
 @contextmanager

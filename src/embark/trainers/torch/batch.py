@@ -102,8 +102,7 @@ class RawDecoder:
         if not layout.is_fixed:
             raise ValueError("there are no raw batches where rows have different numbers of ids")
         where = layout.map(num_batches * num_rows)
-        self.size_bytes: int = where.size_bytes
-        """Of `num_batches` batches, which lie together."""
+        self.size_bytes: int = where.size_bytes  # Of `num_batches` batches, which lie together.
         self._num_rows = num_rows
         self._label, self._dense, self._groups = where.label, where.dense, where.groups
         # A feature of several ids is as many lines of `num_rows` ids, which lie together.

@@ -19,8 +19,7 @@ from embark.store.object_store import for_each_parallel
 if TYPE_CHECKING:
     from embark.trainers.torch.trainer import TorchTrainer
 
-READ_BYTES = 32 << 20
-"""Host memory that one thread takes at a time, however large the table."""
+READ_BYTES = 32 << 20  # Host memory that one thread takes at a time, however large the table.
 NUM_READERS = 8
 State = dict[str, Any]
 
@@ -81,10 +80,8 @@ class TorchCheckpointer(Checkpointer):
 class LocalShard:
     """What this rank holds of a tensor; of one that is not sharded, all."""
 
-    name: str
-    """Its keys in the nested state, joined by dots."""
-    size: tuple[int, ...]
-    """Of the complete tensor."""
+    name: str  # Its keys in the nested state, joined by dots.
+    size: tuple[int, ...]  # Of the complete tensor.
     offsets: tuple[int, ...]
     values: torch.Tensor
     is_sharded: bool

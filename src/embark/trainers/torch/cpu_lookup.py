@@ -147,14 +147,10 @@ class _Group:
 
     features: tuple[int, ...]
     dim: int
-    first_element: int
-    """Where the matrix begins in the flat storage: tables need not start at a multiple of dim."""
-    first_rows: Tensor
-    """Row of the matrix at which each feature's table begins."""
-    table_first_rows: Tensor
-    """The same by table, ascending."""
-    state_shifts: Tensor
-    """What to add, by table, to a row of the matrix to get its row-wise state; one if all agree."""
+    first_element: int  # Where the matrix begins in the flat storage: tables need not start at a multiple of dim.
+    first_rows: Tensor  # Row of the matrix at which each feature's table begins.
+    table_first_rows: Tensor  # The same by table, ascending.
+    state_shifts: Tensor  # What to add, by table, to a row of the matrix to get its row-wise state; one if all agree.
     row_dtype: torch.dtype
 
     def matrix(self, flat: Tensor) -> Tensor:
@@ -200,8 +196,7 @@ class _Ids:
 
     rows: Tensor
     batch_size: int
-    lengths: Tensor | None
-    """Ids in each bag, [features, batch]; None where each has one and rows are sample-major."""
+    lengths: Tensor | None  # Ids in each bag, [features, batch]; None where each has one and rows are sample-major.
 
 
 class _LookupAndUpdate(torch.autograd.Function):

@@ -126,10 +126,8 @@ class PairwiseDots(nn.Module):
     times the forward pass. The gradient of the full matrix is symmetric, so here it is one gather and one product.
     """
 
-    pair_cells: Tensor
-    """Cell of the flattened F x F matrix that holds each pair."""
-    cell_pairs: Tensor
-    """Pair that each cell holds, either way round; the diagonal's zeros mean nothing."""
+    pair_cells: Tensor  # Cell of the flattened F x F matrix that holds each pair.
+    cell_pairs: Tensor  # Pair that each cell holds, either way round; the diagonal's zeros mean nothing.
 
     def __init__(self, num_vectors: int, device: torch.device | str | None = None) -> None:
         super().__init__()

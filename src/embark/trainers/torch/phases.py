@@ -45,8 +45,7 @@ class Profiler:
         self._left = 0
         self._began_s = self._input_s = 0.0
         self._result: dict[str, float] | None = None
-        self.problem = ""
-        """Why there will be no more profiles."""
+        self.problem = ""  # Why there will be no more profiles.
 
     @property
     def is_active(self) -> bool:
@@ -188,8 +187,7 @@ def _ran(event: Any) -> Ran:
     return Ran(event.name(), start_ns, start_ns + event.duration_ns())
 
 
-LOOKED_AT_S = 50e-6
-"""A shorter wait of the host is none."""
+LOOKED_AT_S = 50e-6  # A shorter wait of the host is none.
 MAX_PENDING = 1024
 
 

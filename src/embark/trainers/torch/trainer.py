@@ -58,8 +58,7 @@ class TorchTrainer:
         if world.device.type == "cpu":
             use_fast_cpu_lookup(self.model)
         self.optimizers = make_optimizers(self.model, spec.train, num_steps, world.device)
-        self.window = MetricWindow(world.device)
-        """What the engine counts its predictions in."""
+        self.window = MetricWindow(world.device)  # What the engine counts its predictions in.
         self.engine = make_engine(EngineInputs(
             spec=spec, world=world, plan=plan, model=self.model, dense=model.dense, optimizers=self.optimizers,
             precision=self.precision, window=self.window,

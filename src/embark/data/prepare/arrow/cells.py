@@ -35,14 +35,10 @@ _WORTH_SHARE = 0.5
 class SparseCells:
     """A sparse column."""
 
-    keys: NDArray[np.uint64]
-    """[n], or of a list all one after the other."""
-    lengths: NDArray[np.int32] | None = None
-    """[n] of a list."""
-    is_missing: Mask | None = None
-    """[n] of no list."""
-    is_bad: Mask | None = None
-    """[n]: the cell, or one value of the list, is not what the column holds."""
+    keys: NDArray[np.uint64]  # [n], or of a list all one after the other.
+    lengths: NDArray[np.int32] | None = None  # [n] of a list.
+    is_missing: Mask | None = None  # [n] of no list.
+    is_bad: Mask | None = None  # [n]: the cell, or one value of the list, is not what the column holds.
     num_cut: int = 0
 
 
@@ -50,10 +46,8 @@ class SparseCells:
 class CellParser:
     """How the cells of an input are to be read."""
 
-    missing: tuple[str, ...]
-    """Text that stands for no value."""
-    list_delimiter: str = "|"
-    """Between the values of a cell of text."""
+    missing: tuple[str, ...]  # Text that stands for no value.
+    list_delimiter: str = "|"  # Between the values of a cell of text.
 
     def numbers(self, array: Any, *, may_be_text: bool = False) -> Numbers:
         """A dense column, or a label, which `may_be_text`: true, false, yes or no."""

@@ -48,8 +48,7 @@ class CsvReader:
         self._schema, self._inputs = schema, inputs
         self._parser = RowParser(schema, prepare)
         self._delimiter = schema.delimiter.encode()
-        self._has_quotes = len(self._delimiter) == 1
-        """A delimiter of several characters knows no quotes."""
+        self._has_quotes = len(self._delimiter) == 1  # A delimiter of several characters knows no quotes.
 
     def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
         """Pieces of about that size, cut between rows. Gzip cannot be entered in the middle, and to look for quotes
@@ -208,8 +207,7 @@ def _refuse_quotes(text: bytes, delimiter: bytes, file: InputFile) -> None:
 
 
 _MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 1_024, 1 << 20
-_READ_BYTES = 1 << 20
-"""What is read of a column at a time."""
+_READ_BYTES = 1 << 20  # What is read of a column at a time.
 
 
 class ParquetReader:

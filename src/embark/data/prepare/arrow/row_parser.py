@@ -26,14 +26,11 @@ _MAX_CELL_CHARS = 40
 class Location:
     """Where in the input some rows are."""
 
-    lines: NDArray[np.int64]
-    """[n]: within the segment, counted from 0; of Parquet, the row."""
-    positions: NDArray[np.int64]
-    """See `RawRows`."""
+    lines: NDArray[np.int64]  # [n]: within the segment, counted from 0; of Parquet, the row.
+    positions: NDArray[np.int64]  # See `RawRows`.
     num_lines: int
     read_bytes: int = 0
-    bad: Sequence[BadRow] = ()
-    """Rows with another number of fields, which are not in the columns."""
+    bad: Sequence[BadRow] = ()  # Rows with another number of fields, which are not in the columns.
 
 
 @dataclass(slots=True)

@@ -18,8 +18,7 @@ from embark.render.render import render
 from embark.render.targets.kubernetes import MANIFESTS
 from embark.spec import RunSpec
 
-END_MARGIN_S = 60.0
-"""Beyond the pods' grace, until a deleted job is gone."""
+END_MARGIN_S = 60.0  # Beyond the pods' grace, until a deleted job is gone.
 
 
 class Kubernetes(Backend):

@@ -24,10 +24,8 @@ _TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_
 class Cluster:
     """Which one, as kubectl finds it."""
 
-    context: str = ""
-    """Empty: the current one."""
-    kubeconfig: str = ""
-    """Files, as in KUBECONFIG; empty: ~/.kube/config."""
+    context: str = ""  # Empty: the current one.
+    kubeconfig: str = ""  # Files, as in KUBECONFIG; empty: ~/.kube/config.
     cloud: str = ""
     namespace: str = "default"
 

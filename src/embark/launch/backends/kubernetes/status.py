@@ -17,10 +17,8 @@ SUCCEEDED = ("Complete", "SuccessCriteriaMet", "Completed", "Succeeded")
 FAILED = ("Failed", "FailureTarget")
 INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index",
                 "torchx.pytorch.org/replica-id")
-INSTANCE = "app.kubernetes.io/instance"
-"""The label of every pod of a run: it has the object's name."""
-SUBMITTER = "ray-job-submitter"
-"""KubeRay's container that submits the script to the Ray cluster and follows its log."""
+INSTANCE = "app.kubernetes.io/instance"  # The label of every pod of a run: it has the object's name.
+SUBMITTER = "ray-job-submitter"  # KubeRay's container that submits the script to the Ray cluster and follows its log.
 _VOLCANO_ENDS = {"Completed": "Complete", "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed"}
 
 
@@ -34,14 +32,11 @@ class Pod:
     created: str
     phase: str
     is_leaving: bool
-    preempted: str
-    """Why it was preempted; empty where it was not."""
+    preempted: str  # Why it was preempted; empty where it was not.
     why: Reason
-    has_started: bool
-    """Its container has a log."""
+    has_started: bool  # Its container has a log.
     num_container_starts: int
-    since_s: float | None = None
-    """Unix time at which a node accepted it."""
+    since_s: float | None = None  # Unix time at which a node accepted it.
 
     @classmethod
     def of(cls, found: Mapping[str, Any], container: str) -> Pod:
@@ -212,12 +207,9 @@ def _who(pod: Pod) -> str:
 class RunKind:
     """How one kind of object is read."""
 
-    name: str
-    """What kubectl calls it."""
-    container: str
-    """Where the ranks are; empty: the pod's first."""
-    log_label: str = ""
-    """Of the pods that have the log, where those are others: it has the object's name."""
+    name: str  # What kubectl calls it.
+    container: str  # Where the ranks are; empty: the pod's first.
+    log_label: str = ""  # Of the pods that have the log, where those are others: it has the object's name.
     log_container: str = ""
     line: Callable[[LogLine], LogLine] = lambda line: line
     """Splits a line of a log that several machines share, so that its source is known."""
@@ -271,8 +263,7 @@ class PodLogPosition:
 
     last_ns: int = 0
     num_at_last: int = 0
-    to_skip: int = 0
-    """Lines of `last_ns` that opening it again repeats."""
+    to_skip: int = 0  # Lines of `last_ns` that opening it again repeats.
 
     def begin(self) -> str:
         """For `--since-time`, which has full seconds only, so that some lines are repeated."""

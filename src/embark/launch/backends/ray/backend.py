@@ -27,16 +27,12 @@ from embark.store import run_uri
 
 SPEC = "spec.toml"
 DASHBOARD = "http://127.0.0.1:8265"
-ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
-"""Variables that Ray's own commands read."""
-GRACE_S = 120
-"""For a last checkpoint, where the spec says nothing else: the machines stay."""
+ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Variables that Ray's own commands read.
+GRACE_S = 120  # For a last checkpoint, where the spec says nothing else: the machines stay.
 END_MARGIN_S = 30.0
-BYTES_PER_POLL_S = 1 << 20
-"""Ray returns the complete log each time: a long one is read less often."""
+BYTES_PER_POLL_S = 1 << 20  # Ray returns the complete log each time: a long one is read less often.
 ACTIVE = ("PENDING", "RUNNING")
-RUN = "embark_run"
-"""The key of a job's metadata that has the run's name."""
+RUN = "embark_run"  # The key of a job's metadata that has the run's name.
 
 
 def address() -> str:

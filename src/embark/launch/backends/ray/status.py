@@ -9,10 +9,8 @@ from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch.backend import LogLine, Reason, Replica, RunEvent, State, Status, time_ns
 from embark.launch.explanations import explain_exit
 
-WORKER = "RayTrainWorker"
-"""What Ray Train calls the actor that it puts on each machine."""
-WANTED = ("RAY_KILL", "REF_DELETED", "OUT_OF_SCOPE")
-"""Ends that Ray Train itself brings about."""
+WORKER = "RayTrainWorker"  # What Ray Train calls the actor that it puts on each machine.
+WANTED = ("RAY_KILL", "REF_DELETED", "OUT_OF_SCOPE")  # Ends that Ray Train itself brings about.
 _SAID_BY = re.compile(r"\((?P<who>[^()]*?) pid=(?P<pid>\d+)(?:, ip=(?P<ip>[^)\s]+))?\) ?(?P<text>.*)", re.DOTALL)
 _FROM = re.compile(r"\[(rank|machine) (\d+)\]:(.*)", re.DOTALL)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -23,8 +23,7 @@ CORES = {"TPU v5": 4, "TPU v5p": 4, "TPU v6e": 2, "TPU v6 lite": 2, "TPU7x": 2}
 MAX_IDS = 4096
 """That one core may ask of another at a time, for all tables that lie together: what a core's own memory holds. The
 compiler counts 48 bytes an id, of 256 KiB."""
-WIDTHS = range(8, 129, 8)
-"""Numbers in a row: whole eighths of a line. Wider rows were not tried."""
+WIDTHS = range(8, 129, 8)  # Numbers in a row: whole eighths of a line. Wider rows were not tried.
 OPTIMIZERS = ("sgd", "adagrad")
 
 
@@ -32,8 +31,7 @@ OPTIMIZERS = ("sgd", "adagrad")
 class Choice:
     """What was chosen, and why."""
 
-    cores: int
-    """Of each chip; 0 where the ordinary path is taken."""
+    cores: int  # Of each chip; 0 where the ordinary path is taken.
     reason: str
     """Why not, where a chip has cores that are left idle; what serves, where they are not. Empty where it has none."""
 
@@ -91,20 +89,16 @@ def _obstacle(spec: RunSpec, num_devices: int, cores: int) -> str:
     return ""
 
 
-ROWS_TOGETHER = 8
-"""Of a table on each core, rounded up to."""
+ROWS_TOGETHER = 8  # Of a table on each core, rounded up to.
 
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
     """A layout as jax-tpu-embedding wants it."""
 
-    features: list[Any]
-    """One `FeatureSpec` a table, in the order of the model."""
-    row_pointers_size: int
-    """Of the numbers that say where a core's ids for each core begin, for one device."""
-    buffer_sizes: dict[str, int]
-    """For the ids of one device, by stack."""
+    features: list[Any]  # One `FeatureSpec` a table, in the order of the model.
+    row_pointers_size: int  # Of the numbers that say where a core's ids for each core begin, for one device.
+    buffer_sizes: dict[str, int]  # For the ids of one device, by stack.
 
 
 def make_stacks(spec: RunSpec, num_devices: int, cores: int) -> Layout:

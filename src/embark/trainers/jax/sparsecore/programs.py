@@ -27,10 +27,8 @@ from embark.trainers.jax.sparsecore.layout import Stacks, stacks_of
 from embark.trainers.jax.step import Body, Programs, State, state_shapes, state_specs
 from embark.trainers.jax.world import World
 
-KINDS = ("pointers", "ids", "samples", "gains")
-"""By the library's order."""
-QUIET = 1
-"""The library writes how full its buffers are to stderr at batches of round numbers."""
+KINDS = ("pointers", "ids", "samples", "gains")  # By the library's order.
+QUIET = 1  # The library writes how full its buffers are to stderr at batches of round numbers.
 
 
 def make_programs(spec: RunSpec, layout: Layout, mesh: Mesh, precision: str) -> Programs:

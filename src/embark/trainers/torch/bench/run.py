@@ -24,10 +24,8 @@ class ProfileRow:
     """An operation or kernel."""
 
     what: str
-    us: float
-    """In a step."""
-    calls: float
-    """In a step."""
+    us: float  # In a step.
+    calls: float  # In a step.
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,7 @@ class EngineInputs:
     world: World
     plan: ShardingPlan
     model: DistributedModelParallel
-    dense: nn.Module
-    """The model's dense layers, outside of the sharded wrapper."""
+    dense: nn.Module  # The model's dense layers, outside of the sharded wrapper.
     optimizers: Optimizers
     precision: str
     window: MetricWindow

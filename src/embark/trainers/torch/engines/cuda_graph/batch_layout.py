@@ -22,8 +22,7 @@ from embark.trainers.torch.batch import RawDecoder, pinned
 from embark.trainers.torch.engines.pipeline import Part
 
 ALIGNMENT = 64
-MAX_IN_FLIGHT = 4
-"""Raw buffers on their way to the device at a time."""
+MAX_IN_FLIGHT = 4  # Raw buffers on their way to the device at a time.
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,7 @@ class HostBuffer:
     """Batches in host memory, and what to call when they have been copied."""
 
     buffer: Tensor
-    release: Any
-    """Takes the event after which the memory may be used again."""
+    release: Any  # Takes the event after which the memory may be used again.
     num_batches: int = 1
 
 

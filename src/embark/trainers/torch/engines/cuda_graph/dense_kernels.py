@@ -8,8 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_VECTORS = 64
-"""More would not fit the registers."""
+MAX_VECTORS = 64  # More would not fit the registers.
 SGD = tl.constexpr(0)
 ADAGRAD = tl.constexpr(1)
 ADAM = tl.constexpr(2)

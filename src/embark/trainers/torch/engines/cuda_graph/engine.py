@@ -51,12 +51,9 @@ class CudaGraphEngine(Engine):
         self._bad_id, self._bad_loss = (torch.full_like(self._step, NO_STEP) for _ in range(2))
         self._slots = [torch.zeros(layout.size_bytes, dtype=torch.uint8, device=self._device) for _ in range(2)]
         self._streams = _Streams(self._device) if self._is_gpu else None
-        self._graphs: list[list[torch.cuda.CUDAGraph]] = []
-        """By slot, and by the batch's place in it."""
-        self._filled: HostBuffer | None = None
-        """What is in the slot in use."""
-        self._following: HostBuffer | None = None
-        """What is on its way into the other."""
+        self._graphs: list[list[torch.cuda.CUDAGraph]] = []  # By slot, and by the batch's place in it.
+        self._filled: HostBuffer | None = None  # What is in the slot in use.
+        self._following: HostBuffer | None = None  # What is on its way into the other.
         self._slot = self._number = 0
         self._is_built = False
 

@@ -20,10 +20,8 @@ class Sizes:
     """Of one rank's part of the batch."""
 
     num_samples: int
-    num_ids: tuple[int, ...]
-    """Ids a sample has in each feature."""
-    widths: tuple[int, ...]
-    """Of each feature's rows."""
+    num_ids: tuple[int, ...]  # Ids a sample has in each feature.
+    widths: tuple[int, ...]  # Of each feature's rows.
 
     @property
     def id_starts(self) -> list[int]:
@@ -68,8 +66,7 @@ class Exchange:
         self.num_global = world_size * n
         self.looked_up = torch.zeros(self.num_global, self.width, dtype=dtype, device=device)
         """[B of all ranks, own width]: what the lookup fills."""
-        self.grads = torch.zeros_like(self.looked_up)
-        """The same of gradients: what the update reads."""
+        self.grads = torch.zeros_like(self.looked_up)  # The same of gradients: what the update reads.
         self._parts = torch.zeros(n * sum(self._widths), dtype=dtype, device=device)
         self._row_splits = sorted({s.feature for s in shards if s.num_rows < _rows_of(shards, s.feature)})
 

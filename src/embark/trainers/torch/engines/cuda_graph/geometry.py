@@ -14,25 +14,19 @@ from embark.trainers.torch.optimizers import Optimizers
 class Layer:
     """A linear layer: what it computes with, and where its gradients go."""
 
-    weight: Tensor
-    """[out, in], both padded with zeros; rounded to what the step computes in."""
+    weight: Tensor  # [out, in], both padded with zeros; rounded to what the step computes in.
     bias: Tensor | None
-    grad_weight: Tensor
-    """As `weight`, in fp32."""
-    sums: Tensor | None
-    """[portions, out]: sums over portions of the batch that add up to the gradient of `bias`."""
+    grad_weight: Tensor  # As `weight`, in fp32.
+    sums: Tensor | None  # [portions, out]: sums over portions of the batch that add up to the gradient of `bias`.
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """The last layer, which has one output."""
 
-    weight: Tensor
-    """[in], not padded."""
-    bias: Tensor
-    """[1]"""
-    sums: Tensor
-    """[portions, in + 1]: likewise of both."""
+    weight: Tensor  # [in], not padded.
+    bias: Tensor  # [1]
+    sums: Tensor  # [portions, in + 1]: likewise of both.
     width: int
 
 

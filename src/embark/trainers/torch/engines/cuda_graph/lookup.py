@@ -27,8 +27,7 @@ class Shard:
     """A rectangle of a table, on one rank."""
 
     rank: int
-    feature: int
-    """Position of the table among the model's."""
+    feature: int  # Position of the table among the model's.
     first_row: int
     first_column: int
     num_rows: int
@@ -41,8 +40,7 @@ class LocalShard:
 
     shard: Shard
     batch: SplitTableBatchedEmbeddingBagsCodegen
-    position: int
-    """Among the tables of the batch."""
+    position: int  # Among the tables of the batch.
 
 
 def planned(plan: ShardingPlan, tables: tuple[Table, ...]) -> list[Shard]:
@@ -80,12 +78,10 @@ class LookupPlan:
     """Which ids one shard serves, and where its vectors go."""
 
     local: LocalShard
-    id_start: int
-    """Where its feature's ids begin, [num_samples, num_ids]."""
+    id_start: int  # Where its feature's ids begin, [num_samples, num_ids].
     num_ids: int
     table_rows: int
-    column: int
-    """Where its vector begins in the output."""
+    column: int  # Where its vector begins in the output.
 
 
 class FbgemmLookup:

@@ -19,10 +19,8 @@ Beside = Callable[[], AbstractContextManager[Any]]
 class Network:
     """From dense features and pooled rows to logits, and from the loss to the gradients of both."""
 
-    pooled: Tensor
-    """[B, sum of widths]: filled before `forward`."""
-    grad_pooled: Tensor
-    """The same of gradients: there after `backward`."""
+    pooled: Tensor  # [B, sum of widths]: filled before `forward`.
+    grad_pooled: Tensor  # The same of gradients: there after `backward`.
 
     def __init__(
         self, module: nn.Module, flat: FlatDense, ops: TorchOps, num_samples: int, num_global: int, beside: Beside

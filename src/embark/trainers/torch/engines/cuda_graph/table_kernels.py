@@ -14,10 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NO_KEY = tl.constexpr(2147483647)
-"""Sorts last: an id that is not there, or is another rank's."""
-FIELDS = tl.constexpr(10)
-"""Numbers that describe a shard; see `lookup._Group`."""
+NO_KEY = tl.constexpr(2147483647)  # Sorts last: an id that is not there, or is another rank's.
+FIELDS = tl.constexpr(10)  # Numbers that describe a shard; see `lookup._Group`.
 ROWWISE_ADAGRAD = tl.constexpr(0)
 ADAGRAD = tl.constexpr(1)
 SGD = tl.constexpr(2)
