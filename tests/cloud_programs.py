@@ -81,8 +81,8 @@ class Clouds(Shell):
         if at.startswith("compute tpus queued-resources create"):
             return self._new(f"request {words[5]}", {"state": {"state": "WAITING_FOR_RESOURCES"}})
         if at.startswith("compute tpus queued-resources describe"):
-            told = self.made.get(f"request {words[5]}")
-            return CommandResult(0, json.dumps(told)) if told else NOT_THERE
+            result = self.made.get(f"request {words[5]}")
+            return CommandResult(0, json.dumps(result)) if result else NOT_THERE
         if at.startswith("compute tpus queued-resources delete"):
             return self._gone(f"request {words[5]}")
         if at.startswith("compute operations list"):
@@ -183,13 +183,13 @@ class Clouds(Shell):
             0, json.dumps({"started": {"time_s": 1.0}, "state": {"phase": "running", "num_restarts": 0}, **supervisor})
         )
 
-    def _machine(self, name: str, told: dict[str, Any]) -> CommandResult:
+    def _machine(self, name: str, values: dict[str, Any]) -> CommandResult:
         self.num_created += 1
-        return self._new(f"machine {name}", told)
+        return self._new(f"machine {name}", values)
 
-    def _new(self, key: str, told: dict[str, Any]) -> CommandResult:
+    def _new(self, key: str, values: dict[str, Any]) -> CommandResult:
         assert key not in self.made, f"{key} is made twice"
-        self.made[key] = told
+        self.made[key] = values
         return CommandResult(0)
 
     def _gone(self, key: str) -> CommandResult:

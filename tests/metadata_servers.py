@@ -70,9 +70,9 @@ class Aws(Service):
         if self.num_faults:
             self.num_faults -= 1
             return 500, {}, ""
-        said = {"/latest/meta-data/spot/instance-action": self.action,
+        events = {"/latest/meta-data/spot/instance-action": self.action,
                 "/latest/meta-data/events/recommendations/rebalance": self.rebalance}.get(path)
-        return (200, {}, said) if said else (404, {}, "<html>404 - Not Found</html>")
+        return (200, {}, events) if events else (404, {}, "<html>404 - Not Found</html>")
 
 
 class Azure(Service):
@@ -132,7 +132,7 @@ class Gce(Service):
 def broken(how: str) -> Iterator[str]:
     """A server that takes connections and never answers, or resets them."""
     listener = socket.create_server(("127.0.0.1", 0))
-    held: list[socket.socket] = []
+    rows: list[socket.socket] = []
 
     def accept() -> None:
         while True:
@@ -144,12 +144,12 @@ def broken(how: str) -> Iterator[str]:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.close()
             else:
-                held.append(connection)
+                rows.append(connection)
 
     acceptor = threading.Thread(target=accept, daemon=True)
     acceptor.start()
     yield f"127.0.0.1:{listener.getsockname()[1]}"
     listener.shutdown(socket.SHUT_RDWR)
     acceptor.join(120)
-    for each in (listener, *held):
+    for each in (listener, *rows):
         each.close()

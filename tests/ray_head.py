@@ -114,8 +114,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json({"deleted": True})
         return self._json(jobs[rest[0]])
 
-    def _json(self, told: Any) -> None:
-        self._send(200, json.dumps(told).encode())
+    def _json(self, result: Any) -> None:
+        self._send(200, json.dumps(result).encode())
 
     def _send(self, code: int, data: bytes) -> None:
         self.send_response(code)

@@ -56,9 +56,9 @@ def run_script(
         (programs / program).chmod(0o755)
     record = folder / "record"
     record.write_bytes(b"")
-    kept = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(record), "HOME": str(folder), "HOSTNAME": "dlrm-1"}
+    env_vars = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(record), "HOME": str(folder), "HOSTNAME": "dlrm-1"}
     done = subprocess.run(
-        ["bash", str(folder / name), *words], env={**kept, **(env or {})}, cwd=folder, capture_output=True, text=True,
+        ["bash", str(folder / name), *words], env=env_vars | (env or {}), cwd=folder, capture_output=True, text=True,
         timeout=240, stdin=subprocess.DEVNULL,
     )
     calls = [call.split("\0") for call in record.read_text().split("\0\0") if call]

@@ -24,9 +24,9 @@ def line(kind: str, time_s: float, **values: Any) -> str:
 
 def step_line(step: int, time_s: float, *, bend: float = 1000.0, **changes: Any) -> str:
     loss = 0.45 + 0.24 * math.exp(-step / bend) + 0.01 * math.sin(step)
-    told = {"loss": loss, "auc": 0.8 - 0.3 * math.exp(-step / bend), "normalized_entropy": loss / 0.69,
+    values = {"loss": loss, "auc": 0.8 - 0.3 * math.exp(-step / bend), "normalized_entropy": loss / 0.69,
             "log_loss": loss, "calibration": 1.0, "learning_rate": 0.1, "samples_per_s": 40_960.0, "step_s": STEP_S}
-    return line("step", time_s, step=step, epoch=0, **(told | changes))
+    return line("step", time_s, step=step, epoch=0, **(values | changes))
 
 
 def ranks_line(step: int, time_s: float, *, num_ranks: int = 4, slow: int | None = None) -> str:
@@ -56,8 +56,8 @@ def event_lines(
     if rich:
         tables = [{"table": f"cat_{i}", "rows": 100_000 * (i + 1), "dim": 64, "sharding": "table_wise",
                    "kernel": "fused", "ranks": [i % 4], "bytes": 25_600_000 * (i + 1)} for i in range(6)]
-        held = [sum(t["bytes"] for t in tables if t["ranks"] == [rank]) for rank in range(4)]
-        yield line("plan", now, tables=tables, per_rank=[{"rank": r, "bytes": b} for r, b in enumerate(held)])
+        rows = [sum(t["bytes"] for t in tables if t["ranks"] == [rank]) for rank in range(4)]
+        yield line("plan", now, tables=tables, per_rank=[{"rank": r, "bytes": b} for r, b in enumerate(rows)])
         yield line("predict", now, step_s=0.09, peak_bytes=31e9, is_calibrated=True, bound_by="all_to_all")
     for step in range(every, last + 1, every):
         at = now + step * STEP_S
@@ -75,10 +75,10 @@ def event_lines(
                    peak_bytes=33e9)
 
 
-def write_run(folder: Path, **told: Any) -> Path:
+def write_run(folder: Path, **result: Any) -> Path:
     """The folder, with `events.jsonl` and a small spec in it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "events.jsonl").write_text("".join(event_lines(**{"name": folder.name, **told})))
+    (folder / "events.jsonl").write_text("".join(event_lines(**{"name": folder.name, **result})))
     (folder / "spec.toml").write_text(f'name = "run"\n\n[train]\nbatch_size = {START["batch_size"]}\n')
     return folder
 

@@ -57,8 +57,8 @@ def suite(tmp_path: Path) -> Path:
 
 
 def run_pytest(where: Path, *options: str, require_all: bool = False) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("COV", "PYTEST", "EMBARK_"))}
-    env = kept | ({"EMBARK_REQUIRE_ALL": "1"} if require_all else {})
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("COV", "PYTEST", "EMBARK_"))}
+    env = environment | ({"EMBARK_REQUIRE_ALL": "1"} if require_all else {})
     # Only xdist of the installed plugins: the others would double the time and prove nothing here.
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     command = [sys.executable, "-m", "pytest", "-p", "xdist", *options]

@@ -58,7 +58,7 @@ def test_the_curves_of_a_live_run_move(tmp_path: Path, serve, open_page, drawn):
     assert page.evaluate("window.noticed") == []
 
 
-def test_a_line_is_really_drawn_over_the_whole_width(tmp_path: Path, serve, open_page, drawn):
+def test_a_line_is_really_drawn_over_the_complete_width(tmp_path: Path, serve, open_page, drawn):
     write_run(tmp_path / "demo", num_steps=1000)
     page = open_page(serve(tmp_path).url)
     drawn(page, num_points=50)
@@ -95,7 +95,7 @@ def test_a_run_that_ends_is_shown_as_finished_and_one_that_is_preempted_as_stopp
     page.wait_for_selector(".timeline .mark.is-resume")
 
 
-def test_a_run_deleted_under_the_page_is_said_to_be_and_its_curves_stay(tmp_path: Path, serve, open_page, drawn):
+def test_a_run_deleted_under_the_page_is_reported_to_be_and_its_curves_stay(tmp_path: Path, serve, open_page, drawn):
     write_run(tmp_path / "one", num_steps=1000)
     page = open_page(serve(tmp_path).url)
     drawn(page, num_points=50)
@@ -113,7 +113,7 @@ def test_a_run_that_starts_later_appears_by_itself(tmp_path: Path, serve, open_p
     drawn(page, num_points=10)
 
 
-def test_lines_cut_out_of_order_and_from_the_future_leave_the_page_whole(tmp_path: Path, serve, open_page, drawn):
+def test_lines_cut_out_of_order_and_from_the_future_leave_the_page_complete(tmp_path: Path, serve, open_page, drawn):
     folder = write_run(tmp_path / "odd", num_steps=1000, until_step=500, ends=False)
     now = time.time()
     append(folder, '{"event": "step", "ti', "\n", step_line(420, now), step_line(510, now + 1e9),
@@ -128,7 +128,7 @@ def test_lines_cut_out_of_order_and_from_the_future_leave_the_page_whole(tmp_pat
     assert page.evaluate("window.noticed") == []
 
 
-def test_a_server_that_goes_away_is_said(tmp_path: Path, open_page):
+def test_a_server_that_goes_away_is_reported(tmp_path: Path, open_page):
     from embark.dashboard.runs import Runs
     from embark.dashboard.server import serve_page
     from embark.report.run_files import RunFiles

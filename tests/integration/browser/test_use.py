@@ -32,17 +32,17 @@ def range_of(page) -> str:
 def test_dragging_zooms_all_curves_and_a_double_click_shows_all_again(rich, open_page, drawn):
     page = open_page(rich.url)
     drawn(page, num_points=50)
-    whole = range_of(page)
+    complete = range_of(page)
     box = page.locator("[data-curve=loss] .plot").bounding_box()
     page.mouse.move(box["x"] + 100, box["y"] + 60)
     page.mouse.down()
     page.mouse.move(box["x"] + 180, box["y"] + 60, steps=4)
     page.mouse.up()
-    assert range_of(page) != whole
+    assert range_of(page) != complete
     assert page.get_attribute("[data-curve=auc]", "data-range") == range_of(page)
     assert page.is_visible("text=show all")
     page.dblclick("[data-curve=auc] .plot", position={"x": 150, "y": 50})
-    assert range_of(page) == whole
+    assert range_of(page) == complete
     assert not page.is_visible("text=show all")
 
 
@@ -69,14 +69,14 @@ def test_all_can_be_done_by_keys(rich, open_page, drawn):
     page = open_page(rich.url)
     drawn(page, num_points=50)
     page.focus("[data-curve=loss]")
-    whole = range_of(page)
+    complete = range_of(page)
     page.keyboard.press("ArrowRight")
     assert page.is_visible("[data-curve=loss] .tip")
     assert "step" in page.inner_text("[data-curve=loss] .tip .at")
     page.keyboard.press("+")
-    assert range_of(page) != whole
+    assert range_of(page) != complete
     page.keyboard.press("Escape")
-    assert range_of(page) == whole
+    assert range_of(page) == complete
     page.keyboard.press("l")
     assert page.get_attribute("[data-curve=loss] .chip", "aria-pressed") == "true"
     page.focus(".pick >> nth=1")

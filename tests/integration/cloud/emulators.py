@@ -40,8 +40,8 @@ class Emulator:
 
 def outside_of_clouds(home: Path) -> dict[str, str]:
     """This process's environment with nothing in it that leads to a cloud or its credentials."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(CLOUD_NAMES)}
-    return {**kept, "HOME": str(home), "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost",
+    env = {name: value for name, value in os.environ.items() if not name.startswith(CLOUD_NAMES)}
+    return {**env, "HOME": str(home), "NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost",
             "AWS_EC2_METADATA_DISABLED": "true"}
 
 

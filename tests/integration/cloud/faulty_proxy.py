@@ -34,10 +34,10 @@ class Proxy:
         """Answer the next `times` requests (of `method`) with `fault`."""
         lock, left = threading.Lock(), times
 
-        def choose(asked: str, path: str) -> str:
+        def choose(requests: str, path: str) -> str:
             nonlocal left
             with lock:
-                if left <= 0 or (method and asked != method):
+                if left <= 0 or (method and requests != method):
                     return ""
                 left -= 1
                 return fault

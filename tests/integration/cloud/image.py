@@ -60,24 +60,24 @@ class Store:
 @contextmanager
 def shared_store(common: Path) -> Iterator[Store]:
     """The store with the image in it; made by the first who asks under `common`, removed by the last who leaves."""
-    with _told(common) as told:
-        if not told:
+    with _told(common) as result:
+        if not result:
             folder = Path(mkdtemp(prefix="embark-image-"))
             try:
                 store = make_store(folder)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
-            told |= {"folder": str(store.folder), "driver": store.driver, "num_users": 0}
-        told["num_users"] += 1
+            result |= {"folder": str(store.folder), "driver": store.driver, "num_users": 0}
+        result["num_users"] += 1
     try:
-        yield Store(Path(told["folder"]), told["driver"])
+        yield Store(Path(result["folder"]), result["driver"])
     finally:
-        with _told(common) as told:
-            told["num_users"] -= 1
-            if not told["num_users"]:
-                remove(Store(Path(told["folder"]), told["driver"]))
-                told.clear()
+        with _told(common) as result:
+            result["num_users"] -= 1
+            if not result["num_users"]:
+                remove(Store(Path(result["folder"]), result["driver"]))
+                result.clear()
 
 
 @contextmanager
@@ -87,10 +87,10 @@ def _told(common: Path) -> Iterator[dict[str, Any]]:
     with path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        told = json.loads(file.read() or "{}")
-        yield told
+        payload = json.loads(file.read() or "{}")
+        yield payload
         file.truncate(0)
-        file.write(json.dumps(told))
+        file.write(json.dumps(payload))
 
 
 def make_store(folder: Path) -> Store:

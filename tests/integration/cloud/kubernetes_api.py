@@ -230,8 +230,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(422, "Invalid", api.refusal)
         if query.get("dryRun") == "All":
             return self._json(200, self._whole(group, plural, given))
-        kept = {field: value for field, value in given.items() if field not in ("metadata", "apiVersion", "kind")}
-        found = api.put(plural, name, namespace, metadata=given["metadata"], **kept)
+        retained = {field: value for field, value in given.items() if field not in ("metadata", "apiVersion", "kind")}
+        found = api.put(plural, name, namespace, metadata=given["metadata"], **retained)
         return self._json(201, self._whole(group, plural, found))
 
     def _list(self, group: str, plural: str, namespace: str, query: dict[str, str]) -> dict[str, Any]:
@@ -301,8 +301,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._json(code, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
                           "reason": reason, "message": message})
 
-    def _json(self, code: int, told: dict[str, Any]) -> None:
-        data = json.dumps(told).encode()
+    def _json(self, code: int, values: dict[str, Any]) -> None:
+        data = json.dumps(values).encode()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))

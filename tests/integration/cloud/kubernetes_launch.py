@@ -56,8 +56,8 @@ def spec_of(*settings: str) -> RunSpec:
     return load_spec("quickstart", [*SETTINGS, *settings])
 
 
-def place(told: list[str] | None = None, retry: RetryPolicy = HASTY) -> Kubernetes:
-    return Kubernetes(Shell(), notify=(told if told is not None else []).append, retry=retry)
+def place(messages: list[str] | None = None, retry: RetryPolicy = HASTY) -> Kubernetes:
+    return Kubernetes(Shell(), notify=(messages if messages is not None else []).append, retry=retry)
 
 
 def launched(*settings: str) -> RunHandle:

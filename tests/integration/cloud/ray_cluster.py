@@ -40,8 +40,8 @@ class RayCluster:
         assert self._process.stdout is not None
         for line in self._process.stdout:  # Ray writes there too
             if line.startswith("{"):
-                told: dict[str, str] = json.loads(line)
-                return told
+                payload: dict[str, str] = json.loads(line)
+                return payload
         raise AssertionError(f"the cluster did not start: {(self.folder / 'err').read_text()[-3000:]}")
 
 
@@ -50,8 +50,8 @@ def ray_cluster(num_cpus: tuple[int, ...] = ()) -> Iterator[RayCluster]:
     """With machines of so many processors each."""
     # Ray's sockets have short names, so pytest's own folder will not do.
     with TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as name, open(f"{name}/err", "w") as err:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "COV"))}
-        env = {**kept, "RAY_TMPDIR": name, "TMPDIR": name, "HOME": name, "OMP_NUM_THREADS": "1",
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "COV"))}
+        env = {**environment, "RAY_TMPDIR": name, "TMPDIR": name, "HOME": name, "OMP_NUM_THREADS": "1",
                "PYTHONPATH": str(SOURCES), "RAY_USAGE_STATS_ENABLED": "0",
                # On a machine that does much else a machine of the cluster is slow, and not dead.
                "RAY_health_check_timeout_ms": "60000",

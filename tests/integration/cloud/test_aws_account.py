@@ -83,14 +83,14 @@ def test_machines_that_run_already_count(aws):
     assert (spot.verdict, spot.found) == ("ok", "64 vCPUs, 0 in use; the run takes 48")
 
 
-def test_a_machine_that_a_region_does_not_have_is_told_with_those_that_do(aws):
+def test_a_machine_that_a_region_does_not_have_is_reported_with_those_that_do(aws):
     found = checks_of("place.machine=p5.48xlarge", "place.region=af-south-1")["machine"]
     assert found.verdict == "wrong"
     assert "no p5.48xlarge in af-south-1" in found.found
     assert "ap-northeast-1" in found.fix
 
 
-def test_a_zone_that_lacks_the_machine_is_told_with_those_that_have_it(aws):
+def test_a_zone_that_lacks_the_machine_is_reported_with_those_that_have_it(aws):
     found = checks_of("place.machine=g5.12xlarge", "place.region=us-east-1", "place.zone=us-east-1z")["machine"]
     assert found.verdict == "wrong"
     assert "us-east-1a" in found.fix
@@ -132,7 +132,7 @@ def test_the_spot_price_of_now_stands_beside_the_catalogs(aws):
     assert "spot" not in checks_of("place.machine=g5.12xlarge", "place.region=us-east-1")
 
 
-def test_a_quota_that_the_catalog_does_not_know_is_said_to_be_unknown(aws):
+def test_a_quota_that_the_catalog_does_not_know_is_reported_to_be_unknown(aws):
     found = checks_of("place.machine=p6-b200.48xlarge", "place.region=us-east-1", "place.spot=true")["quota"]
     assert found.verdict == "warning"
     assert "is not known" in found.found
@@ -164,7 +164,7 @@ def test_a_profile_that_is_not_there_is_one_sentence(aws, monkeypatch):
     assert "nobody" in found["account"].found
 
 
-def test_a_server_that_is_away_is_one_sentence(environment, account):
+def test_a_server_that_is_unavailable_is_one_sentence(environment, account):
     environment({**account.env, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"})
     found = checks_of("place.machine=g5.12xlarge")["account"]
     assert (found.verdict, found.found.partition(":")[0]) == ("wrong", "AWS cannot be reached")
@@ -233,7 +233,7 @@ def test_credentials_that_are_refused_are_one_sentence_and_nothing_more_is_asked
 
 
 @pytest.mark.parametrize("code", ["AccessDeniedException", "UnauthorizedOperation"])
-def test_what_an_identity_may_not_ask_is_said_with_the_permission(refusing, code):
+def test_what_an_identity_may_not_ask_is_reported_with_the_permission(refusing, code):
     refusing(code, allows_identity=True)
     found = checks_of("place.machine=g5.12xlarge", "place.region=us-east-1")
     assert found["account"].verdict == "ok"

@@ -49,7 +49,7 @@ def test_a_save_that_fails_has_no_index_and_says_why(s3_emulator, environment):
         assert not store.exists("c/index.json")
 
 
-def test_a_load_over_a_bad_line_is_whole(s3_emulator, environment):
+def test_a_load_over_a_bad_line_is_complete(s3_emulator, environment):
     full = table(20_000)
     with proxy_to(s3_emulator.port) as proxy:
         environment(s3_env(proxy.port))

@@ -24,10 +24,10 @@ def cloudwatch(s3_emulator, environment):
 
 def read_back(client, namespace, name, statistic="Maximum", **dimensions):
     now = datetime.now(UTC)
-    told = client.get_metric_statistics(
+    result = client.get_metric_statistics(
         Namespace=namespace, MetricName=name, Statistics=[statistic], Period=3600, StartTime=now - timedelta(hours=2),
         EndTime=now + timedelta(hours=2), Dimensions=[{"Name": k, "Value": v} for k, v in dimensions.items()])
-    return [point[statistic] for point in told["Datapoints"]]
+    return [point[statistic] for point in result["Datapoints"]]
 
 
 def test_a_run_s_metrics_are_read_back(cloudwatch, tmp_path):
@@ -68,7 +68,7 @@ def test_what_has_not_changed_is_not_sent_again(cloudwatch):
     assert read_back(cloudwatch, "Steady", "loss", "SampleCount", run="steady") == [1]
 
 
-def test_a_service_that_does_not_answer_is_told_once_and_stops_nothing(environment, tmp_path, monkeypatch):
+def test_a_service_that_does_not_answer_is_reported_once_and_stops_nothing(environment, tmp_path, monkeypatch):
     from embark.trainers import train
 
     environment({"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_DEFAULT_REGION": "us-east-1",

@@ -99,7 +99,7 @@ def test_an_upload_that_the_store_dropped_is_a_fault(calm_store, proxy, big, has
 
 @pytest.mark.parametrize("fault", ["503", "reset", "hang"])
 @pytest.mark.parametrize("operation", ["read", "write", "list", "delete"])
-def test_a_lasting_fault_is_told_after_four_attempts(store, proxy, fault, operation):
+def test_a_lasting_fault_is_reported_after_four_attempts(store, proxy, fault, operation):
     store.write("a", b"x")
     proxy.fail(fault, 1_000_000)
     call = {"read": lambda: store.read("a"), "write": lambda: store.write("a", b"y"), "list": lambda: store.list("a"),
@@ -142,7 +142,7 @@ def test_the_secret_was_there_to_be_shown(store, proxy):
 
 
 @pytest.mark.parametrize("fault", ["cut", "short"])
-def test_a_truncated_answer_is_never_taken_for_the_whole(store, proxy, fault, tmp_path):
+def test_a_truncated_answer_is_never_taken_for_the_complete(store, proxy, fault, tmp_path):
     data = os.urandom(300_000)
     store.write("a", data)
     into = tmp_path / "a"

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.needs("podman")]
 SMALL = ("--set", "train.num_steps=10", "--set", "model.rows_per_table=1000", "--set", "data.num_eval_samples=4096")
 
 
-def test_it_is_not_root_and_says_so(image_store):
+def test_it_is_not_root_and_reports_it(image_store):
     config = json.loads(image_store.podman("image", "inspect", NAME).stdout)[0]
     assert config["Config"]["User"] == "1000:1000"
     assert config["Config"]["Entrypoint"] == ["/opt/embark/bin/entrypoint.sh"]
@@ -29,8 +29,8 @@ def test_what_a_rank_imports_is_compiled_since_its_user_could_not_write_that(ima
             "for name in ('torch', 'torchrec', 'embark'):\n"
             "    cached = found.cache_from_source(found.find_spec(name).origin)\n"
             "    print(name, pathlib.Path(cached).exists())")
-    told = image_store.run("python", "-c", code).stdout.splitlines()
-    assert told == ["torch True", "torchrec True", "embark True"]
+    output = image_store.run("python", "-c", code).stdout.splitlines()
+    assert output == ["torch True", "torchrec True", "embark True"]
 
 
 def test_alone_it_trains_the_quickstart(image_store):

@@ -35,12 +35,12 @@ def api(tmp_path, monkeypatch):
         yield server
 
 
-def test_a_run_s_whole_life(api, capsys):
+def test_a_run_lifecycle(api, capsys):
     assert launch_run(Console(), spec_of(), yes=True, dry_run=False) == 0
-    told = capsys.readouterr().out
-    assert "fits 2 x p5.48xlarge" in told
-    assert "an hour on demand" in told
-    assert "launched" in told
+    output = capsys.readouterr().out
+    assert "fits 2 x p5.48xlarge" in output
+    assert "an hour on demand" in output
+    assert "launched" in output
     assert api.objects[("jobs", "embark", "dlrm")]["spec"]["completions"] == 2
     assert 'name = "dlrm"' in api.objects[("configmaps", "embark", "dlrm-spec")]["data"]["spec.toml"]
     handle, kubernetes = find_run("dlrm").handle, place()
@@ -75,10 +75,10 @@ def test_a_run_s_whole_life(api, capsys):
     assert "succeeded" in capsys.readouterr().out
     del api.objects[("jobs", "embark", "dlrm")]  # as its ttlSecondsAfterFinished does
     assert status_command("dlrm", console=Console()) == ExitCode.DONE
-    told = capsys.readouterr().out
-    assert "gone" in told
-    assert "it was deleted, or removed a day after it ended" in told
-    assert "s3://training/runs/dlrm" in told
+    output = capsys.readouterr().out
+    assert "gone" in output
+    assert "it was deleted, or removed a day after it ended" in output
+    assert "s3://training/runs/dlrm" in output
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -100,7 +100,7 @@ def test_each_kind_of_object_is_handed_over_seen_and_taken_away(api, target):
     assert "delete namespace embark" in done.remains[0].remove
 
 
-def test_logs_are_merged_by_time_and_go_on_through_a_cut_connection_and_a_replaced_pod(api):
+def test_logs_are_merged_by_time_and_continue_through_a_cut_connection_and_a_replaced_pod(api):
     handle, kubernetes = launched(), place()
     for index in (0, 1):
         api.pod(f"dlrm-{index}-a", "dlrm", index=index, phase="Running", created="2026-11-15T09:00:00Z")
@@ -155,9 +155,9 @@ def test_a_failed_run_says_why_and_ends_with_1(api, capsys):
     status["containerStatuses"][0]["state"] = {"terminated": {"exitCode": 64, "reason": "Error"}}
     api.finish("jobs", "dlrm", "Failed", reason="PodFailurePolicy", message="Container trainer failed with 64")
     assert status_command("dlrm", console=Console()) == ExitCode.OTHER
-    told = capsys.readouterr().out
-    assert "the spec or the data is wrong (exit code 64)" in told
-    assert "PodFailurePolicy" in told
+    output = capsys.readouterr().out
+    assert "the spec or the data is wrong (exit code 64)" in output
+    assert "PodFailurePolicy" in output
 
 
 def test_without_a_terminal_only_yes_spends(api):
@@ -190,9 +190,9 @@ def test_a_person_is_asked_before_anything_is_made(api, answer, is_launched):
 
 def test_a_dry_run_says_the_commands_and_asks_nothing_of_the_cluster(api, capsys):
     assert launch_run(Console(), spec_of(), yes=False, dry_run=True) == 0
-    told = capsys.readouterr().out
-    assert "apply --server-side --field-manager=embark --validate=strict --dry-run=server" in told
-    assert "< kubernetes_job.yaml" in told
+    output = capsys.readouterr().out
+    assert "apply --server-side --field-manager=embark --validate=strict --dry-run=server" in output
+    assert "< kubernetes_job.yaml" in output
     assert not api.requests
     assert not list_runs().runs
 
@@ -207,12 +207,12 @@ def test_cancelling_says_what_was_saved_what_was_removed_and_what_remains(api, t
     api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
     api.ending_s = 1.0
     assert cancel_command("dlrm", yes=True, console=Console()) == 0
-    told = capsys.readouterr()
-    assert "removed job.batch/dlrm, configmap/dlrm-spec" in told.out
-    assert "last complete checkpoint: step-000000200" in told.out
-    assert "delete namespace embark" in told.out
-    assert f"checkpoints and events in {tmp_path}/dlrm" in told.out
-    assert "stopping 1 pod; each saves a checkpoint" in told.err
+    captured = capsys.readouterr()
+    assert "removed job.batch/dlrm, configmap/dlrm-spec" in captured.out
+    assert "last complete checkpoint: step-000000200" in captured.out
+    assert "delete namespace embark" in captured.out
+    assert f"checkpoints and events in {tmp_path}/dlrm" in captured.out
+    assert "stopping 1 pod; each saves a checkpoint" in captured.err
     assert cancel_command("dlrm", yes=True, console=Console()) == 0
     assert not list_runs().runs
     assert "already finished; removed from the list" in capsys.readouterr().out

@@ -67,8 +67,8 @@ def test_without_an_address_a_ray_run_is_a_rayjob_from_its_pods_to_its_end(api: 
     assert not api.names("rayjobs") | api.names("configmaps")
 
 
-def torchx(told: list[str] | None = None) -> TorchX:
-    return TorchX(Shell(), notify=(told if told is not None else []).append, retry=HASTY)
+def torchx(messages: list[str] | None = None) -> TorchX:
+    return TorchX(Shell(), notify=(messages if messages is not None else []).append, retry=HASTY)
 
 
 def test_torchx_makes_a_volcano_job_that_is_then_followed_like_any_other(api: KubernetesApi, capsys):
@@ -102,16 +102,16 @@ def test_torchx_makes_a_volcano_job_that_is_then_followed_like_any_other(api: Ku
 
 def test_a_dry_run_of_torchx_says_its_command_and_asks_nothing_of_the_cluster(api: KubernetesApi, capsys):
     assert launch_run(Console(), spec_of("place.target=torchx"), yes=False, dry_run=True) == 0
-    told = capsys.readouterr().out
-    assert f"{sys.executable} -m torchx.cli.main run --json --workspace '' --scheduler kubernetes" in told
-    assert "queue=default,namespace=embark" in told
+    output = capsys.readouterr().out
+    assert f"{sys.executable} -m torchx.cli.main run --json --workspace '' --scheduler kubernetes" in output
+    assert "queue=default,namespace=embark" in output
     assert not api.requests
 
 
 @pytest.mark.parametrize(("target", "group", "fix"), [
     ("ray", "ray.io/v1", "helm install kuberay-operator"),
     ("torchx", "batch.volcano.sh/v1alpha1", "helm install volcano")])
-def test_a_cluster_without_the_operator_is_told_how_to_get_it(tmp_path, monkeypatch, target, group, fix):
+def test_a_cluster_without_the_operator_gets_the_install_command(tmp_path, monkeypatch, target, group, fix):
     with kubernetes_api(without=(group,)) as server:
         settle(server, tmp_path, monkeypatch)
         monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
@@ -174,13 +174,13 @@ def test_a_context_of_kubectl_can_be_named_and_runs_are_found_by_it(api: Kuberne
                    context="training")
 
 
-def test_status_shows_what_the_cluster_said_last(api: KubernetesApi, capsys):
+def test_status_shows_what_the_cluster_reported_last(api: KubernetesApi, capsys):
     launched()
     for number in range(7):
         api.event("dlrm", "FailedCreate", f"quota is used up, try {number}")
     capsys.readouterr()
     assert status_command("dlrm", console=Console()) == 0
-    told = capsys.readouterr().out
-    assert "last events from" in told
-    assert "try 6" in told
-    assert "try 1" not in told
+    output = capsys.readouterr().out
+    assert "last events from" in output
+    assert "try 6" in output
+    assert "try 1" not in output

@@ -41,9 +41,9 @@ SHORT = RetryPolicy(max_retries=1000, give_up_s=240.0, first_wait_s=0.05, longes
 
 
 @pytest.mark.parametrize("how", ["refuses", "hangs"])
-def test_an_api_that_is_away_for_a_minute_is_waited_for_and_that_is_told(api, how):
+def test_an_api_that_is_unavailable_for_a_minute_is_waited_for_with_a_message(api, how):
     """Longer than any one request has patience for: only asking again helps."""
-    handle, told = launched(), []
+    handle, messages = launched(), []
     assert SHORT.request_s < MINUTE_S < SHORT.give_up_s
     if how == "refuses":
         api.down()
@@ -52,14 +52,14 @@ def test_an_api_that_is_away_for_a_minute_is_waited_for_and_that_is_told(api, ho
         api.is_hanging = True
         back = threading.Timer(MINUTE_S, lambda: setattr(api, "is_hanging", False))
     back.start()
-    assert place(told, SHORT).status(handle).state == "pending"
-    assert told
-    assert "the cluster training does not answer" in told[0]
-    assert "refused" in told[0] if how == "refuses" else re.search("deadline exceeded|Timeout|in time", told[0])
-    assert f"retrying for {format_duration(SHORT.give_up_s)}" in told[0]
+    assert place(messages, SHORT).status(handle).state == "pending"
+    assert messages
+    assert "the cluster training does not answer" in messages[0]
+    assert "refused" in messages[0] if how == "refuses" else re.search("deadline exceeded|Timeout|in time", messages[0])
+    assert f"retrying for {format_duration(SHORT.give_up_s)}" in messages[0]
 
 
-def test_a_log_that_is_followed_goes_on_when_the_api_was_away_for_a_minute(api):
+def test_a_log_that_is_followed_continues_when_the_api_was_unavailable_for_a_minute(api):
     handle = launched("place.nodes=1")
     api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
     api.log("dlrm-0-a", "before")
@@ -83,17 +83,17 @@ def test_an_api_that_stays_away_is_a_fault_with_a_fix(api):
     assert "cluster-info" in caught.value.fix
 
 
-def test_an_expired_token_is_told_at_once_with_the_cloud_s_own_login(api):
+def test_an_expired_token_is_reported_at_once_with_the_cloud_s_own_login(api):
     handle = launched()
     api.is_token_good = False
-    told: list[str] = []
+    messages: list[str] = []
     with pytest.raises(UserError, match="refuses your credentials") as caught:
-        place(told).status(handle)
+        place(messages).status(handle)
     assert "aws eks update-kubeconfig" in caught.value.fix
-    assert not told, "waiting does not renew a token"
+    assert not messages, "waiting does not renew a token"
 
 
-def test_a_token_that_expires_while_a_log_is_followed_is_told_too(api):
+def test_a_token_that_expires_while_a_log_is_followed_is_asked_too(api):
     handle = launched("place.nodes=1")
     api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
     api.log("dlrm-0-a", "before")
@@ -115,7 +115,7 @@ def test_what_the_server_refuses_is_refused_before_anything_of_the_run_is_made(a
     assert "delete namespace embark" in caught.value.fix
 
 
-def test_a_cluster_without_the_operator_is_told_how_to_get_it(tmp_path, monkeypatch):
+def test_a_cluster_without_the_operator_gets_the_install_command(tmp_path, monkeypatch):
     with kubernetes_api(without=("jobset.x-k8s.io/v1alpha2",)) as server:
         settle(server, tmp_path, monkeypatch)
         with pytest.raises(NoSuchKind) as caught:
@@ -196,13 +196,13 @@ def test_a_real_ctrl_c_ends_a_kubectl_that_hangs(api, tmp_path):
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     until(lambda: api.names("namespaces"))
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=240)
-    assert process.returncode == ExitCode.INTERRUPTED, told
-    assert "may exist by now: namespace embark" in told
-    assert "Traceback" not in told
+    _, output = process.communicate(timeout=240)
+    assert process.returncode == ExitCode.INTERRUPTED, output
+    assert "may exist by now: namespace embark" in output
+    assert "Traceback" not in output
 
 
-def test_ctrl_c_as_the_hand_over_is_told_says_what_is_there(api, monkeypatch):
+def test_ctrl_c_as_the_hand_over_is_reported_says_what_is_there(api, monkeypatch):
     """The very last moment: all is made, and the terminal has not heard of it."""
 
     def interrupt(*_: object) -> None:

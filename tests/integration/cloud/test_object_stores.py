@@ -37,7 +37,7 @@ def test_a_range_past_the_end_is_an_error_and_never_fewer_bytes(store, start, le
     assert caught.value.exit_code == 70
 
 
-def test_empty_files_and_awkward_names_are_kept(store):
+def test_empty_files_and_awkward_names_are_stored(store):
     for path in ("empty", "a b+c&d=é/step-000000100/__0_0.bin", "a%20b"):
         store.write(path, b"")
         assert store.read(path) == b""
@@ -115,14 +115,15 @@ def test_many_go_and_come_with_progress(store, tmp_path):
         local = tmp_path / "up" / str(number)
         local.write_bytes(str(number).encode() * 1000)
         pairs.append((local, f"many/{number:02d}"))
-    told: list[tuple[int, int]] = []
-    store.upload_many(pairs, parallel=4, progress=lambda done, total: told.append((done, total)))
+    messages: list[tuple[int, int]] = []
+    store.upload_many(pairs, parallel=4, progress=lambda done, total: messages.append((done, total)))
     assert len(store.list("many")) == 20
-    assert told == sorted(told)
-    assert told[-1][0] == told[-1][1] == sum(local.stat().st_size for local, _ in pairs)
-    told.clear()
-    store.download_many([(path, tmp_path / "down" / local.name) for local, path in pairs], 4, lambda *t: told.append(t))
-    assert told[-1][0] == told[-1][1] > 0
+    assert messages == sorted(messages)
+    assert messages[-1][0] == messages[-1][1] == sum(local.stat().st_size for local, _ in pairs)
+    messages.clear()
+    store.download_many([(path, tmp_path / "down" / local.name) for local, path in pairs], 4,
+                        lambda *t: messages.append(t))
+    assert messages[-1][0] == messages[-1][1] > 0
     for local, _ in pairs:
         assert (tmp_path / "down" / local.name).read_bytes() == local.read_bytes()
 
@@ -137,7 +138,7 @@ def test_a_failure_among_many_is_raised(store, tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-def test_of_many_writers_one_wins_whole(store):
+def test_of_many_writers_one_wins_complete(store):
     versions = [bytes([number]) * 300_000 for number in range(8)]
     begin = threading.Barrier(len(versions))
 

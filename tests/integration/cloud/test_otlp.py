@@ -60,8 +60,8 @@ class Receiver:
                 for scope in resource.scope_metrics:
                     for metric in scope.metrics:
                         metrics[metric.name] = metric
-                        held = metric.gauge if metric.HasField("gauge") else metric.sum
-                        for point in held.data_points:
+                        rows = metric.gauge if metric.HasField("gauge") else metric.sum
+                        for point in rows.data_points:
                             attributes = tuple(sorted((a.key, a.value.string_value) for a in point.attributes))
                             values[metric.name, attributes] = point.as_double or float(point.as_int)
         return values, metrics
@@ -112,7 +112,7 @@ def test_counts_go_out_as_they_stand(receiver):
 
 
 @pytest.mark.parametrize("code", [404, 503])
-def test_a_collector_that_refuses_is_told_once_and_stops_nothing(monkeypatch, tmp_path, capfd, code):
+def test_a_collector_that_refuses_is_reported_once_and_stops_nothing(monkeypatch, tmp_path, capfd, code):
     from embark.trainers import train
 
     refusing = Receiver(code)

@@ -84,9 +84,9 @@ class Api:
 
     def ask(self, what: str, **words: str):
         with self._opener.open(f"{self._url}{what}?{urllib.parse.urlencode(words)}", timeout=240) as answer:
-            told = json.load(answer)
-        assert told["status"] == "success"
-        return told["data"]
+            payload = json.load(answer)
+        assert payload["status"] == "success"
+        return payload["data"]
 
     def query(self, expression: str):
         return self.ask("query", query=expression)["result"]
@@ -141,7 +141,7 @@ def test_a_real_prometheus_answers_with_the_loss_of_a_real_run(run, prometheus):
     assert events(run_dir, "end")[-1]["outcome"] == "interrupted"
 
 
-def test_a_port_that_is_taken_is_told_and_stops_nothing(tmp_path):
+def test_a_port_that_is_taken_is_reported_and_stops_nothing(tmp_path):
     from embark.spec import resolve
     from embark.trainers import train
 

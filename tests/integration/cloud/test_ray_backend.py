@@ -66,8 +66,8 @@ class Terminal:
 
     def launch(self, name: str, *settings: str) -> None:
         words = [f"name={name}", "place.target=ray", f"store.root={self.folder}/runs", "place.nodes=2", *settings]
-        told = self.embark("launch", "spec.toml", "--yes", *(word for one in words for word in ("--set", one)))
-        assert "2 machines of a Ray cluster: 2 ranks: launched" in told
+        output = self.embark("launch", "spec.toml", "--yes", *(word for one in words for word in ("--set", one)))
+        assert "2 machines of a Ray cluster: 2 ranks: launched" in output
 
     def status(self, name: str) -> dict[str, Any]:
         read: dict[str, Any] = json.loads(self.embark("status", name, "--json"))
@@ -101,9 +101,9 @@ def waits_for_its_machines_and_survives_a_worker_s_death(here: Terminal, cluster
     until(lambda: len(checkpoints.committed()), lambda count: count >= 1, every_s=0.02)
     os.kill(victim, signal.SIGKILL)
 
-    told = here.embark("logs", "clicks", "--follow")
-    assert "succeeded" in told.splitlines()[-1]
-    assert re.search(r"(?m)^\d\d:\d\d:\d\d rank 0 \|   saved     step 200/200", told)
+    output = here.embark("logs", "clicks", "--follow")
+    assert "succeeded" in output.splitlines()[-1]
+    assert re.search(r"(?m)^\d\d:\d\d:\d\d rank 0 \|   saved     step 200/200", output)
     assert "1 worker lost so far" in here.embark("status", "clicks")
     assert here.status("clicks")["num_restarts"] == 1
     assert not ranks_of(cluster), "ranks outlived their worker"
@@ -115,10 +115,10 @@ def waits_for_its_machines_and_survives_a_worker_s_death(here: Terminal, cluster
 def cancel_leaves_a_checkpoint_of_the_step_that_it_came_at(here: Terminal) -> None:
     here.launch("long", "train.num_steps=100000", "store.checkpoint_every=0")
     until(lambda: here.events("long"), lambda events: any(event["event"] == "step" for event in events))
-    told = here.embark("cancel", "long", "--yes")
-    assert "removed Ray job embark-long-" in told
+    output = here.embark("cancel", "long", "--yes")
+    assert "removed Ray job embark-long-" in output
     (saved,) = RunDir(str(here.folder / "runs" / "long")).checkpoints.committed()
-    assert saved.name in told
+    assert saved.name in output
     last = max(event["step"] for event in here.events("long") if event["event"] == "step")
     assert saved.name == f"step-{last:09d}"
     assert here.status("long")["state"] == "gone"

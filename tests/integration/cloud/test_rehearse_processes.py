@@ -20,7 +20,7 @@ def undisturbed(tmp_path_factory) -> float:
     return undisturbed_loss(common_folder(tmp_path_factory.getbasetemp()))
 
 
-def test_a_pod_that_is_killed_comes_back_and_the_run_goes_on_bit_for_bit(undisturbed):
+def test_a_pod_that_is_killed_comes_back_and_the_run_continues_bit_for_bit(undisturbed):
     step = random.SystemRandom().randrange(2, LAST_STEP)
     answer = rehearse_quickstart("azure", *ENGINE, "--kill", f"1@step{step}", target="jobset")
     assert_trained(answer)

@@ -102,7 +102,7 @@ def training(tmp_path: Path, num_steps: int) -> Callable[[Host], Mapping[str, st
 
 
 @pytest.mark.slow
-def test_two_machines_train_and_one_that_is_killed_comes_back_and_goes_on(tmp_path, machines, ssh):
+def test_two_machines_train_and_one_that_is_killed_comes_back_and_continues(tmp_path, machines, ssh):
     _, hosts = machines
     events = tmp_path / "runs/small/events.jsonl"
     ssh.start(hosts, training(tmp_path, 200), is_fresh=True)
@@ -115,14 +115,14 @@ def test_two_machines_train_and_one_that_is_killed_comes_back_and_goes_on(tmp_pa
     assert state(ssh, hosts) == "restarting"
     ssh.start(hosts, training_again(hosts), is_fresh=False)
     until(lambda: state(ssh, hosts) not in ("restarting", "running"))
-    told = [json.loads(line) for line in events.read_text().splitlines()]
-    said = "\n".join(line.text for line in read_logs(ssh.log_sources(hosts, {})))
-    assert state(ssh, hosts) == "succeeded", said
-    resumed = [event["step"] for event in told if event["event"] == "resume"]
-    assert resumed, said
+    payload = [json.loads(line) for line in events.read_text().splitlines()]
+    output = "\n".join(line.text for line in read_logs(ssh.log_sources(hosts, {})))
+    assert state(ssh, hosts) == "succeeded", output
+    resumed = [event["step"] for event in payload if event["event"] == "resume"]
+    assert resumed, output
     assert resumed[-1] >= 20, "it went on from a checkpoint"
-    assert told[-1]["outcome"] == "done"
-    assert max(event["step"] for event in told if event["event"] == "step") == 200
+    assert payload[-1]["outcome"] == "done"
+    assert max(event["step"] for event in payload if event["event"] == "step") == 200
 
 
 def training_again(hosts: list[Host]) -> Callable[[Host], Mapping[str, str]]:
@@ -131,14 +131,14 @@ def training_again(hosts: list[Host]) -> Callable[[Host], Mapping[str, str]]:
                          for name in ("spec.toml", "node.sh", "job.json")}
 
 
-def test_it_outlives_the_connection_and_no_line_is_lost_or_told_twice_when_that_is_cut(tmp_path, machines, ssh):
+def test_it_outlives_the_connection_and_no_line_is_lost_or_reported_twice_when_that_is_cut(tmp_path, machines, ssh):
     made, hosts = machines
     done = tmp_path / "done"
     ssh.start(hosts, bash(f"number=0\nwhile [ ! -e {done} ]; do number=$((number + 1)); echo $number; sleep 0.02; "
                               "done"), is_fresh=True)
-    said: list[str] = []
+    messages: list[str] = []
     lines, positions = [], {}
-    ssh = Ssh(Shell(), notify=said.append)
+    ssh = Ssh(Shell(), notify=messages.append)
 
     def look():
         return ssh.log_sources(hosts, positions), all(one and one.code == 0 for one in ssh.states(hosts).values())
@@ -148,7 +148,7 @@ def test_it_outlives_the_connection_and_no_line_is_lost_or_told_twice_when_that_
         if len(lines) == 20:
             for server in made:
                 server.cut()
-        if any("was cut" in one for one in said) and len(lines) > 60:
+        if any("was cut" in one for one in messages) and len(lines) > 60:
             done.touch()
     assert done.exists(), "the connection was cut, and made again"
     for host in hosts:
@@ -158,7 +158,7 @@ def test_it_outlives_the_connection_and_no_line_is_lost_or_told_twice_when_that_
     assert all(line.time_ns > 0 for line in lines)
 
 
-def test_a_server_that_is_away_for_a_while_is_waited_for(machines, ssh):
+def test_a_server_that_is_unavailable_for_a_while_is_waited_for(machines, ssh):
     made, hosts = machines
     ssh.start(hosts, bash(COUNTS), is_fresh=True)
     made[1].stop()
@@ -172,7 +172,7 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(machines, ssh):
     assert state(ssh, hosts) == "running", "its ranks went on meanwhile"
 
 
-def test_told_to_end_the_ranks_end_by_themselves(machines, ssh):
+def test_asked_to_stop_the_ranks_end_by_themselves(machines, ssh):
     _, hosts = machines
     ssh.start(hosts, bash(COUNTS), is_fresh=True)
     assert ssh.stop(hosts, 20) == []
@@ -250,7 +250,7 @@ def test_a_machine_that_nobody_vouches_for_is_not_spoken_to(tmp_path, machines, 
         ssh.start(hosts[:1], bash(COUNTS), is_fresh=True)
 
 
-def test_one_who_has_no_key_is_told_and_asked_no_password(tmp_path, machines, ssh):
+def test_one_who_has_no_key_is_reported_and_asked_no_password(tmp_path, machines, ssh):
     made, hosts = machines
     keygen(tmp_path / "stranger")
     words = ssh_words("127.0.0.1", user=hosts[0].words[-1].partition("@")[0], key=tmp_path / "stranger",

@@ -44,8 +44,8 @@ def spec_of(*settings: str):
     return load_spec("quickstart", [*SETTINGS, *settings])
 
 
-def place(told: list[str] | None = None, retry: RetryPolicy = HASTY) -> Vertex:
-    return Vertex(Shell(), notify=(told if told is not None else []).append, retry=retry)
+def place(messages: list[str] | None = None, retry: RetryPolicy = HASTY) -> Vertex:
+    return Vertex(Shell(), notify=(messages if messages is not None else []).append, retry=retry)
 
 
 def launched(*settings: str):
@@ -53,11 +53,11 @@ def launched(*settings: str):
     return find_run("dlrm").handle
 
 
-def test_a_run_s_whole_life(api: VertexRest, capsys):
+def test_a_run_lifecycle(api: VertexRest, capsys):
     assert launch_run(Console(), spec_of("place.spot=true", "place.max_hours=3"), yes=True, dry_run=False) == 0
-    told = capsys.readouterr().out
-    assert "fits 2 x a2-highgpu-8g" in told
-    assert "an hour on spot in us-central1" in told
+    output = capsys.readouterr().out
+    assert "fits 2 x a2-highgpu-8g" in output
+    assert "an hour on spot in us-central1" in output
     (job,) = api.jobs.values()
     assert job["name"].startswith("projects/our-ads/locations/us-central1/customJobs/")
     assert [int(pool["replicaCount"]) for pool in job["jobSpec"]["workerPoolSpecs"]] == [1, 1]
@@ -91,9 +91,9 @@ def test_a_run_s_whole_life(api: VertexRest, capsys):
     assert "succeeded" in capsys.readouterr().out
     api.jobs.clear()
     assert status_command("dlrm", console=Console()) == ExitCode.DONE
-    told = capsys.readouterr().out
-    assert "gone" in told
-    assert "gs://training/runs/dlrm" in told
+    output = capsys.readouterr().out
+    assert "gone" in output
+    assert "gs://training/runs/dlrm" in output
 
 
 def test_logs_of_all_replicas_are_followed_by_time_and_no_line_comes_twice(api: VertexRest):
@@ -122,7 +122,7 @@ def test_logs_of_all_replicas_are_followed_by_time_and_no_line_comes_twice(api: 
                     ("workerpool1-0", 1, "step 3 of 1"), ("workerpool0-0", 0, "a line that came late")]
 
 
-def test_a_quota_that_is_used_up_is_said_before_anything_is_made_with_where_to_ask(api: VertexRest):
+def test_a_quota_that_is_used_up_is_reported_before_anything_is_made_with_where_to_ask(api: VertexRest):
     api.refusal = (429, "RESOURCE_EXHAUSTED", "The following quota metrics exceed quota limits: "
                                               "aiplatform.googleapis.com/custom_model_training_nvidia_a100_gpus")
     with pytest.raises(UserError) as caught:
@@ -140,28 +140,28 @@ def test_a_failed_run_says_what_its_exit_code_means(api: VertexRest, capsys):
     assert "the spec or the data is wrong (exit code 64)" in capsys.readouterr().out
 
 
-def test_an_api_that_is_away_is_waited_for_and_a_job_is_never_made_twice(api: VertexRest, monkeypatch):
+def test_an_api_that_is_unavailable_is_waited_for_and_a_job_is_never_made_twice(api: VertexRest, monkeypatch):
     monkeypatch.setattr("embark.launch.backend.API_RETRY", HASTY)
     api.num_lost_answers = 1
     handle = launched()
     assert len(api.jobs) == 1
-    told: list[str] = []
+    messages: list[str] = []
     api.down()
     threading.Timer(0.5, api.up).start()
-    assert place(told).status(handle).state == "pending"
-    assert "Vertex AI does not answer" in told[0]
+    assert place(messages).status(handle).state == "pending"
+    assert "Vertex AI does not answer" in messages[0]
     api.down()
     with pytest.raises(Fault, match="Vertex AI does not answer"):
         place(retry=RetryPolicy(max_retries=2, give_up_s=0.1, first_wait_s=0.05, longest_wait_s=0.05)).status(handle)
 
 
-def test_a_login_that_has_ended_is_told_at_once(api: VertexRest):
-    handle, told = launched(), []
+def test_a_login_that_has_ended_is_reported_at_once(api: VertexRest):
+    handle, messages = launched(), []
     api.login_error = True
     with pytest.raises(UserError, match="refuses your credentials") as caught:
-        place(told).status(handle)
+        place(messages).status(handle)
     assert "gcloud auth application-default login" in caught.value.fix
-    assert not told
+    assert not messages
 
 
 def test_the_same_run_is_not_launched_twice_and_one_without_an_image_not_at_all(api: VertexRest):
@@ -178,9 +178,9 @@ def test_cancel_waits_for_the_end_and_takes_the_record_away(api: VertexRest, cap
     api.move("RUNNING")
     api.cancel_s = 0.5
     assert cancel_command("dlrm", yes=True, console=Console()) == 0
-    told = capsys.readouterr()
-    assert "removed CustomJob 1000" in told.out
-    assert "gs://training/runs/dlrm" in told.out
+    captured = capsys.readouterr()
+    assert "removed CustomJob 1000" in captured.out
+    assert "gs://training/runs/dlrm" in captured.out
     assert not api.jobs
     assert cancel_command("dlrm", yes=True, console=Console()) == 0
     assert not list_runs().runs

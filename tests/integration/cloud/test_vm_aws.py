@@ -113,8 +113,8 @@ def ec2():
 
 
 def instances() -> list[dict]:
-    told = ec2().describe_instances(Filters=[{"Name": "tag:embark-run", "Values": ["dlrm"]}])
-    return [one for reservation in told["Reservations"] for one in reservation["Instances"]]
+    result = ec2().describe_instances(Filters=[{"Name": "tag:embark-run", "Values": ["dlrm"]}])
+    return [one for reservation in result["Reservations"] for one in reservation["Instances"]]
 
 
 def live() -> list[dict]:
@@ -125,7 +125,7 @@ def spec_at(tmp_path: Path):
     return load_spec("quickstart", [*SETS, f"store.root=file://{tmp_path}/runs"])
 
 
-def test_the_whole_life_of_a_run_on_spot_machines(tmp_path, machines, capsys):
+def test_the_lifecycle_of_a_run_on_spot_machines(tmp_path, machines, capsys):
     spec = spec_at(tmp_path)
     assert launch_run(Console(), spec, yes=True, dry_run=False) == 0
     assert "dlrm on 2 x g5.xlarge: 2 ranks: launched" in capsys.readouterr().out
@@ -138,9 +138,9 @@ def test_the_whole_life_of_a_run_on_spot_machines(tmp_path, machines, capsys):
     place = Vm(Shell(), notify=lambda _: None)
     status = place.status(handle)
     assert status.state == "running", status
-    said = [line.text for line in place.logs(handle)]
+    output = [line.text for line in place.logs(handle)]
     first = made["0"]["PrivateIpAddress"]
-    assert sorted(said) == [f"rank 0 of {first}", f"rank 1 of {first}"]
+    assert sorted(output) == [f"rank 0 of {first}", f"rank 1 of {first}"]
 
     # The first machine is preempted: recovery creates another, and the other rank learns its address.
     ec2().terminate_instances(InstanceIds=[made["0"]["InstanceId"]])
@@ -161,13 +161,13 @@ def test_the_whole_life_of_a_run_on_spot_machines(tmp_path, machines, capsys):
     # It trains to its end; what still costs is said.
     (tmp_path / "done").touch()
     assert logs_command("dlrm", follow=True, console=Console()) == 0
-    told = capsys.readouterr().out
-    assert "trained" in told
-    assert "2 machines still running at $" in told
+    result = capsys.readouterr().out
+    assert "trained" in result
+    assert "2 machines still running at $" in result
     assert cancel_command("dlrm", yes=True, console=Console()) == 0
-    told = capsys.readouterr().out
-    assert "removed dlrm-0, dlrm-1" in told
-    assert "aws iam delete-role --role-name embark-dlrm" in told
+    result = capsys.readouterr().out
+    assert "removed dlrm-0, dlrm-1" in result
+    assert "aws iam delete-role --role-name embark-dlrm" in result
     assert not live()
     assert not Path(str(handle.where["folder"])).exists(), "nor is the key kept"
     assert status_command("dlrm", console=Console()) == 0

@@ -45,8 +45,8 @@ def test_a_run_in_s3_is_read_on_as_its_events_are_published(uri: str):
     assert (run.name, last_step(run)) == ("far", 100)
     put(f"{uri}/far", events + step_line(110, time.time()))
     assert last_step(run) == 110
-    told = summary(run, time.time())
-    assert (told["state"], told["is_remote"]) == ("running", True)
+    summarized = summary(run, time.time())
+    assert (summarized["state"], summarized["is_remote"]) == ("running", True)
     put(f"{uri}/far", "".join(event_lines(num_steps=50)))
     assert last_step(run) == 50
     open_store(uri).delete_prefix("far")

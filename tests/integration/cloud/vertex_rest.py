@@ -128,9 +128,9 @@ class _Handler(BaseHTTPRequestHandler):
         threading.Thread(target=end, daemon=True).start()
         self._json(200, {})
 
-    def _entries(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _entries(self, requests: dict[str, Any]) -> dict[str, Any]:
         """Two a page, so that pages are turned."""
-        condition = asked["filter"]
+        condition = requests["filter"]
         found = []
         for entry in self.api.entries:
             labels = entry["resource"]["labels"]
@@ -141,15 +141,15 @@ class _Handler(BaseHTTPRequestHandler):
             if job and labels["job_id"] == job[1] and is_service == wants_service and (
                     not since or entry["timestamp"] >= since[1]):
                 found.append(entry)
-        begin = int(asked.get("pageToken") or 0)
+        begin = int(requests.get("pageToken") or 0)
         more = {"nextPageToken": str(begin + 2)} if len(found) > begin + 2 else {}
         return {"entries": found[begin:begin + 2], **more}
 
     def _refuse(self, code: int, status: str, message: str) -> None:
         self._json(code, {"error": {"code": code, "status": status, "message": message}})
 
-    def _json(self, code: int, told: dict[str, Any]) -> None:
-        data = json.dumps(told).encode()
+    def _json(self, code: int, values: dict[str, Any]) -> None:
+        data = json.dumps(values).encode()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))

@@ -112,11 +112,11 @@ class Zygote:
             if not data:
                 raise RuntimeError("the zygote ended")
             *lines, self._pending = (self._pending + data).split(b"\n")
-            for said in map(json.loads, lines):
-                if "pids" in said:
-                    self._pids.append(said["pids"])
+            for payload in map(json.loads, lines):
+                if "pids" in payload:
+                    self._pids.append(payload["pids"])
                 else:
-                    self._codes[said["pid"]] = said["code"]
+                    self._codes[payload["pid"]] = payload["code"]
 
 
 @dataclass
@@ -209,10 +209,10 @@ class Run:
 
     def losses(self) -> dict[int, list[float]]:
         """By step: each time it was told."""
-        told: dict[int, list[float]] = {}
+        values: dict[int, list[float]] = {}
         for event in self.events("step"):
-            told.setdefault(event["step"], []).append(event["loss"])
-        return told
+            values.setdefault(event["step"], []).append(event["loss"])
+        return values
 
     def last_step(self) -> int:
         return max((e["step"] for e in self.events("step")), default=0)
@@ -260,9 +260,9 @@ def end_all(run: Run) -> None:
 
 
 @pytest.fixture(scope="session")
-def whole(zygote, tmp_path_factory) -> Run:
+def undisturbed(zygote, tmp_path_factory) -> Run:
     """The run of two ranks that nothing disturbed."""
-    made = Run(zygote, tmp_path_factory.mktemp("whole"))
+    made = Run(zygote, tmp_path_factory.mktemp("undisturbed"))
     assert made.ends(2) == [0, 0], made.output()
     return made
 

@@ -42,28 +42,28 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_checkpoint_before_a_damaged_one_is_used(saved, whole, damage):
+def test_the_checkpoint_before_a_damaged_one_is_used(saved, undisturbed, damage):
     spoil, message = DAMAGES[damage]
     spoil(saved.path / "checkpoints" / "step-000000010")
     assert saved.ends(2) == [0, 0], saved.output()
     assert re.search(message, saved.warnings()), saved.warnings()
     assert [e["step"] for e in saved.events("resume")] == [5]
-    assert {step: set(told) for step, told in saved.losses().items()} == {
-        step: set(told) for step, told in whole.losses().items()}
+    assert {step: set(result) for step, result in saved.losses().items()} == {
+        step: set(result) for step, result in undisturbed.losses().items()}
     assert saved.committed() == [10, 12]
     assert saved.unfinished() == []
 
 
-def test_with_all_damaged_it_begins_anew_and_says_so(saved, whole):
+def test_with_all_damaged_it_starts_over_and_reports_it(saved, undisturbed):
     for folder in (saved.path / "checkpoints").iterdir():
         cut(folder)
     assert saved.ends(2) == [0, 0], saved.output()
     for step in (5, 10):
         assert f"step-{step:09d} is damaged; skipped" in saved.warnings()
     assert saved.events("resume") == []
-    assert [len(told) for told in saved.losses().values()] == [2] * 10 + [1] * 2
-    assert {step: set(told) for step, told in saved.losses().items()} == {
-        step: set(told) for step, told in whole.losses().items()}
+    assert [len(result) for result in saved.losses().values()] == [2] * 10 + [1] * 2
+    assert {step: set(result) for step, result in saved.losses().items()} == {
+        step: set(result) for step, result in undisturbed.losses().items()}
 
 
 def test_a_damaged_one_never_counts_as_the_one_to_keep(saved):

@@ -54,12 +54,12 @@ def test_fifty_kills_at_random_instants_change_no_loss(run, undisturbed, seed):
         assert not set(run.committed()) & set(run.unfinished())
     assert run.ends(2) == [0, 0], run.output()
 
-    told = run.losses()
+    result = run.losses()
     expected = undisturbed.losses()
-    wrong = {step: losses for step, losses in told.items() if set(losses) != set(expected[step])}
-    num_again = sum(len(losses) - 1 for losses in told.values())
+    wrong = {step: losses for step, losses in result.items() if set(losses) != set(expected[step])}
+    num_again = sum(len(losses) - 1 for losses in result.values())
     print(f"seed {seed}: {dict(landed)}, survivors ended with {dict(survivors)}, {num_again} steps were trained again")
-    assert sorted(told) == sorted(expected)
+    assert sorted(result) == sorted(expected)
     assert not wrong, f"seed {seed}"
     assert run.unfinished() == []
     assert evaluations(run) == evaluations(undisturbed)

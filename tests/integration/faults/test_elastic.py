@@ -19,8 +19,8 @@ WAITS_S = 120
 
 def test_torchrun_restarts_and_the_losses_are_the_same(zygote, tmp_path, tmp_path_factory):
     sets = ("train.num_steps=60",)
-    whole = Run(zygote, tmp_path_factory.mktemp("whole"), sets=sets)
-    assert whole.ends(2) == [0, 0], whole.output()
+    reference = Run(zygote, tmp_path_factory.mktemp("undisturbed"), sets=sets)
+    assert reference.ends(2) == [0, 0], reference.output()
     run = Run(zygote, tmp_path)  # read, not started
     spec = tmp_path / "spec.toml"
     spec.write_text(SPEC)
@@ -38,8 +38,8 @@ def test_torchrun_restarts_and_the_losses_are_the_same(zygote, tmp_path, tmp_pat
             process.kill()
     assert len(run.events("start")) == 2
     assert run.events("resume")[0]["step"] >= 5
-    assert {step: set(told) for step, told in run.losses().items()} == {
-        step: set(told) for step, told in whole.losses().items()}
+    assert {step: set(result) for step, result in run.losses().items()} == {
+        step: set(result) for step, result in reference.losses().items()}
 
 
 def wait_for(happened) -> None:

@@ -1,4 +1,4 @@
-"""A disk that fills up costs no checkpoint: training goes on with a warning, and what was saved stays whole."""
+"""A disk that fills up costs no checkpoint: training goes on with a warning, and what was saved stays complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from integration.faults.conftest import Run
 pytestmark = pytest.mark.slow
 
 
-def test_a_full_disk_is_told_and_costs_no_checkpoint(zygote, tmp_path, disk, whole):
+def test_a_full_disk_is_reported_and_costs_no_checkpoint(zygote, tmp_path, disk, undisturbed):
     run = Run(zygote, tmp_path, name="disk", sets=("store.checkpoint_every=2",))
     assert run.ends(2) == [70, 70], run.output()
     assert (run.committed(), run.unfinished()) == ([2, 4], [])
@@ -27,8 +27,8 @@ def test_a_full_disk_is_told_and_costs_no_checkpoint(zygote, tmp_path, disk, who
     subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
     assert run.ends(2) == [0, 0], run.output()
     assert run.committed() == [10, 12]
-    assert {step: set(told) for step, told in run.losses().items()} == {
-        step: set(told) for step, told in whole.losses().items()}
+    assert {step: set(result) for step, result in run.losses().items()} == {
+        step: set(result) for step, result in undisturbed.losses().items()}
 
 
 def test_a_disk_filled_to_the_last_byte_stops_nothing(zygote, tmp_path, disk):

@@ -38,9 +38,9 @@ PLACES = {
 
 
 @pytest.fixture(scope="module")
-def whole(jax_zygote, tmp_path_factory) -> Run:
+def undisturbed(jax_zygote, tmp_path_factory) -> Run:
     """The run that nothing disturbed."""
-    made = Run(jax_zygote, tmp_path_factory.mktemp("whole"), sets=SETS)
+    made = Run(jax_zygote, tmp_path_factory.mktemp("undisturbed"), sets=SETS)
     assert made.ends(1) == [0], made.output()
     return made
 
@@ -52,19 +52,19 @@ def run(jax_zygote, tmp_path) -> Iterator[Run]:
     end_all(made)
 
 
-def test_a_kill_at_each_point_of_a_save_changes_no_loss(run, whole):
+def test_a_kill_at_each_point_of_a_save_changes_no_loss(run, undisturbed):
     for point, (dying, expected) in POINTS.items():
         began_s = time.time()
         codes = run.ends(1, **dying)
         assert codes == [-signal.SIGKILL], f"{point}: {codes}\n{run.output()}"
         assert (point, where_it_landed(run, began_s)) == (point, expected)
     assert run.ends(1) == [0], run.output()
-    assert loss_sets(run) == loss_sets(whole)
-    assert (run.committed(), run.unfinished()) == (whole.committed(), [])
+    assert loss_sets(run) == loss_sets(undisturbed)
+    assert (run.committed(), run.unfinished()) == (undisturbed.committed(), [])
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_sigterm_loses_nothing(run, whole, tmp_path, place):
+def test_sigterm_loses_nothing(run, undisturbed, tmp_path, place):
     method, word = PLACES[place]
     mark = tmp_path / "mark"
     more = ("train.eval_every=2", "data.num_eval_samples=96") if place == "an evaluation" else ()
@@ -80,7 +80,7 @@ def test_sigterm_loses_nothing(run, whole, tmp_path, place):
     assert [e["signal"] for e in run.events("interrupt")] == ["SIGTERM"]
     assert run.ends(1, *more) == [0], run.output()
     assert [e["step"] for e in run.events("resume")] == [stopped]
-    assert run.losses() == whole.losses()
+    assert run.losses() == undisturbed.losses()
 
 
 def test_sigterm_before_the_first_step_waits_for_none(run, tmp_path):
@@ -110,7 +110,7 @@ def test_a_notice_of_the_cloud_saves_and_stops(run):
     assert run.committed()[-1] == run.last_step()
 
 
-def test_a_full_disk_is_told_and_costs_no_checkpoint(jax_zygote, tmp_path, disk, whole):
+def test_a_full_disk_is_reported_and_costs_no_checkpoint(jax_zygote, tmp_path, disk, undisturbed):
     run = Run(jax_zygote, tmp_path, name="disk", sets=SETS)
     assert run.ends(1) == [70], run.output()
     assert (run.committed(), run.unfinished()) == ([2, 4], [])
@@ -122,7 +122,7 @@ def test_a_full_disk_is_told_and_costs_no_checkpoint(jax_zygote, tmp_path, disk,
     subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
     assert run.ends(1) == [0], run.output()
     assert run.committed() == [10, 12]
-    assert loss_sets(run) == loss_sets(whole)
+    assert loss_sets(run) == loss_sets(undisturbed)
 
 
 def test_a_signal_to_one_of_two_processes_stops_both_at_one_step(run):
@@ -135,7 +135,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_at_one_step(run):
     assert list(run.path.glob(f"checkpoints/step-{run.last_step():09d}/rank-00001-*"))
 
 
-def test_a_process_killed_in_a_save_leaves_no_checkpoint_and_takes_the_other_with_it(run, whole):
+def test_a_process_killed_in_a_save_leaves_no_checkpoint_and_takes_the_other_with_it(run, undisturbed):
     """The other hangs in an exchange with the dead; JAX ends it once that has been silent for place.timeout_s."""
     ranks = run.start(
         2, "place.timeout_s=10", hook="integration.faults.hooks:die_in", victim=1, method=WRITE, word="rank-00001"
@@ -145,9 +145,9 @@ def test_a_process_killed_in_a_save_leaves_no_checkpoint_and_takes_the_other_wit
     assert survivor in (70, -signal.SIGABRT), run.output()
     assert run.committed() == []
     assert run.ends(1) == [0], run.output()
-    assert (run.committed(), run.unfinished()) == (whole.committed(), [])
+    assert (run.committed(), run.unfinished()) == (undisturbed.committed(), [])
 
 
 def loss_sets(run: Run) -> dict[int, set[float]]:
     """By step: what was told of it, however often."""
-    return {step: set(told) for step, told in run.losses().items()}
+    return {step: set(result) for step, result in run.losses().items()}

@@ -23,7 +23,7 @@ def test_a_run_killed_in_a_save_and_between_saves_gives_the_same_losses(zygote, 
     assert run.ends(1) == [0], run.output()
 
     assert [event["step"] for event in run.events("resume")] == [5]
-    told = {step: set(map(repr, losses)) for step, losses in run.losses().items()}
-    assert told == {step: set(map(repr, losses)) for step, losses in undisturbed.losses().items()}
-    assert sorted(told) == list(range(1, 13))
+    values = {step: set(map(repr, losses)) for step, losses in run.losses().items()}
+    assert values == {step: set(map(repr, losses)) for step, losses in undisturbed.losses().items()}
+    assert sorted(values) == list(range(1, 13))
     assert run.committed() == undisturbed.committed()

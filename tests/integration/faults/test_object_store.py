@@ -46,7 +46,7 @@ def remote(zygote, bucket, tmp_path):
         end_all(run)
 
 
-def test_a_killed_run_goes_on_from_another_machine(remote, whole, zygote, tmp_path):
+def test_a_killed_run_resumes_from_another_machine(remote, undisturbed, zygote, tmp_path):
     ranks = remote.start(2)
     ranks.until(lambda: bool(remote.run.events("save")))
     ranks.kill(signal.SIGKILL)
@@ -57,11 +57,11 @@ def test_a_killed_run_goes_on_from_another_machine(remote, whole, zygote, tmp_pa
     again = Run(zygote, elsewhere, root=remote.run.root, cache=elsewhere / "cache")
     assert again.ends(2, env=remote.env) == [0, 0], again.output()
     assert [e["step"] for e in again.events("resume")] == [5]
-    assert {step: set(told) for step, told in again.losses().items()} == {
-        step: set(told) for step, told in whole.losses().items()}
+    assert {step: set(result) for step, result in again.losses().items()} == {
+        step: set(result) for step, result in undisturbed.losses().items()}
 
 
-def test_what_passes_is_waited_out(remote, whole):
+def test_what_passes_is_waited_out(remote, undisturbed):
     ranks = remote.start(2, max_retries=9, give_up_s=60)  # all six faults may meet the same request
     ranks.until(lambda: remote.run.last_step() > 0)
     for fault in ("503", "reset", "429"):
@@ -69,7 +69,7 @@ def test_what_passes_is_waited_out(remote, whole):
         time.sleep(0.1)
     assert ranks.codes() == [0, 0], remote.run.output()
     assert remote.run.warnings() == ""
-    assert remote.run.losses() == whole.losses()
+    assert remote.run.losses() == undisturbed.losses()
 
 
 @pytest.mark.parametrize(("fault", "says"), [  # hang: a server that takes a request and never answers
@@ -77,7 +77,7 @@ def test_what_passes_is_waited_out(remote, whole):
     ("hang", r"could not \w+ s3://models/\S+ in \d attempts: "),
     ("expired", r"could not \w+ s3://models/\S+: the credentials have expired"),
 ])
-def test_what_lasts_is_a_warning_while_training_and_70_at_the_end(remote, whole, fault, says):
+def test_what_lasts_is_a_warning_while_training_and_70_at_the_end(remote, undisturbed, fault, says):
     ranks = remote.start(2, "train.num_steps=100000", "train.num_epochs=10000",
                          max_retries=1 if fault == "hang" else 2)
     ranks.until(lambda: bool(remote.run.events("save")))
@@ -99,7 +99,7 @@ def test_what_lasts_is_a_warning_while_training_and_70_at_the_end(remote, whole,
 
 
 @pytest.mark.parametrize("fault", ["503", "expired"])
-def test_what_lasts_from_the_start_is_told_before_training(remote, fault):
+def test_what_lasts_from_the_start_is_reported_before_training(remote, fault):
     remote.proxy.fail(fault, 1_000_000)
     assert remote.start(2).codes() == [70, 70], remote.run.output()
     assert re.search(r"error: could not \w+ s3://models/", remote.run.output())
@@ -108,8 +108,8 @@ def test_what_lasts_from_the_start_is_told_before_training(remote, fault):
     nothing_secret_in(remote)
 
 
-def test_an_outage_at_a_resume_costs_no_checkpoint(remote, whole):
-    """To take what cannot be read now for damaged would begin anew, and then remove what was whole."""
+def test_an_outage_at_a_resume_costs_no_checkpoint(remote, undisturbed):
+    """To take what cannot be read now for damaged would start over, and then remove complete checkpoints."""
     assert remote.start(2, "train.num_steps=10").codes() == [0, 0], remote.run.output()
     remote.proxy.fault = lambda method, path: "503" if "rank-00000-" in path and method in ("GET", "HEAD") else ""
     assert remote.start(2).codes() == [70, 70], remote.run.output()
@@ -117,7 +117,7 @@ def test_an_outage_at_a_resume_costs_no_checkpoint(remote, whole):
     remote.proxy.fault = lambda method, path: ""
     assert remote.start(2).codes() == [0, 0], remote.run.output()
     assert [e["step"] for e in remote.run.events("resume")] == [10]
-    assert remote.run.losses() == whole.losses()
+    assert remote.run.losses() == undisturbed.losses()
 
 
 def nothing_secret_in(remote: InBucket) -> None:

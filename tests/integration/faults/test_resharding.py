@@ -14,16 +14,16 @@ ADAGRAD = ("train.optimizer=adagrad",)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3), (4, 2)])
-def test_at_another_number_of_ranks_it_goes_on(run, whole, before, after):
+def test_at_another_number_of_ranks_it_continues(run, undisturbed, before, after):
     first_half(run, before)
     assert run.ends(after, hook="integration.faults.hooks:resave", step=RESAVED) == [0] * after, run.output()
     same_values(run)
-    same_losses(run, whole)
+    same_losses(run, undisturbed)
 
 
 @pytest.mark.parametrize(("before", "after"), [("table_wise", "row_wise"), ("row_wise", "column_wise"),
                                                ("column_wise", "table_wise")])
-def test_under_another_plan_it_goes_on(run, whole_adagrad, before, after):
+def test_under_another_plan_it_continues(run, whole_adagrad, before, after):
     run.sets = ADAGRAD
     first_half(run, 2, f"train.sharding={before}")
     assert run.ends(2, f"train.sharding={after}", hook="integration.faults.hooks:resave", step=RESAVED) == [0, 0], (
@@ -36,7 +36,7 @@ def test_under_another_plan_it_goes_on(run, whole_adagrad, before, after):
 
 
 @pytest.mark.parametrize(("before", "after"), [("row_wise", "column_wise"), ("column_wise", "table_wise")])
-def test_a_state_of_one_number_a_row_goes_on_under_another_cut(run, whole, before, after):
+def test_a_state_of_one_number_a_row_continues_under_another_cut(run, undisturbed, before, after):
     """Row-wise Adagrad has a number for each row of each column shard: cut anew, their mean stays what it was."""
     first_half(run, 2, f"train.sharding={before}")
     assert run.ends(2, f"train.sharding={after}", hook="integration.faults.hooks:resave", step=RESAVED) == [0, 0], (
@@ -51,7 +51,7 @@ def test_a_state_of_one_number_a_row_goes_on_under_another_cut(run, whole, befor
         assert saved[name].numel() != loaded[name].numel()
         assert loaded[name].view(-1, rows).mean(0).allclose(saved[name].view(-1, rows).mean(0))
     if before == "row_wise":  # the first loss is of weights alone; from then on the two cuts learn differently
-        assert run.losses()[7] == pytest.approx(whole.losses()[7], rel=2e-5)
+        assert run.losses()[7] == pytest.approx(undisturbed.losses()[7], rel=2e-5)
     assert "Warning" not in run.output()
 
 
@@ -69,9 +69,9 @@ def same_values(run: Run) -> None:
     assert different == []
 
 
-def same_losses(run: Run, whole: Run) -> None:
+def same_losses(run: Run, undisturbed: Run) -> None:
     assert [e["step"] for e in run.events("resume")] == [6]
-    for step, (expected,) in whole.losses().items():
+    for step, (expected,) in undisturbed.losses().items():
         assert run.losses()[step] == pytest.approx([expected], rel=2e-5), step
 
 
@@ -84,7 +84,7 @@ def both(run: Run) -> tuple[dict, dict]:
 
 
 def tensors(folder: Path) -> dict:
-    """Every tensor of a checkpoint, whole, but what each rank has of its own."""
+    """Every tensor of a checkpoint, complete, but what each rank has of its own."""
     import torch
 
     from embark.store.checkpoint_arrays import CheckpointArrays

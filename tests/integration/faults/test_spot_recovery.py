@@ -38,7 +38,7 @@ class Controller:
         return starts_again(self.codes[-1])
 
 
-def test_a_lost_rank_and_a_notice_are_survived_and_their_cost_is_told(run, whole, tmp_path):
+def test_a_lost_rank_and_a_notice_are_survived_and_their_cost_is_reported(run, undisturbed, tmp_path):
     controller = Controller(run)
 
     def loses_a_rank(ranks: Ranks) -> None:
@@ -54,8 +54,8 @@ def test_a_lost_rank_and_a_notice_are_survived_and_their_cost_is_told(run, whole
     assert not controller.goes(lambda ranks: None, tmp_path), run.output()
     assert controller.codes[1:] == [[75, 75], [0, 0]]
 
-    told = {step: {round(loss, 12) for loss in losses} for step, losses in run.losses().items()}
-    assert told == {step: {round(loss, 12) for loss in losses} for step, losses in whole.losses().items()}
+    values = {step: {round(loss, 12) for loss in losses} for step, losses in run.losses().items()}
+    assert values == {step: {round(loss, 12) for loss in losses} for step, losses in undisturbed.losses().items()}
 
     end = run.events("end")[-1]
     first_resume = run.events("resume")[0]["step"]
@@ -75,7 +75,7 @@ def test_a_lost_rank_and_a_notice_are_survived_and_their_cost_is_told(run, whole
                      r"\$\d+\.\d\d · \$\d+\.\d\d in all", run.output())
 
 
-def test_a_budget_that_is_spent_ends_the_run_saved_and_its_controller_leaves_it(run, whole, tmp_path):
+def test_a_budget_that_is_spent_ends_the_run_saved_and_its_controller_leaves_it(run, undisturbed, tmp_path):
     """Three starts: one that dies, one that the money ends, and one that is refused; then a larger one finishes."""
     ranks = run.start(2, env=PRICE, mark=str(tmp_path / "mark"), **SLOW)
     ranks.until(lambda: run.last_step() >= 2)
@@ -97,7 +97,7 @@ def test_a_budget_that_is_spent_ends_the_run_saved_and_its_controller_leaves_it(
     assert len(run.events("start")) == 2
     assert run.ends(2, f"place.budget_usd={spent + 1000}", env=PRICE) == [0, 0], run.output()
     assert run.events("end")[-1]["outcome"] == "done"
-    assert {s: set(v) for s, v in run.losses().items()} == {s: set(v) for s, v in whole.losses().items()}
+    assert {s: set(v) for s, v in run.losses().items()} == {s: set(v) for s, v in undisturbed.losses().items()}
 
 
 def position_of_second_start(run: Run) -> int:

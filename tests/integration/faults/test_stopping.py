@@ -30,7 +30,7 @@ BEFORE = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_sigterm_loses_nothing(run, whole, tmp_path, place):
+def test_sigterm_loses_nothing(run, undisturbed, tmp_path, place):
     method, word = PLACES[place]
     mark = tmp_path / "mark"
     ranks = run.start(
@@ -51,11 +51,11 @@ def test_sigterm_loses_nothing(run, whole, tmp_path, place):
     assert run.committed()[-1] == stopped
     assert [e["signal"] for e in run.events("interrupt")] == ["SIGTERM"]
     assert f"stopped by SIGTERM at step {stopped} of 12" in run.output()
-    goes_on(run, whole, stopped)
+    resumes_to_the_same_losses(run, undisturbed, stopped)
 
 
 @pytest.mark.parametrize("place", BEFORE)
-def test_sigterm_before_the_first_step_waits_for_none(run, whole, tmp_path, place):
+def test_sigterm_before_the_first_step_waits_for_none(run, undisturbed, tmp_path, place):
     method, word = BEFORE[place]
     mark = tmp_path / "mark"
     ranks = run.start(2, hook="integration.faults.hooks:slow", method=method, word=word, seconds=0.3, mark=str(mark))
@@ -64,7 +64,7 @@ def test_sigterm_before_the_first_step_waits_for_none(run, whole, tmp_path, plac
     assert ranks.codes() == [75, 75], run.output()
     assert run.losses() == {}
     assert run.committed() == []
-    goes_on(run, whole, 0)
+    resumes_to_the_same_losses(run, undisturbed, 0)
 
 
 @pytest.mark.parametrize(("name", "rank"), [("SIGTERM", 0), ("SIGTERM", 1), ("SIGUSR1", 1)])
@@ -126,14 +126,14 @@ def test_a_notice_of_the_cloud_saves_and_stops(run, metadata_server):
     assert ranks.codes() == [75, 75], run.output()
     assert [e["signal"] for e in run.events("interrupt")] == ["notice"]
     assert run.committed()[-1] == run.last_step()
-    assert {asked for asked in metadata_server.asked if "preempted" not in asked} <= {
+    assert {requests for requests in metadata_server.asked if "preempted" not in requests} <= {
         "/computeMetadata/v1/instance/maintenance-event"}
 
 
-def goes_on(run: Run, whole: Run, stopped: int) -> None:
+def resumes_to_the_same_losses(run: Run, undisturbed: Run, stopped: int) -> None:
     assert run.ends(2) == [0, 0], run.output()
     assert [e["step"] for e in run.events("resume")] == ([stopped] if stopped else [])
-    assert run.losses() == whole.losses()
+    assert run.losses() == undisturbed.losses()
 
 
 def listens(pid: int, number: signal.Signals) -> bool:

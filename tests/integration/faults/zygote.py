@@ -2,7 +2,7 @@
 
 Run as a program, with the names of what it imports, it takes one JSON request a line on stdin and answers on stdout:
 `{"pids": …}` to a request, and `{"pid": …, "code": …}` whenever a rank has ended. It has one thread, so that what it
-forks is whole.
+forks is complete.
 """
 
 from __future__ import annotations

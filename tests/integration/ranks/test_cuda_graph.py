@@ -38,9 +38,9 @@ def test_narrow_comms_train_the_same_within_their_precision(ranks, one, dtype):
 
 def test_a_checkpoint_goes_from_engine_to_engine_and_from_two_ranks_to_one(ranks, one):
     sets = ("store.checkpoint_every=6", "train.dense_optimizer=adam", "train.dense_learning_rate=0.01")
-    whole = ranks(1, *sets, name="whole")
+    reference = ranks(1, *sets, name="whole")
     first = ranks(2, *sets, "train.num_steps=6", "train.engine=cuda_graph", name="run")
     second = ranks(1, *sets, "train.engine=pipeline", name="run")
     assert (first.code, second.code) == (0, 0), first.output + second.output
     assert second.events("resume")[0]["step"] == 6
-    assert second.losses() == pytest.approx(whole.losses(), rel=1e-4)
+    assert second.losses() == pytest.approx(reference.losses(), rel=1e-4)

@@ -47,7 +47,7 @@ def test_a_batch_that_does_not_divide_is_refused(ranks):
     assert not done.run_dir.exists()
 
 
-def test_a_checkpoint_of_two_ranks_goes_on_at_one(ranks, one):
+def test_a_checkpoint_of_two_ranks_continues_at_one(ranks, one):
     sets = ("store.checkpoint_every=6",)
     first = ranks(2, *sets, "train.num_steps=6", name="run")
     second = ranks(1, *sets, name="run")
@@ -58,11 +58,11 @@ def test_a_checkpoint_of_two_ranks_goes_on_at_one(ranks, one):
 
 def test_ranks_that_resume_give_the_same_losses_bit_for_bit(ranks):
     sets = ("store.checkpoint_every=6", "train.dense_optimizer=adam", "train.dense_learning_rate=0.01")
-    whole = ranks(2, *sets, name="whole")
+    reference = ranks(2, *sets, name="whole")
     first = ranks(2, *sets, "train.num_steps=6", name="run")
     second = ranks(2, *sets, name="run")
-    assert (whole.code, first.code, second.code) == (0, 0, 0), second.output
-    assert second.losses() == whole.losses()
+    assert (reference.code, first.code, second.code) == (0, 0, 0), second.output
+    assert second.losses() == reference.losses()
 
 
 def test_a_signal_to_one_rank_stops_all_at_one_step(zygote, tmp_path, spec_file):

@@ -69,7 +69,7 @@ def test_a_fault_is_started_again_until_it_is_cured(tmp_path):
     ("os.kill(os.getpid(), signal.SIGKILL) if rank else time.sleep(60)", 70),
     ("sys.exit(3)", 3),
 ])
-def test_a_fault_that_stays_is_told(tmp_path, body, expected):
+def test_a_fault_that_stays_is_reported(tmp_path, body, expected):
     code, output, _ = ends(tmp_path, body)
     assert code == expected, output
 

@@ -29,9 +29,9 @@ def test_every_machine_that_guides_name_and_its_successor_is_there(catalog, name
 
 
 def test_every_row_has_a_source_a_date_and_a_confidence(catalog):
-    held = [catalog.machines, catalog.gpus, catalog.fabrics, catalog.quotas, catalog.volumes, catalog.prices,
+    expected_values = [catalog.machines, catalog.gpus, catalog.fabrics, catalog.quotas, catalog.volumes, catalog.prices,
             catalog.spot_interruptions]
-    origins = [row.origin for rows in held for row in rows.values()]
+    origins = [row.origin for rows in expected_values for row in rows.values()]
     origins += [volume.price_origin for volume in catalog.volumes.values()]
     assert len(origins) > 1_300
     for origin in origins:
@@ -169,7 +169,7 @@ def test_what_a_gke_node_keeps_is_by_its_published_steps(catalog):
     assert reserve.allocatable_vcpus(96) == pytest.approx(96 - 0.06 - 0.01 - 0.01 - 92 * 0.0025)
 
 
-def test_the_slices_of_a_tpu_are_whole_hosts(catalog):
+def test_the_slices_of_a_tpu_are_complete_hosts(catalog):
     slices = [m for m in catalog.machines.values() if m.gpu.kind == "tpu"]
     assert len(slices) > 40
     for machine in slices:

@@ -22,11 +22,11 @@ def mistakes(folder):
     return caught.value
 
 
-def test_the_copy_is_whole(folder):
+def test_the_copy_is_complete(folder):
     assert len(read_catalog(folder).machines) == 142
 
 
-def test_all_mistakes_are_told_at_once(folder):
+def test_all_mistakes_are_reported_at_once(folder):
     spoil(folder / "gpus.toml", "hbm_gbyte_per_s = 320", 'hbm_gbyte_per_s = "fast"')
     spoil(folder / "machines.csv", "p4d.24xlarge,,aws", "p4d.24xlarge,,awz")
     spoil(folder / "prices.csv", "p4d.24xlarge,us-west-2,21.95764,10.7084", "p4d.24xlarge,us-west-2,21.95764,30")
@@ -123,7 +123,7 @@ def test_of_two_rows_the_later_date_wins_and_of_one_date_the_new_one(catalog):
     assert merge_newest({}, {place: old}) == {place: old}
 
 
-def test_prices_are_kept_in_the_user_s_data_folder(monkeypatch, tmp_path):
+def test_prices_are_stored_in_the_user_s_data_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert prices_path() == tmp_path / "embark" / "prices.csv"
     for unfit in ("", "relative"):

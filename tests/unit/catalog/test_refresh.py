@@ -29,19 +29,19 @@ def test_a_change_holds_the_old_price_and_the_new(catalog, tmp_path):
     assert (done.num_same, done.num_older) == (0, 0)
 
 
-def test_what_is_kept_reads_back_the_same(catalog, tmp_path):
+def test_what_is_stored_reads_back_the_same(catalog, tmp_path):
     file = price_file(tmp_path, "new.csv", 'p4d.24xlarge,us-west-2,0.1,,,0.333333333,"a, ""b""",2026-11-01,read')
-    kept = tmp_path / "stored.csv"
-    refresh_prices(catalog, file, kept, TODAY)
-    assert read_prices(kept, catalog.machines) == read_prices(file, catalog.machines)
+    retained = tmp_path / "stored.csv"
+    refresh_prices(catalog, file, retained, TODAY)
+    assert read_prices(retained, catalog.machines) == read_prices(file, catalog.machines)
 
 
-def test_the_price_of_a_block_may_come_too_and_is_kept(catalog, tmp_path):
+def test_the_price_of_a_block_may_come_too_and_is_stored(catalog, tmp_path):
     file = tmp_path / "new.csv"
     file.write_text(HEAD.rstrip() + ",block_usd_per_hour\np5e.48xlarge,us-east-2,,,,,x,2026-11-01,read,39.8\n")
-    kept = tmp_path / "stored.csv"
-    refresh_prices(catalog, file, kept, TODAY)
-    assert read_prices(kept, catalog.machines)["p5e.48xlarge", "us-east-2"].block_usd_per_hour == 39.8
+    retained = tmp_path / "stored.csv"
+    refresh_prices(catalog, file, retained, TODAY)
+    assert read_prices(retained, catalog.machines)["p5e.48xlarge", "us-east-2"].block_usd_per_hour == 39.8
 
 
 def test_rows_that_are_older_or_the_same_are_counted_and_change_nothing(catalog, tmp_path):
@@ -65,7 +65,7 @@ def test_a_date_to_come_is_refused(catalog, tmp_path):
         refresh_prices(catalog, file, tmp_path / "stored.csv", TODAY)
 
 
-def test_every_mistake_of_a_file_is_told_with_its_line(catalog, tmp_path):
+def test_every_mistake_of_a_file_is_reported_with_its_line(catalog, tmp_path):
     file = price_file(tmp_path, "new.csv", "p4d.24xlarge,us-west-2,x,,,,x,2026-11,read", "p9,r,1,,,,x,2026-11,read")
     with pytest.raises(MistakesError) as caught:
         refresh_prices(catalog, file, tmp_path / "stored.csv", TODAY)

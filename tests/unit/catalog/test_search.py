@@ -21,23 +21,23 @@ def compare(*arguments):
 
 
 @pytest.mark.parametrize(
-    ("said", "name"),
+    ("result", "name"),
     [("p4d.24xlarge", "p4d.24xlarge"), ("P4D.24XLARGE ", "p4d.24xlarge"), ("ND96asr_v4", "Standard_ND96asr_v4"),
      ("standard_nd96asr_v4", "Standard_ND96asr_v4"), ("v5e-4", "v5litepod-4"), ("tpu-v5litepod-4", "v5litepod-4"),
      ("tpu-v4-8", "v4-8")],
 )
-def test_a_machine_is_found_by_any_of_its_names(catalog, said, name):
-    assert find_machine(catalog, said).name == name
+def test_a_machine_is_found_by_any_of_its_names(catalog, result, name):
+    assert find_machine(catalog, result).name == name
 
 
 @pytest.mark.parametrize(
-    ("said", "near"),
+    ("result", "near"),
     [("p4.24xlarge", "p4d.24xlarge or p4de.24xlarge"), ("a2-highgpu-16g", "a2-highgpu-1g"),
      ("ND96asr", "Standard_ND96asr_v4"), ("zzzzzzzzzzzz", "embark catalog list"), ("", "embark catalog list")],
 )
-def test_an_unknown_machine_brings_the_nearest_names(catalog, said, near):
+def test_an_unknown_machine_brings_the_nearest_names(catalog, result, near):
     with pytest.raises(UserError, match="no such machine") as caught:
-        find_machine(catalog, said)
+        find_machine(catalog, result)
     assert near in caught.value.fix
 
 

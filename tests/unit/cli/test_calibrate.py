@@ -25,8 +25,8 @@ def test_a_calibration_is_measured_kept_and_used(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(measuring, "calibration_models", lambda is_gpu: {
         "tiny": ModelSpec(embedding_dim=8, bottom_mlp=(8,), top_mlp=(8,), num_tables=2, rows_per_table=100)})
     assert run(["bench", "laptop", "-s", "place.device=cpu", "--seconds", "0.2", "--calibrate", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [row["batch"] for row in told["rows"]] == [64, 2048]
+    output = json.loads(capsys.readouterr().out)
+    assert [row["batch"] for row in output["rows"]] == [64, 2048]
     assert calibration_path().exists()
     found = load_calibrations()["cpu"]
     assert found.rates.copy_bytes > 1e8

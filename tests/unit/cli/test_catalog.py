@@ -116,15 +116,15 @@ def test_show_of_a_slice_counts_hosts(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "result"),
     [
         (["ND128isr_GB300_v6"], "no price known in any region"),
         (["p5e.48xlarge"], "no price on demand known"),
         (["ND96isr_H100_v5", "--region", "eastus"], "no spot price known in eastus"),
     ],
 )
-def test_a_missing_price_is_said_and_is_no_fault(capsys, words, said):
-    assert said in told(capsys, "show", *words, "-q").out
+def test_a_missing_price_is_reported_and_is_no_fault(capsys, words, result):
+    assert result in told(capsys, "show", *words, "-q").out
 
 
 def test_compare_sets_machines_side_by_side(capsys):

@@ -33,7 +33,7 @@ def test_a_long_error_is_not_wrapped(capsys):
     assert capsys.readouterr().err == "error: " + "x" * 500 + "\n"
 
 
-def test_all_the_mistakes_of_a_spec_are_said(capsys):
+def test_all_the_mistakes_of_a_spec_are_reported(capsys):
     mistakes = [Mistake("a.toml:3", f"train.f{i}", "1", "is wrong", "write 2") for i in range(2)]
     Console().error(SpecError(mistakes))
     err = capsys.readouterr().err
@@ -67,7 +67,7 @@ def test_a_table_for_a_person(capsys):
     ]
 
 
-def test_a_table_in_a_pipe_keeps_its_cells_whole(capsys, monkeypatch):
+def test_a_table_in_a_pipe_keeps_its_cells_complete(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     path = "s3://bucket/" + "x" * 90
     Console().table([{"path": path, "step": 1}])
@@ -119,11 +119,11 @@ class Thing:
 
 
 def test_data_is_json_whatever_it_holds(capsys):
-    held = {
+    rows = {
         "thing": Thing(Path("x/y"), math.nan), "kind": Kind.A, "set": {2, 1}, "numpy": np.float32(0.5),
         "array": np.arange(2), "text": "\x1b[31m é",
     }  # fmt: skip
-    Console(json=True).show(held, lambda *_: None)
+    Console(json=True).show(rows, lambda *_: None)
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert json.loads(out) == {

@@ -42,10 +42,10 @@ def steps(begin_s: float, first: int, last: int, step_s: float = 0.5) -> list[Ev
 
 def killed_once(now_s: float, **start: object) -> list[Event]:
     """Up to 100 s ago: 100 steps, away for 60 s, loading for 20 s, and on from step 60 to 160."""
-    said = {"num_steps": 1000, **start}
+    values = {"num_steps": 1000, **start}
     t = now_s - 300
-    return [Event("start", {"first_step": 0, **said}, t), *steps(t + 20, 0, 100),
-            Event("start", {"first_step": 60, **said}, t + 130), Event("resume", {"step": 60}, t + 130),
+    return [Event("start", {"first_step": 0, **values}, t), *steps(t + 20, 0, 100),
+            Event("start", {"first_step": 60, **values}, t + 130), Event("resume", {"step": 60}, t + 130),
             *steps(t + 150, 60, 160)]
 
 
@@ -87,7 +87,7 @@ def test_for_a_person_every_part_has_its_time_and_its_dollars(tmp_path, capsys):
     assert "price: $3,600 an hour" in out
 
 
-def test_a_run_without_a_price_is_told_in_hours_only(tmp_path, capsys):
+def test_a_run_without_a_price_is_reported_in_hours_only(tmp_path, capsys):
     write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000))
     assert cost("dlrm", budget=None, console=Console()) == 0
     out = capsys.readouterr().out
@@ -142,12 +142,12 @@ def test_a_budget_of_nothing_is_refused():
         cost("dlrm", budget=0.0, console=Console())
 
 
-def test_a_run_that_is_not_there_is_told():
+def test_a_run_that_is_not_there_is_reported():
     with pytest.raises(UserError, match="no such run"):
         cost("nothing", budget=None, console=Console())
 
 
-def test_a_run_that_has_told_nothing_has_spent_nothing(tmp_path, capsys):
+def test_a_run_that_has_reported_nothing_has_spent_nothing(tmp_path, capsys):
     write_run(tmp_path / "runs" / "dlrm", [])
     assert cost("dlrm", budget=None, console=Console()) == 0
     assert "nothing spent yet" in capsys.readouterr().out
@@ -223,7 +223,7 @@ def test_pods_that_wait_for_a_machine_cost_nothing(tmp_path, capsys, cluster):
     assert (code, answer["spent_usd"], answer["held_s"]) == (0, 0.0, 0.0)
 
 
-def test_a_cluster_that_is_away_leaves_what_the_events_say(tmp_path, capsys, cluster):
+def test_a_cluster_that_is_unavailable_leaves_what_the_events_say(tmp_path, capsys, cluster):
     now = time.time()
     write_run(tmp_path / "elsewhere" / "dlrm", killed_once(now, usd_per_hour=3600.0))
     launch(str(tmp_path / "elsewhere" / "dlrm"))
@@ -254,7 +254,7 @@ def test_a_launched_run_that_would_pass_its_budget_is_stopped(tmp_path, cluster,
     assert ended == (["dlrm"] if is_ended else [])
 
 
-def test_a_run_is_stopped_by_the_command_with_its_checkpoint_whole(tmp_path, capsys, monkeypatch):
+def test_a_run_is_stopped_by_the_command_with_its_checkpoint_complete(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("EMBARK_USD_PER_HOUR", "36000")
     events, checkpoints = tmp_path / "runs/laptop/events.jsonl", tmp_path / "runs/laptop/checkpoints"
     assert run(["launch", "laptop", "--yes", "--set", "train.num_steps=1000000", "--set", "watch.every=1"]) == 0

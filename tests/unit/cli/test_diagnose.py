@@ -77,9 +77,9 @@ def test_a_run_s_spec_that_cannot_be_read_stops_nothing(capsys, tmp_path):
     (tmp_path / "spec.toml").write_text("[train]\nbatch_sze = 3\n")
     (tmp_path / "rank0.log").write_text("OOMKilled\n")
     assert diagnose(str(tmp_path)) == ExitCode.OTHER
-    said = capsys.readouterr()
-    assert "host-out-of-memory" in said.out
-    assert "is not used" in said.err
+    captured = capsys.readouterr()
+    assert "host-out-of-memory" in captured.out
+    assert "is not used" in captured.err
 
 
 def test_the_rules_are_listed(capsys):

@@ -51,7 +51,7 @@ def test_a_budget_on_the_command_line_travels_in_the_spec(monkeypatch):
     assert seen[0].place.budget_usd == 49.5
 
 
-def test_a_target_that_is_not_handed_over_is_told_with_the_way_that_there_is():
+def test_a_target_that_is_not_handed_over_is_reported_with_the_way_that_there_is():
     with pytest.raises(UserError, match="compose") as caught:
         launch_run(Console(), load_spec("quickstart", [*AWS, "place.target=compose"]), yes=True, dry_run=False)
     assert "embark render" in caught.value.fix
@@ -71,13 +71,13 @@ def test_a_spec_that_cannot_be_rendered_is_refused_with_all_its_mistakes():
     assert {mistake.field for mistake in caught.value.mistakes} == {"store.root", "train.batch_size"}
 
 
-def test_without_kubectl_nothing_is_kept():
+def test_without_kubectl_nothing_is_stored():
     with pytest.raises(UserError, match="kubectl is not installed"):
         launch_run(Console(quiet=True), load_spec("quickstart", AWS), yes=True, dry_run=False)
     assert not registry_dir().exists()
 
 
-def test_a_name_that_was_never_launched_is_told():
+def test_a_name_that_was_never_launched_is_reported():
     for verb in (
         lambda: status_command("x", console=Console()),
         lambda: logs_command("x", follow=False, console=Console()),
@@ -95,8 +95,8 @@ def test_one_place_that_cannot_be_asked_does_not_hide_the_others(tmp_path, capsy
     save_record(RunRecord(RunHandle("new", "of another version", {}), "", time.time(), True))
     (registry_dir() / "bad.json").write_text("{")
     assert status_command("", console=Console(json=True)) == 0
-    told = capsys.readouterr()
-    answer = json.loads(told.out)
+    captured = capsys.readouterr()
+    answer = json.loads(captured.out)
     rows = {row["name"]: row for row in answer["runs"]}
     assert rows["far"]["state"] == "unknown"
     assert "kubectl is not installed" in rows["far"]["reason"]

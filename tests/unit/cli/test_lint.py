@@ -119,7 +119,7 @@ def test_rules_are_chosen_by_code_name_or_beginning(capsys, guide, select, ignor
         ([GUIDE], {"ignore": ["container-not-pytorhc"]}, "container-not-pytorch"),
     ],
 )
-def test_a_mistake_of_the_user_is_said_with_its_fix(paths, options, what):
+def test_a_mistake_of_the_user_is_reported_with_its_fix(paths, options, what):
     with pytest.raises(UserError) as error:
         lint(*map(Path, paths), **options)
     assert what in str(error.value)

@@ -36,17 +36,17 @@ def calibrated(tmp_path, monkeypatch):
     clear_cache()
 
 
-def plan(capsys, *sets, code=ExitCode.DONE, spec="criteo-1tb", quiet=False, **asked):
-    assert plan_command(spec, set_=sets, console=Console(quiet=quiet), **asked) == code
+def plan(capsys, *sets, code=ExitCode.DONE, spec="criteo-1tb", quiet=False, **requests):
+    assert plan_command(spec, set_=sets, console=Console(quiet=quiet), **requests) == code
     return capsys.readouterr().out
 
 
-def data(capsys, *sets, code=ExitCode.DONE, spec="criteo-1tb", **asked):
-    assert plan_command(spec, set_=sets, console=Console(json=True), **asked) == code
+def data(capsys, *sets, code=ExitCode.DONE, spec="criteo-1tb", **requests):
+    assert plan_command(spec, set_=sets, console=Console(json=True), **requests) == code
     return json.loads(capsys.readouterr().out)
 
 
-def test_one_setup_is_told_in_full(capsys):
+def test_one_setup_is_reported_in_full(capsys):
     out = plan(capsys, *P4D, "place.nodes=2")
     assert out.startswith("criteo-1tb fits 2 x p4d.24xlarge (16 x A100): ")
     for expected in ("memory of the fullest rank", "optimizer state", "time of a step", "all-to-all", "by closed form",
@@ -60,36 +60,36 @@ def test_quiet_says_the_verdict_alone(capsys):
 
 
 def test_json_has_every_part_with_its_unit(capsys):
-    told = data(capsys, *P4D, samples=4_195_197_692)
-    assert told["fits"]
-    assert told["workload"]["num_steps"] == 4_195_197_692 // 65_536
-    assert told["memory"]["device_total_bytes"] == pytest.approx(sum(told["memory"]["device_bytes"].values()))
-    assert set(told["bills"]) == {"on_demand", "spot", "block", "commit_1y", "commit_3y"}
-    spot = told["bills"]["spot"]
+    payload = data(capsys, *P4D, samples=4_195_197_692)
+    assert payload["fits"]
+    assert payload["workload"]["num_steps"] == 4_195_197_692 // 65_536
+    assert payload["memory"]["device_total_bytes"] == pytest.approx(sum(payload["memory"]["device_bytes"].values()))
+    assert set(payload["bills"]) == {"on_demand", "spot", "block", "commit_1y", "commit_3y"}
+    spot = payload["bills"]["spot"]
     assert spot["total_usd"] == pytest.approx(spot["machines_usd"] + spot["storage_usd"])
     assert spot["saves"]["checkpoint_bytes"] == pytest.approx(105.4e9, rel=0.01)
-    assert told["storage"]["offers"][0]["is_enough"]
-    assert told["step"]["total_s"] > 0
-    assert not told["step"]["is_calibrated"]
+    assert payload["storage"]["offers"][0]["is_enough"]
+    assert payload["step"]["total_s"] > 0
+    assert not payload["step"]["is_calibrated"]
 
 
 def test_what_does_not_fit_ends_with_1_and_the_nearest_that_does(capsys):
-    told = data(capsys, "place.machine=a2-highgpu-1g", *FEW, code=ExitCode.OTHER)
-    assert not told["fits"]
-    assert told["bills"] == {}
-    assert [n["how"] for n in told["nearest"]] == ["more machines", "a larger machine of the cloud", "the cheapest"]
-    assert told["nearest"][0]["num_nodes"] == 4
+    payload = data(capsys, "place.machine=a2-highgpu-1g", *FEW, code=ExitCode.OTHER)
+    assert not payload["fits"]
+    assert payload["bills"] == {}
+    assert [n["how"] for n in payload["nearest"]] == ["more machines", "a larger machine of the cloud", "the cheapest"]
+    assert payload["nearest"][0]["num_nodes"] == 4
 
 
-def test_tables_larger_than_any_cluster_are_told_so(capsys):
+def test_tables_larger_than_any_cluster_are_reported_so(capsys):
     out = plan(capsys, *P4D, *HUGE, code=ExitCode.OTHER, max_nodes=1)
     assert "does not fit one p4d.24xlarge" in out
     assert "GiB" in out
 
 
-def test_a_price_that_is_missing_is_said(capsys):
-    told = data(capsys, "place.machine=p5e.48xlarge", region="us-west-2")
-    missing = [bill for bill in told["bills"].values() if bill["usd_per_hour"] is None]
+def test_a_price_that_is_missing_is_reported(capsys):
+    payload = data(capsys, "place.machine=p5e.48xlarge", region="us-west-2")
+    missing = [bill for bill in payload["bills"].values() if bill["usd_per_hour"] is None]
     assert missing
     assert all(bill["total_usd"] is None and "no price" in bill["missing"] for bill in missing)
     assert "no price known: " in plan(capsys, "place.machine=p5e.48xlarge", region="us-west-2")
@@ -102,7 +102,7 @@ def test_a_tpu_is_planned_by_its_memory(capsys):
     assert "does not fit one v5litepod-4" in plan(capsys, "place.machine=v5e-4", *FEW, code=ExitCode.OTHER)
 
 
-def test_the_whole_catalog_is_ranked(capsys):
+def test_the_complete_catalog_is_ranked(capsys):
     out = plan(capsys, *FEW, across=True, samples=4_195_197_692)
     assert re.match(r"criteo-1tb: cheapest is .* on demand, .*; fastest is ", out)
     assert re.search(r"^a  \S", out, re.MULTILINE)
@@ -118,7 +118,7 @@ def test_eighty_columns_hold_the_ranking(capsys, monkeypatch):
     assert "us-central1" in out
 
 
-def test_without_a_machine_the_whole_catalog_is_asked(capsys):
+def test_without_a_machine_the_complete_catalog_is_asked(capsys):
     assert "cheapest" in plan(capsys, cloud="azure")
 
 
@@ -139,7 +139,7 @@ def test_a_deadline_nobody_keeps_ends_with_1(capsys):
     assert "nothing here runs criteo-1tb within 3.6 s; the cheapest is" in out
 
 
-def test_a_budget_that_one_setup_breaks_is_said(capsys):
+def test_a_budget_that_one_setup_breaks_is_reported(capsys):
     assert "that is not for $0.50 or less" in plan(capsys, *P4D, budget=0.5, code=ExitCode.OTHER)
 
 
@@ -156,10 +156,10 @@ def test_spot_is_as_the_spec_says_unless_a_flag_does(capsys):
 def test_prepared_data_says_its_own_size_and_tables(capsys, tmp_path):
     rows = make_prepared(tmp_path / "rows", FIXED[:2])
     sets = ["data.kind=prepared", f"data.path={rows.path}", *P4D, "train.batch_size=8", "model.embedding_dim=4"]
-    told = data(capsys, *sets, spec="my_specs:bare")
-    assert told["workload"]["num_train_samples"] == rows.manifest.num_rows("train")
-    assert told["workload"]["data_bytes"] == rows.manifest.size_bytes
-    assert list(told["placement"]["shardings"]) == ["tiny", "wide"]
+    payload = data(capsys, *sets, spec="my_specs:bare")
+    assert payload["workload"]["num_train_samples"] == rows.manifest.num_rows("train")
+    assert payload["workload"]["data_bytes"] == rows.manifest.size_bytes
+    assert list(payload["placement"]["shardings"]) == ["tiny", "wide"]
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +175,7 @@ STORED = ("data.kind=prepared", "data.path=s3://bucket/rows")
 
 
 @pytest.mark.parametrize(
-    ("sets", "asked", "what", "fix"),
+    ("sets", "requests", "what", "fix"),
     [
         (["place.machine=p5.48xlarg"], {}, "'p5.48xlarg': no such machine", "p5.48xlarge"),
         (P4D, {"region": "eastus"}, "p4d.24xlarge: not offered in eastus", "us-west-2"),
@@ -196,9 +196,9 @@ STORED = ("data.kind=prepared", "data.path=s3://bucket/rows")
         (FEW, {"across": True, "cloud": "azure", "picture": Path("my_specs.py/x.svg")}, "my_specs.py/x.svg: ", "svg"),
     ],
 )
-def test_bad_input_costs_a_sentence(sets, asked, what, fix):
+def test_bad_input_costs_a_sentence(sets, requests, what, fix):
     with pytest.raises(EmbarkError) as caught:
-        plan_command("criteo-1tb", set_=sets, console=Console(), **asked)
+        plan_command("criteo-1tb", set_=sets, console=Console(), **requests)
     assert caught.value.exit_code == ExitCode.BAD_INPUT
     assert what in str(caught.value)
     assert fix in caught.value.fix
@@ -212,15 +212,15 @@ def test_data_elsewhere_cannot_say_its_tables():
 
 @pytest.mark.slow
 def test_torchrec_s_own_planner_places_the_tables_where_it_is_asked(capsys):
-    told = data(capsys, *P4D, exact=True, spec="laptop")
-    assert told["placement"]["made_by"] == "TorchRec's planner"
-    assert set(told["placement"]["shardings"]) == {f"cat_{i}" for i in range(8)}
+    payload = data(capsys, *P4D, exact=True, spec="laptop")
+    assert payload["placement"]["made_by"] == "TorchRec's planner"
+    assert set(payload["placement"]["shardings"]) == {f"cat_{i}" for i in range(8)}
     assert "TorchRec does not run on a TPU" in raised("place.machine=v5p-8", exact=True)
 
 
-def raised(*sets, **asked):
+def raised(*sets, **requests):
     with pytest.raises(EmbarkError) as caught:
-        plan_command("criteo-1tb", set_=sets, console=Console(), **asked)
+        plan_command("criteo-1tb", set_=sets, console=Console(), **requests)
     return str(caught.value)
 
 

@@ -57,7 +57,7 @@ def test_it_says_what_is_not_as_in_the_cluster_which_engine_it_takes_and_how_it_
     assert "rehearsed: 1 pod ended well" in out
 
 
-def test_limits_that_processes_do_not_have_are_told(capfd):
+def test_limits_that_processes_do_not_have_are_reported(capfd):
     limited = (POD % "exit 0").replace("image: ", "resources: {limits: {memory: 64Mi}}, image: ")
     assert run(["rehearse", manifest(limited)]) == 0
     assert "limits of memory and CPU: the container's → none" in capfd.readouterr().out
@@ -80,7 +80,7 @@ def test_for_a_program_it_answers_in_json_alone(capfd):
     assert {check["name"] for check in answer["verdict"]["checks"]} >= {"controller"}
 
 
-def test_a_folder_is_taken_whole_and_the_job_that_trains_is_found(capfd):
+def test_a_folder_is_taken_complete_and_the_job_that_trains_is_found(capfd):
     manifest(POD % "exit 0", "deploy/copy.yaml")
     training = (POD % "exit 0").replace("name: j}", "name: train}").replace(
         "image: ", "resources: {limits: {nvidia.com/gpu: 1}}, image: ")
@@ -89,7 +89,7 @@ def test_a_folder_is_taken_whole_and_the_job_that_trains_is_found(capfd):
     assert json.loads(capfd.readouterr().out)["name"] == "train"
 
 
-def test_kept_folders_are_told_with_the_command_that_removes_them(capfd):
+def test_kept_folders_are_reported_with_the_command_that_removes_them(capfd):
     assert run(["rehearse", manifest(), "--keep", "--json"]) == 0
     folder, _, how = json.loads(capfd.readouterr().out)["left_behind"].partition("; ")
     assert Path(folder).is_dir()
@@ -168,7 +168,7 @@ def test_stopped_by_a_signal_it_leaves_nothing(number):
     assert not [path for path in Path("/proc").glob("[0-9]*/cwd") if is_in(path, folder)]
 
 
-def test_stopped_by_a_signal_what_was_to_be_kept_is_kept_and_told():
+def test_stopped_by_a_signal_what_was_to_be_kept_is_stored_and_reported():
     words = [sys.executable, "-m", "embark", "rehearse", manifest(POD % "pwd; exec sleep 300"), "--engine", "processes",
              "--keep"]
     with subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -37,7 +37,7 @@ def test_diff_shows_every_number_that_follows_the_nodes_and_writes_nothing(tmp_p
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
-def test_an_edited_file_is_kept_reported_and_written_only_by_force(tmp_path, capsys):
+def test_an_edited_file_is_stored_reported_and_written_only_by_force(tmp_path, capsys):
     rendered(tmp_path / "out")
     mine = tmp_path / "out/kubernetes_job.yaml"
     mine.write_text(mine.read_text() + "# mine\n")

@@ -32,13 +32,14 @@ def place(tmp_path, monkeypatch):
 
 def told(auc: float = 0.7, *, end: bool = True, **start: object) -> list[Event]:
     now = time.time() - 10
-    said = [Event("start", {**START, **start}, now)]
+    events = [Event("start", {**START, **start}, now)]
     for n in range(1, 5):
         values = {"step": n, "loss": 0.6 - n / 100, "auc": auc, "step_s": 1.0, "samples_per_s": 64.0}
-        said.append(Event("step", values, now + n))
-    said.append(Event("eval", {"step": 4, "auc": auc, "log_loss": 0.5, "num_samples": 9}, now + 5))
-    return [*said, Event("end", {"outcome": "done", "step": 4, "samples_per_s": 64.0, "step_s": 1.0}, now + 5)] if end \
-        else said
+        events.append(Event("step", values, now + n))
+    events.append(Event("eval", {"step": 4, "auc": auc, "log_loss": 0.5, "num_samples": 9}, now + 5))
+    last = Event("end", {"outcome": "done", "step": 4, "samples_per_s": 64.0, "step_s": 1.0}, now + 5)
+    return [*events, last] if end \
+        else events
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_a_run_behind_a_uri_gets_its_report_there(make, capsys):
     assert b"# demo" in store.read("report.md")
 
 
-def test_what_is_no_run_is_said_with_the_nearest_name(make, capsys):
+def test_what_is_no_run_is_reported_with_the_nearest_name(make, capsys):
     make("demo")
     assert embark(["report", "demmo"]) == ExitCode.BAD_INPUT
     assert "did you mean 'demo'?" in capsys.readouterr().err
@@ -162,7 +163,7 @@ def test_the_price_is_of_the_machines_that_it_ran_on():
         (resolve({"place": {"machine": "p5.47xlarge"}}), [], "No price: "),
     ],
 )  # fmt: skip
-def test_without_a_price_it_is_said_why(spec, events, why):
+def test_without_a_price_it_is_reported_why(spec, events, why):
     price = price_of_run(spec, Record(events).start)
     assert price.usd_per_hour is None
     assert why in price.text
@@ -173,8 +174,8 @@ def test_two_runs_are_set_side_by_side(make, tmp_path, capsys):
     make("two", told(0.75), train={"batch_size": 4096})
     assert embark(["compare", "one", "two", "--out", "both.html"]) == ExitCode.DONE
     out = capsys.readouterr().out
-    for said in ("train.batch_size", "4,096", "held-out AUC", "0.7500", "Loss by step", "▁", "two was better: held"):
-        assert said in out
+    for result in ("train.batch_size", "4,096", "held-out AUC", "0.7500", "Loss by step", "▁", "two was better: held"):
+        assert result in out
     assert "two was better" in (tmp_path / "both.html").read_text()
     assert embark(["compare", "one", "two", "--json"]) == ExitCode.DONE
     data = json.loads(capsys.readouterr().out)

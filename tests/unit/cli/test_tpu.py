@@ -19,7 +19,7 @@ def _wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
 
 
-def test_without_the_compiler_the_command_that_brings_it_is_told(monkeypatch, capsys):
+def test_without_the_compiler_the_command_that_brings_it_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(aot, "find_spec", lambda name: None if name == "libtpu" else object())
     assert run(["plan", "quickstart", "--tpu-compile", "v5e:2x4"]) == 64
     assert "pip install 'embark-rec[tpu]'" in capsys.readouterr().err
@@ -33,22 +33,22 @@ WIDE = ["-s", "model.num_tables=4", "-s", "model.rows_per_table=4000000", "-s", 
 def test_the_compiler_s_bytes_stand_beside_the_plan_s(monkeypatch, capsys):
     monkeypatch.setattr(aot, "compile_for", lambda spec, topology: MEASURED)
     assert run(["plan", "quickstart", "--tpu-compile", "v5e:2x4", *WIDE]) == 0
-    told = capsys.readouterr().out
-    assert "quickstart compiles for v5e:2x4: 1.05 GB on each of 8 chips, 2,048 samples each" in told
-    rows = {line[:36].strip(): re.split(r"\s{2,}", line[36:].strip()) for line in told.splitlines()}
+    output = capsys.readouterr().out
+    assert "quickstart compiles for v5e:2x4: 1.05 GB on each of 8 chips, 2,048 samples each" in output
+    rows = {line[:36].strip(): re.split(r"\s{2,}", line[36:].strip()) for line in output.splitlines()}
     assert rows["tables, state, dense layers, batch"] == ["1.04 GB", "1.04 GB"]
     assert rows["during a step"][0] == "7.67 MB"
     assert rows["in all"] == ["1.05 GB", "1.05 GB"]
     assert rows["available"][1] == "16.9 GB"
 
 
-def test_the_table_is_whole_in_a_narrow_terminal(monkeypatch, capsys):
+def test_the_table_is_complete_in_a_narrow_terminal(monkeypatch, capsys):
     monkeypatch.setattr(aot, "compile_for", lambda spec, topology: MEASURED)
     monkeypatch.setenv("COLUMNS", "80")
     assert run(["plan", "quickstart", "--tpu-compile", "v5e:2x4", *WIDE]) == 0
-    told = capsys.readouterr().out
-    assert "tables, state, dense layers, batch  1.04 GB" in told
-    assert max(map(len, told.splitlines())) <= 80
+    output = capsys.readouterr().out
+    assert "tables, state, dense layers, batch  1.04 GB" in output
+    assert max(map(len, output.splitlines())) <= 80
 
 
 def test_a_program_reads_the_same_with_units_in_the_names(monkeypatch, capsys):

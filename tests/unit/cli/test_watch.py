@@ -86,24 +86,24 @@ def test_a_fault_in_the_events_is_diagnosed_with_its_fix():
 
 def served(capsys: pytest.CaptureFixture[str], **options) -> tuple[dict, threading.Event, threading.Thread]:
     until = threading.Event()
-    told = {"host": "127.0.0.1", "port": 0, "token": "", "opens": False, **options}
-    thread = threading.Thread(target=lambda: watch_page(Console(json=True), ["runs"], until=until, **told))
+    values = {"host": "127.0.0.1", "port": 0, "token": "", "opens": False, **options}
+    thread = threading.Thread(target=lambda: watch_page(Console(json=True), ["runs"], until=until, **values))
     thread.start()
-    said = ""
+    text = ""
     deadline = time.monotonic() + 240
-    while not said.strip().endswith("}"):
+    while not text.strip().endswith("}"):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-        said += capsys.readouterr().out
-    return json.loads(said), until, thread
+        text += capsys.readouterr().out
+    return json.loads(text), until, thread
 
 
-def test_the_page_is_served_and_its_address_said(capsys: pytest.CaptureFixture[str]):
+def test_the_page_is_served_and_its_address_reported(capsys: pytest.CaptureFixture[str]):
     write_run(Path("runs/one"))
-    told, until, thread = served(capsys)
+    output, until, thread = served(capsys)
     try:
-        assert told["runs"] == ["runs/one"]
-        with urllib.request.urlopen(told["url"] + "api/runs", timeout=240) as answer:
+        assert output["runs"] == ["runs/one"]
+        with urllib.request.urlopen(output["url"] + "api/runs", timeout=240) as answer:
             assert [run["name"] for run in json.load(answer)["runs"]] == ["one"]
     finally:
         until.set()
@@ -113,9 +113,9 @@ def test_the_page_is_served_and_its_address_said(capsys: pytest.CaptureFixture[s
 
 def test_beyond_this_machine_a_token_is_made_and_asked_for(capsys: pytest.CaptureFixture[str]):
     write_run(Path("runs/one"))
-    told, until, thread = served(capsys, host="0.0.0.0")
+    output, until, thread = served(capsys, host="0.0.0.0")
     try:
-        address, _, token = told["url"].partition("?token=")
+        address, _, token = output["url"].partition("?token=")
         port = address.rstrip("/").rpartition(":")[2]
         assert len(token) >= 32
         with pytest.raises(urllib.error.HTTPError, match="401"):

@@ -50,16 +50,16 @@ def test_nothing_new_changes_no_version(tmp_path: Path):
     assert run.version == before
 
 
-def test_a_run_that_is_deleted_is_said_to_be_and_keeps_its_curves(tmp_path: Path):
+def test_a_run_that_is_deleted_is_reported_to_be_and_keeps_its_curves(tmp_path: Path):
     run = run_of(write_run(tmp_path / "demo"))
     shutil.rmtree(tmp_path / "demo")
     read_all(run)
-    told = summary(run, time.time())
-    assert told["state"] == "deleted"
+    summarized = summary(run, time.time())
+    assert summarized["state"] == "deleted"
     assert len(curve(run)["x"]) == 20
 
 
-def test_a_run_that_comes_back_after_it_was_deleted_starts_anew(tmp_path: Path):
+def test_a_run_that_comes_back_after_it_was_deleted_starts_again(tmp_path: Path):
     run = run_of(write_run(tmp_path / "demo", num_steps=400))
     shutil.rmtree(tmp_path / "demo")
     read_all(run)
@@ -101,8 +101,8 @@ def test_lines_that_are_no_events_are_counted_and_passed_over(tmp_path: Path):
     with (folder / "events.jsonl").open("ab") as file:
         file.write(b"\xff\xfe\xfd\n" + step_line(510, time.time()).encode()[:40])
     run = run_of(folder)
-    told = summary(run, time.time())
-    assert told["num_bad_lines"] == 3
+    summarized = summary(run, time.time())
+    assert summarized["num_bad_lines"] == 3
     assert curve(run)["x"][-1] == 500
 
 
@@ -131,9 +131,9 @@ def test_steps_out_of_order_are_drawn_in_order(tmp_path: Path):
 
 def test_zooming_gives_more_of_the_part_and_its_neighbours(tmp_path: Path):
     run = run_of(write_run(tmp_path / "demo", num_steps=5000, every=1))
-    whole = [x for x in curve(run, num_points=100)["x"] if 1000 <= x <= 1100]
+    complete = [x for x in curve(run, num_points=100)["x"] if 1000 <= x <= 1100]
     part = curve(run, num_points=100, low=1000, high=1100)["x"]
-    assert len(whole) < 10
+    assert len(complete) < 10
     assert len(part) > 80
     assert (part[0], part[-1]) == (999, 1101)
 
@@ -168,7 +168,7 @@ def test_runs_that_come_later_are_found_and_followed(tmp_path: Path, monkeypatch
         wait_for(lambda: runs.all()[0].record.steps_done == 60)
 
 
-def test_a_store_that_fails_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_store_that_fails_is_reported_and_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(runs_module, "LOOK_S", 0.02)
     files = RunFiles(write_run(tmp_path / "demo"))
     is_down = threading.Event()
@@ -196,8 +196,8 @@ def test_reading_and_asking_at_once_never_disagree(tmp_path: Path):
     def ask() -> None:
         try:
             while not stop.is_set():
-                told = curve(run)
-                assert len(told["x"]) == len(told["y"])
+                result = curve(run)
+                assert len(result["x"]) == len(result["y"])
                 detail(run, time.time())
         except BaseException as error:
             failures.append(error)

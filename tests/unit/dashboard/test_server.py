@@ -55,7 +55,7 @@ def ask(page: PageServer, path: str, *, method: str = "GET", **headers: str):
         connection.close()
 
 
-def test_runs_curves_charts_details_and_logs_are_told(page):
+def test_runs_curves_charts_details_and_logs_are_reported(page):
     server, run_id = page
     runs = json.loads(ask(server, "/api/runs")[2])["runs"]
     assert [(run["id"], run["state"]) for run in runs] == [(run_id, "finished")]
@@ -82,9 +82,9 @@ def test_the_page_and_all_that_it_names_are_served(page):
     status, headers, body = ask(server, "/")
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert b"/static/main.js" in body
-    for path, (kind, held) in static_files().items():
+    for path, (kind, rows) in static_files().items():
         status, headers, body = ask(server, path)
-        assert (status, headers["Content-Type"], body) == (200, kind, held)
+        assert (status, headers["Content-Type"], body) == (200, kind, rows)
 
 
 def test_every_answer_carries_the_headers_that_keep_scripts_out(page):
@@ -146,17 +146,17 @@ def test_this_machine_s_own_names_are_answered_at_any_port(page, host: str):
     assert ask(page[0], "/api/runs", Host=host)[0] == 200
 
 
-def test_without_the_token_nothing_is_told(guarded):
+def test_without_the_token_nothing_is_reported(guarded):
     server, run_id = guarded
     for path in ("/", "/static/main.js", "/static/icon.svg", "/api/runs", f"/api/runs/{run_id}/logs", "/nowhere",
                  "/?token=wrong", "/?token=", "/api/runs?token=" + TOKEN[:-1]):
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"},
                         {"Authorization": TOKEN}, {"Cookie": f"embark_watch_{server.port}=wrong"},
                         {"Cookie": f"embark_watch={TOKEN}"}, {"Cookie": "\x01=;;"}):
-            status, told, body = ask(server, path, **headers)
+            status, payload, body = ask(server, path, **headers)
             assert status == 401
             assert b"embark watch printed" in body
-            assert "Set-Cookie" not in told
+            assert "Set-Cookie" not in payload
 
 
 def test_the_token_lets_in_by_header_and_by_a_cookie_that_scripts_cannot_read(guarded):
@@ -206,8 +206,8 @@ def test_a_diagnosis_that_fails_is_shown_and_the_page_stays_up(tmp_path: Path, m
 
     monkeypatch.setattr(server_module, "diagnose_run", fails)
     with page_of(write_run(tmp_path / "demo")) as (server, run_id):
-        told = json.loads(ask(server, f"/api/runs/{run_id}/diagnosis")[2])
-        assert told == {"found": [], "error": "too long to be looked through here"}
+        payload = json.loads(ask(server, f"/api/runs/{run_id}/diagnosis")[2])
+        assert payload == {"found": [], "error": "too long to be looked through here"}
         assert ask(server, "/api/runs")[0] == 200
 
 

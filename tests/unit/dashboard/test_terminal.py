@@ -26,26 +26,26 @@ def gpu(used: float = 60e9) -> dict[str, float]:
 
 
 def events(num: int = 50, *, num_steps: int = 100, began_s: float = BEGAN_S, end: str = "", loss: float | None = 0.5):
-    said = [Event("start", {"name": "demo", "device": "cuda", "device_name": "NVIDIA H200", "world_size": 8,
+    run_events = [Event("start", {"name": "demo", "device": "cuda", "device_name": "NVIDIA H200", "world_size": 8,
                             "precision": "bf16", "num_steps": num_steps, "batch_size": 64}, began_s)]
     for n in range(1, num + 1):
         values = {"step": n, "loss": None if loss is None else loss + 1 / n, "auc": 0.8 - 0.3 / n, "step_s": 1.0,
                   "normalized_entropy": 0.8, "samples_per_s": 41_000.0}
-        said.append(Event("step", values, began_s + n))
+        run_events.append(Event("step", values, began_s + n))
     times = [0.05] * 7 + [0.09]
     system = {"host": "a", "cpu_percent": 40, "host_used_bytes": 30e9, "host_bytes": 60e9, "net_in_bytes_per_s": 1e6,
               "gpus": [gpu(79e9), gpu()]}
-    said.append(Event("ranks", {"step": num, "step_s": times, "systems": [system]}, began_s + num))
-    said.append(Event("eval", {"step": num, "auc": 0.77, "log_loss": 0.45}, began_s + num))
-    said.append(Event("save", {"step": num, "path": "x", "bytes": 1.5e9, "save_s": 2.0}, began_s + num))
-    said.append(Event("note", {"level": "warning", "text": "data is slow \x1b[31m[red]now"}, began_s + num))
+    run_events.append(Event("ranks", {"step": num, "step_s": times, "systems": [system]}, began_s + num))
+    run_events.append(Event("eval", {"step": num, "auc": 0.77, "log_loss": 0.45}, began_s + num))
+    run_events.append(Event("save", {"step": num, "path": "x", "bytes": 1.5e9, "save_s": 2.0}, began_s + num))
+    run_events.append(Event("note", {"level": "warning", "text": "data is slow \x1b[31m[red]now"}, began_s + num))
     if end:
-        said.append(Event("end", {"outcome": end, "step": num, "samples_per_s": 41_000.0}, began_s + num))
-    return said
+        run_events.append(Event("end", {"outcome": end, "step": num, "samples_per_s": 41_000.0}, began_s + num))
+    return run_events
 
 
-def view(said: list[Event], silent_s: float = 1.0, name: str = "demo", usd_per_hour: float | None = 36.0) -> View:
-    record = Record(said)
+def view(run_events: list[Event], silent_s: float = 1.0, name: str = "demo", usd_per_hour: float | None = 36.0) -> View:
+    record = Record(run_events)
     now_s = (record.last_s or BEGAN_S) + silent_s
     status = status_of(record, now_s)
     return View(name, record, status, record.spending(usd_per_hour, now_s if status.state == "running" else None))
@@ -60,11 +60,11 @@ def shown(views: list[View], width: int = 80, height: int = 24, **options: Any) 
 
 def test_one_run_says_all_that_matters_on_a_small_terminal():
     text = shown([view(events())])
-    for said in ("demo", "running", "NVIDIA H200 · 8 ranks · bf16", "step 50/100", "50 %", "left", "loss 0.5200",
+    for result in ("demo", "running", "NVIDIA H200 · 8 ranks · bf16", "step 50/100", "50 %", "left", "loss 0.5200",
                  "held out 0.4500", "AUC 0.7940", "held out 0.7700", "41.0 k samples/s", "rank 7 slow: 90.0 ms",
                  "step 50 · 1.50 GB", "$0.51 spent", "to go", "2 GPUs", " 97 %", " 99 %", "61 °C", "CPU", " 50 %",
                  "in 1.00 MB/s", "data is slow [31m[red]now", "Ctrl-C"):
-        assert said in text, f"{said}\n{text}"
+        assert result in text, f"{result}\n{text}"
     assert "\x1b" not in text
 
 
@@ -97,14 +97,14 @@ def test_a_killed_run_is_shown_as_such_with_its_way_back():
     assert "Run the same command to resume from step 50." in text
 
 
-def test_interruptions_are_told():
+def test_interruptions_are_reported():
     stopped = [*events(), Event("interrupt", {"step": 50, "signal": "SIGTERM"}, BEGAN_S + 50),
                *events(60, began_s=BEGAN_S + 100)]
     assert "lost     preempted once" in shown([view(stopped)], 120, 40)
 
 
 @pytest.mark.parametrize("height", [10, 24, 40])
-def test_a_loss_that_is_no_number_is_said(height):
+def test_a_loss_that_is_no_number_is_reported(height):
     assert "loss NaN" in shown([view(events(loss=None))], height=height)
 
 
@@ -127,10 +127,10 @@ class Terminal:
         return self.file.getvalue()
 
 
-def write(folder: Path, said: list[Event], mode: str = "w") -> None:
+def write(folder: Path, run_events: list[Event], mode: str = "w") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "events.jsonl").open(mode) as file:
-        file.writelines(f"{event.to_json()}\n" for event in said)
+        file.writelines(f"{event.to_json()}\n" for event in run_events)
 
 
 def append(folder: Path, text: str) -> None:
@@ -141,12 +141,12 @@ def append(folder: Path, text: str) -> None:
 def after(*steps: Callable[[], None]) -> Callable[[], bool]:
     """Does one step each time it is asked, after giving the screen time to be drawn; then says that it is enough."""
     left = list(steps)
-    asked = 0
+    requests = 0
 
     def until() -> bool:
-        nonlocal asked
-        asked += 1
-        if asked % 8:
+        nonlocal requests
+        requests += 1
+        if requests % 8:
             return False
         if not left:
             return True
@@ -156,7 +156,7 @@ def after(*steps: Callable[[], None]) -> Callable[[], bool]:
     return until
 
 
-def test_it_moves_as_events_come_and_goes_on_when_the_run_is_started_again(tmp_path):
+def test_it_moves_as_events_come_and_continues_when_the_run_is_started_again(tmp_path):
     now_s = time.time() - 50
     first, more = events(40, began_s=now_s), events(50, began_s=now_s)[41:51]
     write(tmp_path / "demo", first)
@@ -191,7 +191,7 @@ def test_it_ends_by_itself_when_all_runs_are_finished(tmp_path):
     assert "demo: Held-out AUC 0.7700" in terminal.text
 
 
-def test_in_a_pipe_it_is_told_once(tmp_path):
+def test_in_a_pipe_it_is_reported_once(tmp_path):
     write(tmp_path / "demo", events(100, end="done"))
     pipe = Terminal(on_terminal=False)
     watch_terminal(lambda: [RunFiles(tmp_path / "demo")], console=pipe.console)

@@ -38,17 +38,17 @@ def test_batches_stay_as_they_are_until_they_are_released(
     source = make_prepared(tmp_path).open()
     with RawLoader(source, batch_size=96, rank=0, world_size=1, start_step=3, stop_step=80, depth=depth,
                    num_threads=num_threads, max_held=max_held, capacity=capacity) as loader:
-        held, first = [], 3
+        rows, first = [], 3
         for batches in loader:
-            held.append((first, batches))
+            rows.append((first, batches))
             first += batches.num_batches
-            if len(held) == max_held:
+            if len(rows) == max_held:
                 time.sleep(0.003)  # long enough for threads that would overrun it
-                for of_step, ones in held:
+                for of_step, ones in rows:
                     for number in range(ones.num_batches):
                         found = fields(source, ones.buffer, number=number, capacity=capacity)
                         assert found == wanted(source, of_step + number), (of_step, number)
-                loader.release(held.pop(0)[1])
+                loader.release(rows.pop(0)[1])
     assert first == 80, "over the end of epochs, and with fewer in the last"
 
 
@@ -68,7 +68,7 @@ def test_memory_is_allocated_once_whatever_the_number_of_steps(tmp_path: Path):
     assert len(given) == 6
 
 
-def test_to_hold_more_than_was_said_is_an_error_rather_than_a_wait_for_ever(tmp_path: Path):
+def test_to_hold_more_than_was_reported_is_an_error_rather_than_a_wait_for_ever(tmp_path: Path):
     source = make_prepared(tmp_path).open()
     with RawLoader(source, batch_size=96, rank=0, world_size=1, start_step=0, stop_step=10, max_held=2) as loader:
         batches = iter(loader)

@@ -49,9 +49,9 @@ def test_larger_tables_fewer_of_them_and_another_order_will_do():
 
 def test_everything_that_differs_is_named():
     text = refusal(num_dense=13, tables=[*tables(user=99, item=5), {"name": "tags", "rows": 50, "multi_hot": 2}])
-    for said in ("some/data", "model.num_dense = 13", "2 dense columns", "no 'item'", "user: rows = 99",
+    for result in ("some/data", "model.num_dense = 13", "2 dense columns", "no 'item'", "user: rows = 99",
                  "ids up to 99", "tags: multi_hot = 2", "4 ids"):
-        assert said in text
+        assert result in text
 
 
 def test_tables_given_by_number_are_compared_by_their_names():

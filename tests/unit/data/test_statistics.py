@@ -143,19 +143,19 @@ def test_a_table_with_far_more_rows_than_lookups_is_counted_the_same(data, monke
 
 def test_neither_the_memory_nor_the_workers_change_a_byte(data, monkeypatch):
     _, directory, manifest = data
-    whole = json.dumps(compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1)[0])
+    complete = json.dumps(compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1)[0])
     monkeypatch.setattr(statistics, "MIN_VALUES_TO_SHARE", 0)
     reports = []
     shared, _ = compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=2,
                                    progress=ProgressReporter(reports.append))
-    assert json.dumps(shared) == whole
+    assert json.dumps(shared) == complete
     assert [p.done for p in reports] == sorted(p.done for p in reports)
     assert reports[-1].done == reports[-1].total
     monkeypatch.setattr(statistics, "is_sparse", lambda *_: False)
     monkeypatch.setattr(statistics, "WORKER_BYTES", (1 << 30) - 8_000)
     tasks = statistics._tasks(directory, manifest, 1, 1 << 30)
     assert min(task.ids_at_a_time for task in tasks if task.features) < 300_000 // 2
-    assert json.dumps(compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1)[0]) == whole
+    assert json.dumps(compute_statistics(directory, manifest, memory_bytes=1 << 30, num_workers=1)[0]) == complete
 
 
 def test_a_worker_s_share_of_the_memory_holds_its_counts(tmp_path):

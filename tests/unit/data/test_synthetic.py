@@ -68,9 +68,9 @@ def test_slices_put_together_are_one_batch_bit_for_bit(mixed: SyntheticSource, c
 
 
 def test_one_sample_alone_is_the_sample_it_is_in_a_large_batch(mixed: SyntheticSource):
-    whole = by_sample(mixed.train_rows(0, 0, 10_000))
+    complete = by_sample(mixed.train_rows(0, 0, 10_000))
     for position in (0, 1, 1_023, 8_738, 9_999):
-        assert by_sample(mixed.train_rows(0, position, position + 1)) == [whole[position]]
+        assert by_sample(mixed.train_rows(0, position, position + 1)) == [complete[position]]
 
 
 def test_another_source_of_the_same_spec_gives_the_same_samples_and_another_seed_others():

@@ -37,7 +37,7 @@ def look(tmp_path):
     [("p5.48xlarge", "vpc.amazonaws.com/efa: 32"), ("Standard_ND96isr_H100_v5", "rdma/ib"),
      ("a3-highgpu-8g", "GPUDirect-TCPX's annotations")],
 )
-def test_sockets_where_the_machine_has_a_fabric_are_told(look, machine, wanted):
+def test_sockets_where_the_machine_has_a_fabric_are_reported(look, machine, wanted):
     report = look(SOCKETS, spec=spec_on(machine))
     assert [one.name for one in report.diagnoses] == ["tcp-instead-of-fabric"]
     assert wanted in report.diagnoses[0].fix
@@ -150,14 +150,14 @@ def test_events_of_a_healthy_run_say_nothing(look, rows):
     assert look(events(*rows) + "{cut", "events.jsonl").diagnoses == ()
 
 
-def test_what_a_log_and_an_event_both_show_is_told_once(tmp_path):
+def test_what_a_log_and_an_event_both_show_is_reported_once(tmp_path):
     (tmp_path / "events.jsonl").write_text(events({"event": "step", "step": 2, "loss": None, "step_s": 0.1}))
     (tmp_path / "train.log").write_text("[rank0]: train step 2/30 loss NaN AUC 0.5000\n")
     (one,) = diagnose(sources_of([str(tmp_path)]).sources).diagnoses
     assert (one.name, one.num_lines, one.ranks) == ("loss-not-a-number", 2, (0,))
 
 
-def test_versions_that_do_not_go_together_are_told_with_the_right_ones(look):
+def test_versions_that_do_not_go_together_are_reported_with_the_right_ones(look):
     report = look("Successfully installed fbgemm-gpu-1.8.0 torch-2.9.1 torchrec-1.8.0\n")
     assert report.diagnoses[0].name == "versions-do-not-match"
     assert "torch 2.9.1" in report.diagnoses[0].cause

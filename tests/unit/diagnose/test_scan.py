@@ -47,7 +47,7 @@ def test_the_last_line_counts_without_its_end_and_empty_files_say_nothing(look):
     assert look(b"\n\n\n").diagnoses == ()
 
 
-def test_lines_that_differ_in_figures_alone_are_told_apart(look):
+def test_lines_that_differ_in_figures_alone_are_reported_apart(look):
     lines = [b"worker exited with code %d" % code for code in (100, 255, 137, 143)]
     report = look(b"\n".join(lines))
     assert [(one.name, one.evidence.line) for one in report.diagnoses] == [("killed", 3)]
@@ -60,7 +60,7 @@ def test_a_line_is_found_among_very_many_of_its_kind(look):
     assert [(one.name, one.evidence.line) for one in report.diagnoses] == [("loss-not-a-number", 31_112)]
 
 
-def test_what_is_said_at_the_end_of_a_long_run_is_heard(look, monkeypatch):
+def test_what_is_reported_at_the_end_of_a_long_run_is_heard(look, monkeypatch):
     monkeypatch.setattr("embark.diagnose.scan.MAX_NOTIFIED", 100)
     steps = [b"[rank0]: step %d step_s=0.1" % n for n in range(200)]
     ends = [b"[rank%d]:[E1115 09:15:00.1 x.cpp:1] [PG 0 Rank %d] Exception detected by watchdog at work: 7, last "

@@ -91,13 +91,13 @@ def test_a_rank_of_the_cluster_s_log_is_named_and_commands_name_the_run(launched
     assert one["command"].startswith("embark logs dlrm ")
 
 
-def test_a_cluster_that_is_away_stops_nothing_that_lies_elsewhere(launched, capsys, tmp_path):
+def test_a_cluster_that_is_unavailable_stops_nothing_that_lies_elsewhere(launched, capsys, tmp_path):
     launched([], "", fails="Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout")
     (tmp_path / "pod.log").write_text("OOMKilled\n")
     assert diagnose("dlrm", "pod.log") == ExitCode.OTHER
-    said = capsys.readouterr()
-    assert "host-out-of-memory" in said.out
-    assert "does not answer" in said.err
+    captured = capsys.readouterr()
+    assert "host-out-of-memory" in captured.out
+    assert "does not answer" in captured.err
 
 
 def test_the_state_of_a_run_is_shown_though_no_rule_matches(launched, capsys):

@@ -49,17 +49,17 @@ def test_what_the_clouds_own_tools_left_is_named(machine, path: str, text: str):
     assert (check.verdict, check.found) == ("ok", text)
 
 
-@pytest.mark.parametrize(("text", "told"), [
+@pytest.mark.parametrize(("text", "message"), [
     ('\ufeff{"installationId": "x", "subscriptions": [{"id": "Wq7-do-not-show-me-Zx9", "state": "Enabled"}]}',
      "azure: az login"),
     ('\ufeff{"installationId": "x"}', "none found"), ('{"subscriptions": []}', "none found"), ("{", "none found"),
     ("[]", "none found"),
 ], ids=["logged in", "az was run once", "logged out", "cut", "odd"])
-def test_az_counts_where_it_was_logged_in_with_and_not_where_it_was_only_run(machine, text: str, told: str):
+def test_az_counts_where_it_was_logged_in_with_and_not_where_it_was_only_run(machine, text: str, message: str):
     file = machine.home / ".azure" / "azureProfile.json"
     file.parent.mkdir(parents=True)
     file.write_text(text, encoding="utf-8")
-    assert found(machine).found.startswith(told)
+    assert found(machine).found.startswith(message)
 
 
 @pytest.mark.parametrize("name", [

@@ -33,7 +33,7 @@ def test_a_disk_that_is_nearly_full_is_not_filled(tmp_path: Path, monkeypatch: p
     assert measure(tmp_path).num_bytes <= 5 << 20
 
 
-def test_both_figures_and_the_size_are_told_with_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_both_figures_and_the_size_are_reported_with_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("embark.doctor.machine.MAX_PROBE_BYTES", 8 << 20)
     free, speed = check_disk(Host(run_dir=tmp_path / "not" / "there" / "yet"))
     assert free.name == "free disk"

@@ -61,12 +61,12 @@ def facts_of(command: list[str], limit_s: float = 240.0) -> Facts:
         probe.end()
 
 
-def test_what_torch_said_is_read_past_what_else_was_printed():
+def test_what_torch_reported_is_read_past_what_else_was_printed():
     facts = facts_of(probe_command(cuda="13.0", nccl="2.28.3", num_gpus=8, arches=["sm_90"]))
     assert (facts.cuda, facts.nccl, facts.num_gpus, facts.arches) == ("13.0", "2.28.3", 8, ["sm_90"])
 
 
-def test_gpus_that_reduce_are_told_with_their_speed():
+def test_gpus_that_reduce_are_reported_with_their_speed():
     facts = facts_of(probe_command(cuda="13.0", nccl="2.28.3", num_gpus=8,
                        reduce={"backend": "nccl", "num_ranks": 8, "error": "", "bytes_per_s": 4.1e11}))
     (check,) = check_ranks(facts, 8)

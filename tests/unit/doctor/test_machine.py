@@ -47,7 +47,7 @@ def test_bf16_units_are_read_from_cpuinfo(text: str, found: str, machine):
     ("/nothing", {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "a pod of Kubernetes"),
     ("/nothing", {}, "no"),
 ])
-def test_a_container_is_told_from_a_machine(path: str, env: dict[str, str], found: str, machine):
+def test_a_container_is_reported_from_a_machine(path: str, env: dict[str, str], found: str, machine):
     machine.has(path)
     machine.env |= env
     assert host.container(machine.host).found == found
@@ -68,7 +68,7 @@ def test_a_containers_memory_limit_is_read(name: str, text: str, limit: int | No
     assert host.cgroup_limit_bytes(machine.host) == limit
 
 
-def test_a_small_container_is_told_its_own_limit_not_the_hosts_memory(machine):
+def test_a_small_container_is_reported_its_own_limit_not_the_hosts_memory(machine):
     machine.has("/proc/meminfo", "MemTotal:       65536000 kB\nMemFree: 1 kB\n")
     assert host.memory(machine.host).found == "62.5 GiB"
     machine.has("/sys/fs/cgroup/memory.max", str(2**30))
@@ -118,7 +118,7 @@ def test_shared_memory_must_be_there_and_be_free(
     assert host.shared_memory(machine.host).verdict == verdict
 
 
-def test_missing_shared_memory_is_told_not_raised(machine):
+def test_missing_shared_memory_is_reported_not_raised(machine):
     check = host.shared_memory(machine.host)
     assert (check.verdict, check.found) == ("wrong", "missing")
     assert "--shm-size" in check.fix
@@ -150,7 +150,7 @@ def test_the_limit_of_processes(soft: int, hard: int, verdict: str, fix: str, wi
     assert check.fix.startswith(fix)
 
 
-def test_no_compiler_is_told_with_the_package_that_has_one(machine):
+def test_no_compiler_is_reported_with_the_package_that_has_one(machine):
     check = host.compiler(machine.host)
     assert (check.verdict, check.found, check.fix) == ("wrong", "missing", "apt-get install -y g++")
     machine.runs("clang++")

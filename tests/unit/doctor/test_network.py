@@ -33,7 +33,7 @@ def looked_at(machine) -> dict[str, tuple[str, str, str]]:
     return {check.name: (check.verdict, check.found, check.fix) for check in check_network(machine.host)}
 
 
-def test_a_machine_without_a_fabric_is_well_and_says_so(machine):
+def test_a_machine_without_a_fabric_is_well_and_reports_it(machine):
     found = looked_at(machine)
     assert found["fabric"][0] == "ok"
     assert "TCP" in found["fabric"][1]

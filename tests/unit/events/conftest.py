@@ -32,7 +32,7 @@ def tables(num: int = 26, ranks: tuple[int, ...] = (0,)) -> list[dict[str, Any]]
 def run_events(outcome: str = "done", **last_eval: Any) -> list[Event]:
     """A step event a second, of a thousand steps in fifty."""
     now = 1_700_000_000.0
-    said = [
+    events = [
         Event("start", START, now),
         Event("plan", {"tables": tables(), "per_rank": [{"rank": r, "bytes": 332_800_000} for r in (0, 1)]}, now),
         Event("note", {"level": "info", "text": "graph captured"}, now),
@@ -41,22 +41,22 @@ def run_events(outcome: str = "done", **last_eval: Any) -> list[Event]:
         now += 1
         loss, auc = 0.45 + 0.24 * math.exp(-step / 200), 0.79 - 0.29 * math.exp(-step / 200)
         measured = {"auc": auc, "normalized_entropy": loss / 0.69, "log_loss": loss, "calibration": 1.01}
-        said.append(Event("progress", {"step": step - 10, "loss": loss, "samples_per_s": 41_200.0}, now - 0.5))
+        events.append(Event("progress", {"step": step - 10, "loss": loss, "samples_per_s": 41_200.0}, now - 0.5))
         step_values = {"step": step, "epoch": 0, "loss": loss, "learning_rate": 0.1, "samples_per_s": 41_234.0,
                        "step_s": 0.05, **measured}  # fmt: skip
-        said.append(Event("step", step_values, now))
+        events.append(Event("step", step_values, now))
         if step % 500 == 0:
-            told = {"step": step, "num_samples": 100_000, "eval_s": 1.25, "best_auc": 0.8003, "best_log_loss": 0.4412}
-            said.append(Event("eval", {**told, **measured, **(last_eval if step == 1000 else {})}, now))
-    said.append(Event("note", {"level": "warning", "text": "data is slow [red]\x1b[31mnow"}, now))
-    said.append(Event("save", {"step": 1000, "path": "runs/demo/ckpt", "bytes": 1_340_000_000, "save_s": 2.1}, now))
+            values = {"step": step, "num_samples": 100_000, "eval_s": 1.25, "best_auc": 0.8003, "best_log_loss": 0.4412}
+            events.append(Event("eval", {**values, **measured, **(last_eval if step == 1000 else {})}, now))
+    events.append(Event("note", {"level": "warning", "text": "data is slow [red]\x1b[31mnow"}, now))
+    events.append(Event("save", {"step": 1000, "path": "runs/demo/ckpt", "bytes": 1_340_000_000, "save_s": 2.1}, now))
     if outcome == "interrupted":
-        said.append(Event("interrupt", {"step": 1000, "signal": "SIGTERM"}, now))
+        events.append(Event("interrupt", {"step": 1000, "signal": "SIGTERM"}, now))
     if outcome == "failed":
-        said.append(Event("error", {"text": "out of memory"}, now))
+        events.append(Event("error", {"text": "out of memory"}, now))
     end = {"outcome": outcome, "step": 1000, "train_s": 312.4, "samples_per_s": 41_200.0, "num_samples": 4_096_000,
            "run_dir": "runs/demo"}  # fmt: skip
-    return [*said, Event("end", end, now)]
+    return [*events, Event("end", end, now)]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from embark.events.plotting import means, thin
 
 
-def test_a_spike_of_one_point_in_a_million_is_kept() -> None:
+def test_a_spike_of_one_point_in_a_million_is_stored() -> None:
     xs = np.arange(1_000_000)
     ys = np.zeros(1_000_000)
     ys[654_321], ys[777_777] = 9.0, -9.0
@@ -45,7 +45,7 @@ def test_places_and_values_of_unlike_number_are_refused() -> None:
     st.lists(st.floats(-1e9, 1e9), max_size=120), st.lists(st.floats(allow_nan=True), min_size=120, max_size=120),
     st.integers(2, 100),
 )
-def test_what_is_kept_is_some_of_the_points_in_order_with_the_extremes(xs, ys, num_points) -> None:
+def test_what_is_stored_is_some_of_the_points_in_order_with_the_extremes(xs, ys, num_points) -> None:
     xs.sort()
     ys = ys[: len(xs)]
     few_xs, few_ys = thin(xs, ys, num_points)
@@ -55,8 +55,8 @@ def test_what_is_kept_is_some_of_the_points_in_order_with_the_extremes(xs, ys, n
     assert {(x, repr(float(y))) for x, y in zip(few_xs, few_ys, strict=True)} <= points
     finite = [y for y in ys if np.isfinite(y)]
     if finite and num_points > 3:
-        kept = few_ys[np.isfinite(few_ys)]
-        assert (kept.min(), kept.max()) == (min(finite), max(finite))
+        retained = few_ys[np.isfinite(few_ys)]
+        assert (retained.min(), retained.max()) == (min(finite), max(finite))
 
 
 def test_means_weigh_a_spike_as_one_point_and_leave_gaps_out() -> None:

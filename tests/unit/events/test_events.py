@@ -7,10 +7,10 @@ from embark.events.events import Event, EventLog, Fanout, read_events
 
 def test_what_is_written_is_read_back(tmp_path):
     log = EventLog(tmp_path / "run" / "events.jsonl")
-    said = [Event("step", {"step": 1, "loss": 0.5}, 12.5, 0), Event("note", {"text": "π\n[red]"}, 13.0, 3)]
-    for event in said:
+    events = [Event("step", {"step": 1, "loss": 0.5}, 12.5, 0), Event("note", {"text": "π\n[red]"}, 13.0, 3)]
+    for event in events:
         log.emit(event)
-    assert list(read_events(tmp_path / "run" / "events.jsonl")) == said  # before it is closed
+    assert list(read_events(tmp_path / "run" / "events.jsonl")) == events  # before it is closed
     log.close()
 
 

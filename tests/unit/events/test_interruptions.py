@@ -57,7 +57,7 @@ def test_a_run_that_was_asked_to_stop_loses_no_step(signal: str, reason: str):
     assert (found.down_s, found.away_s) == (74.0, 64.0)
 
 
-def test_an_error_that_was_told_is_named():
+def test_an_error_that_was_reported_is_named():
     events = [*start(0), *steps(10, 0, 50), Event("error", {"text": "a rank was lost"}, 36.0), *start(60),
               *steps(70, 0, 10)]
     (found,) = interruptions(events)
@@ -122,9 +122,9 @@ def test_events_that_make_no_sense_are_passed_over():
 
 def test_the_file_of_a_killed_run_with_a_cut_line_is_read(tmp_path):
     path = tmp_path / "events.jsonl"
-    whole = [event.to_json() for event in [*start(0), *steps(10, 0, 100)]]
+    complete = [event.to_json() for event in [*start(0), *steps(10, 0, 100)]]
     again = [event.to_json() for event in [*start(150), *steps(170, 0, 20)]]
-    path.write_text("\n".join([*whole[:-1], whole[-1][:30], *again]) + "\n")
+    path.write_text("\n".join([*complete[:-1], complete[-1][:30], *again]) + "\n")
     (found,) = interruptions(read_events(path))
     assert (found.stopped_step, found.lost_steps) == (90, 90)
 
@@ -149,8 +149,8 @@ def test_what_was_lost_in_one_sentence():
     died = Interruption(60.0, 100.0, "died", 100, 99, 1, 0.3, 40.0, 90.0)
     assert losses_sentence(losses([died])) == "interrupted once; 1 step (0.30 s) repeated, 40.0 s down"
     assert losses_sentence(losses([*TWICE, died])).startswith("interrupted 3 times; 42 steps")
-    asked = Interruption(60.0, 100.0, "preempted", 100, 100, 0, 0.0, 40.0, 90.0)
-    assert losses_sentence(losses([asked])) == "preempted once; no steps repeated, 40.0 s down"
+    requests = Interruption(60.0, 100.0, "preempted", 100, 100, 0, 0.0, 40.0, 90.0)
+    assert losses_sentence(losses([requests])) == "preempted once; no steps repeated, 40.0 s down"
 
 
 def test_a_spot_machine_that_is_gone_is_not_paid_while_it_is_waited_for():
@@ -169,7 +169,7 @@ def test_nobody_waited_for_a_run_that_was_stopped_by_hand():
     assert lost.usd == pytest.approx(10.0)
 
 
-def test_steps_that_nobody_has_redone_yet_are_not_said_to_be():
+def test_steps_that_nobody_has_redone_yet_are_not_reported_to_be():
     once = [*start(0), *steps(10, 0, 100), save(40.5, 60), Event("error", {"text": "no space left", "step": 100}, 61.0)]
     assert losses_sentence(losses(interruptions(once))) == "interrupted once; 40 steps (20.0 s) to repeat, 0.00 s down"
     back = [*once, *start(150, 60), *steps(170, 60, 100)]

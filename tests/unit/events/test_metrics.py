@@ -35,12 +35,12 @@ def test_lists_of_ranks_machines_and_gpus_are_taken_apart():
     }
 
 
-def test_a_rank_that_said_nothing_has_no_reading():
+def test_a_rank_that_reported_nothing_has_no_reading():
     event = Event("phases", {"step": 9, "seconds": {"dense": 0.5}, "own_s": [None, 0.4]})
     assert told(event, null_is_nan=True) == {("phase_s", "dense"): 0.5, ("rank_own_s", "1"): 0.4}
 
 
-def test_what_is_seen_in_training_and_held_out_is_told_apart():
+def test_what_is_seen_in_training_and_held_out_is_reported_apart():
     assert told(Event("step", {"step": 1, "auc": 0.7}))["auc", "train"] == 0.7
     assert told(Event("eval", {"step": 1, "auc": 0.8}))["auc", "eval"] == 0.8
 
@@ -85,7 +85,7 @@ def test_the_newest_stays_and_happenings_are_counted(make_events):
     assert by_name["last_event_s", ()] == make_events()[-1].time_s
 
 
-def test_a_run_that_goes_on_elsewhere_forgets_the_machines_it_had():
+def test_a_run_that_continues_elsewhere_forgets_the_machines_it_had():
     latest = Latest([Event("start", {"num_steps": 9}), Event("ranks", RANKS), Event("step", {"step": 40, "loss": 0.5})])
     assert {("host", "b")} <= {label for r in latest.readings() for label in r.labels}
     latest.add(Event("start", {"num_steps": 9}))

@@ -22,7 +22,7 @@ def values(page):
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in page.splitlines() if line[:1] != "#"}
 
 
-def test_the_newest_value_of_every_series_is_told(make_events):
+def test_the_newest_value_of_every_series_is_reported(make_events):
     page = values(exposition({"demo": make_events()}))
     last = [e for e in make_events() if e.kind == "step"][-1].values
     assert page['embark_loss{run="demo"}'] == last["loss"]
@@ -33,29 +33,29 @@ def test_the_newest_value_of_every_series_is_told(make_events):
 
 
 def test_ranks_machines_and_gpus_have_labels_of_their_own():
-    told = {"step": 5, "step_s": [0.1, 0.2], "input_s": [0.0, 0.1], "systems": SYSTEMS}
-    page = values(exposition({"a": [Event("ranks", told)], "b": [Event("ranks", told)]}))
+    fields = {"step": 5, "step_s": [0.1, 0.2], "input_s": [0.0, 0.1], "systems": SYSTEMS}
+    page = values(exposition({"a": [Event("ranks", fields)], "b": [Event("ranks", fields)]}))
     assert page['embark_rank_step_seconds{rank="1",run="b"}'] == 0.2
     assert page['embark_cpu_ratio{host="node-0",run="a"}'] == 0.5
     assert page['embark_gpu_util_ratio{gpu="3",host="node-0",run="a"}'] == 0.25
 
 
-def test_one_that_keeps_what_was_told_is_asked_for_the_same_page(make_events):
+def test_one_that_keeps_what_was_reported_is_asked_for_the_same_page(make_events):
     latest = Latest()
     for event in make_events():
         latest.add(event)
     assert exposition({"demo": latest}) == exposition({"demo": make_events()})
 
 
-def test_a_loss_that_was_no_number_is_told_as_such_from_a_file_too():
+def test_a_loss_that_was_no_number_is_reported_as_such_from_a_file_too():
     page = values(exposition({"demo": [Event("step", {"step": 1, "loss": None, "learning_rate": 0.1})]}))
     assert math.isnan(page['embark_loss{run="demo"}'])
 
 
 def test_names_of_any_kind_do_not_break_the_page(make_events):
     hostile = 'x"} 1\nembark_loss{run="forged'
-    told = {"systems": [{"host": 'h"\n\\', "cpu_percent": 1.0}]}
-    page = exposition({hostile: [*make_events(), Event("ranks", told)]})
+    fields = {"systems": [{"host": 'h"\n\\', "cpu_percent": 1.0}]}
+    page = exposition({hostile: [*make_events(), Event("ranks", fields)]})
     assert not [line for line in page.splitlines() if line.startswith('embark_loss{run="forged')]
     assert len([line for line in page.splitlines() if line.startswith("embark_loss{")]) == 1
 
@@ -92,8 +92,8 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch, make_ev
 
 @pytest.mark.needs("prometheus")
 def test_promtool_takes_the_page(make_events):
-    told = {"step": 5, "step_s": [0.1, 0.2], "input_s": [0.0, 0.1], "systems": SYSTEMS}
-    page = exposition({"demo": [*make_events(), Event("ranks", told)]})
+    fields = {"step": 5, "step_s": [0.1, 0.2], "input_s": [0.0, 0.1], "systems": SYSTEMS}
+    page = exposition({"demo": [*make_events(), Event("ranks", fields)]})
     checked = promtool("check", "metrics", stdin=page)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
@@ -134,8 +134,8 @@ RIGHT = {
 def test_each_rule_fires_for_what_it_is_there_for_and_no_other_does(tmp_path, alert):
     series, minutes = dict(RIGHT), 720
     if alert:
-        (name, told), minutes = WRONG[alert]
-        by_rank = told if isinstance(told, dict) else {None: told}
+        (name, result), minutes = WRONG[alert]
+        by_rank = result if isinstance(result, dict) else {None: result}
         for rank, text in by_rank.items():
             series[name if rank is None else f'{name}{{rank="{rank}"}}'] = text
     (tmp_path / "rules.yaml").write_text(rules_text())

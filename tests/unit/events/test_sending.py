@@ -41,7 +41,7 @@ def until(condition):
     assert condition()
 
 
-def test_what_was_told_last_is_sent_when_the_run_ends():
+def test_what_was_reported_last_is_sent_when_the_run_ends():
     service = Service()
     sink = SendingSink("x", lambda: service, 3600)
     for number in range(100):
@@ -65,7 +65,7 @@ def test_only_what_is_new_is_sent():
     assert service.got[1]["save_bytes"] == 10
 
 
-def test_a_failure_is_told_once_in_plain_letters_and_the_next_sending_tries_again():
+def test_a_failure_is_reported_once_in_plain_letters_and_the_next_sending_tries_again():
     service = Service(fails=3)
     sink = SendingSink("CloudX", lambda: service, 0.005)
     sink.emit(step(1))
@@ -78,7 +78,7 @@ def test_a_failure_is_told_once_in_plain_letters_and_the_next_sending_tries_agai
     assert service.got[0]["loss"] == 0.5
 
 
-def test_a_service_that_cannot_even_be_made_is_told_of():
+def test_a_service_that_cannot_even_be_made_is_reported_of():
     def make():
         raise ValueError("You must specify a region.")
 

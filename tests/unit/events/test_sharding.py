@@ -27,7 +27,7 @@ def test_tables_spread_over_many_ranks_share_a_line():
     assert rows[0][2] == "table_wise (fused) over ranks 0, 2, 4, 6"
 
 
-def test_unlike_tables_are_told_by_their_sharding():
+def test_unlike_tables_are_reported_by_their_sharding():
     rng = random.Random(0)
     tables = [
         {"table": f"t{i}", "rows": rng.randint(10, 10**7), "dim": 128, "kernel": "fused",

@@ -26,21 +26,21 @@ def test_a_run_that_has_not_started_has_no_cost():
     assert spending([Event("note", {"text": "x"}, 1.0)]) is None
 
 
-def test_a_whole_run_is_its_start_and_its_steps():
-    told = spending([start(100, age_s=20.0, usd_per_hour=36.0), *steps(120, 0, 1000), end(630, 1000)])
-    assert told is not None
-    assert (told.waiting_s, told.useful_s, told.redone_s) == (40.0, 510.0, 0.0)
-    assert told.usd == pytest.approx(5.5)
-    assert (told.left_s, told.total_usd) == (0.0, pytest.approx(5.5))
+def test_a_complete_run_is_its_start_and_its_steps():
+    spent = spending([start(100, age_s=20.0, usd_per_hour=36.0), *steps(120, 0, 1000), end(630, 1000)])
+    assert spent is not None
+    assert (spent.waiting_s, spent.useful_s, spent.redone_s) == (40.0, 510.0, 0.0)
+    assert spent.usd == pytest.approx(5.5)
+    assert (spent.left_s, spent.total_usd) == (0.0, pytest.approx(5.5))
 
 
-def test_what_is_left_is_told_at_the_pace_that_saves_and_evaluations_leave():
+def test_what_is_left_is_reported_at_the_pace_that_saves_and_evaluations_leave():
     # 400 steps of half a second took 250 s: a save of 50 s lies among them.
-    told = spending([start(0, usd_per_hour=3600.0), *steps(0, 0, 200), *steps(150, 200, 400)])
-    assert told is not None
-    assert told.wall_step_s == pytest.approx(250 / 400)
-    assert told.left_s == pytest.approx(600 * 250 / 400)
-    assert told.total_usd == pytest.approx(250 + 375)
+    spent = spending([start(0, usd_per_hour=3600.0), *steps(0, 0, 200), *steps(150, 200, 400)])
+    assert spent is not None
+    assert spent.wall_step_s == pytest.approx(250 / 400)
+    assert spent.left_s == pytest.approx(600 * 250 / 400)
+    assert spent.total_usd == pytest.approx(250 + 375)
 
 
 def killed_and_back(**values: object) -> list[Event]:
@@ -49,12 +49,12 @@ def killed_and_back(**values: object) -> list[Event]:
 
 
 def test_a_run_that_was_killed_is_split_into_useful_redone_and_waiting():
-    told = spending(killed_and_back(usd_per_hour=3600.0))
-    assert told is not None
-    assert told.redone_s == 30.0
-    assert told.useful_s == 50 + 100 - 30
-    assert told.waiting_s == 80 + 30  # the machines are held while the process is away, and while it loads
-    assert told.usd == pytest.approx(told.held_s) == pytest.approx(260)
+    spent = spending(killed_and_back(usd_per_hour=3600.0))
+    assert spent is not None
+    assert spent.redone_s == 30.0
+    assert spent.useful_s == 50 + 100 - 30
+    assert spent.waiting_s == 80 + 30  # the machines are held while the process is away, and while it loads
+    assert spent.usd == pytest.approx(spent.held_s) == pytest.approx(260)
 
 
 def test_spot_machines_are_paid_only_while_they_are_held():
@@ -69,33 +69,33 @@ def test_spot_machines_are_paid_only_while_they_are_held():
 
 def test_time_after_an_end_is_nobodys():
     events = [start(0), *steps(0, 0, 100), end(50, 100, "budget"), start(9000, 100), *steps(9000, 100, 200)]
-    told = spending(events, usd_per_hour=3600.0)
-    assert told is not None
-    assert told.usd == pytest.approx(100)
-    assert told.lost.num == 0
+    spent = spending(events, usd_per_hour=3600.0)
+    assert spent is not None
+    assert spent.usd == pytest.approx(100)
+    assert spent.lost.num == 0
 
 
 def test_starts_that_came_to_nothing_are_paid_once():
     events = [start(0), *steps(0, 0, 100), start(100, age_s=20.0), Event("error", {}, 110.0), start(200),
               *steps(200, 0, 20)]
-    told = spending(events, usd_per_hour=3600.0)
-    assert told is not None
-    assert told.usd == pytest.approx(210)
+    spent = spending(events, usd_per_hour=3600.0)
+    assert spent is not None
+    assert spent.usd == pytest.approx(210)
 
 
 def test_each_start_is_paid_at_its_own_price():
     events = [start(0, usd_per_hour=3600.0), *steps(0, 0, 100), end(50, 100, "budget"),
               start(100, 100, usd_per_hour=7200.0), *steps(100, 100, 200)]
-    told = spending(events)
-    assert told is not None
-    assert (told.usd, told.usd_per_hour) == (pytest.approx(50 + 100), 7200.0)
+    spent = spending(events)
+    assert spent is not None
+    assert (spent.usd, spent.usd_per_hour) == (pytest.approx(50 + 100), 7200.0)
 
 
 def test_without_a_price_there_are_hours_and_no_dollars():
-    told = spending(killed_and_back())
-    assert told is not None
-    assert told.held_s == 260
-    assert (told.usd, told.total_usd, told.usd_for(10.0), told.lost.usd) == (None, None, None, None)
+    spent = spending(killed_and_back())
+    assert spent is not None
+    assert spent.held_s == 260
+    assert (spent.usd, spent.total_usd, spent.usd_for(10.0), spent.lost.usd) == (None, None, None, None)
 
 
 def test_a_run_under_way_is_counted_to_now_and_one_that_ended_is_not():
@@ -106,6 +106,6 @@ def test_a_run_under_way_is_counted_to_now_and_one_that_ended_is_not():
 
 
 def test_nothing_is_foretold_before_the_first_step():
-    told = spending([start(0, usd_per_hour=3600.0)], now_s=30.0)
-    assert told is not None
-    assert (told.waiting_s, told.left_s, told.total_usd) == (30.0, None, None)
+    spent = spending([start(0, usd_per_hour=3600.0)], now_s=30.0)
+    assert spent is not None
+    assert (spent.waiting_s, spent.left_s, spent.total_usd) == (30.0, None, None)

@@ -43,16 +43,16 @@ def test_a_log_has_a_step_line_every_five_seconds_and_the_last(shown, make_event
     assert re.search(r"step   520/1,000   loss 0.4\d+   AUC 0.7\d+   41.2 k samples/s   0:2\d left", text)
 
 
-def test_the_last_step_of_a_run_cut_short_is_told(shown, make_events):
+def test_the_last_step_of_a_run_cut_short_is_reported(shown, make_events):
     steps = [event for event in make_events() if event.kind in ("start", "step")][:4]
     assert re.findall(r"step +(\d+)/", shown(steps)) == ["20", "60"]
 
 
 def test_lines_come_in_the_order_of_their_steps(shown, make_events):
-    told = re.findall(r"(train|held out) +step +([\d,]+)/", shown(make_events()))
-    steps = [int(step.replace(",", "")) for _, step in told]
+    output = re.findall(r"(train|held out) +step +([\d,]+)/", shown(make_events()))
+    steps = [int(step.replace(",", "")) for _, step in output]
     assert steps == sorted(steps)
-    assert ("held out", "500") in told
+    assert ("held out", "500") in output
 
 
 def test_a_log_line_is_never_wrapped(shown, make_events):

@@ -31,7 +31,7 @@ def test_a_pod_that_is_not_scheduled_says_why_and_what_to_do(message, text, fix)
     assert fix in reason.fix
 
 
-def test_every_cause_in_the_sentence_is_told():
+def test_every_cause_in_the_sentence_is_reported():
     reason = explain_unschedulable("0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 Insufficient memory.")
     assert reason.text.startswith("no node has enough GPUs free (nvidia.com/gpu); no node has enough memory free (0/3")
 
@@ -43,6 +43,6 @@ def test_what_is_not_known_is_passed_on_as_it_is():
     assert "exit code 3" in explain_exit(3, "").text
 
 
-def test_a_missing_config_map_is_told_by_name():
+def test_a_missing_config_map_is_reported_by_name():
     assert "ConfigMap dlrm-spec does not exist" in explain_waiting("CreateContainerConfigError",
                                                              'configmap "dlrm-spec" not found').text

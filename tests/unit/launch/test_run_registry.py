@@ -43,7 +43,7 @@ def test_the_same_run_is_remembered_once_and_the_newer_counts():
     assert [r.is_submitted for r in list_runs().runs] == [True]
 
 
-def test_two_of_a_name_in_two_clusters_are_told_apart():
+def test_two_of_a_name_in_two_clusters_are_reported_apart():
     east, west = save_record(run()), save_record(run(context="west"))
     with pytest.raises(UserError, match="launched in 2 places") as caught:
         find_run("dlrm")
@@ -85,7 +85,7 @@ def _write_many(number: int) -> None:
         save_record(run(spec_toml=f"{number} {turn} " + "x" * 20_000))
 
 
-def test_writers_at_the_same_time_leave_one_whole_file():
+def test_writers_at_the_same_time_leave_one_complete_file():
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=_write_many, args=(number,)) for number in range(2)]
     for writer in writers:
@@ -96,7 +96,7 @@ def test_writers_at_the_same_time_leave_one_whole_file():
     assert find_run("dlrm").spec_toml.endswith("x" * 20_000)
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
     with pytest.raises(UserError, match="could not be recorded") as caught:

@@ -40,7 +40,7 @@ def test_one_that_takes_too_long_is_ended_even_if_it_does_not_want_to():
     assert done.out == "up\n"
 
 
-def test_a_program_that_is_not_there_is_told_with_where_to_get_it(monkeypatch):
+def test_a_program_that_is_not_there_is_reported_with_where_to_get_it(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UserError, match="kubectl is not installed") as caught:
         Shell().ask(["kubectl", "version"])
@@ -85,12 +85,12 @@ def test_lines_of_several_programs_arrive_each_under_its_key():
 
 
 def test_a_dry_run_says_every_command_as_it_could_be_typed_and_runs_none(tmp_path):
-    told: list[str] = []
-    shell, touched = DryRunShell(told.append), tmp_path / "a b"
+    messages: list[str] = []
+    shell, touched = DryRunShell(messages.append), tmp_path / "a b"
     assert shell.change(["touch", str(touched)]).is_ok
     assert shell.ask(["false"]).is_ok
     shell.change(["kubectl", "apply", "-f", "-"], stdin="kind: Job", stdin_name="job.yaml")
-    assert told == [f"touch '{touched}'", "false", "kubectl apply -f - < job.yaml"]
+    assert messages == [f"touch '{touched}'", "false", "kubectl apply -f - < job.yaml"]
     assert not list(tmp_path.iterdir())
 
 

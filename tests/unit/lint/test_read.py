@@ -121,17 +121,17 @@ def test_a_script_does_not_run(tmp_path, monkeypatch):
 def test_what_is_no_text_is_one_finding(tmp_path, data, what):
     path = tmp_path / "x.yaml"
     path.write_bytes(data)
-    (code, said), = told(path)
+    (code, result), = told(path)
     assert code == "EMB001"
-    assert what in said
+    assert what in result
 
 
 def test_a_huge_file_is_not_read(tmp_path):
     path = tmp_path / "x.yaml"
     with path.open("wb") as file:
         file.truncate(10 * 1024**3)
-    (code, said), = told(path)
-    assert (code, "10,737 MB" in said) == ("EMB001", True)
+    (code, result), = told(path)
+    assert (code, "10,737 MB" in result) == ("EMB001", True)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):

@@ -85,7 +85,7 @@ def test_a_service_of_another_file_is_found():
     assert codes(lint_texts({"job.yaml": TRAINING, "service.yaml": SERVICE})) == set()
 
 
-def test_a_service_of_another_file_is_held_to_what_it_must_be():
+def test_a_service_of_another_file_is_checked_against_what_it_must_be():
     wrong = SERVICE.replace("publishNotReadyAddresses: true", "publishNotReadyAddresses: false")
     found = lint_texts({"job.yaml": TRAINING, "service.yaml": wrong})
     assert [(one.code, one.path) for one in found] == [("EMB107", "service.yaml")]

@@ -50,7 +50,7 @@ def test_words_are_those_of_the_shell(text, expected):
     assert argvs(text) == expected
 
 
-def test_what_a_command_sets_is_told_apart():
+def test_what_a_command_sets_is_reported_apart():
     first, second = commands("A=1 B='x y' run z\nexport C=3 D\n")
     assert [(name, value) for name, value, _ in first.assignments] == [("A", "1"), ("B", "x y")]
     assert first.argv == ["run", "z"]

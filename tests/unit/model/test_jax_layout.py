@@ -30,14 +30,14 @@ def test_narrow_rows_share_a_line_of_memory_in_fp32_alone():
     assert {g.rows_per_line for g in make_layout(halves, 8, LINE_WIDTHS["tpu"]).groups} == {1}
 
 
-@pytest.mark.parametrize(("sets", "said"), [
+@pytest.mark.parametrize(("sets", "result"), [
     (["train.optimizer=adam"], "train.optimizer = adam"),
     (["train.sharding=column_wise"], "train.sharding = column_wise"),
     (["train.batch_size=1001"], "does not divide over 8 devices\n +fix: use 1000 or 1008"),
     (["model.rows_per_table=2140000000"], "32 bits"),
 ])
-def test_what_the_trainer_cannot_do_is_refused(sets, said):
-    with pytest.raises(UserError, match=said):
+def test_what_the_trainer_cannot_do_is_refused(sets, result):
+    with pytest.raises(UserError, match=result):
         make_layout(load_spec("quickstart", sets), 8)
 
 

@@ -46,12 +46,12 @@ def test_tables_in_the_host_s_memory_are_planned_for_each_host():
 
 
 def test_links_and_hosts_do_not_ask_again_where_the_devices_hold_all(monkeypatch):
-    asked = []
-    monkeypatch.setattr(remembered, "closed_form", lambda spec, cluster: asked.append(1) or closed_form(spec, cluster))
+    requests = []
+    monkeypatch.setattr(remembered, "closed_form", lambda *given: requests.append(1) or closed_form(*given))
     planner = CachedPlanner()
     cluster = Cluster(8, 8, 39 * GIB, 1000 * GIB, intra_gbyte_per_s=300.0)
     first = planner(LARGE, cluster)
     assert planner(LARGE, replace(cluster, host_bytes=500 * GIB, inter_gbyte_per_s=12.5)) is first
-    assert len(asked) == 1
+    assert len(requests) == 1
     planner(LARGE, replace(cluster, num_ranks=16))
-    assert len(asked) == 2
+    assert len(requests) == 2

@@ -86,7 +86,7 @@ def test_text_from_a_spec_cannot_become_markup(found):
     assert "&lt;b&gt;" in draw_svg(found, "<b>")
 
 
-def test_nothing_to_draw_is_said():
+def test_nothing_to_draw_is_reported():
     assert "nothing here fits" in draw_svg(Survey("on_demand", (), (), (), 0), "run")
 
 

@@ -81,7 +81,7 @@ def test_tables_that_fit_in_sum_and_not_in_parts_are_refused_in_so_many_words():
 
 
 @pytest.mark.parametrize("sharding", ["table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise"])
-def test_a_sharding_that_is_asked_for_is_kept_to(sharding):
+def test_a_sharding_that_is_asked_for_is_stored_to(sharding):
     placement = closed_form(changed(CRITEO, sharding=sharding), Cluster(16, 8, 80 * GIB, 1000 * GIB))
     assert set(placement.shardings.values()) == {sharding}
     hosts = {table: {s.rank // 8 for s in placement.shards if s.table == table} for table in placement.shardings}
@@ -149,7 +149,7 @@ def test_every_row_is_held_once_and_no_rank_is_overfull(data):
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_what_fits_whole_on_every_device_is_never_refused_nor_put_on_the_host(data):
+def test_what_fits_complete_on_every_device_is_never_refused_nor_put_on_the_host(data):
     spec, cluster = data.draw(specs()), data.draw(clusters(devices=("cuda",)))
     allowed = allowed_shardings(spec, cluster.num_ranks, "cuda")
     cheapest = [min(options_of(t, allowed, spec, cluster, may_spill=False), key=lambda o: o.all_device_bytes)

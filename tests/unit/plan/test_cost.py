@@ -76,7 +76,7 @@ def test_a_machine_that_went_is_not_paid_while_the_others_wait():
     assert paid.machines_usd == pytest.approx(8.0 * (2 * paid.time.total_s - paid.time.waiting_s) / 3600)
 
 
-def test_a_block_is_paid_by_whole_days():
+def test_a_block_is_paid_by_complete_days():
     price = replace(PRICE, block_usd_per_hour=10.0)
     prediction, work = parts(samples=65_536 * 360_000)
     assert bill(prediction, work, "block", price, NO_FAILURE).machines_usd == 240.0
@@ -92,7 +92,7 @@ def test_every_way_to_pay_has_its_own_rate(purchase, rate):
     assert hourly_usd(PRICE, purchase) == (pytest.approx(rate) if rate else None)
 
 
-def test_a_missing_price_is_said_and_is_not_nothing():
+def test_a_missing_price_is_reported_and_is_not_nothing():
     prediction, work = parts()
     for price, where in ((replace(PRICE, spot_usd_per_hour=None), " in us-west-2"), (None, "")):
         paid = add_storage(bill(prediction, work, "spot", price, NO_FAILURE), 10.0)

@@ -58,8 +58,8 @@ def test_memory_is_found_again():
         always = truth.context_bytes + truth.workspace_bytes
         assert found.context_bytes + found.workspace_bytes == pytest.approx(always, rel=0.01)
         for part in ("pooled", "layers", "ids"):
-            held = getattr(truth, part) * (1 + truth.fragmentation)
-            assert getattr(found, part) * (1 + found.fragmentation) == pytest.approx(held, rel=0.02), (engine, part)
+            rows = getattr(truth, part) * (1 + truth.fragmentation)
+            assert getattr(found, part) * (1 + found.fragmentation) == pytest.approx(rows, rel=0.02), (engine, part)
 
 
 def test_a_fit_keeps_the_rates_and_has_every_engine_that_was_measured():

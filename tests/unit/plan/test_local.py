@@ -34,19 +34,19 @@ class Heard:
 
 def test_a_run_on_tpus_is_foreseen_as_the_plan_foresees_it():
     spec = load_spec("criteo-1tb", [])
-    said = predict_local(spec, HERE)
+    prediction = predict_local(spec, HERE)
     planned = predict(Setup(spec, load_catalog().machines["v5litepod-8"], 1))
-    assert said["peak_bytes"] == pytest.approx(planned.memory.device_total)
-    assert said["step_s"] == pytest.approx(planned.step.total_s)
-    assert said["is_calibrated"] is False
-    assert "unmeasured" in said["basis"]
+    assert prediction["peak_bytes"] == pytest.approx(planned.memory.device_total)
+    assert prediction["step_s"] == pytest.approx(planned.step.total_s)
+    assert prediction["is_calibrated"] is False
+    assert "unmeasured" in prediction["basis"]
 
 
 @pytest.mark.parametrize("other", [
     {"device": "gpu", "device_name": "NVIDIA H200"}, {"device": "cpu", "device_name": "8 CPU devices of JAX"},
     {"engine": "sparsecore"}, {"device_name": "TPU v3"}, {"device_name": "TPU v99"}, {"world_size": 7},
 ])
-def test_where_nothing_is_known_nothing_is_said(other):
+def test_where_nothing_is_known_nothing_is_reported(other):
     assert predict_local(load_spec("quickstart", []), HERE | other) is None
 
 
@@ -58,13 +58,13 @@ def test_jax_s_names_of_chips_are_known(title, name):
     assert match_tpu(title, load_catalog()).name == name
 
 
-def test_it_is_told_as_an_event_before_the_first_step():
-    heard = Heard()
+def test_it_is_reported_as_an_event_before_the_first_step():
+    result = Heard()
     world = SimpleNamespace(is_first=True, device_type="tpu", device_name="8 x TPU v5 lite", num_devices=8,
                             devices_per_host=8, device_bytes=0)
     trainer = SimpleNamespace(engine=SimpleNamespace(name="jax"), precision="bf16")
-    log_prediction(RunLogger([heard], []), load_spec("quickstart", []), world, trainer)
-    (event,) = heard.events
+    log_prediction(RunLogger([result], []), load_spec("quickstart", []), world, trainer)
+    (event,) = result.events
     assert event.kind == "predict"
     assert event.values["peak_bytes"] > 0
 
@@ -73,11 +73,11 @@ def test_a_run_in_jax_writes_it_beside_what_it_took(tmp_path, monkeypatch):
     pytest.importorskip("jax")
     from embark.trainers import train
 
-    asked = []
+    requests = []
 
     def on_a_tpu(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
         """What would be said, were these devices eight chips."""
-        asked.append(here)
+        requests.append(here)
         return predict_local(spec, HERE)
 
     spec = resolve({"model": {"num_dense": 3, "embedding_dim": 8, "bottom_mlp": [16], "top_mlp": [16], "num_tables": 2,
@@ -87,11 +87,11 @@ def test_a_run_in_jax_writes_it_beside_what_it_took(tmp_path, monkeypatch):
                     "watch": {"every": 1, "tensorboard": False}, "store": {"root": str(tmp_path)}})
     monkeypatch.setattr("embark.run.logger.predict_local", on_a_tpu)
     values = train(spec, fresh=True)
-    assert asked[0]["device"] == "cpu"
-    assert asked[0]["engine"] == "jax"
-    assert predict_local(spec, asked[0]) is None
+    assert requests[0]["device"] == "cpu"
+    assert requests[0]["engine"] == "jax"
+    assert predict_local(spec, requests[0]) is None
     events = [json.loads(line) for line in (Path(values["run_dir"]) / "events.jsonl").read_text().splitlines()]
     kinds = [event["event"] for event in events]
     assert kinds.index("start") < kinds.index("predict") < kinds.index("step") < kinds.index("end")
-    said, took = (next(e for e in events if e["event"] == kind) for kind in ("predict", "end"))
-    assert {"step_s", "peak_bytes"} <= said.keys() & took.keys()
+    run_events, duration = (next(e for e in events if e["event"] == kind) for kind in ("predict", "end"))
+    assert {"step_s", "peak_bytes"} <= run_events.keys() & duration.keys()

@@ -89,7 +89,7 @@ def test_more_ranks_than_samples_is_refused():
     assert "without one" in found.why
 
 
-def test_tables_larger_than_the_whole_cluster_are_told_in_numbers():
+def test_tables_larger_than_the_complete_cluster_are_reported_in_numbers():
     found = predicted("criteo-1tb", "g4dn.xlarge")
     assert not found.fits
     assert found.step is None

@@ -66,7 +66,7 @@ def test_what_breaks_without_notice_loses_half_an_interval():
     assert saves.lost_each_s == pytest.approx(saves.every_s / 2 + saves.write_s - saves.pause_s)
 
 
-def test_a_spec_s_own_interval_is_kept_and_the_best_is_told():
+def test_a_spec_s_own_interval_is_stored_and_the_best_is_reported():
     saves = saves_of(made(setup_of(sets=["store.checkpoint_every=500"])), 1750, SPOT)
     assert (saves.every_steps, saves.num_saves) == (500, 3)
     assert "best would be saving every" in saves.why

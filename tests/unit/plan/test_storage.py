@@ -107,7 +107,7 @@ def test_more_than_the_network_carries_is_enough_nowhere():
     assert "the machines' network is too slow" in {o.why for o in found}
 
 
-def test_more_than_a_volume_can_hold_or_give_is_said():
+def test_more_than_a_volume_can_hold_or_give_is_reported():
     prediction, need = needed("a2-highgpu-8g", sets=MOUNTED, samples=2 * 10**12)
     offers = storage_offers(shipped_catalog(), prediction.setup, need)
     filestore = next(o for o in offers if o.volume.name == "filestore-zonal")

@@ -56,10 +56,10 @@ def test_the_front_is_what_nothing_beats(found):
 def test_bounds_keep_what_is_inside_them(found):
     middle = rank(found.fitting, "on_demand", "hours")[len(found.fitting) // 2]
     bounds = Bounds(deadline_s=middle.total_s("on_demand"), budget_usd=middle.total_usd("on_demand"))
-    kept = rank(found.fitting, "on_demand", "dollars", bounds)
-    assert middle in kept
-    assert all(u <= bounds.budget_usd and s <= bounds.deadline_s for u, s in pairs(kept))
-    assert len(kept) < len(found.fitting)
+    retained = rank(found.fitting, "on_demand", "dollars", bounds)
+    assert middle in retained
+    assert all(u <= bounds.budget_usd and s <= bounds.deadline_s for u, s in pairs(retained))
+    assert len(retained) < len(found.fitting)
     assert rank(found.fitting, "on_demand", "dollars", Bounds(deadline_s=1.0)) == []
 
 
@@ -80,11 +80,11 @@ def test_more_machines_are_tried_until_it_fits():
 
 
 def test_what_cannot_hold_the_tables_is_not_even_predicted():
-    asked = []
-    estimator = hand_estimator(lambda s: asked.append((s.machine.name, s.num_nodes)))
+    requests = []
+    estimator = hand_estimator(lambda s: requests.append((s.machine.name, s.num_nodes)))
     nothing = survey_catalog(estimator, max_nodes=2)
-    assert ("g4dn.xlarge", 1) not in asked  # 16 + 16 GiB, and the tables are 98
-    assert ("p4d.24xlarge", 1) in asked
+    assert ("g4dn.xlarge", 1) not in requests  # 16 + 16 GiB, and the tables are 98
+    assert ("p4d.24xlarge", 1) in requests
     assert nothing.why_not.why == "too small by hand"
     assert "g4dn.xlarge" in {s.machine.name for s in nothing.too_small}
 
@@ -116,7 +116,7 @@ def test_the_region_is_where_the_chosen_way_is_cheapest():
         assert getattr(price, field) == min(known)
 
 
-def test_what_has_no_price_is_kept_apart(found):
+def test_what_has_no_price_is_separate(found):
     assert all(e.total_usd("on_demand") is None for e in found.unpriced)
     assert all(e.total_usd("on_demand") > 0 for e in found.fitting)
 
@@ -136,6 +136,6 @@ def test_what_lies_far_beyond_the_front_is_not_drawn(found):
 
 
 def test_criteo_is_surveyed_over_all_of_the_catalog(tmp_path):
-    whole = survey_catalog(real_estimator(tmp_path, data_size=DataSize(4_195_197_692)))
-    assert whole.num_tried > 200
-    assert len(pareto_front(whole.fitting, "on_demand")) >= 3
+    complete = survey_catalog(real_estimator(tmp_path, data_size=DataSize(4_195_197_692)))
+    assert complete.num_tried > 200
+    assert len(pareto_front(complete.fitting, "on_demand")) >= 3

@@ -50,15 +50,15 @@ def test_nothing_of_a_gpu_is_counted(machine):
     assert not found.step.is_calibrated
 
 
-@pytest.mark.parametrize(("sets", "said"), [
+@pytest.mark.parametrize(("sets", "result"), [
     (("train.optimizer=adam",), "train.optimizer = adam is not supported by the JAX trainer"),
     (("train.sharding=table_row_wise",), "train.sharding = table_row_wise"),
     (("train.batch_size=65537",), "does not divide over 8 devices"),
 ])
-def test_what_the_trainer_would_refuse_is_said_before(sets, said):
+def test_what_the_trainer_would_refuse_is_reported_before(sets, result):
     found = on("v5litepod-8", *sets)
     assert not found.fits
-    assert said in found.why
+    assert result in found.why
 
 
 def test_a_chip_too_small_says_what_it_needs():
@@ -67,7 +67,7 @@ def test_a_chip_too_small_says_what_it_needs():
     assert found.why.startswith("a chip needs 25.")
 
 
-def test_an_odd_width_is_told_what_it_costs():
+def test_an_odd_width_is_reported_what_it_costs():
     found = on("v5p-8", "model.embedding_dim=100")
     assert found.memory.device["tables copied"] > found.memory.device["tables"]
     assert any("take a width that divides 128" in note for note in found.notes)
@@ -97,7 +97,7 @@ def test_wider_numbers_take_several_passes_of_the_matrix_units():
     assert fp32 == pytest.approx(6 * bf16)
 
 
-def test_links_without_a_figure_are_left_out_and_said_to_be():
+def test_links_without_a_figure_are_left_out_and_reported_to_be():
     step = step_on("TPU-v4")
     assert "all-to-all" not in step.parts_s
     assert "left out" in step.basis
@@ -120,10 +120,10 @@ def test_the_guide_s_table_of_machines_is_what_the_plan_says(monkeypatch, tmp_pa
     for machine, needs, has, minutes, on_demand, spot in rows:
         words = ["plan", "criteo-1tb", "--samples", "4195197692", "--set", f"place.machine={machine}", "--json"]
         assert run(words) == 0
-        said = json.loads(capsys.readouterr().out)
-        assert f"{said['memory']['device_total_bytes'] / GIB:.1f}" == needs
-        assert f"{said['memory']['device_limit_bytes'] / GIB:.1f}" == has
-        bill = said["bills"]["on_demand"]
+        output = json.loads(capsys.readouterr().out)
+        assert f"{output['memory']['device_total_bytes'] / GIB:.1f}" == needs
+        assert f"{output['memory']['device_limit_bytes'] / GIB:.1f}" == has
+        bill = output["bills"]["on_demand"]
         assert f"{bill['time']['total_s'] / 60:.0f}" == minutes
         assert f"{bill['total_usd']:.2f}" == on_demand
-        assert f"{said['bills']['spot']['total_usd']:.2f}" == spot
+        assert f"{output['bills']['spot']['total_usd']:.2f}" == spot

@@ -64,7 +64,7 @@ def test_the_counts_are_the_trainer_s_own():
     assert TPU["histogram_bytes"] == 2 * evaluation.NUM_BINS * 4
 
 
-def test_narrow_rows_share_lines_and_odd_ones_are_copied_whole():
+def test_narrow_rows_share_lines_and_odd_ones_are_copied_complete():
     def tables(dim: int, *sets: str):
         return _of(load_spec("quickstart", [f"model.embedding_dim={dim}", "model.rows_per_table=80000", *sets]))
 

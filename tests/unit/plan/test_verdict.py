@@ -16,7 +16,7 @@ def ask(estimator, name, nodes=1, **more):
     return verdict(estimator(machine(name), nodes), estimator, **more)
 
 
-def test_what_fits_is_said_with_time_and_money(tmp_path):
+def test_what_fits_is_reported_with_time_and_money(tmp_path):
     answer = ask(real_estimator(tmp_path), "p5en.48xlarge")
     assert answer.fits
     assert answer.nearest == ()
@@ -63,7 +63,7 @@ def test_larger_machines_are_of_the_same_cloud_and_region():
     assert found["a larger machine of the cloud"].price.region == "us-west-2"
 
 
-def test_two_ways_that_are_the_same_are_said_once():
+def test_two_ways_that_are_the_same_are_reported_once():
     same = hand_estimator(lambda s: 0.01 if (s.machine.name, s.num_nodes) == ("p4de.24xlarge", 1) else None)
     answer = ask(same, "p4d.24xlarge")
     assert answer.sentence.count("p4de.24xlarge") == 1
@@ -78,7 +78,7 @@ def test_tables_larger_than_anything_get_advice():
     assert "fp16" in answer.sentence
 
 
-def test_a_missing_price_is_said_in_the_sentence():
+def test_a_missing_price_is_reported_in_the_sentence():
     unpriced = next(m for m in shipped_catalog().machines.values() if not shipped_catalog().prices_of(m))
     sentence = ask(hand_estimator(lambda _: 0.01), unpriced.name).sentence
     assert "no price on demand known" in sentence
@@ -104,9 +104,9 @@ def test_a_survey_names_the_cheapest_and_the_fastest():
 
 
 def test_a_bound_that_nobody_keeps_is_answered_with_the_best_there_is():
-    said = sentence(hand_estimator(lambda _: 0.01), kept=[], bounds_text="within 1.0 s")
-    assert said.startswith("nothing here runs run within 1.0 s; the cheapest is ")
-    assert ", the fastest " in said
+    result = sentence(hand_estimator(lambda _: 0.01), kept=[], bounds_text="within 1.0 s")
+    assert result.startswith("nothing here runs run within 1.0 s; the cheapest is ")
+    assert ", the fastest " in result
 
 
 def test_a_catalog_where_nothing_fits_says_why_of_the_largest():

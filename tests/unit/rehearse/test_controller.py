@@ -73,43 +73,43 @@ def run(line: str, *, policy: str = "", grace_s: int = 30, limit_s: float = 300.
 
     text = manifest.format(line=json.dumps(textwrap.dedent(line)), policy=policy, grace_s=grace_s, seen=str(seen))
     options = RehearsalOptions(engine="processes", limit_s=limit_s, faults=tuple(faults.items()))
-    heard = Recorder()
+    result = Recorder()
     prepared = prepare({"j.yaml": text}, "j.yaml", options)
-    return rehearse(prepared, options, heard.observer, on_start=heard.on_start), heard
+    return rehearse(prepared, options, result.observer, on_start=result.on_start), result
 
 
 def test_pods_that_end_well_end_well_and_nothing_is_left():
-    done, heard = run("echo index $JOB_COMPLETION_INDEX; pwd")
+    done, result = run("echo index $JOB_COMPLETION_INDEX; pwd")
     assert done.verdict.is_ok, done.verdict
-    assert {"j-0 index 0", "j-1 index 1"} <= set(heard.lines)
-    folder = next(Path(line.split()[1]) for line in heard.lines if "/embark-rehearse-" in line)
+    assert {"j-0 index 0", "j-1 index 1"} <= set(result.lines)
+    folder = next(Path(line.split()[1]) for line in result.lines if "/embark-rehearse-" in line)
     assert not folder.exists()
-    assert any("processes of" in change for change in heard.changes)
+    assert any("processes of" in change for change in result.changes)
 
 
 def test_names_that_the_service_makes_resolvable_are_the_loopback_and_others_stay():
-    done, heard = run("echo --a=j-0.j:29500 --b=j-1.j.n.svc.cluster.local --c=j-0:29500 --d=k-0.j:29500 --e=j.js "
+    done, result = run("echo --a=j-0.j:29500 --b=j-1.j.n.svc.cluster.local --c=j-0:29500 --d=k-0.j:29500 --e=j.js "
                       "--master_addr=j --rdzv-id=j")
     assert done.verdict.is_ok
-    words = heard.lines[0].split()
+    words = result.lines[0].split()
     assert words[1].startswith("--a=127.0.0.1:")
     assert words[1] != "--a=127.0.0.1:29500"
     assert words[2:] == ["--b=127.0.0.1", "--c=j-0:29500", "--d=k-0.j:29500", "--e=j.js",
                          "--master_addr=127.0.0.1", "--rdzv-id=j"]
-    assert len({line.split()[1] for line in heard.lines}) == 1  # both pods mean one port
+    assert len({line.split()[1] for line in result.lines}) == 1  # both pods mean one port
 
 
 def test_a_volume_is_shared_and_an_empty_dir_is_not():
-    done, heard = run("touch /own/$JOB_COMPLETION_INDEX /all/$JOB_COMPLETION_INDEX; sleep 0.5; "
+    done, result = run("touch /own/$JOB_COMPLETION_INDEX /all/$JOB_COMPLETION_INDEX; sleep 0.5; "
                       "echo $(ls /own) of $(ls /all)")
     assert done.verdict.is_ok
-    assert sorted(heard.lines) == ["j-0 0 of 0 1", "j-1 1 of 0 1"]
+    assert sorted(result.lines) == ["j-0 0 of 0 1", "j-1 1 of 0 1"]
 
 
 def test_a_failed_pod_is_restarted_with_an_empty_dir_until_the_limit():
-    done, heard = run("test -e /own/here && echo old; touch /own/here; exit 3")
+    done, result = run("test -e /own/here && echo old; touch /own/here; exit 3")
     assert not done.verdict.is_ok
-    assert not any("old" in line for line in heard.lines)
+    assert not any("old" in line for line in result.lines)
     assert len(done.ends) == 3
     assert "backoffLimit of 2" in done.reason
 
@@ -127,11 +127,11 @@ def test_a_preempted_pod_gets_a_notice_and_comes_back_under_its_name():
     trap 'touch /all/was-told-1; exit 75' TERM
     while :; do sleep 0.05; done
     """
-    done, heard = run(line, policy=IGNORE, preempt=("1@2s",))
+    done, result = run(line, policy=IGNORE, preempt=("1@2s",))
     assert done.verdict.is_ok, done.verdict
     assert [(end.name, end.code, end.is_preempted) for end in done.ends] == [
         ("j-0", 0, False), ("j-1", 75, True), ("j-1", 0, False)]
-    assert any("j-1 is preempted: SIGTERM, and SIGKILL in 30 s" in note for note in heard.notes)
+    assert any("j-1 is preempted: SIGTERM, and SIGKILL in 30 s" in note for note in result.notes)
 
 
 def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period():
@@ -139,12 +139,12 @@ def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period():
     if [ -e /all/again ] || [ $JOB_COMPLETION_INDEX = 0 ]; then exit 0; fi
     touch /all/again; trap '' TERM; while :; do sleep 0.05; done
     """
-    done, heard = run(line, policy=IGNORE, grace_s=1, preempt=("1@2s",))
+    done, result = run(line, policy=IGNORE, grace_s=1, preempt=("1@2s",))
     assert done.verdict.is_ok
     killed = next(end for end in done.ends if end.is_preempted)
     assert killed.code == 137
     assert killed.at_s >= 2.9
-    assert any("grace period of 1 s is over" in note for note in heard.notes)
+    assert any("grace period of 1 s is over" in note for note in result.notes)
 
 
 def test_a_pod_that_exits_with_0_after_sigterm_is_found_out():
@@ -177,12 +177,12 @@ def test_what_a_pod_leaves_behind_ends_with_its_first_process(tmp_path):
 
 def test_a_paused_pod_is_paused_and_continues():
     line = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do date +%s.%N; sleep 0.3; done"
-    done, heard = run(line, pause=("1@2s+2s",))
+    done, result = run(line, pause=("1@2s+2s",))
     assert done.verdict.is_ok
-    times = {pod: [float(line.split()[1]) for line in heard.lines if line.startswith(pod)] for pod in ("j-0", "j-1")}
-    gaps = {pod: max(b - a for a, b in pairwise(said)) for pod, said in times.items()}
+    times = {pod: [float(line.split()[1]) for line in result.lines if line.startswith(pod)] for pod in ("j-0", "j-1")}
+    gaps = {pod: max(b - a for a, b in pairwise(results)) for pod, results in times.items()}
     assert gaps["j-1"] > 1.8
-    assert "j-1 continues" in heard.notes
+    assert "j-1 continues" in result.notes
 
 
 def test_a_process_cannot_be_cut_off():
@@ -241,9 +241,9 @@ def test_a_jobset_ends_all_pods_and_starts_them_again():
     test $JOB_COMPLETION_INDEX = 1 && sleep 0.5 && exit 70
     trap 'echo told; exit 75' TERM; while :; do sleep 0.05; done
     """
-    done, heard = run(line, manifest=JOBSET)
+    done, result = run(line, manifest=JOBSET)
     assert done.verdict.is_ok, done.verdict
-    assert "s-w-0-0 told" in heard.lines
+    assert "s-w-0-0 told" in result.lines
     assert [end.code for end in done.ends] == [70, 75, 0, 0]
 
 
@@ -255,19 +255,19 @@ def test_a_jobset_gives_up_when_its_restarts_are_used():
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path):
     pid = os.getpid()
-    heard = Recorder()
+    result = Recorder()
 
     def stop(pod: str, rank: str, text: str) -> None:
-        heard.lines.append(text)
-        if len(heard.lines) == 2:
+        result.lines.append(text)
+        if len(result.lines) == 2:
             os.kill(pid, signal.SIGINT)
 
     options = RehearsalOptions(engine="processes", limit_s=300)
     text = JOB.format(line='"pwd; exec sleep 300"', policy="", grace_s=1, seen="x")
     prepared = prepare({"j.yaml": text}, "", options)
     with pytest.raises(Interrupted, match="stopped by SIGINT"):
-        rehearse(prepared, options, Observer(stop, heard.notes.append), on_start=heard.on_start)
-    root = Path(heard.lines[0]).parents[3]
+        rehearse(prepared, options, Observer(stop, result.notes.append), on_start=result.on_start)
+    root = Path(result.lines[0]).parents[3]
     assert root.name.startswith("embark-rehearse-")
     assert not root.exists()
     marked = [path for path in Path("/proc").glob("[0-9]*/environ") if str(root).encode() in read(path)]

@@ -29,7 +29,7 @@ def downscaled(target: str = "job", processes: int = 2, steps: int = 30) -> Down
 
 
 @pytest.mark.parametrize("target", RENDERERS)
-def test_pods_start_so_many_processes_and_it_is_said(target):
+def test_pods_start_so_many_processes_and_it_is_reported(target):
     small = downscaled(target, processes=3)
     assert "processes in a pod: 8 → 3" in map(str, small.changes)
     for pod in make_workload(small.job, small.objects)[0].pods:
@@ -72,10 +72,10 @@ def test_the_spec_is_one_that_a_cpu_trains_in_a_minute_and_still_a_spec():
     assert max(table.rows for table in spec.model.table_list()) <= 1000
     assert small.run.folder == f"{BUCKETS}/s3/training/runs/dlrm"
     assert resolve(spec.model_dump()) == spec
-    told = {change.what: change for change in small.changes}
-    assert told["store.root"].there == "s3://training/runs"
-    assert told["data.path"].there == "/mnt/data/criteo"
-    assert told["train.num_steps"].here == "40"
+    values = {change.what: change for change in small.changes}
+    assert values["store.root"].there == "s3://training/runs"
+    assert values["data.path"].there == "/mnt/data/criteo"
+    assert values["train.num_steps"].here == "40"
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 4, 7])
@@ -90,15 +90,15 @@ def test_what_a_cpu_cannot_do_is_changed():
     assert not list(small.mistakes())
 
 
-def test_limits_devices_and_volumes_are_told_once_for_all_pods():
+def test_limits_devices_and_volumes_are_reported_once_for_all_pods():
     small = downscaled()
     changes = list(small.changes)
     pods = downscale_pods(make_workload(small.job, small.objects)[0].pods, changes)
-    told = [str(change) for change in changes]
-    assert [line for line in told if line.startswith("devices")] == [
+    result = [str(change) for change in changes]
+    assert [line for line in result if line.startswith("devices")] == [
         "devices: nvidia.com/gpu: 8, vpc.amazonaws.com/efa: 4, hugepages-2Mi: 5120Mi → none"]
-    assert sum(line.startswith("memory limit: 1,069 GiB") for line in told) == 1
-    assert "/mnt/data: claim dlrm-data → a folder of this machine, empty at first" in told
+    assert sum(line.startswith("memory limit: 1,069 GiB") for line in result) == 1
+    assert "/mnt/data: claim dlrm-data → a folder of this machine, empty at first" in result
     assert all(pod.memory_bytes is None for pod in pods)
     assert all(pod.mounts[-1].path == BUCKETS for pod in pods)
 
@@ -128,6 +128,6 @@ def test_a_script_of_the_node_is_there_and_empty():
     assert pod.command[0] == "/bin/bash"
     script = pod.command[2].split(";")[1].split()[1]
     assert f"{script}: a script of the node → an empty one" in map(str, changes)
-    held = [f"{mount.path}/{name}" for mount in pod.mounts if mount.kind == "host" for name in mount.files]
-    assert held == [script]
+    rows = [f"{mount.path}/{name}" for mount in pod.mounts if mount.kind == "host" for name in mount.files]
+    assert rows == [script]
     assert any("not started" in str(change) for change in changes)  # the fabric's daemon

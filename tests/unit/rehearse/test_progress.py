@@ -34,14 +34,14 @@ def test_a_run_that_begins_all_over_lost_every_step(tmp_path):
     assert EventReader(tmp_path).read().resumes == [Resume(0, 4)]
 
 
-def test_a_line_that_is_not_whole_yet_is_read_later(tmp_path):
+def test_a_line_that_is_not_complete_yet_is_read_later(tmp_path):
     events = tmp_path / "events.jsonl"
     reader = EventReader(tmp_path)
-    whole = json.dumps({"event": "save", "time_s": 1.0, "step": 5}) + "\n"
-    events.write_text(whole[:9])
+    complete = json.dumps({"event": "save", "time_s": 1.0, "step": 5}) + "\n"
+    events.write_text(complete[:9])
     assert reader.read().saved == []
     with events.open("a") as file:
-        file.write(whole[9:] + "{not json\n")
+        file.write(complete[9:] + "{not json\n")
     assert reader.read().saved == [5]
 
 

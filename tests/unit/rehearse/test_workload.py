@@ -57,8 +57,8 @@ def test_an_indexed_job_tells_each_pod_its_number():
 
 def test_trainer_tells_each_pod_what_torchrun_needs():
     pods = rendered("TrainJob", "gcp").pods
-    told = [{name: pod.env[name] for name in pod.env if name.startswith("PET_")} for pod in pods]
-    assert told == [{"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": str(rank),
+    result = [{name: pod.env[name] for name in pod.env if name.startswith("PET_")} for pod in pods]
+    assert result == [{"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": str(rank),
                      "PET_MASTER_ADDR": "dlrm-node-0-0.dlrm", "PET_MASTER_PORT": "29500"} for rank in (0, 1)]
     assert [pod.container for pod in pods] == ["node", "node"]
 

@@ -140,8 +140,8 @@ def test_what_the_services_refuse_is_found():
     nested = operations("fsx")["create-data-repository-association"].input_shape.members["S3"]
     assert value_of(["AutoImportPolicy={Events=[NEW,CHANGED]}"], nested) == {
         "AutoImportPolicy": {"Events": ["NEW", "CHANGED"]}}
-    whole = operations("fsx")["create-file-system"].input_shape
-    report = ParamValidator().validate({"FileSystemType": "LUSTRE"}, whole)
+    complete = operations("fsx")["create-file-system"].input_shape
+    report = ParamValidator().validate({"FileSystemType": "LUSTRE"}, complete)
     assert "SubnetIds" in report.generate_report()
 
 

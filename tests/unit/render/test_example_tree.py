@@ -117,11 +117,11 @@ def test_the_azure_guide_is_as_full_as_the_others(tree):
     assert sizes["azure"] > 0.9 * min(sizes["aws"], sizes["gcp"])
 
 
-def test_nothing_of_older_guides_that_does_not_work_is_told(tree):
-    told = "\n".join(file.text for path, file in tree.items() if path != "gcp/README.md")
+def test_nothing_of_older_guides_that_does_not_work_is_reported(tree):
+    message = "\n".join(file.text for path, file in tree.items() if path != "gcp/README.md")
     for wrong in ("gsutil", "pip install google-cloud-sdk", "weaveworks/eksctl", "HIGH_SCALE_SSD", "$(MASTER_ADDR)",
                   "FI_PROVIDER=efa", "roles/ml.developer", "pytorch:2.1.0", "tpu-vm-pt"):
-        assert wrong not in told, wrong
+        assert wrong not in message, wrong
 
 
 def test_requirements_are_the_matched_versions():

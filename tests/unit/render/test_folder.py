@@ -24,7 +24,7 @@ def test_an_empty_folder_gets_everything_and_a_second_time_nothing_changes(tmp_p
     assert set(states(compare(tmp_path / "new", FILES)).values()) == {"same"}
 
 
-def test_what_was_rendered_and_left_alone_is_rendered_anew(tmp_path):
+def test_what_was_rendered_and_left_alone_is_rendered_again(tmp_path):
     write(tmp_path, compare(tmp_path, FILES), force=False)
     found = compare(tmp_path, [File("job.yaml", "a: 2\n"), FILES[1]])
     assert states(found) == {"job.yaml": "changed", "bin/run.sh": "same"}
@@ -33,7 +33,7 @@ def test_what_was_rendered_and_left_alone_is_rendered_anew(tmp_path):
     assert (tmp_path / "job.yaml").read_text() == "a: 2\n"
 
 
-def test_what_a_person_edited_is_kept_until_forced(tmp_path):
+def test_what_a_person_edited_is_stored_until_forced(tmp_path):
     write(tmp_path, compare(tmp_path, FILES), force=False)
     (tmp_path / "job.yaml").write_text("a: mine\n")
     found = compare(tmp_path, FILES)
@@ -59,7 +59,7 @@ def test_a_file_that_was_there_before_any_rendering_counts_as_edited(tmp_path):
     assert (tmp_path / "job.yaml").read_text() == "somebody else's\n"
 
 
-def test_what_is_no_longer_rendered_is_told_and_left(tmp_path):
+def test_what_is_no_longer_rendered_is_reported_and_left(tmp_path):
     write(tmp_path, compare(tmp_path, FILES), force=False)
     found = compare(tmp_path, FILES[:1])
     assert states(found) == {"job.yaml": "same", "bin/run.sh": "left over"}

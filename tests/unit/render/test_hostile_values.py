@@ -116,8 +116,8 @@ def test_and_into_a_tpu_s_hosts(tmp_path: Path, text: str):
     node = next(f.text for f in render_tpu_vm(job) if f.path == "tpu_node.sh")
     first = node.split("\n\n")
     start = next(i for i, part in enumerate(first) if part.startswith("mkdir"))
-    whole = "\n\n".join(first[start:]).split("\n\nif ! /opt")[0].replace("/etc/embark", str(tmp_path / "etc")).replace(
-        "/var/lib/embark", str(tmp_path / "state"))
-    shell(f"export PATH=/bin:/usr/bin\n{whole}", tmp_path)
+    complete = "\n\n".join(first[start:]).split("\n\nif ! /opt")[0].replace(
+        "/etc/embark", str(tmp_path / "etc")).replace("/var/lib/embark", str(tmp_path / "state"))
+    shell(f"export PATH=/bin:/usr/bin\n{complete}", tmp_path)
     assert (tmp_path / "etc" / "spec.toml").read_bytes().decode() == job.spec_toml
     assert not (tmp_path / "pwned").exists()

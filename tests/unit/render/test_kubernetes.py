@@ -152,11 +152,11 @@ def test_google_s_fabrics_have_their_networks_and_their_daemon(machine, daemon, 
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("spot", [True, False])
-def test_the_pod_has_the_grace_that_the_ranks_are_told(machine, spot):
+def test_the_pod_has_the_grace_that_the_ranks_are_reported(machine, spot):
     job = job_of(machine, spot=spot)
     pod = pod_of(job)
-    told = {row["name"]: row["value"] for row in pod["containers"][0]["env"]}
-    assert pod["terminationGracePeriodSeconds"] == int(told["EMBARK_GRACE_S"]) == grace_s(job)
+    values = {row["name"]: row["value"] for row in pod["containers"][0]["env"]}
+    assert pod["terminationGracePeriodSeconds"] == int(values["EMBARK_GRACE_S"]) == grace_s(job)
 
 
 @pytest.mark.parametrize(("machine", "label", "toleration"), [

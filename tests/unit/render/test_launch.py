@@ -141,7 +141,7 @@ def test_what_an_ec2_machine_is_given_fits_once_packed(tmp_path: Path):
     assert len(gzip.compress(text.encode())) < 16_384
 
 
-def test_metadata_is_two_hops_away_for_containers(tmp_path: Path):
+def test_metadata_is_two_hops_unavailable_for_containers(tmp_path: Path):
     files = vm_aws.render_vm(job_of("p4d.24xlarge", target="vm"))
     ran = run_script(files, "vm.sh", ["up"], tmp_path, {"SUBNET_ID": "subnet-1"})
     made = [call for call in ran.of("aws") if "run-instances" in call]

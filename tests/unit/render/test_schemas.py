@@ -97,15 +97,16 @@ def test_eksctl_takes_the_cluster(machine, place):
         jsonschema.validate(config, schema)
 
 
-def _lost(given: Any, kept: Any, at: str = "") -> list[str]:
+def _lost(given: Any, retained: Any, at: str = "") -> list[str]:
     """Where `given` has a field that a model did not keep."""
     if isinstance(given, dict):
-        if not isinstance(kept, dict):
+        if not isinstance(retained, dict):
             return [at]
         return [path for key, value in given.items() for path in
-                (_lost(value, kept[key], f"{at}.{key}".lstrip(".")) if key in kept else [f"{at}.{key}".lstrip(".")])]
+                (_lost(value, retained[key], f"{at}.{key}".lstrip(".")) if key in retained
+                 else [f"{at}.{key}".lstrip(".")])]
     if isinstance(given, list):
-        return [path for one, other in zip(given, kept, strict=True) for path in _lost(one, other, f"{at}[]")]
+        return [path for one, other in zip(given, retained, strict=True) for path in _lost(one, other, f"{at}[]")]
     return []
 
 

@@ -83,7 +83,7 @@ def test_the_topology_pairs_every_gpu_with_its_adapter(machine):
     assert topology_xml(job_of(machine, nodes=1)) == ""
 
 
-def test_a_run_is_told_the_price_of_all_its_machines_where_it_is_known():
+def test_a_run_is_reported_the_price_of_all_its_machines_where_it_is_known():
     job = job_of("p5.48xlarge")
     values = {setting.name: setting.value for setting in settings_of(job)}
     assert float(values["EMBARK_USD_PER_HOUR"]) == pytest.approx(job.usd_per_hour, rel=1e-5)

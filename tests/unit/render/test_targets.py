@@ -90,7 +90,7 @@ def test_the_cloud_is_one_setting_and_all_that_is_written_for_it_is_clean(cloud,
 
 def test_clouds_differ_only_where_they_do():
     """With the words of each cloud taken out, the three Jobs say the same."""
-    said = []
+    messages = []
     for machine in ("p4d.24xlarge", "Standard_NC96ads_A100_v4", "a2-highgpu-8g"):
         job = documents(TARGETS["job"](job_of(machine, root="s3://b/r", storage_account="")))[-1]
         pod = job["spec"]["template"]["spec"]
@@ -102,8 +102,8 @@ def test_clouds_differ_only_where_they_do():
         container["command"] = [word.replace("per-node=4", "per-node=8") for word in container["command"]]
         for volume in pod["volumes"]:
             volume.get("emptyDir", {}).pop("sizeLimit", None)
-        said.append(job)
-    assert said[0] == said[1] == said[2]
+        messages.append(job)
+    assert messages[0] == messages[1] == messages[2]
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if t != "compose"])
@@ -161,9 +161,9 @@ def test_the_queue_covers_all_that_the_pods_ask_for(machine):
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     queue = next(d for d in documents(files) if d["kind"] == "ClusterQueue")["spec"]["resourceGroups"][0]
     pod = job["spec"]["template"]["spec"]
-    asked = {name for one in (*pod.get("initContainers", []), *pod["containers"])
+    requests = {name for one in (*pod.get("initContainers", []), *pod["containers"])
              for kind in ("requests", "limits") for name in one["resources"][kind]}
-    assert set(queue["coveredResources"]) == asked
+    assert set(queue["coveredResources"]) == requests
     quota = {row["name"]: row["nominalQuota"] for row in queue["flavors"][0]["resources"]}
     assert quota["nvidia.com/gpu"] == 16
     flavor = next(d for d in documents(files) if d["kind"] == "ResourceFlavor")

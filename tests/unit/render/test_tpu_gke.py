@@ -114,7 +114,7 @@ def test_what_cannot_be_is_refused_with_its_field(machine, place, field):
     assert field in [mistake.field for mistake in raised.value.mistakes]
 
 
-def test_on_vertex_the_trainer_is_told_that_it_is_on_tpus():
+def test_on_vertex_the_trainer_learns_that_it_is_on_tpus():
     text = next(f.text for f in files_of("v5litepod-16", target="vertex", nodes=1, account="my-project")
                 if f.path == "vertex_job.yaml")
     (pool,) = yaml.safe_load(text)["workerPoolSpecs"]

@@ -38,54 +38,54 @@ SYSTEM = {"host": "node-0", "rank": 0, "cpu_percent": 40.0, "resident_bytes": 4e
 
 def step(number: int, time_s: float, **values: Any) -> Event:
     loss, auc = 0.45 + 0.24 * math.exp(-number / 200), 0.79 - 0.29 * math.exp(-number / 200)
-    told = {"step": number, "epoch": 0, "loss": loss, "log_loss": loss, "auc": auc, "normalized_entropy": loss / 0.69,
+    fields = {"step": number, "epoch": 0, "loss": loss, "log_loss": loss, "auc": auc, "normalized_entropy": loss / 0.69,
             "calibration": 1.01, "learning_rate": 0.1, "samples_per_s": 41_234.0, "step_s": 0.05}  # fmt: skip
-    return Event("step", {**told, **values}, time_s)
+    return Event("step", {**fields, **values}, time_s)
 
 
 def run_events(num_steps: int = 1000, outcome: str = "done", num_stops: int = 2) -> list[Event]:
     """A point every 20 steps, a second apart. It dies at 340 (saved at 300) and is taken away at 600."""
-    now, said = BEGAN_S, []
+    now, messages = BEGAN_S, []
     stops = {340: ("", 300), 600: ("SIGTERM", 600)}
     stops = dict(list(stops.items())[:num_stops])
 
     def begin(first: int) -> None:
-        said.append(Event("start", {**START, "first_step": first}, now))
+        messages.append(Event("start", {**START, "first_step": first}, now))
         per_rank = [{"rank": r, "bytes": 64_000_000} for r in range(4)]
-        said.append(Event("plan", {"tables": TABLES, "per_rank": per_rank}, now))
+        messages.append(Event("plan", {"tables": TABLES, "per_rank": per_rank}, now))
         predicted = {"step_s": 0.048, "peak_bytes": 60e9, "is_calibrated": True, "bound_by": "lookups",
                      "basis": "measured on NVIDIA H200"}  # fmt: skip
-        said.append(Event("predict", predicted, now))
+        messages.append(Event("predict", predicted, now))
         if first:
-            said.append(Event("resume", {"step": first, "path": f"ckpt/{first}"}, now))
+            messages.append(Event("resume", {"step": first, "path": f"ckpt/{first}"}, now))
 
     begin(0)
     at = 0
     while at < num_steps:
         at += 20
         now += 1
-        said.append(step(at, now))
+        messages.append(step(at, now))
         times = [0.05, 0.05, 0.09, 0.05]
-        said.append(Event("ranks", {"step": at, "step_s": times, "input_s": [0.01] * 4, "systems": [SYSTEM]}, now))
-        said.append(Event("phases", {"step": at, "seconds": {"input": 0.01, "lookup": 0.03, "dense": 0.01}}, now))
+        messages.append(Event("ranks", {"step": at, "step_s": times, "input_s": [0.01] * 4, "systems": [SYSTEM]}, now))
+        messages.append(Event("phases", {"step": at, "seconds": {"input": 0.01, "lookup": 0.03, "dense": 0.01}}, now))
         if at % 100 == 0:
-            said.append(Event("save", {"step": at, "path": f"ckpt/{at}", "bytes": 1.3e9, "save_s": 2.1}, now))
+            messages.append(Event("save", {"step": at, "path": f"ckpt/{at}", "bytes": 1.3e9, "save_s": 2.1}, now))
         if at % 200 == 0:
-            held = {"auc": 0.7 + at / 20_000, "log_loss": 0.5 - at / 20_000, "normalized_entropy": 0.8,
+            rows = {"auc": 0.7 + at / 20_000, "log_loss": 0.5 - at / 20_000, "normalized_entropy": 0.8,
                     "calibration": 1.0, "best_auc": 0.8, "best_log_loss": 0.44}  # fmt: skip
-            said.append(Event("eval", {"step": at, "num_samples": 100_000, "eval_s": 1.0, **held}, now))
+            messages.append(Event("eval", {"step": at, "num_samples": 100_000, "eval_s": 1.0, **rows}, now))
         if at in stops:
             signal, back = stops.pop(at)
             if signal:
-                said.append(Event("interrupt", {"step": at, "signal": signal}, now))
-                said.append(Event("end", {"outcome": "interrupted", "step": at}, now))
+                messages.append(Event("interrupt", {"step": at, "signal": signal}, now))
+                messages.append(Event("end", {"outcome": "interrupted", "step": at}, now))
             now += 30
             at = back
             begin(back)
     if outcome:
-        said.append(Event("end", {"outcome": outcome, "step": num_steps, "train_s": 50.0, "num_samples": 4_096_000,
+        messages.append(Event("end", {"outcome": outcome, "step": num_steps, "train_s": 50.0, "num_samples": 4_096_000,
                                   "samples_per_s": 41_200.0, "step_s": 0.05, "peak_bytes": 61e9}, now))  # fmt: skip
-    return said
+    return messages
 
 
 def write_run(folder: Path, events: list[Event], spec: str = "") -> Path:

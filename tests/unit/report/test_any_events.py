@@ -34,9 +34,9 @@ EVENTS = st.lists(st.tuples(
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(EVENTS)
-def test_any_events_can_be_shown(told):
+def test_any_events_can_be_shown(result):
     record = Record()
-    for kind, time_s, values in told:
+    for kind, time_s, values in result:
         record.add_line(json.dumps({"event": kind, "time_s": time_s, "rank": 0, **values}, default=str).encode(), 1.7e9)
     context = RunContext(name="x", uri="runs/x", record=record, now_s=1.7e9, spec={"train": {"batch_size": 3}})
     document = report(context)

@@ -66,5 +66,5 @@ def test_whatever_the_numbers_it_is_xml_or_nothing(points):
         ET.fromstring(drawn)
 
 
-def test_steps_are_said_shortly():
+def test_steps_are_reported_shortly():
     assert [say_step(n) for n in (0, 2500, 20_000, 1_500_000, 2e9)] == ["0", "2,500", "20 k", "1.5 M", "2 B"]

@@ -17,10 +17,10 @@ from embark.report.document import html_page
 def side(make_run, make_context):
     def make(name: str, auc: float | None = 0.75, price: float | None = None, batch_size: int = 64, **ends):
         events = [event for event in make_run(num_stops=0) if event.kind != "eval"]
-        held = [Event("eval", {"step": 1000, "num_samples": 9, "auc": auc, "log_loss": 0.5}, events[-1].time_s)]
+        rows = [Event("eval", {"step": 1000, "num_samples": 9, "auc": auc, "log_loss": 0.5}, events[-1].time_s)]
         end = Event("end", {**events[-1].values, **ends}, events[-1].time_s)
         spec = {"name": name, "train": {"batch_size": batch_size}}
-        return make_context([*events[:-1], *(held if auc is not None else []), end], name=name,
+        return make_context([*events[:-1], *(rows if auc is not None else []), end], name=name,
             uri=f"runs/{name}", spec=spec, price=RunPrice(price))
 
     return make
@@ -33,7 +33,7 @@ def test_the_better_one_is_named_with_what_it_was_better_by(side):
     assert found.spec == (SpecDifference("train.batch_size", ("64", "128")),)
 
 
-def test_what_it_took_is_said_too(side):
+def test_what_it_took_is_reported_too(side):
     found = compare_runs([side("a", 0.76, price=10.0), side("b", 0.79, price=30.0)])
     assert found.sentence.endswith("of a (+0.0300), 3.0 times more expensive.")
 
@@ -64,7 +64,7 @@ def test_without_evaluations_the_training_loss_decides(side):
     assert "training loss" in found.sentence
 
 
-def test_runs_that_said_nothing_are_compared_by_nothing(make_context):
+def test_runs_that_reported_nothing_are_compared_by_nothing(make_context):
     found = compare_runs([make_context([]), make_context([])])
     assert found.sentence.startswith("Nothing to compare")
     assert [run.name for run in found.runs] == ["runs/demo", "runs/demo (2)"]

@@ -20,7 +20,7 @@ def test_steps_that_were_redone_are_set_apart_and_count_once(make_run):
 
 @pytest.mark.parametrize("num_stops", [0, 1, 2])
 @pytest.mark.parametrize("outcome", ["done", "interrupted", ""])
-def test_stops_and_spending_are_those_of_all_events_though_few_are_kept(make_run, num_stops, outcome):
+def test_stops_and_spending_are_those_of_all_events_though_few_are_stored(make_run, num_stops, outcome):
     events = make_run(num_steps=5000, outcome=outcome, num_stops=num_stops)
     record = Record(events)
     assert record.interruptions() == interruptions(events)
@@ -36,7 +36,7 @@ def test_each_attempt_has_its_own_time(make_run):
 
 
 def test_what_is_no_event_is_passed_over(tmp_path, make_run):
-    whole = [event.to_json() for event in make_run()]
+    complete = [event.to_json() for event in make_run()]
     bad = ["", "{", "[1, 2]", "null", '"event"', '{"event": 3, "time_s": 1, "rank": 0}', '{"event": "step"}',
            '{"event": "step", "time_s": "soon", "rank": 0, "step": 3}', '{"event": "step", "time_s": NaN, "step": 3}',
            '{"event": "unheard-of", "time_s": 1700000000.0, "rank": 0, "x": [1]}',
@@ -44,7 +44,7 @@ def test_what_is_no_event_is_passed_over(tmp_path, make_run):
            '{"event": "phases", "time_s": 1700000000.0, "rank": 0, "seconds": 3}',
            '{"event": "step", "time_s": 1700000000.0, "rank": 0, "step": "x", "loss": {}}',
            '{"event": "plan", "time_s": 1700000000.0, "rank": 0, "tables": 7}', "\x00\xff"]  # fmt: skip
-    mixed = [line for pair in zip(whole, bad * len(whole), strict=False) for line in pair]
+    mixed = [line for pair in zip(complete, bad * len(complete), strict=False) for line in pair]
     (tmp_path / EVENTS).write_text("\n".join(mixed))
     record = read_record(RunFiles(tmp_path))
     assert record.steps.values("loss").size == 50

@@ -54,7 +54,7 @@ def page_of(context) -> Page:
 
 def test_it_says_all_there_is_to_say(make_run, make_context):
     text = page_of(make_context(make_run())).text
-    for said in (
+    for payload in (
         "finished", "Held-out AUC 0.7500: 83 % of the way from chance", "NVIDIA H200", "cuda_graph: the whole step",
         "torch 2.13.0, torchrec 1.8.0", "Interrupted twice; 40 steps (2", "of the run", "0.8000",
         "Step time by rank", "over 1.3 times the others' time", "Step time by phase", "GPUs busy", "Tables on ranks",
@@ -62,7 +62,7 @@ def test_it_says_all_there_is_to_say(make_run, make_context):
         "The loader sets the pace",
         "train.batch_size", "4,096", "2,048", "embark train runs/demo/spec.toml --fresh", "spent per million samples",
     ):  # fmt: skip
-        assert said in text, said
+        assert payload in text, payload
     assert "train.learning_rate" not in text  # the default
     assert "1.09 M" not in text
 

@@ -24,12 +24,12 @@ def test_differences_count_what_one_leaves_out_as_the_default():
 
 
 def test_names_are_no_difference_and_numbers_are_compared_as_numbers():
-    whole, part = {"name": "a", "train": {"learning_rate": 1}}, {"name": "b", "train": {"learning_rate": 1.0}}
-    assert differences([whole, part]) == []
+    complete, part = {"name": "a", "train": {"learning_rate": 1}}, {"name": "b", "train": {"learning_rate": 1.0}}
+    assert differences([complete, part]) == []
     assert differences([{"watch": {"tensorboard": True}}, {"watch": {"tensorboard": 1}}]) != []
 
 
-def test_tables_are_told_by_their_names():
+def test_tables_are_reported_by_their_names():
     found = flat({"model": {"tables": [{"name": "a", "rows": 3}]}})
     assert found == {"model.tables.a.name": "a", "model.tables.a.rows": 3}
 

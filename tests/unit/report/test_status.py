@@ -18,7 +18,7 @@ def events(*more: Event) -> list[Event]:
 
 
 @pytest.mark.parametrize(
-    ("more", "silent_s", "state", "said"),
+    ("more", "silent_s", "state", "result"),
     [
         ([], 1, "running", "Running: step 10 of 100"),
         ([], 3600, "killed", "No sign of life for 1 h 00 min (usually an event every 1.0 s), at step 10 of 100."),
@@ -30,14 +30,14 @@ def events(*more: Event) -> list[Event]:
          "Failed at step 10 of 100: out of memory. Run the same command to resume from step 10"),
     ],
 )  # fmt: skip
-def test_the_state_and_its_sentence(more, silent_s, state, said):
+def test_the_state_and_its_sentence(more, silent_s, state, result):
     record = Record(events(*more))
     status = status_of(record, BEGAN_S + 10 + silent_s)
     assert status.state == state
-    assert status.sentence.startswith(said)
+    assert status.sentence.startswith(result)
 
 
-def test_a_run_that_went_on_after_a_stop_is_running_again():
+def test_a_run_that_continued_after_a_stop_is_running_again():
     record = Record(events(Event("end", {"outcome": "interrupted", "step": 10}, BEGAN_S + 10),
                               Event("start", {"num_steps": 100, "first_step": 10}, BEGAN_S + 50)))
     assert status_of(record, BEGAN_S + 51).state == "running"

@@ -26,7 +26,7 @@ def tail(tmp_path: Path) -> Tail:
     return Tail(RunFiles(tmp_path), "events.jsonl")
 
 
-def test_a_line_is_told_once_and_only_when_it_is_whole(file: Path, tail: Tail):
+def test_a_line_is_reported_once_and_only_when_it_is_complete(file: Path, tail: Tail):
     file.write_bytes(b"one\ntw")
     assert tail.look().lines == (b"one",)
     assert tail.look().lines == ()
@@ -95,20 +95,20 @@ def test_a_line_too_long_to_be_one_is_passed_over_and_not_held(
 
 @settings(max_examples=50)
 @given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), max_size=12), st.data())
-def test_however_the_bytes_come_the_same_lines_are_told(tmp_path_factory, lines, data):
+def test_however_the_bytes_come_the_same_lines_are_reported(tmp_path_factory, lines, data):
     folder = tmp_path_factory.mktemp("run")
-    whole = b"".join(line + b"\n" for line in lines)
+    complete = b"".join(line + b"\n" for line in lines)
     tail, found, at = Tail(RunFiles(folder), "events.jsonl"), [], 0
     with (folder / "events.jsonl").open("ab", buffering=0) as file:
-        while at < len(whole):
-            piece = whole[at : at + data.draw(st.integers(1, 40))]
+        while at < len(complete):
+            piece = complete[at : at + data.draw(st.integers(1, 40))]
             file.write(piece)
             at += len(piece)
             found += tail.look().lines
     assert found == lines
 
 
-def test_samples_are_whole_lines_in_order_with_the_first_and_the_last(tmp_path: Path, file: Path):
+def test_samples_are_complete_lines_in_order_with_the_first_and_the_last(tmp_path: Path, file: Path):
     with file.open("w") as out:
         for i in range(40_000):
             out.write(json.dumps({"event": "step", "time_s": i, "rank": 0, "step": i, "loss": 0.5}) + "\n")

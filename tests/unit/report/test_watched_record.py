@@ -25,8 +25,8 @@ def status(lines: list[str], *, now_s: float = NOW, **options: Any) -> RunStatus
     return status_of(record_of(lines, now_s), now_s, **options)
 
 
-def begun(**told: Any) -> list[str]:
-    return list(event_lines(first_s=NOW - 20, ends=False, **told))
+def begun(**result: Any) -> list[str]:
+    return list(event_lines(first_s=NOW - 20, ends=False, **result))
 
 
 def test_a_run_that_spoke_just_now_is_running_and_says_what_is_left():
@@ -36,7 +36,7 @@ def test_a_run_that_spoke_just_now_is_running_and_says_what_is_left():
     assert record.seconds_left == pytest.approx(80.0)
 
 
-def test_a_run_that_said_it_is_done_is_finished():
+def test_a_run_that_reported_it_is_done_is_finished():
     assert status(list(event_lines(first_s=NOW - 9000))).state == "finished"
 
 
@@ -59,7 +59,7 @@ def test_a_run_far_away_is_heard_of_when_it_saves():
     assert status(begun(), now_s=NOW + 4000, is_remote=True).state == "killed"
 
 
-def test_a_run_that_was_preempted_is_stopped_and_says_from_where_it_goes_on():
+def test_a_run_that_was_preempted_is_stopped_and_says_from_where_it_continues():
     lines = [*begun(), line("save", NOW, step=200), line("interrupt", NOW, step=200, signal="SIGTERM"),
              line("end", NOW, outcome="interrupted", step=200)]
     found = status(lines)
@@ -68,7 +68,7 @@ def test_a_run_that_was_preempted_is_stopped_and_says_from_where_it_goes_on():
     assert "to resume from step 200" in found.sentence
 
 
-def test_a_run_that_told_an_error_has_failed():
+def test_a_run_that_reported_an_error_has_failed():
     found = status([*begun(), line("error", NOW, text="out of memory\n  fix: smaller batches")])
     assert found.state == "failed"
     assert "at step 200 of 200: out of memory. No checkpoint yet" in found.sentence
@@ -79,7 +79,7 @@ def test_a_run_whose_files_are_gone_is_deleted_and_one_without_events_waits():
     assert status([]).state == "waiting"
 
 
-def test_a_run_that_went_on_is_running_again_from_its_checkpoint():
+def test_a_run_that_continued_is_running_again_from_its_checkpoint():
     lines = [*begun(), line("end", NOW, outcome="interrupted", step=200),
              line("start", NOW + 5, num_steps=1000, first_step=150), line("resume", NOW + 5, step=150),
              step_line(160, NOW + 6)]
@@ -105,7 +105,7 @@ def test_the_file_seen_to_grow_is_a_sign_of_life_whatever_the_clocks_say():
     assert status(begun(), now_s=NOW + 3600, heard_s=NOW + 3595).state == "running"
 
 
-def test_a_rank_that_is_slow_and_a_gpu_are_kept_by_name():
+def test_a_rank_that_is_slow_and_a_gpu_are_stored_by_name():
     record = record_of([*begun(), ranks_line(200, NOW, slow=2)])
     assert record.ranks.column("step_s.2")[1].tolist() == pytest.approx([0.15])
     assert record.machines.column("0.gpu.3.used_bytes")[1].tolist() == [33e9]
@@ -125,6 +125,6 @@ def test_an_event_with_odd_values_spoils_nothing(odd: str):
     assert record.steps.column("loss")[0].max() == 210
 
 
-def test_rare_events_are_kept_in_a_bounded_room():
+def test_rare_events_are_stored_in_a_bounded_room():
     record = record_of([*begun(), *(line("note", NOW, text=str(i)) for i in range(9000))])
     assert len(record.milestones) <= 4001

@@ -62,15 +62,15 @@ def test_a_process_knows_how_long_it_has_lived(tmp_path: Path):
     script = "import time; time.sleep(0.5); from embark.run.stop import process_age_s; print(process_age_s())"
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", script], env=os.environ, capture_output=True, text=True, timeout=240)
-    took = time.monotonic() - began
-    assert 0.5 <= float(done.stdout) <= took + 0.05
+    duration = time.monotonic() - began
+    assert 0.5 <= float(done.stdout) <= duration + 0.05
     assert process_age_s(tmp_path / "none") == 0.0
 
 
 def test_a_run_without_a_budget_says_what_it_cost(train_tiny, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(PRICE, "3600")
-    told = train_tiny("train.num_steps=3")
-    (start,), (end,) = told.of("start"), told.of("end")
+    result = train_tiny("train.num_steps=3")
+    (start,), (end,) = result.of("start"), result.of("end")
     assert (start["usd_per_hour"], start["num_machines"], start["is_spot"]) == (3600.0, 1, False)
     assert start["age_s"] < end["spent_usd"] <= process_age_s() + 0.02
     assert "lost" not in end
@@ -87,10 +87,11 @@ def test_a_run_whose_money_is_spent_saves_ends_and_is_not_begun_again(train_tiny
     assert stopped.value.exit_code == 64
     with pytest.raises(OverBudget, match=r"has spent \$.* of its budget of"):
         train_tiny(f"place.budget_usd={age}", "train.num_steps=100000", "train.num_epochs=10000", fresh=False)
-    told = train_tiny(f"place.budget_usd={age * 2 + 1000}", "train.num_steps=5", "train.num_epochs=10000", fresh=False)
-    outcomes = [e["outcome"] for e in told.of("end")]
+    result = train_tiny(f"place.budget_usd={age * 2 + 1000}", "train.num_steps=5", "train.num_epochs=10000",
+                        fresh=False)
+    outcomes = [e["outcome"] for e in result.of("end")]
     assert outcomes == ["budget", "done"]
-    assert told.of("end")[-1]["step"] >= told.of("save")[0]["step"] > 0
+    assert result.of("end")[-1]["step"] >= result.of("save")[0]["step"] > 0
 
 
 def test_a_budget_of_a_cloud_machine_without_a_price_is_refused(train_tiny):
@@ -98,6 +99,6 @@ def test_a_budget_of_a_cloud_machine_without_a_price_is_refused(train_tiny):
         train_tiny("place.budget_usd=5", "place.machine=p5.48xlarge", "train.num_steps=2")
 
 
-def test_a_budget_on_a_machine_without_a_price_is_said_to_be_unwatched(train_tiny):
-    told = train_tiny("place.budget_usd=5", "train.num_steps=2")
-    assert any("place.budget_usd is not enforced" in note["text"] for note in told.of("note"))
+def test_a_budget_on_a_machine_without_a_price_is_reported_to_be_unwatched(train_tiny):
+    result = train_tiny("place.budget_usd=5", "train.num_steps=2")
+    assert any("place.budget_usd is not enforced" in note["text"] for note in result.of("note"))

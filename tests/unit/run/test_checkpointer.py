@@ -117,7 +117,7 @@ def test_a_mark_that_cannot_be_written_is_no_checkpoint_on_any_rank(ranks, run_d
     assert (run_dir.checkpoints.committed(), run_dir.checkpoints.unfinished()) == ([], [])
 
 
-def test_what_fails_after_the_commit_leaves_it_saved_and_is_told(ranks, run_dir, monkeypatch):
+def test_what_fails_after_the_commit_leaves_it_saved_and_is_reported(ranks, run_dir, monkeypatch):
     def gone(self: RunDir) -> None:
         raise Fault("the bucket is away")
 
@@ -127,17 +127,17 @@ def test_what_fails_after_the_commit_leaves_it_saved_and_is_told(ranks, run_dir,
     assert [c.step for c in run_dir.checkpoints.committed()] == [5]
 
 
-def test_all_ranks_go_on_from_the_newest_that_is_whole(ranks, run_dir):
+def test_all_ranks_continue_from_the_newest_that_is_complete(ranks, run_dir):
     for step in (5, 10, 15):
         save(ranks, step)
     assert [c.step for c in run_dir.checkpoints.committed()] == [10, 15]  # keep_checkpoints
     torn = run_dir.path / "checkpoints" / checkpoint_name(15) / "rank-00001-00.bin"
     torn.write_bytes(torn.read_bytes()[:-1])
-    told: list[list[str]] = [[] for _ in ranks]
-    found = on_all(lambda rank: ranks[rank].load_newest(told[rank].append))
+    result: list[list[str]] = [[] for _ in ranks]
+    found = on_all(lambda rank: ranks[rank].load_newest(result[rank].append))
     assert [one.step for one in found] == [one.loaded for one in ranks] == [10] * NUM_RANKS
-    assert told[0] == told[1] == told[2]
-    assert "rank-00001-00.bin: 999 bytes instead of 1,000" in told[0][0]
+    assert result[0] == result[1] == result[2]
+    assert "rank-00001-00.bin: 999 bytes instead of 1,000" in result[0][0]
 
 
 def test_training_stands_still_for_the_copy_alone(ranks, monkeypatch):

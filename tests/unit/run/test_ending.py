@@ -62,11 +62,11 @@ def end(tiny, alone, tmp_path, seen):
 def test_a_run_that_is_done_tells_its_end_and_returns_it_with_the_last_evaluation(end, seen, tmp_path):
     run, saver = end
     values = run(Decision(), 10)
-    ((kind, told),) = seen.events
+    ((kind, run_events),) = seen.events
     assert kind == "end"
-    assert (told["outcome"], told["step"], told["peak_bytes"]) == ("done", 10, 77)
-    assert told["run_dir"] == str(tmp_path / "tiny")
-    assert values == {"auc": 0.7, **told}
+    assert (run_events["outcome"], run_events["step"], run_events["peak_bytes"]) == ("done", 10, 77)
+    assert run_events["run_dir"] == str(tmp_path / "tiny")
+    assert values == {"auc": 0.7, **run_events}
     assert saver.finished == [(10, {"auc": 0.7}, False)]
 
 
@@ -99,9 +99,9 @@ def test_a_run_that_was_stopped_saves_tells_why_and_raises_it(end, seen, tmp_pat
 def test_a_run_that_was_finished_says_so_to_whoever_watches(seen):
     values = finished_before(RunDir("runs/tiny"), 10, [seen])
     assert values == {"outcome": "done", "step": 10, "run_dir": "runs/tiny"}
-    ((kind, told),) = seen.events
+    ((kind, run_events),) = seen.events
     assert kind == "note"
-    assert "runs/tiny is finished: 10 steps" in told["text"]
+    assert "runs/tiny is finished: 10 steps" in run_events["text"]
     assert seen.is_closed
 
 

@@ -118,12 +118,12 @@ def test_nonsense_is_reported_once_and_is_no_notice(serve, nonsense):
     aws = serve(Aws)
     aws.action = nonsense
     with NoticeWatch(**QUICK) as watch:
-        said = wait_for(lambda: watch.problem)
+        result = wait_for(lambda: watch.problem)
         asked_again(aws, 20)
         assert watch.notice() == ""
-        assert watch.problem == said
-        assert aws.address in said
-        assert "fix: for a container" in said
+        assert watch.problem == result
+        assert aws.address in result
+        assert "fix: for a container" in result
         aws.action = json.dumps({"action": "terminate", "time": NOON})
         wait_for(watch.notice)
 
@@ -216,7 +216,7 @@ def test_what_only_looks_like_gce_is_not_believed(serve):
         assert watch.notice() == ""
 
 
-def test_where_gke_hides_the_notices_that_is_said(serve):
+def test_where_gke_hides_the_notices_that_is_reported(serve):
     serve(Gce).values.clear()
     with NoticeWatch(**QUICK) as watch:
         assert "404" in wait_for(lambda: watch.problem)
@@ -283,16 +283,16 @@ def test_after_the_first_notice_nothing_more_is_asked(serve):
 
 
 def test_on_a_laptop_there_is_no_thread_and_no_traffic(monkeypatch):
-    asked: list[str] = []
-    monkeypatch.setattr(notices, "_request", lambda url, *_, **__: asked.append(url))
+    requests: list[str] = []
+    monkeypatch.setattr(notices, "_request", lambda url, *_, **__: requests.append(url))
     with NoticeWatch(**QUICK) as watch:
         assert not watchers()
         time.sleep(0.05)
         assert (watch.cloud, watch.notice(), watch.hint(), watch.problem) == (None, "", "", "")
-    assert asked == []
+    assert requests == []
 
 
-def test_a_watch_that_is_told_not_to_ask_does_not(serve):
+def test_a_watch_that_is_reported_not_to_ask_does_not(serve):
     aws = serve(Aws)
     with NoticeWatch(is_polling=False, **QUICK) as watch:
         assert not watchers()
@@ -336,7 +336,7 @@ def test_the_environment_goes_before_the_firmware(tmp_path):
         ("gke-spot", {"EMBARK_GRACE_S": "120"}, 120), (None, {"EMBARK_GRACE_S": "7.5"}, 7.5),
     ],
 )
-def test_the_grace_is_the_clouds_or_the_pods_or_what_is_said(environment, environ, seconds):
+def test_the_grace_is_the_clouds_or_the_pods_or_what_is_reported(environment, environ, seconds):
     assert grace_seconds(environment, environ) == seconds
 
 

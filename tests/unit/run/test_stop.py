@@ -58,7 +58,7 @@ def test_a_notice_stops_and_a_hint_saves_once(alone):
         assert hinted.decide().stop == ""
 
 
-def test_a_watch_that_sees_nothing_is_told_of_once(alone):
+def test_a_watch_that_sees_nothing_is_reported_of_once(alone):
     with StopSignals() as signals:
         blind = StopCoordinator(signals, Notices(problem="nobody answers"), alone)
         assert [blind.new_problem(), blind.new_problem()] == ["nobody answers", ""]
@@ -97,7 +97,7 @@ def test_auto_measures_one_save_and_then_keeps_to_what_it_costs(monkeypatch):
     assert auto.is_due(2 + choice.every_steps)
 
 
-def test_a_grace_too_short_for_a_save_is_said_and_saves_come_closer():
+def test_a_grace_too_short_for_a_save_is_reported_and_saves_come_closer():
     roomy, tight = pace(grace_s=120), pace(grace_s=15)
     costs = {"pause_s": 8.0, "cost_s": 40.0, "step_s": 0.1}
     assert tight.saved(2, **costs).every_steps < roomy.saved(2, **costs).every_steps

@@ -27,7 +27,7 @@ def until(happened) -> None:
         time.sleep(0.01)
 
 
-def test_whole_lines_are_copied_as_they_come(run_dir):
+def test_complete_lines_are_copied_as_they_come(run_dir):
     run_dir.events.write_bytes(b'{"a": 1}\n{"b"')
     with EventUploader(run_dir, every_s=0.02):
         until(lambda: run_dir.store.exists("events.jsonl"))
@@ -36,7 +36,7 @@ def test_whole_lines_are_copied_as_they_come(run_dir):
         until(lambda: run_dir.store.read("events.jsonl") == b'{"a": 1}\n{"b": 2}\n')
 
 
-def test_a_store_that_is_away_stops_neither_the_run_nor_the_next_try(run_dir, monkeypatch):
+def test_a_store_that_is_unavailable_stops_neither_the_run_nor_the_next_try(run_dir, monkeypatch):
     run_dir.events.write_bytes(b"x\n")
     write, calls = run_dir.store.write, []
 

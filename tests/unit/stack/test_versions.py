@@ -63,9 +63,9 @@ def test_a_patch_or_a_local_build_of_the_right_versions_is_right(here: dict[str,
 def test_the_wrong_torchrec_is_named_with_the_command_that_mends_it():
     findings = wrong(CPU | {"torchrec": "1.9.2"})
     assert list(findings) == ["torchrec"]
-    said = str(findings["torchrec"])
-    assert "torchrec: 1.9.2; expected 1.8.0, for torch 2.13" in said
-    assert said.endswith("-m pip install --no-deps torchrec==1.8.0")
+    output = str(findings["torchrec"])
+    assert "torchrec: 1.9.2; expected 1.8.0, for torch 2.13" in output
+    assert output.endswith("-m pip install --no-deps torchrec==1.8.0")
 
 
 def test_with_the_cuda_build_torchrec_takes_its_dependencies_along():
@@ -115,7 +115,7 @@ def test_a_cpu_build_that_was_chosen_on_a_gpu_machine_is_left_alone():
     assert wrong(CPU | {"torch": "2.13.0"}, gpu=True) == {}
 
 
-def test_what_is_installed_here_is_told_without_importing_torch():
+def test_what_is_installed_here_is_reported_without_importing_torch():
     code = "import sys; from embark.stack.versions import installed; installed(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=240, check=False).returncode == 0
     here = stack.installed()
@@ -194,8 +194,8 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_dry_run_prints_the_cpu_commands_and_installs_nothing(bare_python: str):
     done = run_script("install", "--python", bare_python, "--variant", "cpu", "--dry-run", python=bare_python)
     assert done.returncode == 0, done.stderr
-    said, *commands = done.stdout.splitlines()
-    assert said.startswith("Would install torch 2.13.0, torchrec 1.8.0, fbgemm-gpu-cpu 1.8.0")
+    output, *commands = done.stdout.splitlines()
+    assert output.startswith("Would install torch 2.13.0, torchrec 1.8.0, fbgemm-gpu-cpu 1.8.0")
     needs = "tensordict iopath pyre-extensions tqdm"
     assert commands == [
         f"  {bare_python} -m pip install torch==2.13.0 fbgemm-gpu-cpu==1.8.0 torchmetrics==1.0.3 {needs}",
@@ -261,7 +261,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, here: dict[str, str | None]) -> Non
     monkeypatch.setattr(subprocess, "run", answer)
 
 
-def test_this_interpreter_is_usable_and_an_unknown_version_is_told_why(
+def test_this_interpreter_is_usable_and_an_unknown_version_is_reported_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     assert stack.main(["usable"]) == 0

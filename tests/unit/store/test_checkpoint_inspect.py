@@ -34,18 +34,18 @@ def put(run: RunDir, step: int, tensors: Tensors | None = None, *, auc: float | 
         axis: int = 0, spec: str = "", plan: str = "") -> None:
     """A committed checkpoint as the trainer writes one, each tensor cut into chunks along `axis`."""
     pieces, entries, start = [], {}, 0
-    for name, whole in (tensors or {"t": np.arange(12, dtype="f4").reshape(4, 3)}).items():
+    for name, complete in (tensors or {"t": np.arange(12, dtype="f4").reshape(4, 3)}).items():
         chunks, offset = [], 0
-        for part in np.array_split(whole, num_chunks, axis) if whole.ndim else [whole]:
-            offsets = [0] * whole.ndim
-            if whole.ndim:
+        for part in np.array_split(complete, num_chunks, axis) if complete.ndim else [complete]:
+            offsets = [0] * complete.ndim
+            if complete.ndim:
                 offsets[axis] = offset
                 offset += part.shape[axis]
             data = np.ascontiguousarray(part).tobytes()
             chunks.append(ChunkEntry(tuple(offsets), part.shape, FILE, start, len(data)))
             pieces.append(data)
             start += len(data)
-        entries[name] = TensorEntry(whole.dtype.name, whole.shape, tuple(chunks))
+        entries[name] = TensorEntry(complete.dtype.name, complete.shape, tuple(chunks))
     store = ChecksumWriter(run.checkpoints.store)
     files = {FILE: b"".join(pieces), "index.json": Index(entries).to_json(),
              "spec.toml": spec.encode(), "plan.txt": plan.encode()}
@@ -74,7 +74,7 @@ def leave_unfinished(run: RunDir, step: int, age_s: float = 2 * MAY_BE_LIVE_S, n
     os.utime(path, (time.time() - age_s, time.time() - age_s))
 
 
-def test_each_is_told_with_why_it_is_kept(tmp_path):
+def test_each_is_reported_with_why_it_is_stored(tmp_path):
     run = make_run(tmp_path, "store.keep_checkpoints=1", "store.keep_every=20", "store.keep_best=1")
     for step, auc in ((10, 0.9), (20, 0.7), (30, 0.8), (40, 0.6), (50, 0.5)):
         put(run, step, auc=auc)
@@ -89,7 +89,7 @@ def test_each_is_told_with_why_it_is_kept(tmp_path):
     assert first.size_bytes == sum(p.stat().st_size for p in folder(run, 10).iterdir() if p.name != "commit.json")
 
 
-def test_the_commit_s_time_is_told_and_an_older_one_s_is_its_file_s(tmp_path):
+def test_the_commit_s_time_is_reported_and_an_older_one_s_is_its_file_s(tmp_path):
     run = make_run(tmp_path)
     put(run, 10)
     mark = folder(run, 10) / "commit.json"
@@ -164,7 +164,7 @@ def test_prune_leaves_alone_what_may_be_being_written(tmp_path):
     assert [one.step for one in decide_pruning(list_checkpoints(run), time.time()).removed] == [5]
 
 
-def test_no_whole_one_goes_for_the_sake_of_a_damaged_one(tmp_path):
+def test_no_complete_one_goes_for_the_sake_of_a_damaged_one(tmp_path):
     run = make_run(tmp_path, "store.keep_checkpoints=2")
     for step in (10, 20, 30):
         put(run, step)
@@ -209,8 +209,8 @@ def test_a_diff_finds_all_that_differs(tmp_path):
     put(run, 1, a, auc=0.5, spec="[train]\nseed = 1\nx = 3\n", plan="table rows\nt_0   5\n\nrank 0: 1 GiB of tables\n")
     put(run, 2, b, auc=0.6, spec="[train]\nseed = 2\nx = 3\n", plan="table rows\nt_0   6\n\nrank 0: 2 GiB of tables\n")
     listed = list_checkpoints(run)
-    told: list[tuple[int, int]] = []
-    found = difference(run.checkpoints, listed.committed(1), listed.committed(2), lambda *done: told.append(done))
+    messages: list[tuple[int, int]] = []
+    found = difference(run.checkpoints, listed.committed(1), listed.committed(2), lambda *done: messages.append(done))
     assert found.spec == (Change("train.seed", 1, 2),)
     assert found.plan == (Change("t_0", "5", "6"), Change("rank 0", "1 GiB of tables", "2 GiB of tables"))
     assert Change("eval.auc", 0.5, 0.6) in found.values
@@ -223,7 +223,7 @@ def test_a_diff_finds_all_that_differs(tmp_path):
     assert by_name["moved"].max_abs == 0.5
     assert by_name["moved"].max_relative == pytest.approx(0.2)
     assert (by_name["count"].shape, by_name["count"].max_abs) == ((), 2.0)
-    assert told[-1] == (5 * 4 + 3 * 4 + 8, 5 * 4 + 3 * 4 + 8)
+    assert messages[-1] == (5 * 4 + 3 * 4 + 8, 5 * 4 + 3 * 4 + 8)
 
 
 @pytest.mark.parametrize(("num_chunks", "axis"), [(1, 0), (3, 0), (2, 1), (4, 1)])

@@ -121,7 +121,7 @@ def test_a_failed_download_leaves_nothing(tmp_path):
     assert not list((tmp_path / "here").iterdir())
 
 
-def test_a_download_goes_on_where_the_disk_took_only_a_part(tmp_path, monkeypatch):
+def test_a_download_continues_where_the_disk_took_only_a_part(tmp_path, monkeypatch):
     store = open_store("memory://short-writes")
     data = os.urandom(100_000)
     store.write("a", data)
@@ -154,8 +154,8 @@ def test_patience_retries_what_may_pass_and_counts(monkeypatch):
         call_with_retries(fails, retry, lambda error: True)
     assert caught.value.attempts == 4
     assert max(waits) <= 3
-    trouble = explain(caught.value, "read", "x://y")
-    assert str(trouble).startswith("could not read x://y in 4 attempts: slow")
+    problem = explain(caught.value, "read", "x://y")
+    assert str(problem).startswith("could not read x://y in 4 attempts: slow")
     with pytest.raises(TimeoutError):
         call_with_retries(fails, retry, lambda error: False)
 
@@ -177,10 +177,10 @@ def test_secrets_are_cut_out_in_every_form(text, monkeypatch):
      ("PermanentRedirect", UserError, "AWS_REGION"), ("InvalidAccessKeyId", Fault, "renew"),
      ("RequestTimeTooSkewed", Fault, "clock"), ("SlowDown", Fault, "network")],
 )
-def test_what_a_store_answers_is_told_with_its_fix(code, kind, fix):
+def test_what_a_store_answers_is_reported_with_its_fix(code, kind, fix):
     text = f"Generic S3 error: … - Server returned: <Error><Code>{code}</Code><Message>Why.</Message></Error>"
-    trouble = explain(Exception(text + "\n\nDebug source:\nretries: 2, max_retries: 2"), "write", "s3://b/x")
-    assert type(trouble) is kind
-    assert fix in trouble.fix
-    assert "could not write s3://b/x in 3 attempts: " in trouble.what
-    assert f"{code}: Why." in trouble.what
+    error = explain(Exception(text + "\n\nDebug source:\nretries: 2, max_retries: 2"), "write", "s3://b/x")
+    assert type(error) is kind
+    assert fix in error.fix
+    assert "could not write s3://b/x in 3 attempts: " in error.what
+    assert f"{code}: Why." in error.what

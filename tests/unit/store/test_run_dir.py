@@ -132,7 +132,7 @@ def test_a_remote_run_keeps_its_small_files_here(tmp_path, monkeypatch):
     assert RunDir(f"file://{tmp_path}/x").path == tmp_path / "x"
 
 
-def test_writing_whole_replaces_and_leaves_nothing_beside(tmp_path):
+def test_writing_complete_replaces_and_leaves_nothing_beside(tmp_path):
     write_atomic(tmp_path / "a" / "f", "one")
     write_atomic(tmp_path / "a" / "f", "two")
     assert (tmp_path / "a" / "f").read_text() == "two"

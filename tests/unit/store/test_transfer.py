@@ -55,16 +55,16 @@ def content(store):
 
 @pytest.mark.parametrize("has_checksums", [True, False])
 def test_everything_arrives_and_the_manifest_last(source, tmp_path, has_checksums):
-    target, told = Stopped(tmp_path / "target"), []
-    copy(source, target, listed=items(has_checksums), verify=True, progress=lambda *now: told.append(now))
+    target, messages = Stopped(tmp_path / "target"), []
+    copy(source, target, listed=items(has_checksums), verify=True, progress=lambda *now: messages.append(now))
     assert content(target) == FILES
     assert target.written[0] == COPY_STATE
     assert target.written[-1] == "manifest.json"
-    assert told[-1] == (2 * 3_003, 2 * 3_003)
+    assert messages[-1] == (2 * 3_003, 2 * 3_003)
 
 
 @pytest.mark.parametrize("on", [COPY_STATE, "train/0.bin", "validation/0.bin", "manifest.json"])
-def test_a_stopped_copy_leaves_no_manifest_and_goes_on(source, tmp_path, on):
+def test_a_stopped_copy_leaves_no_manifest_and_continues(source, tmp_path, on):
     with pytest.raises(KeyboardInterrupt):
         copy(source, Stopped(tmp_path / "target", on))
     assert "manifest.json" not in content(open_store(tmp_path / "target"))
@@ -76,7 +76,7 @@ def test_a_stopped_copy_leaves_no_manifest_and_goes_on(source, tmp_path, on):
     assert len([path for path in again.written if path != COPY_STATE]) == 4 - num_before
 
 
-def test_a_whole_copy_is_not_copied_again(source, tmp_path):
+def test_a_complete_copy_is_not_copied_again(source, tmp_path):
     target = Stopped(tmp_path / "target")
     copy(source, target)
     again = Stopped(tmp_path / "target")
@@ -113,7 +113,7 @@ def test_files_of_another_copy_are_not_trusted(source, tmp_path):
     assert content(target) == FILES
 
 
-def test_a_missing_file_of_a_finished_copy_is_brought_and_the_manifest_is_away_meanwhile(source, tmp_path):
+def test_a_missing_file_of_a_finished_copy_is_brought_and_the_manifest_is_unavailable_meanwhile(source, tmp_path):
     target = Stopped(tmp_path / "target")
     copy(source, target)
     target.delete("train/1.bin")

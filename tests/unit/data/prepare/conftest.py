@@ -98,13 +98,13 @@ def read_rows() -> Callable[..., list[tuple]]:
         layout, found = manifest.layout, []
         assert split in SPLITS
         for part in manifest.parts[split]:
-            whole = np.fromfile(out / part.file, np.uint8)
-            assert len(whole) == part.size_bytes
+            complete = np.fromfile(out / part.file, np.uint8)
+            assert len(complete) == part.size_bytes
             at, left = 0, part.rows
             while left:
                 num = min(left, manifest.block_rows)
-                where = layout.map(num, whole[at : at + 8 * len(layout.ragged)].view("<i8").tolist())
-                block = whole[at : at + where.size_bytes]
+                where = layout.map(num, complete[at : at + 8 * len(layout.ragged)].view("<i8").tolist())
+                block = complete[at : at + where.size_bytes]
                 ids = [None] * len(layout.features)
                 for group, field in zip(layout.groups, where.groups, strict=True):
                     for member, array in zip(group.members, field.of(block), strict=True):
@@ -115,7 +115,7 @@ def read_rows() -> Callable[..., list[tuple]]:
                 label, dense = where.label.of(block), where.dense.of(block)
                 found += [(int(label[i]), dense[i].tolist(), [of[i] for of in ids]) for i in range(num)]
                 at, left = at + where.size_bytes, left - num
-            assert at == len(whole)
+            assert at == len(complete)
         return found
 
     return read

@@ -174,13 +174,13 @@ SIZES = [(1, 1 << 20), (300, 7), (1_000, 1 << 20), (1 << 20, 1)]
     ("quotes", b"\n"), ("quotes", b"\r\n"), ("plain", b"\n"), ("stray quotes", b"\r\n")])
 def test_however_it_is_cut_each_row_comes_once_and_in_order(tmp_path, style: str, newline: bytes):
     text = random_text(style, newline)
-    whole = read_all(tmp_path, text)
-    assert len(flat(whole)) > 50
+    complete = read_all(tmp_path, text)
+    assert len(flat(complete)) > 50
     for segment_bytes, chunk_bytes in SIZES:
         portions = read_all(tmp_path, text, segment_bytes=segment_bytes, chunk_bytes=chunk_bytes)
-        assert flat(portions) == flat(whole)
-        assert [b for rows in portions for b in rows.bad] == [b for rows in whole for b in rows.bad]
-        assert sum(rows.num_lines for rows in portions) == sum(rows.num_lines for rows in whole)
+        assert flat(portions) == flat(complete)
+        assert [b for rows in portions for b in rows.bad] == [b for rows in complete for b in rows.bad]
+        assert sum(rows.num_lines for rows in portions) == sum(rows.num_lines for rows in complete)
     assert len(reader_in(tmp_path).segments(Inputs(str(tmp_path)).find("data.csv")[0], 500)) >= 5
 
 
@@ -226,10 +226,10 @@ def test_what_pythons_csv_writes_is_read_back(tmp_path_factory, fields, newline,
 @settings(max_examples=120)
 @given(st.binary(max_size=60).map(lambda b: bytes(b'a,"\n\r x'[c % 7] for c in b)), st.integers(1, 60))
 def test_rubbish_is_cut_into_the_same_rows_whatever_the_pieces(text: bytes, size: int):
-    whole = list(cut_rows(iter([text]), b",", max_row_bytes=20))
+    complete = list(cut_rows(iter([text]), b",", max_row_bytes=20))
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
     cut = list(cut_rows(iter(pieces), b",", max_row_bytes=20))
-    assert rows_of(cut) == rows_of(whole)
+    assert rows_of(cut) == rows_of(complete)
 
 
 def rows_of(cuts: list[RowBlock | Runaway]) -> list:

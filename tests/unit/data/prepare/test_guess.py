@@ -99,17 +99,17 @@ def test_parquet_says_itself_what_it_holds(tmp_path):
 
 def test_what_the_lines_say_is_guessed_the_same(tmp_path):
     first = guess(tmp_path, shop())
-    said = tomllib.loads(first.to_toml())
-    assert said["data"]["prepare"]["list_columns"] == ["tags"]
-    spec = RunSpec(data=DataSpec.model_validate({"kind": "prepared", "path": "x", **said["data"]}))
+    payload = tomllib.loads(first.to_toml())
+    assert payload["data"]["prepare"]["list_columns"] == ["tags"]
+    spec = RunSpec(data=DataSpec.model_validate({"kind": "prepared", "path": "x", **payload["data"]}))
     inputs = Inputs(str(tmp_path))
     again = guess_schema(spec, inputs, inputs.find("data.csv"))
     assert (again.dense, set(again.sparse), again.ignored, again.delimiter, again.has_header, again.columns) == (
         first.dense, set(first.sparse), first.ignored, first.delimiter, first.has_header, first.columns)
     awkward = Schema("csv", 'a "b"\n', ("\x7f é 😀",), (SparseColumn("x", "text"),) * 60, ("x",), delimiter="\t")
-    said = tomllib.loads(awkward.to_toml())
-    assert (said["data"]["label"], said["data"]["dense_columns"]) == ('a "b"\n', ["\x7f é 😀"])
-    assert said["data"]["prepare"]["sparse_columns"] == ["x"] * 60
+    payload = tomllib.loads(awkward.to_toml())
+    assert (payload["data"]["label"], payload["data"]["dense_columns"]) == ('a "b"\n', ["\x7f é 😀"])
+    assert payload["data"]["prepare"]["sparse_columns"] == ["x"] * 60
 
 
 def criteo_row(draw: random.Random, label: str = "1") -> str:
@@ -154,7 +154,7 @@ def movielens(num_rows: int = 300) -> str:
                      for i in range(num_rows))
 
 
-def test_movielens_wants_names_and_a_threshold_and_says_so(tmp_path):
+def test_movielens_wants_names_and_a_threshold_and_reports_it(tmp_path):
     with pytest.raises(DataError, match=r"no column .label..*no column holds just 0 and 1") as caught:
         guess(tmp_path, movielens(), "ratings.dat")
     assert "column_0, column_1, column_2, column_3" in caught.value.fix
@@ -213,7 +213,7 @@ def test_tables_of_the_model_are_the_sparse_columns(tmp_path):
         guess(tmp_path, shop(), model=ModelSpec(tables=(Table(name="usr", rows=5),)))
 
 
-def test_a_number_of_tables_is_held_to_the_columns(tmp_path):
+def test_a_number_of_tables_is_checked_against_the_columns(tmp_path):
     schema = guess(tmp_path, shop(), sparse_columns=("user", "Day of Week"),
                    model=ModelSpec(num_tables=2, rows_per_table=(10, 20)))
     assert schema.sparse == (SparseColumn("cat_0", "text", rows=10, column="user"),
@@ -222,7 +222,7 @@ def test_a_number_of_tables_is_held_to_the_columns(tmp_path):
         guess(tmp_path, shop(), model=ModelSpec(rows_per_table=10))
 
 
-def test_a_number_of_dense_columns_is_held_to_the_columns(tmp_path):
+def test_a_number_of_dense_columns_is_checked_against_the_columns(tmp_path):
     with pytest.raises(DataError, match="num_dense = 3, and the dense columns are: price, visits"):
         guess(tmp_path, shop(), model=ModelSpec(num_dense=3))
 

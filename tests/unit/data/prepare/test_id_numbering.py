@@ -14,8 +14,8 @@ from embark.data.prepared import Rows
 def reference(keys: list[int], *, min_count: int, max_kept: int) -> dict[int, int]:
     """Id 1 for the most frequent, ties by key."""
     counts = Counter(keys)
-    kept = sorted((key for key, count in counts.items() if count >= min_count), key=lambda key: (-counts[key], key))
-    return {key: rank + 1 for rank, key in enumerate(kept[:max_kept])}
+    retained = sorted((key for key, count in counts.items() if count >= min_count), key=lambda key: (-counts[key], key))
+    return {key: rank + 1 for rank, key in enumerate(retained[:max_kept])}
 
 
 def drawn_runs(dtype, num_runs: int, seed: int = 3):

@@ -93,8 +93,8 @@ def test_ids_by_frequency_are_those_of_a_counter_over_the_training_rows(
     for column in range(26):
         counts = Counter(keys[column] for keys in parsed)
         del counts[None]
-        kept = sorted((k for k in counts if counts[k] >= min_count), key=lambda k: (-counts[k], k))
-        maps.append({key: rank for rank, key in enumerate(kept[: max_rows - 1], 1)})
+        retained = sorted((k for k in counts if counts[k] >= min_count), key=lambda k: (-counts[k], k))
+        maps.append({key: rank for rank, key in enumerate(retained[: max_rows - 1], 1)})
     assert [f.rows for f in manifest.layout.features] == [1 + len(ids) for ids in maps]
     for split, some in (("train", lines[:2400]), ("validation", lines[2400:])):
         checked(read_rows(out, manifest, split), some, criteo, lambda column, key: maps[column].get(key, 0))

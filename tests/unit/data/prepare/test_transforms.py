@@ -25,12 +25,12 @@ FILES = [InputFile(f"data/day_{i}.gz", 10) for i in range(4)]
 def test_a_random_split_has_the_given_shares_and_does_not_depend_on_the_segment(make_spec):
     data = make_spec({"test_fraction": 0.05}, eval_fraction=0.2).data
     positions = np.arange(100_000) * 243
-    whole = split_rows(data, 1, Segment(FILES[1], 0, 0, 10**9), rows_at(positions))
-    shares = np.bincount(whole, minlength=3) / len(whole)
+    complete = split_rows(data, 1, Segment(FILES[1], 0, 0, 10**9), rows_at(positions))
+    shares = np.bincount(complete, minlength=3) / len(complete)
     assert shares == pytest.approx([0.75, 0.2, 0.05], abs=0.01)
     pieces = [split_rows(data, 1, Segment(FILES[1], i, i, 10**9), rows_at(some))
               for i, some in enumerate(np.array_split(positions, 7))]
-    assert np.concatenate(pieces).tolist() == whole.tolist()
+    assert np.concatenate(pieces).tolist() == complete.tolist()
 
 
 def test_another_seed_or_file_draws_otherwise(make_spec):
@@ -64,8 +64,8 @@ def test_fractions_that_leave_nothing_are_refused(make_spec):
 
 def test_a_column_says_it_itself(make_spec):
     data = make_spec({"split": "column", "split_column": "part"}).data
-    said = np.array([0, 2, 1], np.uint8)
-    assert split_rows(data, 0, Segment(FILES[0], 0, 0, 1), rows_at(range(3), said)).tolist() == [0, 2, 1]
+    result = np.array([0, 2, 1], np.uint8)
+    assert split_rows(data, 0, Segment(FILES[0], 0, 0, 1), rows_at(range(3), result)).tolist() == [0, 2, 1]
     with pytest.raises(UserError, match="split_column"):
         split_rows(data, 0, Segment(FILES[0], 0, 0, 1), rows_at(range(3)))
 

@@ -149,8 +149,8 @@ def test_the_longest_unused_goes_first(tmp_path: Path):
         when = time.time() - age
         os.utime(directory / f"{part.sha256}.bin", (when, when))
     with cached().using(parts[3]):
-        kept = {file.stem for file in directory.glob("*.bin")}
-    assert kept == {parts[1].sha256, parts[2].sha256, parts[3].sha256}
+        retained = {file.stem for file in directory.glob("*.bin")}
+    assert retained == {parts[1].sha256, parts[2].sha256, parts[3].sha256}
 
 
 def test_a_part_in_use_is_never_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

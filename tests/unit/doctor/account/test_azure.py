@@ -121,9 +121,9 @@ def test_a_login_that_is_missing_or_has_expired_is_one_sentence_and_nothing_more
 
 
 def test_what_the_identity_may_not_ask_is_a_warning_and_the_rest_is_asked(cli):
-    said = ("ERROR: (AuthorizationFailed) The client 'ann@example.com' does not have authorization to perform action "
+    result = ("ERROR: (AuthorizationFailed) The client 'ann@example.com' does not have authorization to perform action "
             "'Microsoft.Compute/locations/usages/read'\n")
-    cli("az", answers(), {"vm list-usage": said})
+    cli("az", answers(), {"vm list-usage": result})
     found = checks_of()
     assert found["quota"].verdict == "warning"
     assert "Reader" in found["quota"].fix
@@ -136,7 +136,7 @@ def test_an_answer_that_is_no_json_is_a_warning(cli, tmp_path):
     assert checks_of()["quota"].verdict == "warning"
 
 
-def test_a_missing_az_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path):
+def test_a_missing_az_is_reported_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     (check,) = checks_of().values()
     assert (check.name, check.verdict) == ("account", "wrong")

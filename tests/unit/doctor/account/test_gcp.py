@@ -64,7 +64,7 @@ def test_spot_has_a_quota_of_its_own(cli):
     assert checks_of("place.spot=true")["quota PREEMPTIBLE_NVIDIA_H100_GPUS"].verdict == "wrong"
 
 
-def test_a_family_whose_quota_has_dimensions_is_said_not_to_be_known_with_the_command(cli):
+def test_a_family_whose_quota_has_dimensions_is_reported_not_to_be_known_with_the_command(cli):
     cli("gcloud", answers(**{"compute machine-types list": [{"name": "a3-ultragpu-8g", "zone": "us-central1-a"}]}))
     check = next(c for name, c in checks_of(machine="a3-ultragpu-8g").items() if name.startswith("quota GPUS_PER"))
     assert check.verdict == "warning"
@@ -102,7 +102,7 @@ def test_nobody_logged_in_is_one_sentence(cli):
     assert [(check.verdict, check.fix) for check in found.values()] == [("wrong", "gcloud auth login")]
 
 
-@pytest.mark.parametrize(("said", "verdict", "words"), [
+@pytest.mark.parametrize(("text", "verdict", "words"), [
     ("ERROR: (gcloud.compute.regions.describe) There was a problem refreshing your current auth tokens: "
      "Reauthentication failed. cannot prompt during non-interactive execution.\n", "wrong", "gcloud auth login"),
     ("ERROR: (gcloud.compute.regions.describe) Could not fetch resource:\n - Required 'compute.regions.get' permission "
@@ -113,15 +113,15 @@ def test_nobody_logged_in_is_one_sentence(cli):
      "found\n", "wrong", "place.account"),
     ("ERROR: something new\n", "warning", "ask again"),
 ])
-def test_what_gcloud_refuses_is_one_sentence_with_its_fix(cli, said: str, verdict: str, words: str):
-    cli("gcloud", answers(), {"compute regions describe": said})
+def test_what_gcloud_refuses_is_one_sentence_with_its_fix(cli, text: str, verdict: str, words: str):
+    cli("gcloud", answers(), {"compute regions describe": text})
     found = checks_of()
     assert found["quota"].verdict == verdict
     assert words in found["quota"].fix
     assert found["machine offered"].verdict == "ok"
 
 
-def test_a_missing_gcloud_is_said_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path):
+def test_a_missing_gcloud_is_reported_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     (check,) = checks_of().values()
     assert (check.name, check.verdict) == ("account", "wrong")

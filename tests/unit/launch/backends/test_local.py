@@ -64,7 +64,8 @@ def test_only_the_fields_that_the_user_set_are_handed_over(monkeypatch):
     monkeypatch.setattr(place, "_supervise", lambda *_: CommandResult(1))
     with pytest.raises(Fault, match="did not start"):
         place.submit(LaunchRequest(spec, handle))
-    assert (Path(str(handle.where["folder"])) / "spec.toml").read_text() == to_toml(spec, only_set=True) != to_toml(spec)
+    handed_over = Path(str(handle.where["folder"]), "spec.toml").read_text()
+    assert handed_over == to_toml(spec, only_set=True) != to_toml(spec)
 
 
 @pytest.mark.slow
@@ -72,9 +73,9 @@ def test_a_run_trains_to_its_end_and_is_followed_there(tmp_path, capsys):
     (tmp_path / "embark.py").write_text("raise SystemExit('a file of the user, not the package')")
     launched("small", "train.num_steps=4")
     assert logs_command("small", follow=True, console=Console()) == 0
-    told = capsys.readouterr().out
-    assert " rank 0 | " in told
-    assert "succeeded: took" in told
+    output = capsys.readouterr().out
+    assert " rank 0 | " in output
+    assert "succeeded: took" in output
     ends = [json.loads(line) for line in (tmp_path / "runs/small/events.jsonl").read_text().splitlines()]
     assert ends[-1]["outcome"] == "done"
     assert status_command("small", console=Console(json=True)) == 0
@@ -82,7 +83,7 @@ def test_a_run_trains_to_its_end_and_is_followed_there(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_it_outlives_its_launcher_and_cancelling_it_leaves_a_whole_checkpoint(tmp_path, capsys):
+def test_it_outlives_its_launcher_and_cancelling_it_leaves_a_complete_checkpoint(tmp_path, capsys):
     script = ("import sys; from embark.cli.console import Console; from embark.cli.launch import launch_run; "
               "from embark.spec import load_spec; "
               "launch_run(Console(), load_spec('laptop', sys.argv[1:]), yes=False, dry_run=False)")
@@ -100,14 +101,14 @@ def test_it_outlives_its_launcher_and_cancelling_it_leaves_a_whole_checkpoint(tm
     until(lambda: events.exists() and '"step"' in events.read_text())
     assert local().status(handle).state == "running"
     assert cancel_command("long", yes=True, console=Console()) == 0
-    told = capsys.readouterr().out
-    assert "last complete checkpoint: step-" in told
+    output = capsys.readouterr().out
+    assert "last complete checkpoint: step-" in output
     status = local().status(handle)
     assert status.state == "gone"
     assert "cancelled after" in status.reason
 
 
-def test_one_that_was_killed_is_told_and_not_taken_for_running(tmp_path):
+def test_one_that_was_killed_is_reported_and_not_taken_for_running(tmp_path):
     handle = launched("killed", "train.num_steps=1000000")
     pid = json.loads((Path(str(handle.where["folder"])) / "started.json").read_text())["pid"]
     os.killpg(pid, signal.SIGKILL)
@@ -118,7 +119,7 @@ def test_one_that_was_killed_is_told_and_not_taken_for_running(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_wrong_spec_is_told_by_its_exit_code(tmp_path, capsys):
+def test_a_wrong_spec_is_reported_by_its_exit_code(tmp_path, capsys):
     (tmp_path / "runs").write_text("in the way")
     handle = launched("wrong")
     until(lambda: local().status(handle).has_ended)
@@ -139,7 +140,7 @@ def test_a_process_number_that_was_given_to_another_is_not_ours(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_lines_of_several_ranks_are_told_apart(tmp_path):
+def test_the_lines_of_several_ranks_are_reported_apart(tmp_path):
     spec = load_spec("laptop", ["name=two", *SMALL, "train.num_steps=2"])
     handle = local().handle_of(spec)
     handle = replace(handle, where={**handle.where, "num_ranks": 2})

@@ -58,7 +58,7 @@ def test_two_replicas_train_together_and_their_lines_say_which(tmp_path):
 
 
 @pytest.mark.slow
-def test_cancel_reaches_the_ranks_through_torchx_and_leaves_a_whole_checkpoint(tmp_path, capsys):
+def test_cancel_reaches_the_ranks_through_torchx_and_leaves_a_complete_checkpoint(tmp_path, capsys):
     settings = ["train.num_steps=1000000", "store.checkpoint_every=0"]
     assert launch_run(Console(quiet=True), spec_of(tmp_path, *settings), yes=False, dry_run=False) == 0
     events = tmp_path / "runs" / "clicks" / "events.jsonl"
@@ -74,13 +74,13 @@ def test_cancel_reaches_the_ranks_through_torchx_and_leaves_a_whole_checkpoint(t
 
 def test_a_dry_run_says_the_torchx_command(tmp_path, capsys):
     assert launch_run(Console(), spec_of(tmp_path), yes=False, dry_run=True) == 0
-    told = capsys.readouterr().out
-    assert "-m torchx.cli.main run --workspace '' --scheduler local_cwd" in told
-    assert "cloud_component.py:train" in told
+    output = capsys.readouterr().out
+    assert "-m torchx.cli.main run --workspace '' --scheduler local_cwd" in output
+    assert "cloud_component.py:train" in output
     assert not list_runs().runs
 
 
-def test_without_torchx_it_is_told_how_to_get_it(tmp_path, monkeypatch):
+def test_without_torchx_it_gets_the_install_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchx", None)
     monkeypatch.setattr("embark.launch.backends.torchx.find_spec", lambda name: None)
     with pytest.raises(MissingPackage) as caught:

@@ -180,7 +180,7 @@ def test_cancelling_tells_every_host_and_gives_the_chips_back(tmp_path):
     assert place.cancel(handle).removed == ()
 
 
-def test_ctrl_c_after_any_command_leaves_nothing_that_is_not_said_with_what_removes_it(tmp_path, monkeypatch):
+def test_ctrl_c_after_any_command_leaves_nothing_that_is_not_reported_with_what_removes_it(tmp_path, monkeypatch):
     spec = spec_for(tmp_path)
     for moment in count():
         clouds = Clouds()
@@ -206,14 +206,14 @@ def stopped(launch: Callable[[], int]) -> Interrupted | None:
 
 
 def test_a_dry_run_says_every_command_and_leaves_nothing(tmp_path):
-    said: list[str] = []
-    place, spec = TpuVm(DryRunShell(said.append), notify=lambda _: None), spec_for(tmp_path)
+    messages: list[str] = []
+    place, spec = TpuVm(DryRunShell(messages.append), notify=lambda _: None), spec_for(tmp_path)
     handle = place.handle_of(spec)
     place.check(LaunchRequest(spec, handle))
     place.submit(LaunchRequest(spec, handle))
     assert not Path(str(handle.where["folder"])).exists()
     clouds, _, _ = launched(tmp_path)
-    assert {" ".join(words[:5]) for words in clouds.changes} <= {" ".join(shlex.split(line)[:5]) for line in said}
+    assert {" ".join(words[:5]) for words in clouds.changes} <= {" ".join(shlex.split(line)[:5]) for line in messages}
 
 
 def test_without_a_project_or_a_shared_store_nothing_is_asked_for(tmp_path):
@@ -253,8 +253,8 @@ def test_what_the_hosts_are_given_fits_into_their_metadata(tmp_path):
 def test_only_the_fields_that_the_user_set_are_handed_over(tmp_path):
     _, _, handle = launched(tmp_path)
     spec = spec_for(tmp_path)
-    kept = Path(str(handle.where["folder"])) / "spec.toml"
-    assert kept.read_text() == to_toml(spec, only_set=True) != to_toml(spec)
+    retained = Path(str(handle.where["folder"])) / "spec.toml"
+    assert retained.read_text() == to_toml(spec, only_set=True) != to_toml(spec)
 
 
 def _inner(text: str, tmp_path: Path) -> str:

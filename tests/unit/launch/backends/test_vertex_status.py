@@ -9,7 +9,7 @@ from embark.launch.backends.vertex import entry_event, entry_line, explain_messa
 
 
 @pytest.mark.parametrize(
-    ("said", "begins", "fix"),
+    ("result", "begins", "fix"),
     [
         (
             "The following quota metrics exceed quota limits: "
@@ -46,22 +46,22 @@ from embark.launch.backends.vertex import entry_event, entry_line, explain_messa
         ),
     ],
 )
-def test_each_known_message_has_its_cause_and_a_fix(said, begins, fix):
-    found = explain_message(said, region="us-east1", project="ads")
+def test_each_known_message_has_its_cause_and_a_fix(result, begins, fix):
+    found = explain_message(result, region="us-east1", project="ads")
     assert found.text.startswith(begins)
-    assert said in found.text
+    assert result in found.text
     assert fix in found.fix
 
 
-def test_an_unknown_message_is_told_as_it_is():
+def test_an_unknown_message_is_reported_as_it_is():
     assert explain_message("something new", region="us-east1", project="ads").text == "something new"
 
 
 def status(state: str, *events: str, error: str = ""):
-    told = [RunEvent(float(at), "service", "Info", text, False) for at, text in enumerate(events)]
+    run_events = [RunEvent(float(at), "service", "Info", text, False) for at, text in enumerate(events)]
     job = {"state": f"JOB_STATE_{state}", "createTime": "2026-11-15T09:00:00Z",
            **({"error": {"message": error}} if error else {})}
-    return status_of(job, told, num_nodes=2, region="us-east1", project="ads", run_uri="gs://b/runs/x")
+    return status_of(job, run_events, num_nodes=2, region="us-east1", project="ads", run_uri="gs://b/runs/x")
 
 
 def test_every_state_of_a_job_has_a_word_of_ours():

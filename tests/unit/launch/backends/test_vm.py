@@ -94,8 +94,8 @@ def test_the_commands_are_those_that_the_rendered_script_runs(cloud, spot, tmp_p
     ran = run_script(files, "vm.sh", ["up"], tmp_path / "script", {"SUBNET_ID": "subnet-1", "PROJECT": "my-project"})
     assert ran.code == 0, ran.output
     program = {"aws": "aws", "azure": "az", "gcp": "gcloud"}[cloud]
-    asked = (" describe", " get-", " show", " create-tags")
-    rendered = [bare(words) for words in ran.of(program) if not any(f" {w}".startswith(asked) for w in words[2:4])]
+    requests = (" describe", " get-", " show", " create-tags")
+    rendered = [bare(words) for words in ran.of(program) if not any(f" {w}".startswith(requests) for w in words[2:4])]
     made = [bare(words) for words in clouds.changes]
     assert len(rendered) >= 4
     assert [words for words in rendered if words not in made] == []
@@ -103,7 +103,7 @@ def test_the_commands_are_those_that_the_rendered_script_runs(cloud, spot, tmp_p
 
 def bare(words: list[str]) -> list[str]:
     """Without what a rendered machine is given at its start, documents from files, and ids that a cloud gave."""
-    kept, skip = [], False
+    retained, skip = [], False
     for word in words:
         flag, has_value = word.partition("=")[0], "=" in word
         if flag in DIFFERENT or flag in ("--assume-role-policy-document", "--policy-document", "--scope",
@@ -113,15 +113,15 @@ def bare(words: list[str]) -> list[str]:
         elif skip:
             skip = False
         else:
-            kept.append(word)
-    return kept
+            retained.append(word)
+    return retained
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-def test_ctrl_c_after_any_command_leaves_nothing_that_is_not_said_with_what_removes_it(cloud, tmp_path, monkeypatch):
+def test_ctrl_c_after_any_command_leaves_nothing_unreported(cloud, tmp_path, monkeypatch):
     spec = spec_for(cloud, tmp_path)
-    told = estimate_launch(spec)
-    monkeypatch.setattr("embark.launch.launching.estimate_launch", lambda _: told)
+    prediction = estimate_launch(spec)
+    monkeypatch.setattr("embark.launch.launching.estimate_launch", lambda _: prediction)
     for moment in count():
         clouds = Clouds()
         clouds.interrupt_after = moment
@@ -157,12 +157,12 @@ def remove(fix: str, clouds: Clouds) -> None:
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_failure_in_the_middle_says_what_is_there_too(cloud, tmp_path, monkeypatch):
     clouds = Clouds()
-    whole = clouds._machine
+    complete = clouds._machine
     monkeypatch.setattr(
         clouds,
         "_machine",
-        lambda name, told: (
-            whole(name, told)
+        lambda name, result: (
+            complete(name, result)
             if clouds.num_created == 0
             else CommandResult(1, err="InsufficientInstanceCapacity ZONE_RESOURCE_POOL_EXHAUSTED SkuNotAvailable")
         ),
@@ -325,9 +325,9 @@ def test_supervision_recreates_lost_spot_machines_until_the_run_ends(tmp_path, m
                 one.update(is_alive=False, ended={"code": 0, "was_stopped": False, "time_s": 2.0})
 
     monkeypatch.setattr("embark.launch.launching.time.sleep", sleep)
-    said: list[str] = []
-    assert supervise(find_run("dlrm"), clouds, said.append).state == "succeeded"
-    assert any("lost: machine 1 is gone (TERMINATED)" in line for line in said)
+    messages: list[str] = []
+    assert supervise(find_run("dlrm"), clouds, messages.append).state == "succeeded"
+    assert any("lost: machine 1 is gone (TERMINATED)" in line for line in messages)
 
 
 def test_ctrl_c_ends_the_supervision_and_not_the_run_and_the_name_resumes_it(tmp_path, monkeypatch):
@@ -386,26 +386,26 @@ def test_cancelling_tells_the_ranks_then_ends_the_machines_and_says_what_is_left
     assert place.cancel(handle).removed == ()
 
 
-def test_machines_that_do_not_answer_are_ended_all_the_same_and_that_is_said(tmp_path):
+def test_machines_that_do_not_answer_are_ended_all_the_same_with_a_message(tmp_path):
     clouds, place, handle = launched("gcp", tmp_path, "place.grace_s=1")
     clouds.is_ssh_away = True
     place._ssh.stop = lambda hosts, grace_s: list(hosts)  # type: ignore[method-assign]
-    said: list[str] = []
-    place._notify = said.append
+    messages: list[str] = []
+    place._notify = messages.append
     place.cancel(handle)
     assert clouds.paid() == []
-    assert "dlrm-0, dlrm-1: killed after the grace period" in said[-1]
+    assert "dlrm-0, dlrm-1: killed after the grace period" in messages[-1]
 
 
-@pytest.mark.parametrize(("cloud", "told", "state"), [
+@pytest.mark.parametrize(("cloud", "result", "state"), [
     ("azure", {"powerState": "VM deallocated"}, "stopped"), ("azure", {"powerState": "VM starting"}, "starting"),
     ("azure", {"provisioningState": "Deleting"}, "gone"), ("gcp", {"status": "STAGING"}, "starting"),
     ("gcp", {"status": "STOPPING"}, "stopped"), ("gcp", {"status": "SUSPENDED"}, "stopped"),
     ("aws", {"State": {"Name": "shutting-down"}}, "gone"), ("aws", {"State": {"Name": "stopped"}}, "stopped"),
 ])
-def test_every_cloud_s_words_for_a_machine_s_state_are_read(cloud, told, state, tmp_path):
+def test_every_cloud_s_words_for_a_machine_s_state_are_read(cloud, result, state, tmp_path):
     clouds, place, handle = launched(cloud, tmp_path)
-    clouds.made[f"machine {'i-0' if cloud == 'aws' else 'dlrm-0'}"].update(told)
+    clouds.made[f"machine {'i-0' if cloud == 'aws' else 'dlrm-0'}"].update(result)
     found = place._cloud(handle, place._job(handle)).machines()
     assert [machine.state for machine in found] == [state, "running"]
 
@@ -423,25 +423,26 @@ def test_of_two_machines_with_one_number_the_one_that_lives_counts(tmp_path):
 
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_dry_run_says_every_command_and_leaves_nothing(cloud, tmp_path):
-    said: list[str] = []
-    place, spec = Vm(DryRunShell(said.append), notify=lambda _: None), spec_for(cloud, tmp_path)
+    messages: list[str] = []
+    place, spec = Vm(DryRunShell(messages.append), notify=lambda _: None), spec_for(cloud, tmp_path)
     handle = place.handle_of(spec)
     place.check(LaunchRequest(spec, handle))
     place.submit(LaunchRequest(spec, handle))
     assert not Path(str(handle.where["folder"])).exists()
     clouds, _, _ = launched(cloud, tmp_path)
     first = {" ".join(words[:3]) for words in clouds.changes}
-    assert first <= {" ".join(shlex.split(line)[:3]) for line in said}
+    assert first <= {" ".join(shlex.split(line)[:3]) for line in messages}
 
 
 @pytest.mark.parametrize(("err", "words", "fix"), [
     ("An error occurred (VcpuLimitExceeded) when calling", "quota is used up", "embark doctor"),
-    ("(ExpiredToken) The security token included in the request is expired", "credentials have expired", "aws sso login"),
+    ("(ExpiredToken) The security token included in the request is expired", "credentials have expired",
+     "aws sso login"),
     ("ERROR: Please run 'az login' to setup account.", "credentials have expired", "aws sso login"),
     ("(UnauthorizedOperation) You are not authorized", "lack a permission", "permission"),
     ("something new", "something new", "own message"),
 ])
-def test_what_a_cloud_refuses_is_told_with_what_helps(err, words, fix):
+def test_what_a_cloud_refuses_is_reported_with_what_helps(err, words, fix):
     error = command_error("aws", CommandResult(1, err=err))
     assert words in error.what
     assert fix in error.fix

@@ -47,10 +47,10 @@ def test_what_is_no_kind_of_tpu_is_refused(topology):
 @pytest.mark.tpu
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["v5p:2x2x1", "v6e:4x4"])
-def test_the_whole_step_compiles_and_copies_no_table(compiled, topology):
-    said = compiled(topology)
-    check_tables(said, TABLE_BYTES)
-    assert said["sparsecores"].startswith("SparseCores are left idle: row-wise Adagrad")
+def test_the_complete_step_compiles_and_copies_no_table(compiled, topology):
+    result = compiled(topology)
+    check_tables(result, TABLE_BYTES)
+    assert result["sparsecores"].startswith("SparseCores are left idle: row-wise Adagrad")
 
 
 @pytest.mark.tpu
@@ -66,10 +66,10 @@ def test_memory_during_a_step_goes_with_the_samples_of_a_chip_not_with_the_numbe
 @pytest.mark.tpu
 @pytest.mark.slow
 @pytest.mark.parametrize(("topology", "optimizer"), [("v5p:2x2x1", "adagrad"), ("v6e:4x4", "sgd")])
-def test_the_whole_step_compiles_with_lookups_and_updates_on_sparsecores(compiled, topology, optimizer):
-    said = compiled(topology, f"train.optimizer={optimizer}", "train.sparsecore=on")
-    check_tables(said, TABLE_BYTES * (2 if optimizer == "adagrad" else 1))
-    assert "SparseCores of each chip look up and update the rows of tables" in said["sparsecores"]
+def test_the_complete_step_compiles_with_lookups_and_updates_on_sparsecores(compiled, topology, optimizer):
+    result = compiled(topology, f"train.optimizer={optimizer}", "train.sparsecore=on")
+    check_tables(result, TABLE_BYTES * (2 if optimizer == "adagrad" else 1))
+    assert "SparseCores of each chip look up and update the rows of tables" in result["sparsecores"]
 
 
 ROWS_THERE_AND_BACK = """
@@ -126,9 +126,9 @@ def with_compiler() -> dict[str, str]:
     return env
 
 
-def check_tables(said: dict[str, Any], kept_bytes: int) -> None:
+def check_tables(values: dict[str, Any], kept_bytes: int) -> None:
     """A chip has its part of them once, moved in place, and a step needs no copy."""
-    on_chip = kept_bytes / said["num_chips"]
-    assert on_chip < said["argument_bytes"] < 1.1 * on_chip + 2**20
-    assert said["shared_bytes"] > on_chip
-    assert said["temporary_bytes"] < on_chip / 2
+    on_chip = kept_bytes / values["num_chips"]
+    assert on_chip < values["argument_bytes"] < 1.1 * on_chip + 2**20
+    assert values["shared_bytes"] > on_chip
+    assert values["temporary_bytes"] < on_chip / 2

@@ -38,13 +38,13 @@ def test_a_checkpoint_of_torch_taken_up_and_saved_again_has_the_same_bits_and_th
     tiny, train_in_torch, world, tmp_path, optimizer
 ):
     sets = (*SETS, f"train.optimizer={optimizer}", "name=of_torch")
-    told = train_in_torch(*sets)
-    run = RunDir(told.values["run_dir"])
+    results = train_in_torch(*sets)
+    run = RunDir(results.values["run_dir"])
     spec = tiny(*sets)
     built, checkpointer = _loaded(spec, run, world)
     result = Evaluation(open_source(spec), spec.train.batch_size, world).run(built, 20, lambda: False)
-    assert result["auc"] == pytest.approx(told.of("eval")[-1]["auc"], abs=1e-9)
-    assert result["log_loss"] == pytest.approx(told.of("eval")[-1]["log_loss"], abs=1e-7)
+    assert result["auc"] == pytest.approx(results.of("eval")[-1]["auc"], abs=1e-9)
+    assert result["log_loss"] == pytest.approx(results.of("eval")[-1]["log_loss"], abs=1e-7)
     other = RunDir(str(tmp_path / "of_jax"))
     shutil.copytree(run.path, other.path)
     shutil.rmtree(other.path / "checkpoints")
@@ -64,32 +64,32 @@ def test_a_checkpoint_of_torch_taken_up_and_saved_again_has_the_same_bits_and_th
     saver.close()
 
 
-def test_torch_evaluates_what_jax_trained_to_the_same_auc_and_goes_on_from_it(tiny, train_tiny, train_in_torch):
+def test_torch_evaluates_what_jax_trained_to_the_same_auc_and_resumes_from_it(tiny, train_tiny, train_in_torch):
     sets = (*SETS, "train.eval_every=20")
-    told = train_tiny(*sets, "name=handed_over", num_devices=4, fresh=False)
+    result = train_tiny(*sets, "name=handed_over", num_devices=4, fresh=False)
     onward = train_in_torch(*sets[1:], "name=handed_over", "train.num_steps=40", fresh=False)
     assert onward.of("resume")[0]["step"] == 20
-    whole = train_in_torch(*sets[1:], "train.num_steps=40")
-    assert onward.losses() == pytest.approx(whole.losses(), abs=1e-6)
-    assert told.of("eval")[-1]["auc"] == pytest.approx(whole.of("eval")[0]["auc"], abs=1e-6)
-    assert onward.of("eval")[-1]["auc"] == pytest.approx(whole.of("eval")[-1]["auc"], abs=1e-6)
+    reference = train_in_torch(*sets[1:], "train.num_steps=40")
+    assert onward.losses() == pytest.approx(reference.losses(), abs=1e-6)
+    assert result.of("eval")[-1]["auc"] == pytest.approx(reference.of("eval")[0]["auc"], abs=1e-6)
+    assert onward.of("eval")[-1]["auc"] == pytest.approx(reference.of("eval")[-1]["auc"], abs=1e-6)
 
 
 @pytest.mark.slow
-def test_a_run_killed_on_eight_devices_goes_on_to_the_bit_and_on_four_to_the_same_losses(tiny, train_tiny):
+def test_a_run_killed_on_eight_devices_continues_to_the_bit_and_on_four_to_the_same_losses(tiny, train_tiny):
     sets = ("train.num_steps=20", "watch.every=4", "store.checkpoint_every=5", "store.in_background=false",
             "data.num_train_samples=2560")
     killed = RunDir(tiny(*sets, "name=killed").store.root + "/killed")
     _killed_in_a_process_of_its_own(tiny(*sets, "name=killed"))
     assert [c.step for c in killed.checkpoints.committed()] == [5, 10]
     shutil.copytree(killed.path, killed.path.with_name("on_four"))
-    told = train_tiny(*sets, "name=killed", fresh=False)
+    result = train_tiny(*sets, "name=killed", fresh=False)
     on_four = train_tiny(*sets, "name=on_four", fresh=False, num_devices=4)
-    whole = train_tiny(*sets)
-    assert told.of("resume")[0]["step"] == 10
-    expected = whole.losses()
-    assert told.losses()[-3:] == expected[-3:]
-    assert told.of("eval")[-1]["auc"] == whole.of("eval")[-1]["auc"]
+    reference = train_tiny(*sets)
+    assert result.of("resume")[0]["step"] == 10
+    expected = reference.losses()
+    assert result.losses()[-3:] == expected[-3:]
+    assert result.of("eval")[-1]["auc"] == reference.of("eval")[-1]["auc"]
     assert on_four.losses()[-3:] == pytest.approx(expected[-3:], abs=1e-6)
     assert len(on_four.of("plan")[-1]["per_rank"]) == 4
 
@@ -132,9 +132,9 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tiny, train_tiny, world, 
     for damage, (name, spoil, message) in DAMAGES.items():
         run = _copy_of(original, tmp_path / damage)
         spoil(run.path / "checkpoints" / "step-000000008" / name)
-        step, told = _begun(spec, run, built)
-        assert (damage, step, len(told)) == (damage, 4, 1)
-        assert re.search(f"step-000000008.*{message}", told[0]), told
+        step, result = _begun(spec, run, built)
+        assert (damage, step, len(result)) == (damage, 4, 1)
+        assert re.search(f"step-000000008.*{message}", result[0]), result
 
 
 def test_sizes_alone_find_a_part_cut_short_and_no_byte_flipped(tiny, train_tiny, world):
@@ -145,19 +145,19 @@ def test_sizes_alone_find_a_part_cut_short_and_no_byte_flipped(tiny, train_tiny,
     _flip(newest / "rank-00000-00.bin")
     assert _begun(spec, run, built) == (8, [])
     _cut(newest / "rank-00000-00.bin")
-    step, told = _begun(spec, run, built)
+    step, result = _begun(spec, run, built)
     assert step == 4
-    assert "rank-00000-00.bin is missing or truncated" in told[0]
+    assert "rank-00000-00.bin is missing or truncated" in result[0]
 
 
-def test_with_all_damaged_it_begins_with_the_initial_weights_and_says_so(tiny, train_tiny, world, tmp_path):
+def test_with_all_damaged_it_begins_with_the_initial_weights_and_reports_it(tiny, train_tiny, world, tmp_path):
     spec = tiny(*SAVING_TWICE)
     run = RunDir(train_tiny(*SAVING_TWICE, num_devices=4).values["run_dir"])
     for folder in (run.path / "checkpoints").iterdir():
         _cut(folder / "rank-00000-00.bin")
     spoilt, fresh = (JaxTrainer(spec, world, 8, open_source(spec)) for _ in range(2))
-    step, told = _begun(spec, run, spoilt)
-    assert (step, len(told)) == (None, 2)
+    step, result = _begun(spec, run, spoilt)
+    assert (step, len(result)) == (None, 2)
     assert _begun(spec, RunDir(str(tmp_path / "nothing")), fresh) == (None, [])
     for mine, theirs in zip(jax.tree.leaves(spoilt.state), jax.tree.leaves(fresh.state), strict=True):
         assert (mine == theirs).all()
@@ -183,9 +183,9 @@ def _copy_of(run: RunDir, path: Path) -> RunDir:
 
 def _begun(spec, run: RunDir, built: JaxTrainer) -> tuple[int | None, list[str]]:
     """The step that is gone on from, and what was said."""
-    told: list[str] = []
-    checkpoint = JaxCheckpointer(run, built).load_newest(told.append)
-    return checkpoint.step if checkpoint else None, told
+    messages: list[str] = []
+    checkpoint = JaxCheckpointer(run, built).load_newest(messages.append)
+    return checkpoint.step if checkpoint else None, messages
 
 
 def _loaded(spec, run: RunDir, world: World) -> tuple[JaxTrainer, JaxCheckpointer]:

@@ -78,11 +78,11 @@ def exchanged(world, capacity: int, line_width: int, sharding: str = "row_wise")
 )
 def test_vectors_rows_and_state_are_those_of_the_book(world_of, num_devices, capacity, line_width, sharding):
     world = world_of(num_devices)
-    pooled, rows, states, (vectors, moved, kept) = exchanged(world, capacity, line_width, sharding)
+    pooled, rows, states, (vectors, moved, retained) = exchanged(world, capacity, line_width, sharding)
     for number in range(3):
         np.testing.assert_allclose(pooled[:, number], vectors[number], rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(rows[number], moved[number], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(states[number], kept[number], rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(states[number], retained[number], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("capacity", "line_width"), [(1, 0), (3, 0), (24, 16)])

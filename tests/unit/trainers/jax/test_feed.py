@@ -40,12 +40,12 @@ def test_every_row_has_one_place_and_the_devices_hold_as_many_each():
 def test_room_follows_what_a_device_asks_of_another_and_not_the_number_of_devices():
     spec = resolve({}, ["model.num_tables=4", "model.rows_per_table=100000", "train.batch_size=8192"])
     source = open_source(spec)
-    asked = {}
+    requests = {}
     for num_devices in (4, 16):
         per_device = spec.model_copy(update={"train": spec.train.model_copy(update={"batch_size": 256 * num_devices})})
         layout = make_layout(per_device, num_devices)
-        (asked[num_devices],) = capacities(source, per_device, layout)
+        (requests[num_devices],) = capacities(source, per_device, layout)
         (guessed,) = expected_capacities(per_device, layout)
-        assert asked[num_devices] <= guessed
+        assert requests[num_devices] <= guessed
         assert num_devices * guessed <= 1.5 * 256 * 4
-    assert 16 * asked[16] < 1.6 * 4 * asked[4]
+    assert 16 * requests[16] < 1.6 * 4 * requests[4]

@@ -11,15 +11,15 @@ from embark.errors import DataError, Preempted, SpecError
 
 
 def test_a_run_in_bf16_learns(train_tiny):
-    told = train_tiny("train.precision=bf16", "train.comms_dtype=bf16", "train.table_dtype=fp16", num_devices=2)
+    result = train_tiny("train.precision=bf16", "train.comms_dtype=bf16", "train.table_dtype=fp16", num_devices=2)
     exact = train_tiny(num_devices=2)
-    assert told.of("start")[0]["precision"] == "bf16"
-    assert told.losses() != exact.losses()
-    assert told.of("eval")[-1]["auc"] == pytest.approx(exact.of("eval")[-1]["auc"], abs=0.01)
+    assert result.of("start")[0]["precision"] == "bf16"
+    assert result.losses() != exact.losses()
+    assert result.of("eval")[-1]["auc"] == pytest.approx(exact.of("eval")[-1]["auc"], abs=0.01)
     assert exact.of("eval")[-1]["auc"] > 0.7
 
 
-def test_a_preempted_run_saves_and_goes_on_to_the_same_bits(train_tiny):
+def test_a_preempted_run_saves_and_continues_to_the_same_bits(train_tiny):
     sets = ("train.num_steps=30", "watch.every=3", "name=stopped")
 
     class KillAt:
@@ -33,11 +33,11 @@ def test_a_preempted_run_saves_and_goes_on_to_the_same_bits(train_tiny):
     with pytest.raises(Preempted) as raised:
         train_tiny(*sets, view=[KillAt()], fresh=False)
     assert raised.value.exit_code == 75
-    told = train_tiny(*sets, fresh=False)
-    assert told.of("resume")[0]["step"] == told.of("interrupt")[0]["step"] >= 12
-    whole = train_tiny("train.num_steps=30", "watch.every=3")
-    assert told.losses() == whole.losses()
-    assert told.of("eval")[-1]["auc"] == whole.of("eval")[-1]["auc"]
+    result = train_tiny(*sets, fresh=False)
+    assert result.of("resume")[0]["step"] == result.of("interrupt")[0]["step"] >= 12
+    reference = train_tiny("train.num_steps=30", "watch.every=3")
+    assert result.losses() == reference.losses()
+    assert result.of("eval")[-1]["auc"] == reference.of("eval")[-1]["auc"]
 
 
 def test_a_finished_run_is_left_alone(train_tiny):

@@ -68,10 +68,10 @@ def test_without_jax_a_run_that_asks_for_it_is_refused_with_the_extra_that_bring
     monkeypatch.setenv("COLUMNS", "120")
     (tmp_path / "t.toml").write_text(SPEC)
     assert run(["train", str(tmp_path / "t.toml"), "--set", f"place.device={device}"]) == 64
-    told = capsys.readouterr().err
-    assert f'place.device = "{device}" needs jax, which is not installed' in told
-    assert f"pip install '{extra}'" in told
-    assert "Traceback" not in told
+    output = capsys.readouterr().err
+    assert f'place.device = "{device}" needs jax, which is not installed' in output
+    assert f"pip install '{extra}'" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.slow

@@ -56,17 +56,17 @@ def test_losses_are_those_of_the_ordinary_path(cores, train_tiny, case, num_devi
 
 
 @pytest.mark.parametrize(("first", "second"), [("on", "off"), ("off", "on")])
-def test_a_run_begun_with_them_goes_on_without_and_the_other_way_on_another_number_of_devices(
+def test_a_run_begun_with_them_continues_without_and_the_other_way_on_another_number_of_devices(
     cores, train_tiny, first, second
 ):
     sets = ("train.optimizer=adagrad", "store.checkpoint_at_end=true", "data.num_eval_samples=0")
-    whole = train_tiny(*sets, "train.num_steps=6", "train.sparsecore=off", num_devices=4)
+    reference = train_tiny(*sets, "train.num_steps=6", "train.sparsecore=off", num_devices=4)
     train_tiny(*sets, "name=crossed", "train.num_steps=3", f"train.sparsecore={first}", num_devices=4, fresh=False)
     ended = train_tiny(*sets, "name=crossed", f"train.sparsecore={second}", "train.num_steps=6", num_devices=2,
                        fresh=False)
     assert [e["engine"] for e in ended.of("start")] == [{"on": "sparsecore", "off": "jax"}[one]
                                                         for one in (first, second)]
-    assert ended.losses() == pytest.approx(whole.losses(), abs=TOLERANCE)
+    assert ended.losses() == pytest.approx(reference.losses(), abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("block_bytes", [256, 64 << 20])
@@ -104,7 +104,7 @@ def test_as_many_tables_lie_together_as_a_core_can_ask_for_whatever_the_batch(ti
                 taken |= mine
 
 
-def test_all_ids_of_a_batch_may_be_one_row_and_an_id_that_is_no_row_s_is_told(tiny, world_of):
+def test_all_ids_of_a_batch_may_be_one_row_and_an_id_that_is_no_row_s_is_reported(tiny, world_of):
     spec = tiny("train.optimizer=sgd", "train.batch_size=4096")
     layout = make_stacks(spec, 4, 2)
     size = 4096
@@ -128,15 +128,15 @@ def test_what_each_host_makes_of_its_samples_is_its_part_of_what_one_would_make_
     spec = tiny("train.optimizer=sgd", 'model.tables=[{name="a", rows=50, multi_hot=3}, {name="b", rows=1003}]')
     layout, draw = make_stacks(spec, 4, 2), np.random.default_rng(3)
     ids = [draw.integers(-1 if has_empty else 0, t.rows, (128, t.multi_hot), np.int32) for t in spec.model.table_list()]
-    whole = programs._requests(ids, spec, layout, 4)
+    complete = programs._requests(ids, spec, layout, 4)
     halves = [programs._requests([part[at : at + 64] for part in ids], spec, layout, 2) for at in (0, 64)]
-    for stack, pointers in whole["pointers"].items():
+    for stack, pointers in complete["pointers"].items():
         assert np.array_equal(pointers, np.concatenate([half["pointers"][stack] for half in halves]))
-        used = np.concatenate([np.arange(len(whole["ids"][stack]) // 8) < end
+        used = np.concatenate([np.arange(len(complete["ids"][stack]) // 8) < end
                                for end in pointers.reshape(8, -1)[:, -1]])
         for kind in ("ids", "samples", "gains"):
             found = np.concatenate([half[kind][stack] for half in halves])
-            is_same = (found == whole[kind][stack]) | ~used | (whole["ids"][stack] == 2**31 - 1)
+            is_same = (found == complete[kind][stack]) | ~used | (complete["ids"][stack] == 2**31 - 1)
             assert is_same.all()
 
 
@@ -160,7 +160,7 @@ CANNOT = {
 
 
 @pytest.mark.parametrize("setting", CANNOT)
-def test_what_they_cannot_do_is_said_and_the_ordinary_path_taken(tiny, setting):
+def test_what_they_cannot_do_is_reported_and_the_ordinary_path_taken(tiny, setting):
     spec = tiny("data.num_train_samples=1000000", "train.optimizer=sgd", setting)
     choice = choose_cores(spec, "TPU v6 lite", 8)
     assert choice.cores == 0
@@ -171,7 +171,7 @@ def test_what_they_cannot_do_is_said_and_the_ordinary_path_taken(tiny, setting):
                      "TPU v6 lite", 8)
 
 
-def test_a_chip_that_has_them_gets_them_unless_told_otherwise(tiny, monkeypatch):
+def test_a_chip_that_has_them_gets_them_unless_reported_otherwise(tiny, monkeypatch):
     assert choose_cores(tiny("train.optimizer=sgd"), "TPU v6 lite", 4).cores == 2
     assert choose_cores(tiny("train.optimizer=adagrad"), "TPU v5", 4).cores == 4
     assert choose_cores(tiny("train.optimizer=sgd"), "TPU v5 lite", 4) == Choice(0, "")
@@ -198,7 +198,7 @@ sys.exit(run(["train", "pair.toml"]))
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_and_what_they_save_goes_on_without_cores(tiny, train_tiny, tmp_path):
+def test_two_processes_train_as_one_and_what_they_save_continues_without_cores(tiny, train_tiny, tmp_path):
     sets = ("train.optimizer=adagrad", "data.num_eval_samples=0", "store.checkpoint_at_end=true", "name=pair")
     (tmp_path / "pair.toml").write_text(to_toml(tiny(*sets, "train.num_steps=4", "train.sparsecore=on")))
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -215,9 +215,9 @@ def test_two_processes_train_as_one_and_what_they_save_goes_on_without_cores(tin
         for rank in range(2)
     ]
     for process in started:
-        _, told = process.communicate(timeout=400)
-        assert process.returncode == 0, told
+        _, output = process.communicate(timeout=400)
+        assert process.returncode == 0, output
     ended = train_tiny(*sets, "train.num_steps=7", "train.sparsecore=off", num_devices=4, fresh=False)
-    whole = train_tiny(*sets, "name=whole", "train.num_steps=7", "train.sparsecore=off", num_devices=4)
+    reference = train_tiny(*sets, "name=whole", "train.num_steps=7", "train.sparsecore=off", num_devices=4)
     assert [e["engine"] for e in ended.of("start")] == ["sparsecore", "jax"]
-    assert ended.losses() == pytest.approx(whole.losses(), abs=TOLERANCE)
+    assert ended.losses() == pytest.approx(reference.losses(), abs=TOLERANCE)

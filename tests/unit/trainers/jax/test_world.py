@@ -44,8 +44,8 @@ def test_two_processes_train_as_one_and_save_a_checkpoint_together(tiny, train_t
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     started = [_started(tmp_path, address, rank) for rank in range(2)]
     for process in started:
-        _, told = process.communicate(timeout=400)
-        assert process.returncode == 0, told
+        _, output = process.communicate(timeout=400)
+        assert process.returncode == 0, output
     run = RunDir(str(tmp_path / "pair"))
     files = run.checkpoints.committed()[-1].files
     assert {name.rpartition("-")[0] for name in files if name.endswith(".bin")} == {"rank-00000", "rank-00001"}
@@ -56,19 +56,19 @@ def test_two_processes_train_as_one_and_save_a_checkpoint_together(tiny, train_t
     assert onward.losses()[:4] == pytest.approx(alone.losses(), abs=1e-6)
     assert onward.of("start")[0]["num_machines"] == 2
     assert onward.of("eval")[0]["auc"] == pytest.approx(alone.of("eval")[0]["auc"], abs=1e-6)
-    whole = train_tiny(*SETS[1:], "train.num_steps=18", num_devices=4)
-    assert onward.losses()[4:] == pytest.approx(whole.losses()[4:], abs=1e-6)
+    reference = train_tiny(*SETS[1:], "train.num_steps=18", num_devices=4)
+    assert onward.losses()[4:] == pytest.approx(reference.losses()[4:], abs=1e-6)
     _check_ranks([one for one in onward.of("ranks") if one["step"] <= 12])
     assert {len(one["step_s"]) for one in alone.of("ranks")} == {1}
 
 
-def _check_ranks(told: list[dict[str, Any]]) -> None:
+def _check_ranks(result: list[dict[str, Any]]) -> None:
     """Each process tells its own times; the second is the one whose first batches come late."""
-    assert (told[0]["step"], told[-1]["step"]) == (3, 12)
-    assert {len(one[name]) for one in told for name in ("step_s", "input_s")} == {2}
-    assert told[0]["input_s"][1] > max(0.5 / 3, told[0]["input_s"][0])
-    assert all(step_s > 0 for one in told for step_s in one["step_s"])
-    assert {machine["rank"] for one in told for machine in one["systems"]} == {0, 1}
+    assert (result[0]["step"], result[-1]["step"]) == (3, 12)
+    assert {len(one[name]) for one in result for name in ("step_s", "input_s")} == {2}
+    assert result[0]["input_s"][1] > max(0.5 / 3, result[0]["input_s"][0])
+    assert all(step_s > 0 for one in result for step_s in one["step_s"])
+    assert {machine["rank"] for one in result for machine in one["systems"]} == {0, 1}
 
 
 @pytest.mark.parametrize(

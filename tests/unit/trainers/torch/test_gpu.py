@@ -14,11 +14,11 @@ GPU = ("place.device=cuda", "train.num_steps=24", "data.num_train_samples=16384"
 def test_a_resumed_run_gives_the_same_losses_bit_for_bit(train_tiny, precision, optimizer):
     sets = (*GPU, f"train.precision={precision}", f"train.optimizer={optimizer}", "train.dense_optimizer=adam",
             "train.learning_rate=0.01", "store.checkpoint_every=8")
-    whole = train_tiny(*sets, "name=whole")
+    reference = train_tiny(*sets, "name=whole")
     train_tiny(*sets, "name=parts", "train.num_steps=16", fresh=False)
     resumed = train_tiny(*sets, "name=parts", fresh=False)
     assert resumed.of("resume")[0]["step"] == 16
-    assert resumed.losses() == whole.losses()
+    assert resumed.losses() == reference.losses()
 
 
 def test_training_on_while_a_save_is_written_does_not_touch_it(train_tiny):
@@ -41,9 +41,9 @@ def test_the_gpu_gives_the_losses_of_the_cpu(train_tiny):
 @pytest.mark.parametrize("sets", [("train.table_dtype=fp16",), ("model.kind=dcnv2",), ("train.precision=tf32",),
                                   ("data.ragged=true", "model.tables=[{name='a', rows=9, multi_hot=4}]")])
 def test_any_shape_of_model_trains(train_tiny, sets):
-    told = train_tiny(*GPU, *sets)
-    assert told.values["step"] == 24
-    assert told.losses()[-1] < told.losses()[0]
+    result = train_tiny(*GPU, *sets)
+    assert result.values["step"] == 24
+    assert result.losses()[-1] < result.losses()[0]
 
 
 def test_a_rate_of_zero_moves_no_weight(train_tiny):

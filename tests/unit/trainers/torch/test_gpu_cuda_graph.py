@@ -80,20 +80,20 @@ def test_in_bf16_both_engines_learn_alike(train_tiny):
 def test_a_resumed_run_gives_the_same_losses_bit_for_bit(train_tiny, precision, optimizer):
     sets = (*GPU, f"train.precision={precision}", f"train.dense_optimizer={optimizer}", "store.checkpoint_every=8",
             "train.dense_learning_rate=0.01")
-    whole = train_tiny(*sets, "name=whole")
+    reference = train_tiny(*sets, "name=whole")
     train_tiny(*sets, "name=parts", "train.num_steps=16", fresh=False)
     resumed = train_tiny(*sets, "name=parts", fresh=False)
     assert resumed.of("resume")[0]["step"] == 16
-    assert resumed.losses() == whole.losses()
+    assert resumed.losses() == reference.losses()
 
 
 @pytest.mark.parametrize(("first", "then"), [("cuda_graph", "pipeline"), ("pipeline", "cuda_graph")])
-def test_a_checkpoint_of_one_engine_goes_on_in_the_other(train_tiny, first, then):
+def test_a_checkpoint_of_one_engine_continues_in_the_other(train_tiny, first, then):
     sets = (*GPU, "store.checkpoint_every=8", "train.dense_optimizer=adam", "train.dense_learning_rate=0.01")
-    whole = train_tiny(*sets, "name=whole", "train.engine=pipeline")
+    reference = train_tiny(*sets, "name=whole", "train.engine=pipeline")
     train_tiny(*sets, "name=parts", "train.num_steps=16", f"train.engine={first}", fresh=False)
     resumed = train_tiny(*sets, "name=parts", f"train.engine={then}", fresh=False)
-    assert resumed.losses() == pytest.approx(whole.losses(), rel=2e-4)
+    assert resumed.losses() == pytest.approx(reference.losses(), rel=2e-4)
 
 
 def test_rows_of_prepared_data_are_decoded_on_the_device(train_tiny, tiny, tmp_path):
@@ -107,7 +107,7 @@ def test_rows_of_prepared_data_are_decoded_on_the_device(train_tiny, tiny, tmp_p
     assert captured.losses() == pytest.approx(pipeline.losses(), rel=2e-4)
 
 
-def test_a_bad_id_is_found_on_the_device_and_told(train_tiny, monkeypatch):
+def test_a_bad_id_is_found_on_the_device_and_reported(train_tiny, monkeypatch):
     from embark.data.synthetic import SyntheticSource
 
     draw = SyntheticSource.train_rows
@@ -147,15 +147,15 @@ def test_tables_on_the_host_are_fetched_ahead(train_tiny, monkeypatch):
 
     monkeypatch.setattr(World, "device_bytes", 400_000)
     monkeypatch.setattr(sharding, "host_bytes", lambda: 10**9)
-    told = train_tiny(*GPU, "model.rows_per_table=5000", "train.memory_reserve=0")
-    start = told.of("start")[0]
+    result = train_tiny(*GPU, "model.rows_per_table=5000", "train.memory_reserve=0")
+    start = result.of("start")[0]
     assert start["engine"] == "pipeline"
     assert "host's memory" in start["engine_reason"]
     assert "one batch ahead" in start["engine_reason"]
-    assert told.losses()[-1] < told.losses()[0]
+    assert result.losses()[-1] < result.losses()[0]
 
 
-def test_too_little_memory_is_told_with_what_would_help(train_tiny):
+def test_too_little_memory_is_reported_with_what_would_help(train_tiny):
     with pytest.raises(EmbarkError, match="out of GPU memory") as caught:
         train_tiny(*GPU, "train.batch_size=16384", "model.top_mlp=[2000000]", "train.num_steps=1")
     assert "batch_size" in str(caught.value.fix)

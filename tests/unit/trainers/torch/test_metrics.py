@@ -51,7 +51,7 @@ def test_log_loss_entropy_and_calibration_are_by_the_book():
     assert got["num_samples"] == len(label)
 
 
-def test_a_window_in_parts_is_the_window_whole():
+def test_a_window_in_parts_is_the_window_complete():
     logits, label = samples(7)
     parts = [(logits[i : i + 500], label[i : i + 500]) for i in range(0, len(label), 500)]
     assert measured(*parts) == pytest.approx(measured((logits, label)))
@@ -75,7 +75,7 @@ def test_one_class_alone_has_no_auc():
     assert math.isnan(got["normalized_entropy"])
 
 
-def test_taking_starts_anew():
+def test_taking_starts_again():
     window = MetricWindow(torch.device("cpu"))
     window.add(torch.zeros(4), torch.tensor([0.0, 1, 0, 1]))
     window.take(ALONE)

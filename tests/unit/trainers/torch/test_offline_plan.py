@@ -39,10 +39,10 @@ def verdict_and_fullest(place, spec, cluster):
         placement = place(spec, cluster)
     except TooLarge:
         return "no", 0.0
-    held = Counter()
+    rows = Counter()
     for shard in placement.shards:
-        held[shard.rank] += shard_bytes(shard, spec)
-    return "host" if placement.is_on_host else "device", max(held.values())
+        rows[shard.rank] += shard_bytes(shard, spec)
+    return "host" if placement.is_on_host else "device", max(rows.values())
 
 
 def assert_the_two_agree(spec, cluster):
@@ -96,7 +96,7 @@ def test_the_plan_is_the_one_the_trainer_makes(built, tiny):
         (t["table"], t["rows"], t["dim"]) for t in layout["tables"]]
 
 
-def test_what_does_not_fit_is_said_in_the_planner_s_first_line():
+def test_what_does_not_fit_is_reported_in_the_planner_s_first_line():
     with pytest.raises(TooLarge, match=r": Unable to find a plan[^\n]*insufficient storage\.$"):
         offline_plan(CRITEO, Cluster(1, 1, 40 * GIB, 85 * GIB))
 
@@ -126,11 +126,11 @@ def test_only_the_tables_that_must_go_to_the_host():
 
 
 @pytest.mark.parametrize("num_ranks", [4, 8])
-def test_a_search_that_is_cut_short_finds_what_the_whole_one_finds(monkeypatch, num_ranks):
+def test_a_search_that_is_cut_short_finds_what_the_complete_one_finds(monkeypatch, num_ranks):
     cluster = of_gpu("A100", num_ranks)
-    whole = verdict_and_fullest(offline_plan, CRITEO, cluster)
+    complete = verdict_and_fullest(offline_plan, CRITEO, cluster)
     monkeypatch.setattr(sharding_rules, "MAX_STEPS", 0)
-    assert verdict_and_fullest(offline_plan, CRITEO, cluster) == whole
+    assert verdict_and_fullest(offline_plan, CRITEO, cluster) == complete
 
 
 def test_many_tables_are_planned_the_same_by_both():

@@ -105,7 +105,7 @@ def test_a_look_at_a_real_step_finds_what_it_is_made_of(looked):
     assert looks.take() is None
 
 
-def test_the_engine_that_runs_operation_by_operation_is_told_apart_too(looked):
+def test_the_engine_that_runs_operation_by_operation_is_reported_apart_too(looked):
     seconds = looked("train.engine=cuda_graph").take()
     assert seconds["lookup"] > 0
     assert seconds["dense"] > 0
@@ -156,7 +156,7 @@ def test_nothing_is_written_to_the_terminal_by_a_look():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["cuda_graph", "pipeline"])
-def test_on_a_gpu_the_kernels_are_told_apart_and_all_of_a_step_is_told(tiny, engine):
+def test_on_a_gpu_the_kernels_are_reported_apart_and_all_of_a_step_is_reported(tiny, engine):
     sets = ("place.device=cuda", f"train.engine={engine}", "train.batch_size=2048", "data.num_train_samples=65536")
     spec = tiny(*sets)
     with join(spec.place) as world:

@@ -16,11 +16,11 @@ OFTEN = ("watch.system_every_s=0.001", "watch.phases_every_s=0.001")
 
 def test_losses_are_the_same_bit_for_bit_with_and_without_all_of_it(train_tiny):
     without = train_tiny("train.num_steps=30", *OFF)
-    told = train_tiny("train.num_steps=30", *OFTEN)
+    result = train_tiny("train.num_steps=30", *OFTEN)
     assert without.of("ranks") == without.of("phases") == []
-    assert len(told.of("ranks")) == 30
-    assert len(told.of("phases")) > 1
-    assert told.losses() == without.losses()
+    assert len(result.of("ranks")) == 30
+    assert len(result.of("phases")) > 1
+    assert result.losses() == without.losses()
 
 
 def test_the_engine_that_is_captured_on_a_gpu_keeps_its_losses_too(train_tiny):
@@ -29,28 +29,28 @@ def test_the_engine_that_is_captured_on_a_gpu_keeps_its_losses_too(train_tiny):
 
 
 def test_a_run_tells_its_rank_its_machine_and_where_its_steps_go(train_tiny):
-    told = train_tiny("train.num_steps=150", "watch.system_every_s=0.05", "watch.phases_every_s=0.05")
-    rows = told.of("ranks")
+    result = train_tiny("train.num_steps=150", "watch.system_every_s=0.05", "watch.phases_every_s=0.05")
+    rows = result.of("ranks")
     assert [len(row["step_s"]) for row in rows] == [1] * len(rows)
     assert all(row["step_s"][0] > 0 and row["input_s"][0] >= 0 for row in rows)
     machine = next(machine for row in rows for machine in row["systems"] if "cpu_percent" in machine)
     assert machine["rank"] == 0
     assert 1e6 < machine["resident_bytes"] < machine["host_bytes"]
     assert 0 <= machine["cpu_percent"] <= 100
-    look = told.of("phases")[0]
+    look = result.of("phases")[0]
     assert look["step"] > 10
     assert set(look["seconds"]) == set(PHASES)
     assert look["own_s"][0] == pytest.approx(sum(look["seconds"].values()) - look["seconds"]["all_to_all"])
 
 
 def test_every_step_event_says_how_long_it_waited_for_input(train_tiny):
-    told = train_tiny("train.num_steps=3")
-    assert all(0 <= e["input_s"] < 10 * e["step_s"] for e in told.of("step"))
+    result = train_tiny("train.num_steps=3")
+    assert all(0 <= e["input_s"] < 10 * e["step_s"] for e in result.of("step"))
 
 
-def test_they_are_told_no_more_often_than_asked_and_at_the_end(train_tiny):
-    told = train_tiny("train.num_steps=12", "watch.system_every_s=3600", "watch.phases_every_s=0")
-    assert [e["step"] for e in told.of("ranks")] == [1, 12]
+def test_they_are_reported_no_more_often_than_asked_and_at_the_end(train_tiny):
+    result = train_tiny("train.num_steps=12", "watch.system_every_s=3600", "watch.phases_every_s=0")
+    assert [e["step"] for e in result.of("ranks")] == [1, 12]
 
 
 def test_a_rank_s_own_time_leaves_out_its_wait_for_the_others(tiny, alone):
@@ -69,7 +69,7 @@ def test_a_rank_s_own_time_leaves_out_its_wait_for_the_others(tiny, alone):
     assert second["systems"] == [machine]
 
 
-def test_trouble_is_that_of_the_lowest_rank_that_has_any():
+def test_errors_is_that_of_the_lowest_rank_that_has_any():
     none = row(StepCounters(1, 1.0, 0.0, 0.0))
     assert first_trouble([none, none]) is None
     assert first_trouble([none, row(none.counted, trouble=("id", 3, "user"))]) == ("id", 3, "user")

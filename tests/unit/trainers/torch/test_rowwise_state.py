@@ -35,35 +35,35 @@ def loaded(tiny):
             }
             weights: dict[str, torch.Tensor] = {}
             for name, shard, _, column in local_shards(sharded_tables(made.model)):
-                whole = weights.setdefault(name, torch.zeros(50, 64))
-                whole[:, column : column + shard.shape[1]] = shard
+                complete = weights.setdefault(name, torch.zeros(50, 64))
+                complete[:, column : column + shard.shape[1]] = shard
         return states, weights
 
     return load
 
 
-def test_shards_of_columns_become_whole_rows_by_their_mean(train_tiny, loaded):
+def test_shards_of_columns_become_complete_rows_by_their_mean(train_tiny, loaded):
     run_dir = train_tiny(*WIDE, "train.sharding=column_wise").values["run_dir"]
     cut, cut_weights = loaded(run_dir, "column_wise")
-    whole, whole_weights = loaded(run_dir, "table_wise")
+    complete, whole_weights = loaded(run_dir, "table_wise")
     for name, state in cut.items():
         assert state.shape == (100,)
         assert not torch.equal(state[:50], state[50:])
-        assert torch.allclose(whole[name], (state[:50] + state[50:]) / 2)
+        assert torch.allclose(complete[name], (state[:50] + state[50:]) / 2)
     assert all(torch.equal(cut_weights[name], weight) for name, weight in whole_weights.items())
 
 
-def test_whole_rows_become_shards_of_columns_that_begin_alike(train_tiny, loaded):
+def test_complete_rows_become_shards_of_columns_that_begin_alike(train_tiny, loaded):
     run_dir = train_tiny(*WIDE, "train.sharding=row_wise").values["run_dir"]
-    whole, weights = loaded(run_dir, "table_wise")
+    complete, weights = loaded(run_dir, "table_wise")
     cut, cut_weights = loaded(run_dir, "column_wise")
-    for name, state in whole.items():
+    for name, state in complete.items():
         assert state.abs().max() > 0
         assert torch.equal(cut[name], torch.cat([state, state]))
     assert all(torch.equal(cut_weights[name], weight) for name, weight in weights.items())
 
 
-def test_a_run_goes_on_under_the_other_cut(train_tiny):
+def test_a_run_continues_under_the_other_cut(train_tiny):
     sets = ("name=other", *WIDE)
     first = train_tiny(*sets, "train.sharding=column_wise", fresh=False)
     second = train_tiny(*sets, "train.sharding=table_wise", "train.num_steps=12", fresh=False)

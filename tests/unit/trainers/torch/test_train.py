@@ -45,22 +45,22 @@ STEPS = "train.num_steps=4"
     ids=lambda sets: " ".join(sets)[:60],
 )
 def test_any_shape_of_model_trains(train_tiny, sets):
-    told = train_tiny(STEPS, "train.learning_rate=0.005", *sets)
-    losses = told.losses()
+    result = train_tiny(STEPS, "train.learning_rate=0.005", *sets)
+    losses = result.losses()
     assert len(losses) == 4
     assert all(0 < loss < 2 for loss in losses)
-    assert len(told.of("eval")) == ("data.num_eval_samples=0" not in sets)
+    assert len(result.of("eval")) == ("data.num_eval_samples=0" not in sets)
 
 
 def test_a_multi_hot_model_learns(train_tiny):
     tables = "[{name='a', rows=50, multi_hot=4}, {name='b', rows=50, pooling='mean', multi_hot=3}, {name='c', rows=50}]"
-    told = train_tiny(f"model.tables={tables}", "data.num_train_samples=32768", "train.batch_size=512",
+    results = train_tiny(f"model.tables={tables}", "data.num_train_samples=32768", "train.batch_size=512",
                       "data.num_eval_samples=4000", "watch.every=16", "data.ragged=true", "train.learning_rate=0.2",
                       "train.dense_learning_rate=0.02")
-    result = told.of("eval")[-1]
+    result = results.of("eval")[-1]
     assert result["auc"] > 0.65
     assert result["auc"] > 0.5 + 0.7 * (result["best_auc"] - 0.5)
-    assert told.of("step")[-1]["log_loss"] < told.of("step")[0]["log_loss"] or len(told.of("step")) == 1
+    assert results.of("step")[-1]["log_loss"] < results.of("step")[0]["log_loss"] or len(results.of("step")) == 1
 
 
 def user_item_file(path: Path, num_rows: int = 4000, *, bad_id: bool = False) -> Path:
@@ -139,10 +139,10 @@ def test_another_seed_gives_another_start(train_tiny):
 
 
 def test_every_epoch_goes_through_all_of_the_data(train_tiny):
-    told = train_tiny("train.num_epochs=2", "data.num_train_samples=1000", "watch.every=1")
-    assert told.values["step"] == 2 * (1000 // 128)
-    assert [e["epoch"] for e in told.of("step")] == [0] * 7 + [1] * 7
-    assert told.losses()[7] < told.losses()[0]
+    result = train_tiny("train.num_epochs=2", "data.num_train_samples=1000", "watch.every=1")
+    assert result.values["step"] == 2 * (1000 // 128)
+    assert [e["epoch"] for e in result.of("step")] == [0] * 7 + [1] * 7
+    assert result.losses()[7] < result.losses()[0]
 
 
 def test_tables_start_within_their_bounds_whatever_their_shards(built):
@@ -152,19 +152,19 @@ def test_tables_start_within_their_bounds_whatever_their_shards(built):
         assert shard.unique().numel() > 0.9 * shard.numel()
 
 
-def test_checkpoints_are_kept_as_many_as_asked_for(train_tiny):
-    told = train_tiny("store.checkpoint_every=2", "store.keep_checkpoints=3", "train.num_steps=9",
+def test_checkpoints_are_stored_as_many_as_asked_for(train_tiny):
+    result = train_tiny("store.checkpoint_every=2", "store.keep_checkpoints=3", "train.num_steps=9",
                       "store.checkpoint_at_end=true")
-    names = sorted(p.name for p in Path(told.values["run_dir"], "checkpoints").iterdir())
+    names = sorted(p.name for p in Path(result.values["run_dir"], "checkpoints").iterdir())
     assert names == ["step-000000006", "step-000000008", "step-000000009"]
-    assert [e["step"] for e in told.of("save")] == [2, 4, 6, 8, 9]
-    assert all(e["bytes"] > 0 for e in told.of("save"))
+    assert [e["step"] for e in result.of("save")] == [2, 4, 6, 8, 9]
+    assert all(e["bytes"] > 0 for e in result.of("save"))
 
 
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(train_tiny):
     sets = ("name=damaged", "store.checkpoint_every=4", "store.keep_checkpoints=5")
-    told = train_tiny(*sets, "train.num_steps=8", fresh=False)
-    shard = next(Path(told.values["run_dir"], "checkpoints", "step-000000008").glob("rank-*.bin"))
+    result = train_tiny(*sets, "train.num_steps=8", fresh=False)
+    shard = next(Path(result.values["run_dir"], "checkpoints", "step-000000008").glob("rank-*.bin"))
     shard.write_bytes(shard.read_bytes()[:-1])
     again = train_tiny(*sets, "train.num_steps=9", fresh=False)
     assert again.of("resume")[0]["step"] == 4
@@ -186,7 +186,7 @@ def test_a_failed_run_keeps_what_went_wrong(tiny, monkeypatch):
     assert "a rank was lost" in Path(spec.store.root, "tiny", "events.jsonl").read_text()
 
 
-def test_what_torch_raises_is_told_in_our_words():
+def test_what_torch_raises_is_reported_in_our_words():
     assert isinstance(explain(torch.OutOfMemoryError("CUDA out of memory. Tried …")), UserError)
     assert isinstance(explain(torch.distributed.DistBackendError("NCCL …")), Fault)
     assert explain(RuntimeError("shape '[2]' is invalid")) is None

@@ -120,19 +120,19 @@ def test_the_schedule_reaches_the_embeddings(built, tiny):
         take_steps(made, tiny(), 1)
         after = weights(made)
         moved[warmup_steps] = {n: after[n] - before[n] for n in before if "cat_" in n}
-    for name, whole in moved[0].items():
-        assert whole.abs().max() > 0
-        assert torch.allclose(moved[10][name], whole / 10, atol=1e-7), name
+    for name, complete in moved[0].items():
+        assert complete.abs().max() > 0
+        assert torch.allclose(moved[10][name], complete / 10, atol=1e-7), name
 
 
 def test_adam_s_state_is_restored(train_tiny):
     """Adam makes its state at the first step; loading before that would restore nothing and say nothing."""
     sets = ("name=adam", "train.dense_optimizer=adam", "train.dense_learning_rate=0.01", "store.checkpoint_every=8")
-    whole = train_tiny(*sets, "name=whole", "train.num_steps=16")
+    reference = train_tiny(*sets, "name=whole", "train.num_steps=16")
     train_tiny(*sets, "train.num_steps=8", fresh=False)
     resumed = train_tiny(*sets, "train.num_steps=16", fresh=False)
     assert resumed.of("resume")[0]["step"] == 8
-    assert resumed.losses()[8:] == whole.losses()[8:]
+    assert resumed.losses()[8:] == reference.losses()[8:]
 
 
 def test_one_process_alone_trains(train_tiny):
@@ -152,8 +152,8 @@ def test_the_pipeline_is_used_and_not_only_drawn(built):
 
 
 def test_labels_can_be_learnt(train_tiny):
-    told = train_tiny("data.num_train_samples=65536", "watch.every=64")
-    assert told.values["auc"] > 0.6
+    result = train_tiny("data.num_train_samples=65536", "watch.every=64")
+    assert result.values["auc"] > 0.6
 
 
 def test_bf16_tables_are_not_offered(tiny):

@@ -32,12 +32,12 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("said", "trouble"), CASES)
-def test_each_trouble_is_told_from_the_others(said, trouble):
-    assert classify_error(CommandResult(1, err=said)) == trouble
+@pytest.mark.parametrize(("result", "error"), CASES)
+def test_each_error_is_told_apart(result, error):
+    assert classify_error(CommandResult(1, err=result)) == error
 
 
-def test_one_that_does_not_answer_in_time_is_away():
+def test_one_that_does_not_answer_in_time_is_unavailable():
     assert classify_error(CommandResult(-15, has_timed_out=True)) == "away"
 
 
@@ -49,10 +49,10 @@ def test_the_fix_is_the_cloud_s_own():
 
 
 def test_an_operator_that_is_missing_is_named_with_its_command():
-    for said, fix in (('no matches for kind "TrainJob"', "trainer.git/manifests/overlays/manager?ref=v2.3"),
+    for result, fix in (('no matches for kind "TrainJob"', "trainer.git/manifests/overlays/manager?ref=v2.3"),
                       ('doesn\'t have a resource type "jobset" in group', "JobSet"),
                       ('no matches for kind "PyTorchJob"', "v1.9.4")):
-        error = Cluster().error(CommandResult(1, err=said))
+        error = Cluster().error(CommandResult(1, err=result))
         assert isinstance(error, NoSuchKind)
         assert fix in error.fix
 

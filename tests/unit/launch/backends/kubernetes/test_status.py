@@ -83,7 +83,7 @@ def test_a_pod_that_ended_with_a_fault_is_brought_back_and_says_why():
     assert (found.state, found.reason) == ("running", "restarted 1 time")
 
 
-def test_a_job_set_that_makes_all_its_pods_anew_is_restarting():
+def test_a_job_set_that_makes_all_its_pods_again_is_restarting():
     job = {"metadata": {"name": "dlrm"}, "status": {"restarts": 2}}
     found = status_of(job, [pod("a", 0, "Pending"), pod("b", 1, "Pending")], [], num_nodes=2)
     assert (found.state, found.num_restarts) == ("restarting", 2)
@@ -103,7 +103,7 @@ def test_an_unpulled_image_says_so_and_what_to_do():
     assert "place.image" in found.fix
 
 
-def test_a_volume_that_does_not_mount_is_told_by_its_event():
+def test_a_volume_that_does_not_mount_is_reported_by_its_event():
     waits = pod("a", 0, "Pending", state={"waiting": {"reason": "ContainerCreating"}})
     event = RunEvent(1.0, "a", "FailedMount", "mount.lustre: no such host", True)
     assert "mount.lustre: no such host" in status([waits], events=[event], num_nodes=1).reason
@@ -116,7 +116,7 @@ def test_without_pods_the_controller_s_refusal_is_the_reason():
     assert "resourcequota" in found.fix
 
 
-def test_a_suspended_job_without_a_queue_is_told_too():
+def test_a_suspended_job_without_a_queue_is_asked_too():
     assert "not by a queue" in status([], suspend=True).reason
     assert "the queue gpus has not admitted it" in status([], suspend=True, queue="gpus").reason
 

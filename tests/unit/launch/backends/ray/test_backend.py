@@ -44,8 +44,8 @@ def spec_of(*settings: str):
     return load_spec("quickstart", [*SETTINGS, *settings])
 
 
-def place(told: list[str] | None = None, retry: RetryPolicy = HASTY) -> Ray:
-    return Ray(Shell(), notify=(told if told is not None else []).append, retry=retry)
+def place(messages: list[str] | None = None, retry: RetryPolicy = HASTY) -> Ray:
+    return Ray(Shell(), notify=(messages if messages is not None else []).append, retry=retry)
 
 
 def launched(*settings: str):
@@ -87,14 +87,14 @@ def test_a_cluster_with_gpus_gives_a_rank_for_each_unless_the_spec_says_cpu(head
     assert (values["NUM_PROCESSES"], values["USE_GPU"]) == (1, False)
 
 
-def test_a_named_machine_s_accelerators_are_the_ranks_and_its_price_is_told(head: RayHead, capsys):
+def test_a_named_machine_s_accelerators_are_the_ranks_and_its_price_is_reported(head: RayHead, capsys):
     assert launch_run(Console(), spec_of("place.machine=p5.48xlarge"), yes=True, dry_run=False) == 0
     assert "an hour on demand" in capsys.readouterr().out
     assert constants(head.files()["ray_train.py"])["NUM_PROCESSES"] == 8
     assert find_run("clicks").handle.usd_per_hour > 0
 
 
-def test_too_few_machines_are_told_of_before_the_run_waits_for_them(head: RayHead, capsys):
+def test_too_few_machines_are_reported_of_before_the_run_waits_for_them(head: RayHead, capsys):
     launched("place.nodes=4")
     assert "the cluster has 2 machines with {CPU: 4}, and the run needs 4" in capsys.readouterr().err
 
@@ -126,20 +126,20 @@ def test_a_dry_run_says_the_requests_and_sends_none(head: RayHead, capsys):
     assert not head.requests
 
 
-def test_a_cluster_that_is_away_is_waited_for_and_then_a_fault(head: RayHead):
-    handle, told = launched(), []
+def test_a_cluster_that_is_unavailable_is_waited_for_and_then_a_fault(head: RayHead):
+    handle, messages = launched(), []
     head.down()
     threading.Timer(0.4, head.up).start()
-    assert place(told).status(handle).state == "pending"
-    assert "does not answer" in told[0]
-    assert "refused" in told[0]
+    assert place(messages).status(handle).state == "pending"
+    assert "does not answer" in messages[0]
+    assert "refused" in messages[0]
     head.down()
     with pytest.raises(Fault, match="does not answer") as caught:
         place(retry=RetryPolicy(max_retries=2, give_up_s=0.1, first_wait_s=0.05, longest_wait_s=0.05)).status(handle)
     assert "/api/version" in caught.value.fix
 
 
-def test_the_token_of_ray_s_own_variables_lets_one_in_and_is_kept_nowhere(head: RayHead, monkeypatch, tmp_path):
+def test_the_token_of_ray_s_own_variables_lets_one_in_and_is_stored_nowhere(head: RayHead, monkeypatch, tmp_path):
     head.tokens = {"Bearer secret-1", "Bearer secret-2"}
     with pytest.raises(UserError, match="refuses your credentials") as caught:
         launched()
@@ -177,9 +177,9 @@ def test_cancel_stops_the_job_and_a_second_one_takes_its_record_away(head: RayHe
     handle = launched()
     head.move("RUNNING")
     assert cancel_command("clicks", yes=True, console=Console()) == 0
-    told = capsys.readouterr()
-    assert f"removed Ray job {handle.where['id']}" in told.out
-    assert "they save a last checkpoint, within 2 min 00 s" in told.err
+    captured = capsys.readouterr()
+    assert f"removed Ray job {handle.where['id']}" in captured.out
+    assert "they save a last checkpoint, within 2 min 00 s" in captured.err
     assert place().status(handle).state == "gone"
     assert cancel_command("clicks", yes=True, console=Console()) == 0
     assert not head.jobs
@@ -238,7 +238,7 @@ def test_the_address_is_what_ray_s_own_commands_would_take(monkeypatch, tmp_path
     assert "http://HEAD:8265" in caught.value.fix
 
 
-def test_without_a_cluster_and_without_a_machine_it_is_told_what_there_could_be(monkeypatch, tmp_path):
+def test_without_a_cluster_and_without_a_machine_it_is_reported_what_there_could_be(monkeypatch, tmp_path):
     for variable in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))

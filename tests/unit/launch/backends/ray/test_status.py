@@ -54,7 +54,7 @@ def test_a_lost_worker_is_a_restart_and_one_that_ray_train_ended_is_not():
     assert len(again.replicas) == 2
 
 
-def test_how_it_ended_is_said_with_what_was_said_last():
+def test_how_it_ended_is_reported_with_what_was_reported_last():
     assert status(status="SUCCEEDED", end_time=1_790_000_090_000).reason == "took 1 min 30 s"
     assert status(status="STOPPED", end_time=1_790_000_090_000).state == "gone"
     message = ("Job entrypoint command failed with exit code 64, last available logs:\n"

@@ -39,20 +39,20 @@ def test_in_bf16_the_losses_are_close(train_tiny):
 
 @pytest.mark.parametrize(("first", "then", "optimizer"), [
     ("cuda_graph", "pipeline", "adagrad"), ("cuda_graph", "pipeline", "adam"), ("pipeline", "cuda_graph", "adam")])
-def test_a_checkpoint_of_one_engine_goes_on_in_the_other(train_tiny, first, then, optimizer):
+def test_a_checkpoint_of_one_engine_continues_in_the_other(train_tiny, first, then, optimizer):
     sets = ("store.checkpoint_every=4", f"train.dense_optimizer={optimizer}", "train.dense_learning_rate=0.01")
-    whole = train_tiny(*sets, "name=whole", "train.num_steps=8", "train.engine=pipeline")
+    reference = train_tiny(*sets, "name=whole", "train.num_steps=8", "train.engine=pipeline")
     train_tiny(*sets, "name=parts", "train.num_steps=4", f"train.engine={first}", fresh=False)
     resumed = train_tiny(*sets, "name=parts", "train.num_steps=8", f"train.engine={then}", fresh=False)
     assert resumed.of("resume")[0]["step"] == 4
-    assert resumed.losses() == pytest.approx(whole.losses(), rel=1e-5)
+    assert resumed.losses() == pytest.approx(reference.losses(), rel=1e-5)
 
 
 def test_a_resumed_captured_run_gives_the_same_losses_bit_for_bit(train_tiny):
     sets = ("store.checkpoint_every=4", "train.engine=cuda_graph", "train.dense_optimizer=adam")
-    whole = train_tiny(*sets, "name=whole", "train.num_steps=8")
+    reference = train_tiny(*sets, "name=whole", "train.num_steps=8")
     train_tiny(*sets, "name=parts", "train.num_steps=4", fresh=False)
-    assert train_tiny(*sets, "name=parts", "train.num_steps=8", fresh=False).losses() == whole.losses()
+    assert train_tiny(*sets, "name=parts", "train.num_steps=8", fresh=False).losses() == reference.losses()
 
 
 def test_a_rate_of_zero_moves_no_weight(train_tiny):
@@ -102,14 +102,14 @@ def batch():
                  np.zeros(4, np.float32))
 
 
-def test_a_bad_id_is_told_with_its_batch_table_and_sample(tiny, batch):
+def test_a_bad_id_is_reported_with_its_batch_table_and_sample(tiny, batch):
     spec = tiny("train.batch_size=4")
     batch.ids[4 + 2] = 50
     with pytest.raises(DataError, match=r"table cat_1: id 50 of sample 2 of the batch is not in 0 to 49, in step 12"):
         refuse_trouble(0.5, ("id", 11, "cat_1"), OneBatch(batch), spec, 20, per_epoch=5)
 
 
-def test_a_value_that_is_no_number_is_told_with_its_column(tiny, batch):
+def test_a_value_that_is_no_number_is_reported_with_its_column(tiny, batch):
     spec = tiny("train.batch_size=4", 'data.dense_columns=["age", "price", "height"]', "data.kind=columns",
                 "data.path=x.csv")
     batch.dense[3, 1] = np.nan

@@ -58,10 +58,10 @@ def looked_up(kernels, case: Case):
     table_kernels, _ = kernels
     out = torch.full((case.num_samples, 3 * DIM), torch.nan)
     keys = torch.zeros(case.flat_ids.numel(), dtype=torch.int32)
-    trouble = torch.full((1,), torch.iinfo(torch.int64).max)
-    table_kernels.look_up(case.flat_ids, case.weights, case.about, out, keys, trouble, torch.tensor([7]),
+    error = torch.full((1,), torch.iinfo(torch.int64).max)
+    table_kernels.look_up(case.flat_ids, case.weights, case.about, out, keys, error, torch.tensor([7]),
                           num_samples=case.num_samples, max_dim=DIM)
-    return out, keys, trouble
+    return out, keys, error
 
 
 def rows_of(case: Case, shard: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,20 +72,20 @@ def rows_of(case: Case, shard: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_rows_are_summed_and_those_of_others_left_out(kernels, case):
-    out, _, trouble = looked_up(kernels, case)
+    out, _, error = looked_up(kernels, case)
     matrix = case.weights.view(-1, DIM)
     for shard in range(3):
         rows, is_mine = rows_of(case, shard)
         expected = (matrix[rows] * is_mine[..., None]).sum(1)
         torch.testing.assert_close(out[:, shard * DIM : (shard + 1) * DIM], expected)
-    assert int(trouble) == torch.iinfo(torch.int64).max
+    assert int(error) == torch.iinfo(torch.int64).max
 
 
 @pytest.mark.parametrize(("shard", "bad"), [(0, 2), (1, -2), (2, 65)])
 def test_an_id_of_no_row_is_noted_with_its_step_and_shard_and_looks_nothing_up(kernels, case, shard, bad):
     case.ids[shard][11, 0] = bad
-    out, _, trouble = looked_up(kernels, case)
-    assert (int(trouble) >> 20, int(trouble) & 0xFFFFF) == (7, shard)
+    out, _, error = looked_up(kernels, case)
+    assert (int(error) >> 20, int(error) & 0xFFFFF) == (7, shard)
     assert out.isfinite().all()
 
 
