@@ -99,6 +99,6 @@ def test_what_was_lost_and_what_it_took_are_one_line(make_events):
     *others, end = events
     lost = "preempted twice; 41 steps (12.0 s) repeated, 1 min 35 s down: $0.87"
     with_lost = Event("end", {**end.values, "lost": lost, "spent_usd": 1234.5}, end.time_s)
-    assert summary.costs(told([*others, with_lost])) == f"{lost} · $1,234.50 in all"
+    assert summary.costs(told([*others, with_lost])) == f"{lost} · $1,234 in all"
     paid = Event("end", {**end.values, "spent_usd": 0.5}, end.time_s)
     assert summary.costs(told([*others, paid])) == "$0.50 in all"

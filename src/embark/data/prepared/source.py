@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -64,8 +65,9 @@ class PreparedSource:
         self.num_eval_samples: int = self._eval_order.num_rows
         self.notes: tuple[str, ...] = _notes(manifest, data)  # What a person should know of the data.
         self._selection = ColumnSelection.of(self.layout, names)
-        self._epoch = lru_cache(_MOST_ORDERS)(self._epoch_order)
-        self._row_order = lru_cache(_MOST_ROW_ORDERS)(partial(row_order, data.seed))
+        self._lock = threading.Lock()  # or two threads would compute one order
+        self._epoch_orders = lru_cache(_MOST_ORDERS)(self._epoch_order)
+        self._row_orders = lru_cache(_MOST_ROW_ORDERS)(partial(row_order, data.seed))
         self._fixed_lengths = lru_cache(_MOST_ORDERS)(self._selection.fixed_lengths)
         self._buffers: dict[tuple[int, int], Block] = {}
         self._announced = (-1, -1)
@@ -150,7 +152,13 @@ class PreparedSource:
         if epoch is None or self._shuffle != "rows":
             return slice(piece.start, piece.stop)
         block = replace(piece, start=0, stop=piece.block_rows)  # all its pieces have one order
-        return self._row_order(epoch, block)[piece.start : piece.stop]
+        with self._lock:
+            order = self._row_orders(epoch, block)
+        return order[piece.start : piece.stop]
+
+    def _epoch(self, epoch: int) -> EpochOrder:
+        with self._lock:
+            return self._epoch_orders(epoch)
 
     def _epoch_order(self, epoch: int) -> EpochOrder:
         return EpochOrder([p.rows for p in self._train_parts], self._block_rows, shuffle=self._shuffle,
