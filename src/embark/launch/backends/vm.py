@@ -74,8 +74,8 @@ class Vm(MachinesBackend):
     def _existing(self, handle: RunHandle, job: Job) -> Existing:
         cloud = self._cloud(handle, job)
         machines = cloud.placeholders() if self._shell.is_dry else _not_gone(cloud)
-        can_be_told = self._shell.is_dry or (handle.folder / "known_hosts").exists()
-        hosts = [cloud.host(machine) for machine in machines if machine.state == "running" and can_be_told]
+        is_reachable = self._shell.is_dry or (handle.folder / "known_hosts").exists()
+        hosts = [cloud.host(machine) for machine in machines if machine.state == "running" and is_reachable]
         return Existing(hosts=hosts, names=tuple(machine.name for machine in machines),
                         delete=lambda: cloud.delete(machines),
                         remains=() if cloud.deletes_infrastructure else tuple(cloud.infrastructure()))
@@ -90,7 +90,7 @@ class Vm(MachinesBackend):
         states.update(self._ssh.states(hosts))
         status = status_of(states, {index: f"{job.name}-{index}" for index in states}, handle.run_uri)
         if status.has_ended:
-            return hosts, _with_cost(handle, status, len(hosts))
+            return hosts, _with_cost(handle, status, len(hosts), job.num_nodes)
         status = _with_machines(status, machines)
         gone = [index for index in states if index not in machines or machines[index].state in ("stopped", "gone")]
         if gone:
@@ -217,11 +217,11 @@ def _with_machines(status: Status, machines: Mapping[int, Machine]) -> Status:
     return replace(status, replicas=tuple(replicas))
 
 
-def _with_cost(handle: RunHandle, status: Status, num_up: int) -> Status:
+def _with_cost(handle: RunHandle, status: Status, num_up: int, num_nodes: int) -> Status:
     """It has ended, and its machines cost as if it had not."""
     if not num_up:
         return status
-    cost = f" at {format_usd(handle.usd_per_hour)} an hour" if handle.usd_per_hour else ""
+    cost = f" at {format_usd(handle.usd_per_hour * num_up / num_nodes)} an hour" if handle.usd_per_hour else ""
     reason = f"{status.reason}; its {pluralize(num_up, 'machine')} still running{cost}".removeprefix("; ")
     fix = "; ".join(part for part in (status.fix, f"embark cancel {handle.name} deletes them") if part)
     return replace(status, reason=reason, fix=fix)

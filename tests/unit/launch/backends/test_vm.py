@@ -22,6 +22,7 @@ from embark.cli.launch import launch, launch_run
 from embark.cli.logs import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import Interrupted, SpecError, UserError
+from embark.formatting import format_usd
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.clouds import command_error
 from embark.launch.backends.vm import Vm, machine_files
@@ -240,6 +241,15 @@ def test_a_run_that_failed_says_so_and_what_its_machines_still_cost(tmp_path):
     status = place.status(handle)
     assert (status.state, "exit code 64" in status.reason) == ("failed", True)
     assert "2 machines still running at $" in status.reason
+
+
+def test_of_machines_that_are_off_no_price_is_reported(tmp_path):
+    clouds, place, handle = launched("gcp", tmp_path, "place.spot=true")
+    for supervisor in clouds.supervisors.values():
+        supervisor.update(is_alive=False, ended={"code": 64, "was_stopped": False, "time_s": 2.0})
+    assert f"2 machines still running at {format_usd(handle.usd_per_hour)} an hour" in place.status(handle).reason
+    clouds.made["machine dlrm-1"]["status"] = "TERMINATED"
+    assert f"1 machine still running at {format_usd(handle.usd_per_hour / 2)} an hour" in place.status(handle).reason
 
 
 def test_a_machine_that_is_starting_is_waited_for_and_not_taken_for_lost(tmp_path):
