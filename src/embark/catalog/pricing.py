@@ -6,11 +6,14 @@ for a spot spec, the lowest on-demand price for any other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from embark.catalog.load import load_catalog
 from embark.catalog.machine import Catalog, Machine, Origin, Price, find_machine
+from embark.errors import EmbarkError
+from embark.formatting import format_usd, to_one_line
 
 if TYPE_CHECKING:
     from embark.spec import RunSpec
@@ -57,6 +60,35 @@ class SpecPrice:
     def title(self) -> str:
         """`2 x p5.48xlarge on spot in us-east-2`."""
         return f"{self.num_machines} x {self.machine.name} {PURCHASE_NAMES[self.purchase]} in {self.region}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrice:
+    """Of all machines of a run."""
+
+    usd_per_hour: float | None = None
+    text: str = ""  # What the price is, or why it is unknown.
+    source: str = ""  # Where the price is from, and its date; empty where it is unknown.
+
+
+def price_of_run(spec: RunSpec | None, start: Mapping[str, Any]) -> RunPrice:
+    """Of the machines that the spec names, if the run was on them. `start`: the values of its last start event."""
+    try:
+        price = price_spec(spec) if spec is not None else None
+    except EmbarkError as error:
+        return RunPrice(None, f"No price: {to_one_line(error.what)}.")
+    if price is None:
+        return RunPrice(None, "The spec names no machine, so there is no price: hours only.")
+    num_ranks = price.machine.num_gpus * price.num_machines
+    ranks, device = start.get("world_size"), start.get("device")
+    if start and (device == "cpu" or (device == "cuda" and ranks != num_ranks)):
+        where = to_one_line(start.get("device_name") or device or "another machine")
+        return RunPrice(None, f"The spec names {price.num_machines} x {price.machine.name}, but the run was on {where} "
+                              f"with {ranks} of {num_ranks} ranks: hours only.")
+    if price.usd_per_hour is None or price.origin is None:
+        return RunPrice(None, f"The catalog has no price of {price.title}: hours only.")
+    return RunPrice(price.usd_per_hour, f"Price: {price.title}, {format_usd(price.usd_per_hour)} an hour.",
+                    f"the catalog's of {price.origin.date} for {price.region}, from {price.origin.source}")
 
 
 def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | None:

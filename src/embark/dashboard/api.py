@@ -23,8 +23,8 @@ from embark.formatting import (
 )
 from embark.report.curves import milliseconds
 from embark.report.record import GPU, HOST, PHASES, Record, gpus_of, slow_ranks
-from embark.report.run_files import EVENTS
 from embark.store.errors import without_secrets
+from embark.store.run_dir import EVENTS
 
 MAX_TABLES = 400
 MAX_RANKS = 1024

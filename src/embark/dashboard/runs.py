@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from embark.catalog.pricing import RunPrice, price_of_run
 from embark.events.spending import Spending
-from embark.report.context import RunPrice, RunStatus, parse_spec, price_of_run, status_of
+from embark.report.context import RunStatus, status_of
 from embark.report.record import Record
-from embark.report.run_files import EVENTS, SPEC, Finder, RunFiles, Tail, sample
+from embark.report.run_files import Finder, RunFiles, Tail, sample
+from embark.spec import parse_spec
+from embark.store.run_dir import EVENTS, SPEC
 
 SAMPLED_BYTES = 2 << 20  # A longer file is shown from samples first.
 SAMPLED_REMOTE_BYTES = 32 << 20  # The same where each sample is a request.
@@ -49,7 +52,7 @@ class Run:
     def price(self) -> RunPrice:
         key = (self.spec_text, self.record.start.get("device"), self.record.start.get("world_size"))
         if self._price[0] != key:
-            self._price = (key, price_of_run(parse_spec(self.spec_text), self.record.start))
+            self._price = (key, price_of_run(parse_spec(self.spec_text or None), self.record.start))
         return self._price[1]
 
     def spent(self, now_s: float) -> Spending | None:

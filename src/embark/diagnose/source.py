@@ -13,11 +13,10 @@ from typing import BinaryIO, Literal, NamedTuple, cast
 
 from embark.errors import UserError
 from embark.store import RunDir, find_run
-from embark.store.run_dir import SMALL_FILES
+from embark.store.run_dir import EVENTS, SMALL_FILES, SPEC
 
 Form = Literal["log", "events", "manifest"]
 STDIN = "-"
-SPEC = "spec.toml"
 MAX_FILES = 2000
 _MANIFESTS = (".yaml", ".yml")
 _NO_LOGS = frozenset({
@@ -100,7 +99,7 @@ def _source(path: Path | None, run: RunDir | None = None) -> Source:
     """A file of a remote run is read into memory: diagnosing a run writes nothing."""
     if path is None:
         return Source(STDIN, "log")
-    form: Form = "events" if path.name.endswith("events.jsonl") else "log"
+    form: Form = "events" if path.name.endswith(EVENTS) else "log"
     if run is not None:
         return Source(f"{run.uri}/{path}", form, data=run.store.read(str(path)))
     return Source(str(path), "manifest" if path.suffix in _MANIFESTS else form, path)

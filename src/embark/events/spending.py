@@ -271,13 +271,18 @@ class Spending:
 
     def usd_for(self, seconds: float | None) -> float | None:
         """Of so many more seconds."""
-        return None if seconds is None or self.usd_per_hour is None else self.usd_per_hour * seconds / 3600
+        return usd_for(self.usd_per_hour, seconds)
 
     @property
     def total_usd(self) -> float | None:
         """When it is finished."""
         left = self.usd_for(self.left_s)
         return None if self.usd is None or left is None else self.usd + left
+
+
+def usd_for(usd_per_hour: float | None, seconds: float | None) -> float | None:
+    """None where either is unknown."""
+    return None if seconds is None or usd_per_hour is None else usd_per_hour * seconds / 3600
 
 
 def spending(

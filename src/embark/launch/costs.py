@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from embark.catalog import price_spec
+from embark.catalog.pricing import RunPrice, price_of_run
 from embark.errors import EmbarkError
 from embark.events import Event
 from embark.events.events import parse_event
-from embark.events.spending import Spending, attempts, spending
+from embark.events.spending import Spending, attempts, spending, usd_for
 from embark.formatting import format_duration, format_usd
 from embark.launch.backend import Status, backend_of
-from embark.launch.run_registry import EVENTS, RunRecord, lookup_run
+from embark.launch.run_registry import RunRecord, lookup_run
 from embark.launch.shell import Notify, Shell
-from embark.spec import RunSpec, resolve
+from embark.spec import RunSpec, parse_spec
 from embark.store import RunDir, find_run
+from embark.store.run_dir import EVENTS, SPEC
 
 ALIVE_S = 300.0  # A run not launched from here whose last event is so recent is taken to be running.
 
@@ -61,20 +61,20 @@ def run_cost(name: str, notify: Notify, *, budget_usd: float | None = None, now_
     run_dir = find_run(name) if launched is None else RunDir(uri) if uri else None
     events = _events(run_dir, notes, is_only=launched is None)
     spec = _spec(run_dir, launched)
-    price = _Price.of(spec, launched.handle.usd_per_hour if launched else None)
+    price = _price(spec, events, launched.handle.usd_per_hour if launched else None)
     found = spending(events, usd_per_hour=price.usd_per_hour)
     is_fresh = launched is None and found is not None and now_s - found.last_s < ALIVE_S and not found.outcome
     is_running = status.state == "running" if status else is_fresh
     if is_running:
         found = spending(events, usd_per_hour=price.usd_per_hour, now_s=now_s)
     if found is not None and found.usd_per_hour is not None and found.usd_per_hour != price.usd_per_hour:
-        price = _Price(found.usd_per_hour, "the price the run was started with")
+        price = RunPrice(found.usd_per_hour, source="the price the run was started with")
     lead_s = _lead_s(events, status, now_s, notes)
-    spent_usd = price.usd_for(lead_s)
+    spent_usd = usd_for(price.usd_per_hour, lead_s)
     if found is not None:
         spent_usd = None if found.usd is None else found.usd + (spent_usd or 0.0)
     left_s = found.left_s if found else None
-    left_usd = price.usd_for(left_s)
+    left_usd = usd_for(price.usd_per_hour, left_s)
     total_usd = None if spent_usd is None or left_usd is None else spent_usd + left_usd
     own_budget_usd = spec.place.budget_usd if spec else None
     limit_usd = budget_usd if budget_usd is not None else own_budget_usd
@@ -105,26 +105,12 @@ def _check_budget(name: str, limit_usd: float | None, own_usd: float | None, spe
     return True, f"within its budget of {limit}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Price:
-    usd_per_hour: float | None
-    source: str
-
-    def usd_for(self, seconds: float | None) -> float | None:
-        return None if seconds is None or self.usd_per_hour is None else self.usd_per_hour * seconds / 3600
-
-    @classmethod
-    def of(cls, spec: RunSpec | None, at_launch: float | None) -> _Price:
-        """Of the spec's machines, as the catalog has it now, unless it was another at the launch."""
-        price = None
-        with suppress(EmbarkError):
-            price = price_spec(spec) if spec else None
-        now = price.usd_per_hour if price else None
-        if at_launch is not None and at_launch != now:
-            return cls(at_launch, "the catalog's on the day of the launch")
-        if price is None or now is None or price.origin is None:
-            return cls(None, "")
-        return cls(now, f"the catalog's of {price.origin.date} for {price.region}, from {price.origin.source}")
+def _price(spec: RunSpec | None, events: Sequence[Event], at_launch: float | None) -> RunPrice:
+    """As the catalog has it now, unless it was another at the launch."""
+    price = price_of_run(spec, next((event.values for event in reversed(events) if event.kind == "start"), {}))
+    if at_launch is not None and at_launch != price.usd_per_hour:
+        return RunPrice(at_launch, source="the catalog's on the day of the launch")
+    return price
 
 
 def _status(launched: RunRecord | None, notify: Notify, notes: list[str]) -> Status | None:
@@ -153,9 +139,9 @@ def _events(run_dir: RunDir | None, notes: list[str], *, is_only: bool) -> list[
 def _spec(run_dir: RunDir | None, launched: RunRecord | None) -> RunSpec | None:
     if launched is not None:
         return launched.spec
-    with suppress(EmbarkError, ValueError):  # of another version: the hours count all the same
-        if run_dir is not None and run_dir.store.exists("spec.toml"):
-            return resolve(tomllib.loads(run_dir.store.read("spec.toml").decode(errors="replace")))
+    with suppress(EmbarkError):  # the hours count all the same
+        if run_dir is not None and run_dir.store.exists(SPEC):
+            return parse_spec(run_dir.store.read(SPEC).decode(errors="replace"))
     return None
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import tomllib
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -13,12 +12,12 @@ from embark.errors import EmbarkError, UserError, nearest
 from embark.events.events import parse_event
 from embark.launch.backend import Replica, RunEvent, RunHandle, Status, backend_of
 from embark.launch.shell import Notify, Shell
-from embark.spec import RunSpec, resolve
+from embark.spec import RunSpec, parse_spec
 from embark.store import open_store, write_atomic
 from embark.store.retry_policy import RetryPolicy
+from embark.store.run_dir import EVENTS
 
 FORMAT = 2
-EVENTS = "events.jsonl"
 STORE_RETRY = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
 """For what is beside the point of a command: a store that does not answer is not waited for."""
 
@@ -37,10 +36,7 @@ class RunRecord:
     @property
     def spec(self) -> RunSpec | None:
         """None where another version wrote it, which this one cannot read."""
-        try:
-            return resolve(tomllib.loads(self.spec_toml))
-        except (EmbarkError, ValueError):
-            return None
+        return parse_spec(self.spec_toml)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +187,7 @@ def list_statuses(shell: Shell, notify: Notify, *, context: str = "") -> RunStat
             row = replace(_make(run, Status(state="gone", reason=error.what, fix=error.fix)), state="unknown")
         is_ambiguous = names.count(row.name) > 1
         rows.append(replace(row, name=f"{row.name}@{location_hash(run.handle)}") if is_ambiguous else row)
-    local = list(Path(RUNS_FOLDER).glob("*/events.jsonl")) if not rows else []
+    local = list(Path(RUNS_FOLDER).glob(f"*/{EVENTS}")) if not rows else []
     return RunStatusList(runs=tuple(rows), unreadable=found.broken, num_local_runs=len(local))
 
 

@@ -3,22 +3,20 @@
 import copy
 import os
 import re
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from embark.errors import SpecError
 from embark.lint.pods import Launch, launch_of_words
 from embark.lint.shell import Word
 from embark.lint.source import Place, Source
 from embark.rehearse.manifest import K8sObject, Objects, at, name_of, rows
 from embark.rehearse.pods import Mount, Pod
-from embark.spec import RunSpec, to_toml
-from embark.spec.load import resolve
+from embark.spec import RunSpec, parse_spec, to_toml
+from embark.spec.toml import flatten
 
 BUCKETS = "/mnt/embark-rehearsal"  # Where the pods see the folder that stands for object stores.
 MAX_ROWS = 1000
@@ -198,12 +196,11 @@ def _downscale_spec(config: dict[str, Any], world_size: int, num_steps: int, cha
     for name, text in (config.get("data") or {}).items():
         if not str(name).endswith(".toml"):
             continue
-        try:
-            old = resolve(tomllib.loads(str(text)))
-        except (tomllib.TOMLDecodeError, SpecError):
+        old = parse_spec(str(text))
+        if old is None:
             continue  # what is wrong with it, the pods will say
         new = downscale_spec(old, world_size, num_steps)
-        before, after = _flat(old.model_dump()), _flat(new.model_dump())
+        before, after = flatten(old.model_dump()), flatten(new.model_dump())
         changes += [Change(key, _short(before.get(key)), _short(after[key])) for key in after
                     if after[key] != before.get(key)]
         config["data"][name] = to_toml(new)
@@ -248,16 +245,6 @@ def _folders(text: str, changes: list[Change]) -> str:
         return f"{BUCKETS}/{scheme}/{rest}"
 
     return _BUCKET.sub(folder, text)
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{before}{key}.")
-        else:
-            found[f"{before}{key}"] = value
-    return found
 
 
 def _short(value: Any) -> str:

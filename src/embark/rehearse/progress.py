@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from embark.events.events import parse_event
-
-EVENTS = "events.jsonl"
+from embark.store.run_dir import EVENTS
 
 
 @dataclass(frozen=True, slots=True)

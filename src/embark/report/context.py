@@ -10,17 +10,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from embark.catalog.pricing import price_spec
+from embark.catalog.pricing import RunPrice, price_of_run
 from embark.diagnose import Diagnosis, diagnose, sources_of
 from embark.errors import EmbarkError, UserError
 from embark.events.spending import Interruption, Spending
 from embark.events.summary import outcome_sentence, resume_hint
-from embark.formatting import format_count, format_duration, format_usd, to_one_line
+from embark.formatting import format_count, format_duration, to_one_line
 from embark.report.record import Record, read_record
-from embark.report.run_files import EVENTS, LAUNCH_LOG, SPEC, RunFiles
-from embark.spec import RunSpec, resolve
+from embark.report.run_files import LAUNCH_LOG, RunFiles
+from embark.spec import parse_spec
 from embark.store import RunDir, find_run
 from embark.store.checkpoint_inspect import CheckpointInfo, list_checkpoints
+from embark.store.run_dir import EVENTS, SPEC
 
 State = Literal["waiting", "running", "finished", "stopped", "failed", "killed", "deleted"]
 LABELS: dict[State, str] = {"waiting": "not started", "deleted": "files deleted"}
@@ -100,14 +101,6 @@ def _sentence(record: Record, state: State, silent_s: float, *, is_remote: bool)
     return f"No sign of life for {format_duration(silent_s)}{usual}, at {at}. {hint}"
 
 
-@dataclass(frozen=True, slots=True)
-class RunPrice:
-    """Of all machines of a run."""
-
-    usd_per_hour: float | None = None
-    text: str = ""  # What the price is, or why it is unknown.
-
-
 @dataclass(frozen=True)
 class RunContext:
     """A run, as of `now_s`."""
@@ -119,7 +112,7 @@ class RunContext:
     is_remote: bool = False
     spec: Mapping[str, Any] = field(default_factory=dict)  # As its `spec.toml` has it; empty where there is none.
     spec_toml: str = ""
-    price: RunPrice = RunPrice()
+    price: RunPrice = field(default_factory=RunPrice)
     checkpoints: tuple[CheckpointInfo, ...] = ()
     best_by: str = ""  # The metric that checkpoints are ranked by.
     diagnoses: tuple[Diagnosis, ...] | None = None  # None: not diagnosed.
@@ -172,27 +165,8 @@ def read_run(run: RunFiles | str, warn: Warn = lambda _: None, *, is_brief: bool
             warn(f"no diagnosis: {error.what}")
     return RunContext(
         name=files.name, uri=files.uri, record=record, now_s=time.time(), is_remote=files.is_remote, spec=values,
-        spec_toml=spec_toml or "", price=price_of_run(parse_spec(spec_toml or ""), record.start),
+        spec_toml=spec_toml or "", price=price_of_run(parse_spec(spec_toml), record.start),
         checkpoints=checkpoints, best_by=best_by, diagnoses=diagnoses)
-
-
-def price_of_run(spec: RunSpec | None, start: Mapping[str, Any]) -> RunPrice:
-    """Of the machines that the spec names, if the run was on them."""
-    try:
-        price = price_spec(spec) if spec is not None else None
-    except EmbarkError as error:
-        return RunPrice(None, f"No price: {to_one_line(error.what)}.")
-    if price is None:
-        return RunPrice(None, "The spec names no machine, so there is no price: hours only.")
-    num_ranks = price.machine.num_gpus * price.num_machines
-    ranks, device = start.get("world_size"), start.get("device")
-    if start and (device == "cpu" or (device == "cuda" and ranks != num_ranks)):
-        where = to_one_line(start.get("device_name") or device or "another machine")
-        return RunPrice(None, f"The spec names {price.num_machines} x {price.machine.name}, but the run was on {where} "
-                              f"with {ranks} of {num_ranks} ranks: hours only.")
-    if price.usd_per_hour is None:
-        return RunPrice(None, f"The catalog has no price of {price.title}: hours only.")
-    return RunPrice(price.usd_per_hour, f"Price: {price.title}, {format_usd(price.usd_per_hour)} an hour.")
 
 
 def diagnose_run(files: RunFiles) -> tuple[Diagnosis, ...]:
@@ -201,7 +175,7 @@ def diagnose_run(files: RunFiles) -> tuple[Diagnosis, ...]:
     sizes = {name: size for name in names if (size := files.size_bytes(name)) is not None}
     if sum(sizes.values()) > MAX_DIAGNOSED_BYTES:
         raise UserError(f"too long to diagnose here; run: embark diagnose {files.uri}")
-    spec = parse_spec(files.read_text(SPEC) or "")
+    spec = parse_spec(files.read_text(SPEC))
     if not files.is_remote:
         paths = [str(files.launch_log if name == LAUNCH_LOG else files.root / name) for name in sizes]
         return diagnose(sources_of(paths).sources, spec=spec).diagnoses if paths else ()
@@ -209,14 +183,6 @@ def diagnose_run(files: RunFiles) -> tuple[Diagnosis, ...]:
         for name, size in sizes.items():
             (Path(scratch) / name.replace("/", "-")).write_bytes(files.read(name, 0, size))
         return diagnose(sources_of([scratch]).sources, spec=spec).diagnoses
-
-
-def parse_spec(text: str) -> RunSpec | None:
-    """None for one that this version does not read: it is shown as it is, and nothing is derived from it."""
-    try:
-        return resolve(tomllib.loads(text)) if text else None
-    except (UserError, tomllib.TOMLDecodeError):
-        return None
 
 
 def _checkpoints(files: RunFiles, warn: Warn) -> tuple[tuple[CheckpointInfo, ...], str]:

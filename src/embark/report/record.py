@@ -15,7 +15,8 @@ from embark.events.events import Event, NewestEvents, parse_event
 from embark.events.spending import Attempt, Interruption, Spending, attempts, interruptions, spending
 from embark.formatting import strip_control_chars, to_finite
 from embark.report.rows import Rows
-from embark.report.run_files import EVENTS, RunFiles, Tail
+from embark.report.run_files import RunFiles, Tail
+from embark.store.run_dir import EVENTS
 
 CURVES = ("loss", "auc", "normalized_entropy", "samples_per_s", "step_s", "learning_rate", "log_loss", "calibration")
 EVALS = ("auc", "normalized_entropy", "log_loss", "calibration", "eval_s")

@@ -10,9 +10,8 @@ from embark.launch.run_registry import list_runs
 from embark.launch.supervisor import LOG
 from embark.store import open_store, run_uri
 from embark.store.errors import NotFound
+from embark.store.run_dir import EVENTS, SPEC
 
-EVENTS = "events.jsonl"
-SPEC = "spec.toml"
 LAUNCH_LOG = "launch log"
 ROOT = "runs"
 MAX_RUNS = 200

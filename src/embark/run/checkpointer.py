@@ -28,6 +28,7 @@ from embark.store.checkpoint_arrays import (
     write_pieces,
 )
 from embark.store.checkpoint_interval import Choice, steps_between_saves
+from embark.store.run_dir import SPEC
 
 Gather = Callable[[Any], list[Any]]
 """Every rank's value, on every rank, over a channel that training does not use: a thread calls it."""
@@ -156,7 +157,7 @@ class Checkpointer(ABC):
         """What this rank wrote; the first rank writes the index and the small files besides."""
         if self._ranks.is_first:
             for name, data in ((INDEX, Index(merge_entries(entries)).to_json()),
-                               ("spec.toml", to_toml(self._spec).encode()),
+                               (SPEC, to_toml(self._spec).encode()),
                                ("plan.txt", plan_text(self._layout).encode())):
                 store.write(f"{folder}/{name}", data)
         return {path.removeprefix(f"{folder}/"): mark for path, mark in store.marks.items()}

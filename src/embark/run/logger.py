@@ -19,6 +19,7 @@ from embark.run.trainer import Ranks, Trainer, World
 from embark.spec import RunSpec, to_toml
 from embark.stack.versions import installed
 from embark.store import RunDir, write_atomic
+from embark.store.run_dir import EVENTS
 
 
 class RunLogger:
@@ -187,7 +188,7 @@ class EventUploader:
             try:
                 text = self._run_dir.events.read_bytes()
                 if len(text) > self._num_uploaded:
-                    self._run_dir.store.write("events.jsonl", text[: text.rfind(b"\n") + 1])
+                    self._run_dir.store.write(EVENTS, text[: text.rfind(b"\n") + 1])
                     self._num_uploaded = len(text)
             except (EmbarkError, OSError):  # the next save says what is wrong with the store
                 continue

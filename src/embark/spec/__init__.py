@@ -2,7 +2,7 @@
 errors."""
 
 from embark.spec.data import DataSpec
-from embark.spec.load import load_spec, resolve
+from embark.spec.load import load_spec, parse_spec, resolve
 from embark.spec.model import ModelSpec, Table
 from embark.spec.place import PlaceSpec
 from embark.spec.presets import PRESETS
@@ -13,5 +13,5 @@ from embark.spec.watch import WatchSpec
 
 __all__ = [
     "PRESETS", "DataSpec", "ModelSpec", "PlaceSpec", "RunSpec", "StoreSpec", "Table", "TrainSpec",
-    "WatchSpec", "load_spec", "resolve", "to_toml",
+    "WatchSpec", "load_spec", "parse_spec", "resolve", "to_toml",
 ]

@@ -23,6 +23,14 @@ def load_spec(source: str, sets: Sequence[str] = ()) -> RunSpec:
     return resolve(raw, sets, where=where, text=text)
 
 
+def parse_spec(text: str | None) -> RunSpec | None:
+    """Of a run's `spec.toml`; None where there is none, or where this version cannot read it."""
+    try:
+        return None if text is None else resolve(tomllib.loads(text))
+    except (UserError, ValueError):
+        return None
+
+
 def resolve(raw: Mapping[str, Any], sets: Sequence[str] = (), *, where: str = "", text: str = "") -> RunSpec:
     """Turn nested dicts into a `RunSpec`, or raise one `SpecError` that names all mistakes."""
     settings, mistakes = _parse_settings(sets)

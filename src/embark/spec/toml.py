@@ -39,6 +39,14 @@ def line_of(text: str, field: str) -> int:
     return next((lines[name] for name in names if name in lines), 1)
 
 
+def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Dotted names and their values; lists stay whole."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
+    return flat
+
+
 def starter(preset: str) -> str:
     """The preset as TOML: what it sets, each field under a comment."""
     spec = PRESETS[preset]()

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from embark.spec.toml import flatten
 from embark.store.checkpoint_arrays import Array, CheckpointArrays, TensorEntry
 from embark.store.checkpoint_store import Checkpoint, CheckpointStore
 from embark.store.object_store import Progress
+from embark.store.run_dir import SPEC
 
 BLOCK_BYTES = 8 << 20  # Of each tensor at a time; about ten times as much is needed to compare them.
 
@@ -119,7 +121,7 @@ def _row_ranges(tensor: TensorEntry) -> Iterator[tuple[int, int]]:
 
 
 def _spec(checkpoints: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
-    return _flat(tomllib.loads(_text(checkpoints, checkpoint, "spec.toml")))
+    return flatten(tomllib.loads(_text(checkpoints, checkpoint, SPEC)))
 
 
 def _plan(checkpoints: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -132,20 +134,13 @@ def _plan(checkpoints: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any
 
 
 def _known(checkpoint: Checkpoint) -> dict[str, Any]:
-    return _flat({name: held for name, held in checkpoint.values.items() if name not in ("step", "time_s", "files")})
+    return flatten({name: held for name, held in checkpoint.values.items() if name not in ("step", "time_s", "files")})
 
 
 def _text(checkpoints: CheckpointStore, checkpoint: Checkpoint, name: str) -> str:
     if name not in checkpoint.files:
         return ""
     return checkpoints.store.read(f"{checkpoint.name}/{name}").decode(errors="replace")
-
-
-def _flat(nested: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, held in nested.items():
-        flat |= _flat(held, f"{above}{name}.") if isinstance(held, Mapping) else {f"{above}{name}": held}
-    return flat
 
 
 def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Change, ...]:

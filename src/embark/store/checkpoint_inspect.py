@@ -11,7 +11,7 @@ from embark.spec import StoreSpec, resolve
 from embark.store.checkpoint_store import CHECKPOINT_NAME, COMMIT_FILE, Checkpoint, Reason, metric_of, reasons_by_spec
 from embark.store.errors import NotFound
 from embark.store.object_store import Entry, Progress, count_progress
-from embark.store.run_dir import RunDir, find_run
+from embark.store.run_dir import SPEC, RunDir, find_run
 
 State = Literal["committed", "damaged", "unfinished"]
 MAY_BE_LIVE_S = 3600.0
@@ -170,12 +170,12 @@ def _with_rules(one: CheckpointInfo, rules: StoreSpec, kept: tuple[Reason, ...])
 
 def _rules_of(run: RunDir) -> tuple[StoreSpec | None, str]:
     try:
-        text = run.store.read("spec.toml").decode()
-        return resolve(tomllib.loads(text), where=run.store.where("spec.toml"), text=text).store, ""
+        text = run.store.read(SPEC).decode()
+        return resolve(tomllib.loads(text), where=run.store.where(SPEC), text=text).store, ""
     except NotFound:
-        return None, f"{run.store.where('spec.toml')} is not there"
+        return None, f"{run.store.where(SPEC)} is not there"
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        return None, f"{run.store.where('spec.toml')} cannot be read: {error}"
+        return None, f"{run.store.where(SPEC)} cannot be read: {error}"
     except UserError as error:
         return None, error.what
 

@@ -13,7 +13,9 @@ from embark.errors import UserError, nearest
 from embark.store.checkpoint_store import CheckpointStore
 from embark.store.object_store import ObjectStore, open_store
 
-SMALL_FILES = ("spec.toml", "plan.txt", "events.jsonl", "report.html")
+EVENTS = "events.jsonl"
+SPEC = "spec.toml"
+SMALL_FILES = (SPEC, "plan.txt", EVENTS, "report.html")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class RunDir:
 
     @property
     def spec(self) -> Path:
-        return self.path / "spec.toml"
+        return self.path / SPEC
 
     @property
     def plan(self) -> Path:
@@ -44,7 +46,7 @@ class RunDir:
 
     @property
     def events(self) -> Path:
-        return self.path / "events.jsonl"
+        return self.path / EVENTS
 
     @property
     def tensorboard(self) -> Path:
@@ -83,10 +85,10 @@ def find_run(word: str, root: str = "runs") -> RunDir:
     if "://" in word and not word.startswith("file://"):
         here = [RunDir(word.rstrip("/"))]
     for run in here:
-        if run.store.exists("spec.toml") or run.checkpoints.store.list():
+        if run.store.exists(SPEC) or run.checkpoints.store.list():
             return run
     if here:
-        raise UserError(f"{here[0].uri} is not a run's directory: it has neither a spec.toml nor checkpoints/",
+        raise UserError(f"{here[0].uri} is not a run's directory: it has neither a {SPEC} nor checkpoints/",
                         fix="name the directory that `embark train` wrote, such as runs/quickstart")
     names = [path.name for path in Path(root).glob("*") if path.is_dir()] if Path(root).is_dir() else []
     raise UserError(f"{word}: no such run, neither a directory nor a name under {root}/",

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from watched_runs import append, line, step_line, write_run
 
+from embark.catalog.pricing import RunPrice
 from embark.dashboard import runs as runs_module
 from embark.dashboard import server as server_module
 from embark.dashboard.server import static_files
 from embark.diagnose import Diagnosis, Evidence
-from embark.report.context import RunPrice
 
 pytestmark = pytest.mark.needs("chromium")
 

@@ -13,10 +13,14 @@ from embark.__main__ import run
 from embark.catalog import load_catalog
 from embark.cli.console import Console
 from embark.cli.cost import cost
+from embark.dashboard.api import summary
+from embark.dashboard.runs import Run
 from embark.errors import UserError
 from embark.events.events import Event
 from embark.launch.backend import RunHandle
 from embark.launch.run_registry import RunRecord, save_record
+from embark.report.context import read_run
+from embark.report.run_files import RunFiles
 from embark.spec import load_spec, to_toml
 from embark.store import open_store
 
@@ -107,6 +111,28 @@ def test_the_price_of_a_machine_is_the_catalogs_with_its_date(tmp_path, capsys):
     assert price.origin.date in answer["price_source"]
     assert price.origin.source in answer["price_source"]
     assert answer["predicted_usd"] > 0
+
+
+@pytest.mark.parametrize(("start", "is_priced"), [
+    ({"device": "cpu", "device_name": "2 CPU threads", "world_size": 1}, False),
+    ({"device": "cuda", "world_size": 1}, False),
+    ({"device": "cuda", "world_size": 8}, True),
+])
+def test_cost_report_and_dashboard_price_a_run_alike(start, is_priced, tmp_path, capsys):
+    now = time.time()
+    sets = ["place.machine=p4d.24xlarge", "place.region=us-west-2"]
+    folder = write_run(tmp_path / "runs" / "dlrm", killed_once(now - 1000, **start), sets)
+    per_hour = load_catalog().prices["p4d.24xlarge", "us-west-2"].on_demand_usd_per_hour if is_priced else None
+    _, answer = told(capsys, "dlrm")
+    reported = read_run("dlrm", is_brief=True)
+    watched = Run(RunFiles(folder))
+    while watched.look(now):
+        pass
+    money = summary(watched, now)["money"]
+    assert (answer["usd_per_hour"], reported.price.usd_per_hour, money["usd_per_hour"]) == (per_hour,) * 3
+    assert answer["spent_usd"] == pytest.approx(reported.spent.usd) == pytest.approx(money["spent_usd"])
+    assert ("hours only" in reported.price.text) is not is_priced
+    assert (answer["price_source"] == "") is not is_priced
 
 
 def test_a_run_that_speaks_is_counted_to_now_and_one_that_is_silent_is_not(tmp_path, capsys):

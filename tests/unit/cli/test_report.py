@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from embark.__main__ import run as embark
+from embark.catalog.pricing import price_of_run
 from embark.errors import ExitCode
 from embark.events.events import Event, EventLog
-from embark.report.context import price_of_run
 from embark.report.record import Record
 from embark.report.report import ReportAtEnd
 from embark.spec import RunSpec, resolve, to_toml

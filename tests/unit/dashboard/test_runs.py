@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from watched_runs import append, event_lines, line, step_line, write_run
 
+from embark.catalog.pricing import RunPrice
 from embark.dashboard import runs as runs_module
 from embark.dashboard.api import detail, summary
 from embark.dashboard.curves import CurveCache, Window, charts_text, curves_text
 from embark.dashboard.runs import Run, Runs
-from embark.report.context import RunPrice
 from embark.report.run_files import RunFiles
 
 

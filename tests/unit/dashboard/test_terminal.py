@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from embark.catalog.pricing import RunPrice
 from embark.dashboard import runs as runs_module
 from embark.dashboard.terminal import View, screen, watch_terminal
 from embark.events.events import Event
-from embark.report.context import RunPrice, status_of
+from embark.report.context import status_of
 from embark.report.record import Record
 from embark.report.run_files import RunFiles
 

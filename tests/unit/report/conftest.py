@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from embark.catalog.pricing import RunPrice
 from embark.diagnose import Diagnosis, Evidence
 from embark.events.events import Event
-from embark.report.context import RunContext, RunPrice
+from embark.report.context import RunContext
 from embark.report.record import Record
 from embark.store.checkpoint_inspect import CheckpointInfo
 

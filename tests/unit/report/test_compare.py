@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from embark.catalog.pricing import RunPrice
 from embark.events.events import Event, to_jsonable
 from embark.report.compare import SpecDifference, compare_document, compare_runs
-from embark.report.context import RunPrice
 from embark.report.document import html_page
 
 

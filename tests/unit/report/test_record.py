@@ -8,7 +8,8 @@ import pytest
 from embark.events.events import Event
 from embark.events.spending import interruptions, spending
 from embark.report.record import Record, read_record, slow_ranks
-from embark.report.run_files import EVENTS, RunFiles
+from embark.report.run_files import RunFiles
+from embark.store.run_dir import EVENTS
 
 
 def test_steps_that_were_redone_are_set_apart_and_count_once(make_run):

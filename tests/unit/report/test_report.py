@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from embark.catalog.pricing import RunPrice
 from embark.events.events import Event
-from embark.report.context import RunPrice
 from embark.report.document import html_page, markdown_page
 from embark.report.report import report
 from embark.store.checkpoint_inspect import CheckpointInfo

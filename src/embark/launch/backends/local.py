@@ -17,6 +17,7 @@ from embark.launch.shell import CommandResult
 from embark.launch.supervised import PROGRAM, SupervisorState, job_json, status_of
 from embark.spec import RunSpec, to_toml
 from embark.store import run_uri, write_atomic
+from embark.store.run_dir import SPEC
 
 GRACE_S = 120.0
 _RANK = re.compile(r"\[[a-z]+(\d+)\]:(.*)", re.DOTALL)  # torchrun's prefix under --tee.
@@ -51,7 +52,7 @@ class Local(Backend):
         if self._shell.is_dry:
             self._shell.change(command)
             return
-        write_atomic(folder / "spec.toml", to_toml(request.spec, only_set=True))
+        write_atomic(folder / SPEC, to_toml(request.spec, only_set=True))
         write_atomic(folder / supervisor.JOB, job_json(
             command, cwd=str(handle.where["cwd"]), restarts=False,
             # Safe path: a file of the user's folder that is named like one of ours must not be imported.
@@ -114,7 +115,7 @@ class Local(Backend):
         return self._shell.change([sys.executable, "-P", str(PROGRAM), command, str(handle.folder), *rest])
 
     def _command(self, handle: RunHandle, folder: Path) -> list[str]:
-        train = ["-m", "embark", "train", str(folder / "spec.toml")]
+        train = ["-m", "embark", "train", str(folder / SPEC)]
         num_ranks = int(handle.where["num_ranks"])
         if num_ranks == 1:
             return [sys.executable, *train]

@@ -18,9 +18,9 @@ from embark.launch.supervised import Host, LogPosition, Ssh, names_of
 from embark.render.job import Job, make_job
 from embark.spec import load_spec, to_toml
 from embark.store import write_atomic
+from embark.store.run_dir import SPEC
 
 RUN_FOLDER = "/var/lib/embark-run"  # On the machine: the job's files, and the log.
-SPEC = "spec.toml"
 SUBMITTED = "submitted.json"
 STOP_MARGIN_S = 20.0  # Beyond the grace period: that the last rank has ended is found out by polling.
 

@@ -24,6 +24,7 @@ from embark.render.job import dns_label, make_job
 from embark.render.targets.torchx import component, component_here
 from embark.spec import RunSpec
 from embark.store import write_atomic
+from embark.store.run_dir import SPEC
 
 COMPONENT = "cloud_component.py"
 APP = "app.json"
@@ -146,7 +147,7 @@ class TorchXLocal(Local):
             write_atomic(folder / COMPONENT, component_here(
                 name=dns_label(request.handle.name), num_nodes=int(where["num_nodes"]),
                 num_processes=int(where["num_ranks"]), use_gpu=bool(where["use_gpu"]), python=sys.executable,
-                spec_path=str(folder / "spec.toml"), port=int(where["port"]),
+                spec_path=str(folder / SPEC), port=int(where["port"]),
                 # TorchX kills what has not ended ten seconds after SIGTERM.
                 env={"PYTHONUNBUFFERED": "1", "EMBARK_GRACE_S": str(GRACE_S - 2)}))
         super().submit(request)

@@ -6,6 +6,7 @@ from embark.render.job import Job
 from embark.render.pod import SCRATCH, storage_settings
 from embark.render.settings import grace_s, settings_of
 from embark.render.shell_text import job_text
+from embark.store.run_dir import SPEC
 
 
 def render_compose(job: Job) -> list[File]:
@@ -19,7 +20,7 @@ def render_compose(job: Job) -> list[File]:
             runs="" if "://" in runs else _inside(runs), data_target=_inside(data), scratch=SCRATCH,
             data=_literal(data if data.startswith("/") else f"./{data}") if is_local else "", spec_path=SPEC_PATH,
             grace_s=grace_s(job))),
-        File("spec.toml", job.spec_toml),
+        File(SPEC, job.spec_toml),
     ]
 
 

@@ -24,8 +24,8 @@ from embark.render.settings import grace_s
 from embark.render.targets.kubernetes import RAY_SCRIPT, ray_script
 from embark.spec import RunSpec, to_toml
 from embark.store import run_uri
+from embark.store.run_dir import SPEC
 
-SPEC = "spec.toml"
 DASHBOARD = "http://127.0.0.1:8265"
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # Variables that Ray's own commands read.
 GRACE_S = 120  # For a last checkpoint, where the spec says nothing else: the machines stay.
