@@ -18,6 +18,7 @@ from embark.catalog import load_catalog
 from embark.catalog.machine import Catalog
 from embark.doctor import GIB, Check, Host, Verdict, check, size_text
 from embark.errors import EmbarkError
+from embark.run.host_memory import cgroup_limit_bytes
 from embark.stack import versions as stack
 
 MIN_SHM_BYTES = 1 * GIB  # NCCL and data loaders use /dev/shm; a container's default of 64 MiB ends in a bus error.
@@ -83,7 +84,7 @@ def cores(host: Host) -> Check:
 
 def memory(host: Host) -> Check:
     total = _total_bytes(host)
-    limit = cgroup_limit_bytes(host)
+    limit = cgroup_limit_bytes(host.read)
     usable = min(total, limit) if limit else total
     found = f"{usable / GIB:.1f} GiB" + (" (the container's limit)" if limit and limit < total else "")
     if usable < 4 * GIB:
@@ -150,15 +151,6 @@ def cpu_quota(host: Host) -> float | None:
         return quota / int(host.read("/sys/fs/cgroup/cpu/cpu.cfs_period_us")) if quota > 0 else None
     except (ValueError, ZeroDivisionError):
         return None
-
-
-def cgroup_limit_bytes(host: Host) -> int | None:
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            return int(host.read(f"/sys/fs/cgroup/{name}"))
-        except ValueError:  # absent, or the word `max`
-            continue
-    return None
 
 
 def _total_bytes(host: Host) -> int:

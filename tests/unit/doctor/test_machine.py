@@ -65,7 +65,7 @@ def test_a_container_is_known_by_its_group_alone(machine):
 ])
 def test_a_containers_memory_limit_is_read(name: str, text: str, limit: int | None, machine):
     machine.has(f"/sys/fs/cgroup/{name}", text)
-    assert host.cgroup_limit_bytes(machine.host) == limit
+    assert host.cgroup_limit_bytes(machine.host.read) == limit
 
 
 def test_a_small_container_is_reported_its_own_limit_not_the_hosts_memory(machine):
