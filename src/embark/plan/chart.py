@@ -110,7 +110,7 @@ def _contents(found: Survey, bounds: Bounds) -> dict[str, object]:
                     f"{PURCHASE_NAMES[purchase]}; the line joins the {len(front)} that nothing beats in both"
                     f"{f'; {beyond} more lie far beyond' if beyond else ''}",
         "x_ticks": [(x_axis.place(at), format_time_tick(at)) for at in x_axis.time_ticks(MOST_TICKS)],
-        "y_ticks": [(y_axis.place(at), dollar_words(at)) for at in y_axis.ticks(MOST_TICKS)],
+        "y_ticks": [(y_axis.place(at), format_usd(at)) for at in y_axis.ticks(MOST_TICKS)],
         "deadline": deadline_s and {"at": x_axis.place(deadline_s), "words": f"deadline {format_duration(deadline_s)}"},
         "budget": budget_usd and {"at": y_axis.place(budget_usd), "words": f"budget {format_usd(budget_usd)}"},
     }
@@ -188,10 +188,6 @@ def axis_of(values: Sequence[float], start: float, stop: float) -> Axis:
     return Axis(max(low - margin, low / 2), high + margin, start, stop)
 
 
-def dollar_words(usd: float) -> str:
-    return f"${usd:,.0f}" if usd >= 10 else f"${usd:.3g}"
-
-
 def front_letters(found: Survey) -> dict[int, str]:
     """A letter for each estimate of the front, by its `id`, from the fastest on."""
     return {id(e): letter for e, letter in zip(pareto_front(found.fitting, found.purchase), LETTERS, strict=False)}
@@ -208,7 +204,7 @@ def plot(found: Survey, *, width: int, height: int, ascii_only: bool) -> list[st
     along, up = (math.log10 if max(values) / min(values) >= LOG_FROM else float for values in (times, dollars))
     places = {name: (along(total_s), up(usd)) for name, (total_s, usd) in points.items()}
     lettered = front_letters(found)
-    ends = dollar_words(max(dollars)), dollar_words(min(dollars))
+    ends = format_usd(max(dollars)), format_usd(min(dollars))
     margin = max(map(len, ends)) + 1
     inner = width - margin - 1
     chart = draw([places[name] for name in lettered], list(places.values()), width=inner, height=height,

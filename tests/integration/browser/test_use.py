@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from watched_runs import append, line, write_run
 
+from embark.catalog.pricing import RunPrice
 from embark.dashboard import runs as runs_module
-from embark.report.context import RunPrice
+from embark.formatting import format_usd
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -44,6 +45,13 @@ def test_dragging_zooms_all_curves_and_a_double_click_shows_all_again(rich, open
     page.dblclick("[data-curve=auc] .plot", position={"x": 150, "y": 50})
     assert range_of(page) == complete
     assert not page.is_visible("text=show all")
+
+
+def test_dollars_are_formatted_as_in_the_terminal(rich, open_page):
+    amounts = [0, 0.0004, 0.0304, 0.0999, 4.1, 999.5, 1234.4, 98_320, -12.5]
+    shown = open_page(rich.url).evaluate("async (amounts) => amounts.map((await import('/static/format.js')).usd)",
+                                         amounts)
+    assert shown == list(map(format_usd, amounts))
 
 
 def test_every_part_is_shown_with_what_it_is_about(rich, open_page, drawn):

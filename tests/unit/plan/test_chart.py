@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_setups import hand_estimator
 
+from embark.formatting import format_usd
 from embark.plan.chart import (
     HEIGHT,
     MOST_TICKS,
@@ -16,7 +17,6 @@ from embark.plan.chart import (
     Box,
     Label,
     axis_of,
-    dollar_words,
     draw_svg,
     front_letters,
     place_labels,
@@ -123,7 +123,7 @@ def test_wide_ranges_are_logarithmic_and_narrow_ones_are_not():
     assert axis_of([60, 36_000], 0, 100).is_log
     assert not axis_of([60, 90], 0, 100).is_log
     assert axis_of([50, 4000], 0, 900).time_ticks(MOST_TICKS)[:3] == [60, 120, 300]
-    assert "$10" in map(dollar_words, axis_of([1, 100], 0, 900).ticks(MOST_TICKS))
+    assert "$10.00" in map(format_usd, axis_of([1, 100], 0, 900).ticks(MOST_TICKS))
 
 
 @pytest.mark.parametrize("ascii_only", [False, True])

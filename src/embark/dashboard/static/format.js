@@ -29,10 +29,13 @@ export function figure(value, digits = 4) {
   return value.toFixed(size >= 100 ? 1 : size >= 10 ? 2 : digits);
 }
 
+// As formatting.format_usd: $0.032, $4.10, $1,234.
 export function usd(value) {
   if (!known(value)) return NOTHING;
-  if (value > 0 && value < 0.01) return "under $0.01";
-  return `$${value.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`;
+  if (value > 0 && value < 0.001) return "< $0.001";
+  if (value > 0 && value < 0.0995) return `$${Number(value.toPrecision(2))}`;
+  const digits = Math.abs(value) < 1000 ? 2 : 0;
+  return `$${value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })}`;
 }
 
 export function seconds(value) {
