@@ -31,9 +31,8 @@ from cloud import emulators
 from rich.console import Console
 from rich.table import Table
 
-from embark.store import ChecksumWriter
+from embark.store import ChecksumWriter, ObjectStore, open_store
 from embark.store.checkpoint_arrays import INDEX, CheckpointArrays, Index, unsharded, write_pieces
-from embark.store.object_store import ObjectStore, open_store
 from embark.trainers.torch.checkpoint import fill, local_shards
 
 State = dict[str, torch.Tensor]

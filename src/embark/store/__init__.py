@@ -10,7 +10,8 @@ from embark.store.checkpoint_store import (
     metric_of,
     reasons_by_spec,
 )
-from embark.store.object_store import Entry, ObjectStore, open_store
+from embark.store.object_store import Entry, ObjectStore
+from embark.store.opening import open_store
 from embark.store.run_dir import RunDir, find_run, first_free_run, run_uri
 
 __all__ = [

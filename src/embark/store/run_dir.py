@@ -11,7 +11,8 @@ from pathlib import Path
 
 from embark.errors import UserError, nearest
 from embark.store.checkpoint_store import CheckpointStore
-from embark.store.object_store import ObjectStore, open_store
+from embark.store.object_store import ObjectStore
+from embark.store.opening import open_store
 
 EVENTS = "events.jsonl"
 SPEC = "spec.toml"

@@ -9,7 +9,7 @@ import pytest
 from embark.__main__ import run
 from embark.data.prepared import MANIFEST
 from embark.errors import DataError, Fault
-from embark.store.object_store import open_store
+from embark.store import open_store
 from embark.store.transfer import COPY_STATE, CopyItem, Transfer
 
 SMALL = ["--set", "data.num_train_samples=40000", "--set", "data.num_eval_samples=5000"]

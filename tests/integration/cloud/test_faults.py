@@ -12,7 +12,7 @@ from integration.cloud.emulators import SECRET, s3_env
 from integration.cloud.faulty_proxy import Proxy, proxy_to
 
 from embark.errors import EmbarkError, Fault, UserError
-from embark.store.object_store import ObjectStore, open_store
+from embark.store import ObjectStore, open_store
 
 TOKEN = "session-token-" + SECRET
 

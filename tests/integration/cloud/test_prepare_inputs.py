@@ -17,7 +17,7 @@ from embark.data.prepare.tasks import Preparation
 from embark.errors import DataError
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.run import RunSpec
-from embark.store.object_store import open_store
+from embark.store import open_store
 
 SPEC = RunSpec(data=DataSpec(kind="prepared", path="x", prepare=PrepareSpec()))
 TEXT = "label,user,note\n" + "".join(f'{i % 2},u{i % 30},"a, ""{i % 7}"""\n' for i in range(5_000))

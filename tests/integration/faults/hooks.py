@@ -112,10 +112,10 @@ def resave(rank: int, step: int) -> None:
 
 def hasty(rank: int, **fields: float) -> None:
     """Stores are waited for less than they are by default."""
-    from embark.store import object_store
+    from embark.store import opening
 
-    policy = object_store.RetryPolicy
-    object_store.RetryPolicy = lambda: policy(**fields)  # type: ignore[assignment,misc]
+    policy = opening.RetryPolicy
+    opening.RetryPolicy = lambda: policy(**fields)  # type: ignore[assignment,misc]
 
 
 def _before(method: str, call: Any) -> None:

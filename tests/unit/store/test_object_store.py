@@ -8,16 +8,16 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from embark.errors import Fault, MissingPackage, UserError
-from embark.store import object_store as door_module
+from embark.store import open_store
 from embark.store.cloud_store import CloudStore
 from embark.store.errors import NotFound, explain, without_secrets
 from embark.store.fsspec_store import FsspecStore
 from embark.store.local_store import LocalStore
-from embark.store.object_store import open_store
 from embark.store.retry_policy import RetriesExhausted, RetryPolicy, call_with_retries
 
 
@@ -78,7 +78,7 @@ def test_a_write_that_is_killed_leaves_the_old_file(tmp_path):
     store.write("a", b"old")
     code = textwrap.dedent("""
         import os, sys
-        from embark.store.object_store import open_store
+        from embark.store import open_store
         def pieces():
             yield b"new" * 1000000
             os.kill(os.getpid(), 9)
@@ -93,9 +93,9 @@ def test_a_write_that_is_killed_leaves_the_old_file(tmp_path):
 
 def test_bytes_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
     order: list[str] = []
-    fsync, replace = os.fsync, door_module.Path.replace
+    fsync, replace = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda fd: (order.append("fsync"), fsync(fd)))
-    monkeypatch.setattr(door_module.Path, "replace", lambda a, b: (order.append("replace"), replace(a, b))[1])
+    monkeypatch.setattr(Path, "replace", lambda a, b: (order.append("replace"), replace(a, b))[1])
     open_store(tmp_path).write("a", b"x")
     assert order == ["fsync", "replace", "fsync"]
 
