@@ -56,12 +56,19 @@ class Console:
     def show(self, result: T, render: Callable[[Console, T], None]) -> None:
         """Show a command's result: as JSON under `json`, else as `render` prints it.
 
-        Fields that a dataclass leaves out of its `repr` are left out of the JSON too.
+        The JSON is what the dataclass's `to_dict` returns, or its fields except those left out of its `repr`.
         """
         if self.json:
             _write_json(sys.stdout, result, indent=2)
         else:
             render(self, result)
+
+    def show_line(self, result: T, text_of: Callable[[T], str]) -> None:
+        """Show one of many results: as a line of JSON under `json`, else as a line of text."""
+        if self.json:
+            _write_json(sys.stdout, result)
+        else:
+            self.raw(f"{text_of(result)}\n")
 
     def text(self, message: str, style: str = "") -> None:
         """A line or more for a person."""
@@ -231,7 +238,8 @@ def _print(console: RichConsole, parts: Sequence[tuple[str, str]]) -> None:
 
 
 def _write_json(stream: TextIO, value: object, indent: int | None = None) -> None:
-    stream.write(jsonlib.dumps(to_jsonable(value), indent=indent, allow_nan=False) + "\n")
+    to_dict = getattr(value, "to_dict", None)
+    stream.write(jsonlib.dumps(to_jsonable(to_dict() if to_dict else value), indent=indent, allow_nan=False) + "\n")
     stream.flush()
 
 

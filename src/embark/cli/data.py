@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from embark.cli.console import Console
 from embark.cli.options import Flag, Settings, Spec
@@ -16,6 +15,7 @@ from embark.formatting import format_bytes, format_clock, format_duration, forma
 if TYPE_CHECKING:
     from embark.data.check import Report
     from embark.data.copy import CopyResult
+    from embark.data.make import MakeResult
     from embark.data.prepare.prepare import PrepareResult, Preview
     from embark.data.prepared import Manifest
     from embark.data.workers import OnProgress, Progress
@@ -47,25 +47,13 @@ def prepare(
     from embark.spec import load_spec
 
     loaded = load_spec(spec, set_)
-    if loaded.data.kind != "prepared":
-        raise UserError(f"data.kind is {loaded.data.kind!r}, and `embark data prepare` writes \"prepared\" data",
-                        fix='set data.kind = "prepared" and data.path to the folder to write')
     out = _folder(loaded.data.path, "prepare")
-    if not loaded.data.prepare.input:
-        raise UserError("data.prepare.input names no files to prepare",
-                        fix='[data.prepare] input = "clicks/*.csv", or --set data.prepare.input=clicks.csv')
     if dry_run:
-        shown = preview(loaded)
-        console.show(_preview_json(shown), lambda console, _: _render_preview(console, shown, loaded.data.path))
+        console.show(preview(loaded), lambda console, shown: _render_preview(console, shown, loaded.data.path))
         return
     with _stages(console) as show:
         result = prepare_from_spec(loaded, out, on_progress=show, fresh=fresh)
-    manifest = result.manifest
-    console.show({
-        "path": str(out), "input_bytes": result.input_bytes, "rows": manifest.rows_by_split,
-        "size_bytes": manifest.size_bytes, "bad_rows": manifest.bad_rows, "elapsed_s": result.elapsed_s,
-        "memory_bytes": result.memory_bytes, "was_complete": result.was_complete, "layout": manifest.layout.to_json(),
-    }, lambda console, _: _render_prepared(console, result, out, spec))
+    console.show(result, lambda console, result: _render_prepared(console, result, spec))
 
 
 def make(
@@ -87,13 +75,9 @@ def make(
     if not out and loaded.data.kind != "prepared":
         raise UserError("no folder to write to", fix='--out FOLDER, or data.kind = "prepared" and data.path')
     folder = _folder(out or loaded.data.path, "make")
-    began_s = time.monotonic()
     with _stages(console) as show:
-        manifest = make_data(loaded, folder, on_progress=show, force=force)
-    elapsed_s = time.monotonic() - began_s
-    console.show({"path": str(folder), "rows": manifest.rows_by_split, "size_bytes": manifest.size_bytes,
-                  "elapsed_s": elapsed_s},
-                 lambda console, _: console.result(f"made {_summary(folder, manifest, elapsed_s)}"))
+        result = make_data(loaded, folder, on_progress=show, force=force)
+    console.show(result, lambda console, result: console.result(f"made {_summary(result)}"))
 
 
 def check(place: str, /, *, console: Console = Console()) -> int:
@@ -107,18 +91,11 @@ def check(place: str, /, *, console: Console = Console()) -> int:
         A folder or a URI of prepared data, or a spec that names it.
     """
     from embark.data.check import check as check_data
-    from embark.data.check import column_rows
 
     path = _data_path(place)
     with _stages(console) as show:
         report = check_data(path, on_progress=show)
-    manifest = report.manifest
-    columns = column_rows(manifest, report.statistics, report.scores) if report.statistics else []
-    console.show({
-        "path": path, "rows": manifest.rows_by_split, "size_bytes": manifest.size_bytes,
-        "label_rate": report.statistics.get("label_rate"), "problems": report.problems, "hints": report.hints,
-        "columns": columns,
-    }, lambda console, _: _render_checked(console, report, path, columns))
+    console.show(report, _render_checked)
     return ExitCode.OTHER if report.problems else ExitCode.DONE
 
 
@@ -145,24 +122,7 @@ def copy(
 
     result = copy_data(source, target, verify=verify, dry_run=dry_run, force=force,
                        progress=console.progress("copying"))
-    values = {"source": result.source, "target": result.target, "num_there_already": result.num_existing,
-              "copied_bytes": result.copied_bytes}
-    if dry_run:
-        values |= {"dry_run": True, "files": [item.path for item in result.items]}
-    else:
-        values |= {"num_copied": len(result.items), "size_bytes": result.size_bytes, "elapsed_s": result.elapsed_s,
-                   "verified_by": "checksums" if result.is_verified else "sizes"}
-    console.show(values, lambda console, _: (_render_copy_plan if dry_run else _render_copied)(console, result))
-
-
-def _preview_json(shown: Preview) -> dict[str, object]:
-    schema, budget = shown.schema, shown.budget
-    return {
-        "dry_run": True, "format": schema.format, "num_files": len(shown.files), "input_bytes": shown.input_bytes,
-        "columns": schema.describe(), "toml": schema.to_toml(), "splits": shown.splits, "ids": shown.ids,
-        "memory_bytes": budget.memory_bytes, "num_workers": budget.num_workers, "worker_bytes": budget.worker_bytes,
-        "chunk_bytes": budget.chunk_bytes,
-    }
+    console.show(result, _render_copy_plan if dry_run else _render_copied)
 
 
 def _render_preview(console: Console, shown: Preview, out: str) -> None:
@@ -180,7 +140,8 @@ def _render_preview(console: Console, shown: Preview, out: str) -> None:
     console.result("nothing was written; run it without --dry-run to prepare the data")
 
 
-def _render_prepared(console: Console, result: PrepareResult, out: Path, spec: str) -> None:
+def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None:
+    out = result.path
     if result.was_complete:
         console.result(f"{out}: already prepared, from the same files with the same settings; --fresh starts over")
         return
@@ -198,12 +159,12 @@ def _render_prepared(console: Console, result: PrepareResult, out: Path, spec: s
             console.table(bad["examples"][:_MAX_BAD_ROWS], title="the first of them")
     if bad.get("num_lists_cut"):
         console.warning(f"lists cut to their column's maximum number of ids: {bad['num_lists_cut']:,}")
-    console.result(f"prepared {_summary(out, manifest, result.elapsed_s)}, "
-                   f"{format_bytes(result.memory_bytes)} of memory at most")
+    console.result(f"prepared {_summary(result)}, {format_bytes(result.memory_bytes)} of memory at most")
     console.text(f"next: embark train {spec}, or embark data check {out} to look at it")
 
 
-def _render_checked(console: Console, report: Report, path: str, columns: list[dict[str, Any]]) -> None:
+def _render_checked(console: Console, report: Report) -> None:
+    path, columns = report.path, report.columns()
     if columns and not console.quiet:
         console.table(columns, {key: heading for key, heading in _HEADINGS.items()
                                 if any(row[key] not in (None, "") for row in columns)}, title=path)
@@ -272,10 +233,11 @@ def _rows(manifest: Manifest) -> str:
     return ", ".join(f"{split} {num:,}" for split, num in manifest.rows_by_split.items() if num) or "none"
 
 
-def _summary(folder: Path, manifest: Manifest, elapsed_s: float) -> str:
+def _summary(result: PrepareResult | MakeResult) -> str:
+    manifest, elapsed_s = result.manifest, result.elapsed_s
     num_rows = sum(manifest.rows_by_split.values())
     return (f"{num_rows:,} rows in {format_duration(elapsed_s)}, {format_si(num_rows / max(elapsed_s, 1e-3))} rows/s: "
-            f"{folder}, {format_bytes(manifest.size_bytes)}")
+            f"{result.path}, {format_bytes(manifest.size_bytes)}")
 
 
 @contextmanager

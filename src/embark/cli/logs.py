@@ -1,6 +1,5 @@
 """`embark logs`: the lines of all machines of a launched run, merged by time. It only reads."""
 
-import json
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -29,7 +28,7 @@ def logs(
     record = find_run(run)
     backend = backend_of(record.handle, Shell(), console.warning)
     for line in backend.logs(record.handle, follow=follow):
-        console.raw(_json(line) if console.json else _text(line))
+        console.show_line(line, _text)
     if not follow:
         return ExitCode.DONE
     status = run_status(record, Shell(), console.warning)
@@ -37,10 +36,5 @@ def logs(
     return ExitCode.OTHER if status.state == "failed" else ExitCode.DONE
 
 
-def _json(line: LogLine) -> str:
-    values = {"time_s": line.time_ns / 1e9, "source": line.source, "index": line.index, "text": line.text}
-    return json.dumps(values) + "\n"
-
-
 def _text(line: LogLine) -> str:
-    return f"{clock(line.time_ns / 1e9)} {to_one_line(line.source)} | {strip_control_chars(line.text)}\n"
+    return f"{clock(line.time_ns / 1e9)} {to_one_line(line.source)} | {strip_control_chars(line.text)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,16 +20,14 @@ from embark.model.placement import Planner
 from embark.plan.cost import Bill
 from embark.plan.plan import CatalogPlan, MachinePlan, PlanRequest
 from embark.plan.plan import plan as make_plan
-from embark.plan.predict import device_bytes
 from embark.plan.prediction import GIB, Prediction
 from embark.plan.storage import StorageNeed, StorageOffer
 from embark.plan.survey import Estimate, Survey
-from embark.plan.tpu import ChipMemory, planned_chip_memory
-from embark.plan.workload import Workload, resolve_data
+from embark.plan.workload import Workload
 from embark.spec import RunSpec, load_spec
 
 if TYPE_CHECKING:
-    from embark.trainers.jax.aot import Compiled
+    from embark.trainers.jax.aot import ComparedMemory
 
 MOST_SHOWN = 15
 MOST_OFFERS = 5
@@ -93,10 +91,10 @@ def plan(
     if isinstance(found, CatalogPlan):
         if picture is not None:
             _draw(picture, found, loaded.name)
-        console.show({**found.to_dict(), "picture": str(picture or "")},
-                     lambda console, _: _render_catalog(console, found, picture))
+            found = replace(found, picture=str(picture))
+        console.show(found, _render_catalog)
     else:
-        console.show(found.to_dict(), lambda console, _: _render_machine(console, found))
+        console.show(found, _render_machine)
     return ExitCode.DONE if found.is_ok else ExitCode.OTHER
 
 
@@ -120,12 +118,12 @@ def _render_machine(console: Console, found: MachinePlan) -> None:
         console.text(f"note: {note}", style="dim")
 
 
-def _render_catalog(console: Console, found: CatalogPlan, picture: Path | None) -> None:
+def _render_catalog(console: Console, found: CatalogPlan) -> None:
     console.result(found.sentence)
     if found.ranked and not console.quiet:
         _render_ranking(console, found.survey, found.ranked)
-    if picture is not None:
-        console.text(f"wrote {picture}")
+    if found.picture:
+        console.text(f"wrote {found.picture}")
 
 
 def _render_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -> None:
@@ -267,28 +265,18 @@ def _render_storage(console: Console, need: StorageNeed, offers: Sequence[Storag
 
 def _compile(console: Console, spec: RunSpec, topology: str) -> ExitCode:
     """Exit code 64 where the step does not fit the chips: the compiler says so."""
-    from embark.trainers.jax.aot import compile_for
+    from embark.trainers.jax.aot import compare_with_plan
 
-    spec, _ = resolve_data(spec, None)
     with console.stages() as stage:
         stage(f"compiling for {topology}", 0.0, "a minute or two")
-        compiled = compile_for(spec, topology)
-    chip = load_catalog().gpus[f"TPU-{topology.partition(':')[0]}"]
-    ours = planned_chip_memory(spec, topology, compiled.num_chips)
-    limit_bytes = device_bytes(chip)
-    sentence = (f"{spec.name} compiles for {topology}: {format_bytes(compiled.peak_bytes)} on each of "
-                f"{compiled.num_chips} chips, {compiled.batch_per_chip:,} samples each")
-    planned = {"chip": chip.name, **asdict(ours), "argument_bytes": ours.arguments, "temporary_bytes": ours.temporaries,
-               "peak_bytes": ours.compiled, "device_bytes": ours.parts(), "device_limit_bytes": limit_bytes}
-    console.show({**asdict(compiled), "peak_bytes": compiled.peak_bytes, "verdict": sentence, "planned": planned},
-                 lambda console, _: _render_compiled(console, compiled, ours, limit_bytes, sentence))
+        compared = compare_with_plan(spec, topology)
+    console.show(compared, _render_compiled)
     return ExitCode.DONE
 
 
-def _render_compiled(
-    console: Console, compiled: Compiled, ours: ChipMemory, limit_bytes: float, sentence: str
-) -> None:
-    console.result(sentence)
+def _render_compiled(console: Console, compared: ComparedMemory) -> None:
+    compiled, ours = compared.compiled, compared.planned
+    console.result(compared.sentence)
     if console.quiet:
         return
     rows = [
@@ -298,7 +286,7 @@ def _render_compiled(
         ("program", compiled.code_bytes, ours.program),
         ("in all", compiled.peak_bytes, ours.compiled),
         ("batches waiting", None, ours.ahead),
-        ("available", None, limit_bytes),
+        ("available", None, compared.limit_bytes),
     ]
     console.table([{"a chip's memory": part, "the compiler": MISSING if theirs is None else format_bytes(theirs),
                     "embark plan": MISSING if own is None else format_bytes(own)} for part, theirs, own in rows])

@@ -40,12 +40,24 @@ class Problem:
 class Report:
     """What was found."""
 
+    path: str
     manifest: Manifest
     statistics: dict[str, Any] = field(default_factory=dict)
     scores: dict[str, ColumnScore] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()  # What makes the data unfit.
     hints: tuple[Problem, ...] = ()  # What a person may want to look at.
     is_local: bool = True  # Else there are no hints.
+
+    def columns(self) -> list[dict[str, Any]]:
+        """A row for each column; none where the statistics are missing."""
+        return column_rows(self.manifest, self.statistics, self.scores) if self.statistics else []
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "path": self.path, "rows": self.manifest.rows_by_split, "size_bytes": self.manifest.size_bytes,
+            "label_rate": self.statistics.get("label_rate"), "problems": self.problems, "hints": self.hints,
+            "columns": self.columns(),
+        }
 
 
 def check(path: str, *, memory_bytes: int = CHECK_BYTES, num_workers: int = 0,
@@ -59,12 +71,12 @@ def check(path: str, *, memory_bytes: int = CHECK_BYTES, num_workers: int = 0,
     if directory is None or problems:
         problems += _statistics_problems(manifest, text)
         statistics: dict[str, Any] = json.loads(text) if text and not problems else {}
-        return Report(manifest, statistics, problems=tuple(problems), is_local=directory is not None)
+        return Report(path, manifest, statistics, problems=tuple(problems), is_local=directory is not None)
     statistics, scores = compute_statistics(directory, manifest, memory_bytes=memory_bytes, num_workers=workers,
                                             progress=progress, with_scores=True)
     problems += _statistics_problems(manifest, text, statistics)
     hints = [*_hints(statistics, scores), *_equal(directory, manifest), *_unlisted(set(sizes), manifest)]
-    return Report(manifest, statistics, scores, tuple(problems), tuple(hints))
+    return Report(path, manifest, statistics, scores, tuple(problems), tuple(hints))
 
 
 def _statistics_problems(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from embark.data.prepare.tasks import PREPARING
 from embark.data.prepared import MANIFEST, STATISTICS, Manifest
@@ -29,10 +30,19 @@ class CopyResult:
     size_bytes: int  # Of all files.
     is_verified: bool  # Checksums were compared, not only sizes.
     elapsed_s: float
+    is_dry_run: bool
 
     @property
     def copied_bytes(self) -> int:
         return sum(item.size_bytes for item in self.items)
+
+    def to_dict(self) -> dict[str, Any]:
+        both = {"source": self.source, "target": self.target, "num_there_already": self.num_existing,
+                "copied_bytes": self.copied_bytes}
+        if self.is_dry_run:
+            return both | {"dry_run": True, "files": [item.path for item in self.items]}
+        return both | {"num_copied": len(self.items), "size_bytes": self.size_bytes, "elapsed_s": self.elapsed_s,
+                       "verified_by": "checksums" if self.is_verified else "sizes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,7 @@ def copy(
         with progress or nullcontext() as show:
             transfer.run(plan, verify=is_verified, progress=show)
     return CopyResult(content.store.uri, to.uri, (*plan.todo, *plan.last), len(plan.done),
-                      sum(item.size_bytes for item in content.items), is_verified, time.monotonic() - began_s)
+                      sum(item.size_bytes for item in content.items), is_verified, time.monotonic() - began_s, dry_run)
 
 
 def _content(source: str) -> _Content:

@@ -1,6 +1,7 @@
 """The synthetic source, written out as prepared data: the same samples, in the same order."""
 
 import shutil
+import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -34,8 +35,22 @@ class _Task:
     stop: int
 
 
-def make(spec: RunSpec, out: Path, *, on_progress: OnProgress | None = None, force: bool = False) -> Manifest:
+@dataclass(frozen=True, slots=True)
+class MakeResult:
+    """What was made."""
+
+    path: Path
+    manifest: Manifest
+    elapsed_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"path": str(self.path), "rows": self.manifest.rows_by_split, "size_bytes": self.manifest.size_bytes,
+                "elapsed_s": self.elapsed_s}
+
+
+def make(spec: RunSpec, out: Path, *, on_progress: OnProgress | None = None, force: bool = False) -> MakeResult:
     """Write `data.num_train_samples` and `data.num_eval_samples` samples below `out`; the manifest comes last."""
+    began_s = time.monotonic()
     _check_disk(spec, out)
     _clear(out, force=force)
     data, layout = spec.data, _layout(spec)
@@ -58,8 +73,9 @@ def make(spec: RunSpec, out: Path, *, on_progress: OnProgress | None = None, for
         split: tuple(parts[i] for i, task in enumerate(tasks) if task.split == split) for split, _ in sizes
     }
     manifest = Manifest(layout, by_split, label=data.label, settings=_settings(spec))
-    return write_manifest(out, manifest, memory_bytes=int(data.prepare.memory_gb * 1e9), num_workers=num_workers,
-                          progress=progress)
+    manifest = write_manifest(out, manifest, memory_bytes=int(data.prepare.memory_gb * 1e9), num_workers=num_workers,
+                              progress=progress)
+    return MakeResult(out, manifest, time.monotonic() - began_s)
 
 
 def estimate_bytes(spec: RunSpec) -> int:

@@ -107,6 +107,9 @@ class LogLine:
         return cls(time_ns, source, text, index) if rank is None else cls(
             time_ns, f"{source} rank {rank[1]}", text[rank.end():], index)
 
+    def to_dict(self) -> dict[str, float | str | int | None]:
+        return {"time_s": self.time_ns / 1e9, "source": self.source, "index": self.index, "text": self.text}
+
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:

@@ -19,6 +19,7 @@ from embark.cli.console import Console, JsonView
 from embark.errors import Mistake, SpecError, UserError
 from embark.events.events import Event
 from embark.events.sinks.terminal import TerminalView
+from embark.launch.backend import LogLine
 
 
 def test_an_error_and_its_fix_go_to_stderr_literally(capsys):
@@ -137,6 +138,14 @@ def test_a_result_is_rendered_for_a_person_and_dumped_for_a_program(capsys, is_j
     Console(json=is_json).show(Thing(Path("x/y"), 0.5), lambda console, thing: console.text(f"at {thing.path}"))
     out = capsys.readouterr().out
     assert (json.loads(out) == {"path": "x/y", "loss": 0.5}) if is_json else (out == "at x/y\n")
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_line_of_a_log_is_one_line_for_both(capsys, is_json):
+    line = LogLine(1_500_000_000, "pod-1", "step 3", 1)
+    Console(json=is_json).show_line(line, lambda line: f"{line.source} | {line.text}")
+    assert capsys.readouterr().out == (
+        '{"time_s": 1.5, "source": "pod-1", "index": 1, "text": "step 3"}\n' if is_json else "pod-1 | step 3\n")
 
 
 def test_quiet_keeps_results_warnings_and_errors(capsys):

@@ -36,7 +36,7 @@ def same(batch, other):
 @pytest.mark.parametrize("ragged", [False, True], ids=["fixed", "ragged"])
 def test_made_data_is_the_synthetic_source_s(tmp_path, ragged):
     run = spec(tmp_path, ragged=ragged)
-    manifest = make(run, tmp_path)
+    manifest = make(run, tmp_path).manifest
     assert manifest.num_rows("train") == NUM_TRAIN
     made, drawn = open_prepared(run), SyntheticSource(run.model, run.data)
     assert (made.num_train_samples, made.num_eval_samples) == (NUM_TRAIN, NUM_EVAL)
@@ -68,7 +68,7 @@ def test_existing_data_is_not_replaced_unless_forced(tmp_path):
         make(spec(tmp_path, seed=2), tmp_path)
     assert (tmp_path / MANIFEST).read_text() == before
     (tmp_path / "train" / "left-over.bin").write_bytes(b"x")
-    manifest = make(spec(tmp_path, seed=2), tmp_path, force=True)
+    manifest = make(spec(tmp_path, seed=2), tmp_path, force=True).manifest
     assert (tmp_path / MANIFEST).read_text() != before
     listed = {part.file for parts in manifest.parts.values() for part in parts}
     assert {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.bin")} == listed

@@ -29,8 +29,6 @@ _MAX_SHOWN = 12
 
 def guess_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
     """From a sample of the first file and some others. What cannot be guessed is an error with the lines to add."""
-    if not files:
-        raise DataError("data.prepare.input names no file", fix='set it: input = "data/*.csv"')
     names = {spec.data.label, *(name for _, name in _named_columns(spec))}
     sample, where = take_sample(spec.data.prepare, names, inputs, files), files[0].uri
     if sample.format == "criteo":

@@ -39,7 +39,8 @@ def open_inputs(patterns: str | Iterable[str]) -> tuple[Inputs, list[InputFile]]
         for file in inputs.find(pattern):
             files.setdefault(file.uri, file)
     if not files:
-        raise DataError("data.prepare.input names no file", fix='set it: input = "data/*.csv"')
+        raise DataError("data.prepare.input names no files to prepare",
+                        fix='[data.prepare] input = "clicks/*.csv", or --set data.prepare.input=clicks.csv')
     return inputs, list(files.values())
 
 

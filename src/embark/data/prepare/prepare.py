@@ -44,21 +44,39 @@ class Preview:
     def input_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
+    def to_dict(self) -> dict[str, Any]:
+        schema, budget = self.schema, self.budget
+        return {
+            "dry_run": True, "format": schema.format, "num_files": len(self.files), "input_bytes": self.input_bytes,
+            "columns": schema.describe(), "toml": schema.to_toml(), "splits": self.splits, "ids": self.ids,
+            "memory_bytes": budget.memory_bytes, "num_workers": budget.num_workers,
+            "worker_bytes": budget.worker_bytes, "chunk_bytes": budget.chunk_bytes,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class PrepareResult:
     """What a preparation did."""
 
+    path: Path
     manifest: Manifest
     input_bytes: int
     elapsed_s: float
     memory_bytes: int  # The largest of all processes together.
     was_complete: bool  # The data was there already, made of the same files with the same settings.
 
+    def to_dict(self) -> dict[str, Any]:
+        manifest = self.manifest
+        return {
+            "path": str(self.path), "input_bytes": self.input_bytes, "rows": manifest.rows_by_split,
+            "size_bytes": manifest.size_bytes, "bad_rows": manifest.bad_rows, "elapsed_s": self.elapsed_s,
+            "memory_bytes": self.memory_bytes, "was_complete": self.was_complete, "layout": manifest.layout.to_json(),
+        }
+
 
 def preview(spec: RunSpec) -> Preview:
     """What each column is taken for, and how rows, ids and memory are handled. Nothing is written."""
-    inputs, files = open_inputs(spec.data.prepare.input)
+    inputs, files = _inputs_of(spec)
     schema, prepare = guess_schema(spec, inputs, files), spec.data.prepare
     methods = id_methods(prepare, schema)
     splits = {
@@ -78,8 +96,16 @@ def prepare_from_spec(
     spec: RunSpec, out: Path, *, on_progress: OnProgress | None = None, fresh: bool = False
 ) -> PrepareResult:
     """Prepare the files of `data.prepare.input` into the folder `out`; what the spec leaves open is guessed."""
-    inputs, files = open_inputs(spec.data.prepare.input)
+    inputs, files = _inputs_of(spec)
     return prepare(spec, guess_schema(spec, inputs, files), inputs, files, out, on_progress=on_progress, fresh=fresh)
+
+
+def _inputs_of(spec: RunSpec) -> tuple[Inputs, list[InputFile]]:
+    """The files of a spec that trains on what it prepares."""
+    if spec.data.kind != "prepared":
+        raise UserError(f"data.kind is {spec.data.kind!r}, and `embark data prepare` writes \"prepared\" data",
+                        fix='set data.kind = "prepared" and data.path to the folder to write')
+    return open_inputs(spec.data.prepare.input)
 
 
 def prepare(
@@ -108,14 +134,12 @@ def prepare(
             manifest = run.prepare(settings)
             run.progress.end()
         journal.remove()
-    return PrepareResult(complete or manifest, input_bytes, time.monotonic() - began_s, memory.peak_bytes,
+    return PrepareResult(out, complete or manifest, input_bytes, time.monotonic() - began_s, memory.peak_bytes,
                          was_complete=complete is not None)
 
 
 def check_files(files: Sequence[InputFile]) -> None:
-    """There are some, and none is empty."""
-    if not files:
-        raise DataError("there are no files to prepare", fix="data.prepare.input names them")
+    """None is empty."""
     for file in files:
         if not file.size_bytes:
             raise DataError(f"{file.uri}: the file is empty", fix="leave it out of data.prepare.input, or get it again")

@@ -7,12 +7,17 @@ needs `jax[tpu]`, whose compiler runs on any Linux machine. Nothing is said of s
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
+from embark.formatting import format_bytes
 from embark.model.batch import samples_per_rank
+from embark.plan.predict import device_bytes
+from embark.plan.tpu import ChipMemory, planned_chip_memory
+from embark.plan.workload import resolve_data
 from embark.spec import RunSpec
 
 TOPOLOGIES = ("v4", "v5e", "v5p", "v6e")
@@ -38,6 +43,34 @@ class Compiled:
     def peak_bytes(self) -> int:
         """All of it at once."""
         return self.argument_bytes + self.temporary_bytes + self.output_bytes - self.shared_bytes + self.code_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedMemory:
+    """A chip's memory: what the compiler says of it, and what `embark plan` does."""
+
+    compiled: Compiled
+    planned: ChipMemory
+    chip: str  # Its name in the catalog.
+    limit_bytes: float
+    sentence: str
+
+    def to_dict(self) -> dict[str, Any]:
+        ours = self.planned
+        return {**asdict(self.compiled), "peak_bytes": self.compiled.peak_bytes, "verdict": self.sentence, "planned": {
+            "chip": self.chip, **asdict(ours), "argument_bytes": ours.arguments, "temporary_bytes": ours.temporaries,
+            "peak_bytes": ours.compiled, "device_bytes": ours.parts(), "device_limit_bytes": self.limit_bytes}}
+
+
+def compare_with_plan(spec: RunSpec, topology: str) -> ComparedMemory:
+    """Compile for a topology, and plan the same chips of the catalog."""
+    spec, _ = resolve_data(spec, None)
+    compiled = compile_for(spec, topology)
+    chip = load_catalog().gpus[f"TPU-{topology.partition(':')[0]}"]
+    sentence = (f"{spec.name} compiles for {topology}: {format_bytes(compiled.peak_bytes)} on each of "
+                f"{compiled.num_chips} chips, {compiled.batch_per_chip:,} samples each")
+    return ComparedMemory(compiled, planned_chip_memory(spec, topology, compiled.num_chips), chip.name,
+                          device_bytes(chip), sentence)
 
 
 def compile_for(spec: RunSpec, topology: str) -> Compiled:
