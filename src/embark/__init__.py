@@ -21,7 +21,7 @@ _LOCATIONS = {
     "plan_run": "plan.plan:plan",
     "prepare_data": "data.prepare.prepare:prepare_from_spec",
     "read_run": "report.context:read_run",
-    "render_files": "render.render:render_spec",
+    "render_files": "lint.rendered:render_spec",
     "train": "trainers:train",
 }
 __all__ = [*_LOCATIONS]

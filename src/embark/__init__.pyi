@@ -5,9 +5,9 @@ from embark.data.prepare.prepare import prepare_from_spec as prepare_data
 from embark.diagnose.targets import diagnose_targets as diagnose_run
 from embark.errors import EmbarkError
 from embark.lint.check import lint as lint_files
+from embark.lint.rendered import render_spec as render_files
 from embark.plan.plan import PlanRequest
 from embark.plan.plan import plan as plan_run
-from embark.render.render import render_spec as render_files
 from embark.report.context import read_run
 from embark.spec import RunSpec, load_spec
 from embark.store.checkpoint_inspect import list_checkpoints

@@ -12,7 +12,10 @@ import pytest
 
 import embark
 from embark.__main__ import run
+from embark.errors import UserError
 from embark.events.events import to_jsonable
+from embark.lint import rendered
+from embark.render.folder import File
 
 GUIDE = Path(__file__).parents[2] / "docs" / "python-api.md"
 
@@ -41,6 +44,22 @@ def test_a_plan_is_what_the_command_prints(capsys):
     spec = embark.load_spec("criteo-1tb", ["place.machine=p4d.24xlarge"])
     assert run(["plan", "criteo-1tb", "--set", "place.machine=p4d.24xlarge", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(to_jsonable(embark.plan_run(spec).to_dict())))
+
+
+def test_rendered_files_are_linted(monkeypatch):
+    spec = embark.load_spec("quickstart", ["place.machine=p5.48xlarge", "store.root=s3://bucket/runs"])
+    assert "kubernetes_job.yaml" in {file.path for file in embark.render_files(spec)}
+    monkeypatch.setattr(rendered, "render", lambda job: [File("job.yaml", "kind: Job\nspec: [\n")])
+    with pytest.raises(UserError, match=r"job\.yaml:3: EMB001"):
+        embark.render_files(spec)
+
+
+def test_data_of_another_kind_is_not_prepared(tmp_path):
+    spec = embark.load_spec("laptop", ["data.prepare.input=clicks.csv"])
+    with pytest.raises(UserError, match=r"data\.kind is 'synthetic'") as caught:
+        embark.prepare_data(spec, tmp_path / "out")
+    assert 'data.kind = "prepared"' in caught.value.fix
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_guide_s_example_runs(tmp_path, monkeypatch, capsys):

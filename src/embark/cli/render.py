@@ -32,6 +32,7 @@ def render(
         Also overwrite files edited by hand.
     """
     from embark.catalog import load_catalog
+    from embark.lint.rendered import refuse_faults
     from embark.render.job import make_job
     from embark.render.render import render as render_files
     from embark.spec import load_spec
@@ -40,7 +41,8 @@ def render(
         raise UserError("--diff and --force are mutually exclusive", fix="leave one out")
     job = make_job(load_spec(spec, (*set_, f"place.target={target}") if target else set_), load_catalog())
     files = render_files(job)
-    _refuse_faults(console, {file.path: file.text for file in files})
+    for one in refuse_faults(files):
+        console.warning(f"{one.path}:{one.line}: {one.code} {one.what}")
     report = update_folder(out or Path("deploy") / job.name, files, diff=diff, force=force)
     console.show(report, _render)
     if diff:
@@ -67,17 +69,3 @@ def _render(console: Console, report: FolderReport) -> None:
     leftover = report.paths("left over")
     if leftover:
         console.text(f"left in {report.folder}, no longer rendered: {', '.join(leftover)}", style="dim")
-
-
-def _refuse_faults(console: Console, texts: dict[str, str]) -> None:
-    """A rendered file with an error in it is a fault of the renderer: nothing is written."""
-    from embark.lint.check import lint_texts
-    from embark.lint.read import kind_of
-
-    findings = lint_texts({path: text for path, text in texts.items() if kind_of(Path(path), text[:200].encode())})
-    errors = [f"  {one.path}:{one.line}: {one.code} {one.what}" for one in findings if one.level == "error"]
-    if errors:
-        raise UserError("\n".join(["the rendered files have lint errors:", *errors]),
-                        fix="nothing was written; please report this bug")
-    for one in findings:
-        console.warning(f"{one.path}:{one.line}: {one.code} {one.what}")

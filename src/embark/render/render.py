@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-from embark.catalog import load_catalog
 from embark.render.clouds import aws, azure, gcp
 from embark.render.folder import File
 from embark.render.image import render_image, render_tpu_image
-from embark.render.job import POD_TARGETS, Job, make_job
+from embark.render.job import POD_TARGETS, Job
 from embark.render.monitoring import render_budget, render_monitoring
 from embark.render.targets import kubernetes
 from embark.render.targets.compose import render_compose
@@ -14,7 +13,6 @@ from embark.render.targets.torchx import render_torchx
 from embark.render.targets.tpu_vm import render_tpu_vm
 from embark.render.targets.vertex import render_vertex
 from embark.render.volumes import render_volumes
-from embark.spec import RunSpec
 
 Render = Callable[[Job], list[File]]
 QUEUED = ("job", "jobset", "trainjob", "pytorchjob", "ray")  # Targets that Kueue can hold back.
@@ -39,11 +37,6 @@ def render(job: Job) -> list[File]:
     paths = [file.path for file in files]
     assert len(set(paths)) == len(paths), f"two files of one name: {sorted(paths)}"
     return files
-
-
-def render_spec(spec: RunSpec) -> list[File]:
-    """The files that `place.target` needs on `place.machine`, as paths and texts; writes nothing."""
-    return render(make_job(spec, load_catalog()))
 
 
 def own_files(job: Job) -> list[File]:

@@ -16,6 +16,7 @@ from embark.cli.status import status as status_command
 from embark.errors import SpecError, UserError
 from embark.launch.backend import RunHandle
 from embark.launch.run_registry import RunRecord, registry_dir, save_record
+from embark.render.folder import File
 from embark.spec import load_spec
 
 AWS = ["name=dlrm", "place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://training/runs",
@@ -40,6 +41,13 @@ def test_a_dry_run_needs_no_kubectl_and_gives_a_program_its_commands(target, cap
     assert "fits 2 x p5.48xlarge" in answer["estimate"]["verdict"]
     applied = [words for words in answer["commands"] if "apply" in words]
     assert ["--dry-run=server" in words for words in applied] == [False, True, False]
+
+
+def test_a_manifest_with_a_lint_error_is_not_submitted(monkeypatch):
+    monkeypatch.setattr("embark.lint.rendered.render", lambda job: [File("kubernetes_job.yaml", "spec: [\n")])
+    with pytest.raises(UserError, match="lint errors") as caught:
+        launch_run(Console(json=True), load_spec("quickstart", AWS), yes=False, dry_run=True)
+    assert "nothing was written or launched" in caught.value.fix
 
 
 def test_a_budget_on_the_command_line_travels_in_the_spec(monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 from embark.cli.console import Console
 from embark.cli.render import render
 from embark.errors import SpecError, UserError
+from embark.render.folder import File
 
 AWS = ["place.machine=p5.48xlarge", "place.nodes=2", "store.root=s3://bucket/runs"]
 
@@ -64,6 +65,13 @@ def test_for_programs_it_is_json(tmp_path, capsys):
 def test_what_cannot_be_rendered_is_refused_with_its_fix(tmp_path, sets, says):
     with pytest.raises(SpecError, match=says):
         rendered(tmp_path / "out", *sets)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_with_a_lint_error_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("embark.render.render.render", lambda job: [File("job.yaml", "kind: Job\nspec: [\n")])
+    with pytest.raises(UserError, match=r"job\.yaml:3: EMB001"):
+        rendered(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

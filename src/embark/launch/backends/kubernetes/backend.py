@@ -12,9 +12,9 @@ from embark.launch.backends.kubernetes.kubectl import Cluster, Forbidden, Kubect
 from embark.launch.backends.kubernetes.status import INSTANCE, KINDS, Pod, PodLogPosition, RunKind, event_of, status_of
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
 from embark.launch.shell import CommandResult, LineStream
+from embark.lint.rendered import render_spec
 from embark.render.job import make_job
 from embark.render.location import location_of
-from embark.render.render import render
 from embark.render.targets.kubernetes import MANIFESTS
 from embark.spec import RunSpec
 
@@ -58,7 +58,7 @@ class Kubernetes(Backend):
         """The server validates everything first, so that a mistake is refused before anything is created."""
         handle, kubectl = request.handle, self._kubectl(request.handle)
         path = MANIFESTS[request.spec.place.target][0]
-        manifest = next(file for file in render(make_job(request.spec, load_catalog())) if file.path == path)
+        manifest = next(file for file in render_spec(request.spec) if file.path == path)
         namespace, text = kubectl.cluster.namespace, manifest.text
         # A server-side dry run knows no namespace that does not exist.
         if not self._make_namespace(request, kubectl):

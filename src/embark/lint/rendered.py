@@ -1,0 +1,32 @@
+"""Every rendered file is linted before it is handed over, written or launched."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from embark.catalog import load_catalog
+from embark.errors import UserError
+from embark.lint.check import lint_texts
+from embark.lint.read import kind_of
+from embark.lint.rule import Finding
+from embark.render.folder import File
+from embark.render.job import make_job
+from embark.render.render import render
+from embark.spec import RunSpec
+
+
+def render_spec(spec: RunSpec) -> list[File]:
+    """The files that `place.target` needs on `place.machine`, linted, as paths and texts; writes nothing."""
+    files = render(make_job(spec, load_catalog()))
+    refuse_faults(files)
+    return files
+
+
+def refuse_faults(files: Sequence[File]) -> list[Finding]:
+    """The lint warnings; a rendered file with a lint error is a fault of the renderer, and refused."""
+    findings = lint_texts({file.path: file.text for file in files
+                           if kind_of(Path(file.path), file.text[:200].encode())})
+    errors = [f"  {one.path}:{one.line}: {one.code} {one.what}" for one in findings if one.level == "error"]
+    if errors:
+        raise UserError("\n".join(["the rendered files have lint errors:", *errors]),
+                        fix="nothing was written or launched; please report this bug")
+    return findings
