@@ -10,7 +10,7 @@ from typing import Any
 
 from embark.catalog.pricing import RunPrice, price_of_run
 from embark.events.spending import Spending
-from embark.report.context import RunStatus, status_of
+from embark.report.context import Liveness, status_of
 from embark.report.record import Record
 from embark.report.run_files import Finder, RunFiles, Tail, sample
 from embark.spec import parse_spec
@@ -45,7 +45,7 @@ class Run:
         self._spec_size: int | None = None
         self._price: tuple[object, RunPrice] = (None, RunPrice())
 
-    def status(self, now_s: float) -> RunStatus:
+    def status(self, now_s: float) -> Liveness:
         return status_of(self.record, now_s, is_remote=self.files.is_remote, is_deleted=self.is_deleted,
                          heard_s=self._heard_s)
 

@@ -31,7 +31,7 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
-from embark.report.context import RunStatus
+from embark.report.context import Liveness
 from embark.report.curves import milliseconds, points_of
 from embark.report.record import Record, gpus_of, slow_ranks
 from embark.report.run_files import Finder
@@ -52,7 +52,7 @@ class View:
 
     name: str
     record: Record
-    status: RunStatus
+    status: Liveness
     spent: Spending | None
     is_read: bool = True  # False: its file is long, and is still being read.
 

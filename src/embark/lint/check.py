@@ -11,9 +11,9 @@ from pathlib import Path
 from embark.catalog.load import load_catalog
 from embark.errors import UserError, nearest
 from embark.lint.read import Files, read_files, read_sources
-from embark.lint.rule import Finding, Hit, Rule, World
+from embark.lint.rule import Finding, Hit, Manifests, Rule
 from embark.lint.rules import ALL_RULES, SUBJECTS
-from embark.lint.source import Edit, Place, Source
+from embark.lint.source import Edit, Source, Span
 from embark.store import write_atomic
 
 MAX_PASSES = 12
@@ -71,10 +71,10 @@ def lint_texts(texts: dict[str, str]) -> list[Finding]:
 
 def lint_files(files: Files, rules: Sequence[Rule] = ALL_RULES) -> list[Finding]:
     """In the order of file and line; one that is found twice at one place is reported once."""
-    world = World(files, load_catalog())
+    manifests = Manifests(files, load_catalog())
     found: dict[tuple[str, Source, int, str], Finding] = {}
     for rule in rules:
-        for hit in _hits(rule, world):
+        for hit in _hits(rule, manifests):
             if not is_ignored(rule, hit):
                 found.setdefault((rule.code, hit.place.source, hit.place.start, hit.what), Finding.of(rule, hit))
     order = {id(source): number for number, source in enumerate(files.sources)}
@@ -82,11 +82,11 @@ def lint_files(files: Files, rules: Sequence[Rule] = ALL_RULES) -> list[Finding]
         order.get(id(one.hit.place.source), 0), one.hit.place.start, one.code))
 
 
-def _hits(rule: Rule, world: World) -> Iterator[Hit]:
+def _hits(rule: Rule, manifests: Manifests) -> Iterator[Hit]:
     parameters = inspect.signature(rule.check).parameters.values()
     names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
-    for one in SUBJECTS[names[0]](world):
-        values = (*one, world) if isinstance(one, tuple) else (one, world)
+    for one in SUBJECTS[names[0]](manifests):
+        values = (*one, manifests) if isinstance(one, tuple) else (one, manifests)
         if not rule.kinds or values[0].kind in rule.kinds:
             yield from rule.check(*values[: len(names)])
 
@@ -171,7 +171,7 @@ def diff(source: Source, new: str) -> str:
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
 
 
-def _overlap(one: Place, other: Place) -> bool:
+def _overlap(one: Span, other: Span) -> bool:
     """Two insertions at one place also do."""
     return (one.start < other.end and other.start < one.end) or one.start == other.start
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from embark.lint.read import Document
 from embark.lint.shell import Command, Word, make_command, read_shell
-from embark.lint.source import NOTHING, Node, Place, Source
+from embark.lint.source import NOTHING, Node, Source, Span
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
 _SWITCHES = frozenset({"standalone", "no-python", "m", "module", "run-path", "use-env"})
@@ -116,7 +116,7 @@ def launch_of_command(command: Command, is_in_shell: bool = True,
 
 def words_of(node: Node) -> list[Word]:
     """A YAML list as words."""
-    return [Word(item.text, item.place or Place(Source.of(Path(""), ""), 0, 0)) for item in node if item.items is None]
+    return [Word(item.text, item.place or Span(Source.of(Path(""), ""), 0, 0)) for item in node if item.items is None]
 
 
 def _torchrun(rest: Sequence[str], argv: Sequence[str], is_in_shell: bool,
@@ -201,7 +201,7 @@ class Container:
         return self.num_gpus > 0 or bool(self.amount(TPU_RESOURCE))
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Span:
         found = self.name.place or self.node.place
         assert found is not None
         return found
@@ -285,7 +285,7 @@ class Pod:
         return NOTHING
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Span:
         main = self.main
         return main.place if main is not None else self.document.place
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from embark.errors import UserError
 from embark.lint.shell import Command, read_shell
-from embark.lint.source import BadYaml, Node, Place, Source, read_yaml
+from embark.lint.source import BadYaml, Node, Source, Span, read_yaml
 
 _INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+((?:(?:.*\\[^\S\n]*|^[^\S\n]*#.*)\n)*.*\n?)", re.MULTILINE)
 """With its continued lines, and the comments between them."""
@@ -25,7 +25,7 @@ class Instruction:
     """`FROM`, `RUN`, …, and all that belongs to it."""
 
     name: str
-    place: Place  # The arguments, over all their lines.
+    place: Span  # The arguments, over all their lines.
 
     @property
     def text(self) -> str:
@@ -64,7 +64,7 @@ class Dockerfile:
         return list(self.instructions[starts[-1]:]) if starts else list(self.instructions)
 
     @property
-    def environment(self) -> list[tuple[str, str, Place]]:
+    def environment(self) -> list[tuple[str, str, Span]]:
         """What ENV and ARG set."""
         found = []
         for one in self.instructions:
@@ -78,7 +78,7 @@ class Dockerfile:
             found += words
         return found
 
-    def base_images(self) -> list[tuple[str, Place]]:
+    def base_images(self) -> list[tuple[str, Span]]:
         """The image of each FROM, with what ARG says of it; those that are an earlier stage's name are left out."""
         arguments = {name: value for name, value, _ in self.environment}
         stages: set[str] = set()
@@ -104,7 +104,7 @@ def read_dockerfile(source: Source) -> Dockerfile:
         for mark in _HEREDOC.findall(text[head.start():source.end_of_line(head.start())]):
             last = re.compile(rf"^[^\S\n]*{mark}[^\S\n]*$", re.MULTILINE).search(text, at)
             at = source.end_of_line(last.end()) if last else len(text)
-        one = Instruction(head[1].upper(), Place(source, head.start(2), at))
+        one = Instruction(head[1].upper(), Span(source, head.start(2), at))
         instructions.append(one)
         if one.name == "RUN" and not one.text.startswith("["):
             start = _FLAGS.match(text, one.place.start, at).end()  # type: ignore[union-attr]
@@ -149,12 +149,12 @@ class Document:
         return self.root.at("metadata.namespace").text or "default"
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Span:
         """Of its name, else of its kind, else of its beginning."""
         for node in (self.root.at("metadata.name"), self.root["kind"], self.root):
             if node.place is not None:
                 return node.place
-        return Place(self.source, 0, 0)
+        return Span(self.source, 0, 0)
 
 
 @dataclass(frozen=True)  # no slots: it has cached properties
@@ -171,10 +171,10 @@ class PythonFile:
         """Each with the name of what is called."""
         return [(ast.unparse(node.func), node) for node in self.nodes if isinstance(node, ast.Call)]
 
-    def place(self, node: ast.AST) -> Place:
+    def place(self, node: ast.AST) -> Span:
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
         end_line, end_column = getattr(node, "end_lineno", line), getattr(node, "end_col_offset", column)
-        return Place(self.source, self._index(line, column), self._index(end_line, end_column))
+        return Span(self.source, self._index(line, column), self._index(end_line, end_column))
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Calls of these names, with or without what stands before the last dot."""

@@ -1,5 +1,5 @@
-"""What rules look at (the training jobs among the files, one model whatever object describes them; settings; the world
-they are in), what a rule is, and what it finds."""
+"""What rules look at (the training jobs among the files, one model whatever object describes them; settings; the
+manifests they are in), what a rule is, and what it finds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from embark.catalog.machine import Catalog, Machine
 from embark.lint.pods import Container, Launch, Pod, pods_of
 from embark.lint.read import Document, Files
 from embark.lint.shell import Command
-from embark.lint.source import NOTHING, Edit, Node, Place, remove_item, remove_line
+from embark.lint.source import NOTHING, Edit, Node, Span, remove_item, remove_line
 
 Level = Literal["error", "warning"]
 INSTANCE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type",
@@ -95,7 +95,7 @@ class TrainingJob:
         return any(self.pod.selector.get(name) == value for pairs in SPOT_LABELS.values() for name, value in pairs)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Span:
         return self.container.place
 
 
@@ -182,14 +182,14 @@ def _num_pods(pod: Pod, siblings: Sequence[Pod]) -> tuple[int | None, Node]:
 class Hit:
     """A mistake, found at a place."""
 
-    place: Place
+    place: Span
     what: str = ""  # What will happen, with the values of this file; the rule's own where it is empty.
     fix: str = ""
     edits: tuple[Edit, ...] = ()
 
 
 @dataclass(frozen=True)
-class World:
+class Manifests:
     """All that was given, together: an object of one file may refer to one of another."""
 
     files: Files
@@ -239,7 +239,7 @@ class World:
 
 
 Check = Callable[..., Iterable[Hit]]
-"""Takes what its first parameter names (`job`, `pod`, `command`, …), one at a time, and the world if it wants it."""
+"""Takes what its first parameter names (`job`, `pod`, `command`, …), one at a time, and optionally the manifests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +289,7 @@ class Setting:
 
     name: str
     value: str
-    place: Place
+    place: Span
     entry: tuple[Node, Node] | None = None  # In a pod: the list that holds it, and its item.
     is_exported: bool = False
     job: TrainingJob | None = None
@@ -323,11 +323,11 @@ class Setting:
         return remove_line(self.place, "export") if self.is_exported else ()
 
 
-def settings(world: World) -> Iterator[Setting]:
+def settings(manifests: Manifests) -> Iterator[Setting]:
     """Of containers that train, of scripts and of Dockerfiles."""
-    jobs = {id(job.container): job for job in world.jobs}
-    by_pod = {id(job.pod): job for job in world.jobs}
-    for pod in world.pods:
+    jobs = {id(job.container): job for job in manifests.jobs}
+    by_pod = {id(job.pod): job for job in manifests.jobs}
+    for pod in manifests.pods:
         if not pod.is_training:
             continue
         for container in pod.containers:
@@ -336,12 +336,12 @@ def settings(world: World) -> Iterator[Setting]:
                 if node.place is not None and entry.place is not None:
                     yield Setting(name, node.text, entry.place, (container.env, entry), False,
                                   jobs.get(id(container)) or by_pod.get(id(pod)), pod, with_efa)
-    for script in world.files.scripts:
+    for script in manifests.files.scripts:
         made = [one for command in script for one in command.assignments]
         with_efa = _has_efa(name for name, _, _ in made)
         for name, value, place in made:
             yield Setting(name, value, place, is_exported=True, is_with_efa=with_efa)
-    for dockerfile in world.files.dockerfiles:
+    for dockerfile in manifests.files.dockerfiles:
         contents = dockerfile.environment
         with_efa = _has_efa(name for name, _, _ in contents)
         for name, value, place in contents:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from embark.lint.source import Place, Source
+from embark.lint.source import Source, Span
 
 _BREAKS = frozenset(";&|()\n")
 _RESERVED = frozenset({"if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "in",
@@ -28,7 +28,7 @@ class Word:
     """A word as the shell hands it on, and where it stands. A `$NAME` or `$(…)` in it is left as it is written."""
 
     text: str
-    place: Place
+    place: Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Command:
     """One simple command."""
 
     words: tuple[Word, ...]  # The program's name and its arguments; `sudo`, `exec` and their like are left out.
-    assignments: tuple[tuple[str, str, Place], ...]  # `NAME=value` before it, and what `export` or `env` set.
-    document: Place | None = None  # The here-document that is its input.
+    assignments: tuple[tuple[str, str, Span], ...]  # `NAME=value` before it, and what `export` or `env` set.
+    document: Span | None = None  # The here-document that is its input.
 
     @property
     def name(self) -> str:
@@ -48,7 +48,7 @@ class Command:
         return [word.text for word in self.words]
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Span:
         return self.words[0].place if self.words else self.assignments[0][2]
 
     def begins(self, *names: str) -> bool:
@@ -84,7 +84,7 @@ class Command:
                 return index, word
         return None
 
-    def value_place(self, *flags: str) -> Place:
+    def value_place(self, *flags: str) -> Span:
         """Where a flag's value stands, or the flag itself."""
         found = self.flag_word(*flags)
         if found is None:
@@ -159,7 +159,7 @@ class _Lexer:
         word = "".join(parts)
         if word.isdigit() and self.at < self.end and text[self.at] in "<>":
             return  # 2>file
-        self._words.append(Word(word, Place(self.source, start, self.at)))
+        self._words.append(Word(word, Span(self.source, start, self.at)))
 
     def _substitution(self) -> str:
         """`$NAME`, `${…}`, `$(…)` or a back-quoted command, as it is written."""
@@ -221,14 +221,14 @@ class _Lexer:
                 for start, end in inner:
                     yield from read_shell(self.source, start, end, self.depth + 1)
 
-    def _take_documents(self) -> dict[int, Place]:
+    def _take_documents(self) -> dict[int, Span]:
         """The bodies of the here-documents that the line just read has opened, by the number of their command."""
-        taken: dict[int, Place] = {}
+        taken: dict[int, Span] = {}
         for mark, strip, number in self._heredocs:
             last = re.compile(("^\t*" if strip else "^") + re.escape(mark) + "\r*$", re.MULTILINE)
             found = last.search(self.source.text, self.at, self.end)
             at = found.start() if found else self.end
-            taken[number] = Place(self.source, self.at, at)
+            taken[number] = Span(self.source, self.at, at)
             self.at = min(self._find("\n", at) + 1, self.end)
         self._heredocs.clear()
         return taken
@@ -242,9 +242,9 @@ class _Lexer:
         return self.end if found < 0 else found
 
 
-def make_command(words: Sequence[Word], document: Place | None = None) -> Command | None:
+def make_command(words: Sequence[Word], document: Span | None = None) -> Command | None:
     """Words as a command: prefixes such as sudo are dropped, assignments are separated."""
-    rest, assignments = list(words), list[tuple[str, str, Place]]()
+    rest, assignments = list(words), list[tuple[str, str, Span]]()
     while rest:
         head = rest[0].text
         if head in _RESERVED:

@@ -47,7 +47,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Span:
     """Where a thing stands in a file."""
 
     source: Source
@@ -67,7 +67,7 @@ class Place:
 class Edit:
     """Characters of a file, and what to put there instead."""
 
-    place: Place
+    place: Span
     new: str
 
 
@@ -89,7 +89,7 @@ class BadYaml(NamedTuple):
 class Node:
     """A mapping, a list or a scalar. A missing key is an empty node, so that lookups can be chained."""
 
-    place: Place | None  # None: there is no such node.
+    place: Span | None  # None: there is no such node.
     value: str | int | float | bool | None = None
     text: str = ""  # A scalar as it is written, without its quotes.
     is_plain: bool = True  # Written without quotes, on a line of its own.
@@ -230,7 +230,7 @@ def _node(composed: Any, source: Source, known: dict[int, Node]) -> Node:
     kind = composed.tag.removeprefix("tag:yaml.org,2002:")
     tag = "" if kind in _PLAIN_TAGS else composed.tag
     if isinstance(composed.value, str):
-        node = Node(Place(source, start, end), value=_value(kind, composed), text=composed.value,
+        node = Node(Span(source, start, end), value=_value(kind, composed), text=composed.value,
                     is_plain=not composed.style, tag=tag)
     else:
         node = Node(None, is_flow=bool(composed.flow_style), tag=tag)
@@ -253,7 +253,7 @@ def _node(composed: Any, source: Source, known: dict[int, Node]) -> Node:
         # A block ends where the next thing begins; its own text ends before the blanks and comments between.
         if not node.is_flow and below:
             end = max(one.place.end for one in below if one.place)
-        node.place = Place(source, start, max(start, end))
+        node.place = Span(source, start, max(start, end))
     known[id(composed)] = node
     return node
 
@@ -274,12 +274,12 @@ def set_scalar(node: Node, new: str) -> tuple[Edit, ...]:
     return (Edit(node.place, new),) if node.place is not None else ()
 
 
-def replace_within(place: Place | None, old: str, new: str) -> tuple[Edit, ...]:
+def replace_within(place: Span | None, old: str, new: str) -> tuple[Edit, ...]:
     """A part of a stretch of text; nothing where it does not stand there exactly once."""
     if place is None or not old or place.text.count(old) != 1:
         return ()
     start = place.start + place.text.index(old)
-    return (Edit(Place(place.source, start, start + len(old)), new),)
+    return (Edit(Span(place.source, start, start + len(old)), new),)
 
 
 def add_key(mapping: Node, text: str) -> tuple[Edit, ...]:
@@ -291,7 +291,7 @@ def add_key(mapping: Node, text: str) -> tuple[Edit, ...]:
     assert first is not None
     if not mapping.place.start <= first.start < mapping.place.end:
         return ()  # it is of an anchor elsewhere
-    at = Place(first.source, first.start, first.start)
+    at = Span(first.source, first.start, first.start)
     column = first.start - first.source.start_of_line(first.start)
     return (Edit(at, f"{text}, " if mapping.is_flow else f"{text}\n{' ' * column}"),)
 
@@ -310,7 +310,7 @@ def remove_key(mapping: Node, name: str) -> tuple[Edit, ...]:
     start, end = source.start_of_line(key.place.start), source.end_of_line(max(value.place.end - 1, key.place.start))
     if source.text[start:key.place.start].strip():
         return ()
-    return (Edit(Place(source, start, end), ""),)
+    return (Edit(Span(source, start, end), ""),)
 
 
 def remove_item(items: Node, item: Node) -> tuple[Edit, ...]:
@@ -322,20 +322,20 @@ def remove_item(items: Node, item: Node) -> tuple[Edit, ...]:
     if items.is_flow:
         before, after = contents[number - 1].place if number else None, contents[number + 1:]
         if after and after[0].place is not None:
-            return (Edit(Place(source, item.place.start, after[0].place.start), ""),)
+            return (Edit(Span(source, item.place.start, after[0].place.start), ""),)
         if before is not None:
-            return (Edit(Place(source, before.end, item.place.end), ""),)
+            return (Edit(Span(source, before.end, item.place.end), ""),)
         return ()
     start = source.start_of_line(item.place.start)
     if source.text[start:item.place.start].strip() != "-" or len(contents) < 2:
         return ()
-    return (Edit(Place(source, start, source.end_of_line(item.place.end - 1)), ""),)
+    return (Edit(Span(source, start, source.end_of_line(item.place.end - 1)), ""),)
 
 
-def remove_line(place: Place, begins: str) -> tuple[Edit, ...]:
+def remove_line(place: Span, begins: str) -> tuple[Edit, ...]:
     """The whole line of a place, where it begins so and nothing else stands on it."""
     source = place.source
     start, end = source.start_of_line(place.start), source.end_of_line(place.start)
     line = source.text[start:end].strip()
     is_alone = line.startswith(begins) and line[len(begins):].partition("#")[0].strip() == place.text
-    return (Edit(Place(source, start, end), ""),) if is_alone else ()
+    return (Edit(Span(source, start, end), ""),) if is_alone else ()

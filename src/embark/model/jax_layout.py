@@ -30,7 +30,7 @@ LINE_WIDTHS = {"tpu": 128}  # Numbers in a line of memory, for kinds of devices 
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TablePlacement:
     """One table's place in its group."""
 
     table: Table
@@ -52,7 +52,7 @@ class Place:
 class Group:
     """Tables of one width."""
 
-    places: tuple[Place, ...]
+    places: tuple[TablePlacement, ...]
     dim: int
     rows_per_device: int
     rows_per_line: int  # Narrow rows that lie side by side in one line of memory; 1 where the device knows no lines.
@@ -200,17 +200,17 @@ def _group(
     is_by_rows: bool,
 ) -> Group:
     filled = [0] * num_devices
-    placed: dict[int, Place] = {}
+    placed: dict[int, TablePlacement] = {}
     order = features if is_by_rows else sorted(features, key=lambda f: -tables[f].rows)
     for number, feature in enumerate(order):
         table = tables[feature]
         if is_by_rows:
             num_rows, first = -(-table.rows // num_devices), filled[0]
-            placed[feature] = Place(table, feature, True, number % num_devices, first, num_rows)
+            placed[feature] = TablePlacement(table, feature, True, number % num_devices, first, num_rows)
             filled = [first + num_rows] * num_devices
         else:
             device = filled.index(min(filled))
-            placed[feature] = Place(table, feature, False, device, filled[device], table.rows)
+            placed[feature] = TablePlacement(table, feature, False, device, filled[device], table.rows)
             filled[device] += table.rows
     columns = [starts[f] + hot for f in features for hot in range(tables[f].multi_hot)]
     place_of_column = [i for i, f in enumerate(features) for _ in range(tables[f].multi_hot)]

@@ -12,7 +12,7 @@ import psutil
 
 from embark.lint.pods import Launch, launch_of_words
 from embark.lint.shell import Word
-from embark.lint.source import Place, Source
+from embark.lint.source import Source, Span
 from embark.rehearse.manifest import K8sObject, Objects, at, name_of, rows
 from embark.rehearse.pods import Mount, Pod
 from embark.spec import RunSpec, parse_spec, to_toml
@@ -124,7 +124,7 @@ def _with_scripts(mount: Mount, words: Sequence[str], changes: list[Change]) -> 
 
 def launch_of(pod: Pod) -> Launch | None:
     """How the pod starts its training, as the linter reads it."""
-    nowhere = Place(Source.of(Path(pod.name), ""), 0, 0)
+    nowhere = Span(Source.of(Path(pod.name), ""), 0, 0)
     return launch_of_words([Word(word, nowhere) for word in pod.words], environment=pod.env)
 
 

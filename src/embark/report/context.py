@@ -36,7 +36,7 @@ Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class RunStatus:
+class Liveness:
     """Where a run is."""
 
     state: State
@@ -51,7 +51,7 @@ class RunStatus:
 
 def status_of(
     record: Record, now_s: float, *, is_remote: bool = False, is_deleted: bool = False, heard_s: float | None = None
-) -> RunStatus:
+) -> Liveness:
     """`heard_s`: when the file was last seen to grow, by our own clock. Events do not say that a process was killed:
     a long silence does."""
     last_s = max((time_s for time_s in (record.last_s, heard_s) if time_s is not None), default=None)
@@ -68,7 +68,7 @@ def status_of(
         state = "failed"
     elif silent_s > max_silence_s(record, is_remote=is_remote):
         state = "killed"
-    return RunStatus(state, _sentence(record, state, silent_s, is_remote=is_remote), last_s, silent_s)
+    return Liveness(state, _sentence(record, state, silent_s, is_remote=is_remote), last_s, silent_s)
 
 
 def max_silence_s(record: Record, *, is_remote: bool) -> float:
@@ -118,7 +118,7 @@ class RunContext:
     diagnoses: tuple[Diagnosis, ...] | None = None  # None: not diagnosed.
 
     @cached_property
-    def status(self) -> RunStatus:
+    def status(self) -> Liveness:
         return status_of(self.record, self.now_s, is_remote=self.is_remote)
 
     @cached_property

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from watched_runs import event_lines, line, ranks_line, step_line
 
-from embark.report.context import RunStatus, status_of
+from embark.report.context import Liveness, status_of
 from embark.report.record import Record
 
 NOW = 1_800_000_000.0
@@ -21,7 +21,7 @@ def record_of(lines: list[str], now_s: float = NOW) -> Record:
     return record
 
 
-def status(lines: list[str], *, now_s: float = NOW, **options: Any) -> RunStatus:
+def status(lines: list[str], *, now_s: float = NOW, **options: Any) -> Liveness:
     return status_of(record_of(lines, now_s), now_s, **options)
 
 

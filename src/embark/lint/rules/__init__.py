@@ -1,6 +1,6 @@
 """All rules, in the order of their codes: rows of rules.toml, each with a check: the function of its name, or of what
 it names as `check`, with the row's `with`. A check gets what its first parameter names, one at a time; one that yields
-tuples fills the next parameters too, and `world` is last."""
+tuples fills the next parameters too, and `manifests` is last."""
 
 import re
 import tomllib
@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Rule, Setting, World, settings
+from embark.lint.rule import Hit, Manifests, Rule, Setting, settings
 from embark.lint.rules import aws_azure, files, gcp, jobs, kubeflow, rendezvous
 from embark.lint.shell import Command
 from embark.lint.source import replace_within
 
-SUBJECTS: dict[str, Callable[[World], Iterable[Any]]] = {
-    "world": lambda world: [world], "job": lambda world: world.jobs, "pod": lambda world: world.pods,
-    "trainer": lambda world: [(pod.main, pod) for pod in world.pods if pod.is_training and pod.main is not None],
-    "command": lambda world: world.commands, "document": lambda world: world.documents,
-    "file": lambda world: world.files.pythons, "setting": settings, "group": aws_azure.node_groups,
+SUBJECTS: dict[str, Callable[[Manifests], Iterable[Any]]] = {
+    "manifests": lambda manifests: [manifests], "job": lambda manifests: manifests.jobs,
+    "pod": lambda manifests: manifests.pods,
+    "trainer": lambda manifests: [(pod.main, pod) for pod in manifests.pods
+                                  if pod.is_training and pod.main is not None],
+    "command": lambda manifests: manifests.commands, "document": lambda manifests: manifests.documents,
+    "file": lambda manifests: manifests.files.pythons, "setting": settings, "group": aws_azure.node_groups,
     "lustre": aws_azure.file_systems, "aks_pool": aws_azure.aks_pools, "fabric_job": gcp.jobs_on_fabrics,
     "gke_pool": gcp.node_pools, "pool": gcp.vertex_pools, "text": gcp.texts, "pins": files.pins,
     "image": files.training_images, "torchx": kubeflow.torchx_runs, "served_job": rendezvous.jobs_with_services,

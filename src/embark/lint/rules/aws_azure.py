@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from embark.catalog.machine import Machine
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Setting, TrainingJob, World
+from embark.lint.rule import Hit, Manifests, Setting, TrainingJob
 from embark.lint.shell import Command
-from embark.lint.source import Node, Place, set_key, set_scalar
+from embark.lint.source import Node, Span, set_key, set_scalar
 
 OLDEST_EKS = (1, 31)  # The oldest that EKS supports at all, as of 2026-11.
 DEFAULT_EKS = "1.34"
@@ -20,13 +20,13 @@ _NOT_WITH_EFA = {
 }
 
 
-def old_eks(world: World) -> Iterator[Hit]:
-    found: list[tuple[str, Place]] = []
-    for command in world.commands:
+def old_eks(manifests: Manifests) -> Iterator[Hit]:
+    found: list[tuple[str, Span]] = []
+    for command in manifests.commands:
         if command.begins("eksctl", "create", "cluster") or command.begins("aws", "eks", "create-cluster"):
             version = command.flag("--version", "--kubernetes-version")
             found += [(version, command.value_place("--version", "--kubernetes-version"))] if version else []
-    for document in world.of_kind("ClusterConfig"):
+    for document in manifests.of_kind("ClusterConfig"):
         node = document.root.at("metadata.version")
         found += [(node.text, node.place)] if node.place is not None else []
     for version, place in found:
@@ -50,16 +50,16 @@ def device_plugin_moved(command: Command) -> Iterator[Hit]:
                       "leave it out after eksctl; elsewhere v0.19.3 of deployments/static/nvidia-device-plugin.yml")
 
 
-def efa_not_enabled(world: World) -> Iterator[Hit]:
-    for group, machine in node_groups(world):
+def efa_not_enabled(manifests: Manifests) -> Iterator[Hit]:
+    for group, machine in node_groups(manifests):
         if group["efaEnabled"].value is not True and _has_fabric(machine):
             yield Hit(group["name"].place or _place(group), f"{machine.name} has {machine.num_fabric_devices} EFA "
                       "devices, and efaEnabled is not set",
                       "efaEnabled: true, privateNetworking: true and one availabilityZone",
                       set_key(group, "efaEnabled", "true"))
-    for command in world.commands:
+    for command in manifests.commands:
         if command.begins("eksctl", "create", "cluster") or command.begins("eksctl", "create", "nodegroup"):
-            found = world.machine(command.flag("--node-type", "-t", "--instance-types") or "")
+            found = manifests.machine(command.flag("--node-type", "-t", "--instance-types") or "")
             if found is not None and _has_fabric(found) and not command.has("-f", "--config-file"):
                 yield Hit(command.value_place("--node-type", "-t", "--instance-types"),
                           f"{found.name} has {found.num_fabric_devices} EFA devices, and flags cannot enable them",
@@ -94,9 +94,9 @@ def efa_not_requested(job: TrainingJob) -> Iterator[Hit]:
                   fix=f"limits: {{{EFA}: {number or '4 on p4d, 32 on p5, 16 on p5en, 8 on p6-b200'}}}")
 
 
-def wrong_number_of_efa(world: World) -> Iterator[Hit]:
-    efa = [one for one in world.catalog.machines.values() if one.fabric.name == "efa"]
-    for job in world.jobs:
+def wrong_number_of_efa(manifests: Manifests) -> Iterator[Hit]:
+    efa = [one for one in manifests.catalog.machines.values() if one.fabric.name == "efa"]
+    for job in manifests.jobs:
         node = job.container.amount(EFA)
         machines = [one for one in job.machines if one.fabric.name == "efa"] or efa
         known = {one.num_fabric_devices for one in machines if one.gpus_per_host == job.gpus}
@@ -129,13 +129,13 @@ def block_without_reservation(group: Node) -> Iterator[Hit]:
         yield Hit(market.place)
 
 
-def fsx_without_throughput(lustre: Mapping[str, str], place: Place) -> Iterator[Hit]:
+def fsx_without_throughput(lustre: Mapping[str, str], place: Span) -> Iterator[Hit]:
     kind = lustre.get("DeploymentType", "")
     if kind.startswith("PERSISTENT") and "PerUnitStorageThroughput" not in lustre:
         yield Hit(place, f"{kind} without PerUnitStorageThroughput is refused")
 
 
-def fsx_import_path(lustre: Mapping[str, str], place: Place) -> Iterator[Hit]:
+def fsx_import_path(lustre: Mapping[str, str], place: Span) -> Iterator[Hit]:
     if "ImportPath" in lustre:
         is_refused = lustre.get("DeploymentType") == "PERSISTENT_2"
         why = "is refused with PERSISTENT_2" if is_refused else "imports once and cannot be changed"
@@ -143,7 +143,7 @@ def fsx_import_path(lustre: Mapping[str, str], place: Place) -> Iterator[Hit]:
                   f"--data-repository-path {lustre['ImportPath'] or 's3://BUCKET'}")
 
 
-def fsx_too_slow(lustre: Mapping[str, str], place: Place, capacity_gib: int | None) -> Iterator[Hit]:
+def fsx_too_slow(lustre: Mapping[str, str], place: Span, capacity_gib: int | None) -> Iterator[Hit]:
     each = lustre.get("PerUnitStorageThroughput", "")
     gbyte_per_s = (capacity_gib or 0) / 1000 * (int(each) if each.isdigit() else 1000) / 1000
     if 0 < gbyte_per_s <= 1.2:
@@ -166,13 +166,13 @@ def fsx_without_flock(document: Document) -> Iterator[Hit]:
         yield Hit(document.place)
 
 
-def node_groups(world: World) -> Iterator[tuple[Node, Machine]]:
+def node_groups(manifests: Manifests) -> Iterator[tuple[Node, Machine]]:
     """eksctl's node groups, each with its machine."""
-    for document in world.of_kind("", "ClusterConfig"):
+    for document in manifests.of_kind("", "ClusterConfig"):
         for group in (*document.root["managedNodeGroups"], *document.root["nodeGroups"]):
             types = [group["instanceType"].text, *group["instanceTypes"].words,
                      *group.at("instancesDistribution.instanceTypes").words]
-            machine = next(filter(None, map(world.machine, types)), None)
+            machine = next(filter(None, map(manifests.machine, types)), None)
             if machine is not None:
                 yield group, machine
 
@@ -183,15 +183,15 @@ def _has_fabric(machine: Machine) -> bool:
         and (machine.fabric_gbit_per_s or 0) >= 400
 
 
-def file_systems(world: World) -> Iterator[tuple[Mapping[str, str], Place, int | None]]:
+def file_systems(manifests: Manifests) -> Iterator[tuple[Mapping[str, str], Span, int | None]]:
     """The Lustre configuration of each file system that is created, where it stands, and its size."""
-    for command in world.commands:
+    for command in manifests.commands:
         if command.begins("aws", "fsx", "create-file-system") and command.flag("--file-system-type") == "LUSTRE":
             written = command.flag("--lustre-configuration") or ""
             capacity = command.flag("--storage-capacity") or ""
             yield _pairs(written), command.value_place("--lustre-configuration"), \
                 int(capacity) if capacity.isdigit() else None
-    for document in world.documents:
+    for document in manifests.documents:
         for resource in document.root["Resources"].values():
             lustre = resource.at("Properties.LustreConfiguration")
             if resource["Type"].text == "AWS::FSx::FileSystem" and lustre.place is not None:
@@ -210,7 +210,7 @@ def _pairs(text: str) -> dict[str, str]:
     return dict(part.partition("=")[::2] for part in text.split(",") if "=" in part)
 
 
-def _place(node: Node) -> Place:
+def _place(node: Node) -> Span:
     assert node.place is not None
     return node.place
 
@@ -219,28 +219,28 @@ RDMA_RESOURCES = ("rdma/ib", "rdma/shared_ib")
 _SIZE_FLAGS = ("--node-vm-size", "-s")
 
 
-def gpus_in_the_system_pool(command: Command, world: World) -> Iterator[Hit]:
-    machine = world.machine(command.flag(*_SIZE_FLAGS) or "") if command.begins("az", "aks", "create") else None
+def gpus_in_the_system_pool(command: Command, manifests: Manifests) -> Iterator[Hit]:
+    machine = manifests.machine(command.flag(*_SIZE_FLAGS) or "") if command.begins("az", "aks", "create") else None
     if machine is not None:
         yield Hit(command.value_place(*_SIZE_FLAGS), f"{machine.name} becomes the system pool",
                   f"az aks create with a small size, then az aks nodepool add --node-vm-size {machine.name}")
 
 
-def no_infiniband_feature(aks_pool: Command, machine: Machine, world: World) -> Iterator[Hit]:
-    if machine.fabric.name == "infiniband" and "AKSInfinibandSupport" not in world.all_words:
+def no_infiniband_feature(aks_pool: Command, machine: Machine, manifests: Manifests) -> Iterator[Hit]:
+    if machine.fabric.name == "infiniband" and "AKSInfinibandSupport" not in manifests.all_words:
         yield Hit(aks_pool.value_place(*_SIZE_FLAGS),
                   f"{machine.name} has InfiniBand, and registering the feature is not among the files given")
 
 
-def no_device_plugin(aks_pool: Command, machine: Machine, world: World) -> Iterator[Hit]:
-    installed = any("gpu-operator" in word or "nvidia-device-plugin" in word for word in world.all_words)
+def no_device_plugin(aks_pool: Command, machine: Machine, manifests: Manifests) -> Iterator[Hit]:
+    installed = any("gpu-operator" in word or "nvidia-device-plugin" in word for word in manifests.all_words)
     if not installed and aks_pool.flag("--enable-managed-gpu") in (None, "false"):
         yield Hit(aks_pool.value_place(*_SIZE_FLAGS), f"nothing offers the GPUs of {machine.name} to pods")
 
 
-def no_nic_policy(world: World) -> Iterator[Hit]:
-    offered = {name for document in world.of_kind("NicClusterPolicy") for name in _offered(document.root["spec"])}
-    for pod in world.pods:
+def no_nic_policy(manifests: Manifests) -> Iterator[Hit]:
+    offered = {name for document in manifests.of_kind("NicClusterPolicy") for name in _offered(document.root["spec"])}
+    for pod in manifests.pods:
         for container in pod.containers:
             for name in RDMA_RESOURCES:
                 node = container.amount(name)
@@ -249,8 +249,8 @@ def no_nic_policy(world: World) -> Iterator[Hit]:
                         "a NicClusterPolicy is not among the files given"
                     yield Hit(node.place, f"{name} is asked for, and {have}",
                               f"a NicClusterPolicy with ofedDriver and a device plugin that offers {name}")
-    if not world.of_kind("NicClusterPolicy"):
-        for command in world.commands:
+    if not manifests.of_kind("NicClusterPolicy"):
+        for command in manifests.commands:
             if command.name == "helm" and any("network-operator" in word for word in command.argv[1:]) and \
                     {"install", "upgrade"} & set(command.argv):
                 yield Hit(command.place, "the network operator alone offers nothing, and a NicClusterPolicy is not "
@@ -283,11 +283,11 @@ def infiniband_settings(job: TrainingJob) -> Iterator[Hit]:
         yield Hit(job.place, f"{', '.join(missing)} not set")
 
 
-def aks_pools(world: World) -> Iterator[tuple[Command, Machine]]:
+def aks_pools(manifests: Manifests) -> Iterator[tuple[Command, Machine]]:
     """Commands that make a pool of GPU machines."""
-    for command in world.commands:
+    for command in manifests.commands:
         if command.begins("az", "aks", "create") or command.begins("az", "aks", "nodepool", "add"):
-            machine = world.machine(command.flag(*_SIZE_FLAGS) or "")
+            machine = manifests.machine(command.flag(*_SIZE_FLAGS) or "")
             if machine is not None:
                 yield command, machine
 

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from embark.lint.read import Dockerfile, Document, PythonFile
-from embark.lint.rule import Hit, TrainingJob, World
+from embark.lint.rule import Hit, Manifests, TrainingJob
 from embark.lint.shell import Command
-from embark.lint.source import Place, Source, is_unsafe, replace_within
+from embark.lint.source import Source, Span, is_unsafe, replace_within
 from embark.stack.versions import Triple, default_triple, load_triples
 
 
-def unreadable(world: World, *, is_ours: bool) -> Iterator[Hit]:
-    for one in world.files.unread:
+def unreadable(manifests: Manifests, *, is_ours: bool) -> Iterator[Hit]:
+    for one in manifests.files.unread:
         if one.is_ours == is_ours:
-            yield Hit(Place(one.source, one.index, one.index), f"the file {one.what}", one.fix)
+            yield Hit(Span(one.source, one.index, one.index), f"the file {one.what}", one.fix)
 
 
 def repeated_key(document: Document) -> Iterator[Hit]:
@@ -50,17 +50,17 @@ class Pin:
 
     name: str
     version: str  # Empty where any will do.
-    place: Place
+    place: Span
 
 
-def image_not_pinned(world: World) -> Iterator[Hit]:
+def image_not_pinned(manifests: Manifests) -> Iterator[Hit]:
     fix = "a tag of its own for each build, or better its digest: IMAGE@sha256:…"
-    for pod in world.pods:
+    for pod in manifests.pods:
         if pod.is_training:
             for container in pod.containers:
                 if _is_floating(container.image.text) and container.image.place is not None:
                     yield Hit(container.image.place, f"{container.image.text} is not one image", fix)
-    for dockerfile in training_images(world):
+    for dockerfile in training_images(manifests):
         for image, place in dockerfile.base_images():
             if _is_floating(image) and "$" not in image and image != "scratch":
                 yield Hit(place, f"{image} is not one image", "FROM a version, or better its digest")
@@ -84,11 +84,11 @@ def stack_not_pinned(pins: list[Pin]) -> Iterator[Hit]:
         yield Hit(loose[0].place, f"{', '.join(pin.name for pin in loose)} in any version", _together(default_triple()))
 
 
-def image_too_old(world: World) -> Iterator[Hit]:
+def image_too_old(manifests: Manifests) -> Iterator[Hit]:
     oldest = min(_minor(triple.torch) for triple in load_triples())
     wanted = f"pytorch/pytorch:{default_triple().torch}-cuda13.0-cudnn9-runtime"
-    places = [(c.image.text, c.image.place) for pod in world.pods if pod.is_training for c in pod.containers]
-    places += [(image, place) for dockerfile in world.files.dockerfiles for image, place in dockerfile.base_images()]
+    places = [(c.image.text, c.image.place) for pod in manifests.pods if pod.is_training for c in pod.containers]
+    places += [base for dockerfile in manifests.files.dockerfiles for base in dockerfile.base_images()]
     for image, place in places:
         tag = _TORCH_TAG.search(image)
         if tag is not None and _minor(tag[1]) < oldest and place is not None:
@@ -100,7 +100,7 @@ def image_too_old(world: World) -> Iterator[Hit]:
 def image_runs_as_root(image: Dockerfile) -> Iterator[Hit]:
     users = [one for one in image.last_stage if one.name == "USER"]
     if not users or users[-1].text.partition(":")[0] in ("", "root", "0"):
-        last = [Place(image.source, 0, 0), *(one.place for one in users or image.last_stage)]
+        last = [Span(image.source, 0, 0), *(one.place for one in users or image.last_stage)]
         yield Hit(last[-1])
 
 
@@ -111,17 +111,17 @@ def no_efa_in_image(job: TrainingJob) -> Iterator[Hit]:
         yield Hit(image.place, f"{image.text} has no libfabric and no aws-ofi-nccl")
 
 
-def secret_in_file(world: World) -> Iterator[Hit]:
-    found = [(name, value.text, value.place) for pod in world.pods for container in pod.containers
+def secret_in_file(manifests: Manifests) -> Iterator[Hit]:
+    found = [(name, value.text, value.place) for pod in manifests.pods for container in pod.containers
              for name, (_, value) in container.environment.items() if value.place is not None]
-    found += [one for command in world.commands for one in command.assignments]
-    found += [one for dockerfile in world.files.dockerfiles for one in dockerfile.environment]
+    found += [one for command in manifests.commands for one in command.assignments]
+    found += [one for dockerfile in manifests.files.dockerfiles for one in dockerfile.environment]
     for name, value, place in found:
         is_secret = _SECRET_NAME.search(name) and len(value) >= 8 and not _PLACEHOLDER.search(value)
         if _SECRET_VALUE.search(value) or is_secret:
             yield Hit(place, f"{name} holds a secret in plain text",
                       "a Secret and valueFrom.secretKeyRef, or better the cloud's own identity for pods; and revoke it")
-    for document in world.documents:
+    for document in manifests.documents:
         if document.kind in ("ConfigMap", "Secret"):
             for contents in (document.root["data"], document.root["stringData"]):
                 for node in contents.values():
@@ -130,8 +130,8 @@ def secret_in_file(world: World) -> Iterator[Hit]:
                                   "keep it in the cloud's secret store, and revoke this one")
 
 
-def secret_copied_into_image(world: World) -> Iterator[Hit]:
-    for dockerfile in world.files.dockerfiles:
+def secret_copied_into_image(manifests: Manifests) -> Iterator[Hit]:
+    for dockerfile in manifests.files.dockerfiles:
         for one in dockerfile.instructions:
             if one.name in ("COPY", "ADD"):
                 files = [word for word in one.words if not word.startswith("--")][:-1]
@@ -158,18 +158,18 @@ def _together(triple: Triple) -> str:
     return f"torch=={triple.torch} torchrec=={triple.torchrec} fbgemm-gpu=={triple.fbgemm}"
 
 
-def pins(world: World) -> Iterator[list[Pin]]:
+def pins(manifests: Manifests) -> Iterator[list[Pin]]:
     """Packages that are installed together: by one pip, one requirements file, or one Vertex job."""
-    for command in world.commands:
+    for command in manifests.commands:
         words = command.argv
         if words[:3] in (["python", "-m", "pip"], ["python3", "-m", "pip"]):
             words = words[2:]
         if words[:2] in (["pip", "install"], ["pip3", "install"]) or words[:3] == ["uv", "pip", "install"]:
             contents = [_pin(word.text, word.place) for word in command.words if not word.text.startswith("-")]
             yield [pin for pin in contents if pin is not None and pin.name not in ("pip", "pip3", "install", "uv")]
-    for source in world.files.requirements:
+    for source in manifests.files.requirements:
         yield list(_requirements(source))
-    for file in world.files.pythons:
+    for file in manifests.files.pythons:
         for _, call in file.all_calls:
             for key in call.keywords:
                 if key.arg in ("requirements", "install_requires", "pip_packages") and isinstance(key.value, ast.List):
@@ -183,12 +183,12 @@ def _requirements(source: Source) -> Iterator[Pin]:
         text = line.partition("#")[0].strip()
         if text and not text.startswith("-"):
             start = source.starts[number]
-            pin = _pin(text, Place(source, start, start + len(line)))
+            pin = _pin(text, Span(source, start, start + len(line)))
             if pin is not None:
                 yield pin
 
 
-def _pin(text: str, place: Place) -> Pin | None:
+def _pin(text: str, place: Span) -> Pin | None:
     match = _REQUIREMENT.match(text)
     if match is None:
         return None
@@ -226,9 +226,9 @@ def _is_floating(image: str) -> bool:
     return tag in ("", "latest", "nightly", "main", "master", "dev")
 
 
-def training_images(world: World) -> Iterator[Dockerfile]:
+def training_images(manifests: Manifests) -> Iterator[Dockerfile]:
     """Dockerfiles of images that train: their base or their packages say so."""
-    for dockerfile in world.files.dockerfiles:
+    for dockerfile in manifests.files.dockerfiles:
         bases = " ".join(image for image, _ in dockerfile.base_images())
         words = {_word_name(word) for command in dockerfile.commands for word in command.argv}
         if re.search(r"pytorch|nvidia|cuda|torchrec", bases) or words & {*_STACK, "embark-rec"}:

@@ -10,9 +10,9 @@ from embark.catalog.machine import Machine
 from embark.errors import nearest
 from embark.lint.pods import Pod, launch_of_words
 from embark.lint.read import PythonFile
-from embark.lint.rule import Hit, TrainingJob, World
+from embark.lint.rule import Hit, Manifests, TrainingJob
 from embark.lint.shell import Command, Word
-from embark.lint.source import Edit, Place, replace_within
+from embark.lint.source import Edit, Span, replace_within
 
 _TCPX_WORDS = re.compile(r"tcpx|fastrak", re.IGNORECASE)
 _DAEMONS = re.compile(r"tcpgpudmarxd|tcpx-daemon|tcpxo-daemon|fastrak")
@@ -85,14 +85,14 @@ def nccl_profile_not_read(fabric_job: TrainingJob, machine: Machine) -> Iterator
                   f"source /usr/local/…/{script} in the command, before torchrun")
 
 
-def preemptible(world: World) -> Iterator[Hit]:
-    for command in world.commands:
+def preemptible(manifests: Manifests) -> Iterator[Hit]:
+    for command in manifests.commands:
         found = command.flag_word("--preemptible") if command.name == "gcloud" else None
         if found is not None:
             edits: tuple[Edit, ...] = replace_within(found[1].place, "--preemptible", "--spot")
             yield Hit(found[1].place, "the nodes are gone after 24 hours", "--spot",
                       edits if command.argv[1:2] == ["container"] else ())
-    for pod in world.pods:
+    for pod in manifests.pods:
         place = pod.spec["nodeSelector"].key("cloud.google.com/gke-preemptible").place
         if place is not None:
             yield Hit(place, "it selects preemptible nodes", "cloud.google.com/gke-spot: \"true\"")
@@ -115,29 +115,29 @@ def nodes_per_zone(gke_pool: Command) -> Iterator[Hit]:
                   f"--node-locations ZONE --num-nodes {number}")
 
 
-def no_location(gke_pool: Command, world: World) -> Iterator[Hit]:
-    if not gke_pool.has("--zone", "--region", "--location", "-z") and _gpu_machine(world, gke_pool):
+def no_location(gke_pool: Command, manifests: Manifests) -> Iterator[Hit]:
+    if not gke_pool.has("--zone", "--region", "--location", "-z") and _gpu_machine(manifests, gke_pool):
         yield Hit(gke_pool.place)
 
 
-def gpus_in_the_default_pool(command: Command, world: World) -> Iterator[Hit]:
+def gpus_in_the_default_pool(command: Command, manifests: Manifests) -> Iterator[Hit]:
     if command.begins("gcloud", "container", "clusters", "create"):
-        machine = _gpu_machine(world, command)
+        machine = _gpu_machine(manifests, command)
         if machine is not None:
             yield Hit(command.value_place("--machine-type"), f"{machine.name} is the default pool")
 
 
-def gpus_do_not_fit_machine(command: Command, world: World) -> Iterator[Hit]:
-    machine = _gpu_machine(world, command) if command.name == "gcloud" else None
+def gpus_do_not_fit_machine(command: Command, manifests: Manifests) -> Iterator[Hit]:
+    machine = _gpu_machine(manifests, command) if command.name == "gcloud" else None
     count = re.search(r"count=(\d+)", command.flag("--accelerator") or "")
     if machine is not None and count and int(count[1]) != machine.num_gpus:
         yield Hit(command.value_place("--accelerator"), f"count={count[1]}, and {machine.name} has "
                   f"{machine.num_gpus} GPUs", f"count={machine.num_gpus}")
 
 
-def filestore_too_slow(world: World) -> Iterator[Hit]:
-    volume = world.catalog.volumes.get("filestore-zonal")
-    for command in world.commands:
+def filestore_too_slow(manifests: Manifests) -> Iterator[Hit]:
+    volume = manifests.catalog.volumes.get("filestore-zonal")
+    for command in manifests.commands:
         size = re.search(r"capacity=(\d+)\s*(TB|TiB|T|GB|GiB|G)?", command.flag("--file-share") or "", re.IGNORECASE)
         if not command.begins("gcloud", "filestore", "instances", "create") or size is None or volume is None:
             continue
@@ -153,24 +153,24 @@ def gsutil(command: Command) -> Iterator[Hit]:
         yield Hit(command.place, fix="gcloud storage " + rest.replace("mb -l", "buckets create --location", 1))
 
 
-def jobs_on_fabrics(world: World) -> Iterator[tuple[TrainingJob, Machine]]:
+def jobs_on_fabrics(manifests: Manifests) -> Iterator[tuple[TrainingJob, Machine]]:
     """Jobs over several machines that have GPU networks of their own."""
-    for job in world.jobs:
+    for job in manifests.jobs:
         machine = job.machine
         if job.is_distributed and machine is not None and machine.fabric.name.startswith("gpudirect") \
                 and job.gpus == machine.gpus_per_host and job.pod.is_complete:
             yield job, machine
 
 
-def node_pools(world: World) -> Iterator[Command]:
-    for command in world.commands:
+def node_pools(manifests: Manifests) -> Iterator[Command]:
+    for command in manifests.commands:
         if command.begins("gcloud", "container", "clusters", "create") or \
                 command.begins("gcloud", "container", "node-pools", "create"):
             yield command
 
 
-def _gpu_machine(world: World, command: Command) -> Machine | None:
-    return world.machine(command.flag("--machine-type") or "")
+def _gpu_machine(manifests: Manifests, command: Command) -> Machine | None:
+    return manifests.machine(command.flag("--machine-type") or "")
 
 
 ACCELERATORS = ("NVIDIA_TESLA_T4", "NVIDIA_TESLA_V100", "NVIDIA_TESLA_P100", "NVIDIA_TESLA_P4", "NVIDIA_TESLA_A100",
@@ -186,7 +186,7 @@ _SUFFIX_SINCE = {"pytorch": (1, 12), "tf": (2, 12)}  # Older images have no Pyth
 class Pool:
     """Machines of a custom job."""
 
-    place: Place
+    place: Span
     machine_type: str
     accelerator: str
     num_accelerators: int
@@ -201,7 +201,7 @@ def no_staging_bucket(file: PythonFile) -> Iterator[Hit]:
             yield Hit(file.place(call.func))
 
 
-def no_such_training_image(text: str, place: Place) -> Iterator[Hit]:
+def no_such_training_image(text: str, place: Span) -> Iterator[Hit]:
     match = _PREBUILT.search(text)
     if match is not None and match[5] is None and (int(match[3]), int(match[4])) >= _SUFFIX_SINCE[match[2]]:
         yield Hit(place, f"there is no image {match[1]}", f"{match[1]}.py310, or an image of your own by digest")
@@ -216,14 +216,14 @@ def one_process_a_replica(pool: Pool) -> Iterator[Hit]:
                   "--node-rank=$RANK --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT")
 
 
-def command_of_one_word(world: World) -> Iterator[Hit]:
-    for command in world.commands:
+def command_of_one_word(manifests: Manifests) -> Iterator[Hit]:
+    for command in manifests.commands:
         value = command.flag("--command") or ""
         if command.begins("gcloud", "ai", "custom-jobs", "create") and " " in value.strip():
             place, listed = command.value_place("--command"), ",".join(value.split())
             edits: tuple[Edit, ...] = () if "," in value else replace_within(place, value, listed)
             yield Hit(place, f"the program would be {value!r}", f"--command={listed}", edits)
-    for document in world.documents:
+    for document in manifests.documents:
         for node in document.root.walk():
             for first in list(node.at("containerSpec.command"))[:1]:
                 if len(first.text.split()) > 1 and first.place is not None:
@@ -243,23 +243,23 @@ def tpu_not_for_training(pool: Pool) -> Iterator[Hit]:
         yield Hit(pool.place, f"{pool.machine_type or 'a machine'} with TPU_V4_POD")
 
 
-def gpus_do_not_fit_vertex_machine(pool: Pool, world: World) -> Iterator[Hit]:
-    machine = world.machine(pool.machine_type)
+def gpus_do_not_fit_vertex_machine(pool: Pool, manifests: Manifests) -> Iterator[Hit]:
+    machine = manifests.machine(pool.machine_type)
     if machine is not None and pool.num_accelerators and pool.num_accelerators != machine.num_gpus:
         yield Hit(pool.place, f"{pool.num_accelerators} GPUs, and {machine.name} has {machine.num_gpus}",
                   f"accelerator count {machine.num_gpus}")
 
 
-def training_image_not_pinned(text: str, place: Place) -> Iterator[Hit]:
+def training_image_not_pinned(text: str, place: Span) -> Iterator[Hit]:
     image = re.search(r"[\w.-]+(?:/[\w.-]+)*/(?:training/)[\w.-]+:latest\b", text)
     if image is not None:
         yield Hit(place, f"{image[0]} is not one image")
 
 
-def vertex_pools(world: World) -> Iterator[Pool]:
-    for file in world.files.pythons:
+def vertex_pools(manifests: Manifests) -> Iterator[Pool]:
+    for file in manifests.files.pythons:
         yield from _python_pools(file)
-    for command in world.commands:
+    for command in manifests.commands:
         if not command.begins("gcloud", "ai", "custom-jobs", "create"):
             continue
         said = (command.flag("--command") or "").replace(" ", ",").split(",")
@@ -268,7 +268,7 @@ def vertex_pools(world: World) -> Iterator[Pool]:
             if name == "--worker-pool-spec":
                 pairs = dict(part.partition("=")[::2] for part in value.split(","))
                 yield _pool(word.place, {key.replace("-", "_"): text for key, text in pairs.items()}, tuple(said))
-    for document in world.documents:
+    for document in manifests.documents:
         for node in document.root.walk():
             for pool in node["workerPoolSpecs"]:
                 machine, container = pool["machineSpec"], pool["containerSpec"]
@@ -303,7 +303,7 @@ def _entries(node: ast.AST | None) -> dict[str, ast.expr]:
             if isinstance(key, ast.Constant)} if isinstance(node, ast.Dict) else {}
 
 
-def _pool(place: Place, values: Mapping[str, str], command: tuple[str, ...], *, is_script: bool = False) -> Pool:
+def _pool(place: Span, values: Mapping[str, str], command: tuple[str, ...], *, is_script: bool = False) -> Pool:
     count = values.get("accelerator_count", "")
     return Pool(place, values.get("machine_type", ""), values.get("accelerator_type", ""),
                 int(count) if count.isdigit() and len(count) < 9 else 0, tuple(filter(None, command)), is_script)
@@ -313,16 +313,16 @@ def _keywords(call: ast.Call) -> dict[str, ast.expr]:
     return {key.arg: key.value for key in call.keywords if key.arg}
 
 
-def texts(world: World) -> Iterator[tuple[str, Place]]:
+def texts(manifests: Manifests) -> Iterator[tuple[str, Span]]:
     """Texts that may name an image: of Python, of gcloud, of YAML."""
-    for file in world.files.pythons:
+    for file in manifests.files.pythons:
         for node in file.nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 500:
                 yield node.value, file.place(node)
-    for command in world.commands:
+    for command in manifests.commands:
         for word in command.words if command.name == "gcloud" else ():
             yield word.text, word.place
-    for document in world.documents:
+    for document in manifests.documents:
         for contents in document.root.walk():
             if contents.text and contents.place is not None and len(contents.text) < 500:
                 yield contents.text, contents.place

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from embark.catalog.pricing import GRACES, POD_GRACE_S
 from embark.lint.pods import SHELLS, Container, Pod, quantity
 from embark.lint.read import Document, PythonFile
-from embark.lint.rule import GKE_LABEL, SPOT_LABELS, Hit, TrainingJob, World
+from embark.lint.rule import GKE_LABEL, SPOT_LABELS, Hit, Manifests, TrainingJob
 from embark.lint.shell import Command
 from embark.lint.source import Node, add_key, replace_within, set_key, set_scalar
 
@@ -57,15 +57,15 @@ def never_cleaned_up(job: TrainingJob) -> Iterator[Hit]:
         yield Hit(job.document.place, edits=add_key(job.spec, "ttlSecondsAfterFinished: 86400"))
 
 
-def stop_counts_as_success(world: World) -> Iterator[Hit]:
+def stop_counts_as_success(manifests: Manifests) -> Iterator[Hit]:
     fix = f"save, then exit with {EXIT_PREEMPTED}, which the podFailurePolicy ignores"
-    for file in world.files.pythons:
+    for file in manifests.files.pythons:
         for function, call in _handlers_that_succeed(file):
             place = file.place(call)
             edits = replace_within(place, "(0)", f"({EXIT_PREEMPTED})") if place.text == "sys.exit(0)" else ()
             yield Hit(place, f"{function} handles SIGTERM and ends with {place.text}: the Job counts it as done", fix,
                       edits)
-    for command in world.commands:
+    for command in manifests.commands:
         if command.name == "trap" and len(command.words) > 2 and re.search(r"\bexit\s*(0\b|$|;)", command.argv[1]) \
                 and {"TERM", "SIGTERM", "15"} & set(command.argv[2:]):
             yield Hit(command.place, "the trap ends the script with 0 on SIGTERM: the Job counts it as done", fix)
@@ -101,15 +101,15 @@ def no_gang(job: TrainingJob) -> Iterator[Hit]:
         yield Hit(job.document.place, f"{job.num_nodes} pods are not scheduled together")
 
 
-def queue_not_given(world: World) -> Iterator[Hit]:
-    queues, clusters = world.of_kind("LocalQueue"), world.of_kind("ClusterQueue")
+def queue_not_given(manifests: Manifests) -> Iterator[Hit]:
+    queues, clusters = manifests.of_kind("LocalQueue"), manifests.of_kind("ClusterQueue")
     used = [("LocalQueue", job.document.root.at("metadata.labels")["kueue.x-k8s.io/queue-name"],
-             f" in {job.document.namespace}") for job in world.jobs]
+             f" in {job.document.namespace}") for job in manifests.jobs]
     used += [("ClusterQueue", queue.root.at("spec.clusterQueue"), "") for queue in queues]
     used += [("ResourceFlavor", flavor["name"], "") for cluster in clusters
              for group in cluster.root.at("spec.resourceGroups") for flavor in group["flavors"]]
     for kind, node, where in used:
-        given = world.of_kind(kind)
+        given = manifests.of_kind(kind)
         names = [one.name for one in given if not where or one.namespace == where.removeprefix(" in ")]
         if given and node.place is not None and node.text not in names:
             also = ", in the Job's namespace" if where else ""
@@ -274,16 +274,16 @@ def one_process_on_many_gpus(trainer: Container, pod: Pod) -> Iterator[Hit]:
                   f"torchrun --nproc-per-node={gpus} {launch.script}")
 
 
-def claim_not_given(trainer: Container, pod: Pod, world: World) -> Iterator[Hit]:
+def claim_not_given(trainer: Container, pod: Pod, manifests: Manifests) -> Iterator[Hit]:
     for volume in pod.spec["volumes"]:
         node = volume.at("persistentVolumeClaim.claimName")
-        if node.place is not None and not world.named("PersistentVolumeClaim", node.text, pod.document.namespace):
+        if node.place is not None and not manifests.named("PersistentVolumeClaim", node.text, pod.document.namespace):
             yield Hit(node.place, f"the PersistentVolumeClaim {node.text} is not among the files given",
                       f"a PersistentVolumeClaim {node.text} in namespace {pod.document.namespace}")
 
 
-def unknown_accelerator_label(pod: Pod, world: World) -> Iterator[Hit]:
-    known = {one.gke_accelerator for one in world.catalog.machines.values() if one.gke_accelerator}
+def unknown_accelerator_label(pod: Pod, manifests: Manifests) -> Iterator[Hit]:
+    known = {one.gke_accelerator for one in manifests.catalog.machines.values() if one.gke_accelerator}
     node = pod.spec["nodeSelector"][GKE_LABEL]
     gpu = re.search(r"a100|h100|h200|b200", node.text)
     if node.place is not None and node.text.startswith("nvidia") and node.text not in known and gpu is not None:

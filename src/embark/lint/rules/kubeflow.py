@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from embark.catalog.machine import Catalog, Machine
 from embark.lint.pods import Pod, patches
 from embark.lint.read import Document
-from embark.lint.rule import Hit, TrainingJob, World
+from embark.lint.rule import Hit, Manifests, TrainingJob
 from embark.lint.shell import Command
-from embark.lint.source import Edit, Node, Place, add_key, remove_item, remove_key, set_scalar
+from embark.lint.source import Edit, Node, Span, add_key, remove_item, remove_key, set_scalar
 
 RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
@@ -54,13 +54,13 @@ def nproc_in_elastic_policy(document: Document) -> Iterator[Hit]:
                   remove_key(policy, "nProcPerNode") if both else ())
 
 
-def elastic_size(document: Document, world: World) -> Iterator[Hit]:
+def elastic_size(document: Document, manifests: Manifests) -> Iterator[Hit]:
     policy = document.root.at("spec.elasticPolicy")
     low, high = policy["minReplicas"], policy["maxReplicas"]
     replicas = [node["replicas"].integer or 1 for node in document.root.at("spec.pytorchReplicaSpecs").values()]
     if low.integer is None or high.integer is None or low.integer == high.integer or low.place is None:
         return
-    if not any(pod.num_gpus for pod in world.pods if pod.document.root is document.root):
+    if not any(pod.num_gpus for pod in manifests.pods if pod.document.root is document.root):
         return
     wanted = str(sum(replicas))
     yield Hit(low.place, f"it may run on {low.text} to {high.text} nodes", f"minReplicas and maxReplicas: {wanted}",
@@ -115,17 +115,17 @@ def old_trainer_api(document: Document) -> Iterator[Hit]:
                   edits=set_scalar(node, "trainer.kubeflow.org/v1alpha1"))
 
 
-def torchx_takes_the_whole_node(world: World) -> Iterator[Hit]:
-    for command in torchx_runs(world):
+def torchx_takes_the_whole_node(manifests: Manifests) -> Iterator[Hit]:
+    for command in torchx_runs(manifests):
         named = command.flag("-h", "--h") or ""
-        requested = [_number(command.flag(name)) for name in ("--gpu", "--cpu", "--memMB")]
-        yield from _beyond(world, command.value_place("--cpu", "-h"), requested[0], requested[1], requested[2], named)
-    for file in world.files.pythons:
+        gpus, cpu, mem_mb = (_number(command.flag(name)) for name in ("--gpu", "--cpu", "--memMB"))
+        yield from _beyond(manifests, command.value_place("--cpu", "-h"), gpus, cpu, mem_mb, named)
+    for file in manifests.files.pythons:
         for call in file.calls("Resource"):
             values = {key.arg: key.value.value for key in call.keywords
                       if isinstance(key.value, ast.Constant) and isinstance(key.value.value, int)}
             requested = [_number(str(values.get(name, ""))) for name in ("gpu", "cpu", "memMB")]
-            yield from _beyond(world, file.place(call), requested[0], requested[1], requested[2], "")
+            yield from _beyond(manifests, file.place(call), requested[0], requested[1], requested[2], "")
 
 
 def torchx_workspace(torchx: Command) -> Iterator[Hit]:
@@ -134,35 +134,35 @@ def torchx_workspace(torchx: Command) -> Iterator[Hit]:
         yield Hit(torchx.place)
 
 
-def torchx_needs_volcano(torchx: Command, world: World) -> Iterator[Hit]:
-    if not any("volcano" in word for word in world.all_words):
+def torchx_needs_volcano(torchx: Command, manifests: Manifests) -> Iterator[Hit]:
+    if not any("volcano" in word for word in manifests.all_words):
         yield Hit(torchx.place)
 
 
-def torchx_runs(world: World) -> Iterator[Command]:
-    for command in world.commands:
+def torchx_runs(manifests: Manifests) -> Iterator[Command]:
+    for command in manifests.commands:
         if command.begins("torchx", "run") and command.flag("-s", "--scheduler") == "kubernetes":
             yield command
 
 
-def _beyond(world: World, place: Place, gpus: float | None, cpu: float | None, mem_mb: float | None,
+def _beyond(manifests: Manifests, place: Span, gpus: float | None, cpu: float | None, mem_mb: float | None,
             named: str) -> Iterator[Hit]:
     """A request that equals a machine's whole, or is beyond what any machine of that size has left."""
-    machine = world.machine(named.removeprefix("aws_")) if named else None
+    machine = manifests.machine(named.removeprefix("aws_")) if named else None
     if machine is not None and not cpu:
         yield Hit(place, f"{named} asks for all {machine.vcpus:g} vCPUs of the node", _leave(machine))
         return
     if not gpus or not cpu:
         return
-    of_size = sorted((one for one in _with_gpus(world.catalog, gpus) if one.vcpus == cpu),
+    of_size = sorted((one for one in _with_gpus(manifests.catalog, gpus) if one.vcpus == cpu),
                      key=lambda one: abs((one.memory_gib or 0) - (mem_mb or 0) / 1024))
-    fits = [one for one in _with_gpus(world.catalog, gpus) if (one.allocatable_vcpus or 0) >= cpu
+    fits = [one for one in _with_gpus(manifests.catalog, gpus) if (one.allocatable_vcpus or 0) >= cpu
             and (mem_mb or 0) / 1024 <= (one.allocatable_gib or 0)]
     if of_size and not any(one in fits for one in of_size):
         names = ", ".join(one.name for one in of_size[:3])
         yield Hit(place, f"{cpu:g} is every vCPU of {names}: such a pod fits on none of them", _leave(of_size[0]))
-    elif not fits and _with_gpus(world.catalog, gpus):
-        largest = max(_with_gpus(world.catalog, gpus), key=lambda one: one.allocatable_gib or 0)
+    elif not fits and _with_gpus(manifests.catalog, gpus):
+        largest = max(_with_gpus(manifests.catalog, gpus), key=lambda one: one.allocatable_gib or 0)
         yield Hit(place, f"no machine of {gpus:g} GPUs has {cpu:g} vCPUs and {(mem_mb or 0):,.0f} MB for pods",
                   _leave(largest))
 

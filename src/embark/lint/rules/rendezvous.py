@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from embark.lint.pods import Container, Launch, Pod
 from embark.lint.read import Document
-from embark.lint.rule import Hit, TrainingJob, World
-from embark.lint.source import Edit, Node, Place, replace_within, set_key, set_scalar
+from embark.lint.rule import Hit, Manifests, TrainingJob
+from embark.lint.source import Edit, Node, Span, replace_within, set_key, set_scalar
 
 _REFERENCE = re.compile(r"(?<!\$)\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 _VARIABLE = re.compile(r"(?<!\$)\$(?:\(([-.\w]+)\)|\{(\w+)\}|(\w+))")
@@ -50,7 +50,7 @@ def rendezvous_variable_unset(own_job: TrainingJob, launch: Launch) -> Iterator[
                       f"set {name} among the container's env, or write the value")
 
 
-def endpoint_not_a_pod_name(own_job: TrainingJob, launch: Launch, world: World) -> Iterator[Hit]:
+def endpoint_not_a_pod_name(own_job: TrainingJob, launch: Launch, manifests: Manifests) -> Iterator[Hit]:
     document, subdomain = own_job.document, _subdomain(own_job)
     known = own_job.container.env_values
     host = _VARIABLE.sub(lambda found: known.get(found[1] or found[2] or found[3], found[0]), launch.endpoint_host)
@@ -59,7 +59,7 @@ def endpoint_not_a_pod_name(own_job: TrainingJob, launch: Launch, world: World) 
             or (own_job.kind == "JobSet" and not subdomain):
         return
     service = match["service"] or ""
-    if not service and world.named("Service", host.partition(".")[0], document.namespace):
+    if not service and manifests.named("Service", host.partition(".")[0], document.namespace):
         return  # a Service of that name stands before the first pod
     if not service:
         why = f"{host} has no service in it, so no other pod can resolve it"
@@ -84,11 +84,11 @@ def not_indexed(own_job: TrainingJob) -> Iterator[Hit]:
                   edits=set_key(own_job.spec, "completionMode", "Indexed"))
 
 
-def service_not_given(own_job: TrainingJob, launch: Launch, world: World) -> Iterator[Hit]:
+def service_not_given(own_job: TrainingJob, launch: Launch, manifests: Manifests) -> Iterator[Hit]:
     document, name = own_job.document, _subdomain(own_job) or own_job.document.name
-    if own_job.kind == "JobSet" or not own_job.is_distributed or _service(world, own_job) is not None:
+    if own_job.kind == "JobSet" or not own_job.is_distributed or _service(manifests, own_job) is not None:
         return
-    elsewhere = [one for one in world.of_kind("Service") if one.name == name]
+    elsewhere = [one for one in manifests.of_kind("Service") if one.name == name]
     why = f"is in namespace {elsewhere[0].namespace}, the pods in {document.namespace}" if elsewhere else \
         "is not among the files given"
     yield Hit(_at(own_job.pod.spec["subdomain"], own_job), f"the headless Service {name} {why}",
@@ -103,14 +103,14 @@ def service_not_headless(served_job: TrainingJob, service: Document) -> Iterator
                   edits=set_key(service.root["spec"], "clusterIP", "None"))
 
 
-def not_ready_addresses(world: World) -> Iterator[Hit]:
+def not_ready_addresses(manifests: Manifests) -> Iterator[Hit]:
     fix = "publishNotReadyAddresses: true"
-    for job, service in jobs_with_services(world):
+    for job, service in jobs_with_services(manifests):
         node = service.root.at("spec.publishNotReadyAddresses")
         if node.value is not True:
             yield Hit(_at(node, job, service), f"{service.name} names only pods that are Ready already", fix,
                       set_key(service.root["spec"], "publishNotReadyAddresses", "true"))
-    for document in world.of_kind("JobSet"):
+    for document in manifests.of_kind("JobSet"):
         node = document.root.at("spec.network.publishNotReadyAddresses")
         if node.value is False and node.place is not None:
             yield Hit(node.place, "the JobSet's service names only pods that are Ready already", fix,
@@ -207,22 +207,22 @@ def _references(container: Container) -> Iterator[tuple[Node, str]]:
                     if name not in known and (not is_shell or name.isupper()))
 
 
-def own_jobs(world: World) -> Iterator[tuple[TrainingJob, Launch]]:
+def own_jobs(manifests: Manifests) -> Iterator[tuple[TrainingJob, Launch]]:
     """Jobs that start torchrun, and nobody but the manifest tells it where to meet."""
-    for job in world.jobs:
+    for job in manifests.jobs:
         if job.is_plain_job and job.launch is not None and job.launch.is_torchrun:
             yield job, job.launch
 
 
-def jobs_with_services(world: World) -> Iterator[tuple[TrainingJob, Document]]:
-    for job in world.jobs:
-        service = _service(world, job)
+def jobs_with_services(manifests: Manifests) -> Iterator[tuple[TrainingJob, Document]]:
+    for job in manifests.jobs:
+        service = _service(manifests, job)
         if job.is_plain_job and job.is_distributed and service is not None:
             yield job, service
 
 
-def _service(world: World, job: TrainingJob) -> Document | None:
-    return world.named("Service", _subdomain(job) or job.document.name, job.document.namespace)
+def _service(manifests: Manifests, job: TrainingJob) -> Document | None:
+    return manifests.named("Service", _subdomain(job) or job.document.name, job.document.namespace)
 
 
 def _subdomain(job: TrainingJob) -> str:
@@ -255,11 +255,11 @@ def _nnodes_edits(job: TrainingJob, written: str, num_pods: int) -> tuple[Edit, 
     return ()
 
 
-def _argument(job: TrainingJob, *parts: str) -> Place:
+def _argument(job: TrainingJob, *parts: str) -> Span:
     """The word of the command that holds one of these."""
     found = (node.place for part in parts for node in job.container.argv_nodes if part in node.text and node.place)
     return next(found, job.place)
 
 
-def _at(node: Node, job: TrainingJob, document: Document | None = None) -> Place:
+def _at(node: Node, job: TrainingJob, document: Document | None = None) -> Span:
     return node.place or (document.place if document is not None else job.place)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from numpy.typing import NDArray
 
-from embark.model.jax_layout import Group, Layout, Place
+from embark.model.jax_layout import Group, Layout, TablePlacement
 from embark.model.work import DENSE_STATES
 from embark.spec import RunSpec, Table
 from embark.trainers.jax.exchange import AXIS
@@ -67,7 +67,7 @@ def _zeros(shape: tuple[int, ...], sharding: NamedSharding) -> Callable[[], jax.
     return jax.jit(lambda: jnp.zeros(shape, jnp.int32), out_shardings=sharding)
 
 
-def table_pieces(array: jax.Array, group: Group, world: World) -> Iterator[tuple[Place, int, Array]]:
+def table_pieces(array: jax.Array, group: Group, world: World) -> Iterator[tuple[TablePlacement, int, Array]]:
     """A group's rows as this process is to save them: the table, the first row of a piece, and its rows on the host.
     Every process must go through it to the end: several of them put rows into order by an exchange of their devices, as
     do SparseCores, whose rows lie as no host knows them."""
@@ -78,7 +78,7 @@ def table_pieces(array: jax.Array, group: Group, world: World) -> Iterator[tuple
         yield from ((place, first, rows) for first, rows in _pieces_of_many(array, place, group, world))
 
 
-def _pieces_here(array: jax.Array, group: Group, world: World) -> Iterator[tuple[Place, int, Array]]:
+def _pieces_here(array: jax.Array, group: Group, world: World) -> Iterator[tuple[TablePlacement, int, Array]]:
     """Where all devices are this process's own, the host puts rows into order."""
     num_devices = world.num_devices
     parts = [_part_on(array, device, group) for _, device in world.local_devices]
@@ -90,7 +90,7 @@ def _pieces_here(array: jax.Array, group: Group, world: World) -> Iterator[tuple
         yield place, 0, rows
 
 
-def _pieces_of_many(array: jax.Array, place: Place, group: Group, world: World) -> Iterator[tuple[int, Array]]:
+def _pieces_of_many(array: jax.Array, place: TablePlacement, group: Group, world: World) -> Iterator[tuple[int, Array]]:
     """A block of rows of every device at a time, put into the order of the table by an exchange between devices."""
     num_parts = world.num_devices * group.parts_per_device
     if not place.is_by_rows:
@@ -159,7 +159,9 @@ def _placed(group: Group, shape: jax.ShapeDtypeStruct, world: World, rows_of: Ro
     return jax.make_array_from_single_device_arrays(shape.shape, shape.sharding, parts)
 
 
-def _fill(held: dict[int, Array], rows_of: RowsOf, num_devices: int, group: Group, part: tuple[Place, int]) -> None:
+def _fill(
+    held: dict[int, Array], rows_of: RowsOf, num_devices: int, group: Group, part: tuple[TablePlacement, int]
+) -> None:
     place, block = part
     first, cores = block * ROWS_PER_BLOCK, group.parts_per_device
     num_parts = num_devices * cores

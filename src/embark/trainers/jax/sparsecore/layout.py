@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from embark.errors import MissingPackage, Mistake, SpecError, UserError
-from embark.model.jax_layout import MAX_ROWS, Group, Layout, Place
+from embark.model.jax_layout import MAX_ROWS, Group, Layout, TablePlacement
 from embark.spec import RunSpec, Table
 
 CORES = {"TPU v5": 4, "TPU v5p": 4, "TPU v6e": 2, "TPU v6 lite": 2, "TPU7x": 2}
@@ -123,7 +123,7 @@ def _group(features: list[int], tables: tuple[Table, ...], starts: list[int], nu
     places = []
     for number, feature in enumerate(features):
         num_rows = -(-tables[feature].rows // (num_parts * ROWS_TOGETHER)) * ROWS_TOGETHER
-        places.append(Place(tables[feature], feature, True, number * cores % num_parts, filled, num_rows))
+        places.append(TablePlacement(tables[feature], feature, True, number * cores % num_parts, filled, num_rows))
         filled += num_rows
     if filled * num_parts > MAX_ROWS:
         raise UserError(f"{filled * num_parts:,} rows that lie together are more than 32 bits can number",
