@@ -93,7 +93,7 @@ def train_machine(config: dict) -> None:
     if code == BAD_INPUT:
         ray.get(notice.stop.remote(code))
     elif code and not ray.get(notice.read.remote())[0]:
-        # Ray Train starts all workers again, and the run goes on from its last checkpoint.
+        # Ray Train starts all workers again, and the run resumes from its last checkpoint.
         raise RuntimeError(f"the ranks of machine {machine} ended with {code}")
 
 
@@ -122,15 +122,15 @@ def free_address() -> tuple[str, int]:
 
 def stop_on_signal(notice: "ray.actor.ActorHandle") -> None:
     """On SIGTERM the ranks save and end; where none has begun, there is nothing to wait for."""
-    told = threading.Event()
+    stop_requested = threading.Event()
 
     def stop() -> None:
-        told.wait()
+        stop_requested.wait()
         if not ray.get(notice.stop.remote(PREEMPTED)):
             os._exit(PREEMPTED)
 
     threading.Thread(target=stop, daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
 
 
 def main() -> None:

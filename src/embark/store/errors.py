@@ -72,7 +72,7 @@ def without_secrets(text: str) -> str:
 def _said(kind: type[EmbarkError], operation: str, where: str, cause: str, attempts: int, fix: str = "") -> EmbarkError:
     tried = f" in {attempts} attempts" if attempts > 1 else ""
     return kind(f"could not {operation} {where}{tried}: {cause}",
-                fix=fix or "check the network and the store's health, then start again: the run goes on from its last "
+                fix=fix or "check the network and the store's health, then start again: the run resumes from its last "
                            "checkpoint")
 
 

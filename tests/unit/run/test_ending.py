@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from embark.diagnose.scan import rule_named
 from embark.errors import EmbarkError, Fault, OverBudget, Preempted
 from embark.run.clock import Clock
 from embark.run.logger import RunLogger, recorded_errors
@@ -88,8 +89,10 @@ def test_the_last_step_is_saved_where_the_spec_or_a_hint_asks_for_it(end, decisi
 )
 def test_a_run_that_was_stopped_saves_tells_why_and_raises_it(end, seen, tmp_path, stop, error, outcome, why):
     run, saver = end
-    with pytest.raises(error, match=f"stopped by {why} at step 4 of 10; saved in {tmp_path / 'tiny'}"):
+    with pytest.raises(error, match=f"stopped by {why} at step 4 of 10; saved in {tmp_path / 'tiny'}") as caught:
         run(Decision(stop), 4)
+    is_known = any(pattern.regex.search(str(caught.value)) for pattern in rule_named("spot-taken-back").patterns)
+    assert is_known is (error is Preempted), "embark diagnose knows the message"
     assert [kind for kind, _ in seen.events] == ["interrupt", "end"]
     assert seen.events[0][1] == {"step": 4, "signal": stop}
     assert seen.events[1][1]["outcome"] == outcome
