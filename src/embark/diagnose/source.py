@@ -13,17 +13,18 @@ from typing import BinaryIO, Literal, NamedTuple, cast
 
 from embark.errors import UserError
 from embark.store import RunDir, find_run
-from embark.store.run_dir import EVENTS, SMALL_FILES, SPEC
+from embark.store.run_dir import EVENTS, LOG_FOLDERS, SMALL_FILES, SPEC
 
 Form = Literal["log", "events", "manifest"]
 STDIN = "-"
 MAX_FILES = 2000
+_GZIP = b"\x1f\x8b"
 _MANIFESTS = (".yaml", ".yml")
 _NO_LOGS = frozenset({
     ".toml", ".py", ".pyc", ".md", ".html", ".svg", ".png", ".csv", ".parquet", ".npy", ".npz", ".pt", ".bin", ".so",
     ".zip", ".tar", ".whl", ".distcp", ".lock", ".sh",
 })
-_SKIPPED_FOLDERS = frozenset({"checkpoints", "tensorboard", ".git", "__pycache__", "node_modules"})
+_SKIPPED_FOLDERS = frozenset({"checkpoints", "tensorboard", "cache", "programs", ".git", "__pycache__", "node_modules"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,12 @@ class Source:
     def open(self) -> BinaryIO:
         """Its bytes, unpacked."""
         if self.data is not None:
-            return io.BytesIO(self.data)
+            file = io.BytesIO(self.data)
+            return cast(BinaryIO, gzip.open(file)) if self.data.startswith(_GZIP) else file
         if self.path is None:
             return sys.stdin.buffer
         try:
-            if self.path.is_file() and _head(self.path, 2) == b"\x1f\x8b":
+            if self.path.is_file() and _head(self.path, 2) == _GZIP:
                 return cast(BinaryIO, gzip.open(self.path))
             return self.path.open("rb")  # a pipe can be opened once
         except OSError as error:
@@ -81,7 +83,9 @@ def sources_of(names: Sequence[str]) -> SourceList:
         else:
             run = None if path.is_dir() else find_run(name)
             if run is not None and run.is_remote:
-                files = [_source(Path(one), run) for one in SMALL_FILES if run.store.exists(one)]
+                there = [one for one in SMALL_FILES if run.store.exists(one)]
+                there += [entry.path for log_folder in LOG_FOLDERS for entry in run.store.list(log_folder)]
+                files = [_source(Path(one), run) for one in there]
                 spec = spec or next((file for file in files if file.name.endswith(SPEC)), None)
                 remote += [file for file in files if Path(file.name).suffix not in _NO_LOGS]
                 continue
@@ -107,9 +111,13 @@ def _source(path: Path | None, run: RunDir | None = None) -> Source:
 
 def _below(folder: Path) -> Iterator[Path]:
     found = 0
+    is_run = (folder / SPEC).is_file() or (folder / EVENTS).is_file()
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
         if _SKIPPED_FOLDERS & set(parts[:-1]) or path.suffix in _NO_LOGS or not path.is_file():
+            continue
+        # A link may lead out of a run, and a copied run must not show what else this machine holds.
+        if is_run and not path.resolve().is_relative_to(folder.resolve()):
             continue
         found += 1
         if found > MAX_FILES:
@@ -122,7 +130,7 @@ def _is_binary(path: Path) -> bool:
         head = _head(path, 4096)
     except OSError:
         return False
-    return b"\0" in head and not head.startswith(b"\x1f\x8b")
+    return b"\0" in head and not head.startswith(_GZIP)
 
 
 def _head(path: Path, num_bytes: int) -> bytes:

@@ -40,12 +40,14 @@ class TargetReport(Report):
     skipped: tuple[str, ...] = ()  # Files that are not text.
 
 
-def diagnose_targets(targets: Sequence[str], *, spec_path: str = "", warn: Warn = lambda _: None) -> TargetReport:
-    """Diagnose runs, logs and manifests together. What cannot be read is a warning."""
+def diagnose_targets(
+    targets: Sequence[str], *, spec_path: str = "", logs: Sequence[str] = (), warn: Warn = lambda _: None
+) -> TargetReport:
+    """Diagnose runs, logs and manifests together. What cannot be read is a warning. `logs`: more of the same run's."""
     spec = load_spec(spec_path) if spec_path else None
     with tempfile.TemporaryDirectory(prefix="embark-diagnose-") as folder:
         runs = {target: run for target in targets if (run := _launched_run(target, Path(folder), warn)) is not None}
-        files = [target for target in targets if target not in runs]
+        files = [*(target for target in targets if target not in runs), *logs]
         found = [sources_of(files)] if files or not runs else []
         for run in runs.values():
             with _warning(warn, f"{run.name}: cannot read its run directory from here"):

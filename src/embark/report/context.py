@@ -1,7 +1,6 @@
 """One run with all that is known about it: its events, status, spec, price, checkpoints and diagnosis."""
 
 import shlex
-import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embark.catalog.pricing import RunPrice, price_of_run
-from embark.diagnose import Diagnosis, diagnose, sources_of
+from embark.diagnose import Diagnosis
+from embark.diagnose.targets import diagnose_targets
 from embark.errors import EmbarkError, UserError
 from embark.events.spending import Interruption, Spending
 from embark.events.summary import outcome_sentence, resume_hint
@@ -170,19 +170,14 @@ def read_run(run: RunFiles | str, warn: Warn = lambda _: None, *, is_brief: bool
 
 
 def diagnose_run(files: RunFiles) -> tuple[Diagnosis, ...]:
-    """What `embark diagnose` finds in a run's events and logs."""
+    """What `embark diagnose` finds in a run's files, and in what it printed where it was launched."""
     names = [EVENTS, *(log.name for log in files.logs())]
     sizes = {name: size for name in names if (size := files.size_bytes(name)) is not None}
     if sum(sizes.values()) > MAX_DIAGNOSED_BYTES:
         raise UserError(f"too long to diagnose here; run: embark diagnose {files.uri}")
-    spec = parse_spec(files.read_text(SPEC))
-    if not files.is_remote:
-        paths = [str(files.launch_log if name == LAUNCH_LOG else files.root / name) for name in sizes]
-        return diagnose(sources_of(paths).sources, spec=spec).diagnoses if paths else ()
-    with tempfile.TemporaryDirectory(prefix="embark-diagnose-") as scratch:
-        for name, size in sizes.items():
-            (Path(scratch) / name.replace("/", "-")).write_bytes(files.read(name, 0, size))
-        return diagnose(sources_of([scratch]).sources, spec=spec).diagnoses
+    logs = [str(files.launch_log)] if LAUNCH_LOG in sizes else []
+    run = files.uri if files.is_remote else str(files.root)
+    return diagnose_targets([run], logs=logs).diagnoses if sizes else ()
 
 
 def _checkpoints(files: RunFiles, warn: Warn) -> tuple[tuple[CheckpointInfo, ...], str]:

@@ -170,7 +170,8 @@ def _diagnosis(context: RunContext) -> Iterator[Block]:
     if context.diagnoses == () and context.status.state in ("failed", "killed", "stopped"):
         yield Words("No known fault in its events and logs.")
     for one in (context.diagnoses or ())[:MAX_DIAGNOSES]:
-        yield Words(f"{_sentence(one.cause)} Fix: {_sentence(one.fix)}", "warn" if one.kind == "slow" else "bad")
+        tone: Tone = "warn" if one.kind == "slow" else "bad"
+        yield Words(f"{capitalize(_sentence(one.cause))} Fix: {_sentence(one.fix)}", tone)
         if one.command:
             yield Code(one.command)
         evidence = to_one_line(f"{one.evidence.place}: {one.evidence.text}")
@@ -247,7 +248,7 @@ def _notes(record: Record) -> Iterator[Block]:
 
 
 def _sentence(text: str) -> str:
-    text = capitalize(to_one_line(text))
+    text = to_one_line(text)
     return text if text.endswith((".", "!", "?")) or not text else f"{text}."
 
 

@@ -10,13 +10,12 @@ from embark.launch.run_registry import list_runs
 from embark.launch.supervisor import LOG
 from embark.store import open_store, run_uri
 from embark.store.errors import NotFound
-from embark.store.run_dir import EVENTS, SPEC
+from embark.store.run_dir import EVENTS, LOG_FOLDERS, SPEC
 
 LAUNCH_LOG = "launch log"
 ROOT = "runs"
 MAX_RUNS = 200
 MAX_LOGS = 64
-_LOG_FOLDERS = ("logs", "ranks")
 BLOCK_BYTES = 1 << 20
 REMOTE_BLOCK_BYTES = 8 << 20  # Where each block is a request.
 MAX_LINE_BYTES = 4 << 20  # A longer line is no event; it is skipped without being held in memory.
@@ -76,10 +75,10 @@ class RunFiles:
 
     def logs(self) -> list[LogFile]:
         if self.is_remote:
-            return [LogFile(entry.path, entry.size_bytes) for folder in _LOG_FOLDERS
+            return [LogFile(entry.path, entry.size_bytes) for folder in LOG_FOLDERS
                     for entry in self.store.list(folder)][:MAX_LOGS]
         paths = [*sorted(self.root.glob("*.log")),
-                 *(path for folder in _LOG_FOLDERS for path in sorted((self.root / folder).rglob("*")))]
+                 *(path for folder in LOG_FOLDERS for path in sorted((self.root / folder).rglob("*")))]
         names = [path.relative_to(self.root).as_posix() for path in paths]
         names = [LAUNCH_LOG, *names] if self.launch_log else names
         return [LogFile(name, size) for name in names if (size := self.size_bytes(name)) is not None][:MAX_LOGS]

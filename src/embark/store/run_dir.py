@@ -17,6 +17,7 @@ from embark.store.opening import open_store
 EVENTS = "events.jsonl"
 SPEC = "spec.toml"
 SMALL_FILES = (SPEC, "plan.txt", EVENTS, "report.html")
+LOG_FOLDERS = ("logs", "ranks")  # Where torchrun is told to put its logs.
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from embark.__main__ import run as embark
 from embark.catalog.pricing import price_of_run
 from embark.errors import ExitCode
 from embark.events.events import Event, EventLog
+from embark.report.context import read_run
 from embark.report.record import Record
 from embark.report.report import ReportAtEnd
 from embark.spec import RunSpec, resolve, to_toml
@@ -140,6 +141,32 @@ def test_a_fault_in_its_logs_is_diagnosed(make):
     html = (folder / "report.html").read_text()
     assert "Diagnosis" in html
     assert "Fix: " in html
+
+
+def test_a_report_and_embark_diagnose_find_the_same_in_the_same_order(make, capsys):
+    folder = make("demo", [*told(end=False), Event("error", {"text": "CUDA out of memory. Tried to allocate 2 GiB"},
+                                                   time.time())])
+    (folder / "cluster.log").write_text("InsufficientInstanceCapacity: no p5.48xlarge in us-east-1a\n")
+    (folder / "job.yaml").write_text("kind: Job\n")
+    elsewhere = folder.parent.parent / "elsewhere.log"
+    elsewhere.write_text("OOMKilled\n")
+    (folder / "linked.log").symlink_to(elsewhere)
+    embark(["diagnose", "runs/demo", "--json"])
+    said = json.loads(capsys.readouterr().out)["diagnoses"]
+    found = read_run("runs/demo").diagnoses
+    assert [(one.code, one.command, one.fix) for one in found] == [
+        (one["code"], one["command"], one["fix"]) for one in said]
+    assert [one.name for one in found][:2] == ["no-capacity", "gpu-out-of-memory"]
+    assert "embark plan runs/demo/spec.toml --across" in found[1].command
+    assert "host-out-of-memory" not in [one.name for one in found]
+
+
+def test_a_fix_that_begins_with_an_identifier_is_shown_as_it_is_written(make):
+    folder = make("demo")
+    (folder / "rank0.log").write_text("error: 1 mistake in the spec\n  train.batch_size = 9\n"
+                                      "    does not divide over 2 ranks\n")
+    assert embark(["report", "demo"]) == ExitCode.DONE
+    assert "Fix: minReplicas = maxReplicas" in (folder / "report.html").read_text()
 
 
 def cluster(**values: object) -> RunSpec:

@@ -3,6 +3,7 @@ together."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 
@@ -115,7 +116,9 @@ def test_a_run_in_a_store_is_diagnosed_without_writing_anything_here(tmp_path, m
     store.write("plan.txt", f"{SOCKETS}\n".encode())
     loss = {"event": "nonfinite", "time_s": 1.0, "what": "loss", "step": 7}
     store.write("events.jsonl", f"{json.dumps(loss)}\n".encode())
+    store.write("logs/rank_0", gzip.compress(b"OOMKilled\n"))
     diagnose("memory://diagnosed/runs/dlrm", console=JSON)
     report = json.loads(capsys.readouterr().out)
-    assert report["num_sources"] == 2
+    assert report["num_sources"] == 3
+    assert "host-out-of-memory" in [one["name"] for one in report["diagnoses"]]
     assert list(tmp_path.rglob("*")) == []
