@@ -1,8 +1,8 @@
 """Embark takes a recommendation model from raw rows to a trained model: one spec describes the run.
 
-The names in `__all__` are the public Python API: the functions behind the commands, which return what the commands
-print with `--json`. They load on first use, so `import embark` is instant and imports neither torch nor jax; their
-types are in `__init__.pyi`.
+The names in `__all__` are the public Python API: the functions behind many commands, which return what those print.
+They load on first use, so `import embark` is instant and imports neither torch nor jax; their types are in
+`__init__.pyi`.
 """
 
 from importlib import import_module

@@ -197,8 +197,8 @@ def _render_estimate(console: Console, found: MachinePlan) -> None:
     pause, write, load = (format_duration(s) for s in (saves.pause_s, saves.write_s, saves.load_s))
     console.text(f"\na checkpoint is {format_bytes(saves.checkpoint_bytes)}: it pauses training for {pause}, is "
                  f"committed after {write} and loads in {load}; {saves.why}")
-    console.text(f"store.hours_between_failures = {bill.failures.mtbf_s / 3600:.4g} makes the run expect the same",
-                 style="dim")
+    console.text(f"set store.hours_between_failures = {bill.failures.mtbf_s / 3600:.4g} to plan with the same failure "
+                 "rate", style="dim")
     if estimate.need is not None:
         _render_storage(console, estimate.need, estimate.offers)
 

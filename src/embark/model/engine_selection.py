@@ -20,7 +20,7 @@ def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
         return "pipeline", obstacle or "there is no GPU to capture the step on"
     if device != "cuda":
         return "cuda_graph", "the captured step, run one operation at a time: no GPU"
-    return "cuda_graph", "the whole step as one CUDA graph"
+    return "cuda_graph", "the complete step as one CUDA graph"
 
 
 def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool) -> str:

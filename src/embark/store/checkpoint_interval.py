@@ -44,7 +44,7 @@ def steps_between_saves(
     every_s = every_steps * step_s
     # what trains on while a save is written is lost with it
     share = min(expected_overhead(every_s, save_pause_s, mtbf_s) + background_s / mtbf_s, 1.0)
-    standing = f"{_span(save_pause_s)} of it standing still, " if background_s else ""
+    standing = f"{_span(save_pause_s)} of it with training paused, " if background_s else ""
     failures = "no failure is expected" if math.isinf(mtbf_s) else f"a failure is expected every {_span(mtbf_s)}"
     why = (f"saving every {_count(every_steps)} ({_span(every_s)}): a save takes {_span(save_cost_s)}, {standing}and "
            f"{failures}, so {share:.2%} of the time is lost")

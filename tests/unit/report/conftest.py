@@ -20,8 +20,8 @@ from embark.store.checkpoint_inspect import CheckpointInfo
 BEGAN_S = 1_700_000_000.0
 START = {
     "name": "demo", "run_dir": "runs/demo", "device": "cuda", "device_name": "NVIDIA H200", "world_size": 4,
-    "engine": "cuda_graph", "engine_reason": "the whole step as one CUDA graph", "precision": "bf16", "num_steps": 1000,
-    "first_step": 0, "steps_per_epoch": 1000, "batch_size": 4096, "num_parameters": 167_234_561,
+    "engine": "cuda_graph", "engine_reason": "the complete step as one CUDA graph", "precision": "bf16",
+    "num_steps": 1000, "first_step": 0, "steps_per_epoch": 1000, "batch_size": 4096, "num_parameters": 167_234_561,
     "table_bytes": 665_600_000, "num_train_samples": 4_096_000, "num_eval_samples": 100_000,
     "versions": {"torch": "2.13.0", "torchrec": "1.8.0"},
 }

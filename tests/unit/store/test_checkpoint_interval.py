@@ -91,7 +91,7 @@ def test_the_overhead_is_what_a_simulated_run_loses(every_s, cost_s, mtbf_s):
 def test_with_time_to_save_after_a_notice_the_cheapest_interval_is_taken():
     choice = steps_between_saves(1, 12, 0.5, DAY, grace_s=120)
     assert choice.every_steps == int(young_daly_interval_s(1, DAY) / 0.5) == 830
-    assert choice.why == ("saving every 830 steps (6.9 min): a save takes 12 s, 1 s of it standing still, and "
+    assert choice.why == ("saving every 830 steps (6.9 min): a save takes 12 s, 1 s of it with training paused, and "
                           "a failure is expected every 24 h, so 0.49% of the time is lost")
 
 

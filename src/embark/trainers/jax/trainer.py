@@ -49,7 +49,7 @@ class JaxTrainer:
         choice = choose_cores(spec, world.mesh.devices.flat[0].device_kind, world.num_devices)
         self.places, self._programs = self._on_cores(choice) if choice.cores else self._ordinary(source)
         self._counts_shape = state_shapes(spec, self.places, world.mesh)["counts"]
-        whole = "the whole step as one program of XLA"
+        whole = "the complete step as one program of XLA"
         self.engine = Engine("sparsecore" if choice.cores else "jax", "; ".join(filter(None, (whole, choice.reason))))
         self.layout: dict[str, Any] = self.places.described(spec)
         self.num_parameters = sum(t.rows * (t.dim or 0) for t in spec.model.table_list()) + sum(
