@@ -62,6 +62,16 @@ def test_data_of_another_kind_is_not_prepared(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("as_given", [str, Path, lambda path: [str(path)], lambda path: [path]])
+def test_one_path_or_several_are_linted_fixed_and_diagnosed(tmp_path, as_given):
+    manifest, log = tmp_path / "bad.yaml", tmp_path / "train.log"
+    manifest.write_text("kind: Job\nkind: Job\n")
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    for fix in (False, True):
+        assert "EMB003" in {one.code for one in embark.lint_files(as_given(manifest), fix=fix).findings}
+    assert [one.code for one in embark.diagnose_run(as_given(log)).diagnoses] == ["EMD101"]
+
+
 def test_the_guide_s_example_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL):

@@ -28,7 +28,7 @@ def compare(*runs: str, out: Out = "", console: Console = Console()) -> None:
     """
     found = compare_runs([read_run(run, console.warning, is_brief=True) for run in runs])
     if out == "-":
-        console.raw(html_page(compare_document(found)))
+        console.file(html_page(compare_document(found)))
         return
     written = write_page(out, html_page(compare_document(found))) if out else None
     console.show(replace(found, report=written), _render)

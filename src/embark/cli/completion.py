@@ -5,9 +5,9 @@ from typing import Literal
 from embark.cli.console import Console
 
 
-def completion(shell: Literal["bash", "zsh", "fish"], /, *, console: Console = Console()) -> None:
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print a completion script for a shell: `source <(embark completion bash)`."""
     from embark.cli.app import app
 
     # Without the options, bash would complete no file names.
-    console.raw(app.generate_completion(shell=shell).replace("complete -F", "complete -o bashdefault -o default -F"))
+    Console().raw(app.generate_completion(shell=shell).replace("complete -F", "complete -o bashdefault -o default -F"))

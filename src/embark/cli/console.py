@@ -39,7 +39,8 @@ class Console:
     With `--quiet` only results, warnings and errors are printed.
     """
 
-    json: Flag = False  # Print JSON for programs instead of text.
+    json: Flag = False
+    """Print JSON for programs instead of text."""
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="", show_default=False)] = False
     """Print results, warnings and errors only."""
 
@@ -84,6 +85,12 @@ class Console:
         """Text for another program to read: a file, a script."""
         sys.stdout.write(text)
         sys.stdout.flush()
+
+    def file(self, text: str) -> None:
+        """What `--out -` prints: the file itself, which leaves no room for JSON."""
+        if self.json:
+            raise UserError("--out - and --json are mutually exclusive", fix="leave one out")
+        self.raw(text)
 
     def table(
         self, rows: Sequence[Mapping[str, object]], columns: Sequence[str] | Mapping[str, str] | None = None,

@@ -135,7 +135,7 @@ def _render_preview(console: Console, shown: Preview, out: str) -> None:
         f"memory  {format_bytes(budget.memory_bytes)} at most: {pluralize(budget.num_workers, 'worker')} of at most "
         f"{format_bytes(budget.worker_bytes)}, {format_bytes(budget.chunk_bytes)} of input at a time\n"
         f"to      {out}\n\n"
-        f"The same as TOML, for the spec:\n\n{schema.to_toml()}"
+        f"The same as TOML, for the spec:\n\n{shown.toml}"
     )
     console.result("nothing was written; run it without --dry-run to prepare the data")
 
@@ -206,16 +206,18 @@ def _render_copied(console: Console, result: CopyResult) -> None:
 def _data_path(place: str) -> str:
     """The data, or the data of the spec that names it."""
     from embark.data.prepared import MANIFEST
-    from embark.spec import load_spec
+    from embark.spec import PRESETS, load_spec
 
     if place.endswith(f"/{MANIFEST}"):
         return place.removesuffix(f"/{MANIFEST}")
     if "://" in place or Path(place).is_dir():
         return place
+    fix = "name a folder or URI of prepared data, or a spec that does"
+    if not Path(place).exists() and place not in PRESETS and ":" not in place and not place.endswith(".toml"):
+        raise UserError(f"{place}: no such folder of prepared data", fix=fix)
     spec = load_spec(place)
     if spec.data.kind != "prepared":
-        raise UserError(f"{place}: data.kind is {spec.data.kind!r}, and only prepared data can be checked",
-                        fix="name a folder or URI of prepared data, or a spec that does")
+        raise UserError(f"{place}: data.kind is {spec.data.kind!r}, and only prepared data can be checked", fix=fix)
     return spec.data.path
 
 

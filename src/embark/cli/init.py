@@ -42,7 +42,7 @@ def init(
         raise UserError(f"{preset}: no such preset", fix=nearest(preset, PRESETS))
     path = out or Path(f"{preset}.toml")
     if str(path) == "-":
-        console.raw(starter(preset))
+        console.file(starter(preset))
         return
     if path.exists() and not force:
         raise UserError(f"{path}: exists already", fix="--force overwrites it; --out FILE writes elsewhere")

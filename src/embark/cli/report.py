@@ -40,7 +40,7 @@ def report(
     context = read_run(run, console.warning)
     document = report_of(context)
     if out == "-":
-        console.raw(markdown_page(document) if markdown else html_page(document))
+        console.file(markdown_page(document) if markdown else html_page(document))
         return
     written = write_report(context, document, out=out, markdown=markdown)
     console.show(written, _render)

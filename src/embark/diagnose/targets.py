@@ -41,13 +41,15 @@ class TargetReport(Report):
 
 
 def diagnose_targets(
-    targets: Sequence[str], *, spec_path: str = "", logs: Sequence[str] = (), warn: Warn = lambda _: None
+    targets: Sequence[str | Path] | str | Path, *, spec_path: str = "", logs: Sequence[str] = (),
+    warn: Warn = lambda _: None,
 ) -> TargetReport:
     """Diagnose runs, logs and manifests together. What cannot be read is a warning. `logs`: more of the same run's."""
+    named = [str(one) for one in ([targets] if isinstance(targets, str | Path) else targets)]
     spec = load_spec(spec_path) if spec_path else None
     with tempfile.TemporaryDirectory(prefix="embark-diagnose-") as folder:
-        runs = {target: run for target in targets if (run := _launched_run(target, Path(folder), warn)) is not None}
-        files = [*(target for target in targets if target not in runs), *logs]
+        runs = {target: run for target in named if (run := _launched_run(target, Path(folder), warn)) is not None}
+        files = [*(target for target in named if target not in runs), *logs]
         found = [sources_of(files)] if files or not runs else []
         for run in runs.values():
             with _warning(warn, f"{run.name}: cannot read its run directory from here"):
@@ -60,7 +62,7 @@ def diagnose_targets(
         spec = spec or next((run.spec for run in runs.values() if run.spec), None)
         sources = [source for run in runs.values() for source in run.sources]
         sources += [source for one in found for source in one.sources]
-        names = {"SPEC": spec_path or own_spec, "RUN": targets[0] if len(targets) == 1 and (runs or own_spec) else ""}
+        names = {"SPEC": spec_path or own_spec, "RUN": named[0] if len(named) == 1 and (runs or own_spec) else ""}
         report = diagnose(sources, spec=spec, names={name: shlex.quote(word) for name, word in names.items() if word})
     return TargetReport(report.diagnoses, report.num_sources, report.cut_short, tuple(runs.values()),
                         tuple(path for one in found for path in one.skipped))

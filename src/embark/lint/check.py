@@ -42,7 +42,7 @@ class LintReport:
 
 
 def lint(
-    paths: Sequence[Path], *, fix: bool = False, dry_run: bool = False, select: Collection[str] = (),
+    paths: Sequence[Path | str] | Path | str, *, fix: bool = False, dry_run: bool = False, select: Collection[str] = (),
     ignore: Collection[str] = (),
 ) -> LintReport:
     """Lint files and folders together; with `fix`, write the automatic fixes, and with `dry_run` only show them."""
@@ -50,8 +50,9 @@ def lint(
         raise UserError("no file to lint", fix="embark lint FILE…, or a folder")
     if dry_run and not fix:
         raise UserError("--dry-run needs --fix", fix="add --fix, or leave --dry-run out")
-    found = lint_paths(paths, select=select, ignore=ignore)
-    changes, left = fix_paths(paths, select=select, ignore=ignore) if fix else ([], found)
+    named = [Path(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
+    found = lint_paths(named, select=select, ignore=ignore)
+    changes, left = fix_paths(named, select=select, ignore=ignore) if fix else ([], found)
     for change in changes if not dry_run else ():
         _write(change)
     levels = Counter(one.level for one in (found if dry_run else left))

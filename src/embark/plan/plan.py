@@ -55,8 +55,10 @@ class PlanRequest:
 
     @property
     def bounds_text(self) -> str:
+        usd = self.budget_usd
+        budget = "" if usd is None else f"${usd:g}" if 0 < usd < 0.001 else format_usd(usd)
         texts = [f"within {format_duration(self.deadline_h * 3600)}" if self.deadline_h is not None else "",
-                 f"for {format_usd(self.budget_usd)} or less" if self.budget_usd is not None else ""]
+                 f"for {budget} or less" if budget else ""]
         return " and ".join(text for text in texts if text)
 
 

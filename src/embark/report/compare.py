@@ -29,6 +29,7 @@ SAME_SAMPLES = frozenset(
     f"data.{name}" for name in ("num_train_samples", "shuffle", "cache_gb", "cache_dir", "on_bad_id")
 )
 """Fields of `[data]` that leave the held-out samples what they are."""
+EVAL_ONLY = frozenset({"data.num_eval_samples", "data.eval_split"})  # They change the held-out samples alone.
 
 Values = Mapping[str, float | None]
 
@@ -114,7 +115,8 @@ def compare_runs(contexts: Sequence[RunContext]) -> Comparison:
     spec = tuple(SpecDifference(*one) for one in differences([context.spec for context in contexts]))
     other = [one.field for one in spec if one.field.startswith("data.") and one.field not in SAME_SAMPLES]
     if other:
-        sentence += f" They were not trained on the same samples ({', '.join(other[:3])}): compare with care."
+        how = "evaluated on the same held-out" if EVAL_ONLY.issuperset(other) else "trained on the same"
+        sentence += f" They were not {how} samples ({', '.join(other[:3])}): compare with care."
     return Comparison(sentence, best, runs, spec)
 
 

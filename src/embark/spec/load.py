@@ -64,6 +64,8 @@ def _read(source: str) -> tuple[str, Raw, str]:
         return _read_toml(path)
     if source in PRESETS:
         return "", PRESETS[source]().model_dump(exclude_unset=True), f"preset {source}"
+    if path.is_dir():
+        raise UserError(f"{source}: is a directory", fix="name the TOML file; `embark init` writes a starter spec")
     if ":" in source:
         return "", _call(source).model_dump(exclude_unset=True), source
     if path.suffix == ".toml" or "/" in source:

@@ -27,4 +27,6 @@ def test_init_writes_where_out_says(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out) == {"path": "a.toml", "preset": "quickstart"}
     assert run(["init", "--out", "-"]) == 0
     assert capsys.readouterr().out == (tmp_path / "a.toml").read_text()
+    assert run(["init", "--out", "-", "--json"]) == 64
+    assert "--out - and --json are mutually exclusive" in capsys.readouterr().err
     assert run(["init", "--out", "/proc/none/x.toml"]) == 64

@@ -141,6 +141,7 @@ def test_a_deadline_nobody_keeps_ends_with_1(capsys):
 
 def test_a_budget_that_one_setup_breaks_is_reported(capsys):
     assert "that is not for $0.50 or less" in plan(capsys, *P4D, budget=0.5, code=ExitCode.OTHER)
+    assert "that is not for $0.0001 or less" in plan(capsys, *P4D, budget=0.0001, code=ExitCode.OTHER)
 
 
 def test_the_picture_is_written(capsys):

@@ -86,6 +86,11 @@ def test_out_is_a_file_a_uri_or_standard_output(make, tmp_path, capsys):
     capsys.readouterr()
     assert embark(["report", "demo", "--out", "-"]) == ExitCode.DONE
     assert capsys.readouterr().out.startswith("<!doctype html>")
+    for words in (["report", "demo"], ["compare", "demo", "demo"]):
+        assert embark([*words, "--out", "-", "--json"]) == ExitCode.BAD_INPUT
+        captured = capsys.readouterr()
+        assert "--out - and --json are mutually exclusive" in captured.err
+        assert captured.out == ""
     assert embark(["report", "demo", "--out", "memory://sent/there.html"]) == ExitCode.DONE
     assert open_store("memory://sent").read("there.html").startswith(b"<!doctype html>")
 

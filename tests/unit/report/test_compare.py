@@ -45,11 +45,15 @@ def test_of_two_that_learnt_equally_well_the_cheaper_one_is_better(side):
     assert "a was cheaper: $0.14 against $0.42" in found.sentence
 
 
-def test_other_samples_are_a_reason_for_care(side):
+@pytest.mark.parametrize(("data", "how"), [
+    ({"seed": 7}, "trained on the same samples (data.seed)"),
+    ({"num_eval_samples": 7}, "evaluated on the same held-out samples (data.num_eval_samples)"),
+    ({"num_eval_samples": 7, "seed": 7}, "trained on the same samples (data.num_eval_samples, data.seed)"),
+])
+def test_other_samples_are_a_reason_for_care(side, data, how):
     first = side("a", 0.76)
-    other = replace(first, name="b", spec={**first.spec, "data": {"seed": 7}})
-    assert compare_runs([first, other]).sentence.endswith(
-        "They were not trained on the same samples (data.seed): compare with care.")
+    other = replace(first, name="b", spec={**first.spec, "data": data})
+    assert compare_runs([first, other]).sentence.endswith(f"They were not {how}: compare with care.")
 
 
 def test_none_is_better_where_nothing_differs(side):

@@ -158,6 +158,11 @@ def test_a_missing_file_is_refused():
         load_spec("nowhere.toml")
 
 
+def test_a_directory_is_refused(tmp_path):
+    with pytest.raises(UserError, match="is a directory"):
+        load_spec(str(tmp_path))
+
+
 def test_an_unknown_preset_is_refused_with_the_nearest():
     with pytest.raises(UserError) as caught:
         load_spec("quikstart")

@@ -35,6 +35,7 @@ class Preview:
     """What a preparation would do."""
 
     schema: Schema
+    toml: str  # Of the spec, with what was guessed.
     files: list[InputFile]
     splits: str
     ids: str
@@ -48,7 +49,7 @@ class Preview:
         schema, budget = self.schema, self.budget
         return {
             "dry_run": True, "format": schema.format, "num_files": len(self.files), "input_bytes": self.input_bytes,
-            "columns": schema.describe(), "toml": schema.to_toml(), "splits": self.splits, "ids": self.ids,
+            "columns": schema.describe(), "toml": self.toml, "splits": self.splits, "ids": self.ids,
             "memory_bytes": budget.memory_bytes, "num_workers": budget.num_workers,
             "worker_bytes": budget.worker_bytes, "chunk_bytes": budget.chunk_bytes,
         }
@@ -85,10 +86,11 @@ def preview(spec: RunSpec) -> Preview:
                 f"{', '.join(prepare.test_files) or 'none'} to test",
         "column": f"by column {prepare.split_column}",
     }[prepare.split]
-    rare = f" or seen less than {prepare.min_count} times" if prepare.min_count > 1 else ""
+    rare = f" or seen fewer than {prepare.min_count} times" if prepare.min_count > 1 else ""
     ids = {"hash": "by hash, modulo the table's rows",
-           "frequency": f"by frequency: 0 for what is missing{rare}, then by falling count"}
-    return Preview(schema, files, splits, "; ".join(ids[method] for method in dict.fromkeys(methods)),
+           "frequency": f"by frequency: 0 for what is missing{rare}, then by descending count"}
+    return Preview(schema, schema.to_toml(prepare), files, splits,
+                   "; ".join(ids[method] for method in dict.fromkeys(methods)),
                    plan_budget(prepare, schema, has_runs="frequency" in methods))
 
 

@@ -5,6 +5,8 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from embark.spec.data import PrepareSpec
+
 _MAX_LINE = 100
 
 
@@ -47,10 +49,10 @@ class Schema:
         return [{"column": name, "taken_for": self._role(name, sparse.get(name)), "why": self.why.get(name, ""),
                  "examples": self.examples.get(name, "")} for name in self.columns]
 
-    def to_toml(self) -> str:
-        """The lines of a spec that leave nothing to guess."""
+    def to_toml(self, given: PrepareSpec) -> str:
+        """The lines of a spec that leave nothing to guess, with what is `given`."""
         data: dict[str, Any] = {"label": self.label}
-        prepare: dict[str, Any] = {"format": self.format}
+        prepare = given.model_dump(mode="json", exclude_defaults=True) | {"format": self.format}
         if self.format != "criteo":
             data["dense_columns"] = list(self.dense)
             if self.format == "csv":
@@ -84,12 +86,12 @@ class Schema:
         return (f"list of {of}, at most {column.max_ids}" if column.is_list else of) + table
 
 
-def _toml(value: str | bool | list[str]) -> str:
+def _toml(value: str | float | list[str]) -> str:
     if not isinstance(value, list):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
-    cells = ", ".join(map(_toml, value))
+    cells = ", ".join(_toml(cell).replace(" ", "\0") for cell in value)
     if len(cells) < _MAX_LINE:
-        return f"[{cells}]"
-    # A name may hold a space, so a line may end only behind a comma.
-    lines = textwrap.wrap(cells.replace(" ", "\0").replace(",\0", ", "), _MAX_LINE, break_long_words=False)
+        return f"[{cells}]".replace("\0", " ")
+    # A name may hold a space or a hyphen, so a line may end only behind a comma.
+    lines = textwrap.wrap(cells, _MAX_LINE, break_long_words=False, break_on_hyphens=False)
     return "[\n    " + "\n    ".join(lines).replace("\0", " ") + ",\n]"

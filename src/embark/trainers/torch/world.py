@@ -1,6 +1,7 @@
 """The ranks of a run: who I am, what I run on, and the process group that joins us."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ def join(place: PlaceSpec) -> Iterator[World]:
     device = _device(place, local_rank)
     backend = backend_for(device)
     timeout = timedelta(seconds=place.timeout_s)
+    excepthook = sys.excepthook
     try:
         store = _meeting_store(rank, world_size, local_world_size, timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
@@ -105,6 +107,8 @@ def join(place: PlaceSpec) -> Iterator[World]:
         raise
     finally:
         dist.destroy_process_group()
+        if world_size == 1:  # among several ranks torch's prefix, `[rank0]:`, says whose traceback it is
+            sys.excepthook = excepthook
 
 
 def backend_for(device: torch.device) -> str:

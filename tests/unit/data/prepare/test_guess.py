@@ -99,7 +99,7 @@ def test_parquet_says_itself_what_it_holds(tmp_path):
 
 def test_what_the_lines_say_is_guessed_the_same(tmp_path):
     first = guess(tmp_path, shop())
-    payload = tomllib.loads(first.to_toml())
+    payload = tomllib.loads(first.to_toml(PrepareSpec()))
     assert payload["data"]["prepare"]["list_columns"] == ["tags"]
     spec = RunSpec(data=DataSpec.model_validate({"kind": "prepared", "path": "x", **payload["data"]}))
     inputs = Inputs(str(tmp_path))
@@ -107,9 +107,20 @@ def test_what_the_lines_say_is_guessed_the_same(tmp_path):
     assert (again.dense, set(again.sparse), again.ignored, again.delimiter, again.has_header, again.columns) == (
         first.dense, set(first.sparse), first.ignored, first.delimiter, first.has_header, first.columns)
     awkward = Schema("csv", 'a "b"\n', ("\x7f é 😀",), (SparseColumn("x", "text"),) * 60, ("x",), delimiter="\t")
-    payload = tomllib.loads(awkward.to_toml())
+    payload = tomllib.loads(awkward.to_toml(PrepareSpec()))
     assert (payload["data"]["label"], payload["data"]["dense_columns"]) == ('a "b"\n', ["\x7f é 😀"])
     assert payload["data"]["prepare"]["sparse_columns"] == ["x"] * 60
+
+
+def test_the_lines_keep_what_the_spec_sets_itself():
+    names = tuple(f"raw/part-{number}, of a-long-list-of-files.csv" for number in range(30))
+    given = PrepareSpec(input=names, label_above=3.5, min_count=10, ids="frequency", missing=("?",), header=True)
+    schema = Schema("csv", "rating", (), (SparseColumn("user", "integer"),), ("user", "rating"), delimiter=",")
+    prepare = tomllib.loads(schema.to_toml(given))["data"]["prepare"]
+    assert prepare == {
+        "input": list(names), "label_above": 3.5, "min_count": 10, "ids": "frequency", "missing": ["?"],
+        "format": "csv", "delimiter": ",", "header": False, "column_names": ["user", "rating"],
+        "sparse_columns": ["user"]}
 
 
 def criteo_row(draw: random.Random, label: str = "1") -> str:

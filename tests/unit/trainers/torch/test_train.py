@@ -2,6 +2,7 @@
 
 import csv
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,12 @@ def test_data_with_fewer_rows_than_a_batch_is_refused(tmp_path):
 
 def test_the_same_spec_twice_gives_the_same_losses_bit_for_bit(train_tiny):
     assert train_tiny("train.num_steps=8").losses() == train_tiny("train.num_steps=8").losses()
+
+
+def test_a_program_s_tracebacks_are_its_own_again_after_training(train_tiny):
+    before = sys.excepthook
+    train_tiny("train.num_steps=1")
+    assert sys.excepthook is before
 
 
 def test_another_seed_gives_another_start(train_tiny):
