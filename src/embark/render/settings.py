@@ -1,4 +1,4 @@
-"""What processes are told through their environment, per fabric, and how long they live after a notice.
+"""The environment of training processes, per fabric, and how long they live after a notice.
 
 The values and their reasons stand in settings.toml; here is how they meet a job.
 """

@@ -79,6 +79,9 @@ def machines(tmp_path, monkeypatch, environment, moto):
                 return server.host(machine.index, self.folder / "key", self.folder / "known_hosts",
                                    server.folder / machine.id)
 
+            def alias(self, machine) -> str:
+                return f"dlrm-{machine.index}"
+
             def host_key(self, machine) -> str:
                 return made[machine.index].host_key
 
