@@ -28,9 +28,9 @@ import json, os, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({path!r})
 name = os.path.basename(sys.argv[0])
-told = json.dumps(dict(name=name, words=sys.argv[1:], cwd=os.getcwd(), env=dict(os.environ)))
+message = json.dumps(dict(name=name, words=sys.argv[1:], cwd=os.getcwd(), env=dict(os.environ)))
 socket.send_fds(server, [b"3"], [0, 1, 2])
-server.sendall(told.encode())
+server.sendall(message.encode())
 server.shutdown(socket.SHUT_WR)
 sys.exit(int(server.recv(16) or b"1"))
 """

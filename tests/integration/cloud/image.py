@@ -60,7 +60,7 @@ class Store:
 @contextmanager
 def shared_store(common: Path) -> Iterator[Store]:
     """The store with the image in it; made by the first who asks under `common`, removed by the last who leaves."""
-    with _told(common) as result:
+    with _shared_state(common) as result:
         if not result:
             folder = Path(mkdtemp(prefix="embark-image-"))
             try:
@@ -73,7 +73,7 @@ def shared_store(common: Path) -> Iterator[Store]:
     try:
         yield Store(Path(result["folder"]), result["driver"])
     finally:
-        with _told(common) as result:
+        with _shared_state(common) as result:
             result["num_users"] -= 1
             if not result["num_users"]:
                 remove(Store(Path(result["folder"]), result["driver"]))
@@ -81,7 +81,7 @@ def shared_store(common: Path) -> Iterator[Store]:
 
 
 @contextmanager
-def _told(common: Path) -> Iterator[dict[str, Any]]:
+def _shared_state(common: Path) -> Iterator[dict[str, Any]]:
     """What the workers know together; one at a time."""
     path = common / "embark-image.json"
     with path.open("a+") as file:

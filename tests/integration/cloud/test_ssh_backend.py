@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 SMALL = ["model.num_tables=2", "model.rows_per_table=50", "train.batch_size=16", "data.num_eval_samples=32",
          "watch.tensorboard=false"]
 COUNTS = """\
-trap 'echo told to end; exit 75' TERM
+trap 'echo stopping; exit 75' TERM
 for number in $(seq 1000); do echo "number $number"; sleep 0.02; done
 """
 WAIT_S = 120
@@ -179,7 +179,7 @@ def test_asked_to_stop_the_ranks_end_by_themselves(machines, ssh):
     status = status_of(ssh.states(hosts), names_of(hosts), "file:///runs")
     assert status.state == "gone"
     lines = list(read_logs(ssh.log_sources(hosts, {})))
-    assert [line.text for line in lines].count("told to end") == 2
+    assert [line.text for line in lines].count("stopping") == 2
 
 
 def test_ranks_that_do_not_end_are_killed_after_their_grace(machines, ssh):

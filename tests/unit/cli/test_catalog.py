@@ -29,17 +29,17 @@ def data_home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
-def told(capsys, *words, code=0):
+def catalog(capsys, *words, code=0):
     assert run(["catalog", *words]) == code
     return capsys.readouterr()
 
 
 def price_of_p4d(capsys):
-    return json.loads(told(capsys, "show", "p4d.24xlarge", "--region", "us-west-2", "--json").out)["prices"][0]
+    return json.loads(catalog(capsys, "show", "p4d.24xlarge", "--region", "us-west-2", "--json").out)["prices"][0]
 
 
 def test_list_shows_machines_with_their_price(capsys):
-    out = told(capsys, "list", "a3-high", "--sort", "price").out
+    out = catalog(capsys, "list", "a3-high", "--sort", "price").out
     lines = [line.split()[0] for line in out.splitlines() if line.startswith("a3")]
     assert lines == ["a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g", "a3-highgpu-8g"]
     assert "87.83" in out
@@ -47,18 +47,18 @@ def test_list_shows_machines_with_their_price(capsys):
 
 
 def test_list_as_json_has_units_in_its_names(capsys):
-    row, = json.loads(told(capsys, "list", "p4d.", "--region", "us-west-2", "--json").out)
+    row, = json.loads(catalog(capsys, "list", "p4d.", "--region", "us-west-2", "--json").out)
     assert row["machine"]["num_gpus"] == 8
     assert row["price"]["on_demand_usd_per_hour"] == pytest.approx(21.95764)
     assert row["price"]["region"] == "us-west-2"
 
 
 def test_list_says_which_have_no_price(capsys):
-    assert "no price known: Standard_ND128isr_GB300_v6" in told(capsys, "list", "gb300", "--cloud", "azure").out
+    assert "no price known: Standard_ND128isr_GB300_v6" in catalog(capsys, "list", "gb300", "--cloud", "azure").out
 
 
 def test_list_says_which_are_not_sold_on_demand(capsys):
-    assert "not sold on demand, $/h is the list price if any: a3-highgpu-1g, a3-highgpu-2g, a3-highgpu-4g\n" in told(
+    assert "not sold on demand, $/h is the list price if any: a3-highgpu-1g, a3-highgpu-2g, a3-highgpu-4g\n" in catalog(
         capsys, "list", "a3-high").out
 
 
@@ -70,7 +70,7 @@ def test_list_says_which_are_not_sold_on_demand(capsys):
 )
 def test_a_table_is_no_wider_than_the_terminal_and_breaks_no_name(capsys, monkeypatch, words, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    out = told(capsys, *words, "-q").out
+    out = catalog(capsys, *words, "-q").out
     lines = out.splitlines()
     assert max(len(line) for line in lines) <= columns
     names = {"list": ["ND128isr_NDR_GB200_v6"], "compare": ["p4d.24xlarge", "ND128isr_NDR_GB200_v6", "v5litepod-16"],
@@ -81,36 +81,36 @@ def test_a_table_is_no_wider_than_the_terminal_and_breaks_no_name(capsys, monkey
 
 def test_what_a_narrow_table_leaves_out_a_wide_one_has(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    narrow = told(capsys, "list", "p5").out.splitlines()[0].split()
+    narrow = catalog(capsys, "list", "p5").out.splitlines()[0].split()
     monkeypatch.setenv("COLUMNS", "160")
-    wide = told(capsys, "list", "p5").out.splitlines()[0].split()
+    wide = catalog(capsys, "list", "p5").out.splitlines()[0].split()
     assert {"machine", "$/h", "spot"} <= set(narrow) < set(wide)
     assert "fabric" in wide
 
 
 def test_show_says_what_is_confirmed_and_how_often_spot_is_lost(capsys):
-    out = told(capsys, "show", "p6-b300.48xlarge").out
+    out = catalog(capsys, "show", "p6-b300.48xlarge").out
     assert re.search(r"accelerator source\s+https://\S+ \(2026-11, unconfirmed\)", out)
     assert "0.22 a day; assumed" in out
-    shown = json.loads(told(capsys, "show", "v2-8", "--json").out)
+    shown = json.loads(catalog(capsys, "show", "v2-8", "--json").out)
     assert shown["machine"]["origin"]["confidence"] == "unconfirmed"
     assert shown["spot_interruptions"]["origin"]["confidence"] == "documented"
 
 
 def test_quiet_leaves_out_the_remarks(capsys):
-    out = told(capsys, "list", "a3-high", "-q").out
+    out = catalog(capsys, "list", "a3-high", "-q").out
     assert "a3-highgpu-8g" in out
     assert "--region" not in out
 
 
 def test_show_tells_what_a_manifest_needs(capsys):
-    out = told(capsys, "show", "p5.48xlarge").out
+    out = catalog(capsys, "show", "p5.48xlarge").out
     for expected in ("8 x H100", "32 x vpc.amazonaws.com/efa", "L-417A185B", "3,200 Gbit/s", "55.04", "us-east-2"):
         assert expected in out
 
 
 def test_show_of_a_slice_counts_hosts(capsys):
-    out = told(capsys, "show", "v5e-16").out
+    out = catalog(capsys, "show", "v5e-16").out
     assert "16 x TPU-v5e on 4 hosts" in out
     assert "not known" in out
 
@@ -124,26 +124,26 @@ def test_show_of_a_slice_counts_hosts(capsys):
     ],
 )
 def test_a_missing_price_is_reported_and_is_no_fault(capsys, words, result):
-    assert result in told(capsys, "show", *words, "-q").out
+    assert result in catalog(capsys, "show", *words, "-q").out
 
 
 def test_compare_sets_machines_side_by_side(capsys):
-    out = told(capsys, "compare", "p5.48xlarge", "ND96isr_H100_v5").out
+    out = catalog(capsys, "compare", "p5.48xlarge", "ND96isr_H100_v5").out
     assert "ND96isr_H100_v5" in out
     assert re.search(r"per accelerator\s+\$6\.88/h\s+\$12\.29/h", out)
-    doubted = told(capsys, "compare", "p6-b300.48xlarge", "a4-highgpu-8g").out
+    doubted = catalog(capsys, "compare", "p6-b300.48xlarge", "a4-highgpu-8g").out
     assert re.search(r"memory GB/s each\s+8,000\?\s+8,000\s", doubted)
     assert re.search(r"sold on demand\s+yes\s+no\s", doubted)
-    rows = json.loads(told(capsys, "compare", "p5.48xlarge", "p4d.24xlarge", "--json").out)
+    rows = json.loads(catalog(capsys, "compare", "p5.48xlarge", "p4d.24xlarge", "--json").out)
     assert [row["machine"]["name"] for row in rows] == ["p5.48xlarge", "p4d.24xlarge"]
 
 
 def test_volumes_of_a_size_show_speed_and_cost(capsys):
-    rows = {row["volume"]["name"]: row for row in json.loads(told(capsys, "volumes", "--tib", "1.2", "--json").out)}
+    rows = {row["volume"]["name"]: row for row in json.loads(catalog(capsys, "volumes", "--tib", "1.2", "--json").out)}
     assert rows["fsx-lustre-1000"]["gbyte_per_s"] == pytest.approx(1.2)
     assert rows["managed-lustre-1000"]["gbyte_per_s"] is None  # it begins at 8.8 TiB
-    assert json.loads(told(capsys, "volumes", "--json").out)[0]["usd_per_month"] is None
-    assert "fsx-lustre-1000" in told(capsys, "volumes").out
+    assert json.loads(catalog(capsys, "volumes", "--json").out)[0]["usd_per_month"] is None
+    assert "fsx-lustre-1000" in catalog(capsys, "volumes").out
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_volumes_of_a_size_show_speed_and_cost(capsys):
     ],
 )
 def test_bad_input_costs_a_sentence(capsys, words, what, fix):
-    err = told(capsys, *words, code=64).err
+    err = catalog(capsys, *words, code=64).err
     assert what in err
     assert fix in err
     assert "Traceback" not in err
@@ -172,29 +172,29 @@ def test_bad_input_costs_a_sentence(capsys, words, what, fix):
 
 def test_a_newer_price_file_is_taken_in_and_from_then_on_preferred(capsys):
     Path("new.csv").write_text(HEAD + P4D + "p4d.24xlarge,sa-east-1,40,,,,our account,2026-11-14,read\n")
-    out = told(capsys, "refresh", "new.csv").out
+    out = catalog(capsys, "refresh", "new.csv").out
     assert "2 prices changed" in out
     assert "21.96" in out
     assert "20.5" in out
     price = price_of_p4d(capsys)
     assert (price["on_demand_usd_per_hour"], price["origin"]["source"]) == (20.5, "our account")
-    assert "40" in told(capsys, "show", "p4d.24xlarge", "--region", "sa-east-1").out
-    again = json.loads(told(capsys, "refresh", "new.csv", "--json").out)
+    assert "40" in catalog(capsys, "show", "p4d.24xlarge", "--region", "sa-east-1").out
+    again = json.loads(catalog(capsys, "refresh", "new.csv", "--json").out)
     assert (again["changes"], again["num_same"]) == ([], 2)
 
 
 def test_a_second_file_keeps_what_the_first_brought(capsys):
     Path("one.csv").write_text(HEAD + P4D)
     Path("two.csv").write_text(HEAD + P4D.replace("us-west-2,20.5", "us-east-1,20.25"))
-    told(capsys, "refresh", "one.csv", "-q")
-    told(capsys, "refresh", "two.csv", "-q")
+    catalog(capsys, "refresh", "one.csv", "-q")
+    catalog(capsys, "refresh", "two.csv", "-q")
     assert price_of_p4d(capsys)["on_demand_usd_per_hour"] == 20.5
     assert len(prices_path().read_text().splitlines()) == 3
 
 
 def test_an_older_file_changes_nothing(capsys):
     Path("old.csv").write_text(HEAD + P4D.replace("2026-11-14", "2024-01-01"))
-    seen = told(capsys, "refresh", "old.csv")
+    seen = catalog(capsys, "refresh", "old.csv")
     assert "no price changed" in seen.out
     assert "catalog's: 1" in seen.err
     assert not prices_path().exists()
@@ -217,24 +217,24 @@ def test_an_older_file_changes_nothing(capsys):
 )
 def test_a_broken_file_changes_nothing(capsys, text, what):
     Path("good.csv").write_text(HEAD + P4D)
-    told(capsys, "refresh", "good.csv", "-q")
+    catalog(capsys, "refresh", "good.csv", "-q")
     before = prices_path().read_bytes()
     Path("new.csv").write_text(text)
-    assert what in told(capsys, "refresh", "new.csv", code=64).err
+    assert what in catalog(capsys, "refresh", "new.csv", code=64).err
     assert prices_path().read_bytes() == before
     assert [path.name for path in prices_path().parent.iterdir()] == ["prices.csv"]
 
 
 def test_bytes_that_are_no_text_are_refused(capsys):
     Path("new.csv").write_bytes(b"\xff\xfe\x00machine")
-    assert "is not CSV in UTF-8" in told(capsys, "refresh", "new.csv", code=64).err
+    assert "is not CSV in UTF-8" in catalog(capsys, "refresh", "new.csv", code=64).err
 
 
 def test_a_folder_that_cannot_be_written_is_named(capsys, monkeypatch):
     Path("file").write_text("")
     Path("new.csv").write_text(HEAD + P4D)
     monkeypatch.setenv("XDG_DATA_HOME", str(Path("file").resolve()))
-    assert "XDG_DATA_HOME" in told(capsys, "refresh", "new.csv", code=64).err
+    assert "XDG_DATA_HOME" in catalog(capsys, "refresh", "new.csv", code=64).err
 
 
 def test_the_catalog_starts_without_torch_or_the_rest_of_embark():

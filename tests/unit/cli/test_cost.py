@@ -60,14 +60,14 @@ def write_run(folder: Path, events: list[Event], sets: list[str] | None = None) 
     return folder
 
 
-def told(capsys, word: str, budget: float | None = None) -> tuple[int, dict]:
+def cost_of(capsys, word: str, budget: float | None = None) -> tuple[int, dict]:
     code = cost(word, budget=budget, console=Console(json=True))
     return code, json.loads(capsys.readouterr().out)
 
 
 def test_a_run_is_split_into_useful_redone_and_waiting(tmp_path, capsys):
     write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000, usd_per_hour=3600.0))
-    code, answer = told(capsys, "dlrm")
+    code, answer = cost_of(capsys, "dlrm")
     assert code == 0
     assert tuple(answer["spending"][key] for key in ("useful_s", "redone_s", "waiting_s")) == pytest.approx(
         (80, 20, 100), abs=0.01
@@ -98,14 +98,14 @@ def test_a_run_without_a_price_is_reported_in_hours_only(tmp_path, capsys):
     assert "3 min 20 s so far" in out
     assert "hours only" in out
     assert "$" not in out
-    code, answer = told(capsys, "dlrm", budget=5.0)
+    code, answer = cost_of(capsys, "dlrm", budget=5.0)
     assert (code, answer["spent_usd"], answer["is_within_budget"]) == (1, None, False)
 
 
 def test_the_price_of_a_machine_is_the_catalogs_with_its_date(tmp_path, capsys):
     price = load_catalog().prices["p5.48xlarge", "us-west-2"]
     write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000), AWS)
-    _, answer = told(capsys, "dlrm")
+    _, answer = cost_of(capsys, "dlrm")
     assert answer["usd_per_hour"] == pytest.approx(2 * price.on_demand_usd_per_hour)
     assert answer["spent_usd"] == pytest.approx(answer["usd_per_hour"] * 200 / 3600, rel=1e-3)
     assert price.origin.date in answer["price_source"]
@@ -123,7 +123,7 @@ def test_cost_report_and_dashboard_price_a_run_alike(start, is_priced, tmp_path,
     sets = ["place.machine=p4d.24xlarge", "place.region=us-west-2"]
     folder = write_run(tmp_path / "runs" / "dlrm", killed_once(now - 1000, **start), sets)
     per_hour = load_catalog().prices["p4d.24xlarge", "us-west-2"].on_demand_usd_per_hour if is_priced else None
-    _, answer = told(capsys, "dlrm")
+    _, answer = cost_of(capsys, "dlrm")
     reported = read_run("dlrm", is_brief=True)
     watched = Run(RunFiles(folder))
     while watched.look(now):
@@ -139,8 +139,8 @@ def test_a_run_that_speaks_is_counted_to_now_and_one_that_is_silent_is_not(tmp_p
     now = time.time()
     write_run(tmp_path / "runs" / "live", killed_once(now + 85, usd_per_hour=3600.0))
     write_run(tmp_path / "runs" / "dead", killed_once(now - 5000, usd_per_hour=3600.0))
-    _, live = told(capsys, "live")
-    _, dead = told(capsys, "dead")
+    _, live = cost_of(capsys, "live")
+    _, dead = cost_of(capsys, "dead")
     assert (live["is_running"], dead["is_running"]) == (True, False)
     assert live["held_s"] == pytest.approx(215, abs=5)
     assert dead["held_s"] == pytest.approx(200, abs=0.01)
@@ -227,7 +227,7 @@ def test_a_run_on_kubernetes_is_paid_since_its_nodes_took_it(tmp_path, capsys, c
     write_run(tmp_path / "elsewhere" / "dlrm", events)
     launch(str(tmp_path / "elsewhere" / "dlrm"))
     cluster(now - 500, now - 160)  # 340 s in the queue are nobody's money
-    _, answer = told(capsys, "dlrm")
+    _, answer = cost_of(capsys, "dlrm")
     assert answer["is_running"]
     assert answer["lead_s"] == pytest.approx(60, abs=2)
     assert answer["spent_usd"] == pytest.approx(160, abs=4)
@@ -237,7 +237,7 @@ def test_a_run_on_kubernetes_without_events_is_counted_by_its_pods(tmp_path, cap
     now = time.time()
     launch(str(tmp_path / "elsewhere" / "dlrm"))
     cluster(now - 500, now - 120)
-    _, answer = told(capsys, "dlrm")
+    _, answer = cost_of(capsys, "dlrm")
     assert answer["spent_usd"] == pytest.approx(120, abs=4)
     assert "no events yet" in " ".join(answer["notes"])
 
@@ -245,7 +245,7 @@ def test_a_run_on_kubernetes_without_events_is_counted_by_its_pods(tmp_path, cap
 def test_pods_that_wait_for_a_machine_cost_nothing(tmp_path, capsys, cluster):
     launch(str(tmp_path / "elsewhere" / "dlrm"))
     cluster(time.time() - 500, None, phase="Pending")
-    code, answer = told(capsys, "dlrm")
+    code, answer = cost_of(capsys, "dlrm")
     assert (code, answer["spent_usd"], answer["held_s"]) == (0, 0.0, 0.0)
 
 
@@ -254,7 +254,7 @@ def test_a_cluster_that_is_unavailable_leaves_what_the_events_say(tmp_path, caps
     write_run(tmp_path / "elsewhere" / "dlrm", killed_once(now, usd_per_hour=3600.0))
     launch(str(tmp_path / "elsewhere" / "dlrm"))
     cluster(now, None, fails="Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout")
-    _, answer = told(capsys, "dlrm")
+    _, answer = cost_of(capsys, "dlrm")
     assert answer["spent_usd"] == pytest.approx(200, abs=0.01)
     assert "does not answer" in " ".join(answer["notes"])
 
@@ -263,7 +263,7 @@ def test_the_price_of_the_launch_counts_though_the_catalog_has_another(tmp_path,
     write_run(tmp_path / "elsewhere" / "dlrm", killed_once(time.time() - 1000))
     launch(str(tmp_path / "elsewhere" / "dlrm"))
     cluster(time.time() - 2000, None, phase="Pending")
-    _, answer = told(capsys, "dlrm")
+    _, answer = cost_of(capsys, "dlrm")
     assert (answer["usd_per_hour"], answer["price_source"]) == (3600.0, "the catalog's on the day of the launch")
 
 
@@ -341,6 +341,6 @@ def test_the_cost_of_a_run_in_a_store_is_read_without_writing_anything_here(tmp_
     for name in ("spec.toml", "events.jsonl"):
         store.write(name, (folder / name).read_bytes())
     before = sorted(tmp_path.rglob("*"))
-    _, answer = told(capsys, "memory://costs/runs/dlrm")
+    _, answer = cost_of(capsys, "memory://costs/runs/dlrm")
     assert answer["spent_usd"] == pytest.approx(200, abs=0.01)
     assert sorted(tmp_path.rglob("*")) == before

@@ -31,7 +31,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def told(auc: float = 0.7, *, end: bool = True, **start: object) -> list[Event]:
+def sample(auc: float = 0.7, *, end: bool = True, **start: object) -> list[Event]:
     now = time.time() - 10
     events = [Event("start", {**START, **start}, now)]
     for n in range(1, 5):
@@ -49,7 +49,7 @@ def make(tmp_path) -> Callable[..., Path]:
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
         (folder / "spec.toml").write_text(to_toml(resolve({"name": name, **spec})))
-        lines = [event.to_json() + "\n" for event in (told() if events is None else events)]
+        lines = [event.to_json() + "\n" for event in (sample() if events is None else events)]
         (folder / "events.jsonl").write_text("".join(lines))
         return folder
 
@@ -70,7 +70,7 @@ def test_a_run_is_found_by_name_and_its_report_is_put_beside_it(make, capsys):
 
 
 def test_a_program_gets_where_it_is_and_how_it_went(make, capsys):
-    make("demo", told(end=False))
+    make("demo", sample(end=False))
     assert embark(["report", "demo", "--json"]) == ExitCode.DONE
     data = json.loads(capsys.readouterr().out)
     assert data["report"] == "runs/demo/report.html"
@@ -139,7 +139,7 @@ def test_a_broken_run_still_has_a_report(make, capsys, broken, how):
 
 
 def test_a_fault_in_its_logs_is_diagnosed(make):
-    folder = make("demo", [*told(end=False), Event("error", {"text": "CUDA out of memory. Tried to allocate 2 GiB"},
+    folder = make("demo", [*sample(end=False), Event("error", {"text": "CUDA out of memory. Tried to allocate 2 GiB"},
                                                    time.time())])
     (folder / "rank0.log").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
     assert embark(["report", "demo"]) == ExitCode.DONE
@@ -149,7 +149,7 @@ def test_a_fault_in_its_logs_is_diagnosed(make):
 
 
 def test_a_report_and_embark_diagnose_find_the_same_in_the_same_order(make, capsys):
-    folder = make("demo", [*told(end=False), Event("error", {"text": "CUDA out of memory. Tried to allocate 2 GiB"},
+    folder = make("demo", [*sample(end=False), Event("error", {"text": "CUDA out of memory. Tried to allocate 2 GiB"},
                                                    time.time())])
     (folder / "cluster.log").write_text("InsufficientInstanceCapacity: no p5.48xlarge in us-east-1a\n")
     (folder / "job.yaml").write_text("kind: Job\n")
@@ -179,7 +179,7 @@ def cluster(**values: object) -> RunSpec:
 
 
 def test_the_price_is_of_the_machines_that_it_ran_on():
-    start = Record(told(device="cuda", world_size=16)).start
+    start = Record(sample(device="cuda", world_size=16)).start
     price = price_of_run(cluster(), start)
     assert price.text.startswith("Price: 2 x p5.48xlarge on demand in us-west-2, $")
     assert price_of_run(cluster(spot=True), start).usd_per_hour < price.usd_per_hour
@@ -190,8 +190,8 @@ def test_the_price_is_of_the_machines_that_it_ran_on():
     [
         (None, [], "names no machine"),
         (RunSpec(), [], "names no machine"),
-        (cluster(), told(), "but the run was on 2 CPU threads with 1 of 16 ranks"),
-        (cluster(region="mars-north-1"), told(device="cuda", world_size=16), "no price of 2 x p5.48xlarge"),
+        (cluster(), sample(), "but the run was on 2 CPU threads with 1 of 16 ranks"),
+        (cluster(region="mars-north-1"), sample(device="cuda", world_size=16), "no price of 2 x p5.48xlarge"),
         (resolve({"place": {"machine": "p5.47xlarge"}}), [], "No price: "),
     ],
 )  # fmt: skip
@@ -202,8 +202,8 @@ def test_without_a_price_it_is_reported_why(spec, events, why):
 
 
 def test_two_runs_are_set_side_by_side(make, tmp_path, capsys):
-    make("one", told(0.70))
-    make("two", told(0.75), train={"batch_size": 4096})
+    make("one", sample(0.70))
+    make("two", sample(0.75), train={"batch_size": 4096})
     assert embark(["compare", "one", "two", "--out", "both.html"]) == ExitCode.DONE
     out = capsys.readouterr().out
     for result in ("train.batch_size", "4,096", "held-out AUC", "0.7500", "Loss by step", "▁", "two was better: held"):
@@ -216,8 +216,8 @@ def test_two_runs_are_set_side_by_side(make, tmp_path, capsys):
 
 
 def test_quiet_says_the_sentence_alone(make, capsys):
-    make("one", told(0.70))
-    make("two", told(0.75))
+    make("one", sample(0.70))
+    make("two", sample(0.75))
     assert embark(["compare", "one", "two", "--quiet"]) == ExitCode.DONE
     assert capsys.readouterr().out == "two was better: held-out AUC 0.7500 against 0.7000 of one (+0.0500).\n"
 
@@ -241,7 +241,7 @@ def at_end(folder: Path, events: list[Event]) -> ReportAtEnd:
 def test_a_long_run_leaves_a_small_report_at_its_end(make):
     folder = make("demo", [])
     # A run of some thousand points: what a day of training has.
-    events = told(run_dir=str(folder))
+    events = sample(run_dir=str(folder))
     many = [Event("step", {**events[1].values, "step": n}, events[1].time_s) for n in range(3000)]
     at_end(folder, [*events[:1], *many, *events[1:]])
     report = (folder / "report.html").read_text()
@@ -251,7 +251,7 @@ def test_a_long_run_leaves_a_small_report_at_its_end(make):
 
 def test_a_run_that_failed_leaves_one_too_when_its_sinks_are_closed(make):
     folder = make("demo", [])
-    sink = at_end(folder, told(end=False, run_dir=str(folder)))
+    sink = at_end(folder, sample(end=False, run_dir=str(folder)))
     assert not (folder / "report.html").exists()
     with (folder / "events.jsonl").open("a") as file:
         file.write(Event("error", {"text": "out of memory"}).to_json() + "\n")
@@ -262,13 +262,13 @@ def test_a_run_that_failed_leaves_one_too_when_its_sinks_are_closed(make):
 def test_no_report_is_worth_a_run(make, monkeypatch):
     folder = make("demo", [])
     (folder / "report.html").mkdir()
-    at_end(folder, told(run_dir=str(folder))).close()
-    at_end(folder, told(run_dir="")).close()
+    at_end(folder, sample(run_dir=str(folder))).close()
+    at_end(folder, sample(run_dir="")).close()
     monkeypatch.setattr("embark.report.report.html_page", lambda _: 1 / 0)
-    at_end(folder, told(run_dir=str(folder))).close()
+    at_end(folder, sample(run_dir=str(folder))).close()
     monkeypatch.setattr("embark.report.report.MAX_QUICK_BYTES", 1)
     (folder / "report.html").rmdir()
-    at_end(folder, told(run_dir=str(folder))).close()
+    at_end(folder, sample(run_dir=str(folder))).close()
     assert not (folder / "report.html").exists()
 
 
@@ -280,7 +280,7 @@ def test_the_summary_says_where_the_report_is(make):
     history = History()
     history.add(Event("end", {"outcome": "done", "step": 4, "run_dir": str(folder)}))
     assert "report" not in dict(summary.paths(history))
-    at_end(folder, told(run_dir=str(folder)))
+    at_end(folder, sample(run_dir=str(folder)))
     assert dict(summary.paths(history))["report"] == str(folder / "report.html")
 
 
@@ -289,7 +289,7 @@ def test_a_run_that_lives_in_a_store_takes_its_report_along(make):
 
     run = RunDir("memory://elsewhere/runs/demo")
     run.path.mkdir(parents=True)
-    at_end(run.path, told(run_dir=run.uri))
+    at_end(run.path, sample(run_dir=run.uri))
     run.publish()
     assert open_store(run.uri).read("report.html").startswith(b"<!doctype html>")
 

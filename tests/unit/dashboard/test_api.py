@@ -26,12 +26,12 @@ def run_of(folder: Path) -> Run:
     return run
 
 
-def told(folder: Path) -> dict:
+def overview(folder: Path) -> dict:
     return detail(run_of(folder), time.time())
 
 
 def test_a_straggler_is_marked_and_says_where_its_time_goes(folder: Path):
-    slow = [rank for rank in told(folder)["ranks"] if rank["slower_than"]]
+    slow = [rank for rank in overview(folder)["ranks"] if rank["slower_than"]]
     assert [(rank["rank"], sorted(rank["slower_than"])) for rank in slow] == [(2, ["input_s", "step_s"])]
     assert slow[0]["step_s"] == pytest.approx(0.15)
     assert slow[0]["slower_than"]["step_s"] == pytest.approx(0.1)
@@ -41,34 +41,34 @@ def test_a_rank_is_known_by_its_own_work_where_all_wait_for_it(tmp_path: Path):
     folder = write_run(tmp_path / "waiting")
     append(folder, line("ranks", time.time(), step=1, step_s=[0.2, 0.2, 0.2], input_s=[0, 0, 0]),
            line("phases", time.time(), step=1, seconds={"all_to_all": 0.1}, own_s=[0.1, 0.19, 0.1]))
-    assert [sorted(rank["slower_than"]) for rank in told(folder)["ranks"]] == [[], ["own_s"], []]
+    assert [sorted(rank["slower_than"]) for rank in overview(folder)["ranks"]] == [[], ["own_s"], []]
 
 
 def test_ranks_that_keep_pace_are_not_marked(tmp_path: Path):
     folder = write_run(tmp_path / "even")
     append(folder, line("ranks", time.time(), step=1, step_s=[0.1, 0.101, 0.099], input_s=[1e-6, 5e-6, 1e-6]))
-    assert not any(rank["slower_than"] for rank in told(folder)["ranks"])
+    assert not any(rank["slower_than"] for rank in overview(folder)["ranks"])
 
 
 def test_the_plan_is_reported_with_the_largest_table_first_and_how_full_each_gpu_is(folder: Path):
-    plan = told(folder)["plan"]
+    plan = overview(folder)["plan"]
     assert [table["table"] for table in plan["tables"]][:2] == ["cat_5", "cat_4"]
     assert plan["per_rank"][0] == {"rank": 0, "bytes": 25_600_000 * 6}
     assert plan["gpus"][1] == {"used_bytes": 31e9, "total_bytes": 80e9}
 
 
 def test_prediction_stands_beside_fact(folder: Path):
-    rows = {row["name"]: row for row in told(folder)["prediction"]["rows"]}
+    rows = {row["name"]: row for row in overview(folder)["prediction"]["rows"]}
     assert (rows["step time"]["predicted"], rows["step time"]["actual"]) == (0.09, 0.1)
     assert (rows["memory"]["predicted"], rows["memory"]["actual"]) == (31e9, 33e9)
 
 
 def test_parts_of_a_step_are_means_of_late(folder: Path):
-    assert told(folder)["phases"]["all_to_all"] == pytest.approx(0.03)
+    assert overview(folder)["phases"]["all_to_all"] == pytest.approx(0.03)
 
 
 def test_what_happened_is_marked_on_the_time_line(folder: Path):
-    kinds = [mark["kind"] for mark in told(folder)["marks"]]
+    kinds = [mark["kind"] for mark in overview(folder)["marks"]]
     assert (kinds[0], kinds[-1]) == ("start", "end")
     assert (kinds.count("save"), kinds.count("eval")) == (4, 4)
 
@@ -77,7 +77,7 @@ def test_secrets_are_cut_out_of_the_spec_and_of_log_lines(folder: Path):
     secret = "password=c2VjcmV0LXNlY3JldA"
     (folder / "spec.toml").write_text(f'name = "{secret}"\n')
     (folder / "train.log").write_text(f"connected by {secret}\n")
-    assert "c2VjcmV0" not in told(folder)["spec"]
+    assert "c2VjcmV0" not in overview(folder)["spec"]
     assert "c2VjcmV0" not in log_lines(run_of(folder), file=1, words="")["lines"][0]["text"]
 
 

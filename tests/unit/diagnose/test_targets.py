@@ -64,7 +64,7 @@ esac
     return make
 
 
-def told(capsys) -> dict:
+def diagnosis(capsys) -> dict:
     assert diagnose("dlrm", console=JSON) == ExitCode.OTHER
     return json.loads(capsys.readouterr().out)
 
@@ -75,7 +75,7 @@ def test_events_logs_and_spec_of_a_run_on_a_cluster_count_together(launched, cap
     run.mkdir()
     (run / "spec.toml").write_text(to_toml(load_spec("quickstart", AWS)))
     (run / "events.jsonl").write_text('{"event": "step", "time_s": 1, "rank": 0, "step": 7, "loss": null}\n')
-    answer = told(capsys)
+    answer = diagnosis(capsys)
     found = {one["name"]: one for one in answer["diagnoses"]}
     assert set(found) == {"resource-name-unknown", "tcp-instead-of-fabric", "loss-not-a-number"}
     assert found["resource-name-unknown"]["evidence"]["source"] == "dlrm (events)"
@@ -87,7 +87,7 @@ def test_events_logs_and_spec_of_a_run_on_a_cluster_count_together(launched, cap
 def test_a_rank_of_the_cluster_s_log_is_named_and_commands_name_the_run(launched, capsys):
     launched([], "2026-11-15T09:00:01.5Z [rank3]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, "
                  "OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600013 milliseconds before timing out.")
-    (one,) = told(capsys)["diagnoses"]
+    (one,) = diagnosis(capsys)["diagnoses"]
     assert (one["name"], one["ranks"]) == ("collective-timed-out", [3])
     assert one["command"].startswith("embark logs dlrm ")
 

@@ -23,12 +23,12 @@ RANKS = {
 }
 
 
-def told(event, **options):
+def samples_of(event, **options):
     return {(r.metric.name, *(value for _, value in r.labels)): r.value for r in readings(event, **options)}
 
 
 def test_lists_of_ranks_machines_and_gpus_are_taken_apart():
-    assert told(Event("ranks", RANKS)) == {
+    assert samples_of(Event("ranks", RANKS)) == {
         ("rank_step_s", "0"): 0.1, ("rank_step_s", "1"): 0.25, ("rank_input_s", "0"): 0.0,
         ("rank_input_s", "1"): 0.2, ("cpu_percent", "a"): 10.0, ("cpu_percent", "b"): 20.0,
         ("gpu_power_w", "a", "0"): 300.0, ("gpu_power_w", "a", "1"): 310.0,
@@ -37,12 +37,12 @@ def test_lists_of_ranks_machines_and_gpus_are_taken_apart():
 
 def test_a_rank_that_reported_nothing_has_no_reading():
     event = Event("phases", {"step": 9, "seconds": {"dense": 0.5}, "own_s": [None, 0.4]})
-    assert told(event, null_is_nan=True) == {("phase_s", "dense"): 0.5, ("rank_own_s", "1"): 0.4}
+    assert samples_of(event, null_is_nan=True) == {("phase_s", "dense"): 0.5, ("rank_own_s", "1"): 0.4}
 
 
 def test_what_is_seen_in_training_and_held_out_is_reported_apart():
-    assert told(Event("step", {"step": 1, "auc": 0.7}))["auc", "train"] == 0.7
-    assert told(Event("eval", {"step": 1, "auc": 0.8}))["auc", "eval"] == 0.8
+    assert samples_of(Event("step", {"step": 1, "auc": 0.7}))["auc", "train"] == 0.7
+    assert samples_of(Event("eval", {"step": 1, "auc": 0.8}))["auc", "eval"] == 0.8
 
 
 def test_readings_know_their_time_and_step():
@@ -52,9 +52,9 @@ def test_readings_know_their_time_and_step():
 
 def test_what_is_no_number_is_passed_over_and_a_null_may_be_nan():
     event = Event("step", {"step": "x", "loss": None, "auc": "high", "step_s": True})
-    assert told(event) == {}
-    assert math.isnan(told(event, null_is_nan=True)["loss",])
-    assert told(Event("start", {"usd_per_hour": None}), null_is_nan=True) == {}
+    assert samples_of(event) == {}
+    assert math.isnan(samples_of(event, null_is_nan=True)["loss",])
+    assert samples_of(Event("start", {"usd_per_hour": None}), null_is_nan=True) == {}
 
 
 def test_malformed_events_give_no_readings():

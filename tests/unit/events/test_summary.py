@@ -9,7 +9,7 @@ from embark.events.events import Event
 from embark.events.summary import History
 
 
-def told(events):
+def read(events):
     history = History()
     for event in events:
         history.add(event)
@@ -17,7 +17,7 @@ def told(events):
 
 
 def test_how_far_from_chance_to_the_best(make_events):
-    assert summary.outcome_sentence(told(make_events(auc=0.7912))) == (
+    assert summary.outcome_sentence(read(make_events(auc=0.7912))) == (
         "Held-out AUC 0.7912: 97 % of the way from chance (0.5) to the best any model could reach on these samples "
         "(0.8003)."
     )
@@ -36,47 +36,47 @@ def test_how_far_from_chance_to_the_best(make_events):
     ],
 )
 def test_the_result_in_one_sentence(make_events, values, sentence):
-    assert summary.outcome_sentence(told(make_events(**values))).startswith(sentence)
+    assert summary.outcome_sentence(read(make_events(**values))).startswith(sentence)
 
 
 def test_a_lost_loss_is_the_result_whatever_was_held_out(make_events):
     events = make_events()
     events.insert(-1, Event("step", {"step": 1000, "loss": math.nan}, 2e9))
-    assert summary.outcome_sentence(told(events)).startswith("The loss became NaN")
+    assert summary.outcome_sentence(read(events)).startswith("The loss became NaN")
 
 
 def test_without_held_out_samples(make_events):
     events = [event for event in make_events() if event.kind != "eval"]
-    assert summary.outcome_sentence(told(events)) == (
+    assert summary.outcome_sentence(read(events)) == (
         "Trained to step 1,000: training loss 0.4516; no samples were held out.")
 
 
 def test_an_interrupted_run_says_from_where_it_resumes(make_events):
-    assert summary.outcome_sentence(told(make_events("interrupted"))) == (
+    assert summary.outcome_sentence(read(make_events("interrupted"))) == (
         "Interrupted by SIGTERM at step 1,000 of 1,000. Run the same command to resume from step 1,000."
     )
     unsaved = [event for event in make_events("failed") if event.kind != "save"]
-    assert summary.outcome_sentence(told(unsaved)) == (
+    assert summary.outcome_sentence(read(unsaved)) == (
         "Failed at step 1,000 of 1,000. No checkpoint yet: the same command starts over.")
 
 
 def test_the_work_counts_this_process_steps_only(make_events):
     events = make_events()
     start = Event("start", {**events[0].values, "first_step": 400}, events[0].time_s)
-    assert summary.work(told([start, *events[1:]])) == "600 steps · 4.10 M samples in 5 min 12 s · 41.2 k samples/s"
+    assert summary.work(read([start, *events[1:]])) == "600 steps · 4.10 M samples in 5 min 12 s · 41.2 k samples/s"
 
 
 def test_curves_are_pointed_to_only_where_they_are(make_events, tmp_path):
     events = make_events()
     there = tmp_path / "my runs"
     events[-1] = Event("end", {**events[-1].values, "run_dir": str(there)})
-    assert dict(summary.paths(told(events))) == {"run": str(there)}
+    assert dict(summary.paths(read(events))) == {"run": str(there)}
     (there / "tensorboard").mkdir(parents=True)
-    assert dict(summary.paths(told(events)))["curves"] == f"tensorboard --logdir '{there}/tensorboard'"
+    assert dict(summary.paths(read(events)))["curves"] == f"tensorboard --logdir '{there}/tensorboard'"
 
 
 def test_the_time_left_follows_the_pace_and_not_the_evaluations(make_events):
-    history = told([Event("start", {"num_steps": 1000}, 0.0)])
+    history = read([Event("start", {"num_steps": 1000}, 0.0)])
     assert history.seconds_left is None
     for second in range(1, 11):
         history.add(Event("progress", {"step": second * 10}, float(second)))
@@ -88,17 +88,17 @@ def test_the_time_left_follows_the_pace_and_not_the_evaluations(make_events):
 
 
 def test_a_run_whose_budget_is_spent_says_how_to_resume(make_events):
-    assert summary.outcome_sentence(told(make_events("budget"))) == (
+    assert summary.outcome_sentence(read(make_events("budget"))) == (
         "Budget spent: stopped at step 1,000 of 1,000. Raise place.budget_usd to resume from step 1,000."
     )
 
 
 def test_what_was_lost_and_what_it_took_are_one_line(make_events):
     events = make_events()
-    assert summary.costs(told(events)) == ""
+    assert summary.costs(read(events)) == ""
     *others, end = events
     lost = "preempted twice; 41 steps (12.0 s) repeated, 1 min 35 s down: $0.87"
     with_lost = Event("end", {**end.values, "lost": lost, "spent_usd": 1234.5}, end.time_s)
-    assert summary.costs(told([*others, with_lost])) == f"{lost} · $1,234 in all"
+    assert summary.costs(read([*others, with_lost])) == f"{lost} · $1,234 in all"
     paid = Event("end", {**end.values, "spent_usd": 0.5}, end.time_s)
-    assert summary.costs(told([*others, paid])) == "$0.50 in all"
+    assert summary.costs(read([*others, paid])) == "$0.50 in all"

@@ -24,7 +24,7 @@ def read(text):
     return read_yaml(Source.of(Path("x.yaml"), text))
 
 
-def told(path):
+def findings_of(path):
     return [(one.code, one.what) for one in lint_paths([path])]
 
 
@@ -86,7 +86,7 @@ def test_yaml_that_cannot_be_read_says_why(text, what):
 def test_documents_before_a_broken_one_are_still_looked_at(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text("kind: TrainJob\nmetadata: {name: x}\nspec: {podTemplateOverrides: []}\n---\na: [\n")
-    assert {"EMB001", "EMB212"} <= {code for code, _ in told(path)}
+    assert {"EMB001", "EMB212"} <= {code for code, _ in findings_of(path)}
 
 
 def test_a_bomb_of_aliases_takes_no_time(tmp_path):
@@ -94,14 +94,14 @@ def test_a_bomb_of_aliases_takes_no_time(tmp_path):
     lines += [f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]" for i in range(20)]
     path = tmp_path / "bomb.yaml"
     path.write_text("\n".join(lines) + "\n")
-    assert told(path) == []
+    assert findings_of(path) == []
 
 
 def test_a_tag_does_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "x.yaml"
     path.write_text('a: !!python/object/apply:os.system ["touch ran"]\n')
-    assert [code for code, _ in told(path)] == ["EMB004"]
+    assert [code for code, _ in findings_of(path)] == ["EMB004"]
     assert not (tmp_path / "ran").exists()
 
 
@@ -121,7 +121,7 @@ def test_a_script_does_not_run(tmp_path, monkeypatch):
 def test_what_is_no_text_is_one_finding(tmp_path, data, what):
     path = tmp_path / "x.yaml"
     path.write_bytes(data)
-    (code, result), = told(path)
+    (code, result), = findings_of(path)
     assert code == "EMB001"
     assert what in result
 
@@ -130,14 +130,14 @@ def test_a_huge_file_is_not_read(tmp_path):
     path = tmp_path / "x.yaml"
     with path.open("wb") as file:
         file.truncate(10 * 1024**3)
-    (code, result), = told(path)
+    (code, result), = findings_of(path)
     assert (code, "10,737 MB" in result) == ("EMB001", True)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
     path = tmp_path / "x.sh"
     path.write_bytes(b"\xef\xbb\xbfgsutil ls\n")
-    assert [code for code, _ in told(path)] == ["EMB619"]
+    assert [code for code, _ in findings_of(path)] == ["EMB619"]
 
 
 def test_a_missing_file_is_the_user_s_mistake(tmp_path):

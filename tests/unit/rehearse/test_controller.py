@@ -123,8 +123,8 @@ def test_a_code_of_the_policy_fails_the_job_at_once():
 
 def test_a_preempted_pod_gets_a_notice_and_comes_back_under_its_name():
     line = """
-    if [ -e /all/was-told-$JOB_COMPLETION_INDEX ] || [ $JOB_COMPLETION_INDEX = 0 ]; then exit 0; fi
-    trap 'touch /all/was-told-1; exit 75' TERM
+    if [ -e /all/signalled-$JOB_COMPLETION_INDEX ] || [ $JOB_COMPLETION_INDEX = 0 ]; then exit 0; fi
+    trap 'touch /all/signalled-1; exit 75' TERM
     while :; do sleep 0.05; done
     """
     done, result = run(line, policy=IGNORE, preempt=("1@2s",))
@@ -239,11 +239,11 @@ def test_a_jobset_ends_all_pods_and_starts_them_again():
     echo start >> /all/starts-$JOB_COMPLETION_INDEX
     if [ $(wc -l < /all/starts-$JOB_COMPLETION_INDEX) = 2 ]; then exit 0; fi
     test $JOB_COMPLETION_INDEX = 1 && sleep 0.5 && exit 70
-    trap 'echo told; exit 75' TERM; while :; do sleep 0.05; done
+    trap 'echo signalled; exit 75' TERM; while :; do sleep 0.05; done
     """
     done, result = run(line, manifest=JOBSET)
     assert done.verdict.is_ok, done.verdict
-    assert "s-w-0-0 told" in result.lines
+    assert "s-w-0-0 signalled" in result.lines
     assert [end.code for end in done.ends] == [70, 75, 0, 0]
 
 

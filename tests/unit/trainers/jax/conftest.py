@@ -35,7 +35,7 @@ TINY: dict[str, Any] = {
 
 
 @dataclass
-class Told:
+class TrainResult:
     """What a run said."""
 
     values: dict[str, Any]
@@ -48,9 +48,9 @@ class Told:
         return [e["loss"] for e in self.of("step")]
 
 
-def told_by(values: dict[str, Any]) -> Told:
+def train_result(values: dict[str, Any]) -> TrainResult:
     lines = Path(values["run_dir"], "events.jsonl").read_text().splitlines()
-    return Told(values, [json.loads(line) for line in lines])
+    return TrainResult(values, [json.loads(line) for line in lines])
 
 
 @pytest.fixture
@@ -77,21 +77,21 @@ def tiny(tmp_path: Path) -> Callable[..., RunSpec]:
 
 
 @pytest.fixture
-def train_tiny(tiny, monkeypatch) -> Callable[..., Told]:
+def train_tiny(tiny, monkeypatch) -> Callable[..., TrainResult]:
     """A function from settings to what the run in JAX said."""
     from embark.trainers import train
     from embark.trainers.jax import world
 
-    def run(*sets: str, num_devices: int = 8, fresh: bool = True, view=()) -> Told:
+    def run(*sets: str, num_devices: int = 8, fresh: bool = True, view=()) -> TrainResult:
         monkeypatch.setattr(world, "_devices", lambda place: jax.devices()[:num_devices])
-        return told_by(train(tiny(*sets), view, fresh=fresh))
+        return train_result(train(tiny(*sets), view, fresh=fresh))
 
     return run
 
 
 @pytest.fixture
-def train_in_torch(tiny) -> Callable[..., Told]:
+def train_in_torch(tiny) -> Callable[..., TrainResult]:
     """The same by the torch trainer, on the CPU."""
     from embark.trainers import train
 
-    return lambda *sets, fresh=True: told_by(train(tiny(*sets, "place.device=cpu"), fresh=fresh))
+    return lambda *sets, fresh=True: train_result(train(tiny(*sets, "place.device=cpu"), fresh=fresh))

@@ -28,7 +28,7 @@ TINY = {
 
 
 @dataclass
-class Told:
+class TrainResult:
     """What a run said."""
 
     values: dict[str, Any]
@@ -56,10 +56,10 @@ def train_tiny(tiny):
     """A function from settings to what the run said."""
     from embark.trainers import train
 
-    def run(*sets: str, fresh: bool = True) -> Told:
+    def run(*sets: str, fresh: bool = True) -> TrainResult:
         values = train(tiny(*sets), fresh=fresh)
         lines = Path(values["run_dir"], "events.jsonl").read_text().splitlines()
-        return Told(values, [json.loads(line) for line in lines])
+        return TrainResult(values, [json.loads(line) for line in lines])
 
     return run
 
