@@ -18,6 +18,7 @@ from embark.catalog import load_catalog
 from embark.catalog.machine import Catalog
 from embark.doctor import GIB, Check, Host, Verdict, check, size_text
 from embark.errors import EmbarkError
+from embark.model.precision import cpu_has_matrix_bf16
 from embark.run.host_memory import cgroup_limit_bytes
 from embark.stack import versions as stack
 
@@ -66,11 +67,9 @@ def container(host: Host) -> Check:
 
 
 def cpu_features(host: Host) -> Check:
-    """Never wrong: without them bf16 on a CPU is emulated, and fp32 is faster."""
-    lines = (line for line in host.read("/proc/cpuinfo").splitlines() if line.startswith(("flags", "Features")))
-    flags = set(next(lines, "").partition(":")[2].split())
-    have = [flag for flag in ("amx_bf16", "avx512_bf16", "bf16") if flag in flags]
-    return Check("cpu bf16", "ok", ", ".join(have) or "no: fp32 is faster on this CPU", "amx_bf16 or avx512_bf16")
+    """Never wrong: it says what `train.precision = "auto"` takes on this CPU."""
+    has_units = cpu_has_matrix_bf16(host.path("/proc/cpuinfo"))
+    return Check("cpu bf16", "ok", "amx_bf16" if has_units else "no: fp32 is the default on this CPU", "amx_bf16")
 
 
 def cores(host: Host) -> Check:

@@ -9,6 +9,7 @@ from embark.model.batch import batch_mistakes
 from embark.model.engine_selection import cuda_graph_obstacle, select_engine
 from embark.model.jax_layout import LINE_WIDTHS, make_layout
 from embark.model.placement import Cluster, Placement, Planner, TooLarge, all_table_bytes
+from embark.model.precision import choose_precision
 from embark.plan.calibration import CPU, Calibration, calibration_for, load_calibrations
 from embark.plan.closed_form import closed_form
 from embark.plan.memory import MEMORY, device_parts, host_parts
@@ -23,7 +24,7 @@ def predict(setup: Setup, *, planner: Planner | None = None, calibration: Calibr
     if setup.machine.gpu.kind == "tpu":
         return predict_on_tpu(setup, cluster_of(setup))
     calibration = calibration or calibration_for(setup.machine.gpu)
-    precision = precision_on(setup.spec, has_bf16=setup.machine.gpu.bf16_tflops is not None)
+    precision = choose_precision(setup.spec.train, has_matrix_bf16=setup.machine.gpu.bf16_tflops is not None)
     return predict_on(setup, cluster_of(setup), precision, calibration, planner)
 
 
@@ -75,12 +76,6 @@ def choose_engine(spec: RunSpec, cluster: Cluster, placement: Placement) -> tupl
     """The trainer's choice, by what is known before it runs. Raises `UserError` for an engine that cannot be used."""
     obstacle = cuda_graph_obstacle(spec, cluster.device, has_tables_on_host=placement.is_on_host)
     return select_engine(spec, cluster.device, obstacle)
-
-
-def precision_on(spec: RunSpec, *, has_bf16: bool) -> str:
-    if spec.train.precision != "auto":
-        return spec.train.precision
-    return "bf16" if has_bf16 else "fp32"
 
 
 def _why(spec: RunSpec, cluster: Cluster, placement: Placement, memory: MemoryUse) -> str:

@@ -23,6 +23,7 @@ from embark.model.placement import (
     value_bytes,
     wire_bytes,
 )
+from embark.model.precision import choose_precision
 from embark.model.work import Layers, layers_of
 from embark.plan.prediction import ASSUMPTIONS, GIB, MemoryUse, Prediction, Setup, StepTime, refused
 from embark.plan.step_time import STEP, activation_bytes, sample_bytes
@@ -76,7 +77,7 @@ class ChipMemory:
 def predict_on_tpu(setup: Setup, cluster: Cluster) -> Prediction:
     """What does not fit, or what the trainer refuses, is no error: `fits` is False."""
     spec, machine = setup.spec, setup.machine
-    precision = tpu_precision(spec.train.precision)
+    precision = choose_precision(spec.train, has_matrix_bf16=True)
     try:
         layout = make_layout(spec, setup.num_ranks, LINE_WIDTHS["tpu"])
     except UserError as error:
@@ -104,12 +105,8 @@ def predict_on_tpu(setup: Setup, cluster: Cluster) -> Prediction:
 def planned_chip_memory(spec: RunSpec, topology: str, num_chips: int) -> ChipMemory:
     """On each chip of a topology such as `v5e:2x4`."""
     layout = make_layout(spec, num_chips, LINE_WIDTHS["tpu"])
-    return chip_memory(spec, layout, tpu_precision(spec.train.precision), f"TPU-{topology.partition(':')[0]}")
-
-
-def tpu_precision(precision: str) -> str:
-    """As JAX's trainer chooses it there."""
-    return "bf16" if precision == "auto" else precision
+    precision = choose_precision(spec.train, has_matrix_bf16=True)
+    return chip_memory(spec, layout, precision, f"TPU-{topology.partition(':')[0]}")
 
 
 def _refusal(error: UserError) -> str:

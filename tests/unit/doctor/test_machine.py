@@ -30,10 +30,10 @@ def test_this_python_is_one_that_torch_has_wheels_for():
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("processor\t: 0\nflags\t\t: fpu avx512_bf16 amx_bf16\n", "amx_bf16, avx512_bf16"),
-        ("processor\t: 0\nFeatures\t: fp asimd bf16\n", "bf16"),
-        ("processor\t: 0\nflags\t\t: fpu avx2\n", "no: fp32 is faster on this CPU"),
-        ("", "no: fp32 is faster on this CPU"),
+        ("processor\t: 0\nflags\t\t: fpu avx512_bf16 amx_bf16\n", "amx_bf16"),
+        ("processor\t: 0\nflags\t\t: fpu avx512_bf16\n", "no: fp32 is the default on this CPU"),
+        ("processor\t: 0\nFeatures\t: fp asimd bf16\n", "no: fp32 is the default on this CPU"),
+        ("", "no: fp32 is the default on this CPU"),
     ],
 )
 def test_bf16_units_are_read_from_cpuinfo(text: str, found: str, machine):

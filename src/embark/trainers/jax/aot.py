@@ -15,6 +15,7 @@ from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
 from embark.formatting import format_bytes
 from embark.model.batch import samples_per_rank
+from embark.model.precision import choose_precision
 from embark.plan.predict import device_bytes
 from embark.plan.tpu import ChipMemory, planned_chip_memory
 from embark.plan.workload import resolve_data
@@ -99,7 +100,7 @@ def compile_for(spec: RunSpec, topology: str) -> Compiled:
     num_chips = len(devices)
     samples = samples_per_rank(spec.train.batch_size, num_chips, "chips")
     mesh = Mesh(np.array(devices), (AXIS,))
-    precision = "bf16" if spec.train.precision == "auto" else spec.train.precision
+    precision = choose_precision(spec.train, has_matrix_bf16=True)
     choice = choose_cores(spec, devices[0].device_kind, num_chips)
     programs, layout, batch = (_on_cores if choice.cores else _ordinary)(spec, mesh, precision, choice.cores)
     replicated = NamedSharding(mesh, P())

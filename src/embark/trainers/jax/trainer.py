@@ -16,6 +16,7 @@ from embark.data import Batch, Source
 from embark.errors import EmbarkError, Fault, UserError
 from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, Layout, check_supported, make_layout
 from embark.model.learning_rate import dense_rate, rate_factor
+from embark.model.precision import choose_precision
 from embark.run.clock import HostWaits
 from embark.run.evaluation import F64, Trouble
 from embark.run.host_memory import peak_resident_bytes
@@ -26,7 +27,7 @@ from embark.trainers.jax.prefetch import DeviceBatch, capacities, to_devices, tr
 from embark.trainers.jax.sparsecore.layout import Choice, choose_cores, make_stacks
 from embark.trainers.jax.state import empty_counts
 from embark.trainers.jax.step import Programs, State, Window, make_programs, state_shapes, weight_shapes
-from embark.trainers.jax.world import World, choose_precision, join
+from embark.trainers.jax.world import World, join
 
 MAX_FLAGS = 256  # Steps whose flags may wait on the devices.
 
@@ -45,7 +46,7 @@ class JaxTrainer:
     def __init__(self, spec: RunSpec, world: World, num_steps: int, source: Source) -> None:
         check_supported(spec.train)
         self.spec, self.world, self._num_steps = spec, world, num_steps
-        self.precision = choose_precision(spec, world)
+        self.precision = choose_precision(spec.train, has_matrix_bf16=world.kind != "cpu")
         choice = choose_cores(spec, world.mesh.devices.flat[0].device_kind, world.num_devices)
         self.places, self._programs = self._on_cores(choice) if choice.cores else self._ordinary(source)
         self._counts_shape = state_shapes(spec, self.places, world.mesh)["counts"]

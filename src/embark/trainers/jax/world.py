@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from numpy.typing import NDArray
 
 from embark.errors import Fault, UserError
-from embark.spec import PlaceSpec, RunSpec
+from embark.spec import PlaceSpec
 from embark.trainers.jax.exchange import AXIS, samples_on
 
 DEFAULT_PORT = 29500
@@ -148,13 +148,6 @@ def join(place: PlaceSpec) -> Iterator[World]:
     finally:
         if is_joined:
             jax.distributed.shutdown()
-
-
-def choose_precision(spec: RunSpec, world: World) -> str:
-    """`fp32`, `tf32` or `bf16`; `auto` takes bf16 where matrix units make it faster."""
-    if spec.train.precision != "auto":
-        return spec.train.precision
-    return "fp32" if world.kind == "cpu" else "bf16"
 
 
 def _devices(place: PlaceSpec) -> list[jax.Device]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from embark.data import Batch, Source
 from embark.data.prepared.source import PreparedSource
 from embark.errors import EmbarkError
 from embark.model.engine_selection import cuda_graph_obstacle, select_engine
+from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
 from embark.run.evaluation import F64, Trouble
 from embark.run.host_memory import peak_resident_bytes
 from embark.spec import PlaceSpec, RunSpec, TrainSpec
@@ -43,7 +43,7 @@ class TorchTrainer:
     def __init__(self, spec: RunSpec, world: World, num_steps: int, source: Source) -> None:
         self.spec, self.world = spec, world
         torch.manual_seed(spec.train.seed)
-        self.precision = choose_precision(spec.train, world.device)
+        self.precision = precision_on(spec.train, world.device)
         set_matmul_precision(self.precision)
         model = Recommender(spec.model, spec.train, world.device, is_bf16=self.precision == "bf16")
         fuse_into_backward(model.tables, spec.train)
@@ -123,26 +123,16 @@ class Evaluator:
         return self._window.state(self._world).cpu().numpy()
 
 
-def choose_precision(train: TrainSpec, device: torch.device) -> str:
-    """`fp32`, `tf32` or `bf16`; `auto` takes bf16 where matrix units make it faster."""
-    if train.precision != "auto":
-        return train.precision
+def precision_on(train: TrainSpec, device: torch.device) -> str:
+    """`fp32`, `tf32` or `bf16`."""
     if device.type == "cuda":
-        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
-    return "bf16" if has_amx() else "fp32"
+        return choose_precision(train, has_matrix_bf16=gpu_has_matrix_bf16(torch.cuda.get_device_capability(device)))
+    return choose_precision(train, has_matrix_bf16=cpu_has_matrix_bf16())
 
 
 def set_matmul_precision(precision: str) -> None:
     """Let fp32 matrix products use TF32, or forbid it."""
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
-
-
-def has_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """The CPU has matrix units for bf16."""
-    try:
-        return "amx_bf16" in cpuinfo.read_text()
-    except OSError:
-        return False
 
 
 class TorchBackend:

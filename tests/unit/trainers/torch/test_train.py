@@ -15,7 +15,7 @@ from embark.spec import resolve
 from embark.trainers import train
 from embark.trainers.torch.model import local_shards
 from embark.trainers.torch.sharding import sharded_tables
-from embark.trainers.torch.trainer import choose_precision, has_amx
+from embark.trainers.torch.trainer import precision_on
 from embark.trainers.torch.world import explain
 
 STEPS = "train.num_steps=4"
@@ -199,17 +199,14 @@ def test_what_torch_raises_is_reported_in_our_words():
     assert explain(RuntimeError("shape '[2]' is invalid")) is None
 
 
-def test_precision_follows_the_processor(tiny, tmp_path, monkeypatch):
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("flags : avx512f amx_bf16 amx_tile\n")
-    assert has_amx(cpuinfo)
-    cpuinfo.write_text("flags : avx2\n")
-    assert not has_amx(cpuinfo)
-    assert not has_amx(tmp_path / "none")
+def test_precision_follows_the_processor(tiny, monkeypatch):
     auto = tiny("train.precision=auto").train
     for capability, expected in (((9, 0), "bf16"), ((7, 5), "fp32")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device, c=capability: c)
-        assert choose_precision(auto, torch.device("cuda")) == expected
+        assert precision_on(auto, torch.device("cuda")) == expected
+    for has_units, expected in ((True, "bf16"), (False, "fp32")):
+        monkeypatch.setattr("embark.trainers.torch.trainer.cpu_has_matrix_bf16", lambda has=has_units: has)
+        assert precision_on(auto, torch.device("cpu")) == expected
 
 
 def test_the_container_s_limit_counts_as_the_machine_s_memory(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from embark.model.work import layers_of
 from embark.spec import RunSpec
 from embark.trainers.bench import NUM_BATCHES, BenchResult, Ceiling, Contender, first_batches, time_contender
 from embark.trainers.torch.bench.contenders import Embark, Stock
-from embark.trainers.torch.trainer import choose_precision, set_matmul_precision
+from embark.trainers.torch.trainer import precision_on, set_matmul_precision
 from embark.trainers.torch.world import World, join
 
 
@@ -40,7 +40,7 @@ def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str
     with join(spec.place) as world:
         if world.world_size > 1:
             raise UserError("embark bench measures one process", fix="run it without torchrun")
-        precision = choose_precision(spec.train, world.device)
+        precision = precision_on(spec.train, world.device)
         set_matmul_precision("tf32")  # the peers' best
         spec = resolve_from_data(spec)
         source = open_source(spec)
