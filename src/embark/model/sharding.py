@@ -29,7 +29,7 @@ ID_BYTES = 8
 CACHED_SHARE = 0.2  # Of a table in host memory, on the device.
 CACHE_ROW_BYTES = 4 + 16 * CACHED_SHARE
 """What the device keeps to know which rows are cached, for each row of the table."""
-MIN_COLUMNS = 32
+MIN_COLUMNS = 32  # Of a part of a table that is cut into columns.
 
 
 def allowed_shardings(spec: RunSpec, num_ranks: int, device: str) -> list[str]:
@@ -44,6 +44,30 @@ def allowed_shardings(spec: RunSpec, num_ranks: int, device: str) -> list[str]:
     if device == "cpu":  # the fastest over gloo; the others when requested
         return ["table_wise", *(by_column or ["row_wise"])]
     return [name for name in SHARDINGS if by_column or "column" not in name]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRound:
+    """What one search through the tables' shardings may choose from."""
+
+    may_spill: bool  # Into the host's memory.
+    is_long: bool
+    shardings: dict[str, list[str]]  # Of each table.
+
+
+def search_rounds(spec: RunSpec, cluster: Cluster) -> Iterator[SearchRound]:
+    """All tables in the devices' memory; only if they do not fit, and on CUDA alone, some in the host's: a search over
+    both would weigh the two, and rows that come from the host cost more than TorchRec's planner thinks."""
+    tables, allowed = spec.model.table_list(), allowed_shardings(spec, cluster.num_ranks, cluster.device)
+    for may_spill in (False, True) if cluster.device == "cuda" else (False,):
+        is_long = is_long_search(len(tables), 1 + may_spill, allowed, cluster)
+        yield SearchRound(may_spill, is_long, {
+            t.name: narrowed(allowed, t, spec, cluster, may_spill=may_spill) if is_long else allowed for t in tables})
+
+
+def column_width(dim: int) -> int:
+    """Columns of each part of a table that is cut into columns."""
+    return MIN_COLUMNS if dim % MIN_COLUMNS == 0 else dim
 
 
 def is_long_search(num_tables: int, num_memories: int, shardings: list[str], cluster: Cluster) -> bool:
@@ -127,7 +151,7 @@ def _option(table: Table, kind: str, memory: Memory, spec: RunSpec, cluster: Clu
     num_parts = math.ceil(table.rows / num_rows)
     last_rows = table.rows - num_rows * (num_parts - 1)
     if "column" in kind:
-        width = MIN_COLUMNS if num_columns % MIN_COLUMNS == 0 else num_columns
+        width = column_width(num_columns)
         num_slots = num_parts = num_columns // width
         num_columns = width
     device, host = _part_bytes(table, num_rows, num_columns, kind, memory, spec, cluster)

@@ -12,10 +12,9 @@ from embark.model.sharding import (
     NUM_STRIDES,
     Option,
     allowed_shardings,
-    is_long_search,
-    narrowed,
     options_of,
     ranks_per_group,
+    search_rounds,
     stride_ends,
     table_capacity,
 )
@@ -27,22 +26,15 @@ FASTER = 1 - 1e-9
 Choice = tuple[int, ...]  # Of each table, which of its options.
 
 
-def closed_form(spec: RunSpec, cluster: Cluster, *, by_its_rates: bool = False) -> Placement:
-    """All tables in device memory if they fit, else some in host memory, as the trainer does.
-
-    The cluster's own rates count only `by_its_rates`: the trainer's planner does not know them.
-    """
-    if not by_its_rates:
-        cluster = replace(cluster, intra_gbyte_per_s=0.0, inter_gbyte_per_s=0.0)
+def closed_form(spec: RunSpec, cluster: Cluster) -> Placement:
+    """Where the trainer puts the tables. The cluster's own rates do not count: the trainer's planner does not know
+    them."""
+    cluster = replace(cluster, intra_gbyte_per_s=0.0, inter_gbyte_per_s=0.0)
     tables = spec.model.table_list()
-    for may_spill in (False, True) if cluster.device == "cuda" else (False,):
-        shardings = allowed_shardings(spec, cluster.num_ranks, cluster.device)
-        is_long = is_long_search(len(tables), 1 + may_spill, shardings, cluster)
-        by_table = [narrowed(shardings, t, spec, cluster, may_spill=may_spill) if is_long else shardings
-                    for t in tables]
-        options = [options_of(table, kinds, spec, cluster, may_spill=may_spill)
-                   for table, kinds in zip(tables, by_table, strict=True)]
-        found = _best(_proposals(options, is_long=is_long), options, spec, cluster)
+    for search in search_rounds(spec, cluster):
+        options = [options_of(table, search.shardings[table.name], spec, cluster, may_spill=search.may_spill)
+                   for table in tables]
+        found = _best(_proposals(options, is_long=search.is_long), options, spec, cluster)
         if found is not None:
             return _placement(tables, found, cluster)
     raise TooLarge(_why(spec, cluster))

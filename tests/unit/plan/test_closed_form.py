@@ -1,7 +1,6 @@
 """Where tables go without torch: the verdict, what each rank holds, and how long the answer takes."""
 
 import math
-import time
 from collections import Counter
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from embark.catalog import load_catalog
 from embark.model.placement import Cluster, TooLarge, shard_bytes
 from embark.model.sharding import allowed_shardings, options_of, table_capacity
+from embark.plan import closed_form as closed_form_module
 from embark.plan.closed_form import closed_form
 from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec
 
@@ -116,12 +116,10 @@ def test_a_cpu_holds_tables_in_its_host_s_memory():
     assert verdict(spec, Cluster(2, 2, 0, 0.5 * GIB, "cpu")) == "no"
 
 
-def test_the_cluster_s_own_rates_count_only_where_asked():
+def test_the_cluster_s_own_rates_do_not_count():
     """The trainer's planner does not know them."""
     slow, fast = (Cluster(128, 8, 80 * GIB, 2000 * GIB, "cuda", 450.0, rate) for rate in (5.0, 500.0))
     assert closed_form(CRITEO, slow) == closed_form(CRITEO, fast)
-    by_rates = [closed_form(CRITEO, c, by_its_rates=True).shardings for c in (slow, fast)]
-    assert by_rates[0] != by_rates[1]
 
 
 @settings(max_examples=60)
@@ -159,13 +157,16 @@ def test_what_fits_complete_on_every_device_is_never_refused_nor_put_on_the_host
     assert verdict(spec, roomy) == "device"
 
 
-def test_ten_terabytes_over_512_ranks_are_placed_in_no_time():
+def test_ten_terabytes_over_512_ranks_are_placed_by_few_proposals(monkeypatch):
     rows = tuple(math.ceil((2**31 - 1) / (i + 1) ** 0.985) for i in range(2_000))
     spec = RunSpec(model=ModelSpec(kind="dcnv2", embedding_dim=128, num_tables=2_000, rows_per_table=rows),
                    data=DataSpec(num_train_samples=10**6), train=TrainSpec(batch_size=524_288))
-    began = time.thread_time()
+    proposed = []
+    proposals = closed_form_module._proposals
+    monkeypatch.setattr(closed_form_module, "_proposals",
+                        lambda options, **more: (proposed.append(one) or one for one in proposals(options, **more)))
     placement = closed_form(spec, Cluster(512, 8, 80 * GIB, 1800 * GIB))
-    assert time.thread_time() - began < 5  # 0.3 s by itself; measured for coverage on a busy machine it takes more
+    assert len(proposed) < 50  # of 2,000 tables with up to three options each
     assert not placement.is_on_host
     assert placement.shardings["cat_0"] == "row_wise"
     assert Counter(placement.shardings.values())["table_wise"] > 1_900

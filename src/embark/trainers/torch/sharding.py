@@ -4,8 +4,7 @@ and in seconds where tables and ranks are many."""
 import heapq
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import torch
@@ -27,9 +26,9 @@ from embark.model.sharding import (
     MAX_GRID,
     NUM_STRIDES,
     SHARDINGS,
-    allowed_shardings,
-    is_long_search,
-    narrowed,
+    SearchRound,
+    column_width,
+    search_rounds,
     stride_ends,
 )
 from embark.run.host_memory import host_bytes
@@ -60,7 +59,7 @@ def make_plan(model: nn.Module, sharder: AnywhereSharder, spec: RunSpec, world: 
     """TorchRec's planner over this machine's true topology; the same plan on every rank."""
     try:
         return first_plan(
-            spec, world, true_topology(world), lambda p: p.collective_plan(model, [sharder], dist.group.WORLD)
+            spec, true_topology(world), lambda p: p.collective_plan(model, [sharder], dist.group.WORLD)
         )
     except PlannerError as error:
         raise UserError(
@@ -70,34 +69,26 @@ def make_plan(model: nn.Module, sharder: AnywhereSharder, spec: RunSpec, world: 
 
 
 def first_plan(
-    spec: RunSpec, world: World, topology: Topology, ask: Callable[[EmbeddingShardingPlanner], ShardingPlan]
+    spec: RunSpec, topology: Topology, ask: Callable[[EmbeddingShardingPlanner], ShardingPlan]
 ) -> ShardingPlan:
-    """All tables in the devices' memory, if they fit; only else some in the host's: the planner by itself would weigh
-    the two, and rows that come from the host cost more than it thinks. Raises the last try's `PlannerError`."""
-    for may_spill in (False, True):
-        try:
-            return ask(make_planner(spec, world, topology, may_spill=may_spill))
-        except PlannerError:
-            if may_spill or world.device.type != "cuda":
-                raise
-    raise AssertionError("the second try returns or raises")
-
-
-def make_planner(spec: RunSpec, world: World, topology: Topology, *, may_spill: bool) -> EmbeddingShardingPlanner:
-    """The planner that decides, here and for machines that are only thought of."""
-    batch_size = max(1, spec.train.batch_size // world.world_size)
-    allowed = constraints(spec, world, may_spill=may_spill)
-    tables, storage = spec.model.table_list(), topology.devices[0].storage
+    """Of the first search that finds one. Raises the last search's `PlannerError`."""
+    storage = topology.devices[0].storage
     cluster = Cluster(topology.world_size, topology.local_world_size, storage.hbm,
                       storage.ddr * topology.local_world_size, "cuda" if topology.compute_device == "cuda" else "cpu")
-    shardings = allowed[tables[0].name].sharding_types
-    is_long = is_long_search(len(tables), 1 + may_spill, shardings, cluster)
-    if is_long:
-        allowed = {t.name: replace(allowed[t.name], sharding_types=narrowed(
-            shardings, t, spec, cluster, may_spill=may_spill)) for t in tables}
+    *others, last = search_rounds(spec, cluster)
+    for search in others:
+        with suppress(PlannerError):
+            return ask(make_planner(spec, topology, search))
+    return ask(make_planner(spec, topology, last))
+
+
+def make_planner(spec: RunSpec, topology: Topology, search: SearchRound) -> EmbeddingShardingPlanner:
+    """The planner that decides, here and for machines that are only thought of."""
+    batch_size = max(1, spec.train.batch_size // topology.world_size)
+    allowed = constraints(spec, search)
     return EmbeddingShardingPlanner(
         topology=topology, batch_size=batch_size, enumerator=OrderedEnumerator(topology, batch_size, allowed),
-        proposer=proposers(is_long=is_long), constraints=allowed,
+        proposer=proposers(is_long=search.is_long), constraints=allowed,
         storage_reservation=FixedPercentageStorageReservation(spec.train.memory_reserve), stats=[], debug=False,
     )
 
@@ -115,18 +106,17 @@ def topology_of(world: World, device_bytes: int, host_bytes: int, **rates: float
     )
 
 
-def constraints(spec: RunSpec, world: World, *, may_spill: bool = False) -> dict[str, ParameterConstraints]:
+def constraints(spec: RunSpec, search: SearchRound) -> dict[str, ParameterConstraints]:
     """What the planner may choose from, and how many ids to expect."""
-    allowed = allowed_shardings(spec, world.world_size, world.device.type)
     kernels = [EmbeddingComputeKernel.FUSED.value]
-    if may_spill:
+    if search.may_spill:
         kernels.append(EmbeddingComputeKernel.FUSED_UVM_CACHING.value)
     # Rows that live in the host's memory are fetched for the next batch while this one trains.
-    cache = CacheParams(prefetch_pipeline=True) if may_spill else None
+    cache = CacheParams(prefetch_pipeline=True) if search.may_spill else None
     return {
         table.name: ParameterConstraints(
-            sharding_types=allowed, compute_kernels=kernels, pooling_factors=[float(table.multi_hot)],
-            min_partition=min(32, table.dim or 32) if (table.dim or 0) % 32 == 0 else table.dim, cache_params=cache,
+            sharding_types=search.shardings[table.name], compute_kernels=kernels,
+            pooling_factors=[float(table.multi_hot)], min_partition=column_width(table.dim or 0), cache_params=cache,
         )
         for table in spec.model.table_list()
     }
@@ -178,7 +168,7 @@ def offline_plan(spec: RunSpec, cluster: Cluster) -> Placement:
     with _quiet_planner():
         topology = topology_of(world, 0 if is_cpu else int(cluster.device_bytes), int(cluster.host_bytes))
         try:
-            plan = first_plan(spec, world, topology, lambda planner: planner.plan(tables, [make_sharder(spec)]))
+            plan = first_plan(spec, topology, lambda planner: planner.plan(tables, [make_sharder(spec)]))
         except PlannerError as error:
             raise TooLarge(f"TorchRec's planner found no placement for the tables: {first_line(error)}") from error
     return _placement(plan, spec, cluster)

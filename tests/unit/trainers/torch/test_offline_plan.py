@@ -111,7 +111,8 @@ def test_the_planner_does_not_speak(caplog):
 def test_equal_options_are_tried_in_the_order_they_are_named():
     """TorchRec takes them from a set: under half of Python's hash seeds every table would go to the host."""
     world = World(0, 16, 0, 8, torch.device("cuda"))
-    allowed = sharding.constraints(CRITEO, world, may_spill=True)
+    _, with_hosts = sharding_rules.search_rounds(CRITEO, Cluster(16, 8, 80 * GIB, 1000 * GIB))
+    allowed = sharding.constraints(CRITEO, with_hosts)
     topology = sharding.topology_of(world, 80 * GIB, 1000 * GIB)
     tables = tables_without_values(CRITEO.model.table_list()[:3], CRITEO.train)
     options = sharding.OrderedEnumerator(topology, 4096, allowed).enumerate(tables, [sharding.make_sharder(CRITEO)])
@@ -151,4 +152,4 @@ def test_a_long_search_that_finds_nothing_ends(monkeypatch):
     topology = sharding.topology_of(world, GIB, GIB)
     tables = tables_without_values(CRITEO.model.table_list(), CRITEO.train)
     with pytest.raises(PlannerError):
-        sharding.first_plan(CRITEO, world, topology, lambda p: p.plan(tables, [sharding.make_sharder(CRITEO)]))
+        sharding.first_plan(CRITEO, topology, lambda p: p.plan(tables, [sharding.make_sharder(CRITEO)]))

@@ -7,6 +7,8 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 
 from embark.data import open_source
 from embark.errors import SpecError, UserError
+from embark.model.placement import Cluster
+from embark.model.sharding import search_rounds
 from embark.spec import PlaceSpec
 from embark.trainers.torch import sharding
 from embark.trainers.torch.model import local_shards
@@ -22,11 +24,11 @@ def weights(built) -> dict[str, torch.Tensor]:
     return {**tables, **dense}
 
 
-def test_data_parallel_tables_are_never_planned(tiny, alone):
-    wide = World(rank=0, world_size=16, local_rank=0, local_world_size=8, device=torch.device("cuda"))
-    for world in (alone, wide):
-        for constraint in sharding.constraints(tiny(), world).values():
-            assert "data_parallel" not in constraint.sharding_types
+def test_data_parallel_tables_are_never_planned(tiny):
+    for cluster in (Cluster(1, 1, 0, 2**30, "cpu"), Cluster(16, 8, 2**30, 2**30)):
+        for search in search_rounds(tiny(), cluster):
+            for constraint in sharding.constraints(tiny(), search).values():
+                assert "data_parallel" not in constraint.sharding_types
     assert "data_parallel" not in sharding.AnywhereSharder().sharding_types("cuda")
 
 
