@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from embark.data.loader import Batch, Loader, Source, eval_batches, steps_per_epoch
+from embark.data.loader import Batch, Loader, Source, eval_batches
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import Allocate
     from embark.spec.run import RunSpec
 
-__all__ = ["Batch", "Loader", "Source", "eval_batches", "open_source", "resolve_from_data", "steps_per_epoch"]
+__all__ = ["Batch", "Loader", "Source", "eval_batches", "open_source", "resolve_from_data"]
 
 
 def resolve_from_data(spec: RunSpec) -> RunSpec:

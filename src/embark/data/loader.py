@@ -10,19 +10,13 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.errors import DataError
-from embark.model.batch import samples_per_rank
+from embark.model.batch import samples_per_rank, steps_per_epoch
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import PreparedSource, RawBatches
 
 
 T = TypeVar("T")
-
-
-def steps_per_epoch(source: Source, batch_size: int) -> int:
-    """Full batches in an epoch; the remainder is left out, so that every rank has as many."""
-    return _steps_per_epoch(source.num_train_samples, batch_size)
 
 
 TOGETHER_ROWS = 65_536
@@ -156,7 +150,7 @@ class Share:
         self.samples_per_rank: int = samples_per_rank(batch_size, world_size)
         self._batch_size, self._rank = batch_size, rank
         self._steps = range(start_step, max(start_step, stop_step))
-        self._steps_per_epoch = _steps_per_epoch(num_train_samples, batch_size)
+        self._steps_per_epoch = steps_per_epoch(num_train_samples, batch_size)
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -183,16 +177,6 @@ def eval_batches(source: Source, *, batch_size: int, rank: int, world_size: int)
         else:
             some = source.eval_rows(start, stop) if stop > start else source.eval_rows(num_samples - 1, num_samples)
             yield replace(_filled_up(some, size), num_valid=stop - start)
-
-
-def _steps_per_epoch(num_train_samples: int, batch_size: int) -> int:
-    steps = num_train_samples // batch_size
-    if steps == 0:
-        raise DataError(
-            f"the data has {num_train_samples} rows to train on, fewer than train.batch_size = {batch_size}",
-            fix=f"set train.batch_size to {max(num_train_samples, 1)} or less, or bring more data",
-        )
-    return steps
 
 
 def _filled_up(batch: Batch, size: int) -> Batch:

@@ -1,6 +1,24 @@
-"""How a batch is shared by the ranks: equally, or not at all."""
+"""How many batches a run trains, and how a batch is shared by the ranks: equally, or not at all."""
 
-from embark.errors import Mistake, SpecError
+from embark.errors import DataError, Mistake, SpecError
+from embark.spec import TrainSpec
+
+
+def steps_per_epoch(num_train_samples: int, batch_size: int) -> int:
+    """Full batches in an epoch; the remainder is left out, so that every rank has as many."""
+    steps = num_train_samples // batch_size
+    if steps == 0:
+        raise DataError(
+            f"the data has {num_train_samples} rows to train on, fewer than train.batch_size = {batch_size}",
+            fix=f"set train.batch_size to {max(num_train_samples, 1)} or less, or bring more data",
+        )
+    return steps
+
+
+def num_steps_of(train: TrainSpec, num_train_samples: int) -> int:
+    """Of a complete run; `num_train_samples` are an epoch's."""
+    per_epoch = steps_per_epoch(num_train_samples, train.batch_size)
+    return train.num_steps or train.num_epochs * per_epoch
 
 
 def divides(batch_size: int, num_ranks: int) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from embark.errors import UserError
+from embark.model.batch import num_steps_of, steps_per_epoch
 from embark.spec import RunSpec
 
 
@@ -32,7 +33,7 @@ class Workload:
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.num_train_samples // self.batch_size
+        return steps_per_epoch(self.num_train_samples, self.batch_size)
 
     @property
     def num_epochs(self) -> float:
@@ -58,10 +59,7 @@ def workload_of(spec: RunSpec, counted: DataSize | None = None) -> Workload:
         num_train, num_eval, source = train.num_steps * train.batch_size, 0, "train.num_steps, as one epoch"
     else:
         raise UserError(f"{data.path}: cannot read the dataset's size from here", fix="pass --samples N")
-    if num_train < train.batch_size:
-        raise UserError(f"{num_train:,} samples ({source}) are fewer than train.batch_size = {train.batch_size:,}",
-                        fix=f"set train.batch_size to {max(num_train, 1)} or less, or pass --samples N")
-    num_steps = train.num_steps or train.num_epochs * (num_train // train.batch_size)
+    num_steps = num_steps_of(train, num_train)
     row_bytes = sample_bytes(spec)
     stored_bytes = counted.data_bytes if counted is not None else None
     return Workload(

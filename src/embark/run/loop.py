@@ -5,10 +5,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from embark.data import Source, open_source, resolve_from_data, steps_per_epoch
+from embark.data import Source, open_source, resolve_from_data
 from embark.errors import SpecError
 from embark.events import Sink
-from embark.model.batch import batch_mistakes
+from embark.model.batch import batch_mistakes, num_steps_of, steps_per_epoch
 from embark.run.checkpointer import CheckpointManager, CheckpointSchedule
 from embark.run.clock import Clock
 from embark.run.evaluation import Evaluation, refuse_trouble
@@ -59,8 +59,8 @@ def train(
         spec = resolve_from_data(spec)
         check_against(spec, world)
         source = open_source(spec, allocate=backend.allocator(world))
-        per_epoch = steps_per_epoch(source, spec.train.batch_size)
-        num_steps = spec.train.num_steps or spec.train.num_epochs * per_epoch
+        per_epoch = steps_per_epoch(source.num_train_samples, spec.train.batch_size)
+        num_steps = num_steps_of(spec.train, source.num_train_samples)
         run_dir, finished_step = open_run(spec, world, fresh=fresh)
         if finished_step >= num_steps:
             return finished_before(run_dir, finished_step, view if world.is_first else ())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from embark.data import Batch, Source
-from embark.errors import UserError
+from embark.model.batch import steps_per_epoch
 from embark.spec import RunSpec
 
 NUM_BATCHES = 16
@@ -96,9 +96,7 @@ def time_steps(contender: Contender, seconds: float, warm_up_steps: int = WARM_U
 def first_batches(spec: RunSpec, source: Source) -> list[Batch]:
     """In host memory before the clock starts."""
     size = spec.train.batch_size
-    num_batches = min(NUM_BATCHES, source.num_train_samples // size)
-    if not num_batches:
-        raise UserError(f"the data has fewer than train.batch_size = {size} samples", fix="a smaller train.batch_size")
+    num_batches = min(NUM_BATCHES, steps_per_epoch(source.num_train_samples, size))
     return [source.train_rows(0, i * size, (i + 1) * size) for i in range(num_batches)]
 
 

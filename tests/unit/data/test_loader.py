@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.data.loader import Batch, Loader, eval_batches, steps_per_epoch
+from embark.data.loader import Batch, Loader, eval_batches
 from embark.data.synthetic import SyntheticSource
 from embark.errors import DataError, UserError
 from embark.spec import DataSpec, ModelSpec, Table
@@ -155,15 +155,6 @@ def test_a_closed_loader_raises_rather_than_end():
     loader.close()
     with pytest.raises(RuntimeError, match="closed"):
         next(batches)
-
-
-def test_the_odd_rest_of_an_epoch_is_left_out():
-    assert steps_per_epoch(Numbers(109), 10) == 10
-
-
-def test_fewer_rows_than_a_batch_is_an_error_that_says_both_numbers():
-    with pytest.raises(DataError, match=r"9 rows.*train\.batch_size = 10"):
-        steps_per_epoch(Numbers(9), 10)
 
 
 def test_a_batch_that_ranks_cannot_share_equally_is_refused_with_one_that_they_can():

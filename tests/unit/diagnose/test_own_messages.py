@@ -13,14 +13,14 @@ from prepared_rows import make_prepared
 
 from embark.catalog import load_catalog
 from embark.catalog.machine import find_machine
-from embark.data import open_source, resolve_from_data, steps_per_epoch
+from embark.data import open_source, resolve_from_data
 from embark.data.columns import ColumnsSource
 from embark.data.copy import copy
 from embark.data.prepared import Manifest
 from embark.data.synthetic import SyntheticSource
 from embark.diagnose import diagnose, sources_of
 from embark.errors import EmbarkError
-from embark.model.batch import samples_per_rank
+from embark.model.batch import samples_per_rank, steps_per_epoch
 from embark.model.engine_selection import select_engine
 from embark.plan.predict import predict
 from embark.plan.prediction import Setup
@@ -65,7 +65,8 @@ RAISES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a copy of it": (lambda folder: copy(str(damaged(folder)), str(folder / "there")), "data-incomplete"),
     "data of another version": (lambda _: Manifest.from_text(
         json.dumps({"format": "embark-prepared", "version": 0}), "data/manifest.json"), "data-incomplete"),
-    "too few rows": (lambda folder: steps_per_epoch(columns(folder, on_bad_id="clip"), 4096), "data-incomplete"),
+    "too few rows": (lambda folder: steps_per_epoch(columns(folder, on_bad_id="clip").num_train_samples, 4096),
+                     "data-incomplete"),
     "an engine that cannot be used": (lambda _: select_engine(
         resolve({}, ["train.engine=cuda_graph"]), "cuda", "fused Adam counts its steps on the host"), "spec-wrong"),
     "a batch for ranks": (lambda _: samples_per_rank(1000, 16), "world-size-wrong"),

@@ -1,9 +1,25 @@
-"""A batch is shared equally by the ranks, or the mistake names the sizes that can be."""
+"""How many batches there are; a batch is shared equally by the ranks, or the mistake names the sizes that can be."""
 
 import pytest
 
-from embark.errors import SpecError
-from embark.model.batch import batch_mistakes, divides, samples_per_rank
+from embark.errors import DataError, SpecError
+from embark.model.batch import batch_mistakes, divides, num_steps_of, samples_per_rank, steps_per_epoch
+from embark.spec import TrainSpec
+
+
+def test_the_odd_rest_of_an_epoch_is_left_out():
+    assert steps_per_epoch(109, 10) == 10
+
+
+@pytest.mark.parametrize("num_steps", [0, 5])
+def test_fewer_rows_than_a_batch_is_an_error_that_says_both_numbers(num_steps):
+    with pytest.raises(DataError, match=r"9 rows.*train\.batch_size = 10"):
+        num_steps_of(TrainSpec(batch_size=10, num_steps=num_steps), 9)
+
+
+def test_a_run_is_as_long_as_its_steps_or_else_its_epochs():
+    assert num_steps_of(TrainSpec(batch_size=10, num_epochs=3), 109) == 30
+    assert num_steps_of(TrainSpec(batch_size=10, num_epochs=3, num_steps=7), 109) == 7
 
 
 def test_a_batch_that_divides():

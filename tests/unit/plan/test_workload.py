@@ -53,5 +53,5 @@ def test_prepared_data_elsewhere_must_be_counted():
 
 
 def test_fewer_samples_than_a_batch_are_refused():
-    with pytest.raises(UserError, match="are fewer than"):
+    with pytest.raises(UserError, match=r"100 rows to train on, fewer than train\.batch_size"):
         workload_of(load_spec("criteo-1tb"), DataSize(100))
