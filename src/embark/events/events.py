@@ -131,9 +131,9 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+        is_cut = _ends_within_a_line(path)
         self._file = ResilientFile(path, "ab")
-        if cut:  # a line that the last process did not finish must not swallow our first
+        if is_cut:  # a line that the last process did not finish must not swallow our first
             self._file.write(b"\n")
 
     def emit(self, event: Event) -> None:
@@ -142,6 +142,14 @@ class EventLog:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 class Fanout:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from embark.errors import UserError
+from embark.store.atomic_file import write_atomic
 
 RECORD = ".embark-render.json"  # In the folder: the checksum of each file as it was last written.
 State = Literal["new", "same", "changed", "edited", "left over"]
@@ -120,12 +121,8 @@ def _read(path: Path) -> str | None:
 
 
 def _write(path: Path, text: str) -> None:
-    # Beside it first, so that a full disk leaves the old one whole.
-    part = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text)
-        part.replace(path)
+        write_atomic(path, text)  # a full disk leaves the old file whole
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}", fix="--out a folder that can be written") from error
 

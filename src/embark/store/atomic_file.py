@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 SCRATCH_SUFFIX = ".embark-part"
@@ -27,6 +28,15 @@ def scratch_for(path: Path) -> Iterator[Path]:
         _sync(path.parent)  # a rename is on disk only when its directory is
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def commit(file: BinaryIO, path: Path) -> None:
+    """Close an open file of `path`'s directory and rename it to `path`, durably."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+    os.replace(file.name, path)
+    _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

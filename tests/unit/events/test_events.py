@@ -40,6 +40,7 @@ def test_what_is_no_event_is_passed_over(tmp_path):
 
 
 def test_a_second_run_adds_to_the_log(tmp_path):
+    (tmp_path / "events.jsonl").touch()
     for _ in range(2):
         log = EventLog(tmp_path / "events.jsonl")
         log.emit(Event("start", {}, 1.0))

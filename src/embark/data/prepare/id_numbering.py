@@ -7,7 +7,6 @@ another, whatever the number of distinct values.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from embark.data.prepare.rows import Keys
 from embark.data.prepared.layout import Rows
 from embark.data.workers import Report
+from embark.store.atomic_file import commit
 
 _SAMPLES_PER_PARTITION = 512
 
@@ -101,7 +101,7 @@ class RunWriter:
     def close(self) -> list[dict[str, Any]]:
         """Everything is on disk; the record by which it is found again."""
         for file, path in zip((self._rows, self._keys), self._paths, strict=True):
-            _close_synced(file, path)
+            commit(file, path)
         return self._runs
 
 
@@ -170,7 +170,7 @@ def number_keys(
                 codes_file.write(_look_up(run.read_keys(int(low), int(high)), keys, ids).data)
             report(int((highs - lows).sum()), 0, 0)
         for written, path in ((keys_file, files.keys), (ids_file, files.ids), (codes_file, files.codes)):
-            _close_synced(written, path)
+            commit(written, path)
     counted.unlink()
     return num_distinct, num_kept
 
@@ -250,14 +250,6 @@ def _npy(path: Path, dtype: np.dtype[Any], num: int) -> BinaryIO:
 
 def _paths(directory: Path, name: str) -> tuple[Path, Path]:
     return directory / f"{name}.rows", directory / f"{name}.keys"
-
-
-def _close_synced(file: BinaryIO, path: Path) -> None:
-    """The file is on disk, and under its own name."""
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
-    os.replace(f"{path}.part", path)
 
 
 def _sorted(keys: Keys) -> tuple[NDArray[np.integer[Any]], Keys]:

@@ -15,6 +15,7 @@ import numpy as np
 from embark.data.prepared.layout import Block, Layout, Rows, fill
 from embark.data.prepared.manifest import BLOCK_ROWS, Manifest, Part, Split
 from embark.errors import DataError
+from embark.store.atomic_file import commit
 
 _MOST_MAPPED = 4_096  # A process may have 65,530 mappings, the kernel's default.
 _MOST_BLOCKS = 64
@@ -198,10 +199,7 @@ class PartWriter:
 
     def _end_part(self) -> None:
         assert self._file is not None
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        os.replace(f"{self._name}.part", self._name)
+        commit(self._file, self._name)
         starts = () if self._layout.is_fixed else tuple(self._starts)
         file = self._name.relative_to(self._directory).as_posix()
         self.parts.append(Part(file, self._rows, self._size, self._digest.hexdigest(), starts))
