@@ -54,8 +54,8 @@ def compute_statistics(
     directory: Path, manifest: Manifest, *, memory_bytes: int, num_workers: int = 0,
     progress: ProgressReporter | None = None, with_scores: bool = False,
 ) -> tuple[dict[str, Any], dict[str, ColumnScore]]:
-    """Counts, cardinalities, top ids and label rates of the training rows, label rates of every split; and with
-    `with_scores` how well each column scores predicts the label of held-out rows.
+    """Counts, cardinalities, top ids and label rates of the training rows, label rates of every split.
+    `with_scores`: how well each column predicts the label of held-out rows.
 
     `memory_bytes` is for all processes together, this one included; 0 workers: one for each core.
     """

@@ -37,11 +37,10 @@ class Report:
 
 
 def diagnose(
-    sources: Sequence[Source], *, spec: RunSpec | None = None, names: Mapping[str, str] | None = None,
-    predict: Predict | None = None,
+    sources: Sequence[Source], *, spec: RunSpec | None = None, names: Mapping[str, str] | None = None
 ) -> Report:
     """Look through all sources together. With a spec, the expected network and memory count too. `names`: what to put
-    into a command for placeholders like SPEC. `predict`: another planner than embark.plan's."""
+    into a command for placeholders like SPEC."""
     nccl, steps, versions = NcclLog(), StepTimes(), Versions()
     scan = Scan(load_rules(), (*nccl.listeners, *steps.listeners, *versions.listeners))
     for order, source in enumerate(sources):
@@ -53,7 +52,7 @@ def diagnose(
         else:
             scan.read(source, order)
     matches = [*scan.found, *nccl.findings(spec), *steps.findings(), *versions.findings()]
-    found = [_diagnosis(match, spec, predict, names or {}) for match in _ranked(_without_weaker(_merged(matches)))]
+    found = [_diagnosis(match, spec, names or {}) for match in _ranked(_without_weaker(_merged(matches)))]
     return Report((*_joined(found), *_lint(sources)), len(sources), tuple(scan.cut_short))
 
 
@@ -96,11 +95,11 @@ def _joined(found: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
     yield from (one for one in found if one.kind == "slow")
 
 
-def _diagnosis(match: RuleMatch, spec: RunSpec | None, predict: Predict | None, names: Mapping[str, str]) -> Diagnosis:
+def _diagnosis(match: RuleMatch, spec: RunSpec | None, names: Mapping[str, str]) -> Diagnosis:
     rule, values = match.rule, _Values(match.values)
     fix = match.fix or rule.fix.format_map(values)
     memory = OUT_OF_MEMORY.get(rule.name)
-    if memory is not None and spec is not None and (advice := memory_advice(spec, memory, predict)):
+    if memory is not None and spec is not None and (advice := memory_advice(spec, memory)):
         fix = f"{advice}. Else: {fix}"
     command = match.command or rule.command.format_map(values)
     for name, word in names.items():
@@ -145,12 +144,11 @@ class _Values(dict[str, str]):
         return name.upper()
 
 
-def memory_advice(spec: RunSpec, memory_kind: MemoryKind = "device", predict: Predict | None = None) -> str:
+def memory_advice(spec: RunSpec, memory_kind: MemoryKind = "device") -> str:
     """One sentence: does the spec fit its machine, and the nearest change that does; empty where it names no machine.
     `memory_kind`: which memory ran out."""
-    from embark.plan.predict import predict as plan
+    from embark.plan.predict import predict
 
-    predict = predict or plan
     if (machine := machine_of(spec)) is None:
         return ""
     setup = Setup(spec, machine, spec.place.nodes)

@@ -78,7 +78,7 @@ class Evaluator(Protocol):
     def add(self, batch: Batch) -> None: ...
 
     def state(self) -> NDArray[np.float64]:
-        """Histogram and sums over all ranks, as `run.metrics.metrics_of` reads them."""
+        """Histogram and sums over all ranks, as `run.evaluation.metrics_of` reads them."""
 
 
 class Trainer(Protocol):

@@ -25,9 +25,9 @@ def spec_on(machine: str, nodes: int = 2, **train: object):
 
 @pytest.fixture
 def look(tmp_path):
-    def looked(text: str, name: str = "train.log", spec=None, fits=None):
+    def looked(text: str, name: str = "train.log", spec=None):
         (tmp_path / name).write_text(text)
-        return diagnose(sources_of([str(tmp_path / name)]).sources, spec=spec, predict=fits)
+        return diagnose(sources_of([str(tmp_path / name)]).sources, spec=spec)
 
     return looked
 
@@ -56,7 +56,7 @@ def test_sockets_are_no_fault_elsewhere(look, text, machine, nodes):
 
 def test_out_of_memory_says_what_the_plan_says_would_fit(look):
     spec = spec_on("g5.xlarge", nodes=1)
-    report = look("torch.OutOfMemoryError: CUDA out of memory.\n", spec=spec, fits=predict)
+    report = look("torch.OutOfMemoryError: CUDA out of memory.\n", spec=spec)
     fix = report.diagnoses[0].fix
     assert "does not fit 1 x g5.xlarge" in fix
     number = int(fix.partition("place.nodes=")[2].split(".")[0].split(",")[0].split(" ")[0])
@@ -71,20 +71,20 @@ def predict_fits(spec, nodes: int) -> bool:
 
 
 def test_out_of_memory_of_what_should_fit_says_so(look):
-    report = look("torch.OutOfMemoryError: CUDA out of memory.\n", spec=spec_on("p5.48xlarge"), fits=predict)
+    report = look("torch.OutOfMemoryError: CUDA out of memory.\n", spec=spec_on("p5.48xlarge"))
     assert "the plan says it fits 2 x p5.48xlarge" in report.diagnoses[0].fix
 
 
 @pytest.mark.parametrize("line", ["Reason: OOMKilled\n", "failed (exitcode: -9) local_rank: 1 (pid: 75)\n"])
 def test_a_host_out_of_memory_is_answered_with_the_host_s_memory_not_the_gpu_s(look, line):
-    fix = look(line, spec=spec_on("p5.48xlarge"), fits=predict).diagnoses[0].fix
+    fix = look(line, spec=spec_on("p5.48xlarge")).diagnoses[0].fix
     assert "a host of 2 x p5.48xlarge needs" in fix
     assert "processes" in fix
     assert "nvidia-smi" not in fix
 
 
 def test_tables_that_the_planner_cannot_place_are_answered_with_what_would_fit(look):
-    report = look("torchrec.distributed.planner.types.PlannerError: …\n", spec=spec_on("g5.xlarge", 1), fits=predict)
+    report = look("torchrec.distributed.planner.types.PlannerError: …\n", spec=spec_on("g5.xlarge", 1))
     assert (report.diagnoses[0].name, "place.nodes=" in report.diagnoses[0].fix) == ("tables-do-not-fit", True)
 
 

@@ -71,7 +71,7 @@ def test_every_name_is_there_once():
 
 def test_a_run_answers_while_it_goes_and_not_after(make_events):
     sink = PrometheusSink("demo", 0, "127.0.0.1")
-    url = f"http://127.0.0.1:{sink.port}/metrics"
+    url = f"http://127.0.0.1:{sink._server.server_port}/metrics"
     try:
         for event in make_events()[:6]:
             sink.emit(event)

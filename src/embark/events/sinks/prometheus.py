@@ -57,10 +57,6 @@ class PrometheusSink:
         self._thread = threading.Thread(target=self._server.serve_forever, name="embark-prometheus", daemon=True)
         self._thread.start()
 
-    @property
-    def port(self) -> int:
-        return int(self._server.server_port)
-
     def emit(self, event: Event) -> None:
         with self._lock:
             self._latest.add(event)

@@ -292,7 +292,7 @@ def _sampled(name: str, array: Any, missing: Collection[str]) -> Column:
         return Column(name, (), len(array), type="nested")
     cells = [_text(value) for value in values.to_pylist()]
     if is_list(kind):
-        return Column(name, tuple(cell for cell in cells if cell not in missing), len(array), array.null_count, "list")
+        return Column(name, tuple(cell for cell in cells if cell not in missing), len(array), "list")
     return Column.of(name, cells, missing, (
         "text" if is_text(kind) or types.is_null(kind) else "boolean" if types.is_boolean(kind)
         else "integer" if types.is_integer(kind) else "time" if types.is_temporal(kind) else "float"
