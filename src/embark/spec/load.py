@@ -33,10 +33,10 @@ def parse_spec(text: str | None) -> RunSpec | None:
 
 def resolve(raw: Mapping[str, Any], sets: Sequence[str] = (), *, where: str = "", text: str = "") -> RunSpec:
     """Turn nested dicts into a `RunSpec`, or raise one `SpecError` that names all mistakes."""
-    settings, mistakes = _parse_settings(sets)
+    settings, mistakes = parse_settings(sets)
     merged = _deep_copy(raw)
     for key, value in settings.items():
-        mistakes += _put(merged, key, value)
+        mistakes += put(merged, key, value)
     from_set = {key: f"--set {key}" for key in settings}
 
     def placed(mistake: Mistake) -> Mistake:
@@ -55,6 +55,38 @@ def resolve(raw: Mapping[str, Any], sets: Sequence[str] = (), *, where: str = ""
     if mistakes or spec is None:
         raise SpecError(mistakes)
     return spec
+
+
+def parse_settings(sets: Sequence[str]) -> tuple[Raw, list[Mistake]]:
+    """`key=value` arguments as dotted names and values."""
+    settings: Raw = {}
+    mistakes: list[Mistake] = []
+    for argument in sets:
+        key, equals, value = argument.partition("=")
+        if not equals or not key.strip():
+            mistakes.append(
+                Mistake(f"--set {argument}", argument, "", "is not key=value", "--set train.batch_size=4096")
+            )
+        else:
+            settings[key.strip()] = _value(value.strip())
+    return settings, mistakes
+
+
+def put(raw: Raw, key: str, value: Any) -> list[Mistake]:
+    """Set the dotted `key` in nested dicts."""
+    *parents, last = key.split(".")
+    at: Any = raw
+    for name in parents:
+        if isinstance(at, list) and name.isdigit() and int(name) < len(at):
+            at = at[int(name)]
+        elif isinstance(at, dict):
+            at = at.setdefault(name, {})
+        else:
+            break
+    if not isinstance(at, dict):
+        return [Mistake(f"--set {key}", key, str(value), "is not a section of the spec")]
+    at[last] = value
+    return []
 
 
 def _read(source: str) -> tuple[str, Raw, str]:
@@ -97,42 +129,12 @@ def _call(reference: str) -> RunSpec:
     return spec
 
 
-def _parse_settings(sets: Sequence[str]) -> tuple[Raw, list[Mistake]]:
-    settings: Raw = {}
-    mistakes: list[Mistake] = []
-    for argument in sets:
-        key, equals, value = argument.partition("=")
-        if not equals or not key.strip():
-            mistakes.append(
-                Mistake(f"--set {argument}", argument, "", "is not key=value", "--set train.batch_size=4096")
-            )
-        else:
-            settings[key.strip()] = _value(value.strip())
-    return settings, mistakes
-
-
 def _value(text: str) -> Any:
     """A TOML value; anything else is a plain string, so quotes are optional."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _put(raw: Raw, key: str, value: Any) -> list[Mistake]:
-    *parents, last = key.split(".")
-    at: Any = raw
-    for name in parents:
-        if isinstance(at, list) and name.isdigit() and int(name) < len(at):
-            at = at[int(name)]
-        elif isinstance(at, dict):
-            at = at.setdefault(name, {})
-        else:
-            break
-    if not isinstance(at, dict):
-        return [Mistake(f"--set {key}", key, str(value), "is not a section of the spec")]
-    at[last] = value
-    return []
 
 
 def _deep_copy(raw: Any) -> Any:

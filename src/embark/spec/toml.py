@@ -47,6 +47,15 @@ def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return flat
 
 
+def inline(value: object) -> str:
+    """A TOML value on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {inline(v)}" for name, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(inline(v) for v in value) + "]"
+    return tomli_w.dumps({"v": value}).strip().removeprefix("v = ")
+
+
 def starter(preset: str) -> str:
     """The preset as TOML: what it sets, each field under a comment."""
     spec = PRESETS[preset]()
@@ -97,15 +106,8 @@ def _lines(section: str, part: BaseModel) -> Iterator[str]:
                 later += ["", f"[[{section}.{name}]]", tomli_w.dumps(row).strip()]
             continue
         yield f"# {_one_line(info.description)}"
-        yield f"{name} = {_inline(value)}"
+        yield f"{name} = {inline(value)}"
     yield from later
-
-
-def _inline(value: object) -> str:
-    """A TOML value on one line."""
-    if isinstance(value, list):
-        return "[" + ", ".join(_inline(v) for v in value) + "]"
-    return tomli_w.dumps({"v": value}).strip().removeprefix("v = ")
 
 
 def _table(section: type[BaseModel]) -> list[str]:
@@ -129,7 +131,7 @@ def _cell(text: str) -> str:
 def _default(value: object) -> str:
     if value is None:
         return "not given"
-    return _inline(list(value) if isinstance(value, tuple) else value)
+    return inline(list(value) if isinstance(value, tuple) else value)
 
 
 def _field_lines(text: str) -> dict[str, int]:

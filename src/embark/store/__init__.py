@@ -13,9 +13,10 @@ from embark.store.checkpoint_store import (
 from embark.store.object_store import Entry, ObjectStore
 from embark.store.opening import open_store
 from embark.store.run_dir import RunDir, find_run, first_free_run, run_uri
+from embark.store.spec_file import set_in_file
 
 __all__ = [
     "Checkpoint", "CheckpointStore", "ChecksumWriter", "Entry", "FileChecksum", "ObjectStore", "RunDir",
     "checkpoint_name", "find_run", "first_free_run", "metric_of", "open_store", "reasons_by_spec", "run_uri",
-    "write_atomic",
+    "set_in_file", "write_atomic",
 ]
