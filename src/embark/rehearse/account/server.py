@@ -1,0 +1,59 @@
+"""A process that holds an account, and programs on the PATH that pass their arguments on to it over a Unix socket."""
+
+import base64
+import json
+import socketserver
+import stat
+import sys
+from pathlib import Path
+
+from embark.rehearse.account.account import Account, Call
+
+SHIM = """#!{python} -SEB
+import base64, json, os, socket, sys
+words = sys.argv[1:]
+reads = any(word == "-" or word.endswith("=-") or word == "--password-stdin" for word in words)
+stdin = sys.stdin.buffer.read() if reads else b""
+with socket.socket(socket.AF_UNIX) as link:
+    link.connect({socket!r})
+    call = dict(program=os.path.basename(sys.argv[0]), words=words, folder=os.getcwd(), env=dict(os.environ),
+                stdin=base64.b64encode(stdin).decode())
+    link.sendall(json.dumps(call).encode() + b"\\n")
+    answer = json.loads(link.makefile("rb").readline())
+sys.stderr.write(answer["err"])
+sys.stdout.write(answer["out"])
+sys.exit(answer["code"])
+"""
+"""Started for each command, so it imports next to nothing."""
+
+
+def write_shims(account: Account, folder: Path, socket_path: Path) -> None:
+    """One program of each name in a folder for the front of PATH."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = SHIM.format(python=sys.executable, socket=str(socket_path))
+    for name in account.programs:
+        path = folder / name
+        path.write_text(text)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+
+class AccountServer(socketserver.UnixStreamServer):
+    """Answers one command after the other."""
+
+    def __init__(self, account: Account, socket_path: Path) -> None:
+        self.account = account
+        super().__init__(str(socket_path), _Handler)
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        line = self.rfile.readline()
+        if not line:
+            return
+        raw = json.loads(line)
+        server = self.server
+        assert isinstance(server, AccountServer)
+        done = server.account.run(Call(raw["program"], tuple(raw["words"]), Path(raw["folder"]), raw["env"],
+                                       base64.b64decode(raw["stdin"]).decode()))
+        answer = json.dumps({"code": done.code, "out": done.out, "err": done.err})
+        self.wfile.write(answer.encode() + b"\n")
