@@ -98,7 +98,7 @@ class KubernetesApi:
 
     def pod(self, name: str, of: str, *, index: int, container: str = "trainer", phase: str = "Pending",
             waits: str = "", conditions: tuple[dict[str, str], ...] = (), created: str = "",
-            labels: dict[str, str] | None = None) -> None:
+            labels: dict[str, str] | None = None, node: str = "") -> None:
         """As the Job controller makes it and the kubelet describes it."""
         state: dict[str, Any] = {"Running": {"running": {"startedAt": _now()}},
                                  "Succeeded": {"terminated": {"exitCode": 0, "reason": "Completed"}}}.get(phase, {})
@@ -111,13 +111,18 @@ class KubernetesApi:
                                                **(labels or {})}}
         if created:
             metadata["creationTimestamp"] = created
-        self.put("pods", name, spec={"containers": [{"name": container}]}, status=status, metadata=metadata)
+        self.put("pods", name, spec={"containers": [{"name": container}], **({"nodeName": node} if node else {})},
+                 status=status, metadata=metadata)
 
     def preempt(self, name: str, code: int = 75) -> None:
-        status = self.objects[("pods", "embark", name)]["status"]
+        self.end_pod(name, code)["conditions"].append(
+            {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"})
+
+    def end_pod(self, name: str, code: int) -> dict[str, Any]:
+        status: dict[str, Any] = self.objects[("pods", "embark", name)]["status"]
         status["phase"] = "Failed"
-        status["conditions"].append({"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"})
         status["containerStatuses"][0]["state"] = {"terminated": {"exitCode": code, "reason": "Error"}}
+        return status
 
     def log(self, pod: str, *lines: str) -> None:
         self.logs.setdefault(pod, []).extend(f"{_now_nanos()} {line}" for line in lines)

@@ -149,15 +149,39 @@ def test_a_suspended_job_names_the_queue_that_holds_it(api):
 
 def test_a_failed_run_says_why_and_ends_with_1(api, capsys):
     launched()
-    api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
-    status = api.objects[("pods", "embark", "dlrm-0-a")]["status"]
-    status["phase"] = "Failed"
-    status["containerStatuses"][0]["state"] = {"terminated": {"exitCode": 64, "reason": "Error"}}
-    api.finish("jobs", "dlrm", "Failed", reason="PodFailurePolicy", message="Container trainer failed with 64")
+    for index, code in enumerate((75, 64)):
+        api.pod(f"dlrm-{index}-a", "dlrm", index=index, phase="Running")
+        api.end_pod(f"dlrm-{index}-a", code)
+    api.finish("jobs", "dlrm", "Failed", reason="PodFailurePolicy",
+               message="Container trainer for pod embark/dlrm-1-a failed with exit code 64 matching FailJob rule at index 1")
     assert status_command("dlrm", console=Console()) == ExitCode.OTHER
-    output = capsys.readouterr().out
-    assert "the spec or the data is wrong (exit code 64)" in output
+    output = " ".join(capsys.readouterr().out.split())
+    assert "machine 1 (dlrm-1-a): the spec or the data is wrong (exit code 64)" in output
     assert "PodFailurePolicy" in output
+
+
+@pytest.mark.parametrize(("target", "plural"), [("jobset", "jobsets"), ("trainjob", "trainjobs")])
+def test_a_failed_job_set_gives_the_cause_of_its_job(api, target, plural):
+    handle = launched(f"place.target={target}")
+    for index, code in enumerate((75, 64)):
+        api.pod(f"dlrm-node-0-{index}-a", "dlrm", index=index, container=TARGETS[target][1], phase="Running")
+        api.end_pod(f"dlrm-node-0-{index}-a", code)
+    api.put("jobs", "dlrm-node-0", metadata={"labels": {"jobset.sigs.k8s.io/jobset-name": "dlrm"}})
+    api.finish("jobs", "dlrm-node-0", "Failed", reason="PodFailurePolicy",
+               message="Container trainer for pod embark/dlrm-node-0-1-a failed with exit code 64 matching FailJob rule "
+                       "at index 1")
+    api.finish(plural, "dlrm", "Failed", reason="FailJobSetFailurePolicyAction",
+               message="applying FailJobSet failure policy action (first failed job: dlrm-node-0)")
+    status = place().status(handle)
+    assert status.reason.startswith("machine 1 (dlrm-node-0-1-a): the spec or the data is wrong (exit code 64)")
+
+
+def test_a_pod_on_a_node_that_has_not_started_says_which_node(api):
+    handle = launched()
+    api.pod("dlrm-0-a", "dlrm", index=0, phase="Running", node="gpu-0")
+    api.pod("dlrm-1-a", "dlrm", index=1, node="gpu-1", conditions=({"type": "PodScheduled", "status": "True"},))
+    assert place().status(handle).reason == (
+        "1 of 2 pods run; dlrm-1-a waits: its container is not created yet, on node gpu-1")
 
 
 def test_without_a_terminal_only_yes_spends(api):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embark.launch.backend import Reason, time_ns
-from embark.launch.backends.kubernetes.status import Pod, PodLogPosition
+from embark.launch.backends.kubernetes.pods import Pod, PodLogPosition
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
 from embark.launch.shell import CommandResult, LineStream, Shell
 

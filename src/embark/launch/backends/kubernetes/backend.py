@@ -8,8 +8,10 @@ from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.formatting import pluralize, to_one_line
 from embark.launch.backend import Backend, CancelResult, LaunchRequest, LogLine, Resource, RunEvent, RunHandle, Status
+from embark.launch.backends.kubernetes.failure import failed_condition
 from embark.launch.backends.kubernetes.kubectl import Cluster, Forbidden, Kubectl, classify_error
-from embark.launch.backends.kubernetes.status import INSTANCE, KINDS, Pod, PodLogPosition, RunKind, event_of, status_of
+from embark.launch.backends.kubernetes.pods import Pod, PodLogPosition
+from embark.launch.backends.kubernetes.status import INSTANCE, KINDS, RunKind, event_of, status_of
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
 from embark.launch.shell import CommandResult, LineStream
 from embark.lint.rendered import render_spec
@@ -76,7 +78,10 @@ class Kubernetes(Backend):
             return Status(state="gone", reason=f"{self._kind(handle).name}/{self._object(handle)} is not in namespace "
                           f"{handle.where['namespace']}: it was deleted, or removed a day after it ended",
                           fix=f"its checkpoints and events are in {handle.run_uri}")
-        return status_of(self._kind(handle).read(job), self._pods(handle), self.events(handle),
+        found, label = self._kind(handle).read(job), self._kind(handle).job_label
+        has_jobs = bool(label) and failed_condition(found.get("status", {})) is not None
+        jobs = kubectl.items("jobs.batch", f"{label}={self._object(handle)}") if has_jobs else []
+        return status_of(found, self._pods(handle), self.events(handle), jobs=jobs,
                          num_nodes=int(handle.where["num_nodes"]), queue=str(handle.where["queue"]))
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:

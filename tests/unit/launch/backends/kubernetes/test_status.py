@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from embark.launch.backend import RunEvent
-from embark.launch.backends.kubernetes.status import Pod, event_of, newest, status_of
+from embark.launch.backends.kubernetes.pods import Pod, newest
+from embark.launch.backends.kubernetes.status import event_of, status_of
 
 
 def pod(name: str, index: int = 0, phase: str = "Running", *, created: str = "2026-11-15T09:00:00Z",
-        state: dict[str, Any] | None = None, conditions: list[dict[str, str]] | None = None, leaving: bool = False):
+        state: dict[str, Any] | None = None, conditions: list[dict[str, str]] | None = None, leaving: bool = False,
+        node: str = "", last: dict[str, Any] | None = None, init: list[dict[str, Any]] | None = None):
     running = {"running": {}} if phase == "Running" else {}
     metadata: dict[str, Any] = {"name": name, "uid": f"uid of {name}", "creationTimestamp": created, "labels": {
         "batch.kubernetes.io/job-completion-index": str(index)}}
@@ -19,8 +21,10 @@ def pod(name: str, index: int = 0, phase: str = "Running", *, created: str = "20
         metadata["deletionTimestamp"] = created
     shown = state if state is not None else running
     status = {"phase": phase, "conditions": conditions or [],
-              "containerStatuses": [{"name": "sidecar", "state": {"running": {}}}, {"name": "trainer", "state": shown}]}
-    return Pod.of({"metadata": metadata, "status": status}, "trainer")
+              "initContainerStatuses": init or [],
+              "containerStatuses": [{"name": "sidecar", "state": {"running": {}}},
+                                    {"name": "trainer", "state": shown, "lastState": last or {}}]}
+    return Pod.of({"metadata": metadata, "status": status, "spec": {"nodeName": node} if node else {}}, "trainer")
 
 
 def status(pods, *, conditions=(), events=(), suspend=False, queue="", num_nodes=2, **metadata):
@@ -104,9 +108,33 @@ def test_an_unpulled_image_says_so_and_what_to_do():
 
 
 def test_a_volume_that_does_not_mount_is_reported_by_its_event():
-    waits = pod("a", 0, "Pending", state={"waiting": {"reason": "ContainerCreating"}})
+    waits = pod("a", 0, "Pending", state={"waiting": {"reason": "ContainerCreating"}}, node="gpu-7")
     event = RunEvent(1.0, "a", "FailedMount", "mount.lustre: no such host", True)
-    assert "mount.lustre: no such host" in status([waits], events=[event], num_nodes=1).reason
+    found = status([waits], events=[event], num_nodes=1)
+    assert found.reason == "a waits: mount.lustre: no such host, on node gpu-7"
+    assert found.fix == "kubectl describe pvc"
+
+
+def test_a_pod_that_has_its_node_waits_for_the_node_and_not_for_the_scheduler():
+    scheduled = [{"type": "PodScheduled", "status": "True"}]
+    new = pod("b", 1, "Pending", conditions=scheduled, node="gpu-7", created="2026-11-15T09:05:00Z")
+    assert status([pod("a", 0), new]).reason == (
+        "1 of 2 pods run; b waits: its container is not created yet, on node gpu-7")
+    lost = pod("c", 1, "Failed", state={"terminated": {"exitCode": 75}}, conditions=PREEMPTED)
+    assert "its replacement b waits: its container is not created yet, on node gpu-7" in status(
+        [pod("a", 0), lost, new]).reason
+    pulls = pod("b", 1, "Pending", conditions=scheduled, node="gpu-7", state={"waiting": {"reason": "ErrImagePull"}})
+    found = status([pod("a", 0), pulls])
+    assert found.reason == "1 of 2 pods run; b waits: the image cannot be pulled, on node gpu-7"
+    assert "place.image" in found.fix
+    no_network = RunEvent(1.0, "b", "FailedCreatePodSandBox", "failed to set up network", True)
+    assert "failed to set up network, on node gpu-7" in status([pod("a", 0), new], events=[no_network]).reason
+
+
+def test_an_init_container_that_cannot_start_is_what_its_pod_waits_for():
+    waits = pod("a", 0, "Pending", state={"waiting": {"reason": "PodInitializing"}}, node="gpu-7",
+                init=[{"name": "daemon", "state": {"waiting": {"reason": "ImagePullBackOff"}}}])
+    assert status([waits], num_nodes=1).reason == "a waits: the image cannot be pulled, on node gpu-7"
 
 
 def test_without_pods_the_controller_s_refusal_is_the_reason():
@@ -124,8 +152,79 @@ def test_a_suspended_job_without_a_queue_is_asked_too():
 def test_a_failed_run_gives_the_pod_s_own_reason_first():
     out = pod("a", 0, "Failed", state={"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
     found = status([out], conditions=["Failed"])
-    assert found.reason.startswith("killed: it exceeded its memory limit")
-    assert "Why: so" in found.reason
+    assert found.reason == "machine 0 (a): killed: it exceeded its memory limit (Why: so)"
+
+
+def failed(pods, reason, message, *, jobs=()):
+    job = {"metadata": {"name": "dlrm"}, "status": {"conditions": [
+        {"type": "Failed", "status": "True", "reason": reason, "message": message}]}}
+    return status_of(job, pods, [], num_nodes=2, jobs=jobs)
+
+
+def ended(name: str, index: int, code: int, **more: Any):
+    return pod(name, index, "Failed", state={"terminated": {"exitCode": code, "reason": "Error"}}, **more)
+
+
+WRONG = "Container trainer for pod embark/dlrm-1-b failed with exit code 64 matching FailJob rule at index 1"
+
+
+def test_the_pod_that_the_job_s_condition_names_decided_and_not_one_that_was_preempted_before():
+    pods = [ended("dlrm-0-a", 0, 75), ended("dlrm-1-b", 1, 64)]
+    found = failed(pods, "PodFailurePolicy", WRONG)
+    assert found.reason == ("machine 1 (dlrm-1-b): the spec or the data is wrong (exit code 64), or its budget is spent "
+                            f"(PodFailurePolicy: {WRONG})")
+    assert "not retried" in found.fix
+    assert failed(pods[:1], "PodFailurePolicy", WRONG).reason.startswith("dlrm-1-b: the spec or the data is wrong")
+
+
+def test_a_replaced_pod_that_decided_is_named_though_a_newer_one_has_its_index():
+    newer = ended("dlrm-1-c", 1, 75, created="2026-11-15T09:05:00Z")
+    found = failed([ended("dlrm-0-a", 0, 75), ended("dlrm-1-b", 1, 64), newer], "PodFailurePolicy", WRONG)
+    assert found.reason.startswith("machine 1 (dlrm-1-b): the spec or the data is wrong")
+
+
+def test_of_a_job_set_the_first_failed_job_s_condition_names_the_pod():
+    def job(name: str, reason: str, message: str):
+        return {"metadata": {"name": name}, "status": {"conditions": [
+            {"type": "Failed", "status": "True", "reason": reason, "message": message}]}}
+
+    jobs = [job("dlrm-a-0", "BackoffLimitExceeded", "Job has reached the specified backoff limit"),
+            job("dlrm-node-0", "PodFailurePolicy", WRONG)]
+    message = "jobset failed due to one or more job failures (first failed job: dlrm-node-0)"
+    pods = [ended("dlrm-0-a", 0, 75), ended("dlrm-1-b", 1, 64)]
+    found = failed(pods, "FailedJobs", message, jobs=jobs)
+    assert found.reason.startswith("machine 1 (dlrm-1-b): the spec or the data is wrong (exit code 64)")
+    assert "first failed job: dlrm-node-0" in found.reason
+    late = [job("dlrm-node-0", "DeadlineExceeded", "Job was active longer than specified deadline")]
+    assert failed(pods, "FailedJobs", message, jobs=late).reason.startswith("it ran longer than place.max_hours")
+
+
+@pytest.mark.parametrize(("reason", "message"), [
+    ("DeadlineExceeded", "Job was active longer than specified deadline"),
+    ("PyTorchJobFailed", "Job dlrm has failed because it was active longer than specified deadline"),
+])
+def test_a_deadline_decided_and_no_pod_that_it_stopped(reason, message):
+    found = failed([ended("a", 0, 75), ended("b", 1, 75)], reason, message)
+    assert found.reason == f"it ran longer than place.max_hours ({reason}: {message})"
+    assert "place.max_hours" in found.fix
+
+
+def test_where_the_controller_names_no_pod_the_most_telling_exit_code_does():
+    message = "Job has reached the specified backoff limit"
+    pods = [ended("a", 0, 75), ended("b", 1, 70)]
+    assert failed(pods, "BackoffLimitExceeded", message).reason.startswith("machine 1 (b): a fault worth a retry")
+    again = pod("b", 1, "Running", state={"waiting": {"reason": "CrashLoopBackOff"}},
+                last={"terminated": {"exitCode": 64, "reason": "Error"}})
+    message = "Job dlrm has failed because it has reached the specified backoff limit"
+    assert failed([ended("a", 0, 70), again], "PyTorchJobFailed", message).reason.startswith(
+        "machine 1 (b): the spec or the data is wrong")
+
+
+def test_ray_s_message_says_the_exit_code_and_its_log_is_cut_short():
+    message = "Job entrypoint command failed with exit code 64, last available logs: " + "x" * 20_000
+    found = failed([pod("a", 0)], "AppFailed", message)
+    assert found.reason.startswith("the spec or the data is wrong (exit code 64)")
+    assert len(found.reason) < 600
 
 
 def test_a_run_that_is_being_taken_away_is_not_restarting():
