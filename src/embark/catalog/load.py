@@ -25,6 +25,7 @@ from embark.catalog.machine import (
     Reserve,
     Source,
     Volume,
+    Zones,
 )
 from embark.errors import Mistake, MistakesError, UserError, nearest
 
@@ -165,6 +166,7 @@ def _read(folder: Path, mistakes: Mistakes) -> Catalog:
     sources, gpus, fabrics, quotas, reserves, volumes = (
         _read_toml(folder / f"{kind.__name__.lower()}s.toml", kind, mistakes)
         for kind in (Source, Gpu, Fabric, Quota, Reserve, Volume))
+    zones = _read_toml(folder / "zones.toml", Zones, mistakes, sources)
     machines: dict[str, Any] = {}
     names: set[str] = set()
     for row in _csv_rows(folder / "machines.csv", MACHINE_COLUMNS, "name", mistakes):
@@ -183,7 +185,7 @@ def _read(folder: Path, mistakes: Mistakes) -> Catalog:
         machines[row.name] = machine
     prices = _prices(folder / "prices.csv", machines, sources, mistakes)
     interruptions = _interruptions(folder / "interruptions.csv", machines, sources, mistakes)
-    return Catalog(machines, gpus, fabrics, quotas, volumes, sources, prices, interruptions)
+    return Catalog(machines, gpus, fabrics, quotas, volumes, sources, prices, interruptions, zones)
 
 
 def _check_machine(row: Row, machine: Machine) -> None:
@@ -239,14 +241,16 @@ def _interruptions(
     return interruptions
 
 
-def _read_toml(path: Path, kind: type, mistakes: Mistakes) -> dict[str, Any]:
-    """Every table of a file, by name."""
+def _read_toml(path: Path, kind: type, mistakes: Mistakes, sources: Collection[str] | None = None) -> dict[str, Any]:
+    """Every table of a file, by name. With `sources`, each names its source among them."""
     found: dict[str, Any] = {}
     known = {field.name for field in fields(kind)} | {*ORIGIN_COLUMNS} | {f"price_{name}" for name in ORIGIN_COLUMNS}
     for row in _toml_rows(path, mistakes):
         for field in row.values:
             if field not in known:
                 row.wrong(field, "no such field", nearest(field, known))
+        if sources is not None:
+            row.check_source(sources)
         key = "cloud" if kind is Reserve else "name"
         value = found[row.name] = row.build(kind, **{key: row.name} if key in known else {})
         if isinstance(value, Gpu) and (value.seen_mib or 0.0) > value.memory_mib:

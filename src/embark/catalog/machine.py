@@ -197,6 +197,16 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Zones:
+    """Where a machine is sold, for clouds that sell it in few zones of a region."""
+
+    name: Text  # Of the machine, or its generation.
+    zones: Annotated[Words, Field(min_length=1)]  # Open to everyone; the first of a region is its default.
+    others: Words = ()  # For single tenants, reservations or spot: only where a spec names it.
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
     """What a machine costs in a region."""
 
@@ -283,6 +293,11 @@ class Catalog:
     prices: Mapping[tuple[str, str], Price]  # By machine and region.
     spot_interruptions: Mapping[tuple[str, str, str], Interruption]
     """By cloud, machine and region; an empty text is any."""
+    zones: Mapping[str, Zones]
+
+    def zones_of(self, machine: Machine) -> Zones | None:
+        """None where the catalog does not know: every zone of a region may have it."""
+        return self.zones.get(machine.name) or self.zones.get(machine.name.rpartition("-")[0])
 
     def prices_of(self, machine: Machine) -> list[Price]:
         """In every region that has it, by the region's name."""

@@ -1,7 +1,7 @@
 """Dollars an hour of a machine, and of all machines of a spec: the only place that decides which price applies.
 
-A named region has its own price. Without one, the cheapest region for the purchase option counts: the lowest spot price
-for a spot spec, the lowest on-demand price for any other.
+A named region has its own price, and a named zone its region's. Without one, the cheapest region for the purchase option
+counts: the lowest spot price for a spot spec, the lowest on-demand price for any other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from embark.catalog.load import load_catalog
 from embark.catalog.machine import Catalog, Machine, Origin, Price, find_machine
+from embark.catalog.regions import default_region, is_sold_in, region_of
 from embark.errors import EmbarkError
 from embark.formatting import format_usd, to_one_line
 
@@ -27,7 +28,6 @@ PURCHASE_NAMES: dict[Purchase, str] = {
 }
 DEFAULT_MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
 """Where only the cloud is named: its machine with eight A100s of 40 GB."""
-DEFAULT_REGIONS = {"aws": "us-west-2", "azure": "eastus", "gcp": "us-central1"}  # For machines without a known price.
 GRACES: dict[str, tuple[float, str]] = {
     "aws": (120, "docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html, 2026-11"),
     "azure": (30, "learn.microsoft.com/azure/virtual-machines/linux/scheduled-events: Preempt, 2026-11"),
@@ -100,18 +100,18 @@ def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | Non
         return None
     machine = find_machine(catalog, name)
     purchase: Purchase = "spot" if place.spot else "on_demand"
-    if place.region:
-        price = catalog.prices.get((machine.name, place.region))
+    if region := region_of(machine.cloud, place):
+        price = catalog.prices.get((machine.name, region))
     else:
         price = lowest_price(catalog, machine, purchase)
-    region = place.region or (price.region if price else DEFAULT_REGIONS[machine.cloud])
+        region = price.region if price else default_region(catalog, machine)
     return SpecPrice(machine, place.nodes, region, purchase, hourly_usd(price, purchase),
                      price.origin if price else None)
 
 
 def lowest_price(catalog: Catalog, machine: Machine, purchase: Purchase) -> Price | None:
     """Of the region that is cheapest for this purchase option; where none sells it so, of any that sells it at all."""
-    prices = catalog.prices_of(machine)
+    prices = [price for price in catalog.prices_of(machine) if is_sold_in(catalog, machine, price.region)]
     options: tuple[Purchase, ...] = (purchase, "on_demand", "spot")
     for option in options:
         paid = [(usd, _spot_usd(p), p.region, p) for p in prices if (usd := hourly_usd(p, option)) is not None]

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from embark.catalog.machine import CLOUDS, NUM_NEAR, Catalog, Interruption, Machine, Price, Volume, find_machine
+from embark.catalog.machine import (
+    CLOUDS,
+    NUM_NEAR,
+    Catalog,
+    Interruption,
+    Machine,
+    Price,
+    Volume,
+    Zones,
+    find_machine,
+)
 from embark.catalog.pricing import lowest_price
 from embark.errors import UserError, nearest
 
@@ -41,6 +51,7 @@ class MachineDetails:
     allocatable_vcpus: float | None
     spot_interruptions: Interruption
     prices: tuple[Price, ...]
+    zones: Zones | None  # None: not known.
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +67,7 @@ def machine_details(catalog: Catalog, name: str, region: str = "") -> MachineDet
     machine = find_machine(catalog, name)
     prices = [price_in(catalog, machine, region)] if region else catalog.prices_of(machine)
     return MachineDetails(machine, machine.allocatable_gib, machine.allocatable_vcpus,
-                          catalog.interruptions(machine, region), tuple(prices))
+                          catalog.interruptions(machine, region), tuple(prices), catalog.zones_of(machine))
 
 
 def list_volumes(catalog: Catalog, tib: float = 0.0) -> list[VolumeOffer]:

@@ -115,7 +115,7 @@ def _render_list(console: Console, offers: Sequence[MachineOffer], region: str) 
 
 def _render_machine(console: Console, details: MachineDetails, region: str) -> None:
     facts = _facts("show", machine=details.machine, interruptions=details.spot_interruptions,
-                   each=" a host" if details.machine.num_hosts > 1 else "")
+                   zones=details.zones, each=" a host" if details.machine.num_hosts > 1 else "")
     console.table([{"what": what, "is": value} for what, value in facts.items()],
                   {"what": "", "is": details.machine.name})
     if details.prices:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from embark.catalog import Catalog, Machine, find_machine, load_catalog
 from embark.catalog.machine import CLOUDS
 from embark.catalog.pricing import Purchase
+from embark.catalog.regions import region_of
 from embark.errors import UserError, nearest
 from embark.formatting import format_duration, format_usd
 from embark.model.placement import Planner
@@ -126,7 +127,7 @@ def plan(
     spec, data_size = resolve_data(spec, request.num_samples)
     is_spot = spec.place.spot if request.spot is None else request.spot
     purchase: Purchase = "spot" if is_spot else "on_demand"
-    region = request.region or ("" if is_across else spec.place.region)
+    region = request.region or ("" if machine is None else region_of(machine.cloud, spec.place))
     workload = workload_of(spec, data_size)
     estimator = Estimator(spec, workload, catalog, predict_with(CachedPlanner()), region, purchase)
     if machine is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from embark.catalog import Catalog, Machine, SpecPrice, find_machine, find_volume, price_spec
 from embark.catalog.pricing import DEFAULT_MACHINES
+from embark.catalog.regions import place_mistakes
 from embark.errors import ExitCode, Mistake, SpecError, UserError
 from embark.model.batch import batch_mistakes
 from embark.spec import RunSpec, to_toml
@@ -157,7 +158,7 @@ def make_job(spec: RunSpec, catalog: Catalog) -> Job:
     machine = _machine(spec, catalog)
     name = dns_label(spec.name)
     job = Job(spec, machine, name, spec.place.nodes, machine.gpus_per_host, to_toml(spec, only_set=True))
-    mistakes = [*_target_mistakes(job), *_storage_mistakes(job, catalog), *_identity_mistakes(job),
+    mistakes = [*place_mistakes(catalog, machine, spec.place), *_target_mistakes(job), *_storage_mistakes(job, catalog), *_identity_mistakes(job),
                 *_budget_mistakes(job)]
     if mistakes:
         raise SpecError(mistakes)
@@ -275,10 +276,7 @@ def _identity_mistakes(job: Job) -> Iterator[Mistake]:
 
 def _budget_mistakes(job: Job) -> Iterator[Mistake]:
     budget = job.spec.place.budget_usd
-    if budget is not None and job.machine.gpu.kind == "tpu":
-        yield _mistake("place.budget_usd", f"{budget:g}", "the trainer on TPUs does not count what it costs",
-                       "leave it out; place.max_hours bounds such a run")
-    elif budget is not None and job.usd_per_hour is None:
+    if budget is not None and job.usd_per_hour is None:
         yield _mistake("place.budget_usd", f"{budget:g}",
                        f"the catalog has no price of {job.price.title} to keep it by",
                        "take one in with embark catalog refresh, or leave it out")

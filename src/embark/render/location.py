@@ -5,11 +5,11 @@ import re
 from dataclasses import dataclass
 
 from embark.catalog import Volume, find_volume, load_catalog
+from embark.catalog.regions import default_zone
 from embark.errors import Mistake, SpecError
 from embark.render.job import Job
 
 CLUSTER = "embark"  # One cluster for all runs: a run adds a node pool to it where it needs another machine.
-FIRST_ZONES = {"us-east1": "b", "europe-west1": "b"}  # Google's regions without a zone a.
 SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}
 BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
@@ -45,7 +45,7 @@ def location_of(job: Job) -> Location:
     region = job.price.region
     pool = object_label(machine.name.removeprefix("Standard_"))
     return Location(
-        region=region, zone=job.spec.place.zone or _first_zone(job.cloud, region), cluster=CLUSTER,
+        region=region, zone=job.spec.place.zone or default_zone(load_catalog(), machine, region), cluster=CLUSTER,
         pool=f"{pool}-spot" if job.spec.place.spot else pool, machine_type=machine.machine_type or machine.name,
         has_fabric=machine.fabric.transport not in ("tcp", "ici"),
     )
@@ -102,8 +102,3 @@ def _cut(uri: str) -> tuple[str, str, str]:
     name, _, prefix = rest.partition("/")
     return (scheme, name, prefix.strip("/")) if mark else ("", "", "")
 
-
-def _first_zone(cloud: str, region: str) -> str:
-    if cloud == "azure":
-        return "1"
-    return f"{region}{'-' if cloud == 'gcp' else ''}{FIRST_ZONES.get(region, 'a')}"

@@ -36,9 +36,9 @@ class PlaceSpec(Section):
     nodes: PositiveInt = 1
     """Number of machines."""
     region: str = Field(default="", pattern=r"^[a-z0-9][a-z0-9-]*$|^$", max_length=40)
-    """The region; empty: the cheapest that offers the machine."""
+    """The region; empty: that of `zone`, or the cheapest that offers the machine."""
     zone: str = Field(default="", pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*$|^$", max_length=40)
-    """The zone, if one must be named; empty: the region's first."""
+    """The zone, if one must be named; empty: the region's first that sells the machine."""
     spot: bool = False
     """Use spot (preemptible) machines."""
     target: Target = "job"

@@ -12,6 +12,9 @@ from render_jobs import job_of
 from embark.catalog import load_catalog
 from embark.errors import SpecError
 from embark.render.job import DEFAULT_MACHINES, dns_label, make_job
+from embark.render.location import location_of
+from embark.render.targets.tpu_vm import environment
+from embark.run.stop import PRICE
 from embark.spec import load_spec
 
 
@@ -77,12 +80,33 @@ def test_all_mistakes_are_reported_at_once():
     (("place.cloud=aws", "place.volume=s3-standard"), "place.volume", "not mounted"),
     (("place.cloud=aws", "place.volume=fsx-lustre-25"), "place.volume", "fsx-lustre-250"),
     (("place.machine=p5.48xlarge", "place.region=af-south-1", "place.budget_usd=5"), "place.budget_usd", "no price"),
-    (("place.machine=v5e-4", "place.target=tpu-vm", "place.budget_usd=5"), "place.budget_usd", "place.max_hours"),
+    (("place.machine=v4-8", "place.target=tpu-vm", "place.zone=us-central2-a"), "place.zone", "us-central2-b"),
+    (("place.machine=v4-8", "place.target=tpu-vm", "place.region=us-central1"), "place.region", "us-central2-b"),
+    (("place.machine=v6e-8", "place.zone=us-east5-b", "place.region=us-east1"), "place.zone", "is in us-east5"),
+    (("place.machine=p5.48xlarge", "place.zone=us-east-1b", "place.region=us-west-2"), "place.zone", "is in us-east-1"),
+    (("place.machine=p5.48xlarge", "place.zone=use1-az1"), "place.zone", "is no zone of aws"),
+    (("place.cloud=azure", "place.zone=eastus-1"), "place.zone", "such as 1"),
 ])
 def test_each_mistake_has_its_field_and_its_fix(sets, field, words):
     found = mistakes_of(*sets)
     assert words in found[field]
     assert "fix:" in found[field]
+
+
+@pytest.mark.parametrize(("machine", "zone", "region"), [
+    ("p5e.48xlarge", "us-east-1b", "us-east-1"), ("p4d.24xlarge", "us-west-2-lax-1a", "us-west-2"),
+    ("a3-highgpu-8g", "asia-southeast1-c", "asia-southeast1"), ("v6e-8", "us-south1-ai1b", "us-south1"),
+])
+def test_a_zone_without_a_region_decides_the_region(machine, zone, region):
+    location = location_of(job_of(machine, nodes=1, zone=zone))
+    assert (location.region, location.zone) == (region, zone)
+
+
+def test_a_budget_on_tpus_needs_only_a_price():
+    """The training loop counts the dollars, whichever library trains; each host gets the price."""
+    job = job_of("v5litepod-4", nodes=1, target="tpu-vm", budget_usd=5.0)
+    assert job.usd_per_hour is not None
+    assert float(environment(job)[PRICE]) == pytest.approx(job.usd_per_hour)
 
 
 def test_a_folder_of_the_mounted_volume_is_seen_by_all():
