@@ -1,6 +1,6 @@
 """An account of one cloud: its programs, its resources, its clusters, and a record of every command it was given."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -68,6 +68,8 @@ class Account:
         self.registry: Registry | None = None  # The cloud's; set by the cloud.
         self.context = ""  # The cluster that kubectl and helm speak to: its key in `clusters`.
         self.programs: dict[str, Program] = {}
+        self.environment: dict[str, str] = {}  # What a user's shell has: where the cloud's object store answers.
+        self.on_close: list[Callable[[], None]] = []  # Ends servers and what they left.
         self.records: list[Record] = []
         self.not_modelled: list[str] = []  # Said to the user at the end.
 
@@ -96,6 +98,10 @@ class Account:
         error = next((line for line in done.err.splitlines() if line.strip()), "")
         self.records.append(Record(call.program, call.words, program.answered_by, done.code, error, self.clock.now))
         return done
+
+    def close(self) -> None:
+        while self.on_close:
+            self.on_close.pop()()
 
     def paid(self) -> list[str]:
         """What costs money by the hour and still exists: its kind and name."""
