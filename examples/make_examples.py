@@ -38,6 +38,7 @@ from embark.render.targets.kubernetes import (
 from embark.render.targets.torchx import render_torchx
 from embark.render.targets.tpu_vm import RUNTIME_VERSIONS
 from embark.render.volumes import data_target
+from embark.render.wheel import FOLDER as WHEEL_FOLDER
 from embark.render.yaml_text import header
 from embark.spec import PRESETS, RunSpec, to_toml
 from embark.stack.versions import default_triple
@@ -95,7 +96,7 @@ def quickstart_job() -> Job:
 def cloud_files(job: Job) -> list[File]:
     """A cloud's folder: the run, its infrastructure, and the job for each scheduler."""
     files = [File("run.toml", short_toml(job.spec)), *render_infrastructure(job), *render_kueue(job),
-             *render_image(job)]
+             *render_image(job, TARGETS)]
     for target, render in TARGETS.items():
         files += render(replace(job, spec=_with(job.spec, place={"target": target})))
     return files
@@ -111,7 +112,8 @@ def requirements() -> str:
     """The matched versions, for pip."""
     words = [word for words in default_triple().pip_arguments("cuda") for word in words if word != "install"]
     about = "Matching versions of torch, torchrec and fbgemm; other combinations do not work."
-    return header(about) + "\n".join([*words, f"embark-rec=={__version__}"]) + "\n"
+    wheel = ["# embark render packs Embark's own wheel.", f"--find-links {WHEEL_FOLDER}", f"embark-rec=={__version__}"]
+    return header(about) + "\n".join([*words, *wheel]) + "\n"
 
 
 def quickstart_script() -> str:

@@ -47,7 +47,7 @@ def run_script(
     for file in files:
         path = folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(file.text)
+        path.write_bytes(file.content)
         path.chmod(0o755 if file.is_executable else 0o644)
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)

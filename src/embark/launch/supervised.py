@@ -214,7 +214,9 @@ class Ssh:
             if waiting:
                 time.sleep(POLL_S * 3)
 
-    def start(self, hosts: Sequence[Host], files: Callable[[Host], Mapping[str, str]], *, is_fresh: bool) -> None:
+    def start(
+        self, hosts: Sequence[Host], files: Callable[[Host], Mapping[str, str | bytes]], *, is_fresh: bool
+    ) -> None:
         """Copies each host's files and starts its supervisor, unless it runs or the run has ended there."""
         def one(host: Host) -> None:
             folder, start = shlex.quote(host.folder), host.supervisor("start", *(["--fresh"] if is_fresh else []))
@@ -306,14 +308,14 @@ class LogPosition:
         return LogLine.of(at_ns, host.name, said if at_ns else rest, host.index)
 
 
-def pack_files(files: Mapping[str, str]) -> str:
+def pack_files(files: Mapping[str, str | bytes]) -> str:
     """A tar of them with the supervisor, as text. Nothing in it is secret: a container's user reads the spec."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, text in {PROGRAM.name: PROGRAM.read_text(encoding="utf-8"), **files}.items():
-            data = text.encode()
+            data = text.encode() if isinstance(text, str) else text
             info = tarfile.TarInfo(name)
-            info.size, info.mode = len(data), 0o755 if text.startswith("#!") else 0o644
+            info.size, info.mode = len(data), 0o755 if data.startswith(b"#!") else 0o644
             tar.addfile(info, io.BytesIO(data))
     return base64.b64encode(gzip.compress(packed.getvalue(), mtime=0)).decode()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from embark.errors import UserError
-from embark.store.atomic_file import write_atomic
+from embark.store.atomic_file import scratch_for
 
 RECORD = ".embark-render.json"  # In the folder: the checksum of each file as it was last written.
 State = Literal["new", "same", "changed", "edited", "left over"]
@@ -21,8 +21,13 @@ class File:
     """One file to hand over."""
 
     path: str  # Relative to the directory that is rendered into, with `/`.
-    text: str
+    text: str = ""
     is_executable: bool = False
+    data: bytes = field(default=b"", repr=False)  # Of a file that is not text.
+
+    @property
+    def content(self) -> bytes:
+        return self.data or self.text.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class FileChange:
     state: State
     """`edited`: a person changed it since it was rendered, and a fresh rendering differs from what is there."""
     diff: str  # From the file to its fresh rendering.
-    new: str = field(default="", repr=False)
+    new: bytes = field(default=b"", repr=False)
     is_executable: bool = field(default=False, repr=False)
 
 
@@ -65,14 +70,14 @@ def compare(folder: Path, files: Sequence[File]) -> list[FileChange]:
     changes = []
     for file in files:
         old = _read(folder / file.path)
-        state: State = "new" if old is None else "same" if old == file.text else \
+        state: State = "new" if old is None else "same" if old == file.content else \
             "changed" if checksum(old) == record.get(file.path) else "edited"
-        changes.append(FileChange(file.path, state, _diff(file.path, old or "", file.text), file.text,
+        changes.append(FileChange(file.path, state, _diff(file.path, old or b"", file.content), file.content,
                                   file.is_executable))
     for path in sorted(set(record) - {file.path for file in files}):
         old = _read(folder / path)
         if old is not None:
-            changes.append(FileChange(path, "left over", _diff(path, old, "")))
+            changes.append(FileChange(path, "left over", _diff(path, old, b"")))
     return changes
 
 
@@ -94,12 +99,12 @@ def write(folder: Path, changes: Sequence[FileChange], *, force: bool, must_reco
             path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
         record[one.path] = checksum(one.new)
     if changes and must_record:
-        _write(folder / RECORD, json.dumps(record, indent=1, sort_keys=True) + "\n")
+        _write(folder / RECORD, f"{json.dumps(record, indent=1, sort_keys=True)}\n".encode())
     return skipped
 
 
-def checksum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _record(folder: Path) -> dict[str, str]:
@@ -111,23 +116,27 @@ def _record(folder: Path) -> dict[str, str]:
     return {str(k): str(v) for k, v in read.items()} if isinstance(read, dict) else {}
 
 
-def _read(path: Path) -> str | None:
+def _read(path: Path) -> bytes | None:
     try:
-        return path.read_text()
+        return path.read_bytes()
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UserError(f"{path}: cannot be compared: {error}", fix="--out another folder") from error
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, data: bytes) -> None:
     try:
-        write_atomic(path, text)  # a full disk leaves the old file whole
+        with scratch_for(path) as scratch:  # a full disk leaves the old file whole
+            scratch.write_bytes(data)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}", fix="--out a folder that can be written") from error
 
 
-def _diff(path: str, old: str, new: str) -> str:
-    lines = difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True),
-                                 f"{path} (there)", f"{path} (rendered)")
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+def _diff(path: str, old: bytes, new: bytes) -> str:
+    try:
+        lines = difflib.unified_diff(old.decode().splitlines(keepends=True), new.decode().splitlines(keepends=True),
+                                     f"{path} (there)", f"{path} (rendered)")
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    except UnicodeDecodeError:
+        return "" if old == new else f"{path}: {len(old):,} bytes there, {len(new):,} rendered; not text\n"

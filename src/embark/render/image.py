@@ -1,29 +1,33 @@
 """The image: a Dockerfile, what starts in it, and what of its folder it sees.
 
 It builds on any base with Python 3.11 or newer and pip: on PyTorch's own, whose torch is kept, or on plain Debian with
-`--build-arg VARIANT=cpu`. pip finds its packages as its own configuration says, and wheels in `dist/` first.
+`--build-arg VARIANT=cpu`. Embark comes from its wheel in `dist/`, everything else from where pip is configured to look.
 """
 
 import shlex
+from collections.abc import Collection
 
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.pod import SCRATCH, USER_ID
 from embark.render.shell_text import render_template
 from embark.render.targets.tpu_vm import packages as tpu_packages
+from embark.render.wheel import FOLDER as WHEEL_FOLDER
+from embark.render.wheel import wheel_requirement
 
 RAY_VERSION = "2.60.0"
 EXTRAS = "cloud,columns,tensorboard"
-_INDEX = "Packages come from where pip is configured to find them: --build-arg PIP_INDEX_URL, or its configuration."
+WHEELS = f"/tmp/{WHEEL_FOLDER}"  # In the image while it is built.
+_HOW = ("embark image builds it. Embark comes from its wheel in dist/, other packages from where pip is configured to "
+        "find them: --build-arg PIP_INDEX_URL, or its configuration.")
 
 
-def render_image(job: Job) -> list[File]:
-    """The same for every target, but for Ray, which must be in it, and for the fabric's libraries."""
+def render_image(job: Job, targets: Collection[str] = ()) -> list[File]:
+    """One image for every target of the folder; `targets` are those beside the job's own. Ray must be in it."""
     return [
-        File("Dockerfile", dockerfile(job)),
+        File("Dockerfile", dockerfile(job, has_ray="ray" in (job.spec.place.target, *targets))),
         File("entrypoint.sh", render_template("entrypoint.sh"), is_executable=True),
-        File(".dockerignore", render_template("dockerignore")),
-        File("dist/README.md", render_template("dist.md")),
+        *_context_files(),
     ]
 
 
@@ -31,25 +35,30 @@ def render_tpu_image(job: Job) -> list[File]:
     """Python and JAX; the chips' driver is the host's."""
     from embark import __version__
 
-    about = f"The image of Embark {__version__} with JAX for TPUs. docker build -t {job.image} . {_INDEX}"
-    return [File("Dockerfile", render_template("tpu.Dockerfile.j2", about=about, scratch=SCRATCH,
-                                               packages=tpu_packages()))]
+    about = f"The image of Embark {__version__} with JAX for TPUs. {_HOW}"
+    return [File("Dockerfile", render_template("tpu.Dockerfile.j2", about=about, scratch=SCRATCH, wheels=WHEELS,
+                                               packages=tpu_packages(WHEELS))), *_context_files()]
 
 
-def dockerfile(job: Job) -> str:
+def _context_files() -> list[File]:
+    return [File(".dockerignore", render_template("dockerignore")),
+            File(f"{WHEEL_FOLDER}/README.md", render_template("dist.md"))]
+
+
+def dockerfile(job: Job, *, has_ray: bool) -> str:
     from embark import __version__
     from embark.stack.versions import default_triple
 
     triple = default_triple()
     about = (f"The image of Embark {__version__} with torch {triple.torch}, torchrec {triple.torchrec} and fbgemm "
-             f"{triple.fbgemm}, which go together. docker build -t {job.image} . {_INDEX}")
-    packages = [f"embark-rec[{image_extras(job)}]=={__version__}"]
-    if job.spec.place.target == "ray":
+             f"{triple.fbgemm}, which go together. {_HOW}")
+    packages = [wheel_requirement(WHEELS, image_extras(job))]
+    if has_ray:
         packages.append(f"ray[default,train]=={RAY_VERSION}")
     # On Google's machines the fabric's libraries come from the host.
     fabric = {"efa": "efa", "infiniband": "verbs"}.get(job.machine.fabric.name, "none")
     return render_template(
-        "Dockerfile.j2", about=about, fabric=fabric, packages=packages, user=USER_ID, scratch=SCRATCH,
+        "Dockerfile.j2", about=about, fabric=fabric, packages=packages, user=USER_ID, scratch=SCRATCH, wheels=WHEELS,
         cpu_steps=_pip_steps(triple.pip_arguments("cpu")), cuda_steps=_pip_steps(triple.pip_arguments("cuda")))
 
 

@@ -13,6 +13,7 @@ from embark.render.targets.torchx import render_torchx
 from embark.render.targets.tpu_vm import render_tpu_vm
 from embark.render.targets.vertex import render_vertex
 from embark.render.volumes import render_volumes
+from embark.render.wheel import wheel_file
 
 Render = Callable[[Job], list[File]]
 QUEUED = ("job", "jobset", "trainjob", "pytorchjob", "ray")  # Targets that Kueue can hold back.
@@ -40,9 +41,9 @@ def render(job: Job) -> list[File]:
 
 
 def own_files(job: Job) -> list[File]:
-    """What starts the ranks, and the image they run in."""
+    """What starts the ranks, the image they run in, and the wheel that is installed there."""
     target = job.spec.place.target
-    files = TARGETS[target](job) if target in TARGETS else []
+    files = [*(TARGETS[target](job) if target in TARGETS else []), wheel_file()]
     if target != "tpu-vm":
         files = [*files, *(render_tpu_image(job) if job.is_tpu else render_image(job))]
     return [*files, *kubernetes.render_kueue(job)] if target in QUEUED else files

@@ -79,7 +79,18 @@ def test_the_record_holds_checksums_of_what_was_written(tmp_path):
     assert set(json.loads((tmp_path / RECORD).read_text())) == {"job.yaml", "bin/run.sh"}
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    (tmp_path / "job.yaml").write_bytes(b"\xff\xfe\x00")
+def test_a_path_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "job.yaml").mkdir()
     with pytest.raises(UserError, match=r"job\.yaml: cannot be compared"):
         compare(tmp_path, FILES)
+
+
+def test_a_file_that_is_not_text_is_written_only_where_it_changed(tmp_path):
+    wheel = File("dist/a.whl", data=b"PK\xff\xfe")
+    write(tmp_path, compare(tmp_path, [wheel]), force=False)
+    assert (tmp_path / "dist/a.whl").read_bytes() == b"PK\xff\xfe"
+    assert states(compare(tmp_path, [wheel])) == {"dist/a.whl": "same"}
+    (change,) = compare(tmp_path, [File("dist/a.whl", data=b"PK\xff\xfe\xff")])
+    assert (change.state, change.diff) == ("changed", "dist/a.whl: 4 bytes there, 5 rendered; not text\n")
+    (tmp_path / "dist/a.whl").write_bytes(b"\xffmine")
+    assert states(compare(tmp_path, [wheel])) == {"dist/a.whl": "edited"}

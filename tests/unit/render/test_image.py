@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from render_jobs import job_of
 
-from embark.render.image import render_image
+from embark.render.image import render_image, render_tpu_image
+from embark.render.render import own_files
 from embark.render.shell_text import TEMPLATES
+from embark.render.wheel import wheel_bytes, wheel_name
 from embark.stack.versions import default_triple
 
 ENTRYPOINT = (TEMPLATES / "entrypoint.sh").read_text()
@@ -65,6 +67,22 @@ def test_the_build_sees_no_data_and_no_credentials():
     ignore = next(file.text for file in render_image(job_of("p5.48xlarge")) if file.path == ".dockerignore")
     rules = [line for line in ignore.splitlines() if not line.startswith("#")]
     assert rules == ["*", "!entrypoint.sh", "!dist"]
+
+
+def test_embark_comes_from_its_wheel_beside_the_dockerfile():
+    for machine, render in (("p5.48xlarge", render_image), ("v5litepod-16", render_tpu_image)):
+        job = job_of(machine, nodes=1)
+        text = next(file.text for file in render(job) if file.path == "Dockerfile")
+        assert f"/tmp/dist/{wheel_name()}[" in text
+        assert "\nCOPY dist /tmp/dist\n" in text
+        files = {file.path: file.content for file in own_files(job)}
+        assert files[f"dist/{wheel_name()}"] == wheel_bytes()
+        assert "!dist" in files[".dockerignore"].decode()
+
+
+def test_one_image_has_what_every_target_of_its_folder_needs():
+    files = render_image(job_of("p5.48xlarge"), targets=("jobset", "ray"))
+    assert "ray[default,train]==" in next(file.text for file in files if file.path == "Dockerfile")
 
 
 def test_ray_is_in_the_image_that_needs_it():

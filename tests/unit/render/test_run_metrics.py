@@ -118,5 +118,5 @@ def test_the_run_s_role_may_send_what_it_sends_and_no_more():
 
 def test_the_image_has_what_the_run_needs():
     text = render_image(watched("aws", WatchSpec(prometheus_port=9464, sinks=("otlp",))))[0].text
-    assert "embark-rec[cloud,columns,tensorboard,otlp,prometheus]==" in text
-    assert "embark-rec[cloud,columns,tensorboard]==" in render_image(watched("aws", WatchSpec()))[0].text
+    assert ".whl[cloud,columns,tensorboard,otlp,prometheus]" in text
+    assert ".whl[cloud,columns,tensorboard]" in render_image(watched("aws", WatchSpec()))[0].text

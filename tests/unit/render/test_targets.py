@@ -20,6 +20,7 @@ from embark.lint.check import lint_texts
 from embark.lint.read import kind_of
 from embark.render.job import make_job
 from embark.render.render import TARGETS, own_files, render
+from embark.render.wheel import wheel_name
 from embark.spec import load_spec, resolve
 
 CLOUDS = {"aws": ("p5.48xlarge", "g5.12xlarge"), "azure": ("Standard_ND96isr_H100_v5",),
@@ -114,7 +115,7 @@ def test_another_number_of_nodes_changes_every_file_that_counts(target):
 
     two, five = texts(2), texts(5)
     changed = {path for path in two if two[path] != five[path]}
-    still = {"Dockerfile", ".dockerignore", "entrypoint.sh", "dist/README.md", "vertex_job.sh"}
+    still = {"Dockerfile", ".dockerignore", "entrypoint.sh", "dist/README.md", f"dist/{wheel_name()}", "vertex_job.sh"}
     assert changed >= set(two) - still
     assert "--nnodes=2" not in "".join(five.values())
 

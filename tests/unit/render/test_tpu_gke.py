@@ -13,7 +13,7 @@ from render_jobs import job_of
 
 from embark.catalog import load_catalog
 from embark.errors import SpecError
-from embark.lint.check import lint_texts
+from embark.lint.rendered import refuse_faults
 from embark.render.render import render
 
 CASES = [
@@ -42,7 +42,7 @@ def pod_of(found: dict[str, dict]) -> tuple[dict, dict]:
 
 @pytest.mark.parametrize(("machine", "place"), CASES)
 def test_the_linter_finds_nothing(machine, place):
-    findings = lint_texts({file.path: file.text for file in files_of(machine, **place)})
+    findings = refuse_faults(files_of(machine, **place))
     assert not [(one.code, one.what) for one in findings]
 
 

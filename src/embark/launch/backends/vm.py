@@ -29,6 +29,7 @@ from embark.render.job import Job, make_job
 from embark.render.pod import config_data
 from embark.render.shell_text import quote, script
 from embark.render.targets.vm_node import node_program, refuse_volume, setup_program
+from embark.render.wheel import wheel_bytes, wheel_name
 from embark.spec import RunSpec
 
 READY = "/run/embark-ready"  # Gone after a reboot, and with it what was on the machine's own disks.
@@ -182,7 +183,7 @@ class Vm(MachinesBackend):
         return CLOUDS[job.cloud](self._shell, job, handle.folder, self._settings(handle))
 
 
-def machine_files(job: Job, index: int, master: str) -> Mapping[str, str]:
+def machine_files(job: Job, index: int, master: str) -> Mapping[str, str | bytes]:
     """What a machine is given: the programs that a rendered one finds at its first start.
 
     `master`: the address at which the others reach the first one.
@@ -196,7 +197,8 @@ def machine_files(job: Job, index: int, master: str) -> Mapping[str, str]:
         "exec ./node.sh")
     place = f"RANK={index}\nMASTER={quote(master)}{plugin_text(job)}"
     return {
-        **config, "setup.sh": setup_program(job), "node.sh": node_program(job, place), "start.sh": start,
+        **config, **({} if job.spec.place.image else {wheel_name(): wheel_bytes()}),
+        "setup.sh": setup_program(job, wheels=RUN_FOLDER), "node.sh": node_program(job, place), "start.sh": start,
         "job.json": job_json([f"{RUN_FOLDER}/start.sh"], cwd="/", after=["shutdown", "--poweroff", "now"],
                              after_s=POWER_OFF_AFTER_S),
     }

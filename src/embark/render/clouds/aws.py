@@ -8,6 +8,7 @@ from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.location import Bucket, Location, data_source, location_of, object_store_paths
 from embark.render.shell_text import Shell, Step, Words, job_text, render_template, script_file, variable
+from embark.render.targets.node_wheel import upload_words
 from embark.render.targets.vm_node import about_machines, cloud_init, refuse_volume
 
 AMI = "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
@@ -33,7 +34,7 @@ def render_vm(job: Job) -> list[File]:
         "ami": AMI, "num_cards": num, "cards": card_words(max(2, num)), "subnet_words": subnet_words(),
         "group": group_words(job), "start_words": start_words(job, location_of(job)), "end_words": end_words(),
         "role_steps": role_steps(job, "file://vm_role_trust.json", "file://vm_role_policy.json"),
-        "placement_step": placement_step(),
+        "placement_step": placement_step(), "upload_words": upload_words(job),
     }
     return [
         script_file("vm.sh", "aws/vm.sh.j2", job, about=about_machines(job), **values),

@@ -8,6 +8,7 @@ from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.location import Bucket, Location, buckets, location_of
 from embark.render.shell_text import Shell, Step, Words, job_text, quote, script_file, variable
+from embark.render.targets.node_wheel import upload_words
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
 
 IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"  # Microsoft's image with NVIDIA's driver, InfiniBand's and Docker.
@@ -31,7 +32,8 @@ def render_vm(job: Job) -> list[File]:
     about = about_machines(job) + " A machine that is only shut down is still billed."
     return [
         script_file("vm.sh", "azure/vm.sh.j2", job, about=about, vm_image=IMAGE, steps=network_steps(job, location),
-                    start_words=words, grants=grant_words(job), end_words=end_words()),
+                    start_words=words, grants=grant_words(job), end_words=end_words(),
+                    upload_words=upload_words(job)),
         cloud_init(job, find_by_name(job)),
     ]
 

@@ -8,6 +8,7 @@ from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.location import Bucket, Location, location_of
 from embark.render.shell_text import Shell, Step, Words, job_text, option, script_file, variable
+from embark.render.targets.node_wheel import upload_words
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
 
 IMAGE_FAMILY, IMAGE_PROJECT = "common-cu129-ubuntu-2204-nvidia-580", "deeplearning-platform-release"
@@ -33,7 +34,7 @@ def render_vm(job: Job) -> list[File]:
     return [
         script_file("vm.sh", "gcp/vm.sh.j2", job, about=about_machines(job), image_family=IMAGE_FAMILY,
                     image_project=IMAGE_PROJECT, steps=network_steps(job), start_words=words,
-                    again_words=again_words(job), end_words=end_words(job)),
+                    again_words=again_words(job), end_words=end_words(job), upload_words=upload_words(job)),
         cloud_init(job, find_by_name(job)),
     ]
 

@@ -1,12 +1,16 @@
 """A slice of TPUs: a script that asks for it, follows it and gives it back, and what each of its hosts runs."""
 
+from typing import Any
+
 from embark.errors import Mistake, SpecError
 from embark.render.command import SPEC_PATH
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.settings import grace_s, settings_of
 from embark.render.shell_text import Shell, Words, job_text, option, script_file, variable
+from embark.render.targets.node_wheel import WHEELS, fetch_text, upload_words
 from embark.render.targets.vm_node import FINAL_CODES, STATE, VENV
+from embark.render.wheel import wheel_requirement
 
 RUNTIME_VERSIONS = {
     "v2": "tpu-ubuntu2204-base",
@@ -20,7 +24,6 @@ RUNTIME_VERSIONS = {
 _PROJECT = option("--project", variable("PROJECT"))
 _ZONE = option("--zone", variable("ZONE"))
 JAX = "jax[tpu]==0.10.2"
-_SETUP = {"state": STATE, "spec_path": SPEC_PATH, "venv": VENV}
 
 
 def render_tpu_vm(job: Job) -> list[File]:
@@ -35,16 +38,21 @@ def render_tpu_vm(job: Job) -> list[File]:
         script_file("tpu_vm.sh", "gcp/tpu_vm.sh.j2", job, runtime_version=runtime_version(job), about=about,
                     enable_words=enable_words(), describe_words=describe_words(job),
                     create_words=create_words(job, "tpu_node.sh"), end_words=end_words(job),
+                    upload_words=upload_words(job),
                     ssh_words=ssh_words(node, Shell('--worker="${1:-0}"'))),
         script_file("tpu_node.sh", "gcp/tpu_node.sh.j2", job, about=about_node, environment=environment(job),
-                    final_codes=FINAL_CODES, grace_s=grace_s(job), train_words=train_words(), packages=packages(),
-                    **_SETUP),
+                    final_codes=FINAL_CODES, grace_s=grace_s(job), train_words=train_words(), **_setup(job)),
     ]
 
 
 def setup_parts(job: Job) -> list[str]:
     """The spec, and the stack if it is not installed yet."""
-    return [job_text("gcp/tpu_setup.sh.j2", job, packages=packages(), **_SETUP)]
+    return [job_text("gcp/tpu_setup.sh.j2", job, **_setup(job))]
+
+
+def _setup(job: Job) -> dict[str, Any]:
+    return {"state": STATE, "spec_path": SPEC_PATH, "venv": VENV, "packages": packages(WHEELS),
+            "fetch_wheel": Shell(fetch_text(job).replace("\n", "\n  "))}
 
 
 def runtime_version(job: Job) -> str:
@@ -56,11 +64,9 @@ def runtime_version(job: Job) -> str:
     return RUNTIME_VERSIONS[generation]
 
 
-def packages() -> list[str]:
-    """By the names pip takes."""
-    from embark import __version__
-
-    return [JAX, f"embark-rec[tpu,cloud,columns,tensorboard]=={__version__}"]
+def packages(wheels: str) -> list[str]:
+    """What pip installs; `wheels` is the folder with Embark's."""
+    return [JAX, wheel_requirement(wheels, "tpu,cloud,columns,tensorboard")]
 
 
 def train_words() -> list[str]:

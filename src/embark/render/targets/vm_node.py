@@ -8,6 +8,8 @@ from embark.render.location import location_of
 from embark.render.pod import config_data, storage_settings
 from embark.render.settings import grace_s, settings_of
 from embark.render.shell_text import Shell, job_text, option, quote
+from embark.render.targets.node_wheel import WHEELS, fetch_text
+from embark.render.wheel import wheel_requirement
 
 FOLDER = "/etc/embark"
 STATE = "/var/lib/embark"
@@ -28,14 +30,17 @@ def cloud_init(job: Job, find_rank: str) -> File:
     return File("cloud_init.yaml", job_text("cloud_init.yaml.j2", job, files=files, setup_program=SETUP_PROGRAM))
 
 
-def setup_program(job: Job) -> str:
-    """Installs what the ranks run in: the image where the spec names one, else the pinned packages."""
-    from embark import __version__
+def setup_program(job: Job, wheels: str = "") -> str:
+    """Installs what the ranks run in: the image where the spec names one, else the pinned packages.
+
+    Embark's wheel is in the folder `wheels`; without one it is fetched from the run's bucket.
+    """
     from embark.stack.versions import default_triple
 
     packages = [*(words[1:] for words in default_triple().pip_arguments("cuda")),
-                [f"embark-rec[cloud,columns,tensorboard]=={__version__}"]]
-    return job_text("vm_setup.sh.j2", job, state=STATE, venv=VENV, pip_arguments=packages)
+                [wheel_requirement(wheels or WHEELS, "cloud,columns,tensorboard")]]
+    fetch_wheel = "" if wheels or job.spec.place.image else fetch_text(job)
+    return job_text("vm_setup.sh.j2", job, state=STATE, venv=VENV, pip_arguments=packages, fetch_wheel=fetch_wheel)
 
 
 def node_program(job: Job, find_rank: str) -> str:

@@ -33,6 +33,8 @@ from embark.launch.backends.tpu_vm import TpuVm, startup_script
 from embark.launch.shell import DryRunShell
 from embark.render.job import make_job
 from embark.render.render import render_infrastructure
+from embark.render.targets import node_wheel
+from embark.render.wheel import wheel_bytes, wheel_name
 from embark.spec import load_spec, to_toml
 
 PATIENCE_S = 240
@@ -42,6 +44,8 @@ PATIENCE_S = 240
 def _home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "200")
+    # The runs of these tests are in a folder, from which no TPU could fetch the wheel.
+    monkeypatch.setattr(node_wheel, "_object", lambda job: ("training", f"runs/dist/{wheel_name()}"))
     for name in ("PROJECT", "RUNTIME_VERSION"):
         monkeypatch.delenv(name, raising=False)
 
@@ -194,7 +198,7 @@ def test_ctrl_c_after_any_command_leaves_nothing_that_is_not_reported_with_what_
         if "embark cancel" in error.fix:
             cancel_command("dlrm", yes=True, console=Console(quiet=True))
         assert clouds.made == {}, error
-    assert moment == 2, "enabling the service, and the request"
+    assert moment == 3, "enabling the service, the upload of the wheel, and the request"
 
 
 def stopped(launch: Callable[[], int]) -> Interrupted | None:
@@ -223,6 +227,20 @@ def test_without_a_project_or_a_shared_store_nothing_is_asked_for(tmp_path):
     spec = spec_for(tmp_path, "store.root=runs", machine="v6e-8")
     with pytest.raises(UserError, match="deleted with the machine"):
         place.check(LaunchRequest(spec, place.handle_of(spec)))
+
+
+def test_the_hosts_get_embark_s_wheel_through_the_bucket_and_without_one_are_refused(tmp_path, monkeypatch):
+    clouds, _, _ = launched(tmp_path)
+    (upload,) = [words for words in clouds.changes if words[1:3] == ["storage", "cp"]]
+    assert Path(upload[3]).read_bytes() == wheel_bytes()
+    assert upload[4] == f"gs://training/runs/dist/{wheel_name()}"
+    inner = _inner(startup_script(make_job(spec_for(tmp_path), load_catalog())), tmp_path)
+    assert f"gcloud storage cp {upload[4]} /opt/embark-wheels/{wheel_name()}" in inner
+    assert f"/opt/embark-wheels/{wheel_name()}[tpu," in inner
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "more"))
+    with pytest.raises(UserError, match="fetch Embark's wheel"):
+        launched(tmp_path)
 
 
 def test_a_host_starts_its_keeper_by_itself_and_once(tmp_path, monkeypatch):
