@@ -79,6 +79,7 @@ class Pod:
     devices: tuple[str, ...] = ()  # `nvidia.com/gpu: 8`: what only a node of the cluster has.
     missing: tuple[str, ...] = ()  # What it needs to start and no file has.
     secrets: tuple[str, ...] = ()
+    spec: K8sObject = field(default_factory=dict, repr=False)  # Its template's, as the manifest has it.
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -120,7 +121,7 @@ def make_pod(template: K8sObject, identity: PodIdentity, objects: Objects, *, co
         has_readiness_probe="readinessProbe" in container, sidecars=tuple(beside),
         devices=tuple(f"{name}: {amount}" for name, amount in limits.items()
                       if "/" in str(name) or str(name).startswith("hugepages")),
-        missing=(*found.missing, *missing), secrets=found.unset_secrets,
+        missing=(*found.missing, *missing), secrets=found.unset_secrets, spec=spec,
     )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from embark.rehearse.account.state import Refused
 
 Kind = str
-"""`bool`; `value`, which takes one word; `list`, which takes words up to the next flag; `repeat`: a value, many times.
-A value with choices: `choice:a|b|c`; a whole number: `int`."""
+"""`bool`; `value`, which takes one word; `optional`, which takes one after `=` alone; `list`, which takes words up to
+the next flag; `repeat`: a value, many times; `int`; `choice:a|b|c`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class CommandForm:
     positionals: tuple[str, ...] = ()  # Names; `NAME?` may be missing, `NAME*` takes the rest.
     flags: Mapping[str, Kind] = field(default_factory=dict)
     required: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)  # Those of this command alone.
     source: str = ""
 
 
@@ -64,7 +65,7 @@ class Grammar:
     def parse(self, words: Sequence[str]) -> ParsedCommand:
         form, rest = self._form(words)
         command = " ".join((self.program, *form.path))
-        known = {**self.flags, **form.flags}
+        known, aliases = {**self.flags, **form.flags}, {**self.aliases, **form.aliases}
         given: dict[str, Any] = {}
         loose: list[str] = []
         index = 0
@@ -78,7 +79,7 @@ class Grammar:
                 loose.append(word)
                 continue
             name, has_value, value = word.partition("=")
-            name = self.aliases.get(name, name)
+            name = aliases.get(name, name)
             negated = name.startswith("--no-") and known.get(f"--{name[5:]}") == "bool"
             if negated:
                 given[f"--{name[5:]}"] = False
@@ -87,9 +88,9 @@ class Grammar:
             if kind is None:
                 raise Refused(self.unknown_flag.format(flag=word.partition("=")[0], command=command), self.usage_code)
             if kind == "bool":
-                given[name] = not has_value or value.lower() in ("true", "1", "yes", "client", "server")
-                if has_value and value in ("client", "server"):
-                    given[name] = value
+                given[name] = not has_value or value.lower() in ("true", "1", "yes")
+            elif kind == "optional":
+                given[name] = value if has_value else ""
             elif kind == "list":
                 taken = [value] if has_value else []
                 while index < len(rest) and not _is_flag(rest[index]):
@@ -104,7 +105,7 @@ class Grammar:
                 self._check(kind, name, value, command)
                 given[name] = [*given.get(name, []), value] if kind == "repeat" else value
         for flag in form.required:
-            if not any(given.get(self.aliases.get(one, one)) is not None for one in flag.split("|")):
+            if not any(given.get(aliases.get(one, one)) is not None for one in flag.split("|")):
                 raise Refused(self.missing_flag.format(flag=flag.split("|")[0], command=command), self.usage_code)
         return ParsedCommand(form.path, self._positionals(form, loose, command), given)
 
@@ -152,7 +153,7 @@ def load_grammar(program: str) -> Grammar:
     for name, row in raw["commands"].items():
         path = tuple(name.split())
         commands[path] = CommandForm(path, tuple(row.get("positionals", ())), row.get("flags", {}),
-                                     tuple(row.get("required", ())), row.get("source", ""))
+                                     tuple(row.get("required", ())), row.get("aliases", {}), row.get("source", ""))
     return Grammar(
         program=program, version=about["version"], source=about["source"], date=about["date"], commands=commands,
         flags=raw.get("flags", {}), aliases=raw.get("aliases", {}), unknown_flag=about["unknown_flag"],

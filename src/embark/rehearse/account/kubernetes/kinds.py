@@ -1,0 +1,88 @@
+"""The kinds of objects a cluster knows, and what installs more of them: facts with their source."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectKind:
+    """One kind, as `kubectl api-resources` lists it. Volcano's Job is kept apart from batch's as `VolcanoJob`."""
+
+    key: str  # What its objects are kept under.
+    kind: str
+    plural: str
+    group: str
+    versions: tuple[str, ...]
+    is_namespaced: bool = True
+    short: tuple[str, ...] = ()
+
+    @property
+    def resource(self) -> str:
+        """kubectl's name for it: `job.batch`, `pod`."""
+        return f"{self.kind.lower()}.{self.group}" if self.group else self.kind.lower()
+
+    def is_called(self, word: str) -> bool:
+        """`jobs`, `job`, `jobs.batch`, `job.v1.batch`, `po`."""
+        name, _, group = word.lower().partition(".")
+        if name not in (self.plural, self.kind.lower(), *self.short):
+            return False
+        return group in ("", self.group, *(f"{version}.{self.group}" for version in self.versions))
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What an operator's manifests or its Helm chart put into a cluster."""
+
+    name: str
+    source: str
+    kinds: tuple[ObjectKind, ...] = ()
+    url: str = ""  # Patterns.
+    kustomize: str = ""
+    chart: Mapping[str, str] | None = None
+    namespace: str = ""  # Empty: the one that helm is given.
+    deployments: tuple[str, ...] = ()
+    daemon_sets: tuple[str, ...] = ()
+    webhook: str = ""
+    takes_s: float = 30.0
+    needs_server_side: bool = False
+    needs_kind: str = ""
+    is_intolerant: bool = False  # Its DaemonSets tolerate no taint unless the chart is given `tolerations`.
+    made_by: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # What the operator makes of a kind.
+
+    def is_at(self, address: str, *, kustomize: bool) -> bool:
+        pattern = self.kustomize if kustomize else self.url
+        return bool(pattern) and re.fullmatch(pattern, address) is not None
+
+
+@cache
+def builtin_kinds() -> tuple[ObjectKind, ...]:
+    return tuple(_kind(name, row) for name, row in _read("kinds.toml")["kinds"].items())
+
+
+@cache
+def releases() -> tuple[Release, ...]:
+    found = []
+    for row in _read("releases.toml")["release"]:
+        kinds = tuple(_kind(name, each) for name, each in row.get("kinds", {}).items())
+        found.append(Release(
+            name=row["name"], source=row["source"], kinds=kinds, url=row.get("url", ""),
+            kustomize=row.get("kustomize", ""), chart=row.get("chart"), namespace=row.get("namespace", ""),
+            deployments=tuple(row.get("deployments", ())), daemon_sets=tuple(row.get("daemon_sets", ())),
+            webhook=row.get("webhook", ""), takes_s=row.get("takes_s", 30.0),
+            needs_server_side=row.get("needs_server_side", False), needs_kind=row.get("needs_kind", ""),
+            is_intolerant=row.get("is_intolerant", False), made_by=row.get("made_by", {})))
+    return tuple(found)
+
+
+def _kind(name: str, row: Mapping[str, Any]) -> ObjectKind:
+    return ObjectKind(name, row.get("kind", name), row["plural"], row["group"], tuple(row["versions"]),
+                      row.get("is_namespaced", True), tuple(row.get("short", ())))
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads((files(__package__) / name).read_text(encoding="utf-8"))
