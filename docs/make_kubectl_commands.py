@@ -7,11 +7,11 @@ from pathlib import Path
 import tomli_w
 
 COMMANDS = (
-    "annotate", "api-resources", "apply", "auth can-i", "cluster-info", "config current-context", "config get-contexts",
-    "config use-context", "config view", "cp", "create", "create configmap", "create namespace",
-    "create secret generic", "create serviceaccount", "delete", "describe", "diff", "drain", "cordon", "events", "exec", "get", "label", "logs",
-    "patch", "port-forward", "replace", "rollout restart", "rollout status", "scale", "taint", "top nodes", "top pods",
-    "uncordon", "version", "wait",
+    "annotate", "api-resources", "apply", "auth can-i", "cluster-info", "config current-context",
+    "config get-contexts", "config use-context", "config view", "cp", "create", "create configmap", "create namespace",
+    "create secret generic", "create serviceaccount", "delete", "describe", "diff", "drain", "cordon", "events",
+    "exec", "get", "label", "logs", "patch", "port-forward", "replace", "rollout restart", "rollout status",
+    "scale", "taint", "top nodes", "top pods", "uncordon", "version", "wait",
 )
 POSITIONALS = {"config use-context": ["NAME"], "create configmap": ["NAME"], "create namespace": ["NAME"],
                "create secret generic": ["NAME"], "create serviceaccount": ["NAME"]}
@@ -44,7 +44,7 @@ def main() -> None:
         "version": version.splitlines()[0].rpartition(" ")[2], "date": "2026-11-15",
         "source": "kubectl COMMAND --help",
         "unknown_flag": "error: unknown flag: {flag}\nSee '{command} --help' for usage.",
-        "unknown_command": 'error: unknown command "{words}" for "kubectl"', 
+        "unknown_command": 'error: unknown command "{words}" for "kubectl"',
         "missing_flag": "error: {flag} is required",
     }
     TARGET.write_text("# Written by docs/make_kubectl_commands.py.\n" + tomli_w.dumps(

@@ -26,10 +26,11 @@ class Helm:
 
     def run(self, call: Call) -> str:
         command = self._grammar.parse(call.words)
-        handlers: dict[str, Callable[[ParsedCommand], str]] = {"repo add": self._add, "repo update": self._update, "upgrade": self._upgrade,
-                    "install": self._upgrade, "uninstall": self._uninstall, "list": self._list,
-                    "repo list": lambda _: "".join(f"{name}\t{url}\n" for name, url in self._repositories.items()),
-                    "status": self._status, "version": lambda _: "v3.19.2\n"}
+        handlers: dict[str, Callable[[ParsedCommand], str]] = {
+            "repo add": self._add, "repo update": self._update, "upgrade": self._upgrade, "install": self._upgrade,
+            "uninstall": self._uninstall, "list": self._list, "status": self._status,
+            "repo list": lambda _: "".join(f"{name}\t{url}\n" for name, url in self._repositories.items()),
+            "version": lambda _: "v3.19.2\n"}
         if command["--values"]:
             texts = [call.read(path) for path in command["--values"]]
             command = replace(command, flags={**command.flags, "--values": texts})

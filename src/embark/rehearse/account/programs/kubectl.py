@@ -338,7 +338,8 @@ class Kubectl:
             return [node_object(cluster, node) for node in cluster.nodes]
         if kind.key == "Event":
             return [{"apiVersion": "v1", "kind": "Event", "type": one.type, "reason": one.reason,
-                     "message": one.message, "lastTimestamp": f"{one.at:012.1f}", "metadata": {"name": one.name, "namespace": one.namespace},
+                     "message": one.message, "lastTimestamp": f"{one.at:012.1f}",
+                     "metadata": {"name": one.name, "namespace": one.namespace},
                      "involvedObject": {"kind": one.kind, "name": one.name}}
                     for one in cluster.events if space in (None, one.namespace)]
         return cluster.of_kind(kind.key, space if kind.is_namespaced else None)
