@@ -21,7 +21,8 @@ from embark.render.folder import File, compare, write
 from embark.render.image import render_image
 from embark.render.job import Job, default_image, make_job
 from embark.render.location import data_source, location_of, volume_of
-from embark.render.monitoring import DASHBOARD, OBJECTS, budget_usd, needed_units
+from embark.render.monitoring import DASHBOARD, OBJECTS, budget_usd
+from embark.render.quotas import needed_units, quota_of
 from embark.render.render import render_infrastructure
 from embark.render.settings import grace_s, settings_of
 from embark.render.targets.kubernetes import (
@@ -125,7 +126,7 @@ def cloud_guide(job: Job) -> str:
     registries = {"aws": f"123456789012.dkr.ecr.{location.region}.amazonaws.com", "azure": "yourregistry.azurecr.io",
                   "gcp": f"{location.region}-docker.pkg.dev/your-project/embark"}
     return guide(
-        job.cloud, job=job, location=location, volume=volume_of(job), script=NAMES[job.cloud], quota=job.machine.quota,
+        job.cloud, job=job, location=location, volume=volume_of(job), script=NAMES[job.cloud], quota=quota_of(job),
         cluster_script=CLUSTER_SCRIPTS[job.cloud], registry=registries[job.cloud], num=num_devices,
         per_gpu=(job.machine.fabric_gbit_per_s or 0) / max(1, num_devices), needed_units=needed_units(job),
         budget_usd=budget_usd(job), data_source=data_source(job), data_target=data_target(job), grace_s=grace_s(job),

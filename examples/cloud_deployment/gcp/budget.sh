@@ -22,27 +22,45 @@ run() {
 }
 
 cd "$(dirname "$0")"
-# Whether the quota $1 has the $2 units that the run needs; $3 is its limit.
+# Fails unless the quota $1 has the $2 units that the run needs. The other words are a command that prints its limit.
 enough() {
-  local have=${3%%.*}
-  case $have in
-    '' | None | *[!0-9-]*) printf '%s: unknown from here; see the console\n' "$1" >&2; return 0 ;;
-    -1) have=$2 ;;
-  esac
-  if [ "$have" -lt "$2" ]; then
-    printf '%s: %s of the %s that the run needs. Request an increase; it may take days.\n' "$1" "$have" "$2" >&2
-    return 1
+  local name=$1 needed=$2 have
+  shift 2
+  if [ "$DRY_RUN" = 1 ]; then
+    printf '%s: the run needs %s\n' "$name" "$needed"
+    return 0
   fi
-  printf '%s: %s, the run needs %s\n' "$1" "$have" "$2"
+  have="$("$@")"
+  have=${have%%.*}
+  case $have in
+    '' | None | *[!0-9-]*) unknown "$name: no such quota is listed. Look in the console" ;;
+    -1) have=$needed ;;
+  esac
+  if [ "$have" -lt "$needed" ]; then
+    printf '%s: %s of the %s that the run needs. Request an increase; it may take days.\n' "$name" "$have" "$needed" >&2
+    exit 1
+  fi
+  printf '%s: %s, the run needs %s\n' "$name" "$have" "$needed"
 }
+
+# A quota that cannot be read is an error: machines that may not start are found out late, and cost days.
+unknown() {
+  if [ "${SKIP_QUOTA:-0}" = 1 ]; then exit 0; fi
+  printf '%s, or go on with SKIP_QUOTA=1.\n' "$1" >&2
+  exit 1
+}
+# The limit of the metric $1 in what the other words describe.
+compute_quota() {
+  local metric=$1
+  shift
+  gcloud compute "$@" --project="$PROJECT" '--flatten=quotas[]' --format='value(quotas.metric,quotas.limit)' |
+    awk -v metric="$metric" '$1 == metric { print $2 }'
+}
+
 # Checks the quotas that the run needs.
 quota() {
-  enough NVIDIA_A100_GPUS 16 "$(gcloud compute regions describe "$REGION" --project="$PROJECT" \
-    '--flatten=quotas[]' --format='value(quotas.metric,quotas.limit)' |
-    awk -v metric=NVIDIA_A100_GPUS '$1 == metric { print $2 }')"
-  enough GPUS_ALL_REGIONS 16 "$(gcloud compute project-info describe --project="$PROJECT" \
-    '--flatten=quotas[]' --format='value(quotas.metric,quotas.limit)' |
-    awk -v metric=GPUS_ALL_REGIONS '$1 == metric { print $2 }')"
+  enough NVIDIA_A100_GPUS 16 compute_quota NVIDIA_A100_GPUS regions describe "$REGION"
+  enough GPUS_ALL_REGIONS 16 compute_quota GPUS_ALL_REGIONS project-info describe
 }
 
 # Sends a mail to the billing account's administrators as the budget is spent. An alert stops nothing.

@@ -166,6 +166,9 @@ def _read(folder: Path, mistakes: Mistakes) -> Catalog:
     sources, gpus, fabrics, quotas, reserves, volumes = (
         _read_toml(folder / f"{kind.__name__.lower()}s.toml", kind, mistakes)
         for kind in (Source, Gpu, Fabric, Quota, Reserve, Volume))
+    mistakes += [Mistake("quotas.toml", f"{quota.name} {field}", name, "no such name", nearest(name, quotas))
+                 for quota in quotas.values() if quota is not None
+                 for field, name in (("vertex", quota.vertex), ("tpu_vm", quota.tpu_vm)) if name and name not in quotas]
     zones = _read_toml(folder / "zones.toml", Zones, mistakes, sources)
     machines: dict[str, Any] = {}
     names: set[str] = set()

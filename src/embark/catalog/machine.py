@@ -109,6 +109,10 @@ class Quota:
     spot: str = ""
     spot_code: str = ""
     also: Words = ()  # Others that must be raised besides.
+    service: str = ""  # Of Google: the API whose quota the code is.
+    dimension: str = ""  # Of Google: `gpu_family=NVIDIA_H200`, where one quota counts several families.
+    vertex: str = ""  # Of Google: the quota that counts on Vertex AI, and for TPU VMs, instead.
+    tpu_vm: str = ""
     origin: Origin
 
 

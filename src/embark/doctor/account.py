@@ -21,7 +21,7 @@ from embark.formatting import to_one_line
 from embark.launch.shell import Shell
 from embark.render.job import Job, dns_label
 from embark.render.location import Location, location_of
-from embark.render.monitoring import needed_units
+from embark.render.quotas import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
 from embark.spec import RunSpec
 from embark.store import open_store
 from embark.store.retry_policy import RetryPolicy
@@ -50,16 +50,13 @@ class Need:
 
     @property
     def unit(self) -> str:
-        quota = self.job.machine.quota
+        quota = quota_of(self.job)
         return f"{quota.unit}s" if quota else "units"
 
     @property
     def quota(self) -> tuple[str, str]:
         """The cloud's name for it, and its code; empty where the catalog does not know."""
-        quota = self.job.machine.quota
-        if quota is None:
-            return "", ""
-        return (quota.spot, quota.spot_code) if self.job.is_spot else (quota.on_demand, quota.on_demand_code)
+        return quota_name(self.job)
 
     @property
     def market(self) -> str:
@@ -68,10 +65,11 @@ class Need:
     def __str__(self) -> str:
         return f"{self.job.num_nodes} x {self.job.machine.name} {self.market} in {self.region}"
 
-    def quota_check(self, name: str, limit: float, used: float, fix: str) -> Check:
-        """Is enough of a quota left? A limit of -1 is none."""
-        found = f"{limit:g} {self.unit}, {used:g} in use; the run takes {self.num_units:g}"
-        is_enough = limit < 0 or limit - used >= self.num_units
+    def quota_check(self, name: str, limit: float, used: float | None, fix: str) -> Check:
+        """Is enough of a quota left? A limit of -1 is none; what is in use may be unknown."""
+        in_use = "" if used is None else f", {used:g} in use"
+        found = f"{limit:g} {self.unit}{in_use}; the run takes {self.num_units:g}"
+        is_enough = limit < 0 or limit - (used or 0.0) >= self.num_units
         return check(f"quota {name}", is_enough, found, f"{self.num_units:g} {self.unit} free", fix)
 
     def offer_check(self, zones: Sequence[str]) -> Check:
@@ -216,18 +214,23 @@ def _azure_identity(az: CloudCli, need: Need) -> Iterator[Check]:
 def _azure_quotas(az: CloudCli, need: Need) -> Iterator[Check]:
     """Spot counts towards one number for all families; on demand towards the family's and the region's."""
     usage = az.ask("quota", "vm", "list-usage", "--location", need.region)
-    rows = {str(row["name"]["value"]).lower(): row for row in usage}
+    # Names have spaces in some families and none in others, and not the same everywhere.
+    rows = {_plain(name): row for row in usage for name in (row.get("localName", ""), row["name"]["value"])}
     name, code = need.quota
     fix = (f"az quota update, or https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade: {name} in "
            f"{need.region}; it may take days")
     for key, label in ((code, name), ("cores", "Total Regional vCPUs"))[: 1 if need.job.is_spot else 2]:
-        row = rows.get(key.lower())
+        row = rows.get(_plain(key)) or rows.get(_plain(label))
         if row is None:
             yield Check(f"quota {label or need.job.machine.name}", "warning",
                         f"{key or 'its name'} is not among the quotas of {need.region}", "a quota of that name",
                         "az vm list-usage lists them; a machine that is not sold there has none")
         else:
             yield need.quota_check(label, float(row["limit"]), float(row["currentValue"]), fix)
+
+
+def _plain(name: str) -> str:
+    return name.replace(" ", "").lower()
 
 
 def _azure_offer(az: CloudCli, need: Need) -> Iterator[Check]:
@@ -268,24 +271,48 @@ def _gcp_identity(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     yield Check("account", "ok", f"project {project} as {account}")
 
 
-def _gcp_region_quota(gcloud: CloudCli, need: Need) -> Iterator[Check]:
-    region = gcloud.ask("quota", "compute", "regions", "describe", need.region, f"--project={gcloud.project}")
+def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
+    """Of Compute Engine in the region, or of Cloud Quotas, which has what `gcloud compute` does not show."""
     name, _ = need.quota
+    quotas = list(cloud_quotas(need.job))
+    for quota in quotas:
+        infos = gcloud.ask("quota", "beta", "quotas", "info", "list", f"--service={quota.service}",
+                           f"--filter={quota.filter}", f"--project={gcloud.project}")
+        place = need.location.zone if quota.is_zonal else need.region
+        limit = _cloud_quota_limit(infos, quota, place)
+        fix = (f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.project}: ask for "
+               f"{need.num_units} of {quota.name} in {place}; it may take days")
+        if limit is None:
+            yield Check(f"quota {quota.name}", "warning", f"no such quota is listed for {place}",
+                        f"{need.num_units} {need.unit} free", fix)
+        else:
+            yield need.quota_check(quota.name, limit, None, fix)
+    if quotas:
+        return
+    region = gcloud.ask("quota", "compute", "regions", "describe", need.region, f"--project={gcloud.project}")
     rows = {row["metric"]: row for row in region.get("quotas", [])}
     if name in rows:
         yield _gcp_quota(rows[name], need, f"in {need.region}", gcloud.project)
-        return
-    # Newer families are counted by a quota with dimensions, which this command does not show.
-    yield Check(f"quota {name or need.job.machine.name}", "warning",
-                f"gcloud compute does not list it in {need.region}", f"{need.num_units} {need.unit} free",
-                "gcloud beta quotas info describe GPUS-PER-GPU-FAMILY-per-project-region "
-                f"--service=compute.googleapis.com --project={gcloud.project}")
+    else:
+        yield Check(f"quota {name or need.job.machine.name}", "warning",
+                    f"gcloud compute does not list it in {need.region}", f"{need.num_units} {need.unit} free",
+                    f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.project}")
+
+
+def _cloud_quota_limit(infos: Sequence[dict[str, Any]], quota: CloudQuota, place: str) -> float | None:
+    """What is granted to the quota's own dimension value goes before what is granted to any. No value is 0."""
+    found: dict[str, float] = {}
+    for row in (row for info in infos for row in info.get("dimensionsInfos", [])):
+        if place in row.get("applicableLocations", []):
+            value = row.get("dimensions", {}).get(quota.dimension, "")
+            found[value] = float(row.get("details", {}).get("value") or 0)
+    return found.get(quota.value, found.get(""))
 
 
 def _gcp_global_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     info = gcloud.ask("quota GPUS_ALL_REGIONS", "compute", "project-info", "describe", f"--project={gcloud.project}")
     rows = {row["metric"]: row for row in info.get("quotas", [])}
-    for name in need.job.machine.quota.also if need.job.machine.quota else ():
+    for name in quota.also if (quota := quota_of(need.job)) else ():
         if name in rows:
             yield _gcp_quota(rows[name], need, "in all regions", gcloud.project)
 
@@ -317,5 +344,5 @@ def _gcp_billing(gcloud: CloudCli, _: Need) -> Iterator[Check]:
 Question = Callable[[CloudCli, Need], Iterator[Check]]
 QUESTIONS: dict[str, tuple[Question, ...]] = {
     "azure": (_azure_identity, _azure_quotas, _azure_offer, _azure_budgets),
-    "gcp": (_gcp_identity, _gcp_region_quota, _gcp_global_quotas, _gcp_offer, _gcp_billing),
+    "gcp": (_gcp_identity, _gcp_quotas, _gcp_global_quotas, _gcp_offer, _gcp_billing),
 }

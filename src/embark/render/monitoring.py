@@ -7,6 +7,7 @@ from embark.events.grafana import dashboard_text
 from embark.events.metrics import GROUPS, METRICS, RUN
 from embark.render.folder import File
 from embark.render.job import POD_TARGETS, Job
+from embark.render.quotas import cloud_quotas, needed_units, quota_name, quota_of
 from embark.render.shell_text import job_text, script_file
 
 OBJECTS = "run_metrics.yaml"
@@ -40,15 +41,14 @@ def render_monitoring(job: Job) -> list[File]:
 
 def render_budget(job: Job) -> list[File]:
     """`budget.sh quota` and `budget.sh budget`, and the file that the cloud wants."""
-    quota = job.machine.quota
-    name, code = ("", "") if quota is None else (
-        (quota.spot, quota.spot_code) if job.is_spot else (quota.on_demand, quota.on_demand_code))
+    name, code = quota_name(job)
     about = (f"Budget and quotas. {price_text(job)} {BUDGET_SCRIPT} quota says whether the machines may start; "
              f"{BUDGET_SCRIPT} budget sets up alerts by mail.")
     return [
         script_file(BUDGET_SCRIPT, f"{job.cloud}/budget.sh.j2", job, about=about, budget_usd=budget_usd(job),
                     quota_name=name, quota_code=code, needed=needed_units(job),
-                    unknown_quota=f"The quota of {job.machine.name} has no name here: see the console."),
+                    cloud_quotas=list(cloud_quotas(job)), also=(quota.also if (quota := quota_of(job)) else ()),
+                    unknown_quota=f"The quota of {job.machine.name} has no name in the catalog: look in the console"),
         # The budget is the whole account's: a filter by tag sees nothing until the tag is activated for billing.
         *([File("budget.json", job_text(f"{job.cloud}/budget.json.j2", job))] if job.cloud != "gcp" else []),
     ]
@@ -106,10 +106,3 @@ def budget_usd(job: Job) -> int:
     step = 10 ** max(1, math.floor(math.log10(max(total, 10))) - 1)
     return int(math.ceil(total / step) * step)
 
-
-def needed_units(job: Job) -> int:
-    """How much of its quota the run needs."""
-    unit = job.machine.quota.unit if job.machine.quota else "GPU"
-    if unit == "vCPU":
-        return int((job.machine.vcpus or 0) * job.num_nodes)
-    return job.machine.num_gpus * job.num_nodes * (2 if unit == "core" else 1)

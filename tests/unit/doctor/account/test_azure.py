@@ -20,11 +20,12 @@ BUDGET = {"name": "embark-quickstart", "amount": 500.0, "currentSpend": {"amount
 
 
 def usage(name: str, used: int, limit: int) -> dict[str, Any]:
-    return {"currentValue": str(used), "limit": str(limit), "localName": name, "unit": "Count",
-            "name": {"localizedValue": name, "value": name}}
+    local = {"cores": "Total Regional vCPUs", "lowPriorityCores": "Total Regional Spot vCPUs"}.get(name, f"{name} vCPUs")
+    return {"currentValue": str(used), "limit": str(limit), "localName": local, "unit": "Count",
+            "name": {"localizedValue": local, "value": name}}
 
 
-USAGE = [usage("cores", 100, 1000), usage("lowPriorityCores", 0, 96), usage("standardNDASv4_A100Family", 96, 192)]
+USAGE = [usage("cores", 100, 1000), usage("lowPriorityCores", 0, 96), usage("Standard NDASv4_A100 Family", 96, 192)]
 
 
 def answers(**other: object) -> dict[str, object]:
@@ -49,6 +50,12 @@ def test_a_subscription_that_may_start_the_machines(cli):
     assert found[FAMILY].found == "192 vCPUs, 96 in use; the run takes 96"
     assert found["machine offered"].found == "Standard_ND96asr_v4 in eastus, zones 1, 2"
     assert found["budgets"].found == "embark-quickstart: 120 of 500"
+
+
+@pytest.mark.parametrize("name", ["standardNDASv4_A100Family", "standard NDASv4_A100 Family"])
+def test_spaces_and_capitals_of_a_familys_name_do_not_matter(cli, name):
+    cli("az", answers(**{"vm list-usage": [*USAGE[:2], usage(name, 96, 192)]}))
+    assert checks_of()[FAMILY].verdict == "ok"
 
 
 def test_two_machines_are_more_than_is_left(cli):

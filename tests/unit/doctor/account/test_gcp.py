@@ -64,11 +64,44 @@ def test_spot_has_a_quota_of_its_own(cli):
     assert checks_of("place.spot=true")["quota PREEMPTIBLE_NVIDIA_H100_GPUS"].verdict == "wrong"
 
 
-def test_a_family_whose_quota_has_dimensions_is_reported_not_to_be_known_with_the_command(cli):
-    cli("gcloud", answers(**{"compute machine-types list": [{"name": "a3-ultragpu-8g", "zone": "us-central1-a"}]}))
-    check = next(c for name, c in checks_of(machine="a3-ultragpu-8g").items() if name.startswith("quota GPUS_PER"))
+def infos(*rows: tuple[str, dict[str, str], str]) -> list[dict[str, object]]:
+    """As Cloud Quotas answers: place, dimensions and value; a value of 0 is left out."""
+    return [{"dimensionsInfos": [{"applicableLocations": [place], "dimensions": dimensions,
+                                  "details": {"value": value} if value else {}} for place, dimensions, value in rows]}]
+
+
+def test_a_family_whose_quota_has_dimensions_is_asked_of_cloud_quotas(cli, tmp_path):
+    cli("gcloud", answers(**{"beta quotas info list": infos(
+        ("us-central1", {"region": "us-central1"}, "0"), ("us-central1", {"gpu_family": "NVIDIA_H200"}, "8"),
+        ("us-east1", {"gpu_family": "NVIDIA_H200"}, "64"))}))
+    name = "quota GPUS_PER_GPU_FAMILY, gpu_family=NVIDIA_H200"
+    assert checks_of(machine="a3-ultragpu-8g")[name].verdict == "ok"
+    check = checks_of("place.nodes=2", machine="a3-ultragpu-8g")[name]
+    assert (check.verdict, check.found) == ("wrong", "8 GPUs; the run takes 16")
+    assert "--filter=quotaId=GPUS-PER-GPU-FAMILY-per-project-region" in (
+        tmp_path / "programs" / "gcloud.asked").read_text()
+
+
+def test_a_tpu_vm_counts_in_its_zone_and_its_region(cli):
+    cli("gcloud", answers(**{"beta quotas info list": infos(
+        ("us-east5-b", {"zone": "us-east5-b"}, "16"), ("us-east5", {"region": "us-east5"}, ""))}))
+    found = checks_of("place.target=tpu-vm", "place.region=us-east5", machine="v6e-16")
+    assert found["quota TPUV6EPerProjectPerZoneForTPUAPI"].verdict == "ok"
+    assert found["quota TPUV6EPerProjectPerRegionForTPUAPI"].found == "0 chips; the run takes 16"
+    assert "quota GPUS_ALL_REGIONS" not in found
+
+
+def test_vertex_ai_has_a_quota_of_its_own(cli):
+    cli("gcloud", answers(**{"beta quotas info list": infos(("us-central1", {}, "4"))}))
+    check = checks_of("place.target=vertex")["quota aiplatform.googleapis.com/custom_model_training_nvidia_h100_gpus"]
+    assert (check.verdict, check.found) == ("wrong", "4 GPUs; the run takes 8")
+
+
+def test_a_quota_that_google_does_not_list_is_reported_not_to_be_known(cli):
+    cli("gcloud", answers(**{"beta quotas info list": []}))
+    check = checks_of(machine="a3-ultragpu-8g")["quota GPUS_PER_GPU_FAMILY, gpu_family=NVIDIA_H200"]
     assert check.verdict == "warning"
-    assert check.fix.startswith("gcloud beta quotas info describe")
+    assert "iam-admin/quotas" in check.fix
 
 
 def test_a_zone_without_the_machine_is_wrong_with_those_that_have_it(cli):
