@@ -10,7 +10,9 @@ from embark.rehearse.account.state import Refused
 
 Kind = str
 """`bool`; `value`, which takes one word; `optional`, which takes one after `=` alone; `list`, which takes words up to
-the next flag; `repeat`: a value, many times; `int`; `choice:a|b|c`."""
+the next flag; `repeat`: a value, many times; `int`; `choice:a|b|c`; `switch`: alone, or before true or false."""
+
+SWITCH_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Grammar:
     unknown_command: str  # With {words}.
     missing_flag: str  # With {flag} and {command}.
     usage_code: int = 1
+    ignores_case: bool = False  # Of choices.
 
     def parse(self, words: Sequence[str]) -> ParsedCommand:
         form, rest = self._form(words)
@@ -91,6 +94,10 @@ class Grammar:
                 given[name] = not has_value or value.lower() in ("true", "1", "yes")
             elif kind == "optional":
                 given[name] = value if has_value else ""
+            elif kind == "switch":
+                if not has_value and index < len(rest) and rest[index].lower() in SWITCH_WORDS:
+                    value, index = rest[index], index + 1
+                given[name] = SWITCH_WORDS.get(value.lower(), True)
             elif kind == "list":
                 taken = [value] if has_value else []
                 while index < len(rest) and not _is_flag(rest[index]):
@@ -126,7 +133,9 @@ class Grammar:
     def _check(self, kind: Kind, name: str, value: str, command: str) -> None:
         if kind == "int" and not value.lstrip("-").isdigit():
             raise Refused(f"{command}: argument {name}: invalid int value: '{value}'", self.usage_code)
-        if kind.startswith("choice:") and value not in (choices := kind[7:].split("|")):
+        choices = kind[7:].split("|") if kind.startswith("choice:") else [value]
+        known = value.lower() in map(str.lower, choices) if self.ignores_case else value in choices
+        if not known:
             raise Refused(f"{command}: argument {name}: invalid choice: '{value}' (choose from {', '.join(choices)})",
                           self.usage_code)
 
@@ -158,7 +167,7 @@ def load_grammar(program: str) -> Grammar:
         program=program, version=about["version"], source=about["source"], date=about["date"], commands=commands,
         flags=raw.get("flags", {}), aliases=raw.get("aliases", {}), unknown_flag=about["unknown_flag"],
         unknown_command=about["unknown_command"], missing_flag=about["missing_flag"],
-        usage_code=about.get("usage_code", 1))
+        usage_code=about.get("usage_code", 1), ignores_case=about.get("ignores_case", False))
 
 
 def _is_flag(word: str) -> bool:

@@ -1,0 +1,144 @@
+"""Writes az's commands and flags for the stand-in account, from azure-cli's own command table.
+
+In an environment with azure-cli: python docs/make_az_commands.py
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+TARGET = Path(__file__).parents[1] / "src/embark/rehearse/account/commands/az.toml"
+GROUPS = (
+    "account", "acr", "ad signed-in-user", "aks", "consumption budget", "deployment group", "deployment sub",
+    "extension", "feature", "group", "identity", "identity federated-credential", "monitor account",
+    "monitor action-group", "monitor activity-log", "monitor metrics alert", "netappfiles account", "netappfiles pool",
+    "netappfiles volume", "network nsg", "network nsg rule", "network public-ip", "network vnet",
+    "network vnet subnet", "ppg", "provider", "role assignment", "role definition", "storage account",
+    "storage account keys", "storage blob", "storage container", "storage container-rm", "vm", "vm availability-set",
+    "vm identity", "vm run-command",
+)
+COMMANDS = (
+    "aks nodepool add", "aks nodepool delete", "aks nodepool list", "aks nodepool scale", "aks nodepool show",
+    "aks nodepool update", "aks nodepool upgrade", "login", "logout", "version", "vmss list",
+)
+GLOBAL = {"--debug": "bool", "--help": "bool", "--only-show-errors": "bool", "--verbose": "bool",
+          "--output": "choice:json|jsonc|none|table|tsv|yaml|yamlc", "--query": "value", "--subscription": "value"}
+AMLFS = {
+    "create": (["--amlfs-name", "--resource-group"], {
+        "--location": "value", "--sku": "value", "--storage-capacity": "value", "--zones": "list",
+        "--filesystem-subnet": "value", "--maintenance-window": "value", "--hsm-settings": "value",
+        "--mi-user-assigned": "list", "--encryption-setting": "value", "--root-squash-settings": "value", "--tags": "list", "--no-wait": "bool"}),
+    "show": (["--amlfs-name", "--resource-group"], {}),
+    "delete": (["--amlfs-name", "--resource-group"], {"--yes": "bool", "--no-wait": "bool"}),
+    "list": ([], {}),
+    "wait": (["--amlfs-name", "--resource-group"], {"--created": "bool", "--deleted": "bool", "--exists": "bool",
+                                                    "--interval": "int", "--timeout": "int", "--custom": "value"}),
+}
+"""An extension, which cannot be installed beside the generator: from its reference."""
+AMLFS_SOURCE = "https://learn.microsoft.com/cli/azure/amlfs"
+
+
+def main() -> None:
+    from azure.cli.core import __version__, get_default_cli
+    from azure.cli.core.file_util import create_invoker_and_load_cmds_and_args
+
+    cli = get_default_cli()
+    create_invoker_and_load_cmds_and_args(cli)
+    table = cli.invocation.commands_loader.command_table
+    lines = [
+        "# Written by docs/make_az_commands.py from azure-cli's command table.",
+        "[program]", f'version = "{__version__}"',
+        f'source = "azure-cli {__version__} of PyPI, by its own argument parsers; amlfs: {AMLFS_SOURCE}"',
+        f'date = "{datetime.now(UTC):%Y-%m-%d}"',
+        'unknown_flag = "unrecognized arguments: {flag} ({command})"',
+        "unknown_command = \"'{words}' is misspelled or not recognized by the system.\"",
+        'missing_flag = "the following arguments are required: {flag} ({command})"',
+        "usage_code = 2", "ignores_case = true", "",
+        "[flags]", *(f"{name} = {json.dumps(kind)}" for name, kind in GLOBAL.items()), "",
+        "[aliases]", '"-o" = "--output"', '"-h" = "--help"', "",
+    ]
+    for name in sorted(parsers := _parsers(cli.invocation.parser)):
+        if name.rpartition(" ")[0] in GROUPS or name in COMMANDS:
+            lines += _lines(name, *_form(parsers[name], _needed(table, name)))
+    for name, (required, flags) in AMLFS.items():
+        common = {"--amlfs-name": "value", "--resource-group": "value"}
+        short = {"--name": "--amlfs-name", "-n": "--amlfs-name", "-g": "--resource-group", "-l": "--location",
+                 "-y": "--yes"}
+        lines += _lines(f"amlfs {name}", required, [], {**common, **flags}, short, AMLFS_SOURCE)
+    TARGET.write_text("\n".join(lines))
+
+
+def _parsers(parser: Any, words: Sequence[str] = ()) -> dict[str, argparse.ArgumentParser]:
+    """Those of commands, by the words that name them."""
+    found: dict[str, argparse.ArgumentParser] = {}
+    for one in parser._actions:
+        if isinstance(one, argparse._SubParsersAction):
+            for word, below in one.choices.items():
+                found |= _parsers(below, (*words, word))
+    return found or {" ".join(words): parser}
+
+
+def _needed(table: Any, name: str) -> set[str]:
+    """Destinations that the parser itself does not demand, because --ids may stand for them."""
+    command = table.get(name)
+    return set() if command is None else {key for key, one in command.arguments.items()
+                                          if one.type.settings.get("id_part")}
+
+
+def _form(parser: argparse.ArgumentParser, needed: set[str]) -> tuple[list[str], list[str], dict[str, str], dict[str, str]]:
+    required, positionals, flags, aliases = [], [], {}, {}
+    for action in parser._actions:
+        names = [str(one) for one in action.option_strings]
+        if not names:
+            if action.dest not in ("command", "_subcommand") and not action.dest.startswith("_"):
+                positionals.append(action.dest.upper() + ("?" if action.nargs in ("?", "*") else ""))
+            continue
+        first = next((one for one in names if one.startswith("--")), names[0])
+        if first in GLOBAL or first == "--cmd":  # `cmd` is the handler's own argument
+            continue
+        flags[first] = _kind(action)
+        aliases |= {one: first for one in names if one != first}
+        if action.required:
+            required.append(first)
+        elif action.dest in needed and "--ids" in parser._option_string_actions:
+            required.append(f"{first}|--ids")
+    return required, positionals, flags, aliases
+
+
+def _kind(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return "bool"
+    if action.nargs == "?":
+        return "switch"
+    if action.nargs in ("+", "*") or isinstance(action.nargs, int):
+        return "list"
+    if action.choices:
+        return "choice:" + "|".join(_texts(action.choices))
+    return "int" if action.type is int else "value"
+
+
+def _texts(choices: Iterable[Any]) -> list[str]:
+    return [str(getattr(one, "value", one)) for one in choices]
+
+
+def _lines(name: str, required: list[str], positionals: list[str], flags: dict[str, str], aliases: dict[str, str],
+           source: str = "") -> list[str]:
+    lines = [f'[commands."{name}"]']
+    if positionals:
+        lines.append(f"positionals = {json.dumps(positionals)}")
+    if required:
+        lines.append(f"required = {json.dumps(required)}")
+    if source:
+        lines.append(f'source = "{source}"')
+    return [*lines, f"flags = {_inline(flags)}", f"aliases = {_inline(aliases)}", ""]
+
+
+def _inline(values: dict[str, str]) -> str:
+    return f"{{ {', '.join(f'{json.dumps(key)} = {json.dumps(value)}' for key, value in values.items())} }}"
+
+
+if __name__ == "__main__":
+    main()
