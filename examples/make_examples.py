@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +17,23 @@ import jinja2
 from embark import __version__
 from embark.catalog import Machine, load_catalog, lowest_price
 from embark.formatting import format_usd
+from embark.lint.rendered import render_folder
 from embark.render.clouds.azure import GPU_OPERATOR_VERSION, NETWORK_OPERATOR_VERSION, pool_name
-from embark.render.folder import File, compare, write
-from embark.render.image import render_image
-from embark.render.job import Job, default_image, make_job
+from embark.render.folder import SPEC, File
+from embark.render.folder_spec import spec_text
+from embark.render.job import POD_TARGETS, Job, default_image, make_job
 from embark.render.location import data_source, location_of, volume_of
 from embark.render.monitoring import DASHBOARD, OBJECTS, budget_usd
 from embark.render.quotas import needed_units, quota_of
-from embark.render.render import render_infrastructure
 from embark.render.settings import grace_s, settings_of
-from embark.render.targets.kubernetes import (
-    CLUSTER_SCRIPTS,
-    NAMES,
-    PLACEHOLDER_REGISTRY,
-    render_job,
-    render_jobset,
-    render_kueue,
-    render_pytorchjob,
-    render_ray,
-    render_trainjob,
-)
-from embark.render.targets.torchx import render_torchx
+from embark.render.targets.kubernetes import CLUSTER_SCRIPTS, NAMES, PLACEHOLDER_REGISTRY
 from embark.render.targets.tpu_vm import RUNTIME_VERSIONS
 from embark.render.volumes import data_target
 from embark.render.wheel import FOLDER as WHEEL_FOLDER
 from embark.render.yaml_text import header
-from embark.spec import PRESETS, RunSpec, to_toml
+from embark.spec import PRESETS, RunSpec
 from embark.stack.versions import default_triple
+from embark.store import write_atomic
 
 TEMPLATES = Path(__file__).parent / "templates"
 TREE = Path(__file__).parent / "cloud_deployment"
@@ -57,10 +48,6 @@ ROOTS = {"aws": "s3://embark-example/runs", "azure": "az://embark-example/runs",
 TITLES = {"aws": ("AWS", "EKS"), "azure": ("Azure", "AKS"), "gcp": ("Google Cloud", "GKE")}
 METRICS_PORT = 9464
 """The default of OpenTelemetry's exporters for Prometheus."""
-TARGETS: dict[str, Callable[[Job], list[File]]] = {
-    "job": render_job, "jobset": render_jobset, "trainjob": render_trainjob, "pytorchjob": render_pytorchjob,
-    "ray": render_ray, "torchx": render_torchx,
-}
 SHOWN = {
     "aws": ("g6.12xlarge", "p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge"),
     "azure": ("Standard_NC24ads_A100_v4", "Standard_ND96asr_v4", "Standard_ND96amsr_A100_v4",
@@ -71,42 +58,47 @@ SHOWN = {
 
 
 def example_tree() -> list[File]:
-    """Every file, by its path below `examples/cloud_deployment`."""
+    """Every file that is committed, by its path below `examples/cloud_deployment`: not Embark's wheel."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_examples(Path(folder))
+        paths = sorted(path for path in Path(folder).rglob("*") if path.is_file() and path.suffix != ".whl")
+        return [File(path.relative_to(folder).as_posix(), path.read_text(), is_executable=os.access(path, os.X_OK))
+                for path in paths]
+
+
+def write_examples(tree: Path) -> None:
+    """Guides, specs, and what `embark render run.toml` makes of each of them."""
     jobs = {cloud: cloud_job(cloud) for cloud in PLACES}
-    files = [File("README.md", guide("root", cloud_rows="\n".join(cloud_row(*pair) for pair in jobs.items()))),
-             File("quickstart/README.md", guide("quickstart", job=quickstart_job())), *_quickstart()]
+    write_atomic(tree / "README.md", guide("root", cloud_rows="\n".join(cloud_row(*pair) for pair in jobs.items())))
     for cloud, job in jobs.items():
-        files += _below(cloud, [File("README.md", cloud_guide(job)), *cloud_files(job)])
-    return sorted(files, key=lambda file: file.path)
+        write_atomic(tree / cloud / "README.md", cloud_guide(job))
+        _render(tree / cloud, job.spec)
+    quickstart = tree / "quickstart"
+    write_atomic(quickstart / "README.md", guide("quickstart", job=quickstart_job()))
+    write_atomic(quickstart / SCRIPT, quickstart_script())
+    write_atomic(quickstart / "requirements.txt", requirements())
+    _render(quickstart, quickstart_job().spec)
+
+
+def _render(folder: Path, spec: RunSpec) -> None:
+    write_atomic(folder / SPEC, spec_text(spec))
+    render_folder(str(folder / SPEC), out=folder, force=True)
 
 
 def cloud_job(cloud: str) -> Job:
     """DLRM with Criteo's terabyte tables on two machines with eight GPUs each."""
-    place = {"nodes": 2, "queue": "embark", "image": f"{PLACEHOLDER_REGISTRY}{default_image()}", **PLACES[cloud]}
+    place = {"nodes": 2, "queue": "embark", "image": f"{PLACEHOLDER_REGISTRY}{default_image()}", **PLACES[cloud],
+             "render_targets": POD_TARGETS}
     data = {"kind": "prepared", "path": "/mnt/data/criteo-1tb"}
     return _job("criteo-1tb", name="dlrm", place=place, data=data, store={"root": ROOTS[cloud]},
                 watch={"prometheus_port": METRICS_PORT})
 
 
 def quickstart_job() -> Job:
-    place = {"nodes": 2, "image": f"{PLACEHOLDER_REGISTRY}{default_image()}", "machine": "p4d.24xlarge",
-             "region": "us-west-2"}
+    """For a cluster that exists; the other clouds differ in `place.cloud` and `store.root` only."""
+    place = {"cloud": "aws", "nodes": 2, "image": f"{PLACEHOLDER_REGISTRY}{default_image()}", "image_files": [SCRIPT],
+             "infrastructure": False}
     return _job("quickstart", name="torchrec-quickstart", place=place, store={"root": ROOTS["aws"]})
-
-
-def cloud_files(job: Job) -> list[File]:
-    """A cloud's folder: the run, its infrastructure, and the job for each scheduler."""
-    files = [File("run.toml", short_toml(job.spec)), *render_infrastructure(job), *render_kueue(job),
-             *render_image(job, TARGETS)]
-    for target, render in TARGETS.items():
-        files += render(replace(job, spec=_with(job.spec, place={"target": target})))
-    return files
-
-
-def short_toml(spec: RunSpec) -> str:
-    """A spec with only what differs from the defaults: what a person would write."""
-    about = "The run. embark render run.toml --out . writes every other file of this folder from it."
-    return header(about) + "\n" + to_toml(spec, only_set=True)
 
 
 def requirements() -> str:
@@ -192,15 +184,6 @@ def cloud_row(cloud: str, job: Job) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _quickstart() -> list[File]:
-    job = quickstart_job()
-    # The script lies where the container starts, so that its name alone runs it.
-    more = {"Dockerfile": f'\n# The quickstart itself.\nCOPY ["{SCRIPT}", "./"]\n', ".dockerignore": f"!{SCRIPT}\n"}
-    image = [replace(file, text=file.text + more.get(file.path, "")) for file in render_image(job)]
-    return _below("quickstart", [
-        File(SCRIPT, quickstart_script()), File("requirements.txt", requirements()), *image, *render_job(job)])
-
-
 def _job(preset: str, *, name: str, **sections: Mapping[str, object]) -> Job:
     return make_job(_with(PRESETS[preset]().model_copy(update={"name": name}), **sections), load_catalog())
 
@@ -213,10 +196,6 @@ def _with(spec: RunSpec, **sections: Mapping[str, object]) -> RunSpec:
     return RunSpec.model_validate(values)
 
 
-def _below(folder: str, files: Iterable[File]) -> list[File]:
-    return [replace(file, path=f"{folder}/{file.path}") for file in files]
-
-
 if __name__ == "__main__":
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else TREE
-    write(target, compare(target, example_tree()), force=True, must_record=False)
+    write_examples(target)

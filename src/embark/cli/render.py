@@ -6,7 +6,7 @@ from embark.cli.console import Console
 from embark.cli.options import Flag, Settings, Spec
 from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize
-from embark.render.folder import FolderReport, update_folder
+from embark.render.folder import FolderReport
 
 STATES = {"new": "new", "changed": "changed", "same": "unchanged", "edited": "EDITED by hand",
           "left over": "no longer rendered"}
@@ -18,32 +18,28 @@ def render(
 ) -> int:
     """Write the files that place.target needs on place.machine: manifests, image, cluster, storage, scripts.
 
-    All files are linted. Files edited by hand are kept and reported, with exit code 1.
+    All files are linted. Files edited by hand are kept and reported, with exit code 1. The folder keeps the spec as
+    run.toml; --set on that file is written into it.
 
     Parameters
     ----------
     target
         Instead of place.target: job, jobset, trainjob, pytorchjob, ray, torchx, vertex, vm, tpu-vm or compose.
     out
-        The folder to write into; deploy/NAME by default.
+        The folder to write into. By default the spec's own if it was rendered from this spec, else deploy/NAME.
     diff
         Only show what would change. Exit code 1 if anything would.
     force
         Also overwrite files edited by hand.
     """
-    from embark.catalog import load_catalog
-    from embark.lint.rendered import refuse_faults
-    from embark.render.job import make_job
-    from embark.render.render import render as render_files
-    from embark.spec import load_spec
+    from embark.lint.rendered import render_folder
 
     if diff and force:
         raise UserError("--diff and --force are mutually exclusive", fix="leave one out")
-    job = make_job(load_spec(spec, (*set_, f"place.target={target}") if target else set_), load_catalog())
-    files = render_files(job)
-    for one in refuse_faults(files):
+    sets = (*set_, f"place.target={target}") if target else set_
+    report, warnings = render_folder(spec, sets, out=out, diff=diff, force=force)
+    for one in warnings:
         console.warning(f"{one.path}:{one.line}: {one.code} {one.what}")
-    report = update_folder(out or Path("deploy") / job.name, files, diff=diff, force=force)
     console.show(report, _render)
     if diff:
         return ExitCode.OTHER if any(file.state != "same" for file in report.files) else ExitCode.DONE
@@ -59,6 +55,8 @@ def _render(console: Console, report: FolderReport) -> None:
         console.result(f"{pluralize(len(changed), 'file')} of {len(report.files)} would change in {report.folder}"
                        if changed else f"{report.folder} is up to date")
         return
+    for line in report.settings:
+        console.text(f"wrote {line} to {Path(report.folder) / report.spec}")
     console.table([{"file": file.path, "": STATES[file.state]} for file in report.files])
     console.result(f"{pluralize(len(report.files), 'file')} in {report.folder}: {len(report.paths('new'))} new, "
                    f"{len(report.paths('changed'))} changed; linted")

@@ -8,7 +8,8 @@ from embark.errors import UserError
 from embark.lint.check import lint_texts
 from embark.lint.read import kind_of
 from embark.lint.rule import Finding
-from embark.render.folder import File
+from embark.render.folder import File, FolderReport, update_folder
+from embark.render.folder_spec import folder_spec
 from embark.render.job import make_job
 from embark.render.render import render
 from embark.spec import RunSpec
@@ -19,6 +20,16 @@ def render_spec(spec: RunSpec) -> list[File]:
     files = render(make_job(spec, load_catalog()))
     refuse_faults(files)
     return files
+
+
+def render_folder(
+    source: str, sets: Sequence[str] = (), *, out: Path | None = None, diff: bool = False, force: bool = False,
+) -> tuple[FolderReport, list[Finding]]:
+    """Render a spec into its folder, or compare the two (`diff`); also returns the lint warnings."""
+    folder = folder_spec(source, sets, out)
+    files = render(make_job(folder.spec, load_catalog()))
+    warnings = refuse_faults(files)
+    return update_folder(folder, files, diff=diff, force=force), warnings
 
 
 def refuse_faults(files: Sequence[File]) -> list[Finding]:

@@ -5,14 +5,16 @@ import hashlib
 import json
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from embark.errors import UserError
+from embark.spec import RunSpec
 from embark.store.atomic_file import scratch_for
 
-RECORD = ".embark-render.json"  # In the folder: the checksum of each file as it was last written.
+RECORD = ".embark-render.json"
+SPEC = "run.toml"
 State = Literal["new", "same", "changed", "edited", "left over"]
 
 
@@ -31,6 +33,28 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
+class Record:
+    """What the folder's `RECORD` says about its last rendering."""
+
+    spec: str = ""  # The file of the folder that it was rendered from.
+    origin: tuple[str, ...] = ()
+    """The spec that this file is a copy of, as a path from the folder, a preset or module:function, and the settings
+    that were given with it; empty where it is not a copy."""
+    checksums: dict[str, str] = field(default_factory=dict)  # Of each file as it was last written, by path.
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSpec:
+    """The spec of a folder, as its next rendering writes it."""
+
+    folder: Path
+    spec: RunSpec
+    file: File
+    origin: tuple[str, ...]
+    settings: tuple[str, ...]  # The lines that `--set` adds to the folder's own spec.
+
+
+@dataclass(frozen=True, slots=True)
 class FileChange:
     """One file of the folder, the rendering, or both."""
 
@@ -40,6 +64,7 @@ class FileChange:
     diff: str  # From the file to its fresh rendering.
     new: bytes = field(default=b"", repr=False)
     is_executable: bool = field(default=False, repr=False)
+    is_binary: bool = field(default=False, repr=False)  # Packed, not edited: it is always replaced, and not recorded.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,56 +75,61 @@ class FolderReport:
     files: tuple[FileChange, ...]
     skipped: tuple[str, ...]  # Not written: edited by hand, or no longer rendered.
     is_written: bool
+    spec: str  # The file of the folder that the others are rendered from.
+    settings: tuple[str, ...]  # The lines that are new in it, as TOML.
 
     def paths(self, state: State) -> list[str]:
         return [file.path for file in self.files if file.state == state]
 
 
-def update_folder(folder: Path, files: Sequence[File], *, diff: bool = False, force: bool = False) -> FolderReport:
-    """Write the files that are new or changed; with `force` also those that were edited by hand, with `diff` none."""
+def update_folder(
+    source: FolderSpec, files: Sequence[File], *, diff: bool = False, force: bool = False,
+) -> FolderReport:
+    """Write the spec and what is new or changed; with `force` also what was edited by hand, with `diff` nothing."""
+    folder = source.folder
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is not a folder", fix="--out another one")
-    changes = compare(folder, files)
-    skipped = [] if diff else write(folder, changes, force=force)
-    return FolderReport(str(folder), tuple(changes), tuple(change.path for change in skipped), is_written=not diff)
+    changes = compare(source, files)
+    skipped = [] if diff else write(source, changes, force=force)
+    return FolderReport(str(folder), tuple(changes), tuple(change.path for change in skipped), is_written=not diff,
+                        spec=source.file.path, settings=source.settings)
 
 
-def compare(folder: Path, files: Sequence[File]) -> list[FileChange]:
-    """Each file, in the order it was rendered; then those that were rendered once and are no more."""
-    record = _record(folder)
+def compare(source: FolderSpec, files: Sequence[File]) -> list[FileChange]:
+    """The spec and each file, in the order it was rendered; then those that were rendered once and are no more."""
+    folder, record = source.folder, read_record(source.folder)
     changes = []
-    for file in files:
+    for file in (source.file, *files):
         old = _read(folder / file.path)
-        state: State = "new" if old is None else "same" if old == file.content else \
-            "changed" if checksum(old) == record.get(file.path) else "edited"
+        is_ours = file is source.file or file.data or (old and checksum(old) == record.checksums.get(file.path))
+        state: State = "new" if old is None else "same" if old == file.content else "changed" if is_ours else "edited"
         changes.append(FileChange(file.path, state, _diff(file.path, old or b"", file.content), file.content,
-                                  file.is_executable))
-    for path in sorted(set(record) - {file.path for file in files}):
+                                  file.is_executable, is_binary=bool(file.data)))
+    for path in sorted(set(record.checksums) - {file.path for file in (source.file, *files)}):
         old = _read(folder / path)
         if old is not None:
             changes.append(FileChange(path, "left over", _diff(path, old, b"")))
     return changes
 
 
-def write(folder: Path, changes: Sequence[FileChange], *, force: bool, must_record: bool = True) -> list[FileChange]:
-    """Write what is new or changed; with `force` also what a person edited. Returns what was skipped.
-
-    Without the record, a later rendering takes every file for a person's.
-    """
-    record = _record(folder)
+def write(source: FolderSpec, changes: Sequence[FileChange], *, force: bool) -> list[FileChange]:
+    """Write what is new or changed; with `force` also what a person edited. Returns what was skipped."""
+    folder, old = source.folder, read_record(source.folder).checksums
+    checksums: dict[str, str] = {}
     skipped = []
     for one in changes:
         if one.state == "left over" or (one.state == "edited" and not force):
             skipped.append(one)
+            checksums |= {one.path: old[one.path]} if one.path in old else {}
             continue
         path = folder / one.path
         if one.state != "same":
             _write(path, one.new)
         if one.is_executable:
             path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-        record[one.path] = checksum(one.new)
-    if changes and must_record:
-        _write(folder / RECORD, f"{json.dumps(record, indent=1, sort_keys=True)}\n".encode())
+        checksums |= {} if one.is_binary else {one.path: checksum(one.new)}
+    record = Record(source.file.path, source.origin, checksums)
+    _write(folder / RECORD, f"{json.dumps(asdict(record), indent=1, sort_keys=True)}\n".encode())
     return skipped
 
 
@@ -107,13 +137,14 @@ def checksum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _record(folder: Path) -> dict[str, str]:
-    """By path. One that cannot be read knows no file: then everything that differs counts as edited."""
+def read_record(folder: Path) -> Record:
+    """One that cannot be read knows no file: then everything that differs counts as edited."""
     try:
         read = json.loads((folder / RECORD).read_text())
-    except (OSError, ValueError):
-        return {}
-    return {str(k): str(v) for k, v in read.items()} if isinstance(read, dict) else {}
+        return Record(str(read["spec"]), tuple(map(str, read["origin"])),
+                      {str(path): str(text) for path, text in read["checksums"].items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Record()
 
 
 def _read(path: Path) -> bytes | None:

@@ -5,7 +5,6 @@ It builds on any base with Python 3.11 or newer and pip: on PyTorch's own, whose
 """
 
 import shlex
-from collections.abc import Collection
 
 from embark.render.folder import File
 from embark.render.job import Job
@@ -22,12 +21,12 @@ _HOW = ("embark image builds it. Embark comes from its wheel in dist/, other pac
         "find them: --build-arg PIP_INDEX_URL, or its configuration.")
 
 
-def render_image(job: Job, targets: Collection[str] = ()) -> list[File]:
-    """One image for every target of the folder; `targets` are those beside the job's own. Ray must be in it."""
+def render_image(job: Job) -> list[File]:
+    """One image for every target of the folder, with Ray where one of them is Ray."""
     return [
-        File("Dockerfile", dockerfile(job, has_ray="ray" in (job.spec.place.target, *targets))),
+        File("Dockerfile", dockerfile(job)),
         File("entrypoint.sh", render_template("entrypoint.sh"), is_executable=True),
-        *_context_files(),
+        *_context_files(job),
     ]
 
 
@@ -37,15 +36,16 @@ def render_tpu_image(job: Job) -> list[File]:
 
     about = f"The image of Embark {__version__} with JAX for TPUs. {_HOW}"
     return [File("Dockerfile", render_template("tpu.Dockerfile.j2", about=about, scratch=SCRATCH, wheels=WHEELS,
-                                               packages=tpu_packages(WHEELS))), *_context_files()]
+                                               files=job.spec.place.image_files, packages=tpu_packages(WHEELS))),
+            *_context_files(job)]
 
 
-def _context_files() -> list[File]:
-    return [File(".dockerignore", render_template("dockerignore")),
+def _context_files(job: Job) -> list[File]:
+    return [File(".dockerignore", render_template("dockerignore", files=job.spec.place.image_files)),
             File(f"{WHEEL_FOLDER}/README.md", render_template("dist.md"))]
 
 
-def dockerfile(job: Job, *, has_ray: bool) -> str:
+def dockerfile(job: Job) -> str:
     from embark import __version__
     from embark.stack.versions import default_triple
 
@@ -53,12 +53,13 @@ def dockerfile(job: Job, *, has_ray: bool) -> str:
     about = (f"The image of Embark {__version__} with torch {triple.torch}, torchrec {triple.torchrec} and fbgemm "
              f"{triple.fbgemm}, which go together. {_HOW}")
     packages = [wheel_requirement(WHEELS, image_extras(job))]
-    if has_ray:
+    if "ray" in job.targets:
         packages.append(f"ray[default,train]=={RAY_VERSION}")
     # On Google's machines the fabric's libraries come from the host.
     fabric = {"efa": "efa", "infiniband": "verbs"}.get(job.machine.fabric.name, "none")
     return render_template(
         "Dockerfile.j2", about=about, fabric=fabric, packages=packages, user=USER_ID, scratch=SCRATCH, wheels=WHEELS,
+        files=job.spec.place.image_files,
         cpu_steps=_pip_steps(triple.pip_arguments("cpu")), cuda_steps=_pip_steps(triple.pip_arguments("cuda")))
 
 

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from embark.catalog import Catalog, Machine, SpecPrice, find_machine, find_volume, price_spec
 from embark.catalog.pricing import DEFAULT_MACHINES
@@ -13,11 +13,12 @@ from embark.catalog.regions import place_mistakes
 from embark.errors import ExitCode, Mistake, SpecError, UserError
 from embark.model.batch import batch_mistakes
 from embark.spec import RunSpec, to_toml
+from embark.spec.place import PodTarget
 
 PORT = 29500  # Of the rendezvous; torchrun's own default.
 MAX_RESTARTS = 3  # Of one machine's ranks, before the pod itself is given up and replaced.
 MAX_SPEC_BYTES = 900_000  # A ConfigMap holds 1 MiB.
-POD_TARGETS = ("job", "jobset", "trainjob", "pytorchjob", "ray", "torchx")
+POD_TARGETS: tuple[str, ...] = get_args(PodTarget)
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 """Of v5e and v6e, by chips."""
 _DEEP = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8",
@@ -89,6 +90,13 @@ class Job:
     def topology(self) -> str:
         """Of a slice of TPUs; empty where GKE has no such slice."""
         return TOPOLOGIES.get(self.machine.name.rpartition("-")[0], {}).get(self.machine.num_gpus, "")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Every one whose files are rendered; the first is the one that is launched."""
+        place = self.spec.place
+        others = place.render_targets if place.target in POD_TARGETS else ()
+        return tuple(dict.fromkeys((place.target, *others)))
 
     @property
     def is_spot(self) -> bool:
@@ -205,6 +213,10 @@ def _machine(spec: RunSpec, catalog: Catalog) -> Machine:
 def _target_mistakes(job: Job) -> Iterator[Mistake]:
     spec, target = job.spec, job.spec.place.target
     is_tpu = job.is_tpu
+    for other in job.targets[1:]:
+        if is_tpu and other not in ("job", "jobset"):
+            yield _mistake("place.render_targets", other, f"{job.machine.name} is a TPU",
+                           'list only "job" and "jobset", or leave it out')
     if is_tpu and target not in ("tpu-vm", "vertex", "job", "jobset"):
         yield _mistake("place.target", target, f"{job.machine.name} is a TPU",
                        'set it to "tpu-vm", "vertex", "job" or "jobset"')

@@ -1,6 +1,7 @@
 """Which files each target needs."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from embark.render.clouds import aws, azure, gcp
 from embark.render.folder import File
@@ -33,8 +34,9 @@ MACHINES: dict[str, Render] = {"aws": aws.render_vm, "azure": azure.render_vm, "
 
 
 def render(job: Job) -> list[File]:
-    """Every file: the target's own, the image, the queue if one is named, and the infrastructure."""
-    files = [*own_files(job), *render_infrastructure(job)]
+    """Every file: those of all targets, the image, the queue if one is named, and the infrastructure."""
+    others = [file for target in job.targets[1:] for file in TARGETS[target](_with_target(job, target))]
+    files = [*own_files(job), *others, *render_infrastructure(job)]
     paths = [file.path for file in files]
     assert len(set(paths)) == len(paths), f"two files of one name: {sorted(paths)}"
     return files
@@ -46,13 +48,13 @@ def own_files(job: Job) -> list[File]:
     files = [*(TARGETS[target](job) if target in TARGETS else []), wheel_file()]
     if target != "tpu-vm":
         files = [*files, *(render_tpu_image(job) if job.is_tpu else render_image(job))]
-    return [*files, *kubernetes.render_kueue(job)] if target in QUEUED else files
+    return [*files, *kubernetes.render_kueue(job)] if set(job.targets) & set(QUEUED) else files
 
 
 def render_infrastructure(job: Job) -> list[File]:
-    """Every file that the job needs beside its own; none where it runs on one host of yours."""
+    """Every file that the job needs beside its own; none where it runs on one host or a cluster of yours."""
     target, cloud = job.spec.place.target, job.cloud
-    if target == "compose":
+    if target == "compose" or (target in POD_TARGETS and not job.spec.place.infrastructure):
         return []
     files = [*render_volumes(job), *render_budget(job)]
     if target == "vm":
@@ -62,3 +64,8 @@ def render_infrastructure(job: Job) -> list[File]:
     if target in POD_TARGETS:
         return [*CLUSTERS[cloud](job), *files, *render_monitoring(job), *kubernetes.render_launch_script(job)]
     return files
+
+
+def _with_target(job: Job, target: str) -> Job:
+    place = job.spec.place.model_copy(update={"target": target})
+    return replace(job, spec=job.spec.model_copy(update={"place": place}))

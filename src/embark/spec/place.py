@@ -1,12 +1,13 @@
 """`[place]`: where the run executes, locally or in a cloud."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from embark.spec.section import Section
 
-Target = Literal["job", "jobset", "trainjob", "pytorchjob", "ray", "torchx", "vertex", "vm", "tpu-vm", "compose"]
+PodTarget = Literal["job", "jobset", "trainjob", "pytorchjob", "ray", "torchx"]
+Target = Literal[PodTarget, "vertex", "vm", "tpu-vm", "compose"]
 
 _LABEL = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
 """A DNS label, as Kubernetes takes it for a name."""
@@ -14,6 +15,8 @@ _IMAGE = (
     r"^$|^[a-z0-9]+([.-][a-z0-9]+)*(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
     r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?$"
 )
+_FILE = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$"
+Paths = Annotated[tuple[Annotated[str, Field(max_length=200, pattern=_FILE)], ...], Field(strict=False)]
 
 
 class PlaceSpec(Section):
@@ -44,9 +47,17 @@ class PlaceSpec(Section):
     target: Target = "job"
     """What starts the processes: a Kubernetes `job`, `jobset`, Kubeflow's `trainjob` or `pytorchjob`, `ray`, `torchx`,
     `vertex`, plain machines (`vm`, `tpu-vm`), or `compose` on one host."""
+    render_targets: Annotated[tuple[PodTarget, ...], Field(strict=False)] = ()
+    """Kubernetes targets whose files `embark render` writes besides those of `target`, into the same folder. They need
+    the same cluster, so they have no effect if `target` is not one of them."""
+    infrastructure: bool = True
+    """Also render the scripts that create the Kubernetes cluster, storage, budget alerts and alarms."""
     image: str = Field(default="", max_length=400, pattern=_IMAGE)
     """The container image, preferably with its digest: the rendered `Dockerfile`, built and pushed to your registry.
     Empty: the name under which the rendered commands build it."""
+    image_files: Paths = ()
+    """Files and folders beside the rendered `Dockerfile` that it copies to where the container starts, such as a script
+    of your own."""
     namespace: str = Field(default="embark", max_length=63, pattern=_LABEL)
     """Kubernetes namespace of the run's objects."""
     service_account: str = Field(default="embark", max_length=63, pattern=_LABEL)

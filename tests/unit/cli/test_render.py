@@ -18,6 +18,10 @@ def rendered(folder, *sets, diff=False, force=False, json_=False):
     return render("quickstart", set_=(*AWS, *sets), out=folder, diff=diff, force=force, console=Console(json=json_))
 
 
+def rendered_again(folder, *sets, diff=False, force=False):
+    return render(str(folder / "run.toml"), set_=sets, diff=diff, force=force, console=Console())
+
+
 def test_files_are_written_and_the_second_time_nothing_differs(tmp_path, capsys):
     assert rendered(tmp_path / "out") == 0
     assert "linted" in capsys.readouterr().out
@@ -30,9 +34,9 @@ def test_diff_shows_every_number_that_follows_the_nodes_and_writes_nothing(tmp_p
     rendered(tmp_path / "out")
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     capsys.readouterr()
-    assert rendered(tmp_path / "out", "place.nodes=4", diff=True) == 1
+    assert rendered_again(tmp_path / "out", "place.nodes=4", diff=True) == 1
     shown = capsys.readouterr().out
-    for line in ("-  completions: 2", "+  completions: 4", "-  parallelism: 2", "+  parallelism: 4"):
+    for line in ("-nodes = 2", "+nodes = 4", "-  completions: 2", "+  completions: 4", "-  parallelism: 2", "+  parallelism: 4"):
         assert line in shown
     assert "--nnodes=4" in shown
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
@@ -43,10 +47,10 @@ def test_an_edited_file_is_stored_reported_and_written_only_by_force(tmp_path, c
     mine = tmp_path / "out/kubernetes_job.yaml"
     mine.write_text(mine.read_text() + "# mine\n")
     capsys.readouterr()
-    assert rendered(tmp_path / "out", "place.nodes=4") == 1
+    assert rendered_again(tmp_path / "out", "place.nodes=4") == 1
     assert "edited by hand: kubernetes_job.yaml" in " ".join(capsys.readouterr().out.split())
     assert mine.read_text().endswith("# mine\n")
-    assert rendered(tmp_path / "out", "place.nodes=4", force=True) == 0
+    assert rendered_again(tmp_path / "out", force=True) == 0
     assert "# mine" not in mine.read_text()
 
 
@@ -69,7 +73,7 @@ def test_what_cannot_be_rendered_is_refused_with_its_fix(tmp_path, sets, says):
 
 
 def test_a_file_with_a_lint_error_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("embark.render.render.render", lambda job: [File("job.yaml", "kind: Job\nspec: [\n")])
+    monkeypatch.setattr("embark.lint.rendered.render", lambda job: [File("job.yaml", "kind: Job\nspec: [\n")])
     with pytest.raises(UserError, match=r"job\.yaml:3: EMB001"):
         rendered(tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -81,7 +81,7 @@ def test_embark_comes_from_its_wheel_beside_the_dockerfile():
 
 
 def test_one_image_has_what_every_target_of_its_folder_needs():
-    files = render_image(job_of("p5.48xlarge"), targets=("jobset", "ray"))
+    files = render_image(job_of("p5.48xlarge", render_targets=("jobset", "ray")))
     assert "ray[default,train]==" in next(file.text for file in files if file.path == "Dockerfile")
 
 

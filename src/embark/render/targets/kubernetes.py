@@ -129,7 +129,7 @@ def _quota(job: Job) -> dict[str, Any]:
         digits = str(amount).rstrip("GMKTi")
         unit = str(amount)[len(digits):]
         total = (int(digits) + BESIDE.get(name, 0)) * job.num_pods
-        total += RAY_HEAD.get(name, 0) if job.spec.place.target == "ray" else 0
+        total += RAY_HEAD.get(name, 0) if "ray" in job.targets else 0
         quota[name] = f"{total}{unit}" if unit else total
     return quota
 
