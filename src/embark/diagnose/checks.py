@@ -218,7 +218,7 @@ class StepTimes:
                 elif event.kind == "predict":
                     self._predicted = values
                 elif event.kind == "error" and isinstance(values.get("text"), str):
-                    text = " ".join(values["text"].split())
+                    text = f"error: {' '.join(values['text'].split())}"  # As the command that wrote it prints it.
                     yield text, replace(evidence, text=text)
 
     def findings(self) -> Iterator[RuleMatch]:

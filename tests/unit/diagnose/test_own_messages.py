@@ -88,9 +88,14 @@ RAISES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 def names_of(folder: Path, text: str) -> list[str]:
-    path = folder / "run.log"
-    path.write_text(f"error: {text}\n")
-    return [one.name for one in diagnose(sources_of([str(path)]).sources).diagnoses]
+    """Of a log, and of a run's own events: both say the same."""
+    log, events = folder / "run.log", folder / "events.jsonl"
+    log.write_text(f"error: {text}\n")
+    events.write_text(json.dumps({"event": "error", "time_s": 1.0, "rank": 0, "text": text}) + "\n")
+    of_log, of_events = ([one.name for one in diagnose(sources_of([str(path)]).sources).diagnoses]
+                         for path in (log, events))
+    assert of_log == of_events
+    return of_log
 
 
 @pytest.mark.parametrize(("raises", "name"), RAISES.values(), ids=RAISES.keys())
