@@ -1,11 +1,11 @@
-# Trains dlrm on 2 x p4d.24xlarge: 16 ranks, by TorchX. The cluster needs Volcano. TorchX writes no tolerations:
-# GPU nodes must have no taint, or the API server the ExtendedResourceToleration plugin. torchx run --workspace
-# '' -s kubernetes -cfg queue=default,namespace=embark cloud_component.py:train
+# Trains dlrm on 2 x p4d.24xlarge: 16 ranks, by TorchX. The cluster needs Volcano. torchx run --workspace '' -s
+# kubernetes -cfg queue=default,namespace=embark cloud_component.py:train
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 """A TorchX component: the run as an application of TorchX."""
 
 import torchx.specs as specs
+from torchx.specs.overlays import set_overlay
 
 NAME = 'dlrm'
 IMAGE = 'registry.example.com/embark:0.1.0-torch2.13.0'
@@ -32,6 +32,16 @@ START = ('printf %s "$EMBARK_SPEC_BASE64" | base64 -d > /tmp/embark-spec.toml &&
  'MEETING -m embark train /tmp/embark-spec.toml')
 PORT = 29500
 WAIT_S = 1800
+POD = {'metadata': {'labels': {'app.kubernetes.io/name': 'embark', 'app.kubernetes.io/instance': 'dlrm'}},
+ 'spec': {'serviceAccountName': 'embark',
+          'automountServiceAccountToken': False,
+          'terminationGracePeriodSeconds': 120,
+          'tolerations': [{'key': 'nvidia.com/gpu', 'operator': 'Exists', 'effect': 'NoSchedule'}],
+          'securityContext': {'runAsNonRoot': True, 'runAsUser': 1000, 'runAsGroup': 1000, 'fsGroup': 1000},
+          'affinity': {'podAntiAffinity': {'requiredDuringSchedulingIgnoredDuringExecution': [{'labelSelector': {'matchLabels': {'app.kubernetes.io/name': 'embark',
+                                                                                                                                 'app.kubernetes.io/instance': 'dlrm'}},
+                                                                                               'topologyKey': 'kubernetes.io/hostname'}]}}}}
+CLAIMS = {'dlrm-data': '/mnt/data'}
 
 
 def train(nodes: int = NUM_NODES, image: str = IMAGE) -> specs.AppDef:
@@ -41,29 +51,28 @@ def train(nodes: int = NUM_NODES, image: str = IMAGE) -> specs.AppDef:
         nodes: how many machines
         image: the container image, in a registry that the cluster reads
     """
-    return specs.AppDef(
-        name=NAME,
-        roles=[
-            specs.Role(
-                name="trainer",
-                image=image,
-                entrypoint="/bin/bash",
-                args=["-c", START.replace("MEETING", _meeting(nodes))],
-                env=dict(ENVIRONMENT),
-                num_replicas=nodes,
-                max_retries=MAX_RETRIES,
-                retry_policy=specs.RetryPolicy.APPLICATION,
-                resource=specs.Resource(
-                    cpu=NUM_CPUS,
-                    gpu=NUM_GPUS,
-                    memMB=MEMORY_MB,
-                    capabilities=dict(LABELS),
-                    devices=dict(DEVICES),
-                ),
-                port_map={"rendezvous": PORT},
-            )
-        ],
+    role = specs.Role(
+        name="trainer",
+        image=image,
+        entrypoint="/bin/bash",
+        args=["-c", START.replace("MEETING", _meeting(nodes))],
+        env=dict(ENVIRONMENT),
+        num_replicas=nodes,
+        max_retries=MAX_RETRIES,
+        retry_policy=specs.RetryPolicy.APPLICATION,
+        resource=specs.Resource(
+            cpu=NUM_CPUS,
+            gpu=NUM_GPUS,
+            memMB=MEMORY_MB,
+            capabilities=dict(LABELS),
+            devices=dict(DEVICES),
+        ),
+        port_map={"rendezvous": PORT},
+        mounts=[specs.VolumeMount(src=claim, dst_path=path) for claim, path in CLAIMS.items()],
     )
+    # What TorchX has no word for: service account, tolerations, user, labels.
+    set_overlay(role, "kubernetes", "V1Pod", POD)
+    return specs.AppDef(name=NAME, roles=[role])
 
 
 def _meeting(nodes: int) -> str:

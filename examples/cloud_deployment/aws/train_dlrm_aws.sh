@@ -10,6 +10,8 @@ CLUSTER=${CLUSTER:-embark}
 REGION=${REGION:-us-west-2}
 export CLUSTER REGION
 YES=${YES:-0}
+# How long pods may wait to start: machines come within minutes, or capacity, quota or a label is missing.
+START_LIMIT_S=${START_LIMIT_S:-1800}
 
 DRY_RUN=${DRY_RUN:-0}
 
@@ -67,10 +69,12 @@ train() {
   check
   printf '%s\n' '2 x p4d.24xlarge on demand in us-west-2: 43.92 USD an hour by the catalog (2026-08-22). The cluster and storage are extra.'
   ask 'Continue?'
-  ./eks_cluster.sh
+  # Each step finds what it uses: buckets, then the cluster and who its pods are, then the volume and its data. The
+  # GPU machines come last, since they are paid from the moment they start.
+  ./storage.sh bucket
+  ./eks_cluster.sh cluster
   ./storage.sh
-  run kubectl apply -f data_copy_job.yaml
-  run kubectl wait job.batch/dlrm-data-copy --namespace embark --for=condition=Complete --timeout=24h
+  ./eks_cluster.sh
   run kubectl apply --server-side --force-conflicts \
     -f https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml
   run kubectl wait deployment --all --namespace kueue-system --for=condition=Available --timeout=300s
@@ -103,9 +107,15 @@ state() {
     --output 'jsonpath={.status.conditions[?(@.status=="True")].type}'
 }
 
-# Follows the logs until the job ends, those of replaced pods too.
+# The phases of the job's pods; nothing while a queue holds it back.
+phases() {
+  kubectl get pods --namespace embark --selector app.kubernetes.io/instance=dlrm \
+    --output 'jsonpath={.items[*].status.phase}'
+}
+
+# Follows the logs until the job ends, those of replaced pods too. Pods that cannot start would cost their machines.
 follow() {
-  local now since=--tail=-1
+  local now found waited=0 since=--tail=-1
   while true; do
     now=$(state || true)
     case $now in
@@ -118,6 +128,16 @@ follow() {
     esac
     # Fails while no pod runs yet, and ends when the pods that ran have ended.
     if logs "$since" 2>/dev/null; then since=--since=30s; else status; fi
+    found=$(phases || true)
+    case "$now $found" in
+      *Suspended* | *Running* | *Succeeded*) waited=0 ;;
+      *) waited=$((waited + 15)) ;;
+    esac
+    if [ "$waited" -gt "$START_LIMIT_S" ]; then
+      status >&2
+      printf 'no pod has started for %s seconds; %s clean stops paying for the machines\n' "$START_LIMIT_S" "$0" >&2
+      exit 70
+    fi
     sleep 15
   done
 }
@@ -133,9 +153,10 @@ clean() {
   run eksctl scale nodegroup --cluster "$CLUSTER" --region "$REGION" --name p4d-24xlarge --nodes 0 --nodes-min 0
 }
 
-# Deletes the cluster. The run's files stay in their bucket.
+# Deletes the file system, which lies in the cluster's network, and then the cluster. The bucket stays.
 destroy() {
-  ask 'Delete the cluster?'
+  ask 'Delete the file system and the cluster?'
+  ./storage.sh delete
   run eksctl delete cluster --name "$CLUSTER" --region "$REGION" --disable-nodegroup-eviction
 }
 

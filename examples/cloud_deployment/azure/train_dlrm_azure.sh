@@ -13,6 +13,8 @@ export CLUSTER RESOURCE_GROUP LOCATION
 STORAGE_ACCOUNT=${STORAGE_ACCOUNT:-embarkexample}
 export STORAGE_ACCOUNT
 YES=${YES:-0}
+# How long pods may wait to start: machines come within minutes, or capacity, quota or a label is missing.
+START_LIMIT_S=${START_LIMIT_S:-1800}
 
 DRY_RUN=${DRY_RUN:-0}
 
@@ -66,10 +68,14 @@ train() {
   check
   printf '%s\n' '2 x Standard_ND96asr_v4 on demand in eastus: 54.39 USD an hour by the catalog (2026-08-22). The cluster and storage are extra.'
   ask 'Continue?'
-  ./aks_cluster.sh
+  # Each step finds what it uses: buckets, then the cluster and who its pods are, then the volume and its data. The
+  # GPU machines come last, since they are paid from the moment they start.
+  ./storage.sh bucket
+  ./aks_cluster.sh cluster
   ./storage.sh
   run kubectl apply -f data_copy_job.yaml
-  run kubectl wait job.batch/dlrm-data-copy --namespace embark --for=condition=Complete --timeout=24h
+  if [ "$DRY_RUN" = 0 ]; then wait_for_copy; fi
+  ./aks_cluster.sh
   run kubectl apply --server-side --force-conflicts \
     -f https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml
   run kubectl wait deployment --all --namespace kueue-system --for=condition=Available --timeout=300s
@@ -96,15 +102,47 @@ logs() {
     --max-log-requests 10 "$@"
 }
 
+# Waits until the data is on the volume, and stops if the copy fails or cannot start.
+wait_for_copy() {
+  local now phase waited=0
+  while true; do
+    now=$(kubectl get job.batch dlrm-data-copy --namespace embark \
+      --output 'jsonpath={.status.conditions[?(@.status=="True")].type}')
+    phase=$(kubectl get pods --namespace embark \
+      --selector app.kubernetes.io/instance=dlrm-data-copy --output 'jsonpath={.items[*].status.phase}')
+    case $now in
+      *Complete*) return 0 ;;
+      *Failed*)
+        kubectl logs --namespace embark --selector app.kubernetes.io/instance=dlrm-data-copy --tail=20 >&2
+        printf 'the data was not copied\n' >&2
+        exit 70
+        ;;
+    esac
+    case $phase in *Running* | *Succeeded*) waited=0 ;; *) waited=$((waited + 15)) ;; esac
+    if [ "$waited" -gt "$START_LIMIT_S" ]; then
+      kubectl get events --namespace embark --field-selector type=Warning --sort-by .lastTimestamp >&2
+      printf 'the copy of the data has not started for %s seconds\n' "$START_LIMIT_S" >&2
+      exit 70
+    fi
+    sleep 15
+  done
+}
+
 # Prints the job's state: Complete, Failed, or nothing yet.
 state() {
   kubectl get job.batch dlrm --namespace embark \
     --output 'jsonpath={.status.conditions[?(@.status=="True")].type}'
 }
 
-# Follows the logs until the job ends, those of replaced pods too.
+# The phases of the job's pods; nothing while a queue holds it back.
+phases() {
+  kubectl get pods --namespace embark --selector app.kubernetes.io/instance=dlrm \
+    --output 'jsonpath={.items[*].status.phase}'
+}
+
+# Follows the logs until the job ends, those of replaced pods too. Pods that cannot start would cost their machines.
 follow() {
-  local now since=--tail=-1
+  local now found waited=0 since=--tail=-1
   while true; do
     now=$(state || true)
     case $now in
@@ -117,6 +155,16 @@ follow() {
     esac
     # Fails while no pod runs yet, and ends when the pods that ran have ended.
     if logs "$since" 2>/dev/null; then since=--since=30s; else status; fi
+    found=$(phases || true)
+    case "$now $found" in
+      *Suspended* | *Running* | *Succeeded*) waited=0 ;;
+      *) waited=$((waited + 15)) ;;
+    esac
+    if [ "$waited" -gt "$START_LIMIT_S" ]; then
+      status >&2
+      printf 'no pod has started for %s seconds; %s clean stops paying for the machines\n' "$START_LIMIT_S" "$0" >&2
+      exit 70
+    fi
     sleep 15
   done
 }
@@ -132,9 +180,10 @@ clean() {
   run az aks nodepool delete --resource-group "$RESOURCE_GROUP" --cluster-name "$CLUSTER" --name gpu
 }
 
-# Deletes the cluster. The run's files stay in their bucket.
+# Deletes the file system, which lies in the cluster's network, and then the cluster. The bucket stays.
 destroy() {
-  ask 'Delete the cluster?'
+  ask 'Delete the file system and the cluster?'
+  ./storage.sh delete
   run az aks delete --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --yes
 }
 

@@ -15,6 +15,7 @@ _SPOT_LABELS = {
     "azure": ("kubernetes.azure.com/scalesetpriority", "spot"),
     "gcp": ("cloud.google.com/gke-spot", "true"),
 }
+IDENTITY_LABEL = {"azure.workload.identity/use": "true"}  # Without it AKS gives the pod no token.
 TPU_PORTS = {"tpu": 8471, "coordinator": 8476}  # Where the hosts' runtimes meet, and where JAX's processes do.
 
 
@@ -31,6 +32,7 @@ def pod_values(job: Job) -> dict[str, Any]:
         "selector": node_selector(job), "tolerations": tolerations(job), "grace_s": grace_s(job),
         "grace_why": grace_reason(job), "user": USER_ID, "scratch": SCRATCH,
         "spec_folder": SPEC_PATH.rpartition("/")[0],
+        "identity_label": IDENTITY_LABEL if has_identity_label(job) else {},
     }
 
 
@@ -46,6 +48,11 @@ def environment(job: Job) -> list[Any]:
 def storage_settings(job: Job) -> list[tuple[str, str, str]]:
     account = job.spec.place.storage_account
     return [("AZURE_STORAGE_ACCOUNT_NAME", account, "the account of the az:// containers")] if account else []
+
+
+def has_identity_label(job: Job) -> bool:
+    place = job.spec.place
+    return job.cloud == "azure" and bool(place.identity or place.storage_account)
 
 
 def resources(job: Job) -> dict[str, Any]:

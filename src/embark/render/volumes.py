@@ -8,6 +8,7 @@ from embark.render.clouds import aws, azure, gcp
 from embark.render.folder import File
 from embark.render.job import POD_TARGETS, Job
 from embark.render.location import SCHEMES, data_source, object_store_paths, volume_of
+from embark.render.pod import IDENTITY_LABEL, USER_ID, has_identity_label, storage_settings
 from embark.render.shell_text import job_text, script_file
 from embark.render.yaml_text import header
 
@@ -33,6 +34,12 @@ def render_volumes(job: Job) -> list[File]:
     return [script_file("storage.sh", f"{job.cloud}/storage.sh.j2", job, **values), *files]
 
 
+def needs_copy(job: Job) -> bool:
+    """Whether a Job fills the volume. FSx for Lustre reads the bucket by itself, through a data repository
+    association."""
+    return bool(job.spec.place.volume) and job.cloud != "aws"
+
+
 def data_target(job: Job) -> str:
     """The folder of the volume that the run reads."""
     path, mount = job.spec.data.path, job.spec.place.volume_path
@@ -44,14 +51,18 @@ def _volume_files(job: Job, title: str, size: str, source: Mapping[str, Any], fi
     # The copy runs on an ordinary machine of the cluster, since it needs no GPU.
     about_copy = (f"Copies {data_source(job)} to {data_target(job)} on the volume, once: existing files are left "
                   "alone, and checksums are compared.")
-    return [
+    files = [
         File("volume.yaml", job_text("volume.yaml.j2", job, about=f"{title}, as Kubernetes sees it. {filled_by}",
                                      source=source, **values)),
         File("claim.yaml", header("What the run's pods mount: the volume of volume.yaml, by name.")
              + job_text("claim.yaml.j2", job, **values)),
-        File("data_copy_job.yaml", job_text("data_copy_job.yaml.j2", job, about=about_copy, source=data_source(job),
-                                            target=data_target(job))),
     ]
+    if needs_copy(job):
+        env = [{"name": name, "value": value} for name, value, _ in storage_settings(job)]
+        files.append(File("data_copy_job.yaml", job_text(
+            "data_copy_job.yaml.j2", job, about=about_copy, source=data_source(job), target=data_target(job), env=env,
+            user=USER_ID, identity_label=IDENTITY_LABEL if has_identity_label(job) else {})))
+    return files
 
 
 def _bucket_files(job: Job, uri: str, source: Mapping[str, Any], needs: str) -> list[File]:

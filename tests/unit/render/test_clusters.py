@@ -145,7 +145,7 @@ def test_the_number_of_machines_is_one_number_everywhere(machine: str, target: s
 
 
 def test_the_volume_the_claim_and_the_copy_agree():
-    job = job_of("p4d.24xlarge", volume="fsx-lustre-1000")
+    job = job_of("a2-highgpu-8g", volume="filestore-zonal")
     files = render_infrastructure(job)
     names = ("volume.yaml", "claim.yaml", "data_copy_job.yaml")
     volume, claim, copy = (yaml.safe_load(text_of(files, name)) for name in names)
@@ -155,9 +155,15 @@ def test_the_volume_the_claim_and_the_copy_agree():
     assert claim["metadata"]["name"] == job.claim_name
     pod = copy["spec"]["template"]["spec"]
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == job.claim_name
-    assert pod["containers"][0]["command"][-2:] == ["s3://training/data/criteo", "/mnt/data/criteo"]
-    assert "1.2 GB/s" in text_of(files, "storage.sh"), "1.2 TiB at 1000 MB/s/TiB"
+    assert pod["containers"][0]["command"][-2:] == ["gs://training/data/criteo", "/mnt/data/criteo"]
     assert copy["spec"]["template"]["metadata"]["labels"] != job.labels, "the run's Service would find the copy's pod"
+
+
+def test_fsx_reads_the_bucket_itself_so_nothing_is_copied():
+    files = render_infrastructure(job_of("p4d.24xlarge", volume="fsx-lustre-1000"))
+    assert "data_copy_job.yaml" not in [file.path for file in files]
+    assert "1.2 GB/s" in text_of(files, "storage.sh"), "1.2 TiB at 1000 MB/s/TiB"
+    assert "create-data-repository-association" in text_of(files, "storage.sh")
 
 
 @pytest.mark.parametrize(("machine", "scheme", "driver"), [

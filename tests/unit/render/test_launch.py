@@ -30,13 +30,13 @@ def position(commands: list[list[str]], *words: str) -> int:
 
 
 @pytest.mark.parametrize("cloud", MACHINES)
-def test_a_run_makes_the_cluster_then_the_storage_then_the_job_and_follows_it(cloud: str, tmp_path: Path):
+def test_a_run_makes_the_bucket_then_the_cluster_then_the_job_and_follows_it(cloud: str, tmp_path: Path):
     job = job_of(MACHINES[cloud], image="ghcr.io/me/embark:1", queue="ml")
     ran = run_script(render_infrastructure(job), NAMES[cloud], ["--yes"], tmp_path, SETTINGS)
     assert ran.code == 0, ran.output
     cluster = {"aws": ("eksctl", "create", "cluster"), "azure": ("aks", "create"), "gcp": ("clusters", "create")}[cloud]
     bucket = {"aws": ("create-bucket",), "azure": ("container-rm",), "gcp": ("buckets", "create")}[cloud]
-    made = [position(ran.commands, *cluster), position(ran.commands, *bucket),
+    made = [position(ran.commands, *bucket), position(ran.commands, *cluster),
             position(ran.commands, "apply", "kueue.yaml"), position(ran.commands, "apply", "kubernetes_job.yaml")]
     assert made == sorted(made)
     assert "\ndone\n" in ran.output

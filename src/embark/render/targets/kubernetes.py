@@ -15,6 +15,7 @@ from embark.render.location import location_of, object_label
 from embark.render.monitoring import price_text
 from embark.render.pod import CONTAINER, config_data, pod_values, resources
 from embark.render.shell_text import job_text, python_text, script_file
+from embark.render.volumes import needs_copy
 from embark.render.yaml_text import note, plain
 
 MANIFESTS = {
@@ -36,7 +37,7 @@ _IDENTITY_ANNOTATIONS = {
     "gcp": "iam.gke.io/gcp-service-account",
 }
 BESIDE = {"cpu": 1, "memory": 4}  # Per node, for a fabric's daemon beside the trainer: processors, GiB.
-RAY_HEAD = {"cpu": 2, "memory": 8}
+RAY_HEAD = {"cpu": 1, "memory": 4}  # It fits an ordinary machine of the cluster.
 RAY_SCRIPT = "ray_train.py"
 NAMES = {"aws": "train_dlrm_aws.sh", "azure": "train_dlrm_azure.sh", "gcp": "train_dlrm_gcp.sh"}
 TOOLS = {
@@ -72,7 +73,7 @@ def render_ray(job: Job) -> list[File]:
     values["env"].append(note(
         {"name": "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper", "value": "true"},
         "ranks do not outlive the Ray worker that started them"))
-    values |= {"ports": {}, "ray_version": RAY_VERSION}
+    values |= {"ports": {}, "ray_version": RAY_VERSION, "head": RAY_HEAD}
     return [*(File(path, job_text(f"kubernetes/{path}.j2", job, **values))
               for path in (MANIFESTS["ray"][0], "raycluster.yaml")), File(RAY_SCRIPT, script)]
 
@@ -100,7 +101,8 @@ def render_launch_script(job: Job) -> list[File]:
         tools={**TOOLS[job.cloud], **COMMON_TOOLS}, login=LOGINS[job.cloud], container=CONTAINER,
         cost=f"{price_text(job)} The cluster and storage are extra.", manifest=manifest, kind=kind,
         has_registry="/" in job.image and not job.image.startswith(PLACEHOLDER_REGISTRY),
-        cluster_script=CLUSTER_SCRIPTS[job.cloud], pools=pools[job.cloud](), fault_code=int(ExitCode.FAULT))]
+        cluster_script=CLUSTER_SCRIPTS[job.cloud], pools=pools[job.cloud](), fault_code=int(ExitCode.FAULT),
+        needs_copy=needs_copy(job))]
 
 
 def _values(job: Job, target: str) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """A TorchX component, `cloud_component.py`: the run as an AppDef for TorchX's Kubernetes scheduler."""
 
+import base64
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from embark.render.command import (
     SPEC_VARIABLE,
@@ -14,10 +16,20 @@ from embark.render.command import (
 )
 from embark.render.folder import File
 from embark.render.job import MAX_RESTARTS, PORT, Job
-from embark.render.pod import node_selector, storage_settings
-from embark.render.settings import fabric_needs, settings_of
+from embark.render.pod import (
+    IDENTITY_LABEL,
+    USER_ID,
+    has_identity_label,
+    node_selector,
+    storage_settings,
+    tolerations,
+)
+from embark.render.settings import fabric_needs, grace_s, settings_of, topology_xml
 from embark.render.shell_text import python_text
 from embark.render.yaml_text import plain
+
+TOPOLOGY_VARIABLE = "EMBARK_TOPOLOGY_BASE64"
+TOPOLOGY_WRITTEN = "/tmp/embark-topology.xml"
 
 
 def render_torchx(job: Job) -> list[File]:
@@ -29,6 +41,9 @@ def component(job: Job) -> str:
     env = {setting.name: setting.value for setting in settings_of(job)}
     env |= {name: value for name, value, _ in storage_settings(job)}
     env |= {"HOME": "/tmp", SPEC_VARIABLE: encoded_spec(job)}
+    topology = topology_xml(job)
+    if topology:  # no ConfigMap: it comes by a variable, as the spec does
+        env |= {TOPOLOGY_VARIABLE: base64.b64encode(topology.encode()).decode(), "NCCL_TOPO_FILE": TOPOLOGY_WRITTEN}
     devices: dict[str, int] = {}
     resource, count = job.machine.fabric.kubernetes_resource, job.machine.num_fabric_devices
     if resource and count and job.num_nodes > 1:
@@ -38,13 +53,28 @@ def component(job: Job) -> str:
         "NUM_GPUS": job.num_processes, "NUM_CPUS": job.num_cpus or job.num_processes,
         "MEMORY_MB": (job.memory_gib or 8) * 1024, "DEVICES": devices, "LABELS": plain(node_selector(job)),
         "ENVIRONMENT": env, "MAX_RETRIES": MAX_RESTARTS,
-        "START": _start(job), "PORT": PORT, "WAIT_S": WAIT_S,
+        "START": _start(job), "PORT": PORT, "WAIT_S": WAIT_S, "POD": pod_overlay(job),
+        "CLAIMS": {job.claim_name: job.spec.place.volume_path} if job.spec.place.volume else {},
     }
-    about = (f"Trains {job.title}, by TorchX. The cluster needs Volcano. TorchX writes no tolerations: GPU nodes "
-             "must have no taint, or the API server the ExtendedResourceToleration plugin. "
-             "torchx run --workspace '' -s kubernetes "
+    about = (f"Trains {job.title}, by TorchX. The cluster needs Volcano. torchx run --workspace '' -s kubernetes "
              f"-cfg queue=default,namespace={job.namespace} cloud_component.py:train")
     return python_text("cloud_component.py.j2", values, about=about)
+
+
+def pod_overlay(job: Job) -> dict[str, Any]:
+    """What the pods of every target have, of which TorchX writes nothing itself."""
+    labels = dict(job.labels)
+    if has_identity_label(job):
+        labels |= IDENTITY_LABEL
+    spec: dict[str, Any] = {
+        "serviceAccountName": job.spec.place.service_account, "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": grace_s(job), "tolerations": plain(tolerations(job)),
+        "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID},
+    }
+    if job.num_nodes > 1:
+        spec["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+            {"labelSelector": {"matchLabels": dict(job.labels)}, "topologyKey": "kubernetes.io/hostname"}]}}
+    return {"metadata": {"labels": labels}, "spec": spec}
 
 
 def component_here(*, name: str, num_nodes: int, num_processes: int, use_gpu: bool, python: str, spec_path: str,
@@ -55,7 +85,7 @@ def component_here(*, name: str, num_nodes: int, num_processes: int, use_gpu: bo
         "NAME": name, "IMAGE": "", "NUM_NODES": num_nodes, "NUM_PROCESSES": num_processes,
         "NUM_GPUS": num_processes if use_gpu else 0, "NUM_CPUS": num_processes, "MEMORY_MB": 1024, "DEVICES": {},
         "LABELS": {}, "ENVIRONMENT": dict(env), "MAX_RETRIES": 0, "START": f"exec {line}", "PORT": port,
-        "WAIT_S": WAIT_S,
+        "WAIT_S": WAIT_S, "POD": {}, "CLAIMS": {},
     }
     return python_text("cloud_component.py.j2", values, about=f"Trains {name} on this machine, by TorchX.")
 
@@ -64,4 +94,6 @@ def _start(job: Job) -> str:
     """What the shell of a replica does, but for where it meets the others."""
     script = fabric_needs(job).env_script
     read = [f". {shlex.quote(script)}"] if script else []
+    if topology_xml(job):
+        read.insert(0, f'printf %s "${TOPOLOGY_VARIABLE}" | base64 -d > {TOPOLOGY_WRITTEN}')
     return " && ".join([WRITE_SPEC, *read, f"exec {ranks_line(ranks_words(spec_path=WRITTEN_SPEC_PATH), 'MEETING')}"])
