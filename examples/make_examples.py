@@ -89,7 +89,8 @@ def cloud_job(cloud: str) -> Job:
     """DLRM with Criteo's terabyte tables on two machines with eight GPUs each."""
     place = {"nodes": 2, "queue": "embark", "image": f"{PLACEHOLDER_REGISTRY}{default_image()}", **PLACES[cloud],
              "render_targets": POD_TARGETS}
-    data = {"kind": "prepared", "path": "/mnt/data/criteo-1tb"}
+    data = {"kind": "prepared", "path": "/mnt/data/criteo-1tb", "num_train_samples": 4_195_197_692,
+            "num_eval_samples": 178_274_637}  # Criteo's days 0 to 22, and day 23.
     return _job("criteo-1tb", name="dlrm", place=place, data=data, store={"root": ROOTS[cloud]},
                 watch={"prometheus_port": METRICS_PORT})
 

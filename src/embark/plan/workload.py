@@ -46,7 +46,7 @@ class Workload:
 
 
 def workload_of(spec: RunSpec, counted: DataSize | None = None) -> Workload:
-    """What a spec trains. `counted` wins over the spec; without it, only synthetic data has a known size."""
+    """What a spec trains. `counted` wins over the spec; without it, stored data has the size that the spec says."""
     train, data = spec.train, spec.data
     if counted is not None:
         num_train, source = counted.num_train_samples, counted.source
@@ -55,10 +55,13 @@ def workload_of(spec: RunSpec, counted: DataSize | None = None) -> Workload:
             num_eval = data.num_eval_samples
     elif data.kind == "synthetic":
         num_train, num_eval, source = data.num_train_samples, data.num_eval_samples, "data.num_train_samples"
+    elif "num_train_samples" in data.model_fields_set:
+        num_train, num_eval = data.num_train_samples, data.num_eval_samples
+        source = f"data.num_train_samples; {data.path} cannot be read from here"
     elif train.num_steps:
         num_train, num_eval, source = train.num_steps * train.batch_size, 0, "train.num_steps, as one epoch"
     else:
-        raise UserError(f"{data.path}: cannot read the dataset's size from here", fix="pass --samples N")
+        raise UserError(f"{data.path}: cannot read the dataset's size from here", fix="pass --samples N, or set data.num_train_samples")
     num_steps = num_steps_of(train, num_train)
     row_bytes = sample_bytes(spec)
     stored_bytes = counted.data_bytes if counted is not None else None

@@ -94,9 +94,9 @@ class DataSpec(Section):
     on_bad_id: Literal["refuse", "clip"] = "refuse"
     """Ids outside their table: refuse to train, or clip to the last row. Either way they are counted and reported."""
     num_train_samples: PositiveInt = 1_000_000
-    """`synthetic` only: samples per epoch."""
+    """Samples per epoch of `synthetic` data; for other data, what `embark plan` assumes if it cannot read them."""
     num_eval_samples: NonNegativeInt = 131_072
-    """`synthetic` only: samples held out for evaluation."""
+    """Samples held out for evaluation, likewise."""
     zipf_exponent: float = Field(default=1.2, ge=0, le=4)
     """`synthetic` only: skew of the ids; 0 makes all equally likely."""
     signal: float = Field(default=1.0, ge=0, le=10)

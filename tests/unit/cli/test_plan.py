@@ -191,7 +191,6 @@ STORED = ("data.kind=prepared", "data.path=s3://bucket/rows")
         (P4D, {"budget": float("nan")}, "--budget nan", "--budget 8"),
         (P4D, {"samples": 0}, "--samples 0", "--samples 4195197692"),
         (P4D, {"samples": 5}, "fewer than train.batch_size", "train.batch_size"),
-        ((*P4D, *STORED), {}, "s3://bucket/rows: cannot read the dataset's size", "--samples N"),
         ((), {"across": True, "exact": True}, "--exact plans for one machine", "leave --exact out"),
         (P4D, {"by": "hours"}, "--picture and --by need the complete catalog", "--across"),
         (FEW, {"across": True, "cloud": "azure", "picture": Path("my_specs.py/x.svg")}, "my_specs.py/x.svg: ", "svg"),
@@ -203,6 +202,30 @@ def test_bad_input_costs_a_sentence(sets, requests, what, fix):
     assert caught.value.exit_code == ExitCode.BAD_INPUT
     assert what in str(caught.value)
     assert fix in caught.value.fix
+
+
+def test_data_elsewhere_cannot_say_its_size():
+    sets = [*STORED, *P4D, "model.num_tables=2", "model.rows_per_table=100"]
+    with pytest.raises(EmbarkError, match="s3://bucket/rows: cannot read the dataset's size from here") as caught:
+        plan_command("my_specs:bare", set_=sets, console=Console())
+    assert "--samples N" in caught.value.fix
+
+
+@pytest.mark.parametrize("cloud", ["aws", "azure", "gcp"])
+def test_the_examples_are_planned_where_their_data_is_not(capsys, cloud):
+    """The guides' remedy for a lack of memory: plan with other settings."""
+    spec = str(ROOT / "examples" / "cloud_deployment" / cloud / "run.toml")
+    out = plan(capsys, spec=spec)
+    assert "an epoch of 4,195,197,692 samples" in " ".join(out.split())
+    assert "/mnt/data/criteo-1tb cannot be read from here" in " ".join(out.split())
+
+    def rank_bytes(*sets):
+        return data(capsys, *sets, spec=spec)["memory"]["device_total_bytes"]
+
+    full = rank_bytes()
+    assert rank_bytes("place.nodes=4") <= full
+    assert rank_bytes("train.table_dtype=fp16") < 0.6 * full
+    assert rank_bytes("train.batch_size=32768") < full
 
 
 def test_data_elsewhere_cannot_say_its_tables():

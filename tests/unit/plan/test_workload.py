@@ -6,7 +6,7 @@ import pytest
 from embark.data.prepared.layout import Feature, Layout, Rows, fill
 from embark.errors import UserError
 from embark.plan.workload import DataSize, sample_bytes, workload_of
-from embark.spec import load_spec
+from embark.spec import load_spec, resolve
 
 
 def test_synthetic_data_says_its_own_size():
@@ -40,16 +40,27 @@ def test_a_sample_is_as_large_as_a_block_s_row():
 
 
 def test_prepared_data_elsewhere_must_be_counted():
-    sets = ["data.kind=prepared", "data.path=s3://bucket/rows"]
+    sets = ["data.kind=prepared", "data.path=s3://bucket/rows", "train.batch_size=65536"]
     with pytest.raises(UserError, match="s3://bucket/rows") as caught:
-        workload_of(load_spec("criteo-1tb", sets))
+        workload_of(resolve({}, sets))
     assert "--samples" in caught.value.fix
-    work = workload_of(load_spec("criteo-1tb", sets), DataSize(4_195_197_692))
+    assert "data.num_train_samples" in caught.value.fix
+    work = workload_of(resolve({}, sets), DataSize(4_195_197_692))
     assert work.num_steps == 4_195_197_692 // 65_536
     assert work.num_eval_samples == 41_951_976
     assert work.is_stored
-    stepped = workload_of(load_spec("criteo-1tb", [*sets, "train.num_steps=10"]))
+    stepped = workload_of(resolve({}, [*sets, "train.num_steps=10"]))
     assert (stepped.num_steps, stepped.num_epochs) == (10, 1.0)
+
+
+def test_prepared_data_elsewhere_has_the_size_that_the_spec_says():
+    sets = ["data.kind=prepared", "data.path=s3://bucket/rows", "train.batch_size=100", "data.num_train_samples=2000",
+            "data.num_eval_samples=300"]
+    work = workload_of(resolve({}, sets))
+    assert (work.num_train_samples, work.num_eval_samples, work.num_steps) == (2000, 300, 20)
+    assert work.source == "data.num_train_samples; s3://bucket/rows cannot be read from here"
+    assert work.is_stored
+    assert workload_of(resolve({}, sets), DataSize(5000)).num_steps == 50, "what was counted comes first"
 
 
 def test_fewer_samples_than_a_batch_are_refused():
