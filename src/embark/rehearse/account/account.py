@@ -55,6 +55,17 @@ class Record:
     at: float  # By the clock.
 
 
+@dataclass(frozen=True, slots=True)
+class AccountReport:
+    """What happened in an account."""
+
+    cloud: str
+    records: tuple[Record, ...]
+    paid: tuple[str, ...]  # What still costs money.
+    not_modelled: tuple[str, ...]
+    elapsed_s: float  # By its clock.
+
+
 class Account:
     """One state that every program of a cloud answers from."""
 
@@ -102,6 +113,10 @@ class Account:
     def close(self) -> None:
         while self.on_close:
             self.on_close.pop()()
+
+    def report(self) -> "AccountReport":
+        return AccountReport(self.cloud, tuple(self.records), tuple(self.paid()), tuple(self.not_modelled),
+                             self.clock.now)
 
     def paid(self) -> list[str]:
         """What costs money by the hour and still exists: its kind and name."""

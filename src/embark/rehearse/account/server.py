@@ -1,10 +1,13 @@
 """A process that holds an account, and programs on the PATH that pass their arguments on to it over a Unix socket."""
 
 import base64
+import importlib
 import json
+import signal
 import socketserver
 import stat
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from embark.rehearse.account.account import Account, Call
@@ -25,6 +28,7 @@ sys.stdout.write(answer["out"])
 sys.exit(answer["code"])
 """
 """Started for each command, so it imports next to nothing."""
+REPORT = "@report"  # Instead of a program: what the account has seen.
 
 
 def write_shims(account: Account, folder: Path, socket_path: Path) -> None:
@@ -53,7 +57,40 @@ class _Handler(socketserver.StreamRequestHandler):
         raw = json.loads(line)
         server = self.server
         assert isinstance(server, AccountServer)
+        if raw["program"] == REPORT:
+            self.wfile.write(json.dumps(asdict(server.account.report())).encode() + b"\n")
+            return
         done = server.account.run(Call(raw["program"], tuple(raw["words"]), Path(raw["folder"]), raw["env"],
                                        base64.b64decode(raw["stdin"]).decode()))
         answer = json.dumps({"code": done.code, "out": done.out, "err": done.err})
         self.wfile.write(answer.encode() + b"\n")
+
+
+def open_account(cloud: str, folder: Path) -> Account:
+    """An empty account of a cloud, logged in to."""
+    opened = importlib.import_module(f"embark.rehearse.account.{cloud}").open_account(folder)
+    assert isinstance(opened, Account)
+    return opened
+
+
+def main(cloud: str, folder: str) -> None:
+    """Serve until SIGTERM. FOLDER gets `socket`, `programs/` and `environment.json`."""
+    root = Path(folder)
+    account = open_account(cloud, root)
+    write_shims(account, root / "programs", root / "socket")
+    (root / "environment.json").write_text(json.dumps(account.environment))
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        with AccountServer(account, root / "socket") as server:
+            (root / "ready").touch()
+            server.serve_forever(poll_interval=0.05)
+    finally:
+        account.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
