@@ -27,14 +27,6 @@ _FAST_S = 30.0
 _SLOW_S = 120.0
 
 
-def usable(program: str, shell: Shell) -> bool:
-    """It is here, and it answers."""
-    try:
-        return shell.ask([program, "info"], timeout_s=_FAST_S).is_ok
-    except UserError:
-        return False
-
-
 def has_image(program: str, image: str, shell: Shell) -> bool:
     return bool(image) and shell.ask([program, "image", "inspect", image], timeout_s=_FAST_S).is_ok
 

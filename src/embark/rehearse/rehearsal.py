@@ -10,10 +10,11 @@ from tempfile import mkdtemp
 from typing import Literal
 
 from embark.errors import Interrupted, UserError
+from embark.launch.image_builder import usable
 from embark.launch.shell import Shell
 from embark.lint.check import lint_texts
 from embark.lint.rule import Finding
-from embark.rehearse.containers import ENGINES, Containers, Engine, has_image, usable
+from embark.rehearse.containers import ENGINES, Containers, Engine, has_image
 from embark.rehearse.controller import RESTART_S, Controller, Fault, FaultKind, Observer, read_faults
 from embark.rehearse.downscale import Change, Run, downscale, downscale_pods
 from embark.rehearse.failure_policies import FailurePolicy, PodEnd

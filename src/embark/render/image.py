@@ -16,7 +16,6 @@ from embark.render.wheel import wheel_requirement
 
 RAY_VERSION = "2.60.0"
 EXTRAS = "cloud,columns,tensorboard"
-WHEELS = f"/tmp/{WHEEL_FOLDER}"  # In the image while it is built.
 _HOW = ("embark image builds it. Embark comes from its wheel in dist/, other packages from where pip is configured to "
         "find them: --build-arg PIP_INDEX_URL, or its configuration.")
 
@@ -35,8 +34,8 @@ def render_tpu_image(job: Job) -> list[File]:
     from embark import __version__
 
     about = f"The image of Embark {__version__} with JAX for TPUs. {_HOW}"
-    return [File("Dockerfile", render_template("tpu.Dockerfile.j2", about=about, scratch=SCRATCH, wheels=WHEELS,
-                                               files=job.spec.place.image_files, packages=tpu_packages(WHEELS))),
+    return [File("Dockerfile", render_template("tpu.Dockerfile.j2", about=about, scratch=SCRATCH,
+                                               files=job.spec.place.image_files, packages=tpu_packages("."))),
             *_context_files(job)]
 
 
@@ -52,13 +51,13 @@ def dockerfile(job: Job) -> str:
     triple = default_triple()
     about = (f"The image of Embark {__version__} with torch {triple.torch}, torchrec {triple.torchrec} and fbgemm "
              f"{triple.fbgemm}, which go together. {_HOW}")
-    packages = [wheel_requirement(WHEELS, image_extras(job))]
+    packages = [wheel_requirement(".", image_extras(job))]
     if "ray" in job.targets:
         packages.append(f"ray[default,train]=={RAY_VERSION}")
     # On Google's machines the fabric's libraries come from the host.
     fabric = {"efa": "efa", "infiniband": "verbs"}.get(job.machine.fabric.name, "none")
     return render_template(
-        "Dockerfile.j2", about=about, fabric=fabric, packages=packages, user=USER_ID, scratch=SCRATCH, wheels=WHEELS,
+        "Dockerfile.j2", about=about, fabric=fabric, packages=packages, user=USER_ID, scratch=SCRATCH,
         files=job.spec.place.image_files,
         cpu_steps=_pip_steps(triple.pip_arguments("cpu")), cuda_steps=_pip_steps(triple.pip_arguments("cuda")))
 

@@ -1,6 +1,7 @@
-"""The rendered image, built for real and once: every worker of a session finds the same.
+"""The quickstart's image, built for real and once by `embark image`: every worker of a session finds the same.
 
-The base is made by debootstrap, since no registry can be counted on; pip finds its packages as it does here.
+The base is made by debootstrap, since no registry can be counted on; pip finds its packages as it does here, where no
+index has Embark.
 """
 
 from __future__ import annotations
@@ -17,10 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
-
-from render_jobs import job_of
-
-from embark.render.image import render_image
 
 ROOT = Path(__file__).parents[3]
 NAME = "localhost/embark:test"
@@ -44,8 +41,24 @@ class Store:
 
     @property
     def wrapper(self) -> Path:
-        """A folder for the path, with a podman in it that keeps its images here."""
+        """A folder for the path, with a podman and a buildah in it that keep their images here."""
         return self.folder / "bin"
+
+    @property
+    def clone(self) -> Path:
+        """What a fresh clone has, and in its quickstart's folder the files that the image was built of."""
+        return self.folder / "clone"
+
+    @property
+    def quickstart(self) -> Path:
+        return self.clone / "examples" / "cloud_deployment" / "quickstart"
+
+    def embark(self, *words: str, timeout: float = 900) -> subprocess.CompletedProcess[str]:
+        """Of the clone, in its quickstart's folder."""
+        env = {**os.environ, "PATH": f"{self.wrapper}{os.pathsep}{os.environ['PATH']}", "BUILDAH_ISOLATION": "chroot",
+               "PYTHONPATH": str(self.clone / "src")}
+        return subprocess.run([sys.executable, "-m", "embark", *words], cwd=self.quickstart, env=env, text=True,
+                              capture_output=True, timeout=timeout, check=False)
 
     def podman(self, *words: str, timeout: float = 300, check: bool = True, **options: Any):
         command = ["podman", *self.options, "--runtime", "runc", *words]
@@ -98,14 +111,25 @@ def make_store(folder: Path) -> Store:
     make_base(rootfs)
     store = next(store for store in (Store(folder, driver) for driver in DRIVERS) if can_run(store, rootfs))
     shutil.rmtree(rootfs)
-    build(store)
     store.wrapper.mkdir()
-    wrapper = store.wrapper / "podman"
-    options = " ".join([*store.options, "--runtime", "runc"])
-    real = shutil.which("podman")
-    wrapper.write_text(f'#!/bin/sh\nexec {real} {options} "$@"\n')
-    wrapper.chmod(0o755)
+    for program, more in (("podman", ["--runtime", "runc"]), ("buildah", [])):
+        wrapper = store.wrapper / program
+        wrapper.write_text(f'#!/bin/sh\nexec {shutil.which(program)} {" ".join([*store.options, *more])} "$@"\n')
+        wrapper.chmod(0o755)
+    make_clone(store.clone)
+    built = build(store)
+    assert built.returncode == 0, (built.stdout + built.stderr)[-4000:]
     return store
+
+
+def make_clone(folder: Path) -> None:
+    """The files that git has, or would have: what is being worked on is tested."""
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True,
+                            capture_output=True, check=True).stdout
+    for name in listed.split("\0"):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
 
 
 def remove(store: Store) -> None:
@@ -138,25 +162,12 @@ def can_run(store: Store, rootfs: Path) -> bool:
     return False
 
 
-def build(store: Store) -> None:
-    context = store.folder / "context"
-    for file in render_image(job_of("p5.48xlarge")):
-        path = context / file.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(file.text)
-    source = store.folder / "source"
-    source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "src"):
-        here = ROOT / name
-        shutil.copytree(here, source / name) if here.is_dir() else shutil.copy(here, source / name)
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(context / "dist"), str(source)],
-                   check=True, timeout=300, capture_output=True)
+def build(store: Store) -> subprocess.CompletedProcess[str]:
+    """By one command in a fresh clone."""
     arguments, volumes = as_pip_is_configured()
-    command = ["buildah", *store.options, "bud", "--isolation", "chroot", "--network", "host", *volumes, *arguments,
-               "--build-arg", f"BASE={BASE}", "--build-arg", "VARIANT=cpu", "--build-arg", "FABRIC=none",
-               "-t", NAME, str(context)]
-    done = subprocess.run(command, text=True, capture_output=True, timeout=900)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    on_cpu = [word for pair in (f"BASE={BASE}", "VARIANT=cpu", "FABRIC=none") for word in ("--build-arg", pair)]
+    return store.embark("image", "run.toml", "--builder", "podman", "--tag", NAME, "--", "--layers=false",
+                        "--network", "host", *volumes, *arguments, *on_cpu)
 
 
 def as_pip_is_configured() -> tuple[list[str], list[str]]:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tomllib
 
 import pytest
 from integration.cloud.image import LIMITS, NAME
 
+from embark import __version__
+
 pytestmark = [pytest.mark.slow, pytest.mark.needs("podman")]
 
+SCRIPT = "train_torchrec_quickstart.py"
 SMALL = ("--set", "train.num_steps=10", "--set", "model.rows_per_table=1000", "--set", "data.num_eval_samples=4096")
 
 
@@ -22,6 +26,32 @@ def test_it_is_not_root_and_reports_it(image_store):
     assert config["Config"]["Entrypoint"] == ["/opt/embark/bin/entrypoint.sh"]
     assert image_store.run("id", "-u").stdout.strip() == "1000"
     print(f"image: {config['Size'] / 1e9:.2f} GB")
+
+
+def test_one_command_in_a_fresh_clone_built_it_with_embark_s_own_wheel(image_store):
+    """`embark image run.toml` of the quickstart's folder; the store did it."""
+    folder = image_store.quickstart
+    assert tomllib.loads((folder / "run.toml").read_text())["place"]["image"] == NAME
+    assert f"image: {NAME}\n" in (folder / "kubernetes_job.yaml").read_text()
+    (wheel,) = (folder / "dist").glob("*.whl")
+    code = ("import importlib.metadata as m, json; d = m.distribution('embark-rec'); "
+            "print(json.loads(d.read_text('direct_url.json'))['url'], d.version)")
+    assert image_store.run("python", "-c", code).stdout.split() == [f"file:///tmp/dist/{wheel.name}", __version__]
+
+
+def test_the_quickstart_s_script_trains_in_it(image_store):
+    words = ("--num_batches_per_epoch", "5", "--batch_size", "64", "--num_embeddings_per_feature", "100,100,100")
+    done = image_store.run(SCRIPT, *words)
+    assert "loss" in done.stdout.lower(), done.stdout + done.stderr
+
+
+def test_the_folder_names_it_so_two_pods_of_it_rehearse_the_job(image_store):
+    words = ("rehearse", ".", "--engine", "podman", "--processes", "1", "--steps", "20", "--json")
+    done = image_store.embark(*words)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    answer = json.loads(done.stdout)
+    assert answer["verdict"]["is_ok"]
+    assert (answer["engine"], len(answer["pods"])) == ("podman", 2)
 
 
 def test_what_a_rank_imports_is_compiled_since_its_user_could_not_write_that(image_store):

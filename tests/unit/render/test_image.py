@@ -73,8 +73,8 @@ def test_embark_comes_from_its_wheel_beside_the_dockerfile():
     for machine, render in (("p5.48xlarge", render_image), ("v5litepod-16", render_tpu_image)):
         job = job_of(machine, nodes=1)
         text = next(file.text for file in render(job) if file.path == "Dockerfile")
-        assert f"/tmp/dist/{wheel_name()}[" in text
-        assert "\nCOPY dist /tmp/dist\n" in text
+        assert f"./{wheel_name()}[" in text
+        assert "\nWORKDIR /tmp/dist\nCOPY dist .\n" in text
         files = {file.path: file.content for file in own_files(job)}
         assert files[f"dist/{wheel_name()}"] == wheel_bytes()
         assert "!dist" in files[".dockerignore"].decode()

@@ -13,7 +13,6 @@ from embark.launch.backends.clouds import CloudCommands, from_environment, gcp_p
 from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend
 from embark.launch.run_registry import registry_dir
 from embark.launch.supervised import Host, SupervisorState, job_json, names_of, pack_files, status_of
-from embark.render.folder import update_folder
 from embark.render.job import Job, make_job
 from embark.render.location import location_of
 from embark.render.shell_text import script
@@ -23,6 +22,7 @@ from embark.render.targets.vm_node import STATE
 from embark.render.wheel import wheel_file
 from embark.spec import RunSpec
 from embark.store import write_atomic
+from embark.store.atomic_file import scratch_for
 
 STARTUP = "startup.sh"
 WAITING = {
@@ -68,7 +68,8 @@ class TpuVm(MachinesBackend):
         handle, startup = request.handle, request.handle.folder / STARTUP
         if not self._shell.is_dry:
             write_atomic(startup, startup_script(job))
-            update_folder(handle.folder, [wheel_file()])
+            with scratch_for(handle.folder / wheel_file().path) as scratch:
+                scratch.write_bytes(wheel_file().data)
         self._gcloud(handle).change(tpu_vm.enable_words())
         self._gcloud(handle).change(upload_words(job, handle.folder))
         request.record(Resource(f"the request for {job.num_nodes} x {job.machine.name}, paid by the hour once granted",
