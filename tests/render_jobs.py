@@ -24,7 +24,8 @@ VOLUMES = {
 }
 
 
-def job_of(machine: str, *, nodes: int = 2, root: str = "", data: str = "", name: str = "dlrm", **place: Any) -> Job:
+def job_of(machine: str, *, nodes: int | dict[str, int] = 2, root: str = "", data: str = "", name: str = "dlrm",
+           **place: Any) -> Job:
     catalog = load_catalog()
     cloud = next(m.cloud for m in catalog.machines.values() if machine in (m.name, *m.also))
     if cloud == "azure":

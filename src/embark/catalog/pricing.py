@@ -105,7 +105,7 @@ def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | Non
     else:
         price = lowest_price(catalog, machine, purchase)
         region = price.region if price else default_region(catalog, machine)
-    return SpecPrice(machine, place.nodes, region, purchase, hourly_usd(price, purchase),
+    return SpecPrice(machine, place.max_nodes, region, purchase, hourly_usd(price, purchase),
                      price.origin if price else None)
 
 

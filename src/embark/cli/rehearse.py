@@ -20,8 +20,9 @@ Times = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
 def rehearse(
     spec: str, /, *, set_: Settings = (), nodes: int | None = None, processes: int = 2, files: Path | None = None,
-    preempt: Times = (), kill: Times = (), pause: Times = (), cut: Times = (), engine: EngineName = "auto",
-    image: str = "", steps: int = 100, limit: str = "10m", keep: Flag = False, console: Console = Console(),
+    preempt: Times = (), kill: Times = (), lose: Times = (), pause: Times = (), cut: Times = (),
+    engine: EngineName = "auto", image: str = "", steps: int = 100, limit: str = "10m", keep: Flag = False,
+    console: Console = Console(),
 ) -> int:
     """Run the rendered job, pods and all, on this machine before paying for GPUs.
 
@@ -43,6 +44,8 @@ def rehearse(
         1@30s preempts pod 1 after 30 s, 1@step20 at step 20: SIGTERM, then SIGKILL after the grace period. Repeatable.
     kill
         1@30s kills pod 1 without notice, as when its machine dies.
+    lose
+        1@30s kills pod 1, and no machine is left for its replacement; 1@30s+60s: for 60 s.
     pause
         1@30s+10s pauses pod 1 for 10 s.
     cut
@@ -62,7 +65,7 @@ def rehearse(
         raise UserError("--nodes, --processes and --steps must be greater than 0", fix="--processes 2")
     options = RehearsalOptions(
         num_processes=processes, num_steps=steps, engine=engine, image=image, limit_s=read_duration(limit, "--limit"),
-        faults=(("preempt", preempt), ("kill", kill), ("pause", pause), ("cut", cut)), keep=keep)
+        faults=(("preempt", preempt), ("kill", kill), ("lose", lose), ("pause", pause), ("cut", cut)), keep=keep)
     prepared = prepare(*load_manifests(spec, set_, nodes, files), options)
     for one in prepared.lint:
         console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")

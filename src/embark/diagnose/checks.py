@@ -54,7 +54,7 @@ class NcclLog:
 
     def _slow_fabric(self, sockets: Evidence, spec: RunSpec) -> Iterator[RuleMatch]:
         """Within one machine, no traffic goes over sockets."""
-        machine = machine_of(spec) if spec.place.nodes > 1 else None
+        machine = machine_of(spec) if spec.place.max_nodes > 1 else None
         transport = _TRANSPORTS.get(machine.fabric.transport) if machine else None
         if machine is None or transport is None:
             return

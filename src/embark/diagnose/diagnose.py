@@ -11,9 +11,9 @@ from embark.diagnose.checks import GIB, NcclLog, StepTimes, Versions, machine_of
 from embark.diagnose.scan import Diagnosis, Evidence, RuleMatch, Scan, load_rules
 from embark.diagnose.source import Source
 from embark.formatting import to_one_line
-from embark.model.batch import divides
 from embark.plan.prediction import Prediction, Setup
 from embark.spec import RunSpec
+from embark.spec.batch import divides
 from embark.store.errors import without_secrets
 
 Predict = Callable[[Setup], Prediction]
@@ -151,9 +151,9 @@ def memory_advice(spec: RunSpec, memory_kind: MemoryKind = "device") -> str:
 
     if (machine := machine_of(spec)) is None:
         return ""
-    setup = Setup(spec, machine, spec.place.nodes)
+    setup = Setup(spec, machine, spec.place.min_nodes)
     now = predict(setup)
-    where = f"{spec.place.nodes} x {machine.name}"
+    where = f"{spec.place.min_nodes} x {machine.name}"
     memory = now.memory
     if now.fits and memory_kind == "host":
         parts = ", ".join(f"{name} {size / GIB:,.1f}" for name, size in memory.host.items() if size)
@@ -168,7 +168,7 @@ def memory_advice(spec: RunSpec, memory_kind: MemoryKind = "device") -> str:
                 f"({command}), or for memory that is not the model's")
     offers = [words for words in (_smaller_batch(setup, predict), _more_nodes(setup, predict)) if words]
     rest = f"; would fit: {', or '.join(offers)}" if offers else "; no smaller batch and no number of nodes up to " \
-        f"{DOUBLINGS[-1] * spec.place.nodes} fits: use a machine with more memory, or train.table_dtype = \"fp16\""
+        f"{DOUBLINGS[-1] * spec.place.min_nodes} fits: use a machine with more memory, or train.table_dtype = \"fp16\""
     return f"the plan says it does not fit {where}: {now.why}{rest}"
 
 

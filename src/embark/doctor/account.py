@@ -95,7 +95,7 @@ def need_of(spec: RunSpec) -> Need:
     catalog = load_catalog()
     machine = find_machine(catalog, place.machine or DEFAULT_MACHINES[place.cloud])
     # Not by make_job: the account is checked even where the run could not be rendered yet.
-    job = Job(spec, machine, dns_label(spec.name), place.nodes, machine.gpus_per_host, "")
+    job = Job(spec, machine, dns_label(spec.name), place.max_nodes, machine.gpus_per_host, "")
     return Need(job, location_of(job), catalog)
 
 

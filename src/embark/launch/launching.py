@@ -199,7 +199,7 @@ def estimate_launch(spec: RunSpec) -> LaunchEstimate:
         # The region of the launch, where its prices are known at all.
         known = region if (job.machine.name, region) in catalog.prices else ""
         estimator = Estimator(sized, workload_of(sized, size), catalog, predict_with(CachedPlanner()), known, purchase)
-        estimate = estimator(job.machine, job.num_nodes)
+        estimate = estimator.of_place(job.machine)
         answer = verdict(estimate, estimator)
         fits, sentence, total = answer.fits, answer.sentence, estimate.total_usd(purchase)
     except EmbarkError as error:

@@ -1,7 +1,8 @@
-"""How many batches a run trains, and how a batch is shared by the ranks: equally, or not at all."""
+"""How many batches a run trains, and how many samples of each a rank gets."""
 
-from embark.errors import DataError, Mistake, SpecError
+from embark.errors import DataError, SpecError
 from embark.spec import TrainSpec
+from embark.spec.batch import batch_mistakes
 
 
 def steps_per_epoch(num_train_samples: int, batch_size: int) -> int:
@@ -19,21 +20,6 @@ def num_steps_of(train: TrainSpec, num_train_samples: int) -> int:
     """Of a complete run; `num_train_samples` are an epoch's."""
     per_epoch = steps_per_epoch(num_train_samples, train.batch_size)
     return train.num_steps or train.num_epochs * per_epoch
-
-
-def divides(batch_size: int, num_ranks: int) -> bool:
-    """Every rank gets the same number of samples."""
-    return batch_size % num_ranks == 0
-
-
-def batch_mistakes(batch_size: int, num_ranks: int, ranks: str = "ranks") -> list[Mistake]:
-    """What is wrong with `train.batch_size` on so many ranks. `ranks`: what they are called there."""
-    if divides(batch_size, num_ranks):
-        return []
-    lower = batch_size // num_ranks * num_ranks
-    sizes = " or ".join(str(size) for size in (lower, lower + num_ranks) if size)
-    return [Mistake("", "train.batch_size", str(batch_size), f"does not divide over {num_ranks} {ranks}",
-                    f"use {sizes}")]
 
 
 def samples_per_rank(batch_size: int, num_ranks: int, ranks: str = "ranks") -> int:

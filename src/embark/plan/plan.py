@@ -135,7 +135,7 @@ def plan(
     of_one = estimator
     if planner is not None:
         of_one = Estimator(spec, workload, catalog, predict_with(planner), region, purchase)
-    estimate = of_one(machine, spec.place.nodes)
+    estimate = of_one.of_place(machine)
     answer = verdict(estimate, estimator, max_nodes=request.max_nodes)
     is_within = request.bounds.keeps(estimate, purchase)
     sentence = answer.sentence + ("" if is_within or not answer.fits else f"; that is not {request.bounds_text}")

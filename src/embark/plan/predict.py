@@ -5,7 +5,6 @@ from typing import Any
 
 from embark.catalog import Catalog, Gpu, load_catalog
 from embark.errors import UserError
-from embark.model.batch import batch_mistakes
 from embark.model.engine_selection import cuda_graph_obstacle, select_engine
 from embark.model.jax_layout import LINE_WIDTHS, make_layout
 from embark.model.placement import Cluster, Placement, Planner, TooLarge, all_table_bytes
@@ -17,6 +16,7 @@ from embark.plan.prediction import GIB, MemoryUse, Prediction, Setup, StepTime, 
 from embark.plan.step_time import step_time
 from embark.plan.tpu import chip_memory, predict_on_tpu, tpu_step_time
 from embark.spec import RunSpec
+from embark.spec.batch import batch_mistakes
 
 
 def predict(setup: Setup, *, planner: Planner | None = None, calibration: Calibration | None = None) -> Prediction:

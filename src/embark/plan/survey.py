@@ -6,13 +6,13 @@ from typing import Literal
 
 from embark.catalog import Catalog, Machine, MachineFilter, Price, lowest_price, price_in, search_machines
 from embark.catalog.pricing import PURCHASES, Purchase
-from embark.model.batch import divides
 from embark.model.placement import all_table_bytes
 from embark.plan.cost import Bill, add_storage, bills, failures_of
 from embark.plan.prediction import Prediction, Setup
 from embark.plan.storage import StorageNeed, StorageOffer, best_offer, storage_need, storage_offers
 from embark.plan.workload import Workload
 from embark.spec import RunSpec
+from embark.spec.batch import divides
 
 Predict = Callable[[Setup], Prediction]
 Order = Literal["dollars", "hours"]
@@ -88,6 +88,13 @@ class Estimator:
         if best is not None and best.usd_per_month is not None:
             made = {purchase: add_storage(bill, best.usd_per_month) for purchase, bill in made.items()}
         return Estimate(prediction, price, made, need, tuple(found))
+
+    def of_place(self, machine: Machine) -> Estimate:
+        """On the most machines of `place.nodes`; where an elastic run does not fit the fewest, on those."""
+        place = self.spec.place
+        if place.is_elastic and not self.predicts(machine, place.min_nodes):
+            return self(machine, place.min_nodes)
+        return self(machine, place.max_nodes)
 
     def predicts(self, machine: Machine, num_nodes: int) -> bool:
         """Whether it fits, and no more."""

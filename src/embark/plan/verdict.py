@@ -6,7 +6,6 @@ from typing import Literal
 from embark.catalog import Machine
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
 from embark.formatting import format_duration, format_usd, pluralize
-from embark.model.batch import divides
 from embark.model.placement import all_table_bytes
 from embark.plan.cost import Bill
 from embark.plan.prediction import GIB
@@ -20,6 +19,7 @@ from embark.plan.survey import (
     rank,
     survey_catalog,
 )
+from embark.spec.batch import divides
 
 MOST_RANKS = 1024  # More of the same machine are tried up to so many ranks.
 

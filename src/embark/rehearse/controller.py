@@ -1,5 +1,6 @@
 """The pods of one rehearsal from start to end: what a controller, a kubelet, a cloud and injected faults do to them."""
 
+import math
 import re
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from embark.rehearse.processes import Start
 from embark.rehearse.progress import EventReader, Progress
 from embark.rehearse.workload import Workload
 
-FaultKind = Literal["preempt", "kill", "pause", "cut"]
+FaultKind = Literal["preempt", "kill", "lose", "pause", "cut"]
 DURATION_S = 10.0  # Of a pause or a cut whose length is not said.
 _FAULT = re.compile(r"(?P<pod>\d+)@(?:step(?P<step>\d+)|(?P<at>\d+(?:\.\d+)?)(?P<unit>ms|s|m)?)"
                     r"(?:\+(?P<long>\d+(?:\.\d+)?)(?P<long_unit>ms|s|m)?)?")
@@ -32,7 +33,7 @@ class Fault:
     pod: int
     at_s: float | None  # Since the pods were started; None where a step is named.
     at_step: int | None = None
-    duration_s: float = 0.0
+    duration_s: float = 0.0  # Of a lost machine: until there is another; 0 where none comes.
 
     def __str__(self) -> str:
         when = f"step{self.at_step}" if self.at_step is not None else f"{self.at_s:g}s"
@@ -50,7 +51,7 @@ def read_faults(kind: FaultKind, words: Sequence[str], num_pods: int) -> list[Fa
     found = []
     for word in words:
         match = _FAULT.fullmatch(word)
-        has_length = kind in ("pause", "cut")
+        has_length = kind in ("lose", "pause", "cut")
         example = "1@30s+10s" if has_length else "1@30s"
         if match is None or (match["long"] and not has_length):
             by_step = example.replace("30s", "step20")
@@ -59,7 +60,8 @@ def read_faults(kind: FaultKind, words: Sequence[str], num_pods: int) -> list[Fa
             raise UserError(f"--{kind} {word}: there is no pod {match['pod']}",
                             fix=f"pods are numbered 0 to {num_pods - 1}")
         at_s = float(match["at"]) * _UNITS[match["unit"]] if match["at"] else None
-        long_s = float(match["long"]) * _UNITS[match["long_unit"]] if match["long"] else DURATION_S
+        long_s = float(match["long"]) * _UNITS[match["long_unit"]] if match["long"] else \
+            (0.0 if kind == "lose" else DURATION_S)
         found.append(Fault(kind, int(match["pod"]), at_s, int(match["step"]) if match["step"] else None,
                            long_s if has_length else 0.0))
     return found
@@ -117,6 +119,7 @@ class _Slot:
     is_preempted: bool = False
     is_deleted: bool = False  # By the controller, to restart all: its end does not count.
     kill_at_s: float | None = None
+    away_until_s: float = 0.0  # Its machine is lost, and there is no other before.
     start_at_s: float | None = 0.0
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_TAIL))
 
@@ -251,7 +254,7 @@ class Controller:
         if decision.action == "replace":
             stays = slot.pod.restart_policy in ("OnFailure", "Always") and not slot.is_preempted
             slot.generation += 0 if stays else 1
-            slot.start_at_s = self._now + RESTART_S
+            slot.start_at_s = max(self._now + RESTART_S, slot.away_until_s)
             return
         others = [one for one in self._slots.values() if one.runs]
         for one in others:
@@ -263,7 +266,7 @@ class Controller:
     def _restart_all(self) -> None:
         for slot in self._slots.values():
             slot.generation += 1
-            slot.start_at_s = self._now + RESTART_S
+            slot.start_at_s = max(self._now + RESTART_S, slot.away_until_s)
 
     def _terminate(self, slot: _Slot) -> None:
         assert slot.start is not None
@@ -313,8 +316,13 @@ class Controller:
             self._observer.note(f"{slot.pod.name} is preempted{where}: SIGTERM, and SIGKILL in {slot.pod.grace_s:g} s")
             slot.is_preempted = True
             self._terminate(slot)
-        elif fault.kind == "kill":
-            self._observer.note(f"{slot.pod.name} is killed{where}, as when its machine dies")
+        elif fault.kind in ("kill", "lose"):
+            how = "as when its machine dies"
+            if fault.kind == "lose":
+                slot.away_until_s = self._now + fault.duration_s if fault.duration_s else math.inf
+                how += f", and there is no other for {fault.duration_s:g} s" if fault.duration_s else \
+                    ", and there is no other"
+            self._observer.note(f"{slot.pod.name} is killed{where}, {how}")
             slot.is_preempted = True
             self._engine.kill(slot.start)
         else:

@@ -1,6 +1,7 @@
 """What must be smaller here than there: processes for accelerators, few rows and steps, folders for buckets."""
 
 import copy
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -74,7 +75,7 @@ def downscale(job: K8sObject, objects: Objects, *, num_processes: int, num_pods:
     run = None
     for one in copies:
         if one.get("kind") == "ConfigMap":
-            run = _downscale_spec(one, num_processes * num_pods, num_steps, changes) or run
+            run = _downscale_spec(one, num_processes, num_pods, num_steps, changes) or run
     return Downscaled(Objects(tuple(copies)), own, run, tuple(changes))
 
 
@@ -191,7 +192,9 @@ def _with_processes(words: list[str], count: int, changes: list[Change]) -> list
     return found
 
 
-def _downscale_spec(config: dict[str, Any], world_size: int, num_steps: int, changes: list[Change]) -> Run | None:
+def _downscale_spec(
+    config: dict[str, Any], num_processes: int, num_pods: int, num_steps: int, changes: list[Change]
+) -> Run | None:
     """The spec of an Embark run in a ConfigMap, with what a CPU can do in a minute."""
     for name, text in (config.get("data") or {}).items():
         if not str(name).endswith(".toml"):
@@ -199,7 +202,8 @@ def _downscale_spec(config: dict[str, Any], world_size: int, num_steps: int, cha
         old = parse_spec(str(text))
         if old is None:
             continue  # what is wrong with it, the pods will say
-        new = downscale_spec(old, world_size, num_steps)
+        counts = old.place.node_counts if old.place.is_elastic else [num_pods]
+        new = downscale_spec(old, num_processes * math.lcm(*counts), num_steps)
         before, after = flatten(old.model_dump()), flatten(new.model_dump())
         changes += [Change(key, _short(before.get(key)), _short(after[key])) for key in after
                     if after[key] != before.get(key)]
@@ -209,7 +213,7 @@ def _downscale_spec(config: dict[str, Any], world_size: int, num_steps: int, cha
 
 
 def downscale_spec(spec: RunSpec, world_size: int, num_steps: int) -> RunSpec:
-    """The same run in small."""
+    """The same run in small. `world_size`: what the batch must divide over."""
     values = spec.model_dump()
     model, data, train, store = values["model"], values["data"], values["train"], values["store"]
     model["rows_per_table"] = _fewer(model["rows_per_table"])

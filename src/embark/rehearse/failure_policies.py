@@ -58,6 +58,7 @@ class JobPolicy:
         self.completions = int(spec.get("completions") or spec.get("parallelism") or 1)
         self.backoff_limit = BACKOFF_LIMIT if limit is None else int(limit)
         self.rules = rows(spec, "podFailurePolicy.rules")
+        self.success_rules = rows(spec, "successPolicy.rules")
         self.num_failed = 0
         self.succeeded: set[int] = set()
 
@@ -66,6 +67,8 @@ class JobPolicy:
             self.succeeded.add(end.pod.index)
             if len(self.succeeded) >= self.completions:
                 return Decision("succeed", f"Job {self.name} is complete")
+            if any(self._is_enough(rule) for rule in self.success_rules):
+                return Decision("succeed", f"Job {self.name} is complete, by its successPolicy")
             return Decision("done", f"{end.pod.name} is complete")
         number, rule = next(((n, one) for n, one in enumerate(self.rules) if _matches(one, end)), (0, None))
         action = str(rule.get("action")) if rule is not None else "Count"
@@ -83,6 +86,14 @@ class JobPolicy:
                                     f"{end.pod.name} {why}", "BackoffLimitExceeded")
         return Decision("replace", f"{end.pod.name} {why}: failure {self.num_failed} of the {self.backoff_limit} that "
                                    "backoffLimit allows")
+
+    def _is_enough(self, rule: K8sObject) -> bool:
+        """So many of these indexes, or of all, have succeeded."""
+        among = set(range(self.completions))
+        if "succeededIndexes" in rule:
+            ends = [part.partition("-") for part in str(rule["succeededIndexes"]).split(",")]
+            among = {index for low, _, high in ends for index in range(int(low), int(high or low) + 1)}
+        return len(self.succeeded & among) >= int(rule.get("succeededCount") or len(among))
 
 
 @dataclass(slots=True)
@@ -138,6 +149,7 @@ class ReplicaPolicy:
     policies: Mapping[str, str]  # Restart policy by replica type.
     counts: Mapping[str, int]
     backoff_limit: int | None
+    is_elastic: bool = False  # It has an elasticPolicy: the first worker that is done ends it (kubeflow/trainer#1752).
     num_restarts: int = 0
     succeeded: set[str] = field(default_factory=set)
 
@@ -146,7 +158,7 @@ class ReplicaPolicy:
         if end.code == 0:
             self.succeeded.add(end.pod.name)
             num_done = sum(name.startswith(f"{self.name}-{deciding.lower()}-") for name in self.succeeded)
-            if num_done >= self.counts.get(deciding, 1):
+            if num_done >= self.counts.get(deciding, 1) or (self.is_elastic and num_done):
                 return Decision("succeed", f"PyTorchJob {self.name} is complete")
             return Decision("done", f"{end.pod.name} is complete")
         policy, why = self.policies[end.pod.group], _why(end)

@@ -83,8 +83,10 @@ def _checks(case: Case) -> list[Check]:
         checks.append(Check("ranks", joined, text if joined else "each pod trains alone"))
     else:
         sizes = progress.world_sizes
-        met = bool(sizes) and all(size == expected for size in sizes)
-        text = f"{sizes[-1]} ranks of {expected} met" if sizes else "the ranks never met"
+        counts = case.run.spec.place.node_counts if case.run.spec.place.is_elastic else [len(case.pods)]
+        met = bool(sizes) and all(size in [num * case.num_processes for num in counts] for size in sizes)
+        text = f"{', then '.join(map(str, dict.fromkeys(sizes)))} ranks of {expected} met" if sizes else \
+            "the ranks never met"
         checks.append(Check("rendezvous", met, text))
         trained = progress.is_done and progress.step == progress.num_steps > 0
         loss = f", loss {format_float(progress.final_loss, 6)}" if progress.final_loss is not None else ""
@@ -93,7 +95,7 @@ def _checks(case: Case) -> list[Check]:
         text = f"saved {len(set(saved))} times, last at step {saved[-1]}" if saved else "none"
         checks.append(Check("checkpoint", bool(saved), text))
     checks += [Check(str(fault), False, "the run ended before it") for fault in outcome.faults_left]
-    if case.run is not None and any(fault.kind in ("preempt", "kill") for fault in outcome.faults_done):
+    if case.run is not None and any(fault.kind in ("preempt", "kill", "lose") for fault in outcome.faults_done):
         text = ", ".join(f"from step {one.step}, {one.lost_steps} steps lost" for one in progress.resumes)
         checks.append(Check("resumed", bool(progress.resumes), text or "never"))
     return checks

@@ -168,7 +168,8 @@ def _pytorch_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePol
             pods.append(make_pod(one.get("template") or {}, identity, objects, container_name=PYTORCH))
             services.append(Service(called, space, labels, True, True))
     backoff = at(spec, "runPolicy.backoffLimit")
-    policy = ReplicaPolicy(name, policies, counts, None if backoff is None else int(backoff))
+    policy = ReplicaPolicy(name, policies, counts, None if backoff is None else int(backoff),
+                           is_elastic=at(spec, "elasticPolicy") is not None)
     workload = Workload("PyTorchJob", name, tuple(pods), tuple(services), True, _refuses_pytorch_job(spec, replicas),
                         _deadline(at(spec, "runPolicy") or {}))
     return workload, policy

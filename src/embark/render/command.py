@@ -40,7 +40,7 @@ def one_machine(job: Job, spec_path: str = SPEC_PATH) -> list[str]:
 
 def meeting_options(job: Job, endpoint: str) -> list[str]:
     """torchrun's, but for `--rdzv-conf`, which differs between the machines."""
-    return [f"--nnodes={job.num_nodes}", f"--nproc-per-node={job.num_processes}", f"--max-restarts={MAX_RESTARTS}",
+    return [f"--nnodes={job.nnodes}", f"--nproc-per-node={job.num_processes}", f"--max-restarts={job.max_restarts}",
             f"--rdzv-id={job.name}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}:{PORT}"]
 
 

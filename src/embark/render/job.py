@@ -11,12 +11,13 @@ from embark.catalog import Catalog, Machine, SpecPrice, find_machine, find_volum
 from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.catalog.regions import place_mistakes
 from embark.errors import ExitCode, Mistake, SpecError, UserError
-from embark.model.batch import batch_mistakes
 from embark.spec import RunSpec, to_toml
+from embark.spec.batch import batch_mistakes
 from embark.spec.place import PodTarget
 
 PORT = 29500  # Of the rendezvous; torchrun's own default.
 MAX_RESTARTS = 3  # Of one machine's ranks, before the pod itself is given up and replaced.
+RESTARTS_PER_NODE = 10  # The same of an elastic run, for each machine that may be lost.
 MAX_SPEC_BYTES = 900_000  # A ConfigMap holds 1 MiB.
 POD_TARGETS: tuple[str, ...] = get_args(PodTarget)
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
@@ -83,6 +84,26 @@ class Job:
         return self.num_nodes * self.num_processes
 
     @property
+    def min_nodes(self) -> int:
+        """Fewer than `num_nodes` where the run is elastic."""
+        return self.spec.place.min_nodes
+
+    @property
+    def is_elastic(self) -> bool:
+        return self.spec.place.is_elastic
+
+    @property
+    def nnodes(self) -> str:
+        """As torchrun takes it: a number, or `2:3`."""
+        return f"{self.min_nodes}:{self.num_nodes}" if self.is_elastic else str(self.num_nodes)
+
+    @property
+    def max_restarts(self) -> int:
+        """Of one machine's ranks, before the machine's pod is given up. Where others come and go, more: each lost
+        machine costs every other one a restart."""
+        return RESTARTS_PER_NODE * self.num_nodes if self.is_elastic else MAX_RESTARTS
+
+    @property
     def is_tpu(self) -> bool:
         return self.machine.gpu.kind == "tpu"
 
@@ -118,9 +139,10 @@ class Job:
     @property
     def title(self) -> str:
         """For a person: `quickstart on 2 x p5.48xlarge: 16 ranks`."""
-        what = f"{self.spec.name} on {self.num_nodes} x {self.machine.name}"
+        counts = f"{self.min_nodes} to {self.num_nodes}" if self.is_elastic else str(self.num_nodes)
+        what = f"{self.spec.name} on {counts} x {self.machine.name}"
         return (f"{what}: {self.num_nodes * self.machine.num_gpus} chips" if self.is_tpu
-                else f"{what}: {self.world_size} ranks")
+                else f"{what}: {'up to ' if self.is_elastic else ''}{self.world_size} ranks")
 
     @property
     def image(self) -> str:
@@ -165,9 +187,9 @@ def make_job(spec: RunSpec, catalog: Catalog) -> Job:
     """Refuses, all at once, what cannot be rendered."""
     machine = _machine(spec, catalog)
     name = dns_label(spec.name)
-    job = Job(spec, machine, name, spec.place.nodes, machine.gpus_per_host, to_toml(spec, only_set=True))
-    mistakes = [*place_mistakes(catalog, machine, spec.place), *_target_mistakes(job), *_storage_mistakes(job, catalog), *_identity_mistakes(job),
-                *_budget_mistakes(job)]
+    job = Job(spec, machine, name, spec.place.max_nodes, machine.gpus_per_host, to_toml(spec, only_set=True))
+    mistakes = [*place_mistakes(catalog, machine, spec.place), *_target_mistakes(job), *_storage_mistakes(job, catalog),
+                *_identity_mistakes(job), *_budget_mistakes(job)]
     if mistakes:
         raise SpecError(mistakes)
     return job
@@ -240,8 +262,13 @@ def _target_mistakes(job: Job) -> Iterator[Mistake]:
     if target == "compose" and job.num_nodes > 1:
         yield _mistake("place.nodes", job.num_nodes, "docker compose is for one host", "set it to 1, or another target")
     if not is_tpu:
-        yield from batch_mistakes(spec.train.batch_size, job.world_size,
-                                  f"ranks ({job.num_nodes} × {job.num_processes})")
+        ranks = f"ranks ({job.num_nodes} × {job.num_processes})" if not job.is_elastic else \
+            f"ranks ({job.num_processes} on each machine)"
+        yield from batch_mistakes(spec.train.batch_size,
+                                  [num * job.num_processes for num in spec.place.node_counts], ranks)
+    if is_tpu and job.is_elastic:
+        yield _mistake("place.nodes", job.nnodes, f"{job.machine.name} is a TPU, whose hosts are a fixed number",
+                       f"set it to {job.num_nodes}")
     if len(job.spec_toml.encode()) > MAX_SPEC_BYTES:
         yield _mistake("model.tables", len(spec.model.tables), "the spec is too long for a ConfigMap",
                        "give the tables by model.num_tables and rows_per_table")

@@ -8,7 +8,7 @@ from typing import Any
 from embark.data import Source, open_source, resolve_from_data
 from embark.errors import SpecError
 from embark.events import Sink
-from embark.model.batch import batch_mistakes, num_steps_of, steps_per_epoch
+from embark.model.batch import num_steps_of, steps_per_epoch
 from embark.run.checkpointer import CheckpointManager, CheckpointSchedule
 from embark.run.clock import Clock
 from embark.run.evaluation import Evaluation, refuse_trouble
@@ -20,6 +20,7 @@ from embark.run.signals import StopSignals, stopped_by
 from embark.run.stop import Decision, StopCoordinator, open_budget_guard, spending_summary, why_not_enforced
 from embark.run.trainer import Backend, Trainer, World
 from embark.spec import RunSpec
+from embark.spec.batch import batch_mistakes
 from embark.store import RunDir
 
 

@@ -12,7 +12,7 @@ from embark.errors import Mistake, SpecError, UserError, nearest
 from embark.spec.model import ModelSpec, Table
 from embark.spec.presets import PRESETS
 from embark.spec.run import RunSpec
-from embark.spec.toml import line_of
+from embark.spec.toml import line_of, section_in
 
 Raw = dict[str, Any]
 
@@ -146,7 +146,10 @@ def _deep_copy(raw: Any) -> Any:
 def _explain(error: ValidationError) -> list[Mistake]:
     """Pydantic's errors reworded, one per field (a union gives several)."""
     mistakes: dict[str, Mistake] = {}
-    for item in error.errors():
+    items = error.errors()
+    for item in items:
+        if isinstance(item["input"], Mapping) and any(_is_inside(other["loc"], item["loc"]) for other in items):
+            continue  # a table where a number may stand too: what is wrong in the table says more
         is_unknown = item["type"] == "extra_forbidden"
         field, section = _field_of(item["loc"], is_unknown=is_unknown)
         if is_unknown:
@@ -158,6 +161,11 @@ def _explain(error: ValidationError) -> list[Mistake]:
         value = "" if item["type"] == "missing" else _shown(item["input"])
         mistakes.setdefault(field, Mistake("", field, value, what, fix))
     return list(mistakes.values())
+
+
+def _is_inside(loc: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
+    """`loc` is of another branch of the union whose last name in `outer` is the tag of one branch."""
+    return len(loc) > len(outer) and loc[: len(outer) - 1] == outer[:-1] and loc != outer
 
 
 def _field_of(loc: tuple[int | str, ...], *, is_unknown: bool) -> tuple[str, type[BaseModel]]:
@@ -181,8 +189,7 @@ def _field_of(loc: tuple[int | str, ...], *, is_unknown: bool) -> tuple[str, typ
 def _inner_section(section: type[BaseModel], field: str) -> type[BaseModel]:
     if (section, field) == (ModelSpec, "tables"):
         return Table
-    annotation = section.model_fields[field].annotation
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else section
+    return section_in(section.model_fields[field].annotation) or section
 
 
 def _meaning(section: type[BaseModel], field: str) -> str:

@@ -18,6 +18,19 @@ _IMAGE = (
 _FILE = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$"
 Paths = Annotated[tuple[Annotated[str, Field(max_length=200, pattern=_FILE)], ...], Field(strict=False)]
 
+ELASTIC_TARGETS: tuple[Target, ...] = ("job", "pytorchjob", "vm")
+"""Targets that go on with fewer machines, and take a machine back: torchrun keeps the rendezvous open, and the
+controller waits for no machine that is missing at the end."""
+
+
+class NodeRange(Section):
+    """An elastic number of machines: torchrun goes on with those it has, and takes others in."""
+
+    min: PositiveInt
+    """The run trains while at least this many machines are up. The tables must fit their memory."""
+    max: PositiveInt
+    """So many machines are created, planned and priced."""
+
 
 class PlaceSpec(Section):
     """Where the run executes."""
@@ -36,8 +49,9 @@ class PlaceSpec(Section):
     machine: str = Field(default="", max_length=100)
     """A machine type from `embark catalog list`, such as `p5.48xlarge`, with one rank per accelerator. Empty: this
     machine."""
-    nodes: PositiveInt = 1
-    """Number of machines."""
+    nodes: PositiveInt | NodeRange = 1
+    """Number of machines, or `{min = 2, max = 3}`: the run goes on with the machines that are up, from its last
+    checkpoint. With `target` `job`, `pytorchjob` or `vm`."""
     region: str = Field(default="", pattern=r"^[a-z0-9][a-z0-9-]*$|^$", max_length=40)
     """The region; empty: that of `zone`, or the cheapest that offers the machine."""
     zone: str = Field(default="", pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*$|^$", max_length=40)
@@ -79,3 +93,22 @@ class PlaceSpec(Section):
     """Terminate the run after this many hours."""
     budget_usd: PositiveFloat | None = None
     """Budget for the run's machines: before exceeding it, the run saves and ends, and is not restarted."""
+
+    @property
+    def max_nodes(self) -> int:
+        """How many machines are created, planned and priced; of a fixed number, that number."""
+        return self.nodes.max if isinstance(self.nodes, NodeRange) else self.nodes
+
+    @property
+    def min_nodes(self) -> int:
+        """How many machines the run needs, and whose memory it must fit; of a fixed number, that number."""
+        return self.nodes.min if isinstance(self.nodes, NodeRange) else self.nodes
+
+    @property
+    def node_counts(self) -> range:
+        """Every number of machines on which the run may train."""
+        return range(self.min_nodes, self.max_nodes + 1)
+
+    @property
+    def is_elastic(self) -> bool:
+        return self.min_nodes < self.max_nodes

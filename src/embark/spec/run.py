@@ -6,9 +6,10 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from embark.errors import Mistake
+from embark.spec.batch import batch_mistakes
 from embark.spec.data import DataSpec
 from embark.spec.model import ModelSpec
-from embark.spec.place import PlaceSpec
+from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
 from embark.spec.section import Section
 from embark.spec.train import TrainSpec
 from embark.spec.watch import WatchSpec
@@ -56,6 +57,7 @@ class RunSpec(Section):
         yield from _model_mistakes(self.model)
         yield from _data_mistakes(self)
         yield from _train_mistakes(self)
+        yield from _elastic_mistakes(self)
 
 
 def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:
@@ -133,6 +135,27 @@ def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         if train.decay == "none" and getattr(train, field):
             yield _mistake(f"train.{field}", getattr(train, field), 'has no effect while train.decay is "none"',
                            'set train.decay = "linear", "polynomial" or "cosine"')
+
+
+def _elastic_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    place = spec.place
+    said = f"min {place.min_nodes}, max {place.max_nodes}"
+    if place.min_nodes > place.max_nodes:
+        yield _mistake("place.nodes", said, "min is more than max", "swap them")
+    if not place.is_elastic:
+        return
+    if place.target not in ELASTIC_TARGETS:
+        yield _mistake("place.nodes", said,
+                       f'place.target = "{place.target}" needs a fixed number of machines',
+                       f"set it to {place.max_nodes}, or place.target to one of {', '.join(ELASTIC_TARGETS)}")
+    if others := [target for target in place.render_targets if target not in ELASTIC_TARGETS]:
+        yield _mistake("place.render_targets", ", ".join(others), "need a fixed number of machines, and place.nodes is "
+                       "a range", f"leave them out, or set place.nodes = {place.max_nodes}")
+    if place.device in ("jax", "tpu"):
+        yield _mistake("place.nodes", said,
+                       "the JAX trainer needs a fixed number of machines", f"set it to {place.max_nodes}")
+    # Whatever the number of ranks on each machine, the machines share the batch first.
+    yield from batch_mistakes(spec.train.batch_size, place.node_counts, "machines")
 
 
 def _mistake(field: str, value: object, what: str, fix: str) -> Mistake:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import tomli_w
 from pydantic import BaseModel
@@ -88,8 +88,14 @@ def _inner_sections(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseMo
     for name, info in section.model_fields.items():
         if name == "tables":
             yield name, Table
-        elif isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            yield name, info.annotation
+        elif (inner := section_in(info.annotation)) is not None:
+            yield name, inner
+
+
+def section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field is, or may be beside a plain value."""
+    return next((one for one in (annotation, *get_args(annotation))
+                 if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
 def _lines(section: str, part: BaseModel) -> Iterator[str]:

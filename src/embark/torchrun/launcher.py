@@ -20,6 +20,8 @@ from embark.errors import EmbarkError, ExitCode
 
 FINAL = (ExitCode.BAD_INPUT, ExitCode.PREEMPTED)
 """Codes after which ranks are not restarted here: a wrong spec stays wrong, and a preempted machine cannot run them."""
+FINAL_IF_ELASTIC = (ExitCode.BAD_INPUT,)
+"""The same where torchrun may go on with other machines: ranks save and end also when another one leaves or comes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prefix_output(os.environ)
     from embark.cli.console import Console
 
-    result = launch(list(sys.argv[1:] if arguments is None else arguments), final=FINAL)
+    result = launch(list(sys.argv[1:] if arguments is None else arguments))
     code = exit_code(result.codes, result.signal)
     if result.message:
         Console().error(EmbarkError(result.message))
@@ -46,8 +48,8 @@ class RanksResult:
     message: str = ""
 
 
-def launch(arguments: Sequence[str], *, final: Collection[int]) -> RanksResult:
-    """Run torchrun with these arguments in this process. Ranks that exit with a `final` code are not restarted."""
+def launch(arguments: Sequence[str]) -> RanksResult:
+    """Run torchrun with these arguments in this process. Ranks that exit with a final code are not restarted."""
     from torch.distributed import DistError
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -57,6 +59,9 @@ def launch(arguments: Sequence[str], *, final: Collection[int]) -> RanksResult:
     from torch.distributed.run import parse_args, run
 
     agents: list[Any] = []
+    options = parse_args(list(arguments))
+    is_elastic = is_range(str(options.nnodes))
+    final: Collection[int] = FINAL_IF_ELASTIC if is_elastic else FINAL
 
     class Agent(LocalElasticAgent):
         """Does not restart what a restart cannot fix."""
@@ -67,14 +72,19 @@ def launch(arguments: Sequence[str], *, final: Collection[int]) -> RanksResult:
 
         def _monitor_workers(self, worker_group: Any) -> Any:
             result = super()._monitor_workers(worker_group)
-            if any(failure.exitcode in final for failure in result.failures.values()):
+            codes = {failure.exitcode for failure in result.failures.values()}
+            if codes & set(final):
                 self._remaining_restarts = 0
+            elif is_elastic and codes and codes <= {ExitCode.PREEMPTED, -signal.SIGTERM}:
+                # They saved because a machine left or came. torchrun counts no change of membership that it sees
+                # first, and neither does this.
+                self._remaining_restarts += 1
             return result
 
     # launch_agent takes the class from its module's namespace; there is no other way to pass one.
     original, launcher.LocalElasticAgent = launcher.LocalElasticAgent, Agent
     try:
-        run(parse_args(list(arguments)))
+        run(options)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
         by_rank = ", ".join(f"rank {rank} with {code}" for rank, code in codes.items())
@@ -86,6 +96,12 @@ def launch(arguments: Sequence[str], *, final: Collection[int]) -> RanksResult:
     finally:
         launcher.LocalElasticAgent = original
     return RanksResult()
+
+
+def is_range(nnodes: str) -> bool:
+    """`2:3`: torchrun goes on with fewer machines, and takes others in."""
+    low, _, high = nnodes.partition(":")
+    return bool(high) and low != high
 
 
 def _codes(agents: Sequence[Any]) -> tuple[int, ...]:

@@ -57,3 +57,12 @@ def assert_trained(answer: dict[str, Any]) -> None:
     assert answer["verdict"]["is_ok"], answer
     assert (answer["progress"]["step"], answer["progress"]["world_sizes"][-1], len(answer["pods"])) == (NUM_STEPS, 4, 2)
     assert [check["is_ok"] for check in answer["verdict"]["checks"]] == [True] * len(answer["verdict"]["checks"])
+
+
+def rehearse_elastic(target: str, *flags: str) -> dict[str, Any]:
+    """Two to three pods of one process."""
+    machine, root = PLACES["aws"]
+    sets = [*SETS, f"place.machine={machine}", f"store.root={root}", f"place.target={target}",
+            "place.nodes={min=2, max=3}", "train.batch_size=6144"]
+    return rehearse("quickstart", "--engine", "processes", "--processes", "1", "--steps", str(NUM_STEPS), "--limit",
+                    LIMIT, *flags, *(word for one in sets for word in ("--set", one)))

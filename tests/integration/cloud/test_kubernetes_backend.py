@@ -153,7 +153,8 @@ def test_a_failed_run_says_why_and_ends_with_1(api, capsys):
         api.pod(f"dlrm-{index}-a", "dlrm", index=index, phase="Running")
         api.end_pod(f"dlrm-{index}-a", code)
     api.finish("jobs", "dlrm", "Failed", reason="PodFailurePolicy",
-               message="Container trainer for pod embark/dlrm-1-a failed with exit code 64 matching FailJob rule at index 1")
+               message="Container trainer for pod embark/dlrm-1-a failed with exit code 64 matching FailJob rule at "
+                       "index 1")
     assert status_command("dlrm", console=Console()) == ExitCode.OTHER
     output = " ".join(capsys.readouterr().out.split())
     assert "machine 1 (dlrm-1-a): the spec or the data is wrong (exit code 64)" in output
@@ -168,8 +169,8 @@ def test_a_failed_job_set_gives_the_cause_of_its_job(api, target, plural):
         api.end_pod(f"dlrm-node-0-{index}-a", code)
     api.put("jobs", "dlrm-node-0", metadata={"labels": {"jobset.sigs.k8s.io/jobset-name": "dlrm"}})
     api.finish("jobs", "dlrm-node-0", "Failed", reason="PodFailurePolicy",
-               message="Container trainer for pod embark/dlrm-node-0-1-a failed with exit code 64 matching FailJob rule "
-                       "at index 1")
+               message="Container trainer for pod embark/dlrm-node-0-1-a failed with exit code 64 matching FailJob "
+                       "rule at index 1")
     api.finish(plural, "dlrm", "Failed", reason="FailJobSetFailurePolicyAction",
                message="applying FailJobSet failure policy action (first failed job: dlrm-node-0)")
     status = place().status(handle)

@@ -6,7 +6,13 @@ import random
 
 import pytest
 from integration.cloud.image import common_folder
-from integration.cloud.rehearsals import assert_trained, rehearse_quickstart, undisturbed_loss
+from integration.cloud.rehearsals import (
+    NUM_STEPS,
+    assert_trained,
+    rehearse_elastic,
+    rehearse_quickstart,
+    undisturbed_loss,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -42,3 +48,26 @@ def test_a_pod_that_stands_still_is_waited_for(undisturbed):
     assert_trained(answer)
     assert answer["verdict"]["final_loss"] == undisturbed
     assert answer["progress"]["resumes"] == []
+
+
+@pytest.mark.parametrize("target", ["job", "pytorchjob"])
+def test_an_elastic_job_goes_on_without_a_machine_that_nothing_replaces(target):
+    answer = rehearse_elastic(target, "--lose", "2@step20")
+    assert answer["verdict"]["is_ok"], answer
+    assert answer["progress"]["world_sizes"] == [3, 2]
+    assert answer["progress"]["step"] == NUM_STEPS
+    lost, *others = [(end["name"].rpartition("-")[2], end["code"]) for end in answer["ends"]]
+    assert lost == ("2", 137)
+    assert {code for _, code in others} == {0}  # torchrun started the ranks again, and no other pod ended
+
+
+def test_the_other_pods_of_an_elastic_job_outlive_a_preempted_one_and_take_it_back():
+    answer = rehearse_elastic("job", "--preempt", "2@step20")
+    assert answer["verdict"]["is_ok"], answer
+    sizes = answer["progress"]["world_sizes"]
+    assert sizes[0] == 3
+    assert set(sizes) <= {2, 3}
+    assert answer["verdict"]["lost_steps"] == 0
+    codes = [(end["name"].rpartition("-")[2], end["code"]) for end in answer["ends"]]
+    assert codes[0] == ("2", 75)
+    assert {code for _, code in codes[1:]} == {0}

@@ -107,7 +107,7 @@ def test_a_list_of_objects_is_read_as_its_objects():
     ("old", "new", "code"),
     [
         ("--rdzv-endpoint=dlrm-0.dlrm:29500", "--rdzv-endpoint=$(HOST):29500", "EMB101"),
-        ("--nnodes=2", "--nnodes=1:2", None),
+        ("--nnodes=2", "--nnodes=1:2", "EMB118"),
         ("--nnodes=2", "--nnodes 2", None),
         ("--nnodes=2", "--nnodes 3", "EMB109"),
         ("torchrun --nnodes=2", "python3 -m torch.distributed.run --nnodes=5", "EMB109"),

@@ -297,3 +297,24 @@ def test_a_deadline_of_the_manifest_ends_it():
     done, _ = run("sleep 300", policy="activeDeadlineSeconds: 1")
     assert done.finish == "failed"
     assert "DeadlineExceeded" in done.reason
+
+
+@pytest.mark.parametrize(("word", "ends"), [
+    ("1@1s", [("j-1", 137), ("j-0", 0)]),  # there is no other machine, and the Job needs none
+    ("1@1s+1s", [("j-1", 137), ("j-1", 0), ("j-0", 0)]),
+])
+def test_a_lost_machine_has_no_replacement_before_there_is_another(word, ends):
+    """Index 0 waits for index 1 to come back where it will, else for nothing."""
+    line = """
+    if [ $JOB_COMPLETION_INDEX = 1 ]; then
+      if [ -e /all/began ]; then touch /all/again; exit 0; fi
+      touch /all/began
+      while :; do sleep 0.05; done
+    fi
+    if [ $SEEN = again ]; then while [ ! -e /all/again ]; do sleep 0.05; done; sleep 1; else sleep 4; fi
+    """
+    policy = IGNORE + "\n  successPolicy: {rules: [{succeededIndexes: '0'}]}"
+    done, result = run(line, policy=policy, seen="again" if "+" in word else "never", lose=(word,))
+    assert done.finish == "succeeded", done
+    assert [(end.name, end.code) for end in done.ends] == ends
+    assert any("j-1 is killed, as when its machine dies, and there is no other" in note for note in result.notes)

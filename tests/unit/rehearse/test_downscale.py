@@ -12,7 +12,7 @@ from embark.rehearse.downscale import BUCKETS, Downscaled, downscale, downscale_
 from embark.rehearse.manifest import Objects, find_training_job, read_texts
 from embark.rehearse.workload import make_workload
 from embark.render.targets.kubernetes import render_job, render_jobset, render_pytorchjob, render_trainjob
-from embark.spec import RunSpec
+from embark.spec import RunSpec, parse_spec
 from embark.spec.load import resolve
 
 RENDERERS = {"job": render_job, "jobset": render_jobset, "trainjob": render_trainjob, "pytorchjob": render_pytorchjob}
@@ -131,3 +131,15 @@ def test_a_script_of_the_node_is_there_and_empty():
     rows = [f"{mount.path}/{name}" for mount in pod.mounts if mount.kind == "host" for name in mount.files]
     assert rows == [script]
     assert any("not started" in str(change) for change in changes)  # the fabric's daemon
+
+
+def test_the_batch_of_an_elastic_run_divides_over_every_number_of_pods():
+    text = render_pytorchjob(job_of("p4d.24xlarge", nodes={"min": 2, "max": 3}))[0].text
+    objects = read_texts({"a.yaml": text})
+    small = downscale(find_training_job(objects, ""), objects, num_processes=2, num_pods=3, num_steps=30)
+    assert small.run.spec.place == objects_spec(objects).place.model_copy(update={"device": "cpu"})
+    assert all(small.run.spec.train.batch_size % ranks == 0 for ranks in (4, 6))
+
+
+def objects_spec(objects: Objects) -> RunSpec:
+    return parse_spec(next(one for one in objects.all if one["kind"] == "ConfigMap")["data"]["spec.toml"])

@@ -10,9 +10,11 @@ from embark.rehearse.manifest import find_training_job, read_texts
 from embark.rehearse.workload import Workload, make_workload
 from embark.render.targets.kubernetes import render_job, render_jobset, render_pytorchjob, render_trainjob
 
+ELASTIC = {"nodes": {"min": 2, "max": 3}}
 
-def made(render, old: str = "", new: str = "") -> tuple[Workload, FailurePolicy]:
-    text = render(job_of("p4d.24xlarge"))[0].text
+
+def made(render, old: str = "", new: str = "", **place) -> tuple[Workload, FailurePolicy]:
+    text = render(job_of("p4d.24xlarge", **place))[0].text
     assert old in text
     objects = read_texts({"a.yaml": text.replace(old, new)})
     return make_workload(find_training_job(objects, "a.yaml"), objects)
@@ -124,3 +126,26 @@ def test_nobody_replaces_a_bare_pod_and_a_container_that_always_ends_loops():
     decisions = [looping.decide(PodEnd(pod, 2)) for _ in range(7)]
     assert [one.action for one in decisions] == ["replace"] * 6 + ["fail"]
     assert "CrashLoopBackOff" in decisions[-1].text
+
+
+def test_an_elastic_job_is_complete_with_its_first_index_and_no_other():
+    workload, policy = made(render_job, **ELASTIC)
+    assert policy.decide(PodEnd(workload.pods[1], 0)).action == "done"
+    assert policy.decide(PodEnd(workload.pods[0], 0)).action == "succeed"
+
+
+@pytest.mark.parametrize(("rule", "succeeded", "action"), [
+    ("succeededIndexes: '1-2'", (1,), "done"), ("succeededIndexes: '1-2'", (1, 2), "succeed"),
+    ("succeededCount: 2", (2,), "done"), ("succeededCount: 2", (0, 2), "succeed"),
+    ("{succeededIndexes: '0,2', succeededCount: 1}", (1,), "done"),
+    ("{succeededIndexes: '0,2', succeededCount: 1}", (2,), "succeed"),
+])
+def test_a_job_s_success_policy_counts_as_it_says(rule, succeeded, action):
+    workload, policy = made(render_job, "succeededIndexes: '0'", rule, **ELASTIC)
+    assert [policy.decide(PodEnd(workload.pods[index], 0)).action for index in succeeded][-1] == action
+
+
+def test_the_first_worker_of_an_elastic_pytorchjob_that_is_done_ends_it():
+    workload, policy = made(render_pytorchjob, **ELASTIC)
+    assert len(workload.pods) == 3
+    assert policy.decide(PodEnd(workload.pods[1], 0)).action == "succeed"

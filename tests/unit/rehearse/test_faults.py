@@ -1,4 +1,4 @@
-"""The words of --preempt, --kill, --pause and --cut."""
+"""The words of --preempt, --kill, --lose, --pause and --cut."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from embark.rehearse.controller import Fault, read_duration, read_faults
     ("pause", "1@30s+10s", Fault("pause", 1, 30.0, None, 10.0)),
     ("cut", "1@step5+500ms", Fault("cut", 1, None, 5, 0.5)),
     ("cut", "1@1.5", Fault("cut", 1, 1.5, None, 10.0)),
+    ("lose", "1@step20", Fault("lose", 1, None, 20, 0.0)),
+    ("lose", "1@step20+60s", Fault("lose", 1, None, 20, 60.0)),
 ])
 def test_a_pod_a_time_and_a_length(kind, word, expected):
     assert read_faults(kind, [word], 2) == [expected]

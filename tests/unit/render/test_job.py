@@ -120,3 +120,20 @@ def test_a_folder_of_the_mounted_volume_is_seen_by_all():
 ])
 def test_real_image_names_are_taken(image):
     assert job_of("p5.48xlarge", image=image).image == image
+
+
+def test_an_elastic_run_needs_a_batch_that_every_number_of_ranks_divides():
+    sets = ("place.machine=p5.48xlarge", "place.nodes={min=2, max=3}", "store.root=s3://b/runs")
+    said = mistakes_of(*sets, "train.batch_size=4104")["train.batch_size"]
+    assert "does not divide over 16 ranks (8 on each machine), and the run may have 16 to 24" in said
+    assert "use 4080 or 4128" in said
+    job = make_job(load_spec("quickstart", [*sets, "train.batch_size=4128"]), load_catalog())
+    assert (job.num_nodes, job.min_nodes, job.nnodes) == (3, 2, "2:3")
+    assert job.title == "quickstart on 2 to 3 x p5.48xlarge: up to 24 ranks"
+    fixed = make_job(load_spec("quickstart", [*sets, "train.batch_size=4128", "place.nodes=3"]), load_catalog())
+    assert job.usd_per_hour == fixed.usd_per_hour
+
+
+def test_a_slice_of_a_tpu_is_not_elastic():
+    assert "is a TPU" in mistakes_of("place.machine=v5litepod-16", "place.nodes={min=1, max=2}",
+                                     "store.root=gs://b/runs", "train.batch_size=4128")["place.nodes"]

@@ -20,6 +20,7 @@ from embark.lint.check import lint_texts
 from embark.lint.read import kind_of
 from embark.render.job import make_job
 from embark.render.render import TARGETS, own_files, render
+from embark.render.targets.vm_node import node_program
 from embark.render.wheel import wheel_name
 from embark.spec import load_spec, resolve
 
@@ -214,3 +215,41 @@ def _reads_back(file, job) -> None:
         assert shlex.split(file.text, comments=True)
     elif file.path == "spec.toml":
         assert resolve(tomllib.loads(file.text)) == job.spec
+
+
+ELASTIC = {"min": 2, "max": 4}
+
+
+@pytest.mark.parametrize("machine", ["p5.48xlarge", "Standard_ND96isr_H100_v5", "a3-megagpu-8g"])
+@pytest.mark.parametrize("target", ["job", "pytorchjob", "vm"])
+def test_an_elastic_run_is_rendered_for_the_most_machines_and_meets_with_the_fewest(target, machine):
+    files = {file.path: file.text for file in own_files(job_of(machine, target=target, nodes=ELASTIC))}
+    warnings = [one.what for one in lint_texts({path: text for path, text in files.items() if path.endswith(".yaml")})
+                if one.code not in ELSEWHERE and one.level == "error"]
+    assert warnings == []
+    objects = {document["kind"]: document for document in documents(own_files(job_of(machine, target=target,
+                                                                                     nodes=ELASTIC)))}
+    if target == "job":
+        spec = objects["Job"]["spec"]
+        kubernetes_validate.validate(objects["Job"], "1.36", strict=True)
+        assert (spec["parallelism"], spec["completions"]) == (4, 4)
+        assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+        assert "--nnodes=2:4 --nproc-per-node=8 --max-restarts=40" in " ".join(
+            spec["template"]["spec"]["containers"][0]["command"])
+    elif target == "pytorchjob":
+        spec = objects["PyTorchJob"]["spec"]
+        assert spec["pytorchReplicaSpecs"]["Worker"]["replicas"] == 4
+        policy = spec["elasticPolicy"]
+        assert (policy["minReplicas"], policy["maxReplicas"], policy["maxRestarts"]) == (2, 4, 40)
+        assert "metrics" not in policy  # with metrics the operator would make an autoscaler
+        assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
+    else:
+        program = node_program(job_of(machine, target=target, nodes=ELASTIC), "RANK=0\n")
+        assert {"--nnodes=2:4", "--nproc-per-node=8", "--max-restarts=40"} <= set(program.split())
+
+
+def test_the_linter_knows_a_range_that_the_spec_has():
+    text = next(file.text for file in own_files(job_of("p5.48xlarge", target="pytorchjob", nodes=ELASTIC))
+                if file.path == "pytorchjob.yaml")
+    assert "EMB205" not in {one.code for one in lint_texts({"a.yaml": text})}
+    assert "EMB205" in {one.code for one in lint_texts({"a.yaml": text.replace("minReplicas: 2", "minReplicas: 1")})}

@@ -1,5 +1,6 @@
 """A spec is read whole, or every mistake in it is named with its place and its cure."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -246,3 +247,52 @@ def test_lists_of_any_text_read_back_the_same(tmp_path_factory, texts):
     path = tmp_path_factory.mktemp("spec") / "run.toml"
     path.write_text(to_toml(spec, only_set=True), encoding="utf-8")
     assert load_spec(str(path)) == spec
+
+
+def test_a_number_of_machines_may_be_a_range():
+    spec = resolve({"place": {"nodes": {"min": 2, "max": 4}}, "train": {"batch_size": 2400}})
+    assert (spec.place.min_nodes, spec.place.max_nodes, list(spec.place.node_counts)) == (2, 4, [2, 3, 4])
+    assert spec.place.is_elastic
+    assert resolve(tomllib.loads(to_toml(spec, only_set=True))) == spec
+    assert resolve(tomllib.loads(to_toml(spec, only_set=True)), ["place.nodes.max=3"]).place.max_nodes == 3
+    fixed = resolve({}, ["place.nodes=3"]).place
+    assert (fixed.min_nodes, fixed.max_nodes, list(fixed.node_counts), fixed.is_elastic) == (3, 3, [3], False)
+
+
+@pytest.mark.parametrize(("nodes", "field", "what"), [
+    ({"min": 3, "max": 2}, "place.nodes", "min is more than max"),
+    ({"min": 2}, "place.nodes.max", "is required"),
+    ({"min": 2, "max": "four"}, "place.nodes.max", "valid integer"),
+    ({"min": 0, "max": 2}, "place.nodes.min", "greater than 0"),
+    ({"min": 2, "mx": 3, "max": 3}, "place.nodes.mx", "no such field"),
+    ("two", "place.nodes", "valid integer"),
+])
+def test_a_range_that_is_none_is_one_mistake(nodes, field, what):
+    with pytest.raises(SpecError) as caught:
+        resolve({"place": {"nodes": nodes}, "train": {"batch_size": 48}})
+    assert [(m.field, what in m.what) for m in caught.value.mistakes] == [(field, True)]
+
+
+@pytest.mark.parametrize("target", ["jobset", "trainjob", "ray", "torchx", "vertex", "tpu-vm", "compose"])
+def test_targets_that_need_a_fixed_number_refuse_a_range_and_name_those_that_do_not(target):
+    with pytest.raises(SpecError) as caught:
+        resolve({"place": {"nodes": {"min": 2, "max": 3}, "target": target}, "train": {"batch_size": 48}})
+    (mistake,) = caught.value.mistakes
+    assert f'place.target = "{target}" needs a fixed number' in mistake.what
+    assert "set it to 3, or place.target to one of job, pytorchjob, vm" in mistake.fix
+
+
+def test_a_batch_must_divide_over_every_number_of_machines():
+    with pytest.raises(SpecError) as caught:
+        resolve({"place": {"nodes": {"min": 2, "max": 4}}, "train": {"batch_size": 4096}})
+    (mistake,) = caught.value.mistakes
+    assert mistake.what == "does not divide over 3 machines, and the run may have 2 to 4"
+    assert mistake.fix == "use 4092 or 4104"
+
+
+def test_other_targets_of_a_folder_must_take_a_range_too():
+    with pytest.raises(SpecError) as caught:
+        resolve({"place": {"nodes": {"min": 2, "max": 3}, "render_targets": ["pytorchjob", "jobset", "ray"]},
+                 "train": {"batch_size": 48}})
+    (mistake,) = caught.value.mistakes
+    assert (mistake.field, mistake.value) == ("place.render_targets", "jobset, ray")

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from embark.render.job import EXITS
-from embark.torchrun.launcher import exit_code, prefix_output, set_shutdown_timeout
+from embark.torchrun.launcher import exit_code, is_range, prefix_output, set_shutdown_timeout
 
 
 @pytest.mark.parametrize(("codes", "stopped_by", "expected"), [
@@ -50,3 +50,8 @@ def test_lines_are_reported_by_their_rank_unless_someone_has_reported_otherwise(
     assert environ["PET_TEE"] == "0"
     assert environ["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] == "[rank${rank}]:"
     assert environ["PYTHONUNBUFFERED"] == "1"
+
+
+@pytest.mark.parametrize(("nnodes", "expected"), [("2", False), ("2:2", False), ("1:1", False), ("2:3", True)])
+def test_only_a_range_of_machines_is_elastic(nnodes, expected):
+    assert is_range(nnodes) is expected

@@ -131,10 +131,10 @@ class TorchXLocal(Local):
     def handle_of(self, spec: RunSpec) -> RunHandle:
         handle, place = super().handle_of(spec), spec.place
         found = 0 if place.device == "cpu" else num_gpus()
-        num_ranks = max(1, found // place.nodes)
+        num_ranks = max(1, found // place.max_nodes)
         where = {**handle.where, "folder": str(registry_dir() / "torchx" / spec.name), "num_ranks": num_ranks,
-                 "num_nodes": place.nodes, "use_gpu": int(found > 0), "grace_s": GRACE_S, "port": _free_port()}
-        title = f"{spec.name} on this machine, by TorchX: {pluralize(place.nodes * num_ranks, 'rank')}"
+                 "num_nodes": place.max_nodes, "use_gpu": int(found > 0), "grace_s": GRACE_S, "port": _free_port()}
+        title = f"{spec.name} on this machine, by TorchX: {pluralize(place.max_nodes * num_ranks, 'rank')}"
         return replace(handle, backend="torchx-local", where=where, title=title)
 
     def check(self, request: LaunchRequest) -> None:

@@ -97,6 +97,8 @@ class Vm(MachinesBackend):
         if gone:
             why = {index: f" ({machine.why})" for index, machine in machines.items() if machine.why}
             reason = "; ".join(f"machine {index} is gone{why.get(index, '')}" for index in gone)
+            if job.is_elastic and 0 not in gone and len(machines) - len(gone) >= job.min_nodes:
+                reason += f"; the other {pluralize(job.num_nodes - len(gone), 'machine')} may train on"
             return hosts, self._lost(handle, reason, status, is_gone=True, may_recreate=job.is_spot)
         if any(state is not None and state.is_lost for state in states.values()):
             return hosts, self._lost(handle, status.reason, status, is_gone=False, may_recreate=True)

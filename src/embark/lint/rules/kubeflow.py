@@ -10,6 +10,7 @@ from embark.lint.read import Document
 from embark.lint.rule import Hit, Manifests, TrainingJob
 from embark.lint.shell import Command
 from embark.lint.source import Edit, Node, Span, add_key, remove_item, remove_key, set_scalar
+from embark.spec import parse_spec
 
 RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
@@ -62,9 +63,20 @@ def elastic_size(document: Document, manifests: Manifests) -> Iterator[Hit]:
         return
     if not any(pod.num_gpus for pod in manifests.pods if pod.document.root is document.root):
         return
+    if (low.integer, high.integer) in _elastic_ranges(manifests):
+        return
     wanted = str(sum(replicas))
-    yield Hit(low.place, f"it may run on {low.text} to {high.text} nodes", f"minReplicas and maxReplicas: {wanted}",
-              set_scalar(low, wanted) + set_scalar(high, wanted))
+    yield Hit(low.place, f"it may run on {low.text} to {high.text} nodes, and no spec here says so",
+              f"minReplicas and maxReplicas: {wanted}; or place.nodes = {{min = {low.text}, max = {high.text}}} in the "
+              "spec, rendered again", set_scalar(low, wanted) + set_scalar(high, wanted))
+
+
+def _elastic_ranges(manifests: Manifests) -> set[tuple[int, int]]:
+    """Of the specs in ConfigMaps: Embark reshards at each size, and has checked that the batch divides at each."""
+    texts = [data[name].text for document in manifests.of_kind("ConfigMap")
+             for data in [document.root["data"]] for name in data.names if name.endswith(".toml")]
+    places = [spec.place for text in texts if (spec := parse_spec(text)) is not None]
+    return {(place.min_nodes, place.max_nodes) for place in places}
 
 
 def restart_policy_in_template(pod: Pod) -> Iterator[Hit]:

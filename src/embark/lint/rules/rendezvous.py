@@ -143,6 +143,13 @@ def nnodes_differs(job: TrainingJob) -> Iterator[Hit]:
               f"--nnodes={num_pods}, from the same number as {what}", edits)
 
 
+def elastic_job_waits(job: TrainingJob) -> Iterator[Hit]:
+    nnodes = job.launch.nnodes if job.launch is not None and job.launch.is_torchrun else None
+    if nnodes is not None and nnodes[0] < nnodes[1] and job.kind == "Job" and not job.spec["successPolicy"]:
+        yield Hit(_argument(job, "nnodes"), f"--nnodes={nnodes[0]}:{nnodes[1]} may train on {nnodes[0]} pods, and the "
+                  f"Job waits for {job.num_pods or nnodes[1]}")
+
+
 def completions_differ(job: TrainingJob) -> Iterator[Hit]:
     if not job.is_plain_job or not job.is_distributed:
         return

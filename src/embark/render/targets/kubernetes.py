@@ -10,7 +10,7 @@ from embark.render.clouds.gcp import pool_names
 from embark.render.command import SPEC_PATH, WAIT_S, indexed_command, plain_command, ranks_words
 from embark.render.folder import File
 from embark.render.image import RAY_VERSION
-from embark.render.job import EXITS, MAX_RESTARTS, PORT, Job
+from embark.render.job import EXITS, PORT, Job
 from embark.render.location import location_of, object_label
 from embark.render.monitoring import price_text
 from embark.render.pod import CONTAINER, config_data, pod_values, resources
@@ -116,7 +116,7 @@ def _values(job: Job, target: str) -> dict[str, Any]:
         **pod_values(job), "command": command, "container": CONTAINERS[target], "config": config_data(job),
         "identity_annotation": _IDENTITY_ANNOTATIONS[job.cloud], "exits": sorted(EXITS, key=lambda row: row.code),
         "fault_code": ExitCode.FAULT, "port": PORT, "wait_s": WAIT_S, "kept_s": KEPT_S,
-        "retries_per_node": RETRIES_PER_NODE, "max_restarts": MAX_RESTARTS,
+        "retries_per_node": RETRIES_PER_NODE, "max_restarts": job.max_restarts,
         "deadline_s": None if hours is None else max(1, round(hours * 3600)),
         "has_subdomain": target == "job" and job.num_pods > 1,
         "has_restart_policy": target not in ("pytorchjob", "ray"),  # those own restarts themselves

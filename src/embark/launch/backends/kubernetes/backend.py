@@ -34,7 +34,8 @@ class Kubernetes(Backend):
         where: dict[str, str | int] = {
             "context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
             "kubeconfig": kubeconfig, "namespace": job.namespace, "object": job.name, "target": spec.place.target,
-            "cloud": job.cloud, "num_nodes": job.num_pods, "queue": spec.place.queue,
+            "cloud": job.cloud, "num_nodes": job.num_pods,
+            "min_nodes": job.min_nodes * job.machine.num_hosts, "queue": spec.place.queue,
             "claim": job.claim_name if spec.place.volume else "", "config": job.config_name,
             "pool": location_of(job).pool, "service_account": spec.place.service_account,
         }
@@ -82,7 +83,9 @@ class Kubernetes(Backend):
         has_jobs = bool(label) and failed_condition(found.get("status", {})) is not None
         jobs = kubectl.items("jobs.batch", f"{label}={self._object(handle)}") if has_jobs else []
         return status_of(found, self._pods(handle), self.events(handle), jobs=jobs,
-                         num_nodes=int(handle.where["num_nodes"]), queue=str(handle.where["queue"]))
+                         num_nodes=int(handle.where["num_nodes"]),
+                         min_nodes=int(handle.where.get("min_nodes", handle.where["num_nodes"])),
+                         queue=str(handle.where["queue"]))
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
         positions: dict[str, PodLogPosition] = {}

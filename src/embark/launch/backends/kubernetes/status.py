@@ -23,9 +23,10 @@ _VOLCANO_ENDS = {"Completed": "Complete", "Failed": "Failed", "Aborted": "Failed
 
 def status_of(
     job: Mapping[str, Any], pods: Sequence[Pod], events: Sequence[RunEvent], *, num_nodes: int, queue: str = "",
-    jobs: Sequence[Mapping[str, Any]] = (),
+    jobs: Sequence[Mapping[str, Any]] = (), min_nodes: int | None = None,
 ) -> Status:
-    """Of an object that is there; `jobs` are those that it made itself."""
+    """Of an object that is there. `jobs`: those that it made itself; `min_nodes`: with so many pods an elastic run
+    trains."""
     status = job.get("status", {})
     latest = newest(pods)
     replicas = tuple(Replica(p.name, p.index, _replica_state(p), p.preempted or p.why.text, p.since_s) for p in latest)
@@ -51,6 +52,8 @@ def status_of(
     if len(is_up) >= num_nodes or (latest and all(p in is_up or p.phase == "Succeeded" for p in latest)
                                    and len(latest) >= num_nodes):
         return make("running", Reason(_restarted(num_restarts, lost)))
+    if min_nodes is not None and len(is_up) >= min_nodes:
+        return make("running", _why_fewer(is_up, latest, events, num_nodes))
     out = [p for p in latest if p.preempted or p.is_leaving or p.phase == "Failed"]
     before = [p for p in pods if p.preempted or p.phase == "Failed"]
     if out or before:
@@ -108,6 +111,18 @@ def _why_pending(pods: Sequence[Pod], events: Sequence[RunEvent], num_nodes: int
     first = next((p for p in waiting if p.why.fix), waiting[0])
     why = first.waits_for(events)
     return Reason(f"{begins}{first.name} waits: {why.text}", why.fix)
+
+
+def _why_fewer(up: Sequence[Pod], latest: Sequence[Pod], events: Sequence[RunEvent], num_nodes: int) -> Reason:
+    """An elastic run that trains with some of its machines."""
+    missing = next((p for p in latest if p not in up), None)
+    begins = f"trains on {len(up)} of {pluralize(num_nodes, 'machine')}"
+    if missing is None:
+        return Reason(begins)
+    if missing.phase != "Pending":
+        return Reason(f"{begins}; {_went(missing)}")
+    why = missing.waits_for(events)
+    return Reason(f"{begins}; {missing.name} waits: {why.text}", why.fix)
 
 
 def _restarted(num_restarts: int, lost: Sequence[Pod]) -> str:

@@ -18,11 +18,11 @@ from embark.formatting import format_duration, pluralize
 from embark.launch.backend import Backend, CancelResult, LaunchRequest, LogLine, Resource, RunEvent, RunHandle, Status
 from embark.launch.backends.ray.status import can_hold, events_of, line_of, resources_text, status_of
 from embark.launch.http import HttpClient
-from embark.model.batch import batch_mistakes
 from embark.render.job import dns_label, make_job
 from embark.render.settings import grace_s
 from embark.render.targets.kubernetes import RAY_SCRIPT, ray_script
 from embark.spec import RunSpec, to_toml
+from embark.spec.batch import batch_mistakes
 from embark.store import run_uri
 from embark.store.run_dir import SPEC
 
@@ -186,16 +186,16 @@ class Ray(Backend):
         if not self._shell.is_dry:
             found = self._client_at(where).get(f"{where}/api/v0/nodes?{_query()}").json()
             nodes = [node.get("resources_total", {}) for node in _rows(found) if node.get("state") == "ALIVE"]
-            num_gpus = 0 if place.device == "cpu" else _nth(nodes, "GPU", place.nodes)
-            num_cpus = max(1, _nth(nodes, "CPU", place.nodes))
+            num_gpus = 0 if place.device == "cpu" else _nth(nodes, "GPU", place.max_nodes)
+            num_cpus = max(1, _nth(nodes, "CPU", place.max_nodes))
         num_processes = max(1, num_gpus)
         if mistakes := list(_mistakes(spec, num_gpus, num_processes, is_known=not self._shell.is_dry)):
             raise SpecError(mistakes)
-        share = {"num_machines": place.nodes, "num_processes": num_processes, "num_cpus": num_cpus,
+        share = {"num_machines": place.max_nodes, "num_processes": num_processes, "num_cpus": num_cpus,
                  "use_gpu": int(num_gpus > 0), "grace_s": int(place.grace_s or GRACE_S)}
         is_unknown = self._shell.is_dry and place.device != "cpu"
-        ranks = "a rank for each GPU" if is_unknown else pluralize(place.nodes * num_processes, "rank")
-        return share, f"{spec.name} on {pluralize(place.nodes, 'machine')} of a Ray cluster: {ranks}", None
+        ranks = "a rank for each GPU" if is_unknown else pluralize(place.max_nodes * num_processes, "rank")
+        return share, f"{spec.name} on {pluralize(place.max_nodes, 'machine')} of a Ray cluster: {ranks}", None
 
     def _job(self, handle: RunHandle) -> Mapping[str, Any] | None:
         found = self._read(handle, f"api/jobs/{quote(str(handle.where['id']))}")
@@ -265,7 +265,7 @@ def _mistakes(spec: RunSpec, num_gpus: int, num_processes: int, *, is_known: boo
     if data.kind != "synthetic" and data.path and "://" not in data.path and not data.path.startswith("/"):
         yield Mistake("", "data.path", data.path, "is beside this command, and not beside the run",
                       "name it from /, as the cluster's machines see it")
-    yield from batch_mistakes(spec.train.batch_size, place.nodes * num_processes)
+    yield from batch_mistakes(spec.train.batch_size, place.max_nodes * num_processes)
 
 
 def _nth(nodes: list[Mapping[str, float]], name: str, count: int) -> int:

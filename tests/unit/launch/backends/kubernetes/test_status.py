@@ -171,8 +171,8 @@ WRONG = "Container trainer for pod embark/dlrm-1-b failed with exit code 64 matc
 def test_the_pod_that_the_job_s_condition_names_decided_and_not_one_that_was_preempted_before():
     pods = [ended("dlrm-0-a", 0, 75), ended("dlrm-1-b", 1, 64)]
     found = failed(pods, "PodFailurePolicy", WRONG)
-    assert found.reason == ("machine 1 (dlrm-1-b): the spec or the data is wrong (exit code 64), or its budget is spent "
-                            f"(PodFailurePolicy: {WRONG})")
+    assert found.reason == ("machine 1 (dlrm-1-b): the spec or the data is wrong (exit code 64), or its budget is "
+                            f"spent (PodFailurePolicy: {WRONG})")
     assert "not retried" in found.fix
     assert failed(pods[:1], "PodFailurePolicy", WRONG).reason.startswith("dlrm-1-b: the spec or the data is wrong")
 
@@ -235,3 +235,17 @@ def test_a_run_that_is_being_taken_away_is_not_restarting():
 def test_an_event_without_any_time_is_no_fault():
     event = event_of({"involvedObject": {"name": "x"}, "reason": "Y", "message": "a\x1b[31mb", "type": "Warning"})
     assert (event.time_s, event.text, event.is_warning) == (0.0, "a[31mb", True)
+
+
+def test_an_elastic_run_trains_while_enough_of_its_machines_are_up():
+    waits = pod("c", 2, "Pending", conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                                                "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."}])
+    job = {"metadata": {"name": "dlrm"}}
+    found = status_of(job, [pod("a", 0), pod("b", 1), waits], [], num_nodes=3, min_nodes=2)
+    assert found.state == "running"
+    assert found.reason.startswith("trains on 2 of 3 machines; c waits: no node has enough GPUs free (nvidia.com/gpu)")
+    lost = pod("c", 2, "Failed", state={"terminated": {"exitCode": 137}}, conditions=PREEMPTED)
+    found = status_of(job, [pod("a", 0), pod("b", 1), lost], [], num_nodes=3, min_nodes=2)
+    assert (found.state, found.reason) == (
+        "running", "trains on 2 of 3 machines; machine 2 (c) was preempted: a pod of higher priority took its place")
+    assert status_of(job, [pod("a", 0), lost, waits], [], num_nodes=3, min_nodes=2).state != "running"
