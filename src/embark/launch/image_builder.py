@@ -1,5 +1,6 @@
 """Builds and pushes a rendered folder's image with docker, podman or buildah."""
 
+import json
 import re
 import tempfile
 from collections import deque
@@ -59,8 +60,9 @@ def push(builder: str, image: ImageName, shell: Shell, notify: Notify) -> str:
         if builder != "docker":
             found = _DIGEST.search(digest_file.read_text() if digest_file.is_file() else "")
             return found[0] if found else ""
-    names = shell.ask(["docker", "image", "inspect", "--format", "{{join .RepoDigests \"\\n\"}}", str(image)],
-                      timeout_s=_FAST_S).out.split()
+    listed = shell.ask(["docker", "image", "inspect", "--format", "{{json .RepoDigests}}", str(image)],
+                       timeout_s=_FAST_S)
+    names: list[str] = json.loads(listed.out) if listed.is_ok else []
     repository = str(ImageName(image.host, image.repository, "", ""))
     return next((name.partition("@")[2] for name in names if name.partition("@")[0] == repository), "")
 

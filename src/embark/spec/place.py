@@ -67,7 +67,7 @@ class PlaceSpec(Section):
     infrastructure: bool = True
     """Also render the scripts that create the Kubernetes cluster, storage, budget alerts and alarms."""
     image: str = Field(default="", max_length=400, pattern=_IMAGE)
-    """The container image, preferably with its digest: the rendered `Dockerfile`, built and pushed to your registry.
+    """The container image, preferably with its digest: `embark image` builds it, pushes it and writes its name here.
     Empty: the name under which the rendered commands build it."""
     image_files: Paths = ()
     """Files and folders beside the rendered `Dockerfile` that it copies to where the container starts, such as a script

@@ -33,7 +33,7 @@ case $1 in
     echo STEP 1; printf '%s\\n' {build_says}; exit {build} ;;
   push) if [ "$2" = --digestfile ]; then printf %s {digest} >"$3"; fi
     printf '%s\\n' {push_says} >&2; exit {push} ;;
-  image) printf '%s\\n' other/embark@sha256:00 {repository}@{digest} ;;
+  image) printf '["%s", "%s"]\\n' other/embark@sha256:00 {repository}@{digest} ;;
 esac
 """
 

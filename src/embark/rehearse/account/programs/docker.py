@@ -37,9 +37,9 @@ class Docker:
         for line in _COPY.findall(text):
             self._check_copy(folder, line)
         wheels = sorted((folder / "dist").glob("embark_rec-*.whl")) if (folder / "dist").is_dir() else []
-        if "embark-rec" in text and not wheels:
-            raise Refused("ERROR: Could not find a version that satisfies the requirement embark-rec (from versions: "
-                          "none)\nERROR: No matching distribution found for embark-rec")
+        if "embark_rec-" in text and not wheels:
+            raise Refused("ERROR: Could not install packages due to an OSError: [Errno 2] No such file or directory: "
+                          "'/tmp/dist/embark_rec-*.whl'")
         for name in command["--tag"] or []:
             self._account.images.local.add(_tagged(name))
         return ""
