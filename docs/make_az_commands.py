@@ -30,7 +30,8 @@ AMLFS = {
     "create": (["--amlfs-name", "--resource-group"], {
         "--location": "value", "--sku": "value", "--storage-capacity": "value", "--zones": "list",
         "--filesystem-subnet": "value", "--maintenance-window": "value", "--hsm-settings": "value",
-        "--mi-user-assigned": "list", "--encryption-setting": "value", "--root-squash-settings": "value", "--tags": "list", "--no-wait": "bool"}),
+        "--mi-user-assigned": "list", "--encryption-setting": "value", "--root-squash-settings": "value",
+        "--tags": "list", "--no-wait": "bool"}),
     "show": (["--amlfs-name", "--resource-group"], {}),
     "delete": (["--amlfs-name", "--resource-group"], {"--yes": "bool", "--no-wait": "bool"}),
     "list": ([], {}),
@@ -44,10 +45,18 @@ AMLFS_SOURCE = "https://learn.microsoft.com/cli/azure/amlfs"
 def main() -> None:
     from azure.cli.core import __version__, get_default_cli
     from azure.cli.core.file_util import create_invoker_and_load_cmds_and_args
+    from knack.events import EVENT_INVOKER_POST_CMD_TBL_CREATE
 
     cli = get_default_cli()
+    needed: dict[str, set[str]] = {}
+
+    def collect(_: Any, commands_loader: Any) -> None:
+        """What a command demands before --ids is added, which may stand for some of it."""
+        for name, command in commands_loader.command_table.items():
+            needed[name] = {key for key, one in command.arguments.items() if one.options.get("required")}
+
+    cli._event_handlers[EVENT_INVOKER_POST_CMD_TBL_CREATE].insert(0, collect)
     create_invoker_and_load_cmds_and_args(cli)
-    table = cli.invocation.commands_loader.command_table
     lines = [
         "# Written by docs/make_az_commands.py from azure-cli's command table.",
         "[program]", f'version = "{__version__}"',
@@ -62,7 +71,7 @@ def main() -> None:
     ]
     for name in sorted(parsers := _parsers(cli.invocation.parser)):
         if name.rpartition(" ")[0] in GROUPS or name in COMMANDS:
-            lines += _lines(name, *_form(parsers[name], _needed(table, name)))
+            lines += _lines(name, *_form(parsers[name], needed.get(name, set())))
     for name, (required, flags) in AMLFS.items():
         common = {"--amlfs-name": "value", "--resource-group": "value"}
         short = {"--name": "--amlfs-name", "-n": "--amlfs-name", "-g": "--resource-group", "-l": "--location",
@@ -81,15 +90,13 @@ def _parsers(parser: Any, words: Sequence[str] = ()) -> dict[str, argparse.Argum
     return found or {" ".join(words): parser}
 
 
-def _needed(table: Any, name: str) -> set[str]:
-    """Destinations that the parser itself does not demand, because --ids may stand for them."""
-    command = table.get(name)
-    return set() if command is None else {key for key, one in command.arguments.items()
-                                          if one.type.settings.get("id_part")}
-
-
-def _form(parser: argparse.ArgumentParser, needed: set[str]) -> tuple[list[str], list[str], dict[str, str], dict[str, str]]:
-    required, positionals, flags, aliases = [], [], {}, {}
+def _form(parser: argparse.ArgumentParser, needed: set[str]) -> tuple[
+        list[str], list[str], dict[str, str], dict[str, str]]:
+    """What is required, positional arguments, flags with their kinds, and other names of flags."""
+    required: list[str] = []
+    positionals: list[str] = []
+    flags: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     for action in parser._actions:
         names = [str(one) for one in action.option_strings]
         if not names:
@@ -97,13 +104,15 @@ def _form(parser: argparse.ArgumentParser, needed: set[str]) -> tuple[list[str],
                 positionals.append(action.dest.upper() + ("?" if action.nargs in ("?", "*") else ""))
             continue
         first = next((one for one in names if one.startswith("--")), names[0])
-        if first in GLOBAL or first == "--cmd":  # `cmd` is the handler's own argument
+        if first == "--cmd" or first.startswith("--_"):  # the handler's own
+            continue
+        aliases |= {one: first for one in names if one != first and one not in ("-o", "-h")}
+        if first in GLOBAL:
             continue
         flags[first] = _kind(action)
-        aliases |= {one: first for one in names if one != first}
         if action.required:
             required.append(first)
-        elif action.dest in needed and "--ids" in parser._option_string_actions:
+        elif action.dest in needed:
             required.append(f"{first}|--ids")
     return required, positionals, flags, aliases
 
