@@ -216,21 +216,22 @@ class Kubectl:
     def _wait(self, command: ParsedCommand, call: Call) -> str:
         """The clock advances until the condition holds or the time is over."""
         cluster = self._cluster(command)
-        condition, limit = command.text("--for"), _seconds(command.text("--timeout", "30s"))
-        if not condition:
+        conditions: list[str] = command["--for"] or []
+        limit = _seconds(command.text("--timeout", "30s"))
+        if not conditions:
             raise Refused("error: --for is required: condition, delete, create or jsonpath")
         words = list(command.positionals["WORDS"])
         until = cluster.clock.now + limit
         while True:
-            found = self._find(cluster, words, command, is_optional=condition in ("delete", "create"))
-            if condition == "delete":
+            found = self._find(cluster, words, command, is_optional=bool({"delete", "create"} & set(conditions)))
+            if conditions == ["delete"]:
                 is_met = not found
-            elif condition == "create":
+            elif conditions == ["create"]:
                 is_met = bool(found)
             elif not found:
                 raise Refused("error: no matching resources found")
             else:
-                is_met = all(_meets(cluster, one, condition) for one in found)
+                is_met = all(_meets(cluster, one, each) for one in found for each in conditions)
             if is_met:
                 return "".join(f"{one['kind'].lower()}/{one['metadata']['name']} condition met\n" for one in found)
             if cluster.clock.now >= until:

@@ -1,0 +1,109 @@
+"""A guide's commands, as a reader would copy them: every ```bash block in order, run against an account."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from embark.rehearse.account.account import AccountReport
+from embark.rehearse.account.session import AccountSession
+
+REPOSITORY = Path(__file__).parents[3]
+_BLOCK = re.compile(r"^(?P<indent> *)```bash\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+COMMAND_START = re.compile(r"^\S")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Lines to copy."""
+
+    text: str
+    line: int
+    section: str
+
+
+@dataclass
+class Walk:
+    """How a guide went."""
+
+    ran: list[Block] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)  # Command, and why.
+    output: str = ""
+    report: AccountReport | None = None
+
+    def coverage(self) -> str:
+        """Which commands ran against a real program, which against a stand-in, which not at all and why."""
+        assert self.report is not None
+        counts: dict[tuple[str, str], int] = {}
+        for one in self.report.records:
+            counts[(one.answered_by, one.program)] = counts.get((one.answered_by, one.program), 0) + 1
+        lines = [f"{by}: {program} {count}" for (by, program), count in sorted(counts.items())]
+        return "\n".join([*lines, *(f"not run: {command} ({why})" for command, why in self.skipped)])
+
+
+def read_guide(path: Path) -> list[Block]:
+    text = path.read_text(encoding="utf-8")
+    blocks = []
+    for match in _BLOCK.finditer(text):
+        indent = len(match["indent"])
+        lines = "\n".join(line[indent:] for line in match["text"].splitlines())
+        heads = re.findall(r"^#+ (.+)$", text[:match.start()], re.MULTILINE)
+        blocks.append(Block(lines, text[:match.start()].count("\n") + 2, heads[-1] if heads else ""))
+    return blocks
+
+
+def copy_of_clone(target: Path) -> Path:
+    """What a fresh clone has: the files git knows, and nothing built."""
+    names = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "examples"],
+                           cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in filter(None, names):
+        path = target / name
+        if (REPOSITORY / name).is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, path)
+    return target
+
+
+def walk(session: AccountSession, blocks: Sequence[Block], folder: Path, *, skips: Mapping[str, str],
+         sections: Sequence[str] = ()) -> Walk:
+    """Run the blocks in order. `skips`: the beginning of a command that cannot run here, and why; each must occur."""
+    walked = Walk()
+    unused = dict(skips)
+    for block in blocks:
+        if sections and block.section not in sections:
+            continue
+        kept = []
+        for command in _commands(block.text):
+            prefix = next((one for one in skips if command.startswith(one)), None)
+            if prefix is None:
+                kept.append(command)
+            else:
+                unused.pop(prefix, None)
+                walked.skipped.append((command.splitlines()[0], skips[prefix]))
+        if not kept:
+            continue
+        done = session.bash("\n".join(kept), folder)
+        walked.output += done.stdout
+        walked.ran.append(block)
+        assert done.returncode == 0, (f"line {block.line} ({block.section}) ended with {done.returncode}:\n"
+                                      f"{block.text}\n--- output\n{done.stdout[-6000:]}")
+    assert not unused, f"these commands are not in the guide any more: {sorted(unused)}"
+    walked.report = session.report()
+    return walked
+
+
+def _commands(text: str) -> list[str]:
+    """One for each line, with the lines that continue it."""
+    commands: list[str] = []
+    is_open = False
+    for line in text.splitlines():
+        if is_open and commands:
+            commands[-1] += f"\n{line}"
+        elif line.strip():
+            commands.append(line)
+        is_open = line.endswith("\\") or (bool(commands) and commands[-1].count("'") % 2 == 1)
+    return commands
