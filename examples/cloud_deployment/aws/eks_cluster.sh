@@ -7,8 +7,8 @@ set -euo pipefail
 CLUSTER=${CLUSTER:-embark}
 REGION=${REGION:-us-west-2}
 
-# `cluster`: without the GPU machines, which are paid from the moment they start.
-PART=${1:-all}
+# `up`: without the GPU machines, which are paid from the moment they start.
+PART=${1:-up}
 DRY_RUN=${DRY_RUN:-0}
 
 # Prints a command, and runs it unless DRY_RUN is 1.
@@ -26,7 +26,7 @@ if ! eksctl get cluster --name "$CLUSTER" --region "$REGION" >/dev/null 2>&1; th
 fi
 
 # An existing cluster may lack this run's machines.
-if [ "$PART" != cluster ] && ! eksctl get nodegroup --cluster "$CLUSTER" --region "$REGION" --name p4d-24xlarge >/dev/null 2>&1; then
+if [ "$PART" != up ] && ! eksctl get nodegroup --cluster "$CLUSTER" --region "$REGION" --name p4d-24xlarge >/dev/null 2>&1; then
   run eksctl create nodegroup -f eks_cluster.yaml --include=p4d-24xlarge
 fi
 

@@ -33,7 +33,7 @@ if ! aws s3api head-bucket --bucket embark-example >/dev/null 2>&1; then
     --bucket embark-example \
     --public-access-block-configuration BlockPublicAcls=true,IgnorePublicAcls=true,BlockPublicPolicy=true,RestrictPublicBuckets=true
 fi
-if [ "${1:-all}" = bucket ]; then exit 0; fi
+if [ "${1:-all}" = buckets ]; then exit 0; fi
 # 1,200 GiB of FSx for Lustre, PERSISTENT_2, 1000 MB/s/TiB read 1.2 GB/s. More is faster, in steps of 2400.
 CAPACITY_GIB=${CAPACITY_GIB:-1200}
 ZONE=${ZONE:-us-west-2b}

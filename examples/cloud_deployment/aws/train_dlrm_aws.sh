@@ -71,14 +71,14 @@ train() {
   ask 'Continue?'
   # Each step finds what it uses: buckets, then the cluster and who its pods are, then the volume and its data. The
   # GPU machines come last, since they are paid from the moment they start.
-  ./storage.sh bucket
-  ./eks_cluster.sh cluster
-  ./storage.sh
-  ./eks_cluster.sh
+  ./storage.sh buckets
+  ./eks_cluster.sh up
+  ./storage.sh volume
   run kubectl apply --server-side --force-conflicts \
     -f https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml
   run kubectl wait deployment --all --namespace kueue-system --for=condition=Available --timeout=300s
   run kubectl apply -f kueue.yaml
+  ./eks_cluster.sh machines
   run kubectl apply -f kubernetes_job.yaml
   if [ "$DRY_RUN" = 0 ]; then follow; fi
 }
@@ -150,14 +150,15 @@ stop() {
 # Deletes the job and the GPU machines, which are nearly all of the bill.
 clean() {
   stop
-  run eksctl scale nodegroup --cluster "$CLUSTER" --region "$REGION" --name p4d-24xlarge --nodes 0 --nodes-min 0
+  ./eks_cluster.sh stop
 }
 
 # Deletes the file system, which lies in the cluster's network, and then the cluster. The bucket stays.
 destroy() {
   ask 'Delete the file system and the cluster?'
+  export DRY_RUN
   ./storage.sh delete
-  run eksctl delete cluster --name "$CLUSTER" --region "$REGION" --disable-nodegroup-eviction
+  ./eks_cluster.sh delete
 }
 
 COMMAND=run

@@ -12,8 +12,8 @@ ZONE=${ZONE:-1}
 # The pods' managed identity.
 IDENTITY=${IDENTITY:-embark-train}
 STORAGE_ACCOUNT=${STORAGE_ACCOUNT:-embarkexample}
-# `cluster`: without the GPU machines, which are paid from the moment they start.
-PART=${1:-all}
+# `up`: without the GPU machines, which are paid from the moment they start.
+PART=${1:-up}
 DRY_RUN=${DRY_RUN:-0}
 
 # Prints a command, and runs it unless DRY_RUN is 1.
@@ -64,7 +64,7 @@ if ! az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" >/dev/null
 fi
 
 # A pool of its own: GPU machines in the system pool run the cluster's own pods and cannot scale to zero.
-if [ "$PART" != cluster ] && ! az aks nodepool show --resource-group "$RESOURCE_GROUP" --cluster-name "$CLUSTER" --name gpu >/dev/null 2>&1; then
+if [ "$PART" != up ] && ! az aks nodepool show --resource-group "$RESOURCE_GROUP" --cluster-name "$CLUSTER" --name gpu >/dev/null 2>&1; then
   run az aks nodepool add \
     --resource-group "$RESOURCE_GROUP" \
     --cluster-name "$CLUSTER" \

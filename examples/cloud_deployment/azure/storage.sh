@@ -42,7 +42,7 @@ run az role assignment create \
   --assignee-object-id "$(az ad signed-in-user show --query id --output tsv)" \
   --assignee-principal-type User \
   --scope "$(az storage account show --name "$STORAGE_ACCOUNT" --query id --output tsv)"
-if [ "${1:-all}" = bucket ]; then exit 0; fi
+if [ "${1:-all}" = buckets ]; then exit 0; fi
 # 1,024 GiB of Azure NetApp Files, Ultra read 0.1 GB/s. More is faster.
 CAPACITY_GIB=${CAPACITY_GIB:-1024}
 

@@ -10,8 +10,8 @@ REGION=${REGION:-us-central1}
 # gcloud compute machine-types list shows which zones have the machine.
 ZONE=${ZONE:-us-central1-a}
 
-# `cluster`: without the GPU machines, which are paid from the moment they start.
-PART=${1:-all}
+# `up`: without the GPU machines, which are paid from the moment they start.
+PART=${1:-up}
 DRY_RUN=${DRY_RUN:-0}
 
 # Prints a command, and runs it unless DRY_RUN is 1.
@@ -45,7 +45,7 @@ if ! gcloud container clusters describe "$CLUSTER" --location="$REGION" --projec
 fi
 
 # An existing cluster may lack this run's machines.
-if [ "$PART" != cluster ] && ! gcloud container node-pools describe a2-highgpu-8g --cluster="$CLUSTER" --location="$REGION" --project="$PROJECT" >/dev/null 2>&1; then
+if [ "$PART" != up ] && ! gcloud container node-pools describe a2-highgpu-8g --cluster="$CLUSTER" --location="$REGION" --project="$PROJECT" >/dev/null 2>&1; then
   run gcloud container node-pools create a2-highgpu-8g \
     --cluster="$CLUSTER" \
     --location="$REGION" \

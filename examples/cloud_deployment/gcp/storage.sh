@@ -27,7 +27,7 @@ if ! gcloud storage buckets describe gs://embark-example --project="$PROJECT" >/
     --public-access-prevention \
     --project="$PROJECT"
 fi
-if [ "${1:-all}" = bucket ]; then exit 0; fi
+if [ "${1:-all}" = buckets ]; then exit 0; fi
 # 1,024 GiB of Filestore zonal read 0.3 GB/s. More is faster.
 CAPACITY_GIB=${CAPACITY_GIB:-1024}
 # The cluster's network.

@@ -69,16 +69,16 @@ train() {
   ask 'Continue?'
   # Each step finds what it uses: buckets, then the cluster and who its pods are, then the volume and its data. The
   # GPU machines come last, since they are paid from the moment they start.
-  ./storage.sh bucket
-  ./gke_cluster.sh cluster
-  ./storage.sh
+  ./storage.sh buckets
+  ./gke_cluster.sh up
+  ./storage.sh volume
   run kubectl apply -f data_copy_job.yaml
   if [ "$DRY_RUN" = 0 ]; then wait_for_copy; fi
-  ./gke_cluster.sh
   run kubectl apply --server-side --force-conflicts \
     -f https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml
   run kubectl wait deployment --all --namespace kueue-system --for=condition=Available --timeout=300s
   run kubectl apply -f kueue.yaml
+  ./gke_cluster.sh machines
   run kubectl apply -f kubernetes_job.yaml
   if [ "$DRY_RUN" = 0 ]; then follow; fi
 }
@@ -176,14 +176,15 @@ stop() {
 # Deletes the job and the GPU machines, which are nearly all of the bill.
 clean() {
   stop
-  run gcloud container node-pools delete a2-highgpu-8g --cluster="$CLUSTER" --location="$REGION" --project="$PROJECT" --quiet
+  ./gke_cluster.sh stop
 }
 
 # Deletes the file system, which lies in the cluster's network, and then the cluster. The bucket stays.
 destroy() {
   ask 'Delete the file system and the cluster?'
+  export DRY_RUN
   ./storage.sh delete
-  run gcloud container clusters delete "$CLUSTER" --location="$REGION" --project="$PROJECT" --quiet
+  ./gke_cluster.sh delete
 }
 
 COMMAND=run

@@ -5,13 +5,11 @@ from functools import partial
 from typing import Any
 
 from embark.errors import ExitCode
-from embark.render.clouds.azure import pool_name
-from embark.render.clouds.gcp import pool_names
 from embark.render.command import SPEC_PATH, WAIT_S, indexed_command, plain_command, ranks_words
 from embark.render.folder import File
 from embark.render.image import RAY_VERSION
 from embark.render.job import EXITS, PORT, Job
-from embark.render.location import location_of, object_label
+from embark.render.location import object_label
 from embark.render.monitoring import price_text
 from embark.render.pod import CONTAINER, config_data, pod_values, resources
 from embark.render.shell_text import job_text, python_text, script_file
@@ -92,7 +90,6 @@ def render_launch_script(job: Job) -> list[File]:
     if job.spec.place.target not in MANIFESTS:
         return []
     manifest, kind = MANIFESTS[job.spec.place.target]
-    pools = {"aws": lambda: [location_of(job).pool], "azure": lambda: [pool_name(job)], "gcp": lambda: pool_names(job)}
     return [script_file(
         NAMES[job.cloud], "launch.sh.j2", job,
         about=f"Trains {job.spec.name} on {job.num_nodes} x {job.machine.name} of {job.cloud}: checks tools, login "
@@ -101,7 +98,7 @@ def render_launch_script(job: Job) -> list[File]:
         tools={**TOOLS[job.cloud], **COMMON_TOOLS}, login=LOGINS[job.cloud], container=CONTAINER,
         cost=f"{price_text(job)} The cluster and storage are extra.", manifest=manifest, kind=kind,
         has_registry="/" in job.image and not job.image.startswith(PLACEHOLDER_REGISTRY),
-        cluster_script=CLUSTER_SCRIPTS[job.cloud], pools=pools[job.cloud](), fault_code=int(ExitCode.FAULT),
+        cluster_script=CLUSTER_SCRIPTS[job.cloud], fault_code=int(ExitCode.FAULT),
         needs_copy=needs_copy(job))]
 
 

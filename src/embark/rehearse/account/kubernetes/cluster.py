@@ -59,6 +59,8 @@ class Cluster:
     ready_at: dict[ObjectKey, float] = field(default_factory=dict)  # Of Deployments and DaemonSets.
     releases: dict[str, Release] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
+    tolerates_extended_resources: bool = False
+    """The admission plugin ExtendedResourceToleration: a pod that asks for a device tolerates the taint of its name."""
     runs: dict[ObjectKey, JobRun] = field(default_factory=dict)
     num_processes: int = 1  # Per pod, in the rehearsal that stands for training.
     num_steps: int = 4

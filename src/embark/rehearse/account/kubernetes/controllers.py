@@ -92,8 +92,13 @@ def _create_pods(cluster: Cluster, key: ObjectKey, job: Object, run: JobRun) -> 
             return False
     run.pods = pods
     for pod in pods:
+        spec = dict(pod.spec)
+        if cluster.tolerates_extended_resources:
+            devices = [name for name in requests({"spec": spec}) if "/" in name]
+            spec["tolerations"] = [*(spec.get("tolerations") or []), *({"key": name, "operator": "Exists"}
+                                                                      for name in devices)]
         cluster.put({
-            "apiVersion": "v1", "kind": "Pod", "spec": dict(pod.spec), "status": {"phase": "Pending", "conditions": []},
+            "apiVersion": "v1", "kind": "Pod", "spec": spec, "status": {"phase": "Pending", "conditions": []},
             "metadata": {"name": pod.name, "namespace": key[1], "labels": dict(pod.labels),
                          "ownerReferences": [{"kind": job["kind"], "name": key[2], "key": list(key)}]}})
     return bool(pods)
