@@ -1,5 +1,6 @@
 """What must be smaller here than there: processes for accelerators, few rows and steps, folders for buckets."""
 
+import base64
 import copy
 import math
 import os
@@ -7,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
@@ -16,6 +17,7 @@ from embark.lint.shell import Word
 from embark.lint.source import Source, Span
 from embark.rehearse.manifest import K8sObject, Objects, at, name_of, rows
 from embark.rehearse.pods import Mount, Pod
+from embark.render.command import SPEC_VARIABLE, WRITTEN_SPEC_PATH
 from embark.spec import RunSpec, parse_spec, to_toml
 from embark.spec.toml import flatten
 
@@ -76,6 +78,12 @@ def downscale(job: K8sObject, objects: Objects, *, num_processes: int, num_pods:
     for one in copies:
         if one.get("kind") == "ConfigMap":
             run = _downscale_spec(one, num_processes, num_pods, num_steps, changes) or run
+    for container in _containers(own):
+        for row in rows(container, "env"):
+            if row.get("name") == SPEC_VARIABLE:  # a target without ConfigMaps
+                held = {"data": {WRITTEN_SPEC_PATH: base64.b64decode(str(row["value"])).decode()}}
+                run = _downscale_spec(held, num_processes, num_pods, num_steps, changes) or run
+                cast(dict[str, Any], row)["value"] = base64.b64encode(held["data"][WRITTEN_SPEC_PATH].encode()).decode()
     return Downscaled(Objects(tuple(copies)), own, run, tuple(changes))
 
 
@@ -107,10 +115,15 @@ def downscale_pods(pods: Sequence[Pod], changes: list[Change]) -> tuple[Pod, ...
         pod = replace(pod, command=tuple(_folders(word, changes) for word in pod.command),
                       args=tuple(_folders(word, changes) for word in pod.args),
                       env={name: _folders(value, changes) for name, value in pod.env.items()},
-                      mounts=(*pod.mounts, Mount(BUCKETS, "shared", "buckets")))
+                      mounts=(*pod.mounts, Mount(BUCKETS, "shared", "buckets"), *_written_spec(pod)))
         found.append(pod)
     changes[:] = list(dict.fromkeys(changes))
     return tuple(found)
+
+
+def _written_spec(pod: Pod) -> list[Mount]:
+    """A pod that writes its spec into its own /tmp has one here too."""
+    return [Mount("/tmp", "scratch", "tmp")] if SPEC_VARIABLE in pod.env else []
 
 
 def _with_scripts(mount: Mount, words: Sequence[str], changes: list[Change]) -> Mount:

@@ -1,5 +1,6 @@
 """Pods as process groups on the loopback, for a machine without a container engine; and where the files of pods are."""
 
+import base64
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from embark.launch.shell import LineStream
 from embark.rehearse.downscale import Change
 from embark.rehearse.manifest import POD_IP
 from embark.rehearse.pods import Mount, Names, Pod
+from embark.render.command import SPEC_VARIABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,9 @@ class Processes:
         if "PYTHONPATH" in env:  # a pod starts elsewhere
             env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, env["PYTHONPATH"].split(os.pathsep)))
         env |= {name: here(value) for name, value in pod.env.items() if name != "PATH"}
+        if SPEC_VARIABLE in pod.env:
+            text = here(base64.b64decode(pod.env[SPEC_VARIABLE]).decode())
+            env[SPEC_VARIABLE] = base64.b64encode(text.encode()).decode()
         for name in _PORT_VARIABLES:
             if (value := env.get(name, "")).isdigit():
                 env[name] = self._port(value)

@@ -49,6 +49,8 @@ def make_workload(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePo
     if job["kind"] == "JobSet":
         spec = job.get("spec") or {}
         return _replicated(job, spec, rows(spec, "replicatedJobs"), objects, kind="JobSet", name=name_of(job))
+    if str(job.get("apiVersion")).startswith("batch.volcano.sh/"):
+        return _volcano_job(job, objects)
     makers = {"Job": _job, "TrainJob": _train_job, "PyTorchJob": _pytorch_job, "Pod": _pod}
     return makers[str(job["kind"])](job, objects)
 
@@ -212,6 +214,27 @@ def _port(replica: K8sObject) -> int:
             if container.get("name") == PYTORCH and port.get("name") == "pytorchjob-port":
                 return int(port["containerPort"])
     return OPERATOR_PORT
+
+
+def _volcano_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
+    """What TorchX submits: a task for each replica; the plugin `svc` names the hosts of each to all."""
+    name, space, tasks = name_of(job), namespace_of(job), rows(job, "spec.tasks")
+    counts = {str(task.get("name")): int(task.get("replicas") or 1) for task in tasks}
+    hosts = {f"VC_{task.replace('-', '_').upper()}_HOSTS": ",".join(
+        f"{name}-{task}-{number}.{name}" for number in range(count)) for task, count in counts.items()}
+    labels = {"volcano.sh/job-name": name}
+    pods: list[Pod] = []
+    for task in tasks:
+        for number in range(counts[str(task.get("name"))]):
+            env = {**hosts, "VC_TASK_INDEX": str(number)}
+            identity = PodIdentity(name=f"{name}-{task.get('name')}-{number}", namespace=space, index=len(pods),
+                                   group=name, subdomain=name, labels=labels, env=env)
+            pods.append(make_pod(task.get("template") or {}, identity, objects))
+    is_early = "--publish-not-ready-addresses" in (at(job, "spec.plugins.svc") or ())
+    services = [*read_services(objects), Service(name, space, labels, True, is_early)]
+    policy = JobSetPolicy(name, {name: JobPolicy(name, {"backoffLimit": 0})}, {name: name},
+                          int(at(job, "spec.maxRetry") or 0), ())
+    return Workload("Job", name, tuple(pods), tuple(services)), policy
 
 
 def _pod(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -191,3 +192,32 @@ def test_the_rendered_job_is_placed_started_and_trained(account: Account, tmp_pa
     assert "[pod/" in logs
     nodes = run(account, "kubectl", "get", "pods", "-o", "jsonpath={.items[*].spec.nodeName}", "-n", "embark").out
     assert set(nodes.split()) == {"gpu-0", "gpu-1"}
+
+
+@pytest.mark.slow
+def test_torchx_submits_a_job_that_volcano_runs(account: Account, tmp_path: Path):
+    """The real TorchX makes the request; its pods have the service account, the tolerations and the spec."""
+    rendered = {file.path: file.text for file in render(job_of(
+        "p4d.24xlarge", target="torchx", image="app:1", zone="us-west-2b"))}
+    (tmp_path / "cloud_component.py").write_text(rendered["cloud_component.py"])
+    words = ("torchx", "run", "--workspace", "", "-s", "kubernetes", "-cfg", "queue=default,namespace=embark",
+             "cloud_component.py:train")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+
+    def submit():
+        return account.run(Call(words[0], words[1:], tmp_path, environment))
+
+    assert "Volcano is not installed" in submit().err
+    url = "https://raw.githubusercontent.com/volcano-sh/volcano/v1.13.0/installer/volcano-development.yaml"
+    assert run(account, "kubectl", "apply", "-f", url).code == 0
+    run(account, "sleep", "120")
+    assert 'namespaces "embark" not found' in submit().err
+    run(account, "kubectl", "create", "namespace", "embark")
+    done = submit()
+    assert done.code == 0, done.err
+    assert 'serviceaccount "embark" not found' in run(account, "kubectl", "get", "events", "-n", "embark").out
+    run(account, "kubectl", "create", "serviceaccount", "embark", "-n", "embark")
+    done = run(account, "kubectl", "wait", "vcjob", "--all", "-n", "embark",
+               "--for=jsonpath={.status.state.phase}=Completed", "--timeout=2h")
+    assert done.code == 0, done.err + run(account, "kubectl", "get", "events", "-n", "embark").out + run(
+        account, "kubectl", "get", "vcjob", "-n", "embark", "-o", "yaml").out[-3000:]

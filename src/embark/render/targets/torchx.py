@@ -63,18 +63,12 @@ def component(job: Job) -> str:
 
 def pod_overlay(job: Job) -> dict[str, Any]:
     """What the pods of every target have, of which TorchX writes nothing itself."""
-    labels = dict(job.labels)
-    if has_identity_label(job):
-        labels |= IDENTITY_LABEL
     spec: dict[str, Any] = {
         "serviceAccountName": job.spec.place.service_account, "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s(job), "tolerations": plain(tolerations(job)),
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID},
     }
-    if job.num_nodes > 1:
-        spec["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
-            {"labelSelector": {"matchLabels": dict(job.labels)}, "topologyKey": "kubernetes.io/hostname"}]}}
-    return {"metadata": {"labels": labels}, "spec": spec}
+    return {"metadata": {"labels": dict(IDENTITY_LABEL)}, "spec": spec} if has_identity_label(job) else {"spec": spec}
 
 
 def component_here(*, name: str, num_nodes: int, num_processes: int, use_gpu: bool, python: str, spec_path: str,

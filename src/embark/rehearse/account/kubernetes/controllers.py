@@ -44,8 +44,6 @@ def reconcile(cluster: Cluster) -> None:
 def pods_of(cluster: Cluster, job: K8sObject, kind: str) -> tuple[Pod, ...]:
     """Those its controller makes."""
     objects = Objects(tuple(cluster.objects.values()))
-    if kind == "VolcanoJob":
-        return tuple(_volcano_pods(job, objects))
     if kind in ("RayJob", "RayCluster"):
         return tuple(_ray_pods(job, objects))
     return make_workload(job, objects)[0].pods
@@ -241,17 +239,6 @@ def _queue_trouble(cluster: Cluster, key: ObjectKey, job: K8sObject) -> str:
             return (f"couldn't assign flavors to pod set main: insufficient quota for {resource}, "
                     f"request {amount:g} > maximum capacity {quota[resource]:g}")
     return ""
-
-
-def _volcano_pods(job: K8sObject, objects: Objects) -> list[Pod]:
-    pods: list[Pod] = []
-    for task in rows(job, "spec.tasks"):
-        for number in range(int(task.get("replicas") or 1)):
-            identity = PodIdentity(name=f"{name_of(job)}-{task.get('name')}-{number}", namespace=namespace_of(job),
-                                   index=len(pods), group=str(task.get("name")),
-                                   labels={"volcano.sh/job-name": name_of(job)})
-            pods.append(make_pod(task.get("template") or {}, identity, objects))
-    return pods
 
 
 def _ray_pods(job: K8sObject, objects: Objects) -> list[Pod]:

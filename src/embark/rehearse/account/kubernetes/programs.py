@@ -1,5 +1,6 @@
 """What runs in a job's pods: `embark data copy` on the volume, training by the rehearsal's own engine."""
 
+import base64
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from embark.rehearse.controller import Observer
 from embark.rehearse.manifest import K8sObject
 from embark.rehearse.pods import Pod
 from embark.rehearse.rehearsal import RehearsalOptions, prepare, rehearse
+from embark.render.command import SPEC_VARIABLE
 from embark.spec.load import parse_spec
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def run_program(cluster: "Cluster", kind: str, job: K8sObject, pods: Sequence[Po
     if trouble:
         return Outcome(False, trouble, logs={pod.name: f"{trouble}\n" for pod in pods},
                        codes={pod.name: 64 for pod in pods})
-    if kind not in ("Job", "JobSet", "TrainJob", "PyTorchJob"):
+    if kind not in ("Job", "JobSet", "TrainJob", "PyTorchJob", "VolcanoJob"):
         return Outcome(True, "", logs={pod.name: "" for pod in pods})
     return _train(cluster, job)
 
@@ -70,6 +72,8 @@ def _training_trouble(cluster: "Cluster", pods: Sequence[Pod], stored: "Sequence
     """What the spec names and a pod cannot reach."""
     for pod, one, pool in zip(pods, stored, pools, strict=True):
         text = next((mount.files[SPEC_FILE] for mount in pod.mounts if SPEC_FILE in mount.files), "")
+        if SPEC_VARIABLE in pod.env:
+            text = base64.b64decode(pod.env[SPEC_VARIABLE]).decode()
         if not text:
             continue
         spec = parse_spec(text)
