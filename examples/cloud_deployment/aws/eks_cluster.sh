@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Creates the cluster of eks_cluster.yaml if it does not exist, and what eksctl leaves out. Safe to repeat.
+# up creates the cluster of eks_cluster.yaml if it does not exist, and what eksctl leaves out; machines starts
+# the GPU machines, which are paid from that moment, and stop ends them; delete removes the cluster. Safe to
+# repeat.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 set -euo pipefail
@@ -7,8 +9,6 @@ set -euo pipefail
 CLUSTER=${CLUSTER:-embark}
 REGION=${REGION:-us-west-2}
 
-# `up`: without the GPU machines, which are paid from the moment they start.
-PART=${1:-up}
 DRY_RUN=${DRY_RUN:-0}
 
 # Prints a command, and runs it unless DRY_RUN is 1.
@@ -21,38 +21,97 @@ run() {
 }
 
 cd "$(dirname "$0")"
-if ! eksctl get cluster --name "$CLUSTER" --region "$REGION" >/dev/null 2>&1; then
-  run eksctl create cluster -f eks_cluster.yaml
-fi
-
-# An existing cluster may lack this run's machines.
-if [ "$PART" != up ] && ! eksctl get nodegroup --cluster "$CLUSTER" --region "$REGION" --name p4d-24xlarge >/dev/null 2>&1; then
-  run eksctl create nodegroup -f eks_cluster.yaml --include=p4d-24xlarge
-fi
-
-run aws eks update-kubeconfig --name "$CLUSTER" --region "$REGION"
+# Creates all but the GPU machines.
+up() {
+  if [ "$DRY_RUN" = 1 ] || ! eksctl get cluster --name "$CLUSTER" --region "$REGION" >/dev/null 2>&1; then
+    run eksctl create cluster -f eks_cluster.yaml
+  fi
+  # An existing cluster may lack this run's machines.
+  if [ "$DRY_RUN" = 0 ] &&
+    ! eksctl get nodegroup --cluster "$CLUSTER" --region "$REGION" --name p4d-24xlarge >/dev/null 2>&1; then
+    run eksctl create nodegroup -f eks_cluster.yaml --include=p4d-24xlarge
+  fi
+  run aws eks update-kubeconfig --name "$CLUSTER" --region "$REGION"
+  # Namespace and service account, which everything below belongs to.
+  run kubectl apply -f eks_objects.yaml
+  endpoint
+  # eksctl's own EFA plugin does not tolerate the GPU machines' taint. This one has another name, and so does not conflict.
+  run helm repo add --force-update eks https://aws.github.io/eks-charts
+  run helm upgrade embark-efa eks/aws-efa-k8s-device-plugin \
+    --install \
+    --namespace kube-system \
+    --set-json 'tolerations=[{"operator":"Exists"}]'
+}
 
 # A gateway endpoint for S3 costs nothing; without it all data passes through the NAT gateway, billed by the gigabyte.
-if [ "$DRY_RUN" = 0 ]; then
-  VPC_ID="$(aws eks describe-cluster --name "$CLUSTER" --region "$REGION" \
-    --query cluster.resourcesVpcConfig.vpcId --output text)"
-  read -r -a ROUTE_TABLES <<<"$(aws ec2 describe-route-tables --region "$REGION" \
-    --filters "Name=vpc-id,Values=$VPC_ID" --query 'RouteTables[].RouteTableId' --output text)"
-  if [ -z "$(aws ec2 describe-vpc-endpoints --region "$REGION" \
-    --filters "Name=vpc-id,Values=$VPC_ID" "Name=service-name,Values=com.amazonaws.$REGION.s3" \
-    --query 'VpcEndpoints[].VpcEndpointId' --output text)" ]; then
-    run aws ec2 create-vpc-endpoint \
-      --region "$REGION" \
-      --vpc-id "$VPC_ID" \
-      --service-name "com.amazonaws.$REGION.s3" \
-      --vpc-endpoint-type Gateway \
-      --route-table-ids "${ROUTE_TABLES[@]}"
+endpoint() {
+  local vpc=vpc-0 tables=(rtb-0)
+  if [ "$DRY_RUN" = 0 ]; then
+    vpc="$(network)"
+    if [ -n "$(endpoints "$vpc")" ]; then return 0; fi
+    read -r -a tables <<<"$(aws ec2 describe-route-tables --region "$REGION" \
+      --filters "Name=vpc-id,Values=$vpc" --query 'RouteTables[].RouteTableId' --output text)"
   fi
-fi
-# eksctl's own EFA plugin does not tolerate the GPU machines' taint and knows few machine types.
-run kubectl delete daemonset aws-efa-k8s-device-plugin-daemonset --namespace kube-system --ignore-not-found
-run helm repo add --force-update eks https://aws.github.io/eks-charts
-run helm upgrade aws-efa-k8s-device-plugin eks/aws-efa-k8s-device-plugin \
-  --install \
-  --namespace kube-system \
-  --set-json 'tolerations=[{"operator":"Exists"}]'
+  run aws ec2 create-vpc-endpoint \
+    --region "$REGION" \
+    --vpc-id "$vpc" \
+    --service-name "com.amazonaws.$REGION.s3" \
+    --vpc-endpoint-type Gateway \
+    --route-table-ids "${tables[@]}"
+}
+
+# Prints the id of the cluster's network, which outlives the cluster where a deletion was interrupted.
+network() {
+  aws ec2 describe-vpcs --region "$REGION" --filters "Name=tag:alpha.eksctl.io/cluster-name,Values=$CLUSTER" \
+    --query 'Vpcs[0].VpcId' --output text
+}
+
+# Prints the ids of the endpoints for S3 in a network.
+endpoints() {
+  aws ec2 describe-vpc-endpoints --region "$REGION" \
+    --filters "Name=vpc-id,Values=$1" "Name=service-name,Values=com.amazonaws.$REGION.s3" \
+    --query 'VpcEndpoints[].VpcEndpointId' --output text
+}
+
+# Starts the GPU machines: last, since they are paid from now on.
+machines() {
+  run eksctl scale nodegroup \
+    --cluster "$CLUSTER" \
+    --region "$REGION" \
+    --name p4d-24xlarge \
+    --nodes 2 \
+    --nodes-max 2 \
+    --wait
+}
+
+# Ends the GPU machines; the cluster stays.
+stop() {
+  if [ "$DRY_RUN" = 0 ] && ! eksctl get cluster --name "$CLUSTER" --region "$REGION" >/dev/null 2>&1; then return 0; fi
+  run eksctl scale nodegroup --cluster "$CLUSTER" --region "$REGION" --name p4d-24xlarge --nodes 0 --nodes-min 0
+}
+
+# Deletes the cluster and its network. A file system in it must be gone: storage.sh delete.
+delete() {
+  local vpc=vpc-0 found=(vpce-0)
+  if [ "$DRY_RUN" = 0 ]; then
+    vpc="$(network)"
+    if [ "$vpc" = None ]; then return 0; fi
+    # eksctl did not make it, and would wait for it in vain.
+    read -r -a found <<<"$(endpoints "$vpc")"
+  fi
+  if [ "${#found[@]}" -gt 0 ]; then
+    run aws ec2 delete-vpc-endpoints --region "$REGION" --vpc-endpoint-ids "${found[@]}"
+  fi
+  # Without --wait eksctl does not say that a deletion failed.
+  run eksctl delete cluster --name "$CLUSTER" --region "$REGION" --disable-nodegroup-eviction --wait
+}
+
+if [ "$#" = 0 ]; then set -- up; fi
+
+case ${1:-} in
+  up | machines | stop | delete) "$@" ;;
+  *)
+    printf 'usage: %s %s\n' "$0" '[up | machines | stop | delete]' >&2
+    exit 64
+    ;;
+esac

@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
-# Creates the run's storage where it does not exist. Safe to repeat.
+# Creates the run's storage where it does not exist: buckets, which need no cluster, and then the volume. delete
+# removes the volume; buckets stay. Safe to repeat.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 set -euo pipefail
 
 CLUSTER=${CLUSTER:-embark}
 REGION=${REGION:-us-west-2}
-
+# 1,200 GiB of FSx for Lustre, PERSISTENT_2, 1000 MB/s/TiB read 1.2 GB/s. More is faster, in steps of 2400.
+CAPACITY_GIB=${CAPACITY_GIB:-1200}
+ZONE=${ZONE:-us-west-2b}
+VOLUME=embark-dlrm-data
+DATA_SOURCE=${DATA_SOURCE:-s3://embark-example/data/criteo-1tb}
 DRY_RUN=${DRY_RUN:-0}
 
 # Prints a command, and runs it unless DRY_RUN is 1.
@@ -19,86 +24,163 @@ run() {
 }
 
 cd "$(dirname "$0")"
-if ! aws s3api head-bucket --bucket embark-example >/dev/null 2>&1; then
-  # us-east-1 is the one region that must not be named.
-  if [ "$REGION" = us-east-1 ]; then
-    run aws s3api create-bucket --bucket embark-example --region "$REGION"
-  else
-    run aws s3api create-bucket \
-      --bucket embark-example \
-      --region "$REGION" \
-      --create-bucket-configuration "LocationConstraint=$REGION"
+buckets() {
+  :
+  if [ "$DRY_RUN" = 1 ] || ! aws s3api head-bucket --bucket embark-example >/dev/null 2>&1; then
+    # us-east-1 is the one region that must not be named.
+    if [ "$REGION" = us-east-1 ]; then
+      run aws s3api create-bucket --bucket embark-example --region "$REGION"
+    else
+      run aws s3api create-bucket \
+        --bucket embark-example \
+        --region "$REGION" \
+        --create-bucket-configuration "LocationConstraint=$REGION"
+    fi
   fi
   run aws s3api put-public-access-block \
     --bucket embark-example \
     --public-access-block-configuration BlockPublicAcls=true,IgnorePublicAcls=true,BlockPublicPolicy=true,RestrictPublicBuckets=true
-fi
-if [ "${1:-all}" = buckets ]; then exit 0; fi
-# 1,200 GiB of FSx for Lustre, PERSISTENT_2, 1000 MB/s/TiB read 1.2 GB/s. More is faster, in steps of 2400.
-CAPACITY_GIB=${CAPACITY_GIB:-1200}
-ZONE=${ZONE:-us-west-2b}
-VOLUME=embark-dlrm-data
+}
+# Prints what a command found. A dry run asks no account, and finds nothing.
+ask() {
+  if [ "$DRY_RUN" = 1 ]; then printf 'None\n'; else "$@"; fi
+}
 
-# In the machines' own zone and subnet, in the cluster's security group, whose members may talk to each other.
-if [ "$DRY_RUN" = 0 ]; then
-  VPC_ID="$(aws eks describe-cluster --name "$CLUSTER" --region "$REGION" \
-    --query cluster.resourcesVpcConfig.vpcId --output text)"
-  GROUP_ID="$(aws eks describe-cluster --name "$CLUSTER" --region "$REGION" \
-    --query cluster.resourcesVpcConfig.clusterSecurityGroupId --output text)"
-  SUBNET_ID="$(aws ec2 describe-subnets --region "$REGION" \
-    --filters "Name=vpc-id,Values=$VPC_ID" "Name=availability-zone,Values=$ZONE" \
-    Name=tag:kubernetes.io/role/internal-elb,Values=1 --query 'Subnets[0].SubnetId' --output text)"
-  FS_ID="$(aws fsx describe-file-systems --region "$REGION" \
-    --query "FileSystems[?Tags[?Key=='embark-volume' && Value=='$VOLUME']].FileSystemId | [0]" --output text)"
-else
-  VPC_ID=vpc-0 GROUP_ID=sg-0 SUBNET_ID=subnet-0 FS_ID=None
-fi
-if [ "$FS_ID" = None ]; then
-  if [ "$DRY_RUN" = 1 ]; then
-    printf '+ aws fsx create-file-system … in %s of %s\n' "$SUBNET_ID" "$VPC_ID" >&2
-    FS_ID=fs-0
-  else
-    FS_ID=$(aws fsx create-file-system \
+# Runs a command that creates something and prints its id.
+create() {
+  run "$@"
+  if [ "$DRY_RUN" = 1 ]; then printf 'dry-run\n'; fi
+}
+
+# Waits until the command after it prints the state $1. Any state that is not on the way there is a failure.
+wait_for() {
+  local wanted=$1 state
+  shift
+  if [ "$DRY_RUN" = 1 ]; then return 0; fi
+  while true; do
+    state=$("$@")
+    case $state in
+      "$wanted") return 0 ;;
+      CREATING | PENDING | EXECUTING | UPDATING | DELETING) sleep 15 ;;
+      *)
+        printf '%s, not %s: %s\n' "$state" "$wanted" "$*" >&2
+        exit 70
+        ;;
+    esac
+  done
+}
+
+# Prints one field of the file system, by its tag, or None.
+file_system() {
+  aws fsx describe-file-systems --region "$REGION" \
+    --query "FileSystems[?Tags[?Key=='embark-volume' && Value=='$VOLUME']].$1 | [0]" --output text
+}
+
+# Prints one field of the file system's link to the bucket, or None.
+link() {
+  aws fsx describe-data-repository-associations --region "$REGION" --filters "Name=file-system-id,Values=$1" \
+    --query "Associations[0].$2" --output text
+}
+
+# Prints one field of the cluster's network.
+cluster() {
+  aws eks describe-cluster --name "$CLUSTER" --region "$REGION" --query "cluster.resourcesVpcConfig.$1" --output text
+}
+
+# Prints the machines' own private subnet.
+subnet() {
+  aws ec2 describe-subnets --region "$REGION" \
+    --filters "Name=vpc-id,Values=$1" "Name=availability-zone,Values=$ZONE" \
+    Name=tag:kubernetes.io/role/internal-elb,Values=1 --query 'Subnets[0].SubnetId' --output text
+}
+
+# The file system, in the machines' zone, linked to the bucket, as a volume of the cluster.
+volume() {
+  local vpc id task dns mount
+  if [ "$DRY_RUN" = 0 ] && ! aws s3 ls "$DATA_SOURCE/" >/dev/null; then
+    printf 'There is no data in %s. Copy it there: embark data copy FOLDER %s\n' "$DATA_SOURCE" "$DATA_SOURCE" >&2
+    exit 64
+  fi
+  id=$(ask file_system FileSystemId)
+  if [ "$id" = None ]; then
+    vpc=$(ask cluster vpcId)
+    # In the cluster's security group, whose members may talk to each other.
+    id=$(create aws fsx create-file-system \
       --region "$REGION" \
-      --client-request-token "$VOLUME" \
       --file-system-type LUSTRE \
       --file-system-type-version 2.15 \
       --storage-type SSD \
       --storage-capacity "$CAPACITY_GIB" \
-      --subnet-ids "$SUBNET_ID" \
-      --security-group-ids "$GROUP_ID" \
+      --subnet-ids "$(ask subnet "$vpc")" \
+      --security-group-ids "$(ask cluster clusterSecurityGroupId)" \
       --lustre-configuration DeploymentType=PERSISTENT_2,PerUnitStorageThroughput=1000,DataCompressionType=LZ4 \
       --tags "Key=embark-volume,Value=$VOLUME" \
       --query FileSystem.FileSystemId \
       --output text)
   fi
-fi
-field_of() {
-  aws fsx describe-file-systems --region "$REGION" --file-system-ids "$FS_ID" --query "FileSystems[0].$1" --output text
-}
-if [ "$DRY_RUN" = 0 ]; then
-  until [ "$(field_of Lifecycle)" = AVAILABLE ]; do sleep 30; done
-  DNS_NAME="$(field_of DNSName)"
-  MOUNT_NAME="$(field_of LustreConfiguration.MountName)"
-fi
+  wait_for AVAILABLE file_system Lifecycle
 
-# Objects of the bucket appear as files, and are fetched when they are first read.
-DATA_SOURCE=${DATA_SOURCE:-s3://embark-example/data/criteo-1tb}
-if [ "$DRY_RUN" = 1 ] || [ "$(aws fsx describe-data-repository-associations --region "$REGION" \
-  --filters "Name=file-system-id,Values=$FS_ID" \
-  --query 'Associations[0].AssociationId' --output text)" = None ]; then
-  run aws fsx create-data-repository-association \
+  # Objects of the bucket appear as files, and are fetched when they are first read.
+  if [ "$(ask link "$id" AssociationId)" = None ]; then
+    run aws fsx create-data-repository-association \
+      --region "$REGION" \
+      --file-system-id "$id" \
+      --file-system-path /criteo-1tb \
+      --data-repository-path "$DATA_SOURCE" \
+      --s3 'AutoImportPolicy={Events=[NEW,CHANGED,DELETED]}' >/dev/null
+  fi
+  wait_for AVAILABLE link "$id" Lifecycle
+  # New objects appear by themselves, but at some time: an import says when all are there.
+  task=$(create aws fsx create-data-repository-task \
     --region "$REGION" \
-    --file-system-id "$FS_ID" \
-    --file-system-path /criteo-1tb \
-    --data-repository-path "$DATA_SOURCE" \
-    --batch-import-meta-data-on-create \
-    --s3 'AutoImportPolicy={Events=[NEW,CHANGED,DELETED]},AutoExportPolicy={Events=[NEW,CHANGED,DELETED]}'
-fi
+    --file-system-id "$id" \
+    --type IMPORT_METADATA_FROM_REPOSITORY \
+    --paths "$DATA_SOURCE" \
+    --report Enabled=false \
+    --query DataRepositoryTask.TaskId \
+    --output text)
+  wait_for SUCCEEDED aws fsx describe-data-repository-tasks --region "$REGION" --task-ids "$task" \
+    --query 'DataRepositoryTasks[0].Lifecycle' --output text
 
-PATCH="{\"spec\":{\"csi\":{\"volumeHandle\":\"$FS_ID\",\"volumeAttributes\":{\"dnsname\":\"${DNS_NAME:-}\",\"mountname\":\"${MOUNT_NAME:-}\"}}}}"
-if [ "$DRY_RUN" = 0 ]; then
-  kubectl patch --local -f volume.yaml --type=merge --output=json --patch="$PATCH" |
-    kubectl apply -f -
-fi
-run kubectl apply -f claim.yaml
+  dns=$(ask file_system DNSName)
+  mount=$(ask file_system LustreConfiguration.MountName)
+  PATCH="{\"spec\":{\"csi\":{\"volumeHandle\":\"$id\",\"volumeAttributes\":{\"dnsname\":\"$dns\",\"mountname\":\"$mount\"}}}}"
+  if [ "$DRY_RUN" = 0 ]; then
+    kubectl patch --local -f volume.yaml --type=merge --output=json --patch="$PATCH" |
+      kubectl apply -f -
+  fi
+  run kubectl apply -f claim.yaml
+}
+# Deletes the file system, which lies in the cluster's network. What it has of the bucket stays in the bucket.
+delete() {
+  :
+  local id
+  if [ "$DRY_RUN" = 0 ] && kubectl get -f claim.yaml >/dev/null 2>&1; then
+    run kubectl delete -f claim.yaml -f volume.yaml --ignore-not-found --wait=false
+  fi
+  id=$(ask file_system FileSystemId)
+  if [ "$DRY_RUN" = 0 ] && [ "$id" = None ]; then return 0; fi
+  if [ "$(ask link "$id" Lifecycle)" != None ]; then
+    run aws fsx delete-data-repository-association \
+      --region "$REGION" \
+      --association-id "$(link "$id" AssociationId)" \
+      --no-delete-data-in-file-system >/dev/null
+    wait_for None link "$id" Lifecycle
+  fi
+  run aws fsx delete-file-system --region "$REGION" --file-system-id "$id" >/dev/null
+  wait_for None file_system Lifecycle
+}
+
+all() {
+  buckets
+  volume
+}
+if [ "$#" = 0 ]; then set -- all; fi
+
+case ${1:-} in
+  all | buckets | volume | delete) "$@" ;;
+  *)
+    printf 'usage: %s %s\n' "$0" '[buckets | volume | delete]' >&2
+    exit 64
+    ;;
+esac

@@ -47,7 +47,7 @@ def data_target(job: Job) -> str:
 
 
 def _volume_files(job: Job, title: str, size: str, source: Mapping[str, Any], filled_by: str) -> list[File]:
-    values = {"claim": job.claim_name, "size": size, "mode": "ReadWriteMany"}
+    values = {"claim": job.claim_name, "size": size, "mode": "ReadWriteMany", "modes": _CLOUDS[job.cloud].VOLUME_MODES}
     # The copy runs on an ordinary machine of the cluster, since it needs no GPU.
     about_copy = (f"Copies {data_source(job)} to {data_target(job)} on the volume, once: existing files are left "
                   "alone, and checksums are compared.")
@@ -68,6 +68,6 @@ def _volume_files(job: Job, title: str, size: str, source: Mapping[str, Any], fi
 def _bucket_files(job: Job, uri: str, source: Mapping[str, Any], needs: str) -> list[File]:
     about = (f"{uri} as a folder, read only, for notebooks and other programs that want files. Embark itself does "
              f"not need it: it reads the bucket by its uri, and faster. {needs}")
-    values = {"claim": f"{job.name}-bucket", "size": "1Ti", "mode": "ReadOnlyMany"}
+    values = {"claim": f"{job.name}-bucket", "size": "1Ti", "mode": "ReadOnlyMany", "modes": ["ReadOnlyMany"]}
     return [File("bucket_volume.yaml", job_text("volume.yaml.j2", job, about=about, source=source, **values)
                  + "---\n" + job_text("claim.yaml.j2", job, **values))]

@@ -4,9 +4,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from embark.errors import ExitCode
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.location import Bucket, Location, data_source, location_of, object_store_paths
+from embark.render.registry import ECR
 from embark.render.shell_text import Shell, Step, Words, job_text, render_template, script_file, variable
 from embark.render.targets.node_wheel import upload_words
 from embark.render.targets.vm_node import about_machines, cloud_init, refuse_volume
@@ -21,8 +23,13 @@ ROLE_TRUST = {"Version": "2012-10-17", "Statement": [
 _REGION = ("--region", variable("REGION"))
 _MANAGED = ("AmazonSSMManagedInstanceCore", "CloudWatchAgentServerPolicy")
 READ_ACTIONS = ["s3:GetObject"]
+PULL_ACTIONS = ["ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer", "ecr:BatchGetImage"]
 WRITE_ACTIONS = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
 FILLED_BY = "storage.sh substitutes the file system's id and names."
+VOLUME_MODES = ["ReadWriteOnce", "ReadWriteMany"]
+"""The driver's fsGroupPolicy is ReadWriteOnceWithFSType: only for a volume that names this mode and a file system's type
+does the kubelet give the volume to the pod's group. Pods ask for ReadWriteMany."""
+ABOUT_OBJECTS = "What the run's objects belong to. eks_cluster.sh applies it."
 BUCKET_NEEDS = "It needs the add-on aws-mountpoint-s3-csi-driver."
 
 
@@ -85,14 +92,24 @@ def group_words(job: Job) -> GroupWords:
 
 
 def role_policy(job: Job) -> dict[str, Any]:
-    return {"Version": "2012-10-17", "Statement": bucket_statements(job)}
+    return {"Version": "2012-10-17", "Statement": [*bucket_statements(job), *registry_statements(job)]}
+
+
+def registry_statements(job: Job) -> list[dict[str, Any]]:
+    """What a machine needs to pull the image from ECR; nodes of EKS have it already."""
+    found = ECR.match(job.image)
+    if not found:
+        return []
+    arn = f"arn:aws:ecr:{found['region']}:{found['account']}:repository/{found['name']}"
+    return [{"Effect": "Allow", "Action": ["ecr:GetAuthorizationToken"], "Resource": "*"},
+            {"Effect": "Allow", "Action": PULL_ACTIONS, "Resource": arn}]
 
 
 def role_steps(job: Job, trust: str, policy: str) -> list[Step]:
     """Each by itself: one that was cut off goes on. `trust` and `policy` are documents, or file://… of them."""
     role, profile = ("--role-name", Shell('"embark-$NAME"')), ("--instance-profile-name", Shell('"embark-$NAME"'))
     managed = [("--policy-arn", f"arn:aws:iam::aws:policy/{name}") for name in _MANAGED]
-    named = [("--policy-name", "buckets")] if bucket_statements(job) else []
+    named = [("--policy-name", "run")] if role_policy(job)["Statement"] else []
     return [
         Step("the role of its machines",
              (("aws", "iam", "create-role", *role, "--assume-role-policy-document", trust),),
@@ -166,6 +183,7 @@ def render_eks(job: Job) -> list[File]:
     """`eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
     return [
         File("eks_cluster.yaml", job_text("aws/eks_cluster.yaml.j2", job, statements=bucket_statements(job))),
+        File("eks_objects.yaml", job_text("aws/eks_objects.yaml.j2", job, about=ABOUT_OBJECTS)),
         script_file("eks_cluster.sh", "aws/cluster.sh.j2", job),
     ]
 
@@ -200,6 +218,7 @@ def volume_source(job: Job) -> dict[str, Any]:
         "mountOptions": ["flock"],
         "csi": {
             "driver": "fsx.csi.aws.com",
+            "fsType": "lustre",
             "volumeHandle": "fs-00000000000000000",
             "volumeAttributes": {"dnsname": "fs-00000000000000000.fsx.us-east-1.amazonaws.com", "mountname": "fsx"},
         },
@@ -215,7 +234,8 @@ def bucket_source(job: Job, bucket: Bucket) -> dict[str, Any]:
 def script_values(job: Job) -> dict[str, Any]:
     folder = job.spec.data.path.removeprefix(job.spec.place.volume_path).strip("/") or "data"
     return {"lustre_configuration": lustre_configuration(job), "token": f"{job.namespace}-{job.claim_name}",
-            "data_source": data_source(job), "data_folder": f"/{folder}"}
+            "data_source": data_source(job), "data_folder": f"/{folder}",
+            "bad_input_code": int(ExitCode.BAD_INPUT), "fault_code": int(ExitCode.FAULT)}
 
 
 def lustre_configuration(job: Job) -> str:

@@ -21,6 +21,7 @@ SPOT_TAINT = {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal
               "effect": "NoSchedule"}
 GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 FILLED_BY = "storage.sh substitutes its address."
+VOLUME_MODES = ["ReadWriteMany"]
 BUCKET_NEEDS = "It needs az aks update --enable-blob-driver."
 
 

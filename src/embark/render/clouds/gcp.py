@@ -23,6 +23,7 @@ INSTALLER_OF = {
     "gpudirect-rdma": ["gpudirect-rdma/nccl-rdma-installer.yaml"],
 }
 FILLED_BY = "storage.sh substitutes its address."
+VOLUME_MODES = ["ReadWriteMany"]
 BUCKET_NEEDS = 'A pod that mounts it has the annotation gke-gcsfuse/volumes: "true".'
 LUSTRE_STEP_GIB = 9000
 

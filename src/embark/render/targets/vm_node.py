@@ -6,6 +6,7 @@ from embark.render.folder import File
 from embark.render.job import EXITS, Job, Setting
 from embark.render.location import location_of
 from embark.render.pod import config_data, storage_settings
+from embark.render.registry import login_text
 from embark.render.settings import grace_s, settings_of
 from embark.render.shell_text import Shell, job_text, option, quote
 from embark.render.targets.node_wheel import WHEELS, fetch_text
@@ -40,7 +41,8 @@ def setup_program(job: Job, wheels: str = "") -> str:
     packages = [*(words[1:] for words in default_triple().pip_arguments("cuda")),
                 [wheel_requirement(wheels or WHEELS, "cloud,columns,tensorboard")]]
     fetch_wheel = "" if wheels or job.spec.place.image else fetch_text(job)
-    return job_text("vm_setup.sh.j2", job, state=STATE, venv=VENV, pip_arguments=packages, fetch_wheel=fetch_wheel)
+    return job_text("vm_setup.sh.j2", job, state=STATE, venv=VENV, pip_arguments=packages, fetch_wheel=fetch_wheel,
+                    registry_login=login_text(job.image).rstrip("\n"))
 
 
 def node_program(job: Job, find_rank: str) -> str:

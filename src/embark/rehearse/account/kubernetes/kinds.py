@@ -3,7 +3,7 @@
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -51,8 +51,17 @@ class Release:
     takes_s: float = 30.0
     needs_server_side: bool = False
     needs_kind: str = ""
+    is_named_for_release: bool = False  # What has the chart's name is called RELEASE-CHART, unless RELEASE has it in it.
     is_intolerant: bool = False  # Its DaemonSets tolerate no taint unless the chart is given `tolerations`.
     made_by: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # What the operator makes of a kind.
+
+    def named(self, release: str) -> "Release":
+        """With the names that Helm gives to its objects in a release of this name."""
+        if not self.chart or not self.is_named_for_release:
+            return self
+        chart = self.chart["name"]
+        full = release if chart in release else f"{release}-{chart}"
+        return replace(self, daemon_sets=tuple(full if one == chart else one for one in self.daemon_sets))
 
     def is_at(self, address: str, *, kustomize: bool) -> bool:
         pattern = self.kustomize if kustomize else self.url
@@ -75,6 +84,7 @@ def releases() -> tuple[Release, ...]:
             deployments=tuple(row.get("deployments", ())), daemon_sets=tuple(row.get("daemon_sets", ())),
             webhook=row.get("webhook", ""), takes_s=row.get("takes_s", 30.0),
             needs_server_side=row.get("needs_server_side", False), needs_kind=row.get("needs_kind", ""),
+            is_named_for_release=row.get("is_named_for_release", False),
             is_intolerant=row.get("is_intolerant", False), made_by=row.get("made_by", {})))
     return tuple(found)
 

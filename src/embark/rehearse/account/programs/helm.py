@@ -52,7 +52,7 @@ class Helm:
         cluster = self._account.cluster()
         name, chart = str(command.positionals["RELEASE"]), str(command.positionals["CHART"])
         space = command.text("--namespace", "default")
-        release = self._find(chart, command)
+        release = self._find(chart, command).named(name)
         if cluster.find("Namespace", space) is None:
             if not command["--create-namespace"]:
                 raise Refused(f'Error: create: failed to create: namespaces "{space}" not found')

@@ -1,0 +1,216 @@
+"""What an AWS account refuses in the order and with the settings that Embark's scripts once had."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from embark.launch.shell import CommandResult
+from embark.rehearse.account.account import Call
+from embark.rehearse.account.aws import open_account
+from embark.rehearse.account.aws.eks import EksCloud
+
+REGION = ("--region", "us-west-2")
+BUCKET = "embark-findings"
+CLUSTER = {
+    "apiVersion": "eksctl.io/v1alpha5", "kind": "ClusterConfig",
+    "metadata": {"name": "embark", "region": "us-west-2", "version": "1.34"},
+    "availabilityZones": ["us-west-2b", "us-west-2a"],
+    "iam": {"podIdentityAssociations": [{
+        "namespace": "embark", "serviceAccountName": "embark", "permissionPolicy": {
+            "Version": "2012-10-17", "Statement": [
+                {"Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": f"arn:aws:s3:::{BUCKET}"},
+                {"Effect": "Allow", "Action": ["s3:GetObject", "s3:PutObject"],
+                 "Resource": f"arn:aws:s3:::{BUCKET}/runs/*"}]}}]},
+    "addons": [{"name": "eks-pod-identity-agent"}, {"name": "aws-fsx-csi-driver"}],
+    "managedNodeGroups": [
+        {"name": "system", "instanceTypes": ["m7i.large"], "desiredCapacity": 2, "minSize": 2, "maxSize": 2,
+         "privateNetworking": True},
+        {"name": "p4d-24xlarge", "instanceTypes": ["p4d.24xlarge"], "availabilityZones": ["us-west-2b"],
+         "desiredCapacity": 0, "minSize": 0, "maxSize": 2, "privateNetworking": True, "efaEnabled": True}],
+}
+
+
+class Shell:
+    """Commands one after the other in one account."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.account = open_account(folder)
+
+    def __call__(self, *words: str) -> CommandResult:
+        return self.account.run(Call(words[0], words[1:], self.folder, {}))
+
+    def must(self, *words: str) -> str:
+        done = self(*words)
+        assert done.code == 0, done.err
+        return done.out.strip()
+
+    def cluster(self, **changes) -> CommandResult:
+        (self.folder / "cluster.yaml").write_text(yaml.safe_dump({**CLUSTER, **changes}))
+        return self("eksctl", "create", "cluster", "-f", "cluster.yaml")
+
+    def bucket(self) -> None:
+        self.must("aws", "s3api", "create-bucket", "--bucket", BUCKET, *REGION, "--create-bucket-configuration",
+                  "LocationConstraint=us-west-2")
+
+    def of_cluster(self, field: str) -> str:
+        return self.must("aws", "eks", "describe-cluster", "--name", "embark", *REGION, "--query",
+                         f"cluster.resourcesVpcConfig.{field}", "--output", "text")
+
+    def file_system(self, *more: str) -> CommandResult:
+        subnet = self.must("aws", "ec2", "describe-subnets", *REGION, "--filters",
+                           f"Name=vpc-id,Values={self.of_cluster('vpcId')}", "Name=availability-zone,Values=us-west-2b",
+                           "Name=tag:kubernetes.io/role/internal-elb,Values=1", "--query", "Subnets[0].SubnetId",
+                           "--output", "text")
+        kind = more or ("--lustre-configuration", "DeploymentType=PERSISTENT_2,PerUnitStorageThroughput=1000")
+        return self("aws", "fsx", "create-file-system", *REGION, "--file-system-type", "LUSTRE", "--storage-capacity",
+                    "1200", "--subnet-ids", subnet, "--security-group-ids", self.of_cluster("clusterSecurityGroupId"),
+                    *kind, "--query", "FileSystem.FileSystemId", "--output", "text")
+
+    def link(self, file_system: str) -> CommandResult:
+        return self("aws", "fsx", "create-data-repository-association", *REGION, "--file-system-id", file_system,
+                    "--file-system-path", "/data", "--data-repository-path", f"s3://{BUCKET}/data")
+
+
+@pytest.fixture
+def shell(tmp_path):
+    return Shell(tmp_path)
+
+
+def test_an_empty_account_has_nothing_that_costs_money(shell):
+    assert shell.account.paid() == []
+    assert "No cluster found for name: embark" in shell("eksctl", "get", "cluster", "--name", "embark", *REGION).err
+
+
+def test_a_link_is_refused_before_its_bucket_exists_and_before_the_file_system_is_available(shell):
+    assert shell.cluster().code == 0
+    id = shell.file_system().out.strip()
+    assert "it must be AVAILABLE" in shell.link(id).err
+    shell.account.clock.advance(900)
+    assert f"S3 bucket of s3://{BUCKET}/data does not exist" in shell.link(id).err
+    shell.bucket()
+    assert shell.link(id).code == 0
+
+
+def test_an_import_is_asynchronous_and_fails_for_what_no_link_covers(shell):
+    assert shell.cluster().code == 0
+    shell.bucket()
+    (shell.folder / "part.bin").write_bytes(b"rows")
+    shell.must("aws", "s3", "cp", str(shell.folder / "part.bin"), f"s3://{BUCKET}/data/part.bin", *REGION)
+    id = shell.file_system().out.strip()
+    shell.account.clock.advance(900)
+    assert shell.link(id).code == 0
+    start = ("aws", "fsx", "create-data-repository-task", *REGION, "--file-system-id", id, "--type",
+             "IMPORT_METADATA_FROM_REPOSITORY", "--report", "Enabled=false", "--query", "DataRepositoryTask.TaskId",
+             "--output", "text", "--paths")
+    assert "no data repository association that is AVAILABLE" in shell(*start, f"s3://{BUCKET}/data").err
+    shell.account.clock.advance(900)
+
+    def state(task: str) -> str:
+        return shell.must("aws", "fsx", "describe-data-repository-tasks", *REGION, "--task-ids", task, "--query",
+                          "DataRepositoryTasks[0].Lifecycle", "--output", "text")
+
+    task = shell.must(*start, f"s3://{BUCKET}/data")
+    assert state(task) == "EXECUTING"
+    assert "DataRepositoryTaskExecuting" in shell(*start, f"s3://{BUCKET}/data").err
+    shell.account.clock.advance(900)
+    assert state(task) == "SUCCEEDED"
+    assert (shell.folder / "fsx" / id / "data" / "part.bin").read_bytes() == b"rows"
+    other = shell.must(*start, f"s3://{BUCKET}/elsewhere")
+    shell.account.clock.advance(900)
+    assert state(other) == "FAILED"
+
+
+def test_the_throughput_of_a_persistent_file_system_is_required(shell):
+    assert shell.cluster().code == 0
+    refused = shell.file_system("--lustre-configuration", "DeploymentType=PERSISTENT_2")
+    assert "PerUnitStorageThroughput is required" in refused.err
+
+
+def test_a_cluster_is_not_deleted_while_a_file_system_or_an_endpoint_is_in_its_network(shell):
+    assert shell.cluster().code == 0
+    id, vpc = shell.file_system().out.strip(), shell.of_cluster("vpcId")
+    endpoint = shell.must("aws", "ec2", "create-vpc-endpoint", *REGION, "--vpc-id", vpc, "--service-name",
+                          "com.amazonaws.us-west-2.s3", "--vpc-endpoint-type", "Gateway", "--query", "VpcEndpoint.VpcEndpointId", "--output", "text")
+    shell.account.clock.advance(900)
+    # As destroy once was: it says nothing, and the file system is still paid.
+    assert shell("eksctl", "delete", "cluster", "--name", "embark", *REGION).code == 0
+    assert shell.account.paid() == [f"FSx file system {id}"]
+    failed = shell("eksctl", "delete", "cluster", "--name", "embark", *REGION, "--wait")
+    assert failed.code == 1
+    assert id in failed.err
+    assert endpoint in failed.err
+    shell.must("aws", "fsx", "delete-file-system", *REGION, "--file-system-id", id)
+    shell.must("aws", "ec2", "delete-vpc-endpoints", *REGION, "--vpc-endpoint-ids", endpoint)
+    assert shell("eksctl", "delete", "cluster", "--name", "embark", *REGION, "--wait").code == 0
+    assert shell.account.paid() == []
+
+
+def test_the_user_of_pods_can_write_only_where_the_volume_lets_the_kubelet_apply_its_group(shell):
+    assert shell.cluster().code == 0
+    id = shell.file_system().out.strip()
+    shell.account.clock.advance(900)
+    name = shell.must("aws", "fsx", "describe-file-systems", *REGION, "--file-system-ids", id, "--query",
+                      "FileSystems[0].LustreConfiguration.MountName", "--output", "text")
+    cluster = shell.account.cluster()
+    pool = cluster.pools["p4d-24xlarge"]
+
+    def volume(modes: list[str], mount: str = name, **csi: str):
+        return cluster.cloud.volume({"spec": {"accessModes": modes, "csi": {
+            "driver": "fsx.csi.aws.com", "volumeHandle": id, **csi,
+            "volumeAttributes": {"dnsname": f"{id}.fsx.us-west-2.amazonaws.com", "mountname": mount}}}}, pool)
+
+    assert not volume(["ReadWriteMany"]).takes_fs_group
+    assert not volume(["ReadWriteMany"], fsType="lustre").takes_fs_group
+    assert volume(["ReadWriteOnce", "ReadWriteMany"], fsType="lustre").takes_fs_group
+    assert "No such file or directory" in volume(["ReadWriteMany"], mount="fsx")
+
+
+def test_pods_of_the_associated_service_account_write_to_their_prefix_and_others_do_not(shell):
+    assert shell.cluster().code == 0
+    cloud = shell.account.cluster().cloud
+    assert isinstance(cloud, EksCloud)
+
+    def error(uri: str, *, write: bool = True, name: str = "embark") -> str:
+        return cloud.access_error(uri, write=write, namespace="embark", service_account={"metadata": {"name": name}},
+                                  pod={})
+
+    assert "NoSuchBucket" in error(f"s3://{BUCKET}/runs/dlrm")
+    shell.bucket()
+    assert error(f"s3://{BUCKET}/runs/dlrm") == ""
+    assert "not authorized to perform: s3:GetObject" in error(f"s3://{BUCKET}/other", write=False)
+    assert "NodeInstanceRole" in error(f"s3://{BUCKET}/runs/dlrm", name="default")
+
+
+def test_two_processors_do_not_fit_beside_what_a_small_node_keeps_for_itself(shell):
+    assert shell.cluster().code == 0
+    assert shell.account.cluster().pools["system"].allocatable["cpu"] == "1930m"
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"availabilityZones": ["us-west-2b"]}, "only 1 zone(s) specified"),
+    ({"availabilityZones": ["us-west-2b", "us-west-2x"]}, "us-west-2x"),
+    ({"addonss": []}, 'unknown field "addonss"'),
+    ({"addons": [{"name": "aws-fsx-driver"}]}, "addon aws-fsx-driver is not available"),
+    ({"metadata": {"name": "embark", "region": "us-west-2", "version": "1.28"}}, "1.28 is not supported"),
+    ({"managedNodeGroups": [{**CLUSTER["managedNodeGroups"][1], "availabilityZones": ["us-west-2a", "us-west-2b"]}]},
+     "efaEnabled nodegroups must have only one"),
+    ({"managedNodeGroups": [{**CLUSTER["managedNodeGroups"][1], "instanceTypes": ["p4x.24xlarge"]}]}, "p4x.24xlarge"),
+    ({"managedNodeGroups": [{**CLUSTER["managedNodeGroups"][0], "maxSize": 1}]}, "more than maxSize"),
+])
+def test_eksctl_refuses_a_file_that_it_cannot_make_a_cluster_of(shell, change, message):
+    done = shell.cluster(**change)
+    assert done.code == 1
+    assert message in done.err
+    assert shell.account.paid() == []
+
+
+def test_machines_beyond_the_quota_do_not_start(shell):
+    shell.account.quotas["L-417A185B"] = 96
+    assert shell.cluster().code == 0
+    scale = ("eksctl", "scale", "nodegroup", "--cluster", "embark", *REGION, "--name", "p4d-24xlarge", "--wait")
+    assert shell(*scale, "--nodes", "1").code == 0
+    assert "VcpuLimitExceeded" in shell(*scale, "--nodes", "2").err
+    assert "can't be greater than max size 2" in shell(*scale, "--nodes", "3").err
+    assert "No node group found for name: p4d" in shell(*scale[:-3], "--name", "p4d", "--nodes", "1").err
