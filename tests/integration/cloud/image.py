@@ -165,7 +165,7 @@ def can_run(store: Store, rootfs: Path) -> bool:
 def build(store: Store) -> subprocess.CompletedProcess[str]:
     """By one command in a fresh clone."""
     arguments, volumes = as_pip_is_configured()
-    on_cpu = [word for pair in (f"BASE={BASE}", "VARIANT=cpu", "FABRIC=none") for word in ("--build-arg", pair)]
+    on_cpu = [word for pair in (f"BASE={BASE}", "VARIANT=cpu") for word in ("--build-arg", pair)]
     return store.embark("image", "run.toml", "--builder", "podman", "--tag", NAME, "--", "--layers=false",
                         "--network", "host", *volumes, *arguments, *on_cpu)
 

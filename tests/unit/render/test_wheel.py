@@ -100,3 +100,17 @@ def test_code_that_was_neither_cloned_nor_installed_is_refused(tmp_path, monkeyp
     monkeypatch.setattr(wheel, "DISTRIBUTION", "embark-rec-elsewhere")
     with pytest.raises(UserError, match="cannot be packed"):
         wheel_bytes()
+
+
+def test_the_quickstart_s_requirements_find_the_wheel_that_was_rendered_beside_them(tmp_path):
+    text = (ROOT / "examples/cloud_deployment/quickstart/requirements.txt").read_text()
+    ours = [line for line in text.splitlines() if "embark" in line or line.startswith("--")]
+    (tmp_path / "quickstart/dist").mkdir(parents=True)
+    (tmp_path / "quickstart/requirements.txt").write_text("\n".join(ours))
+    install = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-index", "--no-deps",
+               "--requirement", tmp_path / "quickstart/requirements.txt"]
+    missing = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert missing.returncode != 0
+    (tmp_path / "quickstart/dist" / wheel_name()).write_bytes(wheel_bytes())
+    found = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert f"Would install embark-rec-{embark.__version__}" in found.stdout, found.stderr
