@@ -97,9 +97,8 @@ class Vm(MachinesBackend):
         if gone:
             why = {index: f" ({machine.why})" for index, machine in machines.items() if machine.why}
             reason = "; ".join(f"machine {index} is gone{why.get(index, '')}" for index in gone)
-            if job.is_elastic and 0 not in gone and len(machines) - len(gone) >= job.min_nodes:
-                reason += f"; the other {pluralize(job.num_nodes - len(gone), 'machine')} may train on"
-            return hosts, self._lost(handle, reason, status, is_gone=True, may_recreate=job.is_spot)
+            lost = self._lost(handle, reason, status, is_gone=True, may_recreate=job.is_spot)
+            return hosts, _with_fewer(lost, job, gone)
         if any(state is not None and state.is_lost for state in states.values()):
             return hosts, self._lost(handle, status.reason, status, is_gone=False, may_recreate=True)
         return hosts, status
@@ -219,6 +218,16 @@ def _with_machines(status: Status, machines: Mapping[int, Machine]) -> Status:
     if any(replica.state == "starting" for replica in replicas):
         status = replace(status, state="pending", reason="its machines are starting")
     return replace(status, replicas=tuple(replicas))
+
+
+def _with_fewer(lost: Status, job: Job, gone: Sequence[int]) -> Status:
+    """An elastic run trains on without machines that are gone, unless one of them is the first."""
+    num_left = job.num_nodes - len(gone)
+    if not job.is_elastic or 0 in gone or num_left < job.min_nodes or lost.state not in ("lost", "failed"):
+        return lost
+    reason = f"{lost.reason}; the others train on, {num_left} of {pluralize(job.num_nodes, 'machine')}"
+    # What was created on demand stays gone until the run is launched again, and the run has not failed.
+    return replace(lost, reason=reason) if lost.state == "lost" else replace(lost, state="running", reason=reason)
 
 
 def _with_cost(handle: RunHandle, status: Status, num_up: int, num_nodes: int) -> Status:

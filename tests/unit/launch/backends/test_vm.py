@@ -224,6 +224,22 @@ def test_an_on_demand_machine_that_is_gone_is_not_replaced(tmp_path):
     assert "embark launch" in status.fix
 
 
+def test_an_elastic_run_trains_on_without_a_machine_unless_it_is_the_first(tmp_path):
+    elastic = ("place.nodes={min=2, max=3}", "train.batch_size=1056")
+    clouds, place, handle = launched("aws", tmp_path, *elastic)
+    clouds._gone("machine i-2")
+    status = place.status(handle)
+    assert (status.state, status.is_recoverable) == ("running", False)
+    assert "machine 2 is gone; the others train on, 2 of 3 machines" in status.reason
+    clouds._gone("machine i-0")
+    assert place.status(handle).state == "failed"
+    clouds, place, handle = launched("gcp", tmp_path, *elastic, "place.spot=true", "name=spot")
+    clouds.made["machine spot-2"]["status"] = "TERMINATED"
+    status = place.status(handle)
+    assert (status.state, status.is_recoverable) == ("lost", True)  # --supervise re-creates it
+    assert "the others train on" in status.reason
+
+
 def test_a_run_that_has_finished_is_not_recoverable(tmp_path):
     clouds, place, handle = launched("gcp", tmp_path, "place.spot=true")
     for name in ("dlrm-0", "dlrm-1"):
