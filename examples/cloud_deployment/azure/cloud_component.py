@@ -37,17 +37,12 @@ START = ('printf %s "$EMBARK_SPEC_BASE64" | base64 -d > /tmp/embark-spec.toml &&
  '/tmp/embark-spec.toml')
 PORT = 29500
 WAIT_S = 1800
-POD = {'metadata': {'labels': {'app.kubernetes.io/name': 'embark',
-                         'app.kubernetes.io/instance': 'dlrm',
-                         'azure.workload.identity/use': 'true'}},
+POD = {'metadata': {'labels': {'azure.workload.identity/use': 'true'}},
  'spec': {'serviceAccountName': 'embark',
           'automountServiceAccountToken': False,
           'terminationGracePeriodSeconds': 120,
           'tolerations': [{'key': 'nvidia.com/gpu', 'operator': 'Exists', 'effect': 'NoSchedule'}],
-          'securityContext': {'runAsNonRoot': True, 'runAsUser': 1000, 'runAsGroup': 1000, 'fsGroup': 1000},
-          'affinity': {'podAntiAffinity': {'requiredDuringSchedulingIgnoredDuringExecution': [{'labelSelector': {'matchLabels': {'app.kubernetes.io/name': 'embark',
-                                                                                                                                 'app.kubernetes.io/instance': 'dlrm'}},
-                                                                                               'topologyKey': 'kubernetes.io/hostname'}]}}}}
+          'securityContext': {'runAsNonRoot': True, 'runAsUser': 1000, 'runAsGroup': 1000, 'fsGroup': 1000}}}
 CLAIMS = {'dlrm-data': '/mnt/data'}
 
 

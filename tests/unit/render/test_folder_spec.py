@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -161,6 +162,32 @@ def test_the_quickstart_renders_for_every_cloud(cloud: str, root: str, more: lis
     pods = [one["spec"]["template"]["metadata"]["labels"] for one in yaml.safe_load_all(found["kubernetes_job.yaml"])
             if one["kind"] == "Job"]
     assert [labels[selector[0]] for labels in pods] == [selector[1]]
+
+
+BASH = re.compile(r"^( *)```bash\n(.*?)^ *```", re.M | re.S)
+
+
+@pytest.mark.parametrize("folder", [*CLOUDS, "quickstart"])
+def test_the_guide_s_own_commands_work_in_the_order_given(folder: str, tmp_path: Path, monkeypatch, capsys):
+    copy = copy_of(folder, tmp_path, monkeypatch)
+    guide = (copy / "README.md").read_text()
+    for yours, mine in (("YOUR-BUCKET", "my-bucket"), ("CONTAINER", "my-container"), ("$PROJECT", "my-project")):
+        guide = guide.replace(yours, mine)
+    lines = [line.strip() for _, block in BASH.findall(guide) for line in block.replace("\\\n", "").splitlines()]
+    words = [shlex.split(line, comments=True) for line in lines
+             if line.startswith(("embark render", "embark lint", "embark plan"))]
+    assert len(words) >= 3
+    for command in words:
+        assert run(command[1:]) == 0, command
+    assert "edited" not in capsys.readouterr().out
+    spec = load_spec("run.toml")
+    set_last = {key: value for command in words if "--out" not in command for key, _, value in
+                (word.partition("=") for word in command if re.match(r"[a-z]+\.\w+=", word))}
+    assert set_last, "the guide sets something"
+    assert {key: str(getattr(getattr(spec, key.split(".")[0]), key.split(".")[1])).lower() for key in set_last} == {
+        key: value.lower() for key, value in set_last.items()}
+    assert "place.nodes=4" in guide
+    assert render("run.toml", "--diff") == 0
 
 
 def test_a_sub_folder_keeps_its_own_spec(tmp_path: Path, monkeypatch, capsys):
