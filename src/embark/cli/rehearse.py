@@ -22,7 +22,7 @@ def rehearse(
     spec: str, /, *, set_: Settings = (), nodes: int | None = None, processes: int = 2, files: Path | None = None,
     preempt: Times = (), kill: Times = (), lose: Times = (), pause: Times = (), cut: Times = (),
     engine: EngineName = "auto", image: str = "", steps: int = 100, limit: str = "10m", keep: Flag = False,
-    console: Console = Console(),
+    account: Flag = False, console: Console = Console(),
 ) -> int:
     """Run the rendered job, pods and all, on this machine before paying for GPUs.
 
@@ -60,7 +60,11 @@ def rehearse(
         Time limit: 10m, 90s.
     keep
         Keep containers and folders, and print where they are.
+    account
+        Instead run the rendered scripts, from an empty account to the job and back, against a stand-in of the cloud.
     """
+    if account:
+        return _rehearse_account(spec, set_, console)
     if processes < 1 or steps < 1 or (nodes is not None and nodes < 1):
         raise UserError("--nodes, --processes and --steps must be greater than 0", fix="--processes 2")
     options = RehearsalOptions(
@@ -86,6 +90,37 @@ def rehearse(
     report = run_rehearsal(prepared, options, observer, on_start=on_start)
     console.show(report, _render)
     return ExitCode.DONE if report.verdict.is_ok else ExitCode.OTHER
+
+
+def _rehearse_account(spec: str, settings: Settings, console: Console) -> int:
+    from embark.rehearse.account.walk import AccountRehearsal, StepResult, rehearse_account
+
+    def on_step(step: StepResult) -> None:
+        console.text(f"{'ok' if step.is_ok else 'NO'}  {step.title}: {pluralize(step.num_commands, 'command')}")
+        if not step.is_ok:
+            console.text(step.output[-4000:], style="dim")
+
+    def show(console: Console, result: AccountRehearsal) -> None:
+        for line in result.assumed:
+            console.text(f"assumed: {line}", style="dim")
+        failed = next((step for step in result.steps if not step.is_ok), None)
+        hours = f"{result.elapsed_s / 3600:.1f} h of the account's clock"
+        if failed is not None:
+            console.result(f"FAILED at {failed.title}: {to_one_line(failed.error)}")
+            if failed.command:
+                console.text(f"  command: {to_one_line(failed.command)}")
+        elif result.paid:
+            console.result(f"FAILED: still charged at the end: {', '.join(result.paid)}")
+        else:
+            console.result(f"rehearsed: from an empty account to a trained model and back, {hours}; nothing is left "
+                           "that costs money")
+        console.text("Not modelled:")
+        for line in result.not_modelled:
+            console.text(f"  {line}", style="dim")
+
+    result = rehearse_account(spec, settings, on_step=on_step)
+    console.show(result, show)
+    return ExitCode.DONE if result.is_ok else ExitCode.OTHER
 
 
 def _render(console: Console, report: RehearsalReport) -> None:
