@@ -56,6 +56,16 @@ run aws cloudwatch put-metric-alarm \
   --comparison-operator GreaterThanThreshold \
   --treat-missing-data notBreaching \
   --alarm-actions "$TOPIC"
+# EKS has no Prometheus of its own. One that the cluster has already is left alone.
+if [ "$DRY_RUN" = 1 ] || ! kubectl get crd podmonitors.monitoring.coreos.com >/dev/null 2>&1; then
+  run helm repo add --force-update prometheus-community https://prometheus-community.github.io/helm-charts
+  run helm upgrade kube-prometheus-stack prometheus-community/kube-prometheus-stack \
+    --install \
+    --version 88.5.3 \
+    --namespace monitoring \
+    --create-namespace \
+    --wait
+fi
 # The run's own metrics; import grafana_dashboard.json into Grafana.
 if [ "$DRY_RUN" = 1 ] || kubectl get crd podmonitors.monitoring.coreos.com >/dev/null 2>&1; then
   run kubectl apply -f run_metrics.yaml

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Cloud Monitoring: sends a mail when GPUs are idle. On GKE the metrics are those of --monitoring=SYSTEM,DCGM;
-# plain machines get the Ops Agent.
+# Cloud Monitoring: sends a mail when GPUs are idle or a machine is dead. On GKE the metrics are those of
+# --monitoring=SYSTEM,DCGM; plain machines get the Ops Agent.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 set -euo pipefail
@@ -39,6 +39,13 @@ if [ "$DRY_RUN" = 1 ] || [ -z "$(gcloud alpha monitoring policies list --project
   run gcloud alpha monitoring policies create \
     --project="$PROJECT" \
     --policy-from-file=idle_gpus.json \
+    --notification-channels="$CHANNEL"
+fi
+if [ "$DRY_RUN" = 1 ] || [ -z "$(gcloud alpha monitoring policies list --project="$PROJECT" \
+  --filter=displayName=embark-dlrm-dead-machines --format='value(name)')" ]; then
+  run gcloud alpha monitoring policies create \
+    --project="$PROJECT" \
+    --policy-from-file=dead_machines.json \
     --notification-channels="$CHANNEL"
 fi
 # The run's own metrics; import grafana_dashboard.json into Grafana.

@@ -17,6 +17,9 @@ _FIRST_POD = {"job": FIRST, "jobset": FIRST, "trainjob": FIRST,
               "pytorchjob": {"training.kubeflow.org/replica-index": "0"}}
 MONITOR_RESOURCES = {"aws": "podmonitors.monitoring.coreos.com", "azure": "podmonitors.azmonitoring.coreos.com",
                      "gcp": "podmonitorings.monitoring.googleapis.com"}
+POLICIES = ("idle_gpus", "dead_machines")  # Alert policies of Google Cloud.
+PROMETHEUS_RELEASE = "kube-prometheus-stack"  # Its operator reads what has the label release with this value.
+PROMETHEUS_VERSION = "88.5.3"  # Of the chart, 2026-08.
 BUDGET_SCRIPT = "budget.sh"
 BUDGET_HOURS = 24  # A budget is for a day of the run where the spec sets no end.
 
@@ -26,7 +29,8 @@ def render_monitoring(job: Job) -> list[File]:
     text = script_file(
         "monitoring.sh", f"{job.cloud}/monitoring.sh.j2", job, idle_minutes=IDLE_MINUTES, idle_percent=IDLE_PERCENT,
         is_scraped=is_scraped(job), metrics_file=OBJECTS, dashboard=DASHBOARD,
-        monitor_resource=MONITOR_RESOURCES[job.cloud], sends_to_cloudwatch=sends_to_cloudwatch(job))
+        monitor_resource=MONITOR_RESOURCES[job.cloud], policies=POLICIES, prometheus_release=PROMETHEUS_RELEASE,
+        prometheus_version=PROMETHEUS_VERSION, sends_to_cloudwatch=sends_to_cloudwatch(job))
     is_vm = job.spec.place.target == "vm"
     templates = {("aws", True): ["cloudwatch_agent.json"], ("azure", False): ["dcgm_pod_monitor.yaml"],
                  ("gcp", True): ["ops_agent.yaml"]}.get((job.cloud, is_vm), [])
@@ -34,8 +38,8 @@ def render_monitoring(job: Job) -> list[File]:
     if job.cloud == "azure" and not is_vm:
         files.append(File("alert_rules.json", job_text("azure/alert_rules.json.j2", job, rules=azure_rules(job))))
     if job.cloud == "gcp":
-        files.append(File("idle_gpus.json", job_text("gcp/idle_gpus.json.j2", job, idle_minutes=IDLE_MINUTES,
-                                                     idle_percent=IDLE_PERCENT)))
+        files += [File(f"{name}.json", job_text(f"gcp/{name}.json.j2", job, idle_minutes=IDLE_MINUTES,
+                                                idle_percent=IDLE_PERCENT)) for name in POLICIES]
     return [text, *files, *render_run_metrics(job)]
 
 
@@ -76,7 +80,8 @@ def render_run_metrics(job: Job) -> list[File]:
     """The objects and the dashboard; nothing where the run does not answer."""
     files: list[File] = []
     if is_scraped(job):
-        text = job_text("run_metrics.yaml.j2", job, first_pod=_FIRST_POD.get(job.spec.place.target, {}),
+        labels = {**job.labels, "release": PROMETHEUS_RELEASE} if job.cloud == "aws" else job.labels
+        text = job_text("run_metrics.yaml.j2", job, labels=labels, first_pod=_FIRST_POD.get(job.spec.place.target, {}),
                         rules=alert_rules())
         files += [File(OBJECTS, text), File(DASHBOARD, dashboard_text())]
     if sends_to_cloudwatch(job):

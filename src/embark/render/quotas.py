@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from embark.catalog import Quota, load_catalog
 from embark.render.job import Job
+from embark.render.shell_text import Words, variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,12 @@ class CloudQuota:
     is_zonal: bool
     dimension: str  # `gpu_family`, `tpu_family`, or empty.
     value: str
+
+    @property
+    def words(self) -> Words:
+        """For the function of budget.sh that reads it."""
+        place = variable("ZONE" if self.is_zonal else "REGION")
+        return (self.service, self.filter, place, *((self.dimension, self.value) if self.value else ()))
 
 
 def quota_of(job: Job) -> Quota | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
+from recorded_commands import run_script
 from render_jobs import MACHINES, job_of
 
 from embark.render.clouds.aws import render_eks
-from embark.render.clouds.azure import render_aks
+from embark.render.clouds.azure import LUSTRE_DRIVER_VERSION, render_aks
 from embark.render.clouds.gcp import extra_networks, render_gke
 from embark.render.render import render_infrastructure
 from embark.render.settings import fabric_needs
@@ -176,3 +178,28 @@ def test_a_bucket_can_be_seen_as_a_folder_and_not_written(machine: str, scheme: 
     assert "clicks" in json.dumps(volume["spec"]["csi"])
     assert volume["spec"]["accessModes"] == claim["spec"]["accessModes"] == ["ReadOnlyMany"]
     assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
+
+
+def test_managed_lustre_on_aks_gets_its_driver(tmp_path):
+    def applied(volume: str) -> list[str]:
+        files = render_infrastructure(job_of("Standard_ND96asr_v4", volume=volume))
+        folder = tmp_path / volume
+        folder.mkdir()
+        ran = run_script(files, "aks_cluster.sh", [], folder, {"STORAGE_ACCOUNT": "trainingaccount"})
+        assert ran.code == 0, ran.output
+        return [words[-1] for words in ran.of("kubectl") if "apply" in words and "azurelustre" in words[-1]]
+
+    found = applied("azure-managed-lustre-250")
+    assert {path.rpartition("/")[2] for path in found} >= {
+        "csi-azurelustre-driver.yaml", "csi-azurelustre-node-jammy.yaml", "csi-azurelustre-node-noble.yaml"}
+    assert all(f"/{LUSTRE_DRIVER_VERSION}/deploy/" in path for path in found)
+    assert applied("azure-netapp-premium") == []
+
+
+@pytest.mark.parametrize(("cache_gb", "disk_gib"), [(50.0, 256), (300.0, 512), (1500.0, 2048)])
+def test_a_node_of_aks_has_room_for_the_cache(cache_gb, disk_gib):
+    job = job_of("Standard_ND96asr_v4")
+    data = job.spec.data.model_copy(update={"cache_gb": cache_gb})
+    job = replace(job, spec=job.spec.model_copy(update={"data": data}))
+    text = next(file.text for file in render_infrastructure(job) if file.path == "aks_cluster.sh")
+    assert f"--node-osdisk-size {disk_gib} " in text

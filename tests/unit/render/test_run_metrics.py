@@ -120,3 +120,45 @@ def test_the_image_has_what_the_run_needs():
     text = render_image(watched("aws", WatchSpec(prometheus_port=9464, sinks=("otlp",))))[0].text
     assert ".whl[cloud,columns,tensorboard,otlp,prometheus]" in text
     assert ".whl[cloud,columns,tensorboard]" in render_image(watched("aws", WatchSpec()))[0].text
+
+
+HELM_MAKES_THE_CRD = """#!/bin/bash
+{ printf '%s\\0' "${0##*/}" "$@"; printf '\\0'; } >>"$RECORD"
+case "${0##*/} $*" in
+  helm*kube-prometheus-stack*) touch "$HOME/has-prometheus" ;;
+  kubectl*"get crd"*) test -e "$HOME/has-prometheus" ;;
+esac
+"""
+
+
+def test_eks_gets_a_prometheus_that_reads_the_run_s_objects(tmp_path):
+    files = render_infrastructure(watched("aws", ANSWERS))
+    env = {**SETTINGS, "HOME": str(tmp_path)}
+    ran = run_script(files, "monitoring.sh", [], tmp_path, env, stub=HELM_MAKES_THE_CRD)
+    assert ran.code == 0, ran.output
+    (install,) = (words for words in ran.of("helm") if "upgrade" in words)
+    assert ["kubectl", "apply", "-f", "run_metrics.yaml"] in ran.commands
+    objects = yaml.safe_load_all(next(file.text for file in files if file.path == "run_metrics.yaml"))
+    assert [one["metadata"]["labels"]["release"] for one in objects] == [install[2]] * 2
+    again = run_script(files, "monitoring.sh", [], tmp_path, env, stub=HELM_MAKES_THE_CRD)
+    assert not again.of("helm"), "a Prometheus that is there is left alone"
+
+
+def test_without_metrics_eks_gets_no_prometheus(tmp_path):
+    ran = run_script(render_infrastructure(job_of("p4d.24xlarge")), "monitoring.sh", [], tmp_path, SETTINGS)
+    assert ran.code == 0
+    assert not ran.of("helm")
+
+
+@pytest.mark.parametrize("target", ["job", "vm"])
+def test_google_cloud_is_given_an_alarm_for_dead_machines(target, tmp_path):
+    files = render_infrastructure(job_of("a2-highgpu-8g", target=target))
+    ran = run_script(files, "monitoring.sh", [], tmp_path, SETTINGS)
+    assert ran.code == 0, ran.output
+    given = {word.partition("=")[2] for words in ran.of("gcloud") for word in words if "--policy-from-file" in word}
+    assert given == {"idle_gpus.json", "dead_machines.json"}
+    policy = json.loads(next(file.text for file in files if file.path == "dead_machines.json"))
+    (condition,) = policy["conditions"]
+    query = condition["conditionPrometheusQueryLanguage"]["query"]
+    assert policy["displayName"] == "embark-dlrm-dead-machines"
+    assert ("instance_uptime" if target == "vm" else 'condition="Ready",status!="True"') in query

@@ -16,6 +16,11 @@ _GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
 NETWORK_OPERATOR_VERSION = "26.4.0"
 DOCA_DRIVER_VERSION = "doca3.4.0-26.04-0.8.4.0-0"
 GPU_OPERATOR_VERSION = "v26.3.3"
+LUSTRE_DRIVER_VERSION = "v0.4.0"  # Of kubernetes-sigs/azurelustre-csi-driver, 2026-11.
+LUSTRE_DRIVER_FILES = ("rbac-csi-azurelustre-controller", "rbac-csi-azurelustre-node", "csi-azurelustre-driver",
+                       "csi-azurelustre-controller", "csi-azurelustre-node-jammy", "csi-azurelustre-node-noble")
+DISK_GIB = (256, 512, 1024, 2048)  # Sizes of Premium SSDs that a node's own disk can have.
+SYSTEM_GIB = 150  # Of that disk: the system, images and logs.
 POOL = "gpu"  # AKS takes at most 12 small letters and digits.
 SPOT_TAINT = {"key": "kubernetes.azure.com/scalesetpriority", "operator": "Equal", "value": "spot",
               "effect": "NoSchedule"}
@@ -126,7 +131,9 @@ def render_aks(job: Job) -> list[File]:
     files = [File(name, job_text(f"azure/{name}.j2", job, **values)) for name in templates]
     files.insert(1, script_file("aks_cluster.sh", "azure/cluster.sh.j2", job, pool=pool_name(job),
                                 network_operator_version=NETWORK_OPERATOR_VERSION,
-                                gpu_operator_version=GPU_OPERATOR_VERSION))
+                                gpu_operator_version=GPU_OPERATOR_VERSION, os_disk_gib=os_disk_gib(job),
+                                is_lustre=is_lustre(job), lustre_driver_version=LUSTRE_DRIVER_VERSION,
+                                lustre_driver_files=LUSTRE_DRIVER_FILES))
     return files
 
 
@@ -134,15 +141,26 @@ def pool_name(job: Job) -> str:
     return f"{POOL}spot" if job.spec.place.spot else POOL
 
 
+def is_lustre(job: Job) -> bool:
+    """Managed Lustre, whose driver AKS does not have."""
+    return "lustre" in job.spec.place.volume
+
+
+def os_disk_gib(job: Job) -> int:
+    """AKS keeps emptyDir volumes, and so the data's cache, on a node's own disk and not on the machine's NVMe disks."""
+    needed = SYSTEM_GIB + job.spec.data.cache_gb
+    return next((size for size in DISK_GIB if size >= needed), DISK_GIB[-1])
+
+
 def capacity_gib(job: Job, least_gib: int) -> int:
     return least_gib
 
 
 def volume_source(job: Job) -> dict[str, Any]:
-    if "lustre" in job.spec.place.volume:
+    if is_lustre(job):
         return {"mountOptions": ["noatime", "flock"],
                 "csi": {"driver": "azurelustre.csi.azure.com", "volumeHandle": "lustre#10.225.0.4#lustrefs",
-                        "volumeAttributes": {"mgs-ip-address": "10.225.0.4", "fs-name": "lustrefs"}}}
+                        "volumeAttributes": {"mgs-ip-address": "10.225.0.4"}}}
     # Several connections: one alone carries a fraction of what the volume can.
     return {"mountOptions": ["vers=3", "nconnect=8", "rsize=262144", "wsize=262144", "hard"],
             "nfs": {"server": "10.225.0.4", "path": "/data"}}
