@@ -11,8 +11,8 @@ from embark.rehearse.account.grammar import ParsedCommand, load_grammar
 from embark.rehearse.account.kubernetes.admission import apply, install, refuse_client_side, release_at
 from embark.rehearse.account.kubernetes.cluster import Cluster, Object
 from embark.rehearse.account.kubernetes.json_path import find
-from embark.rehearse.account.kubernetes.kinds import ObjectKind
-from embark.rehearse.account.programs.kubectl_output import is_selected, node_object, show
+from embark.rehearse.account.programs.kubectl_names import find_objects, named, need, not_found
+from embark.rehearse.account.programs.kubectl_output import is_selected, show
 from embark.rehearse.account.state import Refused
 
 STEP_S = 15.0  # How often `kubectl wait` and `logs --follow` look.
@@ -138,14 +138,14 @@ class Kubectl:
             found = [(cluster.kind_of(thing, name), str((thing["metadata"]).get("namespace") or "default"),
                       thing["metadata"]["name"]) for name in command["--filename"] for thing in _documents(call, name)]
         else:
-            found = self._named(cluster, command)
+            found = named(cluster, command)
         lines = []
         for kind, space, name in found:
             key = (kind.key, space if kind.is_namespaced else "", name)
             if key not in cluster.objects:
                 if command["--ignore-not-found"]:
                     continue
-                raise Refused(_not_found(kind, name))
+                raise Refused(not_found(kind, name))
             cluster.objects.pop(key)
             if kind.key == "Namespace":
                 for other in [one for one in cluster.objects if one[1] == name]:
@@ -161,8 +161,8 @@ class Kubectl:
         names = [word for word in words if word not in marks]
         verb = "annotated" if field == "annotations" else "labeled"
         lines = []
-        for kind, space, name in self._named(cluster, command, names):
-            thing = self._need(cluster, kind, space, name)
+        for kind, space, name in named(cluster, command, names):
+            thing = need(cluster, kind, space, name)
             held = thing["metadata"].setdefault(field, {})
             for mark in marks:
                 key, has_value, value = mark.partition("=")
@@ -179,8 +179,8 @@ class Kubectl:
     def _patch(self, command: ParsedCommand, call: Call) -> str:
         cluster = self._cluster(command)
         lines = []
-        for kind, space, name in self._named(cluster, command):
-            thing = self._need(cluster, kind, space, name)
+        for kind, space, name in named(cluster, command):
+            thing = need(cluster, kind, space, name)
             merged = _merge(thing, yaml.safe_load(command.text("--patch")))
             apply(cluster, merged, "patch")
             lines.append(f"{kind.resource}/{name} patched\n")
@@ -188,8 +188,8 @@ class Kubectl:
 
     def _scale(self, command: ParsedCommand, call: Call) -> str:
         cluster = self._cluster(command)
-        for kind, space, name in self._named(cluster, command):
-            self._need(cluster, kind, space, name).setdefault("spec", {})["replicas"] = int(command.text("--replicas"))
+        for kind, space, name in named(cluster, command):
+            need(cluster, kind, space, name).setdefault("spec", {})["replicas"] = int(command.text("--replicas"))
         return "scaled\n"
 
     # questions
@@ -199,7 +199,7 @@ class Kubectl:
         words = list(command.positionals["WORDS"])
         if command.path[0] == "events":
             words = ["events"]
-        found = self._find(cluster, words, command)
+        found = find_objects(cluster, words, command)
         if not found and command["--ignore-not-found"]:
             return ""
         return show(found, command, is_list=len(words) == 1 and "/" not in words[0])
@@ -207,7 +207,7 @@ class Kubectl:
     def _describe(self, command: ParsedCommand, call: Call) -> str:
         cluster = self._cluster(command)
         text = ""
-        for thing in self._find(cluster, list(command.positionals["WORDS"]), command):
+        for thing in find_objects(cluster, list(command.positionals["WORDS"]), command):
             text += yaml.safe_dump(thing)
             text += "".join(f"Events: {one.type} {one.reason} {one.message}\n" for one in cluster.events
                             if one.name == thing["metadata"]["name"])
@@ -223,7 +223,7 @@ class Kubectl:
         words = list(command.positionals["WORDS"])
         until = cluster.clock.now + limit
         while True:
-            found = self._find(cluster, words, command, is_optional=bool({"delete", "create"} & set(conditions)))
+            found = find_objects(cluster, words, command, is_optional=bool({"delete", "create"} & set(conditions)))
             if conditions == ["delete"]:
                 is_met = not found
             elif conditions == ["create"]:
@@ -241,8 +241,8 @@ class Kubectl:
 
     def _rollout(self, command: ParsedCommand, call: Call) -> str:
         cluster = self._cluster(command)
-        for kind, space, name in self._named(cluster, command):
-            self._need(cluster, kind, space, name)
+        for kind, space, name in named(cluster, command):
+            need(cluster, kind, space, name)
             ready = cluster.ready_at.get((kind.key, space, name), 0.0)
             cluster.advance(max(0.0, ready - cluster.clock.now))
         return "successfully rolled out\n"
@@ -281,75 +281,6 @@ class Kubectl:
             if command["--follow"] and phase == "Running" and owner in cluster.runs:
                 cluster.advance(max(0.0, cluster.runs[owner].ends_at - cluster.clock.now))
         return text
-
-    # names
-
-    def _find(self, cluster: Cluster, words: list[str], command: ParsedCommand, *, is_optional: bool = False
-              ) -> list[Object]:
-        space = None if command["--all-namespaces"] else command.text("--namespace", "default")
-        if not words:
-            raise Refused("error: You must specify the type of resource to get.")
-        if len(words) == 1 and "/" not in words[0]:
-            kinds = [self._kind(cluster, word) for word in words[0].split(",")]
-            found = [one for kind in kinds for one in self._all(cluster, kind, space)]
-            selector = command.text("--selector")
-            fields = command.text("--field-selector")
-            found = [one for one in found if is_selected(one, selector)]
-            for part in filter(None, fields.split(",")):
-                name, _, value = part.replace("==", "=").partition("=")
-                found = [one for one in found if value in [str(each) for each in find(f".{name}", one)]]
-            return found
-        things = []
-        for kind, where, name in self._named(cluster, command, words):
-            thing = next((one for one in self._all(cluster, kind, where) if one["metadata"]["name"] == name), None)
-            if thing is None:
-                if command["--ignore-not-found"] or is_optional:
-                    continue
-                raise Refused(_not_found(kind, name))
-            things.append(thing)
-        return things
-
-    def _named(self, cluster: Cluster, command: ParsedCommand, words: list[str] | None = None
-               ) -> list[tuple[ObjectKind, str, str]]:
-        """`job dlrm`, `job/dlrm`, or all of a kind by --all or a selector."""
-        words = list(command.positionals["WORDS"]) if words is None else words
-        space = command.text("--namespace", "default")
-        pairs = [word.split("/", 1) for word in words if "/" in word]
-        if pairs:
-            return [(self._kind(cluster, kind), space, name) for kind, name in pairs]
-        if not words:
-            raise Refused("error: resource(s) were provided, but no name was specified")
-        kind = self._kind(cluster, words[0])
-        names = words[1:]
-        if not names and (command["--all"] or command["--selector"]):
-            names = [one["metadata"]["name"] for one in self._all(cluster, kind, space)
-                     if is_selected(one, command.text("--selector"))]
-        elif not names:
-            raise Refused("error: resource(s) were provided, but no name was specified")
-        return [(kind, space, name) for name in names]
-
-    def _kind(self, cluster: Cluster, word: str) -> ObjectKind:
-        for kind in cluster.kinds():
-            if kind.is_called(word):
-                return kind
-        raise Refused(f'error: the server doesn\'t have a resource type "{word}"')
-
-    def _all(self, cluster: Cluster, kind: ObjectKind, space: str | None) -> list[Object]:
-        if kind.key == "Node":
-            return [node_object(cluster, node) for node in cluster.nodes]
-        if kind.key == "Event":
-            return [{"apiVersion": "v1", "kind": "Event", "type": one.type, "reason": one.reason,
-                     "message": one.message, "lastTimestamp": f"{one.at:012.1f}",
-                     "metadata": {"name": one.name, "namespace": one.namespace},
-                     "involvedObject": {"kind": one.kind, "name": one.name}}
-                    for one in cluster.events if space in (None, one.namespace)]
-        return cluster.of_kind(kind.key, space if kind.is_namespaced else None)
-
-    def _need(self, cluster: Cluster, kind: ObjectKind, space: str, name: str) -> Object:
-        found = cluster.find(kind.key, name, space if kind.is_namespaced else "")
-        if found is None:
-            raise Refused(_not_found(kind, name))
-        return found
 
 
 def _documents(call: Call, name: str) -> list[Object]:
@@ -409,11 +340,6 @@ def _is_owned(pod: Object, word: str) -> bool:
 def _waiting(pod: Object) -> str:
     statuses = pod["status"].get("containerStatuses") or []
     return str(statuses[0]["state"]["waiting"]["reason"]) if statuses else "ContainerCreating"
-
-
-def _not_found(kind: ObjectKind, name: str) -> str:
-    plural = f"{kind.plural}.{kind.group}" if kind.group else kind.plural
-    return f'Error from server (NotFound): {plural} "{name}" not found'
 
 
 def _seconds(text: str) -> float:
