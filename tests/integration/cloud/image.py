@@ -124,8 +124,8 @@ def make_store(folder: Path) -> Store:
 
 def make_clone(folder: Path) -> None:
     """The files that git has, or would have: what is being worked on is tested."""
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True,
-                            capture_output=True, check=True).stdout
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout
     for name in listed.split("\0"):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -40,8 +40,9 @@ def test_the_wheel_is_uploaded_before_a_machine_starts_and_installed_from_where_
     (index,) = [number for number, words in enumerate(ran.commands) if words[:len(upload)] == upload]
     assert name in ran.commands[index]
     assert f"dist/{wheel_name()}" in ran.commands[index]
+    things = {"ec2", "vm", "instances", "queued-resources"}
     starts = [number for number, words in enumerate(ran.commands)
-              if {"run-instances", "create"} & set(words) and {"ec2", "vm", "instances", "queued-resources"} & set(words)]
+              if {"run-instances", "create"} & set(words) and things & set(words)]
     assert starts, ran.commands
     assert index < min(starts)
     setup = setup_of({file.path: file.text for file in files}, target)
