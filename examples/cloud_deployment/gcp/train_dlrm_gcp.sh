@@ -133,15 +133,15 @@ state() {
     --output 'jsonpath={.status.conditions[?(@.status=="True")].type}'
 }
 
-# The phases of the job's pods; nothing while a queue holds it back.
+# The phases of the job's pods, and what their containers wait for; nothing while a queue holds the job back.
 phases() {
   kubectl get pods --namespace embark --selector app.kubernetes.io/instance=dlrm \
-    --output 'jsonpath={.items[*].status.phase}'
+    --output 'jsonpath={.items[*].status.phase} {.items[*].status.containerStatuses[*].state.waiting.reason}'
 }
 
 # Follows the logs until the job ends, those of replaced pods too. Pods that cannot start would cost their machines.
 follow() {
-  local now found waited=0 since=--tail=-1
+  local now found limit waited=0 since=--tail=-1
   while true; do
     now=$(state || true)
     case $now in
@@ -153,15 +153,18 @@ follow() {
         ;;
     esac
     # Fails while no pod runs yet, and ends when the pods that ran have ended.
-    if logs "$since" 2>/dev/null; then since=--since=30s; else status; fi
+    if logs "$since" 2>/dev/null; then since=--since=30s; elif [ $((waited % 120)) = 0 ]; then status; fi
     found=$(phases || true)
     case "$now $found" in
       *Suspended* | *Running* | *Succeeded*) waited=0 ;;
       *) waited=$((waited + 15)) ;;
     esac
-    if [ "$waited" -gt "$START_LIMIT_S" ]; then
+    limit=$START_LIMIT_S
+    # Time does not cure these; a minute more may, where a role is new.
+    case $found in *ImagePull* | *InvalidImageName* | *ConfigError*) limit=300 ;; esac
+    if [ "$waited" -gt "$limit" ]; then
       status >&2
-      printf 'no pod has started for %s seconds; %s clean stops paying for the machines\n' "$START_LIMIT_S" "$0" >&2
+      printf 'no pod has started for %s seconds; %s clean stops paying for the machines\n' "$limit" "$0" >&2
       exit 70
     fi
     sleep 15

@@ -39,12 +39,14 @@ def test_dragging_zooms_all_curves_and_a_double_click_shows_all_again(rich, open
     page.mouse.down()
     page.mouse.move(box["x"] + 180, box["y"] + 60, steps=4)
     page.mouse.up()
-    assert range_of(page) != complete
+    page.wait_for_function("(complete) => document.querySelector('[data-curve=loss]').dataset.range !== complete",
+                           arg=complete)
     assert page.get_attribute("[data-curve=auc]", "data-range") == range_of(page)
-    assert page.is_visible("text=show all")
+    page.wait_for_selector("text=show all")
     page.dblclick("[data-curve=auc] .plot", position={"x": 150, "y": 50})
-    assert range_of(page) == complete
-    assert not page.is_visible("text=show all")
+    page.wait_for_function("(complete) => document.querySelector('[data-curve=loss]').dataset.range === complete",
+                           arg=complete)
+    page.wait_for_selector("text=show all", state="hidden")
 
 
 def test_dollars_are_formatted_as_in_the_terminal(rich, open_page):

@@ -98,7 +98,7 @@ def make_steps(job: Job) -> list[Step]:
         "bucket": "" if store is None else store.name, "account": job.spec.place.storage_account,
         "path": source.partition("://")[2].partition("/")[2], **(found.groupdict() if found else {}),
     }
-    steps = []
+    steps = [Step("tools and project", tuple(raw["before"]))] if "before" in raw else []
     if found:
         steps.append(Step("image", tuple(line.format(**values) for line in raw["image"])))
     if "://" in source:
