@@ -12,6 +12,7 @@ from embark.cli.console import Console
 from embark.cli.image import image
 from embark.errors import Fault, UserError
 from embark.launch.image_registry import ImageName
+from embark.render.job import default_image
 from embark.spec import load_spec
 
 DIGEST = "sha256:" + "a1" * 32
@@ -103,6 +104,13 @@ def test_the_name_is_written_into_the_spec_beside_its_comments_and_into_every_fi
     assert "nodes = 2          # two machines\n" in path.read_text()
     assert f"image: {ECR}/embark:2\n" in Path("deploy/run/kubernetes_job.yaml").read_text()
     assert "wrote place.image" in capsys.readouterr().out
+
+
+def test_a_name_without_a_tag_gets_the_version_s(builders):
+    write_spec("")
+    builders.add("docker")
+    image("run.toml", tag="embark-quickstart", console=Console(quiet=True))
+    assert load_spec("run.toml").place.image == f"embark-quickstart:{default_image().partition(':')[2]}"
 
 
 @pytest.mark.parametrize("builder", ["docker", "podman", "buildah"])

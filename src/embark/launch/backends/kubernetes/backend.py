@@ -224,8 +224,7 @@ class Kubernetes(Backend):
 def require_image(spec: RunSpec) -> None:
     if not spec.place.image:
         raise UserError("place.image is not set: the cluster has no image to pull",
-                        fix="build the Dockerfile that embark render writes, push it, and --set "
-                            "place.image=REGISTRY/embark@sha256:…")
+                        fix="embark image SPEC --tag REGISTRY/embark:1 --push builds it, pushes it and sets place.image")
 
 
 def _without_namespace(text: str) -> str:
