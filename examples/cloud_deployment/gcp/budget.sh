@@ -59,6 +59,7 @@ compute_quota() {
 
 # Checks the quotas that the run needs.
 quota() {
+  run gcloud services enable compute.googleapis.com --project="$PROJECT"
   enough NVIDIA_A100_GPUS 16 compute_quota NVIDIA_A100_GPUS regions describe "$REGION"
   enough GPUS_ALL_REGIONS 16 compute_quota GPUS_ALL_REGIONS project-info describe
 }
@@ -66,6 +67,7 @@ quota() {
 # Sends a mail to the billing account's administrators as the budget is spent. An alert stops nothing.
 budget() {
   local account=ACCOUNT
+  run gcloud services enable cloudbilling.googleapis.com billingbudgets.googleapis.com --project="$PROJECT"
   if [ "$DRY_RUN" = 0 ]; then
     account="$(gcloud billing projects describe "$PROJECT" --format='value(billingAccountName.basename())')"
   fi

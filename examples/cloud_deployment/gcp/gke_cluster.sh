@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Creates the GKE cluster if it does not exist, with its networks and GPU machines. Safe to repeat.
+# The GKE cluster: up creates it with its networks and its roles, machines adds the GPU machines' node pool,
+# stop deletes that, delete deletes all of it. Safe to repeat.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 set -euo pipefail
@@ -10,8 +11,6 @@ REGION=${REGION:-us-central1}
 # gcloud compute machine-types list shows which zones have the machine.
 ZONE=${ZONE:-us-central1-a}
 
-# `up`: without the GPU machines, which are paid from the moment they start.
-PART=${1:-up}
 DRY_RUN=${DRY_RUN:-0}
 
 # Prints a command, and runs it unless DRY_RUN is 1.
@@ -24,55 +23,106 @@ run() {
 }
 
 cd "$(dirname "$0")"
-run gcloud services enable container.googleapis.com compute.googleapis.com --project="$PROJECT"
-if ! gcloud container clusters describe "$CLUSTER" --location="$REGION" --project="$PROJECT" >/dev/null 2>&1; then
-  # One zone: each zone of a regional pool would have the full node count.
-  run gcloud container clusters create "$CLUSTER" \
-    --location="$REGION" \
-    --node-locations="$ZONE" \
-    --release-channel=regular \
-    --machine-type=e2-standard-4 \
-    --num-nodes=2 \
-    --enable-ip-alias \
-    --enable-dataplane-v2 \
-    --workload-pool="$PROJECT.svc.id.goog" \
-    --addons=GcsFuseCsiDriver,GcpFilestoreCsiDriver \
-    --enable-image-streaming \
-    --enable-managed-prometheus \
-    --monitoring=SYSTEM,DCGM \
-    --labels=embark=cluster \
-    --project="$PROJECT"
-fi
+# Whether a resource exists, by the words of its `describe` command; with DRY_RUN=1 none does.
+exists() {
+  [ "$DRY_RUN" = 0 ] && gcloud "$@" --project="$PROJECT" >/dev/null 2>&1
+}
 
-# An existing cluster may lack this run's machines.
-if [ "$PART" != up ] && ! gcloud container node-pools describe a2-highgpu-8g --cluster="$CLUSTER" --location="$REGION" --project="$PROJECT" >/dev/null 2>&1; then
-  run gcloud container node-pools create a2-highgpu-8g \
-    --cluster="$CLUSTER" \
-    --location="$REGION" \
-    --node-locations="$ZONE" \
-    --machine-type=a2-highgpu-8g \
-    --enable-gvnic \
-    --workload-metadata=GKE_METADATA \
-    --accelerator=type=nvidia-tesla-a100,count=8,gpu-driver-version=latest \
-    --num-nodes=2 \
-    --enable-autoscaling \
-    --total-min-nodes=0 \
-    --total-max-nodes=2 \
-    --location-policy=ANY \
-    --disk-size=200 \
-    --node-labels=embark/pool=a2-highgpu-8g \
-    --placement-type=COMPACT \
+# Creates all but the GPU machines. The run's buckets exist already: storage.sh buckets.
+up() {
+  run gcloud services enable container.googleapis.com artifactregistry.googleapis.com iam.googleapis.com --project="$PROJECT"
+  if ! exists container clusters describe "$CLUSTER" --location="$REGION"; then
+    # One zone: each zone of a regional pool would have the full node count.
+    run gcloud container clusters create "$CLUSTER" \
+      --location="$REGION" \
+      --node-locations="$ZONE" \
+      --release-channel=regular \
+      --machine-type=e2-standard-4 \
+      --num-nodes=2 \
+      --enable-ip-alias \
+      --enable-dataplane-v2 \
+      --workload-pool="$PROJECT.svc.id.goog" \
+      --addons=GcsFuseCsiDriver,GcpFilestoreCsiDriver \
+      --enable-image-streaming \
+      --enable-managed-prometheus \
+      --monitoring=SYSTEM,DCGM \
+      --labels=embark=cluster \
+      --project="$PROJECT"
+  fi
+  run gcloud container clusters get-credentials "$CLUSTER" --location="$REGION" --project="$PROJECT"
+  # Namespace and service account, which everything below belongs to.
+  run kubectl apply -f gke_cluster.yaml
+  roles
+}
+# Who may do what: nodes pull images and write logs; pods use the buckets as themselves, without a key or a secret.
+roles() {
+  local number=PROJECT_NUMBER nodes role
+  if [ "$DRY_RUN" = 0 ]; then number="$(gcloud projects describe "$PROJECT" --format='value(projectNumber)')"; fi
+  # New organizations give the machines' default service account no role.
+  nodes="serviceAccount:$number-compute@developer.gserviceaccount.com"
+  for role in roles/container.defaultNodeServiceAccount roles/artifactregistry.reader; do
+    run gcloud projects add-iam-policy-binding "$PROJECT" --member="$nodes" --role="$role" --condition=None --format=none
+  done
+  local pool="projects/$number/locations/global/workloadIdentityPools/$PROJECT.svc.id.goog"
+  local pods="principal://iam.googleapis.com/$pool/subject/ns/"embark/sa/embark
+  run gcloud storage buckets add-iam-policy-binding gs://embark-example \
+    --member="$pods" \
+    --role=roles/storage.objectUser \
     --project="$PROJECT"
-fi
-run gcloud container clusters get-credentials "$CLUSTER" --location="$REGION" --project="$PROJECT"
+}
 
-run kubectl apply -f gke_cluster.yaml
-# The pods' own identity: their service account holds the roles; no key and no secret anywhere.
-NUMBER=0
-if [ "$DRY_RUN" = 0 ]; then NUMBER="$(gcloud projects describe "$PROJECT" --format='value(projectNumber)')"; fi
-POOL="projects/$NUMBER/locations/global/workloadIdentityPools/$PROJECT.svc.id.goog"
-MEMBER="principal://iam.googleapis.com/$POOL/subject/ns/"embark/sa/embark
-run gcloud storage buckets add-iam-policy-binding gs://embark-example \
-  --member="$MEMBER" \
-  --role=roles/storage.objectUser \
-  --project="$PROJECT"
+# Adds the GPU machines' node pool. The autoscaler starts them when the job's pods wait for them.
+machines() {
+  if ! exists container node-pools describe a2-highgpu-8g --cluster="$CLUSTER" --location="$REGION"; then
+    run gcloud container node-pools create a2-highgpu-8g \
+      --cluster="$CLUSTER" \
+      --location="$REGION" \
+      --node-locations="$ZONE" \
+      --machine-type=a2-highgpu-8g \
+      --enable-gvnic \
+      --workload-metadata=GKE_METADATA \
+      --accelerator=type=nvidia-tesla-a100,count=8,gpu-driver-version=latest \
+      --num-nodes=0 \
+      --enable-autoscaling \
+      --total-min-nodes=0 \
+      --total-max-nodes=2 \
+      --location-policy=ANY \
+      --disk-size=200 \
+      --node-labels=embark/pool=a2-highgpu-8g \
+      --placement-type=COMPACT \
+      --project="$PROJECT"
+  else
+    # The run may have another number of machines now.
+    run gcloud container node-pools update a2-highgpu-8g \
+      --cluster="$CLUSTER" \
+      --location="$REGION" \
+      --enable-autoscaling \
+      --total-min-nodes=0 \
+      --total-max-nodes=2 \
+      --project="$PROJECT"
+  fi
+}
+
+# Deletes the GPU machines; the cluster and its two small machines stay.
+stop() {
+  if [ "$DRY_RUN" = 1 ] || exists container node-pools describe a2-highgpu-8g --cluster="$CLUSTER" --location="$REGION"; then
+    run gcloud container node-pools delete a2-highgpu-8g --cluster="$CLUSTER" --location="$REGION" --project="$PROJECT" --quiet
+  fi
+}
+
+# Deletes the cluster with all its machines. Buckets and file systems are storage.sh's.
+delete() {
+  if [ "$DRY_RUN" = 1 ] || exists container clusters describe "$CLUSTER" --location="$REGION"; then
+    run gcloud container clusters delete "$CLUSTER" --location="$REGION" --project="$PROJECT" --quiet
+  fi
+}
+
+if [ "$#" = 0 ]; then set -- up; fi
+
+case ${1:-} in
+  up | machines | stop | delete) "$@" ;;
+  *)
+    printf 'usage: %s %s\n' "$0" '[up | machines | stop | delete]' >&2
+    exit 64
+    ;;
+esac

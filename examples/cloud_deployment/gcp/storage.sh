@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Creates the run's storage where it does not exist. Safe to repeat.
+# The run's storage: buckets creates its buckets, volume its file system and adds that to the cluster, delete
+# deletes the file system. Safe to repeat.
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 set -euo pipefail
@@ -7,7 +8,11 @@ set -euo pipefail
 : "${PROJECT:?the id of your Google Cloud project}"
 REGION=${REGION:-us-central1}
 ZONE=${ZONE:-us-central1-a}
-
+CLUSTER=${CLUSTER:-embark}
+# 1,024 GiB of Filestore zonal read 0.3 GB/s. More is faster.
+CAPACITY_GIB=${CAPACITY_GIB:-1024}
+# The cluster's network.
+NETWORK=${NETWORK:-default}
 DRY_RUN=${DRY_RUN:-0}
 
 # Prints a command, and runs it unless DRY_RUN is 1.
@@ -20,38 +25,64 @@ run() {
 }
 
 cd "$(dirname "$0")"
-if ! gcloud storage buckets describe gs://embark-example --project="$PROJECT" >/dev/null 2>&1; then
-  run gcloud storage buckets create gs://embark-example \
-    --location="$REGION" \
-    --uniform-bucket-level-access \
-    --public-access-prevention \
-    --project="$PROJECT"
-fi
-if [ "${1:-all}" = buckets ]; then exit 0; fi
-# 1,024 GiB of Filestore zonal read 0.3 GB/s. More is faster.
-CAPACITY_GIB=${CAPACITY_GIB:-1024}
-# The cluster's network.
-NETWORK=${NETWORK:-default}
-ADDRESS=none
-run gcloud services enable file.googleapis.com --project="$PROJECT"
+# Whether a resource exists, by the words of its `describe` command; with DRY_RUN=1 none does.
+exists() {
+  [ "$DRY_RUN" = 0 ] && gcloud "$@" --project="$PROJECT" >/dev/null 2>&1
+}
 
-if ! gcloud filestore instances describe dlrm-data --location="$ZONE" --project="$PROJECT" >/dev/null 2>&1; then
-  run gcloud filestore instances create dlrm-data \
-    --location="$ZONE" \
-    --tier=zonal \
-    --file-share="name=data,capacity=${CAPACITY_GIB}GiB" \
-    --network="name=$NETWORK" \
-    --project="$PROJECT"
+buckets() {
+  if ! exists storage buckets describe gs://embark-example; then
+    run gcloud storage buckets create gs://embark-example \
+      --location="$REGION" \
+      --uniform-bucket-level-access \
+      --public-access-prevention \
+      --project="$PROJECT"
+  fi
+}
+
+volume() {
+  local address=none
+  run gcloud services enable compute.googleapis.com file.googleapis.com --project="$PROJECT"
+  if ! exists filestore instances describe dlrm-data --location="$ZONE"; then
+    run gcloud filestore instances create dlrm-data \
+      --location="$ZONE" \
+      --tier=zonal \
+      --file-share="name=data,capacity=${CAPACITY_GIB}GiB" \
+      --network="name=$NETWORK" \
+      --project="$PROJECT"
+  fi
+  if [ "$DRY_RUN" = 0 ]; then
+    address="$(gcloud filestore instances describe dlrm-data --location="$ZONE" --project="$PROJECT" \
+      --format='value(networks[0].ipAddresses[0])')"
+  fi
+  mount_volume modeInstance/"$ZONE"/dlrm-data/data "$address"
+}
+
+# Deletes the file system with its data; the bucket keeps them.
+delete() {
+  if [ "$DRY_RUN" = 1 ] || exists filestore instances describe dlrm-data --location="$ZONE"; then
+    run gcloud filestore instances delete dlrm-data --location="$ZONE" --project="$PROJECT" --quiet
+  fi
+}
+# Adds the file system with the handle $1 at the address $2 to the cluster.
+mount_volume() {
+  local PATCH="{\"spec\":{\"csi\":{\"volumeHandle\":\"$1\",\"volumeAttributes\":{\"ip\":\"$2\"}}}}"
+  if [ "$DRY_RUN" = 0 ]; then
+    kubectl patch --local -f volume.yaml --type=merge --output=json --patch="$PATCH" |
+      kubectl apply -f -
+  fi
+  run kubectl apply -f claim.yaml
+}
+if [ "$#" = 0 ]; then
+  buckets
+  if [ "$DRY_RUN" = 1 ] || exists container clusters describe "$CLUSTER" --location="$REGION"; then volume; fi
+  exit 0
 fi
 
-if [ "$DRY_RUN" = 0 ]; then
-  ADDRESS="$(gcloud filestore instances describe dlrm-data --location="$ZONE" --project="$PROJECT" \
-    --format='value(networks[0].ipAddresses[0])')"
-fi
-HANDLE=modeInstance/"$ZONE"/dlrm-data/data
-PATCH="{\"spec\":{\"csi\":{\"volumeHandle\":\"$HANDLE\",\"volumeAttributes\":{\"ip\":\"$ADDRESS\"}}}}"
-if [ "$DRY_RUN" = 0 ]; then
-  kubectl patch --local -f volume.yaml --type=merge --output=json --patch="$PATCH" |
-    kubectl apply -f -
-fi
-run kubectl apply -f claim.yaml
+case ${1:-} in
+  buckets | volume | delete) "$@" ;;
+  *)
+    printf 'usage: %s %s\n' "$0" '[buckets | volume | delete]' >&2
+    exit 64
+    ;;
+esac

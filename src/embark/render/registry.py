@@ -12,4 +12,7 @@ def login_text(image: str) -> str:
     if found := ECR.match(image):
         return (f"aws ecr get-login-password --region {quote(found['region'])} |\n"
                 f"  docker login --username AWS --password-stdin {quote(image.partition('/')[0])}\n")
+    host = image.partition("/")[0]
+    if host.endswith("-docker.pkg.dev"):
+        return f"gcloud auth configure-docker {quote(host)} --quiet\n"
     return ""

@@ -1,7 +1,7 @@
 """The clouds' own command lines know every command and flag that the scripts use.
 
-tests/fixtures/cli has the flags of those commands: of az and kubectl as their help shows them, of gcloud as its own
-completion table has them. For aws, botocore's models say what each call takes.
+tests/fixtures/cli has the flags of az and kubectl as their help shows them, the stand-in's table those of gcloud's own
+parsers. For aws, botocore's models say what each call takes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from botocore.validate import ParamValidator
 from recorded_commands import run_script
 from render_jobs import job_of
 
+from embark.rehearse.account.grammar import load_grammar
+from embark.rehearse.account.state import Refused
 from embark.render.clouds.aws import bucket_statements
 from embark.render.monitoring import render_budget
 from embark.render.render import render_infrastructure
@@ -38,7 +40,6 @@ CASES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "gcp": [("a3-ultragpu-8g", {"volume": "managed-lustre-500"}), ("a3-highgpu-8g", {"volume": "filestore-regional"}),
             ("a2-highgpu-8g", {"target": "vm", "spot": True}), ("v5litepod-16", {"target": "tpu-vm"})],
 }
-GCLOUD_ANYWHERE = {"--project", "--format", "--quiet", "--flatten", "--filter", "--limit"}
 AWS_ANYWHERE = {"region", "query", "output"}
 AWS_OWN = {("eks", "update-kubeconfig"), ("ssm", "start-session")}
 """Commands of the aws program itself, or of its plugin: there is no call of that name."""
@@ -66,20 +67,12 @@ def calls(tmp_path_factory) -> dict[str, list[list[str]]]:
 
 
 def test_gcloud_knows_every_command_and_flag(calls):
-    table = load("gcloud")
-    wrong, seen = [], set()
+    grammar, wrong, seen = load_grammar("gcloud"), [], set()
     for call in calls["gcloud"]:
-        command = longest(call, table)
-        seen.add(command)
-        for word in call[1:]:
-            flag, _, value = word.partition("=")
-            if not flag.startswith("--") or flag in GCLOUD_ANYWHERE:
-                continue
-            positive = f"--{flag.removeprefix('--no-')}"
-            if flag not in table[command] and not (flag.startswith("--no-") and positive in table[command]):
-                wrong.append((command, flag))
-            elif table[command].get(flag) and value and value not in table[command][flag]:
-                wrong.append((command, word))
+        try:
+            seen.add(grammar.parse(call[1:]).name)
+        except Refused as refusal:
+            wrong.append((call, refusal.text))
     assert not wrong
     assert len(seen) > 35, "the scripts were not run through"
 

@@ -120,8 +120,8 @@ def test_pods_name_networks_that_the_cluster_has(machine: str):
 
 def test_gke_counts_are_what_they_say():
     script = text_of(render_gke(job_of("a2-highgpu-8g", nodes=5, spot=True)), "gke_cluster.sh")
-    pool = re.search(r"node-pools create(.*?)\nfi", script, re.S).group(1)
-    assert "--num-nodes=5" in pool
+    pool = re.search(r"node-pools create(.*?)\n  else", script, re.S).group(1)
+    assert "--num-nodes=0" in pool, "machines start when pods wait for them"
     assert "--total-max-nodes=5" in pool
     assert '--node-locations="$ZONE"' in pool, "a regional pool has its count in every zone"
     assert "--spot" in pool

@@ -322,7 +322,7 @@ class Gcp(Cloud):
 
     def steps(self) -> list[Step]:
         allow, allowed, forbid = (table_words("gcp", name) for name in ("allow_ssh", "allows_ssh", "forbid_ssh"))
-        return [*gcp.network_steps(self.job),
+        return [*gcp.account_steps(self.job), *gcp.network_steps(self.job),
                 Step("the firewall rule for ssh by Google's tunnel", (allow,), unless=allowed, remove=(forbid,))]
 
     def machine(self, row: dict[str, Any]) -> Machine:

@@ -3,6 +3,7 @@
 A request may be granted in the middle of the night, so the hosts' job goes with it as their startup script.
 """
 
+import time
 from typing import Any
 
 from embark.catalog import load_catalog
@@ -13,6 +14,7 @@ from embark.launch.backends.clouds import CloudCommands, from_environment, gcp_p
 from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend
 from embark.launch.run_registry import registry_dir
 from embark.launch.supervised import Host, SupervisorState, job_json, names_of, pack_files, status_of
+from embark.render.clouds.gcp import account_steps
 from embark.render.job import Job, make_job
 from embark.render.location import location_of
 from embark.render.shell_text import script
@@ -70,11 +72,18 @@ class TpuVm(MachinesBackend):
             write_atomic(startup, startup_script(job))
             with scratch_for(handle.folder / wheel_file().path) as scratch:
                 scratch.write_bytes(wheel_file().data)
-        self._gcloud(handle).change(tpu_vm.enable_words())
-        self._gcloud(handle).change(upload_words(job, handle.folder))
+        gcloud = self._gcloud(handle)
+        for step in account_steps(job):
+            if step.unless and gcloud.ask(step.unless).is_ok and not self._shell.is_dry:
+                continue
+            for words in step.commands:
+                gcloud.change(words)
+            if step.wait_s and not self._shell.is_dry:
+                time.sleep(step.wait_s)
+        gcloud.change(upload_words(job, handle.folder))
         request.record(Resource(f"the request for {job.num_nodes} x {job.machine.name}, paid by the hour once granted",
                                 f"embark cancel {handle.name}"))
-        self._gcloud(handle).change(tpu_vm.create_words(job, str(startup)))
+        gcloud.change(tpu_vm.create_words(job, str(startup)))
 
     def _recreate(self, handle: RunHandle, job: Job) -> None:
         """A suspended request is never granted again, so it is deleted and made anew."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from embark.render.folder import File
 from embark.render.job import Job
-from embark.render.location import Bucket, Location, location_of
+from embark.render.location import Bucket, Location, buckets, location_of
 from embark.render.shell_text import Shell, Step, Words, job_text, option, script_file, variable
 from embark.render.targets.node_wheel import upload_words
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
@@ -14,6 +14,8 @@ from embark.render.targets.vm_node import about_machines, cloud_init, find_by_na
 IMAGE_FAMILY, IMAGE_PROJECT = "common-cu129-ubuntu-2204-nvidia-580", "deeplearning-platform-release"
 BUILT_IN = ("a2-", "a3-", "a4", "g2-", "g4-")  # Families whose machines have their GPUs; to others they are attached.
 _PROJECT = option("--project", variable("PROJECT"))
+MACHINES_ACCOUNT = Shell('"embark-machines@$PROJECT.iam.gserviceaccount.com"')
+"""Of plain machines and TPU VMs. New organizations give the default service account no role."""
 _ZONE = option("--zone", variable("ZONE"))
 LOCAL_SSD_GB = 375 * 1.073741824  # Google sells them by 375 GiB; the catalog counts in GB.
 INSTALLERS = "https://raw.githubusercontent.com/GoogleCloudPlatform/container-engine-accelerators/master"
@@ -34,10 +36,26 @@ def render_vm(job: Job) -> list[File]:
     words = start_words(job, location_of(job), ["--metadata-from-file=user-data=cloud_init.yaml"])
     return [
         script_file("vm.sh", "gcp/vm.sh.j2", job, about=about_machines(job), image_family=IMAGE_FAMILY,
-                    image_project=IMAGE_PROJECT, steps=network_steps(job), start_words=words,
+                    image_project=IMAGE_PROJECT, steps=[*account_steps(job), *network_steps(job)], start_words=words,
                     again_words=again_words(job), end_words=end_words(job), upload_words=upload_words(job)),
         cloud_init(job, find_by_name(job)),
     ]
+
+
+def account_steps(job: Job) -> list[Step]:
+    """Who the machines are: a service account that pulls the image, uses the run's buckets, and writes logs."""
+    find = ("gcloud", "iam", "service-accounts", "describe", MACHINES_ACCOUNT, _PROJECT)
+    services = ["compute", "iam", "artifactregistry", *(["tpu"] if job.is_tpu else [])]
+    enable = ("gcloud", "services", "enable", *(f"{name}.googleapis.com" for name in services), _PROJECT)
+    create = ("gcloud", "iam", "service-accounts", "create", "embark-machines", _PROJECT)
+    member = option("--member", Shell(f'"serviceAccount:{MACHINES_ACCOUNT[1:-1]}"'))
+    roles = ["roles/artifactregistry.reader", "roles/logging.logWriter", "roles/monitoring.metricWriter"]
+    grants = [("gcloud", "projects", "add-iam-policy-binding", variable("PROJECT"), member, f"--role={role}",
+               "--condition=None", "--format=none") for role in roles]
+    grants += [("gcloud", "storage", "buckets", "add-iam-policy-binding", f"gs://{bucket.name}", member,
+                f"--role=roles/storage.object{'User' if bucket.is_written else 'Viewer'}", _PROJECT)
+               for bucket in buckets(job) if bucket.scheme == "gs"]
+    return [Step("", (enable,)), Step("", (create,), unless=find, wait_s=15), Step("", tuple(grants))]
 
 
 def network_steps(job: Job) -> list[Step]:
@@ -68,7 +86,7 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
         "--boot-disk-size=200GB", "--boot-disk-type=hyperdisk-balanced" if location.machine_type.startswith("a4")
         else "--boot-disk-type=pd-balanced",
         Shell('--network-interface="network=$NETWORK,nic-type=GVNIC"'),
-        *given, "--scopes=cloud-platform",
+        *given, option("--service-account", MACHINES_ACCOUNT), "--scopes=cloud-platform",
         f"--labels=embark-run={job.name}", f"--tags=embark-{job.name}",
     ]
     if not location.machine_type.startswith(BUILT_IN):

@@ -3,6 +3,7 @@
 from typing import Any
 
 from embark.errors import Mistake, SpecError
+from embark.render.clouds.gcp import MACHINES_ACCOUNT, account_steps
 from embark.render.command import SPEC_PATH
 from embark.render.folder import File
 from embark.render.job import Job
@@ -36,7 +37,7 @@ def render_tpu_vm(job: Job) -> list[File]:
     node = Shell(f'"{job.name}-${{2:-0}}"') if job.num_nodes > 1 else job.name
     return [
         script_file("tpu_vm.sh", "gcp/tpu_vm.sh.j2", job, runtime_version=runtime_version(job), about=about,
-                    enable_words=enable_words(), describe_words=describe_words(job),
+                    steps=account_steps(job), describe_words=describe_words(job),
                     create_words=create_words(job, "tpu_node.sh"), end_words=end_words(job),
                     upload_words=upload_words(job),
                     ssh_words=ssh_words(node, Shell('--worker="${1:-0}"'))),
@@ -85,17 +86,14 @@ def create_words(job: Job, startup: str) -> Words:
     words: list[str] = [
         "gcloud", "compute", "tpus", "queued-resources", "create", job.name, _ZONE,
         f"--accelerator-type={job.machine.name}", option("--runtime-version", variable("RUNTIME_VERSION")),
-        f"--metadata-from-file=startup-script={startup}", "--scopes=https://www.googleapis.com/auth/cloud-platform",
+        f"--metadata-from-file=startup-script={startup}", option("--service-account", MACHINES_ACCOUNT),
+        "--scopes=https://www.googleapis.com/auth/cloud-platform",
     ]
     words += ([f"--node-count={job.num_nodes}", f"--node-prefix={job.name}"] if job.num_nodes > 1
               else [f"--node-id={job.name}"])
     if job.spec.place.spot:
         words.append("--spot")
     return (*words, _PROJECT)
-
-
-def enable_words() -> Words:
-    return ("gcloud", "services", "enable", "tpu.googleapis.com", _PROJECT)
 
 
 def describe_words(job: Job) -> Words:

@@ -97,8 +97,8 @@ def test_the_request_is_the_one_that_the_rendered_script_makes(machine, nodes, s
     files = render_infrastructure(make_job(spec_for(tmp_path, *sets, machine=machine), load_catalog()))
     ran = run_script(files, "tpu_vm.sh", ["up"], tmp_path / "script")
     assert ran.code == 0, ran.output
-    (rendered,) = [bare(words) for words in ran.of("gcloud") if "create" in words]
-    (made,) = [bare(words) for words in clouds.changes if "create" in words]
+    (rendered,) = [bare(words) for words in ran.of("gcloud") if words[3:5] == ["queued-resources", "create"]]
+    (made,) = [bare(words) for words in clouds.changes if words[3:5] == ["queued-resources", "create"]]
     assert made == rendered
     assert ("--spot" in made) == (spot == "true")
     assert ("--node-count=2" in made) == (nodes == 2)
@@ -198,7 +198,7 @@ def test_ctrl_c_after_any_command_leaves_nothing_that_is_not_reported_with_what_
         if "embark cancel" in error.fix:
             cancel_command("dlrm", yes=True, console=Console(quiet=True))
         assert clouds.made == {}, error
-    assert moment == 3, "enabling the service, the upload of the wheel, and the request"
+    assert moment == 6, "enabling services, three roles, the upload of the wheel, and the request"
 
 
 def stopped(launch: Callable[[], int]) -> Interrupted | None:

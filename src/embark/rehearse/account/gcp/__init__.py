@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from embark.rehearse.account.account import Account
+from embark.rehearse.account.gcp import object_store
 from embark.rehearse.account.gcp.gcloud import Gcloud, Gsutil
 from embark.rehearse.account.gcp.project import Project
 from embark.rehearse.account.gcp.registry import ArtifactRegistry
@@ -29,6 +30,7 @@ def open_account(folder: Path, project: str = PROJECT) -> Account:
     account.add_programs([gcloud, Gsutil(gcloud)])
     add_common_programs(account)
     account.not_modelled += NOT_MODELLED
+    object_store.start(account)
     return account
 
 

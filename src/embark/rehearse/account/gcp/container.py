@@ -206,6 +206,17 @@ def _delete_pool(project: Project, command: Invocation) -> str:
     return ""
 
 
+def _update_pool(project: Project, command: Invocation) -> str:
+    found = _pool(project, command)
+    most = command.text("--total-max-nodes") or command.text("--max-nodes")
+    if most:
+        found.attributes["max_nodes"] = int(most)
+        kube = project.account.clusters[found.name.rpartition("/")[0]]
+        for name in found.attributes["names"]:
+            kube.pools[name] = replace(kube.pools[name], max_nodes=int(most))
+    return ""
+
+
 def _drop_pool(project: Project, found: Resource) -> None:
     for name in found.attributes["names"]:
         project.account.clusters[found.name.rpartition("/")[0]].remove_pool(name)
@@ -262,6 +273,7 @@ HANDLERS: Mapping[str, Any] = {
         _show_cluster(project, one) for one in project.account.resources.of_kind("cluster")],
     "container clusters get-credentials": _credentials, "container clusters resize": _resize,
     "container node-pools create": _create_pool, "container node-pools delete": _delete_pool,
+    "container node-pools update": _update_pool,
     "container node-pools describe": lambda project, command: _show_pool(project, _pool(project, command)),
     "container node-pools list": lambda project, command: [
         _show_pool(project, one) for one in project.account.resources.of_kind("node pool")

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from embark.rehearse.account.gcp import training
+from embark.rehearse.account.gcp import object_store, training
 from embark.rehearse.account.gcp.project import Invocation, Project
 from embark.rehearse.account.gcp.registry import pull_error
 from embark.rehearse.account.state import Resource
@@ -173,7 +173,7 @@ def _environment(project: Project, root: Path, name: str, text: str, account: st
     return {
         "PATH": f"{root / 'programs'}:{os.defpath}", "HOSTNAME": name, "HOME": str(root),
         "RECORD": str(root / "record"), "LOGINS": str(root / "logins"),
-        "BUCKETS": str(project.account.folder / "buckets"),
+        "BUCKETS": str(object_store.folder(project.account, "")),
         "PULL_ERROR": pull_error(project, image[1].strip("'\""), account) if image else "",
         "READ_ERROR": "" if may_read and any("cloud-platform" in one for one in scopes) else
         f"HTTPError 403: {account} does not have storage.objects.get access to the Google Cloud Storage object."}

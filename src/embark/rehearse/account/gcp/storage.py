@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from embark.rehearse.account.gcp import compute
+from embark.rehearse.account.gcp import compute, object_store
 from embark.rehearse.account.gcp.project import Invocation, Project, facts
 from embark.rehearse.account.state import Resource
 
@@ -16,7 +16,7 @@ PLACEHOLDERS = ("embark-example", "your-bucket", "example", "test", "data", "buc
 
 def bucket_folder(project: Project, name: str) -> Path:
     """What is in a bucket, on this machine."""
-    return project.account.folder / "buckets" / name
+    return object_store.folder(project.account, name)
 
 
 def bucket_of(project: Project, command: Invocation, url: str) -> Resource:
@@ -43,7 +43,7 @@ def _create(project: Project, command: Invocation) -> str:
         place = command.text("--location", "us").lower()
         if place not in facts()["zones"] and place not in ("us", "eu", "asia"):
             command.fail("HTTPError 400: The specified location constraint is not valid.")
-        bucket_folder(project, name).mkdir(parents=True)
+        object_store.create(project.account, name)
         project.account.resources.add("bucket", name, place=place, is_paid=True)
     return ""
 
@@ -86,7 +86,8 @@ def _delete_bucket(project: Project, command: Invocation) -> str:
 
 
 def _drop(project: Project, found: Resource) -> None:
-    shutil.rmtree(bucket_folder(project, found.name))
+    object_store.delete(project.account, found.name)
+    shutil.rmtree(bucket_folder(project, found.name), ignore_errors=True)
     project.policies.pop(f"buckets/{found.name}", None)
     project.account.resources.remove(*found.key)
 

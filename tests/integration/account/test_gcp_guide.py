@@ -1,0 +1,55 @@
+"""The guide of Google Cloud, executed as written from a fresh clone and an empty project."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from integration.account.guide import Walk, copy_of_clone, read_guide, walk
+
+from embark.rehearse.account.session import AccountSession
+
+pytestmark = pytest.mark.slow
+
+SKIPS = {
+    "pip install": "the package under test is installed already",
+    "embark data copy gs://": "the rehearsal's curves do not come into the bucket",
+}
+NUM_ROWS = 64
+
+
+def write_days(folder: Path) -> None:
+    """Two days of Criteo's logs, in small."""
+    rng = np.random.default_rng(1)
+    for day in (0, 23):
+        rows = [[str(rng.integers(2)), *map(str, rng.integers(0, 50, 13)),
+                 *(f"{value:08x}" for value in rng.integers(0, 1000, 26))] for _ in range(NUM_ROWS)]
+        with gzip.open(folder / f"day_{day}.gz", "wt") as file:
+            file.writelines("\t".join(row) + "\n" for row in rows)
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory) -> Walk:
+    folder = copy_of_clone(tmp_path_factory.mktemp("clone")) / "examples" / "cloud_deployment" / "gcp"
+    write_days(folder)
+    with AccountSession("gcp", tmp_path_factory.mktemp("account")) as session:
+        return walk(session, read_guide(folder / "README.md"), folder, skips=SKIPS)
+
+
+def test_the_guide_works_from_a_fresh_clone_and_an_empty_project(walked):
+    assert {block.section for block in walked.ran} >= {
+        "Before you begin", "Step 1: names", "Step 2: the image", "Step 3: the cluster", "Step 4: data",
+        "Step 5: train", "Vertex AI", "VMs", "TPUs", "Spot machines", "Clean up"}
+    print(walked.coverage())
+
+
+def test_every_way_to_train_has_trained(walked):
+    assert walked.output.count("4 steps") >= 10
+    assert "JOB_STATE_FAILED" not in walked.output
+
+
+def test_after_the_guide_nothing_is_left_that_costs_money(walked):
+    assert walked.report is not None
+    assert walked.report.paid == ()
