@@ -186,9 +186,16 @@ def test_the_service_account_is_who_the_spec_says(machine, identity, annotation)
     assert uses == ("true" if machine.startswith("Standard") else None)
 
 
+@pytest.mark.parametrize("machine", ["a3-highgpu-8g", "a3-megagpu-8g"])
+def test_only_beside_a_daemon_whose_sockets_are_root_s_the_trainer_is_root(machine):
+    assert pod_of(job_of(machine, nodes=2))["securityContext"]["runAsUser"] == 0
+    assert pod_of(job_of(machine, nodes=2))["securityContext"]["fsGroup"] == 1000
+    assert pod_of(job_of(machine, nodes=1))["securityContext"]["runAsUser"] == 1000
+
+
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_trainer_is_not_root_and_gains_nothing(machine):
-    pod = pod_of(job_of(machine))
+    pod = pod_of(job_of(machine, nodes=1))
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
     assert pod["automountServiceAccountToken"] is False

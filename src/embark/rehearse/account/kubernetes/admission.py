@@ -125,7 +125,7 @@ def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mappin
             if cluster.find(kind_name, name, space) is None:
                 cluster.add_controller(kind_name, name, space, release.takes_s, owner, tolerates=tolerates)
             lines.append(f"{kind_name.lower()}.apps/{name} serverside-applied")
-    return lines
+    return lines or [f"{release.needs_kind.lower()}/{release.name} serverside-applied"]
 
 
 def release_at(address: str, *, kustomize: bool) -> Release:
