@@ -32,7 +32,7 @@ def test_a_spec_is_walked_there_and_back(cloud: str, capsys: pytest.CaptureFixtu
     failed = [step for step in report["steps"] if not step["is_ok"]]
     assert not failed, failed[0]["output"][-3000:] + failed[0]["error"]
     assert [step["title"] for step in report["steps"] if step["title"] != "tools and project"] == [
-        "image", "train", "train again: what exists stays", "clean", "destroy", "delete the bucket"]
+        "image", "train", "train again: what exists stays", "clean", "destroy", "delete bucket and registry"]
     assert report["paid"] == []
     assert report["not_modelled"]
     assert code == 0

@@ -112,9 +112,8 @@ def make_steps(job: Job) -> list[Step]:
                   Step("clean", (f"{script} clean --yes",)), Step("destroy", (f"{script} destroy --yes",))]
     else:
         steps += [Step(word, (f"{script} {word}",)) for word in ("up", "status", "down")]
-    if store is not None:
-        steps.append(Step("delete the bucket", (raw["bucket"].format(**values),)))
-    return steps
+    ends = [line for line in raw["end"] if ("{bucket}" not in line or store) and ("{repository}" not in line or found)]
+    return [*steps, Step("delete bucket and registry", tuple(line.format(**values) for line in ends))]
 
 
 def _run(session: AccountSession, step: Step, folder: Path) -> StepResult:
