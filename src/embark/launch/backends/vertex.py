@@ -168,8 +168,8 @@ class Vertex(Backend):
     def check(self, request: LaunchRequest) -> None:
         if not request.spec.place.image:
             raise UserError("place.image is not set: Vertex AI has no image to pull",
-                            fix="embark image SPEC --tag REGION-docker.pkg.dev/PROJECT/REPOSITORY/embark:1 --push builds "
-                                "it, pushes it and sets place.image")
+                            fix="embark image SPEC --tag REGION-docker.pkg.dev/PROJECT/REPOSITORY/embark:1 --push "
+                                "builds, pushes and sets it")
         found = self._api(request.handle).find(f'display_name="{request.handle.where["display_name"]}"')
         same = [job for job in found if state_of(job) in ACTIVE and LABEL in (job.get("labels") or {})]
         if same:

@@ -224,7 +224,7 @@ class Kubernetes(Backend):
 def require_image(spec: RunSpec) -> None:
     if not spec.place.image:
         raise UserError("place.image is not set: the cluster has no image to pull",
-                        fix="embark image SPEC --tag REGISTRY/embark:1 --push builds it, pushes it and sets place.image")
+                        fix="embark image SPEC --tag REGISTRY/embark:1 --push builds, pushes and sets it")
 
 
 def _without_namespace(text: str) -> str:
