@@ -62,6 +62,8 @@ def launch(arguments: Sequence[str]) -> RanksResult:
     options = parse_args(list(arguments))
     is_elastic = is_range(str(options.nnodes))
     final: Collection[int] = FINAL_IF_ELASTIC if is_elastic else FINAL
+    if is_elastic:  # ranks start again and again, and would find the addresses of the dead (pytorch#135712)
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
     class Agent(LocalElasticAgent):
         """Does not restart what a restart cannot fix."""

@@ -95,8 +95,8 @@ class Machines:
                    "--rdzv-id=run", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}",
                    f"--rdzv-conf={conf}", "--local-addr=127.0.0.1", "--monitor-interval=0.1",
                    str(Path(__file__).parent / "held_train.py"), *self._words]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-               "GLOO_SOCKET_IFNAME": "lo", "HELD_DIR": str(self._folder), "HELD_AT": str(HELD_AT)}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HELD_DIR": str(self._folder),
+               "HELD_AT": str(HELD_AT)}
         with open(self._folder / f"run.log.{len(self._agents)}", "wb") as log:
             self._agents.append(subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log, env=env))
         return self._agents[-1]
