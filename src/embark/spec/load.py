@@ -68,7 +68,7 @@ def parse_settings(sets: Sequence[str]) -> tuple[Raw, list[Mistake]]:
                 Mistake(f"--set {argument}", argument, "", "is not key=value", "--set train.batch_size=4096")
             )
         else:
-            settings[key.strip()] = _value(value.strip())
+            settings[key.strip()] = _value(key.strip(), value.strip())
     return settings, mistakes
 
 
@@ -129,12 +129,24 @@ def _call(reference: str) -> RunSpec:
     return spec
 
 
-def _value(text: str) -> Any:
-    """A TOML value; anything else is a plain string, so quotes are optional."""
+def _value(key: str, text: str) -> Any:
+    """A TOML value; anything else is a plain string, so quotes are optional. A field of text takes a number as text:
+    Azure's zones and AWS's accounts look like numbers."""
     try:
-        return tomllib.loads(f"v = {text}")["v"]
+        value = tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:
         return text
+    return text if isinstance(value, int | float) and _is_text(key) else value
+
+
+def _is_text(key: str) -> bool:
+    annotation: Any = RunSpec
+    for name in key.split("."):
+        field = getattr(annotation, "model_fields", {}).get(name)
+        if field is None:
+            return False
+        annotation = field.annotation
+    return annotation is str
 
 
 def _deep_copy(raw: Any) -> Any:

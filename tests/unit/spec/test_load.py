@@ -100,6 +100,11 @@ def test_settings_take_every_kind_of_value():
     assert not spec.watch.tensorboard
 
 
+def test_a_field_of_text_takes_a_number_as_text():
+    place = load_spec("quickstart", ("place.zone=1", "place.account=123456789012", "place.nodes=2")).place
+    assert (place.zone, place.account, place.nodes) == ("1", "123456789012", 2)
+
+
 def test_a_setting_reaches_into_a_table():
     raw = {"model": {"tables": [{"name": "a", "rows": 3}, {"name": "b", "rows": 3}]}}
     assert resolve(raw, ["model.tables.1.rows=9"]).model.tables[1].rows == 9
