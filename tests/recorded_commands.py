@@ -15,6 +15,7 @@ STUB = """#!/bin/bash
 words=" $* "
 case $words in
   *" account show "*) case $words in *storage*|*monitor*|*netapp*) exit 1 ;; *) exit 0 ;; esac ;;
+  *describe-data-repository-tasks*) echo SUCCEEDED; exit 0 ;;
   *Lifecycle*) echo AVAILABLE; exit 0 ;;
   *properties.state*) echo Registered; exit 0 ;;
   *state.state*) echo ACTIVE; exit 0 ;;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import yaml
 
@@ -11,6 +13,7 @@ from embark.rehearse.account.aws import open_account
 from embark.rehearse.account.aws.eks import EksCloud
 
 REGION = ("--region", "us-west-2")
+REGISTRY = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
 BUCKET = "embark-findings"
 CLUSTER = {
     "apiVersion": "eksctl.io/v1alpha5", "kind": "ClusterConfig",
@@ -132,7 +135,8 @@ def test_a_cluster_is_not_deleted_while_a_file_system_or_an_endpoint_is_in_its_n
     assert shell.cluster().code == 0
     id, vpc = shell.file_system().out.strip(), shell.of_cluster("vpcId")
     endpoint = shell.must("aws", "ec2", "create-vpc-endpoint", *REGION, "--vpc-id", vpc, "--service-name",
-                          "com.amazonaws.us-west-2.s3", "--vpc-endpoint-type", "Gateway", "--query", "VpcEndpoint.VpcEndpointId", "--output", "text")
+                          "com.amazonaws.us-west-2.s3", "--vpc-endpoint-type", "Gateway", "--query",
+                          "VpcEndpoint.VpcEndpointId", "--output", "text")
     shell.account.clock.advance(900)
     # As destroy once was: it says nothing, and the file system is still paid.
     assert shell("eksctl", "delete", "cluster", "--name", "embark", *REGION).code == 0
@@ -214,3 +218,89 @@ def test_machines_beyond_the_quota_do_not_start(shell):
     assert "VcpuLimitExceeded" in shell(*scale, "--nodes", "2").err
     assert "can't be greater than max size 2" in shell(*scale, "--nodes", "3").err
     assert "No node group found for name: p4d" in shell(*scale[:-3], "--name", "p4d", "--nodes", "1").err
+
+
+CLAIM = """apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: data, namespace: embark}
+spec: {accessModes: [ReadWriteMany], storageClassName: '', volumeName: data, resources: {requests: {storage: 1200Gi}}}
+"""
+
+
+def test_a_claim_is_refused_before_its_namespace_exists(shell):
+    assert shell.cluster().code == 0
+    (shell.folder / "claim.yaml").write_text(CLAIM)
+    assert 'namespaces "embark" not found' in shell("kubectl", "apply", "-f", "claim.yaml").err
+    shell.must("kubectl", "create", "namespace", "embark")
+    assert shell("kubectl", "apply", "-f", "claim.yaml").code == 0
+
+
+def test_the_efa_chart_conflicts_with_eksctl_s_plugin_unless_it_has_another_name_and_tolerates_the_taint(shell):
+    groups = [{**CLUSTER["managedNodeGroups"][1], "desiredCapacity": 1,
+               "taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]}]
+    assert shell.cluster(managedNodeGroups=groups).code == 0
+    shell.must("helm", "repo", "add", "eks", "https://aws.github.io/eks-charts")
+    chart = ("eks/aws-efa-k8s-device-plugin", "--install", "--namespace", "kube-system")
+    # As eks_cluster.sh once was: it deleted the name that eksctl gave up in 2025.
+    shell.must("kubectl", "delete", "daemonset", "aws-efa-k8s-device-plugin-daemonset", "--namespace", "kube-system",
+               "--ignore-not-found")
+    refused = shell("helm", "upgrade", "aws-efa-k8s-device-plugin", *chart)
+    assert "invalid ownership metadata" in refused.err
+    cluster = shell.account.cluster()
+
+    def devices() -> dict[str, float]:
+        cluster.advance(300)
+        return {name: amount for node in cluster.ready_nodes() for name, amount in cluster.allocatable(node).items()}
+
+    assert "vpc.amazonaws.com/efa" not in devices(), "eksctl's own does not tolerate the taint"
+    shell.must("helm", "upgrade", "embark-efa", *chart, "--set-json", 'tolerations=[{"operator":"Exists"}]')
+    assert devices()["vpc.amazonaws.com/efa"] == 4
+    assert devices()["nvidia.com/gpu"] == 8
+
+
+def cloud_config(setup: str) -> str:
+    unit = "[Service]\nExecStart=/usr/local/bin/embark-node\n"
+    node = f"#!/bin/bash\nexec docker run --rm --network host {REGISTRY}/embark:1 python -m embark.torchrun\n"
+    files = {"/usr/local/bin/embark-setup": f"#!/bin/bash\nset -euo pipefail\n{setup}\n",
+             "/usr/local/bin/embark-node": node, "/etc/systemd/system/embark.service": unit}
+    return "#cloud-config\n" + yaml.safe_dump({
+        "write_files": [{"path": path, "content": text} for path, text in files.items()],
+        "runcmd": [["/usr/local/bin/embark-setup"], ["systemctl", "enable", "--now", "embark.service"]]})
+
+
+def start_machine(shell: Shell, setup: str, actions: list[str]) -> None:
+    trust = {"Version": "2012-10-17", "Statement": [
+        {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}]}
+    policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": actions, "Resource": "*"}]}
+    shell.must("aws", "iam", "create-role", "--role-name", "run", "--assume-role-policy-document", json.dumps(trust))
+    shell.must("aws", "iam", "put-role-policy", "--role-name", "run", "--policy-name", "run", "--policy-document",
+               json.dumps(policy))
+    shell.must("aws", "iam", "create-instance-profile", "--instance-profile-name", "run")
+    shell.must("aws", "iam", "add-role-to-instance-profile", "--instance-profile-name", "run", "--role-name", "run")
+    (shell.folder / "user_data").write_text(cloud_config(setup))
+    subnet = shell.must("aws", "ec2", "describe-subnets", *REGION, "--filters", "Name=default-for-az,Values=true",
+                        "Name=availability-zone,Values=us-west-2b", "--query", "Subnets[0].SubnetId", "--output",
+                        "text")
+    shell.must("aws", "ec2", "run-instances", *REGION, "--image-id",
+               "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
+               "--instance-type", "g5.xlarge", "--subnet-id", subnet, "--iam-instance-profile", "Name=run",
+               "--user-data", "file://user_data")
+
+
+LOGIN = (f"aws ecr get-login-password --region us-west-2 | docker login --username AWS --password-stdin {REGISTRY}")
+PULL = f"docker pull {REGISTRY}/embark:1"
+
+
+@pytest.mark.parametrize(("setup", "actions", "message"), [
+    (PULL, ["ecr:*"], "no basic auth credentials"),
+    (f"{LOGIN}\n{PULL}", ["s3:*"], "not authorized to perform: ecr:GetAuthorizationToken"),
+    (f"{LOGIN}\n{PULL}", ["ecr:GetAuthorizationToken"], "not authorized to perform: ecr:BatchCheckLayerAvailability"),
+    (f"{LOGIN}\n{PULL}", ["ecr:*"], ""),
+])
+def test_a_plain_machine_pulls_from_ecr_only_with_a_login_and_the_rights_of_its_role(shell, setup, actions, message):
+    shell.must("aws", "ecr", "create-repository", "--repository-name", "embark", *REGION)
+    shell.account.images.pushed[f"{REGISTRY}/embark:1"] = "sha256:0"
+    start_machine(shell, setup, actions)
+    started, = shell.account.first_starts().values()
+    assert started.is_training is (message == "")
+    assert message in started.log

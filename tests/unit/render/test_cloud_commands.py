@@ -28,7 +28,7 @@ CLI = Path(__file__).parents[2] / "fixtures" / "cli"
 SETTINGS = {"PROJECT": "my-project", "EMAIL": "me@example.com", "SUBNET_ID": "subnet-1"}
 VERBS = {
     "vm.sh": (["up"], ["status"], ["logs", "1"], ["down"]), "tpu_vm.sh": (["up"], ["status"], ["logs"], ["down"]),
-    "budget.sh": (["budget"], ["quota"]),
+    "budget.sh": (["budget"], ["quota"]), "eks_cluster.sh": (["up"], ["machines"], ["stop"], ["delete"]),
 }
 LAUNCH_VERBS = ("check", "status", "logs", "stop", "clean", "destroy")
 CASES: dict[str, list[tuple[str, dict[str, Any]]]] = {
@@ -41,10 +41,11 @@ CASES: dict[str, list[tuple[str, dict[str, Any]]]] = {
             ("a2-highgpu-8g", {"target": "vm", "spot": True}), ("v5litepod-16", {"target": "tpu-vm"})],
 }
 AWS_ANYWHERE = {"region", "query", "output"}
-AWS_OWN = {("eks", "update-kubeconfig"), ("ssm", "start-session")}
+AWS_OWN = {("eks", "update-kubeconfig"), ("ssm", "start-session"), ("s3", "ls"), ("ec2", "wait")}
 """Commands of the aws program itself, or of its plugin: there is no call of that name."""
 AWS_RENAMED = {("subscribe", "notification-endpoint"): ("endpoint",),
-               ("run-instances", "count"): ("min-count", "max-count")}
+               ("run-instances", "count"): ("min-count", "max-count"),
+               ("delete-data-repository-association", "no-delete-data-in-file-system"): ("delete-data-in-file-system",)}
 """Flags that the aws program has under another name than the call."""
 
 

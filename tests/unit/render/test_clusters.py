@@ -37,8 +37,13 @@ def test_machines_with_efa_stand_in_one_zone_behind_private_addresses():
 
 @pytest.mark.parametrize("nodes", [1, 3, 8])
 def test_the_machines_of_the_run_are_all_that_start_and_none_must_stay(nodes: int):
-    group = cluster_config(job_of("p4d.24xlarge", nodes=nodes))["managedNodeGroups"][1]
-    assert (group["minSize"], group["desiredCapacity"], group["maxSize"]) == (0, nodes, nodes)
+    """None with the cluster, all of them by a word of its script: until then they would wait, and be paid."""
+    job = job_of("p4d.24xlarge", nodes=nodes)
+    group = cluster_config(job)["managedNodeGroups"][1]
+    assert (group["minSize"], group["desiredCapacity"], group["maxSize"]) == (0, 0, nodes)
+    script = text_of(render_infrastructure(job), "eks_cluster.sh")
+    started = script.partition("machines() {")[2].partition("}")[0]
+    assert re.findall(r"--nodes(?:-max)? (\d+)", started) == [str(nodes)] * 2
 
 
 @pytest.mark.parametrize("machine", ["p4d.24xlarge", "Standard_ND96asr_v4", "a2-highgpu-8g"])

@@ -171,7 +171,8 @@ BASH = re.compile(r"^( *)```bash\n(.*?)^ *```", re.M | re.S)
 def test_the_guide_s_own_commands_work_in_the_order_given(folder: str, tmp_path: Path, monkeypatch, capsys):
     copy = copy_of(folder, tmp_path, monkeypatch)
     guide = (copy / "README.md").read_text()
-    for yours, mine in (("YOUR-BUCKET", "my-bucket"), ("CONTAINER", "my-container"), ("$PROJECT", "my-project")):
+    for yours, mine in (("YOUR-BUCKET", "my-bucket"), ("CONTAINER", "my-container"), ("$PROJECT", "my-project"),
+                        ("$BUCKET", "my-bucket"), ("$REGISTRY", "registry.example.org")):
         guide = guide.replace(yours, mine)
     lines = [line.strip() for _, block in BASH.findall(guide) for line in block.replace("\\\n", "").splitlines()]
     words = [shlex.split(line, comments=True) for line in lines

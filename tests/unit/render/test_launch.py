@@ -82,7 +82,9 @@ def test_an_unknown_word_is_refused_with_the_usage(words: list[str], tmp_path: P
 
 
 def test_clean_lets_the_machines_go_and_keeps_the_cluster(tmp_path: Path):
-    ran = run_script(render_infrastructure(job_of("p4d.24xlarge")), NAMES["aws"], ["clean", "--yes"], tmp_path)
+    exists = STUB.replace('*" get "*', '*"no such words"*')
+    files = render_infrastructure(job_of("p4d.24xlarge"))
+    ran = run_script(files, NAMES["aws"], ["clean", "--yes"], tmp_path, stub=exists)
     assert position(ran.commands, "eksctl", "scale") > position(ran.commands, "kubectl", "delete")
     assert not [call for call in ran.of("eksctl") if "delete" in call]
 

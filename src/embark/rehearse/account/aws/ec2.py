@@ -193,6 +193,9 @@ def _check_cards(name: str, cards: list[dict[str, Any]]) -> None:
         raise ApiError("InvalidParameterCombination", f"{name} has no more than "
                        f"{network.get('EfaInfo', {}).get('MaximumEfaInterfaces', 0)} EFA interfaces, not {num_fabric}.")
     for one in cards:
+        if one.get("InterfaceType", "interface") not in ("interface", "efa", "efa-only"):
+            raise ApiError("InvalidParameterValue", f"Invalid value '{one['InterfaceType']}' for InterfaceType. "
+                                                    "Allowed values are interface, efa, efa-only.")
         if int(one.get("NetworkCardIndex", 0)) >= network["MaximumNetworkCards"]:
             raise ApiError("InvalidParameterValue", f"Network card index {one['NetworkCardIndex']} exceeds the "
                                                     f"{network['MaximumNetworkCards']} cards of {name}.")
@@ -206,8 +209,11 @@ def _check_profile(account: AwsAccount, profile: dict[str, str]) -> None:
         return
     name = profile.get("Name") or profile["Arn"].rpartition("/")[2]
     known = account.backends("iam")["aws"].instance_profiles
-    if not any(one.name == name for one in known.values()):
+    found = next((one for one in known.values() if one.name == name), None)
+    if found is None:
         raise ApiError("InvalidParameterValue", f"Value ({name}) for parameter iamInstanceProfile.name is invalid. "
                                                 "Invalid IAM Instance Profile name")
+    if not found.roles:
+        raise ApiError("InvalidParameterValue", f'IAM Instance Profile "{name}" has no associated IAM Roles')
 
 

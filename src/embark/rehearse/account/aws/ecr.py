@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import re
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 from embark.rehearse.account.aws.account import NUMBER, facts
+from embark.rehearse.account.aws.api import Parameters, operation
 
 if TYPE_CHECKING:
     from embark.rehearse.account.aws.account import AwsAccount
@@ -13,6 +16,18 @@ if TYPE_CHECKING:
 HOST = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com")
 PULL_ACTIONS = ("ecr:GetAuthorizationToken", "ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer",
                 "ecr:BatchGetImage")
+
+
+@operation("ecr.GetAuthorizationToken")
+def get_authorization_token(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+    """moto's is the same in every region; a real one is refused elsewhere."""
+    token = base64.b64encode(f"AWS:{_password(region)}".encode()).decode()
+    return {"authorizationData": [{"authorizationToken": token, "expiresAt": datetime.now(UTC),
+                                   "proxyEndpoint": f"https://{NUMBER}.dkr.ecr.{region}.amazonaws.com"}]}
+
+
+def _password(region: str) -> str:
+    return f"{NUMBER}-{region}-token"
 
 
 class EcrRegistry:
@@ -25,7 +40,7 @@ class EcrRegistry:
         found = HOST.fullmatch(host)
         if not found:
             return f"Error response from daemon: Get \"https://{host}/v2/\": dial tcp: lookup {host}: no such host"
-        if found[1] != NUMBER or user != "AWS" or password.strip() != f"{found[1]}-auth-token":
+        if found[1] != NUMBER or user != "AWS" or password.strip() != _password(found[2]):
             return (f"Error response from daemon: login attempt to https://{host}/v2/ failed with status: "
                     "400 Bad Request")
         return ""

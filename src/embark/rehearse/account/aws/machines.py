@@ -39,7 +39,8 @@ class Machine:
     def has_way_out(self) -> bool:
         """Through a NAT gateway, or with a public address, which a machine with several cards does not get."""
         ec2, subnet = self.account.client("ec2", self.region), self.instance.subnet_id
-        tables = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [self.instance.vpc_id]}])["RouteTables"]
+        network = [{"Name": "vpc-id", "Values": [self.instance.vpc_id]}]
+        tables = ec2.describe_route_tables(Filters=network)["RouteTables"]
         own = [one for one in tables if any(row.get("SubnetId") == subnet for row in one["Associations"])]
         main = [one for one in tables if any(row.get("Main") for row in one["Associations"])]
         if any(route.get("NatGatewayId") for table in (own or main) for route in table["Routes"]):
@@ -79,7 +80,10 @@ class Machine:
         path = url.removeprefix("http://169.254.169.254/latest/")
         if path == "api/token":
             return "token"
-        tags = {one["key"]: one["value"] for one in self.instance.get_tags()}
+        options = self.account.client("ec2", self.region).describe_instances(InstanceIds=[self.instance.id])[
+            "Reservations"][0]["Instances"][0].get("MetadataOptions", {})
+        is_served = options.get("InstanceMetadataTags") == "enabled"
+        tags = {one["key"]: one["value"] for one in self.instance.get_tags()} if is_served else {}
         name = path.removeprefix("meta-data/tags/instance/")
         if name == path or name not in tags:
             raise Refused("curl: (22) The requested URL returned error: 404", 22)

@@ -1,0 +1,44 @@
+"""The guide of AWS, executed as written from a fresh clone and an empty account."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import re
+from pathlib import Path
+
+import pytest
+from integration.account.guide import copy_of_clone, read_guide, walk
+
+from embark.rehearse.account.session import AccountSession
+
+pytestmark = pytest.mark.slow
+
+SKIPS = {"pip install": "the package under test is installed already"}
+
+
+def criteo_days(folder: Path) -> None:
+    """Two days of Criteo's logs in their own format, a few hundred rows each: what a reader downloads."""
+    draw = random.Random(0)
+    for day in ("day_0.gz", "day_23.gz"):
+        rows = ["\t".join([str(draw.randrange(2)), *(str(draw.randrange(100)) for _ in range(13)),
+                           *(f"{draw.randrange(1 << 32):08x}" for _ in range(26))]) for _ in range(300)]
+        (folder / day).write_bytes(gzip.compress(("\n".join(rows) + "\n").encode()))
+
+
+def test_the_guide_of_aws_trains_with_every_scheduler_and_leaves_nothing_that_costs_money(tmp_path):
+    clone, account = tmp_path / "clone", tmp_path / "account"
+    account.mkdir()
+    folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "aws"
+    criteo_days(folder)
+    blocks = read_guide(folder / "README.md")
+    with AccountSession("aws", account) as session:
+        walked = walk(session, blocks, folder, skips=SKIPS)
+    report = walked.report
+    assert report is not None
+    assert report.paid == ()
+    print(walked.coverage())  # Which commands met a real program, and which a stand-in.
+    # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines, spot: each ends.
+    assert len(re.findall(r"^done$", walked.output, re.MULTILINE)) >= 7
+    assert re.search(r"^training in \d{12}\.dkr\.ecr\.us-west-2\.amazonaws\.com/embark", walked.output, re.MULTILINE)
+    assert {one.program for one in report.records if one.answered_by == "real"} >= {"aws"}
