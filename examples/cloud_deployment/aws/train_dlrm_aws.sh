@@ -60,7 +60,7 @@ check() {
     aws sts get-caller-identity >/dev/null
     ./budget.sh quota
   fi
-  printf '%s\n' 'The image has no registry yet. Build it with the Dockerfile, push it, and render again with its name: embark render run.toml --set place.image=REGISTRY/embark:TAG --out .' >&2
+  printf '%s\n' 'place.image has no registry yet: embark image run.toml --tag REGISTRY/embark:1 --push builds it, pushes it and writes its name into run.toml' >&2
   if [ "$DRY_RUN" = 0 ]; then exit 64; fi
 }
 
