@@ -58,7 +58,10 @@ def test_an_elastic_job_goes_on_without_a_machine_that_nothing_replaces(target):
     assert answer["progress"]["step"] == NUM_STEPS
     lost, *others = [(end["name"].rpartition("-")[2], end["code"]) for end in answer["ends"]]
     assert lost == ("2", 137)
-    assert {code for _, code in others} == {0}  # torchrun started the ranks again, and no other pod ended
+    # torchrun starts the ranks again. On a loaded machine an agent was seen to end with 70 before they met again; the
+    # controller starts its pod again.
+    assert {code for _, code in others} <= {0, 70}
+    assert answer["progress"]["resumes"]
 
 
 def test_the_other_pods_of_an_elastic_job_outlive_a_preempted_one_and_take_it_back():
