@@ -14,6 +14,8 @@ STUB = """#!/bin/bash
 { printf '%s\\0' "${0##*/}" "$@"; printf '\\0'; } >>"$RECORD"
 words=" $* "
 case $words in
+  *" account show "*"--query"*) echo 123456789012345678; exit 0 ;;
+  *" nodepool show "*) exit 1 ;;
   *" account show "*) case $words in *storage*|*monitor*|*netapp*) exit 1 ;; *) exit 0 ;; esac ;;
   *describe-data-repository-tasks*) echo SUCCEEDED; exit 0 ;;
   *Lifecycle*) echo AVAILABLE; exit 0 ;;

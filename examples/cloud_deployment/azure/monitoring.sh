@@ -21,31 +21,46 @@ run() {
 }
 
 cd "$(dirname "$0")"
+# Asks az for one value, and stops where there is none. A dry run has only a name for it.
+value() {
+  local name=$1 found
+  shift
+  if [ "$DRY_RUN" = 1 ]; then printf '%s\n' "<$name>"; return 0; fi
+  found=$("$@" --output tsv)
+  if [ -z "$found" ]; then
+    printf '%s: az finds none\n' "$name" >&2
+    return 1
+  fi
+  printf '%s\n' "$found"
+}
 run az monitor action-group create \
   --resource-group "$RESOURCE_GROUP" \
   --name embark-dlrm \
   --short-name embark \
   --action email owner "$EMAIL"
+ACTIONS="$(value 'the action group' az monitor action-group show --resource-group "$RESOURCE_GROUP" --name embark-dlrm --query id)"
 if ! az monitor account show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" >/dev/null 2>&1; then
   run az monitor account create --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --location "$LOCATION"
 fi
 
+WORKSPACE="$(value 'the workspace' az monitor account show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query id)"
 run az aks update \
   --resource-group "$RESOURCE_GROUP" \
   --name "$CLUSTER" \
   --enable-azure-monitor-metrics \
-  --azure-monitor-workspace-resource-id "$(az monitor account show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query id --output tsv)"
+  --azure-monitor-workspace-resource-id "$WORKSPACE"
 
 run kubectl apply -f dcgm_pod_monitor.yaml
 
+CLUSTER_ID="$(value 'the cluster' az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query id)"
 run az deployment group create \
   --resource-group "$RESOURCE_GROUP" \
   --name embark-rules-dlrm \
   --template-file alert_rules.json \
   --parameters \
-  workspace="$(az monitor account show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query id --output tsv)" \
-  cluster="$(az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query id --output tsv)" \
-  actionGroup="$(az monitor action-group show --resource-group "$RESOURCE_GROUP" --name embark-dlrm --query id --output tsv)" \
+  workspace="$WORKSPACE" \
+  cluster="$CLUSTER_ID" \
+  actionGroup="$ACTIONS" \
   location="$LOCATION"
 # The run's own metrics; import grafana_dashboard.json into Grafana.
 if [ "$DRY_RUN" = 1 ] || kubectl get crd podmonitors.azmonitoring.coreos.com >/dev/null 2>&1; then

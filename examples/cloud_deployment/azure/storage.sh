@@ -8,6 +8,8 @@ RESOURCE_GROUP=${RESOURCE_GROUP:-embark}
 CLUSTER=${CLUSTER:-embark}
 LOCATION=${LOCATION:-eastus}
 STORAGE_ACCOUNT=${STORAGE_ACCOUNT:-embarkexample}
+# 1,024 GiB of Azure NetApp Files, Ultra read 0.1 GB/s. More is faster.
+CAPACITY_GIB=${CAPACITY_GIB:-1024}
 DRY_RUN=${DRY_RUN:-0}
 
 # Prints a command, and runs it unless DRY_RUN is 1.
@@ -20,89 +22,145 @@ run() {
 }
 
 cd "$(dirname "$0")"
-run az group create --name "$RESOURCE_GROUP" --location "$LOCATION"
-if ! az storage account show --name "$STORAGE_ACCOUNT" >/dev/null 2>&1; then
-  run az storage account create \
-    --name "$STORAGE_ACCOUNT" \
-    --resource-group "$RESOURCE_GROUP" \
-    --location "$LOCATION" \
-    --sku Standard_LRS \
-    --kind StorageV2 \
-    --allow-blob-public-access false \
-    --allow-shared-key-access false \
-    --min-tls-version TLS1_2
-fi
-run az storage container-rm create \
-  --storage-account "$STORAGE_ACCOUNT" \
-  --resource-group "$RESOURCE_GROUP" \
-  --name embark-example
-# Lets you upload data: owning the account does not imply that.
-run az role assignment create \
-  --role 'Storage Blob Data Contributor' \
-  --assignee-object-id "$(az ad signed-in-user show --query id --output tsv)" \
-  --assignee-principal-type User \
-  --scope "$(az storage account show --name "$STORAGE_ACCOUNT" --query id --output tsv)"
-if [ "${1:-all}" = buckets ]; then exit 0; fi
-# 1,024 GiB of Azure NetApp Files, Ultra read 0.1 GB/s. More is faster.
-CAPACITY_GIB=${CAPACITY_GIB:-1024}
-
+# Asks az for one value, and stops where there is none. A dry run has only a name for it.
+value() {
+  local name=$1 found
+  shift
+  if [ "$DRY_RUN" = 1 ]; then printf '%s\n' "<$name>"; return 0; fi
+  found=$("$@" --output tsv)
+  if [ -z "$found" ]; then
+    printf '%s: az finds none\n' "$name" >&2
+    return 1
+  fi
+  printf '%s\n' "$found"
+}
 # A subnet of its own in the cluster's network: 10.224.0.0/12 is AKS's, 10.224.0.0/16 its machines'.
-NODE_GROUP=none VNET=none
-if [ "$DRY_RUN" = 0 ]; then
-  NODE_GROUP="$(az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query nodeResourceGroup --output tsv)"
-  VNET="$(az network vnet list --resource-group "$NODE_GROUP" --query '[0].name' --output tsv)"
-fi
-if ! az network vnet subnet show --resource-group "$NODE_GROUP" --vnet-name "$VNET" --name embark-storage >/dev/null 2>&1; then
-  run az network vnet subnet create \
-    --resource-group "$NODE_GROUP" \
-    --vnet-name "$VNET" \
-    --name embark-storage \
-    --delegations Microsoft.NetApp/volumes \
-    --address-prefixes 10.225.0.0/24
-fi
-run az provider register --namespace Microsoft.NetApp --wait
+find_network() {
+  NODE_GROUP="$(value "the machines' group" az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query nodeResourceGroup)"
+  VNET="$(value 'the network' az network vnet list --resource-group "$NODE_GROUP" --query '[0].name')"
+}
 
-if ! az netappfiles account show --resource-group "$RESOURCE_GROUP" --account-name embark >/dev/null 2>&1; then
-  run az netappfiles account create --resource-group "$RESOURCE_GROUP" --account-name embark --location "$LOCATION"
-fi
+# The containers, before there is a cluster.
+buckets() {
+  run az group create --name "$RESOURCE_GROUP" --location "$LOCATION"
+  if ! az storage account show --name "$STORAGE_ACCOUNT" >/dev/null 2>&1; then
+    run az storage account create \
+      --name "$STORAGE_ACCOUNT" \
+      --resource-group "$RESOURCE_GROUP" \
+      --location "$LOCATION" \
+      --sku Standard_LRS \
+      --kind StorageV2 \
+      --allow-blob-public-access false \
+      --allow-shared-key-access false \
+      --min-tls-version TLS1_2
+  fi
+  run az storage container-rm create \
+    --storage-account "$STORAGE_ACCOUNT" \
+    --resource-group "$RESOURCE_GROUP" \
+    --name embark-example
+  # Lets you upload data: owning the account does not imply that.
+  USER_ID="$(value 'you' az ad signed-in-user show --query id)"
+  ACCOUNT="$(value 'the storage account' az storage account show --name "$STORAGE_ACCOUNT" --query id)"
+  run az role assignment create \
+    --role 'Storage Blob Data Contributor' \
+    --assignee-object-id "$USER_ID" \
+    --assignee-principal-type User \
+    --scope "$ACCOUNT"
+}
 
-if ! az netappfiles pool show --resource-group "$RESOURCE_GROUP" --account-name embark --name embark >/dev/null 2>&1; then
-  run az netappfiles pool create \
+# The file system, in the cluster's network.
+volume() {
+  find_network
+  if ! az network vnet subnet show --resource-group "$NODE_GROUP" --vnet-name "$VNET" --name embark-storage >/dev/null 2>&1; then
+    run az network vnet subnet create \
+      --resource-group "$NODE_GROUP" \
+      --vnet-name "$VNET" \
+      --name embark-storage \
+      --delegations Microsoft.NetApp/volumes \
+      --address-prefixes 10.225.0.0/24
+  fi
+  SUBNET="$(value 'the subnet' az network vnet subnet show --resource-group "$NODE_GROUP" --vnet-name "$VNET" --name embark-storage --query id)"
+  run az provider register --namespace Microsoft.NetApp --wait
+
+  if ! az netappfiles account show --resource-group "$RESOURCE_GROUP" --account-name embark >/dev/null 2>&1; then
+    run az netappfiles account create --resource-group "$RESOURCE_GROUP" --account-name embark --location "$LOCATION"
+  fi
+
+  if ! az netappfiles pool show --resource-group "$RESOURCE_GROUP" --account-name embark --name embark >/dev/null 2>&1; then
+    run az netappfiles pool create \
+      --resource-group "$RESOURCE_GROUP" \
+      --account-name embark \
+      --name embark \
+      --location "$LOCATION" \
+      --service-level Ultra \
+      --size "$(((CAPACITY_GIB + 1023) / 1024))"
+  fi
+
+  # Pods run as user 1000, and Kubernetes does not change the owner of files on NFS: the default mode, 0770, is root's.
+  if ! az netappfiles volume show \
     --resource-group "$RESOURCE_GROUP" \
     --account-name embark \
-    --name embark \
-    --location "$LOCATION" \
-    --service-level Ultra \
-    --size "$(((CAPACITY_GIB + 1023) / 1024))"
-fi
+    --pool-name embark \
+    --name dlrm-data >/dev/null 2>&1; then
+    run az netappfiles volume create \
+      --resource-group "$RESOURCE_GROUP" \
+      --account-name embark \
+      --pool-name embark \
+      --name dlrm-data \
+      --location "$LOCATION" \
+      --service-level Ultra \
+      --usage-threshold "$CAPACITY_GIB" \
+      --file-path data \
+      --protocol-types NFSv3 \
+      --network-features Standard \
+      --unix-permissions 0777 \
+      --subnet "$SUBNET"
+  fi
 
-if ! az netappfiles volume show \
-  --resource-group "$RESOURCE_GROUP" \
-  --account-name embark \
-  --pool-name embark \
-  --name dlrm-data >/dev/null 2>&1; then
-  run az netappfiles volume create \
+  ADDRESS="$(value "the volume's address" az netappfiles volume show \
     --resource-group "$RESOURCE_GROUP" \
     --account-name embark \
     --pool-name embark \
     --name dlrm-data \
-    --location "$LOCATION" \
-    --service-level Ultra \
-    --usage-threshold "$CAPACITY_GIB" \
-    --file-path data \
-    --protocol-types NFSv3 \
-    --network-features Standard \
-    --subnet "$(az network vnet subnet show --resource-group "$NODE_GROUP" --vnet-name "$VNET" --name embark-storage --query id --output tsv)"
-fi
+    --query 'mountTargets[0].ipAddress')"
+  PATCH="{\"spec\":{\"nfs\":{\"server\":\"$ADDRESS\"}}}"
+  if [ "$DRY_RUN" = 0 ]; then
+    kubectl patch --local -f volume.yaml --type=merge --output=json --patch="$PATCH" |
+      kubectl apply -f -
+  fi
+  run kubectl apply -f claim.yaml
+}
 
-ADDRESS=none
-if [ "$DRY_RUN" = 0 ]; then
-  ADDRESS="$(az netappfiles volume show --resource-group "$RESOURCE_GROUP" --account-name embark --pool-name embark \
-    --name dlrm-data --query 'mountTargets[0].ipAddress' --output tsv)"
-fi
-PATCH="{\"spec\":{\"nfs\":{\"server\":\"$ADDRESS\"}}}"
-if [ "$DRY_RUN" = 0 ]; then
-  kubectl patch --local -f volume.yaml --type=merge --output=json --patch="$PATCH" |
-    kubectl apply -f -
-fi
-run kubectl apply -f claim.yaml
+# Deletes the file system; the containers stay.
+delete() {
+  # A pool is paid as long as it exists, and a network with a volume in it cannot be deleted.
+  if [ "$DRY_RUN" = 1 ] || az netappfiles account show --resource-group "$RESOURCE_GROUP" --account-name embark >/dev/null 2>&1; then
+    run az netappfiles volume delete \
+      --resource-group "$RESOURCE_GROUP" \
+      --account-name embark \
+      --pool-name embark \
+      --name dlrm-data \
+      --yes
+    run az netappfiles pool delete --resource-group "$RESOURCE_GROUP" --account-name embark --name embark --yes
+    run az netappfiles account delete --resource-group "$RESOURCE_GROUP" --account-name embark --yes
+  fi
+  if [ "$DRY_RUN" = 1 ] || az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" >/dev/null 2>&1; then
+    find_network
+    run az network vnet subnet delete --resource-group "$NODE_GROUP" --vnet-name "$VNET" --name embark-storage
+  fi
+}
+
+all() {
+  buckets
+  volume
+}
+
+set -- "${1:-all}"
+
+case ${1:-} in
+  all | buckets | volume | delete) "$@" ;;
+  *)
+    printf 'usage: %s %s\n' "$0" '[all | buckets | volume | delete]' >&2
+    exit 64
+    ;;
+esac

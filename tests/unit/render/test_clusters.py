@@ -73,8 +73,8 @@ def test_a_machine_that_is_sold_in_blocks_says_where_its_reservation_goes():
 
 def test_aks_keeps_gpus_out_of_the_system_pool():
     script = text_of(render_aks(job_of("Standard_ND96asr_v4", spot=True, nodes=3)), "aks_cluster.sh")
-    create = re.search(r"az aks create(.*?)\nfi", script, re.S).group(1)
-    pool = re.search(r"az aks nodepool add(.*?)\nfi", script, re.S).group(1)
+    create = re.search(r"az aks create(.*?)\n  fi", script, re.S).group(1)
+    pool = re.search(r"az aks nodepool add(.*?)\n  elif", script, re.S).group(1)
     assert "ND96" not in create
     assert "--node-vm-size Standard_ND96asr_v4" in pool
     assert "--node-count 3" in pool

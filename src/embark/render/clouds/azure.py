@@ -7,6 +7,7 @@ from typing import Any
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.location import Bucket, Location, buckets, location_of
+from embark.render.registry import acr_name
 from embark.render.shell_text import Shell, Step, Words, job_text, quote, script_file, variable
 from embark.render.targets.node_wheel import upload_words
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
@@ -85,11 +86,13 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Roles of a machine's own identity, `$principal`, in the storage account, `$account`."""
+    """Roles of a machine's own identity, `$principal`, in the storage account, `$account`, and in `$registry`."""
 
     principal: Words
     account: Words
     grants: tuple[Words, ...]
+    registry: Words = ()  # None where the image is not in one of Azure's.
+    pulls: tuple[Words, ...] = ()
 
 
 def grant_words(job: Job) -> Grants:
@@ -99,15 +102,21 @@ def grant_words(job: Job) -> Grants:
         if bucket.scheme != "az":
             continue
         role = "Storage Blob Data Contributor" if bucket.is_written else "Storage Blob Data Reader"
-        grants.append(("az", "role", "assignment", "create", "--role", role, "--assignee-object-id",
-                       Shell('"$principal"'), "--assignee-principal-type", "ServicePrincipal", "--scope",
-                       Shell(f'"$account"/blobServices/default/containers/{quote(bucket.name)}')))
+        grants.append(_grant(role, Shell(f'"$account"/blobServices/default/containers/{quote(bucket.name)}')))
+    registry = acr_name(job.image) if job.spec.place.image else ""
     return Grants(
         principal=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'),
                    "--query", "identity.principalId", "--output", "tsv"),
         account=("az", "storage", "account", "show", "--name", variable("STORAGE_ACCOUNT"),
                  "--query", "id", "--output", "tsv"),
-        grants=tuple(grants))
+        grants=tuple(grants),
+        registry=("az", "acr", "show", "--name", registry, "--query", "id", "--output", "tsv") if registry else (),
+        pulls=(_grant("AcrPull", Shell('"$registry"')),) if registry else ())
+
+
+def _grant(role: str, scope: Shell) -> Words:
+    return ("az", "role", "assignment", "create", "--role", role, "--assignee-object-id", Shell('"$principal"'),
+            "--assignee-principal-type", "ServicePrincipal", "--scope", scope)
 
 
 def end_words() -> Words:
@@ -130,6 +139,7 @@ def render_aks(job: Job) -> list[File]:
               "tolerations": [GPU_TAINT, SPOT_TAINT] if job.spec.place.spot else [GPU_TAINT]}
     files = [File(name, job_text(f"azure/{name}.j2", job, **values)) for name in templates]
     files.insert(1, script_file("aks_cluster.sh", "azure/cluster.sh.j2", job, pool=pool_name(job),
+                                registry=acr_name(job.image),
                                 network_operator_version=NETWORK_OPERATOR_VERSION,
                                 gpu_operator_version=GPU_OPERATOR_VERSION, os_disk_gib=os_disk_gib(job),
                                 is_lustre=is_lustre(job), lustre_driver_version=LUSTRE_DRIVER_VERSION,
