@@ -126,7 +126,7 @@ def cloud_guide(job: Job) -> str:
         cost_table=cost_table(job), pool_name=pool_name(job), runtime_versions=RUNTIME_VERSIONS,
         network_operator_version=NETWORK_OPERATOR_VERSION, gpu_operator_version=GPU_OPERATOR_VERSION,
         metrics_file=OBJECTS, dashboard_file=DASHBOARD,
-        runs={"aws": "s3://$BUCKET/runs"}.get(job.cloud, job.spec.store.root),
+        runs={"aws": "s3://$BUCKET/runs", "gcp": "gs://$BUCKET/runs"}.get(job.cloud, job.spec.store.root),
         settings_table=table(["Setting", "Why"], [[f"`{s.name}={s.value}`", s.why] for s in settings_of(job)]))
 
 

@@ -161,7 +161,8 @@ gcloud container clusters delete embark --location=us-central1 --quiet
     ("gcloud compute instances create x --zone=us-central1-a --machine-type=a2-highgpu-8g",
      "do not support live migration"),
     ("gcloud projects add-iam-policy-binding $PROJECT --role=roles/artifactregistry.readers "
-     "--member=serviceAccount:123456789012-compute@developer.gserviceaccount.com", "is not supported for this resource"),
+     "--member=serviceAccount:123456789012-compute@developer.gserviceaccount.com",
+     "is not supported for this resource"),
     ("gcloud iam service-accounts add-iam-policy-binding x@your-project.iam.gserviceaccount.com "
      "--role=roles/iam.workloadIdentityUser --member='serviceAccount:your-project.svc.id.goog[embark/embark]'",
      "Unknown service account"),

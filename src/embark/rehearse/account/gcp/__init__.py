@@ -23,6 +23,7 @@ NOT_MODELLED = (
 
 def open_account(folder: Path, project: str = PROJECT) -> Account:
     """An empty project with billing, and its owner logged in."""
+    folder.mkdir(parents=True, exist_ok=True)
     account = Account("gcp", folder)
     own = Project(account, project)
     gcloud = Gcloud(own)

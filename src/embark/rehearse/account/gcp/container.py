@@ -8,11 +8,16 @@ from embark.catalog import load_catalog
 from embark.rehearse.account.gcp.compute import check_name, check_quota, gpu_need, network_of
 from embark.rehearse.account.gcp.gke_cloud import GkeCloud
 from embark.rehearse.account.gcp.project import Invocation, Project, facts
+from embark.rehearse.account.kubernetes.admission import install
 from embark.rehearse.account.kubernetes.cloud import NodePool
 from embark.rehearse.account.kubernetes.cluster import Cluster
+from embark.rehearse.account.kubernetes.kinds import releases
 from embark.rehearse.account.state import Key, Resource
 
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+OWN_RELEASES = {"gke-managed-prometheus": "--enable-managed-prometheus",
+                "gke-multi-networking": "--enable-multi-networking"}
+"""What GKE puts into a cluster by itself, and the flag that asks for it."""
 TPU_TAINT = {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"}
 
 
@@ -83,8 +88,10 @@ def _create_cluster(project: Project, command: Invocation) -> str:
         driver = facts()["addons"]["drivers"].get(addon)
         if driver:
             cluster.add_csi_driver(driver)
-    if hasattr(cluster, "tolerates_extended_resources"):
-        cluster.tolerates_extended_resources = True
+    cluster.tolerates_extended_resources = True
+    for release in releases():
+        if command.has(OWN_RELEASES.get(release.name, "")):
+            install(cluster, release, "kube-system")
     project.account.clusters[made.name] = cluster
     _add_pool(project, command, made, "default-pool", machine_type, zones, {})
     project.account.clock.advance(facts()["takes_s"]["cluster"])
