@@ -135,6 +135,7 @@ def _place(cluster: Cluster, pod: Pod, stored: Object) -> None:
         stored["status"]["containerStatuses"] = [{"name": pod.container, "ready": False, "state": {
             "waiting": {"reason": trouble.reason, "message": trouble.message}}}]
         return
+    stored["status"]["conditions"].append(_condition("Ready", "", ""))
     stored["status"] |= {"phase": "Running", "containerStatuses": [
         {"name": pod.container, "ready": True, "state": {"running": {}}}]}
 
