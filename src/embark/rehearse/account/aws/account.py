@@ -48,11 +48,7 @@ class AwsAccount(Account):
         self.not_modelled += NOT_MODELLED
 
     def client(self, service: str, region: str) -> Any:
-        import boto3
-
-        return boto3.client(service, region_name=region, endpoint_url=self.endpoint,
-                            aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
-                            aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"])
+        return _client(self.endpoint, service, region)
 
     def backends(self, service: str) -> Any:
         """moto's state of a service, by region; those that were never asked for are not among its items."""
@@ -100,6 +96,16 @@ def open_account(folder: Path) -> AwsAccount:
     return account
 
 
+@cache
+def _client(endpoint: str, service: str, region: str) -> Any:
+    """Kept, since each reads the service's model."""
+    import boto3
+
+    return boto3.client(service, region_name=region, endpoint_url=endpoint,
+                        aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
+                        aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"])
+
+
 def _quota_codes() -> set[str]:
     quotas = [one.quota for one in load_catalog().machines.values() if one.cloud == "aws" and one.quota]
     codes = {code for one in quotas for code in (one.on_demand_code, one.spot_code) if code}
@@ -110,6 +116,7 @@ def _quota_codes() -> set[str]:
 def _moto_endpoint() -> str:
     """moto's server in a thread of this process; one for all accounts, which are opened one after the other."""
     try:
+        from moto import settings
         from moto.server import ThreadedMotoServer
     except ImportError as error:
         raise MissingPackage("rehearsing an AWS account needs moto and the AWS CLI",
@@ -117,6 +124,7 @@ def _moto_endpoint() -> str:
     import logging
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    settings.ec2_load_default_amis = lambda: False  # Thousands for each region, and seconds; `facts.toml` has ours.
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

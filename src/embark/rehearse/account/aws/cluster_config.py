@@ -48,7 +48,7 @@ class ClusterConfig:
 
     @property
     def has_nat(self) -> bool:
-        return ((self.raw.get("vpc") or {}).get("nat") or {}).get("gateway", "Single") != "Disable"
+        return bool(((self.raw.get("vpc") or {}).get("nat") or {}).get("gateway", "Single") != "Disable")
 
 
 def read_config(account: AwsAccount, call: Call, path: str) -> ClusterConfig:
@@ -62,13 +62,13 @@ def read_config(account: AwsAccount, call: Call, path: str) -> ClusterConfig:
         raise refuse(f"error converting YAML to JSON: {error}") from error
     if not isinstance(raw, dict) or (raw.get("apiVersion"), raw.get("kind")) != ("eksctl.io/v1alpha5", "ClusterConfig"):
         raise refuse("no kind \"ClusterConfig\" is registered for version \"eksctl.io/v1alpha5\"")
-    for error in sorted(_schema().iter_errors(raw), key=lambda one: list(map(str, one.absolute_path))):
-        where = ".".join(map(str, error.absolute_path))
-        if error.validator == "additionalProperties":
-            unknown = sorted(set(error.instance) - set(error.schema.get("properties", {})))
+    for mistake in sorted(_schema().iter_errors(raw), key=lambda one: list(map(str, one.absolute_path))):
+        where = ".".join(map(str, mistake.absolute_path))
+        if mistake.validator == "additionalProperties":
+            unknown = sorted(set(mistake.instance) - set(mistake.schema.get("properties", {})))
             raise refuse("error unmarshaling JSON: while decoding JSON: json: unknown field "
                          f'"{unknown[0]}" (in {where})')
-        raise refuse(f"error unmarshaling JSON: {where}: {error.message}")
+        raise refuse(f"error unmarshaling JSON: {where}: {mistake.message}")
     about = raw.get("metadata") or {}
     found = ClusterConfig(name=str(about.get("name", "")), region=str(about.get("region", "")),
                           version=str(about.get("version", "1.34")), raw=raw)
@@ -92,8 +92,8 @@ def _check(account: AwsAccount, config: ClusterConfig, refuse: Any) -> None:
     for zone in config.zones:
         if zone not in known:
             raise Refused(f"Error: InvalidParameterValue: Invalid availability-zone(s): [{zone}] in {config.region}")
-    for one in sorted(config.addons - set(facts()["eks"]["addons"])):
-        raise Refused(f"Error: addon {one} is not available: ResourceNotFoundException: No addon versions found")
+    for addon in sorted(config.addons - set(facts()["eks"]["addons"])):
+        raise Refused(f"Error: addon {addon} is not available: ResourceNotFoundException: No addon versions found")
     names = [str(group["name"]) for group in config.groups]
     if len(set(names)) < len(names):
         raise refuse("managedNodeGroups: names must be unique")

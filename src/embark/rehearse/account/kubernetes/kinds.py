@@ -51,7 +51,7 @@ class Release:
     takes_s: float = 30.0
     needs_server_side: bool = False
     needs_kind: str = ""
-    is_named_for_release: bool = False  # What has the chart's name is called RELEASE-CHART, unless RELEASE has it in it.
+    is_named_for_release: bool = False  # What has the chart's name is RELEASE-CHART, unless RELEASE contains CHART.
     is_intolerant: bool = False  # Its DaemonSets tolerate no taint unless the chart is given `tolerations`.
     made_by: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # What the operator makes of a kind.
 
