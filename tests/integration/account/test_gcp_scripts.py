@@ -41,7 +41,7 @@ def test_every_step_can_be_repeated_and_deletion_leaves_the_bucket(machine, volu
 
 def test_quota_that_is_missing_is_said_before_anything_is_created(tmp_path):
     folder = tmp_path / "run"
-    spec = load_spec("quickstart", [*SPEC, "place.machine=a2-highgpu-8g"])
+    spec = load_spec("quickstart", [*SPEC, "place.machine=a2-highgpu-8g", "place.volume=filestore-zonal"])
     write_files(render(make_job(spec, load_catalog())), folder)
     account = open_account(tmp_path / "account")
     try:

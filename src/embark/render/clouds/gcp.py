@@ -50,8 +50,9 @@ def account_steps(job: Job) -> list[Step]:
     create = ("gcloud", "iam", "service-accounts", "create", "embark-machines", _PROJECT)
     member = option("--member", Shell(f'"serviceAccount:{MACHINES_ACCOUNT[1:-1]}"'))
     roles = ["roles/artifactregistry.reader", "roles/logging.logWriter", "roles/monitoring.metricWriter"]
-    grants = [("gcloud", "projects", "add-iam-policy-binding", variable("PROJECT"), member, f"--role={role}",
-               "--condition=None", "--format=none") for role in roles]
+    grants: list[Words] = [
+        ("gcloud", "projects", "add-iam-policy-binding", variable("PROJECT"), member, f"--role={role}",
+         "--condition=None", "--format=none") for role in roles]
     grants += [("gcloud", "storage", "buckets", "add-iam-policy-binding", f"gs://{bucket.name}", member,
                 f"--role=roles/storage.object{'User' if bucket.is_written else 'Viewer'}", _PROJECT)
                for bucket in buckets(job) if bucket.scheme == "gs"]
