@@ -301,6 +301,11 @@ def test_a_plain_machine_pulls_from_ecr_only_with_a_login_and_the_rights_of_its_
     shell.must("aws", "ecr", "create-repository", "--repository-name", "embark", *REGION)
     shell.account.images.pushed[f"{REGISTRY}/embark:1"] = "sha256:0"
     start_machine(shell, setup, actions)
-    started, = shell.account.first_starts().values()
+    (id, started), = shell.account.first_starts().items()
     assert started.is_training is (message == "")
     assert message in started.log
+    shell.must("aws", "iam", "attach-role-policy", "--role-name", "run", "--policy-arn",
+               "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore")
+    shown = shell("aws", "ssm", "start-session", *REGION, "--target", id)
+    assert (shown.code == 0) is started.is_training
+    assert message in shown.out + shown.err

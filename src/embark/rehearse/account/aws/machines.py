@@ -72,7 +72,25 @@ class Machine:
         if not text.startswith("#cloud-config"):
             return FirstStart(log="no cloud-config\n")
         aws = AwsCli(self.account, allowed=lambda action: denied(self.documents, self.who, action, "*"))
-        return first_start(text, MachineDocker(self), [aws, Answering("curl", self._metadata)])
+        start = first_start(text, MachineDocker(self), [aws, Answering("curl", self._metadata)])
+        if start.is_training and (why := self._meeting_error()):
+            return FirstStart(log=f"{start.log}{why}\n")
+        return start
+
+    def _meeting_error(self) -> str:
+        """Why ranks of several machines do not reach each other: their security group must name itself."""
+        found = self.account.client("ec2", self.region).describe_instances(InstanceIds=[self.instance.id])
+        instance = found["Reservations"][0]["Instances"][0]
+        tags = {one["Key"]: one["Value"] for one in instance.get("Tags", ())}
+        if "embark-master" not in tags:
+            return ""
+        ids = {group["GroupId"] for card in instance["NetworkInterfaces"] for group in card.get("Groups", ())}
+        groups = self.account.client("ec2", self.region).describe_security_groups(
+            GroupIds=sorted(ids))["SecurityGroups"] if ids else []
+        if any(_names_itself(one, "IpPermissions") for one in groups):
+            return ""
+        return (f"torch.distributed.DistNetworkError: The client socket has timed out while trying to connect to "
+                f"{tags['embark-master']}:29500; no rule of {sorted(ids)} lets the machines in")
 
     def _metadata(self, call: Call) -> str:
         """The metadata service, as curl asks it."""
@@ -97,14 +115,22 @@ def machines(account: AwsAccount) -> list[Machine]:
 
 
 def session(account: AwsAccount, call: Call) -> str:
-    """`aws ssm start-session`: the log of a machine."""
+    """`aws ssm start-session`: the log of a machine. A real one only shows it; here a machine that does not train is an
+    error, so that a rehearsal ends where a reader would see it."""
     target = next((after for word, after in pairwise(call.words) if word == "--target"), "")
     found = {one.instance.id: one for one in machines(account)}.get(target)
     if found is None or not found.is_reachable:
         raise Refused("An error occurred (TargetNotConnected) when calling the StartSession operation: "
                       f"{target} is not connected.", 254)
     start = found.start()
-    return f"{start.log}training in {start.image}\n" if start.is_training else start.log
+    if not start.is_training:
+        raise Refused(start.log.rstrip("\n"))
+    return f"{start.log}training in {start.image}\n"
+
+
+def _names_itself(group: dict[str, Any], rules: str) -> bool:
+    return any(pair.get("GroupId") == group["GroupId"] for rule in group[rules]
+               for pair in rule.get("UserIdGroupPairs", ()))
 
 
 def _role_of(account: AwsAccount, instance: Any) -> str:
@@ -112,7 +138,8 @@ def _role_of(account: AwsAccount, instance: Any) -> str:
     arn = profile.get("Arn", "") if isinstance(profile, dict) else str(getattr(profile, "arn", ""))
     name = arn.rpartition("/")[2]
     for one in account.backends("iam")["aws"].instance_profiles.values():
-        if one.name == name and one.roles:
+        # A role that does not trust EC2 gives the machine no credentials.
+        if one.name == name and one.roles and "ec2.amazonaws.com" in str(one.roles[0].assume_role_policy_document):
             return str(one.roles[0].name)
     return ""
 
