@@ -35,7 +35,7 @@ up() {
   # Namespace and service account, which everything below belongs to.
   run kubectl apply -f eks_objects.yaml
   endpoint
-  # eksctl's own EFA plugin does not tolerate the GPU machines' taint. This one has another name, and so does not conflict.
+  # eksctl's own EFA plugin does not tolerate the GPU machines' taint. This one has another name, to live beside it.
   run helm repo add --force-update eks https://aws.github.io/eks-charts
   run helm upgrade embark-efa eks/aws-efa-k8s-device-plugin \
     --install \

@@ -27,8 +27,8 @@ PULL_ACTIONS = ["ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer",
 WRITE_ACTIONS = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
 FILLED_BY = "storage.sh substitutes the file system's id and names."
 VOLUME_MODES = ["ReadWriteMany", "ReadWriteOnce"]
-"""Pods use the first. The driver's fsGroupPolicy is ReadWriteOnceWithFSType: only to a volume that also names this mode,
-and a file system's type, does the kubelet apply the pod's fsGroup."""
+"""Pods use the first. The driver's fsGroupPolicy is ReadWriteOnceWithFSType: only to a volume that also names this
+mode, and a file system's type, does the kubelet apply the pod's fsGroup."""
 ABOUT_OBJECTS = "What the run's objects belong to. eks_cluster.sh applies it."
 BUCKET_NEEDS = "It needs the add-on aws-mountpoint-s3-csi-driver."
 
