@@ -157,7 +157,10 @@ follow() {
     if logs "$since" 2>/dev/null; then since=--since=30s; elif [ $((waited % 120)) = 0 ]; then status; fi
     found=$(phases || true)
     case "$now $found" in
-      *Suspended* | *Running* | *Succeeded*) waited=0 ;;
+      *Suspended*) waited=0 ;;
+      # The pods that run wait for it, and their machines are paid.
+      *Pending*) waited=$((waited + 15)) ;;
+      *Running* | *Succeeded*) waited=0 ;;
       *) waited=$((waited + 15)) ;;
     esac
     limit=$START_LIMIT_S
@@ -165,7 +168,7 @@ follow() {
     case $found in *ImagePull* | *InvalidImageName* | *ConfigError*) limit=300 ;; esac
     if [ "$waited" -gt "$limit" ]; then
       status >&2
-      printf 'no pod has started for %s seconds; %s clean stops paying for the machines\n' "$limit" "$0" >&2
+      printf 'not all pods have started for %s seconds; %s clean stops paying for the machines\n' "$limit" "$0" >&2
       exit 70
     fi
     sleep 15

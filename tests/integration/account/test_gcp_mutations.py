@@ -76,7 +76,7 @@ MUTATIONS = [
     Mutation("a flag that does not exist", "gke_cluster.sh", "--enable-gvnic", "--enable-gvnics",
              "unrecognized arguments: --enable-gvnics"),
     Mutation("too few machines", "gke_cluster.sh", "--total-max-nodes=2", "--total-max-nodes=1",
-             "no pod has started for 240 seconds"),
+             "not all pods have started for 240 seconds"),
     Mutation("no objects of the cluster", "gke_cluster.sh", "  run kubectl apply -f gke_cluster.yaml\n", "",
              'namespaces "embark" not found'),
     Mutation("too little Filestore", "storage.sh", "CAPACITY_GIB:-1024", "CAPACITY_GIB:-512", "between 1024 and"),
