@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import random
 import re
 import shutil
 import subprocess
@@ -66,6 +68,15 @@ def copy_of_clone(target: Path) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPOSITORY / name, path)
     return target
+
+
+def criteo_days(folder: Path) -> None:
+    """Two days of Criteo's logs in their own format, a few hundred rows each: what a reader downloads."""
+    draw = random.Random(0)
+    for day in ("day_0.gz", "day_23.gz"):
+        rows = ["\t".join([str(draw.randrange(2)), *(str(draw.randrange(100)) for _ in range(13)),
+                           *(f"{draw.randrange(1 << 32):08x}" for _ in range(26))]) for _ in range(300)]
+        (folder / day).write_bytes(gzip.compress(("\n".join(rows) + "\n").encode()))
 
 
 def walk(session: AccountSession, blocks: Sequence[Block], folder: Path, *, skips: Mapping[str, str],

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import random
 import re
-from pathlib import Path
 
 import pytest
-from integration.account.guide import copy_of_clone, read_guide, walk
+from integration.account.guide import copy_of_clone, criteo_days, read_guide, walk
 
 from embark.rehearse.account.session import AccountSession
 
@@ -18,15 +15,6 @@ SKIPS = {
     "pip install": "the package under test is installed already",
     "embark data copy s3://$BUCKET/runs": "the rehearsal's curves are not in the bucket, and TensorBoard does not end",
 }
-
-
-def criteo_days(folder: Path) -> None:
-    """Two days of Criteo's logs in their own format, a few hundred rows each: what a reader downloads."""
-    draw = random.Random(0)
-    for day in ("day_0.gz", "day_23.gz"):
-        rows = ["\t".join([str(draw.randrange(2)), *(str(draw.randrange(100)) for _ in range(13)),
-                           *(f"{draw.randrange(1 << 32):08x}" for _ in range(26))]) for _ in range(300)]
-        (folder / day).write_bytes(gzip.compress(("\n".join(rows) + "\n").encode()))
 
 
 def test_the_guide_of_aws_trains_with_every_scheduler_and_leaves_nothing_that_costs_money(tmp_path):

@@ -18,6 +18,7 @@ NOT_MODELLED = (
 def open_account(folder: Path) -> Account:
     """An empty subscription, logged in, with quota for any machine."""
     from embark.rehearse.account.azure.arm import Subscription
+    from embark.rehearse.account.azure.blob_server import serve_blobs
     from embark.rehearse.account.azure.program import Az
     from embark.rehearse.account.azure.storage import AzureRegistry
     from embark.rehearse.account.programs import add_common_programs
@@ -27,5 +28,6 @@ def open_account(folder: Path) -> Account:
     account.registry = AzureRegistry(subscription)
     account.add_programs([Az(subscription)])
     add_common_programs(account)
+    account.environment |= {"AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": serve_blobs(subscription)}
     account.not_modelled += NOT_MODELLED
     return account

@@ -1,0 +1,33 @@
+"""The guide of Azure, executed as written from a fresh clone and an empty subscription."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from integration.account.guide import copy_of_clone, criteo_days, read_guide, walk
+
+from embark.rehearse.account.session import AccountSession
+
+pytestmark = pytest.mark.slow
+
+SKIPS = {
+    "pip install": "the package under test is installed already",
+    "embark data copy az://embark-example/runs": "the rehearsal's curves are not in the container",
+}
+
+
+def test_the_guide_of_azure_trains_with_every_scheduler_and_leaves_nothing_that_costs_money(tmp_path):
+    clone, account = tmp_path / "clone", tmp_path / "account"
+    account.mkdir()
+    folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "azure"
+    criteo_days(folder)
+    with AccountSession("azure", account) as session:
+        walked = walk(session, read_guide(folder / "README.md"), folder, skips=SKIPS)
+    report = walked.report
+    assert report is not None
+    assert report.paid == ()
+    print(walked.coverage())  # Which commands met a real program, and which a stand-in.
+    # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines, spot: each ends.
+    assert len(re.findall(r"^done$", walked.output, re.MULTILINE)) >= 7
+    assert "rank 0: the image is there, az://embark-example/runs can be written: training" in walked.output
