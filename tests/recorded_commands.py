@@ -16,6 +16,8 @@ words=" $* "
 case $words in
   *" account show "*"--query"*) echo 123456789012345678; exit 0 ;;
   *" nodepool show "*) exit 1 ;;
+  *" vm list-usage "*) printf 'StandardNDASv4_A100Family\\tStandard NDASv4_A100 Family vCPUs\\t9999\\n'; exit 0 ;;
+  *"quotas[]"*) printf 'NVIDIA_A100_GPUS\\t9999\\nGPUS_ALL_REGIONS\\t9999\\n'; exit 0 ;;
   *" account show "*) case $words in *storage*|*monitor*|*netapp*) exit 1 ;; *) exit 0 ;; esac ;;
   *describe-data-repository-tasks*) echo SUCCEEDED; exit 0 ;;
   *Lifecycle*) echo AVAILABLE; exit 0 ;;

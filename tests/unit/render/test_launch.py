@@ -172,7 +172,7 @@ def test_quota_and_budget_grow_with_the_machines():
     assert 3 < budget_usd(four) / budget_usd(one) < 5
 
 
-@pytest.mark.parametrize(("limit", "code"), [("95.0", 1), ("96.0", 0), ("None", 0), ("-1", 0)])
+@pytest.mark.parametrize(("limit", "code"), [("95.0", 1), ("96.0", 0), ("None", 1), ("-1", 0)])
 def test_too_small_a_quota_stops_the_script(limit: str, code: int, tmp_path: Path):
     files = render_infrastructure(job_of("p4d.24xlarge", nodes=1))
     stub = STUB.replace("echo 123456789012345678", f"echo {limit}")
