@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 SKIPS = {
     "pip install": "the package under test is installed already",
-    "embark data copy gs://": "the rehearsal's curves do not come into the bucket",
+    "embark data copy gs://$BUCKET/runs": "the rehearsal's curves are not in the bucket, and TensorBoard does not end",
 }
 NUM_ROWS = 64
 
@@ -46,8 +47,10 @@ def test_the_guide_works_from_a_fresh_clone_and_an_empty_project(walked):
 
 
 def test_every_way_to_train_has_trained(walked):
-    assert walked.output.count("4 steps") >= 10
-    assert "JOB_STATE_FAILED" not in walked.output
+    # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines, spot.
+    assert len(re.findall(r"^done$", walked.output, re.MULTILINE)) >= 7
+    # The same without Ray, whose log is the driver's, and Vertex AI, plain machines, TPUs.
+    assert walked.output.count("4 steps ·") >= 7
 
 
 def test_after_the_guide_nothing_is_left_that_costs_money(walked):
