@@ -22,7 +22,7 @@ from embark.render.targets.tpu_vm import runtime_version
 from embark.render.targets.vm_node import cloud_init, node_program
 
 MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
-SETTINGS = {"PROJECT": "my-project"}
+SETTINGS = {"PROJECT": "my-project", "SKIP_QUOTA": "1"}
 
 
 def position(commands: list[list[str]], *words: str) -> int:
