@@ -25,37 +25,40 @@ pytestmark = pytest.mark.slow
 MIN_REFUSED = 27
 # Until the launch script: the image in a registry, data in a bucket.
 SETUP = {
-    "aws": """
-embark render run.toml --set place.image=123456789012.dkr.ecr.us-west-2.amazonaws.com/embark:1
+    "aws": r"""
+embark render run.toml --set store.root=s3://embark-123456789012/runs \
+  --set place.image=123456789012.dkr.ecr.us-west-2.amazonaws.com/embark:1
 aws ecr create-repository --repository-name embark --region us-west-2
 aws ecr get-login-password --region us-west-2 |
   docker login --username AWS --password-stdin 123456789012.dkr.ecr.us-west-2.amazonaws.com
 embark image run.toml --push
 ./storage.sh buckets
-embark data copy rows s3://embark-example/data/criteo-1tb
+embark data copy rows s3://embark-123456789012/data/criteo-1tb
 """,
     "azure": """
 az login
 az account set --subscription YOUR-SUBSCRIPTION
-embark render run.toml --set place.image=yourregistry.azurecr.io/embark:1
+embark render run.toml --set place.storage_account=youraccount --set place.image=yourregistry.azurecr.io/embark:1
 az group create --name embark --location eastus
 az acr create --name yourregistry --resource-group embark --sku Premium
 az acr login --name yourregistry
 embark image run.toml --push
 ./storage.sh buckets
+export AZURE_STORAGE_ACCOUNT_NAME=youraccount
 embark data copy rows az://embark-example/data/criteo-1tb
 """,
-    "gcp": """
+    "gcp": r"""
 gcloud auth login
 gcloud auth application-default login
 gcloud config set project "$PROJECT"
-embark render run.toml --set place.image="us-central1-docker.pkg.dev/$PROJECT/embark/embark:1"
+embark render run.toml --set store.root="gs://$PROJECT-embark/runs" \
+  --set place.image="us-central1-docker.pkg.dev/$PROJECT/embark/embark:1"
 gcloud services enable artifactregistry.googleapis.com
 gcloud artifacts repositories create embark --repository-format=docker --location=us-central1
 gcloud auth configure-docker us-central1-docker.pkg.dev --quiet
 embark image run.toml --push
 ./storage.sh buckets
-embark data copy rows gs://embark-example/data/criteo-1tb
+embark data copy rows "gs://$PROJECT-embark/data/criteo-1tb"
 """,
 }
 # Pods that cannot start are given up after two minutes of the account's clock.
@@ -109,6 +112,7 @@ def launch(cloud: str) -> str:
 def run_in_fresh_account(cloud: str, edits: Sequence[Edit], command: str, folder: Path) -> CompletedProcess[str]:
     """Set up as a user does, edit the rendered files, and run the command."""
     example = copy_of_clone(folder / "clone") / "examples" / "cloud_deployment" / cloud
+    (folder / "account").mkdir()
     (example / "rows").mkdir()
     (example / "rows" / "part-0.bin").write_bytes(bytes(64))
     with AccountSession(cloud, folder / "account") as session:
