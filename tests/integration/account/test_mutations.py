@@ -35,7 +35,7 @@ embark image run.toml --push
 ./storage.sh buckets
 embark data copy rows s3://embark-123456789012/data/criteo-1tb
 """,
-    "azure": r"""
+    "azure": """
 az login
 embark render run.toml --set place.storage_account=youraccount --set place.image=yourregistry.azurecr.io/embark:1
 az group create --name embark --location eastus
@@ -43,8 +43,8 @@ az acr create --name yourregistry --resource-group embark --sku Premium
 az acr login --name yourregistry
 embark image run.toml --push
 ./storage.sh buckets
-az storage blob upload-batch --account-name youraccount --auth-mode login --destination embark-example \
-  --destination-path data/criteo-1tb --source rows
+export AZURE_STORAGE_ACCOUNT_NAME=youraccount
+embark data copy rows az://embark-example/data/criteo-1tb
 """,
     "gcp": r"""
 gcloud components install gke-gcloud-auth-plugin kubectl alpha beta
