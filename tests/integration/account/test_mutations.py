@@ -1,7 +1,7 @@
 """Faults in the guides' files that a real cloud refuses: its stand-in refuses them too, and names the cause.
 
-mutations.toml was written from the guides and the clouds' documentation alone, by someone who had not read the stand-ins,
-and is not adapted to what they answer. `not_modelled` marks those which a stand-in lets pass, with the reason.
+mutations.toml was written from the guides and the clouds' documentation alone, without knowledge of the stand-ins, and
+is not adapted to what they answer. `not_modelled` marks those which a stand-in lets pass or does not name, and why.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Mutation:
     cause: str
     edit: tuple[Edit, ...]
     run: str = ""
-    not_modelled: str = ""  # Why the stand-in lets it pass.
+    not_modelled: str = ""  # Why the stand-in lets it pass, or does not name the cause.
 
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> Mutation:
