@@ -88,6 +88,8 @@ status() {
   kubectl get job.batch dlrm --namespace embark
   kubectl get pods --namespace embark --selector app.kubernetes.io/instance=dlrm --output wide
   kubectl get events --namespace embark --field-selector type=Warning --sort-by .lastTimestamp
+  # Why the autoscaler starts no machine; it does not call that a warning.
+  kubectl get events --namespace embark --field-selector reason=NotTriggerScaleUp --sort-by .lastTimestamp
 }
 
 # Follows every pod's log, each line with its pod's name.

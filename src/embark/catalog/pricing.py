@@ -1,7 +1,7 @@
 """Dollars an hour of a machine, and of all machines of a spec: the only place that decides which price applies.
 
-A named region has its own price, and a named zone its region's. Without one, the cheapest region for the purchase option
-counts: the lowest spot price for a spot spec, the lowest on-demand price for any other.
+A named region has its own price, and a named zone its region's. Without one, the cheapest region for the purchase
+option counts: the lowest spot price for a spot spec, the lowest on-demand price for any other.
 """
 
 from __future__ import annotations

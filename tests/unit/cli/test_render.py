@@ -36,7 +36,8 @@ def test_diff_shows_every_number_that_follows_the_nodes_and_writes_nothing(tmp_p
     capsys.readouterr()
     assert rendered_again(tmp_path / "out", "place.nodes=4", diff=True) == 1
     shown = capsys.readouterr().out
-    for line in ("-nodes = 2", "+nodes = 4", "-  completions: 2", "+  completions: 4", "-  parallelism: 2", "+  parallelism: 4"):
+    for line in ("-nodes = 2", "+nodes = 4", "-  completions: 2", "+  completions: 4", "-  parallelism: 2",
+                 "+  parallelism: 4"):
         assert line in shown
     assert "--nnodes=4" in shown
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before

@@ -71,7 +71,8 @@ def test_what_is_no_longer_rendered_is_reported_and_left(tmp_path):
     assert (tmp_path / "bin/run.sh").exists()
 
 
-@pytest.mark.parametrize("text", ["", "not json", "[1]", '{"checksums": 7}', '{"spec": "run.toml", "origin": [], "checksums": []}'])
+@pytest.mark.parametrize("text", ["", "not json", "[1]", '{"checksums": 7}',
+                                  '{"spec": "run.toml", "origin": [], "checksums": []}'])
 def test_a_damaged_record_makes_everything_that_differs_an_edit(tmp_path, text):
     write(of(tmp_path), compare(of(tmp_path), FILES), force=False)
     (tmp_path / RECORD).write_text(text)

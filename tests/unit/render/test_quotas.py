@@ -75,7 +75,8 @@ def test_the_region_of_a_tpu_vm_counts_too(tmp_path):
 
 @pytest.mark.parametrize(("machine", "place", "name", "units"), [
     ("v5litepod-16", {"target": "tpu-vm"}, "TPUV5sLitepodPerProjectPerZoneForTPUAPI", 32),
-    ("v5litepod-8", {"target": "tpu-vm", "spot": True}, "TPUV5sPreemptibleLitepodServingPerProjectPerZoneForTPUAPI", 16),
+    ("v5litepod-8", {"target": "tpu-vm", "spot": True},
+     "TPUV5sPreemptibleLitepodServingPerProjectPerZoneForTPUAPI", 16),
     ("v5p-8", {"target": "tpu-vm"}, "TPUV5PPerProjectPerZoneForTPUAPI", 16),
     ("v5p-8", {"target": "jobset"}, "TPU_V5P", 8),
     ("v5litepod-16", {"target": "jobset", "spot": True}, "PREEMPTIBLE_TPU_LITE_PODSLICE_V5", 32),

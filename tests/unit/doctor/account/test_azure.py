@@ -20,7 +20,8 @@ BUDGET = {"name": "embark-quickstart", "amount": 500.0, "currentSpend": {"amount
 
 
 def usage(name: str, used: int, limit: int) -> dict[str, Any]:
-    local = {"cores": "Total Regional vCPUs", "lowPriorityCores": "Total Regional Spot vCPUs"}.get(name, f"{name} vCPUs")
+    local = {"cores": "Total Regional vCPUs", "lowPriorityCores": "Total Regional Spot vCPUs"}.get(
+        name, f"{name} vCPUs")
     return {"currentValue": str(used), "limit": str(limit), "localName": local, "unit": "Count",
             "name": {"localizedValue": local, "value": name}}
 

@@ -81,7 +81,8 @@ def test_gcloud_knows_every_command_and_flag(calls, num_commands):
 
 def commands_of(calls: list[list[str]], program: str) -> list[list[str]]:
     """Its calls, and those of ssh's proxy."""
-    proxies = [proxy.split() for words in calls for word in words for mark, _, proxy in [word.partition("ProxyCommand=")]
+    proxies = [proxy.split() for words in calls for word in words
+               for mark, _, proxy in [word.partition("ProxyCommand=")]
                if not mark and proxy.startswith(program)]
     return [*(words for words in calls if words[0] == program and len(words) > 2), *proxies]
 

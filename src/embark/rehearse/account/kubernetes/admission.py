@@ -1,6 +1,7 @@
 """What the API server accepts: known kinds, existing namespaces, strict schemas, webhooks that answer, immutable
 fields."""
 
+import json
 from collections.abc import Mapping
 from copy import deepcopy
 
@@ -98,11 +99,22 @@ def effects(cluster: Cluster, thing: Object, kind: ObjectKind) -> None:
     for release in cluster.releases.values():
         made = release.made_by.get(kind.key)
         if made is not None and "status" not in thing:
-            for name in made.get("daemon_sets", ()):
-                cluster.add_controller("DaemonSet", name, release.namespace or "kube-system", made["takes_s"])
+            for name, section in made.get("device_plugins", {}).items():
+                cluster.add_controller("DaemonSet", name, release.namespace or "kube-system", made["takes_s"],
+                                       devices=_configured(at(thing, f"spec.{section}.config")))
             stored = cluster.objects[(kind.key, str(thing["metadata"].get("namespace") or ""),
                                       thing["metadata"]["name"])]
             stored["status"] = dict(made.get("status", {}))
+
+
+def _configured(config: object) -> list[str]:
+    """The devices that the configuration of a network device plugin names."""
+    try:
+        raw = json.loads(str(config or "{}"))
+    except ValueError:
+        return []
+    listed = [*raw.get("resourceList", []), *raw.get("configList", [])]
+    return [f"{one.get('resourcePrefix', 'rdma')}/{one.get('resourceName')}" for one in listed]
 
 
 def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mapping[str, str] | None = None,

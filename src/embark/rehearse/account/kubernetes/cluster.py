@@ -98,7 +98,7 @@ class Cluster:
         found = {}
         for name, amount in pool.allocatable.items():
             plugin = pool.devices_after.get(name)
-            if plugin is None or self._runs_on(plugin, pool):
+            if plugin is None or self._advertises(plugin, name, pool):
                 found[name] = quantity(str(amount)) or 0.0
         return found
 
@@ -146,20 +146,24 @@ class Cluster:
         self.add_controller("DaemonSet", name, namespace, takes_s, labels, tolerates=tolerates)
 
     def add_controller(self, kind: str, name: str, namespace: str, takes_s: float,
-                       labels: Mapping[str, str] | None = None, *, tolerates: bool = True) -> None:
-        """A Deployment or DaemonSet that is available after a while."""
+                       labels: Mapping[str, str] | None = None, *, tolerates: bool = True,
+                       devices: list[str] | None = None) -> None:
+        """A Deployment or DaemonSet that is available after a while; `devices`: all that a device plugin offers."""
         spec = {"template": {"spec": {"tolerations": [{"operator": "Exists"}] if tolerates else []}}}
         key = self.put({"apiVersion": "apps/v1", "kind": kind, "spec": spec,
                         "metadata": {"name": name, "namespace": namespace, "labels": dict(labels or {})}})
+        if devices is not None:
+            self.objects[key]["metadata"]["devices"] = devices
         self.ready_at[key] = self.clock.now + takes_s
 
     def add_csi_driver(self, name: str) -> None:
         self.put({"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": name}})
 
-    def _runs_on(self, plugin: str, pool: NodePool) -> bool:
-        """Whether a DaemonSet has a pod on the pool's nodes."""
+    def _advertises(self, plugin: str, device: str, pool: NodePool) -> bool:
+        """Whether a device plugin has a pod on the pool's nodes, and its configuration names the device."""
         tolerant = [one for one in self.of_kind("DaemonSet") if _name(one) == plugin
-                    and (not pool.taints or at(one, "spec.template.spec.tolerations"))]
+                    and (not pool.taints or at(one, "spec.template.spec.tolerations"))
+                    and device in one["metadata"].get("devices", [device])]
         return bool(tolerant) and self.is_available("DaemonSet", plugin)
 
     def is_available(self, kind: str, name: str) -> bool:
@@ -171,9 +175,9 @@ class Cluster:
         """An event, once until something else happens to the object."""
         called, space = _name(thing), _namespace(thing) or "default"
         kind = kind or str(thing.get("kind"))
-        last = next((one for one in reversed(self.events) if (one.kind, one.name, one.namespace) ==
-                     (kind, called, space)), None)
-        if last is None or (last.reason, last.message) != (reason, message):
+        last = next((one for one in reversed(self.events) if (one.kind, one.name, one.namespace, one.reason) ==
+                     (kind, called, space, reason)), None)
+        if last is None or last.message != message:
             self.events.append(Event(self.clock.now, "Warning" if warning else "Normal", reason, kind, called, space,
                                      message))
 

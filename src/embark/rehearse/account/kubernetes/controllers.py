@@ -109,7 +109,9 @@ def _place(cluster: Cluster, pod: Pod, stored: Object) -> None:
         if node is None:
             cluster.say(stored, "FailedScheduling", message)
             stored["status"]["conditions"] = [_condition("PodScheduled", "Unschedulable", message, status="False")]
-            pool = pool_that_fits(cluster, stored)
+            pool, why_not = pool_that_fits(cluster, stored)
+            if why_not:
+                cluster.say(stored, "NotTriggerScaleUp", why_not, warning=False)
             if pool is not None and not any(one.pool == pool.name and one.ready_at > cluster.clock.now
                                             for one in cluster.nodes):
                 wanted = sum(one.pool == pool.name for one in cluster.nodes) + 1

@@ -27,17 +27,21 @@ def choose_node(cluster: Cluster, pod: Object) -> tuple[Node | None, str]:
     return None, f"0/{len(cluster.ready_nodes())} nodes are available: {text or 'no nodes'}."
 
 
-def pool_that_fits(cluster: Cluster, pod: Object) -> NodePool | None:
-    """A pool of the autoscaler whose next node could take the pod."""
+def pool_that_fits(cluster: Cluster, pod: Object) -> tuple[NodePool | None, str]:
+    """A pool of the autoscaler whose next node could take the pod, or why none would."""
+    reasons: Counter[str] = Counter()
     for pool in cluster.pools.values():
         count = sum(node.pool == pool.name for node in cluster.nodes)
         if count >= pool.max_nodes or claim_error(cluster, pod):
             continue
         space = {name: quantity(str(amount)) or 0.0 for name, amount in pool.allocatable.items()}
-        labels = {**cluster.labels(Node("new", pool.name, 0.0))}
-        if not [*_taints(pool, pod), *_labels(labels, pod), *_lacks(space, requests(pod))]:
-            return pool
-    return None
+        labels = cluster.labels(Node("new", pool.name, 0.0))
+        misfits = [*_taints(pool, pod), *_labels(labels, pod), *_lacks(space, requests(pod))]
+        if not misfits:
+            return pool, ""
+        reasons.update(misfits)
+    why = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    return None, f"pod didn't trigger scale-up: {why}" if why else ""
 
 
 def requests(pod: Mapping[str, Any]) -> dict[str, float]:
