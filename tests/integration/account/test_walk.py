@@ -40,6 +40,6 @@ def test_a_spec_is_walked_there_and_back(cloud: str, capsys: pytest.CaptureFixtu
 
 
 def test_a_target_without_machines_of_its_own_is_refused(capsys: pytest.CaptureFixture[str]):
-    code, _ = rehearse("gcp", "place.target=compose")
+    code, _ = rehearse("gcp", "place.target=compose", "place.nodes=1")
     assert code == 64
     assert "place.target" in capsys.readouterr().err

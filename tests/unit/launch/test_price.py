@@ -24,8 +24,9 @@ def test_the_price_is_that_of_all_machines_as_they_are_paid_where_they_are():
     assert "on spot in us-west-2" in spot.price
 
 
-def test_data_that_is_not_here_leaves_the_price_an_hour():
-    estimate = estimate_launch(load_spec("quickstart", [*BASE, "data.kind=prepared", "data.path=s3://bucket/criteo"]))
+def test_data_that_is_not_here_leaves_the_price_an_hour(tmp_path):
+    (tmp_path / "run.toml").write_text('[data]\nkind = "prepared"\npath = "s3://bucket/criteo"\n')
+    estimate = estimate_launch(load_spec(str(tmp_path / "run.toml"), BASE))
     assert "no plan could be made" in estimate.verdict
     assert estimate.usd_per_hour is not None
     assert "an hour" in estimate.price

@@ -172,7 +172,8 @@ def test_the_guide_s_own_commands_work_in_the_order_given(folder: str, tmp_path:
     copy = copy_of(folder, tmp_path, monkeypatch)
     guide = (copy / "README.md").read_text()
     for yours, mine in (("YOUR-BUCKET", "my-bucket"), ("CONTAINER", "my-container"), ("$PROJECT", "my-project"),
-                        ("$BUCKET", "my-bucket"), ("$REGISTRY", "registry.example.org")):
+                        ("$BUCKET", "my-bucket"), ("$REGISTRY", "registry.example.org"),
+                        ("$AZURE_STORAGE_ACCOUNT_NAME", "myaccount")):
         guide = guide.replace(yours, mine)
     lines = [line.strip() for _, block in BASH.findall(guide) for line in block.replace("\\\n", "").splitlines()]
     words = [shlex.split(line, comments=True) for line in lines
