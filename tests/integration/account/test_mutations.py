@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import shutil
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -18,45 +19,50 @@ from typing import Any
 import pytest
 from integration.account.guide import copy_of_clone
 
+from embark.__main__ import run
 from embark.rehearse.account.session import AccountSession
 
 pytestmark = pytest.mark.slow
 
 MIN_REFUSED = 27
+# The names that a user puts into run.toml.
+NAMES = {
+    "aws": ("store.root=s3://embark-123456789012/runs",
+            "place.image=123456789012.dkr.ecr.us-west-2.amazonaws.com/embark:1"),
+    "azure": ("place.storage_account=youraccount", "place.image=yourregistry.azurecr.io/embark:1"),
+    "gcp": ("store.root=gs://your-project-embark/runs",
+            "place.image=us-central1-docker.pkg.dev/your-project/embark/embark:1"),
+}
 # Until the launch script: the image in a registry, data in a bucket.
 SETUP = {
     "aws": r"""
-embark render run.toml --set store.root=s3://embark-123456789012/runs \
-  --set place.image=123456789012.dkr.ecr.us-west-2.amazonaws.com/embark:1
 aws ecr create-repository --repository-name embark --region us-west-2
 aws ecr get-login-password --region us-west-2 |
   docker login --username AWS --password-stdin 123456789012.dkr.ecr.us-west-2.amazonaws.com
-embark image run.toml --push
+IMAGE=123456789012.dkr.ecr.us-west-2.amazonaws.com/embark:1
+docker build --tag $IMAGE . && docker push $IMAGE
 ./storage.sh buckets
 embark data copy rows s3://embark-123456789012/data/criteo-1tb
 """,
-    "azure": """
+    "azure": r"""
 az login
-embark render run.toml --set place.storage_account=youraccount --set place.image=yourregistry.azurecr.io/embark:1
 az group create --name embark --location eastus
 az acr create --name yourregistry --resource-group embark --sku Premium
 az acr login --name yourregistry
-embark image run.toml --push
+docker build --tag yourregistry.azurecr.io/embark:1 . && docker push yourregistry.azurecr.io/embark:1
 ./storage.sh buckets
-export AZURE_STORAGE_ACCOUNT_NAME=youraccount
-embark data copy rows az://embark-example/data/criteo-1tb
+AZURE_STORAGE_ACCOUNT_NAME=youraccount embark data copy rows az://embark-example/data/criteo-1tb
 """,
     "gcp": r"""
 gcloud components install gke-gcloud-auth-plugin kubectl alpha beta
 gcloud auth login
 gcloud auth application-default login
 gcloud config set project "$PROJECT"
-embark render run.toml --set store.root="gs://$PROJECT-embark/runs" \
-  --set place.image="us-central1-docker.pkg.dev/$PROJECT/embark/embark:1"
 gcloud services enable artifactregistry.googleapis.com
 gcloud artifacts repositories create embark --repository-format=docker --location=us-central1
 gcloud auth configure-docker us-central1-docker.pkg.dev --quiet
-embark image run.toml --push
+IMAGE=us-central1-docker.pkg.dev/$PROJECT/embark/embark:1
+docker build --tag $IMAGE . && docker push $IMAGE
 ./storage.sh buckets
 embark data copy rows "gs://$PROJECT-embark/data/criteo-1tb"
 """,
@@ -109,12 +115,28 @@ def launch(cloud: str) -> str:
     return f"./train_dlrm_{cloud}.sh --yes"
 
 
-def run_in_fresh_account(cloud: str, edits: Sequence[Edit], command: str, folder: Path) -> CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory) -> Callable[[str], Path]:
+    """A cloud's folder with a user's names in it."""
+    clone = copy_of_clone(tmp_path_factory.mktemp("clone"))
+
+    @cache
+    def folder(cloud: str) -> Path:
+        found = clone / "examples" / "cloud_deployment" / cloud
+        words = [word for name in NAMES[cloud] for word in ("--set", name)]
+        assert run(["render", str(found / "run.toml"), *words]) == 0
+        (found / "rows").mkdir()
+        (found / "rows" / "part-0.bin").write_bytes(bytes(64))
+        return found
+
+    return folder
+
+
+def run_in_fresh_account(source: Path, edits: Sequence[Edit], command: str, folder: Path) -> CompletedProcess[str]:
     """Set up as a user does, edit the rendered files, and run the command."""
-    example = copy_of_clone(folder / "clone") / "examples" / "cloud_deployment" / cloud
+    cloud, example = source.name, folder / "folder"
+    shutil.copytree(source, example)
     (folder / "account").mkdir()
-    (example / "rows").mkdir()
-    (example / "rows" / "part-0.bin").write_bytes(bytes(64))
     with AccountSession(cloud, folder / "account") as session:
         setup = session.bash(ENVIRONMENT + SETUP[cloud], example)
         assert setup.returncode == 0, setup.stdout[-4000:]
@@ -135,14 +157,15 @@ def is_refused(mutation: Mutation, done: CompletedProcess[str]) -> bool:
 
 
 @pytest.mark.parametrize("cloud", sorted(SETUP))
-def test_without_a_mutation_the_run_trains(cloud, tmp_path):
-    done = run_in_fresh_account(cloud, (), launch(cloud), tmp_path)
+def test_without_a_mutation_the_run_trains(cloud, rendered, tmp_path):
+    done = run_in_fresh_account(rendered(cloud), (), launch(cloud), tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: f"{one.cloud}: {one.name}")
-def test_a_mutation_is_refused_with_its_cause(mutation, tmp_path):
-    done = run_in_fresh_account(mutation.cloud, mutation.edit, mutation.run or launch(mutation.cloud), tmp_path)
+def test_a_mutation_is_refused_with_its_cause(mutation, rendered, tmp_path):
+    command = mutation.run or launch(mutation.cloud)
+    done = run_in_fresh_account(rendered(mutation.cloud), mutation.edit, command, tmp_path)
     shown = messages(done.stdout)[-6000:]
     if mutation.not_modelled:
         assert not is_refused(mutation, done), f"it is refused now: remove not_modelled\n{shown}"

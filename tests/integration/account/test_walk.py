@@ -10,16 +10,18 @@ import pytest
 from embark.__main__ import run
 
 PLACES = {
-    "aws": ("place.machine=p4d.24xlarge", "place.region=us-west-2", "place.zone=us-west-2b", "store.root=s3://own-7/runs"),
+    "aws": ("place.machine=p4d.24xlarge", "place.region=us-west-2", "place.zone=us-west-2b", "store.root=s3://own-7/runs",
+            "place.volume=fsx-lustre-1000"),
     "azure": ("place.machine=Standard_ND96asr_v4", "place.region=eastus", "place.zone=1", "store.root=az://own-7/runs",
-              "place.storage_account=own7"),
+              "place.storage_account=own7", "place.volume=azure-netapp-ultra"),
     "gcp": ("place.machine=a2-highgpu-8g", "place.region=us-central1", "place.zone=us-central1-a",
-            "store.root=gs://own-7/runs"),
+            "store.root=gs://own-7/runs", "place.volume=filestore-zonal"),
 }
+DATA = ("data.kind=prepared", "data.path=/mnt/data/rows")
 
 
 def rehearse(cloud: str, *more: str) -> tuple[int, list[str]]:
-    words = [word for setting in (*PLACES[cloud], "place.nodes=2", *more) for word in ("--set", setting)]
+    words = [word for setting in (*PLACES[cloud], *DATA, "place.nodes=2", *more) for word in ("--set", setting)]
     return run(["rehearse", "--account", "quickstart", *words, "--json"]), words
 
 
@@ -32,7 +34,7 @@ def test_a_spec_is_walked_there_and_back(cloud: str, capsys: pytest.CaptureFixtu
     failed = [step for step in report["steps"] if not step["is_ok"]]
     assert not failed, failed[0]["output"][-3000:] + failed[0]["error"]
     assert [step["title"] for step in report["steps"] if step["title"] != "tools and project"] == [
-        "image", "train", "train again: what exists stays", "clean", "destroy", "delete bucket and registry"]
+        "image", "data", "train", "train again: what exists stays", "clean", "destroy", "delete bucket and registry"]
     assert report["paid"] == []
     assert report["not_modelled"]
     assert code == 0
@@ -40,6 +42,6 @@ def test_a_spec_is_walked_there_and_back(cloud: str, capsys: pytest.CaptureFixtu
 
 
 def test_a_target_without_machines_of_its_own_is_refused(capsys: pytest.CaptureFixture[str]):
-    code, _ = rehearse("gcp", "place.target=compose", "place.nodes=1")
+    code, _ = rehearse("gcp", "place.target=compose", "place.nodes=1", "place.volume=")
     assert code == 64
     assert "place.target" in capsys.readouterr().err
