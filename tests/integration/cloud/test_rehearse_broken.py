@@ -86,7 +86,8 @@ def test_with_its_script_each_pod_trains_alone(name, tmp_path):
     text = text.replace("- train_dlrm.py", f"- -c\n              - {json.dumps(script)}")
     (tmp_path / "job.yaml").write_text(text)
     answer = broken(tmp_path / "job.yaml")
-    assert [end["code"] for end in answer["ends"]] == [0, 0]
+    # with an elasticPolicy the first worker that ends well ends the job, so the other may not be waited for
+    assert {end["code"] for end in answer["ends"]} == {0}
     assert "each pod trains alone" in answer["verdict"]["sentence"]
     assert "torchrun" in answer["verdict"]["fix"]
 
