@@ -112,14 +112,17 @@ def _place(cluster: Cluster, pod: Pod, stored: Object) -> None:
             pool, why_not = pool_that_fits(cluster, stored)
             if why_not:
                 cluster.say(stored, "NotTriggerScaleUp", why_not, warning=False)
-            if pool is not None and not any(one.pool == pool.name and one.ready_at > cluster.clock.now
-                                            for one in cluster.nodes):
+            # one machine for each pod that waits, all at once; another only when those that were started do not help
+            is_starting = any(pool is not None and one.pool == pool.name and one.ready_at > cluster.clock.now
+                              for one in cluster.nodes)
+            if pool is not None and not (is_starting and stored["status"].get("hasScaledUp")):
                 wanted = sum(one.pool == pool.name for one in cluster.nodes) + 1
                 error = cluster.cloud.on_pool_change(pool, wanted)
                 if error:
                     cluster.say(stored, "NotTriggerScaleUp", error)
                 else:
                     cluster.resize_pool(pool.name, wanted)
+                    stored["status"]["hasScaledUp"] = True
                     cluster.say(stored, "TriggeredScaleUp", f"pod triggered scale-up: {pool.name}", warning=False)
             return
         stored["spec"]["nodeName"] = node.name
