@@ -5,7 +5,6 @@ import dataclasses
 import json
 import math
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from embark.errors import Fault
+from embark.events.clock import now_s
 from embark.formatting import to_finite
 
 
@@ -82,7 +82,7 @@ class Event:
 
     kind: str
     values: Mapping[str, Any] = field(default_factory=dict)
-    time_s: float = field(default_factory=time.time)  # Seconds since 1970.
+    time_s: float = field(default_factory=now_s)  # Seconds since 1970.
     rank: int = 0
 
     def to_json(self) -> str:

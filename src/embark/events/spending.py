@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from embark.events.clock import boot_id, uptime_s
 from embark.events.events import Event
 from embark.formatting import format_duration, format_usd, pluralize, to_finite
 
@@ -35,6 +36,8 @@ class Attempt:
     is_last: bool = True
     first_step_s: float | None = None  # When it began to train; None: it did not.
     step_times: list[float] = field(default_factory=list)
+    boot_id: str = ""
+    booted_s: float = 0.0  # When the machine with that id booted, by the clock of `start_s`.
 
     @property
     def is_over(self) -> bool:
@@ -59,6 +62,10 @@ class Attempt:
     @property
     def working_s(self) -> float:
         return 0.0 if self.first_step_s is None else max(0.0, self.last_s - self.first_step_s)
+
+    def by_its_clock(self, now_s: float) -> float:
+        """Now; from the uptime where it runs on this very machine, whose wall clock may have been set since."""
+        return self.booted_s + uptime_s() if self.boot_id and self.boot_id == boot_id() else now_s
 
     def add(self, event: Event, time_s: float) -> None:
         values, kind = event.values, event.kind
@@ -93,12 +100,18 @@ class Attempt:
 
 
 def attempts(events: Iterable[Event]) -> list[Attempt]:
-    """In their order. Invalid values are skipped."""
+    """In their order. Invalid values are skipped. Attempts between which a machine did not boot are set apart by its
+    uptime, in which no step of the wall clock counts."""
     found: list[Attempt] = []
+    booted_s: dict[str, float] = {}  # By the wall clock of the first attempt of that boot.
+    ahead_s = 0.0
     for event in events:
         time_s = to_finite(event.time_s)
         if time_s is None or not isinstance(event.kind, str):
             continue
+        if event.kind == "start":
+            ahead_s = _ahead_s(event, time_s, booted_s)
+        time_s -= ahead_s
         if event.kind == "start":
             if found:
                 found[-1].is_last = False
@@ -108,6 +121,14 @@ def attempts(events: Iterable[Event]) -> list[Attempt]:
     return found
 
 
+def _ahead_s(start: Event, time_s: float, booted_s: dict[str, float]) -> float:
+    """How far the wall clock was set forward since the first attempt of this boot."""
+    boot, up_s = start.values.get("boot_id"), to_finite(start.values.get("uptime_s"))
+    if not boot or not isinstance(boot, str) or up_s is None:
+        return 0.0
+    return time_s - up_s - booted_s.setdefault(boot, time_s - up_s)
+
+
 def _started(event: Event, time_s: float) -> Attempt:
     values = event.values
     step = int(to_finite(values.get("first_step")) or 0)
@@ -115,7 +136,8 @@ def _started(event: Event, time_s: float) -> Attempt:
         time_s, time_s - max(0.0, to_finite(values.get("age_s")) or 0.0), step, time_s, step, step,
         num_steps=int(to_finite(values.get("num_steps")) or 0), usd_per_hour=to_finite(values.get("usd_per_hour")),
         budget_usd=to_finite(values.get("budget_usd")), num_machines=int(to_finite(values.get("num_machines")) or 1),
-        is_spot=values.get("is_spot") is True,
+        is_spot=values.get("is_spot") is True, boot_id=str(values.get("boot_id") or ""),
+        booted_s=time_s - (to_finite(values.get("uptime_s")) or 0.0),
     )
 
 
@@ -295,7 +317,7 @@ def spending(
         return None
     last = tried[-1]
     if now_s is not None and not last.has_stopped:
-        last.last_s = max(last.last_s, now_s)
+        last.last_s = max(last.last_s, last.by_its_clock(now_s))
     found = between(tried)
     gaps = [_gap(tried, one) for one in found]
     working_s = sum(one.working_s for one in tried)
