@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from embark.errors import EmbarkError, Fault
+from embark.errors import EmbarkError, Fault, UserError
 from embark.events import plan_text
 from embark.run.logger import RunLogger
 from embark.run.trainer import Ranks
@@ -60,8 +60,8 @@ class Checkpointer(ABC):
         self._ranks, self._gather, self._layout, self._num_ranks = ranks, gather, layout, num_ranks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embark-save")
         self._running: Future[Saved] | None = None
-        self._broken: set[int] = set()
-        """Unfinished or damaged steps: retention ignores them, and the next commit removes them."""
+        self._unfinished: set[int] = set()  # Retention ignores these, and the next commit removes them.
+        self._damaged: set[int] = set()  # Retention ignores these too; each stays until its step is saved again.
 
     def begin(self, step: int, values: dict[str, Any]) -> list[Saved]:
         """Copy the state and begin to write it; returns what was still being written and is done now."""
@@ -88,21 +88,37 @@ class Checkpointer(ABC):
     def load_newest(self, warn: Callable[[str], None]) -> Checkpoint | None:
         """Resume from the newest complete checkpoint; damaged ones are named and skipped. All ranks take the same."""
         found: list[Checkpoint]
-        found, unfinished = self._from_first(lambda: (self._checkpoints.committed(), self._checkpoints.unfinished()))
-        self._broken = set(unfinished)
+        found, unfinished, unreadable = self._from_first(lambda: (
+            self._checkpoints.committed(), self._checkpoints.unfinished(), self._checkpoints.unreadable()))
+        self._unfinished = set(unfinished)
+        damages = dict.fromkeys(unreadable, "its commit record cannot be read")
         for step in unfinished:
             if not found or step > found[-1].step:
-                warn(f"{self._checkpoints.where(step)} has no readable commit record; skipped: its save never finished")
+                warn(f"{self._checkpoints.where(step)} has no commit record; skipped: its save never finished")
+        intact = None
         for checkpoint in reversed(found):
             damage = self._damage(checkpoint)
             if not damage:
-                arrays = CheckpointArrays(self._checkpoints.store, checkpoint.name)
-                self._on_all_ranks(partial(self._load, arrays, checkpoint.step))
-                return checkpoint
-            self._broken.add(checkpoint.step)
-            warn(f"{self._checkpoints.where(checkpoint.step)} is damaged; skipped: {damage}")
-        self._start()
-        return None
+                intact = checkpoint
+                break
+            damages[checkpoint.step] = damage
+        if damages and not intact:
+            raise UserError(
+                "\n  ".join([f"{self._run_dir.uri}: no checkpoint is intact; nothing was changed",
+                            *(f"{checkpoint_name(step)}: {damages[step]}" for step in sorted(damages))]),
+                fix="put the named files back, from a copy or by mounting their disk, and run the same command; or start "
+                    "over from step 0: --fresh does so in a new directory, and moving the folder checkpoints/ away "
+                    "in this one")
+        for step in sorted(damages, reverse=True):
+            if intact and step > intact.step:
+                warn(f"{self._checkpoints.where(step)} is damaged; skipped: {damages[step]}")
+        self._damaged = set(damages)
+        if intact:
+            arrays = CheckpointArrays(self._checkpoints.store, intact.name)
+            self._on_all_ranks(partial(self._load, arrays, intact.step))
+        else:
+            self._start()
+        return intact
 
     def _start(self) -> None:  # noqa: B027
         """There is no checkpoint: give the model its initial weights, where building it did not."""
@@ -119,7 +135,7 @@ class Checkpointer(ABC):
         if self._spec.store.verify == "sizes":
             entries = self._from_first(lambda: self._checkpoints.store.list(checkpoint.name))
             there = {e.path.removeprefix(f"{checkpoint.name}/"): e.size_bytes for e in entries}
-            wrong = [n for n, mark in checkpoint.files.items() if there.get(n) != mark.size_bytes]
+            wrong = [n for n in checkpoint.array_files if there.get(n) != checkpoint.files[n].size_bytes]
             return f"{wrong[0]} is missing or truncated" if wrong else ""
         rank, world_size = self._ranks.rank, self._ranks.world_size
         damages = self._on_all_ranks(lambda: self._checkpoints.damage(checkpoint, rank, world_size))
@@ -139,7 +155,7 @@ class Checkpointer(ABC):
             self._on_all_ranks(lambda: self._commit(step, marks, values) if self._ranks.is_first else None)
         except EmbarkError as raised:
             error = raised
-            self._broken.add(step)
+            self._unfinished.add(step)
             if self._ranks.is_first and not self._run_dir.is_remote:  # else it helps to fill the disk
                 with suppress(EmbarkError):
                     self._checkpoints.remove(step)
@@ -165,15 +181,16 @@ class Checkpointer(ABC):
     def _commit(self, step: int, marks: list[dict[str, FileChecksum]], values: dict[str, Any]) -> None:
         files = {name: mark for of_rank in marks for name, mark in of_rank.items()}
         self._checkpoints.commit(step, files, {"world_size": self._num_ranks, **values})
-        self._broken.discard(step)
+        self._unfinished.discard(step)
+        self._damaged.discard(step)
 
     def _clean_up(self) -> None:
         """Remove checkpoints past retention, and publish the run's small files."""
-        complete = [c for c in self._checkpoints.committed() if c.step not in self._broken]
+        complete = [c for c in self._checkpoints.committed() if c.step not in self._unfinished | self._damaged]
         old = {step for step, reasons in reasons_by_spec(self._spec.store, complete).items() if not reasons}
-        for unwanted in sorted(old | self._broken):
+        for unwanted in sorted(old | self._unfinished):
             self._checkpoints.remove(unwanted)
-        self._broken.clear()
+        self._unfinished.clear()
         self._run_dir.publish()
 
     def _on_all_ranks(self, call: Callable[[], Any]) -> list[Any]:

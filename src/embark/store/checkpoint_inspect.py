@@ -142,10 +142,11 @@ def _info(step: int, entries: Sequence[Entry], committed: Checkpoint | None) -> 
     size_bytes = sum(entry.size_bytes for entry in entries)
     time_s = max((entry.modified_s for entry in entries if entry.modified_s), default=None)
     if not committed:
-        if COMMIT_FILE not in there:
+        if COMMIT_FILE not in there and "" not in there:
             return CheckpointInfo(step, "unfinished", size_bytes, time_s)
         return CheckpointInfo(step, "damaged", size_bytes, time_s,
-                              damage=(f"{COMMIT_FILE} cannot be read, or is of another step",))
+                              damage=(f"{COMMIT_FILE} cannot be read, or is of another step" if COMMIT_FILE in there
+                                      else "a link to a folder that is not there",))
     wrong = tuple(
         f"{committed.name}/{name}: {'is missing' if name not in there else 'is cut short or too long'}"
         for name, mark in committed.files.items()

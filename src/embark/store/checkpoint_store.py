@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from embark.errors import DataError
+from embark.errors import DataError, UserError
 from embark.spec import StoreSpec
 from embark.store.errors import NotFound
-from embark.store.object_store import Entries, ObjectStore, Piece, for_each_parallel
+from embark.store.object_store import Entries, ObjectStore, Piece, for_each_parallel, normalize_path
 
 COMMIT_FILE = "commit.json"
-CHECKPOINT_NAME = re.compile(r"^step-(\d{9,})$")
+CHECKPOINT_NAME = re.compile(r"^step-(\d{9}|[1-9]\d{9,17})$")  # As `checkpoint_name` writes it, below 2^63.
 PIECE_BYTES = 16 * 2**20
 NUM_READERS = 4  # Files that are looked at side by side.
 Reason = Literal["newest", "every", "best"]
@@ -48,6 +48,11 @@ class Checkpoint:
         return checkpoint_name(self.step)
 
     @property
+    def array_files(self) -> list[str]:
+        """All but the texts for people, which loading does not need."""
+        return [name for name in self.files if not name.endswith((".toml", ".txt"))]
+
+    @property
     def num_bytes(self) -> int:
         return sum(mark.size_bytes for mark in self.files.values())
 
@@ -60,9 +65,11 @@ class CheckpointStore:
 
     def committed(self) -> list[Checkpoint]:
         """Those with a mark that can be read, oldest first."""
-        names = {e.path.split("/")[0] for e in self.store.list() if e.path.endswith(f"/{COMMIT_FILE}")}
-        found = (self._read(name) for name in names if CHECKPOINT_NAME.match(name))
-        return sorted((c for c in found if c), key=lambda c: c.step)
+        return sorted((c for c in map(self._read, self._marked()) if c), key=lambda c: c.step)
+
+    def unreadable(self) -> list[int]:
+        """Steps that were committed, but whose mark cannot be read, or whose folder is a link to nothing."""
+        return sorted(_step_of(name) for name in self._marked() if not self._read(name))
 
     def begin(self, step: int) -> None:
         """Clear what an unfinished save left. Its mark goes first, so that it is none while the rest goes."""
@@ -80,8 +87,8 @@ class CheckpointStore:
         self.store.write(f"{checkpoint_name(step)}/{COMMIT_FILE}", text.encode())
 
     def damage(self, checkpoint: Checkpoint, part: int = 0, num_parts: int = 1) -> str:
-        """What is wrong with it, in a sentence; empty if nothing. Ranks share the work, a part of the files each."""
-        return next(iter(self.damages(checkpoint, list(checkpoint.files)[part::num_parts])), "")
+        """What is wrong with its arrays, in a sentence; empty if nothing. Ranks share the work, some files each."""
+        return next(iter(self.damages(checkpoint, checkpoint.array_files[part::num_parts])), "")
 
     def damages(
         self, checkpoint: Checkpoint, names: Sequence[str] | None = None, tell: Callable[[int], None] | None = None
@@ -103,10 +110,9 @@ class CheckpointStore:
         self.store.delete_prefix(checkpoint_name(step))
 
     def unfinished(self) -> list[int]:
-        """Steps whose save never ended."""
+        """Steps whose save never ended: they have no mark."""
         names = {e.path.split("/")[0] for e in [*self.store.list(), *self.store.unfinished()]}
-        whole = {c.name for c in self.committed()}
-        return sorted(int(match[1]) for name in names - whole if (match := CHECKPOINT_NAME.match(name)))
+        return sorted(_step_of(name) for name in names - self._marked() if CHECKPOINT_NAME.match(name))
 
     def where(self, step: int) -> str:
         """The uri of a checkpoint, for messages."""
@@ -115,14 +121,20 @@ class CheckpointStore:
     def _files(self, step: int) -> Entries:
         return self.store.list(checkpoint_name(step))
 
+    def _marked(self) -> set[str]:
+        """Names of steps with a mark. One that is no folder is a link to nothing: what it stands for is not known."""
+        places = (e.path.split("/") for e in self.store.list())
+        return {name for name, *rest in places if rest in ([], [COMMIT_FILE]) and CHECKPOINT_NAME.match(name)}
+
     def _read(self, name: str) -> Checkpoint | None:
         try:
             values = json.loads(self.store.read(f"{name}/{COMMIT_FILE}"))
-            files = {n: FileChecksum(int(size), str(digest)) for n, (size, digest) in values.pop("files").items()}
+            files = {normalize_path(n): FileChecksum(int(size), str(digest))
+                     for n, (size, digest) in values.pop("files").items()}
             checkpoint = Checkpoint(int(values["step"]), files, values)
-            return checkpoint if checkpoint.name == name else None
-        except (NotFound, ValueError, KeyError, TypeError, AttributeError):
-            return None
+            return checkpoint if files and checkpoint.name == name else None
+        except (UserError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            return None  # `UserError`: there is no mark, or it names a path outside of the folder
 
     def _damage_of(self, path: str, mark: FileChecksum, tell: Callable[[int], None] | None) -> str:
         digest = hashlib.sha256()
@@ -167,6 +179,10 @@ class ChecksumWriter:
 def checkpoint_name(step: int) -> str:
     """The folder of a step."""
     return f"step-{step:09d}"
+
+
+def _step_of(name: str) -> int:
+    return int(name.removeprefix("step-"))
 
 
 def reasons_by_spec(store: StoreSpec, checkpoints: Sequence[Checkpoint]) -> dict[int, tuple[Reason, ...]]:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -62,12 +63,17 @@ class LocalStore(ObjectStore):
 
     @translate_errors("delete")
     def delete(self, path: str) -> None:
-        (self.root / normalize_path(path)).unlink(missing_ok=True)
+        """Nothing behind a linked folder goes: what a link leads to is not this store's."""
+        file = self.root / normalize_path(path)
+        if not any(folder.is_symlink() for folder in file.parents if self.root in folder.parents):
+            file.unlink(missing_ok=True)
 
     @translate_errors("delete")
     def delete_prefix(self, prefix: str) -> None:
         folder = self.root / normalize_path(prefix)
-        if folder.is_dir():
+        if folder.is_symlink():
+            folder.unlink()
+        elif folder.is_dir():
             shutil.rmtree(folder)
 
     @translate_errors("read")
@@ -76,12 +82,15 @@ class LocalStore(ObjectStore):
             shutil.copyfile(self.root / normalize_path(path), scratch)
 
     def _below(self, prefix: str) -> Entries:
+        """Of a linked folder only its own files: a link may lead anywhere. A link to nothing is an empty file."""
         found: Entries = []
-        for folder, _, names in os.walk(self.root / normalize_path(prefix, may_be_empty=True)):
-            for name in names:
-                file = Path(folder, name)
+        for folder, folders, names in os.walk(self.root / normalize_path(prefix, may_be_empty=True)):
+            linked = [Path(folder, name) for name in folders if Path(folder, name).is_symlink()]
+            files = [*(Path(folder, name) for name in names), *(file for link in linked for file in link.iterdir())]
+            for file in files:
                 # Another process may remove a file while this walks.
                 with suppress(FileNotFoundError):
-                    about = file.stat()
-                    found.append(Entry(file.relative_to(self.root).as_posix(), about.st_size, about.st_mtime))
+                    about = file.stat() if file.exists() else file.lstat()
+                    if not stat.S_ISDIR(about.st_mode):
+                        found.append(Entry(file.relative_to(self.root).as_posix(), about.st_size, about.st_mtime))
         return sorted(found, key=lambda entry: entry.path)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embark.errors import Fault
+from embark.errors import Fault, UserError
 from embark.run.checkpointer import Checkpointer, Saved
 from embark.spec import load_spec
 from embark.store import RunDir, checkpoint_name
@@ -138,6 +138,71 @@ def test_all_ranks_continue_from_the_newest_that_is_complete(ranks, run_dir):
     assert [one.step for one in found] == [one.loaded for one in ranks] == [10] * NUM_RANKS
     assert result[0] == result[1] == result[2]
     assert "rank-00001-00.bin: 999 bytes instead of 1,000" in result[0][0]
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda folder: (folder / "rank-00001-00.bin").write_bytes(b"x"),
+    lambda folder: (folder / "index.json").write_bytes(b"\xff" * 300),
+    lambda folder: (folder / "commit.json").write_bytes(b"\xff" * 300),
+    lambda folder: (folder / "commit.json").write_text('{"step": 5, "files": {"../../spec.toml": [1, "x"]}}'),
+])
+def test_where_none_is_intact_the_run_stops_and_keeps_everything(ranks, run_dir, spoil):
+    for step in (5, 10):
+        save(ranks, step)
+        spoil(run_dir.path / "checkpoints" / checkpoint_name(step))
+    before = contents(run_dir)
+    with pytest.raises(UserError, match=r"no checkpoint is intact(.|\n)*step-000000005: .*\n.*step-000000010: .*") as raised:
+        on_all(lambda rank: ranks[rank].load_newest(lambda text: None))
+    assert "--fresh" in raised.value.fix
+    assert contents(run_dir) == before
+
+
+def test_a_changed_text_file_condemns_no_tensors(ranks, run_dir):
+    save(ranks, 5)
+    for name in ("plan.txt", "spec.toml"):
+        (run_dir.path / "checkpoints" / checkpoint_name(5) / name).write_text("\r\n")
+    assert [one.step for one in on_all(lambda rank: ranks[rank].load_newest(lambda text: None))] == [5] * NUM_RANKS
+    (checkpoint,) = run_dir.checkpoints.committed()
+    assert len(run_dir.checkpoints.damages(checkpoint)) == 2  # `embark checkpoints --verify` names them
+
+
+def test_a_linked_step_folder_is_resumed_from_and_nothing_is_deleted_through_the_link(ranks, run_dir, tmp_path):
+    save(ranks, 5)
+    folder, moved = run_dir.path / "checkpoints" / checkpoint_name(5), tmp_path / "other-disk" / "moved"
+    moved.parent.mkdir()
+    folder.rename(moved)
+    folder.symlink_to(moved)
+    before = sorted(path.name for path in moved.iterdir())
+    assert [one.step for one in on_all(lambda rank: ranks[rank].load_newest(lambda text: None))] == [5] * NUM_RANKS
+    save(ranks, 10)
+    save(ranks, 15)  # keep_checkpoints=2: step 5 goes
+    assert [c.step for c in run_dir.checkpoints.committed()] == [10, 15]
+    assert not folder.is_symlink()
+    assert sorted(path.name for path in moved.iterdir()) == before
+
+
+def test_a_link_to_a_disk_that_is_not_mounted_stops_the_run(ranks, run_dir, tmp_path):
+    folder = run_dir.path / "checkpoints" / checkpoint_name(5)
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(tmp_path / "not-mounted")
+    with pytest.raises(UserError, match="no checkpoint is intact"):
+        on_all(lambda rank: ranks[rank].load_newest(lambda text: None))
+    assert folder.is_symlink()
+
+
+@pytest.mark.parametrize("stray", ["step-0000000060", "step-99999999999999999999", "step-60"])
+def test_a_folder_that_no_save_names_so_is_left_alone(ranks, run_dir, stray):
+    save(ranks, 60)
+    (run_dir.path / "checkpoints" / stray).mkdir()
+    (run_dir.path / "checkpoints" / stray / "commit.json").write_text('{"step": 99999999999999999999, "files": {}}')
+    assert [one.step for one in on_all(lambda rank: ranks[rank].load_newest(lambda text: None))] == [60] * NUM_RANKS
+    save(ranks, 61)
+    assert [c.step for c in run_dir.checkpoints.committed()] == [60, 61]
+    assert (run_dir.path / "checkpoints" / stray / "commit.json").exists()
+
+
+def contents(run_dir: RunDir) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in run_dir.path.rglob("*") if path.is_file()}
 
 
 def test_training_stands_still_for_the_copy_alone(ranks, monkeypatch):

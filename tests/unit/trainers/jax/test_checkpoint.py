@@ -118,8 +118,8 @@ DAMAGES = {
     "a byte flipped": ("rank-00000-00.bin", _flip, "rank-00000-00.bin: its bytes changed"),
     "a part gone": ("rank-00000-01.bin", Path.unlink, "is damaged; skipped: .*there is no .*rank-00000-01.bin"),
     "the index damaged": ("index.json", _flip, "index.json: its bytes changed"),
-    "the mark gone": ("commit.json", Path.unlink, "has no readable commit record; skipped"),
-    "the mark garbled": ("commit.json", _cut, "has no readable commit record; skipped"),
+    "the mark gone": ("commit.json", Path.unlink, "has no commit record; skipped"),
+    "the mark garbled": ("commit.json", _cut, "is damaged; skipped: its commit record cannot be read"),
 }
 SAVING_TWICE = ("train.num_steps=8", "store.checkpoint_every=4", "store.checkpoint_at_end=true",
                 "data.num_eval_samples=0")
@@ -150,30 +150,19 @@ def test_sizes_alone_find_a_part_cut_short_and_no_byte_flipped(tiny, train_tiny,
     assert "rank-00000-00.bin is missing or truncated" in result[0]
 
 
-def test_with_all_damaged_it_begins_with_the_initial_weights_and_reports_it(tiny, train_tiny, world, tmp_path):
-    spec = tiny(*SAVING_TWICE)
-    run = RunDir(train_tiny(*SAVING_TWICE, num_devices=4).values["run_dir"])
-    for folder in (run.path / "checkpoints").iterdir():
-        _cut(folder / "rank-00000-00.bin")
-    spoilt, fresh = (JaxTrainer(spec, world, 8, open_source(spec)) for _ in range(2))
-    step, result = _begun(spec, run, spoilt)
-    assert (step, len(result)) == (None, 2)
-    assert _begun(spec, RunDir(str(tmp_path / "nothing")), fresh) == (None, [])
-    for mine, theirs in zip(jax.tree.leaves(spoilt.state), jax.tree.leaves(fresh.state), strict=True):
-        assert (mine == theirs).all()
-
-
-def test_what_was_spoilt_goes_with_the_next_commit_and_never_counts_as_kept(tiny, train_tiny, world):
+def test_what_was_spoilt_never_counts_as_kept_and_stays_until_its_step_is_saved_again(tiny, train_tiny, world):
     spec = tiny(*SAVING_TWICE, "store.keep_checkpoints=1")
     run = RunDir(train_tiny(*SAVING_TWICE, num_devices=4).values["run_dir"])
     _cut(run.path / "checkpoints" / "step-000000008" / "rank-00000-00.bin")
     built = JaxTrainer(spec, world, 8, open_source(spec))
     checkpointer = JaxCheckpointer(run, built)
     checkpointer.load_newest(lambda text: None)
-    checkpointer.begin(7, {})
-    assert [(saved.error, saved.cleanup_error) for saved in checkpointer.wait()] == [(None, None)]
+    for step, left in ((7, [7, 8]), (8, [8])):
+        checkpointer.begin(step, {})
+        assert [(saved.error, saved.cleanup_error) for saved in checkpointer.wait()] == [(None, None)]
+        assert [c.step for c in run.checkpoints.committed()] == left
     checkpointer.close()
-    assert [c.step for c in run.checkpoints.committed()] == [7]
+    assert run.checkpoints.damage(run.checkpoints.committed()[0]) == ""
 
 
 def _copy_of(run: RunDir, path: Path) -> RunDir:
