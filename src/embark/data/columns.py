@@ -1,6 +1,5 @@
 """A file read into memory: one row a sample, one column a feature. Nothing is guessed or left out."""
 
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from embark.data.prepare.schema import Schema, SparseColumn
 from embark.errors import DataError, nearest
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.model import ModelSpec, Table
+from embark.store.errors import explain_data
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -144,7 +144,11 @@ def _read_npz(inputs: Inputs, file: InputFile, data: DataSpec, sparse: tuple[Spa
             if lacking := [name for name in parser.columns if name not in arrays.files]:
                 raise DataError(f"{file.uri}: has no column {lacking[0]!r}", fix=nearest(lacking[0], arrays.files))
             loaded = {name: arrays[name] for name in parser.columns}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # numpy and zipfile raise many kinds for a damaged file
+        if isinstance(error, OSError) and error.errno:
+            raise explain_data(error, file.uri) from error
         raise DataError(f"{file.uri}: is not an NPZ file of plain arrays: {error}",
                         fix="write it with numpy.savez, without objects") from error
     if len({len(array) for array in loaded.values()}) > 1:

@@ -81,6 +81,14 @@ class Checkpointer(ABC):
         running, self._running = self._running, None
         return [running.result()] if running else []
 
+    def add_values(self, step: int, values: dict[str, Any]) -> EmbarkError | None:
+        """Add to the commit record of a step, and apply retention again; returns why it could not be done."""
+        try:
+            self._on_all_ranks(lambda: self._add_values(step, values) if self._ranks.is_first else None)
+        except EmbarkError as error:
+            return error
+        return None
+
     def close(self) -> None:
         """Wait for a save under way."""
         self._thread.shutdown(wait=True)
@@ -183,6 +191,12 @@ class Checkpointer(ABC):
         self._checkpoints.commit(step, files, {"world_size": self._num_ranks, **values})
         self._unfinished.discard(step)
         self._damaged.discard(step)
+
+    def _add_values(self, step: int, values: dict[str, Any]) -> None:
+        for checkpoint in self._checkpoints.committed():
+            if checkpoint.step == step:
+                self._checkpoints.commit(step, checkpoint.files, {**checkpoint.values, **values})
+                self._clean_up()
 
     def _clean_up(self) -> None:
         """Remove checkpoints past retention, and publish the run's small files."""
@@ -292,6 +306,11 @@ class CheckpointManager:
         failed = self._log(self._checkpointer.wait(), is_last=True)
         if failed and failed.error:
             raise failed.error
+
+    def add_evaluation(self, step: int, evaluated: dict[str, Any]) -> None:
+        """Into the commit record of the last save, which came before the evaluation."""
+        if step == self._saved_step and (problem := self._checkpointer.add_values(step, {"eval": evaluated})):
+            self._logger.warn(f"step {step} is saved, but without its evaluation: {problem.what}. {problem.fix}".strip())
 
     def _log(self, saves: Sequence[Saved], *, is_last: bool = False) -> Saved | None:
         failed = None

@@ -114,13 +114,8 @@ def train_steps(run: Run) -> dict[str, Any]:
                                run.steps_per_epoch)
             elif clock.ticks():
                 logger.tick({"step": step, "samples_per_s": clock.totals()["samples_per_s"]})
-            is_eval_due = is_last or (spec.train.eval_every and step % spec.train.eval_every == 0)
-            if run.source.num_eval_samples and is_eval_due:
-                with clock.paused():
-                    result = evaluation.run(trainer, step, run.stop.is_stopping)
-                    if result:
-                        evaluated = {"step": step, **result}
-                        logger.log("eval", evaluated)
+            if spec.train.eval_every and step % spec.train.eval_every == 0 and not is_last:
+                evaluated = evaluate(run, evaluation, clock, step) or evaluated
             with clock.agreeing():
                 decision = run.stop.decide(is_save_due=run.checkpoints.is_due(step))
             if decision.is_save_due and not is_last and not decision.stop:
@@ -128,17 +123,41 @@ def train_steps(run: Run) -> dict[str, Any]:
                     run.checkpoints.begin(step, evaluated, clock.step_s())
                 if not spec.store.in_background:
                     run.checkpoints.wait()
-            run.checkpoints.log_done()
+            if not is_last:  # the last is waited for, and its failure fails the run
+                run.checkpoints.log_done()
             if problem := run.stop.new_problem():
                 logger.note(problem)
+        evaluated = save_and_evaluate(run, evaluation, clock, decision, evaluated, step)
     return end_run(run, clock, decision, evaluated, step)
 
 
-def end_run(run: Run, clock: Clock, decision: Decision, evaluated: dict[str, Any], step: int) -> dict[str, Any]:
-    """Save what is not saved yet and log the end; raises where the run was stopped before its last step."""
+def save_and_evaluate(
+    run: Run, evaluation: Evaluation, clock: Clock, decision: Decision, evaluated: dict[str, Any], step: int
+) -> dict[str, Any]:
+    """Save what is not saved yet, and only then evaluate: whatever happens in the evaluation, the work is kept."""
     wants_last = run.spec.store.checkpoint_at_end or decision.is_save_due or bool(decision.stop)
+    is_eval_due = not decision.stop and bool(run.source.num_eval_samples)
     with clock.paused():
-        run.checkpoints.finish(step, evaluated, wants_last=wants_last)
+        run.checkpoints.finish(step, {} if is_eval_due else evaluated, wants_last=wants_last)
+    if is_eval_due and (last := evaluate(run, evaluation, clock, step)):
+        run.checkpoints.add_evaluation(step, last)
+        return last
+    return evaluated
+
+
+def evaluate(run: Run, evaluation: Evaluation, clock: Clock, step: int) -> dict[str, Any]:
+    """The metrics on held-out samples, logged; empty where there are no samples or the run was asked to stop."""
+    if not run.source.num_eval_samples:
+        return {}
+    with clock.paused():
+        if result := evaluation.run(run.trainer, step, run.stop.is_stopping):
+            result = {"step": step, **result}
+            run.logger.log("eval", result)
+        return result
+
+
+def end_run(run: Run, clock: Clock, decision: Decision, evaluated: dict[str, Any], step: int) -> dict[str, Any]:
+    """Log the end; raises where the run was stopped before its last step."""
     end = {"outcome": "done", "step": step, "run_dir": run.run_dir.uri, **clock.totals(),
            "step_s": clock.median_step_s(), "peak_bytes": run.trainer.peak_bytes(),
            **(spending_summary(run.run_dir, decision.stop) if run.world.is_first else {})}

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from urllib.parse import quote
 
-from embark.errors import EmbarkError, Fault, UserError
+from embark.errors import DataError, EmbarkError, Fault, UserError
 from embark.store.retry_policy import RetriesExhausted
 
 MAX_CAUSE = 240
@@ -43,6 +43,12 @@ def explain(error: Exception, operation: str, where: str) -> EmbarkError:
     if isinstance(error, PermissionError):
         return _said(Fault, operation, where, f"access is denied ({_cause(error)})", attempts, FIXES["grant access"])
     return _said(Fault, operation, where, _cause(error), attempts)
+
+
+def explain_data(error: OSError, path: object, fix: str = "") -> EmbarkError:
+    """Of data that cannot be read: the input is wrong where the file is not there or may not be read; else a fault."""
+    found = explain(error, "read", str(path))
+    return found if isinstance(found, Fault) else DataError(f"{path}: {error.strerror or error}", fix=fix)
 
 
 def is_unanswered(error: Exception) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embark.errors import DataError, EmbarkError, Fault
-from embark.store.errors import NotFound
+from embark.store.errors import NotFound, explain_data
 from embark.store.local_store import LocalStore
 from embark.store.object_store import PIECE_BYTES, ObjectStore, Progress, count_progress, for_each_parallel
 
@@ -182,4 +182,4 @@ def _file_pieces(path: Path) -> Iterator[bytes]:
             while piece := file.read(_FILE_PIECE_BYTES):
                 yield piece
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise explain_data(error, path) from None

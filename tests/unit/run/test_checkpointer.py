@@ -157,6 +157,17 @@ def test_where_none_is_intact_the_run_stops_and_keeps_everything(ranks, run_dir,
     assert contents(run_dir) == before
 
 
+def test_values_added_later_are_in_the_mark_and_count_for_retention(ranks, run_dir, monkeypatch):
+    monkeypatch.setattr(ranks[0], "_spec", load_spec("laptop", ["store.keep_checkpoints=1", "store.keep_best=1"]))
+    save(ranks, 5, {"eval": {"auc": 0.8}})
+    save(ranks, 10)
+    assert [c.step for c in run_dir.checkpoints.committed()] == [5, 10]
+    assert on_all(lambda rank: ranks[rank].add_values(10, {"eval": {"auc": 0.9}})) == [None] * NUM_RANKS
+    (checkpoint,) = run_dir.checkpoints.committed()
+    assert (checkpoint.step, checkpoint.values["eval"], checkpoint.values["world_size"]) == (10, {"auc": 0.9}, NUM_RANKS)
+    assert run_dir.checkpoints.damage(checkpoint) == ""
+
+
 def test_a_changed_text_file_condemns_no_tensors(ranks, run_dir):
     save(ranks, 5)
     for name in ("plan.txt", "spec.toml"):

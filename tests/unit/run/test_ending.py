@@ -10,7 +10,7 @@ from embark.diagnose.scan import rule_named
 from embark.errors import EmbarkError, Fault, OverBudget, Preempted
 from embark.run.clock import Clock
 from embark.run.logger import RunLogger, recorded_errors
-from embark.run.loop import Run, end_run
+from embark.run.loop import Run, end_run, save_and_evaluate
 from embark.run.open_run import finished_before
 from embark.run.stop import Decision
 from embark.store import RunDir
@@ -39,6 +39,9 @@ class Saver:
     def finish(self, step, evaluated, *, wants_last):
         self.finished.append((step, evaluated, wants_last))
 
+    def add_evaluation(self, step, evaluated):
+        self.finished.append((step, evaluated))
+
 
 @pytest.fixture
 def seen() -> Seen:
@@ -50,12 +53,15 @@ def end(tiny, alone, tmp_path, seen):
     """A function from a decision and a step to how a run of ten steps ends; beside it, what its saver was asked."""
     saver = Saver()
 
-    def run(decision: Decision, step: int, *sets: str):
-        return end_run(Run(
-            spec=tiny(*sets), world=alone, run_dir=RunDir(str(tmp_path / "tiny")), source=None,
-            trainer=SimpleNamespace(peak_bytes=lambda: 77), logger=RunLogger([seen], []), checkpoints=saver, stop=None,
-            first_step=0, num_steps=10, steps_per_epoch=5,
-        ), Clock(128), decision, {"auc": 0.7}, step)
+    def run(decision: Decision, step: int, *sets: str, evaluation=None):
+        made = Run(
+            spec=tiny(*sets), world=alone, run_dir=RunDir(str(tmp_path / "tiny")),
+            source=SimpleNamespace(num_eval_samples=int(evaluation is not None)),
+            trainer=SimpleNamespace(peak_bytes=lambda: 77), logger=RunLogger([seen], []), checkpoints=saver,
+            stop=SimpleNamespace(is_stopping=lambda: False), first_step=0, num_steps=10, steps_per_epoch=5,
+        )
+        evaluated = save_and_evaluate(made, evaluation, Clock(128), decision, {"auc": 0.7}, step)
+        return end_run(made, Clock(128), decision, evaluated, step)
 
     return run, saver
 
@@ -69,6 +75,28 @@ def test_a_run_that_is_done_tells_its_end_and_returns_it_with_the_last_evaluatio
     assert run_events["run_dir"] == str(tmp_path / "tiny")
     assert values == {"auc": 0.7, **run_events}
     assert saver.finished == [(10, {"auc": 0.7}, False)]
+
+
+def test_the_last_save_comes_before_the_last_evaluation_and_learns_of_it(end):
+    run, saver = end
+
+    def measure(trainer, step, is_stopping):
+        assert saver.finished == [(10, {}, True)]  # with the metrics of an earlier step it could pass for the best
+        return {"auc": 0.8}
+
+    assert run(Decision(), 10, "store.checkpoint_at_end=true", evaluation=SimpleNamespace(run=measure))["auc"] == 0.8
+    assert saver.finished[1:] == [(10, {"step": 10, "auc": 0.8})]
+
+
+def test_a_fault_in_the_last_evaluation_costs_no_work(end):
+    run, saver = end
+
+    def fail(trainer, step, is_stopping):
+        raise Fault("the disk with the held-out samples is gone")
+
+    with pytest.raises(Fault, match="held-out"):
+        run(Decision(), 10, "store.checkpoint_at_end=true", evaluation=SimpleNamespace(run=fail))
+    assert saver.finished == [(10, {}, True)]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from embark.errors import DataError
 from embark.store import ObjectStore, open_store
+from embark.store.errors import explain_data
 
 _WILD = re.compile(r"[*?[]")
 _MAX_NAMED = 5
@@ -89,7 +90,7 @@ class Inputs:
                     pieces.append(piece)
                     num_bytes -= len(piece)
         except OSError as error:
-            raise DataError(f"{uri}: {error.strerror or error}") from error
+            raise explain_data(error, uri) from error
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def local_path(self, uri: str) -> str | None:
@@ -128,7 +129,7 @@ class Inputs:
         try:
             found = self._absolute(path).stat()
         except OSError as error:
-            raise DataError(f"{path}: {error.strerror or error}") from error
+            raise explain_data(error, path) from error
         return InputFile(path, found.st_size, changed=str(found.st_mtime_ns))
 
     def _walk(self, folder: str, rest: str) -> list[str]:

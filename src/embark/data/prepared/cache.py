@@ -31,7 +31,7 @@ from embark.data.prepared.source import Allocate, PreparedSource
 from embark.errors import DataError, Fault
 from embark.spec.run import RunSpec
 from embark.store import ObjectStore, open_store
-from embark.store.errors import NotFound
+from embark.store.errors import NotFound, explain_data
 from embark.store.local_store import LocalStore
 
 _POLL_S = 0.02
@@ -73,8 +73,7 @@ class CachedParts:
         try:
             (directory / "locks").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DataError(f"{directory}: {error.strerror}",
-                            fix="set data.cache_dir to a writable directory") from None
+            raise explain_data(error, directory, "set data.cache_dir to a writable directory") from None
 
     @contextmanager
     def using(self, part: Part) -> Iterator[OpenPart]:
@@ -349,8 +348,10 @@ def cache_directory(uri: str, chosen: str = "") -> Path:
 def _size_of(file: Path) -> int | None:
     try:
         return file.stat().st_size
-    except OSError:
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise explain_data(error, file, REPAIR) from None
 
 
 def _incomplete_parts(wanted: Sequence[Part], sizes: dict[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from embark.data.prepared.layout import Block, Layout, Rows, fill
 from embark.data.prepared.manifest import BLOCK_ROWS, Manifest, Part, Split
 from embark.errors import DataError
 from embark.store.atomic_file import commit
+from embark.store.errors import explain_data
 
 _MOST_MAPPED = 4_096  # A process may have 65,530 mappings, the kernel's default.
 _MOST_BLOCKS = 64
@@ -35,7 +36,7 @@ class OpenPart:
                                     fix=REPAIR)
                 mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         except OSError as error:
-            raise DataError(f"{path}: {error.strerror}", fix=REPAIR) from None
+            raise explain_data(error, path, REPAIR) from None
         if len(mapped) <= _MOST_ADVISED_BYTES:
             mapped.madvise(mmap.MADV_WILLNEED)
         self._bytes = np.frombuffer(mapped, np.uint8)

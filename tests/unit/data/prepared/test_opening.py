@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 from prepared_rows import RAGGED, make_prepared
 
 from embark.data import open_source, resolve_from_data
-from embark.errors import DataError
+from embark.errors import DataError, Fault
 from embark.spec import resolve
 
 
@@ -67,3 +69,36 @@ def test_a_manifest_that_is_none_or_of_another_version_or_of_other_blocks_is_ref
     assert "contradict each other" in refusal(tmp_path)
     manifest.write_bytes(b"\x80\xff{")
     assert "not the manifest" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@pytest.mark.parametrize("method", ["open", "stat"])
+def test_a_fault_of_the_machine_is_none_of_the_data(tmp_path: Path, monkeypatch, number: int, method: str):
+    make_prepared(tmp_path)
+    spec = resolve_from_data(resolve({"data": {"kind": "prepared", "path": str(tmp_path)}}))
+    working = getattr(Path, method)
+
+    def failing(path: Path, *words: object, **options: object) -> object:
+        if path.suffix == ".bin":
+            raise OSError(number, os.strerror(number), str(path))
+        return working(path, *words, **options)
+
+    monkeypatch.setattr(Path, method, failing)
+    with pytest.raises(Fault, match=os.strerror(number).lower()):
+        open_source(spec).train_rows(0, 0, 9)
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "rows.npz"])
+def test_a_fault_of_the_machine_is_none_of_the_columns(tmp_path: Path, monkeypatch, name: str):
+    (tmp_path / name).write_text("label,a\n")
+    spec = resolve({"model": {"tables": [{"name": "a", "rows": 9}], "num_dense": 0},
+                    "data": {"kind": "columns", "path": str(tmp_path / name), "dense_columns": []}})
+
+    def failing(*words: object, **options: object) -> object:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for place in ("embark.data.prepare.inputs.open", "embark.data.columns.open",
+                  "embark.data.prepare.arrow.readers.ParquetFile"):
+        monkeypatch.setattr(place, failing, raising=False)
+    with pytest.raises(Fault, match="input/output error"):
+        open_source(spec)

@@ -31,8 +31,9 @@ from embark.data.prepare.text_stream import (
     is_gzip,
     without_odd_rows,
 )
-from embark.errors import DataError, nearest
+from embark.errors import DataError, EmbarkError, nearest
 from embark.spec.data import PrepareSpec
+from embark.store.errors import explain_data
 
 _SCAN_BYTES = 8 << 20
 _HEADER_BYTES = 1 << 20
@@ -315,8 +316,10 @@ def open_parquet(inputs: Inputs, file: InputFile) -> Any:
         raise _broken(file, error) from error
 
 
-def _broken(file: InputFile, error: Exception) -> DataError:
-    """It is cut short, damaged or something else."""
+def _broken(file: InputFile, error: Exception) -> EmbarkError:
+    """It is cut short, damaged or something else; or the machine could not read it."""
+    if isinstance(error, OSError) and error.errno:
+        return explain_data(error, file.uri)
     return DataError(f"{file.uri}: is not a Parquet file that can be read: {str(error).splitlines()[0]}",
                      fix="copy or write it again; a Parquet file ends with its index, so one cut short is lost")
 
