@@ -63,6 +63,7 @@ TOOLS = {
     "npm": Tool((("npm",),), ("nodejs", "npm")),
     "azurite": Tool((("azurite-blob",),), ("nodejs", "npm"), npm=("azurite@3",)),
     "sshd": Tool((("sshd",), ("ssh",), ("ssh-keygen",)), ("openssh-server", "openssh-client")),
+    "strace": Tool((("strace",),), ("strace",)),
     "tmux": Tool((("tmux",),), ("tmux",)),
     "g++": Tool((("g++",),), ("g++",)),
 }

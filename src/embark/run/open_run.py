@@ -9,6 +9,7 @@ from embark.run.stop import refuse_over_budget
 from embark.run.trainer import Ranks
 from embark.spec import RunSpec, load_spec
 from embark.store import RunDir, first_free_run, run_uri
+from embark.store.atomic_file import make_directory
 
 
 def open_run(spec: RunSpec, world: Ranks, *, fresh: bool) -> tuple[RunDir, int]:
@@ -32,7 +33,7 @@ def _decide(spec: RunSpec, *, fresh: bool) -> tuple[str, int]:
     if run_dir.spec.is_file():
         _refuse_another_run(run_dir, spec)
     try:
-        run_dir.path.mkdir(parents=True, exist_ok=True)
+        make_directory(run_dir.path)
     except OSError as error:
         raise UserError(f"{run_dir.path}: {error.strerror}", fix="set store.root to a writable directory") from error
     run_dir.store.check()

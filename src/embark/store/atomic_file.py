@@ -19,7 +19,7 @@ def write_atomic(path: Path, text: str) -> None:
 @contextmanager
 def scratch_for(path: Path) -> Iterator[Path]:
     """A file beside `path` that is renamed to it, durably, when the block succeeds; otherwise it is deleted."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     scratch = path.with_name(f".{path.name[:100]}.{uuid4().hex[:12]}{SCRATCH_SUFFIX}")
     try:
         yield scratch
@@ -28,6 +28,15 @@ def scratch_for(path: Path) -> Iterator[Path]:
         _sync(path.parent)  # a rename is on disk only when its directory is
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def make_directory(path: Path) -> None:
+    """Create it and those above it that are missing, durably."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    _sync(path.parent)
 
 
 def commit(file: BinaryIO, path: Path) -> None:
