@@ -1,8 +1,9 @@
 """Loads a `RunSpec` from a TOML file, a preset or a Python function, and explains every mistake in it."""
 
 import importlib
+import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def resolve(raw: Mapping[str, Any], sets: Sequence[str] = (), *, where: str = ""
             place = f"{where}:{line_of(text, mistake.field)}"
         return Mistake(place or where, mistake.field, mistake.value, mistake.what, mistake.fix)
 
+    mistakes += [placed(m) for m in _too_large(merged)]
     spec: RunSpec | None = None
     try:
         spec = RunSpec.model_validate(merged)
@@ -92,11 +94,11 @@ def put(raw: Raw, key: str, value: Any) -> list[Mistake]:
 def _read(source: str) -> tuple[str, Raw, str]:
     """The text (for line numbers), the nested dicts, and a name for the source."""
     path = Path(source)
-    if path.is_file():
+    if os.path.isfile(source):
         return _read_toml(path)
     if source in PRESETS:
         return "", PRESETS[source]().model_dump(exclude_unset=True), f"preset {source}"
-    if path.is_dir():
+    if os.path.isdir(source):
         raise UserError(f"{source}: is a directory", fix="name the TOML file; `embark init` writes a starter spec")
     if ":" in source:
         return "", _call(source).model_dump(exclude_unset=True), source
@@ -111,8 +113,10 @@ def _read_toml(path: Path) -> tuple[str, Raw, str]:
         raw = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise UserError(f"{path}: not TOML: {error}", fix="strings are in quotes, sections in [brackets]") from error
+    except RecursionError as error:
+        raise UserError(f"{path}: sections are nested too deeply", fix="a spec has two levels") from error
     raw.setdefault("name", path.stem)
     return text, raw, str(path)
 
@@ -121,7 +125,7 @@ def _call(reference: str) -> RunSpec:
     module_name, _, function_name = reference.partition(":")
     try:
         spec = getattr(importlib.import_module(module_name), function_name)()
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UserError(f"{reference}: {error}",
                         fix="use module:function, importable from the current directory") from error
     if not isinstance(spec, RunSpec):
@@ -134,7 +138,7 @@ def _value(key: str, text: str) -> Any:
     Azure's zones and AWS's accounts look like numbers."""
     try:
         value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return text if isinstance(value, int | float) and _is_text(key) else value
 
@@ -149,10 +153,27 @@ def _is_text(key: str) -> bool:
     return annotation is str
 
 
-def _deep_copy(raw: Any) -> Any:
+MAX_DEPTH = 32
+MAX_NUMBER = 2**53  # What JSON keeps exact; TOML has 64 bits.
+
+
+def _deep_copy(raw: Any, depth: int = 0) -> Any:
+    if depth > MAX_DEPTH:
+        raise UserError("the spec is nested too deeply", fix="a spec has two levels: sections and fields")
     if isinstance(raw, Mapping):
-        return {k: _deep_copy(v) for k, v in raw.items()}
-    return [_deep_copy(v) for v in raw] if isinstance(raw, list | tuple) else raw
+        return {k: _deep_copy(v, depth + 1) for k, v in raw.items()}
+    return [_deep_copy(v, depth + 1) for v in raw] if isinstance(raw, list | tuple) else raw
+
+
+def _too_large(raw: Any, field: str = "") -> Iterator[Mistake]:
+    if isinstance(raw, int) and abs(raw) > MAX_NUMBER:
+        yield Mistake("", field, f"about 2^{raw.bit_length()}", f"is more than {MAX_NUMBER:,}")
+    elif isinstance(raw, Mapping):
+        for name, value in raw.items():
+            yield from _too_large(value, f"{field}.{name}" if field else str(name))
+    elif isinstance(raw, list):
+        for number, value in enumerate(raw):
+            yield from _too_large(value, f"{field}.{number}")
 
 
 def _explain(error: ValidationError) -> list[Mistake]:

@@ -7,7 +7,9 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from embark.spec.section import Section
 
 Rows = Annotated[int, Field(gt=0, le=2**31 - 1)]  # ids are 32 bits wide
-LayerSizes = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
+Width = Annotated[int, Field(gt=0, le=2**20)]
+LayerSizes = Annotated[tuple[Width, ...], Field(strict=False, max_length=1000)]
+MAX_TABLES = 10_000
 
 
 class Table(Section):
@@ -17,11 +19,11 @@ class Table(Section):
     """Name of the table and of its column in the data: letters, digits, underscores."""
     rows: Rows
     """Number of rows; ids run from 0 to rows − 1."""
-    dim: PositiveInt | None = None
+    dim: Width | None = None
     """Width of a row; defaults to `model.embedding_dim`."""
     pooling: Literal["sum", "mean"] = "sum"
     """How the rows of a sample's ids are pooled into one vector."""
-    multi_hot: PositiveInt = 1
+    multi_hot: Width = 1
     """Maximum number of ids per sample."""
 
 
@@ -30,23 +32,23 @@ class ModelSpec(Section):
 
     kind: Literal["dlrm", "dcnv2"] = "dlrm"
     """`dlrm`: all pairwise dot products. `dcnv2`: low-rank cross layers."""
-    num_dense: NonNegativeInt = 13
+    num_dense: NonNegativeInt = Field(default=13, le=2**20)
     """Number of dense (floating-point) features; may be 0."""
-    embedding_dim: PositiveInt = 64
+    embedding_dim: Width = 64
     """Width of the embedding rows, and of the bottom MLP's output."""
     bottom_mlp: LayerSizes = (512, 256)
     """Hidden layers over the dense features; an output layer of `embedding_dim` is appended."""
     top_mlp: LayerSizes = (512, 256)
     """Hidden layers over the interaction; an output layer of size 1 is appended."""
-    num_cross_layers: PositiveInt = 3
+    num_cross_layers: PositiveInt = Field(default=3, le=1000)
     """`dcnv2` only: number of cross layers."""
-    cross_rank: PositiveInt = 512
+    cross_rank: Width = 512
     """`dcnv2` only: rank of each cross layer's matrix."""
-    num_tables: PositiveInt = 26
+    num_tables: PositiveInt = Field(default=26, le=MAX_TABLES)
     """Number of tables, named `cat_0`, `cat_1`, …; ignored if `tables` is given."""
-    rows_per_table: Rows | Annotated[tuple[Rows, ...], Field(strict=False)] = 100_000
+    rows_per_table: Rows | Annotated[tuple[Rows, ...], Field(strict=False, max_length=MAX_TABLES)] = 100_000
     """Rows per table: one number for all, or a list of `num_tables` numbers."""
-    tables: Annotated[tuple[Table, ...], Field(strict=False)] = ()
+    tables: Annotated[tuple[Table, ...], Field(strict=False, max_length=MAX_TABLES)] = ()
     """The tables, one `[[model.tables]]` each; replaces `num_tables` and `rows_per_table`."""
 
     def table_list(self) -> tuple[Table, ...]:

@@ -22,13 +22,15 @@ ELASTIC_TARGETS: tuple[Target, ...] = ("job", "pytorchjob", "vm")
 """Targets that go on with fewer machines, and take a machine back: torchrun keeps the rendezvous open, and the
 controller waits for no machine that is missing at the end."""
 
+Nodes = Annotated[int, Field(gt=0, le=100_000)]
+
 
 class NodeRange(Section):
     """An elastic number of machines: torchrun goes on with those it has, and takes others in."""
 
-    min: PositiveInt
+    min: Nodes
     """The run trains while at least this many machines are up. The tables must fit their memory."""
-    max: PositiveInt
+    max: Nodes
     """So many machines are created, planned and priced."""
 
 
@@ -49,7 +51,7 @@ class PlaceSpec(Section):
     machine: str = Field(default="", max_length=100)
     """A machine type from `embark catalog list`, such as `p5.48xlarge`, with one rank per accelerator. Empty: this
     machine."""
-    nodes: PositiveInt | NodeRange = 1
+    nodes: Nodes | NodeRange = 1
     """Number of machines, or `{min = 2, max = 3}`: the run goes on with the machines that are up, from its last
     checkpoint. With `target` `job`, `pytorchjob` or `vm`."""
     region: str = Field(default="", pattern=r"^[a-z0-9][a-z0-9-]*$|^$", max_length=40)

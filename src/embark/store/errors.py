@@ -112,6 +112,7 @@ def _of_system(error: OSError, operation: str, where: str) -> EmbarkError:
         return NotFound(f"there is no {error.filename or where}", fix="check the path")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _said(Fault, operation, where, cause, 1, "free some space, or point store.root at a larger disk")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP,
+                       errno.ENAMETOOLONG):
         return _said(UserError, operation, where, cause, 1, "choose a place that this user may write and read")
     return _said(Fault, operation, where, cause, 1, "check the disk or the mount, then start again")

@@ -187,9 +187,16 @@ class ObjectStore(ABC):
 
 
 def normalize_path(path: str, may_be_empty: bool = False) -> str:
-    """`path` as every store writes it; one that would leave the store is refused."""
+    """A relative path inside a folder or store, as every store writes it; one that would leave it is refused.
+
+    Whatever names a file in text that others may have written (manifest, index, commit record) passes through here.
+    """
     parts = PurePosixPath(path).parts
-    if ".." in parts or path.startswith("/") or (not parts and not may_be_empty):
+    try:
+        can_be_named = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        can_be_named = False
+    if ".." in parts or path.startswith("/") or (not parts and not may_be_empty) or not can_be_named:
         raise UserError(f"{path!r} is not a path inside a store", fix="write it relative to the store's uri, no `..`")
     return "/".join(parts)
 

@@ -301,3 +301,28 @@ def test_other_targets_of_a_folder_must_take_a_range_too():
                  "train": {"batch_size": 48}})
     (mistake,) = caught.value.mistakes
     assert (mistake.field, mistake.value) == ("place.render_targets", "jobset, ray")
+
+
+@pytest.mark.parametrize(("setting", "what"), [
+    ("model.num_tables=100000000", "less than or equal to 10000"), ("model.num_tables=2147483648", "less than or equal"),
+    ("model.embedding_dim=4000000000", "less than or equal"), ("place.nodes=1000000000", "less than or equal"),
+    ("train.num_steps=99999999999999999999", "is more than 9,007,199,254,740,992"),
+    ("train.num_steps=" + "9" * 5000, "train.num_steps"), ("model.top_mlp=" + "[" * 3000 + "]" * 3000, "model.top_mlp"),
+])
+def test_what_no_machine_could_hold_is_refused_at_once(setting, what):
+    with pytest.raises(SpecError, match=what):
+        load_spec("laptop", [setting])
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "{b = " * 5000, "a = " + "9" * 5000, "[" + "a." * 5000 + "a]",
+                                  "a = " + "[" * 200 + "]" * 200])
+def test_text_that_is_nested_deeply_or_has_huge_numbers_is_refused_in_words(tmp_path, text):
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(UserError):
+        load_spec(str(tmp_path / "run.toml"))
+
+
+@pytest.mark.parametrize("source", [":y", "..x:y", "x" * 5000, "json:", ":", "a\0b"])
+def test_a_source_that_is_none_is_refused_in_words(source):
+    with pytest.raises(UserError):
+        load_spec(source)

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from embark.data.prepared.layout import Layout
+from embark.data.prepared.layout import REPAIR, Layout
 from embark.data.prepared.manifest import MANIFEST, Manifest, Part
-from embark.data.prepared.parts import REPAIR, LocalParts, OpenPart, Parts, ReadAhead
+from embark.data.prepared.parts import LocalParts, OpenPart, Parts, ReadAhead
 from embark.data.prepared.source import Allocate, PreparedSource
 from embark.errors import DataError, Fault
 from embark.spec.run import RunSpec

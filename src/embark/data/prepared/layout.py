@@ -12,15 +12,20 @@ A block of n rows holds, each from a multiple of 64 bytes on:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
 
+from embark.errors import DataError
+
 ALIGNMENT = 64
+REPAIR = "`embark data check` lists what is damaged; copy or prepare the data again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +33,9 @@ class Feature:
     """A sparse column, whose ids are 0 to rows − 1."""
 
     name: str
-    rows: int
-    multi_hot: int = 1  # The most ids a row has; exactly so many unless it is ragged.
+    rows: Annotated[int, pydantic.Field(ge=1, le=1 << 31)]
+    multi_hot: Annotated[int, pydantic.Field(ge=1, lt=1 << 31)] = 1
+    """The most ids a row has; exactly so many unless it is ragged."""
     is_ragged: bool = False
 
     @property
@@ -88,7 +94,12 @@ class Layout:
 
     dense: tuple[str, ...]
     features: tuple[Feature, ...]
-    dense_bits: int = 32
+    dense_bits: Literal[16, 32] = 32
+
+    def __post_init__(self) -> None:
+        counts = Counter(feature.name for feature in self.features)
+        if twins := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"two features are called {twins[0]!r}")
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -144,10 +155,6 @@ class Layout:
     def to_json(self) -> dict[str, Any]:
         features = [asdict(feature) for feature in self.features]
         return {"dense": list(self.dense), "dense_bits": self.dense_bits, "features": features}
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Layout:
-        return Layout(tuple(value["dense"]), tuple(Feature(**f) for f in value["features"]), value["dense_bits"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +216,10 @@ class Block:
     @staticmethod
     def of(layout: Layout, data: NDArray[np.uint8], num_rows: int) -> Block:
         """The block that begins with the first byte of `data`."""
-        fields = layout.map(num_rows, data[: 8 * len(layout.ragged)].view("<i8").tolist())
+        head_bytes = 8 * len(layout.ragged)
+        counts = data[:head_bytes].view("<i8").tolist() if len(data) >= head_bytes else [-1]
+        if min(counts, default=0) < 0 or (fields := layout.map(num_rows, counts)).size_bytes > len(data):
+            raise DataError("a block of prepared data is not as long as its rows", fix=REPAIR)
         ragged = []
         for lengths_field, ids_field in fields.ragged:
             lengths, offsets = lengths_field.of(data), np.zeros(num_rows + 1, np.int64)

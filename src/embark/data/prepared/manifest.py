@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from embark.data.prepared.layout import Layout
-from embark.errors import DataError
+from embark.errors import DataError, UserError
 from embark.spec.model import ModelSpec, Table
 from embark.spec.run import RunSpec
+from embark.store.object_store import normalize_path
 
 MANIFEST = "manifest.json"
 STATISTICS = "statistics.json"
@@ -80,19 +81,54 @@ class Manifest:
     def from_text(text: str, where: str) -> Manifest:
         """Read it, or say what it is instead."""
         try:
-            value = json.loads(text)
-            if value["format"] != "embark-prepared":
-                raise KeyError("format")
-            if value["version"] != VERSION:
-                raise DataError(f"{where}: its format is version {value['version']}, this Embark reads {VERSION}",
+            head = _Head.model_validate_json(text)
+            if head.version != VERSION:
+                raise DataError(f"{where}: its format is version {head.version}, this Embark reads {VERSION}",
                                 fix="prepare the data again, or use the Embark that wrote it")
-            parts = {split: tuple(Part(p["file"], p["rows"], p["bytes"], p["sha256"], tuple(p.get("block_starts", ())))
-                                  for p in value["parts"][split]) for split in SPLITS}
-            same = {name: value[name] for name in ("label", "block_rows", "statistics_sha256", "settings", "bad_rows")}
-            return Manifest(Layout.from_json(value["layout"]), parts, sources=tuple(value["sources"]), **same)
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{where}: not the manifest of prepared data ({type(error).__name__}: {error})",
+            file = _File.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+            raise DataError(f"{where}: not the manifest of prepared data ({reason})",
                             fix="`embark data prepare` writes one") from None
+        parts = {split: tuple(Part(p.file, p.rows, p.bytes, p.sha256, p.block_starts) for p in file.parts.get(split, ()))
+                 for split in SPLITS}
+        return Manifest(file.layout, parts, file.label, file.block_rows, file.statistics_sha256, file.settings,
+                        file.sources, file.bad_rows)
+
+
+def _inside(path: str) -> str:
+    try:
+        return normalize_path(path)
+    except UserError as error:
+        raise ValueError(error.what) from None
+
+
+Size = Annotated[int, Field(ge=0, lt=1 << 62)]
+
+
+class _Head(BaseModel, strict=True):
+    format: Literal["embark-prepared"]
+    version: int
+
+
+class _PartEntry(BaseModel, strict=True):
+    file: Annotated[str, AfterValidator(_inside)]
+    rows: Size
+    bytes: Size
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # Names the part's file in the cache.
+    block_starts: tuple[Size, ...] = ()
+
+
+class _File(_Head, strict=True):
+    label: str
+    block_rows: Annotated[int, Field(ge=1, lt=1 << 31)]
+    layout: Layout
+    parts: dict[Split, tuple[_PartEntry, ...]]
+    statistics_sha256: str
+    settings: dict[str, Any]
+    sources: tuple[dict[str, Any], ...]
+    bad_rows: dict[str, Any]
 
 
 def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:

@@ -12,7 +12,7 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from embark.data.prepared.layout import Block, Layout, Rows, fill
+from embark.data.prepared.layout import REPAIR, Block, Layout, Rows, fill
 from embark.data.prepared.manifest import BLOCK_ROWS, Manifest, Part, Split
 from embark.errors import DataError
 from embark.store.atomic_file import commit
@@ -21,7 +21,6 @@ from embark.store.errors import explain_data
 _MOST_MAPPED = 4_096  # A process may have 65,530 mappings, the kernel's default.
 _MOST_BLOCKS = 64
 _MOST_ADVISED_BYTES = 1 << 30
-REPAIR = "`embark data check` lists what is damaged; copy or prepare the data again"
 
 
 class OpenPart:
@@ -50,6 +49,8 @@ class OpenPart:
             start = index * self._block_bytes if self._layout.is_fixed else self._part.block_starts[index]
             num_rows = min(self._block_rows, self._part.rows - index * self._block_rows)
             found = Block.of(self._layout, self._bytes[start:], num_rows)
+            if any(offsets[-1] != len(ids) for _, ids, offsets in found.ragged):
+                raise DataError(f"{self._part.file}: block {index} has not as many ids as its rows say", fix=REPAIR)
             if len(self._blocks) >= _MOST_BLOCKS:
                 self._blocks.clear()
             self._blocks[index] = found

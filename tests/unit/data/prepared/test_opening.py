@@ -11,8 +11,10 @@ import pytest
 from prepared_rows import RAGGED, make_prepared
 
 from embark.data import open_source, resolve_from_data
+from embark.data.check import check
 from embark.errors import DataError, Fault
 from embark.spec import resolve
+from embark.store import open_store
 
 
 def refusal(path: str | Path, **data: object) -> str:
@@ -69,6 +71,47 @@ def test_a_manifest_that_is_none_or_of_another_version_or_of_other_blocks_is_ref
     assert "contradict each other" in refusal(tmp_path)
     manifest.write_bytes(b"\x80\xff{")
     assert "not the manifest" in refusal(tmp_path)
+
+
+SHA256 = "0" * 64
+FORGED: dict[str, tuple[list[str | int], object]] = {
+    "no rows a block": (["block_rows"], 0), "rows as text": (["parts", "train", 0, "rows"], "12"),
+    "negative rows": (["parts", "train", 0, "rows"], -5), "huge rows": (["parts", "train", 0, "rows"], 10**30),
+    "no file": (["parts", "train", 0, "file"], None), "an absolute file": (["parts", "train", 0, "file"], "/etc/passwd"),
+    "a file above": (["parts", "train", 0, "file"], "train/../../x.bin"), "a NUL": (["parts", "train", 0, "file"], "a\0b"),
+    "half a character": (["parts", "train", 0, "file"], "\ud800"),
+    "a checksum that is a path": (["parts", "train", 0, "sha256"], "/tmp/elsewhere"),
+    "a checksum above": (["parts", "train", 0, "sha256"], "../" * 20 + "x"),
+    "a short checksum": (["parts", "train", 0, "sha256"], SHA256[1:]),
+    "two features of one name": (["layout", "features", 1, "name"], "tiny"),
+    "a feature without rows": (["layout", "features", 0, "rows"], 0), "odd numbers": (["layout", "dense_bits"], 17),
+    "deep": (["settings"], json.loads("[" * 400 + "]" * 400)), "a list": ([], []),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_a_forged_manifest_is_refused_before_any_file_is_touched(tmp_path: Path, monkeypatch, forged: str, scheme: str):
+    """As a folder, and as an object store through the cache, whose files are named by checksums."""
+    made = make_prepared(tmp_path / "data")
+    keys, bad = FORGED[forged]
+    value = at = json.loads((made.path / "manifest.json").read_text())
+    for key in keys[:-1]:
+        at = at[key]
+    if keys:
+        at[keys[-1]] = bad
+    (made.path / "manifest.json").write_text(json.dumps(value if keys else bad))
+    path = str(made.path)
+    if scheme:
+        path = f"{scheme}{tmp_path.name}-{len(keys)}/forged"
+        for file in made.path.rglob("*.*"):
+            open_store(path).write(file.relative_to(made.path).as_posix(), file.read_bytes())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = sorted(tmp_path.rglob("*"))
+    assert "not the manifest" in refusal(path)
+    with pytest.raises(DataError, match="not the manifest"):
+        check(path)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM])
