@@ -73,6 +73,8 @@ def rehearse(
     prepared = prepare(*load_manifests(spec, set_, nodes, files), options)
     for one in prepared.lint:
         console.text(f"{one.path}:{one.line}: {one.code} {one.what}", style="yellow")
+    if prepared.run is not None and prepared.run.unread:
+        console.warning(f"rehearsing on synthetic samples, not on your data: {prepared.run.unread}")
     workload = prepared.workload
     console.text(f"{workload.kind} {workload.name}: {pluralize(len(workload.pods), 'pod')} of "
                  f"{processes} {'process' if processes == 1 else 'processes'}", style="bold")

@@ -40,6 +40,8 @@ def render(
     report, warnings = render_folder(spec, sets, out=out, diff=diff, force=force)
     for one in warnings:
         console.warning(f"{one.path}:{one.line}: {one.code} {one.what}")
+    if report.unread:
+        console.warning(report.unread)
     console.show(report, _render)
     if diff:
         return ExitCode.OTHER if any(file.state != "same" for file in report.files) else ExitCode.DONE

@@ -5,22 +5,52 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from embark.data.loader import Batch, Loader, Source, eval_batches
+from embark.spec.paths import with_absolute_paths, without_local_input
+from embark.store.retry_policy import RetryPolicy
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import Allocate
     from embark.spec.run import RunSpec
 
-__all__ = ["Batch", "Loader", "Source", "eval_batches", "open_source", "resolve_from_data"]
+__all__ = ["Batch", "Loader", "Source", "eval_batches", "open_source", "resolve_from_data", "resolve_if_readable"]
+LOOK = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
+"""For commands that read data where they can and do without it where they cannot."""
 
 
 def resolve_from_data(spec: RunSpec) -> RunSpec:
-    """The spec with what only its data can say; of prepared data, the tables and the number of dense columns."""
+    """The spec with what only its data can say: of prepared data, the tables and the number of dense columns.
+
+    Its data's paths are absolute then: it is saved with the run, and may be read from another directory.
+    """
+    spec = with_absolute_paths(spec)
     if spec.data.kind != "prepared":
         return spec
     from embark.data.prepared.cache import read_manifest
     from embark.data.prepared.manifest import resolve_from_manifest
 
     return resolve_from_manifest(spec, read_manifest(spec.data.path))
+
+
+def resolve_if_readable(spec: RunSpec) -> tuple[RunSpec, str]:
+    """The same for a spec that runs elsewhere; where the data cannot be read from here, as it is, and why.
+
+    What the data would decide is then left out, so that the run decides it where it can read the data. So are local
+    files to prepare: they stay here.
+    """
+    spec = without_local_input(spec)
+    is_given = "num_dense" in spec.model.model_fields_set and spec.model.gives_tables
+    if spec.data.kind != "prepared" or (is_given and "://" in spec.data.path):
+        return spec, ""
+    from embark.data.prepared.cache import find_manifest
+    from embark.data.prepared.manifest import resolve_from_manifest
+
+    manifest, why = find_manifest(spec.data.path, LOOK)
+    if manifest is not None:
+        return resolve_from_manifest(spec, manifest), ""
+    if is_given:
+        return spec, ""
+    return spec, f"{spec.data.path}: cannot be read from here, so the run takes its tables and dense columns from " \
+                 f"the data where it starts ({why})"
 
 
 def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> Source:

@@ -135,7 +135,7 @@ def _write(task: _Task) -> Part:
     for start in range(task.start, task.stop, BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, task.stop)
         batch = source.train_rows(0, start, stop) if task.split == "train" else source.eval_rows(start, stop)
-        writer.add(_rows(layout, batch))
+        writer.add(rows_of(layout, batch))
     (part,) = writer.close()
     return part
 
@@ -145,7 +145,8 @@ def _source(spec: RunSpec) -> SyntheticSource:
     return SyntheticSource(spec.model, spec.data)
 
 
-def _rows(layout: Layout, batch: Batch) -> Rows:
+def rows_of(layout: Layout, batch: Batch) -> Rows:
+    """A batch as rows of prepared data."""
     ends = np.cumsum(batch.lengths.sum(axis=1, dtype=np.int64))
     ids = tuple(np.split(batch.ids, ends[:-1]))
     if not layout.is_fixed:

@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass, field, replace
 
 from embark.catalog import load_catalog
 from embark.catalog.pricing import PURCHASE_NAMES
+from embark.data import resolve_from_data, resolve_if_readable
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_usd, to_one_line
 from embark.launch.backend import Backend, LaunchRequest, Resource, RunHandle, Status, backend_for, backend_of
+from embark.launch.backends.local import Local
 from embark.launch.run_registry import STORE_RETRY, RunRecord, delete_record, lookup_run, record_path, save_record
 from embark.launch.shell import Notify, Shell
 from embark.plan.closed_form import CachedPlanner
@@ -79,6 +81,12 @@ def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str 
     """Checks everything and creates nothing. Raises where the run does not fit or cannot be launched."""
     try:
         backend = backend_for(spec, shell, notify, context=context)
+        if isinstance(backend, Local):
+            spec = resolve_from_data(spec)
+        else:
+            spec, unread = resolve_if_readable(spec)
+            if unread:
+                notify(unread)
         estimate = estimate_launch(spec) if spec.place.machine or spec.place.cloud else None
         if estimate is not None and not estimate.fits:
             raise UserError(estimate.verdict, fix="nothing was launched. embark plan shows what fits; embark render "

@@ -1,6 +1,7 @@
 """Every rendered file is linted before it is handed over, written or launched."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from embark.catalog import load_catalog
@@ -17,7 +18,7 @@ from embark.spec import RunSpec
 
 def render_spec(spec: RunSpec) -> list[File]:
     """The files that `place.target` needs on `place.machine`, linted, as paths and texts; writes nothing."""
-    files = render(make_job(spec, load_catalog()))
+    files = render(make_job(resolve_spec(spec)[0], load_catalog()))
     refuse_faults(files)
     return files
 
@@ -27,9 +28,19 @@ def render_folder(
 ) -> tuple[FolderReport, list[Finding]]:
     """Render a spec into its folder, or compare the two (`diff`); also returns the lint warnings."""
     folder = folder_spec(source, sets, out)
-    files = render(make_job(folder.spec, load_catalog()))
+    spec, unread = resolve_spec(folder.spec)
+    files = render(make_job(spec, load_catalog()))
     warnings = refuse_faults(files)
-    return update_folder(folder, files, diff=diff, force=force), warnings
+    return replace(update_folder(folder, files, diff=diff, force=force), unread=unread), warnings
+
+
+def resolve_spec(spec: RunSpec) -> tuple[RunSpec, str]:
+    """`data.resolve_if_readable`: what the data decides is in the files that are handed over."""
+    if spec.data.kind == "synthetic":
+        return spec, ""
+    from embark.data import resolve_if_readable  # imports numpy
+
+    return resolve_if_readable(spec)
 
 
 def refuse_faults(files: Sequence[File]) -> list[Finding]:

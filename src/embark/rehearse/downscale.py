@@ -1,5 +1,7 @@
 """What must be smaller here than there: processes for accelerators, few rows and steps, folders for buckets."""
 
+from __future__ import annotations
+
 import base64
 import copy
 import math
@@ -8,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 
@@ -21,10 +23,15 @@ from embark.render.command import SPEC_VARIABLE, WRITTEN_SPEC_PATH
 from embark.spec import RunSpec, parse_spec, to_toml
 from embark.spec.toml import flatten
 
+if TYPE_CHECKING:  # imports numpy
+    from embark.data.sample import Sample
+
 BUCKETS = "/mnt/embark-rehearsal"  # Where the pods see the folder that stands for object stores.
+SAMPLE = f"{BUCKETS}/sample"  # Where they see the sample of the run's data.
 MAX_ROWS = 1000
 SAMPLES_PER_RANK = 32
 NUM_EVAL_SAMPLES = 2048
+MAX_SAMPLES = 32_768  # To train on, of the run's own data; a longer rehearsal has several epochs.
 SAVES = 10  # Checkpoints in a rehearsal, about.
 _PROCESSES = re.compile(r"(--nproc[-_]per[-_]node(?:=|\s+))([\w$(){}]+)")
 _PROCESSES_WORD = re.compile(r"--nproc[-_]per[-_]node")
@@ -51,6 +58,8 @@ class Run:
 
     spec: RunSpec
     spec_path: str  # The file that holds it, by its name.
+    sample: Sample | None = None  # Of its own data.
+    unread: str = ""  # Why there is none: the data cannot be read from here.
 
     @property
     def folder(self) -> str:
@@ -216,24 +225,48 @@ def _downscale_spec(
         if old is None:
             continue  # what is wrong with it, the pods will say
         counts = old.place.node_counts if old.place.is_elastic else [num_pods]
-        new = downscale_spec(old, num_processes * math.lcm(*counts), num_steps)
+        world_size = num_processes * math.lcm(*counts)
+        sample, unread = _take_sample(old, world_size, num_steps)
+        new = downscale_spec(old, world_size, num_steps, sample)
+        if sample is not None:
+            changes.append(Change("data", old.data.path, f"a sample of {sample.num_train:,} rows, with ids modulo "
+                                  f"{MAX_ROWS:,}"))
+        elif unread:
+            changes.append(Change("data", old.data.path, "synthetic samples"))
         before, after = flatten(old.model_dump()), flatten(new.model_dump())
         changes += [Change(key, _short(before.get(key)), _short(after[key])) for key in after
                     if after[key] != before.get(key)]
         config["data"][name] = to_toml(new)
-        return Run(new, str(name))
+        return Run(new, str(name), sample, unread)
     return None
 
 
-def downscale_spec(spec: RunSpec, world_size: int, num_steps: int) -> RunSpec:
-    """The same run in small. `world_size`: what the batch must divide over."""
-    values = spec.model_dump()
+def _take_sample(spec: RunSpec, world_size: int, num_steps: int) -> tuple[Sample | None, str]:
+    """Of the run's own data, with at least one row for each rank; or why there is none."""
+    if spec.data.kind == "synthetic":
+        return None, ""
+    from embark.data.sample import take_sample
+
+    num_train = min(SAMPLES_PER_RANK * world_size * num_steps, MAX_SAMPLES)
+    sample, why = take_sample(spec, num_train=num_train, num_eval=NUM_EVAL_SAMPLES)
+    if sample is not None and sample.num_train < world_size:
+        return None, f"{spec.data.path}: has {sample.num_train} rows to train on, fewer than ranks"
+    return sample, why
+
+
+def downscale_spec(spec: RunSpec, world_size: int, num_steps: int, sample: Sample | None = None) -> RunSpec:
+    """The same run in small. `world_size`: what the batch must divide over; `sample`: what it trains on."""
+    values = (sample.spec if sample else spec).model_dump()
     model, data, train, store = values["model"], values["data"], values["train"], values["store"]
     model["rows_per_table"] = _fewer(model["rows_per_table"])
     model["tables"] = [{**table, "rows": _fewer(table["rows"])} for table in model["tables"]]
-    if data["kind"] != "synthetic":
+    if sample is not None:
+        model["tables"] = [{**table.model_dump(), "rows": _fewer(table.rows)} for table in sample.spec.model.table_list()]
+        data |= {"kind": "prepared", "path": SAMPLE, "eval_split": "validation"}
+    elif data["kind"] != "synthetic":
         data |= {"kind": "synthetic", "path": "", "dense_columns": []}
-    train["batch_size"] = min(train["batch_size"] // world_size or 1, SAMPLES_PER_RANK) * world_size
+    most = min(train["batch_size"], sample.num_train if sample else train["batch_size"])
+    train["batch_size"] = min(most // world_size or 1, SAMPLES_PER_RANK) * world_size
     data["num_train_samples"] = train["batch_size"] * num_steps
     data["num_eval_samples"] = min(data["num_eval_samples"], NUM_EVAL_SAMPLES)
     train["num_steps"] = num_steps

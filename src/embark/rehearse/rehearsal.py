@@ -16,7 +16,7 @@ from embark.lint.check import lint_texts
 from embark.lint.rule import Finding
 from embark.rehearse.containers import ENGINES, Containers, Engine, has_image
 from embark.rehearse.controller import RESTART_S, Controller, Fault, FaultKind, Observer, read_faults
-from embark.rehearse.downscale import Change, Run, downscale, downscale_pods
+from embark.rehearse.downscale import MAX_ROWS, SAMPLE, Change, Run, downscale, downscale_pods
 from embark.rehearse.failure_policies import FailurePolicy, PodEnd
 from embark.rehearse.manifest import MANIFEST_SUFFIXES, find_training_job, manifest_texts, read_texts
 from embark.rehearse.processes import Folders, Processes, Start
@@ -91,12 +91,13 @@ def load_manifests(
     if files is not None or path.suffix in MANIFEST_SUFFIXES:
         raise UserError(f"{path}: no such file", fix="embark render SPEC --out FOLDER writes it")
     from embark.catalog import load_catalog
+    from embark.lint.rendered import resolve_spec
     from embark.render.job import make_job
     from embark.render.render import own_files
     from embark.spec import load_spec
 
     sets = [*sets, *([f"place.nodes={num_nodes}"] if num_nodes is not None else [])]
-    job = make_job(load_spec(spec, sets), load_catalog())
+    job = make_job(resolve_spec(load_spec(spec, sets))[0], load_catalog())
     if job.spec.place.target not in TARGETS:
         raise UserError(f'place.target = "{job.spec.place.target}" has no pods to rehearse',
                         fix=f"set it to {', '.join(TARGETS)}")
@@ -141,6 +142,7 @@ def rehearse(prepared: PreparedRehearsal, options: RehearsalOptions, observer: O
         changes = (*prepared.changes, *engine.changes())
         on_start(changes, why)
         engine.begin()
+        _write_sample(prepared, engine)
         reader = EventReader(_run_folder(prepared, engine))
         outcome = Controller(workload, prepared.policy, engine, reader, observer, faults=prepared.faults,
                              limit_s=options.limit_s, uninterrupted=stops.deferred).run()
@@ -221,6 +223,17 @@ def choose_engine(prepared: PreparedRehearsal, options: RehearsalOptions, folder
                                                                 "one that exists; or --engine processes")
         reasons.append(f"{name} has no image {image} ({build} makes it)")
     raise AssertionError("the last engine is always here")
+
+
+def _write_sample(prepared: PreparedRehearsal, engine: Engine) -> None:
+    """Where all pods see it."""
+    if prepared.run is None or prepared.run.sample is None:
+        return
+    from embark.data.sample import write_sample
+
+    folder = engine.folders.find(SAMPLE, Start(prepared.workload.pods[0], 0, 0))
+    assert folder is not None, "every pod has the folder that stands for object stores"
+    write_sample(prepared.run.sample, folder, max_rows=MAX_ROWS)
 
 
 def _run_folder(prepared: PreparedRehearsal, engine: Engine) -> Path | None:

@@ -77,6 +77,7 @@ class FolderReport:
     is_written: bool
     spec: str  # The file of the folder that the others are rendered from.
     settings: tuple[str, ...]  # The lines that are new in it, as TOML.
+    unread: str = ""  # Why what the data decides is not in the files, if it is not.
 
     def paths(self, state: State) -> list[str]:
         return [file.path for file in self.files if file.state == state]

@@ -1,7 +1,7 @@
 """Which folder a spec is rendered into, and the spec that the folder keeps: its own, or a copy of one elsewhere."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from embark.errors import UserError
@@ -10,6 +10,8 @@ from embark.render.job import dns_label
 from embark.render.yaml_text import comment
 from embark.spec import RunSpec, load_spec, to_toml
 from embark.spec.edit import set_in_text
+from embark.spec.load import parse_settings
+from embark.spec.paths import paths_from
 from embark.spec.toml import flatten, inline
 
 MAX_SHOWN = 5  # Fields of which a message says how two specs differ.
@@ -33,9 +35,11 @@ def folder_spec(source: str, sets: Sequence[str], out: Path | None) -> FolderSpe
     if home is not None and home.resolve() == folder.resolve():
         if record.spec not in ("", path.name) and there.is_file():
             _refuse_another(there, source, spec)
-        text, settings = set_in_text(path.read_text(encoding="utf-8"), sets, where=source)
+        own = [*sets, *_paths(spec, folder, only=parse_settings(sets)[0])]
+        text, settings = set_in_text(path.read_text(encoding="utf-8"), own, where=source)
         return FolderSpec(folder, spec, File(path.name, text), origin=(), settings=settings)
-    text = _copied_text(path, spec, sets) if home else spec_text(spec)
+    text = _copied_text(path, spec, [*sets, *_paths(spec, folder)]) if home else \
+        set_in_text(spec_text(spec), _paths(spec, folder), where=source)[0]
     origin = (os.path.relpath(path, folder) if home else source, *sets)
     if there.is_file() and not _is_copy(there, record, origin):
         _refuse_another(there, source, spec)
@@ -52,6 +56,12 @@ def _copied_text(path: Path, spec: RunSpec, sets: Sequence[str]) -> str:
     """With the name, which is the file's own where the spec has none."""
     text = path.read_text(encoding="utf-8")
     return set_in_text(text, [*sets, f'name="{spec.name}"'], where=str(path))[0]
+
+
+def _paths(spec: RunSpec, folder: Path, only: Container[str] | None = None) -> list[str]:
+    """Settings for a spec in `folder`, where relative paths go by that folder."""
+    return [f"{field}={inline(list(value) if isinstance(value, tuple) else value)}"
+            for field, value in paths_from(spec, folder).items() if only is None or field in only]
 
 
 def _is_copy(there: Path, record: Record, origin: tuple[str, ...]) -> bool:

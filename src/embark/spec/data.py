@@ -13,7 +13,8 @@ class PrepareSpec(Section):
     """`[data.prepare]`: what `embark data prepare` reads, and how. The output goes to `data.path`."""
 
     input: Annotated[str, Field(min_length=1)] | Names = ()
-    """Files to read: a path, a glob or a list of them, local or `s3://`, `gs://`, `az://`; `.gz` too."""
+    """Files to read: a path, a glob or a list of them, local or `s3://`, `gs://`, `az://`; `.gz` too. Relative
+    paths go by the spec's own folder; given with `--set`, by the current directory."""
     format: Literal["auto", "criteo", "csv", "parquet"] = "auto"
     """`criteo`: label, 13 integers, 26 hexadecimal ids, tab-separated, no header. `csv`: any delimited text."""
     delimiter: str = Field(default="", max_length=4)
@@ -75,7 +76,8 @@ class DataSpec(Section):
     """`synthetic`: drawn from a teacher model. `columns`: a CSV, Parquet or NPZ file, held in memory.
     `prepared`: the output of `embark data prepare` or `embark data make`."""
     path: str = ""
-    """`columns`: the file, or a folder or glob of Parquet files. `prepared`: the folder, or its `s3://…` URI."""
+    """`columns`: the file, or a folder or glob of Parquet files. `prepared`: the folder, or its `s3://…` URI.
+    A relative path goes by the spec's own folder; given with `--set`, by the current directory."""
     label: str = "label"
     """`columns` and `[data.prepare]`: the column that holds 0 or 1."""
     dense_columns: Names = ()

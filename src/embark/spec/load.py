@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from embark.errors import Mistake, SpecError, UserError, nearest
 from embark.spec.model import ModelSpec, Table
+from embark.spec.paths import join_paths
 from embark.spec.presets import PRESETS
 from embark.spec.run import RunSpec
 from embark.spec.toml import line_of, section_in
@@ -19,7 +20,10 @@ Raw = dict[str, Any]
 
 
 def load_spec(source: str, sets: Sequence[str] = ()) -> RunSpec:
-    """Read `source` (`run.toml`, `quickstart`, `my.module:function`), then apply `key=value` settings."""
+    """Read `source` (`run.toml`, `quickstart`, `my.module:function`), then apply `key=value` settings.
+
+    Relative paths of data in a file go by the file's folder, all others by the current directory.
+    """
     text, raw, where = _read(source)
     return resolve(raw, sets, where=where, text=text)
 
@@ -118,6 +122,7 @@ def _read_toml(path: Path) -> tuple[str, Raw, str]:
     except RecursionError as error:
         raise UserError(f"{path}: sections are nested too deeply", fix="a spec has two levels") from error
     raw.setdefault("name", path.stem)
+    join_paths(raw, path.parent)
     return text, raw, str(path)
 
 

@@ -19,7 +19,8 @@ class StoreSpec(Section):
     """`[store]`: where the run's files go."""
 
     root: str = Field(default="runs", min_length=1)
-    """The run directory is `<root>/<name>`: a local path, or `s3://`, `gs://`, `az://` with a bucket and a prefix."""
+    """The run directory is `<root>/<name>`: a local path, or `s3://`, `gs://`, `az://` with a bucket and a prefix.
+    A relative path goes by the current directory, where `embark watch` and `embark report` look for runs."""
     checkpoint_every: NonNegativeInt | Literal["auto"] = "auto"
     """Steps between checkpoints; 0: none before the end. `auto` weighs the cost of a save against that of a failure."""
     hours_between_failures: PositiveFloat = 12.0

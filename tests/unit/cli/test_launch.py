@@ -7,15 +7,18 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from prepared_rows import RAGGED, make_prepared
 
 from embark.cli.cancel import cancel as cancel_command
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
 from embark.cli.logs import logs as logs_command
 from embark.cli.status import status as status_command
-from embark.errors import SpecError, UserError
+from embark.errors import DataError, SpecError, UserError
 from embark.launch.backend import RunHandle
+from embark.launch.launching import prepare_launch
 from embark.launch.run_registry import RunRecord, registry_dir, save_record
+from embark.launch.shell import DryRunShell
 from embark.render.folder import File
 from embark.spec import load_spec
 
@@ -136,3 +139,17 @@ def test_a_paid_run_is_not_launched_without_a_terminal_unless_yes_is_given(monke
     with pytest.raises(UserError) as caught:
         launch_run(Console(quiet=True), load_spec("quickstart", AWS), yes=False, dry_run=False)
     assert "--yes" in caught.value.fix
+
+
+def test_what_prepared_data_decides_is_decided_before_the_launch(tmp_path, monkeypatch):
+    made = make_prepared(tmp_path / "data", RAGGED, train=30)
+    monkeypatch.chdir(tmp_path)
+    shell = DryRunShell(lambda line: None)
+    spec = load_spec("quickstart", ["data.kind=prepared", "data.path=data", "model.embedding_dim=16"])
+    unset = spec.model_copy(update={"model": type(spec.model)(embedding_dim=16)})
+    launched = prepare_launch(unset, shell, print).request.spec
+    assert [table.name for table in launched.model.tables] == [feature.name for feature in RAGGED]
+    assert (launched.model.num_dense, launched.data.path) == (3, str(made.path))
+    missing = unset.model_copy(update={"data": unset.data.model_copy(update={"path": "nowhere"})})
+    with pytest.raises(DataError, match="no prepared data"):  # here it would be read, so nothing is launched
+        prepare_launch(missing, shell, print)

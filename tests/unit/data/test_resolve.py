@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prepared_rows import RAGGED, make_prepared
 
-from embark.data import resolve_from_data
+from embark.data import resolve_from_data, resolve_if_readable
 from embark.data.prepared import Feature, Layout, Manifest
 from embark.data.prepared.manifest import resolve_from_manifest
 from embark.errors import DataError
@@ -78,3 +78,36 @@ def test_the_resolved_spec_is_the_same_when_it_is_written_and_read_back(tmp_path
 
 def test_other_kinds_of_data_leave_the_spec_alone():
     assert resolve_from_data(spec := RunSpec()) is spec
+
+
+def test_a_spec_handed_over_has_what_its_data_decides_and_nothing_else(tmp_path):
+    made = make_prepared(tmp_path / "data", RAGGED, train=10)
+    spec = resolve({"model": {"embedding_dim": 16}, "data": {"kind": "prepared", "path": str(made.path),
+                                                             "prepare": {"input": "raw.csv"}}})
+    there, unread = resolve_if_readable(spec)
+    assert unread == ""
+    assert there.model == resolve_from_data(spec).model
+    text = to_toml(there, only_set=True)
+    assert f"num_dense = {len(made.layout.dense)}" in text
+    assert '{ name = "a", rows = 100 }, { name = "tags", rows = 300, multi_hot = 4 }' in text
+    assert not {"num_tables", "rows_per_table", "raw.csv", "bottom_mlp"} & set(text.replace("=", " ").split())
+
+
+@pytest.mark.parametrize("path", ["/nowhere/data", "s3://bucket/data"])
+def test_data_that_cannot_be_read_from_here_decides_nothing_and_it_is_said(path, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody listens there
+    spec = resolve({"data": {"kind": "prepared", "path": path}})
+    there, unread = resolve_if_readable(spec)
+    assert there == spec
+    assert "[model]" not in to_toml(there, only_set=True)
+    assert unread.startswith(f"{path}: cannot be read from here, so the run takes its tables")
+    given = resolve({"data": {"kind": "prepared", "path": path}, "model": {"num_dense": 0, "tables": tables(user=3)}})
+    assert resolve_if_readable(given) == (given, "")
+
+
+def test_data_that_is_not_what_the_spec_says_is_refused_before_it_is_handed_over(tmp_path):
+    made = make_prepared(tmp_path / "data", RAGGED, train=10)
+    with pytest.raises(DataError, match=r"the data is not what \[model\] says"):
+        resolve_if_readable(resolve({"data": {"kind": "prepared", "path": str(made.path)}, "model": {"num_dense": 77}}))

@@ -33,12 +33,22 @@ def test_local_runs_outlive_the_container():
 
 
 def test_a_dollar_sign_is_not_for_compose_to_read():
-    service = compose_of(data="data $(id) ${HOME}")["services"]["train"]
-    mount = next(volume for volume in service["volumes"] if volume["target"].startswith("/scratch/data"))
-    assert mount["source"] == "./data $$(id) $${HOME}"
+    service = compose_of(data="/data $(id) ${HOME}")["services"]["train"]
+    mount = next(volume for volume in service["volumes"] if volume["target"].startswith("/data"))
+    assert mount["source"] == mount["target"] == "/data $$(id) $${HOME}"
 
 
 def test_the_spec_lies_beside_it():
-    job = job_of("a2-highgpu-8g", nodes=1, target="compose", data="it's \"x\" é")
+    job = job_of("a2-highgpu-8g", nodes=1, target="compose", data="/it's \"x\" é")
     text = next(file.text for file in render_compose(job) if file.path == "spec.toml")
     assert resolve(tomllib.loads(text)) == job.spec
+
+
+def test_the_container_reads_relative_data_at_the_host_s_own_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = job_of("a2-highgpu-8g", nodes=1, target="compose", data="prepared")
+    files = {file.path: file.text for file in render_compose(job)}
+    mounts = yaml.safe_load(files["docker-compose.yaml"])["services"]["train"]["volumes"]
+    there = str(tmp_path / "prepared")
+    assert {"type": "bind", "source": there, "target": there, "read_only": True} in mounts
+    assert tomllib.loads(files["spec.toml"])["data"]["path"] == there

@@ -71,7 +71,7 @@ class Inputs:
             found = sorted(name for name in self._walk(folder, rest) if _is_data(name)) if rest else []
             if not found:
                 beside = folder + rest.split("/", 1)[0] if rest else path
-                raise _not_found(pattern, self._names_beside(beside))
+                raise _not_found(pattern, self._names_beside(beside), looked_in=str(self._absolute(beside).parent))
         return [self._file(name) for name in found]
 
     def read(self, uri: str, start: int, num_bytes: int) -> bytes:
@@ -205,13 +205,13 @@ def _is_data(path: str) -> bool:
     return not path.rsplit("/", 1)[-1].startswith(("_", "."))
 
 
-def _not_found(pattern: str, beside: Sequence[str]) -> DataError:
+def _not_found(pattern: str, beside: Sequence[str], looked_in: str = "") -> DataError:
     """No file matches `pattern`; one of the files `beside` it may be meant."""
     close = difflib.get_close_matches(pattern, beside, n=_MAX_NAMED, cutoff=0.6)
-    fix = "paths are relative to the directory the command starts in"
+    fix = "relative paths of a spec go by the spec's own folder, those of --set by the current directory"
     if close:
         fix = "did you mean " + " or ".join(map(repr, close)) + "?"
     elif beside:
         more = f" and {len(beside) - _MAX_NAMED} more" if len(beside) > _MAX_NAMED else ""
         fix = "files in this directory: " + ", ".join(beside[:_MAX_NAMED]) + more
-    return DataError(f"{pattern}: there is no such file", fix=fix)
+    return DataError(f"{pattern}: there is no such file" + (f" in {looked_in}" if looked_in else ""), fix=fix)

@@ -28,11 +28,12 @@ from embark.data.prepared.layout import REPAIR, Layout
 from embark.data.prepared.manifest import MANIFEST, Manifest, Part
 from embark.data.prepared.parts import LocalParts, OpenPart, Parts, ReadAhead
 from embark.data.prepared.source import Allocate, PreparedSource
-from embark.errors import DataError, Fault
+from embark.errors import DataError, EmbarkError, Fault
 from embark.spec.run import RunSpec
 from embark.store import ObjectStore, open_store
 from embark.store.errors import NotFound, explain_data
 from embark.store.local_store import LocalStore
+from embark.store.retry_policy import RetryPolicy
 
 _POLL_S = 0.02
 _MAX_WAIT_S = 120.0
@@ -322,12 +323,27 @@ def open_prepared(spec: RunSpec, allocate: Allocate | None = None) -> PreparedSo
 
 def read_manifest(path: str) -> Manifest:
     """Of the data set at `path`, a folder or a URI."""
-    store = open_store(path)
     try:
-        text = store.read(MANIFEST)
+        return _read_manifest(path)
     except NotFound:
         raise DataError(f"{path}: no prepared data: there is no {MANIFEST}",
                         fix="`embark data prepare SPEC` writes it to data.path") from None
+
+
+def find_manifest(path: str, retry: RetryPolicy) -> tuple[Manifest | None, str]:
+    """Of the data set at `path`, or None and why it cannot be read from here. One that is damaged is an error."""
+    try:
+        return _read_manifest(path, retry), ""
+    except DataError:
+        raise
+    except NotFound:
+        return None, f"there is no {MANIFEST}"
+    except EmbarkError as error:  # no rights, no network, no package for the store
+        return None, error.what
+
+
+def _read_manifest(path: str, retry: RetryPolicy | None = None) -> Manifest:
+    text = open_store(path, retry).read(MANIFEST)
     return Manifest.from_text(text.decode("utf-8", "replace"), f"{path.rstrip('/')}/{MANIFEST}")
 
 

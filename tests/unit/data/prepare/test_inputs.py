@@ -60,7 +60,7 @@ def test_a_file_uri_is_a_path(tree: Path):
 @pytest.mark.parametrize(("pattern", "hint"), [
     ("day_3.csv", "did you mean 'day_"),
     ("dya_*.csv", "did you mean 'day_"),
-    ("data/*.csv", "relative to the directory"),
+    ("data/*.csv", "relative paths of a spec go by"),
     ("out/part_9.parquet", "did you mean 'out/part_"),
     ("zzzzzz.gz", "files in this directory: .hidden.csv, _SUCCESS"),
 ])

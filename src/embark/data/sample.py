@@ -1,0 +1,85 @@
+"""A few rows of a spec's own data, written as prepared data of small tables: what a rehearsal trains on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from embark.data import LOOK, open_source, resolve_from_data
+from embark.data.loader import Batch
+from embark.data.make import rows_of
+from embark.data.prepare.inputs import Inputs
+from embark.data.prepared import Feature, Layout, Manifest, Part, PartWriter, Split
+from embark.data.prepared.cache import find_manifest
+from embark.data.statistics import write_manifest
+from embark.data.workers import ProgressReporter
+from embark.errors import EmbarkError
+from embark.spec.run import RunSpec
+from embark.store import open_store
+
+_MEMORY_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Rows in the order of the data, and the spec with what the data decides."""
+
+    spec: RunSpec
+    batches: dict[Split, Batch]
+
+    @property
+    def num_train(self) -> int:
+        return len(self.batches["train"].label)
+
+
+def take_sample(spec: RunSpec, *, num_train: int, num_eval: int) -> tuple[Sample | None, str]:
+    """At most so many rows; None, and why, where the data cannot be read from here.
+
+    Data that can be read and is not what the spec says raises, as it would where the run starts.
+    """
+    if why := _unreadable(spec):
+        return None, why
+    spec = resolve_from_data(spec)
+    data = spec.data.model_copy(update={"shuffle": "none"})  # the first rows are in one file
+    source = open_source(spec.model_copy(update={"data": data}))
+    batches: dict[Split, Batch] = {"train": source.train_rows(0, 0, min(num_train, source.num_train_samples))}
+    if source.num_eval_samples:
+        batches["validation"] = source.eval_rows(0, min(num_eval, source.num_eval_samples))
+    return Sample(spec, batches), ""
+
+
+def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
+    """Prepared data, whose tables have at most `max_rows` rows: ids are taken modulo that."""
+    tables = sample.spec.model.table_list()
+    widths = np.asarray([[table.multi_hot] for table in tables])
+    is_ragged = any((batch.lengths != widths).any() for batch in sample.batches.values())
+    layout = Layout(tuple(f"dense_{i}" for i in range(sample.spec.model.num_dense)),
+                    tuple(Feature(table.name, min(table.rows, max_rows), table.multi_hot, is_ragged=is_ragged)
+                          for table in tables))
+    parts: dict[Split, tuple[Part, ...]] = {}
+    for split, batch in sample.batches.items():
+        per_feature = batch.lengths.sum(axis=1, dtype=np.int64)
+        sizes = np.asarray([feature.rows for feature in layout.features], np.int32)
+        writer = PartWriter(out, f"{split}/000000", layout)
+        writer.add(rows_of(layout, replace(batch, ids=batch.ids % np.repeat(sizes, per_feature))))
+        parts[split] = tuple(writer.close())
+    manifest = Manifest(layout, {"train": (), "validation": (), "test": (), **parts}, label=sample.spec.data.label,
+                        settings={"made": "sample"})
+    write_manifest(out, manifest, memory_bytes=_MEMORY_BYTES, num_workers=1, progress=ProgressReporter(None))
+
+
+def _unreadable(spec: RunSpec) -> str:
+    """Why there is nothing to read at `data.path` from here; empty where there is."""
+    path = spec.data.path
+    if spec.data.kind == "prepared":
+        why = find_manifest(path, LOOK)[1]
+        return f"{path}: {why}" if why else ""
+    try:
+        if "://" in path:  # without the many retries of what must be read
+            open_store(path.rpartition("/")[0], LOOK).list()
+        Inputs().find(path)
+    except EmbarkError as error:  # no such file, no rights, no network, no package for the store
+        return error.what
+    return ""

@@ -1,0 +1,71 @@
+"""Relative paths of the data: in a spec's file they go by its folder, in `--set` by the current directory.
+
+`store.root` goes by the current directory in both: there `embark watch`, `report` and the others look for runs.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from embark.spec.run import RunSpec
+
+FIELDS = ("data.path", "data.prepare.input")
+
+
+def join_paths(raw: dict[str, Any], folder: Path) -> None:
+    """Make the paths that a file in `folder` names ones of the current directory."""
+    if folder != Path():
+        _map_paths(raw, lambda path: os.path.normpath(folder / path))
+
+
+def paths_from(spec: RunSpec, folder: Path) -> dict[str, Any]:
+    """The dotted fields of `spec` that name relative paths, with what a file in `folder` has to say for them."""
+    return _paths_in(spec, lambda path: os.path.relpath(path, folder))
+
+
+def with_absolute_paths(spec: RunSpec) -> RunSpec:
+    """For a spec that is read elsewhere on this machine, or later from another directory."""
+    found = _paths_in(spec, os.path.abspath)
+    data = spec.data
+    if "data.prepare.input" in found:
+        data = data.model_copy(update={"prepare": data.prepare.model_copy(
+            update={"input": found["data.prepare.input"]})})
+    if "data.path" in found:
+        data = data.model_copy(update={"path": found["data.path"]})
+    return spec if data is spec.data else spec.model_copy(update={"data": data})
+
+
+def without_local_input(spec: RunSpec) -> RunSpec:
+    """Without `data.prepare.input` if that names a relative path."""
+    prepare = spec.data.prepare
+    if "data.prepare.input" not in _paths_in(spec, str):
+        return spec
+    prepare = type(prepare).model_validate(prepare.model_dump(exclude_unset=True, exclude={"input"}))
+    return spec.model_copy(update={"data": spec.data.model_copy(update={"prepare": prepare})})
+
+
+def _paths_in(spec: RunSpec, change: Callable[[str], str]) -> dict[str, Any]:
+    raw: dict[str, Any] = {"data": {"path": spec.data.path, "prepare": {"input": spec.data.prepare.input}}}
+    return _map_paths(raw, change)
+
+
+def _map_paths(raw: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Change the relative paths of nested dicts in place; returns the dotted fields that have any."""
+    changed: dict[str, Any] = {}
+    for field in FIELDS:
+        *parents, last = field.split(".")
+        section: Any = raw
+        for name in parents:
+            section = section.get(name) if isinstance(section, Mapping) else None
+        value = section.get(last) if isinstance(section, dict) else None
+        if isinstance(value, str) and _is_relative(value):
+            section[last] = changed[field] = change(value)
+        elif isinstance(value, list | tuple) and any(isinstance(one, str) and _is_relative(one) for one in value):
+            section[last] = changed[field] = type(value)(
+                change(one) if isinstance(one, str) and _is_relative(one) else one for one in value)
+    return changed
+
+
+def _is_relative(path: str) -> bool:
+    return bool(path) and "://" not in path and not path.startswith(("/", "~"))
