@@ -18,6 +18,7 @@ from embark.cli.options import Flag
 from embark.errors import EmbarkError, UserError
 from embark.events.events import Event, Sink, to_jsonable
 from embark.formatting import MISSING, format_bytes, strip_control_chars, to_encoding, to_one_line
+from embark.redaction import redact
 
 if TYPE_CHECKING:  # importing rich takes a tenth of a second
     from rich.console import Console as RichConsole
@@ -129,6 +130,7 @@ class Console:
 
     def warning(self, message: str) -> None:
         """Something to know that stops nothing."""
+        message = redact(message)
         if self.json:
             _write_json(sys.stderr, {"warning": strip_control_chars(message)})
         else:
@@ -136,13 +138,14 @@ class Console:
 
     def error(self, error: EmbarkError) -> None:
         """What went wrong, and its fix."""
+        what, fix = redact(error.what), redact(error.fix)
         if self.json:
-            _write_json(sys.stderr, {"error": strip_control_chars(error.what), "fix": strip_control_chars(error.fix),
+            _write_json(sys.stderr, {"error": strip_control_chars(what), "fix": strip_control_chars(fix),
                                      "exit_code": int(error.exit_code)})
             return
-        _print(self.err, [("error: ", "bold red"), (error.what, "")])
-        if error.fix:
-            _print(self.err, [("  fix: ", "green"), (error.fix, "")])
+        _print(self.err, [("error: ", "bold red"), (what, "")])
+        if fix:
+            _print(self.err, [("  fix: ", "green"), (fix, "")])
 
     def confirm(self, question: str, flag: str) -> bool:
         """Ask for confirmation; without a terminal only `flag` gives it."""

@@ -21,9 +21,9 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
+from embark.redaction import redact
 from embark.report.curves import milliseconds
 from embark.report.record import GPU, HOST, PHASES, Record, gpus_of, slow_ranks
-from embark.store.errors import without_secrets
 from embark.store.run_dir import EVENTS
 
 MAX_TABLES = 400
@@ -81,7 +81,7 @@ def detail(run: Run, now_s: float) -> dict[str, Any]:
                       for event in record.of_kind("note")[-MAX_NOTES:]],
             "evals": {name: to_finite(record.eval.get(name))
                       for name in ("step", "num_samples", *HELD_OUT, "best_auc", "best_log_loss")},
-            "spec": without_secrets(strip_control_chars(run.spec_text)),
+            "spec": redact(strip_control_chars(run.spec_text)),
         }
 
 
@@ -284,7 +284,9 @@ def log_lines(run: Run, *, file: int, words: str) -> dict[str, Any]:
         text = shown["text"].lower()
         if not text.strip() or not all(word in text or word == shown.get("kind") for word in wanted):
             continue
-        shown["text"] = without_secrets(strip_control_chars(shown["text"][:MAX_LINE_CHARS]))
+        shown["text"] = redact(strip_control_chars(shown["text"][:2 * MAX_LINE_CHARS]))[:MAX_LINE_CHARS]
+        if not all(word in shown["text"].lower() or word == shown.get("kind") for word in wanted):
+            continue  # what is not shown is not found either
         shown.setdefault("level", _level(text))
         found.appendleft(shown)
         if len(found) >= MAX_LINES:

@@ -12,9 +12,9 @@ from embark.diagnose.scan import Diagnosis, Evidence, RuleMatch, Scan, load_rule
 from embark.diagnose.source import Source
 from embark.formatting import to_one_line
 from embark.plan.prediction import Prediction, Setup
+from embark.redaction import redact
 from embark.spec import RunSpec
 from embark.spec.batch import divides
-from embark.store.errors import without_secrets
 
 Predict = Callable[[Setup], Prediction]
 MemoryKind = Literal["device", "host"]
@@ -131,7 +131,7 @@ def _lint(sources: Sequence[Source]) -> Iterator[Diagnosis]:
 
 def _quoted(evidence: Evidence) -> Evidence:
     """The line as it may be shown: one line, no control characters, no secrets, of readable length."""
-    text = without_secrets(to_one_line(evidence.text))
+    text = redact(to_one_line(evidence.text))
     if len(text) > MAX_QUOTED:
         text = text[: MAX_QUOTED - 1] + "…"
     return replace(evidence, source=to_one_line(evidence.source), text=text)

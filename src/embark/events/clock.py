@@ -1,5 +1,5 @@
-"""The time of events: what the wall clock said when the process began, and the seconds counted since. A step of the wall
-clock, by an operator or a time server, changes no duration and spends no budget."""
+"""The time of events: what the wall clock said when the process began, and the seconds counted since. A step of the
+wall clock, by an operator or a time server, changes no duration and spends no budget."""
 
 import time
 from pathlib import Path

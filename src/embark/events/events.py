@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from embark.errors import Fault
 from embark.events.clock import now_s
 from embark.formatting import to_finite
+from embark.redaction import redact
 
 
 def to_jsonable(value: Any) -> Any:
@@ -84,6 +85,11 @@ class Event:
     values: Mapping[str, Any] = field(default_factory=dict)
     time_s: float = field(default_factory=now_s)  # Seconds since 1970.
     rank: int = 0
+
+    def __post_init__(self) -> None:
+        """What others wrote goes to files, terminals and services: without secrets, also in events stored before."""
+        if self.kind in ("note", "error") and "text" in self.values:
+            object.__setattr__(self, "values", {**self.values, "text": redact(str(self.values["text"]))})
 
     def to_json(self) -> str:
         """One line; NaN and infinity become null, which JSON has."""

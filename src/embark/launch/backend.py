@@ -16,6 +16,7 @@ from typing import Literal
 from embark.errors import Interrupted, UserError
 from embark.launch.http import API_RETRY, NO_RETRY
 from embark.launch.shell import Notify, Shell
+from embark.redaction import redact
 from embark.render.job import Job
 from embark.render.settings import grace_s
 from embark.spec import RunSpec
@@ -100,6 +101,9 @@ class LogLine:
     text: str
     index: int | None = None  # Which of the machines.
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", redact(self.text))
+
     @classmethod
     def of(cls, time_ns: int, source: str, text: str, index: int | None) -> LogLine:
         """Moves the rank that `embark.torchrun` put before the line into its source."""
@@ -120,6 +124,9 @@ class RunEvent:
     reason: str
     text: str
     is_warning: bool
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", redact(self.text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
+from embark.redaction import redact
 from embark.report.bars import (
     faults,
     format_time,
@@ -227,7 +228,7 @@ def _spec(context: RunContext) -> Iterator[Block]:
         yield Table(("field", "value", "default", "meaning"), tuple(rows), code=frozenset({0, 1, 2}))
     else:
         yield Words("Every field has its default.")
-    yield Folded("The complete spec", (Code(context.spec_toml),))
+    yield Folded("The complete spec", (Code(redact(context.spec_toml)),))
 
 
 def _notes(record: Record) -> Iterator[Block]:

@@ -134,7 +134,8 @@ def log_start(
         "precision": trainer.precision, **steps, "batch_size": spec.train.batch_size,
         "num_parameters": trainer.num_parameters, "table_bytes": sum(t["bytes"] for t in layout["tables"]),
         "num_train_samples": source.num_train_samples, "num_eval_samples": source.num_eval_samples,
-        "age_s": process_age_s(), "uptime_s": uptime_s(), "boot_id": boot_id(), "usd_per_hour": usd_per_hour(), "budget_usd": spec.place.budget_usd,
+        "age_s": process_age_s(), "uptime_s": uptime_s(), "boot_id": boot_id(),
+        "usd_per_hour": usd_per_hour(), "budget_usd": spec.place.budget_usd,
         "num_machines": max(1, world.num_devices // world.devices_per_host), "is_spot": spec.place.spot,
         "versions": {"embark": __version__, **{name: found for name, found in installed().items() if found}},
     })

@@ -5,9 +5,9 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from urllib.parse import quote
 
 from embark.errors import DataError, EmbarkError, Fault, UserError
+from embark.redaction import redact
 from embark.store.retry_policy import RetriesExhausted
 
 MAX_CAUSE = 240
@@ -64,17 +64,6 @@ def is_upload_gone(error: Exception) -> bool:
     return "NoSuchUpload" in CODE.findall(str(error))
 
 
-def without_secrets(text: str) -> str:
-    """`text` with what must not be shown cut out: values of the environment's secrets, signatures, bearer tokens."""
-    for name, value in os.environ.items():
-        if len(value) >= 6 and re.search(r"SECRET|TOKEN|PASSW|_KEY|SAS|CREDENTIAL", name.upper()):
-            for form in (value, quote(value, safe="")):
-                text = text.replace(form, "…")
-    text = re.sub(r"(?i)\b(sig|signature|x-amz-[\w-]+|x-goog-[\w-]+|token|password)=[^&\s\"']+", r"\1=…", text)
-    text = re.sub(r"(?i)\b(bearer|sharedkey|aws4-hmac-sha256)\s+\S+", r"\1 …", text)
-    return re.sub(r"(https?://[^\s?\"']+)\?[^\s\"']*", r"\1", text)
-
-
 def _said(kind: type[EmbarkError], operation: str, where: str, cause: str, attempts: int, fix: str = "") -> EmbarkError:
     tried = f" in {attempts} attempts" if attempts > 1 else ""
     return kind(f"could not {operation} {where}{tried}: {cause}",
@@ -94,7 +83,7 @@ def _cause(error: Exception) -> str:
         text = f"{code[1]}: {message[1].strip()}" if message and message[1].strip() else code[1]
     else:
         text = _innermost(text)
-    text = without_secrets(" ".join(text.split()))
+    text = redact(" ".join(text.split()))
     return text if len(text) <= MAX_CAUSE else text[: MAX_CAUSE - 1] + "…"
 
 
