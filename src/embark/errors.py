@@ -6,7 +6,8 @@
     │   │   └── SpecError          … in the spec or in --set
     │   ├── DataError          … in the data the spec names
     │   ├── MissingPackage     … an extra that is not installed
-    │   └── OverBudget         … place.budget_usd is spent; saved
+    │   ├── OverBudget         … place.budget_usd is spent; saved
+    │   └── RunInUse           … another process trains the run
     ├── Fault             70   something broke that a retry may fix
     ├── Preempted         75   saved; start it again
     └── Interrupted      130   Ctrl-C
@@ -93,6 +94,10 @@ class MissingPackage(UserError):
 
 class OverBudget(UserError):
     """The budget is spent. Started again, the run would only spend more."""
+
+
+class RunInUse(UserError):
+    """Another process trains this run. Started again, it would find the same."""
 
 
 class Fault(EmbarkError):

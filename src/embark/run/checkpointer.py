@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from embark.errors import EmbarkError, Fault, UserError
+from embark.errors import EmbarkError, Fault, RunInUse, UserError
 from embark.events import plan_text
 from embark.run.logger import RunLogger
 from embark.run.trainer import Ranks
@@ -28,6 +28,7 @@ from embark.store.checkpoint_arrays import (
     write_pieces,
 )
 from embark.store.checkpoint_interval import Choice, steps_between_saves
+from embark.store.errors import NotFound
 from embark.store.run_dir import SPEC
 
 Gather = Callable[[Any], list[Any]]
@@ -122,11 +123,13 @@ class Checkpointer(ABC):
                 warn(f"{self._checkpoints.where(step)} is damaged; skipped: {damages[step]}")
         self._damaged = set(damages)
         if intact:
-            arrays = CheckpointArrays(self._checkpoints.store, intact.name)
-            self._on_all_ranks(partial(self._load, arrays, intact.step))
+            self._on_all_ranks(partial(self._load_checkpoint, intact))
         else:
             self._start()
         return intact
+
+    def _load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        self._load(CheckpointArrays(self._checkpoints.store, checkpoint.name), checkpoint.step)
 
     def _start(self) -> None:  # noqa: B027
         """There is no checkpoint: give the model its initial weights, where building it did not."""
@@ -157,7 +160,8 @@ class Checkpointer(ABC):
         num_bytes = 0
         try:
             self._on_all_ranks(lambda: self._checkpoints.begin(step) if self._ranks.is_first else None)
-            entries = self._on_all_ranks(lambda: write_pieces(store, folder, self._ranks.rank, pieces))
+            entries = self._on_all_ranks(
+                lambda: write_pieces(store, folder, self._ranks.rank, pieces, self._run_dir.attempt))
             marks = self._on_all_ranks(lambda: self._marks(folder, entries, store))
             num_bytes = sum(mark.size_bytes for of_rank in marks for mark in of_rank.values())
             self._on_all_ranks(lambda: self._commit(step, marks, values) if self._ranks.is_first else None)
@@ -180,6 +184,7 @@ class Checkpointer(ABC):
     ) -> dict[str, FileChecksum]:
         """What this rank wrote; the first rank writes the index and the small files besides."""
         if self._ranks.is_first:
+            self._run_dir.check_lease()
             for name, data in ((INDEX, Index(merge_entries(entries)).to_json()),
                                (SPEC, to_toml(self._spec).encode()),
                                ("plan.txt", plan_text(self._layout).encode())):
@@ -188,7 +193,8 @@ class Checkpointer(ABC):
 
     def _commit(self, step: int, marks: list[dict[str, FileChecksum]], values: dict[str, Any]) -> None:
         files = {name: mark for of_rank in marks for name, mark in of_rank.items()}
-        self._checkpoints.commit(step, files, {"world_size": self._num_ranks, **values})
+        lease = {"lease": self._run_dir.lease.token} if self._run_dir.lease else {}
+        self._checkpoints.commit(step, files, {"world_size": self._num_ranks, **lease, **values})
         self._unfinished.discard(step)
         self._damaged.discard(step)
 
@@ -213,6 +219,8 @@ class Checkpointer(ABC):
         failure: EmbarkError | None = None
         try:
             result = call()
+        except NotFound as error:  # of a checkpoint that was whole a moment ago
+            failure = Fault(error.what, fix="start the run again: it resumes from its last complete checkpoint")
         except EmbarkError as error:
             failure = error
         except OSError as error:
@@ -315,6 +323,8 @@ class CheckpointManager:
     def _log(self, saves: Sequence[Saved], *, is_last: bool = False) -> Saved | None:
         failed = None
         for saved in saves:
+            if isinstance(lost := saved.error or saved.cleanup_error, RunInUse):
+                raise lost
             if saved.error:
                 failed = saved
                 if not is_last:

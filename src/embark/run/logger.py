@@ -26,7 +26,11 @@ from embark.store.run_dir import EVENTS
 class RunLogger:
     """Logs on rank 0; on the other ranks it has no sinks."""
 
-    def __init__(self, view: Sequence[Sink], files: Sequence[Sink]) -> None:
+    def __init__(
+        self, view: Sequence[Sink], files: Sequence[Sink], is_lost: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`is_lost`: another process has taken the run over, and its log is no longer this one's to write."""
+        self._is_lost = is_lost
         self._files = Fanout(files)
         self._view = Fanout(view)
         self._all = Fanout([*files, *view])
@@ -34,6 +38,8 @@ class RunLogger:
 
     def log(self, kind: str, values: dict[str, Any]) -> None:
         """To all sinks."""
+        if self._is_lost():
+            return
         self._all.emit(Event(kind, values))
         self._log_problems()
 
@@ -46,6 +52,8 @@ class RunLogger:
 
     def record(self, kind: str, values: dict[str, Any]) -> None:
         """Into the run's files only."""
+        if self._is_lost():
+            return
         self._files.emit(Event(kind, values))
 
     def tick(self, values: dict[str, Any]) -> None:
@@ -78,7 +86,7 @@ def open_run_logger(spec: RunSpec, world: Ranks, run_dir: RunDir, view: Sequence
             missing.append(f"no {what}: {error.what}; {error.fix}")
         except OSError as error:
             missing.append(f"no {what}: {error.strerror or error}")
-    logger = RunLogger(view if world.is_first else (), files)
+    logger = RunLogger(view if world.is_first else (), files, *([run_dir.lease.is_lost] if run_dir.lease else []))
     try:
         for text in missing:
             logger.note(text)
@@ -126,6 +134,7 @@ def log_start(
     """What is about to run, and how it is laid out. `steps` are the start event's own: first, last, per epoch."""
     layout = trainer.layout
     if world.is_first:
+        run_dir.check_lease()
         write_atomic(run_dir.spec, to_toml(spec))
         write_atomic(run_dir.plan, plan_text(layout))
     logger.log("start", {
@@ -190,6 +199,7 @@ class EventUploader:
             try:
                 text = self._run_dir.events.read_bytes()
                 if len(text) > self._num_uploaded:
+                    self._run_dir.check_lease()
                     self._run_dir.store.write(EVENTS, text[: text.rfind(b"\n") + 1])
                     self._num_uploaded = len(text)
             except (EmbarkError, OSError):  # the next save says what is wrong with the store

@@ -1,17 +1,18 @@
 """A run from top to bottom: one loop for every library, on a laptop's CPU or many hosts."""
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
 from embark.data import Source, open_source, resolve_from_data
-from embark.errors import SpecError
+from embark.errors import RunInUse, SpecError
 from embark.events import Sink
 from embark.model.batch import num_steps_of, steps_per_epoch
 from embark.run.checkpointer import CheckpointManager, CheckpointSchedule
 from embark.run.clock import Clock
 from embark.run.evaluation import Evaluation, refuse_trouble
+from embark.run.hold_run import Opening
 from embark.run.logger import RunLogger, log_prediction, log_start, open_run_logger, recorded_errors
 from embark.run.open_run import finished_before, open_run
 from embark.run.preemption_notices import NoticeWatch, detect_cloud, grace_seconds
@@ -56,13 +57,14 @@ def train(
     with (
         backend.join(spec.place) as world,
         NoticeWatch(is_polling=spec.place.watch_notices and world.is_host_leader) as notices,
+        ExitStack() as at_end,
     ):
         spec = resolve_from_data(spec)
         check_against(spec, world)
         source = open_source(spec, allocate=backend.allocator(world))
         per_epoch = steps_per_epoch(source.num_train_samples, spec.train.batch_size)
         num_steps = num_steps_of(spec.train, source.num_train_samples)
-        run_dir, finished_step = open_run(spec, world, fresh=fresh)
+        run_dir, finished_step = open_run(spec, world, Opening(signals, view, at_end), fresh=fresh)
         if finished_step >= num_steps:
             return finished_before(run_dir, finished_step, view if world.is_first else ())
         with open_run_logger(spec, world, run_dir, view) as logger, recorded_errors(logger, backend.explain):
@@ -80,8 +82,8 @@ def train(
                     logger.warn(note)
                 return train_steps(Run(
                     spec=spec, world=world, run_dir=run_dir, source=source, trainer=trainer, logger=logger,
-                    checkpoints=checkpoints, stop=StopCoordinator(signals, notices, world, guard), first_step=step,
-                    num_steps=num_steps, steps_per_epoch=per_epoch,
+                    checkpoints=checkpoints, first_step=step, num_steps=num_steps,
+                    stop=StopCoordinator(signals, notices, world, guard, run_dir.lease), steps_per_epoch=per_epoch,
                 ))
 
 
@@ -135,6 +137,9 @@ def save_and_evaluate(
     run: Run, evaluation: Evaluation, clock: Clock, decision: Decision, evaluated: dict[str, Any], step: int
 ) -> dict[str, Any]:
     """Save what is not saved yet, and only then evaluate: whatever happens in the evaluation, the work is kept."""
+    if decision.stop == "lease":
+        run.run_dir.check_lease()  # on the first rank, which knows the other process
+        raise RunInUse(f"{run.run_dir.uri} was taken over by another process", fix="the first rank says by which")
     wants_last = run.spec.store.checkpoint_at_end or decision.is_save_due or bool(decision.stop)
     is_eval_due = not decision.stop and bool(run.source.num_eval_samples)
     with clock.paused():

@@ -5,42 +5,39 @@ from typing import Any
 
 from embark.errors import EmbarkError, UserError
 from embark.events import Event, Sink, read_events
+from embark.run.hold_run import Opening, hold_run
 from embark.run.stop import refuse_over_budget
 from embark.run.trainer import Ranks
 from embark.spec import RunSpec, load_spec
-from embark.store import RunDir, first_free_run, run_uri
-from embark.store.atomic_file import make_directory
+from embark.store import RunDir
 
 
-def open_run(spec: RunSpec, world: Ranks, *, fresh: bool) -> tuple[RunDir, int]:
-    """A run's directory, and the last step of a run in it that has finished. Rank 0 decides, and all ranks see it."""
-    decided: tuple[str, int, EmbarkError | None] = ("", 0, None)
+def open_run(spec: RunSpec, world: Ranks, opening: Opening, *, fresh: bool) -> tuple[RunDir, int]:
+    """A run's directory, which this run alone may write, and the last step of a run in it that has finished. Rank 0
+    decides, and all ranks see it."""
+    run_dir, finished_step = RunDir(""), 0
+    refused: EmbarkError | None = None
     if world.is_first:
         try:
-            decided = (*_decide(spec, fresh=fresh), None)
+            run_dir = hold_run(spec, opening, fresh=fresh)
+            finished_step = _inspect(run_dir, spec)
         except EmbarkError as error:
-            decided = ("", 0, error)
-    uri, finished_step, refused = world.gathered(decided)[0]
+            refused = error
+    uri, attempt, finished_step, refused = world.gathered((run_dir.uri, run_dir.attempt, finished_step, refused))[0]
     if refused:
         raise refused
-    return RunDir(uri), finished_step
+    return run_dir if world.is_first else RunDir(uri, attempt=attempt), finished_step
 
 
-def _decide(spec: RunSpec, *, fresh: bool) -> tuple[str, int]:
-    root = spec.store.root
-    run_dir = first_free_run(root, spec.name) if fresh else RunDir(run_uri(root, spec.name))
+def _inspect(run_dir: RunDir, spec: RunSpec) -> int:
     run_dir.fetch()
     if run_dir.spec.is_file():
         _refuse_another_run(run_dir, spec)
-    try:
-        make_directory(run_dir.path)
-    except OSError as error:
-        raise UserError(f"{run_dir.path}: {error.strerror}", fix="set store.root to a writable directory") from error
     run_dir.store.check()
     finished_step = _finished_step(run_dir)
     if not finished_step:
         refuse_over_budget(spec, run_dir)
-    return run_dir.uri, finished_step
+    return finished_step
 
 
 def _refuse_another_run(run_dir: RunDir, spec: RunSpec) -> None:

@@ -1,14 +1,15 @@
-"""What stops a run: Ctrl-C, SIGTERM, SIGUSR1, a cloud's preemption notice, or a spent budget. Imports almost nothing,
-so that signals are handled before torch is loaded."""
+"""What stops a run: Ctrl-C, SIGTERM, SIGUSR1, a cloud's preemption notice, a spent budget or a lost lease. Imports
+almost nothing, so that signals are handled before torch is loaded."""
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
 
 from embark.errors import EmbarkError, Interrupted, OverBudget, Preempted
 
-NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "notice", "budget")
+NAMES = ("lease", "SIGINT", "SIGTERM", "SIGUSR1", "notice", "budget")
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -17,6 +18,8 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.caught = ""
+        # torchrun's, which ends its ranks; one that is killed cannot. A shell, on the other hand, may end.
+        self._agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopSignals:
@@ -27,6 +30,12 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def look(self) -> str:
+        """The signal caught; a rank whose torchrun is gone stops as if that had stopped it."""
+        if not self.caught and self._agent and os.getppid() != self._agent:
+            self.caught = "SIGTERM"
+        return self.caught
 
     def _catch(self, number: int, _frame: FrameType | None) -> None:
         if self.caught and number == signal.SIGINT:

@@ -18,13 +18,14 @@ from embark.run.signals import NAMES, StopSignals
 from embark.run.trainer import Ranks
 from embark.spec import RunSpec
 from embark.store import RunDir
+from embark.store.lease import Lease
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The same on every rank."""
 
-    stop: str = ""  # The signal, notice or budget that stops any rank.
+    stop: str = ""  # The lost lease, signal, notice or budget that stops any rank.
     is_save_due: bool = False
 
 
@@ -32,16 +33,20 @@ class StopCoordinator:
     """One small all-reduce a step; with one rank, none."""
 
     def __init__(
-        self, signals: StopSignals, notices: NoticeWatch, world: Ranks, guard: BudgetGuard | None = None
+        self, signals: StopSignals, notices: NoticeWatch, world: Ranks, guard: BudgetGuard | None = None,
+        lease: Lease | None = None,
     ) -> None:
-        self._signals, self._notices, self._world, self._guard = signals, notices, world, guard
+        self._signals, self._notices, self._world, self._guard, self._lease = signals, notices, world, guard, lease
         self._has_taken_hint = False
         self._has_reported_problem = False
 
     def decide(self, *, is_save_due: bool = False) -> Decision:
         """Rank 0 says when to save; so does, once, a hint that a machine may be preempted."""
         is_spent = self._guard is not None and self._guard.is_spent()
-        caught = self._signals.caught or ("notice" if self._notices.notice() else "") or ("budget" if is_spent else "")
+        is_lost = self._lease is not None and self._lease.is_lost()
+        has_notice = self._notices.notice()
+        caught = ("lease" if is_lost else self._signals.look() or ("notice" if has_notice else "")
+                  or ("budget" if is_spent else ""))
         wants_save = (is_save_due and self._world.is_first) or self._takes_hint()
         *stops, saves = self._world.sum_of([*(int(name == caught) for name in NAMES), int(wants_save)])
         return Decision(next((name for name, flag in zip(NAMES, stops, strict=True) if flag), ""), bool(saves))

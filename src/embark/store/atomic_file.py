@@ -1,5 +1,6 @@
 """Files that appear complete or not at all."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from typing import BinaryIO
 from uuid import uuid4
 
 SCRATCH_SUFFIX = ".embark-part"
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # As buckets that are mounted answer.
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -19,8 +21,7 @@ def write_atomic(path: Path, text: str) -> None:
 @contextmanager
 def scratch_for(path: Path) -> Iterator[Path]:
     """A file beside `path` that is renamed to it, durably, when the block succeeds; otherwise it is deleted."""
-    make_directory(path.parent)
-    scratch = path.with_name(f".{path.name[:100]}.{uuid4().hex[:12]}{SCRATCH_SUFFIX}")
+    scratch = _scratch(path)
     try:
         yield scratch
         _sync(scratch)
@@ -39,6 +40,30 @@ def make_directory(path: Path) -> None:
     _sync(path.parent)
 
 
+def create_atomic(path: Path, data: bytes) -> bool:
+    """Create the file, durably; False where it exists. Of processes that try at once one succeeds, over NFS too."""
+    scratch = _scratch(path)
+    try:
+        scratch.write_bytes(data)
+        _sync(scratch)
+        os.link(scratch, path)
+    except FileExistsError:
+        return scratch.stat().st_nlink == 2  # it was linked, and NFS lost the answer to the first request
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        try:
+            with path.open("xb") as file:
+                file.write(data)
+        except FileExistsError:
+            return False
+        _sync(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    _sync(path.parent)
+    return True
+
+
 def commit(file: BinaryIO, path: Path) -> None:
     """Close an open file of `path`'s directory and rename it to `path`, durably."""
     file.flush()
@@ -46,6 +71,11 @@ def commit(file: BinaryIO, path: Path) -> None:
     file.close()
     os.replace(file.name, path)
     _sync(path.parent)
+
+
+def _scratch(path: Path) -> Path:
+    make_directory(path.parent)
+    return path.with_name(f".{path.name[:100]}.{uuid4().hex[:12]}{SCRATCH_SUFFIX}")
 
 
 def _sync(path: Path) -> None:

@@ -112,20 +112,24 @@ def unsharded(name: str, values: Array) -> Piece:
     return Piece(name, values.shape, (0,) * values.ndim, values)
 
 
-def write_pieces(store: ChecksumWriter, folder: str, rank: int, pieces: Iterable[Piece]) -> dict[str, TensorEntry]:
-    """Write a rank's files, of about one size each; returns this rank's part of the index."""
+def write_pieces(
+    store: ChecksumWriter, folder: str, rank: int, pieces: Iterable[Piece], attempt: int = 1
+) -> dict[str, TensorEntry]:
+    """Write a rank's files, of about one size each; returns this rank's part of the index. Each attempt of a run has
+    numbers of its own: ranks that were paused and go on beside the next attempt overwrite nothing of it."""
+    names = [f"rank-{rank:05d}-{(attempt - 1) * NUM_FILES + number:02d}.bin" for number in range(NUM_FILES)]
     files: list[list[Piece]] = [[] for _ in range(NUM_FILES)]
     sizes = [0] * NUM_FILES
     placed: list[tuple[Piece, ChunkEntry]] = []
     for piece in sorted(pieces, key=lambda piece: -piece.values.nbytes):
         least = sizes.index(min(sizes))
         files[least].append(piece)
-        placed.append((piece, ChunkEntry(piece.offsets, piece.values.shape, f"rank-{rank:05d}-{least:02d}.bin",
-                                         sizes[least], piece.values.nbytes)))
+        placed.append((piece, ChunkEntry(piece.offsets, piece.values.shape, names[least], sizes[least],
+                                         piece.values.nbytes)))
         sizes[least] += piece.values.nbytes
 
     def write(number: int) -> None:
-        store.write(f"{folder}/rank-{rank:05d}-{number:02d}.bin", _bytes_of(files[number]), sizes[number])
+        store.write(f"{folder}/{names[number]}", _bytes_of(files[number]), sizes[number])
 
     for_each_parallel(write, [number for number in range(NUM_FILES) if sizes[number]], NUM_FILES)
     return merge_entries({piece.name: TensorEntry(piece.values.dtype.name, piece.size, (chunk,))}

@@ -60,8 +60,9 @@ class Checkpoint:
 class CheckpointStore:
     """Where a run's checkpoints stand."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        self.store = store
+    def __init__(self, store: ObjectStore, fence: Callable[[], None] = lambda: None) -> None:
+        """`fence` raises where another process has taken the run over: then nothing is committed or removed."""
+        self.store, self._fence = store, fence
 
     def committed(self) -> list[Checkpoint]:
         """Those with a mark that can be read, oldest first."""
@@ -84,7 +85,12 @@ class CheckpointStore:
                             fix="ranks on several machines need a store.root that all of them share, or a uri")
         marks = {name: [mark.size_bytes, mark.sha256] for name, mark in sorted(files.items())}
         text = json.dumps({"step": step, "time_s": round(time.time(), 3), **values, "files": marks}, indent=1) + "\n"
-        self.store.write(f"{checkpoint_name(step)}/{COMMIT_FILE}", text.encode())
+        mark = f"{checkpoint_name(step)}/{COMMIT_FILE}"
+        self._fence()
+        # `begin` removed it. One that is there now may be the next holder's: a writer that was paused looks again.
+        if not self.store.create(mark, text.encode()):
+            self._fence()
+            self.store.write(mark, text.encode())
 
     def damage(self, checkpoint: Checkpoint, part: int = 0, num_parts: int = 1) -> str:
         """What is wrong with its arrays, in a sentence; empty if nothing. Ranks share the work, some files each."""
@@ -106,6 +112,7 @@ class CheckpointStore:
 
     def remove(self, step: int) -> None:
         """Delete the checkpoint of `step`."""
+        self._fence()
         self.store.delete(f"{checkpoint_name(step)}/{COMMIT_FILE}")
         self.store.delete_prefix(checkpoint_name(step))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from embark.errors import Fault, MissingPackage, UserError
@@ -92,6 +92,17 @@ class CloudStore(ObjectStore):
             after = self._version(path) if is_upload_gone(error) else None
             if after in (None, before) or (size_bytes is not None and after[1] != size_bytes):
                 raise
+
+    @translate_errors("write")
+    def create(self, path: str, data: bytes) -> bool:
+        try:
+            obstore.put(self._store, normalize_path(path), data, mode="create")
+        except AlreadyExistsError:
+            # Where the answer to a request was lost, it is sent again, and then finds the file that it made.
+            with suppress(NotFound):
+                return self.read(path) == data
+            return False
+        return True
 
     @translate_errors("list")
     def list(self, prefix: str = "") -> Entries:

@@ -1,6 +1,7 @@
 """The store to any scheme that fsspec knows: HDFS, SFTP, …, and Google's store when it is an emulator."""
 
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,8 +20,11 @@ T = TypeVar("T")
 
 ATOMIC_UPLOADS = ("gs", "gcs", "s3", "s3a", "abfs", "abfss", "adl", "oss", "oci", "memory")
 """Schemes whose uploads appear whole by themselves; elsewhere a file is written beside and renamed."""
-FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError, TypeError, ImportError,
-         NotImplementedError, EmbarkError)
+ATOMIC_CREATES = ("gs", "gcs", "s3", "s3a", "memory")
+"""Schemes that create a file for one of several writers; elsewhere each looks again whether it was the last."""
+SETTLE_S = 2.0
+FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError,
+         TypeError, ImportError, NotImplementedError, EmbarkError)
 
 
 class FsspecStore(ObjectStore):
@@ -58,6 +62,17 @@ class FsspecStore(ObjectStore):
                 file.write(piece)
             file.flush()
             self._do(lambda: self._write(path, Path(file.name)))
+
+    @translate_errors("write")
+    def create(self, path: str, data: bytes) -> bool:
+        scheme = self.uri.partition("://")[0]
+        try:
+            self._do(lambda: self._create(path, data, scheme))
+        except FileExistsError:
+            return self.read(path) == data  # sent again, because the answer to the first request was lost
+        if scheme not in ATOMIC_CREATES:
+            time.sleep(SETTLE_S)
+        return scheme in ATOMIC_CREATES or self.read(path) == data
 
     @translate_errors("list")
     def list(self, prefix: str = "") -> Entries:
@@ -109,6 +124,14 @@ class FsspecStore(ObjectStore):
             self._fs.pipe_file(target, bytes(data))
         if not is_whole_at_once:
             self._fs.mv(target, full)
+
+    def _create(self, path: str, data: bytes, scheme: str) -> None:
+        if scheme in ATOMIC_CREATES and scheme != "memory":
+            self._fs.pipe_file(self._full(path), data, mode="create")
+            return
+        if self._fs.exists(self._full(path)):
+            raise FileExistsError(path)
+        self._write(path, data)
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{normalize_path(path)}"

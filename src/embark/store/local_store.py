@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from embark.errors import Fault
-from embark.store.atomic_file import SCRATCH_SUFFIX, scratch_for
+from embark.store.atomic_file import SCRATCH_SUFFIX, create_atomic, scratch_for
 from embark.store.errors import DAMAGED
 from embark.store.object_store import Data, Entries, Entry, ObjectStore, normalize_path, translate_errors
 
@@ -45,6 +45,10 @@ class LocalStore(ObjectStore):
             with scratch.open("wb") as file:
                 for piece in pieces:
                     file.write(piece)
+
+    @translate_errors("write")
+    def create(self, path: str, data: bytes) -> bool:
+        return create_atomic(self.root / normalize_path(path), data)
 
     @translate_errors("list")
     def list(self, prefix: str = "") -> Entries:

@@ -91,6 +91,10 @@ class ObjectStore(ABC):
         the old file or the new one, whole. `size_bytes` is what the pieces come to, where it is known."""
 
     @abstractmethod
+    def create(self, path: str, data: bytes) -> bool:
+        """Make the file be `data` unless there is one: False then. Of several that try at once, one succeeds."""
+
+    @abstractmethod
     def list(self, prefix: str = "") -> Entries:
         """Every file below the folder `prefix`, at any depth, in order of their paths."""
 

@@ -1,16 +1,17 @@
 """The layout of a run: `<root>/<name>`, on this machine or behind a uri.
 
-    spec.toml  plan.txt  events.jsonl  report.html  tensorboard/  checkpoints/
+    spec.toml  plan.txt  events.jsonl  report.html  tensorboard/  checkpoints/  lease/
 """
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from embark.errors import UserError, nearest
 from embark.store.checkpoint_store import CheckpointStore
+from embark.store.lease import Lease
 from embark.store.object_store import ObjectStore
 from embark.store.opening import open_store
 
@@ -25,6 +26,10 @@ class RunDir:
     """A run's files. Behind a uri, the small ones are written here and copied there at each save."""
 
     uri: str
+    lease: Lease | None = field(default=None, compare=False, repr=False)
+    """Held by the first rank of the process that trains it."""
+    attempt: int = field(default=1, compare=False)
+    """The token of the lease under which this start began."""
 
     @property
     def is_remote(self) -> bool:
@@ -61,7 +66,13 @@ class RunDir:
     @cached_property
     def checkpoints(self) -> CheckpointStore:
         """The run's checkpoints."""
-        return CheckpointStore(open_store(f"{self.uri}/checkpoints" if self.is_remote else self.path / "checkpoints"))
+        folder = f"{self.uri}/checkpoints" if self.is_remote else self.path / "checkpoints"
+        return CheckpointStore(open_store(folder), self.check_lease)
+
+    def check_lease(self) -> None:
+        """Raises `RunInUse` where another process has taken over a run that this one held."""
+        if self.lease is not None:
+            self.lease.check()
 
     def exists(self) -> bool:
         """Has a run been here?"""
@@ -76,6 +87,7 @@ class RunDir:
     def publish(self) -> None:
         """Copy the small files to where the run lives."""
         if self.is_remote:
+            self.check_lease()
             curves = sorted(p for p in self.tensorboard.rglob("*") if p.is_file())
             small = [self.path / name for name in SMALL_FILES if (self.path / name).is_file()]
             self.store.upload_many([(p, p.relative_to(self.path).as_posix()) for p in [*small, *curves]])

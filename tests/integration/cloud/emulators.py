@@ -26,6 +26,17 @@ AZURE_ACCOUNT = "devstoreaccount1"
 # The account of every azurite, from its documentation.
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 START_S = 240
+MOTO = """
+import sys, threading
+from moto.s3.responses import S3Response
+from moto.server import main
+put, lock = S3Response.put_object, threading.Lock()
+def put_one(self):  # S3 looks and writes in one, for If-None-Match; moto does in many threads
+    with lock:
+        return put(self)
+S3Response.put_object = put_one
+main(sys.argv[1:])
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ def outside_of_clouds(home: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def s3() -> Iterator[Emulator]:
     """moto's server."""
-    with _server(lambda port: [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]) as port:
+    with _server(lambda port: [sys.executable, "-c", MOTO, "-H", "127.0.0.1", "-p", str(port)]) as port:
         # By a plain request: s3fs asks for a location that moto refuses in us-east-1.
         _call("PUT", f"http://127.0.0.1:{port}/models")
         yield Emulator("s3://models", port, s3_env(port))

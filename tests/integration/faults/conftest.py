@@ -171,16 +171,16 @@ class Run:
     def path(self) -> Path:
         if self.cache:
             return next(self.cache.glob(f"runs/*/{self.name}"), self.cache / "nothing yet")
-        return self.directory / self.name
+        return Path(self.root or self.directory) / self.name
 
     def start(self, num_ranks: int, *sets: str, env: dict[str, str] | None = None, hook: str = "",
-              **hook_words: Any) -> Ranks:
+              flags: tuple[str, ...] = (), **hook_words: Any) -> Ranks:
         spec = self.directory / "spec.toml"
         if not spec.exists():
             spec.write_text(SPEC)
         every = (f"store.root={self.root or self.directory}", f"name={self.name}", *self.sets, *sets)
         env = {**(env or {}), **({"EMBARK_CACHE": str(self.cache)} if self.cache else {})}
-        words = ["train", str(spec), *(word for one in every for word in ("--set", one))]
+        words = ["train", str(spec), *flags, *(word for one in every for word in ("--set", one))]
         pids = self.zygote.fork(num_ranks, words, cwd=self.directory, log=self.directory / f"{self.name}.log",
                                 env=env, hook=hook, **hook_words)
         ranks = Ranks(self.zygote, pids, self)

@@ -31,7 +31,7 @@ def die_in(rank: int, victim: int, method: str, word: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if method == "removal":
-        _before("embark.store.local_store:LocalStore.write", written)
+        _before("embark.store.local_store:LocalStore.create", written)
         _before("embark.store.local_store:LocalStore.delete_prefix", removed)
     else:
         _before(method, before)
@@ -57,19 +57,20 @@ def die_writing(rank: int, victim: int, word: str) -> None:
 
 
 def die_at_step(rank: int, victim: int, step: int, word: str) -> None:
-    """SIGKILL itself as the engine is to train `step`, once a file with `word` in its name has been written."""
+    """SIGKILL itself as the engine is to train `step`, once a file with `word` in its name has been created."""
     if rank != victim:
         return
     from embark.store.local_store import LocalStore
     from embark.trainers.torch.engines.pipeline import PipelineEngine
 
     written = threading.Event()
-    write, train = LocalStore.write, PipelineEngine.step
+    create, train = LocalStore.create, PipelineEngine.step
 
-    def write_and_tell(self: LocalStore, path: str, *words: Any, **more: Any) -> None:
-        write(self, path, *words, **more)
+    def create_and_tell(self: LocalStore, path: str, data: bytes) -> bool:
+        is_new = create(self, path, data)
         if word in path:
             written.set()
+        return is_new
 
     def train_or_die(self: PipelineEngine, batches: Iterator[Any], number: int) -> None:
         if number == step:
@@ -77,7 +78,7 @@ def die_at_step(rank: int, victim: int, step: int, word: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         train(self, batches, number)
 
-    LocalStore.write = write_and_tell  # type: ignore[method-assign]
+    LocalStore.create = create_and_tell  # type: ignore[method-assign]
     PipelineEngine.step = train_or_die  # type: ignore[method-assign]
 
 
@@ -129,3 +130,10 @@ def _before(method: str, call: Any) -> None:
         return original(self, *words, **more)
 
     setattr(owner, name, replaced)
+
+
+def elsewhere(rank: int) -> None:
+    """On another machine, which knows nothing of the processes of this one."""
+    from embark.store import lease
+
+    lease._place = lambda: "another-boot pid:[1]"

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 SETS = ("place.device=jax", "store.checkpoint_every=2", "data.num_eval_samples=0")
 ENDLESS = ("train.num_steps=100000", "train.num_epochs=10000")
 WRITE = "embark.store.local_store:LocalStore.write"
+CREATE = "embark.store.local_store:LocalStore.create"
 CHECKPOINTER = "embark.trainers.jax.checkpoint:JaxCheckpointer"
 DIE = {"hook": "integration.faults.hooks:die_in", "victim": 0}
 POINTS = {
@@ -26,13 +27,13 @@ POINTS = {
         "in a save",
     ),
     "the index is to be written": ({**DIE, "method": WRITE, "word": "index.json"}, "in a save"),
-    "the mark is to be written": ({**DIE, "method": WRITE, "word": "commit.json"}, "in a save"),
+    "the mark is to be written": ({**DIE, "method": CREATE, "word": "commit.json"}, "in a save"),
     "the mark is written": ({**DIE, "method": f"{CHECKPOINTER}._clean_up", "word": ""}, "between saves"),
     "an old one has lost its mark": ({**DIE, "method": "removal", "word": ""}, "in a removal"),
 }
 PLACES = {
     "a save": (WRITE, "rank-0000"),
-    "a save's last moment": (WRITE, "commit.json"),
+    "a save's last moment": (CREATE, "commit.json"),
     "an evaluation": ("embark.data.synthetic:SyntheticSource.eval_rows", ""),
 }
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 PLACES = {
     "a step": ("embark.trainers.torch.engines.pipeline:PipelineEngine.step", ""),
     "a save": ("embark.store.local_store:LocalStore.write", "rank-0000"),
-    "a save's last moment": ("embark.store.local_store:LocalStore.write", "commit.json"),
+    "a save's last moment": ("embark.store.local_store:LocalStore.create", "commit.json"),
     "an evaluation": ("embark.data.synthetic:SyntheticSource.eval_rows", ""),
     "the loader": ("embark.data.synthetic:SyntheticSource.train_rows", ""),
 }

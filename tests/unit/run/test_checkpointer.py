@@ -247,22 +247,25 @@ def on_all(call: Callable[[int], Any]) -> list[Any]:
 def watched_writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of files, as they are there."""
     written: list[str] = []
-    write = LocalStore.write
+    for name in ("write", "create"):
+        write = getattr(LocalStore, name)
 
-    def watched(self: LocalStore, path: str, *words: Any) -> None:
-        write(self, path, *words)
-        written.append(path.rpartition("/")[2])
+        def watched(self: LocalStore, path: str, *words: Any, write: Any = write) -> Any:
+            result = write(self, path, *words)
+            written.append(path.rpartition("/")[2])
+            return result
 
-    monkeypatch.setattr(LocalStore, "write", watched)
+        monkeypatch.setattr(LocalStore, name, watched)
     return written
 
 
 def refuse_writes(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
-    write = LocalStore.write
+    for name in ("write", "create"):
+        write = getattr(LocalStore, name)
 
-    def refused(self: LocalStore, path: str, *words: Any) -> None:
-        if word in path:
-            raise OSError(f"the disk of {word} is gone")
-        write(self, path, *words)
+        def refused(self: LocalStore, path: str, *words: Any, write: Any = write) -> Any:
+            if word in path:
+                raise OSError(f"the disk of {word} is gone")
+            return write(self, path, *words)
 
-    monkeypatch.setattr(LocalStore, "write", refused)
+        monkeypatch.setattr(LocalStore, name, refused)

@@ -1,0 +1,283 @@
+"""One writer for each run: the process that trains it holds a lease in the run's directory.
+
+    lease/000000007.json    who holds it; of several the highest number, which is the fencing token, is the holder
+
+A number is taken by creating its file, which succeeds for one process only, on file systems as in object stores. The
+holder rewrites its file every third of `ttl_s`. Another process takes the next number once the holder is known to be
+dead, or the file has not changed for `ttl_s` by its own clock: clocks of two machines are never compared. A holder that
+could not renew in time trusts its lease no longer: it takes the next number itself, or finds that another process has.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from embark.errors import EmbarkError, RunInUse
+from embark.formatting import to_one_line
+from embark.store.errors import NotFound
+from embark.store.object_store import ObjectStore
+
+FOLDER = "lease"
+TTL_S = 60.0
+MAX_TTL_S = 600.0
+TRUST = 5 / 6  # Of `ttl_s`, how long a holder trusts a renewal: clocks of two machines differ in speed, if little.
+POLL_S = 1.0
+_FILE = re.compile(rf"{FOLDER}/(\d{{9,18}})\.json")
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds, or held, a run."""
+
+    token: int
+    owner: str = ""  # Of one acquisition: no two share it.
+    host: str = "an unknown machine"
+    user: str = "an unknown user"
+    pid: int = 0
+    process: str = ""
+    """What tells the process from any other with its id: boot, namespace of process ids, start."""
+    since_s: float = 0.0
+    renewed_s: float = 0.0
+    num_renewals: int = 0
+    ttl_s: float = TTL_S
+    is_released: bool = False
+    text: bytes = field(default=b"", compare=False, repr=False)  # As it was read.
+
+    @classmethod
+    def parse(cls, token: int, text: bytes) -> Holder:
+        """Of a file; what cannot be read is a holder nothing is known about."""
+        types: dict[str, Any] = {one.name: type(one.default) for one in fields(cls)
+                                 if one.name not in ("token", "text")}
+        try:
+            found = json.loads(text)
+            known = {name: kind(found[name]) for name, kind in types.items()}
+            holder = cls(token, text=text, **known)
+            datetime.fromtimestamp(holder.since_s, UTC), datetime.fromtimestamp(holder.renewed_s, UTC)
+            is_sane = 0 < holder.ttl_s <= MAX_TTL_S
+        except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
+            is_sane = False
+        return holder if is_sane else cls(token, text=text)
+
+    def to_json(self) -> bytes:
+        values = asdict(self)
+        del values["text"]
+        return json.dumps(values, indent=1).encode() + b"\n"
+
+    def __str__(self) -> str:
+        if not self.owner:
+            return "a process that its lease does not name"
+        who = to_one_line(f"process {self.pid} of {self.user} on {self.host}")
+        return f"{who}, since {_utc(self.since_s)}, last renewed {_utc(self.renewed_s)}"
+
+    def state(self) -> str:
+        """`dead` or `running`; empty where this machine cannot tell: another's process, or a stopped one."""
+        place = self.process.rpartition(" ")[0]
+        if not place or place != _place():
+            return ""
+        mark = process_mark(self.pid)
+        if mark != self.process:
+            return "dead"
+        return "" if _stat(self.pid)[:1] in (["T"], ["t"]) else "running"
+
+
+class Lease:
+    """A run that this process holds, from `acquire` to `release`."""
+
+    def __init__(self, store: ObjectStore, ttl_s: float, *, clock: Callable[[], float]) -> None:
+        self._store, self._clock = store, clock
+        self._lock = threading.Lock()  # Around each request: renewals, and checks of the thread that saves.
+        self._trusted_until_s = 0.0
+        self._lost: RunInUse | None = None
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="embark-lease", daemon=True)
+        now_s = time.time()
+        self._holder = Holder(
+            token=0, owner=uuid4().hex, host=socket.gethostname(), user=_user(), pid=os.getpid(),
+            process=process_mark(os.getpid()), since_s=now_s, renewed_s=now_s, ttl_s=ttl_s)
+
+    @property
+    def token(self) -> int:
+        """The fencing token: higher than that of any earlier holder."""
+        return self._holder.token
+
+    def take(self, token: int) -> bool:
+        """Try to become the holder with this number."""
+        began_s = self._clock()
+        holder = replace(self._holder, token=token, renewed_s=time.time())
+        if not self._store.create(_path(token), holder.to_json()):
+            return False
+        self._holder, self._trusted_until_s = holder, began_s + holder.ttl_s * TRUST
+        with suppress(EmbarkError):  # the next holder removes them too
+            for older in _tokens(self._store):
+                if older < token:
+                    self._store.delete(_path(older))
+        return True
+
+    def start(self) -> None:
+        """Renew it in a thread."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises `RunInUse` where another process has taken over, so that nothing more may be written."""
+        with self._lock:
+            self._check()
+
+    def is_lost(self) -> bool:
+        """The same without waiting for a remote store: the thread that renews finds it out there."""
+        if self._lost is None and self._clock() >= self._trusted_until_s and "://" not in self._store.uri:
+            with suppress(EmbarkError):
+                self.check()
+        return self._lost is not None
+
+    def renew(self) -> None:
+        with self._lock:
+            if self._is_over.is_set():
+                return
+            self._check()
+            began_s = self._clock()
+            self._write(replace(self._holder, renewed_s=time.time(), num_renewals=self._holder.num_renewals + 1))
+            # One that arrived late may have crossed with a takeover: only another number tells.
+            if self._clock() < self._trusted_until_s:
+                self._trusted_until_s = began_s + self._holder.ttl_s * TRUST
+
+    def release(self) -> None:
+        """Let the next start have the run at once."""
+        self._is_over.set()
+        with self._lock, suppress(EmbarkError):
+            if self._lost is None:
+                self._check()
+                self._write(replace(self._holder, is_released=True))
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        holder = newest_holder(self._store)
+        if holder is not None and holder.owner == self._holder.owner:
+            # Expired: whoever saw it expire may be taking the next number now, so this process has to win that.
+            if self._clock() < self._trusted_until_s or self.take(self.token + 1):
+                return
+            holder = newest_holder(self._store)
+        if holder is None or holder.token < self.token:
+            self._lost = RunInUse(f"{self._store.uri} was removed while it was trained",
+                                  fix="nothing more was written; start again to train into a new directory")
+        else:
+            self._lost = RunInUse(f"{self._store.uri} was taken over from this process, which had not renewed its "
+                                  f"lease in time, by {holder}",
+                                  fix="nothing more was written; the other process trains on")
+        raise self._lost
+
+    def _write(self, holder: Holder) -> None:
+        self._store.write(_path(holder.token), holder.to_json())
+        self._holder = holder
+
+    def _keep(self) -> None:
+        while not self._is_over.wait(self._holder.ttl_s / 3):
+            try:
+                self.renew()
+            except RunInUse:
+                return
+            except EmbarkError:  # the store does not answer: a lease that expires meanwhile is taken again
+                continue
+
+
+def acquire(
+    store: ObjectStore, ttl_s: float, tell: Callable[[str], None] = lambda _: None, *,
+    clock: Callable[[], float] | None = None, pause: Callable[[float], None] = time.sleep,
+) -> Lease:
+    """Hold the run whose directory `store` is, or raise `RunInUse`. `tell` hears what is waited for."""
+    clock = clock or _seconds
+    lease = Lease(store, ttl_s, clock=clock)
+    seen: Holder | None = None
+    seen_s = 0.0
+    while True:
+        holder = newest_holder(store)
+        now_s = clock()  # after the read: what was read may be as young as that
+        is_same = seen is not None and holder is not None and seen.text == holder.text
+        has_expired = is_same and holder is not None and now_s - seen_s >= holder.ttl_s
+        if holder is None or holder.is_released or holder.state() == "dead" or has_expired:
+            if lease.take(holder.token + 1 if holder else 1):
+                lease.start()
+                return lease
+            seen, holder = holder, newest_holder(store)  # another process was faster
+            if holder is None or holder.is_released:
+                continue
+            raise _in_use(store, holder)
+        if holder.state() == "running" or (seen is not None and not is_same):
+            raise _in_use(store, holder)
+        if seen is None:
+            seen, seen_s = holder, now_s
+            tell(f"{store.uri} is held by {holder}; waiting up to {holder.ttl_s:.0f} s for a sign of life")
+        pause(min(POLL_S, holder.ttl_s / 10))
+
+
+def newest_holder(store: ObjectStore) -> Holder | None:
+    """Who holds the run, or released it last; None where nobody ever did."""
+    while tokens := _tokens(store):
+        with suppress(NotFound):  # a later holder removes the files of earlier ones
+            return Holder.parse(max(tokens), store.read(_path(max(tokens))))
+    return None
+
+
+def process_mark(pid: int) -> str:
+    """Tells a running process from any other, on any machine and in any container; empty where there is none."""
+    stat = _stat(pid)
+    return f"{_place()} {stat[19]}" if len(stat) > 19 and stat[0] not in "ZX" else ""
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _place() -> str:
+    """The boot of this machine and the namespace of process ids: pod after pod may start process 1 on one machine."""
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink(_PROC / 'self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _in_use(store: ObjectStore, holder: Holder) -> RunInUse:
+    return RunInUse(f"{store.uri} is being trained by {holder}",
+                    fix="wait for it or stop it; --fresh, or another --set name=…, trains beside it")
+
+
+def _tokens(store: ObjectStore) -> list[int]:
+    return [int(match[1]) for entry in store.list(FOLDER) if (match := _FILE.fullmatch(entry.path))]
+
+
+def _path(token: int) -> str:
+    return f"{FOLDER}/{token:09d}.json"
+
+
+def _seconds() -> float:
+    """Goes on while the machine is suspended, as the clocks of others do."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"user {os.getuid()}"
+
+
+def _utc(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
