@@ -121,5 +121,17 @@ class Interrupted(EmbarkError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean …?`, or the names there are, for the fix of a misspelt name."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else "one of: " + ", ".join(names)
+    return did_you_mean(near_names(name, names, 1)) or "one of: " + ", ".join(names)
+
+
+def near_names(name: str, known: Iterable[str], num: int) -> list[str]:
+    """At most `num`, in any case of letters: those that contain `name`, the shortest first, then those spelt alike."""
+    word, by_lower = name.lower(), {one.lower(): one for one in known}
+    holding = sorted((one for one in by_lower if len(word) > 1 and word in one), key=len)
+    close = difflib.get_close_matches(word, by_lower, n=num)
+    return [by_lower[one] for one in dict.fromkeys((*holding, *close))][:num]
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """Empty where there are none."""
+    return "did you mean " + " or ".join(map(repr, names)) + "?" if names else ""

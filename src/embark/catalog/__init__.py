@@ -17,11 +17,11 @@ from embark.catalog.machine import (
     Volume,
     find_machine,
 )
-from embark.catalog.pricing import SpecPrice, lowest_price, price_spec
+from embark.catalog.pricing import SpecPrice, lowest_price, machine_of_place, price_spec
 from embark.catalog.search import MachineFilter, compare_machines, find_volume, price_in, search_machines
 
 __all__ = [
     "Catalog", "Fabric", "Gpu", "Interruption", "Machine", "MachineFilter", "Origin", "Price", "Quota", "Reserve",
     "SpecPrice", "Volume", "compare_machines", "find_machine", "find_volume", "load_catalog", "lowest_price",
-    "price_in", "price_spec", "prices_path", "search_machines",
+    "machine_of_place", "price_in", "price_spec", "prices_path", "search_machines",
 ]

@@ -149,7 +149,8 @@ def read_prices(path: Path, machines: Collection[str], *, fix: str = "") -> dict
     try:
         prices = _prices(path, machines, None, mistakes)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
+        raise UserError(f"{path}: {error.strerror}",
+                        fix=f"name a CSV file with the columns {','.join(PRICE_COLUMNS)}") from error
     if mistakes:
         raise MistakesError(mistakes, str(path), fix=fix)
     return prices
@@ -290,7 +291,8 @@ def _csv_rows(
         return
     header = [cell.strip() for cell in lines[0][1]] if lines else []
     known = (*columns, *optional)
-    wrong = [(column, "no such column", f"columns: {','.join(columns)}") for column in columns if column not in header]
+    absent = ", ".join(column for column in columns if column not in header)
+    wrong = [(absent, "missing in the heading", f"columns: {','.join(columns)}")] if absent else []
     wrong += [(column, "unknown column", nearest(column, known)) for column in dict.fromkeys(header)
               if column not in known]
     wrong += [(column, "occurs twice", "") for column in known if header.count(column) > 1]

@@ -3,7 +3,6 @@
 The annotations are the rules by which `load` checks the catalog's files.
 """
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from embark.errors import UserError
+from embark.errors import UserError, did_you_mean, near_names
 
 Cloud = Literal["aws", "azure", "gcp"]
 CLOUDS: tuple[Cloud, ...] = get_args(Cloud)
@@ -331,10 +330,8 @@ def find_machine(catalog: Catalog, name: str) -> Machine:
 
 def _near_machines(catalog: Catalog, wanted: str) -> str:
     by_name = {known.lower(): m.name for m in catalog.machines.values() for known in (m.name, *m.also)}
-    holding = [name for name in by_name if len(wanted) > 1 and wanted in name]
-    close = difflib.get_close_matches(wanted, by_name, n=4 * NUM_NEAR, cutoff=0.5)
-    names = list(dict.fromkeys(by_name[name] for name in (*holding, *close)))[:NUM_NEAR]
-    return "did you mean " + " or ".join(names) + "?" if names else "embark catalog list shows them all"
+    names = dict.fromkeys(by_name[name] for name in near_names(wanted, by_name, 4 * NUM_NEAR))
+    return did_you_mean(list(names)[:NUM_NEAR]) or "embark catalog list shows them all"
 
 
 def _kept(amount: float, steps: tuple[tuple[float, float], ...]) -> float:

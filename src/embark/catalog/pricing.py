@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from embark.catalog.load import load_catalog
 from embark.catalog.machine import Catalog, Machine, Origin, Price, find_machine
 from embark.catalog.regions import default_region, is_sold_in, region_of
-from embark.errors import EmbarkError
+from embark.errors import EmbarkError, Mistake, SpecError, UserError
 from embark.formatting import format_usd, to_one_line
 
 if TYPE_CHECKING:
-    from embark.spec import RunSpec
+    from embark.spec import PlaceSpec, RunSpec
 
 Purchase = Literal["on_demand", "spot", "block", "commit_1y", "commit_3y"]
 """How machines are paid for: the clouds' purchase options."""
@@ -91,14 +91,22 @@ def price_of_run(spec: RunSpec | None, start: Mapping[str, Any]) -> RunPrice:
                     f"the catalog's of {price.origin.date} for {price.region}, from {price.origin.source}")
 
 
+def machine_of_place(catalog: Catalog, place: PlaceSpec) -> Machine | None:
+    """The machine that `[place]` names, or its cloud's usual one; None where it names neither."""
+    name = place.machine or DEFAULT_MACHINES.get(place.cloud, "")
+    try:
+        return find_machine(catalog, name) if name else None
+    except UserError as error:
+        raise SpecError([Mistake("", "place.machine", name, "the catalog has no such machine", error.fix)]) from error
+
+
 def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | None:
-    """None where `[place]` names neither a machine nor a cloud. Raises `UserError` for an unknown machine."""
+    """None where `[place]` names neither a machine nor a cloud. Raises `SpecError` for an unknown machine."""
     catalog = catalog or load_catalog()
     place = spec.place
-    name = place.machine or DEFAULT_MACHINES.get(place.cloud, "")
-    if not name:
+    machine = machine_of_place(catalog, place)
+    if machine is None:
         return None
-    machine = find_machine(catalog, name)
     purchase: Purchase = "spot" if place.spot else "on_demand"
     if region := region_of(machine.cloud, place):
         price = catalog.prices.get((machine.name, region))

@@ -1,6 +1,5 @@
 """Finds machines and prices, or the nearest names."""
 
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from embark.catalog.machine import (
     find_machine,
 )
 from embark.catalog.pricing import lowest_price
-from embark.errors import UserError, nearest
+from embark.errors import UserError, did_you_mean, near_names, nearest
 
 Sort = Literal["price", "memory", "name"]
 
@@ -149,8 +148,8 @@ def _check(catalog: Catalog, wanted: MachineFilter) -> None:
     if not any(name.lower().startswith(wanted.gpu.lower()) for name in catalog.gpus):
         raise UserError(f"{wanted.gpu!r}: no such accelerator", fix=nearest(wanted.gpu, catalog.gpus))
     if wanted.region and wanted.region not in regions(catalog):
-        close = difflib.get_close_matches(wanted.region, regions(catalog), n=NUM_NEAR, cutoff=0.4)
-        fix = "did you mean " + " or ".join(close) + "?" if close else "embark catalog show MACHINE lists its regions"
+        fix = (did_you_mean(near_names(wanted.region, regions(catalog), NUM_NEAR))
+               or "embark catalog show MACHINE lists its regions")
         raise UserError(f"{wanted.region!r}: the catalog knows no such region", fix=fix)
 
 

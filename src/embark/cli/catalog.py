@@ -154,7 +154,8 @@ def _render_comparison(console: Console, offers: Sequence[MachineOffer], region:
             console.text("")
         console.table([{"": label} | {name: columns[name][label] for name in names} for label in labels],
                       {name: name for name in ("", *names)})
-    console.text("\n? marks unconfirmed figures; embark catalog show NAME names their sources", style="dim")
+    if any(value.endswith("?") for facts in columns.values() for value in facts.values()):
+        console.text("\n? marks unconfirmed figures; embark catalog show NAME names their sources", style="dim")
 
 
 def _render_volumes(console: Console, offers: Sequence[VolumeOffer], tib: float) -> None:
@@ -231,8 +232,8 @@ def _known(value: float | None, unit: str) -> str:
     return UNKNOWN if value is None else f"{value:,.{'5g' if value < 1e5 else '0f'}} {unit.strip()}".rstrip()
 
 
-def _usd(value: float | None, factor: float = 1.0) -> str:
-    return f"{format_usd(value * factor)}/h" if value else UNKNOWN
+def _usd(value: float | None, origin: Origin, factor: float = 1.0) -> str:
+    return f"{format_usd(value * factor)}/h{'' if origin.is_confirmed else '?'}" if value else UNKNOWN
 
 
 def _quota(quota: Quota | None, purchase: str) -> str:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embark.catalog import Catalog, find_machine, load_catalog
-from embark.catalog.pricing import DEFAULT_MACHINES
+from embark.catalog import Catalog, load_catalog, machine_of_place
 from embark.doctor import Check, check
 from embark.errors import EmbarkError, UserError
 from embark.formatting import to_one_line
@@ -89,11 +88,11 @@ class Need:
 def need_of(spec: RunSpec) -> Need:
     """Of the machine that the spec names."""
     place = spec.place
-    if not place.machine and not place.cloud:
+    catalog = load_catalog()
+    machine = machine_of_place(catalog, place)
+    if machine is None:
         raise UserError("which account? neither place.machine nor place.cloud is set",
                         fix="embark doctor --cloud --machine p5.48xlarge, or a spec that names one")
-    catalog = load_catalog()
-    machine = find_machine(catalog, place.machine or DEFAULT_MACHINES[place.cloud])
     # Not by make_job: the account is checked even where the run could not be rendered yet.
     job = Job(spec, machine, dns_label(spec.name), place.max_nodes, machine.gpus_per_host, "")
     return Need(job, location_of(job), catalog)
@@ -325,6 +324,12 @@ def _gcp_quota(row: dict[str, Any], need: Need, where: str, project: str) -> Che
 
 
 def _gcp_offer(gcloud: CloudCli, need: Need) -> Iterator[Check]:
+    if not need.job.machine.machine_type:  # The first TPUs are no machines of Compute Engine.
+        name, zone = need.job.machine.name, need.location.zone
+        rows = gcloud.ask("machine offered", "compute", "tpus", "accelerator-types", "list",
+                          f"--project={gcloud.project}", f"--zone={zone}", f"--filter=type={name}")
+        yield need.offer_check([zone] if any(row.get("type") == name for row in rows) else [])
+        return
     rows = gcloud.ask("machine offered", "compute", "machine-types", "list", f"--project={gcloud.project}",
                       f"--filter=name={need.location.machine_type} AND zone~^{need.region}-")
     yield need.offer_check(sorted(str(row.get("zone", "")).rsplit("/", 1)[-1] for row in rows))

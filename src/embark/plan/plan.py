@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from embark.catalog import Catalog, Machine, find_machine, load_catalog
+from embark.catalog import Machine, load_catalog, machine_of_place
 from embark.catalog.machine import CLOUDS
 from embark.catalog.pricing import Purchase
 from embark.catalog.regions import region_of
@@ -120,10 +120,10 @@ def plan(
 
     `planner` places the tables of one setup; without one the closed form does. Raises `UserError` for a bad request.
     """
-    is_across = request.across or not spec.place.machine
     _check(request)
     catalog = load_catalog()
-    machine = None if is_across else _machine(catalog, spec, request)
+    named = machine_of_place(catalog, spec.place) if spec.place.machine else None  # checked even where it is not used
+    machine = None if request.across or named is None else _checked(named, spec, request)
     spec, data_size = resolve_data(spec, request.num_samples)
     is_spot = spec.place.spot if request.spot is None else request.spot
     purchase: Purchase = "spot" if is_spot else "on_demand"
@@ -157,8 +157,7 @@ def _plan_catalog(
     return CatalogPlan(found, tuple(ranked), estimator.workload, request.bounds, sentence)
 
 
-def _machine(catalog: Catalog, spec: RunSpec, request: PlanRequest) -> Machine:
-    machine = find_machine(catalog, spec.place.machine)
+def _checked(machine: Machine, spec: RunSpec, request: PlanRequest) -> Machine:
     cloud = request.cloud or spec.place.cloud
     if cloud and cloud != machine.cloud:
         raise UserError(f"{machine.name} is a machine of {machine.cloud}, not of {cloud}",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from embark.catalog import Catalog, Machine, SpecPrice, find_machine, find_volume, price_spec
+from embark.catalog import Catalog, Machine, SpecPrice, find_volume, machine_of_place, price_spec
 from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.catalog.regions import place_mistakes
 from embark.errors import ExitCode, Mistake, SpecError, UserError
@@ -218,14 +218,10 @@ def default_image(*, has_tpu: bool = False) -> str:
 
 def _machine(spec: RunSpec, catalog: Catalog) -> Machine:
     place = spec.place
-    if not place.machine and not place.cloud:
+    machine = machine_of_place(catalog, place)
+    if machine is None:
         raise SpecError([_mistake("place.machine", "", "files are for a machine of a cloud, and none is named",
                                   "set it (embark catalog list shows them), or place.cloud for its usual one")])
-    try:
-        machine = find_machine(catalog, place.machine or DEFAULT_MACHINES[place.cloud])
-    except UserError as error:
-        mistake = _mistake("place.machine", place.machine, "the catalog has no such machine", error.fix)
-        raise SpecError([mistake]) from error
     if place.cloud not in ("", machine.cloud):
         raise SpecError([_mistake("place.cloud", place.cloud, f"{machine.name} is of {machine.cloud}",
                                   f"leave place.machine out for {DEFAULT_MACHINES[place.cloud]}, or name another one")])

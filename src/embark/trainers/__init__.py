@@ -47,8 +47,13 @@ def open_backend(spec: RunSpec) -> Backend:
 
 def wants_jax(spec: RunSpec) -> bool:
     """The spec asks for JAX, or for TPUs, where nothing else runs."""
+    from embark.catalog import load_catalog, machine_of_place
+
     place = spec.place
-    return place.device in DEVICES or (place.device == "auto" and (place.target == "tpu-vm" or _is_tpu(place.machine)))
+    # Looked up for every device: a misspelt name is an error, and not a run in another place than was meant.
+    machine = machine_of_place(load_catalog(), place) if place.machine else None
+    is_tpu = place.target == "tpu-vm" or (machine is not None and machine.gpu.kind == "tpu")
+    return place.device in DEVICES or (place.device == "auto" and is_tpu)
 
 
 def require_jax(spec: RunSpec) -> None:
@@ -57,12 +62,3 @@ def require_jax(spec: RunSpec) -> None:
         extra = "jax" if spec.place.device == "jax" else "tpu"
         raise MissingPackage(f'place.device = "{spec.place.device}" needs jax, which is not installed',
                              fix=f"pip install 'embark-rec[{extra}]'; on a machine with TPUs it is 'embark-rec[tpu]'")
-
-
-def _is_tpu(machine: str) -> bool:
-    if not machine:
-        return False
-    from embark.catalog import load_catalog
-
-    known = load_catalog().machines.get(machine)
-    return known is not None and known.gpu.kind == "tpu"

@@ -163,6 +163,32 @@ az vm run-command invoke --resource-group embark --name {name} --command-id RunS
     assert "training" in start("b-0", "docker login --password-stdin ourregistry.azurecr.io")
 
 
+def test_ids_stand_for_group_and_name_and_a_table_is_a_table(account):
+    does(account, GROUP + "".join(f"""
+az vm create --resource-group embark --name {name} --image Ubuntu2204 --size Standard_D2s_v5 --generate-ssh-keys \
+  --query name
+""" for name in ("a-0", "a-1")))
+    listed = does(account, "az vm list --resource-group embark --output table").splitlines()
+    assert listed[0].split() == ["Name", "ResourceGroup", "PowerState", "PublicIps", "Location"]
+    assert set(listed[1]) == {"-", " "}
+    assert [line.split()[0] for line in listed[2:]] == ["a-0", "a-1"]
+    ids = "$(az vm list --resource-group embark --query '[].id' --output tsv)"
+    assert does(account, f"az vm show --ids {ids} --query '[].name' --output tsv").split() == ["a-0", "a-1"]
+    subnet = does(account, "az network vnet subnet show --query name --output tsv --ids $(az network vnet show "
+                  "--resource-group embark --name a-0VNET --query id --output tsv)/subnets/a-0Subnet")
+    assert subnet.strip() == "a-0Subnet"
+    assert "invalid resource ID: a-0" in said(account, "az vm show --ids a-0")
+    does(account, f"az vm delete --yes --ids {ids}")
+    assert does(account, "az vm list --query '[].name' --output tsv") == ""
+    assert "(ResourceNotFound)" in said(account, "az vm show --ids /subscriptions/x/resourceGroups/embark/providers/"
+                                        "Microsoft.Compute/virtualMachines/a-0")
+
+
+def test_a_pod_that_asks_for_a_device_tolerates_the_taint_of_its_name(account):
+    does(account, CLUSTER)
+    assert account.clusters["embark/embark"].tolerates_extended_resources
+
+
 def test_infiniband_needs_the_feature_before_the_pool(account):
     does(account, CLUSTER + POOL)
     assert "rdma/ib" not in account.clusters["embark/embark"].pools["gpu"].allocatable

@@ -32,7 +32,7 @@ def test_a_machine_is_found_by_any_of_its_names(catalog, result, name):
 
 @pytest.mark.parametrize(
     ("result", "near"),
-    [("p4.24xlarge", "p4d.24xlarge or p4de.24xlarge"), ("a2-highgpu-16g", "a2-highgpu-1g"),
+    [("p4.24xlarge", "'p4d.24xlarge' or 'p4de.24xlarge'"), ("a2-highgpu-16g", "a2-highgpu-1g"),
      ("ND96asr", "Standard_ND96asr_v4"), ("zzzzzzzzzzzz", "embark catalog list"), ("", "embark catalog list")],
 )
 def test_an_unknown_machine_brings_the_nearest_names(catalog, result, near):

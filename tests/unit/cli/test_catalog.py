@@ -134,6 +134,8 @@ def test_compare_sets_machines_side_by_side(capsys):
     doubted = catalog(capsys, "compare", "p6-b300.48xlarge", "a4-highgpu-8g").out
     assert re.search(r"memory GB/s each\s+8,000\?\s+8,000\s", doubted)
     assert re.search(r"sold on demand\s+yes\s+no\s", doubted)
+    assert re.search(r"interruptions a day\s+\S+\?", doubted)
+    assert "? marks unconfirmed figures" in doubted
     rows = json.loads(catalog(capsys, "compare", "p5.48xlarge", "p4d.24xlarge", "--json").out)
     assert [row["machine"]["name"] for row in rows] == ["p5.48xlarge", "p4d.24xlarge"]
 
@@ -149,7 +151,7 @@ def test_volumes_of_a_size_show_speed_and_cost(capsys):
 @pytest.mark.parametrize(
     ("words", "what", "fix"),
     [
-        (["show", "p4.24xlarge"], "no such machine", "p4d.24xlarge or p4de.24xlarge"),
+        (["show", "p4.24xlarge"], "no such machine", "'p4d.24xlarge' or 'p4de.24xlarge'"),
         (["show", "p4de.24xlarge", "--region", "eu-west-1"], "not offered in eu-west-1", "us-west-2"),
         (["compare", "p5.48xlarge"], "two machines or more", "embark catalog show p5.48xlarge"),
         (["compare"], "two machines or more", "embark catalog compare"),
@@ -159,8 +161,8 @@ def test_volumes_of_a_size_show_speed_and_cost(capsys):
         (["list", "--region", "us-est-1"], "no such region", "us-east-1"),
         (["volumes", "--tib", "-1"], "must not be negative", "--tib 1.2"),
         (["volumes", "--tib", "nan"], "must not be negative", "--tib 1.2"),
-        (["refresh", "gone.csv"], "gone.csv: No such file", ""),
-        (["refresh", "."], ".: Is a directory", ""),
+        (["refresh", "gone.csv"], "gone.csv: No such file", "name a CSV file"),
+        (["refresh", "."], ".: Is a directory", "name a CSV file"),
     ],
 )
 def test_bad_input_costs_a_sentence(capsys, words, what, fix):
@@ -210,8 +212,8 @@ def test_an_older_file_changes_nothing(capsys):
         (HEAD + P4D + P4D, "a second price"),
         (HEAD + P4D.replace("2026-11-14", "2999-01-01"), "is dated 2999-01-01"),
         (HEAD, "has no prices"),
-        ("", "no such column"),
-        ("machine,region\np4d.24xlarge,us-west-2\n", "no such column"),
+        ("", "missing in the heading"),
+        ("machine,region\np4d.24xlarge,us-west-2\n", "missing in the heading"),
         (HEAD + '"p4d', "is not CSV"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from embark.errors import DataError
+from embark.errors import DataError, did_you_mean, near_names
 from embark.store import ObjectStore, open_store
 from embark.store.errors import explain_data
 
@@ -207,11 +206,10 @@ def _is_data(path: str) -> bool:
 
 def _not_found(pattern: str, beside: Sequence[str], looked_in: str = "") -> DataError:
     """No file matches `pattern`; one of the files `beside` it may be meant."""
-    close = difflib.get_close_matches(pattern, beside, n=_MAX_NAMED, cutoff=0.6)
-    fix = "relative paths of a spec go by the spec's own folder, those of --set by the current directory"
-    if close:
-        fix = "did you mean " + " or ".join(map(repr, close)) + "?"
-    elif beside:
+    close = near_names(pattern, beside, _MAX_NAMED)
+    fix = did_you_mean(close) or (
+        "relative paths of a spec go by the spec's own folder, those of --set by the current directory")
+    if beside and not close:
         more = f" and {len(beside) - _MAX_NAMED} more" if len(beside) > _MAX_NAMED else ""
         fix = "files in this directory: " + ", ".join(beside[:_MAX_NAMED]) + more
     return DataError(f"{pattern}: there is no such file" + (f" in {looked_in}" if looked_in else ""), fix=fix)

@@ -22,6 +22,9 @@ NOT_MODELLED = [
     "AWS: whether a zone has capacity at the moment (InsufficientInstanceCapacity), and spot interruptions",
     "AWS: eksctl's CloudFormation stacks, beyond what blocks their deletion",
     "AWS: NCCL over EFA, Lustre's throughput, CloudWatch's metrics and log groups, mails of budgets and alarms",
+    "AWS: that EFA needs a rule to its own security group for outbound traffic too",
+    "AWS: that a new role or policy takes some seconds to be effective everywhere; here it is at once",
+    "AWS: bucket names that another account has taken; they are unique in the world",
 ]
 
 

@@ -60,7 +60,8 @@ def create_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> A
         identity={"type": "SystemAssigned", "principalId": identifier("cluster", group, name)},
         identityProfile={"kubeletidentity": {"objectId": identifier("kubelet", group, name)}},
         azureMonitorProfile={"metrics": {"enabled": bool(command["--enable-azure-monitor-metrics"])}})
-    cluster = Cluster(name, AksCloud(azure, made), azure.clock, azure.account.folder / "clusters" / name, version)
+    cluster = Cluster(name, AksCloud(azure, made), azure.clock, azure.account.folder / "clusters" / name, version,
+                      tolerates_extended_resources="ExtendedResourceToleration" in FACTS["aks"]["admission"])
     azure.account.clusters[made.name] = cluster
     for driver in DRIVERS:
         cluster.add_csi_driver(driver)

@@ -296,7 +296,7 @@ def _describe(kind: str, collection: str, *, place: str = "") -> Any:
 
 
 def _machine_types(project: Project, _: Invocation) -> list[dict[str, Any]]:
-    names = {one.machine_type or one.name for one in load_catalog().machines.values() if one.cloud == "gcp"}
+    names = {one.machine_type for one in load_catalog().machines.values() if one.cloud == "gcp" and one.machine_type}
     zones = [f"{region}-{letter}" for region, letters in facts()["zones"].items() for letter in letters]
     return [{"name": name, "zone": zone} for name in sorted(names) for zone in zones if project.is_sold(name, zone)]
 

@@ -269,12 +269,20 @@ def _train_slice(project: Project, command: Invocation, found: Resource, node: s
     return done.logs[0]
 
 
+def _accelerator_types(project: Project, command: Invocation) -> list[dict[str, Any]]:
+    zone = command.location("--zone")
+    return [{"name": f"projects/{project.id}/locations/{zone}/acceleratorTypes/{one.name}", "type": one.name}
+            for one in load_catalog().machines.values()
+            if one.gpu.kind == "tpu" and project.is_sold(one.machine_type or one.name, zone)]
+
+
 HANDLERS: Mapping[str, Any] = {
     "ai custom-jobs create": _create_job, "ai custom-jobs stream-logs": _stream, "ai custom-jobs cancel": _cancel,
     "ai custom-jobs describe": lambda project, command: _show_job(project, _job(project, command)),
     "ai custom-jobs list": lambda project, command: [
         _show_job(project, one) for one in project.account.resources.of_kind("custom job")
         if one.place == command.location("--region")],
+    "compute tpus accelerator-types list": _accelerator_types,
     "compute tpus queued-resources create": _create_request, "compute tpus queued-resources delete": _delete_request,
     "compute tpus queued-resources describe": lambda project, command: _show_request(
         project, _request(project, command)),
