@@ -9,8 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
+
+from http_servers import HttpHandler, HttpServer
 
 Answer = tuple[int, dict[str, str], str]
 
@@ -22,31 +23,22 @@ class Service:
         self.asked: list[str] = []
         service = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(HttpHandler):
             def handle_any(self) -> None:
                 service.asked.append(f"{self.command} {self.path}")
                 status, headers, body = service.answer(self.command, self.path, dict(self.headers))
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body.encode())
+                self.answer(status, body, headers=headers)
 
             do_GET = do_PUT = do_POST = do_CONNECT = handle_any  # noqa: N815
 
-            def log_message(self, *_: object) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.address = f"127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self._server = HttpServer(Handler)
+        self.address = f"127.0.0.1:{self._server.port}"
 
     def answer(self, method: str, path: str, headers: dict[str, str]) -> Answer:
         return 404, {}, ""
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.down()
 
 
 class Aws(Service):

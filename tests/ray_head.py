@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import threading
 import zipfile
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from http_servers import HttpHandler, HttpServer
 
-class RayHead:
+
+class RayHead(HttpServer):
     """One server, which keeps its port while it is away."""
 
     def __init__(self) -> None:
@@ -26,26 +26,7 @@ class RayHead:
         self.requests: list[str] = []
         self.tokens: set[str] = set()
         """Those that are let in; empty: all are."""
-        self.port = 0
-        self._server: ThreadingHTTPServer | None = None
-        self.up()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def up(self) -> None:
-        handler = type("Handler", (_Handler,), {"head": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    def down(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
+        super().__init__(_Handler)
 
     def node(self, **resources: float) -> None:
         self.nodes.append({"node_id": f"n{len(self.nodes)}", "node_ip": f"10.0.0.{len(self.nodes)}", "state": "ALIVE",
@@ -63,65 +44,50 @@ class RayHead:
             return {name: archive.read(name).decode() for name in archive.namelist()}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    head: RayHead
-    protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16
-    disable_nagle_algorithm = True
-
-    def log_message(self, *_: object) -> None:
-        pass
+class _Handler(HttpHandler):
+    owner: RayHead
 
     def handle_any(self) -> None:
-        split, head = urlsplit(self.path), self.head
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        split, head = urlsplit(self.path), self.owner
+        body = self.body()
         head.requests.append(f"{self.command} {split.path}")
         if head.tokens and self.headers.get("Authorization") not in head.tokens:
-            return self._send(401, b"no")
+            return self.answer(401, b"no")
         parts = split.path.strip("/").split("/")
         if parts[:2] == ["api", "v0"]:
             found = {"nodes": head.nodes, "actors": head.actors, "placement_groups": head.groups}[parts[2]]
             query = parse_qs(split.query)
             for key, value in zip(query.get("filter_keys", ()), query.get("filter_values", ()), strict=True):
                 found = [one for one in found if one.get(key) == value]
-            return self._json({"result": True, "data": {"result": {"result": found}}})
+            return self.answer_json(200, {"result": True, "data": {"result": {"result": found}}})
         if parts[:3] == ["api", "packages", "gcs"]:
             head.packages[parts[3]] = body
-            return self._send(200, b"")
+            return self.answer(200, b"")
         return self._jobs(parts[2:], body)
 
     do_GET = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815
 
     def _jobs(self, rest: list[str], body: bytes) -> None:
-        jobs = self.head.jobs
+        jobs = self.owner.jobs
         if not rest and self.command == "GET":
-            return self._json(list(jobs.values()))
+            return self.answer_json(200, list(jobs.values()))
         if not rest:
             given = json.loads(body)
             if given["submission_id"] in jobs:
-                return self._send(500, b"ValueError: Job with submission_id already exists.")
+                return self.answer(500, b"ValueError: Job with submission_id already exists.")
             jobs[given["submission_id"]] = {**given, "status": "PENDING", "start_time": 1_790_000_000_000}
-            return self._json({"submission_id": given["submission_id"]})
+            return self.answer_json(200, {"submission_id": given["submission_id"]})
         if rest[0] not in jobs:
-            return self._send(404, b"Job does not exist")
+            return self.answer(404, b"Job does not exist")
         if rest[1:] == ["logs"]:
-            return self._json({"logs": self.head.logs.get(rest[0], "")})
+            return self.answer_json(200, {"logs": self.owner.logs.get(rest[0], "")})
         if rest[1:] == ["stop"]:
             jobs[rest[0]].update(status="STOPPED", end_time=1_790_000_060_000)
-            return self._json({"stopped": True})
+            return self.answer_json(200, {"stopped": True})
         if self.command == "DELETE":
             del jobs[rest[0]]
-            return self._json({"deleted": True})
-        return self._json(jobs[rest[0]])
-
-    def _json(self, result: Any) -> None:
-        self._send(200, json.dumps(result).encode())
-
-    def _send(self, code: int, data: bytes) -> None:
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+            return self.answer_json(200, {"deleted": True})
+        return self.answer_json(200, jobs[rest[0]])
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -97,7 +98,7 @@ class Event:
         return json.dumps(to_jsonable(fields), allow_nan=False)
 
 
-class NewestEvents:
+class NewestEvents(ABC):
     """The values of the newest event of each kind; empty where there was none."""
 
     def __init__(self) -> None:
@@ -112,8 +113,9 @@ class NewestEvents:
         self.predict: Mapping[str, Any] = {}
 
     @property
+    @abstractmethod
     def steps_done(self) -> int:
-        raise NotImplementedError
+        """Of the run, those before its last resume included."""
 
     @property
     def num_steps(self) -> int:

@@ -13,12 +13,12 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
+from http_servers import HttpHandler, HttpServer
 
 KINDS = {
     "": {"namespaces": "Namespace", "serviceaccounts": "ServiceAccount", "configmaps": "ConfigMap",
@@ -37,7 +37,7 @@ OBJECT = re.compile(
     r"(?:/(?P<name>[^/]+))?(?:/(?P<sub>[a-z]+))?")
 
 
-class KubernetesApi:
+class KubernetesApi(HttpServer):
     """One server on a port of its own, which it keeps while it is away and comes back."""
 
     def __init__(self, *, without: tuple[str, ...] = ()) -> None:
@@ -60,22 +60,7 @@ class KubernetesApi:
         self.cut_logs = 0
         """So many followed logs are cut off after their first lines, as a proxy does."""
         self._lock = threading.RLock()
-        self._server: ThreadingHTTPServer | None = None
-        self.port = 0
-        self.up()
-
-    def up(self) -> None:
-        handler = type("Handler", (_Handler,), {"api": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-
-    def down(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
+        super().__init__(_Handler)
 
     def kubeconfig(self, folder: Path) -> Path:
         path = folder / "kubeconfig"
@@ -168,31 +153,24 @@ class KubernetesApi:
         return found is None or found["status"]["phase"] in ("Succeeded", "Failed")
 
 
-class _Handler(BaseHTTPRequestHandler):
-    api: KubernetesApi
-    protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16
-    """Headers and body in one piece: apart, each answer waits 40 ms for the other side's acknowledgement."""
-    disable_nagle_algorithm = True
-
-    def log_message(self, *_: object) -> None:
-        pass
+class _Handler(HttpHandler):
+    owner: KubernetesApi
 
     def handle_any(self) -> None:
         split = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(split.query).items()}
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.api.requests.append((self.command, self.path))
-        if self.api.is_hanging:
-            while self.api.is_hanging:
+        body = self.body()
+        self.owner.requests.append((self.command, self.path))
+        if self.owner.is_hanging:
+            while self.owner.is_hanging:
                 time.sleep(0.02)
             self.close_connection = True
             return None
-        if not self.api.is_token_good:  # kubectl sends none over plain HTTP, so that this is not asked of the header
+        if not self.owner.is_token_good:  # kubectl sends none over plain HTTP, so that this is not asked of the header
             return self._refuse(401, "Unauthorized", "Unauthorized")
         found = self._discovery(split.path)
         if found is not None:
-            return self._json(200, found)
+            return self.answer_json(200, found)
         match = OBJECT.fullmatch(split.path)
         if match is None:
             return self._refuse(404, "NotFound", "the server could not find the requested resource")
@@ -200,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
             name = split.path.split("/")[4] if split.path.count("/") == 4 else ""
             return self._object("", "namespaces", "", name, "", query, body)
         group = match["group"] or ""
-        if match["plural"] not in self.api.kinds.get(group, {}):
+        if match["plural"] not in self.owner.kinds.get(group, {}):
             return self._refuse(404, "NotFound", "the server could not find the requested resource")
         return self._object(group, match["plural"], match["namespace"] or "", match["name"] or "", match["sub"] or "",
                             query, body)
@@ -209,22 +187,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _object(self, group: str, plural: str, namespace: str, name: str, sub: str, query: dict[str, str],
                 body: bytes) -> None:
-        api, key = self.api, (plural, namespace, name)
+        api, key = self.owner, (plural, namespace, name)
         if plural in api.forbidden:
             return self._refuse(403, "Forbidden", f'{plural} "{name}" is forbidden: User "me" cannot touch {plural}')
         if sub == "log":
             return self._log(name, query)
         if self.command == "GET" and not name:
-            return self._json(200, self._list(group, plural, namespace, query))
+            return self.answer_json(200, self._list(group, plural, namespace, query))
         if self.command == "GET":
             found = api.objects.get(key)
-            return self._json(200, self._whole(group, plural, found)) if found else self._missing(plural, name)
+            return self.answer_json(200, self._whole(group, plural, found)) if found else self._missing(plural, name)
         if self.command == "DELETE":
             if key not in api.objects:
                 return self._missing(plural, name)
             options = json.loads(body or b"{}")
             api.delete(*key, options.get("propagationPolicy", ""))
-            return self._json(200, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
+            return self.answer_json(200, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
         given = yaml.safe_load(body)
         name = name or given["metadata"]["name"]
         if namespace and ("namespaces", "", namespace) not in api.objects:
@@ -234,21 +212,21 @@ class _Handler(BaseHTTPRequestHandler):
         if plural in OWNERS and api.refusal:
             return self._refuse(422, "Invalid", api.refusal)
         if query.get("dryRun") == "All":
-            return self._json(200, self._whole(group, plural, given))
+            return self.answer_json(200, self._whole(group, plural, given))
         retained = {field: value for field, value in given.items() if field not in ("metadata", "apiVersion", "kind")}
         found = api.put(plural, name, namespace, metadata=given["metadata"], **retained)
-        return self._json(201, self._whole(group, plural, found))
+        return self.answer_json(201, self._whole(group, plural, found))
 
     def _list(self, group: str, plural: str, namespace: str, query: dict[str, str]) -> dict[str, Any]:
         wanted = dict(pair.split("=") for pair in query.get("labelSelector", "").split(",") if pair)
-        found = [one for (kind, of, _), one in list(self.api.objects.items()) if kind == plural and of == namespace
+        found = [one for (kind, of, _), one in list(self.owner.objects.items()) if kind == plural and of == namespace
                  and wanted.items() <= one["metadata"].get("labels", {}).items()]
-        kind = self.api.kinds[group][plural]
+        kind = self.owner.kinds[group][plural]
         return {"kind": f"{kind}List", "apiVersion": group or "v1", "metadata": {"resourceVersion": "1"},
                 "items": [self._whole(group, plural, one) for one in found]}
 
     def _whole(self, group: str, plural: str, found: dict[str, Any]) -> dict[str, Any]:
-        return {**found, "apiVersion": group or "v1", "kind": self.api.kinds[group][plural]}
+        return {**found, "apiVersion": group or "v1", "kind": self.owner.kinds[group][plural]}
 
     def _log(self, pod: str, query: dict[str, str]) -> None:
         self.send_response(200)
@@ -256,11 +234,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         since, sent = query.get("sinceTime", ""), 0
-        must_cut = query.get("follow") == "true" and self.api.cut_logs > 0
-        self.api.cut_logs -= must_cut
+        must_cut = query.get("follow") == "true" and self.owner.cut_logs > 0
+        self.owner.cut_logs -= must_cut
         while True:
-            is_over = query.get("follow") != "true" or self.api.is_over(pod)
-            lines = self.api.logs.get(pod, [])
+            is_over = query.get("follow") != "true" or self.owner.is_over(pod)
+            lines = self.owner.logs.get(pod, [])
             for line in lines[sent:]:
                 sent += 1
                 if line[:19] >= since[:19]:
@@ -269,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
                     if must_cut:
                         self.close_connection = True
                         return None
-            if is_over and sent == len(self.api.logs.get(pod, [])):
+            if is_over and sent == len(self.owner.logs.get(pod, [])):
                 return self._chunk(b"")
             time.sleep(0.02)
 
@@ -279,7 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
 
     def _discovery(self, path: str) -> dict[str, Any] | None:
-        kinds = self.api.kinds
+        kinds = self.owner.kinds
         if path == "/version":
             return {"major": "1", "minor": "36", "gitVersion": "v1.36.4"}
         if path == "/api":
@@ -303,16 +281,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._refuse(404, "NotFound", f'{plural} "{name}" not found')
 
     def _refuse(self, code: int, reason: str, message: str) -> None:
-        self._json(code, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
+        self.answer_json(code, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
                           "reason": reason, "message": message})
-
-    def _json(self, code: int, values: dict[str, Any]) -> None:
-        data = json.dumps(values).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
 
 @contextlib.contextmanager

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from uuid import uuid4
 
 import boto3
 import pytest
+from http_servers import HttpHandler, HttpServer
 from integration.cloud import emulators
 from integration.cloud.emulators import SECRET, Emulator
 
@@ -170,13 +169,13 @@ def test_a_server_that_is_unavailable_is_one_sentence(environment, account):
     assert (found.verdict, found.found.partition(":")[0]) == ("wrong", "AWS cannot be reached")
 
 
-class Refusing(BaseHTTPRequestHandler):
+class Refusing(HttpHandler):
     """Says no to everything but the first question, as AWS does in STS's and EC2's XML and the others' JSON."""
 
     code, allows_identity = "", False
 
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+    def do_POST(self):  # noqa: N802
+        body = self.body().decode()
         if self.allows_identity and "GetCallerIdentity" in body:
             self._send(200, "text/xml", "<GetCallerIdentityResponse><GetCallerIdentityResult>"
                        "<Arn>arn:aws:iam::111122223333:user/a</Arn><UserId>u</UserId><Account>111122223333</Account></GetCallerIdentityResult>"
@@ -191,14 +190,7 @@ class Refusing(BaseHTTPRequestHandler):
                        "</Error></Errors></Response>")
 
     def _send(self, status, kind, text):
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_):
-        pass
+        self.answer(status, text, kind)
 
 
 @pytest.fixture
@@ -208,15 +200,12 @@ def refusing(environment, account):
 
     def start(code: str, *, allows_identity: bool = False) -> None:
         handler = type("Handler", (Refusing,), {"code": code, "allows_identity": allows_identity})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        environment({**account.env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"})
+        servers.append(HttpServer(handler))
+        environment({**account.env, "AWS_ENDPOINT_URL": servers[-1].url})
 
     yield start
     for server in servers:
-        server.shutdown()
-        server.server_close()
+        server.down()
 
 
 @pytest.mark.parametrize(("code", "words"), [

@@ -167,7 +167,7 @@ def test_a_context_of_kubectl_can_be_named_and_runs_are_found_by_it(api: Kuberne
     assert launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False, context="training") == 0
     assert find_run("dlrm").handle.where["context"] == "training"
     assert status_command("dlrm", context="training", console=Console(quiet=True)) == 0
-    with pytest.raises(UserError, match="no run of that name"):
+    with pytest.raises(UserError, match="nothing was launched under that name"):
         status_command("dlrm", context="elsewhere", console=Console(quiet=True))
     with pytest.raises(UserError, match="--context is kubectl's"):
         launch_run(Console(quiet=True), spec_of("place.machine=", "place.nodes=1"), yes=True, dry_run=False,

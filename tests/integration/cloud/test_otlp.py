@@ -4,10 +4,10 @@ import gzip
 import json
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from http_servers import HttpHandler, HttpServer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
@@ -27,9 +27,9 @@ class Receiver:
         self._gone = threading.Event()
         receiver = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+        class Handler(HttpHandler):
+            def do_POST(self):  # noqa: N802
+                body = self.body()
                 if receiver._gone.wait(wait_s):
                     return
                 if self.headers.get("Content-Encoding") == "gzip":
@@ -38,19 +38,10 @@ class Receiver:
                 if self.path == "/v1/metrics" and code == 200:
                     receiver.requests.append(ExportMetricsServiceRequest.FromString(body))
                     receiver.headers.append(dict(self.headers))
-                answer = ExportMetricsServiceResponse().SerializeToString()
-                self.send_response(code)
-                self.send_header("Content-Type", "application/x-protobuf")
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
+                self.answer(code, ExportMetricsServiceResponse().SerializeToString(), "application/x-protobuf")
 
-            def log_message(self, *_):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._server = HttpServer(Handler)
+        self.url = self._server.url
 
     def points(self):
         """The last value of each series, by name and attributes, and each metric as it was described."""
@@ -68,8 +59,7 @@ class Receiver:
 
     def close(self):
         self._gone.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.down()
 
 
 @pytest.fixture

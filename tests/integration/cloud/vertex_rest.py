@@ -11,14 +11,15 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from http_servers import HttpHandler, HttpServer
 
 STATES = ("UNSPECIFIED", "QUEUED", "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLING", "CANCELLED")
 
 
-class VertexRest:
+class VertexRest(HttpServer):
     """One server, which keeps its port while it is away."""
 
     def __init__(self) -> None:
@@ -31,26 +32,7 @@ class VertexRest:
         self.num_lost_answers = 0
         """So many jobs are made and the answer is an error."""
         self.cancel_s = 0.1
-        self.port = 0
-        self._server: ThreadingHTTPServer | None = None
-        self.up()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def up(self) -> None:
-        handler = type("Handler", (_Handler,), {"api": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-
-    def down(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._server = None
+        super().__init__(_Handler)
 
     def create(self, parent: str, given: dict[str, Any]) -> dict[str, Any]:
         name = f"{parent}/customJobs/{1000 + len(self.jobs)}"
@@ -74,65 +56,60 @@ class VertexRest:
             "jsonPayload": {"message": text}})
 
 
-class _Handler(BaseHTTPRequestHandler):
-    api: VertexRest
-    protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16
-    disable_nagle_algorithm = True
-
-    def log_message(self, *_: object) -> None:
-        pass
+class _Handler(HttpHandler):
+    owner: VertexRest
 
     def handle_any(self) -> None:
         split = urlsplit(self.path)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.body()
         path = unquote(split.path)
-        self.api.requests.append(f"{self.command} {path}")
-        if self.api.login_error:
+        self.owner.requests.append(f"{self.command} {path}")
+        if self.owner.login_error:
             return self._refuse(401, "UNAUTHENTICATED", "Request had invalid authentication credentials.")
         if path == "/v2/entries:list":
-            return self._json(200, self._entries(json.loads(body)))
+            return self.answer_json(200, self._entries(json.loads(body)))
         if path.endswith(":cancel"):
             return self._cancel(path[4:].removesuffix(":cancel"))
         if path.endswith("/customJobs"):
             if self.command == "POST":
                 return self._create(path[4:].removesuffix("/customJobs"), json.loads(body))
             condition = parse_qs(split.query).get("filter", [""])[0]
-            return self._json(200, {"customJobs": [job for job in self.api.jobs.values() if _fits(job, condition)]})
+            found = [job for job in self.owner.jobs.values() if _fits(job, condition)]
+            return self.answer_json(200, {"customJobs": found})
         name = path[4:]
-        if name not in self.api.jobs:
+        if name not in self.owner.jobs:
             return self._refuse(404, "NOT_FOUND", f"The CustomJob does not exist: {name}")
         if self.command == "DELETE":
-            del self.api.jobs[name]
-            return self._json(200, {"name": f"{name}/operations/1", "done": True})
-        return self._json(200, self.api.jobs[name])
+            del self.owner.jobs[name]
+            return self.answer_json(200, {"name": f"{name}/operations/1", "done": True})
+        return self.answer_json(200, self.owner.jobs[name])
 
     do_GET = do_POST = do_DELETE = handle_any  # noqa: N815
 
     def _create(self, parent: str, given: dict[str, Any]) -> None:
-        if self.api.refusal:
-            return self._refuse(*self.api.refusal)
-        made = self.api.create(parent, given)
-        if self.api.num_lost_answers:
-            self.api.num_lost_answers -= 1
+        if self.owner.refusal:
+            return self._refuse(*self.owner.refusal)
+        made = self.owner.create(parent, given)
+        if self.owner.num_lost_answers:
+            self.owner.num_lost_answers -= 1
             return self._refuse(503, "UNAVAILABLE", "The service is currently unavailable.")
-        return self._json(200, made)
+        return self.answer_json(200, made)
 
     def _cancel(self, name: str) -> None:
-        self.api.jobs[name]["state"] = "JOB_STATE_CANCELLING"
+        self.owner.jobs[name]["state"] = "JOB_STATE_CANCELLING"
 
         def end() -> None:
-            time.sleep(self.api.cancel_s)
-            self.api.jobs[name]["state"] = "JOB_STATE_CANCELLED"
+            time.sleep(self.owner.cancel_s)
+            self.owner.jobs[name]["state"] = "JOB_STATE_CANCELLED"
 
         threading.Thread(target=end, daemon=True).start()
-        self._json(200, {})
+        self.answer_json(200, {})
 
     def _entries(self, requests: dict[str, Any]) -> dict[str, Any]:
         """Two a page, so that pages are turned."""
         condition = requests["filter"]
         found = []
-        for entry in self.api.entries:
+        for entry in self.owner.entries:
             labels = entry["resource"]["labels"]
             job = re.search(r'job_id="(\d+)"', condition)
             is_service = labels["task_name"] == "service"
@@ -146,15 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {"entries": found[begin:begin + 2], **more}
 
     def _refuse(self, code: int, status: str, message: str) -> None:
-        self._json(code, {"error": {"code": code, "status": status, "message": message}})
-
-    def _json(self, code: int, values: dict[str, Any]) -> None:
-        data = json.dumps(values).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.answer_json(code, {"error": {"code": code, "status": status, "message": message}})
 
 
 @contextlib.contextmanager

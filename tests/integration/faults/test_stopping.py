@@ -8,10 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from http_servers import HttpHandler, serve
 from integration.faults.conftest import ENDS_S, SPEC, Run
 
 pytestmark = pytest.mark.slow
@@ -146,8 +146,8 @@ def listens(pid: int, number: signal.Signals) -> bool:
 def metadata_server():
     """Google's, as far as a preemption goes: one question hangs until the value changes or its time is up."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Handler(HttpHandler):
+        def do_GET(self) -> None:  # noqa: N802
             path, _, query = self.path.partition("?")
             server.asked.append(path)
             if self.headers.get("Metadata-Flavor") != "Google":
@@ -158,25 +158,12 @@ def metadata_server():
             value = "NONE"
             if path.endswith("/preempted"):
                 value = "TRUE" if server.preempted.is_set() else "FALSE"
-            self.send_response(200)
-            for name, text in {"Metadata-Flavor": "Google", "ETag": f"e{value}", "Content-Length": len(value)}.items():
-                self.send_header(name, str(text))
-            self.end_headers()
-            self.wfile.write(value.encode())
+            self.answer(200, value, headers={"Metadata-Flavor": "Google", "ETag": f"e{value}"})
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.preempted, server.asked = threading.Event(), []
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    yield server
-    server.preempted.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serve(Handler) as server:
+        server.preempted, server.asked = threading.Event(), []
+        yield server
+        server.preempted.set()
 
 
 def has_torch(pid: int) -> bool:
