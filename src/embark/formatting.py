@@ -75,6 +75,14 @@ def format_duration(seconds: Any) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600:02d} h"
 
 
+def format_step_time(seconds: Any) -> str:
+    """`5.10 ms`, `0.171 ms`: three digits; from a second on as a duration."""
+    read = to_finite(seconds)
+    if read is None or read >= 1:
+        return format_duration(read)
+    return f"{1e3 * read:#.3g} ms".replace(". ", " ")
+
+
 def format_usd(value: Any) -> str:
     """`$0.032`, `$4.10`, `$1,234`"""
     read = to_finite(value)

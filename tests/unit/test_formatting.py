@@ -30,6 +30,12 @@ def test_format_duration(seconds, text):
     assert formatting.format_duration(seconds) == text
 
 
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0.0266, "26.6 ms"), (0.000171, "0.171 ms"), (0.251, "251 ms"), (1.5, "1.5 s"), (None, formatting.MISSING)])
+def test_format_step_time(seconds, text):
+    assert formatting.format_step_time(seconds) == text
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0, "$0.00"), (0.0004, "< $0.001"), (0.032, "$0.032"), (4.1, "$4.10"), (999.5, "$999.50"), (1234.4, "$1,234"),

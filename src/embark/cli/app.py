@@ -1,6 +1,9 @@
 """Every command, registered by import path: `embark --help` imports none of them, and a command only its own module."""
 
+import re
+import shlex
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, UnusedCliTokensError
@@ -44,6 +47,19 @@ def explain(error: CycloptsError) -> UserError:
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         return UserError(f"unexpected argument {error.unused_tokens[0]!r}", fix=fix)
     return UserError(str(error), fix=fix)
+
+
+def name_spec(fix: str, words: Sequence[str]) -> str:
+    """A fix with the spec of the command line in place of `SPEC`: a command that can be pasted."""
+    if "SPEC" not in fix:
+        return fix
+    from embark.spec.presets import PRESETS
+
+    _, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
+    spec = bound.arguments.get("spec", "")
+    if spec in PRESETS or str(spec).endswith(".toml"):
+        return re.sub(r"\bSPEC\b", lambda _: shlex.quote(spec), fix)
+    return fix
 
 
 app = _make_app()

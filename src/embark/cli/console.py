@@ -195,6 +195,10 @@ class Console:
 
         return TerminalView(self.out, quiet=self.quiet)
 
+    def has_shown_end(self, view: Sink) -> bool:
+        """The view has said how the run ended, where standard error goes too: an error would say it again."""
+        return bool(getattr(view, "has_shown_end", False)) and sys.stdout.isatty() == sys.stderr.isatty()
+
     def _log_stages(self) -> Callable[[str, float, str], None]:
         logged_s = time.monotonic()
 

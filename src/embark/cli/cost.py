@@ -33,7 +33,11 @@ def cost(
     if stop and found.budget_usd is None:
         raise UserError("--stop needs a budget to stop at", fix="--budget 50, or place.budget_usd in the spec")
     console.show(found, _render)
-    if stop and found.is_within_budget is False and found.spent_usd is not None:
+    if found.is_within_budget is None and (stop or budget is not None):
+        raise UserError(f"{found.name} has no price: {'--stop' if stop else '--budget'} has no effect",
+                        fix="name place.machine in its spec, or start it with EMBARK_USD_PER_HOUR set: the dollars per "
+                            "hour of all its machines")
+    if stop and found.is_within_budget is False:
         _stop(console, found, yes=yes)
     return ExitCode.OTHER if found.is_within_budget is False else ExitCode.DONE
 
@@ -64,7 +68,8 @@ def _render(console: Console, found: RunCost) -> None:
     for note in found.notes:
         console.warning(note)
     if found.budget_verdict:
-        console.text(found.budget_verdict, style="green" if found.is_within_budget else "bold red")
+        styles = {True: "green", False: "bold red", None: "yellow"}
+        console.text(found.budget_verdict, style=styles[found.is_within_budget])
 
 
 def _spent(found: RunCost) -> str:

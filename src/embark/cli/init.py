@@ -1,5 +1,6 @@
 """`embark init`: write a starter spec."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,7 @@ class WrittenSpec:
 
     path: Path
     preset: str
+    new_folder: Path | None  # The one that had to be created for it.
 
 
 def init(
@@ -46,12 +48,14 @@ def init(
         return
     if path.exists() and not force:
         raise UserError(f"{path}: exists already", fix="--force overwrites it; --out FILE writes elsewhere")
+    new_folder = None if path.parent.exists() else path.parent
     try:
         write_atomic(path, starter(preset))
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    console.show(WrittenSpec(path, preset), _render)
+        raise UserError(f"{path}: {error.strerror}", fix="--out FILE writes elsewhere") from error
+    console.show(WrittenSpec(path, preset, new_folder), _render)
 
 
 def _render(console: Console, written: WrittenSpec) -> None:
-    console.text(f"wrote {written.path}; next: embark train {written.path}")
+    created = f"created {written.new_folder}; " if written.new_folder else ""
+    console.text(f"{created}wrote {written.path}; next: embark train {shlex.quote(str(written.path))}")

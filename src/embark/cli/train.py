@@ -2,9 +2,10 @@
 
 from embark.cli.console import Console
 from embark.cli.options import Flag, Settings, Spec
+from embark.errors import ExitCode, Interrupted
 
 
-def train(spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, console: Console = Console()) -> None:
+def train(spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, console: Console = Console()) -> int:
     """Train a spec on this machine: on the CPU, on one GPU, as a rank under torchrun, or in JAX on TPUs.
 
     A stopped run resumes from its last checkpoint; a finished run is not repeated. With --json: one event per line.
@@ -22,4 +23,11 @@ def train(spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, console: C
         from embark.report.report import ReportAtEnd
         from embark.trainers import train as train_run
 
-        train_run(run, [ReportAtEnd(), console.view()], fresh=fresh, signals=signals)
+        view = console.view()
+        try:
+            train_run(run, [ReportAtEnd(), view], fresh=fresh, signals=signals)
+        except Interrupted as stopped:
+            if not console.has_shown_end(view):
+                raise
+            return stopped.exit_code
+    return ExitCode.DONE

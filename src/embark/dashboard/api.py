@@ -17,12 +17,12 @@ from embark.formatting import (
     format_count,
     format_duration,
     format_float,
+    format_step_time,
     strip_control_chars,
     to_finite,
     to_one_line,
 )
 from embark.redaction import redact
-from embark.report.curves import milliseconds
 from embark.report.record import GPU, HOST, PHASES, Record, gpus_of, slow_ranks
 from embark.store.run_dir import EVENTS
 
@@ -120,8 +120,8 @@ def _ranks_text(values: Values, step: str) -> str:
     parts = []
     if times:
         slowest = int(np.argmax(times))
-        parts += [f"median {milliseconds(float(np.median(times)))}",
-                  f"slowest rank {slowest} {milliseconds(times[slowest])}"]
+        parts += [f"median {format_step_time(float(np.median(times)))}",
+                  f"slowest rank {slowest} {format_step_time(times[slowest])}"]
     if busy:
         parts.append(f"GPUs {sum(busy) / len(busy):.0f} % busy")
     return f"{step}: {'; '.join(parts) or 'nothing measured'}"
@@ -131,7 +131,7 @@ def _phases_text(values: Values, step: str) -> str:
     seconds = values.get("seconds")
     parts = {to_one_line(name): to_finite(value) for name, value in seconds.items()} \
         if isinstance(seconds, Mapping) else {}
-    return f"{step}: {', '.join(f'{name} {milliseconds(value)}' for name, value in parts.items() if value)}"
+    return f"{step}: {', '.join(f'{name} {format_step_time(value)}' for name, value in parts.items() if value)}"
 
 
 def _plain_text(values: Values, _step: str) -> str:

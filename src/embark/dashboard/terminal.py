@@ -25,6 +25,7 @@ from embark.formatting import (
     format_duration,
     format_float,
     format_si,
+    format_step_time,
     format_usd,
     pluralize,
     to_encoding,
@@ -32,7 +33,7 @@ from embark.formatting import (
     to_one_line,
 )
 from embark.report.context import Liveness
-from embark.report.curves import milliseconds, points_of
+from embark.report.curves import points_of
 from embark.report.record import Record, gpus_of, slow_ranks
 from embark.report.run_files import Finder
 
@@ -316,7 +317,7 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
     record, spent = view.record, view.spent
     rate, step_s = view.samples_per_s, record.median("step_s")
     if rate is not None:
-        yield "pace", f"{format_si(rate)} samples/s" + (f" · {milliseconds(step_s)} a step" if step_s else "")
+        yield "pace", f"{format_si(rate)} samples/s" + (f" · {format_step_time(step_s)} a step" if step_s else "")
     if record.rank_times_s:
         yield "ranks", _ranks(record.rank_times_s)
     if saves := record.saves:
@@ -375,13 +376,13 @@ def _pair(pen: _Pen, label: str, busy: Sequence[float], full: float | None, leng
 
 
 def _ranks(times_s: Sequence[float]) -> str:
-    text = f"{len(times_s)} · {milliseconds(statistics.median(times_s))} a step"
+    text = f"{len(times_s)} · {format_step_time(statistics.median(times_s))} a step"
     if len(times_s) > 1:
         text += f" · {sparkline(times_s[:64], 0.0, max(times_s), 64)}"
     if slow := slow_ranks(dict(enumerate(times_s))):
         worst = max(slow, key=lambda rank: times_s[rank])
         others = f" and {len(slow) - 1} more" if len(slow) > 1 else ""
-        text += f" rank {worst}{others} slow: {milliseconds(times_s[worst])}"
+        text += f" rank {worst}{others} slow: {format_step_time(times_s[worst])}"
     return text
 
 

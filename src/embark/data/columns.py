@@ -108,7 +108,7 @@ def _read(data: DataSpec, tables: Sequence[Table]) -> RawRows:
     portions = []
     for file in files:
         if not file.size_bytes:
-            raise DataError(f"{file.uri}: the file is empty")
+            raise DataError(f"{file.uri}: the file is empty", fix="leave it out of data.path, or write it again")
         suffix = "." + file.name.lower().removesuffix(".gz").rpartition(".")[2]
         if suffix == ".npz":
             found: Iterator[RawRows] = iter([_read_npz(inputs, file, data, sparse)])
@@ -123,7 +123,7 @@ def _read(data: DataSpec, tables: Sequence[Table]) -> RawRows:
                                     "`embark data prepare` reads words and missing values")
             portions.append(rows)
     if not any(map(len, portions)):
-        raise DataError(f"{data.path}: has columns, but no rows")
+        raise DataError(f"{data.path}: has columns, but no rows", fix="add at least one row below its header")
     return RawRows.join(portions)
 
 
@@ -153,12 +153,14 @@ def _read_npz(inputs: Inputs, file: InputFile, data: DataSpec, sparse: tuple[Spa
                         fix="write it with numpy.savez, without objects") from error
     if len({len(array) for array in loaded.values()}) > 1:
         sizes = ", ".join(f"{name} {len(array)}" for name, array in loaded.items())
-        raise DataError(f"{file.uri}: the columns differ in their number of rows: {sizes}")
+        raise DataError(f"{file.uri}: the columns differ in their number of rows: {sizes}",
+                        fix="write arrays of the same length")
     ids = {column.name for column in sparse}
     for name, array in loaded.items():
         if array.ndim != 1 and not (array.ndim == 2 and name in ids):
             wanted = "1 or 2 dimensions (rows, ids)" if name in ids else "1 dimension"
-            raise DataError(f"{file.uri}: column {name!r} has {array.ndim} dimensions and must have {wanted}")
+            raise DataError(f"{file.uri}: column {name!r} has {array.ndim} dimensions and must have {wanted}",
+                            fix="reshape the array before numpy.savez")
 
     import pyarrow  # the readers' import has said so if it is missing
 

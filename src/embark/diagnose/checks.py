@@ -16,7 +16,7 @@ from embark.diagnose.source import Source
 from embark.errors import UserError
 from embark.events.alerts import FULL, HOT_C, INPUT_SHARE, SLOW_RANK, SLOW_STEP
 from embark.events.events import parse_event
-from embark.formatting import format_duration, to_finite, to_one_line
+from embark.formatting import format_step_time, to_finite, to_one_line
 from embark.spec import RunSpec
 from embark.stack.versions import check
 
@@ -237,8 +237,8 @@ class StepTimes:
         slow = sorted(rank for rank, time_s in medians.items() if time_s > SLOW_RANK * usual_s)
         if slow and len(slow) <= len(medians) // 3:
             worst = max(slow, key=lambda rank: medians[rank])
-            cause = (f"rank {worst} needs {format_duration(medians[worst])} for what the others do in "
-                     f"{format_duration(usual_s)}: all ranks wait for it in every step")
+            cause = (f"rank {worst} needs {format_step_time(medians[worst])} for what the others do in "
+                     f"{format_step_time(usual_s)}: all ranks wait for it in every step")
             yield RuleMatch(rule_named("straggler"), self._first[worst], ranks=frozenset(slow), cause=cause)
 
     def _slow_loader(self) -> Iterator[RuleMatch]:
@@ -255,7 +255,7 @@ class StepTimes:
             return
         usual_s = statistics.median(time_s for time_s, _ in self._steps[1:])
         if usual_s >= SLOW_STEP * planned_s:
-            cause = (f"a step takes {format_duration(usual_s)}; the plan predicted {format_duration(planned_s)} on "
+            cause = (f"a step takes {format_step_time(usual_s)}; the plan predicted {format_step_time(planned_s)} on "
                      "this kind of machine: the loader, another process or the network slows it down")
             yield RuleMatch(rule_named("slower-than-planned"), self._steps[-1][1], cause=cause)
 

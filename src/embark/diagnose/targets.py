@@ -124,4 +124,4 @@ def _parse_spec(data: bytes, name: str) -> RunSpec:
     try:
         return resolve(tomllib.loads(text), where=name, text=text)
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"not TOML: {error}") from error
+        raise UserError(f"not TOML: {error}", fix="strings are in quotes, sections in [brackets]") from error

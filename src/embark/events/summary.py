@@ -113,9 +113,11 @@ def resume_hint(saved_step: Any, how: str = "") -> str:
 
 
 def work(history: History) -> str:
-    """`20,000 steps · 164 M samples in 5 min 12 s · 52.5 k samples/s`"""
+    """`20,000 steps · 164 M samples in 5 min 12 s · 52.5 k samples/s`; empty where this process did no step."""
     end = history.end
     steps = history.steps_done - int(to_finite(history.start.get("first_step")) or 0)
+    if steps <= 0 or not history.start:
+        return ""
     samples = f"{format_si(end.get('num_samples'))} samples in {format_duration(end.get('train_s'))}"
     return " · ".join([f"{format_count(steps)} steps", samples, format_rate(end.get("samples_per_s"))])
 

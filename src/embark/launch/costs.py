@@ -42,7 +42,7 @@ class RunCost:
     """From when the machines were there to the first process: the image was pulled. Without events, all there is."""
     spending: Spending | None  # From the run's own events; None where there are none.
     budget_usd: float | None
-    is_within_budget: bool | None  # None: there is no budget.
+    is_within_budget: bool | None  # None: there is no budget, or no price to check it with.
     budget_verdict: str
     notes: tuple[str, ...] = ()  # What could not be counted.
     can_be_cancelled: bool = False  # It was launched from here, and has not ended.
@@ -94,7 +94,7 @@ def _check_budget(name: str, limit_usd: float | None, own_usd: float | None, spe
         return None, ""
     limit = format_usd(limit_usd)
     if spent_usd is None:
-        return False, f"whether {limit} suffices is unknown: the run has no price"
+        return None, f"cannot check the budget of {limit}: the run has no price"
     if spent_usd >= limit_usd:
         return False, f"the budget of {limit} is spent"
     if total_usd is not None and total_usd > limit_usd:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -91,7 +92,9 @@ def find_run(name: str, context: str = "") -> RunRecord:
         return run
     names = {run.handle.name for run in list_runs(context).runs}
     known = nearest(name.partition("@")[0], names) if names else "embark launch SPEC launches one"
-    raise UserError(f"{name}: no run of that name was launched from here", fix=known)
+    if (local := Path(RUNS_FOLDER, name) / EVENTS).is_file():
+        known = f"it was trained without embark launch: embark watch {shlex.quote(str(local.parent))} shows it"
+    raise UserError(f"{name}: nothing was launched under that name from here", fix=known)
 
 
 def location_hash(handle: RunHandle) -> str:
@@ -167,6 +170,9 @@ def run_status(run: RunRecord, shell: Shell, notify: Notify, *, is_hasty: bool =
     """One run in full. `is_hasty`: a platform that does not answer is not waited for, and not asked for events."""
     backend = backend_of(run.handle, shell, notify, is_hasty=is_hasty)
     status = backend.status(run.handle)
+    if run.is_cancelled and status.state in ("failed", "lost", "restarting"):
+        status = replace(status, state="gone", reason="it had to be killed: its last checkpoint may be older",
+                         fix=f"its checkpoints are in {run.handle.run_uri}")
     events: list[RunEvent] = []
     if status.state != "gone" and not is_hasty:
         try:

@@ -98,7 +98,7 @@ def status_of(states: Mapping[int, SupervisorState | None], names: Mapping[int, 
             why = explain_exit(one.code or 0)
             return status("failed", f"{names[index]}: {why.text}, after {lasted}", why.fix)
     if any(one.was_stopped for one in known):
-        return status("gone", f"cancelled after {lasted}", f"its checkpoints are in {run_uri}")
+        return status("gone", f"stopped after {lasted}", f"its checkpoints are in {run_uri}")
     silent = [names[index] for index, one in sorted(states.items()) if one is None]
     if silent:
         return status("restarting", f"{', '.join(silent)} does not answer")

@@ -316,7 +316,7 @@ def _load(path: Path, *, named: bool) -> Source | Unread:
             data = file.read(MAX_BYTES + 1)  # a pipe or a device has no size to ask for
     except OSError as error:
         if named:
-            raise UserError(f"{path}: {error.strerror}") from error
+            raise UserError(f"{path}: {error.strerror}", fix="name a file or folder that can be read") from error
         return Unread(empty, 0, f"cannot be read: {error.strerror}", "check its permissions")
     if len(data) > MAX_BYTES:
         return Unread(empty, 0, f"is longer than {MAX_BYTES / 1e6:.0f} MB", "lint the manifest alone")

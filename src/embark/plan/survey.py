@@ -17,7 +17,8 @@ from embark.spec.batch import divides
 Predict = Callable[[Setup], Prediction]
 Order = Literal["dollars", "hours"]
 MAX_NODES = 16
-LEAST_GAIN = 0.02  # Twice the machines that take less than this off the time are the last that are tried.
+LEAST_GAIN = 0.02
+"""A time shorter by less than this is no shorter: no prediction is that exact, and most are printed alike."""
 BEYOND = 4.0  # Times the front's longest and dearest: what a picture shows besides it.
 
 
@@ -177,15 +178,16 @@ def rank(found: Iterable[Estimate], purchase: Purchase, by: Order, bounds: Bound
 
 
 def pareto_front(found: Iterable[Estimate], purchase: Purchase) -> list[Estimate]:
-    """Those that no other beats in both dollars and hours, fastest to cheapest, without rough estimates."""
+    """Those that no other beats in both dollars and hours, fastest to cheapest, without rough estimates. Each takes
+    less time than the next by `LEAST_GAIN` or more."""
     kept: list[Estimate] = []
-    cheapest_usd = float("inf")
-    for estimate in rank((e for e in found if not e.is_rough), purchase, "hours"):
-        usd = estimate.total_usd(purchase)
-        if usd is not None and estimate.total_s(purchase) is not None and usd < cheapest_usd:
+    fastest_s = float("inf")
+    for estimate in rank((e for e in found if not e.is_rough), purchase, "dollars"):
+        total_s = estimate.total_s(purchase)
+        if total_s is not None and estimate.total_usd(purchase) is not None and total_s < fastest_s * (1 - LEAST_GAIN):
             kept.append(estimate)
-            cheapest_usd = usd
-    return kept
+            fastest_s = total_s
+    return kept[::-1]
 
 
 def near_front(found: Survey) -> list[Estimate]:

@@ -16,6 +16,7 @@ from embark.plan.survey import (
     Survey,
     could_fit,
     node_counts,
+    pareto_front,
     rank,
     survey_catalog,
 )
@@ -119,7 +120,8 @@ def survey_sentence(found: Survey, kept: list[Estimate], name: str, *, max_nodes
                 f"the fastest {_short_words(fastest[0], found.purchase)}")
     inside = f" {bounds_text}" if bounds_text else ""
     firm = _firm(kept)
-    by_money, by_time = rank(firm, found.purchase, "dollars")[0], rank(firm, found.purchase, "hours")[0]
+    by_money = rank(firm, found.purchase, "dollars")[0]
+    by_time = (pareto_front(firm, found.purchase) or rank(firm, found.purchase, "hours"))[0]
     if by_money is by_time:
         return f"{name}{inside}: cheapest and fastest is {_short_words(by_money, found.purchase)}"
     return (f"{name}{inside}: cheapest is {_short_words(by_money, found.purchase)}; fastest is "

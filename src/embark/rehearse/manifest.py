@@ -49,7 +49,8 @@ def manifest_texts(path: Path) -> dict[str, str]:
         try:
             texts[str(one)] = one.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{one}: cannot be read: {error}") from error
+            raise UserError(f"{one}: cannot be read: {error}",
+                            fix="it must be a YAML file in UTF-8 that you may read") from error
     if not texts:
         raise UserError(f"{path}: has no manifest in it", fix="embark render SPEC --out FOLDER writes one")
     return texts

@@ -14,13 +14,14 @@ from embark.formatting import (
     format_bytes,
     format_count,
     format_duration,
+    format_step_time,
     format_usd,
     pluralize,
     to_finite,
     to_one_line,
 )
 from embark.report.context import RunContext
-from embark.report.curves import REASONS, capitalize, milliseconds
+from embark.report.curves import REASONS, capitalize
 from embark.report.document import Bar, Bars, Block, Folded, Key, Piece, Table, Words
 from embark.report.record import PHASES, Record, gpus_of, slow_ranks
 
@@ -38,7 +39,7 @@ def timeline(context: RunContext) -> Bars | None:
     record, stops, attempts = context.record, context.interruptions, context.record.attempts()
     if not attempts or record.last_s is None:
         return None
-    begin_s = attempts[0].start_s
+    begin_s = attempts[0].began_s
     wall_s = max(record.last_s - begin_s, 1e-9)
 
     def at(time_s: float) -> float:
@@ -49,11 +50,11 @@ def timeline(context: RunContext) -> Bars | None:
         return Piece(start, start + TICK, sign, tooltip)
 
     work = tuple(
-        Piece(at(a.start_s), max(at(a.last_s), at(a.start_s) + TICK), "used",
+        Piece(at(a.began_s), max(at(a.last_s), at(a.began_s) + TICK), "used",
               f"steps {format_count(a.first_step)} to {format_count(a.last_step)}, "
-              f"{format_duration(a.last_s - a.start_s)}") for a in attempts)
+              f"{format_duration(a.held_s)}") for a in attempts)
     ends = tuple(tick(s.stopped_s, "bad", f"{REASONS[s.reason]} at step {format_count(s.stopped_step)}") for s in stops)
-    bars = [Bar("running", (*work, *ends), format_duration(record.held_s))]
+    bars = [Bar("running", (*work, *ends), format_duration(sum(a.held_s for a in attempts)))]
     saves, evals = record.saves, record.of_kind("eval")
     if saves:
         pieces = tuple(tick(s.time_s, "save", f"step {format_count(s.step)}, {format_bytes(s.size_bytes)}")
@@ -69,7 +70,7 @@ def timeline(context: RunContext) -> Bars | None:
 def predicted_and_actual(record: Record) -> list[Block]:
     """What `embark plan` predicts for this machine, and what was measured."""
     rows = []
-    for what, name, actual, say in (("step time", "step_s", record.step_s, milliseconds),
+    for what, name, actual, say in (("step time", "step_s", record.step_s, format_step_time),
                                     ("peak memory", "peak_bytes", to_finite(record.end.get("peak_bytes")),
                                      format_bytes)):
         predicted = to_finite(record.predict.get(name))
@@ -90,7 +91,7 @@ def money(context: RunContext) -> list[Block]:
     record, spent, attempts = context.record, context.spent, context.record.attempts()
     if spent is None or record.last_s is None:
         return []
-    rows = [("wall time", format_duration(record.last_s - attempts[0].start_s))]
+    rows = [("wall time", format_duration(record.last_s - attempts[0].began_s))]
     samples = record.num_samples
     if samples and spent.held_s:
         rows.append(("samples trained on", format_count(samples)))
@@ -144,10 +145,10 @@ def ranks(record: Record) -> Bars | None:
         waits = columns.get(f"input_s.{rank}", np.empty(0))
         wait_s = float(np.nanmean(waits)) if np.isfinite(waits).any() else 0.0
         end, wait_end = means[rank] / longest, min(wait_s, means[rank]) / longest
-        pieces = (Piece(0.0, wait_end, "wait", f"waiting for input {milliseconds(wait_s)}"),
+        pieces = (Piece(0.0, wait_end, "wait", f"waiting for input {format_step_time(wait_s)}"),
                   Piece(wait_end, end, "slow" if rank in slow else "used",
-                        f"step {milliseconds(means[rank])}, at worst {milliseconds(float(times[rank].max()))}"))
-        bars.append(Bar(f"rank {rank}", pieces, milliseconds(means[rank]), "bad" if rank in slow else ""))
+                        f"step {format_step_time(means[rank])}, at worst {format_step_time(float(times[rank].max()))}"))
+        bars.append(Bar(f"rank {rank}", pieces, format_step_time(means[rank]), "bad" if rank in slow else ""))
     keys = (Key("used", "step time, mean"), Key("wait", "of it waiting for input"),
             *((Key("slow", f"over {SLOW_RANK:g} times the others' time"),) if slow else ()))
     note = f"The slowest {MAX_ROWS} of {pluralize(len(times), 'rank')}." if len(times) > MAX_ROWS else ""
@@ -158,7 +159,7 @@ def phases(record: Record) -> Bars | None:
     """The parts of a step."""
     means = {name.replace("_", "-"): float(values.mean()) for name in PHASES
              if len(values := record.phases.values(name))}
-    return _share_bars("Step time by phase", means, [f"k{place}" for place in range(len(means))], milliseconds)
+    return _share_bars("Step time by phase", means, [f"k{place}" for place in range(len(means))], format_step_time)
 
 
 def _share_bars(

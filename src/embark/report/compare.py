@@ -1,5 +1,6 @@
 """Runs side by side: what differs in their specs, how each ended, and which was better by what."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,13 +13,14 @@ from embark.formatting import (
     format_duration,
     format_float,
     format_si,
+    format_step_time,
     format_usd,
     pluralize,
     to_finite,
 )
 from embark.report.bars import format_time
 from embark.report.context import RunContext, State
-from embark.report.curves import milliseconds, overlaid
+from embark.report.curves import overlaid
 from embark.report.document import Block, Code, Document, Table, Tile, Tone, Words, sections_with_something
 from embark.report.report import TONES
 from embark.report.spec_rows import differences
@@ -29,7 +31,10 @@ SAME_SAMPLES = frozenset(
     f"data.{name}" for name in ("num_train_samples", "shuffle", "cache_gb", "cache_dir", "on_bad_id")
 )
 """Fields of `[data]` that leave the held-out samples what they are."""
-EVAL_ONLY = frozenset({"data.num_eval_samples", "data.eval_split"})  # They change the held-out samples alone.
+HELD_OUT = "number of held-out samples"
+EVAL_ONLY = frozenset({"data.num_eval_samples", "data.eval_split", HELD_OUT})  # They change the held-out samples alone.
+_DRAWN_BY = re.compile(r"model\.(num_dense|num_tables|rows_per_table|tables\..+\.(rows|multi_hot))")
+"""Fields of `[model]` that synthetic samples are drawn by."""
 
 Values = Mapping[str, float | None]
 
@@ -64,7 +69,7 @@ ROWS = (
     Row("steps", "steps", format_count, None),
     Row("num_samples", "samples", format_si, None),
     Row("samples_per_s", "samples/s", format_si, "up"),
-    Row("step_s", "step time", milliseconds, "down"),
+    Row("step_s", "step time", format_step_time, "down"),
     Row("held_s", "machine time", format_duration, "down"),
     Row("peak_bytes", "peak memory", format_bytes, "down"),
     Row("usd", "spent", format_usd, "down"),
@@ -113,11 +118,21 @@ def compare_runs(contexts: Sequence[RunContext]) -> Comparison:
                  for name, one in zip(_unique_names(contexts), contexts, strict=True))
     best, sentence = _verdict(runs)
     spec = tuple(SpecDifference(*one) for one in differences([context.spec for context in contexts]))
-    other = [one.field for one in spec if one.field.startswith("data.") and one.field not in SAME_SAMPLES]
-    if other:
+    if other := _other_samples(contexts, [one.field for one in spec]):
         how = "evaluated on the same held-out" if EVAL_ONLY.issuperset(other) else "trained on the same"
         sentence += f" They were not {how} samples ({', '.join(other[:3])}): compare with care."
     return Comparison(sentence, best, runs, spec)
+
+
+def _other_samples(contexts: Sequence[RunContext], fields: Sequence[str]) -> list[str]:
+    """What gave the runs different samples: fields of their specs, or other data in the same place."""
+    found = [field for field in fields if field.startswith("data.") and field not in SAME_SAMPLES]
+    if any((context.spec.get("data") or {}).get("kind", "synthetic") == "synthetic" for context in contexts):
+        return found + [field for field in fields if _DRAWN_BY.fullmatch(field)]
+    for name, words in (("num_train_samples", "number of training samples"), ("num_eval_samples", HELD_OUT)):
+        counts = {context.record.start[name] for context in contexts if name in context.record.start}
+        found += [words] if len(counts) > 1 else []
+    return found
 
 
 def compare_document(found: Comparison) -> Document:
@@ -199,18 +214,18 @@ def _at_what_cost(best: ComparedRun, other: ComparedRun) -> str:
     x, y = best.values.get("num_samples"), other.values.get("num_samples")
     if x and y and abs(x / y - 1) >= SAME_SHARE:
         parts.append(f"after {format_si(x)} samples against {format_si(y)}")
-    for name, more, less in (("usd", "more expensive", "cheaper"), ("held_s", "slower", "faster")):
+    for name, where in (("usd", "at {} cost"), ("held_s", "in {} machine time")):
         x, y = best.values.get(name), other.values.get(name)
         if x and y and abs(x / y - 1) >= SAME_SHARE:
-            parts.append(f"{_times(x / y)} {more if x > y else less}")
+            parts.append(where.format(_relative(x / y)))
             break
     return f", {' and '.join(parts)}" if parts else ""
 
 
-def _times(ratio: float) -> str:
+def _relative(ratio: float) -> str:
     if ratio > 2 or ratio < 0.5:
-        return f"{max(ratio, 1 / ratio):.1f} times"
-    return f"{100 * abs(ratio - 1):.0f} %"
+        return f"{ratio:.2g}x the"
+    return f"{100 * abs(ratio - 1):.0f} % {'more' if ratio > 1 else 'less'}"
 
 
 def _tile(found: Comparison, run: ComparedRun) -> Tile:

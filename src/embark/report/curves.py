@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from embark.events.metrics import metric
 from embark.events.plotting import Axis, Floats, Point, draw, format_time_tick, means, thin
-from embark.formatting import format_bytes, format_count, format_duration, format_float, format_si
+from embark.formatting import format_bytes, format_count, format_duration, format_float, format_si, format_step_time
 from embark.report.context import RunContext
 from embark.report.document import Gallery, Key, Picture, templates
 from embark.report.record import Record
@@ -174,7 +174,7 @@ SYSTEM: tuple[tuple[str, Say, tuple[tuple[str, str, _Aggregate], ...]], ...] = (
     ("network", _bytes_rate, (("in", "net_in_bytes_per_s", np.nansum), ("out", "net_out_bytes_per_s", np.nansum))),
     ("disk", _bytes_rate, (("read", "disk_read_bytes_per_s", np.nansum),
                            ("written", "disk_write_bytes_per_s", np.nansum))),
-    ("slowest and median rank", lambda v: milliseconds(v),
+    ("slowest and median rank", lambda v: format_step_time(v),
      (("slowest", "step_s", np.nanmax), ("median", "step_s", np.nanmedian))),
 )
 """Title, format, and of each line its label, what is measured, and how machines, GPUs or ranks become one value."""
@@ -304,11 +304,6 @@ def letters(line: tuple[Floats, Floats], marks: tuple[Floats, Floats]) -> str:
 
 def points_of(xs: Floats, ys: Floats) -> list[Point]:
     return list(zip(xs.tolist(), ys.tolist(), strict=True))
-
-
-def milliseconds(seconds: float) -> str:
-    """`5.10 ms`: three digits."""
-    return f"{1e3 * seconds:#.3g} ms".replace(". ", " ") if seconds < 1 else format_duration(seconds)
 
 
 def capitalize(text: str) -> str:

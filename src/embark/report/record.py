@@ -153,8 +153,9 @@ class Record(NewestEvents):
 
     @property
     def held_s(self) -> float:
-        """The time that machines worked on it: from each start to its last sign of life, together."""
-        return sum(attempt.last_s - attempt.start_s for attempt in self.attempts())
+        """Machine time, as `embark cost` counts it."""
+        spent = self.spending()
+        return spent.held_s if spent else 0.0
 
     @property
     def step_s(self) -> float | None:

@@ -106,8 +106,11 @@ class Clock:
         """A step's mean time."""
         return (time.perf_counter() - self._started) / max(self._steps, 1)
 
-    def median_step_s(self) -> float:
-        """The median of the windows; the first includes compilation, and counts only if there is no other."""
+    def median_step_s(self) -> float | None:
+        """The median of the windows; the first includes compilation, and counts only if there is no other. None before
+        the first step."""
+        if not self._steps:
+            return None
         times = list(self._window_times)
         return statistics.median(times[1:] or times) if times else self.step_s()
 

@@ -172,7 +172,8 @@ def end_run(run: Run, clock: Clock, decision: Decision, evaluated: dict[str, Any
         run.logger.log("end", {**end, "outcome": "budget" if is_budget else "interrupted"})
         saved = f"; saved in {run.run_dir.uri}" if step else ""
         by = "the budget" if is_budget else decision.stop
-        raise stopped_by(decision.stop, f"stopped by {by} at step {step} of {run.num_steps}{saved}")
+        what = f"stopped by {by} at step {step} of {run.num_steps}{saved}"
+        raise stopped_by(decision.stop, what, has_checkpoint=step > 0)
     run.logger.log("end", end)
     return {**evaluated, **end}
 

@@ -71,10 +71,15 @@ def _finished_step(run_dir: RunDir) -> int:
 
 
 def finished_before(run_dir: RunDir, step: int, view: Sequence[Sink]) -> dict[str, Any]:
-    """The end of a run that had finished already."""
+    """The end of a run that had finished already: what it returned then, from its events."""
     text = (f"{run_dir.uri} is finished: {step} steps. --fresh runs it again in a new directory; "
             "a larger train.num_steps or train.num_epochs continues it")
+    events = read_events(run_dir.events) if run_dir.events.is_file() else ()  # a remote run's are on rank 0's host only
+    newest = {event.kind: event for event in events if event.kind in ("eval", "end")}
+    newest["end"] = Event("end", {**newest["end"].values, "run_dir": run_dir.uri} if newest else
+                          {"outcome": "done", "step": step, "run_dir": run_dir.uri})
     for sink in view:
-        sink.emit(Event("note", {"level": "info", "text": text}))
+        for event in (Event("note", {"level": "info", "text": text}), *newest.values()):
+            sink.emit(event)
         sink.close()
-    return {"outcome": "done", "step": step, "run_dir": run_dir.uri}
+    return {name: value for event in newest.values() for name, value in event.values.items()}

@@ -116,7 +116,8 @@ def _read_toml(path: Path) -> tuple[str, Raw, str]:
         text = path.read_text(encoding="utf-8")
         raw = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as text: {error}") from error
+        raise UserError(f"{path}: cannot be read as text: {error}",
+                        fix="it must be a TOML file in UTF-8 that you may read") from error
     except ValueError as error:
         raise UserError(f"{path}: not TOML: {error}", fix="strings are in quotes, sections in [brackets]") from error
     except RecursionError as error:
@@ -134,7 +135,8 @@ def _call(reference: str) -> RunSpec:
         raise UserError(f"{reference}: {error}",
                         fix="use module:function, importable from the current directory") from error
     if not isinstance(spec, RunSpec):
-        raise UserError(f"{reference}: returned {type(spec).__name__}, not a RunSpec")
+        raise UserError(f"{reference}: returned {type(spec).__name__}, not a RunSpec",
+                        fix="the function must return an embark.RunSpec")
     return spec
 
 

@@ -1,6 +1,7 @@
 """The command line itself: mistakes are one sentence with a fix, help is grouped, a closed pipe is no error."""
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -65,6 +66,14 @@ def test_a_wrong_command_line_is_named_with_the_help_that_tells_the_right_one(ca
     error = json.loads(capsys.readouterr().err)
     assert what in error["error"]
     assert error["fix"] == fix
+
+
+@pytest.mark.parametrize("name", ["mine.toml", "my specs/mine.toml"])
+def test_the_command_of_a_fix_names_the_users_own_spec(capsys, tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text('[data]\nkind = "prepared"\npath = "out"\n')
+    assert run(["train", name, "--json"]) == 64
+    assert f"embark data prepare {shlex.quote(name)}" in json.loads(capsys.readouterr().err)["fix"]
 
 
 def test_help_groups_every_command_and_each_has_its_own(capsys):

@@ -98,8 +98,23 @@ def test_a_run_without_a_price_is_reported_in_hours_only(tmp_path, capsys):
     assert "3 min 20 s so far" in out
     assert "hours only" in out
     assert "$" not in out
-    code, answer = cost_of(capsys, "dlrm", budget=5.0)
-    assert (code, answer["spent_usd"], answer["is_within_budget"]) == (1, None, False)
+
+
+@pytest.mark.parametrize("words", [["--budget", "5"], ["--budget", "5", "--stop", "--yes"]])
+def test_a_budget_cannot_be_checked_without_a_price_which_is_an_error_of_the_input(tmp_path, capsys, words):
+    write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000))
+    assert run(["cost", "dlrm", *words]) == 64
+    told = capsys.readouterr()
+    assert "cannot check the budget of $5.00: the run has no price" in told.out
+    assert f"has no price: {words[2] if len(words) > 2 else '--budget'} has no effect" in told.err
+    assert "EMBARK_USD_PER_HOUR" in told.err
+
+
+def test_a_budget_of_the_spec_without_a_price_is_a_note_and_not_a_budget_exceeded(tmp_path, capsys):
+    write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000), ["place.budget_usd=5"])
+    code, answer = cost_of(capsys, "dlrm")
+    assert (code, answer["spent_usd"], answer["is_within_budget"]) == (0, None, None)
+    assert "cannot check the budget" in answer["budget_verdict"]
 
 
 def test_the_price_of_a_machine_is_the_catalogs_with_its_date(tmp_path, capsys):
@@ -131,6 +146,7 @@ def test_cost_report_and_dashboard_price_a_run_alike(start, is_priced, tmp_path,
     money = summary(watched, now)["money"]
     assert (answer["usd_per_hour"], reported.price.usd_per_hour, money["usd_per_hour"]) == (per_hour,) * 3
     assert answer["spent_usd"] == pytest.approx(reported.spent.usd) == pytest.approx(money["spent_usd"])
+    assert answer["held_s"] == pytest.approx(reported.record.held_s)  # machine time has one definition
     assert ("hours only" in reported.price.text) is not is_priced
     assert (answer["price_source"] == "") is not is_priced
 
@@ -302,12 +318,12 @@ def until(is_so, limit_s: float = 240.0) -> None:
         time.sleep(0.1)
 
 
-def test_without_a_price_nothing_is_stopped(tmp_path, capsys, monkeypatch):
+def test_without_a_price_nothing_is_stopped(tmp_path, monkeypatch):
     write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() + 85))
     ended: list[str] = []
     monkeypatch.setattr("embark.cli.cost.cancel", lambda name, **_: ended.append(name))
-    assert cost("dlrm", budget=1.0, stop=True, yes=True, console=Console()) == 1
-    assert "is unknown: the run has no price" in capsys.readouterr().out
+    with pytest.raises(UserError, match="--stop has no effect"):
+        cost("dlrm", budget=1.0, stop=True, yes=True, console=Console())
     assert ended == []
 
 

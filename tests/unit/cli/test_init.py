@@ -24,7 +24,11 @@ def test_init_writes_a_spec_and_never_overwrites_one(capsys, tmp_path):
 
 def test_init_writes_where_out_says(capsys, tmp_path):
     assert run(["init", "quickstart", "--out", "a.toml", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"path": "a.toml", "preset": "quickstart"}
+    written = json.loads(capsys.readouterr().out)
+    assert written == {"path": "a.toml", "preset": "quickstart", "new_folder": None}
+    assert run(["init", "--out", "new/my specs/a.toml"]) == 0
+    told = capsys.readouterr().out
+    assert "created new/my specs; wrote new/my specs/a.toml; next: embark train 'new/my specs/a.toml'" in told
     assert run(["init", "--out", "-"]) == 0
     assert capsys.readouterr().out == (tmp_path / "a.toml").read_text()
     assert run(["init", "--out", "-", "--json"]) == 64

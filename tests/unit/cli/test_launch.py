@@ -94,7 +94,7 @@ def test_a_name_that_was_never_launched_is_reported():
         lambda: logs_command("x", follow=False, console=Console()),
         lambda: cancel_command("x", yes=True, console=Console()),
     ):
-        with pytest.raises(UserError, match="x: no run of that name"):
+        with pytest.raises(UserError, match="x: nothing was launched under that name"):
             verb()
 
 

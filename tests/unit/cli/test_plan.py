@@ -178,7 +178,7 @@ STORED = ("data.kind=prepared", "data.path=s3://bucket/rows")
 @pytest.mark.parametrize(
     ("sets", "requests", "what", "fix"),
     [
-        (["place.machine=p5.48xlarg"], {}, "place.machine = p5.48xlarg", "p5.48xlarge"),
+        (["place.machine=p5.48xlarg"], {}, "did you mean 'p5.48xlarge'", ""),
         (P4D, {"region": "eastus"}, "p4d.24xlarge: not offered in eastus", "us-west-2"),
         ((*P4D, "place.region=eastus"), {}, "p4d.24xlarge: not offered in eastus", "us-west-2"),
         ((), {"across": True, "region": "us-est-1"}, "knows no such region", "us-east-1"),

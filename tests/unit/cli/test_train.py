@@ -48,7 +48,9 @@ def test_a_finished_run_is_left_alone_unless_fresh(capsys, tmp_path):
     before = (tmp_path / "runs" / "laptop" / "events.jsonl").read_text()
     capsys.readouterr()
     assert run(["train", "laptop", *SMALL]) == 0
-    assert "is finished" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "is finished" in told
+    assert "Held-out AUC" in told
     assert (tmp_path / "runs" / "laptop" / "events.jsonl").read_text() == before
     assert run(["train", "laptop", "--fresh", *SMALL]) == 0
     assert (tmp_path / "runs" / "laptop-2" / "events.jsonl").is_file()
@@ -60,6 +62,14 @@ def test_another_model_never_resumes_in_a_run_s_directory(capsys, tmp_path):
     assert run(["train", "laptop", *SMALL, "--set", "model.embedding_dim=32"]) == 64
     assert "a different model.embedding_dim" in capsys.readouterr().err
     assert (tmp_path / "runs" / "laptop" / "spec.toml").read_text() == before
+
+
+def test_a_misspelt_machine_is_refused_before_anything_is_loaded(capsys, tmp_path):
+    assert run(["train", "laptop", *SMALL, "--set", "place.machine=p5.48xlargee"]) == 64
+    told = capsys.readouterr().err
+    assert "place.machine = p5.48xlargee" in told
+    assert "did you mean 'p5.48xlarge'" in told
+    assert not (tmp_path / "runs").exists()
 
 
 def test_ctrl_c_leaves_a_checkpoint_to_resume_from(capsys, tmp_path):
@@ -78,10 +88,11 @@ def test_ctrl_c_leaves_a_checkpoint_to_resume_from(capsys, tmp_path):
     code = run(["train", "laptop", *words])
     is_over.set()
     person.join()
-    errors = capsys.readouterr().err
-    assert code == 130, errors
-    assert "stopped by SIGINT" in errors
-    assert "Traceback" not in errors
+    told = capsys.readouterr()
+    assert code == 130, told.err
+    assert told.out.count("Interrupted by SIGINT at step") == 1
+    assert told.out.count("Run the same command to resume") == 1
+    assert not told.err
     kinds = [json.loads(line)["event"] for line in events.read_text().splitlines()]
     assert kinds[-3:] == ["save", "interrupt", "end"]
     step = json.loads(events.read_text().splitlines()[-1])["step"]

@@ -127,6 +127,12 @@ def test_events_are_judged(look, rows, name):
     assert report.diagnoses[0].evidence.line > 0
 
 
+def test_a_step_time_is_printed_with_three_digits(look):
+    predicted = {"event": "predict", "step_s": 0.005, "is_calibrated": True}
+    report = look(events(predicted, *steps(5, step_s=0.0266)), "events.jsonl")
+    assert report.diagnoses[0].cause.startswith("a step takes 26.6 ms; the plan predicted 5.00 ms on")
+
+
 @pytest.mark.parametrize(
     "rows",
     [

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from embark.errors import UserError
-from embark.launch.backend import RunHandle
+from embark.launch import run_registry
+from embark.launch.backend import RunHandle, Status
 from embark.launch.run_registry import (
     RunRecord,
     delete_record,
@@ -16,8 +17,11 @@ from embark.launch.run_registry import (
     list_runs,
     location_hash,
     registry_dir,
+    run_status,
     save_record,
 )
+from embark.launch.shell import Shell
+from embark.store.run_dir import EVENTS
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +55,39 @@ def test_two_of_a_name_in_two_clusters_are_reported_apart():
         word = f"dlrm@{location_hash(one.handle)}"
         assert word in caught.value.fix
         assert find_run(word) == one
+
+
+def test_a_run_that_was_trained_and_not_launched_is_named_with_what_shows_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "my run").mkdir(parents=True)
+    (tmp_path / "runs" / "my run" / EVENTS).touch()
+    with pytest.raises(UserError, match="my run: nothing was launched under that name from here") as caught:
+        find_run("my run")
+    assert caught.value.fix == "it was trained without embark launch: embark watch 'runs/my run' shows it"
+
+
+class Platform:
+    """Answers with one status."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def status(self, _handle: RunHandle) -> Status:
+        return self._status
+
+    def events(self, _handle: RunHandle) -> list:
+        return []
+
+
+@pytest.mark.parametrize(("state", "shown", "reason"), [
+    ("failed", "gone", "cancelled; it had to be killed: its last checkpoint may be older"),
+    ("gone", "gone", "cancelled; stopped after 5.0 s"), ("succeeded", "succeeded", "stopped after 5.0 s"),
+])
+def test_a_cancelled_run_has_not_failed(monkeypatch, state, shown, reason):
+    platform = Platform(Status(state=state, reason="stopped after 5.0 s"))
+    monkeypatch.setattr(run_registry, "backend_of", lambda *_, **__: platform)
+    status = run_status(run(is_cancelled=True), Shell(), print)
+    assert (status.state, status.reason) == (shown, reason)
 
 
 def test_a_misspelt_name_gets_the_nearest_one():

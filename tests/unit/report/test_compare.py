@@ -35,7 +35,9 @@ def test_the_better_one_is_named_with_what_it_was_better_by(side):
 
 def test_what_it_took_is_reported_too(side):
     found = compare_runs([side("a", 0.76, price=10.0), side("b", 0.79, price=30.0)])
-    assert found.sentence.endswith("of a (+0.0300), 3.0 times more expensive.")
+    assert found.sentence.endswith("of a (+0.0300), at 3x the cost.")
+    assert compare_runs([side("a", 0.76, price=30.0), side("b", 0.79, price=10.0)]).sentence.endswith("0.33x the cost.")
+    assert compare_runs([side("a", 0.76, price=10.0), side("b", 0.79, price=9.0)]).sentence.endswith("10 % less cost.")
 
 
 def test_of_two_that_learnt_equally_well_the_cheaper_one_is_better(side):
@@ -43,6 +45,28 @@ def test_of_two_that_learnt_equally_well_the_cheaper_one_is_better(side):
     assert found.best == "a"
     assert "learned equally well" in found.sentence
     assert "a was cheaper: $0.14 against $0.42" in found.sentence
+
+
+@pytest.mark.parametrize(("model", "is_other"), [
+    ({"num_tables": 3}, True), ({"num_dense": 1}, True), ({"embedding_dim": 8}, False),
+    ({"tables": [{"name": "user", "rows": 9}]}, True),
+])
+def test_synthetic_samples_are_drawn_by_the_model_too(side, model, is_other):
+    first = side("a", 0.76)
+    other = replace(first, name="b", spec={**first.spec, "model": model})
+    assert ("not trained on the same samples (model." in compare_runs([first, other]).sentence) is is_other
+    data = {"kind": "prepared", "path": "out"}
+    prepared = [replace(one, spec={**one.spec, "data": data}) for one in (first, other)]
+    assert "same samples" not in compare_runs(prepared).sentence
+
+
+@pytest.mark.parametrize(("name", "how"), [
+    ("num_train_samples", "trained on the same samples (number of training samples)"),
+    ("num_eval_samples", "evaluated on the same held-out samples (number of held-out samples)")])
+def test_data_prepared_anew_in_the_same_place_is_a_reason_for_care(side, name, how):
+    first, other = (replace(side(run, 0.76), spec={"data": {"kind": "prepared", "path": "out"}}) for run in "ab")
+    other.record.start = {**other.record.start, name: 7}
+    assert compare_runs([first, other]).sentence.endswith(f"They were not {how}: compare with care.")
 
 
 @pytest.mark.parametrize(("data", "how"), [

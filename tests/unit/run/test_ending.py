@@ -8,6 +8,7 @@ import pytest
 
 from embark.diagnose.scan import rule_named
 from embark.errors import EmbarkError, Fault, OverBudget, Preempted
+from embark.events.events import Event
 from embark.run.clock import Clock
 from embark.run.logger import RunLogger, recorded_errors
 from embark.run.loop import Run, end_run, save_and_evaluate
@@ -127,13 +128,29 @@ def test_a_run_that_was_stopped_saves_tells_why_and_raises_it(end, seen, tmp_pat
     assert saver.finished == [(4, {"auc": 0.7}, True)]
 
 
+def test_a_run_stopped_before_its_first_step_starts_over_and_has_no_step_time(end, seen):
+    with pytest.raises(Preempted) as caught:
+        end[0](Decision("SIGTERM"), 0)
+    assert caught.value.fix == "run the same command to start over: there is no checkpoint yet"
+    assert seen.events[1][1]["step_s"] is None
+
+
 def test_a_run_that_was_finished_says_so_to_whoever_watches(seen):
     values = finished_before(RunDir("runs/tiny"), 10, [seen])
     assert values == {"outcome": "done", "step": 10, "run_dir": "runs/tiny"}
-    ((kind, run_events),) = seen.events
+    (kind, run_events), *_ = seen.events
     assert kind == "note"
     assert "runs/tiny is finished: 10 steps" in run_events["text"]
     assert seen.is_closed
+
+
+def test_a_finished_run_returns_and_shows_what_it_did_when_it_ended(seen, tmp_path):
+    end = {"outcome": "done", "step": 10, "run_dir": "where/it/was", "samples_per_s": 5.0}
+    events = [Event("eval", {"step": 5, "auc": 0.6}), Event("eval", {"step": 10, "auc": 0.7}), Event("end", end)]
+    (tmp_path / "events.jsonl").write_text("".join(event.to_json() + "\n" for event in events))
+    values = finished_before(RunDir(str(tmp_path)), 10, [seen])
+    assert values == {**end, "auc": 0.7, "run_dir": str(tmp_path)}
+    assert [(kind, shown.get("step")) for kind, shown in seen.events] == [("note", None), ("eval", 10), ("end", 10)]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def test_how_a_stop_ends_the_process():
     assert stopped_by("SIGINT", "").exit_code == ExitCode.INTERRUPTED == 130
     for name in ("SIGTERM", "SIGUSR1", "notice"):
         assert stopped_by(name, "").exit_code == ExitCode.PREEMPTED == 75
+        assert stopped_by(name, "").fix == "run the same command to resume"
 
 
 def pace(*sets: str, grace_s: float = 30) -> CheckpointSchedule:

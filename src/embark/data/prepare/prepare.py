@@ -184,7 +184,8 @@ class _Run:
             bad = BadRows.collect(self.files, self._by_file(tasks, records))
             bad.check(self._max_bad_share)
             if not bad.num_rows:
-                raise DataError(f"{self.files[0].uri}: has no rows" if len(self.files) == 1 else "no file has any rows")
+                raise DataError(f"{self.files[0].uri}: has no rows" if len(self.files) == 1 else "no file has any rows",
+                                fix="data.prepare.input must name a file with at least one row")
             written, layout, id_maps = records, self.work.layout(), self._id_maps()
             if self.work.numbered:
                 id_maps = self._id_maps(self._do(pool, "numbering ids", self._number_tasks(records)))

@@ -99,7 +99,7 @@ def take_sample(
         return Sample("parquet", columns, num_rows)
     text = head(inputs, first, _HEAD_BYTES).removeprefix(BOM)
     if not text.strip():
-        raise DataError(f"{first.uri}: has no rows")
+        raise DataError(f"{first.uri}: has no rows", fix="data.prepare.input must name a file with at least one row")
     is_open = prepare.format == "auto" and prepare.delimiter in ("", "\t") and not prepare.column_names
     if format == "criteo" or (is_open and prepare.header is not True and _is_criteo(first, text)):
         return _sample_criteo(text)
@@ -179,7 +179,7 @@ def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inp
     body = [row for row in (*rows[int(has_header) :], *_more_rows(inputs, files, delimiter))
             if len(row) == num_fields and (not has_header or header_names(row) != names)]
     if not body:
-        raise DataError(f"{first.uri}: has columns, but no rows")
+        raise DataError(f"{first.uri}: has columns, but no rows", fix="add at least one row below its header")
     missing = set(prepare.missing)
     columns = tuple(Column.of(name, [row[i].strip() for row in body], missing) for i, name in enumerate(names))
     return Sample("csv", columns, len(body), delimiter, has_header)

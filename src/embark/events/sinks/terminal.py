@@ -53,6 +53,7 @@ class TerminalView:
         self._waiting: Event | None = None
         self._last_line_s = float("-inf")
         self._is_gone = False
+        self.has_shown_end = False
 
     def emit(self, event: Event) -> None:
         if self._is_gone:
@@ -83,6 +84,7 @@ class TerminalView:
             self._flush_line()
             self._stop_live()
             self._summarize()
+            self.has_shown_end = True
         elif self._quiet:
             return
         elif kind == "step":

@@ -105,7 +105,7 @@ def test_it_outlives_its_launcher_and_cancelling_it_leaves_a_complete_checkpoint
     assert "last complete checkpoint: step-" in output
     status = local().status(handle)
     assert status.state == "gone"
-    assert "cancelled after" in status.reason
+    assert "stopped after" in status.reason
 
 
 def test_one_that_was_killed_is_reported_and_not_taken_for_running(tmp_path):

@@ -76,7 +76,8 @@ class CsvReader:
             new_bytes, read_bytes = stream.tell() - read_bytes, stream.tell()
             if isinstance(cut, Runaway):
                 if is_header_next:
-                    raise DataError(f"{file.uri}: the header cannot be read: {cut.why}")
+                    raise DataError(f"{file.uri}: the header cannot be read: {cut.why}",
+                                    fix="repair its first line, or set data.prepare.header = false")
                 none = np.zeros(0, np.int64)
                 location = Location(none, none, num_lines, new_bytes, [BadRow(cut.line, cut.why)])
                 yield self._parser.parse(_empty(columns).column, location, file.uri)
@@ -103,7 +104,8 @@ class CsvReader:
             _refuse_quotes(text, delimiter, file)
             stand_in = next((c for c in _STAND_INS if c not in text), None)
             if stand_in is None:
-                raise DataError(f"{file.uri}: is not text: it has control characters of every kind")
+                raise DataError(f"{file.uri}: is not text: it has control characters of every kind",
+                                fix="data.prepare.input names text files only")
             text, delimiter = text.replace(delimiter, stand_in), stand_in
         try:
             return self._table(text, delimiter, columns), {}
@@ -113,7 +115,8 @@ class CsvReader:
         try:
             return self._table(text, delimiter, columns), wrong
         except pa.ArrowInvalid as error:
-            raise DataError(f"{file.uri}: is not delimited text that can be read: {error}") from error
+            raise DataError(f"{file.uri}: is not delimited text that can be read: {error}",
+                            fix="check data.prepare.delimiter, and that the file is UTF-8 text") from error
 
     def _table(self, text: bytes, delimiter: bytes, columns: Sequence[str]) -> Any:
         if not text:
@@ -282,7 +285,7 @@ def sample_parquet(
         except (pa.ArrowException, OSError) as error:
             raise _broken(file, error) from error
     if batch is None or not batch.num_rows:
-        raise DataError(f"{file.uri}: has columns, but no rows")
+        raise DataError(f"{file.uri}: has columns, but no rows", fix="add at least one row below its header")
     columns = (_sampled(name, normalize_array(batch.column(i)), missing) for i, name in enumerate(names))
     return tuple(columns), batch.num_rows
 
