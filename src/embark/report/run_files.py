@@ -10,7 +10,7 @@ from embark.launch.run_registry import list_runs
 from embark.launch.supervisor import LOG
 from embark.store import open_store, run_uri
 from embark.store.errors import NotFound
-from embark.store.run_dir import EVENTS, LOG_FOLDERS, SPEC
+from embark.store.run_dir import EVENTS, LOG_FOLDERS, SPEC, files_below
 
 LAUNCH_LOG = "launch log"
 ROOT = "runs"
@@ -78,7 +78,7 @@ class RunFiles:
             return [LogFile(entry.path, entry.size_bytes) for folder in LOG_FOLDERS
                     for entry in self.store.list(folder)][:MAX_LOGS]
         paths = [*sorted(self.root.glob("*.log")),
-                 *(path for folder in LOG_FOLDERS for path in sorted((self.root / folder).rglob("*")))]
+                 *(path for folder in LOG_FOLDERS for path in sorted(files_below(self.root / folder)))]
         names = [path.relative_to(self.root).as_posix() for path in paths]
         names = [LAUNCH_LOG, *names] if self.launch_log else names
         return [LogFile(name, size) for name in names if (size := self.size_bytes(name)) is not None][:MAX_LOGS]

@@ -7,6 +7,7 @@ import hashlib
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from embark.errors import UserError, nearest
@@ -18,6 +19,7 @@ from embark.store.opening import open_store
 EVENTS = "events.jsonl"
 SPEC = "spec.toml"
 SMALL_FILES = (SPEC, "plan.txt", EVENTS, "report.html")
+MAX_FILES = 20_000
 LOG_FOLDERS = ("logs", "ranks")  # Where torchrun is told to put its logs.
 
 
@@ -88,9 +90,17 @@ class RunDir:
         """Copy the small files to where the run lives."""
         if self.is_remote:
             self.check_lease()
-            curves = sorted(p for p in self.tensorboard.rglob("*") if p.is_file())
+            curves = sorted(p for p in files_below(self.tensorboard) if p.is_file())
             small = [self.path / name for name in SMALL_FILES if (self.path / name).is_file()]
             self.store.upload_many([(p, p.relative_to(self.path).as_posix()) for p in [*small, *curves]])
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Files of a run's folder; no link to a folder is followed, the folder itself included: it may lead anywhere."""
+    if folder.is_symlink():
+        return []
+    found = (Path(where, name) for where, _, names in os.walk(folder) for name in names)
+    return list(islice(found, MAX_FILES))
 
 
 def find_run(word: str, root: str = "runs") -> RunDir:

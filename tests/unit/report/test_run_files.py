@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from embark.report.run_files import RunFiles
@@ -39,3 +40,18 @@ def test_a_log_kept_elsewhere_is_read_by_its_name(tmp_path: Path):
     files = RunFiles(tmp_path / "run", launch_log=tmp_path / "log")
     assert [(log.name, log.size_bytes) for log in files.logs()] == [("launch log", 8)]
     assert files.read("launch log", 0, 100) == b"printed\n"
+
+
+def test_a_log_folder_that_is_a_link_is_not_walked(tmp_path: Path, monkeypatch):
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    for folder in (run, outside):
+        folder.mkdir()
+    (outside / "secret.log").write_text("secret")
+    (run / "logs").symlink_to(outside)
+    (run / "ranks").mkdir()
+    (run / "ranks" / "0.log").write_text("shown")
+    walked = []
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: walked.append(str(path)) or scan(path))
+    assert [log.name for log in RunFiles(run).logs()] == ["ranks/0.log"]
+    assert not [path for path in walked if "outside" in path or path.endswith("logs")]

@@ -26,7 +26,7 @@ from typing import Any, cast
 
 from embark.data.prepared.layout import REPAIR, Layout
 from embark.data.prepared.manifest import MANIFEST, Manifest, Part
-from embark.data.prepared.parts import LocalParts, OpenPart, Parts, ReadAhead
+from embark.data.prepared.parts import LocalParts, OpenPart, Parts, PartVerifier, ReadAhead
 from embark.data.prepared.source import Allocate, PreparedSource
 from embark.errors import DataError, EmbarkError, Fault
 from embark.spec.run import RunSpec
@@ -69,6 +69,7 @@ class CachedParts:
         self._lock = threading.Lock()
         self._fetching: dict[str, threading.Lock] = {}
         self._ahead = ReadAhead(self._read_ahead, num_threads=_MAX_AHEAD)
+        self._verifier = PartVerifier()
         self._wanted = directory / "locks" / "wanted"
         self._is_closed = threading.Event()
         try:
@@ -79,6 +80,7 @@ class CachedParts:
     @contextmanager
     def using(self, part: Part) -> Iterator[OpenPart]:
         """The part, fetched if it is not here."""
+        self._verifier.raise_if_damaged()
         pinned = self._take(part)
         try:
             yield pinned.open
@@ -124,6 +126,7 @@ class CachedParts:
         with suppress(OSError):
             os.utime(file)
         pinned = _PinnedPart(OpenPart(file, part, self._layout, self._block_rows), lock, num_users)
+        self._verifier.add(part, pinned.open)  # another run may have fetched it, long ago
         with self._lock:
             is_first = not self._pinned
             self._pinned[part.sha256] = pinned

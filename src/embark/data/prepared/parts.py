@@ -4,7 +4,8 @@ import hashlib
 import mmap
 import os
 import threading
-from collections import OrderedDict
+import zlib
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from embark.store.errors import explain_data
 _MOST_MAPPED = 4_096  # A process may have 65,530 mappings, the kernel's default.
 _MOST_BLOCKS = 64
 _MOST_ADVISED_BYTES = 1 << 30
+_HASHED_BYTES = 4 << 20
 
 
 class OpenPart:
@@ -38,9 +40,17 @@ class OpenPart:
             raise explain_data(error, path, REPAIR) from None
         if len(mapped) <= _MOST_ADVISED_BYTES:
             mapped.madvise(mmap.MADV_WILLNEED)
+        self.path = path
         self._bytes = np.frombuffer(mapped, np.uint8)
         self._block_bytes = layout.map(block_rows).size_bytes if layout.is_fixed else 0
         self._blocks: dict[int, Block] = {}
+
+    def sha256(self) -> str:
+        """Of all its bytes. Other threads run meanwhile."""
+        digest = hashlib.sha256()
+        for start in range(0, len(self._bytes), _HASHED_BYTES):
+            digest.update(self._bytes[start : start + _HASHED_BYTES].data)
+        return digest.hexdigest()
 
     def block(self, index: int) -> Block:
         """The arrays of a block; the latest are cached."""
@@ -88,9 +98,11 @@ class LocalParts:
         self._open: OrderedDict[str, OpenPart] = OrderedDict()
         self._lock = threading.Lock()
         self._ahead = ReadAhead(self._opened)
+        self._verifier = PartVerifier()
 
     @contextmanager
     def using(self, part: Part) -> Iterator[OpenPart]:
+        self._verifier.raise_if_damaged()
         yield self._open.get(part.file) or self._opened(part)
 
     def expect(self, parts: Sequence[Part]) -> None:
@@ -104,7 +116,50 @@ class LocalParts:
                 if len(self._open) >= _MOST_MAPPED:
                     self._open.popitem(last=False)
                 self._open[part.file] = found
+                self._verifier.add(part, found)
             return found
+
+
+class PartVerifier:
+    """Compares each part with its checksum once, in a thread, while training reads it. The ranks of a machine share the
+    parts. A damaged one stops the run at the next part that is used."""
+
+    def __init__(self) -> None:
+        self._rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._seen: set[str] = set()
+        self._todo: deque[tuple[Part, OpenPart]] = deque()
+        self._lock = threading.Lock()
+        self._is_running = False
+        self._damage: DataError | None = None
+
+    def add(self, part: Part, opened: OpenPart) -> None:
+        """Verify it when its turn comes, unless it was before or is another rank's."""
+        with self._lock:
+            if part.file in self._seen or zlib.crc32(part.file.encode()) % self._num_ranks != self._rank:
+                return
+            self._seen.add(part.file)
+            self._todo.append((part, opened))
+            must_start, self._is_running = not self._is_running, True
+        if must_start:
+            threading.Thread(target=self._run, name="embark-verify", daemon=True).start()
+
+    def raise_if_damaged(self) -> None:
+        if self._damage is not None:
+            raise self._damage
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._todo:
+                    self._is_running = False
+                    return
+                part, opened = self._todo.popleft()
+            if (found := opened.sha256()) != part.sha256:
+                self._damage = DataError(
+                    f"{opened.path}: its checksum is {found[:16]}…, the manifest says {part.sha256[:16]}…: it was damaged "
+                    "or replaced, and this run may have trained on it",
+                    fix=f"{REPAIR}; then start over, or from a checkpoint of before this start")
 
 
 class ReadAhead:

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.loader import Batch
-from embark.data.prepared.layout import Block, Layout
+from embark.data.prepared.layout import REPAIR, Block, Layout
 from embark.data.prepared.manifest import Manifest, Part
 from embark.data.prepared.order import EpochOrder, Piece, Shuffle, row_order
 from embark.data.prepared.parts import Parts
+from embark.errors import DataError
 from embark.spec.data import DataSpec
 
 Allocate = Callable[[int], NDArray[np.uint8]]  # So many bytes, the first at a multiple of 16.
@@ -65,6 +66,8 @@ class PreparedSource:
         self.num_eval_samples: int = self._eval_order.num_rows
         self.notes: tuple[str, ...] = _notes(manifest, data)  # What a person should know of the data.
         self._selection = ColumnSelection.of(self.layout, names)
+        rows = {feature.name: feature.rows for feature in self.layout.features}
+        self._names, self._table_rows = tuple(names), np.array([rows[name] for name in names], np.int64)
         self._lock = threading.Lock()  # or two threads would compute one order
         self._epoch_orders = lru_cache(_MOST_ORDERS)(self._epoch_order)
         self._row_orders = lru_cache(_MOST_ROW_ORDERS)(partial(row_order, data.seed))
@@ -74,11 +77,13 @@ class PreparedSource:
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """Rows `start` to `stop` of the epoch's own order."""
-        return self._batch(epoch, self._epoch(epoch).pieces(start, stop), stop - start)
+        return self._checked(self._batch(epoch, self._epoch(epoch).pieces(start, stop), stop - start),
+                             f"samples {start} to {stop - 1} of epoch {epoch}")
 
     def eval_rows(self, start: int, stop: int) -> Batch:
         """Rows of `data.eval_split`, as the files have them."""
-        return self._batch(None, self._eval_order.pieces(start, stop), stop - start)
+        return self._checked(self._batch(None, self._eval_order.pieces(start, stop), stop - start),
+                             f"held-out samples {start} to {stop - 1}")
 
     def train_raw(self, ranges: Sequence[Range], into: NDArray[np.uint8], capacity: int = 1) -> RawBatches:
         """The same rows as `train_rows`, as the bytes of one block with all the layout's columns."""
@@ -89,6 +94,29 @@ class PreparedSource:
         num_rows = ranges[0][2] - ranges[0][1]
         self._fill(pieces, self._views_of(into, capacity * num_rows))
         return RawBatches(into, num_rows, self.layout, len(ranges), capacity)
+
+    def _checked(self, batch: Batch, where: str) -> Batch:
+        """The data was prepared with ids inside their tables, so one that is not is damage. `data.on_bad_id` decides."""
+        counts = batch.lengths.sum(axis=1, dtype=np.int64)
+        ends = np.cumsum(counts)
+        has_ids, starts = counts > 0, ends - counts
+        if not has_ids.any():
+            return batch
+        largest = np.maximum.reduceat(batch.ids.view(np.uint32), starts[has_ids])  # a negative id is a large one
+        if (largest < self._table_rows[has_ids]).all():
+            return batch
+        for number, rows in enumerate(self._table_rows.tolist()):
+            ids = batch.ids[starts[number] : ends[number]]
+            is_bad = (ids < 0) | (ids >= rows)
+            if self._data.on_bad_id == "clip":
+                np.clip(ids, 0, rows - 1, out=ids)
+            elif is_bad.any():
+                at = int(is_bad.argmax())
+                sample = int(np.searchsorted(np.cumsum(batch.lengths[number]), at, side="right"))
+                raise DataError(
+                    f"table {self._names[number]}: id {ids[at]} of sample {sample} of the batch is not in 0 to {rows - 1}, "
+                    f"in {where}", fix=f"{REPAIR}; then run the same command to resume from the last checkpoint")
+        return batch
 
     def _fill(self, pieces: Sequence[tuple[int | None, Piece]], out: Block) -> None:
         at = 0

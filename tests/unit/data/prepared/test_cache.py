@@ -205,7 +205,7 @@ class FarStore(LocalStore):
 
 raw, folder, rank = json.loads(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 store = FarStore(folder)
-cache.open_store = lambda uri: store
+cache.open_store = lambda uri, retry=None: store
 source = open_source(resolve_from_data(resolve(raw)))
 seen = []
 for epoch in range(3):

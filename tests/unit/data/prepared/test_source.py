@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from prepared_rows import FIXED, RAGGED, Made, make_prepared
 from embark.data import Batch, Loader, eval_batches
 from embark.data.prepared import Feature, Rows
 from embark.data.prepared.order import EpochOrder, row_order
+from embark.data.prepared.parts import OpenPart, PartVerifier
+from embark.errors import DataError
 
 NAMES = [f.name for f in FIXED]
 
@@ -187,3 +190,48 @@ def test_auto_shuffles_rows_of_little_data_and_blocks_of_much(tmp_path, monkeypa
     made = make_prepared(tmp_path)
     ours = made.open(shuffle="auto").train_rows(0, 0, 500)
     np.testing.assert_array_equal(ours.dense, made.open(shuffle=as_with).train_rows(0, 0, 500).dense)
+
+
+@pytest.mark.parametrize("features", [(Feature("a", 70_000), Feature("b", 1_000)), RAGGED], ids=["fixed", "ragged"])
+def test_ids_with_a_flipped_bit_are_refused_or_clipped(tmp_path: Path, monkeypatch, features):
+    monkeypatch.setattr(PartVerifier, "add", lambda *_: None)  # the bytes may be in memory alone, or forged
+    made = make_prepared(tmp_path, features, part_bytes=1 << 20)
+    part, number = made.manifest.parts["train"][0], next(i for i, f in enumerate(features) if f.rows == 70_000)
+    data = bytearray((tmp_path / part.file).read_bytes())
+    counts = np.frombuffer(data, "<i8", len(made.layout.ragged)).tolist()
+    group, position = made.layout.positions[number]
+    place = made.layout.map(64, counts).groups[group].start + 4 * (64 * position + 5) + 3
+    data[place] ^= 0x80  # the sign of sample 5's id
+    (tmp_path / part.file).write_bytes(data)
+    with pytest.raises(DataError, match=rf"table {features[number].name}: id -\d+ of sample 5 of the batch is not in 0 to 69999, in samples 0"):
+        made.open(shuffle="none").train_rows(0, 0, 64)
+    clipped = made.open(shuffle="none", on_bad_id="clip").train_rows(0, 0, 64)
+    assert clipped.ids.min() == 0
+
+
+def test_a_part_whose_bytes_changed_since_it_was_prepared_stops_the_run(tmp_path: Path):
+    made = make_prepared(tmp_path, part_bytes=2_000)
+    part = made.manifest.parts["train"][0]
+    data = bytearray((tmp_path / part.file).read_bytes())
+    data[made.layout.map(64).label.start] ^= 1  # a label: no value that could be known to be wrong
+    (tmp_path / part.file).write_bytes(data)
+    source = made.open(shuffle="none")
+    with pytest.raises(DataError, match=f"{part.file}: its checksum is .*may have trained on it"):
+        list(map(source.train_rows, repeat(0), repeat(0), repeat(64)))
+
+
+def test_the_ranks_of_a_machine_verify_each_part_once(tmp_path: Path, monkeypatch):
+    made = make_prepared(tmp_path, part_bytes=2_000)
+    verified: list[str] = []
+    monkeypatch.setattr(OpenPart, "sha256", lambda self: verified.append(self.path.name) or "x")
+    parts = made.manifest.parts["train"]
+    for rank in range(3):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+        verifier = PartVerifier()
+        for part in [*parts, *parts]:
+            verifier.add(part, OpenPart(tmp_path / part.file, part, made.layout, 64))
+        for thread in threading.enumerate():
+            if thread.name == "embark-verify":
+                thread.join()
+    assert sorted(verified) == sorted(Path(part.file).name for part in parts)
