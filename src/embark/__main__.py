@@ -3,9 +3,20 @@
 import os
 import signal
 import sys
-from collections.abc import Sequence
 
-from embark.errors import EmbarkError, ExitCode
+
+def _leave(*_: object) -> None:
+    os.write(2, b"Stopped by Ctrl-C\n")
+    os._exit(130)
+
+
+IS_PROGRAM = __name__ == "__main__" or os.path.basename(sys.argv[0]) == "embark"
+if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _leave)  # until a command runs there is nothing to end in order
+
+from collections.abc import Sequence  # noqa: E402
+
+from embark.errors import EmbarkError, ExitCode, Interrupted  # noqa: E402
 
 
 def main() -> None:
@@ -26,6 +37,8 @@ def run(words: Sequence[str]) -> int:
     from embark.cli.console import Console
 
     console = Console(json="--json" in words, quiet="--quiet" in words or "-q" in words)
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         names, apps, _ = app.parse_commands(list(words))
         for name, command in zip(names, apps[1:], strict=False):
@@ -40,7 +53,7 @@ def run(words: Sequence[str]) -> int:
         console.error(error)
         return error.exit_code
     except KeyboardInterrupt:
-        console.error(EmbarkError("stopped by Ctrl-C"))
+        console.error(Interrupted("stopped by Ctrl-C"))
         return ExitCode.INTERRUPTED
     except (BrokenPipeError, SystemExit) as error:  # rich turns the first into the second
         if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO, TypeVar
 from cyclopts import Parameter
 
 from embark.cli.options import Flag
-from embark.errors import EmbarkError, UserError
+from embark.errors import EmbarkError, Interrupted, UserError
 from embark.events.events import Event, Sink, to_jsonable
 from embark.formatting import MISSING, format_bytes, strip_control_chars, to_encoding, to_one_line
 from embark.redaction import redact
@@ -143,6 +143,10 @@ class Console:
             _write_json(sys.stderr, {"error": strip_control_chars(what), "fix": strip_control_chars(fix),
                                      "exit_code": int(error.exit_code)})
             return
+        if isinstance(error, Interrupted):  # what a person asked for is no error
+            text = ". ".join(one if one.startswith("embark ") else one[:1].upper() + one[1:] for one in (what, fix) if one)
+            _print(self.err, [(text, "bold")])
+            return
         _print(self.err, [("error: ", "bold red"), (what, "")])
         if fix:
             _print(self.err, [("  fix: ", "green"), (fix, "")])
@@ -153,6 +157,20 @@ class Console:
             raise UserError("cannot ask for confirmation: this is not a terminal", fix=f"{flag} skips the prompt")
         _print(self.err, [(f"{question} [y/N]", "bold")])
         return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """A line on the terminal while something takes seconds, and gone afterwards."""
+        is_shown = not self.json and not self.quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        if is_shown:
+            sys.stderr.write(f"{what} …")
+            sys.stderr.flush()
+        try:
+            yield
+        finally:
+            if is_shown:
+                sys.stderr.write("\r\033[K")
+                sys.stderr.flush()
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:

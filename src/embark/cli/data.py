@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,7 +136,7 @@ def _render_preview(console: Console, shown: Preview, out: str) -> None:
         f"memory  {format_bytes(budget.memory_bytes)} at most: {pluralize(budget.num_workers, 'worker')} of at most "
         f"{format_bytes(budget.worker_bytes)}, {format_bytes(budget.chunk_bytes)} of input at a time\n"
         f"to      {out}\n\n"
-        f"The same as TOML, for the spec:\n\n{shown.toml}"
+        f"The same as TOML, in place of label, dense_columns and prepare in the spec:\n\n{shown.toml}"
     )
     console.result("nothing was written; run it without --dry-run to prepare the data")
 
@@ -151,6 +152,8 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
                         str(f.multi_hot)} for f in manifest.layout.features],
                       {"table": "table", "rows": "rows", "ids": "ids per row"})
     console.text(f"\nrows: {_rows(manifest)}; {pluralize(len(manifest.layout.dense), 'dense column')}")
+    if result.dropped:
+        console.text("dropped columns: " + "; ".join(f"{name}: {why}" for name, why in result.dropped.items()))
     if bad.get("num"):
         console.warning(f"skipped {bad['num']:,} unreadable rows, {bad['share']:.4%} of all")
         if not console.quiet:
@@ -160,7 +163,7 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
     if bad.get("num_lists_cut"):
         console.warning(f"lists cut to their column's maximum number of ids: {bad['num_lists_cut']:,}")
     console.result(f"prepared {_summary(result)}, {format_bytes(result.memory_bytes)} of memory at most")
-    console.text(f"next: embark train {spec}, or embark data check {out} to look at it")
+    console.text(f"next: embark train {shlex.quote(spec)}, or embark data check {shlex.quote(str(out))} to look at it")
 
 
 def _render_checked(console: Console, report: Report) -> None:
@@ -227,7 +230,7 @@ def _folder(path: str, command: str) -> Path:
     folder = local_folder(path)
     if folder is None:
         raise UserError(f"{path}: `embark data {command}` writes to a local folder",
-                        fix=f"{command} into a folder, then: embark data copy FOLDER {path}")
+                        fix=f"{command} into a folder, then: embark data copy FOLDER {shlex.quote(path)}")
     return folder
 
 

@@ -82,6 +82,8 @@ def plan(
         raise UserError("--exact plans for one machine", fix="--set place.machine=p5.48xlarge, or leave --exact out")
     if not is_across and (picture is not None or by):
         raise UserError("--picture and --by need the complete catalog", fix="add --across")
+    if picture is not None and picture.suffix.lower() != ".svg":
+        raise UserError(f"--picture {picture}: the chart is SVG", fix=f"--picture {picture.with_suffix('.svg')}")
     request = PlanRequest(across=across, by=by or "", deadline_h=deadline, budget_usd=budget, cloud=cloud,
                           region=region, spot=spot, max_nodes=max_nodes, num_samples=samples)
     planner = _torchrec_planner(loaded) if exact else None

@@ -19,13 +19,17 @@ def train(spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, console: C
     from embark.spec import load_spec
 
     run = load_spec(spec, set_)
-    with StopSignals() as signals:  # torch and jax take seconds to load; a preemption can come meanwhile
-        from embark.report.report import ReportAtEnd
-        from embark.trainers import train as train_run
+    with StopSignals(is_loading=True) as signals:  # a preemption can come while torch or jax is loaded
+        from embark.trainers import open_backend, wants_jax
 
+        with console.waiting(f"loading {'JAX' if wants_jax(run) else 'PyTorch'}"):
+            from embark.report.report import ReportAtEnd
+            from embark.run.loop import train as train_with
+
+            backend = open_backend(run)
         view = console.view()
         try:
-            train_run(run, [ReportAtEnd(), view], fresh=fresh, signals=signals)
+            train_with(run, backend, [ReportAtEnd(), view], fresh=fresh, signals=signals)
         except Interrupted as stopped:
             if not console.has_shown_end(view):
                 raise

@@ -75,5 +75,6 @@ def watch_page(
 
 
 def _render(console: Console, page: ServedPage) -> None:
-    console.text(f"watching {pluralize(len(page.runs), 'run')}; Ctrl-C stops watching, not the runs")
+    found = f"watching {pluralize(len(page.runs), 'run')}" if page.runs else "no runs yet: the page shows them as they start"
+    console.text(f"{found}; Ctrl-C stops watching, not the runs")
     console.result(page.url)

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -299,7 +300,7 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
                        f"set it to {bucket}, or to a folder under place.volume_path with place.volume")
     if data.kind != "synthetic" and data.path and not is_shared(data.path, job):
         yield _mistake("data.path", data.path, f"is on this machine; a machine of {job.cloud} does not see it",
-                       f"copy it: embark data copy {data.path} {bucket.removesuffix('runs')}data")
+                       f"copy it: embark data copy {shlex.quote(data.path)} {bucket.removesuffix('runs')}data")
 
 
 def _identity_mistakes(job: Job) -> Iterator[Mistake]:

@@ -107,10 +107,10 @@ def _finder(word: str, *, is_named: bool) -> Finder:
         return _remote_finder(word.rstrip("/"))
     for folder in (Path(word.removeprefix("file://")).expanduser(), Path(run_uri(ROOT, word)).expanduser()):
         if folder.is_dir():
-            return lambda: _local_runs([folder] if _is_run(folder) else _newest_first(folder))
-    if not is_named:
-        raise UserError(f"there is no {ROOT}/ directory here",
-                        fix="embark train writes one; embark watch DIR names another directory")
+            return lambda: _local_runs([folder] if _is_run(folder) else
+                                       _newest_first(folder) or _newest_first(folder / ROOT))
+    if not is_named:  # the first run makes it
+        return lambda: _local_runs(_newest_first(Path(ROOT)))
     names = [found.name for found in Path(ROOT).glob("*") if found.is_dir()] if Path(ROOT).is_dir() else []
     raise UserError(f"{word}: no such run or directory", fix=nearest(word, names) if names else
                     "name a run's directory, a directory of runs, or a URI of either")

@@ -54,6 +54,7 @@ def train(
     if signals is None:
         with StopSignals() as entered:
             return train(spec, backend, view, fresh=fresh, signals=entered)
+    signals.is_loading = False
     with (
         backend.join(spec.place) as world,
         NoticeWatch(is_polling=spec.place.watch_notices and world.is_host_leader) as notices,
@@ -171,7 +172,7 @@ def end_run(run: Run, clock: Clock, decision: Decision, evaluated: dict[str, Any
         run.logger.log("interrupt", {"step": step, "signal": decision.stop})
         run.logger.log("end", {**end, "outcome": "budget" if is_budget else "interrupted"})
         saved = f"; saved in {run.run_dir.uri}" if step else ""
-        by = "the budget" if is_budget else decision.stop
+        by = "the budget" if is_budget else "Ctrl-C" if decision.stop == "SIGINT" else decision.stop
         what = f"stopped by {by} at step {step} of {run.num_steps}{saved}"
         raise stopped_by(decision.stop, what, has_checkpoint=step > 0)
     run.logger.log("end", end)

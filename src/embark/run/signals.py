@@ -14,12 +14,14 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignals:
-    """Remembers the first signal while it is entered. A second Ctrl-C leaves at once."""
+    """Remembers the first signal while it is entered. A second Ctrl-C leaves at once, and so does one `is_loading`:
+    then there is nothing to save."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_loading: bool = False) -> None:
         self.caught = ""
         # torchrun's, which ends its ranks; one that is killed cannot. A shell, on the other hand, may end.
         self._agent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
+        self.is_loading = is_loading
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopSignals:
@@ -38,7 +40,7 @@ class StopSignals:
         return self.caught
 
     def _catch(self, number: int, _frame: FrameType | None) -> None:
-        if self.caught and number == signal.SIGINT:
+        if (self.caught or self.is_loading) and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.caught = self.caught or signal.Signals(number).name
 

@@ -15,19 +15,20 @@ class PrepareSpec(Section):
     input: Annotated[str, Field(min_length=1)] | Names = ()
     """Files to read: a path, a glob or a list of them, local or `s3://`, `gs://`, `az://`; `.gz` too. Relative
     paths go by the spec's own folder; given with `--set`, by the current directory."""
-    format: Literal["auto", "criteo", "csv", "parquet"] = "auto"
-    """`criteo`: label, 13 integers, 26 hexadecimal ids, tab-separated, no header. `csv`: any delimited text."""
+    format: Literal["auto", "criteo", "csv", "jsonl", "parquet"] = "auto"
+    """`criteo`: label, 13 integers, 26 hexadecimal ids, tab-separated, no header. `csv`: any delimited text.
+    `jsonl`: JSON Lines, one object per line."""
     delimiter: str = Field(default="", max_length=4)
     """Field delimiter of text files; empty: detected."""
     header: bool | Literal["auto"] = "auto"
     """Whether the first line of a text file names the columns."""
     column_names: Names = ()
     """Column names for files without a header; default `column_0`, `column_1`, …"""
-    list_delimiter: str = Field(default="|", min_length=1, max_length=4)
-    """Delimiter between the values of a multi-valued cell."""
+    list_delimiter: str = Field(default="", max_length=4)
+    """Delimiter between the values of a multi-valued cell; empty: detected, `|` or `;`."""
     label_above: float | None = None
     """Threshold for the label: 1 where the column is larger, such as a rating above 3. Without it the label
-    column holds 0 or 1."""
+    column holds 0 or 1, `true` or `false`, `yes` or `no`."""
     sparse_columns: Names = ()
     """Columns that become tables, one id per row, of any type; detected if none are named."""
     list_columns: Names = ()

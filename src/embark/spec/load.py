@@ -1,9 +1,12 @@
 """Loads a `RunSpec` from a TOML file, a preset or a Python function, and explains every mistake in it."""
 
+import difflib
 import importlib
 import os
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from embark.spec.model import ModelSpec, Table
 from embark.spec.paths import join_paths
 from embark.spec.presets import PRESETS
 from embark.spec.run import RunSpec
-from embark.spec.toml import line_of, section_in
+from embark.spec.toml import line_of, section_in, starter
 
 Raw = dict[str, Any]
 
@@ -101,6 +104,7 @@ def _read(source: str) -> tuple[str, Raw, str]:
     if os.path.isfile(source):
         return _read_toml(path)
     if source in PRESETS:
+        _refuse_edited(source)
         return "", PRESETS[source]().model_dump(exclude_unset=True), f"preset {source}"
     if os.path.isdir(source):
         raise UserError(f"{source}: is a directory", fix="name the TOML file; `embark init` writes a starter spec")
@@ -109,6 +113,15 @@ def _read(source: str) -> tuple[str, Raw, str]:
     if path.suffix == ".toml" or "/" in source:
         raise UserError(f"{source}: no such file", fix="`embark init` writes a starter spec")
     raise UserError(f"{source}: neither a file nor a preset", fix=nearest(source, PRESETS))
+
+
+def _refuse_edited(preset: str) -> None:
+    """Of `laptop` and an edited `laptop.toml` here, the file may be meant."""
+    path = Path(f"{preset}.toml")
+    with suppress(OSError, UnicodeDecodeError):
+        if path.is_file() and path.read_text(encoding="utf-8") != starter(preset):
+            raise UserError(f"{preset} is a preset, and {path} here differs from it",
+                            fix=f"name {path} for the file; for the preset, rename the file")
 
 
 def _read_toml(path: Path) -> tuple[str, Raw, str]:
@@ -129,6 +142,8 @@ def _read_toml(path: Path) -> tuple[str, Raw, str]:
 
 def _call(reference: str) -> RunSpec:
     module_name, _, function_name = reference.partition(":")
+    if os.getcwd() not in sys.path:  # last, so that no file here takes the place of an installed module
+        sys.path.append(os.getcwd())
     try:
         spec = getattr(importlib.import_module(module_name), function_name)()
     except (ImportError, AttributeError, ValueError, TypeError) as error:
@@ -193,7 +208,7 @@ def _explain(error: ValidationError) -> list[Mistake]:
         is_unknown = item["type"] == "extra_forbidden"
         field, section = _field_of(item["loc"], is_unknown=is_unknown)
         if is_unknown:
-            what, fix = "no such field", nearest(str(item["loc"][-1]), section.model_fields)
+            what, fix = "no such field", _nearest_field(str(item["loc"][-1]), section)
         elif item["type"] == "missing":
             what, fix = "is required", ""
         else:
@@ -201,6 +216,17 @@ def _explain(error: ValidationError) -> list[Mistake]:
         value = "" if item["type"] == "missing" else _shown(item["input"])
         mistakes.setdefault(field, Mistake("", field, value, what, fix))
     return list(mistakes.values())
+
+
+def _nearest_field(name: str, section: type[BaseModel]) -> str:
+    """The field that is meant; outside of all sections, a section's own: `batch_size` is `train.batch_size`."""
+    if section is RunSpec:
+        fields = {f"{key}.{field}": field for key, info in RunSpec.model_fields.items()
+                  if (inner := section_in(info.annotation)) for field in inner.model_fields}
+        close = difflib.get_close_matches(name, [*RunSpec.model_fields, *fields.values()], n=1, cutoff=0.6)
+        if meant := [key for key, field in fields.items() if [field] == close]:
+            return "did you mean " + " or ".join(map(repr, meant)) + "?"
+    return nearest(name, section.model_fields)
 
 
 def _is_inside(loc: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:

@@ -100,7 +100,7 @@ def test_ctrl_c_leaves_no_container_no_network_and_no_folder(after_s, image_stor
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    assert "stopped by SIGINT" in err
+    assert "Stopped by SIGINT" in err
     assert folder.name not in networks(image_store)
     assert folder.name not in image_store.podman("ps", "--all", "--format", "{{.Names}}").stdout
     assert not folder.exists()

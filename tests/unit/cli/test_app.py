@@ -23,7 +23,10 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
         (["train", "."], ".: is a directory"),
         (["train", "quikstart"], "quickstart"),
         (["train", "laptop", "--set", "train.batch_sze=3"], "did you mean 'batch_size'?"),
+        (["train", "laptop", "--set", "batch_size=3"], "did you mean 'train.batch_size'?"),
+        (["train", "laptop", "--set", "seed=3"], "did you mean 'data.seed' or 'train.seed'?"),
         (["train", "laptop", "--set", "train.batch_size=much"], "valid integer"),
+        (["plan", "laptop", "--across", "--picture", "a.png"], "--picture a.svg"),
         (["train", "laptop", "--set", "data.kind=columns", "--set", "data.path=gone.csv",
           "--set", "model.num_dense=0"], "gone.csv"),
         (["train", "laptop", "--set", "store.root=/proc/none"], "/proc/none"),
@@ -106,4 +109,21 @@ def test_completion_knows_the_commands(capsys, shell):
     script = capsys.readouterr().out
     assert "train" in script
     assert "doctor" in script
-    assert shell != "bash" or "complete -o bashdefault -o default -F" in script
+
+
+TYPED = {"train qu": {"quickstart", "quick run.toml"}, "plan nothing": set(), "data prepare la": {"laptop"},
+         "report cl": {"clicks"}, "catalog show p4d.": {"p4d.24xlarge"}, "tra": {"train"}, "plan --acr": {"--across"}}
+
+
+def test_bash_completes_files_presets_runs_and_machines(capsys, tmp_path):
+    (tmp_path / "runs" / "clicks").mkdir(parents=True)
+    (tmp_path / "quick run.toml").touch()
+    assert run(["completion", "bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    tries = "".join(f'COMP_WORDS=(embark {words}); COMP_CWORD={len(words.split())}; COMPREPLY=(); _embark_and_names\n'
+                    'printf "%s|" "${COMPREPLY[@]}"; echo\n' for words in TYPED)
+    done = subprocess.run(["bash", "-c", f"source ./script\n{tries}\ncomplete -p embark"], capture_output=True, text=True,
+                          check=True, timeout=60)
+    *found, how = done.stdout.splitlines()
+    assert {words: set(filter(None, line.split("|"))) for words, line in zip(TYPED, found, strict=True)} == TYPED
+    assert "-o bashdefault -o default" in how  # files, where there is no name to complete

@@ -59,10 +59,16 @@ def test_a_word_that_means_nothing_says_what_is_near():
         find_runs(("nothing-like-it",))
 
 
-def test_without_runs_the_verb_says_what_makes_some():
-    with pytest.raises(UserError, match="no runs/ directory here") as raised:
-        find_runs(())
-    assert "embark train" in raised.value.fix
+def test_the_first_run_appears_where_none_was_before():
+    find = find_runs(())
+    assert find() == []
+    write_run(Path("runs/one"))
+    assert [run.name for run in find()] == ["one"]
+
+
+def test_a_project_s_folder_means_the_runs_in_it():
+    write_run(Path("project/runs/one"))
+    assert [run.name for run in find_runs(("project",))()] == ["one"]
 
 
 def test_what_a_launched_run_printed_is_among_its_logs(tmp_path: Path):

@@ -1,5 +1,6 @@
 """A spec is read whole, or every mistake in it is named with its place and its cure."""
 
+import sys
 import tomllib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from embark.errors import ExitCode, Mistake, SpecError, UserError
 from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec, load_spec, resolve, to_toml
 from embark.spec.data import PrepareSpec
+from embark.spec.toml import starter
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -326,3 +328,23 @@ def test_text_that_is_nested_deeply_or_has_huge_numbers_is_refused_in_words(tmp_
 def test_a_source_that_is_none_is_refused_in_words(source):
     with pytest.raises(UserError):
         load_spec(source)
+
+
+def test_a_function_is_imported_from_the_current_directory_after_installed_modules(tmp_path, monkeypatch):
+    (tmp_path / "my_specs.py").write_text(
+        "from embark import load_spec\ndef small():\n    return load_spec('laptop', ['train.num_steps=3'])\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    assert load_spec("my_specs:small", ["train.seed=4"]).train.num_steps == 3
+    assert sys.path[-1] == str(tmp_path)
+
+
+def test_a_preset_is_not_taken_for_an_edited_file_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "laptop.toml").write_text(starter("laptop"))
+    assert load_spec("laptop") == load_spec("laptop.toml")
+    (tmp_path / "laptop.toml").write_text(starter("laptop").replace("[train]", "[train]\nseed = 9"))
+    with pytest.raises(UserError, match=r"laptop is a preset, and laptop\.toml here differs from it") as caught:
+        load_spec("laptop")
+    assert "name laptop.toml for the file" in caught.value.fix
+    assert load_spec("laptop.toml").train.seed == 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from embark.data.prepare.sampling import (
     is_zero_one,
     judge,
     kind_of,
+    list_delimiter_of,
     take_sample,
 )
 from embark.data.prepare.schema import Schema, SparseColumn
@@ -57,7 +59,10 @@ class _Choice:
 def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     columns = [column.name for column in sample.columns]
     tables = {_column_of(table.name, columns): table for table in spec.model.tables}
-    choice = _choose(spec, sample, tables)
+    lists = {*spec.data.prepare.list_columns, *(name for name, table in tables.items() if table.multi_hot > 1)}
+    delimiter = spec.data.prepare.list_delimiter or list_delimiter_of(
+        [column for column in sample.columns if column.name != spec.data.label], lists)
+    choice = _choose(spec, sample, tables, delimiter)
     if not choice.sparse:
         reasons = "; ".join(f"{name} {choice.why[name]}" for name in columns if name in choice.why)
         raise DataError(f"{where}: no column was taken for ids, and a model needs one: {reasons}",
@@ -72,10 +77,11 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
                         fix=f"set model.num_dense = {len(dense)} or leave it out, or name them in data.dense_columns")
     examples = {column.name: _examples(column) for column in sample.columns}
     return Schema(sample.format, spec.data.label, dense, sparse, tuple(columns), tuple(choice.ignored),
-                  sample.delimiter, sample.has_header, spec.data.prepare.split_column, choice.why, examples)
+                  sample.delimiter, sample.has_header, spec.data.prepare.split_column, choice.why, examples,
+                  list_delimiter=delimiter)
 
 
-def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table]) -> _Choice:
+def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimiter: str) -> _Choice:
     data, prepare = spec.data, spec.data.prepare
     is_sparse_given = bool(prepare.sparse_columns or tables)
     guesses_dense = not data.dense_columns and (
@@ -85,7 +91,7 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table]) -> _Choice:
     choice = _Choice()
     for column in sample.columns:
         name, said = column.name, ""
-        guessed = judge(column, prepare.list_delimiter)
+        guessed = judge(column, list_delimiter)
         if name == data.label:
             above = prepare.label_above
             said = "is data.label" + ("" if above is None else f", 1 where it is above {above:g}")
@@ -96,7 +102,7 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table]) -> _Choice:
         elif name in prepare.ignored_columns:
             choice.ignored.append(name)
             said = "is named in data.prepare.ignored_columns"
-        elif role := _named_role(spec, column, tables.get(name)):
+        elif role := _named_role(spec, column, tables.get(name), list_delimiter):
             choice.sparse.append((name, role))
             said = role.why
         if said:
@@ -118,7 +124,7 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table]) -> _Choice:
     return choice
 
 
-def _named_role(spec: RunSpec, column: Column, table: Table | None) -> Judgement | None:
+def _named_role(spec: RunSpec, column: Column, table: Table | None, list_delimiter: str) -> Judgement | None:
     """Where the spec says that the column is sparse or a list."""
     prepare, name = spec.data.prepare, column.name
     is_list = name in prepare.list_columns or (table is not None and table.multi_hot > 1)
@@ -126,7 +132,7 @@ def _named_role(spec: RunSpec, column: Column, table: Table | None) -> Judgement
         return None
     if column.type == "nested":
         raise DataError(f"column {name!r} holds structures, which are not read", fix="write it as a list of values")
-    delimiter = prepare.list_delimiter if is_list and column.type == "text" else ""
+    delimiter = list_delimiter if is_list and column.type == "text" else ""
     kind = "hex" if name in prepare.hex_columns else kind_of(column, delimiter)
     by = (f"is table {table.name} of [model]" if table is not None else
           f"is named in data.prepare.{'list_columns' if name in prepare.list_columns else 'sparse_columns'}")
@@ -235,18 +241,18 @@ def _check_label(spec: RunSpec, sample: Sample, where: str) -> None:
     if found is None:
         candidates = [column.name for column in sample.columns if is_zero_one(column)]
         which = "these hold 0 and 1: " + ", ".join(candidates) if candidates else "no column holds just 0 and 1"
-        lines = f'[data]\nlabel = "{candidates[0] if candidates else "…"}"'
+        lines = f"--set data.label={shlex.quote(candidates[0]) if candidates else 'COLUMN'}"
         if not candidates:
-            lines += "\n[data.prepare]\nlabel_above = 3  # the label is 1 where the column is larger"
+            lines += " --set data.prepare.label_above=3, for 1 where the column is larger"
         raise DataError(f"{where}: has no column {label!r}, which data.label names; {which}",
-                        fix=_columns_fix(sample, list(columns)) + f", and say which is the label:\n{lines}")
+                        fix=_columns_fix(sample, list(columns)) + f"; say which is the label, in the spec or with {lines}")
     if above is None and not is_zero_one(found):
         values, middle = sorted(set(found.cells)), ""
         with suppress(ValueError):
             numbers = sorted(map(float, values))
             middle = f"{numbers[(len(numbers) - 1) // 2]:g}" if len(numbers) > 1 else ""
         raise DataError(f"{where}: data.label is {label!r}, which holds {_some(values)} and not 0 and 1",
-                        fix=f"say what makes a 1:\n[data.prepare]\nlabel_above = {middle}" if middle else
+                        fix=f"say what makes a 1, in the spec or with --set data.prepare.label_above={middle}" if middle else
                         "name a column of numbers in data.label")
 
 

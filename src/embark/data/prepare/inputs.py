@@ -40,7 +40,7 @@ def open_inputs(patterns: str | Iterable[str]) -> tuple[Inputs, list[InputFile]]
             files.setdefault(file.uri, file)
     if not files:
         raise DataError("data.prepare.input names no files to prepare",
-                        fix='[data.prepare] input = "clicks/*.csv", or --set data.prepare.input=clicks.csv')
+                        fix="name them in data.prepare.input, in the spec or with --set data.prepare.input=clicks.csv")
     return inputs, list(files.values())
 
 

@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ class PrepareResult:
     elapsed_s: float
     memory_bytes: int  # The largest of all processes together.
     was_complete: bool  # The data was there already, made of the same files with the same settings.
+    dropped: Mapping[str, str] = field(default_factory=dict)  # Columns of the input that are in no table, and why.
 
     def to_dict(self) -> dict[str, Any]:
         manifest = self.manifest
@@ -72,6 +73,7 @@ class PrepareResult:
             "path": str(self.path), "input_bytes": self.input_bytes, "rows": manifest.rows_by_split,
             "size_bytes": manifest.size_bytes, "bad_rows": manifest.bad_rows, "elapsed_s": self.elapsed_s,
             "memory_bytes": self.memory_bytes, "was_complete": self.was_complete, "layout": manifest.layout.to_json(),
+            "dropped": dict(self.dropped),
         }
 
 
@@ -137,7 +139,8 @@ def prepare(
             run.progress.end()
         journal.remove()
     return PrepareResult(out, complete or manifest, input_bytes, time.monotonic() - began_s, memory.peak_bytes,
-                         was_complete=complete is not None)
+                         was_complete=complete is not None,
+                         dropped={name: schema.why.get(name, "") for name in schema.ignored})
 
 
 def check_files(files: Sequence[InputFile]) -> None:
@@ -301,9 +304,9 @@ def _remove(out: Path) -> None:
 
 PARENT_BYTES = 160_000_000
 """The process that was started: the interpreter, numpy, the spec, the records of the segments."""
-BASE_BYTES = {"criteo": 90_000_000, "csv": 260_000_000, "parquet": 320_000_000}
+BASE_BYTES = {"criteo": 90_000_000, "csv": 260_000_000, "jsonl": 260_000_000, "parquet": 320_000_000}
 """A worker before its first row: the interpreter and numpy; pyarrow too; the read-ahead of a stream."""
-CHUNK_COPIES = {"criteo": 6, "csv": 14, "parquet": 14}
+CHUNK_COPIES = {"criteo": 6, "csv": 14, "jsonl": 24, "parquet": 14}
 """Bytes in memory at once for each byte of text in a chunk: the text, its columns, and those on their way."""
 MAX_CHUNK_BYTES = 8 << 20
 MIN_CHUNK_BYTES = 256 << 10

@@ -31,7 +31,7 @@ class SparseColumn:
 class Schema:
     """The roles of the columns of the input."""
 
-    format: Literal["criteo", "csv", "parquet"]
+    format: Literal["criteo", "csv", "jsonl", "parquet"]
     label: str
     dense: tuple[str, ...]
     sparse: tuple[SparseColumn, ...]
@@ -42,6 +42,7 @@ class Schema:
     split_column: str = ""
     why: dict[str, str] = field(default_factory=dict)  # By column: the reason for its role, for people to read.
     examples: dict[str, str] = field(default_factory=dict)  # By column: some of its values, for people to read.
+    list_delimiter: str = ""  # Between the values of a cell of text; empty: `|` or `;`.
 
     def describe(self) -> list[dict[str, object]]:
         """A row for each column of the input: its role, the reason, and some of its values."""
@@ -63,6 +64,7 @@ class Schema:
             optional = {
                 "list_columns": [column.source for column in self.sparse if column.is_list],
                 "hex_columns": [column.source for column in self.sparse if column.kind == "hex"],
+                "list_delimiter": self.list_delimiter if any(column.is_list for column in self.sparse) else "",
                 "ignored_columns": list(self.ignored),
                 "split": "column" if self.split_column else "",
                 "split_column": self.split_column,

@@ -90,6 +90,10 @@ class Preparation:
             from embark.data.prepare.criteo_reader import CriteoReader
 
             return CriteoReader(self.schema, self.inputs)
+        if self.schema.format == "jsonl":
+            from embark.data.prepare.arrow.json_lines import JsonLinesReader
+
+            return JsonLinesReader(self.schema, self.spec.data.prepare, self.inputs)
         from embark.data.prepare.arrow.readers import CsvReader, ParquetReader
 
         reader = CsvReader if self.schema.format == "csv" else ParquetReader

@@ -173,7 +173,7 @@ def test_movielens_wants_names_and_a_threshold_and_reports_it(tmp_path):
     names = ("user", "movie", "rating", "timestamp")
     with pytest.raises(DataError, match="'rating', which holds 1, 2, 3, 4, 5 and not 0 and 1") as caught:
         guess(tmp_path, movielens(), "ratings.dat", label="rating", column_names=names)
-    assert "label_above = 3" in caught.value.fix
+    assert "--set data.prepare.label_above=3" in caught.value.fix  # right beside an inline `prepare = {…}` too
     schema = guess(tmp_path, movielens(), "ratings.dat", label="rating", column_names=names, label_above=3.0)
     assert (schema.delimiter, schema.has_header, schema.ignored) == ("::", False, ("timestamp",))
     assert schema.sparse == (SparseColumn("user", "integer"), SparseColumn("movie", "integer"))
@@ -182,7 +182,7 @@ def test_movielens_wants_names_and_a_threshold_and_reports_it(tmp_path):
 def test_a_missing_label_is_an_error_with_the_candidates(tmp_path):
     with pytest.raises(DataError, match=r"no column 'label'.*these hold 0 and 1: clicked, bought") as caught:
         guess(tmp_path, "user,clicked,bought\na,0,true\nb,1,false\na,1,true\n")
-    assert '[data]\nlabel = "clicked"' in caught.value.fix
+    assert caught.value.fix.endswith("in the spec or with --set data.label=clicked")
 
 
 def test_unknown_names_are_reported_all_at_once_with_the_nearest(tmp_path):
@@ -329,3 +329,25 @@ def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     assert "embark-rec[columns]" in caught.value.fix
     with pytest.raises(MissingPackage, match="pyarrow reads delimited text"):
         importlib.import_module("embark.data.prepare.arrow.readers")
+
+
+@pytest.mark.parametrize(("yes", "no"), [("yes", "no"), ("Yes", "No"), ("TRUE", "FALSE"), ("true", "false")])
+def test_a_label_of_words_for_yes_and_no_is_one(tmp_path, yes, no):
+    text = "user,bought\n" + "".join(f"u{i % 7},{yes if i % 3 else no}\n" for i in range(60))
+    schema = guess(tmp_path, text, label="bought")
+    inputs = Inputs(str(tmp_path))
+    (file,) = inputs.find("data.csv")
+    reader = CsvReader(schema, PrepareSpec(), inputs)
+    (rows,) = [rows for segment in reader.segments(file, 1 << 20) for rows in reader.read(segment, 1 << 20)]
+    assert rows.label.tolist() == [float(i % 3 > 0) for i in range(60)]
+    assert not rows.bad
+
+
+def test_semicolons_between_values_are_found_where_no_bar_is(tmp_path):
+    text = "user,tags,label\n" + "".join(f"u{i % 9},{'a;b' if i % 2 else 'c'},{i % 2}\n" for i in range(60))
+    schema = guess(tmp_path, text)
+    assert schema.list_delimiter == ";"
+    assert [column.is_list for column in schema.sparse] == [False, True]
+    assert tomllib.loads(schema.to_toml(PrepareSpec()))["data"]["prepare"]["list_delimiter"] == ";"
+    assert guess(tmp_path, text.replace(";", "|")).list_delimiter == "|"
+    assert guess(tmp_path, text, list_delimiter="|").sparse[1].is_list is False

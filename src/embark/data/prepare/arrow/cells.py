@@ -47,7 +47,7 @@ class CellParser:
     """How the cells of an input are to be read."""
 
     missing: tuple[str, ...]  # Text that stands for no value.
-    list_delimiter: str = "|"  # Between the values of a cell of text.
+    list_delimiter: str = "|"  # Between the values of a cell of text; empty: `|` or `;`.
 
     def numbers(self, array: Any, *, may_be_text: bool = False) -> Numbers:
         """A dense column, or a label, which `may_be_text`: true, false, yes or no."""
@@ -133,7 +133,9 @@ class CellParser:
         """All values one after the other, and how many each row has."""
         if is_text(array.type):
             array = self.without_missing(trim(array))
-            array = pc.split_pattern(as_text(array), self.list_delimiter)
+            text = as_text(array)
+            array = pc.split_pattern(text, self.list_delimiter) if self.list_delimiter else \
+                pc.split_pattern_regex(text, "[|;]")
         elif not is_list(array.type):
             # One value is a list of one, no value an empty one.
             is_there = array.is_valid().to_numpy(zero_copy_only=False)

@@ -58,7 +58,7 @@ class RowParser:
     def __init__(self, schema: Schema, prepare: PrepareSpec) -> None:
         self._schema = schema
         self._label_above = prepare.label_above
-        self._cells = CellParser(prepare.missing, prepare.list_delimiter)
+        self._cells = CellParser(prepare.missing, prepare.list_delimiter or schema.list_delimiter)
 
     @property
     def columns(self) -> list[str]:
