@@ -71,6 +71,9 @@ def train_machine(config: dict) -> None:
     environ = {name: value for name, value in os.environ.items() if name not in NOT_FOR_RANKS}
     environ["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "[rank ${rank}]:"
     libc = ctypes.CDLL(None)
+    # Ray ignores it where its raylet reaps what workers leave, and then every exit code reads 0. None is SIG_DFL;
+    # Python's own function works in the main thread alone.
+    libc.signal(signal.SIGCHLD, None)
     with tempfile.TemporaryDirectory(prefix="embark-ranks-", ignore_cleanup_errors=True) as folder:
         spec = os.path.join(folder, "spec.toml")
         with open(spec, "w", encoding="utf-8") as file:

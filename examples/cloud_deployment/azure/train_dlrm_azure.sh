@@ -148,8 +148,8 @@ follow() {
   while true; do
     now=$(state || true)
     case $now in
-      *Complete* | *Succeeded* | SUCCEEDED) printf 'done\n'; return 0 ;;
-      *Failed* | FAILED)
+      *Complete* | *Succeeded*) printf 'done\n'; return 0 ;;
+      *Failed*)
         status
         printf 'the job failed: %s\n' "$now" >&2
         exit 70

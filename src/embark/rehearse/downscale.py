@@ -86,6 +86,7 @@ def downscale(job: K8sObject, objects: Objects, *, num_processes: int, num_pods:
     run = None
     for one in copies:
         if one.get("kind") == "ConfigMap":
+            _fewer_processes_in_scripts(one, num_processes, changes)
             run = _downscale_spec(one, num_processes, num_pods, num_steps, changes) or run
     for container in _containers(own):
         for row in rows(container, "env"):
@@ -167,6 +168,13 @@ def _fewer_processes(job: dict[str, Any], objects: Sequence[dict[str, Any]], cou
             if isinstance(words, list):
                 container[key] = _with_processes([str(word) for word in words], count, changes)
         _downscale_variables(container, count, changes)
+
+
+def _fewer_processes_in_scripts(config: dict[str, Any], count: int, changes: list[Change]) -> None:
+    """Of a driver, which starts torchrun itself."""
+    for name, text in (config.get("data") or {}).items():
+        if str(name).endswith(".py"):
+            config["data"][name] = _with_processes([str(text)], count, changes)[0]
 
 
 def _downscale_variables(container: Any, count: int, changes: list[Change]) -> None:

@@ -13,7 +13,7 @@ from embark.lint.read import Document, read_sources
 from embark.lint.source import Source
 
 K8sObject = Mapping[str, Any]
-KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "Pod")  # Those that make pods which train.
+KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "Pod")  # Those that make pods which train.
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
 
 

@@ -79,6 +79,7 @@ class Pod:
     devices: tuple[str, ...] = ()  # `nvidia.com/gpu: 8`: what only a node of the cluster has.
     missing: tuple[str, ...] = ()  # What it needs to start and no file has.
     secrets: tuple[str, ...] = ()
+    trains: bool = True  # False of one that only starts others: a Ray cluster's head.
     spec: K8sObject = field(default_factory=dict, repr=False)  # Its template's, as the manifest has it.
 
     @property

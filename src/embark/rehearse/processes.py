@@ -85,10 +85,11 @@ LOOPBACK = "127.0.0.1"
 _MARK = "EMBARK_REHEARSAL_POD"
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE")
 """What a process needs of this machine; of an image it would have its own."""
-_SHIMS = {"python": "", "python3": "", "torchrun": "-m torch.distributed.run", "embark": "-m embark"}
+_SHIMS = {"python": "", "python3": "", "torchrun": "-m torch.distributed.run", "embark": "-m embark",
+          "ray": "-m ray.scripts.scripts"}
 _PORT = re.compile(r"(?P<host>[\w.-]+):(?P<port>\d{2,5})\b")
 _HOST_WORD = re.compile(r"(--master[-_]addr(?:=|\s+))([\w.-]+)")
-_PORT_WORD = re.compile(r"(--master[-_]port(?:=|\s+))(\d+)")
+_PORT_WORD = re.compile(r"(--[a-z_-]*port(?:=|\s+))([1-9]\d+)")
 _PORT_VARIABLES = ("MASTER_PORT", "PET_MASTER_PORT")
 
 

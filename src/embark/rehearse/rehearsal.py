@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Literal
@@ -21,12 +22,13 @@ from embark.rehearse.failure_policies import FailurePolicy, PodEnd
 from embark.rehearse.manifest import MANIFEST_SUFFIXES, find_training_job, manifest_texts, read_texts
 from embark.rehearse.processes import Folders, Processes, Start
 from embark.rehearse.progress import EventReader, Progress
+from embark.rehearse.ray_job import INSTALL_RAY, NO_RAY
 from embark.rehearse.verdict import Case, Verdict, judge_outcome, refused
 from embark.rehearse.workload import Workload, make_workload
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EngineName = Literal["auto", "podman", "docker", "processes"]
-TARGETS = ("job", "jobset", "trainjob", "pytorchjob")
+TARGETS = ("job", "jobset", "trainjob", "pytorchjob", "ray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def prepare(texts: Mapping[str, str], where: str, options: RehearsalOptions) -> 
     objects = read_texts(texts)
     job = find_training_job(objects, where)
     real, _ = make_workload(job, objects)
-    small = downscale(job, objects, num_processes=options.num_processes, num_pods=max(1, len(real.pods)),
+    small = downscale(job, objects, num_processes=options.num_processes, num_pods=max(1, len(real.trainers)),
                       num_steps=options.num_steps)
     workload, policy = make_workload(small.job, small.objects)
     changes = list(small.changes)
@@ -201,6 +203,12 @@ def choose_engine(prepared: PreparedRehearsal, options: RehearsalOptions, folder
                   shell: Shell) -> tuple[Engine, str]:
     """The engine, and why."""
     names = prepared.workload.names
+    if prepared.workload.kind == "RayJob":
+        if options.engine not in ("auto", "processes"):
+            raise UserError("a RayJob is rehearsed by processes, not in containers", fix="--engine processes")
+        if find_spec("ray") is None:
+            raise UserError(NO_RAY, fix=INSTALL_RAY)
+        return Processes(folders, names), "pods are Ray's own processes on this machine"
     candidates = [options.engine] if options.engine != "auto" else [*ENGINES, "processes"]
     image = options.image or prepared.workload.pods[0].image
     reasons: list[str] = []
@@ -240,7 +248,7 @@ def _run_folder(prepared: PreparedRehearsal, engine: Engine) -> Path | None:
     """Where the run's events will be, on this machine."""
     if prepared.run is None:
         return None
-    first = min(prepared.workload.pods, key=lambda pod: pod.index)
+    first = min(prepared.workload.trainers, key=lambda pod: pod.index)
     folder, start = prepared.run.folder, Start(first, 0, 0)
     if not folder.startswith("/"):
         folder = f"{first.workdir or '/'}/{folder}"

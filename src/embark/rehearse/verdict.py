@@ -32,7 +32,8 @@ class Case:
 
     @property
     def pods(self) -> tuple[Pod, ...]:
-        return self.workload.pods
+        """Those that train."""
+        return self.workload.trainers
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +150,11 @@ def trains_alone(case: Case) -> bool:
 
 
 def _missing(case: Case) -> Cause | None:
-    for pod in case.pods:
-        if pod.missing:
-            return Cause(f"{_listed([pod.name for pod in case.pods if pod.missing])} cannot start: there is no "
-                         f"{_listed(pod.missing)}", "put it into the same files, or make it before the job")
-    return None
+    lacking = [pod for pod in case.workload.pods if pod.missing]
+    if not lacking:
+        return None
+    return Cause(f"{_listed([pod.name for pod in lacking])} cannot start: there is no {_listed(lacking[0].missing)}",
+                 "put it into the same files, or make it before the job")
 
 
 def _cannot_meet(case: Case) -> Cause | None:

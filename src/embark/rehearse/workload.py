@@ -9,6 +9,7 @@ from typing import Any
 from embark.rehearse.failure_policies import FailurePolicy, JobPolicy, JobSetPolicy, PodPolicy, ReplicaPolicy
 from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
 from embark.rehearse.pods import Names, Pod, Service, dns_names, make_pod, read_services
+from embark.rehearse.ray_job import RayJobPolicy, ray_pods, ray_services
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 TRAINER_PORT = "29500"
@@ -43,6 +44,10 @@ class Workload:
     def names(self) -> Names:
         return dns_names(self.pods, self.services)
 
+    @property
+    def trainers(self) -> tuple[Pod, ...]:
+        return tuple(pod for pod in self.pods if pod.trains)
+
 
 def make_workload(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
     """The pods, and the policy that decides what follows when they end."""
@@ -51,7 +56,8 @@ def make_workload(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePo
         return _replicated(job, spec, rows(spec, "replicatedJobs"), objects, kind="JobSet", name=name_of(job))
     if str(job.get("apiVersion")).startswith("batch.volcano.sh/"):
         return _volcano_job(job, objects)
-    makers = {"Job": _job, "TrainJob": _train_job, "PyTorchJob": _pytorch_job, "Pod": _pod}
+    makers = {"Job": _job, "TrainJob": _train_job, "PyTorchJob": _pytorch_job, "RayJob": _ray_job,
+              "Pod": _pod}
     return makers[str(job["kind"])](job, objects)
 
 
@@ -214,6 +220,13 @@ def _port(replica: K8sObject) -> int:
             if container.get("name") == PYTORCH and port.get("name") == "pytorchjob-port":
                 return int(port["containerPort"])
     return OPERATOR_PORT
+
+
+def _ray_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
+    spec = job.get("spec") or {}
+    workload = Workload("RayJob", name_of(job), ray_pods(job, objects), tuple(ray_services(job, objects)),
+                        deadline_s=_deadline(spec))
+    return workload, RayJobPolicy(name_of(job), int(spec.get("backoffLimit") or 0))
 
 
 def _volcano_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:

@@ -28,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the ranks of this machine; the code is for `sys.exit`."""
     # As process 1 of a container Python ignores SIGTERM, and torch takes seconds to load.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(ExitCode.PREEMPTED))
+    # A parent that ignores it, as Ray's workers do where the raylet reaps, hands that on: every rank would end with 0.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     set_shutdown_timeout(os.environ)
     prefix_output(os.environ)
     from embark.cli.console import Console

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from embark.rehearse.account.kubernetes.cloud import NodePool, VolumeFacts
 from embark.rehearse.account.kubernetes.cluster import Cluster
 from embark.rehearse.account.programs import add_common_programs
 from embark.render.render import render
+from embark.render.targets.operators import KUBERAY_VERSION
 
 GPU = NodePool("gpu", "p4d.24xlarge", "us-west-2b", 2, {
     "cpu": "95690m", "memory": "1120Gi", "nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4",
@@ -192,6 +194,34 @@ def test_the_rendered_job_is_placed_started_and_trained(account: Account, tmp_pa
     assert "[pod/" in logs
     nodes = run(account, "kubectl", "get", "pods", "-o", "jsonpath={.items[*].spec.nodeName}", "-n", "embark").out
     assert set(nodes.split()) == {"gpu-0", "gpu-1"}
+
+
+@pytest.mark.slow
+def test_a_rayjob_whose_ranks_refuse_to_train_fails_with_the_driver_s_exit_code(account: Account, tmp_path: Path):
+    """A real Ray cluster of a head and two workers runs the driver; KubeRay's status follows from its end."""
+    rendered = {file.path: file.text for file in render(job_of(
+        "p4d.24xlarge", target="ray", image="app:1", zone="us-west-2b"))}
+    text, count = re.subn(r'(name: EMBARK_GRACE_S\n +value: )"120"', r'\1"soon"', rendered["rayjob.yaml"])
+    assert count == 1
+    (tmp_path / "rayjob.yaml").write_text(text.replace("backoffLimit: 1", "backoffLimit: 0"))
+    run(account, "helm", "repo", "add", "kuberay", "https://ray-project.github.io/kuberay-helm/")
+    run(account, "helm", "upgrade", "kuberay-operator", "kuberay/kuberay-operator", "--install", "--version",
+        KUBERAY_VERSION, "--namespace", "kuberay-system", "--create-namespace")
+    run(account, "sleep", "120")
+    done = run(account, "kubectl", "apply", "-f", "rayjob.yaml")
+    assert done.code == 0, done.err
+    get = ("kubectl", "get", "rayjob", "dlrm", "-n", "embark", "-o", "yaml")
+    assert yaml.safe_load(run(account, *get).out)["status"]["jobStatus"] == "RUNNING"
+    run(account, "sleep", "300")
+    status = yaml.safe_load(run(account, *get).out)["status"]
+    assert (status["jobDeploymentStatus"], status["jobStatus"], status["reason"]) == ("Failed", "FAILED", "AppFailed")
+    assert "failed with exit code 64" in status["message"]
+    log = run(account, "kubectl", "logs", "-n", "embark", "-l", "batch.kubernetes.io/job-name=dlrm").out
+    assert "EMBARK_GRACE_S is 'soon', not a number of seconds" in log
+    pods = ("kubectl", "get", "pods", "-n", "embark", "-o", "name")
+    assert len(run(account, *pods).out.split()) == 4, "a head, two workers and the submitter"
+    run(account, "sleep", "600")
+    assert run(account, *pods).out.split() == ["pod/dlrm-submitter-0"], "the cluster is deleted after its time to live"
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def test_kept_folders_are_reported_with_the_command_that_removes_them(capfd):
     (["bad.yaml"], "is not readable YAML"),
     (["empty"], "has no manifest in it"),
     (["quickstart"], "files are for a machine of a cloud"),
-    (["quickstart", "--set", "place.cloud=aws", "--set", "place.target=ray", "--set", "store.root=s3://b/r"],
+    (["quickstart", "--set", "place.cloud=aws", "--set", "place.target=torchx", "--set", "store.root=s3://b/r"],
      "has no pods to rehearse"),
 ])
 def test_what_cannot_be_rehearsed_is_refused_before_anything_starts(words, what, capfd):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 
 import pytest
 
 from embark.render.job import EXITS
-from embark.torchrun.launcher import exit_code, is_range, prefix_output, set_shutdown_timeout
+from embark.torchrun import launcher
+from embark.torchrun.launcher import RanksResult, exit_code, is_range, prefix_output, set_shutdown_timeout
 
 
 @pytest.mark.parametrize(("codes", "stopped_by", "expected"), [
@@ -55,3 +57,24 @@ def test_lines_are_reported_by_their_rank_unless_someone_has_reported_otherwise(
 @pytest.mark.parametrize(("nnodes", "expected"), [("2", False), ("2:2", False), ("1:1", False), ("2:3", True)])
 def test_only_a_range_of_machines_is_elastic(nnodes, expected):
     assert is_range(nnodes) is expected
+
+
+def test_a_parent_that_ignores_sigchld_does_not_hide_how_ranks_ended(monkeypatch):
+    """Ignored, it is inherited by programs, and `wait` reads 0 for every child: Ray's workers are such parents."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGCHLD, signal.SIGTERM)}
+    environment = dict.fromkeys(("PET_TEE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "PYTHONUNBUFFERED"), "1")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    code_of_child: list[int] = []
+
+    def launch(arguments: list[str]) -> RanksResult:
+        code_of_child.append(subprocess.run(["sh", "-c", "exit 64"], check=False).returncode)
+        return RanksResult(tuple(code_of_child))
+
+    monkeypatch.setattr(launcher, "launch", launch)
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        assert launcher.main([]) == 64
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -9,6 +10,7 @@ from embark.launch.shell import CommandResult
 from embark.rehearse.account.kubernetes.cluster import Cluster
 from embark.rehearse.account.registry import Images, Registry
 from embark.rehearse.account.state import Clock, Refused, Resources
+from embark.rehearse.ray_job import INSTALL_RAY, NO_RAY
 
 AnsweredBy = Literal["real", "stand-in"]
 
@@ -83,6 +85,9 @@ class Account:
         self.on_close: list[Callable[[], None]] = []  # Ends servers and what they left.
         self.records: list[Record] = []
         self.not_modelled: list[str] = []  # Said to the user at the end.
+        if find_spec("ray") is None:
+            self.not_modelled.append(f"the drivers of RayJobs: {NO_RAY}, so their pods start and nothing trains in "
+                                     f"them ({INSTALL_RAY})")
 
     def add_programs(self, programs: Sequence[Program]) -> None:
         self.programs |= {one.name: one for one in programs}

@@ -11,6 +11,7 @@ from embark.rehearse.account.kubernetes.programs import Outcome, run_program
 from embark.rehearse.account.kubernetes.scheduler import choose_node, pool_that_fits, requests
 from embark.rehearse.manifest import K8sObject, Objects, PodIdentity, at, name_of, namespace_of, rows
 from embark.rehearse.pods import Pod, make_pod
+from embark.rehearse.ray_job import CLUSTER, ray_pods
 from embark.rehearse.workload import make_workload
 
 PODS_KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "RayCluster", "VolcanoJob")
@@ -44,8 +45,8 @@ def reconcile(cluster: Cluster) -> None:
 def pods_of(cluster: Cluster, job: K8sObject, kind: str) -> tuple[Pod, ...]:
     """Those its controller makes."""
     objects = Objects(tuple(cluster.objects.values()))
-    if kind in ("RayJob", "RayCluster"):
-        return tuple(_ray_pods(job, objects))
+    if kind == "RayCluster":
+        return ray_pods(job, objects)
     return make_workload(job, objects)[0].pods
 
 
@@ -55,6 +56,8 @@ def _reconcile_job(cluster: Cluster, key: ObjectKey, job: Object) -> None:
         waits = _queue_trouble(cluster, key, job)
         if waits:
             job["status"] = {"conditions": [_condition("Suspended", "JobSuspended", waits)]}
+            if key[0] == "RayJob":
+                job["status"] = {"jobDeploymentStatus": "Suspended"}
             cluster.say(job, "Pending", waits, warning=False)
             return
         job.pop("status", None)
@@ -69,10 +72,14 @@ def _reconcile_job(cluster: Cluster, key: ObjectKey, job: Object) -> None:
     for pod, one in zip(run.pods, stored, strict=True):
         _place(cluster, pod, one)
     if all(at(one, "status.phase") == "Running" for one in stored):
+        if key[0] == "RayCluster":  # it waits for drivers until it is deleted
+            job["status"] = {"state": "ready"}
+            return
         run.outcome = run_program(cluster, key[0], job, run.pods, stored)
         run.logs |= run.outcome.logs
         run.ends_at = cluster.clock.now + RUN_S
-        job["status"] = {"active": len(stored), "conditions": []}
+        job["status"] = {"active": len(stored), "conditions": []} if key[0] != "RayJob" else \
+            {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
 
 
 def _create_pods(cluster: Cluster, key: ObjectKey, job: Object, run: JobRun) -> bool:
@@ -147,12 +154,14 @@ def _place(cluster: Cluster, pod: Pod, stored: Object) -> None:
 
 def _end(key: ObjectKey, job: Object, pods: list[Object], outcome: Outcome) -> None:
     for pod in pods:
+        if CLUSTER in pod["metadata"]["labels"]:
+            continue  # Ray's cluster outlives its driver
         code = outcome.codes.get(pod["metadata"]["name"], 0 if outcome.is_ok else 1)
         pod["status"]["phase"] = "Succeeded" if code == 0 else "Failed"
         pod["status"]["containerStatuses"][0]["state"] = {"terminated": {"exitCode": code}}
     if key[0] == "RayJob":
-        job["status"] = {"jobStatus": "SUCCEEDED" if outcome.is_ok else "FAILED", "jobDeploymentStatus": "Complete",
-                         "message": outcome.sentence}
+        job["status"] = {"jobStatus": "SUCCEEDED", "jobDeploymentStatus": "Complete"} if outcome.is_ok else \
+            {"jobStatus": "FAILED", "jobDeploymentStatus": "Failed", "reason": "AppFailed", "message": outcome.sentence}
     elif key[0] == "VolcanoJob":
         job["status"] = {"state": {"phase": "Completed" if outcome.is_ok else "Failed", "message": outcome.sentence}}
     elif key[0] in ENDS:
@@ -163,7 +172,8 @@ def _end(key: ObjectKey, job: Object, pods: list[Object], outcome: Outcome) -> N
 
 
 def _is_over(job: K8sObject) -> bool:
-    if at(job, "status.jobStatus") or at(job, "status.state.phase") in ("Completed", "Failed"):
+    if at(job, "status.jobDeploymentStatus") in ("Complete", "Failed") or at(job, "status.state.phase") in (
+            "Completed", "Failed"):
         return True
     ends = {word for pair in ENDS.values() for word in pair}
     return any(one.get("type") in ends and one.get("status") == "True" for one in rows(job, "status.conditions"))
@@ -207,9 +217,19 @@ def _collect_garbage(cluster: Cluster) -> None:
         if owner is not None and owner not in cluster.objects:
             cluster.objects.pop(key)
             cluster.runs.pop(owner, None)
+        elif owner is not None and CLUSTER in pod["metadata"]["labels"] and _is_shut_down(cluster, owner):
+            cluster.objects.pop(key)
         elif is_running and at(pod, "spec.nodeName") and at(pod, "spec.nodeName") not in names:
             pod["spec"].pop("nodeName")
             pod["status"] = {"phase": "Pending", "conditions": []}
+
+
+def _is_shut_down(cluster: Cluster, owner: ObjectKey) -> bool:
+    """Whether KubeRay has deleted the cluster of a RayJob that is over."""
+    spec, run = cluster.objects[owner].get("spec") or {}, cluster.runs.get(owner)
+    kept_s = float(spec.get("ttlSecondsAfterFinished") or 0)
+    return (run is not None and _is_over(cluster.objects[owner]) and spec.get("shutdownAfterJobFinishes") is True
+            and cluster.clock.now >= run.ends_at + kept_s)
 
 
 def _queue_trouble(cluster: Cluster, key: ObjectKey, job: K8sObject) -> str:
@@ -245,21 +265,6 @@ def _queue_trouble(cluster: Cluster, key: ObjectKey, job: K8sObject) -> str:
             return (f"couldn't assign flavors to pod set main: insufficient quota for {resource}, "
                     f"request {amount:g} > maximum capacity {quota[resource]:g}")
     return ""
-
-
-def _ray_pods(job: K8sObject, objects: Objects) -> list[Pod]:
-    """Head and workers; a RayJob's submitter is a small pod more, which is not placed."""
-    cluster = at(job, "spec.rayClusterSpec") or at(job, "spec") or {}
-    groups: list[tuple[str, int, Any]] = [("head", 1, at(cluster, "headGroupSpec.template"))]
-    groups += [(f"{row.get('groupName')}-worker", int(row.get("replicas") or 1), row.get("template"))
-               for row in rows(cluster, "workerGroupSpecs")]
-    pods: list[Pod] = []
-    for name, count, template in groups:
-        for number in range(count):
-            identity = PodIdentity(name=f"{name_of(job)}-{name}-{number}", namespace=namespace_of(job),
-                                   index=len(pods), group=name, labels={"ray.io/cluster": name_of(job)})
-            pods.append(make_pod(template or {}, identity, objects))
-    return pods
 
 
 def _condition(kind: str, reason: str, message: str, *, status: str = "True") -> Mapping[str, Any]:

@@ -1,9 +1,11 @@
 """What runs in a job's pods: `embark data copy` on the volume, training by the rehearsal's own engine."""
 
 import base64
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import yaml
@@ -14,6 +16,7 @@ from embark.rehearse.account.kubernetes.kubelet import path_trouble, volume_of_p
 from embark.rehearse.controller import Observer
 from embark.rehearse.manifest import K8sObject
 from embark.rehearse.pods import Pod
+from embark.rehearse.ray_job import NO_RAY, SUBMITTER
 from embark.rehearse.rehearsal import RehearsalOptions, prepare, rehearse
 from embark.render.command import SPEC_VARIABLE
 from embark.spec.load import parse_spec
@@ -48,8 +51,8 @@ def run_program(cluster: "Cluster", kind: str, job: K8sObject, pods: Sequence[Po
     if trouble:
         return Outcome(False, trouble, logs={pod.name: f"{trouble}\n" for pod in pods},
                        codes={pod.name: 64 for pod in pods})
-    if kind not in ("Job", "JobSet", "TrainJob", "PyTorchJob", "VolcanoJob"):
-        return Outcome(True, "", logs={pod.name: "" for pod in pods})
+    if kind == "RayJob" and find_spec("ray") is None:
+        return Outcome(True, "", logs={pods[-1].name: f"not run: {NO_RAY}\n"})
     return _train(cluster, job)
 
 
@@ -72,6 +75,8 @@ def _training_trouble(cluster: "Cluster", pods: Sequence[Pod], stored: "Sequence
     """What the spec names and a pod cannot reach."""
     for pod, one, pool in zip(pods, stored, pools, strict=True):
         text = next((mount.files[SPEC_FILE] for mount in pod.mounts if SPEC_FILE in mount.files), "")
+        if pod.container == SUBMITTER:
+            continue  # the driver runs on the head
         if SPEC_VARIABLE in pod.env:
             text = base64.b64decode(pod.env[SPEC_VARIABLE]).decode()
         if not text:
@@ -105,7 +110,9 @@ def _train(cluster: "Cluster", job: K8sObject) -> Outcome:
         return Outcome(False, error.what)
     said = {pod: "\n".join(lines) + "\n" for pod, lines in logs.items() if pod}
     codes = {end.name: end.code for end in report.ends}
-    return Outcome(report.verdict.is_ok, report.verdict.sentence, logs=said, codes=codes)
+    # what Ray says of a driver is what KubeRay writes into the RayJob
+    ray = re.search(r"Status message: (.+)", "".join(said.values()))
+    return Outcome(report.verdict.is_ok, ray[1] if ray else report.verdict.sentence, logs=said, codes=codes)
 
 
 def _split(text: str) -> list[str]:
