@@ -309,3 +309,12 @@ def test_a_plain_machine_pulls_from_ecr_only_with_a_login_and_the_rights_of_its_
     shown = shell("aws", "ssm", "start-session", *REGION, "--target", id)
     assert (shown.code == 0) is started.is_training
     assert message in shown.out + shown.err
+
+
+def test_a_relative_path_is_the_caller_s_not_the_account_s(tmp_path):
+    shell = Shell(tmp_path)
+    shell.bucket()
+    (tmp_path / "part-0.bin").write_text("rows")
+    shell.must("aws", "s3", "cp", "part-0.bin", f"s3://{BUCKET}/data/part-0.bin", *REGION)
+    shell.must("aws", "s3", "cp", f"s3://{BUCKET}/data/part-0.bin", "back.bin", *REGION)
+    assert (tmp_path / "back.bin").read_text() == "rows"

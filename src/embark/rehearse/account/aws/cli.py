@@ -41,13 +41,14 @@ class AwsCli:
         region = {name: call.env[name] for name in ("AWS_REGION", "AWS_DEFAULT_REGION") if call.env.get(name)}
         env = {**self.account.environment, **region}
         config = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
-        with _environment({**env, **config}), _clock(self.account.clock), \
+        # files that an argument names lie where the call was made
+        with _environment({**env, **config}), _clock(self.account.clock), contextlib.chdir(call.folder), \
                 contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             driver = create_clidriver()
             driver.session.register_component("data_loader", _loader(driver.session))
             hook(self.account, driver.session, self.allowed)
             try:
-                code = int(driver.main([_absolute(word, call) for word in call.words]) or 0)
+                code = int(driver.main(list(call.words)) or 0)
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else 2
         if code:
@@ -73,15 +74,6 @@ def _loader(session: Any) -> Any:
     if not _LOADERS:
         _LOADERS.append(session.get_component("data_loader"))
     return _LOADERS[0]
-
-
-def _absolute(word: str, call: Call) -> str:
-    """Files that an argument names lie where the call was made, not where this process runs."""
-    for scheme in ("file://", "fileb://"):
-        path = word.removeprefix(scheme)
-        if path != word and not path.startswith(("/", "~")):
-            return f"{scheme}{call.folder / path}"
-    return word
 
 
 @contextlib.contextmanager
