@@ -31,7 +31,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from embark.data import Source, open_source
+from embark.data import SampleSource, open_source
 from embark.spec import RunSpec, load_spec
 from embark.trainers.torch.batch import DeviceBatch, ToDevice
 from embark.trainers.torch.trainer import TorchTrainer
@@ -195,7 +195,7 @@ def stock_torchrec(autocast: bool) -> Contender:
     return Contender(f"stock TorchRec DMP, {'bf16' if autocast else 'fp32'}", train, logits)
 
 
-def ours(spec: RunSpec, world: World, source: Source) -> Contender:
+def ours(spec: RunSpec, world: World, source: SampleSource) -> Contender:
     """What `embark train` runs: the same model, its engine, its schedule and its metrics."""
     built = TorchTrainer(spec, world, 1000, source)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from embark.dashboard.api import log_lines
-from embark.dashboard.runs import Run
+from embark.dashboard.runs import WatchedRun
 from embark.errors import UserError
 from embark.events.events import Event, parse_event
 from embark.launch.backend import LogLine
@@ -88,7 +88,7 @@ def test_no_secret_reaches_events_logs_and_the_page(text, tmp_path):
     (tmp_path / "logs" / "rank0.log").write_text(text.replace("\n", " ") + "\n")
     old = json.dumps({"event": "error", "time_s": 1.0, "text": text})  # As an older version may have written it.
     (tmp_path / "events.jsonl").write_text(old + "\n")
-    run = Run(RunFiles(tmp_path))
+    run = WatchedRun(RunFiles(tmp_path))
     shown = [str(log_lines(run, file=number, words="")) for number in (0, 1)]
     shown += [Event("note", {"text": text}).to_json(), parse_event(old).to_json(),
               str(LogLine.of(0, "pod", text, 0).to_dict())]

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from embark.catalog.machine import (
     CLOUDS,
     Catalog,
+    Citation,
     Fabric,
     Gpu,
     Interruption,
@@ -23,7 +24,6 @@ from embark.catalog.machine import (
     Price,
     Quota,
     Reserve,
-    Source,
     Volume,
     Zones,
 )
@@ -166,7 +166,7 @@ def _read(folder: Path, mistakes: Mistakes) -> Catalog:
     # A wrong row is None in its dict: its name is known, and the rows that name it are not wrong too.
     sources, gpus, fabrics, quotas, reserves, volumes = (
         _read_toml(folder / f"{kind.__name__.lower()}s.toml", kind, mistakes)
-        for kind in (Source, Gpu, Fabric, Quota, Reserve, Volume))
+        for kind in (Citation, Gpu, Fabric, Quota, Reserve, Volume))
     mistakes += [Mistake("quotas.toml", f"{quota.name} {field}", name, "no such name", nearest(name, quotas))
                  for quota in quotas.values() if quota is not None
                  for field, name in (("vertex", quota.vertex), ("tpu_vm", quota.tpu_vm)) if name and name not in quotas]

@@ -276,7 +276,7 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Citation:
     """Who is behind a row's `source`."""
 
     title: Text
@@ -292,7 +292,7 @@ class Catalog:
     fabrics: Mapping[str, Fabric]
     quotas: Mapping[str, Quota]
     volumes: Mapping[str, Volume]
-    sources: Mapping[str, Source]
+    sources: Mapping[str, Citation]
     prices: Mapping[tuple[str, str], Price]  # By machine and region.
     spot_interruptions: Mapping[tuple[str, str, str], Interruption]
     """By cloud, machine and region; an empty text is any."""

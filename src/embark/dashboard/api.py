@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from embark.dashboard.runs import Run, Runs
+from embark.dashboard.runs import Runs, WatchedRun
 from embark.events.events import Event, parse_event
 from embark.events.sinks.prometheus import exposition
 from embark.events.spending import losses_sentence
@@ -44,7 +44,7 @@ PIECE_BYTES = 1 << 20
 _LEVELS = {"error": ("error", "fatal", "critical", "traceback", "exception"), "warning": ("warn",)}
 
 
-def summary(run: Run, now_s: float) -> dict[str, Any]:
+def summary(run: WatchedRun, now_s: float) -> dict[str, Any]:
     """A run in a line of the list."""
     with run.lock:
         record, status = run.record, run.status(now_s)
@@ -61,7 +61,7 @@ def summary(run: Run, now_s: float) -> dict[str, Any]:
         }
 
 
-def detail(run: Run, now_s: float) -> dict[str, Any]:
+def detail(run: WatchedRun, now_s: float) -> dict[str, Any]:
     """Everything about one run except curves and logs."""
     with run.lock:
         record = run.record
@@ -160,7 +160,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _newest_events(run: Run) -> list[Event]:
+def _newest_events(run: WatchedRun) -> list[Event]:
     with run.lock:
         record = run.record
         systems = [Event("ranks", {"systems": list(record.systems)}, time_s=record.last_s or 0.0)]
@@ -171,7 +171,7 @@ def _since_start(record: Record, time_s: float) -> float:
     return round(time_s - (record.first_s or time_s), 3)
 
 
-def _money(run: Run, now_s: float) -> dict[str, Any]:
+def _money(run: WatchedRun, now_s: float) -> dict[str, Any]:
     """Spent in every attempt so far; to go at the pace measured."""
     price, spent = run.price(), run.spent(now_s)
     return {
@@ -273,7 +273,7 @@ def _machines(record: Record) -> list[dict[str, Any]]:
     ]
 
 
-def log_lines(run: Run, *, file: int, words: str) -> dict[str, Any]:
+def log_lines(run: WatchedRun, *, file: int, words: str) -> dict[str, Any]:
     """`file` 0 is the events, others the run's logs in order. A line matches if it holds all words, in any case."""
     logs = run.files.logs()
     name = EVENTS if file <= 0 or file > len(logs) else logs[file - 1].name
@@ -308,7 +308,7 @@ def _level(text: str) -> str:
     return next((level for level, signs in _LEVELS.items() if any(sign in text for sign in signs)), "")
 
 
-def _lines_backward(run: Run, name: str, max_bytes: int) -> Iterator[bytes]:
+def _lines_backward(run: WatchedRun, name: str, max_bytes: int) -> Iterator[bytes]:
     """The newest first, read a piece at a time."""
     end = run.files.size_bytes(name) or 0
     least = max(0, end - max_bytes)

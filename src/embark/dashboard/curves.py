@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from embark.dashboard.runs import Run
+from embark.dashboard.runs import WatchedRun
 from embark.events.metrics import find
 from embark.events.plotting import Floats, means, thin
 from embark.report.record import FUTURE_S, PHASES, Record
@@ -65,7 +65,7 @@ class CurveCache:
         return made
 
 
-def curves_text(run: Run, window: Window, cache: CurveCache, now_s: float) -> str:
+def curves_text(run: WatchedRun, window: Window, cache: CurveCache, now_s: float) -> str:
     """JSON: `version`, and of each curve `x`, `y`, the means `mx`, `my` and the evaluations `ex`, `ey`."""
     with run.lock:
         version, record = run.version, run.record
@@ -76,7 +76,7 @@ def curves_text(run: Run, window: Window, cache: CurveCache, now_s: float) -> st
         return f'{{"version":{version},"curves":{{{cache.text((run.id, version, window), make)}}}}}'
 
 
-def charts_text(run: Run, window: Window, cache: CurveCache, now_s: float) -> str:
+def charts_text(run: WatchedRun, window: Window, cache: CurveCache, now_s: float) -> str:
     """JSON of the charts of one run: where a step's time goes, its ranks, its GPUs, its hosts."""
     with run.lock:
         version, record = run.version, run.record

@@ -24,7 +24,7 @@ FIND_S = 5.0
 _PAUSE_S = 0.002
 
 
-class Run:
+class WatchedRun:
     """One run: its files, and what was read of them. To be read under its lock."""
 
     def __init__(self, files: RunFiles) -> None:
@@ -135,7 +135,7 @@ class Runs:
 
     def __init__(self, find: Finder) -> None:
         self._find = find
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, WatchedRun] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -159,18 +159,18 @@ class Runs:
         for thread in self._threads:
             thread.join(timeout=5)
 
-    def all(self) -> list[Run]:
+    def all(self) -> list[WatchedRun]:
         with self._lock:
             return list(self._runs.values())
 
-    def get(self, run_id: str) -> Run | None:
+    def get(self, run_id: str) -> WatchedRun | None:
         with self._lock:
             return self._runs.get(run_id)
 
     def find(self) -> None:
         """Add the new ones. One that is not found any more stays, as deleted."""
         for files in self._find():
-            run = Run(files)
+            run = WatchedRun(files)
             with self._lock:
                 self._runs.setdefault(run.id, run)
 
@@ -189,7 +189,7 @@ class Runs:
                 self._stop.wait(_PAUSE_S)
             self._stop.wait(pause_s)
 
-    def _look(self, run: Run) -> bool:
+    def _look(self, run: WatchedRun) -> bool:
         return bool(self._try(run.id, lambda: run.look(time.time())))
 
     def _try(self, about: str, act: Callable[[], Any]) -> Any:

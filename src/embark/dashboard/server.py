@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from embark.dashboard.api import detail, log_lines, metrics_text, summary
 from embark.dashboard.curves import MAX_POINTS, CurveCache, Window, charts_text, curves_text
-from embark.dashboard.runs import Run, Runs
+from embark.dashboard.runs import Runs, WatchedRun
 from embark.errors import UserError
 from embark.events.events import to_jsonable
 from embark.events.sinks.prometheus import CONTENT_TYPE
@@ -175,7 +175,7 @@ class _Diagnoses:
         self._lock = threading.Lock()
         self._found: dict[str, tuple[int, float, list[Any], str]] = {}
 
-    def of(self, run: Run) -> dict[str, Any]:
+    def of(self, run: WatchedRun) -> dict[str, Any]:
         with self._lock:
             version, when_s, found, problem = self._found.get(run.id, (-1, -math.inf, [], ""))
             if version != run.version and time.monotonic() - when_s > DIAGNOSE_S:
@@ -247,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return None if run is None else self._answer_of(run, rest, query, now_s)
         return None
 
-    def _answer_of(self, run: Run, rest: list[str], query: Query, now_s: float) -> str | None:
+    def _answer_of(self, run: WatchedRun, rest: list[str], query: Query, now_s: float) -> str | None:
         match rest:
             case []:
                 return _json(detail(run, now_s))

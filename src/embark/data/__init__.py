@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from embark.data.loader import Batch, Loader, Source, eval_batches
+from embark.data.loader import Batch, Loader, SampleSource, eval_batches
 from embark.spec.paths import with_absolute_paths, without_local_input
 from embark.store.retry_policy import RetryPolicy
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from embark.data.prepared.source import Allocate
     from embark.spec.run import RunSpec
 
-__all__ = ["Batch", "Loader", "Source", "eval_batches", "open_source", "resolve_from_data", "resolve_if_readable"]
+__all__ = ["Batch", "Loader", "SampleSource", "eval_batches", "open_source", "resolve_from_data", "resolve_if_readable"]
 LOOK = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
 """For commands that read data where they can and do without it where they cannot."""
 
@@ -53,7 +53,7 @@ def resolve_if_readable(spec: RunSpec) -> tuple[RunSpec, str]:
                  f"the data where it starts ({why})"
 
 
-def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> Source:
+def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSource:
     """The source that `data.kind` names, checked and ready; `allocate` gives the memory of prepared data's batches."""
     if spec.data.kind == "prepared":
         from embark.data.prepared.cache import open_prepared

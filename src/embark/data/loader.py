@@ -64,7 +64,7 @@ class Loader(_OnePass["Batch"]):
     """Batches of numpy arrays."""
 
     def __init__(
-        self, source: Source, *, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int,
+        self, source: SampleSource, *, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int,
         depth: int = 2, num_threads: int = 1,
     ) -> None:
         self._source = source
@@ -162,7 +162,7 @@ class Share:
         return epoch, start, start + self.samples_per_rank
 
 
-def eval_batches(source: Source, *, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
+def eval_batches(source: SampleSource, *, batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
     """Every held-out sample once over all ranks, in as many batches of one size on every rank.
 
     Where the samples run out a batch is filled up with copies; its `num_valid`, which may be 0, leaves them out.
@@ -220,7 +220,7 @@ class Batch:
         return len(self.label) if self.num_valid < 0 else self.num_valid
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """Random access to samples by position, so that any rank can take any slice and resume anywhere."""
 
     @property

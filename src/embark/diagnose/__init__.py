@@ -3,6 +3,6 @@ May import launch and below."""
 
 from embark.diagnose.diagnose import Report, diagnose
 from embark.diagnose.scan import Diagnosis, Evidence, Rule, load_rules
-from embark.diagnose.source import Source, sources_of
+from embark.diagnose.source import DiagnosedFile, sources_of
 
-__all__ = ["Diagnosis", "Evidence", "Report", "Rule", "Source", "diagnose", "load_rules", "sources_of"]
+__all__ = ["Diagnosis", "Evidence", "Report", "Rule", "DiagnosedFile", "diagnose", "load_rules", "sources_of"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from embark.catalog import Machine, find_machine, load_catalog
 from embark.diagnose.scan import Evidence, Listener, RuleMatch, rule_named
-from embark.diagnose.source import Source
+from embark.diagnose.source import DiagnosedFile
 from embark.errors import UserError
 from embark.events.alerts import FULL, HOT_C, INPUT_SHARE, SLOW_RANK, SLOW_STEP
 from embark.events.events import parse_event
@@ -184,7 +184,7 @@ class StepTimes:
     def listeners(self) -> tuple[Listener, ...]:
         return tuple((needle, self._read_line) for needle in (b"step_s", b"step time", b"step_time"))
 
-    def read_events(self, source: Source, order: int) -> Iterator[tuple[str, Evidence]]:
+    def read_events(self, source: DiagnosedFile, order: int) -> Iterator[tuple[str, Evidence]]:
         """Read a run's events; yields the texts of errors among them, for rules to look at."""
         saved = last = 0
         is_nan = False

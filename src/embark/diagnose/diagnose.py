@@ -9,7 +9,7 @@ from typing import Literal
 
 from embark.diagnose.checks import GIB, NcclLog, StepTimes, Versions, machine_of
 from embark.diagnose.scan import Diagnosis, Evidence, RuleMatch, Scan, load_rules
-from embark.diagnose.source import Source
+from embark.diagnose.source import DiagnosedFile
 from embark.formatting import to_one_line
 from embark.plan.prediction import Prediction, Setup
 from embark.redaction import redact
@@ -37,7 +37,7 @@ class Report:
 
 
 def diagnose(
-    sources: Sequence[Source], *, spec: RunSpec | None = None, names: Mapping[str, str] | None = None
+    sources: Sequence[DiagnosedFile], *, spec: RunSpec | None = None, names: Mapping[str, str] | None = None
 ) -> Report:
     """Look through all sources together. With a spec, the expected network and memory count too. `names`: what to put
     into a command for placeholders like SPEC."""
@@ -111,7 +111,7 @@ def _diagnosis(match: RuleMatch, spec: RunSpec | None, names: Mapping[str, str])
     )
 
 
-def _lint(sources: Sequence[Source]) -> Iterator[Diagnosis]:
+def _lint(sources: Sequence[DiagnosedFile]) -> Iterator[Diagnosis]:
     """Manifests beside the logs: the errors that `embark lint` finds in them."""
     paths = [Path(source.path) for source in sources if source.form == "manifest" and source.path is not None]
     if not paths:

@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-from embark.diagnose.source import Line, Source, fold, lines, pieces, rank_of, time_of
+from embark.diagnose.source import DiagnosedFile, Line, fold, lines, pieces, rank_of, time_of
 
 Kind = Literal["cause", "symptom", "summary", "slow"]
 """`cause`: ends a run by itself. `symptom`: what the other ranks then say. `summary`: what a launcher says at the end.
@@ -186,7 +186,7 @@ class Scan:
             together[code] = together[code].merged(match) if code in together else match
         return [match for match in together.values() if match.num_lines >= match.rule.num_least]
 
-    def read(self, source: Source, order: int, *, only: Callable[[Rule], bool] | None = None) -> None:
+    def read(self, source: DiagnosedFile, order: int, *, only: Callable[[Rule], bool] | None = None) -> None:
         """Look through a source, the `order`th of all; with `only`, for some rules and no checks."""
         file = source.open()
         try:

@@ -28,7 +28,7 @@ _SKIPPED_FOLDERS = frozenset({"checkpoints", "tensorboard", "cache", "programs",
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DiagnosedFile:
     """A file to read."""
 
     name: str
@@ -55,8 +55,8 @@ class Source:
 class SourceList:
     """The files that names on a command line stand for."""
 
-    sources: tuple[Source, ...]
-    spec: Source | None  # The run's own, where a run was named.
+    sources: tuple[DiagnosedFile, ...]
+    spec: DiagnosedFile | None  # The run's own, where a run was named.
     skipped: tuple[str, ...]  # Files that are not text.
 
 
@@ -71,8 +71,8 @@ def sources_of(names: Sequence[str]) -> SourceList:
             raise UserError(f"{name}: no such option", fix="embark diagnose --help")
     paths: list[Path | None] = []
     named: set[Path] = set()
-    spec: Source | None = None
-    remote: list[Source] = []
+    spec: DiagnosedFile | None = None
+    remote: list[DiagnosedFile] = []
     for name in names:
         path = Path(name)
         if name == STDIN:
@@ -99,14 +99,14 @@ def sources_of(names: Sequence[str]) -> SourceList:
     return SourceList((*map(_source, text), *remote), spec, skipped)
 
 
-def _source(path: Path | None, run: RunDir | None = None) -> Source:
+def _source(path: Path | None, run: RunDir | None = None) -> DiagnosedFile:
     """A file of a remote run is read into memory: diagnosing a run writes nothing."""
     if path is None:
-        return Source(STDIN, "log")
+        return DiagnosedFile(STDIN, "log")
     form: Form = "events" if path.name.endswith(EVENTS) else "log"
     if run is not None:
-        return Source(f"{run.uri}/{path}", form, data=run.store.read(str(path)))
-    return Source(str(path), "manifest" if path.suffix in _MANIFESTS else form, path)
+        return DiagnosedFile(f"{run.uri}/{path}", form, data=run.store.read(str(path)))
+    return DiagnosedFile(str(path), "manifest" if path.suffix in _MANIFESTS else form, path)
 
 
 def _below(folder: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from embark.diagnose.diagnose import Report, diagnose
-from embark.diagnose.source import Source, sources_of
+from embark.diagnose.source import DiagnosedFile, sources_of
 from embark.errors import EmbarkError, UserError
 from embark.launch.backend import LogLine, RunEvent, backend_of
 from embark.launch.run_registry import lookup_run
@@ -27,7 +27,7 @@ class LaunchedRun:
     name: str
     state: str  # Empty if its backend does not answer.
     reason: str
-    sources: tuple[Source, ...] = field(repr=False)
+    sources: tuple[DiagnosedFile, ...] = field(repr=False)
     spec: RunSpec | None = field(repr=False)
     run_uri: str = field(repr=False)
 
@@ -98,10 +98,10 @@ def _warning(warn: Warn, what: str) -> Iterator[None]:
         warn(f"{what}: {error.what.splitlines()[0]}")
 
 
-def _write(path: Path, name: str, lines: Iterable[str]) -> Source:
+def _write(path: Path, name: str, lines: Iterable[str]) -> DiagnosedFile:
     with path.open("w", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in lines)
-    return Source(name, "log", path)
+    return DiagnosedFile(name, "log", path)
 
 
 def _event_text(event: RunEvent) -> str:

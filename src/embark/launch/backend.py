@@ -156,7 +156,7 @@ class LaunchRequest:
     """Called before each resource is created, so that an interrupted launch can list what may exist."""
 
 
-class Backend(ABC):
+class LaunchBackend(ABC):
     """One platform that runs can be launched on. `status`, `logs` and `events` only read."""
 
     can_recover = False
@@ -226,7 +226,7 @@ TARGETS = {
 USES_KUBECTL = ("kubernetes", "torchx")
 
 
-def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> Backend:
+def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> LaunchBackend:
     """By the spec's place: its target and, for some targets, whether it names a machine.
 
     `context`: of kubectl, if not its current one.
@@ -241,7 +241,7 @@ def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "
     return _load(name, shell, notify, context=context)
 
 
-def backend_of(handle: RunHandle, shell: Shell, notify: Notify, *, is_hasty: bool = False) -> Backend:
+def backend_of(handle: RunHandle, shell: Shell, notify: Notify, *, is_hasty: bool = False) -> LaunchBackend:
     """Of a launched run. `is_hasty`: a platform that does not answer is not waited for."""
     if handle.backend not in BACKENDS:
         raise UserError(f"{handle.name} was launched on {handle.backend!r}, which this version does not know",
@@ -249,10 +249,12 @@ def backend_of(handle: RunHandle, shell: Shell, notify: Notify, *, is_hasty: boo
     return _load(handle.backend, shell, notify, retry=NO_RETRY if is_hasty else None)
 
 
-def _load(name: str, shell: Shell, notify: Notify, *, retry: RetryPolicy | None = None, context: str = "") -> Backend:
+def _load(
+    name: str, shell: Shell, notify: Notify, *, retry: RetryPolicy | None = None, context: str = ""
+) -> LaunchBackend:
     module, _, kind = BACKENDS[name].partition(":")
     loaded = getattr(import_module(f"embark.launch.backends.{module}"), kind)
-    backend: Backend = loaded(shell, notify=notify, retry=retry, context=context)
+    backend: LaunchBackend = loaded(shell, notify=notify, retry=retry, context=context)
     return backend
 
 

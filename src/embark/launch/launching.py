@@ -9,7 +9,7 @@ from embark.catalog.pricing import PURCHASE_NAMES
 from embark.data import resolve_from_data, resolve_if_readable
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_usd, to_one_line
-from embark.launch.backend import Backend, LaunchRequest, Resource, RunHandle, Status, backend_for, backend_of
+from embark.launch.backend import LaunchBackend, LaunchRequest, Resource, RunHandle, Status, backend_for, backend_of
 from embark.launch.backends.local import Local
 from embark.launch.run_registry import STORE_RETRY, RunRecord, delete_record, lookup_run, record_path, save_record
 from embark.launch.shell import Notify, Shell
@@ -41,7 +41,7 @@ class PreparedLaunch:
     """A run that was checked and may be launched."""
 
     request: LaunchRequest
-    backend: Backend = field(repr=False)
+    backend: LaunchBackend = field(repr=False)
     estimate: LaunchEstimate | None  # None: it costs nothing.
 
     @property

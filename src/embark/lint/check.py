@@ -13,7 +13,7 @@ from embark.errors import UserError, nearest
 from embark.lint.read import Files, read_files, read_sources
 from embark.lint.rule import Finding, Hit, Manifests, Rule
 from embark.lint.rules import ALL_RULES, SUBJECTS
-from embark.lint.source import Edit, Source, Span
+from embark.lint.source import Edit, SourceFile, Span
 from embark.store import write_atomic
 
 MAX_PASSES = 12
@@ -67,13 +67,13 @@ def lint_paths(paths: Sequence[Path], *, select: Collection[str] = (), ignore: C
 
 def lint_texts(texts: dict[str, str]) -> list[Finding]:
     """Findings in texts that are not on disk, taken together."""
-    return lint_files(read_sources(Source.of(Path(name), text) for name, text in texts.items()))
+    return lint_files(read_sources(SourceFile.of(Path(name), text) for name, text in texts.items()))
 
 
 def lint_files(files: Files, rules: Sequence[Rule] = ALL_RULES) -> list[Finding]:
     """In the order of file and line; one that is found twice at one place is reported once."""
     manifests = Manifests(files, load_catalog())
-    found: dict[tuple[str, Source, int, str], Finding] = {}
+    found: dict[tuple[str, SourceFile, int, str], Finding] = {}
     for rule in rules:
         for hit in _hits(rule, manifests):
             if not is_ignored(rule, hit):
@@ -117,7 +117,8 @@ def fix_paths(
         if not sound:
             break
         empty = {one.source: one for one in files.unread if not one.source.text}
-        files = read_sources(empty.get(one) or Source.of(one.path, sound.get(one, one.text)) for one in files.sources)
+        files = read_sources(empty.get(one) or SourceFile.of(one.path, sound.get(one, one.text))
+                             for one in files.sources)
         findings = lint_files(files, rules)
     changes = [Change(one.path, diff(first[one.path], one.text), one.text) for one in files.sources
                if one.text != first[one.path].text]
@@ -149,9 +150,9 @@ def _means(word: str, rule: Rule) -> bool:
     return rule.name == word or (word.upper().startswith("EMB") and rule.code.startswith(word.upper()))
 
 
-def fixed(findings: Iterable[Finding]) -> dict[Source, str]:
+def fixed(findings: Iterable[Finding]) -> dict[SourceFile, str]:
     """The new text of each file that the findings' edits change. A finding whose edits meet another's waits."""
-    taken: dict[Source, list[Edit]] = {}
+    taken: dict[SourceFile, list[Edit]] = {}
     for finding in findings:
         edits = finding.hit.edits
         if not any(_overlap(edit.place, other.place) for edit in edits for other in taken.get(edit.place.source, ())):
@@ -160,13 +161,13 @@ def fixed(findings: Iterable[Finding]) -> dict[Source, str]:
     return {source: _apply(source.text, edits) for source, edits in taken.items()}
 
 
-def still_reads(old: Source, new: str) -> bool:
+def still_reads(old: SourceFile, new: str) -> bool:
     """Whether a changed text is complete, and has as many documents as before."""
-    before, after = read_sources([old]), read_sources([Source.of(old.path, new)])
+    before, after = read_sources([old]), read_sources([SourceFile.of(old.path, new)])
     return not after.unread and len(before.documents) == len(after.documents)
 
 
-def diff(source: Source, new: str) -> str:
+def diff(source: SourceFile, new: str) -> str:
     name = str(source.path)
     lines = difflib.unified_diff(source.text.splitlines(keepends=True), new.splitlines(keepends=True), name, name)
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines)

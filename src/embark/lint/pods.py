@@ -9,7 +9,7 @@ from pathlib import Path
 
 from embark.lint.read import Document
 from embark.lint.shell import Command, Word, make_command, read_shell
-from embark.lint.source import NOTHING, Node, Source, Span
+from embark.lint.source import NOTHING, Node, SourceFile, Span
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
 _SWITCHES = frozenset({"standalone", "no-python", "m", "module", "run-path", "use-env"})
@@ -83,7 +83,7 @@ def launch_of_words(words: Sequence[Word], is_in_shell: bool = False,
 
 def launch_of_text(text: str, environment: Mapping[str, str] | None = None) -> Launch | None:
     """The last start of a launcher in a shell text, else the last of Python, else the last command."""
-    source = Source.of(Path("command"), text)
+    source = SourceFile.of(Path("command"), text)
     commands = read_shell(source)
     set_here = {name: value for command in commands for name, value, _ in command.assignments}
     known = {**(environment or {}), **set_here}
@@ -116,7 +116,8 @@ def launch_of_command(command: Command, is_in_shell: bool = True,
 
 def words_of(node: Node) -> list[Word]:
     """A YAML list as words."""
-    return [Word(item.text, item.place or Span(Source.of(Path(""), ""), 0, 0)) for item in node if item.items is None]
+    return [Word(item.text, item.place or Span(SourceFile.of(Path(""), ""), 0, 0))
+            for item in node if item.items is None]
 
 
 def _torchrun(rest: Sequence[str], argv: Sequence[str], is_in_shell: bool,

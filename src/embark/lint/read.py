@@ -12,7 +12,7 @@ from typing import Literal
 
 from embark.errors import UserError
 from embark.lint.shell import Command, read_shell
-from embark.lint.source import BadYaml, Node, Source, Span, read_yaml
+from embark.lint.source import BadYaml, Node, SourceFile, Span, read_yaml
 
 _INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+((?:(?:.*\\[^\S\n]*|^[^\S\n]*#.*)\n)*.*\n?)", re.MULTILINE)
 """With its continued lines, and the comments between them."""
@@ -50,7 +50,7 @@ class Instruction:
 class Dockerfile:
     """A whole file."""
 
-    source: Source
+    source: SourceFile
     instructions: tuple[Instruction, ...]
     commands: tuple[Command, ...]  # Of every RUN.
 
@@ -95,7 +95,7 @@ class Dockerfile:
         return images
 
 
-def read_dockerfile(source: Source) -> Dockerfile:
+def read_dockerfile(source: SourceFile) -> Dockerfile:
     instructions: list[Instruction] = []
     commands: list[Command] = []
     text, at = source.text, 0
@@ -129,7 +129,7 @@ _TEMPLATE = re.compile(r"\{\{[-\s]*[.\w$\"]|\{%")
 class Document:
     """One YAML document: a Kubernetes object, a cluster file, or anything else."""
 
-    source: Source
+    source: SourceFile
     root: Node
 
     @property
@@ -159,7 +159,7 @@ class Document:
 
 @dataclass(frozen=True)  # no slots: it has cached properties
 class PythonFile:
-    source: Source
+    source: SourceFile
     tree: ast.Module
 
     @cached_property
@@ -192,7 +192,7 @@ class PythonFile:
 class Unread:
     """A file, or the rest of one, that could not be read."""
 
-    source: Source
+    source: SourceFile
     index: int
     what: str
     fix: str
@@ -203,16 +203,16 @@ class Unread:
 class Files:
     """All files, parsed."""
 
-    sources: list[Source] = field(default_factory=list)
+    sources: list[SourceFile] = field(default_factory=list)
     documents: list[Document] = field(default_factory=list)
     scripts: list[tuple[Command, ...]] = field(default_factory=list)
     """The commands of each script, and of each Dockerfile."""
     dockerfiles: list[Dockerfile] = field(default_factory=list)
     pythons: list[PythonFile] = field(default_factory=list)
-    requirements: list[Source] = field(default_factory=list)
+    requirements: list[SourceFile] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
 
-    def add(self, source: Source) -> None:
+    def add(self, source: SourceFile) -> None:
         self.sources.append(source)
         kind = kind_of(source.path, source.text[:200].encode())
         if kind == "yaml":
@@ -230,7 +230,7 @@ class Files:
             self.unread.append(Unread(source, 0, "is not a YAML, shell, Dockerfile, Python or requirements file",
                                       "leave it out, or give it the right suffix", is_ours=False))
 
-    def _yaml(self, source: Source, text: str, *, is_certain: bool = True) -> None:
+    def _yaml(self, source: SourceFile, text: str, *, is_certain: bool = True) -> None:
         roots, bad = read_yaml(source, text)
         if bad is not None and not is_certain:
             return
@@ -240,7 +240,7 @@ class Files:
         if bad is not None:
             self.unread.append(_bad_yaml(source, bad))
 
-    def _shell(self, source: Source) -> None:
+    def _shell(self, source: SourceFile) -> None:
         commands = read_shell(source)
         self.scripts.append(tuple(commands))
         for command in commands:
@@ -250,7 +250,7 @@ class Files:
                 before = re.sub(r"[^\n]", " ", source.text[: place.start])
                 self._yaml(source, before + place.text, is_certain=False)
 
-    def _python(self, source: Source) -> None:
+    def _python(self, source: SourceFile) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -271,7 +271,7 @@ def read_files(paths: Sequence[Path]) -> Files:
     return read_sources(_load(path, named=named) for path, named in _expand(paths))
 
 
-def read_sources(loaded: Iterable[Source | Unread]) -> Files:
+def read_sources(loaded: Iterable[SourceFile | Unread]) -> Files:
     """The same of texts that are at hand."""
     files = Files()
     for one in loaded:
@@ -297,7 +297,7 @@ def kind_of(path: Path, head: bytes = b"") -> Kind | None:
     return "python" if _PYTHON_START.match(head) else None
 
 
-def _bad_yaml(source: Source, bad: BadYaml) -> Unread:
+def _bad_yaml(source: SourceFile, bad: BadYaml) -> Unread:
     index = source.starts[min(bad.line, len(source.starts)) - 1]
     if _TEMPLATE.search(source.text):
         return Unread(source, index, f"is a template, not YAML: {bad.what}",
@@ -305,8 +305,8 @@ def _bad_yaml(source: Source, bad: BadYaml) -> Unread:
     return Unread(source, index, f"is not readable YAML: {bad.what}", "fix that line")
 
 
-def _load(path: Path, *, named: bool) -> Source | Unread:
-    empty = Source.of(path, "")
+def _load(path: Path, *, named: bool) -> SourceFile | Unread:
+    empty = SourceFile.of(path, "")
     try:
         size_bytes = path.stat().st_size
         if size_bytes > MAX_BYTES:
@@ -327,7 +327,7 @@ def _load(path: Path, *, named: bool) -> Source | Unread:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         return Unread(empty, 0, f"is not UTF-8: byte {data[error.start]:#04x} in line {line}", "save it as UTF-8")
-    return Source.of(path, text)
+    return SourceFile.of(path, text)
 
 
 def _expand(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:

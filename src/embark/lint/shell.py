@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from embark.lint.source import Source, Span
+from embark.lint.source import SourceFile, Span
 
 _BREAKS = frozenset(";&|()\n")
 _RESERVED = frozenset({"if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "in",
@@ -93,14 +93,14 @@ class Command:
         return word.place if "=" in word.text or index + 1 >= len(self.words) else self.words[index + 1].place
 
 
-def read_shell(source: Source, start: int = 0, end: int | None = None, depth: int = 0) -> list[Command]:
+def read_shell(source: SourceFile, start: int = 0, end: int | None = None, depth: int = 0) -> list[Command]:
     """All commands of a stretch of text, in order; those inside `$(…)` come after the one that holds them."""
     return list(_Lexer(source, start, len(source.text) if end is None else end, depth).commands())
 
 
 @dataclass(slots=True)
 class _Lexer:
-    source: Source
+    source: SourceFile
     at: int
     end: int
     depth: int

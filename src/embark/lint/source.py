@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class SourceFile:
     """One file's text. Places in it are counted in characters."""
 
     path: Path
@@ -24,8 +24,8 @@ class Source:
     starts: tuple[int, ...] = field(repr=False)  # Where each line begins.
 
     @staticmethod
-    def of(path: Path, text: str) -> Source:
-        return Source(path, text, (0, *(match.end() for match in re.finditer("\n", text))))
+    def of(path: Path, text: str) -> SourceFile:
+        return SourceFile(path, text, (0, *(match.end() for match in re.finditer("\n", text))))
 
     def line_of(self, index: int) -> int:
         """Counted from 1."""
@@ -50,7 +50,7 @@ class Source:
 class Span:
     """Where a thing stands in a file."""
 
-    source: Source
+    source: SourceFile
     start: int
     end: int
 
@@ -166,7 +166,7 @@ class Node:
 NOTHING = Node(None)
 
 
-def read_yaml(source: Source, text: str | None = None) -> tuple[list[Node], BadYaml | None]:
+def read_yaml(source: SourceFile, text: str | None = None) -> tuple[list[Node], BadYaml | None]:
     """The documents of a file; if it breaks off, those before, and why. `text`: read instead, with the same places."""
     import yaml
 
@@ -222,7 +222,7 @@ def _limits(events: Iterable[Any]) -> tuple[int, BadYaml | None]:
     return MAX_NODES, None
 
 
-def _node(composed: Any, source: Source, known: dict[int, Node]) -> Node:
+def _node(composed: Any, source: SourceFile, known: dict[int, Node]) -> Node:
     """`known`: what was made before, by the composed node that an alias shares."""
     if id(composed) in known:
         return known[id(composed)]

@@ -16,7 +16,7 @@ import psutil
 
 from embark.lint.pods import Launch, launch_of_words
 from embark.lint.shell import Word
-from embark.lint.source import Source, Span
+from embark.lint.source import SourceFile, Span
 from embark.rehearse.manifest import K8sObject, Objects, at, name_of, rows
 from embark.rehearse.pods import Mount, Pod
 from embark.render.command import SPEC_VARIABLE, WRITTEN_SPEC_PATH
@@ -53,7 +53,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RehearsedRun:
     """The run that the pods train, where they train one of Embark's."""
 
     spec: RunSpec
@@ -73,7 +73,7 @@ class Downscaled:
 
     objects: Objects
     job: K8sObject
-    run: Run | None
+    run: RehearsedRun | None
     changes: tuple[Change, ...]
 
 
@@ -148,7 +148,7 @@ def _with_scripts(mount: Mount, words: Sequence[str], changes: list[Change]) -> 
 
 def launch_of(pod: Pod) -> Launch | None:
     """How the pod starts its training, as the linter reads it."""
-    nowhere = Span(Source.of(Path(pod.name), ""), 0, 0)
+    nowhere = Span(SourceFile.of(Path(pod.name), ""), 0, 0)
     return launch_of_words([Word(word, nowhere) for word in pod.words], environment=pod.env)
 
 
@@ -224,7 +224,7 @@ def _with_processes(words: list[str], count: int, changes: list[Change]) -> list
 
 def _downscale_spec(
     config: dict[str, Any], num_processes: int, num_pods: int, num_steps: int, changes: list[Change]
-) -> Run | None:
+) -> RehearsedRun | None:
     """The spec of an Embark run in a ConfigMap, with what a CPU can do in a minute."""
     for name, text in (config.get("data") or {}).items():
         if not str(name).endswith(".toml"):
@@ -245,7 +245,7 @@ def _downscale_spec(
         changes += [Change(key, _short(before.get(key)), _short(after[key])) for key in after
                     if after[key] != before.get(key)]
         config["data"][name] = to_toml(new)
-        return Run(new, str(name), sample, unread)
+        return RehearsedRun(new, str(name), sample, unread)
     return None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from embark.errors import UserError
 from embark.lint.pods import pods_of
 from embark.lint.read import Document, read_sources
-from embark.lint.source import Source
+from embark.lint.source import SourceFile
 
 K8sObject = Mapping[str, Any]
 KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "Pod")  # Those that make pods which train.
@@ -34,7 +34,7 @@ class Objects:
 
 def read_texts(texts: Mapping[str, str]) -> Objects:
     """Of texts by their names, such as those that a renderer is about to write."""
-    files = read_sources(Source.of(Path(name), text) for name, text in texts.items())
+    files = read_sources(SourceFile.of(Path(name), text) for name, text in texts.items())
     for bad in files.unread:
         raise UserError(f"{bad.source.path}:{bad.source.line_of(bad.index)}: {bad.what}", fix=bad.fix)
     documents = [one for one in files.documents if one.root.is_map]

@@ -17,7 +17,7 @@ from embark.lint.check import lint_texts
 from embark.lint.rule import Finding
 from embark.rehearse.containers import ENGINES, Containers, Engine, has_image
 from embark.rehearse.controller import RESTART_S, Controller, Fault, FaultKind, Observer, read_faults
-from embark.rehearse.downscale import MAX_ROWS, SAMPLE, Change, Run, downscale, downscale_pods
+from embark.rehearse.downscale import MAX_ROWS, SAMPLE, Change, RehearsedRun, downscale, downscale_pods
 from embark.rehearse.failure_policies import FailurePolicy, PodEnd
 from embark.rehearse.manifest import MANIFEST_SUFFIXES, find_training_job, manifest_texts, read_texts
 from embark.rehearse.processes import Folders, Processes, Start
@@ -50,7 +50,7 @@ class PreparedRehearsal:
 
     workload: Workload
     policy: FailurePolicy
-    run: Run | None
+    run: RehearsedRun | None
     changes: tuple[Change, ...]
     faults: tuple[Fault, ...]
     findings: tuple[Finding, ...]  # The linter's.

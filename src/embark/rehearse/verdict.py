@@ -9,7 +9,7 @@ from embark.errors import ExitCode
 from embark.formatting import format_duration, format_float, pluralize
 from embark.lint.rule import Finding
 from embark.rehearse.controller import Outcome
-from embark.rehearse.downscale import Run, launch_of
+from embark.rehearse.downscale import RehearsedRun, launch_of
 from embark.rehearse.pods import Pod
 from embark.rehearse.workload import Cause, Workload
 
@@ -26,7 +26,7 @@ class Case:
 
     workload: Workload
     outcome: Outcome
-    run: Run | None
+    run: RehearsedRun | None
     num_processes: int
     findings: tuple[Finding, ...] = ()  # The linter's, of the manifest.
 
@@ -228,12 +228,12 @@ def _from_lines(case: Case) -> Cause | None:
     if case.outcome.finish == "succeeded":
         return None
     from embark.diagnose.diagnose import diagnose
-    from embark.diagnose.source import Source
+    from embark.diagnose.source import DiagnosedFile
 
     if case.outcome.progress.errors:
         return Cause(case.outcome.progress.errors[-1].partition("\n")[0], "fix that, and rehearse again")
     tails = {name: "\n".join(tail) + "\n" for name, tail in case.outcome.tails.items()}
-    found = diagnose([Source(name, "log", data=text.encode()) for name, text in tails.items()]).diagnoses
+    found = diagnose([DiagnosedFile(name, "log", data=text.encode()) for name, text in tails.items()]).diagnoses
     if not found:
         return None
     first = found[0]

@@ -22,7 +22,7 @@ from embark.formatting import (
 )
 from embark.report.context import RunContext
 from embark.report.curves import REASONS, capitalize
-from embark.report.document import Bar, Bars, Block, Folded, Key, Piece, Table, Words
+from embark.report.document import Bar, Bars, BarSegment, Block, Folded, Key, Table, Words
 from embark.report.record import PHASES, Record, gpus_of, slow_ranks
 
 MAX_ROWS = 40
@@ -45,12 +45,12 @@ def timeline(context: RunContext) -> Bars | None:
     def at(time_s: float) -> float:
         return min(max((time_s - begin_s) / wall_s, 0.0), 1.0)
 
-    def tick(time_s: float, sign: str, tooltip: str) -> Piece:
+    def tick(time_s: float, sign: str, tooltip: str) -> BarSegment:
         start = min(at(time_s), 1.0 - TICK)
-        return Piece(start, start + TICK, sign, tooltip)
+        return BarSegment(start, start + TICK, sign, tooltip)
 
     work = tuple(
-        Piece(at(a.began_s), max(at(a.last_s), at(a.began_s) + TICK), "used",
+        BarSegment(at(a.began_s), max(at(a.last_s), at(a.began_s) + TICK), "used",
               f"steps {format_count(a.first_step)} to {format_count(a.last_step)}, "
               f"{format_duration(a.held_s)}") for a in attempts)
     ends = tuple(tick(s.stopped_s, "bad", f"{REASONS[s.reason]} at step {format_count(s.stopped_step)}") for s in stops)
@@ -145,8 +145,8 @@ def ranks(record: Record) -> Bars | None:
         waits = columns.get(f"input_s.{rank}", np.empty(0))
         wait_s = float(np.nanmean(waits)) if np.isfinite(waits).any() else 0.0
         end, wait_end = means[rank] / longest, min(wait_s, means[rank]) / longest
-        pieces = (Piece(0.0, wait_end, "wait", f"waiting for input {format_step_time(wait_s)}"),
-                  Piece(wait_end, end, "slow" if rank in slow else "used",
+        pieces = (BarSegment(0.0, wait_end, "wait", f"waiting for input {format_step_time(wait_s)}"),
+                  BarSegment(wait_end, end, "slow" if rank in slow else "used",
                         f"step {format_step_time(means[rank])}, at worst {format_step_time(float(times[rank].max()))}"))
         bars.append(Bar(f"rank {rank}", pieces, format_step_time(means[rank]), "bad" if rank in slow else ""))
     keys = (Key("used", "step time, mean"), Key("wait", "of it waiting for input"),
@@ -172,7 +172,7 @@ def _share_bars(
     bars, start = [], 0.0
     for (label, value), sign in zip(parts.items(), signs, strict=True):
         share = value / total
-        bars.append(Bar(label, (Piece(start, start + share, sign),), f"{say(value)} · {100 * share:.0f} %"))
+        bars.append(Bar(label, (BarSegment(start, start + share, sign),), f"{say(value)} · {100 * share:.0f} %"))
         start += share
     return Bars(title, tuple(bars))
 
@@ -239,7 +239,7 @@ def _bar(
     for table, num_bytes in sorted(pieces, key=lambda piece: -piece[1]):
         stop = start + num_bytes / most
         # A hairline between two tables of one colour.
-        drawn.append(Piece(start, max(start, stop - 0.0015), f"k{order[id(table)] % 8}",
+        drawn.append(BarSegment(start, max(start, stop - 0.0015), f"k{order[id(table)] % 8}",
                            f"{to_one_line(table.get('table', ''))}: {format_bytes(num_bytes)}, "
                            f"{to_one_line(table.get('sharding', ''))}"))
         start = stop

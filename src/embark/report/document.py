@@ -85,7 +85,7 @@ class Gallery:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BarSegment:
     """A stretch of a bar, both ends from 0 to 1."""
 
     start: float
@@ -99,7 +99,7 @@ class Bar:
     """A row: its name, its stretches, its figure."""
 
     label: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BarSegment, ...]
     value: str
     tone: Tone = ""
 

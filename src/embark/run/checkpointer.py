@@ -22,7 +22,7 @@ from embark.store.checkpoint_arrays import (
     INDEX,
     CheckpointArrays,
     Index,
-    Piece,
+    TensorChunk,
     TensorEntry,
     merge_entries,
     write_pieces,
@@ -135,7 +135,7 @@ class Checkpointer(ABC):
         """There is no checkpoint: give the model its initial weights, where building it did not."""
 
     @abstractmethod
-    def _copied(self, step: int) -> list[Piece]:
+    def _copied(self, step: int) -> list[TensorChunk]:
         """A copy of this rank's part of the state, which training no longer touches."""
 
     @abstractmethod
@@ -152,7 +152,9 @@ class Checkpointer(ABC):
         damages = self._on_all_ranks(lambda: self._checkpoints.damage(checkpoint, rank, world_size))
         return next((damage for damage in damages if damage), "")
 
-    def _write(self, step: int, pieces: list[Piece], values: dict[str, Any], started: float, pause_s: float) -> Saved:
+    def _write(
+        self, step: int, pieces: list[TensorChunk], values: dict[str, Any], started: float, pause_s: float
+    ) -> Saved:
         """In the thread. A failure on one rank is known to all before anything is committed."""
         folder, store = checkpoint_name(step), ChecksumWriter(self._checkpoints.store)
         error: EmbarkError | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data import Batch, Source, eval_batches
+from embark.data import Batch, SampleSource, eval_batches
 from embark.errors import DataError, EmbarkError
 from embark.run.trainer import Ranks, Trainer
 from embark.spec import RunSpec
@@ -16,7 +16,7 @@ from embark.spec import RunSpec
 class Evaluation:
     """The held-out samples, and the best any model could do on them where the source knows it."""
 
-    def __init__(self, source: Source, batch_size: int, world: Ranks) -> None:
+    def __init__(self, source: SampleSource, batch_size: int, world: Ranks) -> None:
         self._source, self._batch_size, self._world = source, batch_size, world
         self._best: dict[str, float] | None = None
 
@@ -91,7 +91,7 @@ Trouble = tuple[str, int, str]  # `id` or `loss`, the step it first happened in,
 
 
 def refuse_trouble(
-    loss: float, trouble: Trouble | None, source: Source, spec: RunSpec, step: int, per_epoch: int
+    loss: float, trouble: Trouble | None, source: SampleSource, spec: RunSpec, step: int, per_epoch: int
 ) -> None:
     """A NaN loss never recovers, and an id outside its table trains nothing: name the batch and the value. Called
     after `step` steps."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from embark import __version__
-from embark.data import Source
+from embark.data import SampleSource
 from embark.errors import EmbarkError, Interrupted, MissingPackage, OverBudget, Preempted
 from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
 from embark.events.clock import boot_id, uptime_s
@@ -128,7 +128,7 @@ def recorded_errors(logger: RunLogger, explain: Callable[[RuntimeError], EmbarkE
 
 
 def log_start(
-    logger: RunLogger, spec: RunSpec, world: World, run_dir: RunDir, source: Source, trainer: Trainer,
+    logger: RunLogger, spec: RunSpec, world: World, run_dir: RunDir, source: SampleSource, trainer: Trainer,
     steps: dict[str, int],
 ) -> None:
     """What is about to run, and how it is laid out. `steps` are the start event's own: first, last, per epoch."""

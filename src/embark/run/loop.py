@@ -5,7 +5,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
-from embark.data import Source, open_source, resolve_from_data
+from embark.data import SampleSource, open_source, resolve_from_data
 from embark.errors import RunInUse, SpecError
 from embark.events import Sink
 from embark.model.batch import num_steps_of, steps_per_epoch
@@ -19,20 +19,20 @@ from embark.run.preemption_notices import NoticeWatch, detect_cloud, grace_secon
 from embark.run.rank_reports import RankReports, first_trouble
 from embark.run.signals import StopSignals, stopped_by
 from embark.run.stop import Decision, StopCoordinator, open_budget_guard, spending_summary, why_not_enforced
-from embark.run.trainer import Backend, Trainer, World
+from embark.run.trainer import Trainer, TrainerBackend, World
 from embark.spec import RunSpec
 from embark.spec.batch import batch_mistakes
 from embark.store import RunDir
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRun:
     """Everything a run needs between its start and its end."""
 
     spec: RunSpec
     world: World
     run_dir: RunDir
-    source: Source
+    source: SampleSource
     trainer: Trainer
     logger: RunLogger
     checkpoints: CheckpointManager
@@ -43,7 +43,7 @@ class Run:
 
 
 def train(
-    spec: RunSpec, backend: Backend, view: Sequence[Sink] = (), *, fresh: bool = False,
+    spec: RunSpec, backend: TrainerBackend, view: Sequence[Sink] = (), *, fresh: bool = False,
     signals: StopSignals | None = None,
 ) -> dict[str, Any]:
     """Train what `spec` says; returns the values of the last evaluation and of the end.
@@ -81,14 +81,14 @@ def train(
                 guard = open_budget_guard(spec, run_dir, checkpoints.longest_s) if world.is_first else None
                 if note := why_not_enforced(spec):
                     logger.warn(note)
-                return train_steps(Run(
+                return train_steps(TrainingRun(
                     spec=spec, world=world, run_dir=run_dir, source=source, trainer=trainer, logger=logger,
                     checkpoints=checkpoints, first_step=step, num_steps=num_steps,
                     stop=StopCoordinator(signals, notices, world, guard, run_dir.lease), steps_per_epoch=per_epoch,
                 ))
 
 
-def train_steps(run: Run) -> dict[str, Any]:
+def train_steps(run: TrainingRun) -> dict[str, Any]:
     """Step, log, evaluate and save until the last step or until any rank is asked to stop."""
     spec, trainer, logger, step = run.spec, run.trainer, run.logger, run.first_step
     clock = Clock(spec.train.batch_size, trainer.input_waits())
@@ -135,7 +135,7 @@ def train_steps(run: Run) -> dict[str, Any]:
 
 
 def save_and_evaluate(
-    run: Run, evaluation: Evaluation, clock: Clock, decision: Decision, evaluated: dict[str, Any], step: int
+    run: TrainingRun, evaluation: Evaluation, clock: Clock, decision: Decision, evaluated: dict[str, Any], step: int
 ) -> dict[str, Any]:
     """Save what is not saved yet, and only then evaluate: whatever happens in the evaluation, the work is kept."""
     if decision.stop == "lease":
@@ -151,7 +151,7 @@ def save_and_evaluate(
     return evaluated
 
 
-def evaluate(run: Run, evaluation: Evaluation, clock: Clock, step: int) -> dict[str, Any]:
+def evaluate(run: TrainingRun, evaluation: Evaluation, clock: Clock, step: int) -> dict[str, Any]:
     """The metrics on held-out samples, logged; empty where there are no samples or the run was asked to stop."""
     if not run.source.num_eval_samples:
         return {}
@@ -162,7 +162,7 @@ def evaluate(run: Run, evaluation: Evaluation, clock: Clock, step: int) -> dict[
         return result
 
 
-def end_run(run: Run, clock: Clock, decision: Decision, evaluated: dict[str, Any], step: int) -> dict[str, Any]:
+def end_run(run: TrainingRun, clock: Clock, decision: Decision, evaluated: dict[str, Any], step: int) -> dict[str, Any]:
     """Log the end; raises where the run was stopped before its last step."""
     end = {"outcome": "done", "step": step, "run_dir": run.run_dir.uri, **clock.totals(),
            "step_s": clock.median_step_s(), "peak_bytes": run.trainer.peak_bytes(),

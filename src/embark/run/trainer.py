@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from embark.data import Batch, Source
+    from embark.data import Batch, SampleSource
     from embark.errors import EmbarkError
     from embark.run.checkpointer import Checkpointer
     from embark.run.clock import Waits
@@ -101,7 +101,7 @@ class Trainer(Protocol):
 
     def profiler(self) -> StepProfiler | None: ...
 
-    def feed(self, source: Source, start_step: int, stop_step: int) -> AbstractContextManager[Iterator[Any]]:
+    def feed(self, source: SampleSource, start_step: int, stop_step: int) -> AbstractContextManager[Iterator[Any]]:
         """Batches on their way to the device."""
 
     def step(self, batches: Iterator[Any], step: int) -> float:
@@ -120,7 +120,7 @@ class Trainer(Protocol):
     def peak_bytes(self) -> int: ...
 
 
-class Backend(Protocol):
+class TrainerBackend(Protocol):
     """A training library."""
 
     def join(self, place: PlaceSpec) -> AbstractContextManager[Any]:
@@ -129,7 +129,7 @@ class Backend(Protocol):
     def allocator(self, world: Any) -> Callable[[int], NDArray[np.uint8]] | None:
         """How to allocate host memory for batches; None for ordinary memory."""
 
-    def build(self, spec: RunSpec, world: Any, num_steps: int, source: Source, run_dir: RunDir) -> Trainer: ...
+    def build(self, spec: RunSpec, world: Any, num_steps: int, source: SampleSource, run_dir: RunDir) -> Trainer: ...
 
     def explain(self, error: RuntimeError) -> EmbarkError | None:
         """The library's error as one of ours; None if it is unknown."""

@@ -98,7 +98,7 @@ def read_index(text: bytes, where: str) -> Index:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorChunk:
     """A box of a tensor, on the host, to be written."""
 
     name: str
@@ -107,20 +107,20 @@ class Piece:
     values: Array
 
 
-def unsharded(name: str, values: Array) -> Piece:
+def unsharded(name: str, values: Array) -> TensorChunk:
     """A complete tensor."""
-    return Piece(name, values.shape, (0,) * values.ndim, values)
+    return TensorChunk(name, values.shape, (0,) * values.ndim, values)
 
 
 def write_pieces(
-    store: ChecksumWriter, folder: str, rank: int, pieces: Iterable[Piece], attempt: int = 1
+    store: ChecksumWriter, folder: str, rank: int, pieces: Iterable[TensorChunk], attempt: int = 1
 ) -> dict[str, TensorEntry]:
     """Write a rank's files, of about one size each; returns this rank's part of the index. Each attempt of a run has
     numbers of its own: ranks that were paused and go on beside the next attempt overwrite nothing of it."""
     names = [f"rank-{rank:05d}-{(attempt - 1) * NUM_FILES + number:02d}.bin" for number in range(NUM_FILES)]
-    files: list[list[Piece]] = [[] for _ in range(NUM_FILES)]
+    files: list[list[TensorChunk]] = [[] for _ in range(NUM_FILES)]
     sizes = [0] * NUM_FILES
-    placed: list[tuple[Piece, ChunkEntry]] = []
+    placed: list[tuple[TensorChunk, ChunkEntry]] = []
     for piece in sorted(pieces, key=lambda piece: -piece.values.nbytes):
         least = sizes.index(min(sizes))
         files[least].append(piece)
@@ -147,7 +147,7 @@ def merge_entries(parts: Iterable[Mapping[str, TensorEntry]]) -> dict[str, Tenso
     return {name: TensorEntry(*form, tuple(chunks[name])) for name, form in forms.items()}
 
 
-def _bytes_of(pieces: Sequence[Piece]) -> Iterator[memoryview]:
+def _bytes_of(pieces: Sequence[TensorChunk]) -> Iterator[memoryview]:
     for piece in pieces:
         flat = np.ascontiguousarray(piece.values).reshape(-1).view(np.uint8).data
         for start in range(0, len(flat), WRITE_BYTES):

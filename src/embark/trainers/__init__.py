@@ -12,7 +12,7 @@ from embark.errors import MissingPackage
 if TYPE_CHECKING:
     from embark.events import Sink
     from embark.run.signals import StopSignals
-    from embark.run.trainer import Backend
+    from embark.run.trainer import TrainerBackend
     from embark.spec import RunSpec
 
 DEVICES = ("jax", "tpu")
@@ -30,7 +30,7 @@ def train(
     return train_with(spec, open_backend(spec), view, fresh=fresh, signals=signals)
 
 
-def open_backend(spec: RunSpec) -> Backend:
+def open_backend(spec: RunSpec) -> TrainerBackend:
     """The library that `place` asks for, checked and loaded."""
     from embark.stack.versions import require_stack
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from embark.data import Batch, Source
+from embark.data import Batch, SampleSource
 from embark.model.batch import steps_per_epoch
 from embark.spec import RunSpec
 
@@ -93,7 +93,7 @@ def time_steps(contender: Contender, seconds: float, warm_up_steps: int = WARM_U
     return [_step_s(contender, num_steps) for _ in range(ROUNDS)]
 
 
-def first_batches(spec: RunSpec, source: Source) -> list[Batch]:
+def first_batches(spec: RunSpec, source: SampleSource) -> list[Batch]:
     """In host memory before the clock starts."""
     size = spec.train.batch_size
     num_batches = min(NUM_BATCHES, steps_per_epoch(source.num_train_samples, size))

@@ -10,7 +10,7 @@ from integration.cloud.faulty_proxy import proxy_to
 
 from embark.errors import Fault
 from embark.store import ChecksumWriter, ObjectStore, open_store
-from embark.store.checkpoint_arrays import INDEX, CheckpointArrays, Index, Piece, unsharded, write_pieces
+from embark.store.checkpoint_arrays import INDEX, CheckpointArrays, Index, TensorChunk, unsharded, write_pieces
 
 DENSE = np.arange(1000, dtype=np.float32)
 
@@ -21,7 +21,7 @@ def table(num_rows: int) -> np.ndarray:
 
 def save(full: np.ndarray, store: ObjectStore, folder: str) -> None:
     half = len(full) // 2
-    pieces = [Piece("table", full.shape, (first, 0), full[first : first + half]) for first in (0, half)]
+    pieces = [TensorChunk("table", full.shape, (first, 0), full[first : first + half]) for first in (0, half)]
     entries = write_pieces(ChecksumWriter(store), folder, 0, [*pieces, unsharded("dense", DENSE)])
     store.write(f"{folder}/{INDEX}", Index(entries).to_json())
 

@@ -11,7 +11,7 @@ from watched_runs import event_lines, step_line
 
 from embark.dashboard.api import detail, log_lines, summary
 from embark.dashboard.curves import CurveCache, Window, curves_text
-from embark.dashboard.runs import Run
+from embark.dashboard.runs import WatchedRun
 from embark.errors import UserError
 from embark.report.context import diagnose_run
 from embark.report.run_files import find_runs
@@ -32,7 +32,7 @@ def put(uri: str, events: str, **files: str) -> None:
         store.write(name.replace("__", "/"), text.encode())
 
 
-def last_step(run: Run) -> float:
+def last_step(run: WatchedRun) -> float:
     run.look(time.time())
     return json.loads(curves_text(run, Window(), CurveCache(), time.time()))["curves"]["loss"]["x"][-1]
 
@@ -41,7 +41,7 @@ def test_a_run_in_s3_is_read_on_as_its_events_are_published(uri: str):
     events = "".join(event_lines(num_steps=1000, until_step=100, ends=False))
     put(f"{uri}/far", events)
     (files,) = find_runs((f"{uri}/far",))()
-    run = Run(files)
+    run = WatchedRun(files)
     assert (run.name, last_step(run)) == ("far", 100)
     put(f"{uri}/far", events + step_line(110, time.time()))
     assert last_step(run) == 110
@@ -67,7 +67,7 @@ def test_logs_in_s3_are_shown_and_diagnosed_without_touching_the_run_s_own_copy(
     monkeypatch.setenv("EMBARK_CACHE", str(tmp_path / "cache"))
     put(f"{uri}/far", "".join(event_lines(ends=False)), logs__rank_0="torch.OutOfMemoryError: CUDA out of memory.\n")
     (files,) = find_runs((f"{uri}/far",))()
-    run = Run(files)
+    run = WatchedRun(files)
     run.look(time.time())
     assert log_lines(run, file=1, words="memory")["lines"][0]["level"] == "error"
     assert diagnose_run(files)[0].name == "gpu-out-of-memory"

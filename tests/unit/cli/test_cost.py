@@ -14,7 +14,7 @@ from embark.catalog import load_catalog
 from embark.cli.console import Console
 from embark.cli.cost import cost
 from embark.dashboard.api import summary
-from embark.dashboard.runs import Run
+from embark.dashboard.runs import WatchedRun
 from embark.errors import UserError
 from embark.events.events import Event
 from embark.launch.backend import RunHandle
@@ -140,7 +140,7 @@ def test_cost_report_and_dashboard_price_a_run_alike(start, is_priced, tmp_path,
     per_hour = load_catalog().prices["p4d.24xlarge", "us-west-2"].on_demand_usd_per_hour if is_priced else None
     _, answer = cost_of(capsys, "dlrm")
     reported = read_run("dlrm", is_brief=True)
-    watched = Run(RunFiles(folder))
+    watched = WatchedRun(RunFiles(folder))
     while watched.look(now):
         pass
     money = summary(watched, now)["money"]

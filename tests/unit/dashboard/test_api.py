@@ -9,7 +9,7 @@ import pytest
 from watched_runs import append, line, write_run
 
 from embark.dashboard.api import detail, event_text, log_lines
-from embark.dashboard.runs import Run
+from embark.dashboard.runs import WatchedRun
 from embark.events.events import parse_event
 from embark.report.run_files import RunFiles
 
@@ -19,8 +19,8 @@ def folder(tmp_path: Path) -> Path:
     return write_run(tmp_path / "demo", rich=True)
 
 
-def run_of(folder: Path) -> Run:
-    run = Run(RunFiles(folder))
+def run_of(folder: Path) -> WatchedRun:
+    run = WatchedRun(RunFiles(folder))
     while run.look(time.time()):
         pass
     return run

@@ -15,22 +15,22 @@ from embark.catalog.pricing import RunPrice
 from embark.dashboard import runs as runs_module
 from embark.dashboard.api import detail, summary
 from embark.dashboard.curves import CurveCache, Window, charts_text, curves_text
-from embark.dashboard.runs import Run, Runs
+from embark.dashboard.runs import Runs, WatchedRun
 from embark.report.run_files import RunFiles
 
 
-def run_of(folder: Path) -> Run:
-    run = Run(RunFiles(folder))
+def run_of(folder: Path) -> WatchedRun:
+    run = WatchedRun(RunFiles(folder))
     read_all(run)
     return run
 
 
-def read_all(run: Run) -> None:
+def read_all(run: WatchedRun) -> None:
     while run.look(time.time()):
         pass
 
 
-def curve(run: Run, name: str = "loss", **window) -> dict:
+def curve(run: WatchedRun, name: str = "loss", **window) -> dict:
     return json.loads(curves_text(run, Window(**window), CurveCache(), time.time()))["curves"][name]
 
 
@@ -82,7 +82,7 @@ def test_a_long_file_is_shown_from_samples_first_and_exactly_later(tmp_path: Pat
     spiked = (folder / "events.jsonl").read_text().splitlines(keepends=True)
     spiked[5000] = step_line(5000, time.time(), loss=99.0)
     (folder / "events.jsonl").write_text("".join(spiked))
-    run = Run(RunFiles(folder))
+    run = WatchedRun(RunFiles(folder))
     has_more = run.look(time.time())
     assert has_more
     assert run.is_sampled

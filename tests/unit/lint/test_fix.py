@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embark.lint.check import fix_paths, lint_paths, lint_texts, still_reads
-from embark.lint.source import Source
+from embark.lint.source import SourceFile
 
 FIXTURES = Path(__file__).parents[3] / "tests" / "fixtures" / "lint"
 FILES = [path for group in ("guides", "accepted", "faulty") for path in sorted((FIXTURES / group).iterdir())]
@@ -104,12 +104,12 @@ def test_a_broken_file_is_not_touched(tmp_path):
 
 
 def test_a_change_that_breaks_the_file_is_seen():
-    old = Source.of(Path("x.yaml"), "a: 1\n---\nb: 2\n")
+    old = SourceFile.of(Path("x.yaml"), "a: 1\n---\nb: 2\n")
     assert still_reads(old, "a: 3\n---\nb: 2\n")
     assert not still_reads(old, "a: 3\nb: 2\n")
     assert not still_reads(old, "a: [\n---\nb: 2\n")
-    assert not still_reads(Source.of(Path("x.yaml"), "a: [\n"), "a: [\n")
-    assert not still_reads(Source.of(Path("x.py"), "a = 1\n"), "a = (\n")
+    assert not still_reads(SourceFile.of(Path("x.yaml"), "a: [\n"), "a: [\n")
+    assert not still_reads(SourceFile.of(Path("x.py"), "a = 1\n"), "a = (\n")
 
 
 def test_a_value_behind_an_anchor_is_left_alone(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from embark.errors import UserError
 from embark.lint.check import lint_paths, lint_texts
 from embark.lint.read import MAX_BYTES, kind_of, read_files
-from embark.lint.source import MAX_DEPTH, Source, read_yaml
+from embark.lint.source import MAX_DEPTH, SourceFile, read_yaml
 
 NAMES = ("x.yaml", "x.sh", "Dockerfile", "x.py", "requirements.txt", "x.json")
 
@@ -21,7 +21,7 @@ def lint_text(name, text):
 
 
 def read(text):
-    return read_yaml(Source.of(Path("x.yaml"), text))
+    return read_yaml(SourceFile.of(Path("x.yaml"), text))
 
 
 def findings_of(path):

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from embark.lint.pods import launch_of_text
 from embark.lint.read import read_dockerfile
 from embark.lint.shell import read_shell
-from embark.lint.source import Source
+from embark.lint.source import SourceFile
 
 
 def commands(text):
-    return read_shell(Source.of(Path("x.sh"), text))
+    return read_shell(SourceFile.of(Path("x.sh"), text))
 
 
 def argvs(text):
@@ -104,7 +104,7 @@ def test_a_dockerfile_is_read_by_instruction():
             "RUN --mount=type=cache,target=/c pip install a && \\\n    # note\n    pip install b\n"
             "RUN <<EOF\npip install c\nEOF\nRUN [\"pip\", \"install\", \"d\"]\nFROM base\nuser 7\n"
             "CMD [\"a b\", \"c\"]\n")
-    dockerfile = read_dockerfile(Source.of(Path("Dockerfile"), text))
+    dockerfile = read_dockerfile(SourceFile.of(Path("Dockerfile"), text))
     assert [image for image, _ in dockerfile.base_images()] == ["pytorch/pytorch:2.13-cuda"]
     assert [(name, value) for name, value, _ in dockerfile.environment] == [
         ("V", "2.13"), ("A", "1"), ("B", "x y"), ("OLD", "value here")]

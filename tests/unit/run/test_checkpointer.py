@@ -15,7 +15,7 @@ from embark.errors import Fault, UserError
 from embark.run.checkpointer import Checkpointer, Saved
 from embark.spec import load_spec
 from embark.store import RunDir, checkpoint_name
-from embark.store.checkpoint_arrays import CheckpointArrays, Piece
+from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk
 from embark.store.local_store import LocalStore
 
 NUM_RANKS = 3
@@ -62,8 +62,8 @@ class Bytes(Checkpointer):
         self.rank, self.num_times = rank, num_times
         self.loaded = 0
 
-    def _copied(self, step: int) -> list[Piece]:
-        return [Piece("t", (NUM_RANKS * self.num_times,), (self.rank * self.num_times,),
+    def _copied(self, step: int) -> list[TensorChunk]:
+        return [TensorChunk("t", (NUM_RANKS * self.num_times,), (self.rank * self.num_times,),
                       np.full(self.num_times, self.rank, np.uint8))]
 
     def _load(self, arrays: CheckpointArrays, step: int) -> None:

@@ -11,7 +11,7 @@ from embark.errors import EmbarkError, Fault, OverBudget, Preempted
 from embark.events.events import Event
 from embark.run.clock import Clock
 from embark.run.logger import RunLogger, recorded_errors
-from embark.run.loop import Run, end_run, save_and_evaluate
+from embark.run.loop import TrainingRun, end_run, save_and_evaluate
 from embark.run.open_run import finished_before
 from embark.run.stop import Decision
 from embark.store import RunDir
@@ -55,7 +55,7 @@ def end(tiny, alone, tmp_path, seen):
     saver = Saver()
 
     def run(decision: Decision, step: int, *sets: str, evaluation=None):
-        made = Run(
+        made = TrainingRun(
             spec=tiny(*sets), world=alone, run_dir=RunDir(str(tmp_path / "tiny")),
             source=SimpleNamespace(num_eval_samples=int(evaluation is not None)),
             trainer=SimpleNamespace(peak_bytes=lambda: 77), logger=RunLogger([seen], []), checkpoints=saver,

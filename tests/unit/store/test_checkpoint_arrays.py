@@ -19,7 +19,7 @@ from embark.store.checkpoint_arrays import (
     CheckpointArrays,
     ChunkEntry,
     Index,
-    Piece,
+    TensorChunk,
     TensorEntry,
     merge_entries,
     read_index,
@@ -39,7 +39,7 @@ ARRAYS = {
 FULL = np.random.default_rng(1).normal(size=(100, 8)).astype("f4")
 
 
-def save(root: Path, *ranks: list[Piece]) -> None:
+def save(root: Path, *ranks: list[TensorChunk]) -> None:
     store = LocalStore(root)
     entries = [write_pieces(ChecksumWriter(store), "c", rank, pieces) for rank, pieces in enumerate(ranks)]
     store.write(f"c/{INDEX}", Index(merge_entries(entries)).to_json())
@@ -51,8 +51,8 @@ def boxes(cut: str) -> list[tuple[slice, slice]]:
     return [(slice(a, b), slice(c, d)) for a, b in pairwise(rows) for c, d in pairwise(columns)]
 
 
-def cut(full: np.ndarray, how: str) -> list[Piece]:
-    return [Piece("t", full.shape, (rows.start, columns.start), full[rows, columns]) for rows, columns in boxes(how)]
+def cut(full: np.ndarray, how: str) -> list[TensorChunk]:
+    return [TensorChunk("t", full.shape, (rows.start, columns.start), full[rows, columns]) for rows, columns in boxes(how)]
 
 
 class Counting(LocalStore):
@@ -108,7 +108,7 @@ def test_ranks_write_files_of_about_one_size(tmp_path):
 def test_the_state_of_column_shards_is_their_mean_by_width(tmp_path):
     state = np.arange(200, dtype="f4")
     pieces = [*cut(FULL, "columns"), unsharded("state", state), unsharded("other", state[:150])]
-    save(tmp_path, [*pieces, Piece("complete", (100, 8), (0, 0), FULL), unsharded("one", state[:100])])
+    save(tmp_path, [*pieces, TensorChunk("complete", (100, 8), (0, 0), FULL), unsharded("one", state[:100])])
     arrays = CheckpointArrays(LocalStore(tmp_path), "c")
     expected = state[10:20] * np.float32(3 / 8) + state[110:120] * np.float32(5 / 8)
     assert np.allclose(arrays.rowwise_state("state", "t", 10, 20), expected)

@@ -14,7 +14,7 @@ _PARTS, _BLOCKS, _ROWS = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BlockSlice:
     """Rows that follow each other in the epoch and lie in one block."""
 
     part: int
@@ -50,7 +50,7 @@ class EpochOrder:
     def num_rows(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def pieces(self, start: int, stop: int) -> list[Piece]:
+    def pieces(self, start: int, stop: int) -> list[BlockSlice]:
         """Where rows `start` to `stop` of the epoch lie."""
         if not 0 <= start <= stop <= self.num_rows:
             raise IndexError(f"samples {start} to {stop} of {self.num_rows}")
@@ -60,12 +60,12 @@ class EpochOrder:
             rows, end = int(self._rows[at]), int(self._ends[at])
             first = start - (end - rows)
             last = min(stop - (end - rows), rows)
-            found.append(Piece(int(self._part[at]), int(self._block[at]), rows, first, last))
+            found.append(BlockSlice(int(self._part[at]), int(self._block[at]), rows, first, last))
             start, at = end, at + 1
         return found
 
 
-def row_order(seed: int, epoch: int, piece: Piece) -> NDArray[np.int64]:
+def row_order(seed: int, epoch: int, piece: BlockSlice) -> NDArray[np.int64]:
     """The order of the rows of a block, by their hashes.
 
     A row's number stands in the low bits of its own hash, so that a plain sort, which is twice as fast as

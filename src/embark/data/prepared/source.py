@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from embark.data.loader import Batch
 from embark.data.prepared.layout import REPAIR, Block, Layout
 from embark.data.prepared.manifest import Manifest, Part
-from embark.data.prepared.order import EpochOrder, Piece, Shuffle, row_order
+from embark.data.prepared.order import BlockSlice, EpochOrder, Shuffle, row_order
 from embark.data.prepared.parts import Parts
 from embark.errors import DataError
 from embark.spec.data import DataSpec
@@ -87,7 +87,7 @@ class PreparedSource:
 
     def train_raw(self, ranges: Sequence[Range], into: NDArray[np.uint8], capacity: int = 1) -> RawBatches:
         """The same rows as `train_rows`, as the bytes of one block with all the layout's columns."""
-        pieces: list[tuple[int | None, Piece]] = []
+        pieces: list[tuple[int | None, BlockSlice]] = []
         # Ranges that follow each other are one to copy: a call costs more than a small batch's rows.
         for epoch, start, stop in _joined(ranges):
             pieces += [(epoch, piece) for piece in self._epoch(epoch).pieces(start, stop)]
@@ -118,7 +118,7 @@ class PreparedSource:
                     f"in {where}", fix=f"{REPAIR}; then run the same command to resume from the last checkpoint")
         return batch
 
-    def _fill(self, pieces: Sequence[tuple[int | None, Piece]], out: Block) -> None:
+    def _fill(self, pieces: Sequence[tuple[int | None, BlockSlice]], out: Block) -> None:
         at = 0
         for epoch, piece in pieces:
             end = at + piece.stop - piece.start
@@ -129,7 +129,7 @@ class PreparedSource:
                     _copy_features(target[:, at:end], group, rows)
             at = end
 
-    def _batch(self, epoch: int | None, pieces: list[Piece], num_rows: int) -> Batch:
+    def _batch(self, epoch: int | None, pieces: list[BlockSlice], num_rows: int) -> Batch:
         selection = self._selection
         dense = self._new(np.float32, num_rows, len(self.layout.dense))
         label = self._new(np.float32, num_rows)
@@ -157,7 +157,7 @@ class PreparedSource:
             at = end
         return Batch(dense, ids, lengths, label, is_fixed=selection.is_fixed)
 
-    def _ragged_lengths(self, epoch: int | None, pieces: list[Piece], num_rows: int) -> NDArray[np.int32]:
+    def _ragged_lengths(self, epoch: int | None, pieces: list[BlockSlice], num_rows: int) -> NDArray[np.int32]:
         lengths = self._selection.fixed_lengths(num_rows)
         at = 0
         for piece in pieces:
@@ -169,14 +169,14 @@ class PreparedSource:
         return lengths
 
     @contextmanager
-    def _block(self, epoch: int | None, piece: Piece) -> Iterator[tuple[Block, Rows]]:
+    def _block(self, epoch: int | None, piece: BlockSlice) -> Iterator[tuple[Block, Rows]]:
         """The arrays to copy from, and which rows."""
         self._announce_next_parts(epoch, piece)
         parts = self._eval_parts if epoch is None else self._train_parts
         with self._parts.using(parts[piece.part]) as part:
             yield part.block(piece.block), self._rows(epoch, piece)
 
-    def _rows(self, epoch: int | None, piece: Piece) -> Rows:
+    def _rows(self, epoch: int | None, piece: BlockSlice) -> Rows:
         if epoch is None or self._shuffle != "rows":
             return slice(piece.start, piece.stop)
         block = replace(piece, start=0, stop=piece.block_rows)  # all its pieces have one order
@@ -192,7 +192,7 @@ class PreparedSource:
         return EpochOrder([p.rows for p in self._train_parts], self._block_rows, shuffle=self._shuffle,
                           seed=self._data.seed, epoch=epoch)
 
-    def _announce_next_parts(self, epoch: int | None, piece: Piece) -> None:
+    def _announce_next_parts(self, epoch: int | None, piece: BlockSlice) -> None:
         """Once for each part that is begun: the parts behind it, into the next epoch where it is the last."""
         if (-1 if epoch is None else epoch, piece.part) == self._announced:
             return

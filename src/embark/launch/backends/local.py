@@ -11,7 +11,16 @@ from pathlib import Path
 from embark.errors import Fault, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
-from embark.launch.backend import Backend, CancelResult, LaunchRequest, LogLine, Resource, RunHandle, Status, time_ns
+from embark.launch.backend import (
+    CancelResult,
+    LaunchBackend,
+    LaunchRequest,
+    LogLine,
+    Resource,
+    RunHandle,
+    Status,
+    time_ns,
+)
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
 from embark.launch.supervised import PROGRAM, SupervisorState, job_json, status_of
@@ -23,7 +32,7 @@ GRACE_S = 120.0
 _RANK = re.compile(r"\[[a-z]+(\d+)\]:(.*)", re.DOTALL)  # torchrun's prefix under --tee.
 
 
-class Local(Backend):
+class Local(LaunchBackend):
     """Runs `embark train` here, a rank for each GPU."""
 
     poll_s = 0.5

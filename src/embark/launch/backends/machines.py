@@ -11,7 +11,7 @@ from functools import cached_property
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
-from embark.launch.backend import Backend, CancelResult, LaunchRequest, LogLine, Resource, RunHandle, Status
+from embark.launch.backend import CancelResult, LaunchBackend, LaunchRequest, LogLine, Resource, RunHandle, Status
 from embark.launch.log_follower import LogSource, follow_logs, read_logs
 from embark.launch.run_registry import run_outcome
 from embark.launch.supervised import Host, LogPosition, Ssh, names_of
@@ -35,7 +35,7 @@ class Existing:
     remains: tuple[Resource, ...] = ()
 
 
-class MachinesBackend(Backend):
+class MachinesBackend(LaunchBackend):
     """A run's machines. A folder of this user identifies them until `cancel`."""
 
     can_recover = True

@@ -12,8 +12,8 @@ from embark.catalog import load_catalog
 from embark.errors import EmbarkError, MissingPackage, UserError
 from embark.formatting import pluralize, to_one_line
 from embark.launch.backend import (
-    Backend,
     CancelResult,
+    LaunchBackend,
     LaunchRequest,
     LogLine,
     Reason,
@@ -147,7 +147,7 @@ def _pages(page: Callable[[dict[str, Any]], Response], key: str, query: dict[str
         query = {**query, "pageToken": str(answer["nextPageToken"])}
 
 
-class Vertex(Backend):
+class Vertex(LaunchBackend):
     """The project and the region that a run is in."""
 
     late_s = 15.0  # Lines reach Cloud Logging after the job has ended.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from embark.lint.read import Dockerfile, Document, PythonFile
 from embark.lint.rule import Hit, Manifests, TrainingJob
 from embark.lint.shell import Command
-from embark.lint.source import Source, Span, is_unsafe, replace_within
+from embark.lint.source import SourceFile, Span, is_unsafe, replace_within
 from embark.stack.versions import Triple, default_triple, load_triples
 
 
@@ -178,7 +178,7 @@ def pins(manifests: Manifests) -> Iterator[list[Pin]]:
                     yield [pin for text, place in texts if (pin := _pin(text, place))]
 
 
-def _requirements(source: Source) -> Iterator[Pin]:
+def _requirements(source: SourceFile) -> Iterator[Pin]:
     for number, line in enumerate(source.text.split("\n")):
         text = line.partition("#")[0].strip()
         if text and not text.startswith("-"):

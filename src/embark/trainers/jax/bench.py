@@ -5,7 +5,7 @@ from itertools import count
 
 import jax
 
-from embark.data import Source, open_source, resolve_from_data
+from embark.data import SampleSource, open_source, resolve_from_data
 from embark.data.loader import Prefetcher
 from embark.errors import UserError
 from embark.model.jax_layout import NUM_AHEAD
@@ -21,7 +21,7 @@ from embark.trainers.jax.world import World, join
 class JaxContender:
     """The trainer, ready to step; a thread puts the next batches on the devices meanwhile, as in a run."""
 
-    def __init__(self, spec: RunSpec, world: World, source: Source) -> None:
+    def __init__(self, spec: RunSpec, world: World, source: SampleSource) -> None:
         self.trainer = JaxTrainer(spec, world, ENDLESS, source)
         self.trainer.state = initial_state(spec, self.trainer.places, world)
         self.name = f"Embark, {self.trainer.engine.name}, {self.trainer.precision}, from memory"

@@ -12,7 +12,7 @@ from embark.run.checkpointer import Checkpointer
 from embark.run.evaluation import STATE_SIZE
 from embark.spec import Table
 from embark.store import RunDir
-from embark.store.checkpoint_arrays import CheckpointArrays, Piece, of_another_model, unsharded
+from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk, of_another_model, unsharded
 from embark.trainers.jax.network import ROWS_PER_BLOCK
 from embark.trainers.jax.state import Array, initial_state, make_state, table_pieces
 from embark.trainers.jax.step import weight_shapes
@@ -53,10 +53,10 @@ class JaxCheckpointer(Checkpointer):
     def _start(self) -> None:
         self._trainer.state = initial_state(self._spec, self._trainer.places, self._world)
 
-    def _copied(self, step: int) -> list[Piece]:
+    def _copied(self, step: int) -> list[TensorChunk]:
         return list(self._pieces(step))
 
-    def _pieces(self, step: int) -> Iterator[Piece]:
+    def _pieces(self, step: int) -> Iterator[TensorChunk]:
         """Every process goes through all of the state and gets its own part."""
         state, world = self._trainer.state, self._world
         for group in self._trainer.places.groups:
@@ -65,7 +65,7 @@ class JaxCheckpointer(Checkpointer):
                     continue
                 for place, first, rows in table_pieces(state[kind][group.name], group, world):
                     size = (place.table.rows, *rows.shape[1:])
-                    yield Piece(name_of(place.table.name), size, (first, *(0 for _ in rows.shape[1:])), rows)
+                    yield TensorChunk(name_of(place.table.name), size, (first, *(0 for _ in rows.shape[1:])), rows)
         metrics = self._trainer.window.state(state["counts"])
         if not world.is_first:
             return

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data import Batch, Source
+from embark.data import Batch, SampleSource
 from embark.data.loader import Prefetcher, Share
 from embark.model.jax_layout import NUM_AHEAD, Group, Layout, capacity_for
 from embark.spec import RunSpec
@@ -20,7 +20,7 @@ MOST_LOOKED_AT = 8  # Devices whose part of the first batch is counted.
 
 @contextmanager
 def train_batches(
-    source: Source, spec: RunSpec, layout: Layout, world: World, start_step: int, stop_step: int
+    source: SampleSource, spec: RunSpec, layout: Layout, world: World, start_step: int, stop_step: int
 ) -> Iterator[Iterator[DeviceBatch]]:
     """The batches of a part of the run, on their way to the devices."""
     share = Share(source.num_train_samples, spec.train.batch_size, world.rank, world.world_size, start_step, stop_step)
@@ -68,7 +68,7 @@ def id_columns(batch: Batch, spec: RunSpec, layout: Layout) -> NDArray[np.int32]
     return columns
 
 
-def capacities(source: Source, spec: RunSpec, layout: Layout) -> tuple[int, ...]:
+def capacities(source: SampleSource, spec: RunSpec, layout: Layout) -> tuple[int, ...]:
     """For each group, the rows that a device may ask of another at a time; the same on every process."""
     num_devices = layout.num_devices
     per_device = spec.train.batch_size // num_devices

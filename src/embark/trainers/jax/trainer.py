@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from embark.data import Batch, Source
+from embark.data import Batch, SampleSource
 from embark.errors import EmbarkError, Fault, UserError
 from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, Layout, check_supported, make_layout
 from embark.model.learning_rate import dense_rate, rate_factor
@@ -43,7 +43,7 @@ class Engine:
 class JaxTrainer:
     """A model over all devices. It has no weights before it is given a state."""
 
-    def __init__(self, spec: RunSpec, world: World, num_steps: int, source: Source) -> None:
+    def __init__(self, spec: RunSpec, world: World, num_steps: int, source: SampleSource) -> None:
         check_supported(spec.train)
         self.spec, self.world, self._num_steps = spec, world, num_steps
         self.precision = choose_precision(spec.train, has_matrix_bf16=world.kind != "cpu")
@@ -68,7 +68,9 @@ class JaxTrainer:
     def profiler(self) -> None:
         """Steps are one program of XLA: there are no phases to tell apart."""
 
-    def feed(self, source: Source, start_step: int, stop_step: int) -> AbstractContextManager[Iterator[DeviceBatch]]:
+    def feed(
+        self, source: SampleSource, start_step: int, stop_step: int
+    ) -> AbstractContextManager[Iterator[DeviceBatch]]:
         return train_batches(source, self.spec, self.places, self.world, start_step, stop_step)
 
     def step(self, batches: Iterator[DeviceBatch], step: int) -> float:
@@ -119,7 +121,7 @@ class JaxTrainer:
         used = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for _, device in self.world.local_devices]
         return max(used, default=0)
 
-    def _ordinary(self, source: Source) -> tuple[Layout, Programs]:
+    def _ordinary(self, source: SampleSource) -> tuple[Layout, Programs]:
         """Rows go between devices by an exchange."""
         places = make_layout(self.spec, self.world.num_devices, LINE_WIDTHS.get(self.world.kind, 0))
         capacity = capacities(source, self.spec, places)
@@ -177,7 +179,7 @@ class JaxBackend:
     def allocator(self, world: World) -> None:
         """Ordinary memory."""
 
-    def build(self, spec: RunSpec, world: World, num_steps: int, source: Source, run_dir: RunDir) -> JaxTrainer:
+    def build(self, spec: RunSpec, world: World, num_steps: int, source: SampleSource, run_dir: RunDir) -> JaxTrainer:
         if world.kind != "cpu":  # a resumed run need not wait a minute for the same programs to be compiled again
             jax.config.update("jax_compilation_cache_dir", str(run_dir.path / "programs"))
         return JaxTrainer(spec, world, num_steps, source)

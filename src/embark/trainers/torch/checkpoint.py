@@ -13,7 +13,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from embark.run.checkpointer import Checkpointer
 from embark.store import RunDir
-from embark.store.checkpoint_arrays import CheckpointArrays, Piece
+from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk
 from embark.store.object_store import for_each_parallel
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ class TorchCheckpointer(Checkpointer):
         self._buffers: dict[tuple[Any, ...], torch.Tensor] = {}
         """Kept from one save to the next: fresh memory costs more than the copy."""
 
-    def _copied(self, step: int) -> list[Piece]:
+    def _copied(self, step: int) -> list[TensorChunk]:
         """A GPU's copies run together and are waited for once."""
         self._trainer.engine.settle(step)
-        pieces = [Piece(shard.name, shard.size, shard.offsets, self._copy(shard).numpy())
+        pieces = [TensorChunk(shard.name, shard.size, shard.offsets, self._copy(shard).numpy())
                   for shard in local_shards(self._state()) if shard.is_sharded or self._world.is_first
                   or shard.name.startswith("random.")]
         if torch.cuda.is_available():

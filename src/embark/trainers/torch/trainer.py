@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from embark.data import Batch, Source
+from embark.data import Batch, SampleSource
 from embark.data.prepared.source import PreparedSource
 from embark.errors import EmbarkError
 from embark.model.engine_selection import cuda_graph_obstacle, select_engine
@@ -40,7 +40,7 @@ from embark.trainers.torch.world import World, explain, join
 class TorchTrainer:
     """Put together in the order TorchRec needs: optimizer into backward, plan, shard, fill, pipeline."""
 
-    def __init__(self, spec: RunSpec, world: World, num_steps: int, source: Source) -> None:
+    def __init__(self, spec: RunSpec, world: World, num_steps: int, source: SampleSource) -> None:
         self.spec, self.world = spec, world
         torch.manual_seed(spec.train.seed)
         self.precision = precision_on(spec.train, world.device)
@@ -73,7 +73,7 @@ class TorchTrainer:
     def profiler(self) -> Profiler:
         return Profiler(self.world.device)
 
-    def feed(self, source: Source, start_step: int, stop_step: int) -> AbstractContextManager[Iterator[Any]]:
+    def feed(self, source: SampleSource, start_step: int, stop_step: int) -> AbstractContextManager[Iterator[Any]]:
         part = Part(self.spec.train.batch_size, self.world.rank, self.world.world_size, start_step, stop_step)
         return self.engine.feed(source, part)
 
@@ -144,7 +144,7 @@ class TorchBackend:
     def allocator(self, world: World) -> Callable[[int], NDArray[np.uint8]] | None:
         return pinned(world.device)
 
-    def build(self, spec: RunSpec, world: World, num_steps: int, source: Source, run_dir: RunDir) -> TorchTrainer:
+    def build(self, spec: RunSpec, world: World, num_steps: int, source: SampleSource, run_dir: RunDir) -> TorchTrainer:
         # Triton keeps compiled kernels with the run's files, so that a resumed run need not compile them again.
         os.environ.setdefault("TRITON_CACHE_DIR", str(run_dir.path.absolute() / "cache" / "triton"))
         return TorchTrainer(spec, world, num_steps, source)
@@ -153,7 +153,7 @@ class TorchBackend:
         return explain(error)
 
 
-def make_engine(inputs: EngineInputs, source: Source) -> Engine:
+def make_engine(inputs: EngineInputs, source: SampleSource) -> Engine:
     """The engine that `train.engine` asks for, or the one that `auto` chooses."""
     spec, world = inputs.spec, inputs.world
     tables = spec.model.table_list()
@@ -176,7 +176,7 @@ def make_engine(inputs: EngineInputs, source: Source) -> Engine:
     return CudaGraphEngine(inputs, planned(inputs.plan, tables), mine, layout, reason)
 
 
-def _batch_layout(spec: RunSpec, source: Source, num_samples: int, world: World) -> BatchLayout:
+def _batch_layout(spec: RunSpec, source: SampleSource, num_samples: int, world: World) -> BatchLayout:
     """Raw bytes where the source has blocks of one shape, for the very tables of the model; else packed."""
     tables = spec.model.table_list()
     if isinstance(source, PreparedSource) and source.layout.is_fixed:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from prepared_rows import Made, make_prepared
 
-from embark.data import Source, open_source, resolve_from_data
+from embark.data import SampleSource, open_source, resolve_from_data
 from embark.data.prepared import cache
 from embark.data.prepared import cache as cache_module
 from embark.data.prepared.cache import CachedParts, cache_directory
@@ -46,7 +46,7 @@ class FarStore(LocalStore):
         super().download(path, to)
 
 
-def open_far(raw: dict[str, object], store: LocalStore) -> Source:
+def open_far(raw: dict[str, object], store: LocalStore) -> SampleSource:
     """The source of a spec whose object store is `store`."""
     with mock.patch.object(cache, "open_store", return_value=store):
         return open_source(resolve_from_data(resolve(raw)))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.data.prepared.order import EpochOrder, Piece, row_order
+from embark.data.prepared.order import BlockSlice, EpochOrder, row_order
 
 MASK = (1 << 64) - 1
 
@@ -54,7 +54,7 @@ def reference(part_rows: list[int], block_rows: int, shuffle: str, seed: int, ep
     return found
 
 
-def rows_of(pieces: list[Piece], shuffle: str, seed: int, epoch: int) -> list[tuple[int, int, int]]:
+def rows_of(pieces: list[BlockSlice], shuffle: str, seed: int, epoch: int) -> list[tuple[int, int, int]]:
     found = []
     for piece in pieces:
         order = row_order(seed, epoch, piece) if shuffle == "rows" else np.arange(piece.block_rows)
@@ -98,7 +98,7 @@ def test_epochs_and_seeds_differ_where_rows_are_shuffled():
 
 
 def test_a_block_is_shuffled_evenly():
-    piece = Piece(0, 0, 1_000, 0, 1_000)
+    piece = BlockSlice(0, 0, 1_000, 0, 1_000)
     places = np.array([np.argsort(row_order(1, epoch, piece)) for epoch in range(300)])
     assert abs(places.mean(axis=0) - 499.5).max() < 5 * 1_000 / 12**0.5 / 300**0.5
 

@@ -13,7 +13,7 @@ from torch.distributed._shard.sharding_spec import ShardMetadata
 
 from embark.errors import UserError
 from embark.store import ChecksumWriter
-from embark.store.checkpoint_arrays import INDEX, CheckpointArrays, Index, Piece, write_pieces
+from embark.store.checkpoint_arrays import INDEX, CheckpointArrays, Index, TensorChunk, write_pieces
 from embark.store.local_store import LocalStore
 from embark.trainers.torch import checkpoint
 from embark.trainers.torch.checkpoint import fill, local_shards
@@ -50,7 +50,7 @@ MAKE = {
 
 def saved(root: Path, state: dict) -> CheckpointArrays:
     store = LocalStore(root)
-    pieces = [Piece(one.name, one.size, one.offsets, one.values.detach().cpu().numpy()) for one in local_shards(state)]
+    pieces = [TensorChunk(one.name, one.size, one.offsets, one.values.detach().cpu().numpy()) for one in local_shards(state)]
     store.write(f"c/{INDEX}", Index(write_pieces(ChecksumWriter(store), "c", 0, pieces)).to_json())
     return CheckpointArrays(store, "c")
 

@@ -7,7 +7,16 @@ from pathlib import Path
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.formatting import pluralize, to_one_line
-from embark.launch.backend import Backend, CancelResult, LaunchRequest, LogLine, Resource, RunEvent, RunHandle, Status
+from embark.launch.backend import (
+    CancelResult,
+    LaunchBackend,
+    LaunchRequest,
+    LogLine,
+    Resource,
+    RunEvent,
+    RunHandle,
+    Status,
+)
 from embark.launch.backends.kubernetes.failure import failed_condition
 from embark.launch.backends.kubernetes.kubectl import Cluster, Forbidden, Kubectl, classify_error
 from embark.launch.backends.kubernetes.pods import Pod, PodLogPosition
@@ -23,7 +32,7 @@ from embark.spec import RunSpec
 END_MARGIN_S = 60.0  # Beyond the pods' grace, until a deleted job is gone.
 
 
-class Kubernetes(Backend):
+class Kubernetes(LaunchBackend):
     """The cluster that kubectl is set to when a run is launched; afterwards the one that the run is in."""
 
     name = "kubernetes"

@@ -15,7 +15,16 @@ from urllib.parse import quote, urlencode
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Mistake, SpecError, UserError
 from embark.formatting import format_duration, pluralize
-from embark.launch.backend import Backend, CancelResult, LaunchRequest, LogLine, Resource, RunEvent, RunHandle, Status
+from embark.launch.backend import (
+    CancelResult,
+    LaunchBackend,
+    LaunchRequest,
+    LogLine,
+    Resource,
+    RunEvent,
+    RunHandle,
+    Status,
+)
 from embark.launch.backends.ray.status import can_hold, events_of, line_of, resources_text, status_of
 from embark.launch.http import HttpClient
 from embark.render.job import dns_label, make_job
@@ -50,7 +59,7 @@ def address() -> str:
     return DASHBOARD if started.exists() else ""
 
 
-class Ray(Backend):
+class Ray(LaunchBackend):
     """The cluster at `address()` when a run is launched; afterwards the one that the run is in."""
 
     poll_s = 2.0

@@ -19,7 +19,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from embark.data import Batch, Source
+from embark.data import Batch, SampleSource
 from embark.errors import UserError
 from embark.spec import RunSpec
 from embark.trainers.bench import ENDLESS
@@ -58,7 +58,7 @@ class Embark(TorchContender):
     """This trainer's step, as `embark train` runs it. Fed by its own loader, or from `num_batches` batches that are in
     host memory before the clock starts; every step copies its batch to the device."""
 
-    def __init__(self, spec: RunSpec, world: World, source: Source, num_batches: int = 0) -> None:
+    def __init__(self, spec: RunSpec, world: World, source: SampleSource, num_batches: int = 0) -> None:
         self.trainer = TorchTrainer(spec, world, ENDLESS, source)
         origin = "from memory" if num_batches else "from its loader"
         super().__init__(f"Embark, {self.trainer.engine.name}, {self.trainer.precision}, {origin}", world.device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from embark.data import Batch, Source, open_source, resolve_from_data
+from embark.data import Batch, SampleSource, open_source, resolve_from_data
 from embark.errors import UserError
 from embark.model.placement import value_bytes
 from embark.model.work import layers_of
@@ -74,7 +74,7 @@ def profile(spec: RunSpec, num_steps: int = 20) -> Profile:
 
 
 def _contenders(
-    spec: RunSpec, world: World, source: Source, batches: list[Batch], peers_precision: str
+    spec: RunSpec, world: World, source: SampleSource, batches: list[Batch], peers_precision: str
 ) -> Iterator[Callable[[], Contender]]:
     """Without peers, `peers_precision` is empty."""
     if peers_precision and spec.model.num_dense:

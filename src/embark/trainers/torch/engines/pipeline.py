@@ -12,7 +12,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import PrefetchTrainPipelineSparseDist, TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan
 
-from embark.data import Loader, Source
+from embark.data import Loader, SampleSource
 from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
 from embark.trainers.torch.batch import ToDevice
@@ -57,7 +57,7 @@ class Engine(ABC):
         self._window = inputs.window
 
     @abstractmethod
-    def feed(self, source: Source, part: Part) -> AbstractContextManager[Iterator[Any]]:
+    def feed(self, source: SampleSource, part: Part) -> AbstractContextManager[Iterator[Any]]:
         """The batches of a part of the run, on their way to `step`; closed when it ends."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class PipelineEngine(Engine):
         self._pipeline = kind(inputs.model, inputs.optimizers.both, device)
 
     @contextmanager
-    def feed(self, source: Source, part: Part) -> Iterator[Iterator[Any]]:
+    def feed(self, source: SampleSource, part: Part) -> Iterator[Iterator[Any]]:
         with Loader(source, **asdict(part)) as loader:
             yield map(self._to_device, loader)  # the pipeline copies to the device
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embark.data import Batch, Loader, Source
+from embark.data import Batch, Loader, SampleSource
 from embark.data.loader import RawLoader, num_together
 from embark.data.prepared.layout import Layout
 from embark.data.prepared.source import RawBatches
@@ -52,7 +52,7 @@ class PackedLayout:
         return 1
 
     @contextmanager
-    def feed(self, source: Source, part: Part, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
+    def feed(self, source: SampleSource, part: Part, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
         """Made by a loader, packed by one more thread."""
         with Loader(source, **asdict(part)) as loader:
             yield iter(Packer(loader, self, is_pinned=device.type == "cuda"))

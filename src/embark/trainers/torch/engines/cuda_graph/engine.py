@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from embark.data import Source
+from embark.data import SampleSource
 from embark.model.work import DENSE_STATES
 from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
@@ -57,7 +57,7 @@ class CudaGraphEngine(Engine):
         self._slot = self._number = 0
         self._is_built = False
 
-    def feed(self, source: Source, part: Part) -> AbstractContextManager[Iterator[HostBuffer]]:
+    def feed(self, source: SampleSource, part: Part) -> AbstractContextManager[Iterator[HostBuffer]]:
         """In memory that the device copies from: raw bytes where the source has them, else packed batches."""
         return self.layout.feed(source, part, self._device)
 
