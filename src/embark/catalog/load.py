@@ -165,8 +165,9 @@ def merge_newest(old: Prices, new: Prices) -> dict[tuple[str, str], Price]:
 def _read(folder: Path, mistakes: Mistakes) -> Catalog:
     # A wrong row is None in its dict: its name is known, and the rows that name it are not wrong too.
     sources, gpus, fabrics, quotas, reserves, volumes = (
-        _read_toml(folder / f"{kind.__name__.lower()}s.toml", kind, mistakes)
-        for kind in (Citation, Gpu, Fabric, Quota, Reserve, Volume))
+        _read_toml(folder / f"{name}.toml", kind, mistakes)
+        for name, kind in (("sources", Citation), ("gpus", Gpu), ("fabrics", Fabric), ("quotas", Quota),
+                           ("reserves", Reserve), ("volumes", Volume)))
     mistakes += [Mistake("quotas.toml", f"{quota.name} {field}", name, "no such name", nearest(name, quotas))
                  for quota in quotas.values() if quota is not None
                  for field, name in (("vertex", quota.vertex), ("tpu_vm", quota.tpu_vm)) if name and name not in quotas]
