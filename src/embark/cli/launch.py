@@ -1,7 +1,7 @@
 """`embark launch`: launch a run where its spec says, and with `--supervise` stay and re-create lost spot machines."""
 
 from embark.cli.console import Console
-from embark.cli.options import Flag, Settings, Spec
+from embark.cli.options import Accepted, Flag, Settings, Spec
 from embark.errors import ExitCode, Interrupted, UserError
 from embark.formatting import to_one_line
 from embark.launch.launching import (
@@ -17,11 +17,12 @@ from embark.launch.launching import (
 from embark.launch.run_registry import RunRecord, run_status
 from embark.launch.shell import DryRunShell, Shell
 from embark.spec import RunSpec, load_spec
+from embark.spec.run import accepting
 
 
 def launch(
     spec: Spec, /, *, set_: Settings = (), yes: Flag = False, dry_run: Flag = False, supervise: Flag = False,
-    budget: float | None = None, context: str = "", console: Console = Console(),
+    budget: float | None = None, context: str = "", accept_change: Accepted = (), console: Console = Console(),
 ) -> int:
     """Launch a run where its spec says: here, Kubernetes, Ray, TorchX, Vertex AI, plain VMs or TPU VMs.
 
@@ -47,8 +48,8 @@ def launch(
     if supervise and (run := find_active(spec, Shell(), console.warning)) is not None:
         return _supervise(console, run)
     sets = [*set_, *([f"place.budget_usd={budget}"] if budget is not None else [])]
-    return launch_run(console, load_spec(spec, sets), yes=yes, dry_run=dry_run, context=context,
-                      is_supervised=supervise)
+    return launch_run(console, accepting(load_spec(spec, sets), accept_change), yes=yes, dry_run=dry_run,
+                      context=context, is_supervised=supervise)
 
 
 def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, context: str = "",

@@ -11,3 +11,6 @@ Spec = Annotated[str, Parameter(
 Settings = Annotated[tuple[str, ...], Parameter(
     name=("--set", "-s"), help="Override a field: --set train.batch_size=4096. Repeatable.", negative="",
     show_default=False)]
+Accepted = Annotated[tuple[str, ...], Parameter(
+    name="--accept-change", help="Resume although this field, or data, is not what the checkpoints were trained with. "
+    "Repeatable.", negative="", show_default=False)]

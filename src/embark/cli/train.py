@@ -1,11 +1,14 @@
 """`embark train`: train a spec on this machine."""
 
 from embark.cli.console import Console
-from embark.cli.options import Flag, Settings, Spec
+from embark.cli.options import Accepted, Flag, Settings, Spec
 from embark.errors import ExitCode, Interrupted
 
 
-def train(spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, console: Console = Console()) -> int:
+def train(
+    spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, accept_change: Accepted = (),
+    console: Console = Console(),
+) -> int:
     """Train a spec on this machine: on the CPU, on one GPU, as a rank under torchrun, or in JAX on TPUs.
 
     A stopped run resumes from its last checkpoint; a finished run is not repeated. With --json: one event per line.
@@ -17,8 +20,9 @@ def train(spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, console: C
     """
     from embark.run.signals import StopSignals
     from embark.spec import load_spec
+    from embark.spec.run import accepting
 
-    run = load_spec(spec, set_)
+    run = accepting(load_spec(spec, set_), accept_change)
     with StopSignals(is_loading=True) as signals:  # a preemption can come while torch or jax is loaded
         from embark.trainers import open_backend, wants_jax
 

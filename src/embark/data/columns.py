@@ -1,6 +1,8 @@
 """A file read into memory: one row a sample, one column a feature. Nothing is guessed or left out."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 PARQUET_SUFFIXES = (".parquet", ".pq")
 _STRICT = PrepareSpec(missing=("",))
 _HELD_OUT, _ORDER = range(2)
+_NUM_HASHERS = 4
 
 
 class ColumnsSource:
@@ -57,6 +60,12 @@ class ColumnsSource:
     def num_eval_samples(self) -> int:
         """Rows that are held out."""
         return len(self._eval_rows)
+
+    def fingerprint(self) -> str:
+        """Of every value that the spec reads, in the order of the rows."""
+        arrays = [self._label, self._dense, *(array for one in self._features for array in (one.ids, one.offsets))]
+        with ThreadPoolExecutor(_NUM_HASHERS) as threads:  # hashing frees the interpreter
+            return hashlib.sha256("".join(threads.map(_digest, arrays)).encode()).hexdigest()
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """Rows `start` to `stop` of the epoch's own order."""
@@ -97,6 +106,12 @@ class _Feature:
         # Each row's first position, less what came before it in the output, plus the position in the output.
         shift = self.offsets[rows] - (np.cumsum(lengths) - lengths)
         return self.ids[np.repeat(shift, lengths) + np.arange(lengths.sum())], lengths.astype(np.int32)
+
+
+def _digest(array: NDArray[Any] | None) -> str:
+    if array is None:
+        return "none;"
+    return f"{array.dtype.str}{array.shape}{hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()};"
 
 
 def _read(data: DataSpec, tables: Sequence[Table]) -> RawRows:

@@ -233,6 +233,9 @@ class SampleSource(Protocol):
     def notes(self) -> tuple[str, ...]:
         """What was found on opening that a person should know, such as ids that were clipped."""
 
+    def fingerprint(self) -> str:
+        """A checksum of all samples, the held-out ones too; empty where the spec alone decides what they are."""
+
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """Samples `start` to `stop` of the epoch's order."""
 

@@ -57,6 +57,9 @@ class SyntheticSource:
         """Never seen in training."""
         return self._data.num_eval_samples
 
+    def fingerprint(self) -> str:
+        return ""
+
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """The same in every epoch."""
         return self._rows(_TRAIN, start, stop, self.num_train_samples)

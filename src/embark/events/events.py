@@ -79,8 +79,8 @@ class ResilientFile:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened: `start plan predict note step ranks phases eval save resume interrupt
-    end error`."""
+    """One thing that happened: `start plan predict note step ranks phases eval save resume change
+    interrupt end error`."""
 
     kind: str
     values: Mapping[str, Any] = field(default_factory=dict)

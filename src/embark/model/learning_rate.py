@@ -11,15 +11,23 @@ def rate_factor(train: TrainSpec, step: int, num_steps: int) -> float:
         return (step + 1) / train.warmup_steps
     if train.decay == "none":
         return 1.0
-    start = max(train.decay_start_step, train.warmup_steps)
-    length = train.decay_steps or max(1, num_steps - start)
-    done = min(1.0, max(0.0, (step - start) / length))
+    done = min(1.0, max(0.0, (step - decay_start(train)) / decay_length(train, num_steps)))
     left = {
         "linear": 1 - done,
         "polynomial": (1 - done) ** 2,
         "cosine": (1 + math.cos(math.pi * done)) / 2,
     }[train.decay]
     return train.final_rate + (1 - train.final_rate) * left
+
+
+def decay_start(train: TrainSpec) -> int:
+    """The first step of the decay."""
+    return max(train.decay_start_step, train.warmup_steps)
+
+
+def decay_length(train: TrainSpec, num_steps: int) -> int:
+    """In steps."""
+    return train.decay_steps or max(1, num_steps - decay_start(train))
 
 
 def dense_rate(train: TrainSpec) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from embark.errors import UserError
+from embark.events.changes import Change, shown_value
 from embark.formatting import (
     MISSING,
     format_bytes,
@@ -23,7 +24,7 @@ from embark.report.context import RunContext, State
 from embark.report.curves import overlaid
 from embark.report.document import Block, Code, Document, Table, Tile, Tone, Words, sections_with_something
 from embark.report.report import TONES
-from embark.report.spec_rows import differences
+from embark.report.spec_rows import differences, field_of
 
 SAME_QUALITY = 0.0005  # Less than that is chance: two runs that differ in their seed differ by more.
 SAME_SHARE = 0.03
@@ -117,10 +118,14 @@ def compare_runs(contexts: Sequence[RunContext]) -> Comparison:
     runs = tuple(ComparedRun(name, one.uri, one.status.state, one.status.sentence, _values(one), one)
                  for name, one in zip(_unique_names(contexts), contexts, strict=True))
     best, sentence = _verdict(runs)
-    spec = tuple(SpecDifference(*one) for one in differences([context.spec for context in contexts]))
+    spec = _spec_differences(contexts)
+    changes = [f"{run.name} changed {change.field} at step {format_count(change.step)}"
+               for run in runs for change in run.context.record.changes()]
     if other := _other_samples(contexts, [one.field for one in spec]):
         how = "evaluated on the same held-out" if EVAL_ONLY.issuperset(other) else "trained on the same"
         sentence += f" They were not {how} samples ({', '.join(other[:3])}): compare with care."
+    if changes:
+        sentence += f" {'; '.join(changes[:3])}{' …' if len(changes) > 3 else ''}: compare with care."
     return Comparison(sentence, best, runs, spec)
 
 
@@ -133,6 +138,20 @@ def _other_samples(contexts: Sequence[RunContext], fields: Sequence[str]) -> lis
         counts = {context.record.start[name] for context in contexts if name in context.record.start}
         found += [words] if len(counts) > 1 else []
     return found
+
+
+def _spec_differences(contexts: Sequence[RunContext]) -> tuple[SpecDifference, ...]:
+    """What differs between the specs, and what a run changed on resume: its cell has all values, with their steps."""
+    found = {name: list(cells) for name, cells in differences([context.spec for context in contexts])}
+    for place, context in enumerate(contexts):
+        history: dict[str, list[Change]] = {}
+        for change in context.record.changes():
+            history.setdefault(change.field, []).append(change)
+        for name, changes in history.items():
+            later = [f"then {shown_value(one.new)} after step {format_count(one.step)}" for one in changes]
+            cells = found.setdefault(name, [field_of(one.spec, name) for one in contexts])
+            cells[place] = ", ".join([shown_value(changes[0].old), *later])
+    return tuple(SpecDifference(name, tuple(cells)) for name, cells in found.items())
 
 
 def compare_document(found: Comparison) -> Document:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from embark.events.alerts import SLOW_RANK
+from embark.events.changes import Change, changes_of
 from embark.events.events import Event, NewestEvents, parse_event
 from embark.events.spending import Attempt, Interruption, Spending, attempts, interruptions, spending
 from embark.formatting import strip_control_chars, to_finite
@@ -29,7 +30,8 @@ MAX_GAPS = 256
 MAX_RANKS = 4096
 FUTURE_S = 60.0  # How far another machine's clock may be ahead of ours.
 _FIRST_STEPS, _LAST_STEPS = 4, 16
-_MILESTONES = frozenset({"start", "plan", "predict", "note", "eval", "save", "resume", "interrupt", "end", "error"})
+_MILESTONES = frozenset({"start", "plan", "predict", "note", "eval", "save", "resume", "change", "interrupt",
+                         "end", "error"})
 _NEWEST = frozenset({"save", "end", "error", "interrupt", "plan", "predict"})
 
 
@@ -119,6 +121,10 @@ class Record(NewestEvents):
     @property
     def error_text(self) -> str:
         return strip_control_chars(self.error.get("text") or "unknown error") if self.error else ""
+
+    def changes(self) -> list[Change]:
+        """Of what the run learns from, accepted on resume."""
+        return changes_of(self._milestones)
 
     def attempts(self) -> list[Attempt]:
         return attempts(self.milestones)

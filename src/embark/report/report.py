@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from embark.errors import UserError
+from embark.events.changes import shown_value
 from embark.events.events import Event
 from embark.events.metrics import find, metric
 from embark.events.summary import CEILING, HELD_OUT
@@ -81,6 +82,7 @@ def report(context: RunContext) -> Document:
         tiles=_tiles(context),
         sections=sections_with_something([
             ("Training", [timeline(context), learning_curves(context), *_held_out(record)]),
+            ("Changes on resume", list(_changes(record))),
             ("Diagnosis", list(_diagnosis(context))),
             ("Interruptions", faults(context)),
             ("Time and money", money(context)),
@@ -165,6 +167,16 @@ def _held_out(record: Record) -> Iterator[Block]:
         columns, rows = (*columns[:3], *columns[4:]), [(*row[:3], *row[4:]) for row in rows]
     yield Words(f"Evaluated on {format_count(held.get('num_samples'))} held-out samples.", is_small=True)
     yield Table(columns, tuple(rows), frozenset(range(1, len(columns) - 1)))
+
+
+def _changes(record: Record) -> Iterator[Block]:
+    """From which step on the run learned from something else."""
+    if changes := record.changes():
+        yield Words("Accepted with --accept-change: the steps before and after learned from other settings or data.",
+                    "warn")
+        yield Table(("after step", "field", "before", "after"),
+                    tuple((format_count(one.step), one.field, shown_value(one.old), shown_value(one.new))
+                          for one in changes), frozenset({0}), code=frozenset({1, 2, 3}))
 
 
 def _diagnosis(context: RunContext) -> Iterator[Block]:

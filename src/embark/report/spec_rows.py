@@ -36,6 +36,11 @@ def differences(specs: Sequence[Mapping[str, Any]]) -> list[tuple[str, tuple[str
     return rows
 
 
+def field_of(spec: Mapping[str, Any], field: str) -> str:
+    """The value of a field in a spec."""
+    return shown(flat(spec).get(field, _defaults().get(field)))
+
+
 def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Dotted names and their values; lists stay whole, but for lists of sections."""
     found: dict[str, Any] = {}

@@ -14,6 +14,7 @@ from typing import Any
 
 from embark.errors import EmbarkError, Fault, RunInUse, UserError
 from embark.events import plan_text
+from embark.run.identity import KEY, Identity
 from embark.run.logger import RunLogger
 from embark.run.trainer import Ranks
 from embark.spec import RunSpec, to_toml
@@ -282,8 +283,11 @@ class CheckpointSchedule:
 class CheckpointManager:
     """Begins saves, logs how they went, and learns from them when to save next."""
 
-    def __init__(self, checkpointer: Checkpointer, schedule: CheckpointSchedule, logger: RunLogger, step: int) -> None:
+    def __init__(
+        self, checkpointer: Checkpointer, schedule: CheckpointSchedule, logger: RunLogger, step: int, identity: Identity
+    ) -> None:
         self._checkpointer, self._schedule, self._logger, self._saved_step = checkpointer, schedule, logger, step
+        self._identity = identity
         self._step_s = 0.0
         self._reason = ""
         self._longest_s = 0.0
@@ -298,7 +302,7 @@ class CheckpointManager:
     def begin(self, step: int, evaluated: dict[str, Any], step_s: float) -> None:
         """Copy the state; writing continues in the background."""
         self._step_s = max(step_s, 1e-6)
-        self._log(self._checkpointer.begin(step, {"eval": evaluated}))
+        self._log(self._checkpointer.begin(step, {"eval": evaluated, KEY: self._identity}))
         self._saved_step = step
         self._schedule.begun(step, self._step_s)
 

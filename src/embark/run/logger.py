@@ -11,6 +11,7 @@ from embark import __version__
 from embark.data import SampleSource
 from embark.errors import EmbarkError, Interrupted, MissingPackage, OverBudget, Preempted
 from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
+from embark.events.changes import Change
 from embark.events.clock import boot_id, uptime_s
 from embark.events.sinks.services import SendingSink, cloudwatch_sink, otlp_sink
 from embark.plan.predict import predict_local
@@ -153,6 +154,12 @@ def log_start(
         logger.warn(note)
     if step := steps["first_step"]:
         logger.log("resume", {"step": step, "path": run_dir.checkpoints.where(step)})
+
+
+def log_changes(logger: RunLogger, changes: Sequence[Change]) -> None:
+    """What the run learns from is no longer what it was at its checkpoint, and someone accepted it."""
+    for change in changes:
+        logger.log("change", {"step": change.step, "field": change.field, "old": change.old, "new": change.new})
 
 
 def log_prediction(logger: RunLogger, spec: RunSpec, world: World, trainer: Trainer) -> None:

@@ -13,7 +13,8 @@ from embark.run.checkpointer import CheckpointManager, CheckpointSchedule
 from embark.run.clock import Clock
 from embark.run.evaluation import Evaluation, refuse_trouble
 from embark.run.hold_run import Opening
-from embark.run.logger import RunLogger, log_prediction, log_start, open_run_logger, recorded_errors
+from embark.run.identity import changes_since, identity_of, without_acceptance
+from embark.run.logger import RunLogger, log_changes, log_prediction, log_start, open_run_logger, recorded_errors
 from embark.run.open_run import finished_before, open_run
 from embark.run.preemption_notices import NoticeWatch, detect_cloud, grace_seconds
 from embark.run.rank_reports import RankReports, first_trouble
@@ -65,7 +66,10 @@ def train(
         source = open_source(spec, allocate=backend.allocator(world))
         per_epoch = steps_per_epoch(source.num_train_samples, spec.train.batch_size)
         num_steps = num_steps_of(spec.train, source.num_train_samples)
-        run_dir, finished_step = open_run(spec, world, Opening(signals, view, at_end), fresh=fresh)
+        identity = identity_of(spec, source, num_steps, world)
+        opening = Opening(signals, view, at_end)
+        run_dir, finished_step, changes = open_run(spec, world, opening, identity, fresh=fresh)
+        spec = without_acceptance(spec)
         if finished_step >= num_steps:
             return finished_before(run_dir, finished_step, view if world.is_first else ())
         with open_run_logger(spec, world, run_dir, view) as logger, recorded_errors(logger, backend.explain):
@@ -74,9 +78,13 @@ def train(
                 checkpoint = checkpointer.load_newest(logger.warn)
                 step = checkpoint.step if checkpoint else 0
                 grace_s = spec.place.grace_s or grace_seconds(detect_cloud())
-                checkpoints = CheckpointManager(checkpointer, CheckpointSchedule(spec, step, grace_s), logger, step)
+                checkpoints = CheckpointManager(checkpointer, CheckpointSchedule(spec, step, grace_s), logger, step,
+                                                identity)
                 log_start(logger, spec, world, run_dir, source, trainer,
                           {"num_steps": num_steps, "first_step": step, "steps_per_epoch": per_epoch})
+                if checkpoint:
+                    on_record = [change for change in changes if change.step <= step]
+                    log_changes(logger, changes_since(checkpoint, identity, on_record))
                 log_prediction(logger, spec, world, trainer)
                 guard = open_budget_guard(spec, run_dir, checkpoints.longest_s) if world.is_first else None
                 if note := why_not_enforced(spec):

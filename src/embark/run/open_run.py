@@ -3,68 +3,59 @@
 from collections.abc import Sequence
 from typing import Any
 
-from embark.errors import EmbarkError, UserError
+from embark.errors import EmbarkError
 from embark.events import Event, Sink, read_events
+from embark.events.changes import Change, changes_of
 from embark.run.hold_run import Opening, hold_run
+from embark.run.identity import Identity, refuse_changes
 from embark.run.stop import refuse_over_budget
 from embark.run.trainer import Ranks
-from embark.spec import RunSpec, load_spec
+from embark.spec import RunSpec
 from embark.store import RunDir
 
 
-def open_run(spec: RunSpec, world: Ranks, opening: Opening, *, fresh: bool) -> tuple[RunDir, int]:
-    """A run's directory, which this run alone may write, and the last step of a run in it that has finished. Rank 0
-    decides, and all ranks see it."""
+def open_run(
+    spec: RunSpec, world: Ranks, opening: Opening, identity: Identity, *, fresh: bool
+) -> tuple[RunDir, int, list[Change]]:
+    """A run's directory, which this run alone may write, the last step of a run in it that has finished, and the
+    changes on its record. Rank 0 decides, and all ranks see it."""
     run_dir, finished_step = RunDir(""), 0
+    changes: list[Change] = []
     refused: EmbarkError | None = None
     if world.is_first:
         try:
             run_dir = hold_run(spec, opening, fresh=fresh)
-            finished_step = _inspect(run_dir, spec)
+            finished_step, changes = _inspect(run_dir, spec, identity)
         except EmbarkError as error:
             refused = error
-    uri, attempt, finished_step, refused = world.gathered((run_dir.uri, run_dir.attempt, finished_step, refused))[0]
+    decided = (run_dir.uri, run_dir.attempt, finished_step, changes, refused)
+    uri, attempt, finished_step, changes, refused = world.gathered(decided)[0]
     if refused:
         raise refused
-    return run_dir if world.is_first else RunDir(uri, attempt=attempt), finished_step
+    return run_dir if world.is_first else RunDir(uri, attempt=attempt), finished_step, changes
 
 
-def _inspect(run_dir: RunDir, spec: RunSpec) -> int:
+def _inspect(run_dir: RunDir, spec: RunSpec, identity: Identity) -> tuple[int, list[Change]]:
     run_dir.fetch()
-    if run_dir.spec.is_file():
-        _refuse_another_run(run_dir, spec)
+    events = _life_events(run_dir)
+    changes = changes_of(events)
+    refuse_changes(run_dir, identity, changes, spec.store.accept_changes)
     run_dir.store.check()
-    finished_step = _finished_step(run_dir)
+    finished_step = _finished_step(events)
     if not finished_step:
         refuse_over_budget(spec, run_dir)
-    return finished_step
+    return finished_step, changes
 
 
-def _refuse_another_run(run_dir: RunDir, spec: RunSpec) -> None:
-    """Resuming with other tables or other data would corrupt both runs."""
-    before = load_spec(str(run_dir.spec))
-    free = {"cache_gb", "cache_dir", "prepare"}  # affect neither what is read nor in which order
-    must_match = {
-        "model": list(type(spec.model).model_fields),
-        "data": [name for name in type(spec.data).model_fields if name not in free],
-        "train": ["batch_size", "optimizer", "dense_optimizer", "table_dtype", "seed"],
-    }
-    other = [
-        f"{section}.{name}"
-        for section, names in must_match.items() for name in names
-        if getattr(getattr(before, section), name) != getattr(getattr(spec, section), name)
-    ]
-    if other:
-        raise UserError(
-            f"{run_dir.uri} holds a run with a different {', '.join(other)}",
-            fix="--fresh starts in a new directory beside it; or choose another name with --set name=…",
-        )
-
-
-def _finished_step(run_dir: RunDir) -> int:
+def _life_events(run_dir: RunDir) -> list[Event]:
+    """When it started and ended, and what changed."""
     if not run_dir.events.is_file():
-        return 0
-    ends = [e for e in read_events(run_dir.events) if e.kind in ("end", "start")]
+        return []
+    return [event for event in read_events(run_dir.events) if event.kind in ("start", "end", "change")]
+
+
+def _finished_step(events: Sequence[Event]) -> int:
+    ends = [event for event in events if event.kind in ("end", "start")]
     if not ends or ends[-1].kind != "end" or ends[-1].values.get("outcome") != "done":
         return 0
     return int(ends[-1].values["step"])

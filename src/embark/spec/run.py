@@ -1,13 +1,14 @@
 """`RunSpec`: all sections together, and the constraints between them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from embark.errors import Mistake
+from embark.errors import Mistake, SpecError, nearest
 from embark.spec.batch import batch_mistakes
-from embark.spec.data import DataSpec
+from embark.spec.data import DataSpec, Names
+from embark.spec.identity import ACCEPTABLE
 from embark.spec.model import ModelSpec
 from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
 from embark.spec.section import Section
@@ -39,6 +40,8 @@ class StoreSpec(Section):
     """The metric that ranks checkpoints for `keep_best`."""
     verify: Literal["checksums", "sizes"] = "checksums"
     """What is verified before a checkpoint is loaded."""
+    accept_changes: Names = ()
+    """Fields in which a resumed run may differ from its checkpoints, as `--accept-change`; `data`: its samples."""
 
 
 class RunSpec(Section):
@@ -59,6 +62,25 @@ class RunSpec(Section):
         yield from _data_mistakes(self)
         yield from _train_mistakes(self)
         yield from _elastic_mistakes(self)
+        yield from _acceptance_mistakes(self)
+
+
+def accepting(spec: RunSpec, fields: Sequence[str]) -> RunSpec:
+    """The spec with more of `store.accept_changes`."""
+    if not fields:
+        return spec
+    accepted = tuple(dict.fromkeys((*spec.store.accept_changes, *fields)))
+    changed = spec.model_copy(update={"store": spec.store.model_copy(update={"accept_changes": accepted})})
+    if mistakes := list(_acceptance_mistakes(changed)):
+        raise SpecError(mistakes)
+    return changed
+
+
+def _acceptance_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    for name in spec.store.accept_changes:
+        if name not in ACCEPTABLE:
+            yield _mistake("store.accept_changes", name, "is not a field that decides what a run learns",
+                           nearest(name, ACCEPTABLE))
 
 
 def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from embark.errors import MissingPackage
+from embark.spec.run import accepting
 
 if TYPE_CHECKING:
     from embark.events import Sink
@@ -19,14 +20,17 @@ DEVICES = ("jax", "tpu")
 
 
 def train(
-    spec: RunSpec, view: Sequence[Sink] = (), *, fresh: bool = False, signals: StopSignals | None = None
+    spec: RunSpec, view: Sequence[Sink] = (), *, fresh: bool = False, accept_change: Sequence[str] = (),
+    signals: StopSignals | None = None,
 ) -> dict[str, Any]:
     """Train a spec on this machine: start it, resume it, or leave a finished run alone; see `run.loop.train`.
 
-    Returns the values of the last evaluation and of the end. `view` are sinks for the run's events.
+    Returns the values of the last evaluation and of the end. `view` are sinks for the run's events. `accept_change`
+    names fields that may differ from the run's checkpoints, or `data`.
     """
     from embark.run.loop import train as train_with
 
+    spec = accepting(spec, accept_change)
     return train_with(spec, open_backend(spec), view, fresh=fresh, signals=signals)
 
 

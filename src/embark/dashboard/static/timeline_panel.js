@@ -8,6 +8,7 @@ const KINDS = {
   save: ["checkpoint", "M0,-5L5,0L0,5L-5,0Z"],
   eval: ["evaluation", "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0Z"],
   interrupt: ["preempted or stopped", "M-4,-4L4,4M-4,4L4,-4"],
+  change: ["changed on resume", "M0,-5L5,4H-5Z"],
   resume: ["resumed", "M-3.5,-5L5,0L-3.5,5Z"],
   start: ["start", "M-3.5,-5L5,0L-3.5,5Z"],
   error: ["error", "M-4,-4L4,4M-4,4L4,-4"],

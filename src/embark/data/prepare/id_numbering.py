@@ -7,6 +7,7 @@ another, whatever the number of distinct values.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -129,6 +130,14 @@ class IdFiles:
     keys: Path  # The distinct keys that have an id, rising, as `.npy`.
     ids: Path  # Their ids, as `.npy`.
     codes: Path  # int32: for every run one after the other, the id of each of its keys.
+
+    def sha256(self) -> str:
+        """Of the map: keys and ids."""
+        digest = hashlib.sha256()
+        for path in (self.keys, self.ids):
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
 
 
 def number_keys(

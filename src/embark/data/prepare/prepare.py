@@ -26,7 +26,7 @@ from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 
 SMALL_BYTES = 16 << 20  # Input that is prepared before another process has started.
-_REVISION = 2  # Of how rows are made of the input; a journal of another revision is of no use.
+_REVISION = 3  # Of how rows are made of the input; a journal of another revision is of no use.
 Record = dict[str, Any]
 
 
@@ -266,7 +266,7 @@ class _Run:
                                    for column in self.work.schema.sparse}
         for record in records:
             name = record["name"]
-            maps[name] = {"how": "frequency", **{key: record[key] for key in ("rows", "distinct", "kept")},
+            maps[name] = {"how": "frequency", **{key: record[key] for key in ("rows", "distinct", "kept", "sha256")},
                           "keys": f"{IDS}/{name}.keys.npy", "ids": f"{IDS}/{name}.ids.npy"}
         return maps
 

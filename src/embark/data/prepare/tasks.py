@@ -168,7 +168,7 @@ class Preparation:
             runs, self.id_files(task.column), min_count=prepare.min_count, max_kept=limit - 1,
             max_entries=self.budget.max_entries, report=report)
         return lambda: {"distinct": num_distinct, "kept": num_kept, "rows": column.rows or 1 + num_kept,
-                        "name": column.name}
+                        "name": column.name, "sha256": self.id_files(task.column).sha256()}
 
     def _write(self, task: Task, report: Report) -> _Finish:
         """Runs to parts, now that every key has its id."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,16 @@ class Manifest:
     @property
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.all_parts())
+
+    def fingerprint(self) -> str:
+        """A checksum of what the rows are: the columns, every split's parts by their checksums, and the id maps.
+
+        Where the files lie and what they were made of is no part of it.
+        """
+        parts = {split: [[p.rows, p.sha256] for p in self.parts.get(split, ())] for split in SPLITS}
+        value = {"layout": self.layout.to_json(), "block_rows": self.block_rows, "parts": parts,
+                 "id_maps": self.settings.get("id_maps")}
+        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
     def to_text(self) -> str:
         """As the file holds it."""

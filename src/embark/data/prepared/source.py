@@ -55,6 +55,7 @@ class PreparedSource:
         self, manifest: Manifest, names: Sequence[str], data: DataSpec, parts: Parts, allocate: Allocate | None = None
     ) -> None:
         self.layout: Layout = manifest.layout
+        self._fingerprint = manifest.fingerprint()
         self._data, self._parts, self._allocate = data, parts, allocate or partial(np.empty, dtype=np.uint8)
         self._shuffle: Shuffle = data.shuffle if data.shuffle != "auto" else (
             "rows" if manifest.num_rows("train") <= _FEW_ROWS else "blocks")
@@ -74,6 +75,9 @@ class PreparedSource:
         self._fixed_lengths = lru_cache(_MOST_ORDERS)(self._selection.fixed_lengths)
         self._buffers: dict[tuple[int, int], Block] = {}
         self._announced = (-1, -1)
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """Rows `start` to `stop` of the epoch's own order."""

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from embark.events import summary
+from embark.events.changes import changes_of
 from embark.events.events import Event
 from embark.events.metrics import metric
 from embark.events.sharding import plan_rows, rank_line
@@ -77,6 +78,8 @@ class TerminalView:
         text = strip_control_chars(values.get("text", ""))
         if kind == "note" and values.get("level") == "warning":
             self._say("warning", text, "yellow")
+        elif kind == "change":
+            self._say("changed", ", ".join(map(str, changes_of([event]))), "yellow")
         elif kind == "error":
             self._stop_live()
             self._say("error", text, "bold red")

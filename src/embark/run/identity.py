@@ -1,0 +1,90 @@
+"""What a run is: its model, its data and its order. Checkpoints of another run, or of this one before a change, are not
+resumed unless the change is accepted."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from embark.data import Source
+from embark.errors import DataError, UserError
+from embark.events.changes import Change, shown_value
+from embark.formatting import format_count, pluralize
+from embark.model.learning_rate import decay_length
+from embark.run.trainer import Ranks
+from embark.spec import RunSpec
+from embark.spec.identity import DATA, KIND_OF_FIELD, LEARNING_FIELDS, UNRECORDED
+from embark.store import Checkpoint, RunDir
+
+Identity = Mapping[str, Any]
+"""Fields and their values, as JSON has them; `data` is the checksum of the samples."""
+KEY = "identity"  # In a checkpoint's commit record.
+
+
+def identity_of(spec: RunSpec, source: Source, num_steps: int, world: Ranks) -> Identity:
+    """The same on all ranks; ranks that read different data are refused."""
+    fingerprints = world.gathered(source.fingerprint())
+    other = next((rank for rank, found in enumerate(fingerprints) if found != fingerprints[0]), None)
+    if other is not None:
+        raise DataError(f"{spec.data.path}: rank {other} reads other data than rank 0",
+                        fix="copy the same data to every machine, or set data.path to a folder or URI that all share")
+    values = spec.model_dump(mode="json")
+    found = {field: values[field.partition(".")[0]][field.partition(".")[2]] for field in sorted(LEARNING_FIELDS)
+             if KIND_OF_FIELD.get(field, spec.data.kind) == spec.data.kind}
+    found["model.tables"] = [table.model_dump(mode="json") for table in spec.model.table_list()]
+    if spec.train.decay == "none":
+        del found["train.decay_steps"]
+    else:  # one that ends with the run has other rates in a longer run
+        found["train.decay_steps"] = decay_length(spec.train, num_steps)
+    return {UNRECORDED: 1, **found, **({DATA: fingerprints[0]} if fingerprints[0] else {})}
+
+
+def refuse_changes(run_dir: RunDir, identity: Identity, recorded: Sequence[Change], accepted: Sequence[str]) -> None:
+    """Unless accepted: every checkpoint is one that this run can resume from, should those after it be damaged."""
+    changes: dict[str, Change] = {}
+    for checkpoint in run_dir.checkpoints.committed():
+        changes |= {change.field: change for change in changes_since(checkpoint, identity, recorded)}
+    refused = [change for field, change in changes.items() if field not in accepted]
+    if refused:
+        lines = [f"{run_dir.uri} was trained with other settings or data ({pluralize(len(refused), 'change')}):",
+                 *map(_describe, refused)]
+        accept = " ".join(f"--accept-change {change.field}" for change in refused)
+        raise UserError("\n  ".join(lines), fix="--fresh or --set name=… starts a new run; or continue this one, with "
+                                                f"a record of the change: {accept}")
+
+
+def without_acceptance(spec: RunSpec) -> RunSpec:
+    """The spec as it is saved with the run: what was accepted at one start is not at the next."""
+    return spec.model_copy(update={"store": spec.store.model_copy(update={"accept_changes": ()})})
+
+
+def changes_since(checkpoint: Checkpoint, identity: Identity, recorded: Sequence[Change]) -> list[Change]:
+    """In which fields a run that resumes from `checkpoint` differs from it, after the changes on record."""
+    saved = checkpoint.values.get(KEY)
+    saved = saved if isinstance(saved, Mapping) else {UNRECORDED: 0}
+    found = []
+    for field, new in identity.items():
+        if field not in saved:
+            continue
+        old = saved[field]
+        for change in recorded:
+            if change.field == field and change.step >= checkpoint.step and change.old == old:
+                old = change.new
+        if old != new:
+            found.append(Change(field, old, new, checkpoint.step))
+    return found
+
+
+def _describe(change: Change) -> str:
+    where = f"in the checkpoint at step {format_count(change.step)}"
+    if change.field == UNRECORDED:
+        return f"{change.field}: not recorded {where}"
+    old, new = change.old, change.new
+    if change.field == "model.tables":
+        old, new = _flat(old), _flat(new)
+        fields = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        old, new = (", ".join(f"{name} = {one[name]}" for name in fields if name in one) if fields else list(one)
+                    for one in (old, new))
+    return f"{change.field}: {shown_value(old)} {where}, {shown_value(new)} now"
+
+
+def _flat(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"{table['name']}.{name}": value for table in tables for name, value in table.items() if name != "name"}
