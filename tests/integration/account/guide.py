@@ -16,7 +16,12 @@ from embark.rehearse.account.session import AccountSession
 
 REPOSITORY = Path(__file__).parents[3]
 _BLOCK = re.compile(r"^(?P<indent> *)```bash\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
-COMMAND_START = re.compile(r"^\S")
+
+
+class WarmSession(AccountSession):
+    """Its pods are forked from a process that has imported torch."""
+
+    server = (str(Path(__file__).with_name("warm_python.py")),)
 
 
 @dataclass(frozen=True)

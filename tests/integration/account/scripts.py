@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ def run_shell(account: Account, text: str, folder: Path, env: Mapping[str, str] 
     socket_path.unlink(missing_ok=True)
     programs = account.folder / "programs"
     write_shims(account, programs, socket_path)
-    variables = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(account.folder), **account.environment,
-                 **(env or {})}
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    variables = {"PATH": path, "HOME": str(account.folder), **account.environment, **(env or {})}
     with AccountServer(account, socket_path) as server:
         server.timeout = 0.02
         lines: list[str] = []

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from integration.account.guide import copy_of_clone, criteo_days, read_guide, walk
-
-from embark.rehearse.account.session import AccountSession
+from integration.account.guide import WarmSession, copy_of_clone, criteo_days, read_guide, walk
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +21,7 @@ def test_the_guide_of_aws_trains_with_every_scheduler_and_leaves_nothing_that_co
     folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "aws"
     criteo_days(folder)
     blocks = read_guide(folder / "README.md")
-    with AccountSession("aws", account) as session:
+    with WarmSession("aws", account) as session:
         walked = walk(session, blocks, folder, skips=SKIPS)
     report = walked.report
     assert report is not None

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from integration.account.guide import copy_of_clone, criteo_days, read_guide, walk
-
-from embark.rehearse.account.session import AccountSession
+from integration.account.guide import WarmSession, copy_of_clone, criteo_days, read_guide, walk
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +20,7 @@ def test_the_guide_of_azure_trains_with_every_scheduler_and_leaves_nothing_that_
     account.mkdir()
     folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "azure"
     criteo_days(folder)
-    with AccountSession("azure", account) as session:
+    with WarmSession("azure", account) as session:
         walked = walk(session, read_guide(folder / "README.md"), folder, skips=SKIPS)
     report = walked.report
     assert report is not None

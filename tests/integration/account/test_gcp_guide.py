@@ -8,9 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from integration.account.guide import Walk, copy_of_clone, read_guide, walk
-
-from embark.rehearse.account.session import AccountSession
+from integration.account.guide import Walk, WarmSession, copy_of_clone, read_guide, walk
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +33,7 @@ def write_days(folder: Path) -> None:
 def walked(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     folder = copy_of_clone(tmp_path_factory.mktemp("clone")) / "examples" / "cloud_deployment" / "gcp"
     write_days(folder)
-    with AccountSession("gcp", tmp_path_factory.mktemp("account")) as session:
+    with WarmSession("gcp", tmp_path_factory.mktemp("account")) as session:
         return walk(session, read_guide(folder / "README.md"), folder, skips=SKIPS)
 
 

@@ -11,8 +11,10 @@ import yaml
 from render_jobs import job_of
 
 from embark.rehearse.account.account import Account, Call
+from embark.rehearse.account.kubernetes import programs
 from embark.rehearse.account.kubernetes.cloud import NodePool, VolumeFacts
 from embark.rehearse.account.kubernetes.cluster import Cluster
+from embark.rehearse.account.kubernetes.controllers import pods_of
 from embark.rehearse.account.programs import add_common_programs
 from embark.render.render import render
 from embark.render.targets.operators import KUBERAY_VERSION
@@ -168,9 +170,19 @@ def test_helm_does_not_take_over_what_others_made(account: Account):
     assert "invalid ownership metadata" in done.err
 
 
-@pytest.mark.slow
-def test_the_rendered_job_is_placed_started_and_trained(account: Account, tmp_path: Path):
-    """The whole way of a plain Job: queue, claim, nodes, image, then the rehearsal's own engine."""
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pods that have started end well at once: the guides' tests let the rehearsal's engine train."""
+
+    def end(cluster, job):
+        pods = [pod.name for pod in pods_of(cluster, job, job["kind"])]
+        return programs.Outcome(True, "", logs=dict.fromkeys(pods, "trained\n"))
+
+    monkeypatch.setattr(programs, "_train", end)
+
+
+def test_the_rendered_job_is_placed_and_started(account: Account, tmp_path: Path, untrained: None):
+    """The whole way of a plain Job: queue, claim, nodes, image."""
     rendered = {file.path: file.text for file in render(job_of(
         "p4d.24xlarge", image="app:1", queue="ml", zone="us-west-2b"))}
     for name in ("kubernetes_job.yaml", "kueue.yaml"):
@@ -225,7 +237,7 @@ def test_a_rayjob_whose_ranks_refuse_to_train_fails_with_the_driver_s_exit_code(
 
 
 @pytest.mark.slow
-def test_torchx_submits_a_job_that_volcano_runs(account: Account, tmp_path: Path):
+def test_torchx_submits_a_job_that_volcano_runs(account: Account, tmp_path: Path, untrained: None):
     """The real TorchX makes the request; its pods have the service account, the tolerations and the spec."""
     rendered = {file.path: file.text for file in render(job_of(
         "p4d.24xlarge", target="torchx", image="app:1", zone="us-west-2b"))}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from integration.account.guide import copy_of_clone, read_guide, walk
-
-from embark.rehearse.account.session import AccountSession
+from integration.account.guide import WarmSession, copy_of_clone, read_guide, walk
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +30,7 @@ def test_the_quickstart_runs_in_the_cluster_of_a_cloud_s_guide(cloud: str, tmp_p
     script, sections = CLUSTERS[cloud]
     others = {f"embark render run.toml --set place.cloud={other}": "another cloud" for other in CLUSTERS
               if other != cloud}
-    with AccountSession(cloud, account) as session:
+    with WarmSession(cloud, account) as session:
         walk(session, read_guide(tree / cloud / "README.md"), tree / cloud, sections=sections,
              skips={"pip install": "the environment under test is there already"})
         for line in ("./storage.sh buckets", f"./{script} up", f"./{script} machines"):

@@ -46,7 +46,7 @@ def test_the_quickstart_s_script_trains_in_it(image_store):
 
 
 def test_the_folder_names_it_so_two_pods_of_it_rehearse_the_job(image_store):
-    words = ("rehearse", ".", "--engine", "podman", "--processes", "1", "--steps", "20", "--json")
+    words = ("rehearse", ".", "--engine", "podman", "--processes", "2", "--steps", "20", "--json")
     done = image_store.embark(*words)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     answer = json.loads(done.stdout)

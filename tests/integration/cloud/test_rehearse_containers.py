@@ -54,7 +54,6 @@ def undisturbed(tmp_path_factory) -> float:
 
 
 @pytest.mark.parametrize(("cloud", "target", "fault"), [
-    ("gcp", "job", ""),
     ("aws", "job", "--kill=0@step{step}"),
     ("azure", "job", "--cut=1@step{step}+5s"),
     ("azure", "jobset", "--preempt=1@step{step}"),
@@ -64,8 +63,7 @@ def test_pods_meet_by_name_and_whatever_happens_to_one_the_run_ends_as_if_nothin
     cloud, target, fault, image_store, undisturbed
 ):
     step = random.SystemRandom().randrange(2, LAST_STEP)
-    faults = [fault.format(step=step)] if fault else []
-    answer = rehearse_quickstart(cloud, *ENGINE, *faults, target=target, path=image_store.wrapper)
+    answer = rehearse_quickstart(cloud, *ENGINE, fault.format(step=step), target=target, path=image_store.wrapper)
     assert_trained(answer)
     assert answer["engine"] == "podman"
     assert answer["verdict"]["final_loss"] == undisturbed, f"at step {step}"

@@ -1,6 +1,7 @@
 """An account in a process of its own, and commands run against it as a user's shell would run them."""
 
 import json
+import marshal
 import os
 import socket
 import subprocess
@@ -23,13 +24,15 @@ STATE = "shell_state"
 class AccountSession:
     """`with AccountSession("aws", folder) as session: session.bash("./storage.sh", folder)`."""
 
+    server: Sequence[str] = ("-m", "embark.rehearse.account.server")  # What Python runs: with the cloud and a folder.
+
     def __init__(self, cloud: str, folder: Path) -> None:
         self._folder = folder
         self._log = (folder / "server.log").open("w+")
         # its own session: Ctrl-C ends the shell's commands first
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "embark.rehearse.account.server", cloud, str(folder)], stdout=self._log,
-            stderr=subprocess.STDOUT, start_new_session=True)
+            [sys.executable, *self.server, cloud, str(folder)], stdout=self._log, stderr=subprocess.STDOUT,
+            start_new_session=True)
 
     def __enter__(self) -> Self:
         until = time.monotonic() + START_S
@@ -73,8 +76,9 @@ class AccountSession:
     def report(self) -> AccountReport:
         with socket.socket(socket.AF_UNIX) as link:
             link.connect(str(self._folder / "socket"))
-            link.sendall(json.dumps({"program": REPORT}).encode() + b"\n")
-            raw = json.loads(link.makefile("rb").readline())
+            link.sendall(marshal.dumps({"program": REPORT}))
+            link.shutdown(socket.SHUT_WR)
+            raw = marshal.loads(link.makefile("rb").read())
         records: Sequence[Mapping[str, object]] = raw["records"]
         return AccountReport(raw["cloud"], tuple(Record(**{**one, "words": tuple(one["words"])})  # type: ignore[arg-type]
                                                  for one in records),

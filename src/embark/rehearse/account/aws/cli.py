@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -29,9 +30,17 @@ class AwsCli:
         """`allowed` says why the caller may not do an action; empty where he may."""
         self.account, self.allowed = account, allowed
 
-    def run(self, call: Call) -> str:
+    @cached_property
+    def driver(self) -> Any:
+        """Kept, since it registers hundreds of handlers and reads AWS's models."""
         from awscli.clidriver import create_clidriver
 
+        driver = create_clidriver()
+        driver.session.register_component("data_loader", _loader(driver.session))
+        hook(self.account, driver.session, self.allowed)
+        return driver
+
+    def run(self, call: Call) -> str:
         if call.words[:2] == ("ssm", "start-session"):  # The CLI would start a program of Amazon's own.
             from embark.rehearse.account.aws.machines import session
 
@@ -44,11 +53,9 @@ class AwsCli:
         # files that an argument names lie where the call was made
         with _environment({**env, **config}), _clock(self.account.clock), contextlib.chdir(call.folder), \
                 contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            driver = create_clidriver()
-            driver.session.register_component("data_loader", _loader(driver.session))
-            hook(self.account, driver.session, self.allowed)
+            self.driver.session.set_config_variable("region", None)  # What the last call's --region left.
             try:
-                code = int(driver.main(list(call.words)) or 0)
+                code = int(self.driver.main(list(call.words)) or 0)
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else 2
         if code:
