@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from embark.rehearse.account.aws.account import AwsAccount
 
 FILE_SYSTEM, LINK, TASK = "FSx file system", "FSx data repository association", "FSx data repository task"
-CREATE_S, LINK_S, TASK_S, DELETE_S = 600.0, 300.0, 120.0, 300.0
+# Of the account's clock: scripts look every 15 seconds, and what does not wait comes too early.
+CREATE_S, LINK_S, TASK_S, DELETE_S = 60.0, 30.0, 30.0, 30.0
 LNET_PORT = 988
 
 

@@ -16,7 +16,7 @@ from embark.rehearse.workload import make_workload
 
 PODS_KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "RayCluster", "VolcanoJob")
 START_S = 20.0  # From a node with the image to a container that runs.
-RUN_S = 300.0  # Any program takes this long.
+RUN_S = 60.0  # Any program takes this long: a few looks of a script that waits for it.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 ENDS = {  # What each controller writes when its pods have ended: well and badly.
     "Job": ("Complete", "Failed"), "JobSet": ("Completed", "Failed"), "TrainJob": ("Complete", "Failed"),
