@@ -24,12 +24,13 @@ from types import SimpleNamespace
 MODULES = ("embark.cli.train", "embark.run.loop", "embark.trainers.torch.trainer", "embark.events.sinks.terminal",
            "embark.torchrun.launcher", "torch.distributed.checkpoint", "torch.distributed.optim",
            "torch.distributed.run", "torch.utils.tensorboard")
+FORKED = ("embark", "embark.torchrun", "torch.distributed.run")  # Anything else is a Python of its own.
 SOCKET, PYTHON = "warm.sock", "warm_python"
 CLIENT = """#!{python} -SEB
 import array, json, os, signal, socket, sys
 words = sys.argv[1:]
 unbuffered = words[:1] == ["-u"]
-if words[unbuffered:][:1] != ["-m"]:
+if words[unbuffered:][:1] != ["-m"] or words[unbuffered + 1] not in {forked!r}:
     os.execv({python!r}, [{python!r}, *words])
 link = socket.socket(socket.AF_UNIX)
 link.connect({socket!r})
@@ -52,7 +53,7 @@ sys.exit(code)
 def main(cloud: str, folder: str) -> None:
     """The account's server, whose pods find the client as `python`."""
     root = Path(folder)
-    (root / PYTHON).write_text(CLIENT.format(python=sys.executable, socket=str(root / SOCKET)))
+    (root / PYTHON).write_text(CLIENT.format(python=sys.executable, socket=str(root / SOCKET), forked=FORKED))
     (root / PYTHON).chmod(0o755)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(root / SOCKET))
