@@ -4,7 +4,7 @@ resumed unless the change is accepted."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from embark.data import Source
+from embark.data import SampleSource
 from embark.errors import DataError, UserError
 from embark.events.changes import Change, shown_value
 from embark.formatting import format_count, pluralize
@@ -19,7 +19,7 @@ Identity = Mapping[str, Any]
 KEY = "identity"  # In a checkpoint's commit record.
 
 
-def identity_of(spec: RunSpec, source: Source, num_steps: int, world: Ranks) -> Identity:
+def identity_of(spec: RunSpec, source: SampleSource, num_steps: int, world: Ranks) -> Identity:
     """The same on all ranks; ranks that read different data are refused."""
     fingerprints = world.gathered(source.fingerprint())
     other = next((rank for rank, found in enumerate(fingerprints) if found != fingerprints[0]), None)
