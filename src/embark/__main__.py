@@ -16,17 +16,22 @@ if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 
 from collections.abc import Sequence  # noqa: E402
 
-from embark.errors import EmbarkError, ExitCode, Interrupted  # noqa: E402
+from embark.errors import EmbarkError, ExitCode, Interrupted, leave  # noqa: E402
 
 
 def main() -> None:
     """The entry point."""
     words = sys.argv[1:]
-    if words[:1] == ["train"]:
-        # Until the trainer's own handlers are installed: importing takes seconds, and a preemption can come meanwhile.
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    if words[:1] != ["train"]:
+        sys.exit(run(words))
+    # Until the trainer's own handlers are installed: importing takes seconds, and a preemption can come meanwhile.
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, lambda *_: os._exit(ExitCode.PREEMPTED))
-    sys.exit(run(words))
+    leave(run(words))
 
 
 def run(words: Sequence[str]) -> int:

@@ -45,7 +45,7 @@ class ResilientFile:
     """A failed write raises only at `close`, if it still fails then: training matters more than its log."""
 
     def __init__(self, path: Path, mode: str) -> None:
-        self._path = path
+        self.path = path
         self._file = path.open(mode, buffering=0)
         self._waiting = bytearray()
         self._error: OSError | None = None
@@ -53,6 +53,15 @@ class ResilientFile:
     @property
     def closed(self) -> bool:
         return self._file.closed
+
+    def is_gone(self) -> bool:
+        """Its name is no longer that of the open file: deleted, moved or replaced."""
+        try:
+            return not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path))
+        except FileNotFoundError:
+            return True
+        except OSError:  # what ails the file system, the next save says
+            return False
 
     def write(self, data: bytes) -> int:
         self._waiting += data
@@ -73,7 +82,7 @@ class ResilientFile:
         self._file.close()
         if self._error:
             cause = os.strerror(self._error.errno or 0).lower()
-            raise Fault(f"could not write the end of {self._path}: {cause}",
+            raise Fault(f"could not write the end of {self.path}: {cause}",
                         fix="free some space, then run the same command to resume")
 
 
@@ -147,6 +156,9 @@ class EventLog:
     def emit(self, event: Event) -> None:
         self._file.write(f"{event.to_json()}\n".encode())
         self._file.flush()
+        if self._file.is_gone():
+            raise Fault(f"{self._file.path} was deleted or moved while the run was training, so its record is gone",
+                        fix="if that was a mistake, put the folder back; the same command starts or resumes the run")
 
     def close(self) -> None:
         self._file.close()

@@ -116,9 +116,9 @@ class Checkpointer(ABC):
             raise UserError(
                 "\n  ".join([f"{self._run_dir.uri}: no checkpoint is intact; nothing was changed",
                             *(f"{checkpoint_name(step)}: {damages[step]}" for step in sorted(damages))]),
-                fix="put the named files back, from a copy or by mounting their disk, and run the same command; or start "
-                    "over from step 0: --fresh does so in a new directory, and moving the folder checkpoints/ away "
-                    "in this one")
+                fix="put the named files back, from a copy or by mounting their disk, and run the same command; or "
+                    "start over from step 0: --fresh does so in a new directory, and moving the folder checkpoints/ "
+                    "away in this one")
         for step in sorted(damages, reverse=True):
             if intact and step > intact.step:
                 warn(f"{self._checkpoints.where(step)} is damaged; skipped: {damages[step]}")
@@ -324,7 +324,8 @@ class CheckpointManager:
     def add_evaluation(self, step: int, evaluated: dict[str, Any]) -> None:
         """Into the commit record of the last save, which came before the evaluation."""
         if step == self._saved_step and (problem := self._checkpointer.add_values(step, {"eval": evaluated})):
-            self._logger.warn(f"step {step} is saved, but without its evaluation: {problem.what}. {problem.fix}".strip())
+            text = f"step {step} is saved, but without its evaluation: {problem.what}. {problem.fix}"
+            self._logger.warn(text.strip())
 
     def _log(self, saves: Sequence[Saved], *, is_last: bool = False) -> Saved | None:
         failed = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from embark import __version__
 from embark.data import SampleSource
-from embark.errors import EmbarkError, Interrupted, MissingPackage, OverBudget, Preempted
+from embark.errors import EmbarkError, Interrupted, MissingPackage, OverBudget, Preempted, UserError
 from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
 from embark.events.changes import Change
 from embark.events.clock import boot_id, uptime_s
@@ -119,13 +119,20 @@ def recorded_errors(logger: RunLogger, explain: Callable[[RuntimeError], EmbarkE
     """Record the error that ends the run, and raise it as one of ours where `explain` knows it."""
     try:
         yield
-    except (EmbarkError, RuntimeError) as raised:
-        error = raised if isinstance(raised, EmbarkError) else explain(raised)
+    except (EmbarkError, RuntimeError, MemoryError) as raised:
+        error = raised if isinstance(raised, EmbarkError) else _of_memory(raised) or explain(raised)
         if not isinstance(error, Interrupted | Preempted | OverBudget):
             logger.record("error", {"text": str(error or raised)})  # the command itself shows it to the person
         if error is None or error is raised:
             raise
         raise error from raised
+
+
+def _of_memory(error: RuntimeError | MemoryError) -> EmbarkError | None:
+    if not isinstance(error, MemoryError):
+        return None
+    return UserError(f"out of host memory: {str(error) or 'an allocation failed'}",
+                     fix="a smaller train.batch_size, smaller tables, or more memory")
 
 
 def log_start(

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from embark.errors import EmbarkError
+from embark.errors import EmbarkError, UserError
 from embark.events import Event, Sink, read_events
 from embark.events.changes import Change, changes_of
+from embark.formatting import to_finite
 from embark.run.hold_run import Opening, hold_run
 from embark.run.identity import Identity, refuse_changes
 from embark.run.stop import refuse_over_budget
@@ -36,6 +37,9 @@ def open_run(
 
 
 def _inspect(run_dir: RunDir, spec: RunSpec, identity: Identity) -> tuple[int, list[Change]]:
+    for file in (run_dir.spec, run_dir.plan, run_dir.events):
+        if file.is_dir():
+            raise UserError(f"{file} is a directory", fix="move it away; the run writes a file of this name")
     run_dir.fetch()
     events = _life_events(run_dir)
     changes = changes_of(events)
@@ -58,7 +62,7 @@ def _finished_step(events: Sequence[Event]) -> int:
     ends = [event for event in events if event.kind in ("end", "start")]
     if not ends or ends[-1].kind != "end" or ends[-1].values.get("outcome") != "done":
         return 0
-    return int(ends[-1].values["step"])
+    return int(to_finite(ends[-1].values.get("step")) or 0)
 
 
 def finished_before(run_dir: RunDir, step: int, view: Sequence[Sink]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""What stops a run: Ctrl-C, SIGTERM, SIGUSR1, a cloud's preemption notice, a spent budget or a lost lease. Imports
-almost nothing, so that signals are handled before torch is loaded."""
+"""What stops a run: Ctrl-C, SIGTERM, SIGUSR1, SIGHUP, a cloud's preemption notice, a spent budget or a lost lease.
+Imports almost nothing, so that signals are handled before torch is loaded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import FrameType
 
 from embark.errors import EmbarkError, Interrupted, OverBudget, Preempted
 
-NAMES = ("lease", "SIGINT", "SIGTERM", "SIGUSR1", "notice", "budget")
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+NAMES = ("lease", "SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "notice", "budget")
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StopSignals:
@@ -26,7 +26,8 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         for number in HANDLED:
-            self._before[number] = signal.signal(number, self._catch)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
+                self._before[number] = signal.signal(number, self._catch)
         return self
 
     def __exit__(self, *_: object) -> None:

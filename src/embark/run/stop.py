@@ -70,7 +70,7 @@ class StopCoordinator:
 
 
 PRICE = "EMBARK_USD_PER_HOUR"  # Of all machines together; `embark render` and `embark launch` set it.
-HURRIED = ("SIGTERM", "SIGUSR1", "notice")  # Stops that leave only seconds.
+HURRIED = ("SIGTERM", "SIGUSR1", "SIGHUP", "notice")  # Stops that leave only seconds.
 
 
 class BudgetGuard:

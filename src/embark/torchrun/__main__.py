@@ -1,7 +1,6 @@
 """`python -m embark.torchrun`."""
 
-import sys
-
+from embark.errors import leave
 from embark.torchrun.launcher import main
 
-sys.exit(main())
+leave(main())

@@ -127,3 +127,16 @@ def test_bash_completes_files_presets_runs_and_machines(capsys, tmp_path):
     *found, how = done.stdout.splitlines()
     assert {words: set(filter(None, line.split("|"))) for words, line in zip(TYPED, found, strict=True)} == TYPED
     assert "-o bashdefault -o default" in how  # files, where there is no name to complete
+
+
+def test_a_command_whose_output_is_closed_ends_without_a_traceback(tmp_path):
+    ended = subprocess.run(["bash", "-c", f"{sys.executable} -m embark catalog volumes >&-"], capture_output=True,
+                           text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_process_leaves_with_its_code_after_its_last_words_whatever_its_threads_do():
+    text = ("import atexit, sys, threading, time\nfrom embark.errors import leave\natexit.register(print, 'saved')\n"
+            "threading.Thread(target=time.sleep, args=(600,)).start()\nsys.stdout.write('words ')\nleave(75)")
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (75, "words saved\n")

@@ -1,7 +1,11 @@
 """Events survive a kill."""
 
 import json
+import shutil
 
+import pytest
+
+from embark.errors import Fault
 from embark.events.events import Event, EventLog, Fanout, read_events
 
 
@@ -54,3 +58,13 @@ def test_a_fanout_reaches_every_sink(tmp_path):
     fanout.emit(Event("start", {}, 1.0))
     fanout.close()
     assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text() != ""
+
+
+@pytest.mark.parametrize("remove", [shutil.rmtree, lambda run: run.rename(run.with_name("moved"))])
+def test_a_run_whose_folder_is_deleted_or_moved_says_so_and_ends_with_a_fault(tmp_path, remove):
+    log = EventLog(tmp_path / "run" / "events.jsonl")
+    log.emit(Event("start", {}))
+    remove(tmp_path / "run")
+    with pytest.raises(Fault, match="was deleted or moved while the run was training"):
+        log.emit(Event("step", {"step": 1}))
+    log.close()

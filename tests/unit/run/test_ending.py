@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from embark.diagnose.scan import rule_named
-from embark.errors import EmbarkError, Fault, OverBudget, Preempted
+from embark.errors import EmbarkError, Fault, OverBudget, Preempted, UserError
 from embark.events.events import Event
 from embark.run.clock import Clock
 from embark.run.logger import RunLogger, recorded_errors
 from embark.run.loop import TrainingRun, end_run, save_and_evaluate
-from embark.run.open_run import finished_before
+from embark.run.open_run import _finished_step, _inspect, _life_events, finished_before
 from embark.run.stop import Decision
 from embark.store import RunDir
 
@@ -175,3 +175,29 @@ def test_what_ends_a_run_is_in_its_record_and_raised_in_our_words(raised, known,
     assert caught.value.__cause__ is (raised if known else None)
     assert [values["text"] for kind, values in files.events if kind == "error"] == recorded
     assert view.events == []
+
+
+@pytest.mark.parametrize("error", [MemoryError(), MemoryError("Unable to allocate 9 TiB")])
+def test_too_little_host_memory_is_an_error_in_words(seen, error):
+    logger = RunLogger([], [seen])
+    with pytest.raises(UserError, match="out of host memory"), recorded_errors(logger, lambda _: None):
+        raise error
+
+
+@pytest.mark.parametrize(("line", "step"), [
+    ('{"event": "end", "time_s": 1, "outcome": "done"}', 0),
+    ('{"event": "end", "time_s": 1, "outcome": "done", "step": "ten"}', 0),
+    ('{"event": "end", "time_s": 1, "outcome": "done", "step": {"a": 1}}', 0),
+    ('{"event": "end", "time_s": 1, "outcome": "done", "step": 7}\n' + "[" * 100_000, 7),
+    ('{"event": "end", "time_s": 1, "outcome": ["done"], "step": 7}', 0),
+])
+def test_a_damaged_record_of_the_end_is_no_end(tmp_path, line, step):
+    (tmp_path / "events.jsonl").write_text(line + "\n")
+    assert _finished_step(_life_events(RunDir(str(tmp_path)))) == step
+
+
+@pytest.mark.parametrize("name", ["spec.toml", "events.jsonl", "plan.txt"])
+def test_a_folder_where_a_run_writes_a_file_is_named(tiny, alone, tmp_path, name):
+    (tmp_path / "run" / name).mkdir(parents=True)
+    with pytest.raises(UserError, match=f"{name} is a directory"):
+        _inspect(RunDir(str(tmp_path / "run")), tiny(), None)

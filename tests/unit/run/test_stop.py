@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from embark.errors import ExitCode
+from embark.errors import ExitCode, Preempted
 from embark.run.checkpointer import FIRST_SAVE_S, CheckpointSchedule
 from embark.run.signals import StopSignals, stopped_by
 from embark.run.stop import StopCoordinator
@@ -105,3 +105,17 @@ def test_a_grace_too_short_for_a_save_is_reported_and_saves_come_closer():
     assert "15 s" in tight.saved(2, **costs).why
     assert tight.is_grace_too_short(40)
     assert not roomy.is_grace_too_short(40)
+
+
+def test_a_closed_terminal_stops_the_run_unless_nohup_ignores_it():
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler, caught in ((signal.SIG_DFL, "SIGHUP"), (signal.SIG_IGN, "")):
+            signal.signal(signal.SIGHUP, handler)
+            with StopSignals() as signals:
+                os.kill(os.getpid(), signal.SIGHUP)
+                assert signals.caught == caught
+            assert signal.getsignal(signal.SIGHUP) == handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert isinstance(stopped_by("SIGHUP", "stopped"), Preempted)

@@ -306,7 +306,8 @@ def test_other_targets_of_a_folder_must_take_a_range_too():
 
 
 @pytest.mark.parametrize(("setting", "what"), [
-    ("model.num_tables=100000000", "less than or equal to 10000"), ("model.num_tables=2147483648", "less than or equal"),
+    ("model.num_tables=100000000", "less than or equal to 10000"),
+    ("model.num_tables=2147483648", "less than or equal"),
     ("model.embedding_dim=4000000000", "less than or equal"), ("place.nodes=1000000000", "less than or equal"),
     ("train.num_steps=99999999999999999999", "is more than 9,007,199,254,740,992"),
     ("train.num_steps=" + "9" * 5000, "train.num_steps"), ("model.top_mlp=" + "[" * 3000 + "]" * 3000, "model.top_mlp"),
@@ -316,8 +317,8 @@ def test_what_no_machine_could_hold_is_refused_at_once(setting, what):
         load_spec("laptop", [setting])
 
 
-@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "{b = " * 5000, "a = " + "9" * 5000, "[" + "a." * 5000 + "a]",
-                                  "a = " + "[" * 200 + "]" * 200])
+@pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "{b = " * 5000, "a = " + "9" * 5000,
+                                  "[" + "a." * 5000 + "a]", "a = " + "[" * 200 + "]" * 200])
 def test_text_that_is_nested_deeply_or_has_huge_numbers_is_refused_in_words(tmp_path, text):
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(UserError):

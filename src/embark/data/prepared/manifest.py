@@ -102,8 +102,8 @@ class Manifest:
             reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
             raise DataError(f"{where}: not the manifest of prepared data ({reason})",
                             fix="`embark data prepare` writes one") from None
-        parts = {split: tuple(Part(p.file, p.rows, p.bytes, p.sha256, p.block_starts) for p in file.parts.get(split, ()))
-                 for split in SPLITS}
+        parts = {split: tuple(Part(p.file, p.rows, p.bytes, p.sha256, p.block_starts)
+                              for p in file.parts.get(split, ())) for split in SPLITS}
         return Manifest(file.layout, parts, file.label, file.block_rows, file.statistics_sha256, file.settings,
                         file.sources, file.bad_rows)
 

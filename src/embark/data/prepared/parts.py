@@ -157,8 +157,8 @@ class PartVerifier:
                 part, opened = self._todo.popleft()
             if (found := opened.sha256()) != part.sha256:
                 self._damage = DataError(
-                    f"{opened.path}: its checksum is {found[:16]}…, the manifest says {part.sha256[:16]}…: it was damaged "
-                    "or replaced, and this run may have trained on it",
+                    f"{opened.path}: its checksum is {found[:16]}…, the manifest says {part.sha256[:16]}…: it was "
+                    "damaged or replaced, and this run may have trained on it",
                     fix=f"{REPAIR}; then start over, or from a checkpoint of before this start")
 
 

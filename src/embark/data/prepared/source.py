@@ -100,7 +100,8 @@ class PreparedSource:
         return RawBatches(into, num_rows, self.layout, len(ranges), capacity)
 
     def _checked(self, batch: Batch, where: str) -> Batch:
-        """The data was prepared with ids inside their tables, so one that is not is damage. `data.on_bad_id` decides."""
+        """Ids were inside their tables when the data was prepared: one that is not is damage. `data.on_bad_id`
+        decides."""
         counts = batch.lengths.sum(axis=1, dtype=np.int64)
         ends = np.cumsum(counts)
         has_ids, starts = counts > 0, ends - counts
@@ -118,8 +119,9 @@ class PreparedSource:
                 at = int(is_bad.argmax())
                 sample = int(np.searchsorted(np.cumsum(batch.lengths[number]), at, side="right"))
                 raise DataError(
-                    f"table {self._names[number]}: id {ids[at]} of sample {sample} of the batch is not in 0 to {rows - 1}, "
-                    f"in {where}", fix=f"{REPAIR}; then run the same command to resume from the last checkpoint")
+                    f"table {self._names[number]}: id {ids[at]} of sample {sample} of the batch is not in 0 to "
+                    f"{rows - 1}, in {where}",
+                    fix=f"{REPAIR}; then run the same command to resume from the last checkpoint")
         return batch
 
     def _fill(self, pieces: Sequence[tuple[int | None, BlockSlice]], out: Block) -> None:

@@ -153,6 +153,7 @@ def _device(place: PlaceSpec, local_rank: int) -> torch.device:
     return device
 
 
+LESS_MEMORY = 'a smaller train.batch_size, smaller tables, train.table_dtype = "fp16", or more ranks'
 LOST_PEER = ("connection closed by peer", "connection reset by peer", "gloo", "nccl", "timed out waiting")
 
 
@@ -161,7 +162,9 @@ def explain(error: RuntimeError) -> EmbarkError | None:
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError):
         return UserError(f"out of GPU memory: {text.splitlines()[0]}",
-                         fix='a smaller train.batch_size, train.table_dtype = "fp16", or more ranks')
+                         fix=LESS_MEMORY)
+    if "DefaultCPUAllocator" in text or "not enough memory" in text:
+        return UserError(f"out of host memory: {text.splitlines()[0]}", fix=LESS_MEMORY)
     if isinstance(error, dist.DistError) or any(sign in text.lower() for sign in LOST_PEER):
         return Fault(f"a rank was lost: {text.splitlines()[0]}",
                      fix="start the run again: it resumes from its last checkpoint")

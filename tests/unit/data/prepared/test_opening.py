@@ -77,8 +77,9 @@ SHA256 = "0" * 64
 FORGED: dict[str, tuple[list[str | int], object]] = {
     "no rows a block": (["block_rows"], 0), "rows as text": (["parts", "train", 0, "rows"], "12"),
     "negative rows": (["parts", "train", 0, "rows"], -5), "huge rows": (["parts", "train", 0, "rows"], 10**30),
-    "no file": (["parts", "train", 0, "file"], None), "an absolute file": (["parts", "train", 0, "file"], "/etc/passwd"),
-    "a file above": (["parts", "train", 0, "file"], "train/../../x.bin"), "a NUL": (["parts", "train", 0, "file"], "a\0b"),
+    "no file": (["parts", "train", 0, "file"], None), "a NUL": (["parts", "train", 0, "file"], "a\0b"),
+    "an absolute file": (["parts", "train", 0, "file"], "/etc/passwd"),
+    "a file above": (["parts", "train", 0, "file"], "train/../../x.bin"),
     "half a character": (["parts", "train", 0, "file"], "\ud800"),
     "a checksum that is a path": (["parts", "train", 0, "sha256"], "/tmp/elsewhere"),
     "a checksum above": (["parts", "train", 0, "sha256"], "../" * 20 + "x"),

@@ -203,7 +203,8 @@ def test_ids_with_a_flipped_bit_are_refused_or_clipped(tmp_path: Path, monkeypat
     place = made.layout.map(64, counts).groups[group].start + 4 * (64 * position + 5) + 3
     data[place] ^= 0x80  # the sign of sample 5's id
     (tmp_path / part.file).write_bytes(data)
-    with pytest.raises(DataError, match=rf"table {features[number].name}: id -\d+ of sample 5 of the batch is not in 0 to 69999, in samples 0"):
+    with pytest.raises(DataError, match=rf"table {features[number].name}: id -\d+ of sample 5 of the batch is not in 0 "
+                                        r"to 69999, in samples 0"):
         made.open(shuffle="none").train_rows(0, 0, 64)
     clipped = made.open(shuffle="none", on_bad_id="clip").train_rows(0, 0, 64)
     assert clipped.ids.min() == 0
