@@ -262,13 +262,14 @@ class Round:
         until = time.monotonic() + WAIT_S
         while first.are_up() and second.are_up() and time.monotonic() < until:
             time.sleep(0.01)
-        refused, owner = (first, second) if second.are_up() else (second, first)
-        codes = refused.codes(WAIT_S)
-        if set(codes) != {64} and not self.is_finished():
+        ended = [one for one in (first, second) if not one.are_up()]
+        codes = [set(one.codes(WAIT_S)) for one in ended]
+        if {64} not in codes and not self.is_finished():
             raise Difference(f"a second writer ended with {codes} beside the first:\n{self.tail()}")
-        self.some_steps(owner)
-        owner.kill(signal.SIGKILL)
-        self.ended(owner, {0, -9})
+        for owner in (one for one in (first, second) if one not in ended):
+            self.some_steps(owner)
+            owner.kill(signal.SIGKILL)
+            self.ended(owner, {0, -9})
 
     def lost_lease(self) -> None:
         first = self.start()

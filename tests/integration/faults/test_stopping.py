@@ -120,7 +120,7 @@ def test_sigterm_while_python_still_imports(tmp_path, is_torch_there, expected):
 
 def test_a_notice_of_the_cloud_saves_and_stops(run, metadata_server):
     ranks = run.start(2, "train.num_steps=100000", "train.num_epochs=10000",
-                      env={"GCE_METADATA_HOST": f"127.0.0.1:{metadata_server.server_port}"})
+                      env={"GCE_METADATA_HOST": f"127.0.0.1:{metadata_server.port}"})
     ranks.until(lambda: run.last_step() > 2)
     metadata_server.preempted.set()
     assert ranks.codes() == [75, 75], run.output()

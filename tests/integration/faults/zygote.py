@@ -58,9 +58,14 @@ def fork(request: dict[str, Any], rank: int) -> int:
     code = 1
     try:
         become_rank(request, rank)
-        from embark.__main__ import run
+        from embark import __main__ as program
 
-        code = int(run(request["words"]))
+        sys.argv = ["embark", *request["words"]]
+        signal.signal(signal.SIGINT, program._leave)  # as it does when it is the program
+        try:
+            program.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:
