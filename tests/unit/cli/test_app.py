@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -140,3 +141,14 @@ def test_a_process_leaves_with_its_code_after_its_last_words_whatever_its_thread
             "threading.Thread(target=time.sleep, args=(600,)).start()\nsys.stdout.write('words ')\nleave(75)")
     ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (75, "words saved\n")
+
+
+def test_ctrl_c_before_a_command_runs_is_one_line():
+    code = ("import os, signal, sys; sys.argv = ['embark']; import embark.__main__\n"
+            "os.kill(os.getpid(), signal.SIGINT); embark.__main__.run(['--help'])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped by Ctrl-C\n")
+
+
+def test_imported_by_another_program_it_leaves_ctrl_c_alone():
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from embark.cli.console import Console, JsonView
-from embark.errors import Mistake, SpecError, UserError
+from embark.errors import Interrupted, Mistake, SpecError, UserError
 from embark.events.events import Event
 from embark.events.sinks.terminal import TerminalView
 from embark.launch.backend import LogLine
@@ -253,3 +253,26 @@ def test_importing_it_brings_neither_rich_nor_torch_nor_numpy():
             "print([m for m in ('rich', 'torch', 'numpy', 'pydantic') if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_what_a_person_stopped_is_a_sentence_and_no_error(capsys):
+    Console().error(Interrupted("stopped by Ctrl-C at step 4 of 9; saved in runs/x", fix="run the same command to resume"))
+    Console().error(Interrupted("stopped by Ctrl-C; x is launched", fix="embark cancel x ends it"))
+    assert capsys.readouterr().err.splitlines() == [
+        "Stopped by Ctrl-C at step 4 of 9; saved in runs/x. Run the same command to resume",
+        "Stopped by Ctrl-C; x is launched. embark cancel x ends it"]
+
+
+def test_what_takes_seconds_is_named_on_a_terminal_and_gone_afterwards(monkeypatch):
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for console, stream, expected in ((Console(), Terminal(), "loading PyTorch …"), (Console(), StringIO(), ""),
+                                      (Console(json=True), Terminal(), ""), (Console(quiet=True), Terminal(), "")):
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr("sys.stderr", stream)
+        with console.waiting("loading PyTorch"):
+            assert stream.getvalue() == expected
+        assert stream.getvalue() == (f"{expected}\r\033[K" if expected else "")
+

@@ -119,3 +119,14 @@ def test_a_closed_terminal_stops_the_run_unless_nohup_ignores_it():
     finally:
         signal.signal(signal.SIGHUP, before)
     assert isinstance(stopped_by("SIGHUP", "stopped"), Preempted)
+
+
+def test_ctrl_c_while_the_library_loads_leaves_at_once_and_a_preemption_is_remembered():
+    with StopSignals(is_loading=True) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.caught == "SIGTERM"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    with StopSignals(is_loading=True) as signals, pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signals.caught == ""
