@@ -2,13 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embark.data import Batch, SampleSource, eval_batches
 from embark.errors import DataError, EmbarkError
+from embark.run.auc import exact_auc, halves_counter
 from embark.run.trainer import Ranks, Trainer
 from embark.spec import RunSpec
 
@@ -23,19 +24,19 @@ class Evaluation:
     def run(self, trainer: Trainer, step: int, is_stopping: Callable[[], bool]) -> dict[str, float]:
         """Metrics over all ranks; every rank must call it. Empty where the run was asked to stop meanwhile."""
         started, world = time.perf_counter(), self._world
-        best = np.zeros(STATE_SIZE) if self._best is None else None
+        best: list[tuple[F64, NDArray[np.bool_]]] = []  # The true probabilities, and the clicks.
         with trainer.evaluating(step) as evaluator:
             for batch in eval_batches(self._source, batch_size=self._batch_size, rank=world.rank,
                                       world_size=world.world_size):
                 if is_stopping():
                     return {}
                 evaluator.add(batch)
-                if best is not None and batch.best_probability is not None:
-                    count_probabilities(best, batch.best_probability[: batch.num_samples],
-                                        batch.label[: batch.num_samples])
-            metrics = metrics_of(evaluator.state())
-        if best is not None:
-            reachable = metrics_of(np.sum(world.gathered(best), axis=0))
+                if self._best is None and batch.best_probability is not None:
+                    best.append((batch.best_probability[: batch.num_samples].astype(np.float64),
+                                 batch.label[: batch.num_samples] > 0.5))
+            metrics = evaluator.metrics()
+        if self._best is None:
+            reachable = _of_probabilities(world, best)
             self._best = {f"best_{k}": reachable[k] for k in ("auc", "log_loss") if not math.isnan(reachable[k])}
         return {**metrics, **(self._best or {}), "eval_s": time.perf_counter() - started}
 
@@ -48,26 +49,30 @@ STATE_SIZE = 2 * NUM_BINS + 4
 
 
 def metrics_of(state: F64) -> dict[str, float]:
-    """The metrics of a window's state; undefined ones are NaN."""
-    negatives, positives = state[:NUM_BINS], state[NUM_BINS : 2 * NUM_BINS]
+    """The metrics of a training window's state; undefined ones are NaN."""
     loss, predicted, clicks, samples = state[2 * NUM_BINS :].tolist()
+    return metrics_from((loss, predicted, clicks), _auc(state[:NUM_BINS], state[NUM_BINS : 2 * NUM_BINS]), samples)
+
+
+def metrics_from(sums: Sequence[float], auc: float | None, samples: float) -> dict[str, float]:
+    """`sums`: log loss, predicted clicks and clicks of all samples."""
+    loss, predicted, clicks = sums
     log_loss = _ratio(loss, samples)
     return {
-        "auc": _auc(negatives, positives), "log_loss": log_loss,
+        "auc": math.nan if auc is None else auc, "log_loss": log_loss,
         "normalized_entropy": _ratio(log_loss, _entropy(_ratio(clicks, samples))),
         "calibration": _ratio(predicted, clicks), "num_samples": samples,
     }
 
 
-def count_probabilities(state: F64, probability: NDArray[np.floating], label: NDArray[np.floating]) -> None:
-    """Add samples whose true click probability is known."""
-    p = np.clip(probability.astype(np.float64), 1e-9, 1 - 1e-9)
-    logits = np.log(p) - np.log1p(-p)
-    bins = (np.clip(logits, -LARGEST_LOGIT, LARGEST_LOGIT) + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))
-    numbers = np.minimum(bins.astype(np.int64), NUM_BINS - 1) + label.astype(np.int64) * NUM_BINS
-    state[: 2 * NUM_BINS] += np.bincount(numbers, minlength=2 * NUM_BINS)
-    loss = -(label * np.log(p) + (1 - label) * np.log1p(-p)).sum()
-    state[2 * NUM_BINS :] += [loss, p.sum(), label.sum(), len(label)]
+def _of_probabilities(world: Ranks, found: Sequence[tuple[F64, NDArray[np.bool_]]]) -> dict[str, float]:
+    """The metrics of the true probabilities over all ranks."""
+    p = np.concatenate([p for p, _ in found] or [np.empty(0)])
+    is_click = np.concatenate([is_click for _, is_click in found] or [np.empty(0, bool)])
+    auc, samples = exact_auc(world, p[is_click], int((~is_click).sum()), halves_counter(p[~is_click]))
+    p = np.clip(p, 1e-9, 1 - 1e-9)
+    loss = -np.where(is_click, np.log(p), np.log1p(-p)).sum()
+    return metrics_from(np.sum(world.gathered([loss, p.sum(), is_click.sum()]), axis=0).tolist(), auc, samples)
 
 
 def _auc(negatives: F64, positives: F64) -> float:

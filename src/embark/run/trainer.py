@@ -77,8 +77,8 @@ class Evaluator(Protocol):
 
     def add(self, batch: Batch) -> None: ...
 
-    def state(self) -> NDArray[np.float64]:
-        """Histogram and sums over all ranks, as `run.evaluation.metrics_of` reads them."""
+    def metrics(self) -> dict[str, float]:
+        """Over all ranks, as `run.evaluation.metrics_from` makes them, with the exact AUC."""
 
 
 class Trainer(Protocol):

@@ -31,7 +31,7 @@ class Programs:
     train: Callable[..., tuple[State, dict[str, jax.Array]]]
     """(state, batch, rates, step) to the state after it, and what the host should know. It consumes the state."""
     evaluate: Callable[..., tuple[jax.Array, jax.Array]]
-    """(state, counts, batch) to the counts after it, and the batch's sums. It consumes the counts."""
+    """(state, batch) to the batch's logits, and its sums."""
 
 
 def make_programs(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], mesh: Mesh, precision: str) -> Programs:
@@ -43,8 +43,8 @@ def make_programs(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], me
     batch = {name: samples_on(BATCH_AXES[name]) for name in ("dense", "ids", "label")}
     seen = batch | {"valid": samples_on(BATCH_AXES["valid"])}
     train = mapped(body.train, in_specs=(specs, batch, replicated, replicated), out_specs=(specs, replicated))
-    evaluate = mapped(body.evaluate, in_specs=(specs, rows, seen), out_specs=(rows, replicated))
-    return Programs(jax.jit(train, donate_argnums=0), jax.jit(evaluate, donate_argnums=1))
+    evaluate = mapped(body.evaluate, in_specs=(specs, seen), out_specs=(rows, replicated))
+    return Programs(jax.jit(train, donate_argnums=0), jax.jit(evaluate))
 
 
 def state_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> State:
@@ -130,7 +130,7 @@ class Body(ABC):
         grads, logits = jax.grad(loss_of, argnums=(0, 1), has_aux=True)(state["dense"], pooled)
         tables, slots = self._updated_tables(state, wanted, grads[1], rates[0])
         dense, dense_state = self._updated_dense(state, jax.lax.psum(grads[0], AXIS), rates[1], step)
-        counts = counted(state["counts"], logits, batch["label"], None)
+        counts = counted(state["counts"], logits, batch["label"])
         outputs = {
             "sums": jax.lax.psum(sums_of(logits, batch["label"], None), AXIS),
             "bad_table": jax.lax.pmin(bad_table, AXIS),
@@ -138,11 +138,10 @@ class Body(ABC):
         }
         return {"tables": tables, "slots": slots, "dense": dense, "dense_state": dense_state, "counts": counts}, outputs
 
-    def evaluate(self, state: State, counts: jax.Array, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+    def evaluate(self, state: State, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
         pooled, _, _ = self._looked_up(state, batch)
         logits = logits_of(self._spec.model, self._precision, state["dense"], batch["dense"], pooled)
-        counts = counted(counts, logits, batch["label"], batch["valid"])
-        return counts, jax.lax.psum(sums_of(logits, batch["label"], batch["valid"]), AXIS)
+        return logits, jax.lax.psum(sums_of(logits, batch["label"], batch["valid"]), AXIS)
 
     @abstractmethod
     def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], Any, jax.Array]:
@@ -229,12 +228,12 @@ def losses(logits: jax.Array, label: jax.Array) -> jax.Array:
     return jnp.maximum(logits, 0) - logits * label + jnp.log1p(jnp.exp(-jnp.abs(logits)))
 
 
-def counted(counts: jax.Array, logits: jax.Array, label: jax.Array, valid: jax.Array | None) -> jax.Array:
+def counted(counts: jax.Array, logits: jax.Array, label: jax.Array) -> jax.Array:
     """Add a device's samples to its histogram: those without a click, then those with one."""
     within = jnp.clip(jnp.nan_to_num(logits, nan=0.0), -LARGEST_LOGIT, LARGEST_LOGIT)
     bins = ((within + LARGEST_LOGIT) * (NUM_BINS / (2 * LARGEST_LOGIT))).astype(jnp.int32)
     bins = jnp.minimum(bins, NUM_BINS - 1) + label.astype(jnp.int32) * NUM_BINS
-    return counts.at[bins].add(1 if valid is None else valid.astype(counts.dtype))
+    return counts.at[bins].add(1)
 
 
 def sums_of(logits: jax.Array, label: jax.Array, valid: jax.Array | None) -> jax.Array:
@@ -259,6 +258,11 @@ class Window:
         self._num_samples += num_samples
         if len(self._waiting) >= MAX_WAITING:
             self._settle()
+
+    def sums(self) -> list[float]:
+        """Of all devices: log loss, predicted clicks, clicks."""
+        self._settle()
+        return [float(one) for one in self._sums]
 
     def state(self, counts: jax.Array) -> F64:
         """The window of all devices, for a checkpoint."""

@@ -11,14 +11,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from embark.data import Batch, SampleSource
 from embark.errors import EmbarkError, Fault, UserError
 from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, Layout, check_supported, make_layout
 from embark.model.learning_rate import dense_rate, rate_factor
 from embark.model.precision import choose_precision
+from embark.run.auc import exact_auc, halves_counter
 from embark.run.clock import HostWaits
-from embark.run.evaluation import F64, Trouble
+from embark.run.evaluation import Trouble, metrics_from
 from embark.run.host_memory import peak_resident_bytes
 from embark.spec import PlaceSpec, RunSpec
 from embark.store import RunDir
@@ -104,12 +106,9 @@ class JaxTrainer:
     def evaluating(self, step: int) -> Iterator[Evaluator]:
         yield Evaluator(self)
 
-    def evaluate(self, counts: jax.Array, batch: DeviceBatch) -> tuple[jax.Array, jax.Array]:
-        """Count a batch without training on it."""
-        return self._programs.evaluate(self.state, counts, batch)
-
-    def empty_counts(self) -> jax.Array:
-        return empty_counts(self._counts_shape)
+    def evaluate(self, batch: DeviceBatch) -> tuple[jax.Array, jax.Array]:
+        """Logits and sums of a batch, without training on it."""
+        return self._programs.evaluate(self.state, batch)
 
     def checkpointer(self, run_dir: RunDir) -> JaxCheckpointer:
         return JaxCheckpointer(run_dir, self)
@@ -147,24 +146,39 @@ class JaxTrainer:
 
 
 class Evaluator:
-    """Counts the model's predictions on held-out batches."""
+    """Collects the model's predictions on held-out batches."""
 
     def __init__(self, trainer: JaxTrainer) -> None:
-        self._trainer, self._window, self._counts = trainer, Window(trainer.world.fetch), trainer.empty_counts()
-        self._num_samples = 0
+        self._trainer, self._window = trainer, Window(trainer.world.fetch)
+        self._logits: list[NDArray[np.float32]] = []
+        self._clicks: list[NDArray[np.bool_]] = []
+        self._waiting: deque[tuple[jax.Array, int]] = deque()
 
     def add(self, batch: Batch) -> None:
         trainer = self._trainer
         placed = to_devices(batch, trainer.spec, trainer.places, trainer.world, is_eval=True)
-        self._counts, sums = trainer.evaluate(self._counts, placed)
+        logits, sums = trainer.evaluate(placed)
         self._window.add(sums, 0)
-        self._num_samples += batch.num_samples
+        self._clicks.append(batch.label[: batch.num_samples] > 0.5)
+        self._waiting.append((logits, batch.num_samples))
+        if len(self._waiting) > MAX_IN_FLIGHT:
+            self._settle()
 
-    def state(self) -> F64:
-        """The devices sum over all processes; samples are counted by the hosts."""
-        state = self._window.state(self._counts)
-        state[-1] = self._trainer.world.sum_of([self._num_samples])[0]
-        return state
+    def metrics(self) -> dict[str, float]:
+        """The devices sum over all processes; each process has the logits of its own samples."""
+        while self._waiting:
+            self._settle()
+        logits, is_click = np.concatenate(self._logits), np.concatenate(self._clicks)
+        others = logits[~is_click]
+        auc, num_samples = exact_auc(self._trainer.world, logits[is_click], len(others), halves_counter(others))
+        return metrics_from(self._window.sums(), auc, num_samples)
+
+    def _settle(self) -> None:
+        """This process's part of the oldest batch, in the order of its samples."""
+        logits, num_samples = self._waiting.popleft()
+        shards = sorted(logits.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        found = np.concatenate([np.asarray(shard.data) for shard in shards])[:num_samples]
+        self._logits.append(np.nan_to_num(found.astype(np.float32), nan=0.0))  # the loss keeps its NaN
 
 
 LOST_PEER = ("connection reset", "connection closed", "deadline_exceeded", "unavailable:", "gloo", "nccl", "heartbeat")

@@ -1,11 +1,50 @@
 """Predictions and labels, counted on the device and summed over all ranks with one all-reduce."""
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, STATE_SIZE, metrics_of
+from embark.run.auc import exact_auc
+from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, STATE_SIZE, metrics_from, metrics_of
 from embark.trainers.torch.world import World
+
+
+def sums_of(logits: Tensor, label: Tensor) -> Tensor:
+    """Log loss, predicted clicks and clicks of a batch."""
+    loss = binary_cross_entropy_with_logits(logits.float(), label, reduction="sum")
+    return torch.stack([loss, logits.sigmoid().sum(), label.sum()])
+
+
+class HeldOut:
+    """Predictions of held-out samples, which stay on the device until all are there."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sums = torch.zeros(3, dtype=torch.float64, device=world.device)
+        self._logits: list[Tensor] = []
+        self._clicks: list[Tensor] = []
+
+    @torch.no_grad()
+    def add(self, logits: Tensor, label: Tensor) -> None:
+        """A batch. Nothing comes back to the host."""
+        self._sums += sums_of(logits, label)
+        self._logits.append(logits.detach().float().nan_to_num(nan=0.0))  # the loss keeps its NaN
+        self._clicks.append(label > 0.5)
+
+    @torch.no_grad()
+    def metrics(self) -> dict[str, float]:
+        """Over all ranks, which must all call it."""
+        logits, is_click = torch.cat(self._logits), torch.cat(self._clicks)
+        others = logits[~is_click].sort().values
+
+        def count_halves(piece: NDArray[np.float32]) -> int:
+            some = torch.from_numpy(piece).to(others.device)
+            return int(torch.searchsorted(others, some).sum() + torch.searchsorted(others, some, right=True).sum())
+
+        auc, num_samples = exact_auc(self._world, logits[is_click].cpu().numpy(), len(others), count_halves)
+        return metrics_from(self._world.sum_over_ranks(self._sums).tolist(), auc, num_samples)
 
 
 class MetricWindow:
@@ -33,8 +72,7 @@ class MetricWindow:
         bins += label.long() * NUM_BINS
         # Not bincount: on a GPU that waits for the device to learn the largest bin.
         self._counts.index_add_(0, bins, torch.ones_like(bins, dtype=torch.float64))
-        loss = binary_cross_entropy_with_logits(logits.float(), label, reduction="sum")
-        self._sums += torch.stack([loss, logits.sigmoid().sum(), label.sum()])
+        self._sums += sums_of(logits, label)
 
     def clone_sums(self) -> tuple[Tensor, Tensor]:
         """What was accumulated, to be put back with `set_sums`."""

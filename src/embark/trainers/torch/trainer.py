@@ -18,7 +18,7 @@ from embark.data.prepared.source import PreparedSource
 from embark.errors import EmbarkError
 from embark.model.engine_selection import cuda_graph_obstacle, select_engine
 from embark.model.precision import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
-from embark.run.evaluation import F64, Trouble
+from embark.run.evaluation import Trouble
 from embark.run.host_memory import peak_resident_bytes
 from embark.spec import PlaceSpec, RunSpec, TrainSpec
 from embark.store import RunDir
@@ -29,7 +29,7 @@ from embark.trainers.torch.engines.cuda_graph.batch_layout import BatchLayout, P
 from embark.trainers.torch.engines.cuda_graph.engine import CudaGraphEngine
 from embark.trainers.torch.engines.cuda_graph.lookup import local_shards, planned, why_not_by_kernels
 from embark.trainers.torch.engines.pipeline import Engine, EngineInputs, Part, PipelineEngine
-from embark.trainers.torch.metrics import MetricWindow
+from embark.trainers.torch.metrics import HeldOut, MetricWindow
 from embark.trainers.torch.model import Recommender, fill_tables
 from embark.trainers.torch.optimizers import fuse_into_backward, make_optimizers
 from embark.trainers.torch.phases import InputWaits, Profiler
@@ -113,14 +113,14 @@ class Evaluator:
 
     def __init__(self, model: DistributedModelParallel, world: World, to_device: ToDevice) -> None:
         self._model, self._world, self._to_device = model, world, to_device
-        self._window = MetricWindow(world.device)
+        self._held_out = HeldOut(world)
 
     def add(self, batch: Batch) -> None:
         _, (_, logits, label) = self._model(self._to_device(batch).to(self._world.device, non_blocking=True))
-        self._window.add(logits[: batch.num_samples], label[: batch.num_samples])
+        self._held_out.add(logits[: batch.num_samples], label[: batch.num_samples])
 
-    def state(self) -> F64:
-        return self._window.state(self._world).cpu().numpy()
+    def metrics(self) -> dict[str, float]:
+        return self._held_out.metrics()
 
 
 def precision_on(train: TrainSpec, device: torch.device) -> str:

@@ -37,11 +37,11 @@ def make_programs(spec: RunSpec, layout: Layout, mesh: Mesh, precision: str) -> 
     specs, rows, replicated = state_specs(spec, layout), P(AXIS), P()
     mapped = partial(jax.shard_map, mesh=mesh, check_vma=False)
     train = mapped(body.train, in_specs=(specs, rows, replicated, replicated), out_specs=(specs, replicated))
-    evaluate = mapped(body.evaluate, in_specs=(specs, rows, rows), out_specs=(rows, replicated))
+    evaluate = mapped(body.evaluate, in_specs=(specs, rows), out_specs=(rows, replicated))
     # The compiler would lay tables out for the matrix units, and turn them over at every step.
     forms = jax.tree.map(lambda shape: shape.format, state_shapes(spec, layout, mesh))
     after = (forms, NamedSharding(mesh, P()))
-    return Programs(jax.jit(train, donate_argnums=0, out_shardings=after), jax.jit(evaluate, donate_argnums=1))
+    return Programs(jax.jit(train, donate_argnums=0, out_shardings=after), jax.jit(evaluate))
 
 
 class _OnSparseCores(Body):
