@@ -11,7 +11,16 @@ from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_usd, to_one_line
 from embark.launch.backend import LaunchBackend, LaunchRequest, Resource, RunHandle, Status, backend_for, backend_of
 from embark.launch.backends.local import Local
-from embark.launch.run_registry import STORE_RETRY, RunRecord, delete_record, lookup_run, record_path, save_record
+from embark.launch.run_registry import (
+    STORE_RETRY,
+    RunRecord,
+    delete_record,
+    launch_lock,
+    location_hash,
+    lookup_run,
+    record_path,
+    save_record,
+)
 from embark.launch.shell import Notify, Shell
 from embark.plan.closed_form import CachedPlanner
 from embark.plan.plan import predict_with
@@ -43,6 +52,7 @@ class PreparedLaunch:
     request: LaunchRequest
     backend: LaunchBackend = field(repr=False)
     estimate: LaunchEstimate | None  # None: it costs nothing.
+    prepared_s: float = field(default_factory=time.time)  # A launch that came after it was not seen.
 
     @property
     def handle(self) -> RunHandle:
@@ -91,15 +101,23 @@ def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str 
         if estimate is not None and not estimate.fits:
             raise UserError(estimate.verdict, fix="nothing was launched. embark plan shows what fits; embark render "
                                                   "writes the files in spite of it")
-        request = LaunchRequest(spec, backend.handle_of(spec))
+        request, prepared_s = LaunchRequest(spec, backend.handle_of(spec)), time.time()
         backend.check(request)
     except KeyboardInterrupt:
         raise Interrupted("stopped by Ctrl-C; nothing was created") from None
-    return PreparedLaunch(request=request, backend=backend, estimate=estimate)
+    return PreparedLaunch(request=request, backend=backend, estimate=estimate, prepared_s=prepared_s)
 
 
 def submit_launch(launch: PreparedLaunch) -> RunRecord:
     """Whatever interrupts it, the error lists what may exist by then, with the commands that remove it."""
+    with launch_lock(launch.handle):
+        before = lookup_run(f"{launch.handle.name}@{location_hash(launch.handle)}")
+        if before is not None and before.submitted_s > launch.prepared_s:  # another command was faster
+            launch.backend.check(launch.request)
+        return _submit(launch)
+
+
+def _submit(launch: PreparedLaunch) -> RunRecord:
     run = RunRecord(handle=launch.handle, spec_toml=to_toml(launch.request.spec), submitted_s=time.time(),
                     is_submitted=False, path=record_path(launch.handle))
     created: list[Resource] = []

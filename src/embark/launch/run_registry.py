@@ -1,9 +1,12 @@
 """Launched runs: one small file each, so that any terminal of this user finds them; their state, and how they ended."""
 
+import fcntl
 import hashlib
 import json
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from embark.store.retry_policy import RetryPolicy
 from embark.store.run_dir import EVENTS
 
 FORMAT = 2
+WRITABLE = "set XDG_DATA_HOME to a folder that can be written"
 STORE_RETRY = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
 """For what is beside the point of a command: a store that does not answer is not waited for."""
 
@@ -56,14 +60,31 @@ def save_record(run: RunRecord) -> RunRecord:
     try:
         write_atomic(path, json.dumps(record, indent=1) + "\n")
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}: the run could not be recorded",
-                        fix="set XDG_DATA_HOME to a folder that can be written") from error
+        raise UserError(f"{path}: {error.strerror}: the run could not be recorded", fix=WRITABLE) from error
     return replace(run, path=path)
 
 
 def delete_record(run: RunRecord) -> None:
     if run.path is not None:
         run.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def launch_lock(handle: RunHandle) -> Iterator[None]:
+    """One launch of a run at a time: of two, one would hand over its spec and the other start it."""
+    path = record_path(handle).with_suffix(".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.open("a")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}: the run could not be recorded", fix=WRITABLE) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{handle.name} is being launched by another command",
+                            fix=f"embark status {handle.name}") from None
+        yield
 
 
 def list_runs(context: str = "") -> RegistryContents:

@@ -50,6 +50,7 @@ class SupervisorState:
 
     is_alive: bool = False
     pid: int = 0
+    orphan: int = 0  # The process that runs on where the supervisor was killed; it is not restarted.
     started_s: float | None = None
     phase: str = ""  # `running`, or `waiting` between two attempts.
     num_restarts: int = 0
@@ -65,7 +66,8 @@ class SupervisorState:
             found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
             started, state, ended = found["started"] or {}, found["state"], found["ended"] or {}
             return cls(
-                is_alive=bool(found["is_alive"]), pid=int(started.get("pid", 0)), started_s=started.get("time_s"),
+                is_alive=bool(found["is_alive"]), pid=int(started.get("pid", 0)), orphan=int(found.get("orphan", 0)),
+                started_s=started.get("time_s"),
                 phase=str(state.get("phase", "")), num_restarts=int(state.get("num_restarts", 0)),
                 last_code=int(state.get("last_code", 0)), code=ended.get("code"),
                 was_stopped=bool(ended.get("was_stopped", False)), ended_s=float(ended.get("time_s", 0.0)))
@@ -117,6 +119,9 @@ def _replica(name: str, index: int, state: SupervisorState | None) -> Replica:
         return Replica(name, index, "lost", "its ranks are gone: the machine was rebooted, or they were killed")
     if state.phase == "waiting":
         return Replica(name, index, "restarting", explain_exit(state.last_code).text)
+    if state.orphan:
+        why = f"process {state.orphan}; its supervisor was killed, so nothing restarts it"
+        return Replica(name, index, "running", why)
     restarts = f"restarted {pluralize(state.num_restarts, 'time')}" if state.num_restarts else ""
     return Replica(name, index, "running", restarts)
 

@@ -8,8 +8,10 @@ Python 3.8. FOLDER holds `job.json` and everything that is written:
     supervisor.py logs FOLDER LOG_ID NEXT [--follow]    prints the log from line NEXT on, if it still has that id
     supervisor.py stop FOLDER                           SIGTERM, on which the trainer saves; the job then ends
     supervisor.py restart FOLDER                        SIGTERM, then another attempt: rank 0 has a new address
-    supervisor.py kill FOLDER                           SIGKILL
+    supervisor.py kill FOLDER                           SIGKILL to it and to all that it started
 """
+
+from __future__ import annotations
 
 import fcntl
 import json
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 JOB, STARTED, STATE, ENDED, LOG_ID, LOG = "job.json", "started.json", "state.json", "ended.json", "log_id", "log"
+CHILD = "child.json"  # The process of the current attempt: it may outlive a supervisor that is killed.
 MAX_LINE_BYTES = 1 << 20
 START_S = 20.0
 POLL_S = 0.2
@@ -38,18 +41,53 @@ def main(command: str, folder: Path, *rest: str) -> None:
         print_log(folder, rest[0], int(rest[1]), follow="--follow" in rest)
         return
     elif command != "status" and is_alive(folder):
-        pid = int((read(folder / STARTED) or {})["pid"])
-        if command == "kill":
-            os.killpg(pid, signal.SIGKILL)
-        else:
-            os.kill(pid, {"stop": signal.SIGTERM, "restart": signal.SIGUSR1}[command])
+        send_signal(folder, command)
     send(status_line(folder) + "\n")
+
+
+def send_signal(folder: Path, command: str) -> None:
+    """To the supervisor, which passes it on; where that was killed, to the process that it left behind."""
+    supervisor, child = pid_of(folder / STARTED), pid_of(folder / CHILD)
+    if command == "kill":
+        for pid in [supervisor, *descendants(supervisor), child, *descendants(child)]:
+            kill(pid, signal.SIGKILL)
+    elif supervisor:
+        kill(supervisor, signal.SIGTERM if command == "stop" else signal.SIGUSR1)
+        return
+    else:
+        kill(child, signal.SIGTERM)
+    if command != "restart" and read(folder / ENDED) is None:  # nobody else records it
+        code = 128 + (signal.SIGKILL if command == "kill" else signal.SIGTERM)
+        write(folder / ENDED, json.dumps({"code": code, "was_stopped": True, "time_s": time.time()}))
+
+
+def kill(pid: int, number: int) -> None:
+    try:
+        if pid:
+            os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def descendants(pid: int) -> list[int]:
+    """Ranks have sessions of their own, so no signal to a group reaches all of them."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has ended
+            continue
+    found = [pid] if pid else []
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found[1:]
 
 
 def status_line(folder: Path) -> str:
     # In this order: it may end between two reads.
     started, alive, state, ended = read(folder / STARTED), is_alive(folder), read(folder / STATE), read(folder / ENDED)
-    return json.dumps({"started": started, "is_alive": alive, "state": state or {}, "ended": ended})
+    orphan = 0 if not alive or pid_of(folder / STARTED) else pid_of(folder / CHILD)
+    return json.dumps({"started": started, "is_alive": alive, "state": state or {}, "ended": ended, "orphan": orphan})
 
 
 def start(folder: Path, *, is_fresh: bool) -> None:
@@ -58,7 +96,7 @@ def start(folder: Path, *, is_fresh: bool) -> None:
         if is_alive(folder):
             return
         if is_fresh:
-            for name in (STARTED, STATE, ENDED, LOG_ID, LOG):
+            for name in (STARTED, CHILD, STATE, ENDED, LOG_ID, LOG):
                 (folder / name).unlink(missing_ok=True)
         if read(folder / ENDED) is not None:
             return
@@ -158,6 +196,7 @@ class Supervisor:
             self.write_line(f"embark: cannot be started: {error}".encode())
             return CANNOT_START
         self.process = process
+        write(self.folder / CHILD, json.dumps({"pid": process.pid, "mark": mark_of(process.pid)}))
         reader = threading.Thread(target=self.copy_output, args=(process.stdout,), daemon=True)
         reader.start()
         if self.is_stopping:  # the signal came before there was a process to pass it to
@@ -219,8 +258,13 @@ def print_log(folder: Path, known_id: str, wanted: int, *, follow: bool) -> None
 
 
 def is_alive(folder: Path) -> bool:
-    started = read(folder / STARTED)
-    return started is not None and bool(started["mark"]) and mark_of(int(started["pid"])) == started["mark"]
+    return bool(pid_of(folder / STARTED) or pid_of(folder / CHILD))
+
+
+def pid_of(path: Path) -> int:
+    """Of the process that the file names, if it runs; else 0."""
+    found = read(path) or {"mark": ""}
+    return int(found["pid"]) if found["mark"] and mark_of(int(found["pid"])) == found["mark"] else 0
 
 
 def mark_of(pid: int) -> str:

@@ -20,6 +20,7 @@ from embark.errors import UserError
 from embark.launch.log_follower import follow_logs, read_logs
 from embark.launch.shell import Shell
 from embark.launch.supervised import Host, Ssh, Unreachable, job_json, names_of, ssh_words, status_of, write_known_hosts
+from embark.launch.supervisor import mark_of
 from embark.render.targets.vm_node import STATE, VENV, node_program
 from embark.spec import load_spec, to_toml
 
@@ -222,6 +223,22 @@ def test_a_second_hand_over_leaves_what_runs_and_what_has_ended_alone(machines, 
     ssh.stop(hosts, 20)
     ssh.start(hosts, bash(COUNTS), is_fresh=False)
     assert all(not seen.is_alive for seen in ssh.states(hosts).values())
+
+
+def test_what_a_killed_supervisor_left_behind_is_found_and_ended_and_nothing_starts_beside_it(machines, ssh):
+    _, (host, *_) = machines
+    ssh.start([host], bash(COUNTS), is_fresh=True)
+    until(lambda: read(host, "child.json"))
+    child = read(host, "child.json")["pid"]
+    os.kill(read(host, "started.json")["pid"], signal.SIGKILL)
+    until(lambda: ssh.states([host])[host.index].orphan == child)
+    for is_fresh in (False, True):
+        ssh.start([host], bash(COUNTS), is_fresh=is_fresh)
+        assert read(host, "child.json")["pid"] == child
+    assert state(ssh, [host]) == "running"
+    assert ssh.stop([host], 20) == []
+    assert state(ssh, [host]) == "gone"
+    assert not mark_of(child)
 
 
 def test_an_attempt_is_ended_so_that_the_next_finds_the_others_elsewhere(machines, ssh):

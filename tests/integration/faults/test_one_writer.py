@@ -6,12 +6,14 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from integration.cloud.emulators import s3
-from integration.faults.conftest import Run, end_all
+from integration.faults.conftest import ENDS_S, SPEC, TESTS, Run, end_all
 
 from embark.store import open_store
 from embark.store.lease import newest_holder
@@ -121,6 +123,31 @@ def test_an_owner_paused_for_longer_than_its_lease_commits_nothing(zygote, tmp_p
     after = [event["step"] for event in events[resumed:] if event["event"] == "step"]
     assert after == list(range(events[resumed]["step"] + 1, events[resumed]["step"] + 1 + len(after)))
     assert len(steps) > len(after)
+
+
+def test_ranks_whose_torchrun_is_killed_save_and_release_the_run(tmp_path):
+    """Else they would train on beside the next start."""
+    (tmp_path / "spec.toml").write_text(SPEC)
+    sets = [word for one in (f"store.root={tmp_path}", *ENDLESS) for word in ("--set", one)]
+    command = [sys.executable, "-m", "embark.torchrun", "--standalone", "--nproc-per-node=2", "-m", "embark", "train",
+               str(tmp_path / "spec.toml"), *sets]
+    path, until_s = tmp_path / "run", time.monotonic() + ENDS_S
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent / "src")}
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log,
+                                                                stdin=subprocess.DEVNULL) as agent:
+        try:
+            while not marks(path) and agent.poll() is None and time.monotonic() < until_s:
+                time.sleep(0.05)
+        finally:
+            agent.kill()
+    holder = newest_holder(open_store(path))
+    while not holder.is_released and time.monotonic() < until_s:
+        time.sleep(0.05)
+        holder = newest_holder(open_store(path))
+    assert holder.is_released, (tmp_path / "log").read_text()
+    events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+    assert [event["signal"] for event in events if event["event"] == "interrupt"] == ["SIGTERM"]
+    assert max(mark["step"] for mark in marks(path)) == max(e["step"] for e in events if e["event"] == "step")
 
 
 def marks(path: Path) -> list[dict]:

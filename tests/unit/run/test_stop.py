@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +35,33 @@ def test_a_signal_stops_and_names_itself(alone, name):
         os.kill(os.getpid(), getattr(signal, name))
         assert together.decide().stop == name
         assert together.is_stopping()
+
+
+def test_a_rank_whose_torchrun_is_gone_stops_and_saves(alone, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with StopSignals() as signals:
+        together = StopCoordinator(signals, Notices(), alone)
+        assert together.decide().stop == ""
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        assert together.decide().stop == "SIGTERM"
+
+
+def test_a_shell_that_ends_stops_nothing(alone, monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    with StopSignals() as signals:
+        together = StopCoordinator(signals, Notices(), alone)
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        assert together.decide().stop == ""
+
+
+def test_a_lost_lease_stops_before_anything_that_would_save(alone):
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        lost = SimpleNamespace(is_lost=lambda: True)
+        together = StopCoordinator(signals, Notices(notice="preempted"), alone, lease=lost)
+        assert together.decide().stop == "lease"
+        everyone = SimpleNamespace(is_first=False, sum_of=lambda numbers: [1 for _ in numbers])
+        assert StopCoordinator(signals, Notices(), everyone).decide().stop == "lease"
 
 
 def test_a_second_ctrl_c_leaves_at_once():

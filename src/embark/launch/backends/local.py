@@ -77,7 +77,7 @@ class Local(LaunchBackend):
         if state.pid == 0:
             return Status(state="gone", reason=f"{handle.name} was not started on this machine",
                           fix="embark launch starts it")
-        status = status_of({0: state}, {0: f"process {state.pid}"}, handle.run_uri)
+        status = status_of({0: state}, {0: f"process {state.orphan or state.pid}"}, handle.run_uri)
         if not state.is_lost:
             return status if state.code is None else replace(status, replicas=())
         return replace(status, state="failed", replicas=(), fix=f"embark launch resumes it from the last checkpoint in "
@@ -109,12 +109,13 @@ class Local(LaunchBackend):
             return CancelResult((), remains)
         grace_s = float(handle.where["grace_s"])
         self._supervise(handle, "stop")
-        self._notify(f"stopping process {state.pid}; it saves a last checkpoint, within {format_duration(grace_s)}")
+        pid = state.orphan or state.pid
+        self._notify(f"stopping process {pid}; it saves a last checkpoint, within {format_duration(grace_s)}")
         if not self._wait(handle, lambda: not self._state(handle).is_alive, grace_s):
             self._supervise(handle, "kill")
-            return CancelResult((f"process {state.pid}, killed after its grace period: its last checkpoint may be "
+            return CancelResult((f"process {pid}, killed after its grace period: its last checkpoint may be "
                                  "older",), remains)
-        return CancelResult((f"process {state.pid}",), remains)
+        return CancelResult((f"process {pid}",), remains)
 
     def _state(self, handle: RunHandle) -> SupervisorState:
         """Read from its files: a command for each look would be slow."""

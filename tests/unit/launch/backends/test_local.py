@@ -19,16 +19,21 @@ from embark.cli.launch import launch_run
 from embark.cli.logs import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import Fault, UserError
+from embark.launch import supervisor
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.local import Local
-from embark.launch.run_registry import find_run
+from embark.launch.launching import prepare_launch, submit_launch
+from embark.launch.run_registry import find_run, launch_lock
 from embark.launch.shell import CommandResult, Shell
+from embark.launch.supervised import PROGRAM
 from embark.spec import load_spec, to_toml
 
 ROOT = Path(__file__).parents[4]
 SMALL = ["place.device=cpu", "model.num_tables=2", "model.rows_per_table=50", "train.batch_size=16",
          "data.num_train_samples=320", "data.num_eval_samples=32", "watch.tensorboard=false"]
 WAIT_S = 240
+SAVES = ["sh", "-c", "trap 'touch saved; exit 75' TERM; echo up; while true; do sleep 0.05; done"]
+DEAF = ["sh", "-c", "trap '' TERM; setsid sh -c 'echo $$ > rank; while true; do sleep 0.1; done' & wait"]
 
 
 @pytest.fixture(autouse=True)
@@ -164,3 +169,47 @@ def test_a_dry_run_says_the_command_and_leaves_nothing(tmp_path, capsys):
     assert launch_run(Console(), load_spec("laptop", ["name=dry", *SMALL]), yes=False, dry_run=True) == 0
     assert "-m embark train" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_supervisor_left_behind_is_found_and_ended_and_nothing_starts_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(Local, "_command", lambda self, handle, folder: SAVES)
+    handle = launched("orphan")
+    folder = Path(str(handle.where["folder"]))
+    until(lambda: b"up" in (folder / "log").read_bytes())
+    os.kill(json.loads((folder / "started.json").read_text())["pid"], signal.SIGKILL)
+    child = json.loads((folder / "child.json").read_text())["pid"]
+    until(lambda: local().status(handle).replicas[0].name == f"process {child}")
+    assert local().status(handle).state == "running"
+    with pytest.raises(UserError, match="already runs"):
+        launched("orphan")
+    assert subprocess.run([sys.executable, str(PROGRAM), "start", str(folder), "--fresh"]).returncode == 0
+    assert json.loads((folder / "child.json").read_text())["pid"] == child
+    assert local().cancel(handle).removed == (f"process {child}",)
+    assert (Path.cwd() / "saved").exists()
+    assert local().status(handle).state == "gone"
+    assert "cancelled" in local().status(handle).reason
+
+
+def test_a_cancel_that_has_to_kill_ends_every_process_and_is_reported_as_a_cancel(tmp_path, monkeypatch):
+    monkeypatch.setattr(Local, "_command", lambda self, handle, folder: DEAF)
+    handle = launched("deaf", "place.grace_s=0.3")
+    until(lambda: Path("rank").exists() and Path("rank").read_text())
+    rank = int(Path("rank").read_text())
+    assert "killed after its grace period" in local().cancel(handle).removed[0]
+    until(lambda: not supervisor.mark_of(rank))
+    until(lambda: not supervisor.is_alive(handle.folder))
+    assert local().status(handle).state == "gone"
+
+
+def test_of_two_launches_at_once_one_wins(tmp_path, monkeypatch):
+    monkeypatch.setattr(Local, "_command", lambda self, handle, folder: SAVES)
+    specs = [load_spec("laptop", ["name=twice", *SMALL, f"train.learning_rate={rate}"]) for rate in (0.1, 0.2)]
+    prepared = [prepare_launch(spec, Shell(), print) for spec in specs]
+    run = submit_launch(prepared[0])
+    with pytest.raises(UserError, match="already runs"):
+        submit_launch(prepared[1])
+    assert find_run("twice") == run
+    assert load_spec(str(run.handle.folder / "spec.toml")).train.learning_rate == 0.1
+    with launch_lock(run.handle), pytest.raises(UserError, match="is being launched by another command"):
+        submit_launch(prepared[1])
+    assert local().cancel(run.handle).removed
