@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from integration.account.guide import WarmSession, copy_of_clone, read_guide, walk
 
@@ -40,4 +42,5 @@ def test_the_quickstart_runs_in_the_cluster_of_a_cloud_s_guide(cloud: str, tmp_p
         walked = walk(session, read_guide(tree / "quickstart" / "README.md"), tree / "quickstart",
                       skips={**SKIPS, **others})
     assert "job/torchrec-quickstart condition met" in walked.output
-    assert "[pod/torchrec-quickstart-0" in walked.output, "the selector of the guide finds the pods"
+    # torchrun decides which of them is the first, whose log the run is.
+    assert re.search(r"\[pod/torchrec-quickstart-[01]", walked.output), "the selector of the guide finds the pods"
