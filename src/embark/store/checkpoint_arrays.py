@@ -74,7 +74,11 @@ class Index:
     format: Literal["embark-checkpoint-2"] = "embark-checkpoint-2"
 
     def __post_init__(self) -> None:
+        if not self.tensors:
+            raise ValueError("no tensors")
         for name, entry in self.tensors.items():
+            if not entry.chunks:
+                raise ValueError(f"{name}: no chunks")
             if (num_saved := sum(chunk.bytes for chunk in entry.chunks)) != entry.num_bytes:
                 raise ValueError(f"{name}: {num_saved:,} bytes in its chunks instead of {entry.num_bytes:,}")
 
@@ -161,6 +165,15 @@ class CheckpointArrays:
         self._store, self._folder = store, folder
         path = f"{folder}/{INDEX}"
         self.entries = read_index(store.read(path), store.where(path)).tensors
+
+    def refuse_beyond_files(self) -> None:
+        """Before arrays are allocated by the index alone: it may be damaged or forged."""
+        sizes = {entry.path: entry.size_bytes for entry in self._store.list(self._folder)}
+        for name, entry in self.entries.items():
+            for chunk in entry.chunks:
+                if chunk.start + chunk.bytes > sizes.get(f"{self._folder}/{chunk.file}", 0):
+                    raise Fault(f"{self._store.where(self._folder)}: {name} ends beyond {chunk.file}",
+                                fix="it was damaged, or another program wrote it: use another checkpoint")
 
     def entry(self, name: str, size: tuple[int, ...] | None = None) -> TensorEntry:
         """A tensor that the model has, and of the size that it has there."""

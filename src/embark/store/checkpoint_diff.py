@@ -60,6 +60,8 @@ def diff_checkpoints(
 ) -> CheckpointDiff:
     """Read both, a block at a time."""
     arrays = [CheckpointArrays(checkpoints.store, one.name) for one in (a, b)]
+    for of_one in arrays:
+        of_one.refuse_beyond_files()
     in_a, in_b = (of_one.entries for of_one in arrays)
     shapes = _changes(*({name: f"{held[name].dtype} {list(held[name].size)}" for name in in_a if name in in_b}
                         for held in (in_a, in_b)))
@@ -121,7 +123,10 @@ def _row_ranges(tensor: TensorEntry) -> Iterator[tuple[int, int]]:
 
 
 def _spec(checkpoints: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
-    return flatten(tomllib.loads(_text(checkpoints, checkpoint, SPEC)))
+    try:
+        return flatten(tomllib.loads(_text(checkpoints, checkpoint, SPEC)))
+    except (ValueError, RecursionError):  # damaged: `--verify` says so
+        return {SPEC: "cannot be read"}
 
 
 def _plan(checkpoints: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -376,6 +376,9 @@ def list_delimiter_of(columns: Sequence[Column], named: Collection[str]) -> str:
 
 def _judge_integers(column: Column, different: int) -> Judgement:
     cells = column.cells
+    if any(len(cell) > 40 or not -(2**63) <= int(cell) < 2**64 for cell in cells):
+        return Judgement("sparse", f"holds integers of more than 64 bits, so they are names; {different:,} different "
+                         f"in {len(cells):,} rows checked", "text")
     values = [int(cell) for cell in cells]
     low, high, words = min(values), max(values), _words(column.name)
     seen = f"{different:,} different in {len(cells):,} rows checked"

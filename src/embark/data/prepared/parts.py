@@ -35,6 +35,8 @@ class OpenPart:
                 if (size_bytes := os.fstat(file.fileno()).st_size) != part.size_bytes:
                     raise DataError(f"{path}: has {size_bytes:,} bytes, the manifest says {part.size_bytes:,}",
                                     fix=REPAIR)
+                if not size_bytes:  # which cannot be mapped
+                    raise DataError(f"{path}: is empty", fix=REPAIR)
                 mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         except OSError as error:
             raise explain_data(error, path, REPAIR) from None
