@@ -201,8 +201,9 @@ def acquire(
     """Hold the run whose directory `store` is, or raise `RunInUse`. `tell` hears what is waited for."""
     clock = clock or _seconds
     lease = Lease(store, ttl_s, clock=clock)
+    first: Holder | None = None
     seen: Holder | None = None
-    seen_s = 0.0
+    first_s = seen_s = 0.0
     while True:
         holder = newest_holder(store)
         now_s = clock()  # after the read: what was read may be as young as that
@@ -212,15 +213,21 @@ def acquire(
             if lease.take(holder.token + 1 if holder else 1):
                 lease.start()
                 return lease
-            seen, holder = holder, newest_holder(store)  # another process was faster
+            holder = newest_holder(store)  # another process was faster
             if holder is None or holder.is_released:
                 continue
             raise _in_use(store, holder)
-        if holder.state() == "running" or (seen is not None and not is_same):
+        if holder.state() == "running":
             raise _in_use(store, holder)
-        if seen is None:
+        if first is None:
+            first, first_s = holder, now_s
+            tell(f"{store.uri} is held by {holder}; waiting {holder.ttl_s:.0f} s for it to end")
+        if not is_same:
             seen, seen_s = holder, now_s
-            tell(f"{store.uri} is held by {holder}; waiting up to {holder.ttl_s:.0f} s for a sign of life")
+        # One that renews may be about to end, as a pod that is being replaced: a refusal at once would end the job.
+        is_renewing = holder.text != first.text and now_s - seen_s < holder.ttl_s / 2
+        if holder.token != first.token or (is_renewing and now_s - first_s >= holder.ttl_s):
+            raise _in_use(store, holder)
         pause(min(POLL_S, holder.ttl_s / 10))
 
 

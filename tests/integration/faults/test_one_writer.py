@@ -93,7 +93,7 @@ def test_after_the_owner_is_killed_the_next_start_proceeds(two_starts):
         assert second.last_step() == last
     said = " ".join(second.output().split())
     assert f"held by process {ranks.pids[0]} of " in said
-    assert "waiting up to 2 s for a sign of life" in said
+    assert "waiting 2 s for it to end" in said
 
 
 def test_an_owner_paused_for_longer_than_its_lease_commits_nothing(zygote, tmp_path):

@@ -67,7 +67,7 @@ def take(store: ObjectStore, clock: Clock, tell=lambda _: None) -> Lease:
 def test_a_second_start_is_told_who_holds_the_run(store, clock):
     first = take(store, clock)
     with pytest.raises(RunInUse, match=r"is being trained by process \d+ of .* on .*, since .* UTC, last r") as error:
-        take(store, clock)
+        take(store, clock, tell=pytest.fail)
     assert error.value.exit_code == ExitCode.BAD_INPUT
     assert f"process {newest_holder(store).pid} " in error.value.what
     first.check()
@@ -121,19 +121,25 @@ def test_a_process_that_has_the_id_of_the_dead_one_is_not_taken_for_it(store, cl
     assert take(store, clock).token == 2
 
 
-def test_a_holder_elsewhere_that_renews_is_found_alive(store, clock, elsewhere):
+@pytest.mark.parametrize("ends_after_s", [None, 45.0])
+def test_a_holder_elsewhere_that_renews_has_its_ttl_to_end(store, clock, elsewhere, ends_after_s):
+    """A pod that is being replaced saves and ends while the next one starts."""
     held, told = take(store, clock), []
     elsewhere()
 
     def pause(seconds: float) -> None:
         clock.pause(seconds)
-        if clock.now_s >= 1000 + TTL_S / 3:
-            held.renew()
+        held.renew()
+        if ends_after_s and clock.now_s > 1000 + ends_after_s:
+            held.release()
 
-    with pytest.raises(RunInUse, match="is being trained by"):
-        acquire(store, TTL_S, told.append, clock=clock, pause=pause)
-    assert clock.now_s < 1000 + TTL_S / 2
-    assert ["waiting up to 60 s" in text for text in told] == [True]
+    if ends_after_s:
+        assert acquire(store, TTL_S, told.append, clock=clock, pause=pause).token == 2
+    else:
+        with pytest.raises(RunInUse, match="is being trained by"):
+            acquire(store, TTL_S, told.append, clock=clock, pause=pause)
+    assert clock.now_s <= 1000 + TTL_S + 1
+    assert ["waiting 60 s for it to end" in text for text in told] == [True]
 
 
 def test_a_silent_holder_elsewhere_loses_the_run_after_its_ttl_by_the_clock_of_who_waits(store, clock, elsewhere):
@@ -148,6 +154,19 @@ def test_a_silent_holder_elsewhere_loses_the_run_after_its_ttl_by_the_clock_of_w
         held.check()
     assert held.is_lost()
     taken.check()
+
+
+def test_a_holder_that_dies_while_it_is_watched_is_waited_for_and_not_taken_for_alive(store, clock, elsewhere):
+    held = take(store, clock)
+    elsewhere()
+
+    def pause(seconds: float) -> None:
+        clock.pause(seconds)
+        if clock.now_s == 1002:
+            held.renew()
+
+    assert acquire(store, TTL_S, clock=clock, pause=pause).token == 2
+    assert 1002 + TTL_S <= clock.now_s <= 1004 + TTL_S
 
 
 def test_a_stopped_process_keeps_the_run_for_its_ttl_only(store, clock, monkeypatch):
