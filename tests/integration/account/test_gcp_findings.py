@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,10 @@ runcmd:
 
 
 @pytest.fixture
-def account(tmp_path: Path) -> Account:
-    return open_account(tmp_path)
+def account(tmp_path: Path) -> Iterator[Account]:
+    opened = open_account(tmp_path)
+    yield opened
+    opened.close()  # The object store's threads would keep this process.
 
 
 def said(account: Account, text: str) -> str:
