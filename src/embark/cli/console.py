@@ -144,7 +144,8 @@ class Console:
                                      "exit_code": int(error.exit_code)})
             return
         if isinstance(error, Interrupted):  # what a person asked for is no error
-            text = ". ".join(one if one.startswith("embark ") else one[:1].upper() + one[1:] for one in (what, fix) if one)
+            text = ". ".join(one if one.startswith("embark ") else one[:1].upper() + one[1:]
+                             for one in (what, fix) if one)
             _print(self.err, [(text, "bold")])
             return
         _print(self.err, [("error: ", "bold red"), (what, "")])

@@ -122,10 +122,16 @@ def _render_machine(console: Console, found: MachinePlan) -> None:
 
 def _render_catalog(console: Console, found: CatalogPlan) -> None:
     console.result(found.sentence)
+    console.text(_amount(found.workload), style="dim")
     if found.ranked and not console.quiet:
         _render_ranking(console, found.survey, found.ranked)
     if found.picture:
         console.text(f"wrote {found.picture}")
+
+
+def _amount(workload: Workload) -> str:
+    epochs = "" if workload.num_epochs == 1 else f", {workload.num_epochs:g} epochs"
+    return f"for {workload.num_train_samples:,} samples{epochs} ({workload.source})"
 
 
 def _render_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -> None:

@@ -72,7 +72,8 @@ def _render(console: Console, found: LocalRuns) -> None:
         console.result(f"no runs in {found.folder}")
         return
     now_s = time.time()
-    rows = [{"name": run.name, "state": run.state, "step": f"{run.step:,} of {run.num_steps:,}" if run.num_steps else run.step,
+    rows = [{"name": run.name, "state": run.state,
+             "step": f"{run.step:,} of {run.num_steps:,}" if run.num_steps else run.step,
              "auc": run.held_out_auc, "ne": run.held_out_normalized_entropy, "size": format_bytes(run.size_bytes),
              "changed": "" if run.changed_s is None else f"{format_duration(max(0.0, now_s - run.changed_s))} ago"}
             for run in found.runs]

@@ -75,6 +75,7 @@ def watch_page(
 
 
 def _render(console: Console, page: ServedPage) -> None:
-    found = f"watching {pluralize(len(page.runs), 'run')}" if page.runs else "no runs yet: the page shows them as they start"
+    found = f"watching {pluralize(len(page.runs), 'run')}" if page.runs else \
+        "no runs yet: the page shows them as they start"
     console.text(f"{found}; Ctrl-C stops watching, not the runs")
     console.result(page.url)

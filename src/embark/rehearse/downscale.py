@@ -269,7 +269,8 @@ def downscale_spec(spec: RunSpec, world_size: int, num_steps: int, sample: Sampl
     model["rows_per_table"] = _fewer(model["rows_per_table"])
     model["tables"] = [{**table, "rows": _fewer(table["rows"])} for table in model["tables"]]
     if sample is not None:
-        model["tables"] = [{**table.model_dump(), "rows": _fewer(table.rows)} for table in sample.spec.model.table_list()]
+        tables = sample.spec.model.table_list()
+        model["tables"] = [{**table.model_dump(), "rows": _fewer(table.rows)} for table in tables]
         data |= {"kind": "prepared", "path": SAMPLE, "eval_split": "validation"}
     elif data["kind"] != "synthetic":
         data |= {"kind": "synthetic", "path": "", "dense_columns": []}

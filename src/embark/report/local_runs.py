@@ -49,7 +49,8 @@ def removable_run(word: str) -> LocalRun:
         raise UserError(f"{run_dir.uri}: only runs on this machine can be removed",
                         fix="delete the prefix with the tools of its cloud")
     if run_dir.path.is_symlink():
-        raise UserError(f"{run_dir.uri} is a link to {run_dir.path.resolve()}", fix="name that directory, or remove the link")
+        raise UserError(f"{run_dir.uri} is a link to {run_dir.path.resolve()}",
+                        fix="name that directory, or remove the link")
     return _local_run(run_dir.path)
 
 
@@ -73,6 +74,7 @@ def _local_run(path: Path) -> LocalRun:
     record = context.record
     files = [file for file in path.rglob("*") if file.is_file() and not file.is_symlink()]
     return LocalRun(
-        name=context.name, uri=str(path), state=context.status.state, step=record.steps_done, num_steps=record.num_steps or 0,
-        held_out_auc=record.eval.get("auc"), held_out_normalized_entropy=record.eval.get("normalized_entropy"),
+        name=context.name, uri=str(path), state=context.status.state, step=record.steps_done,
+        num_steps=record.num_steps or 0, held_out_auc=record.eval.get("auc"),
+        held_out_normalized_entropy=record.eval.get("normalized_entropy"),
         size_bytes=sum(file.stat().st_size for file in files), changed_s=record.last_s)

@@ -123,8 +123,8 @@ def test_bash_completes_files_presets_runs_and_machines(capsys, tmp_path):
     (tmp_path / "script").write_text(capsys.readouterr().out)
     tries = "".join(f'COMP_WORDS=(embark {words}); COMP_CWORD={len(words.split())}; COMPREPLY=(); _embark_and_names\n'
                     'printf "%s|" "${COMPREPLY[@]}"; echo\n' for words in TYPED)
-    done = subprocess.run(["bash", "-c", f"source ./script\n{tries}\ncomplete -p embark"], capture_output=True, text=True,
-                          check=True, timeout=60)
+    done = subprocess.run(["bash", "-c", f"source ./script\n{tries}\ncomplete -p embark"], capture_output=True,
+                          text=True, check=True, timeout=60)
     *found, how = done.stdout.splitlines()
     assert {words: set(filter(None, line.split("|"))) for words, line in zip(TYPED, found, strict=True)} == TYPED
     assert "-o bashdefault -o default" in how  # files, where there is no name to complete

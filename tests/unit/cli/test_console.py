@@ -256,7 +256,8 @@ def test_importing_it_brings_neither_rich_nor_torch_nor_numpy():
 
 
 def test_what_a_person_stopped_is_a_sentence_and_no_error(capsys):
-    Console().error(Interrupted("stopped by Ctrl-C at step 4 of 9; saved in runs/x", fix="run the same command to resume"))
+    Console().error(Interrupted("stopped by Ctrl-C at step 4 of 9; saved in runs/x",
+                                fix="run the same command to resume"))
     Console().error(Interrupted("stopped by Ctrl-C; x is launched", fix="embark cancel x ends it"))
     assert capsys.readouterr().err.splitlines() == [
         "Stopped by Ctrl-C at step 4 of 9; saved in runs/x. Run the same command to resume",

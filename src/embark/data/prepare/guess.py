@@ -245,14 +245,16 @@ def _check_label(spec: RunSpec, sample: Sample, where: str) -> None:
         if not candidates:
             lines += " --set data.prepare.label_above=3, for 1 where the column is larger"
         raise DataError(f"{where}: has no column {label!r}, which data.label names; {which}",
-                        fix=_columns_fix(sample, list(columns)) + f"; say which is the label, in the spec or with {lines}")
+                        fix=f"{_columns_fix(sample, list(columns))}; say which is the label, in the spec or with "
+                            f"{lines}")
     if above is None and not is_zero_one(found):
         values, middle = sorted(set(found.cells)), ""
         with suppress(ValueError):
             numbers = sorted(map(float, values))
             middle = f"{numbers[(len(numbers) - 1) // 2]:g}" if len(numbers) > 1 else ""
         raise DataError(f"{where}: data.label is {label!r}, which holds {_some(values)} and not 0 and 1",
-                        fix=f"say what makes a 1, in the spec or with --set data.prepare.label_above={middle}" if middle else
+                        fix="say what makes a 1, in the spec or with --set "
+                            f"data.prepare.label_above={middle}" if middle else
                         "name a column of numbers in data.label")
 
 

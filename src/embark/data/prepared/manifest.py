@@ -162,8 +162,8 @@ def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
 
 def _tables(path: str, layout: Layout) -> tuple[Table, ...]:
     try:
-        return tuple(Table(name=f.name, rows=f.rows, **({"multi_hot": f.multi_hot} if f.multi_hot > 1 else {}))
-                     for f in layout.features)
+        return tuple(Table(name=f.name, rows=f.rows) if f.multi_hot == 1 else
+                     Table(name=f.name, rows=f.rows, multi_hot=f.multi_hot) for f in layout.features)
     except ValidationError as error:
         bad = error.errors()[0]
         raise DataError(f"{path}: {bad['input']!r} cannot name a table: {bad['msg']}",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class JsonLinesReader(CsvReader):
             none = np.zeros(0, np.int64)
             lines, starts = (none, none) if isinstance(cut, Runaway) else (cut.lines[kept], cut.starts[kept])
             location = Location(lines, starts, num_lines, new_bytes, bad)
-            yield self._parser.parse(lambda name, rows=found: _array(rows, name), location, segment.file.uri)
+            yield self._parser.parse(partial(_array, found), location, segment.file.uri)
 
 
 def _array(rows: list[dict[str, Any]], name: str) -> Any:
