@@ -12,7 +12,7 @@ from embark.rehearse.account.account import Call
 from embark.rehearse.account.aws.cli import AwsCli
 from embark.rehearse.account.aws.ecr import HOST, PULL_ACTIONS, EcrRegistry
 from embark.rehearse.account.aws.iam import denied, role_arn, role_documents
-from embark.rehearse.account.machine import Answering, FirstStart, MachineDocker, first_start
+from embark.rehearse.account.machine import CLOUD_CONFIG, Answering, FirstStart, MachineDocker, first_start
 from embark.rehearse.account.state import Refused
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Machine:
 
     def start(self) -> FirstStart:
         text = _user_data(self.instance.user_data)
-        if not text.startswith("#cloud-config"):
+        if not text.startswith(CLOUD_CONFIG):
             return FirstStart(log="no cloud-config\n")
         aws = AwsCli(self.account, allowed=lambda action: denied(self.documents, self.who, action, "*"))
         start = first_start(text, MachineDocker(self), [aws, Answering("curl", self._metadata)])
