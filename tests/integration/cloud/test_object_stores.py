@@ -50,6 +50,14 @@ def test_writing_again_replaces(store):
     assert store.read("a") == b"new"
 
 
+def test_a_file_is_created_once(store):
+    assert store.create("a/b", b"first")
+    is_overwritten = store.uri.startswith("gs://")  # the emulators do not know Google's condition
+    assert store.create("a/b", b"second") == is_overwritten
+    assert store.read("a/b") == (b"second" if is_overwritten else b"first")
+    assert store.create("a/b", store.read("a/b")), "a request that was sent again finds what it created"
+
+
 def test_what_is_not_there_is_missing(store):
     for call in (store.read, store.size, lambda path: store.read_range(path, 0, 1)):
         with pytest.raises(NotFound, match="there is no"):
