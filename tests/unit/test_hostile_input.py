@@ -201,7 +201,7 @@ def trained(tmp_path_factory) -> Path:
 
 EVENTS: list[dict[str, Any]] = [
     {"event": "start", "time_s": 100.0, "rank": 0, "num_steps": 10, "first_step": 0, "steps_per_epoch": 10,
-     "world_size": 1, "batch_size": 8, "usd_per_hour": 3.0, "age_s": 1.0, "budget_usd": 5.0, "versions": {"torch": "2"}},
+     "world_size": 1, "batch_size": 8, "usd_per_hour": 3.0, "age_s": 1.0, "budget_usd": 5.0, "versions": {"t": "2"}},
     {"event": "plan", "time_s": 100.5, "rank": 0, "per_rank": [], "tables": [{"name": "t", "rows": 8}]},
     {"event": "step", "time_s": 101.0, "rank": 0, "step": 2, "epoch": 0, "loss": 0.6, "auc": 0.6, "samples_per_s": 80},
     {"event": "ranks", "time_s": 101.5, "rank": 0, "step": 2, "step_s": [0.1], "systems": [{"cpu_percent": 3.0}]},

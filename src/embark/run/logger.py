@@ -120,19 +120,16 @@ def recorded_errors(logger: RunLogger, explain: Callable[[RuntimeError], EmbarkE
     try:
         yield
     except (EmbarkError, RuntimeError, MemoryError) as raised:
-        error = raised if isinstance(raised, EmbarkError) else _of_memory(raised) or explain(raised)
+        if isinstance(raised, MemoryError):
+            error: EmbarkError | None = UserError(f"out of host memory: {str(raised) or 'an allocation failed'}",
+                                                  fix="a smaller train.batch_size, smaller tables, or more memory")
+        else:
+            error = raised if isinstance(raised, EmbarkError) else explain(raised)
         if not isinstance(error, Interrupted | Preempted | OverBudget):
             logger.record("error", {"text": str(error or raised)})  # the command itself shows it to the person
         if error is None or error is raised:
             raise
         raise error from raised
-
-
-def _of_memory(error: RuntimeError | MemoryError) -> EmbarkError | None:
-    if not isinstance(error, MemoryError):
-        return None
-    return UserError(f"out of host memory: {str(error) or 'an allocation failed'}",
-                     fix="a smaller train.batch_size, smaller tables, or more memory")
 
 
 def log_start(

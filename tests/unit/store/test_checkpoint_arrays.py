@@ -185,3 +185,19 @@ def test_the_checkpoint_of_another_model_is_the_users_mistake(tmp_path, name, si
     save(tmp_path, [unsharded("t", FULL)])
     with pytest.raises(UserError, match="checkpoint is of another model"):
         CheckpointArrays(LocalStore(tmp_path), "c").tensor(name, size)
+
+
+@pytest.mark.parametrize("tensors", [{}, {"t": {"dtype": "float32", "size": [0, 4], "chunks": []}}])
+def test_an_index_of_nothing_is_refused(tensors):
+    with pytest.raises(Fault, match=r"no tensors|no chunks"):
+        read_index(json.dumps({"format": "embark-checkpoint-2", "tensors": tensors}).encode(), "here")
+
+
+def test_a_tensor_that_ends_beyond_its_file_is_refused_before_it_is_allocated(tmp_path):
+    save(tmp_path, [unsharded("t", np.ones((2, 2), "f4"))])
+    index = json.loads((tmp_path / "c" / INDEX).read_text())
+    index["tensors"]["t"]["size"] = index["tensors"]["t"]["chunks"][0]["sizes"] = [1, 10**15]
+    index["tensors"]["t"]["chunks"][0]["bytes"] = 4 * 10**15
+    (tmp_path / "c" / INDEX).write_text(json.dumps(index))
+    with pytest.raises(Fault, match="t ends beyond rank-00000-0"):
+        CheckpointArrays(LocalStore(tmp_path), "c").refuse_beyond_files()

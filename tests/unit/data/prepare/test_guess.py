@@ -351,3 +351,12 @@ def test_semicolons_between_values_are_found_where_no_bar_is(tmp_path):
     assert tomllib.loads(schema.to_toml(PrepareSpec()))["data"]["prepare"]["list_delimiter"] == ";"
     assert guess(tmp_path, text.replace(";", "|")).list_delimiter == "|"
     assert guess(tmp_path, text, list_delimiter="|").sparse[1].is_list is False
+
+
+def test_integers_of_more_than_64_bits_are_words(tmp_path):
+    rows = "".join(f"{i % 2},{2**64 + 977 * i},{2**64 - 1 - i % 60},{'9' * 5000}\n" for i in range(120))
+    schema = guess(tmp_path, f"label,wide_id,id,longest_id\n{rows}".encode())
+    taken = {row["column"]: row["taken_for"] for row in schema.describe()}
+    assert taken["wide_id"] == taken["longest_id"] == "words"
+    assert taken["id"] == "integer ids"
+    assert "more than 64 bits" in schema.why["wide_id"]
