@@ -52,7 +52,8 @@ def boxes(cut: str) -> list[tuple[slice, slice]]:
 
 
 def cut(full: np.ndarray, how: str) -> list[TensorChunk]:
-    return [TensorChunk("t", full.shape, (rows.start, columns.start), full[rows, columns]) for rows, columns in boxes(how)]
+    return [TensorChunk("t", full.shape, (rows.start, columns.start), full[rows, columns])
+            for rows, columns in boxes(how)]
 
 
 class Counting(LocalStore):

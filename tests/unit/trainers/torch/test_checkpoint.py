@@ -50,7 +50,8 @@ MAKE = {
 
 def saved(root: Path, state: dict) -> CheckpointArrays:
     store = LocalStore(root)
-    pieces = [TensorChunk(one.name, one.size, one.offsets, one.values.detach().cpu().numpy()) for one in local_shards(state)]
+    pieces = [TensorChunk(one.name, one.size, one.offsets, one.values.detach().cpu().numpy())
+              for one in local_shards(state)]
     store.write(f"c/{INDEX}", Index(write_pieces(ChecksumWriter(store), "c", 0, pieces)).to_json())
     return CheckpointArrays(store, "c")
 
