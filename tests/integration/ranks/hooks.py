@@ -12,7 +12,7 @@ def late(rank: int) -> None:
     make = SyntheticSource.train_rows
 
     def slow(*words):
-        time.sleep(0.3)
+        time.sleep(0.6)
         return make(*words)
 
     if rank == 1:
