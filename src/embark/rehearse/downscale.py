@@ -285,7 +285,7 @@ def downscale_spec(spec: RunSpec, world_size: int, num_steps: int, sample: Sampl
         train["optimizer"] = "rowwise_adagrad"
     if train["engine"] == "cuda_graph":
         train["engine"] = "auto"
-    values["place"]["device"] = "cpu"
+    values["place"] |= {"device": "cpu", "budget_usd": None}  # without a price a run refuses a budget
     store["root"] = _folders(store["root"], [])
     store["checkpoint_every"] = max(1, num_steps // SAVES)
     values["watch"]["every"] = 1

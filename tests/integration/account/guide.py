@@ -16,6 +16,15 @@ from embark.rehearse.account.session import AccountSession
 
 REPOSITORY = Path(__file__).parents[3]
 _BLOCK = re.compile(r"^(?P<indent> *)```bash\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+NOT_IN_BLOCKS = (
+    ("commands in tables and sentences", "alternatives and remedies; a walk runs the blocks, in their order"),
+    ("embark launch on VMs and TPU VMs", "needs machines that ssh reaches: tests/integration/cloud/test_ssh_backend.py "
+                                         "and test_vm_aws.py"),
+    ("embark launch on Vertex AI", "speaks Google's REST API: tests/integration/cloud/test_vertex_backend.py"),
+    ("vertex_job.py", "Google's client reaches Google alone: tests/unit/render/test_vertex.py reads its request"),
+)
+RAY_HAS_TRAINED = re.compile(r"^\[pod/dlrm-submitter-0/ray-job-submitter\] \(RayTrainWorker .* 4 steps ·", re.MULTILINE)
+"""In the log of the driver, which a real Ray cluster ran."""
 
 
 class WarmSession(AccountSession):
@@ -38,6 +47,7 @@ class Walk:
     """How a guide went."""
 
     ran: list[Block] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)  # That ran, in their order: the first line of each.
     skipped: list[tuple[str, str]] = field(default_factory=list)  # Command, and why.
     output: str = ""
     report: AccountReport | None = None
@@ -48,8 +58,15 @@ class Walk:
         counts: dict[tuple[str, str], int] = {}
         for one in self.report.records:
             counts[(one.answered_by, one.program)] = counts.get((one.answered_by, one.program), 0) + 1
-        lines = [f"{by}: {program} {count}" for (by, program), count in sorted(counts.items())]
-        return "\n".join([*lines, *(f"not run: {command} ({why})" for command, why in self.skipped)])
+        return "\n".join([
+            "Commands of the guide that ran; bash, embark and python are the real ones:",
+            *(f"  {command}" for command in self.commands),
+            "Programs that they and their scripts started, by how often:",
+            *(f"  {by}: {program} {count}" for (by, program), count in sorted(counts.items())),
+            "Not run:",
+            *(f"  {command} ({why})" for command, why in [*self.skipped, *NOT_IN_BLOCKS]),
+            "Not modelled by the account:",
+            *(f"  {line}" for line in self.report.not_modelled)])
 
 
 def read_guide(path: Path) -> list[Block]:
@@ -103,6 +120,7 @@ def walk(session: AccountSession, blocks: Sequence[Block], folder: Path, *, skip
         if not kept:
             continue
         done = session.bash("\n".join(kept), folder)
+        walked.commands += [command.splitlines()[0] for command in kept]
         walked.output += done.stdout
         walked.ran.append(block)
         assert done.returncode == 0, (f"line {block.line} ({block.section}) ended with {done.returncode}:\n"

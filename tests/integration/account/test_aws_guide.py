@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from integration.account.guide import WarmSession, copy_of_clone, criteo_days, read_guide, walk
+from integration.account.guide import RAY_HAS_TRAINED, WarmSession, copy_of_clone, criteo_days, read_guide, walk
 
 pytestmark = pytest.mark.slow
 
@@ -29,5 +29,7 @@ def test_the_guide_of_aws_trains_with_every_scheduler_and_leaves_nothing_that_co
     print(walked.coverage())  # Which commands met a real program, and which a stand-in.
     # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines, spot: each ends.
     assert len(re.findall(r"^done$", walked.output, re.MULTILINE)) >= 7
+    assert RAY_HAS_TRAINED.search(walked.output)
+    assert re.search(r"^dlrm on 2 x \S+: 16 ranks: succeeded$", walked.output, re.MULTILINE)  # by `embark launch`
     assert re.search(r"^training in \d{12}\.dkr\.ecr\.us-west-2\.amazonaws\.com/embark", walked.output, re.MULTILINE)
     assert {one.program for one in report.records if one.answered_by == "real"} >= {"aws"}

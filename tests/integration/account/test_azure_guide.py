@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from integration.account.guide import WarmSession, copy_of_clone, criteo_days, read_guide, walk
+from integration.account.guide import RAY_HAS_TRAINED, WarmSession, copy_of_clone, criteo_days, read_guide, walk
 
 pytestmark = pytest.mark.slow
 
@@ -28,4 +28,6 @@ def test_the_guide_of_azure_trains_with_every_scheduler_and_leaves_nothing_that_
     print(walked.coverage())  # Which commands met a real program, and which a stand-in.
     # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines, spot: each ends.
     assert len(re.findall(r"^done$", walked.output, re.MULTILINE)) >= 7
+    assert RAY_HAS_TRAINED.search(walked.output)
+    assert re.search(r"^dlrm on 2 x \S+: 16 ranks: succeeded$", walked.output, re.MULTILINE)  # by `embark launch`
     assert "rank 0: the image is there, az://embark-example/runs can be written: training" in walked.output

@@ -143,3 +143,9 @@ def test_the_batch_of_an_elastic_run_divides_over_every_number_of_pods():
 
 def objects_spec(objects: Objects) -> RunSpec:
     return parse_spec(next(one for one in objects.all if one["kind"] == "ConfigMap")["data"]["spec.toml"])
+
+
+def test_a_run_with_a_budget_is_rehearsed_without_one():
+    """The machines' price is left out, and a run whose price is unknown refuses its budget."""
+    spec = job_of("p4d.24xlarge", budget_usd=100.0).spec
+    assert downscale_spec(spec, 2, 4).place.budget_usd is None

@@ -13,8 +13,10 @@ from embark.rehearse.account.azure.monitoring import WORKSPACE
 from embark.rehearse.account.azure.networks import PPG, SUBNET, VNET
 from embark.rehearse.account.azure.storage import REGISTRY
 from embark.rehearse.account.grammar import ParsedCommand
+from embark.rehearse.account.kubernetes.admission import install
 from embark.rehearse.account.kubernetes.cloud import NodePool
 from embark.rehearse.account.kubernetes.cluster import Cluster
+from embark.rehearse.account.kubernetes.kinds import releases
 from embark.rehearse.account.state import Refused, Resource
 
 CLUSTER = "Microsoft.ContainerService/managedClusters"
@@ -67,6 +69,8 @@ def create_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> A
         cluster.add_csi_driver(driver)
     if command["--enable-blob-driver"]:
         cluster.add_csi_driver(BLOB_DRIVER)
+    if command["--enable-azure-monitor-metrics"]:
+        _install_prometheus(cluster)
     _attach(azure, made, registry)
     _add_pool(azure, command, made, command.text("--nodepool-name", "nodepool1"), kind, mode="System", count=count)
     return azure.view(made)
@@ -92,6 +96,7 @@ def update_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> A
         azure.need_id(workspace, WORKSPACE)
     if command["--enable-azure-monitor-metrics"]:
         body["azureMonitorProfile"] = {"metrics": {"enabled": True}}
+        _install_prometheus(cluster)
     if command["--enable-blob-driver"]:
         cluster.add_csi_driver(BLOB_DRIVER)
     if command["--enable-oidc-issuer"] and not body["oidcIssuerProfile"]:
@@ -103,6 +108,10 @@ def update_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> A
         body["securityProfile"] = {"workloadIdentity": {"enabled": True}}
     azure.clock.advance(90.0)
     return azure.view(found)
+
+
+def _install_prometheus(cluster: Cluster) -> None:
+    install(cluster, next(one for one in releases() if one.name == "aks-managed-prometheus"), "kube-system")
 
 
 def delete_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
