@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -102,8 +100,12 @@ def take_sample(
     text = head(inputs, first, _HEAD_BYTES).removeprefix(BOM)
     if not text.strip():
         raise DataError(f"{first.uri}: has no rows", fix="data.prepare.input must name a file with at least one row")
-    if prepare.format == "jsonl" or (prepare.format == "auto" and _is_json(first, text)):
-        return _sample_json(prepare, inputs, files, text)
+    from embark.data.prepare.json_sample import is_json, sample_json
+
+    if prepare.format == "jsonl" or (prepare.format == "auto" and is_json(first, text)):
+        texts = [text, *_more_text(inputs, files)]
+        lines = [line for one in texts for line in one.splitlines()[:_MAX_ROWS]]
+        return Sample("jsonl", *sample_json(prepare, first, lines))
     is_open = prepare.format == "auto" and prepare.delimiter in ("", "\t") and not prepare.column_names
     if format == "criteo" or (is_open and prepare.header is not True and _is_criteo(first, text)):
         return _sample_criteo(text)
@@ -131,57 +133,6 @@ def _format_of_name(name: str) -> Literal["", "parquet", "text"]:
     if name.endswith((".parquet", ".pq")):
         return "parquet"
     return "text" if name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt", ".dat", ".jsonl")) else ""
-
-
-def _is_json(file: InputFile, text: bytes) -> bool:
-    """The first line is a JSON object."""
-    line = next((line for line in text.splitlines() if line.strip()), b"").strip()
-    if line.startswith(b"[") and file.name.lower().removesuffix(".gz").endswith(".json"):
-        raise DataError(f"{file.uri}: is one JSON array, which is not read",
-                        fix=f"write one object a line: jq -c '.[]' {shlex.quote(file.name)} > rows.jsonl")
-    return line.startswith(b"{") and json_object(line) is not None
-
-
-def json_object(line: bytes) -> dict[str, Any] | None:
-    """None where the line is something else."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def json_cell(value: Any) -> str:
-    """A value as text; empty where there is none."""
-    if value is None:
-        return ""
-    return str(int(value)) if isinstance(value, bool) else value if isinstance(value, str) else json.dumps(value)
-
-
-def _sample_json(prepare: PrepareSpec, inputs: Inputs, files: Sequence[InputFile], text: bytes) -> Sample:
-    lines = [line for more in (text, *_more_text(inputs, files)) for line in more.splitlines()[:_MAX_ROWS]]
-    rows = [row for row in map(json_object, lines) if row is not None]
-    if not rows:
-        raise DataError(f"{files[0].uri}: no line of its first {len(text):,} bytes is a JSON object",
-                        fix="write one object a line, or set data.prepare.format")
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = (_json_column(name, [row.get(name) for row in rows], set(prepare.missing)) for name in names)
-    return Sample("jsonl", tuple(columns), len(rows))
-
-
-def _json_column(name: str, values: Sequence[Any], missing: Collection[str]) -> Column:
-    there = [value for value in values if value is not None]
-    if any(isinstance(value, dict) for value in there):
-        return Column(name, (), len(values), type="nested")
-    if any(isinstance(value, list) for value in there):
-        inner = [one for value in there for one in (value if isinstance(value, list) else [value])]
-        if any(isinstance(one, dict | list) for one in inner):
-            return Column(name, (), len(values), type="nested")
-        return Column(name, tuple(cell for cell in map(json_cell, inner) if cell not in missing), len(values), "list")
-    of: dict[type, Type] = {bool: "boolean", int: "integer", float: "float"}
-    kinds = {of.get(type(value), "text") for value in there}
-    kind: Type = kinds.pop() if len(kinds) == 1 else "float" if kinds == {"integer", "float"} else "text"
-    return Column.of(name, [json_cell(value) for value in values], {"", *missing}, kind)
 
 
 def _is_criteo(file: InputFile, text: bytes) -> bool:

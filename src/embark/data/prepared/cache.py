@@ -39,6 +39,7 @@ _POLL_S = 0.02
 _MAX_WAIT_S = 120.0
 _MAX_AHEAD = 4
 _WANTED_S = 1.0
+_MAX_NAMED = 5
 
 
 @dataclass(slots=True)
@@ -300,9 +301,6 @@ def _is_complete(file: Path, part: Part) -> bool:
         return False
 
 
-_MAX_NAMED = 5
-
-
 def open_prepared(spec: RunSpec, allocate: Allocate | None = None) -> PreparedSource:
     """The data at `data.path`, for a spec that agrees with it (`resolve.resolve_from_manifest`)."""
     data = spec.data
@@ -337,12 +335,10 @@ def find_manifest(path: str, retry: RetryPolicy) -> tuple[Manifest | None, str]:
     """Of the data set at `path`, or None and why it cannot be read from here. One that is damaged is an error."""
     try:
         return _read_manifest(path, retry), ""
-    except DataError:
-        raise
-    except NotFound:
-        return None, f"there is no {MANIFEST}"
-    except EmbarkError as error:  # no rights, no network, no package for the store
-        return None, error.what
+    except EmbarkError as error:  # not there, no rights, no network, no package for the store
+        if isinstance(error, DataError):
+            raise
+        return None, f"there is no {MANIFEST}" if isinstance(error, NotFound) else error.what
 
 
 def _read_manifest(path: str, retry: RetryPolicy | None = None) -> Manifest:

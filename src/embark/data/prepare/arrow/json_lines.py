@@ -11,8 +11,8 @@ import pyarrow as pa
 from embark.data.prepare.arrow.readers import CsvReader
 from embark.data.prepare.arrow.row_parser import Location
 from embark.data.prepare.inputs import Inputs
+from embark.data.prepare.json_sample import json_cell, json_object
 from embark.data.prepare.rows import BadRow, RawRows, Segment
-from embark.data.prepare.sampling import json_cell, json_object
 from embark.data.prepare.schema import Schema
 from embark.data.prepare.text_stream import BOM, Runaway, TextStream, cut_rows
 from embark.spec.data import PrepareSpec
