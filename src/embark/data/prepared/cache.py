@@ -58,11 +58,9 @@ class CachedParts:
         self, store: ObjectStore, directory: Path, limit_bytes: int, layout: Layout, block_rows: int, largest_bytes: int
     ) -> None:
         if largest_bytes > limit_bytes:
-            raise DataError(
-                f"{store.uri}: has a part of {largest_bytes / 1e9:.3g} GB, more than data.cache_gb = "
-                f"{limit_bytes / 1e9:.3g}",
-                fix=f"set data.cache_gb to {2 * largest_bytes / 1e9:.2g} or more",
-            )
+            raise DataError(f"{store.uri}: has a part of {largest_bytes / 1e9:.3g} GB, more than data.cache_gb = "
+                            f"{limit_bytes / 1e9:.3g}",
+                            fix=f"set data.cache_gb to {2 * largest_bytes / 1e9:.2g} or more")
         self._store, self._directory, self._limit_bytes = store, directory, limit_bytes
         self._layout, self._block_rows = layout, block_rows
         self._num_ahead = min(_MAX_AHEAD, limit_bytes // max(1, largest_bytes) - 1)
@@ -174,11 +172,9 @@ class CachedParts:
                 if not must:
                     return None
                 if time.monotonic() - began > _MAX_WAIT_S:
-                    raise Fault(
-                        f"{self._directory}: no space for {part.file}: other processes use all "
-                        f"{self._limit_bytes / 1e9:.3g} GB",
-                        fix="set data.cache_gb higher, or data.cache_dir to another directory",
-                    )
+                    raise Fault(f"{self._directory}: no space for {part.file}: other processes use all "
+                                f"{self._limit_bytes / 1e9:.3g} GB",
+                                fix="set data.cache_gb higher, or data.cache_dir to another directory")
                 time.sleep(_POLL_S)
         finally:
             if not is_returned:
