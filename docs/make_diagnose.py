@@ -38,10 +38,11 @@ embark diagnose logs/ --json
 
 The exit code is 1 if something is found, and 0 if nothing is. Nothing is created, changed or deleted.
 
-- **The cause comes first.** Rules are of four kinds. A `cause` ends a run by itself; a `symptom` is what the other
+- **The cause comes first.** Rules are of five kinds. A `cause` ends a run by itself; a `symptom` is what the other
   ranks then report; a `summary` is what a launcher prints at the end; with `slow` the run continues, slower than it
-  should. Symptoms and summaries are listed with their cause, and on their own only if no cause is found. Among equals,
-  the first in time wins.
+  should; `quality` is what its figures say about the model, such as overfitting, with the next thing to try, and is
+  named at the end of the run too. Symptoms and summaries are listed with their cause, and on their own only if no
+  cause is found. Among equals, the first in time wins.
 - **Resolved problems are not reported.** If a pod waited for a node and got one, or an image was pulled at the second
   attempt, the later line cancels the finding.
 - **All sources are read together.** For a launched run these are the events of Kubernetes (or Ray, Vertex AI, the

@@ -1,5 +1,6 @@
 """The guides' commands run, in order, as a reader would type them."""
 
+import json
 import os
 import re
 import subprocess
@@ -49,6 +50,12 @@ def test_a_guide_s_commands_run(tmp_path, embark, guide, expected):
         else:
             (tmp_path / name).write_text(text)
     assert expected in output
+    if "Held-out AUC" in expected:  # examples of training: a model worse than the mean teaches nothing
+        assert all(last_eval(run)["normalized_entropy"] < 1 for run in tmp_path.rglob("events.jsonl"))
+
+
+def last_eval(events: Path) -> dict[str, float]:
+    return [event for line in events.read_text().splitlines() if (event := json.loads(line))["event"] == "eval"][-1]
 
 
 def test_the_readme_s_verbs_are_those_that_exist():

@@ -58,7 +58,7 @@ def _render_tables(console: Console, found: Comparison) -> None:
                      "better": names[best] if best is not None else ""})
     console.table(rows, ["", *names, "better"], title="Results")
     console.text("")
-    for metric, label in (("loss", "Loss by step"), ("auc", "AUC by step")):
+    for metric, label in (("loss", "Training loss by step"), ("auc", "Training AUC by step")):
         curves = [run.context.record.steps.values(metric) for run in found.runs]
         settled = np.concatenate([curve[len(curve) // 20:] for curve in curves])
         if len(settled):

@@ -54,7 +54,8 @@ def summary(run: WatchedRun, now_s: float) -> dict[str, Any]:
             "id": run.id, "name": to_one_line(run.name), "uri": to_one_line(run.files.uri), "version": run.version,
             "state": status.state, "sentence": status.sentence[:MAX_TEXT], "last_s": status.last_s,
             "step": record.steps_done, "num_steps": record.num_steps, "loss": to_finite(step.get("loss")),
-            **{name: to_finite(held.get(name)) or to_finite(step.get(name)) for name in ("auc", "normalized_entropy")},
+            **{name: to_finite(step.get(name)) for name in ("auc", "normalized_entropy")},  # as the loss: training
+            **{f"eval_{name}": to_finite(held.get(name)) for name in ("auc", "normalized_entropy")},
             "samples_per_s": to_finite(step.get("samples_per_s")), "step_s": record.step_s,
             "seconds_left": record.seconds_left if status.state == "running" else None,
             "first_s": record.first_s, "is_sampled": run.is_sampled, "share_read": round(run.share_read, 3),
@@ -145,11 +146,11 @@ _TEXTS: dict[str, Callable[[Values, str], str]] = {
     "change": lambda v, _: ", ".join(map(str, changes_of([Event("change", v)]))),
     "save": lambda v, step: f"checkpoint at {step}: {format_bytes(v.get('bytes'))} in "
                             f"{format_duration(v.get('save_s'))}",
-    "eval": lambda v, step: f"evaluated at {step}: AUC {format_float(v.get('auc'))}, "
-                            f"log loss {format_float(v.get('log_loss'))}",
+    "eval": lambda v, step: f"evaluated at {step}: held-out AUC {format_float(v.get('auc'))}, "
+                            f"held-out log loss {format_float(v.get('log_loss'))}",
     "interrupt": lambda v, step: f"interrupted by {to_one_line(v.get('signal', ''))} at {step}",
     "end": lambda v, step: f"ended at {step}: {to_one_line(v.get('outcome', ''))}",
-    "step": lambda v, step: f"{step}: loss {format_float(v.get('loss'))}, AUC {format_float(v.get('auc'))}, "
+    "step": lambda v, step: f"{step}: training loss {format_float(v.get('loss'))}, AUC {format_float(v.get('auc'))}, "
                             f"{format_count(v.get('samples_per_s'))} samples/s",
     "plan": lambda v, _: f"{len(_list(v.get('tables')))} tables placed",
     "predict": lambda v, _: f"predicted {format_duration(v.get('step_s'))} a step and "

@@ -80,12 +80,6 @@ class View:
     def steps(self) -> str:
         return f"{format_count(self.record.steps_done)}/{format_count(self.record.num_steps)}"
 
-    @property
-    def auc(self) -> float | None:
-        """Held out where it was evaluated, else of training."""
-        held = to_finite(self.record.eval.get("auc"))
-        return held if held is not None else self.record.step.get("auc")
-
     def last(self, name: str) -> float | None:
         """The newest value of a curve; NaN where the event has none."""
         step = self.record.step
@@ -226,9 +220,9 @@ def _rows(pen: _Pen, views: Sequence[View], num_lines: int) -> Table:
         ("", True, False, lambda view: pen.text(view.label, view.style)),
         ("steps", True, True, lambda view: pen.text(view.steps if view.record.start else "")),
         ("", is_wider, False, lambda view: pen.line(*pen.bar(view.record.share_done, 10, "cyan"))),
-        ("loss", True, True, lambda view: pen.text(format_float(view.record.step.get("loss")),
-                                                   _nan_style(view.last("loss")))),
-        ("AUC", True, True, lambda view: pen.text(format_float(view.auc))),
+        ("train loss", True, True, lambda view: pen.text(format_float(view.record.step.get("loss")),
+                                                         _nan_style(view.last("loss")))),
+        ("held-out AUC", True, True, lambda view: pen.text(format_float(view.record.eval.get("auc")))),
         ("samples/s", is_wide, True, lambda view: pen.text(format_si(view.samples_per_s))),
         ("left", True, True, lambda view: pen.text(format_clock(view.left_s) if view.left_s is not None else "")),
         ("spent", is_wider, True, lambda view: pen.text(
@@ -259,7 +253,8 @@ def _one_run(pen: _Pen, view: View, num_lines: int) -> list[RenderableType]:
         known = [(title, view.last(name)) for name, _, title in CURVES]
         text = "  ".join(f"{title} {format_float(value)}" for title, value in known if value is not None)
         held = to_finite(view.record.eval.get("auc"))
-        curves = [pen.line((text, ""), (f"  held-out AUC {format_float(held)}" if held is not None else "", "magenta"))]
+        held_out = f"  held-out AUC {format_float(held)}" if held is not None else ""
+        curves = [pen.line((f"training {text}", ""), (held_out, "magenta"))]
     return [head, _progress(pen, view), *curves, *facts, *bars]
 
 
@@ -337,6 +332,8 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
         yield "error", to_one_line(record.error_text)
     elif warnings:
         yield "warning", to_one_line(warnings[-1])
+    for one in record.quality.findings():
+        yield "look at", f"{to_one_line(one.cause)} Next: {one.fix}."
     if view.status.state in ("finished", "stopped", "killed") and view.is_read:
         yield "", view.status.sentence
 

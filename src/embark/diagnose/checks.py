@@ -16,6 +16,7 @@ from embark.diagnose.source import DiagnosedFile
 from embark.errors import UserError
 from embark.events.alerts import FULL, HOT_C, INPUT_SHARE, SLOW_RANK, SLOW_STEP
 from embark.events.events import parse_event
+from embark.events.quality import Quality
 from embark.formatting import format_step_time, to_finite, to_one_line
 from embark.spec import RunSpec
 from embark.stack.versions import check
@@ -158,7 +159,8 @@ GIB = 1024.0**3
 _VALUE = r"\s*[=:]?\s*(?P<value>\d+(?:\.\d+)?)\s*(?P<unit>ms|s)?(?![\w.])"
 _STEP_S = re.compile(rf"(?i)\bstep(?:[_ ]?time|_s)\b{_VALUE}")
 _LOADER_S = re.compile(rf"(?i)\b(?:data|loader|dataloader|input)(?:[_ ]?(?:wait|time))(?:_s)?\b{_VALUE}")
-_QUOTED_KEYS = ("event", "rank", "step", "loss", "step_s", "input_s", "own_s", "first_step")
+_QUOTED_KEYS = ("event", "rank", "step", "loss", "log_loss", "auc", "normalized_entropy", "calibration",
+                "step_s", "input_s", "own_s", "first_step")
 
 
 class StepTimes:
@@ -179,6 +181,8 @@ class StepTimes:
         self._memory: dict[str, tuple[float, float, Evidence]] = {}
         """By machine, the last reading: bytes in use, bytes in all."""
         self._found: list[RuleMatch] = []
+        self._quality = Quality()
+        self._last_figures: Evidence | None = None
 
     @property
     def listeners(self) -> tuple[Listener, ...]:
@@ -193,9 +197,12 @@ class StepTimes:
                 event = parse_event(line)
                 if event is None:
                     continue
+                self._quality.add(event)
                 values = {"event": event.kind, "rank": event.rank, **event.values}
                 text = json.dumps({name: values[name] for name in _QUOTED_KEYS if name in values})
                 evidence = Evidence(source.name, number, text, (order, number), rank=event.rank)
+                if event.kind in ("eval", "step") or self._last_figures is None:
+                    self._last_figures = evidence
                 step = int(to_finite(values.get("step")) or 0)
                 if event.kind == "start":
                     first = int(to_finite(values.get("first_step")) or 0)
@@ -223,6 +230,9 @@ class StepTimes:
 
     def findings(self) -> Iterator[RuleMatch]:
         yield from self._found
+        if self._last_figures is not None:
+            for one in self._quality.findings():
+                yield RuleMatch(rule_named(one.name), self._last_figures, cause=one.cause)
         # A step's complete time is the same on all ranks: the fast wait for the slow.
         yield from itertools.islice(itertools.chain(self._slow_rank(self._profiled),
                                                     self._slow_rank(self._own or self._by_rank)), 1)

@@ -20,7 +20,8 @@ Predict = Callable[[Setup], Prediction]
 MemoryKind = Literal["device", "host"]
 MAX_QUOTED = 300
 DOUBLINGS = (2, 4, 8, 16, 32, 64)  # How many times fewer samples, or more nodes, are tried where memory ran out.
-TIERS = {"cause": 0, "symptom": 1, "summary": 2, "slow": 3}
+TIERS = {"cause": 0, "symptom": 1, "summary": 2, "quality": 3, "slow": 4}
+ENDED_NOTHING = ("quality", "slow")
 OUT_OF_MEMORY: Mapping[str, MemoryKind] = {
     "gpu-out-of-memory": "device", "tables-do-not-fit": "device", "host-out-of-memory": "host", "killed": "host",
 }
@@ -85,14 +86,14 @@ def _ranked(matches: Sequence[RuleMatch]) -> list[RuleMatch]:
 
 def _joined(found: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
     """What follows from the first cause is listed with it, not as a finding of its own."""
-    fatal = [one for one in found if one.kind != "slow"]
+    fatal = [one for one in found if one.kind not in ENDED_NOTHING]
     if fatal:
         first, rest = fatal[0], fatal[1:]
         explained = next((rule.explains for rule in load_rules() if rule.code == first.code), ())
         follows = [one for one in rest if TIERS[one.kind] > TIERS[first.kind] or one.code in explained]
         yield replace(first, follows=tuple(one.name for one in follows))
         yield from (one for one in rest if one not in follows)
-    yield from (one for one in found if one.kind == "slow")
+    yield from (one for one in found if one.kind in ENDED_NOTHING)
 
 
 def _diagnosis(match: RuleMatch, spec: RunSpec | None, names: Mapping[str, str]) -> Diagnosis:

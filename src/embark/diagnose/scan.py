@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from embark.diagnose.source import DiagnosedFile, Line, fold, lines, pieces, rank_of, time_of
+from embark.events.quality import quality_rules
 
-Kind = Literal["cause", "symptom", "summary", "slow"]
+Kind = Literal["cause", "symptom", "summary", "slow", "quality"]
 """`cause`: ends a run by itself. `symptom`: what the other ranks then say. `summary`: what a launcher says at the end.
-`slow`: the run continues, slower than it should."""
+`slow`: the run continues, slower than it should. `quality`: what the run's figures say about the model."""
 Where = Literal["log", "event", "manifest", "metric", "spec"]
 FOLDER = Path(__file__).with_name("rules")
 
@@ -57,6 +58,8 @@ def load_rules() -> tuple[Rule, ...]:
     """All of them, by code."""
     rows = [row for path in sorted(FOLDER.glob("*.toml"))
             for row in tomllib.loads(path.read_text(encoding="utf-8"))["rule"]]
+    rows += [{name: value for name, value in row.items() if name != "note"} | {"kind": "quality", "where": ["event"]}
+             for row in quality_rules().values()]
     return tuple(sorted((_rule(row) for row in rows), key=lambda rule: rule.code))
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from embark.events.events import Event, NewestEvents
 from embark.events.metrics import metric
 from embark.events.plotting import MARK, Chart, Point, Series, draw
+from embark.events.quality import Quality
 from embark.formatting import (
     format_bytes,
     format_count,
@@ -52,6 +53,7 @@ class History(NewestEvents):
         self.auc = Series()
         self.eval_loss: list[Point] = []
         self.eval_auc: list[Point] = []
+        self.quality = Quality()
         self._ticks: deque[tuple[float, int]] = deque()
 
     @property
@@ -60,6 +62,7 @@ class History(NewestEvents):
 
     def add(self, event: Event) -> None:
         values, kind = event.values, event.kind
+        self.quality.add(event)
         step = to_finite(values.get("step"))
         if kind in ("start", "eval", "save", "predict", "interrupt", "end", "step"):
             setattr(self, kind, values)

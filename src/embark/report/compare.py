@@ -98,7 +98,10 @@ class Comparison:
     report: str | None = None  # The page, where one was written.
 
     def best_of(self, row: Row) -> int | None:
-        """Which run is best in a row; None where it is not known, or all are the same."""
+        """Which run is best in a row; None where it is not known, or all are the same. A low training loss is no merit
+        where held-out samples tell."""
+        if row.name == "loss" and any(run.values.get("eval_log_loss") is not None for run in self.runs):
+            return None
         values = [run.values.get(row.name) for run in self.runs]
         known = sorted(((value, place) for place, value in enumerate(values) if value is not None),
                        reverse=row.better == "up")
@@ -192,7 +195,8 @@ def _values(context: RunContext) -> Values:
 
 def _verdict(runs: Sequence[ComparedRun]) -> tuple[str, str]:
     """Which was better: by its held-out metrics, else by its training loss; of equals, the cheaper or faster one."""
-    for name in ("eval_auc", "eval_log_loss", "loss"):
+    has_held_out = any(run.values.get("eval_log_loss") is not None for run in runs)
+    for name in ("eval_auc", "eval_log_loss", *(() if has_held_out else ("loss",))):
         row = _BY_NAME[name]
         known = [(value, run) for run in runs if (value := run.values.get(name)) is not None]
         if len(known) < 2:
@@ -205,6 +209,8 @@ def _verdict(runs: Sequence[ComparedRun]) -> tuple[str, str]:
         sentence = (f"{best.name} was better{of}: {row.label} {row.say(first)} against {row.say(second)} of "
                     f"{next_best.name} ({first - second:+.4f})")
         return best.name, f"{sentence}{_at_what_cost(best, next_best)}."
+    if has_held_out:
+        return "", "Nothing to compare: fewer than two of the runs have held-out figures."
     return "", "Nothing to compare: fewer than two of the runs have trained a step."
 
 

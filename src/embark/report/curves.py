@@ -14,7 +14,7 @@ from embark.events.plotting import Axis, Floats, Point, draw, format_time_tick, 
 from embark.formatting import format_bytes, format_count, format_duration, format_float, format_si, format_step_time
 from embark.report.context import RunContext
 from embark.report.document import Gallery, Key, Picture, templates
-from embark.report.record import Record
+from embark.report.record import EVALS, Record
 from embark.report.rows import TIME
 
 WIDTH, HEIGHT = 360.0, 196.0
@@ -202,7 +202,8 @@ def learning_curves(context: RunContext) -> Gallery | None:
             continue
         has_evals |= bool(len(held[0]))
         has_redone |= bool(redone)
-        note = f"held out {shown.tell(held[1][-1])}" if len(held[0]) else shown.tell(values[-1])
+        note = f"held out {shown.tell(held[1][-1])}" if len(held[0]) else \
+            f"training {shown.tell(values[-1])}" if shown.name in EVALS or shown.eval_name else shown.tell(values[-1])
         pictures.append(Picture(capitalize(title), drawn, note, letters((steps, values), held)))
     if not pictures:
         return None
@@ -273,11 +274,11 @@ def overlaid(records: Sequence[Record], names: Sequence[str]) -> Gallery | None:
         drawn = chart(strokes, say_y=shown.say, from_zero=shown.from_zero, label=f"{title} by step")
         if drawn is not None:
             pictures.append(Picture(capitalize(title), drawn, "by step"))
-    drawn = chart(by_time, say_y=say_figure, say_x=format_time_tick, label="loss by time", is_time=True)
+    drawn = chart(by_time, say_y=say_figure, say_x=format_time_tick, label="training loss by time", is_time=True)
     if drawn is not None:
-        pictures.insert(1, Picture("Loss", drawn, "by time since the start"))
+        pictures.insert(1, Picture("Training loss", drawn, "by time since the start"))
     keys = tuple(Key(f"k{place % 8}", name) for place, name in enumerate(names))
-    return Gallery(tuple(pictures), (*keys, Key("any", "held out"))) if pictures else None
+    return Gallery(tuple(pictures), (*keys, Key("any", "dots: held out, lines: training"))) if pictures else None
 
 
 def training_strokes(steps: Floats, values: Floats, sign: str, name: str) -> list[Stroke]:

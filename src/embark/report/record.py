@@ -13,6 +13,7 @@ import numpy as np
 from embark.events.alerts import SLOW_RANK
 from embark.events.changes import Change, changes_of
 from embark.events.events import Event, NewestEvents, parse_event
+from embark.events.quality import Quality
 from embark.events.spending import Attempt, Interruption, Spending, attempts, interruptions, spending
 from embark.formatting import strip_control_chars, to_finite
 from embark.report.rows import Rows
@@ -68,6 +69,7 @@ class Record(NewestEvents):
         self.num_events = 0
         self.num_bad_lines = 0
         self.num_notes = 0
+        self.quality = Quality()
         self._gaps_s: deque[float] = deque(maxlen=MAX_GAPS)
         self._milestones: deque[Event] = deque(maxlen=MAX_MILESTONES)
         self._last_steps: deque[Event] = deque(maxlen=_LAST_STEPS)
@@ -79,6 +81,7 @@ class Record(NewestEvents):
     def add(self, event: Event, now_s: float = math.inf) -> None:
         """The next event, in the order of the file. A time after `now_s` is another clock's mistake."""
         self.num_events += 1
+        self.quality.add(event)
         if event.time_s <= now_s + FUTURE_S:
             self._add_time(event.kind, event.time_s)
         if event.kind == "step":

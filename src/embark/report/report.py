@@ -182,8 +182,12 @@ def _changes(record: Record) -> Iterator[Block]:
 def _diagnosis(context: RunContext) -> Iterator[Block]:
     if context.diagnoses == () and context.status.state in ("failed", "killed", "stopped"):
         yield Words("No known fault in its events and logs.")
+    if context.diagnoses is None:  # as at the end of a run, where logs are not read
+        for finding in context.record.quality.findings():
+            yield Words(f"{capitalize(_sentence(finding.cause))} Fix: {_sentence(finding.fix)}", "warn")
+            yield Code(finding.command)
     for one in (context.diagnoses or ())[:MAX_DIAGNOSES]:
-        tone: Tone = "warn" if one.kind == "slow" else "bad"
+        tone: Tone = "warn" if one.kind in ("slow", "quality") else "bad"
         yield Words(f"{capitalize(_sentence(one.cause))} Fix: {_sentence(one.fix)}", tone)
         if one.command:
             yield Code(one.command)

@@ -9,13 +9,14 @@ from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 
 from embark.diagnose import diagnose, load_rules, sources_of
+from embark.events.quality import quality_rules
 from embark.diagnose.source import fold
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "diagnose"
 EXPECTED: dict[str, list[str]] = tomllib.loads((FIXTURES / "expected.toml").read_text())["faulty"]
 HEALTHY = sorted(path.name for path in (FIXTURES / "healthy").iterdir())
-BY_CHECKS = {"checkpoint-ignored", "slower-than-planned", "host-memory-nearly-full"}
-"""Rules that no log alone can show: test_checks.py has them."""
+BY_CHECKS = {"checkpoint-ignored", "slower-than-planned", "host-memory-nearly-full", *quality_rules()}
+"""Rules that no log alone can show: test_checks.py and events/test_quality.py have them."""
 
 GUIDES = {
     "EFA not detected": "efa-not-found",

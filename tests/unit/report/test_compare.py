@@ -10,7 +10,9 @@ import pytest
 from embark.catalog.pricing import RunPrice
 from embark.events.events import Event, to_jsonable
 from embark.report.compare import SpecDifference, compare_document, compare_runs
+from embark.report.context import RunContext
 from embark.report.document import html_page
+from embark.report.record import Record
 
 
 @pytest.fixture
@@ -123,3 +125,17 @@ def test_a_small_difference_in_what_it_took_is_none(side):
     found = compare_runs([side("a", peak_bytes=100.0), side("b", peak_bytes=101.0), side("c", peak_bytes=100.0)])
     rows = {row.name: found.best_of(row) for row in found.rows()}
     assert rows["peak_bytes"] is None
+
+
+def test_a_low_training_loss_is_no_merit_where_held_out_figures_exist():
+    def context(name: str, train_loss: float, held_out: dict[str, float]) -> RunContext:
+        events = [Event("start", {"num_steps": 10}, 0.0), Event("step", {"step": 10, "loss": train_loss}, 1.0)]
+        events += [Event("eval", {"step": 10, **held_out}, 2.0)] if held_out else []
+        return RunContext(name, f"runs/{name}", Record(events), 3.0)
+
+    overfitted = context("overfitted", 0.08, {"auc": 0.66, "log_loss": 0.9})
+    sound = context("sound", 0.45, {"auc": 0.74, "log_loss": 0.53})
+    found = compare_runs([overfitted, sound])
+    assert found.best == "sound"
+    assert [row.label for row in found.rows() if found.best_of(row) == 0] == []
+    assert compare_runs([context("lucky", 0.01, {}), sound]).best == ""

@@ -12,7 +12,7 @@ export function diagnosisPanel(root) {
       .map((one) =>
         h(
           "article",
-          { cls: one.kind === "slow" ? "finding is-warning" : "finding" },
+          { cls: one.kind === "slow" || one.kind === "quality" ? "finding is-warning" : "finding" },
           h("h2", {}, one.cause),
           h("p", {}, h("b", {}, "Fix: "), one.fix),
           one.command ? h("pre", {}, one.command) : null,

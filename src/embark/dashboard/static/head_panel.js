@@ -63,8 +63,13 @@ function figures(run, detail) {
       run.num_steps ? `${share(run).toFixed(share(run) < 10 ? 1 : 0)} %` : count(run.step),
       run.num_steps ? `step ${count(run.step)} of ${count(run.num_steps)}` : "steps",
     ],
-    ["Loss", figure(run.loss), "training, recent"],
-    ["AUC", figure(run.auc), best(detail)],
+    ["Training loss", figure(run.loss), "recent"],
+    known(run.eval_auc)
+      ? ["Held-out AUC", figure(run.eval_auc), best(detail)]
+      : ["Training AUC", figure(run.auc), "recent"],
+    ...(known(run.eval_normalized_entropy)
+      ? [["Held-out NE", figure(run.eval_normalized_entropy), "1: guessing the mean"]]
+      : []),
     [
       "Throughput",
       known(run.samples_per_s) ? `${short(run.samples_per_s)}/s` : "–",
@@ -94,8 +99,8 @@ function figures(run, detail) {
 }
 
 function best(detail) {
-  if (!detail || !known(detail.evals?.auc)) return "training, recent";
+  if (!detail || !known(detail.evals?.auc)) return "";
   return known(detail.evals.best_auc)
-    ? `held out; ceiling ${figure(detail.evals.best_auc)}`
-    : `held out, at step ${count(detail.evals.step)}`;
+    ? `ceiling ${figure(detail.evals.best_auc)}`
+    : `at step ${count(detail.evals.step)}`;
 }

@@ -104,6 +104,7 @@ function facts(run) {
   const parts = [run.num_steps ? `${count(run.step)} / ${count(run.num_steps)}` : `step ${count(run.step)}`];
   if (run.state === "killed") parts.push(`last ${clock(run.last_s)}`);
   else if (run.state === "running" && run.seconds_left !== null) parts.push(`${duration(run.seconds_left)} left`);
-  else if (run.loss !== null) parts.push(`loss ${figure(run.loss)}`);
+  else if (run.eval_auc !== null) parts.push(`held-out AUC ${figure(run.eval_auc)}`);
+  else if (run.loss !== null) parts.push(`training loss ${figure(run.loss)}`);
   return parts.join(" · ");
 }

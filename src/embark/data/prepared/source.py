@@ -30,6 +30,7 @@ _MOST_ORDERS = 3
 _MOST_ROW_ORDERS = 16
 _MOST_BUFFERS = 64
 _FEW_ROWS = 4_000_000  # Up to so many a loader is never what training waits for.
+MAX_NAMED = 8  # Columns in a note.
 _NUM_AHEAD = 4  # Parts that are announced before they are used.
 
 
@@ -334,6 +335,11 @@ def _joined(ranges: Sequence[Range]) -> list[Range]:
 
 
 def _notes(manifest: Manifest, data: DataSpec) -> tuple[str, ...]:
-    if manifest.num_rows(data.eval_split):
-        return ()
-    return (f"the data has no {data.eval_split} rows, so nothing is evaluated",)
+    notes = []
+    if not manifest.num_rows(data.eval_split):
+        notes.append(f"the data has no {data.eval_split} rows, so nothing is evaluated")
+    chosen, schema = manifest.settings.get("prepare") or {}, manifest.settings.get("schema") or {}
+    if unused := [str(name) for name in schema.get("ignored") or () if name not in chosen.get("ignored_columns", ())]:
+        more = f" and {len(unused) - MAX_NAMED} more" if len(unused) > MAX_NAMED else ""
+        notes.append(f"column{'s' if len(unused) > 1 else ''} not used: {', '.join(unused[:MAX_NAMED])}{more}")
+    return tuple(notes)

@@ -162,6 +162,8 @@ class TerminalView:
                             (summary.predicted_and_actual(history), "dim")):
             if line:
                 self._print_indented(Text(self._encode(line), style))
+        for one in history.quality.findings():
+            self._say("look at", f"{one.cause} Next: {one.fix}.", "yellow")
         self._print(Text(""))
         for label, path in summary.paths(history):
             self._say(label, path)
@@ -257,7 +259,7 @@ class TerminalView:
 
 
 class _Bar:
-    """`step 12,400/20,000 ━━━━━━━━╸━━━━ loss 0.4512  AUC 0.7712  41.2 k samples/s  2:05 left`, as much as fits."""
+    """`step 12,400/20,000 ━━━━━━╸━━━ train loss 0.4512  AUC 0.7712  41.2 k samples/s  2:05 left`, as much as fits."""
 
     def __init__(self, history: History, encode: summary.Encode) -> None:
         self._history = history
@@ -283,7 +285,7 @@ class _Bar:
         step, left = self._history.step, f"{format_clock(self._history.seconds_left):>5} left"
         if not step:
             return Text("  starting", "dim")
-        loss, auc = f"loss {format_float(step.get('loss'))}", f"AUC {format_float(step.get('auc'))}"
+        loss, auc = f"train loss {format_float(step.get('loss'))}", f"AUC {format_float(step.get('auc'))}"
         pace = format_si(step.get("samples_per_s"))
         richest_first = (
             [loss, auc, f"{pace:>6} samples/s", left],

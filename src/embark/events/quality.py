@@ -1,0 +1,156 @@
+"""What a run's own figures say about the model: the same findings at the end of a run, in `embark diagnose`, on the
+page and in the report. Their texts are rows of `quality.toml`."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from embark.events.events import Event
+from embark.formatting import format_count, format_float, to_finite, to_one_line
+
+RULES = Path(__file__).with_name("quality.toml")
+LEAK_AUC = 0.995  # Clicks are never predicted that well.
+CHANCE = 0.02  # An AUC this near to 0.5 is chance, once there are enough samples.
+MIN_SAMPLES = 1000
+MIN_STEPS = 20
+RISE = 1.01  # Of the held-out loss over its lowest.
+GAP_AUC, GAP_LOSS = 0.05, 1.15  # Between training and held-out figures of one moment.
+OFF = 0.1
+MAX_POINTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to know about a model, and what to try next."""
+
+    code: str
+    name: str
+    cause: str
+    fix: str
+    command: str
+
+
+@cache
+def quality_rules() -> Mapping[str, Mapping[str, str]]:
+    """By name."""
+    return {row["name"]: row for row in tomllib.loads(RULES.read_text(encoding="utf-8"))["rule"]}
+
+
+class Quality:
+    """Collects a run's events."""
+
+    def __init__(self) -> None:
+        self._train: dict[int, Mapping[str, Any]] = {}
+        self._evals: dict[int, Mapping[str, Any]] = {}
+        self._notes: dict[str, str] = {}  # By the rule's name.
+
+    def add(self, event: Event) -> None:
+        values = event.values
+        step = to_finite(values.get("step"))
+        if event.kind == "start" and not to_finite(values.get("first_step")):
+            self._train, self._evals, self._notes = {}, {}, {}
+        elif event.kind == "step" and step is not None:
+            if len(self._train) >= MAX_POINTS:  # half of them say as much
+                self._train = dict(list(self._train.items())[::2])
+            self._train[int(step)] = values
+        elif event.kind == "eval" and step is not None and len(self._evals) < MAX_POINTS:
+            self._evals.pop(int(step), None)
+            self._evals[int(step)] = values
+        elif event.kind == "note":
+            text = to_one_line(values.get("text", ""))
+            for name, rule in quality_rules().items():
+                if "note" in rule and re.search(rule["note"], text):
+                    self._notes.setdefault(name, text)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """In the order of their codes."""
+        found = dict(self._found())
+        return tuple(Finding(rule["code"], name, rule["cause"].format_map(found[name]), rule["fix"], rule["command"])
+                     for name, rule in quality_rules().items() if name in found)
+
+    def _found(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        yield from ((name, {"text": text}) for name, text in self._notes.items())
+        last_step, held = max(self._evals.items(), default=(0, {}))
+        auc, num = to_finite(held.get("auc")), to_finite(held.get("num_samples")) or 0.0
+        is_enough, best = num >= MIN_SAMPLES, to_finite(held.get("best_auc"))
+        if what := self._overfitting(last_step, held):
+            yield "overfitting", {"what": what}
+        ne = to_finite(held.get("normalized_entropy"))
+        if ne is not None and ne > 1 and num >= MIN_SAMPLES / 10:
+            yield "worse-than-the-mean", {"ne": format_float(ne)}
+        if is_enough and auc is not None and auc > (LEAK_AUC if best is None else min(1 - 1e-9, best + 0.01)):
+            above = "" if best is None else f", above the {format_float(best)} that the true probabilities reach"
+            yield "label-leaks", {"auc": format_float(auc), "ceiling": above}
+        same = self._unchanged(last_step, held)
+        if same:
+            yield "rate-does-nothing", same
+        elif stuck := self._stuck(last_step, auc if is_enough else None):
+            yield "learned-nothing", stuck
+        calibration = to_finite(held.get("calibration"))
+        if calibration is not None and abs(calibration - 1) > max(OFF, 3 / math.sqrt(max(1.0, _num_clicks(held)))):
+            yield "miscalibrated", {"ratio": f"{calibration:.2f}"}
+
+    def _overfitting(self, last: int, held: Mapping[str, Any]) -> str:
+        """The held-out loss rises while the training loss falls; or, with one evaluation, lies far above it."""
+        known = ((step, to_finite(one.get("log_loss"))) for step, one in self._evals.items())
+        losses = {step: loss for step, loss in known if loss is not None}
+        train_last = self._train_at(last)
+        loss, train_loss = losses.get(last), to_finite(train_last.get("loss"))
+        if loss is None or train_loss is None or last < MIN_STEPS:
+            return ""
+        lowest = min(losses, key=lambda step: losses[step])
+        train_then = to_finite(self._train_at(lowest).get("loss"))
+        if loss > RISE * losses[lowest] and train_then is not None and train_loss < train_then:
+            return (f"from step {format_count(lowest)} to {format_count(last)} the held-out loss rose from "
+                    f"{format_float(losses[lowest])} to {format_float(loss)}, while the training loss fell from "
+                    f"{format_float(train_then)} to {format_float(train_loss)}")
+        auc, train_auc = to_finite(held.get("auc")), to_finite(train_last.get("auc"))
+        if auc is not None and train_auc is not None and train_auc - auc > GAP_AUC and loss > GAP_LOSS * train_loss:
+            return (f"at step {format_count(last)} the training AUC is {format_float(train_auc)} and the held-out AUC "
+                    f"{format_float(auc)}; the training loss is {format_float(train_loss)} and the held-out loss "
+                    f"{format_float(loss)}")
+        return ""
+
+    def _unchanged(self, last: int, held: Mapping[str, Any]) -> Mapping[str, str]:
+        """The same samples scored the same after more training: the weights do not move."""
+        first, before = min(self._evals.items(), default=(0, {}))
+        a, b = to_finite(before.get("log_loss")), to_finite(held.get("log_loss"))
+        if last - first < MIN_STEPS or a is None or b is None or abs(a - b) > 1e-6 * abs(a):
+            return {}
+        return {"loss": format_float(b), "first": format_count(first), "last": format_count(last)}
+
+    def _stuck(self, last: int, auc: float | None) -> Mapping[str, str]:
+        kind, steps = "held-out", last
+        if not self._evals and self._train:
+            kind, steps = "training", max(self._train)
+            some = [one for one in map(to_finite, (v.get("auc") for v in self._train.values())) if one is not None]
+            seen = sum(to_finite(v.get("num_samples")) or 0.0 for v in self._train.values())
+            auc = max(some[len(some) // 2 :], key=lambda one: abs(one - 0.5)) if some and seen >= MIN_SAMPLES else None
+        if auc is None or steps < MIN_STEPS or abs(auc - 0.5) > CHANCE:
+            return {}
+        return {"kind": kind, "auc": format_float(auc), "steps": format_count(steps)}
+
+    def _train_at(self, step: int) -> Mapping[str, Any]:
+        """The training window that ends nearest to a step."""
+        at = min(self._train, key=lambda one: abs(one - step), default=None)
+        return {} if at is None else self._train[at]
+
+
+def _num_clicks(held: Mapping[str, Any]) -> float:
+    """Clicks, or the others where these are fewer: normalized entropy is log loss over the entropy of their share."""
+    loss, ne = to_finite(held.get("log_loss")), to_finite(held.get("normalized_entropy"))
+    if loss is None or not ne:
+        return 0.0
+    low, high = 0.0, 0.5
+    for _ in range(40):
+        rate = (low + high) / 2
+        entropy = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
+        low, high = (rate, high) if entropy < loss / ne else (low, rate)
+    return low * (to_finite(held.get("num_samples")) or 0.0)
