@@ -8,8 +8,8 @@ from embark.dashboard.api import log_lines
 from embark.dashboard.runs import WatchedRun
 from embark.errors import UserError
 from embark.events.events import Event, parse_event
+from embark.formatting import redact
 from embark.launch.backend import LogLine
-from embark.redaction import redact
 from embark.report.run_files import RunFiles
 
 SECRETS = [

@@ -19,11 +19,11 @@ from embark.formatting import (
     format_duration,
     format_float,
     format_step_time,
+    redact,
     strip_control_chars,
     to_finite,
     to_one_line,
 )
-from embark.redaction import redact
 from embark.report.record import GPU, HOST, PHASES, Record, gpus_of, slow_ranks
 from embark.store.run_dir import EVENTS
 

@@ -10,9 +10,8 @@ from typing import Literal
 from embark.diagnose.checks import GIB, NcclLog, StepTimes, Versions, machine_of
 from embark.diagnose.scan import Diagnosis, Evidence, RuleMatch, Scan, load_rules
 from embark.diagnose.source import DiagnosedFile
-from embark.formatting import to_one_line
+from embark.formatting import redact, to_one_line
 from embark.plan.prediction import Prediction, Setup
-from embark.redaction import redact
 from embark.spec import RunSpec
 from embark.spec.batch import divides
 

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 from embark.errors import Fault
 from embark.events.clock import now_s
-from embark.formatting import to_finite
-from embark.redaction import redact
+from embark.formatting import redact, to_finite
 
 
 def to_jsonable(value: Any) -> Any:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from embark.errors import Interrupted, UserError
+from embark.formatting import redact
 from embark.launch.http import API_RETRY, NO_RETRY
 from embark.launch.shell import Notify, Shell
-from embark.redaction import redact
 from embark.render.job import Job
 from embark.render.settings import grace_s
 from embark.spec import RunSpec

@@ -21,10 +21,10 @@ from embark.formatting import (
     format_si,
     format_usd,
     pluralize,
+    redact,
     to_finite,
     to_one_line,
 )
-from embark.redaction import redact
 from embark.report.bars import (
     faults,
     format_time,

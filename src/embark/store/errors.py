@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from embark.errors import DataError, EmbarkError, Fault, UserError
-from embark.redaction import redact
+from embark.formatting import redact
 from embark.store.retry_policy import RetriesExhausted
 
 MAX_CAUSE = 240

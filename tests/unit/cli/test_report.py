@@ -206,7 +206,8 @@ def test_two_runs_are_set_side_by_side(make, tmp_path, capsys):
     make("two", sample(0.75), train={"batch_size": 4096})
     assert embark(["compare", "one", "two", "--out", "both.html"]) == ExitCode.DONE
     out = capsys.readouterr().out
-    for result in ("train.batch_size", "4,096", "held-out AUC", "0.7500", "Training loss by step", "▁", "two was better: held"):
+    for result in ("train.batch_size", "4,096", "held-out AUC", "0.7500", "Training loss by step", "▁",
+                   "two was better: held"):
         assert result in out
     assert "two was better" in (tmp_path / "both.html").read_text()
     assert embark(["compare", "one", "two", "--json"]) == ExitCode.DONE

@@ -9,8 +9,8 @@ from re import _constants as ops  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 
 from embark.diagnose import diagnose, load_rules, sources_of
-from embark.events.quality import quality_rules
 from embark.diagnose.source import fold
+from embark.events.quality import quality_rules
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "diagnose"
 EXPECTED: dict[str, list[str]] = tomllib.loads((FIXTURES / "expected.toml").read_text())["faulty"]

@@ -114,7 +114,8 @@ def bar_at(width, **values):
 
 def test_the_bar_tells_as_much_as_fits():
     assert re.fullmatch(
-        r"  step 12,400/20,000 ━+╸? +train loss 0.4512  AUC 0.7712  41.2 k samples/s   1:16 left", bar_at(100, loss=0.4512)
+        r"  step 12,400/20,000 ━+╸? +train loss 0.4512  AUC 0.7712  41.2 k samples/s   1:16 left",
+        bar_at(100, loss=0.4512),
     )
     assert re.fullmatch(r"  step 12,400/20,000 ━+╸? +train loss 0.4512  AUC 0.7712   1:16", bar_at(66, loss=0.4512))
     assert re.fullmatch(r"  step 12,400/20,000 ━+╸? +train loss 0.4512   1:16", bar_at(54, loss=0.4512))
