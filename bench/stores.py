@@ -27,7 +27,7 @@ os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from cloud import emulators
+from integration.cloud import emulators
 from rich.console import Console
 from rich.table import Table
 

@@ -91,7 +91,7 @@ def changed_json(draw: st.DrawFn, value: Any) -> bytes:
             at = at[key]
             key = draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
         if draw(st.integers(0, 3)) or at is value:
-            at[key] = draw(HOSTILE)
+            at[key] = copy.deepcopy(draw(HOSTILE))  # they may be changed further
         else:
             del at[key]
             if not at:

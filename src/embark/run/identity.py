@@ -10,7 +10,7 @@ from embark.events.changes import Change, shown_value
 from embark.formatting import format_count, pluralize
 from embark.model.learning_rate import decay_length
 from embark.run.trainer import Ranks
-from embark.spec import RunSpec
+from embark.spec import RunSpec, load_spec
 from embark.spec.identity import DATA, KIND_OF_FIELD, LEARNING_FIELDS, UNRECORDED
 from embark.store import Checkpoint, RunDir
 
@@ -26,6 +26,10 @@ def identity_of(spec: RunSpec, source: SampleSource, num_steps: int, world: Rank
     if other is not None:
         raise DataError(f"{spec.data.path}: rank {other} reads other data than rank 0",
                         fix="copy the same data to every machine, or set data.path to a folder or URI that all share")
+    return {**_learning_fields(spec, num_steps), **({DATA: fingerprints[0]} if fingerprints[0] else {})}
+
+
+def _learning_fields(spec: RunSpec, num_steps: int) -> dict[str, Any]:
     values = spec.model_dump(mode="json")
     found = {field: values[field.partition(".")[0]][field.partition(".")[2]] for field in sorted(LEARNING_FIELDS)
              if KIND_OF_FIELD.get(field, spec.data.kind) == spec.data.kind}
@@ -34,13 +38,20 @@ def identity_of(spec: RunSpec, source: SampleSource, num_steps: int, world: Rank
         del found["train.decay_steps"]
     else:  # one that ends with the run has other rates in a longer run
         found["train.decay_steps"] = decay_length(spec.train, num_steps)
-    return {UNRECORDED: 1, **found, **({DATA: fingerprints[0]} if fingerprints[0] else {})}
+    return {UNRECORDED: 1, **found}
 
 
-def refuse_changes(run_dir: RunDir, identity: Identity, recorded: Sequence[Change], accepted: Sequence[str]) -> None:
-    """Unless accepted: every checkpoint is one that this run can resume from, should those after it be damaged."""
+def refuse_changes(
+    run_dir: RunDir, identity: Identity, recorded: Sequence[Change], accepted: Sequence[str], finished_step: int
+) -> None:
+    """Unless accepted: every checkpoint is one that this run can resume from, should those after it be damaged. Of a
+    run that finished and kept none, the spec beside it says what was trained."""
     changes: dict[str, Change] = {}
-    for checkpoint in run_dir.checkpoints.committed():
+    records = run_dir.checkpoints.committed()
+    if finished_step and not records and run_dir.spec.is_file():
+        trained = _learning_fields(load_spec(str(run_dir.spec)), finished_step)
+        records = [Checkpoint(finished_step, {}, {KEY: trained})]
+    for checkpoint in records:
         changes |= {change.field: change for change in changes_since(checkpoint, identity, recorded)}
     refused = [change for field, change in changes.items() if field not in accepted]
     if refused:
@@ -74,7 +85,7 @@ def changes_since(checkpoint: Checkpoint, identity: Identity, recorded: Sequence
 
 
 def _describe(change: Change) -> str:
-    where = f"in the checkpoint at step {format_count(change.step)}"
+    where = f"at step {format_count(change.step)}"
     if change.field == UNRECORDED:
         return f"{change.field}: not recorded {where}"
     old, new = change.old, change.new

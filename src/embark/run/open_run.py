@@ -43,9 +43,9 @@ def _inspect(run_dir: RunDir, spec: RunSpec, identity: Identity) -> tuple[int, l
     run_dir.fetch()
     events = _life_events(run_dir)
     changes = changes_of(events)
-    refuse_changes(run_dir, identity, changes, spec.store.accept_changes)
-    run_dir.store.check()
     finished_step = _finished_step(events)
+    refuse_changes(run_dir, identity, changes, spec.store.accept_changes, finished_step)
+    run_dir.store.check()
     if not finished_step:
         refuse_over_budget(spec, run_dir)
     return finished_step, changes

@@ -20,7 +20,7 @@ from embark.cli.launch import launch_run
 from embark.cli.status import status as status_command
 from embark.errors import ExitCode, UserError
 from embark.launch.run_registry import find_run, list_runs
-from embark.store import RunDir
+from embark.store import ChecksumWriter, RunDir, checkpoint_name
 
 TARGETS = {"job": ("jobs", "trainer"), "jobset": ("jobsets", "trainer"), "trainjob": ("trainjobs", "node"),
            "pytorchjob": ("pytorchjobs", "pytorch")}
@@ -226,8 +226,9 @@ def test_cancelling_says_what_was_saved_what_was_removed_and_what_remains(api, t
     launched(f"store.root={tmp_path}", "place.nodes=1")
     checkpoints = RunDir(str(tmp_path / "dlrm")).checkpoints
     for step in (100, 200):
-        checkpoints.begin(step)
-        checkpoints.commit(step, {}, {})
+        writer = ChecksumWriter(checkpoints.store)
+        writer.write(f"{checkpoint_name(step)}/index.json", b"{}")
+        checkpoints.commit(step, {"index.json": writer.marks[f"{checkpoint_name(step)}/index.json"]}, {})
     checkpoints.begin(300)
     api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
     api.ending_s = 1.0

@@ -55,7 +55,8 @@ def test_a_file_is_created_once(store):
     is_overwritten = store.uri.startswith("gs://")  # the emulators do not know Google's condition
     assert store.create("a/b", b"second") == is_overwritten
     assert store.read("a/b") == (b"second" if is_overwritten else b"first")
-    assert store.create("a/b", store.read("a/b")), "a request that was sent again finds what it created"
+    is_remote = "://" in store.uri  # there, a request that was sent again finds what it created
+    assert store.create("a/b", store.read("a/b")) == is_remote
 
 
 def test_what_is_not_there_is_missing(store):

@@ -163,7 +163,7 @@ def test_stopped_by_a_signal_it_leaves_nothing(number):
         process.send_signal(number)
         _, err = process.communicate(timeout=240)
     assert process.returncode == 130
-    assert f"stopped by {number.name}" in err
+    assert f"Stopped by {number.name}" in err
     assert not Path(folder).exists()
     assert not [path for path in Path("/proc").glob("[0-9]*/cwd") if is_in(path, folder)]
 

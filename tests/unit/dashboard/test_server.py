@@ -64,7 +64,8 @@ def test_runs_curves_charts_details_and_logs_are_reported(page):
     assert json.loads(ask(server, f"/api/runs/{run_id}")[2])["plan"]["num_tables"] == 6
     assert json.loads(ask(server, f"/api/runs/{run_id}/charts")[2])["charts"]
     assert json.loads(ask(server, f"/api/runs/{run_id}/logs?words=save")[2])["lines"]
-    assert json.loads(ask(server, f"/api/runs/{run_id}/diagnosis")[2])["found"][0]["name"] == "straggler"
+    found = json.loads(ask(server, f"/api/runs/{run_id}/diagnosis")[2])["found"]
+    assert "straggler" in {one["name"] for one in found}
 
 
 def test_prometheus_finds_the_newest_metrics_of_every_run(page):

@@ -187,7 +187,7 @@ def test_what_a_killed_supervisor_left_behind_is_found_and_ended_and_nothing_sta
     assert local().cancel(handle).removed == (f"process {child}",)
     assert (Path.cwd() / "saved").exists()
     assert local().status(handle).state == "gone"
-    assert "cancelled" in local().status(handle).reason
+    assert "stopped after" in local().status(handle).reason
 
 
 def test_a_cancel_that_has_to_kill_ends_every_process_and_is_reported_as_a_cancel(tmp_path, monkeypatch):
