@@ -103,7 +103,7 @@ def draw_case(rng: random.Random, trainers: list[str], stores: list[str], folder
     tables = [Feature(f"t{i}", rng.choice([7, 100, 301]), multi_hot=hot, is_ragged=hot > 1 and data != "columns")
               for i in range(rng.randint(1, 4)) for hot in [rng.choice([1, 1, 3]) if data != "columns" else 1]]
     batch = 12 * rng.randint(1, 4)
-    steps = rng.randint(40, 70)
+    steps = rng.randint(70, 110)
     keep = rng.randint(1, 3)
     spec = [
         'name = "run"', "[model]", f'kind = "{kind}"', f"num_dense = {num_dense}", f"embedding_dim = {dim}",
@@ -269,7 +269,7 @@ class Round:
         for owner in (one for one in (first, second) if one not in ended):
             self.some_steps(owner)
             owner.kill(signal.SIGKILL)
-            self.ended(owner, {0, -9})
+            self.ended(owner, {0, 64, -9} if self.is_finished() else {0, -9})
 
     def lost_lease(self) -> None:
         first = self.start()

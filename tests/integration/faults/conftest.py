@@ -115,6 +115,8 @@ class Zygote:
             for payload in map(json.loads, lines):
                 if "pids" in payload:
                     self._pids.append(payload["pids"])
+                    for pid in payload["pids"]:
+                        self._codes.pop(pid, None)  # of an earlier process of that number
                 else:
                     self._codes[payload["pid"]] = payload["code"]
 
