@@ -6,7 +6,7 @@ import json
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
@@ -145,7 +145,9 @@ class Sink(Protocol):
 class EventLog:
     """`events.jsonl`: one JSON object a line, flushed line by line, so that a killed run keeps its events."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, is_lost: Callable[[], bool] = lambda: False) -> None:
+        """`is_lost`: another process has taken the run over, and its log is no longer this one's to write."""
+        self._is_lost = is_lost
         path.parent.mkdir(parents=True, exist_ok=True)
         is_cut = _ends_within_a_line(path)
         self._file = ResilientFile(path, "ab")
@@ -153,7 +155,10 @@ class EventLog:
             self._file.write(b"\n")
 
     def emit(self, event: Event) -> None:
-        self._file.write(f"{event.to_json()}\n".encode())
+        line = f"{event.to_json()}\n".encode()
+        if self._is_lost():  # looked at last: a process may be paused for long at any instant before
+            return
+        self._file.write(line)
         self._file.flush()
         if self._file.is_gone():
             raise Fault(f"{self._file.path} was deleted or moved while the run was training, so its record is gone",

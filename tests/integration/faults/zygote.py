@@ -109,10 +109,17 @@ def say(answer: dict[str, Any]) -> None:
     os.write(1, (json.dumps(answer) + "\n").encode())
 
 
+_GIVEN: set[int] = set()
+
+
 def free_port() -> int:
-    """Below the range that outgoing connections take theirs from, so that none takes it before rank 0 does."""
+    """Below the range that outgoing connections take theirs from, so that none takes it before rank 0 does, and never
+    one that this process has given away before: ranks of two runs would join each other."""
     while True:
         port = random.SystemRandom().randrange(15_000, 32_000)
+        if port in _GIVEN:
+            continue
+        _GIVEN.add(port)
         with socket.socket() as listener:
             try:
                 listener.bind(("127.0.0.1", port))

@@ -157,7 +157,8 @@ def test_tables_on_the_host_are_fetched_ahead(train_tiny, monkeypatch):
 
 def test_too_little_memory_is_reported_with_what_would_help(train_tiny):
     with pytest.raises(EmbarkError, match="out of GPU memory") as caught:
-        train_tiny(*GPU, "train.batch_size=65536", "model.top_mlp=[1000000]", "train.num_steps=1")
+        train_tiny(*GPU, "train.batch_size=65536", "data.num_train_samples=65536",
+                   "model.top_mlp=[1000000]", "train.num_steps=1")
     assert "batch_size" in str(caught.value.fix)
 
 
