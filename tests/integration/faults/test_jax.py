@@ -23,7 +23,7 @@ DIE = {"hook": "integration.faults.hooks:die_in", "victim": 0}
 POINTS = {
     "the state is copied": ({**DIE, "method": f"{CHECKPOINTER}._pieces", "word": ""}, "between saves"),
     "a shard is half written": (
-        {**DIE, "hook": "integration.faults.hooks:die_writing", "word": "rank-00000-00"},
+        {**DIE, "hook": "integration.faults.hooks:die_writing", "word": "rank-00000-"},
         "in a save",
     ),
     "the index is to be written": ({**DIE, "method": WRITE, "word": "index.json"}, "in a save"),

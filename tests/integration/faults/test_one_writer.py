@@ -82,8 +82,9 @@ def test_after_the_owner_is_killed_the_next_start_proceeds(two_starts):
     """At once on the same machine; on another when its lease has expired, and it says what it waits for."""
     (first, second), env = two_starts("killed")
     for hook in ("", ELSEWHERE):
+        num_saves = len(first.events("save"))
         ranks = first.start(1, *ENDLESS, env={**env, **SHORT})
-        ranks.until(lambda: bool(first.events("save")))
+        ranks.until(lambda num_saves=num_saves: len(first.events("save")) > num_saves)
         refused = second.start(1, *ENDLESS, env=env, hook=hook)
         assert refused.codes() == [64], second.output()
         ranks.kill(signal.SIGKILL)
