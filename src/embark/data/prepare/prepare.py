@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def prepare(
     began_s, input_bytes = time.monotonic(), sum(file.size_bytes for file in files)
     methods = id_methods(spec.data.prepare, schema)
     budget = plan_budget(spec.data.prepare, schema, has_runs="frequency" in methods)
-    settings = settings_of(spec, schema, files)
+    settings = settings_of(spec, schema, files, out)
     out.mkdir(parents=True, exist_ok=True)
     with MemoryMonitor() as memory, Journal(out) as journal:
         if fresh:
@@ -150,8 +150,8 @@ def check_files(files: Sequence[InputFile]) -> None:
             raise DataError(f"{file.uri}: the file is empty", fix="leave it out of data.prepare.input, or get it again")
 
 
-def settings_of(spec: RunSpec, schema: Schema, files: Sequence[InputFile]) -> dict[str, Any]:
-    """All that the result depends on."""
+def settings_of(spec: RunSpec, schema: Schema, files: Sequence[InputFile], out: Path) -> dict[str, Any]:
+    """All that the result depends on. Files go by the folder `out`: the current directory may be another next time."""
     prepare = spec.data.prepare
     options = prepare.model_dump(mode="json", exclude={"input", "format", "memory_gb", "num_workers", "max_bad_share"})
     roles = {key: value for key, value in asdict(schema).items() if key not in ("why", "examples")}
@@ -163,7 +163,8 @@ def settings_of(spec: RunSpec, schema: Schema, files: Sequence[InputFile]) -> di
         "seed": spec.data.seed,
         "eval_fraction": spec.data.eval_fraction,
         "segment_bytes": segment_bytes_of(sum(file.size_bytes for file in files)),
-        "files": [{"uri": file.uri, "bytes": file.size_bytes, "changed": file.changed} for file in files],
+        "files": [{"uri": file.uri if "://" in file.uri else os.path.relpath(file.uri, out), "bytes": file.size_bytes,
+                   "changed": file.changed} for file in files],
     }))
 
 
@@ -278,11 +279,15 @@ def _complete_already(out: Path, settings: dict[str, Any]) -> Manifest | None:
         return None
     manifest = Manifest.from_text(path.read_text(), str(path))
     was = {key: value for key, value in manifest.settings.items() if key != "id_maps"}
-    files = [{key: source.get(key) for key in ("uri", "bytes", "changed")} for source in manifest.sources]
-    if was != _without_files(settings) or files != settings["files"]:
+    if was != _without_files(settings) or _versions(manifest.sources) != _versions(settings["files"]):
         raise UserError(f"{out}: holds data that was prepared from other files or with other settings",
                         fix="--fresh removes it and starts over, or set another data.path")
     return manifest
+
+
+def _versions(files: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    """By name, size and time of change, wherever the files lie now."""
+    return [(os.path.basename(str(file.get("uri"))), file.get("bytes"), file.get("changed")) for file in files]
 
 
 def _without_files(settings: dict[str, Any]) -> dict[str, Any]:

@@ -19,10 +19,11 @@ import pytest
 
 from embark.data.prepare import prepare as prepare_module
 from embark.data.prepare.guess import guess_schema
-from embark.data.prepare.prepare import prepare
+from embark.data.prepare.prepare import prepare, prepare_from_spec
 from embark.data.prepared import MANIFEST, SPLITS, STATISTICS, Manifest
 from embark.data.workers import tree_bytes
 from embark.errors import DataError, UserError
+from embark.spec import load_spec
 
 
 @pytest.fixture
@@ -229,6 +230,25 @@ def test_complete_data_is_left_alone_other_settings_are_refused_and_fresh_starts
     other = run(make_spec(seed=5), criteo.schema(500), inputs, "day_0", out, fresh=True)
     assert other.layout.features[0].rows == 500
     assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_complete_and_unfinished_data_is_recognized_from_another_directory(tmp_path, monkeypatch):
+    (tmp_path / "clicks.csv").write_text("user,click\n" + "".join(f"u{i % 7},{i % 2}\n" for i in range(200)))
+    spec = tmp_path / "clicks.toml"
+    spec.write_text('data = { kind = "prepared", path = "out", label = "click", prepare = { input = "clicks.csv" } }\n')
+    (tmp_path / "elsewhere").mkdir()
+
+    def prepare_in(directory: str):
+        monkeypatch.chdir(tmp_path / directory)
+        loaded = load_spec(os.path.relpath(spec))
+        return prepare_from_spec(loaded, Path(loaded.data.path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("embark.data.statistics.write_manifest", lambda *args, **more: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare_in(".")
+    assert not prepare_in("elsewhere").was_complete
+    assert [prepare_in(one).was_complete for one in (".", "elsewhere")] == [True, True]
 
 
 def test_an_input_that_changed_meanwhile_is_not_resumed(criteo, make_spec, inputs, tmp_path, monkeypatch):
