@@ -209,6 +209,9 @@ def _check_values(block: Block, first: int, faults: _Faults) -> None:
 
 def _hints(statistics: dict[str, Any], scores: dict[str, ColumnScore]) -> Iterator[Problem]:
     rate = statistics["label_rate"]["train"]
+    if rate is None:
+        yield Problem("train", "has no rows, so there is nothing to learn")
+        return
     if rate in (0, 1):
         yield Problem("label", f"is {rate:g} in every training row, so there is nothing to learn")
     for name, column in statistics["dense"].items():

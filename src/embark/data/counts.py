@@ -95,6 +95,8 @@ class SparseIdCounts:
 
     def rates(self, ids: NDArray[Any], prior: float, weight: float) -> NDArray[np.float64]:
         _, counts, positive = self._counted
+        if not len(counts):
+            return np.full(len(ids), prior)
         at, is_used = self._places(ids)
         rates: NDArray[np.float64] = (positive[at] + prior * weight) / (counts[at] + weight)
         return np.where(is_used, rates, prior)

@@ -230,6 +230,16 @@ def test_data_without_held_out_rows_is_checked_as_far_as_it_goes(tmp_path):
     assert (report.problems, report.hints, report.scores) == ((), (), {})
 
 
+def test_data_without_training_rows_is_checked_as_far_as_it_goes(tmp_path):
+    writer = PartWriter(tmp_path, "test/0", LAYOUT)
+    writer.add(some_rows(np.random.default_rng(2)))
+    manifest = finish(tmp_path, Manifest(LAYOUT, {"test": tuple(writer.close())}))
+    report = looked(tmp_path, manifest)
+    assert report.problems == ()
+    assert [(hint.where, hint.what) for hint in report.hints] == [("train", "has no rows, so there is nothing to learn")]
+    assert [report.scores[feature.name].new_share for feature in LAYOUT.features] == [1.0] * len(LAYOUT.features)
+
+
 def test_the_area_is_that_of_all_pairs():
     draw = np.random.default_rng(1)
     scores, label = draw.integers(0, 9, 200).astype(float), draw.integers(0, 2, 200)

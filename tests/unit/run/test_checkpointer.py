@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embark.errors import Fault, UserError
+from embark.errors import EmbarkError, ExitCode, Fault, UserError
 from embark.run.checkpointer import Checkpointer, Saved
 from embark.spec import load_spec
 from embark.store import RunDir, checkpoint_name
@@ -138,6 +138,28 @@ def test_all_ranks_continue_from_the_newest_that_is_complete(ranks, run_dir):
     assert [one.step for one in found] == [one.loaded for one in ranks] == [10] * NUM_RANKS
     assert result[0] == result[1] == result[2]
     assert "rank-00001-00.bin: 999 bytes instead of 1,000" in result[0][0]
+
+
+def test_a_file_that_vanishes_between_its_verification_and_its_reading_is_a_fault_on_every_rank(
+        ranks, run_dir, monkeypatch):
+    """Job controllers start it again after 70, never after 64; it then resumes from the checkpoint before."""
+    for step in (5, 10):
+        save(ranks, step)
+    vanishing = run_dir.path / "checkpoints" / checkpoint_name(10) / "rank-00001-00.bin"
+    load = ranks[1]._load
+    monkeypatch.setattr(ranks[1], "_load", lambda arrays, step: (vanishing.unlink(), load(arrays, step)))
+
+    def failure(rank: int) -> EmbarkError:
+        with pytest.raises(EmbarkError) as caught:
+            ranks[rank].load_newest(lambda text: None)
+        return caught.value
+
+    failures = on_all(failure)
+    assert [one.exit_code for one in failures] == [ExitCode.FAULT] * NUM_RANKS
+    assert {one.what for one in failures} == {f"there is no {vanishing}"}
+    assert "start the run again" in failures[0].fix
+    monkeypatch.undo()
+    assert [one.step for one in on_all(lambda rank: ranks[rank].load_newest(lambda text: None))] == [5] * NUM_RANKS
 
 
 @pytest.mark.parametrize("spoil", [
