@@ -22,16 +22,19 @@ PLACES = (
      "`step_s`, `auc`, `gpu_power_w` in the namespace `Embark`; run and labels are dimensions"),
     ("Azure Monitor, Cloud Monitoring, any collector", '`watch.sinks = ["otlp"]`',
      "`embark.step_s`, `embark.auc`, `embark.gpu_power_w`; run and labels are attributes"),
+    ("Weights & Biases, MLflow", '`watch.sinks = ["wandb", "mlflow"]`',
+     "`train/step_s`, `train/auc` and `eval/auc`; nothing of single machines"),
 )
 
 HEAD = """# Metrics, and where to see them
 
 Every metric has one name. It is logged to `events.jsonl`; the terminal, the page of `embark watch`, TensorBoard,
-Prometheus, Grafana, CloudWatch and OpenTelemetry collectors show the same number under the same name.
+Prometheus, Grafana, CloudWatch, OpenTelemetry collectors, W&B and MLflow show the same number under the same name.
 
 {places}
-None of them can stop or slow a run: a separate thread sends the newest value of each series every `watch.send_every_s`
-seconds and once more at the end; a service that fails is reported once, as a note, and retried. Fields of `[watch]`:
+None of them can stop or slow a run: a separate thread sends the newest value of each series (to W&B and MLflow, every
+point) every `watch.send_every_s` seconds and once more at the end, where the run waits 15 seconds at most, and 3 if it
+was stopped; a service that fails is reported once, as a note, and retried. Fields of `[watch]`:
 [spec.md](spec.md).
 
 ## What measuring costs
@@ -88,6 +91,29 @@ runs.
 """
 
 CLOUDS = """
+## Weights & Biases and MLflow
+
+```toml
+[watch]
+sinks = ["wandb", "mlflow"]     # or one of them; pip install "embark-rec[wandb,mlflow]"
+project = "ads"                 # W&B project, MLflow experiment; default WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME, embark
+```
+
+```bash
+export WANDB_API_KEY=…                              # or `wandb login`; WANDB_ENTITY and WANDB_BASE_URL if you need them
+export MLFLOW_TRACKING_URI=http://mlflow:5000       # and MLFLOW_TRACKING_TOKEN, or a user name and password
+```
+
+Both get every point of `step`, `eval` and `phases` events, the resolved spec (as W&B's config and MLflow's parameters,
+secrets cut out) and how the run ended. A resumed run continues the same run there: its id is in `tracking_id`, in the
+run directory. Fields that a later start changed, such as a larger `train.num_steps`, are updated in W&B's config;
+MLflow cannot change a parameter, so the new value is a tag of that name. Steps trained again after a resume are
+there twice, with the same values. W&B's own recording of console output, code, arguments and machines is off.
+
+`WANDB_MODE=offline` needs no server: the files are in `wandb/` of the run directory, on the machine of rank 0, and
+`wandb sync runs/NAME/wandb/offline-run-*` sends them later. While a service does not answer, the newest 20,000 points
+wait for it.
+
 ## CloudWatch
 
 ```toml
@@ -132,7 +158,8 @@ service:
 
 Both exporters are in the collector's `contrib` build. They were not tested against the clouds themselves; what a run
 sends is tested against a receiver of OpenTelemetry's own messages, CloudWatch against an emulator that returns the
-values, and Prometheus against a real server.
+values, and Prometheus against a real server. W&B is tested with its own client in offline mode, MLflow with its own
+client and a store in a folder.
 """
 
 

@@ -24,7 +24,9 @@ _NO_LOGS = frozenset({
     ".toml", ".py", ".pyc", ".md", ".html", ".svg", ".png", ".csv", ".parquet", ".npy", ".npz", ".pt", ".bin", ".so",
     ".zip", ".tar", ".whl", ".distcp", ".lock", ".sh",
 })
-_SKIPPED_FOLDERS = frozenset({"checkpoints", "tensorboard", "cache", "programs", ".git", "__pycache__", "node_modules"})
+_SKIPPED_FOLDERS = frozenset({
+    "checkpoints", "tensorboard", "wandb", "cache", "programs", ".git", "__pycache__", "node_modules",
+})
 
 
 @dataclass(frozen=True, slots=True)

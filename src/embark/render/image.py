@@ -65,7 +65,7 @@ def dockerfile(job: Job) -> str:
 def image_extras(job: Job) -> str:
     """What the run needs beside the trainer itself, by the names pip takes."""
     watch = job.spec.watch
-    return ",".join([EXTRAS, *(["otlp"] if "otlp" in watch.sinks else []),
+    return ",".join([EXTRAS, *(name for name in ("otlp", "wandb", "mlflow") if name in watch.sinks),
                      *(["prometheus"] if watch.prometheus_port else [])])
 
 

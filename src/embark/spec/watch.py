@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from embark.spec.section import Section
 
-Sinks = Annotated[tuple[Literal["cloudwatch", "otlp"], ...], Field(strict=False)]
+Sinks = Annotated[tuple[Literal["cloudwatch", "otlp", "wandb", "mlflow"], ...], Field(strict=False)]
 
 
 class WatchSpec(Section):
@@ -25,9 +25,11 @@ class WatchSpec(Section):
     prometheus_host: str = Field(default="0.0.0.0", min_length=1)
     """Address to listen on; `127.0.0.1` for this machine only."""
     sinks: Sinks = ()
-    """Where else metrics are sent: `cloudwatch`; `otlp`, for Azure Monitor, Cloud Monitoring and other collectors.
-    Endpoints and credentials come from the standard environment variables."""
+    """Where else metrics are sent: `cloudwatch`; `otlp`, for Azure Monitor, Cloud Monitoring and other collectors;
+    `wandb`; `mlflow`. Endpoints and credentials come from the standard environment variables."""
     send_every_s: PositiveFloat = 30.0
     """Seconds between uploads to them."""
+    project: str = Field(default="", pattern=r"^[^\\#?%:]*$", max_length=128)
+    """W&B project and MLflow experiment; empty: that of `WANDB_PROJECT` or `MLFLOW_EXPERIMENT_NAME`, else `embark`."""
     cloudwatch_namespace: str = Field(default="Embark", pattern=r"^[A-Za-z0-9 ._/#:-]+$", max_length=255)
     """CloudWatch namespace of the metrics."""

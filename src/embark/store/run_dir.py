@@ -1,6 +1,6 @@
 """The layout of a run: `<root>/<name>`, on this machine or behind a uri.
 
-    spec.toml  plan.txt  events.jsonl  report.html  tensorboard/  checkpoints/  lease/
+    spec.toml  plan.txt  events.jsonl  report.html  tracking_id  tensorboard/  checkpoints/  lease/
 """
 
 import hashlib
@@ -18,7 +18,8 @@ from embark.store.opening import open_store
 
 EVENTS = "events.jsonl"
 SPEC = "spec.toml"
-SMALL_FILES = (SPEC, "plan.txt", EVENTS, "report.html")
+TRACKING_ID = "tracking_id"
+SMALL_FILES = (SPEC, "plan.txt", EVENTS, "report.html", TRACKING_ID)
 MAX_FILES = 20_000
 LOG_FOLDERS = ("logs", "ranks")  # Where torchrun is told to put its logs.
 
@@ -56,6 +57,11 @@ class RunDir:
     @property
     def events(self) -> Path:
         return self.path / EVENTS
+
+    @property
+    def tracking_id(self) -> Path:
+        """Under which W&B and MLflow know the run."""
+        return self.path / TRACKING_ID
 
     @property
     def tensorboard(self) -> Path:

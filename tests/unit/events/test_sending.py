@@ -8,6 +8,7 @@ import pytest
 from embark.errors import MissingPackage
 from embark.events.events import Event
 from embark.events.sinks.services import SendingSink, cloudwatch_sink, otlp_sink
+from embark.events.sinks.trackers import Points, TrackedRun, flat_fields, mlflow_sink, wandb_sink
 
 
 class Service:
@@ -104,10 +105,60 @@ def test_telling_does_not_wait_for_a_service_that_hangs_and_neither_does_the_end
 
 @pytest.mark.parametrize(
     ("make", "fix"),
-    [(lambda: cloudwatch_sink("x", "Embark", 1), "embark-rec[cloud]"), (lambda: otlp_sink("x", 1), "embark-rec[otlp]")],
+    [(lambda: cloudwatch_sink("x", "Embark", 1), "embark-rec[cloud]"), (lambda: otlp_sink("x", 1), "embark-rec[otlp]"),
+     (lambda: wandb_sink(None, 1), "embark-rec[wandb]"), (lambda: mlflow_sink(None, 1), "embark-rec[mlflow]")],
 )
 def test_without_its_package_the_error_says_what_to_install(monkeypatch, make, fix):
     monkeypatch.setattr("embark.events.sinks.services.find_spec", lambda name: None)
     with pytest.raises(MissingPackage) as caught:
         make()
     assert fix in caught.value.fix
+
+
+class Tracker(Service):
+    """Keeps the losses of what it gets."""
+
+    def send(self, points):
+        if self._fails:
+            self._fails -= 1
+            raise ConnectionError("no route to host")
+        self.got += [point.values["train/loss"] for point in points]
+
+
+def test_a_tracker_gets_every_point_once_in_order_also_those_of_a_failed_sending():
+    service = Tracker(fails=1)
+    sink = SendingSink("W&B", lambda: service, 0.005, Points())
+    for number in range(3):
+        sink.emit(step(number, float(number)))
+    until(lambda: len(service.got) == 3)
+    sink.emit(step(3, 3.0))
+    sink.close()
+    assert service.got == [0.0, 1.0, 2.0, 3.0]
+    assert "no route to host" in sink.take_problem()
+
+
+def test_the_points_that_wait_are_the_newest_and_bounded(monkeypatch):
+    monkeypatch.setattr("embark.events.sinks.trackers.MAX_WAITING", 2)
+    points = Points()
+    for number in range(4):
+        points.add(step(number, float(number)))
+    taken = points.fresh()
+    assert [point.step for point in taken] == [2, 3]
+    points.add(step(4, 4.0))
+    points.sent(taken)
+    assert [point.step for point in points.fresh()] == [4]
+
+
+def test_a_run_keeps_its_id_and_another_run_has_another(tmp_path):
+    def id_of(folder):
+        return TrackedRun("tiny", "", {}, tmp_path, tmp_path / folder).find_or_make_id()
+
+    assert id_of("a") == id_of("a") != id_of("b")
+
+
+def test_the_spec_is_sent_without_secrets_and_flat_where_a_service_wants_it_so(tmp_path):
+    spec = {"store": {"root": "s3://u:hunter2hunter2@host/x"}, "model": {"top_mlp": [8, 4]}, "name": "tiny"}
+    config = TrackedRun("tiny", "", spec, tmp_path, tmp_path / "id").config
+    assert "hunter2" not in str(config)
+    assert dict(flat_fields(config)) == {"store.root": config["store"]["root"], "model.top_mlp": "[8, 4]",
+                                         "name": "tiny"}

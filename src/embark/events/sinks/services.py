@@ -1,4 +1,4 @@
-"""Metrics sent to CloudWatch and to OTLP collectors from a separate thread, so that no run waits for them."""
+"""Metrics sent to services from a separate thread, so that no run waits for them; CloudWatch and OTLP collectors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from embark.events.metrics import UNITS, Latest, Metric, Reading
 from embark.formatting import to_one_line
 
 CLOSE_S = 3.0  # How long the last sending may take before the run ends without it: a preempted machine has little time.
+END_S = 15.0  # … at the end of a run that was not stopped, of a service that has not failed.
 MAX_CHARS = 200
 MAX_AT_ONCE = 500  # CloudWatch takes 1,000 in a request, of at most 1 MB.
 MAX_LABEL = 1024
@@ -26,18 +27,19 @@ OTLP_SEND_S = 10.0
 
 def cloudwatch_sink(run: str, namespace: str, every_s: float) -> SendingSink:
     """Region, credentials and endpoint are found as the AWS tools find them."""
-    _require("CloudWatch needs the boto3 package, which is not installed", "cloud", "boto3")
+    require_packages("CloudWatch needs the boto3 package, which is not installed", "cloud", "boto3")
     return SendingSink("CloudWatch", lambda: CloudWatch(run, namespace), every_s)
 
 
 def otlp_sink(run: str, every_s: float) -> SendingSink:
     """Endpoint and headers are those of OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS and their like."""
-    _require("OTLP needs OpenTelemetry's packages, which are not installed", "otlp", "opentelemetry.sdk",
-             "opentelemetry.exporter.otlp.proto.http")
+    require_packages("OTLP needs OpenTelemetry's packages, which are not installed", "otlp", "opentelemetry.sdk",
+                     "opentelemetry.exporter.otlp.proto.http")
     return SendingSink("the OTLP endpoint", lambda: Otlp(run), every_s)
 
 
-def _require(problem: str, extra: str, *modules: str) -> None:
+def require_packages(problem: str, extra: str, *modules: str) -> None:
+    """Raises `MissingPackage` unless they are installed; none is imported here."""
     try:
         is_here = all(find_spec(name) for name in modules)
     except ModuleNotFoundError:
@@ -49,33 +51,66 @@ def _require(problem: str, extra: str, *modules: str) -> None:
 class Sender(Protocol):
     """A client of one service."""
 
-    def send(self, readings: Sequence[Reading]) -> None:
+    def send(self, fresh: Sequence[Any]) -> None:
         """Raises if it fails."""
         ...
 
     def close(self) -> None: ...
 
 
-class SendingSink:
-    """Sends the newest value of every series that has a new one, every so many seconds and at the end.
+class Pending(Protocol):
+    """What of the events is to be sent."""
 
-    What waits is bounded by the number of series. A failure is reported once, and the next sending tries again.
-    """
+    def add(self, event: Event) -> None: ...
 
-    def __init__(self, name: str, make: Callable[[], Sender], every_s: float) -> None:
-        self._name, self._make, self._every_s = name, make, every_s
+    def fresh(self) -> Sequence[Any]:
+        """What waits."""
+        ...
+
+    def sent(self, fresh: Sequence[Any]) -> None:
+        """It waits no longer."""
+        ...
+
+
+class NewestReadings:
+    """The newest value of every series that has a new one; what waits is bounded by the number of series."""
+
+    def __init__(self) -> None:
         self._latest = Latest()
         self._sent_s: dict[tuple[str, object], float] = {}
+
+    def add(self, event: Event) -> None:
+        self._latest.add(event)
+
+    def fresh(self) -> list[Reading]:
+        newest = self._latest.readings()
+        return [one for one in newest if one.time_s > self._sent_s.get((one.metric.name, one.labels), 0.0)]
+
+    def sent(self, fresh: Sequence[Reading]) -> None:
+        self._sent_s |= {(one.metric.name, one.labels): one.time_s for one in fresh}
+
+
+class SendingSink:
+    """Sends what is new every so many seconds and at the end.
+
+    A failure is reported once, and the next sending tries again.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Sender], every_s: float, pending: Pending | None = None) -> None:
+        self._name, self._make, self._every_s = name, make, every_s
+        self._pending = pending or NewestReadings()
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._is_interrupted = False
         self._problem = ""
         self._is_reported = False
         self._thread = threading.Thread(target=self._run, name=f"embark-{name}", daemon=True)
         self._thread.start()
 
     def emit(self, event: Event) -> None:
+        self._is_interrupted |= event.kind == "interrupt"
         with self._lock:
-            self._latest.add(event)
+            self._pending.add(event)
 
     def take_problem(self) -> str:
         """Why sending fails, once."""
@@ -90,30 +125,31 @@ class SendingSink:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(CLOSE_S)
+        self._thread.join(CLOSE_S if self._is_interrupted or self._problem else END_S)
+        if self._thread.is_alive():
+            self._problem = self._problem or "it did not take the last of them in time"
 
     def _run(self) -> None:
         sender: Sender | None = None
-        is_last = False
+        is_first, is_last = True, False
         while not is_last:
-            is_last = self._stop.wait(self._every_s)
+            is_last = self._stop.wait(0 if is_first else self._every_s)
             try:
-                sender = sender or self._make()
-                if fresh := self._fresh():
+                sender = sender or self._make()  # at once: loading a client takes seconds, and a run may be short
+                with self._lock:
+                    fresh = self._pending.fresh() if is_last or not is_first else ()
+                if fresh:
                     sender.send(fresh)
-                    self._sent_s |= {(one.metric.name, one.labels): one.time_s for one in fresh}
+                    with self._lock:
+                        self._pending.sent(fresh)
             except Exception as error:  # whatever a service or its client raises must not stop a run
                 self._problem = self._problem or to_one_line(f"{type(error).__name__}: {error}")[:MAX_CHARS]
+            is_first = False
         if sender is not None:
             try:
                 sender.close()
             except Exception as error:
                 self._problem = self._problem or to_one_line(error)[:MAX_CHARS]
-
-    def _fresh(self) -> list[Reading]:
-        with self._lock:
-            newest = list(self._latest.readings())
-        return [one for one in newest if one.time_s > self._sent_s.get((one.metric.name, one.labels), 0.0)]
 
 
 class CloudWatch:
@@ -156,7 +192,7 @@ class Otlp:
         from opentelemetry.sdk.metrics.export import InMemoryMetricReader
         from opentelemetry.sdk.resources import Resource
 
-        self._warnings = _LastWarning()
+        self._warnings = LastWarning("opentelemetry")
         self._run = run
         self._reader = InMemoryMetricReader()
         resource = Resource.create()  # of OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
@@ -206,13 +242,13 @@ class Otlp:
         self._meter.create_observable_counter(OTLP_PREFIX + metric.name, [observe], "1", metric.meaning)
 
 
-class _LastWarning(logging.Handler):
-    """Keeps the last reason why sending failed, which OpenTelemetry would log to the run's terminal each time."""
+class LastWarning(logging.Handler):
+    """Keeps the last reason why sending failed, which a client would log to the run's terminal each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, logger: str) -> None:
         super().__init__(logging.WARNING)
         self.text = ""
-        self._logger = logging.getLogger("opentelemetry")
+        self._logger = logging.getLogger(logger)
         self._propagated = self._logger.propagate
         self._logger.propagate = False
         self._logger.addHandler(self)

@@ -1,0 +1,215 @@
+"""Weights & Biases and MLflow: every point of the curves, the spec as the run's configuration, and how the run ended.
+
+A run that is resumed continues the run it has there, found by an id that the run directory keeps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embark.events.events import Event
+from embark.events.metrics import readings
+from embark.events.sinks.services import LastWarning, SendingSink, require_packages
+from embark.events.sinks.tensorboard import STEPS, tag_of
+from embark.formatting import redact
+
+MAX_WAITING = 20_000  # Points kept for a service that does not answer; then the oldest are dropped.
+MAX_AT_ONCE = 1000  # MLflow takes so many metrics in a request, and a tenth of them as parameters.
+MAX_PARAMETER = 6000  # Characters.
+KINDS = frozenset({"step", "eval", "phases"})  # Of every rank and machine it would be too much for them.
+PROJECT = "embark"
+TAG = "embark.id"
+STATUS = {"done": "FINISHED", "interrupt": "KILLED", "interrupted": "KILLED", "budget": "KILLED"}
+"""By outcome, what MLflow calls it; anything else failed."""
+END_S = 10.0  # How long W&B may upload at the end.
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """What a service is told about a run."""
+
+    name: str
+    project: str  # Empty: the environment's, else `embark`.
+    spec: Mapping[str, Any]  # The resolved spec, in JSON's types.
+    folder: Path  # The run directory on this machine.
+    id_file: Path
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return _without_secrets(self.spec)
+
+    def find_or_make_id(self) -> str:
+        """The same for every start of the run."""
+        if not self.id_file.is_file():
+            self.id_file.write_text(f"{secrets.token_hex(6)}\n", encoding="ascii")
+        return self.id_file.read_text(encoding="ascii").strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The metrics of one event, by their TensorBoard tags."""
+
+    step: int
+    time_s: float
+    values: Mapping[str, float]
+
+
+class Points:
+    """What waits to be sent, and how the run ended."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Point] = deque(maxlen=MAX_WAITING)
+        self.outcome = ""
+
+    def add(self, event: Event) -> None:
+        if event.kind == "end":
+            self.outcome = str(event.values.get("outcome", ""))
+        elif event.kind in ("error", "interrupt"):
+            self.outcome = event.kind
+        elif event.kind in KINDS and event.values.get("step") is not None:
+            values = {tag_of(event.kind, one): one.value for one in readings(event) if one.metric.name not in STEPS}
+            if values:
+                self._waiting.append(Point(int(event.values["step"]), event.time_s, values))
+
+    def fresh(self) -> list[Point]:
+        return list(self._waiting)
+
+    def sent(self, points: Sequence[Point]) -> None:
+        """New points may have come meanwhile, and driven out some of these."""
+        gone = set(map(id, points))
+        while self._waiting and id(self._waiting[0]) in gone:
+            self._waiting.popleft()
+
+
+def wandb_sink(run: TrackedRun, every_s: float) -> SendingSink:
+    """Key, entity, server and mode are those of WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL, WANDB_MODE and netrc."""
+    require_packages("W&B needs the wandb package, which is not installed", "wandb", "wandb")
+    run.find_or_make_id()
+    points = Points()
+    return SendingSink("W&B", lambda: Wandb(run, points), every_s, points)
+
+
+def mlflow_sink(run: TrackedRun, every_s: float) -> SendingSink:
+    """Server and credentials are those of MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN and their like."""
+    require_packages("MLflow needs the mlflow-skinny package, which is not installed", "mlflow", "mlflow")
+    run.find_or_make_id()
+    points = Points()
+    return SendingSink("MLflow", lambda: Mlflow(run, points), every_s, points)
+
+
+class Wandb:
+    """What W&B collects by itself, console output, code, arguments and packages, is off: nothing would redact it."""
+
+    def __init__(self, run: TrackedRun, points: Points) -> None:
+        import wandb
+
+        self._points = points
+        settings = wandb.Settings(
+            silent=True, console="off", disable_code=True, disable_git=True, disable_job_creation=True, symlink=False,
+            x_disable_meta=True, x_disable_stats=True, x_disable_machine_info=True, x_save_requirements=False,
+            init_timeout=60.0, finish_timeout=END_S,
+        )
+        wandb.setup(settings=settings)  # also silences what comes before the run, and its question for a key
+        try:
+            self._run: Any = wandb.init(
+                project=run.project or os.environ.get("WANDB_PROJECT") or PROJECT, name=run.name,
+                id=run.find_or_make_id(), resume="allow", config=run.config, dir=run.folder, settings=settings,
+                allow_val_change=True)
+        except Exception:
+            wandb.teardown()  # else the next attempt finds the id in use
+            raise
+        # W&B's own step only grows, and a resumed run begins again at its checkpoint.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def send(self, points: Sequence[Point]) -> None:
+        for point in points:
+            self._run.log({**point.values, "step": point.step, "time_s": point.time_s})
+
+    def close(self) -> None:
+        self._run.finish(exit_code=0 if self._points.outcome == "done" else 1)
+
+
+class Mlflow:
+    """A run of the experiment, with the spec's fields as parameters; those that a later start changed are tags."""
+
+    def __init__(self, run: TrackedRun, points: Points) -> None:
+        # Without them, the client tries for minutes before anyone is told.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        from mlflow.entities import Metric
+        from mlflow.tracking import MlflowClient
+
+        self._points, self._metric = points, Metric
+        self._warnings = [LastWarning("mlflow"), LastWarning("urllib3")]
+        self._client: Any = MlflowClient()
+        try:
+            self._id = self._open(run)
+        except Exception:
+            self._listen_no_more()
+            raise
+
+    def _open(self, run: TrackedRun) -> str:
+        from mlflow.entities import Param
+
+        experiment = _experiment(self._client, run.project)
+        found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{run.find_or_make_id()}'", max_results=1)
+        if found:
+            self._client.update_run(found[0].info.run_id, status="RUNNING")
+        else:
+            found = [self._client.create_run(experiment, run_name=run.name, tags={TAG: run.find_or_make_id()})]
+        run_id: str = found[0].info.run_id
+        old = found[0].data.params
+        fields = {name: value[:MAX_PARAMETER] for name, value in flat_fields(run.config)}
+        new = [Param(name, value) for name, value in fields.items() if name not in old]
+        for start in range(0, len(new), MAX_AT_ONCE // 10):
+            self._client.log_batch(run_id, params=new[start : start + MAX_AT_ONCE // 10])
+        for name in (name for name, value in fields.items() if old.get(name, value) != value):
+            self._client.set_tag(run_id, name, fields[name])
+        return run_id
+
+    def send(self, points: Sequence[Point]) -> None:
+        metrics = [self._metric(tag, value, int(point.time_s * 1000), point.step)
+                   for point in points for tag, value in point.values.items()]
+        for start in range(0, len(metrics), MAX_AT_ONCE):
+            self._client.log_batch(self._id, metrics=metrics[start : start + MAX_AT_ONCE])
+
+    def close(self) -> None:
+        try:
+            self._client.set_terminated(self._id, STATUS.get(self._points.outcome, "FAILED"))
+        finally:
+            self._listen_no_more()
+
+    def _listen_no_more(self) -> None:
+        for warnings in self._warnings:
+            warnings.close()
+
+
+def _experiment(client: Any, project: str) -> str:
+    name = project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+    found = client.get_experiment_by_name(name)
+    return str(found.experiment_id if found else client.create_experiment(name))
+
+
+def flat_fields(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """`train.batch_size` → `4096`."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat_fields(value, f"{before}{name}.")
+        else:
+            yield before + name, value if isinstance(value, str) else json.dumps(value)
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_secrets(held) for name, held in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(held) for held in value]
+    return redact(value) if isinstance(value, str) else value
