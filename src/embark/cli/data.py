@@ -148,10 +148,17 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
         return
     manifest, bad = result.manifest, result.manifest.bad_rows
     if not console.quiet:
+        maps = manifest.settings["id_maps"] if result.id_map_from else {}
+        headings = {"known": "known ids", "new": "new ids", "evicted": "evicted"} if maps else {}
         console.table([{"table": f.name, "rows": f.rows, "ids": f"up to {f.multi_hot}" if f.is_ragged else
-                        str(f.multi_hot)} for f in manifest.layout.features],
-                      {"table": "table", "rows": "rows", "ids": "ids per row"})
+                        str(f.multi_hot), **{key: maps[f.name].get(key) for key in headings}}
+                       for f in manifest.layout.features],
+                      {"table": "table", "rows": "rows", "ids": "ids per row", **headings})
     console.text(f"\nrows: {_rows(manifest)}; {pluralize(len(manifest.layout.dense), 'dense column')}")
+    if result.id_map_from:
+        transform = manifest.settings["prepare"]["dense"]
+        console.text(f"known ids have the rows that they have in {result.id_map_from}; dense values are transformed as "
+                     f"there: {transform}")
     if result.dropped:
         console.text("dropped columns: " + "; ".join(f"{name}: {why}" for name, why in result.dropped.items()))
     if bad.get("num"):

@@ -7,6 +7,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from embark.spec.section import Section
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
+NewIds = Literal["append", "evict", "hash", "unknown"]
 
 
 class PrepareSpec(Section):
@@ -48,6 +49,14 @@ class PrepareSpec(Section):
     """`frequency` only: values with fewer training rows share id 0."""
     max_rows: PositiveInt = 40_000_000
     """`frequency` only: maximum rows of a table that `[model]` does not name."""
+    id_map_from: str = ""
+    """Earlier prepared data, a folder or its URI, whose ids keep their table rows here; tables, columns and the dense
+    transform are taken from it. A relative path goes by the spec's own folder; given with `--set`, by the current
+    directory."""
+    new_ids: NewIds = "append"
+    """`id_map_from` only: values that are not in the earlier map. `append`: new rows, up to `max_rows`. `evict`: the
+    rows of values that are rarer in the new training rows; the tables keep their size. `hash`: modulo the table's
+    rows. `unknown`: id 0."""
     dense: Literal["auto", "mlperf", "log", "none"] = "auto"
     """`mlperf`: ln(x + 3), below −2 as −2. `log`: sign(x)·ln(1 + |x|). `auto`: `mlperf` for Criteo, else `log`."""
     dense_bits: Literal[16, 32] = 32

@@ -10,7 +10,8 @@ from typing import Any
 
 from embark.spec.run import RunSpec
 
-FIELDS = ("data.path", "data.prepare.input")
+FIELDS = ("data.path", "data.prepare.input", "data.prepare.id_map_from")
+_PREPARE_FIELDS = ("input", "id_map_from")
 
 
 def join_paths(raw: dict[str, Any], folder: Path) -> None:
@@ -28,26 +29,26 @@ def with_absolute_paths(spec: RunSpec) -> RunSpec:
     """For a spec that is read elsewhere on this machine, or later from another directory."""
     found = _paths_in(spec, os.path.abspath)
     data = spec.data
-    if "data.prepare.input" in found:
-        data = data.model_copy(update={"prepare": data.prepare.model_copy(
-            update={"input": found["data.prepare.input"]})})
+    if changes := {name: found[f"data.prepare.{name}"] for name in _PREPARE_FIELDS if f"data.prepare.{name}" in found}:
+        data = data.model_copy(update={"prepare": data.prepare.model_copy(update=changes)})
     if "data.path" in found:
         data = data.model_copy(update={"path": found["data.path"]})
     return spec if data is spec.data else spec.model_copy(update={"data": data})
 
 
 def without_local_input(spec: RunSpec) -> RunSpec:
-    """Without `data.prepare.input` if that names a relative path."""
-    prepare = spec.data.prepare
-    if "data.prepare.input" not in _paths_in(spec, str):
+    """Without what `[data.prepare]` reads, where that is a relative path."""
+    found, prepare = _paths_in(spec, str), spec.data.prepare
+    local = {name for name in _PREPARE_FIELDS if f"data.prepare.{name}" in found}
+    if not local:
         return spec
-    prepare = type(prepare).model_validate(prepare.model_dump(exclude_unset=True, exclude={"input"}))
+    prepare = type(prepare).model_validate(prepare.model_dump(exclude_unset=True, exclude={*local, "new_ids"}))
     return spec.model_copy(update={"data": spec.data.model_copy(update={"prepare": prepare})})
 
 
 def _paths_in(spec: RunSpec, change: Callable[[str], str]) -> dict[str, Any]:
-    raw: dict[str, Any] = {"data": {"path": spec.data.path, "prepare": {"input": spec.data.prepare.input}}}
-    return _map_paths(raw, change)
+    prepare = {name: getattr(spec.data.prepare, name) for name in _PREPARE_FIELDS}
+    return _map_paths({"data": {"path": spec.data.path, "prepare": prepare}}, change)
 
 
 def _map_paths(raw: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:

@@ -140,6 +140,9 @@ def _prepare_mistakes(data: DataSpec) -> Iterator[Mistake]:
         yield _mistake("data.prepare.test_fraction", prepare.test_fraction,
                        f"leaves no training rows next to data.eval_fraction = {data.eval_fraction}",
                        "make one of them smaller")
+    if prepare.new_ids != "append" and not prepare.id_map_from:
+        yield _mistake("data.prepare.new_ids", prepare.new_ids, "has no effect without data.prepare.id_map_from",
+                       "name the earlier prepared data there")
     roles = [data.label, *data.dense_columns, *prepare.sparse_columns, *prepare.list_columns, *prepare.ignored_columns]
     for name in sorted({n for n in roles if roles.count(n) > 1}):
         yield _mistake("data.prepare", name, "the column has two roles", "name it once")

@@ -17,7 +17,7 @@ SPEC = """
 kind = "prepared"
 path = "prepared"
 label = "click"
-prepare = { input = ["raw/*.csv", "s3://bucket/raw.csv", "/raw.csv"] }
+prepare = { input = ["raw/*.csv", "s3://bucket/raw.csv", "/raw.csv"], id_map_from = "january" }
 """
 
 
@@ -34,12 +34,15 @@ def test_paths_of_a_file_go_by_its_folder_and_those_of_set_by_the_current_one(fo
     data = load_spec("project/run.toml").data
     assert data.path == "project/prepared"
     assert data.prepare.input == ("project/raw/*.csv", "s3://bucket/raw.csv", "/raw.csv")
+    assert data.prepare.id_map_from == "project/january"
     assert load_spec(str(folder / "project" / "run.toml")).data.path == str(folder / "project" / "prepared")
     assert load_spec("project/run.toml", ["data.path=elsewhere"]).data.path == "elsewhere"
     assert load_spec("project/run.toml").store.root == "runs"
     monkeypatch.chdir("project")
     assert load_spec("run.toml").data.path == "prepared"
-    assert with_absolute_paths(load_spec("run.toml")).data.path == str(folder / "project" / "prepared")
+    absolute = with_absolute_paths(load_spec("run.toml")).data
+    assert (absolute.path, absolute.prepare.id_map_from) == tuple(
+        str(folder / "project" / name) for name in ("prepared", "january"))
 
 
 def test_a_missing_file_is_named_with_the_folder_it_was_looked_for_in(folder):
@@ -57,5 +60,6 @@ def test_a_spec_copied_beside_its_rendered_files_still_names_the_same_data(folde
     assert run(["render", "project/run.toml", *place, "--out", "deploy/x"]) == ExitCode.DONE
     copied = load_spec("deploy/x/run.toml").data
     assert (copied.path, copied.prepare.input[0]) == ("project/prepared", "project/raw/*.csv")
+    assert copied.prepare.id_map_from == "project/january"
     assert run(["render", "deploy/x/run.toml", "--set", "data.path=other"]) == ExitCode.DONE
     assert load_spec("deploy/x/run.toml").data.path == "other"

@@ -18,9 +18,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.rows import Keys
+from embark.data.prepare.rows import Keys, hash_ids
 from embark.data.prepared.layout import Rows
 from embark.data.workers import Report
+from embark.spec.data import NewIds
 from embark.store.atomic_file import commit
 
 _SAMPLES_PER_PARTITION = 512
@@ -131,6 +132,11 @@ class IdFiles:
     ids: Path  # Their ids, as `.npy`.
     codes: Path  # int32: for every run one after the other, the id of each of its keys.
 
+    @staticmethod
+    def of(folder: Path, name: str, codes: Path = Path()) -> IdFiles:
+        """Of a column, whose map is in `folder`."""
+        return IdFiles(folder / f"{name}.keys.npy", folder / f"{name}.ids.npy", codes)
+
     def sha256(self) -> str:
         """Of the map: keys and ids."""
         digest = hashlib.sha256()
@@ -140,48 +146,140 @@ class IdFiles:
         return digest.hexdigest()
 
 
+class _KnownKeys(RunKeys):
+    """The keys of an earlier map, as those of a run without rows."""
+
+    def read_counts(self, start: int, stop: int) -> NDArray[np.uint32]:
+        return np.zeros(stop - start, np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownIds:
+    """A column's ids of an earlier preparation, which keep their rows, and what becomes of keys that have none."""
+
+    keys: Path
+    ids: Path
+    num_rows: int  # Of the table.
+    new_ids: NewIds
+
+    def as_run(self) -> RunKeys:
+        keys = np.load(self.keys, mmap_mode="r")
+        return _KnownKeys(self.keys, keys.offset, len(keys), keys.dtype)
+
+    def owned_rows(self) -> NDArray[np.bool_]:
+        """[rows]: which have an owner; row 0 is that of rare and missing values."""
+        is_owned = np.zeros(self.num_rows, np.bool_)
+        is_owned[np.load(self.ids, mmap_mode="r")] = True
+        is_owned[0] = True
+        return is_owned
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """What the ids of a column are."""
+
+    num_distinct: int  # Values of the training rows.
+    num_known: int  # Ids that an earlier map gave and that keep their rows.
+    num_new: int
+    num_evicted: int
+    changed_rows: NDArray[np.int64]  # Rows of the earlier table that a new id has now, rising.
+    num_rows: int  # Up to the largest id.
+
+
 def number_keys(
-    runs: Sequence[RunKeys], files: IdFiles, *, min_count: int, max_kept: int, max_entries: int, report: Report
-) -> tuple[int, int]:
-    """Id 1 for the most frequent, ties by key; 0 for those seen fewer than `min_count` times and all behind
-    `max_kept`. At most about `max_entries` keys of runs are in memory at once. How many distinct values the training
-    rows have, and how many of them have an id of their own."""
-    bounds, dtype = _partitions(runs, max_entries), runs[0].dtype if runs else np.dtype(np.uint64)
+    runs: Sequence[RunKeys], files: IdFiles, *, min_count: int, max_rows: int, max_entries: int, report: Report,
+    known: KnownIds | None = None,
+) -> Numbered:
+    """Id 1 for the most frequent, ties by key; 0 for those seen fewer than `min_count` times and all that find no row
+    below `max_rows`. Ids that are `known` stay; new ones get free rows, the most frequent the lowest. To evict is to
+    rank known and new ids together by their counts in these runs, where of equals the known come first; what no longer
+    finds a row loses its own. At most about `max_entries` keys of runs are in memory at once."""
+    every = [*runs, known.as_run()] if known else runs
+    bounds, dtype = _partitions(every, max_entries), every[0].dtype if every else np.dtype(np.uint64)
     parts = list(pairwise(bounds.T))
     counted, num_distinct = Path(f"{files.codes}.counted"), 0
-    values_by_count: Counter[int] = Counter()
+    by_count: tuple[Counter[int], Counter[int]] = Counter(), Counter()  # How many new and known values have each count.
     with open(counted, "wb") as file:
         for lows, highs in parts:
-            keys, counts = _count(runs, lows, highs)
+            keys, counts = _count(every, lows, highs)
+            ids = _known_ids(known, keys, int(lows[-1]), int(highs[-1]))
             num_distinct += int((counts > 0).sum())
-            is_kept = counts >= min_count
-            np.save(file, keys[is_kept])
-            np.save(file, counts[is_kept])
-            levels, nums = np.unique(counts[is_kept], return_counts=True)
-            values_by_count.update(dict(zip(levels.tolist(), nums.tolist(), strict=True)))
+            is_kept = (ids > 0) | (counts >= min_count if not known or known.new_ids in ("append", "evict") else False)
+            for array in (keys, counts, ids):
+                np.save(file, array[is_kept])
+            for level_counts, mask in zip(by_count, (is_kept & (ids == 0), ids > 0), strict=True):
+                levels, nums = np.unique(counts[mask], return_counts=True)
+                level_counts.update(dict(zip(levels.tolist(), nums.tolist(), strict=True)))
             report(int((highs - lows).sum()), 0, 0)
-    num_kept = min(values_by_count.total(), max_kept)
-    levels = np.array(sorted(values_by_count), np.int64)
-    nums = np.array([values_by_count[count] for count in levels.tolist()], np.int64)
-    next_ids = 1 + nums.sum() - np.cumsum(nums)
+    is_owned = known.owned_rows() if known else np.ones(1, np.bool_)
+    num_new = min(by_count[0].total(), max_rows - int(is_owned.sum()))
+    if known and known.new_ids == "evict":
+        num_new = _evict(counted, len(parts), by_count, max_rows - 1, is_owned)
+    num_known = int(is_owned.sum()) - 1
+    changed_rows = np.flatnonzero(~is_owned)[:num_new]
+    levels = np.array(sorted(by_count[0]), np.int64)
+    nums = np.array([by_count[0][count] for count in levels.tolist()], np.int64)
+    next_ranks = nums.sum() - np.cumsum(nums)
     starts = np.cumsum([0] + [run.num_keys for run in runs])
+    num_kept, num_rows = num_known + num_new, len(is_owned) + num_new - len(changed_rows)
     with (
         open(counted, "rb") as file, _npy(files.keys, dtype, num_kept) as keys_file,
         _npy(files.ids, np.dtype("<i4"), num_kept) as ids_file, open(f"{files.codes}.part", "wb") as codes_file,
     ):
         for lows, highs in parts:
-            keys, ids = np.load(file), _take_ids(np.load(file), levels, next_ids)
-            ids[ids > num_kept] = 0
+            keys, counts, ids = (np.load(file) for _ in range(3))
+            is_new = ids == 0
+            ids[~is_owned[ids]] = 0
+            ranks = _take_ranks(counts[is_new], levels, next_ranks)
+            rows = np.concatenate([changed_rows, [0]])[np.minimum(ranks, len(changed_rows))]
+            rows = np.where(ranks < len(changed_rows), rows, ranks - len(changed_rows) + len(is_owned))
+            ids[is_new] = np.where(ranks < num_new, rows, 0)
             keys_file.write(keys[ids > 0].data)
             ids_file.write(ids[ids > 0].astype("<i4").data)
             for run, start, low, high in zip(runs, starts, lows, highs, strict=False):
                 codes_file.seek(int(start + low) * 4)
-                codes_file.write(_look_up(run.read_keys(int(low), int(high)), keys, ids).data)
+                wanted = run.read_keys(int(low), int(high))
+                found = _look_up(wanted, keys, ids)
+                if known and known.new_ids == "hash":
+                    found = np.where(found > 0, found, hash_ids(wanted, None, known.num_rows, found.dtype))
+                codes_file.write(found.data)
             report(int((highs - lows).sum()), 0, 0)
         for written, path in ((keys_file, files.keys), (ids_file, files.ids), (codes_file, files.codes)):
             commit(written, path)
     counted.unlink()
-    return num_distinct, num_kept
+    return Numbered(num_distinct, num_known, num_new, by_count[1].total() - num_known, changed_rows, num_rows)
+
+
+def _known_ids(known: KnownIds | None, keys: Keys, low: int, high: int) -> NDArray[np.int64]:
+    """The ids that `keys` have in an earlier map, whose part `low` to `high` is among them; 0 of new ones."""
+    ids = np.zeros(len(keys), np.int64)
+    if known:
+        ids[np.searchsorted(keys, known.as_run().read_keys(low, high))] = np.load(known.ids, mmap_mode="r")[low:high]
+    return ids
+
+
+def _evict(
+    counted: Path, num_parts: int, by_count: tuple[Counter[int], Counter[int]], max_kept: int,
+    is_owned: NDArray[np.bool_],
+) -> int:
+    """Take the rows of the known values that are not among the `max_kept` most frequent; returns how many new are."""
+    new, known = by_count
+    num_new, left, threshold, num_at_threshold = 0, max_kept, -1, 0
+    for level in sorted({*new, *known}, reverse=True):
+        if left < new[level] + known[level]:
+            threshold, num_at_threshold = level, min(left, known[level])
+            num_new += left - num_at_threshold
+            break
+        left -= new[level] + known[level]
+        num_new += new[level]
+    with open(counted, "rb") as file:
+        for _ in range(num_parts):
+            _, counts, ids = (np.load(file) for _ in range(3))
+            at_threshold = np.flatnonzero((counts == threshold) & (ids > 0))
+            is_owned[ids[(counts < threshold) & (ids > 0)]] = False
+            is_owned[ids[at_threshold[num_at_threshold:]]] = False
+            num_at_threshold -= min(num_at_threshold, len(at_threshold))
+    return num_new
 
 
 def read_codes(path: Path, starts: Sequence[int], counts: Sequence[int]) -> Iterator[NDArray[np.int32]]:
@@ -237,16 +335,18 @@ def _look_up(wanted: Keys, keys: Keys, ids: NDArray[np.int64]) -> NDArray[np.int
     return found
 
 
-def _take_ids(counts: NDArray[np.int64], levels: NDArray[np.int64], next_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The ids of values that were seen `counts` times: those of a count follow all of larger counts, in the order of
-    the calls. `levels` are all counts, rising, and `next_ids`, which are advanced, the next id of each."""
+def _take_ranks(
+    counts: NDArray[np.int64], levels: NDArray[np.int64], next_ranks: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The ranks, from 0, of values that were seen `counts` times: those of a count follow all of larger counts, in the
+    order of the calls. `levels` are all counts, rising, and `next_ranks`, which are advanced, the next rank of each."""
     kinds = np.searchsorted(levels, counts)
     order = np.argsort(kinds, kind="stable")
     num_of_kind = np.bincount(kinds, minlength=len(levels))
-    ids = np.empty(len(counts), np.int64)
-    ids[order] = np.arange(len(counts)) + np.repeat(next_ids - (np.cumsum(num_of_kind) - num_of_kind), num_of_kind)
-    next_ids += num_of_kind
-    return ids
+    ranks = np.empty(len(counts), np.int64)
+    ranks[order] = np.arange(len(counts)) + np.repeat(next_ranks - (np.cumsum(num_of_kind) - num_of_kind), num_of_kind)
+    next_ranks += num_of_kind
+    return ranks
 
 
 def _npy(path: Path, dtype: np.dtype[Any], num: int) -> BinaryIO:

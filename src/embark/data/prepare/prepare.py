@@ -13,19 +13,22 @@ from typing import Any
 
 import numpy as np
 
+from embark.data.prepare.earlier_ids import EarlierIds, open_earlier
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
-from embark.data.prepare.rows import BadRows, check_splits, dense_transform, id_methods, should_give_up
+from embark.data.prepare.rows import BadRows, IdMethod, check_splits, dense_transform, id_methods, should_give_up
 from embark.data.prepare.schema import Schema
-from embark.data.prepare.tasks import IDS, PREPARING, Journal, Kind, Preparation, Task
+from embark.data.prepare.tasks import PREPARING, Journal, Kind, Preparation, Task
 from embark.data.prepared.layout import Layout
-from embark.data.prepared.manifest import BLOCK_ROWS, MANIFEST, SPLITS, STATISTICS, Manifest, Part
+from embark.data.prepared.manifest import BLOCK_ROWS, EARLIER, IDS, MANIFEST, SPLITS, STATISTICS, Manifest, Part
 from embark.data.workers import MemoryMonitor, OnProgress, ProgressReporter, WorkerPool
 from embark.errors import DataError, UserError
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 
 SMALL_BYTES = 16 << 20  # Input that is prepared before another process has started.
+NEW_IDS = {"append": "new values get new rows", "evict": "new values take the rows of rarer ones",
+           "hash": "new values by hash, modulo the table's rows", "unknown": "new values are id 0"}
 _REVISION = 3  # Of how rows are made of the input; a journal of another revision is of no use.
 Record = dict[str, Any]
 
@@ -66,6 +69,7 @@ class PrepareResult:
     memory_bytes: int  # The largest of all processes together.
     was_complete: bool  # The data was there already, made of the same files with the same settings.
     dropped: Mapping[str, str] = field(default_factory=dict)  # Columns of the input that are in no table, and why.
+    id_map_from: str = ""  # The earlier data whose ids were kept.
 
     def to_dict(self) -> dict[str, Any]:
         manifest = self.manifest
@@ -74,14 +78,14 @@ class PrepareResult:
             "size_bytes": manifest.size_bytes, "bad_rows": manifest.bad_rows, "elapsed_s": self.elapsed_s,
             "memory_bytes": self.memory_bytes, "was_complete": self.was_complete, "layout": manifest.layout.to_json(),
             "dropped": dict(self.dropped),
+            **({"id_map_from": self.id_map_from, "id_maps": manifest.settings["id_maps"]} if self.id_map_from else {}),
         }
 
 
 def preview(spec: RunSpec) -> Preview:
     """What each column is taken for, and how rows, ids and memory are handled. Nothing is written."""
-    inputs, files = _inputs_of(spec)
-    schema, prepare = guess_schema(spec, inputs, files), spec.data.prepare
-    methods = id_methods(prepare, schema)
+    spec, schema, _, files, earlier = _understood(spec)
+    prepare, methods = spec.data.prepare, _methods(spec, schema, earlier)
     splits = {
         "fraction": f"random: {spec.data.eval_fraction:g} to validation, {prepare.test_fraction:g} to test",
         "file": f"by file: {', '.join(prepare.validation_files)} to validation, "
@@ -91,6 +95,8 @@ def preview(spec: RunSpec) -> Preview:
     rare = f" or seen fewer than {prepare.min_count} times" if prepare.min_count > 1 else ""
     ids = {"hash": "by hash, modulo the table's rows",
            "frequency": f"by frequency: 0 for what is missing{rare}, then by descending count"}
+    if earlier:
+        ids["frequency"] = f"as in {earlier.path}; {NEW_IDS[earlier.new_ids]}"
     return Preview(schema, schema.to_toml(prepare), files, splits,
                    "; ".join(ids[method] for method in dict.fromkeys(methods)),
                    plan_budget(prepare, schema, has_runs="frequency" in methods))
@@ -100,32 +106,41 @@ def prepare_from_spec(
     spec: RunSpec, out: Path, *, on_progress: OnProgress | None = None, fresh: bool = False
 ) -> PrepareResult:
     """Prepare the files of `data.prepare.input` into the folder `out`; what the spec leaves open is guessed."""
-    inputs, files = _inputs_of(spec)
-    return prepare(spec, guess_schema(spec, inputs, files), inputs, files, out, on_progress=on_progress, fresh=fresh)
+    spec, schema, inputs, files, earlier = _understood(spec)
+    return prepare(spec, schema, inputs, files, out, on_progress=on_progress, fresh=fresh, earlier=earlier)
 
 
-def _inputs_of(spec: RunSpec) -> tuple[Inputs, list[InputFile]]:
-    """The files of a spec that trains on what it prepares."""
+def _understood(spec: RunSpec) -> tuple[RunSpec, Schema, Inputs, list[InputFile], EarlierIds | None]:
+    """The files of a spec that trains on what it prepares, and what their columns are."""
     if spec.data.kind != "prepared":
         raise UserError(f"data.kind is {spec.data.kind!r}, and `embark data prepare` writes \"prepared\" data",
                         fix='set data.kind = "prepared" and data.path to the folder to write')
-    return open_inputs(spec.data.prepare.input)
+    inputs, files = open_inputs(spec.data.prepare.input)
+    earlier = open_earlier(spec, _REVISION)
+    if earlier is None:
+        return spec, guess_schema(spec, inputs, files), inputs, files, None
+    spec = earlier.completed(spec)
+    return spec, earlier.aligned(spec, guess_schema(spec, inputs, files)), inputs, files, earlier
+
+
+def _methods(spec: RunSpec, schema: Schema, earlier: EarlierIds | None) -> tuple[IdMethod, ...]:
+    return earlier.methods(schema) if earlier else id_methods(spec.data.prepare, schema)
 
 
 def prepare(
     spec: RunSpec, schema: Schema, inputs: Inputs, files: list[InputFile], out: Path, *,
-    on_progress: OnProgress | None = None, fresh: bool = False,
+    on_progress: OnProgress | None = None, fresh: bool = False, earlier: EarlierIds | None = None,
 ) -> PrepareResult:
-    """Prepare `files` into the folder `out`.
+    """Prepare `files` into the folder `out`, with the ids of `earlier` data.
 
     An interrupted call is resumed. A folder that is complete already is left as it is. `fresh` starts over.
     """
     check_files(files)
     check_splits(spec.data, files)
     began_s, input_bytes = time.monotonic(), sum(file.size_bytes for file in files)
-    methods = id_methods(spec.data.prepare, schema)
+    methods = _methods(spec, schema, earlier)
     budget = plan_budget(spec.data.prepare, schema, has_runs="frequency" in methods)
-    settings = settings_of(spec, schema, files, out)
+    settings = settings_of(spec, schema, files, out, earlier)
     out.mkdir(parents=True, exist_ok=True)
     with MemoryMonitor() as memory, Journal(out) as journal:
         if fresh:
@@ -133,14 +148,16 @@ def prepare(
         complete = _complete_already(out, settings)
         if complete is None:
             journal.begin(settings)
-            work = Preparation(spec, schema, inputs, out, budget, methods)
+            known = earlier.fetch(journal.directory / "earlier") if earlier else {}
+            work = Preparation(spec, schema, inputs, out, budget, methods, known=known)
             run = _Run(work, files, journal, ProgressReporter(on_progress, memory))
             manifest = run.prepare(settings)
             run.progress.end()
         journal.remove()
     return PrepareResult(out, complete or manifest, input_bytes, time.monotonic() - began_s, memory.peak_bytes,
                          was_complete=complete is not None,
-                         dropped={name: schema.why.get(name, "") for name in schema.ignored})
+                         dropped={name: schema.why.get(name, "") for name in schema.ignored},
+                         id_map_from=earlier.path if earlier else "")
 
 
 def check_files(files: Sequence[InputFile]) -> None:
@@ -150,12 +167,15 @@ def check_files(files: Sequence[InputFile]) -> None:
             raise DataError(f"{file.uri}: the file is empty", fix="leave it out of data.prepare.input, or get it again")
 
 
-def settings_of(spec: RunSpec, schema: Schema, files: Sequence[InputFile], out: Path) -> dict[str, Any]:
+def settings_of(
+    spec: RunSpec, schema: Schema, files: Sequence[InputFile], out: Path, earlier: EarlierIds | None = None
+) -> dict[str, Any]:
     """All that the result depends on. Files go by the folder `out`: the current directory may be another next time."""
     prepare = spec.data.prepare
-    options = prepare.model_dump(mode="json", exclude={"input", "format", "memory_gb", "num_workers", "max_bad_share"})
+    options = prepare.model_dump(mode="json", exclude={"input", "format", "memory_gb", "num_workers", "max_bad_share",
+                                                       "id_map_from", "new_ids"})
     roles = {key: value for key, value in asdict(schema).items() if key not in ("why", "examples")}
-    methods = {"dense": dense_transform(prepare, schema), "ids": list(id_methods(prepare, schema))}
+    methods = {"dense": dense_transform(prepare, schema), "ids": list(_methods(spec, schema, earlier))}
     return json.loads(json.dumps({  # type: ignore[no-any-return]
         "revision": _REVISION,
         "schema": roles,
@@ -165,6 +185,7 @@ def settings_of(spec: RunSpec, schema: Schema, files: Sequence[InputFile], out: 
         "segment_bytes": segment_bytes_of(sum(file.size_bytes for file in files)),
         "files": [{"uri": file.uri if "://" in file.uri else os.path.relpath(file.uri, out), "bytes": file.size_bytes,
                    "changed": file.changed} for file in files],
+        **({EARLIER: earlier.settings()} if earlier else {}),
     }))
 
 
@@ -267,7 +288,7 @@ class _Run:
                                    for column in self.work.schema.sparse}
         for record in records:
             name = record["name"]
-            maps[name] = {"how": "frequency", **{key: record[key] for key in ("rows", "distinct", "kept", "sha256")},
+            maps[name] = {"how": "frequency", **{key: value for key, value in record.items() if key != "name"},
                           "keys": f"{IDS}/{name}.keys.npy", "ids": f"{IDS}/{name}.ids.npy"}
         return maps
 

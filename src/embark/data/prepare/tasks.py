@@ -7,9 +7,9 @@ import json
 import operator
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -31,8 +31,9 @@ from embark.data.prepare.rows import (
     transform_dense,
 )
 from embark.data.prepare.schema import Schema
+from embark.data.prepared.changed_rows import write_changed_rows
 from embark.data.prepared.layout import Feature, Layout, Rows
-from embark.data.prepared.manifest import SPLITS
+from embark.data.prepared.manifest import IDS, SPLITS
 from embark.data.prepared.parts import PartWriter
 from embark.data.workers import Report
 from embark.errors import UserError
@@ -42,7 +43,6 @@ from embark.store import write_atomic
 if TYPE_CHECKING:
     from embark.data.prepare.prepare import Budget
 
-IDS = "ids"  # Folder of the maps from keys to ids, beside the data.
 Kind = Literal["read", "stage", "number", "write"]
 _Finish = Callable[[], dict[str, Any]]  # Waits for the disk and gives the record of what was done.
 
@@ -77,6 +77,7 @@ class Preparation:
     budget: Budget
     id_methods: tuple[IdMethod, ...]
     segment_names: tuple[str, ...] = ()
+    known: Mapping[str, id_numbering.KnownIds] = field(default_factory=dict)  # By column, of earlier data.
 
     def do(self, task: Task, report: Report) -> Callable[[], dict[str, Any]]:
         """The task; calling what is returned waits for the disk and writes the record, which makes it done."""
@@ -113,8 +114,7 @@ class Preparation:
 
     def id_files(self, column: int) -> id_numbering.IdFiles:
         name = self.schema.sparse[column].name
-        return id_numbering.IdFiles(self.out / IDS / f"{name}.keys.npy", self.out / IDS / f"{name}.ids.npy",
-                       self._runs_directory / f"{name}.codes")
+        return id_numbering.IdFiles.of(self.out / IDS, name, self._runs_directory / f"{name}.codes")
 
     @property
     def _runs_directory(self) -> Path:
@@ -158,17 +158,23 @@ class Preparation:
         writer.add(Rows(raw.label.astype(np.uint8), raw.dense, tuple(ids), raw.lengths), raw.split, numbered)
 
     def _number(self, task: Task, report: Report) -> _Finish:
-        """Ids for a column's keys, the most frequent first."""
+        """Ids for a column's keys, the known ones first, then the most frequent."""
         column, prepare = self.schema.sparse[task.column], self.spec.data.prepare
         (self.out / IDS).mkdir(exist_ok=True)
         runs = [run for name in self.segment_names
                 for run in id_numbering.keys_of(self._runs_directory, name, self._runs(name), task.column)]
-        limit = column.rows or prepare.max_rows
-        num_distinct, num_kept = id_numbering.number_keys(
-            runs, self.id_files(task.column), min_count=prepare.min_count, max_kept=limit - 1,
-            max_entries=self.budget.max_entries, report=report)
-        return lambda: {"distinct": num_distinct, "kept": num_kept, "rows": column.rows or 1 + num_kept,
-                        "name": column.name, "sha256": self.id_files(task.column).sha256()}
+        known, limit = self.known.get(column.name), column.rows or prepare.max_rows
+        if known:
+            limit = max(known.num_rows, column.rows or 0 if known.new_ids == "evict" else limit)
+        found = id_numbering.number_keys(
+            runs, self.id_files(task.column), min_count=prepare.min_count, max_rows=limit,
+            max_entries=self.budget.max_entries, report=report, known=known)
+        about = {"name": column.name, "rows": max(column.rows or 0, found.num_rows), "distinct": found.num_distinct,
+                 "kept": found.num_known + found.num_new}
+        if known:
+            about |= {"known": found.num_known, "new": found.num_new, "evicted": found.num_evicted,
+                      **write_changed_rows(self.out, column.name, found.changed_rows)}
+        return lambda: about | {"sha256": self.id_files(task.column).sha256()}
 
     def _write(self, task: Task, report: Report) -> _Finish:
         """Runs to parts, now that every key has its id."""

@@ -18,6 +18,8 @@ from embark.store.object_store import normalize_path
 
 MANIFEST = "manifest.json"
 STATISTICS = "statistics.json"
+IDS = "ids"  # Folder of the maps from keys to ids, beside the data.
+EARLIER = "id_map_from"  # Among the settings: the fingerprint of the data whose ids were kept.
 VERSION = 1
 BLOCK_ROWS = 32_768
 Split = Literal["train", "validation", "test"]

@@ -46,12 +46,12 @@ def test_ids_are_those_of_a_counter_in_one_partition_or_many(tmp_path, dtype, ma
     targets = IdFiles(tmp_path / "c.keys.npy", tmp_path / "c.ids.npy", tmp_path / "c.codes")
     runs = keys_of(tmp_path, "00000-00000", record, 0)
     done = []
-    num_distinct, num_kept = number_keys(
-        runs, targets, min_count=min_count, max_kept=max_kept, max_entries=max_entries,
+    numbered = number_keys(
+        runs, targets, min_count=min_count, max_rows=1 + max_kept, max_entries=max_entries,
         report=lambda num, _rows, _bad: done.append(num))
     wanted = reference(train_keys, min_count=min_count, max_kept=max_kept)
-    assert num_distinct == len(set(train_keys))
-    assert num_kept == len(wanted)
+    assert numbered.num_distinct == len(set(train_keys))
+    assert (numbered.num_new, numbered.num_rows) == (len(wanted), 1 + len(wanted))
     assert sum(done) == 2 * sum(run.num_keys for run in runs)
     saved_keys, saved_ids = np.load(targets.keys), np.load(targets.ids)
     assert dict(zip(saved_keys.tolist(), saved_ids.tolist(), strict=True)) == wanted
@@ -76,7 +76,7 @@ def test_partitions_keep_near_the_limit(tmp_path, monkeypatch):
         writer.add(staged(column), np.zeros(1000, np.uint8), {0: column})
     runs = keys_of(tmp_path, "00000-00000", writer.close(), 0)
     sizes = []
-    number_keys(runs, IdFiles(tmp_path / "k", tmp_path / "i", tmp_path / "c"), min_count=1, max_kept=10**9,
+    number_keys(runs, IdFiles(tmp_path / "k", tmp_path / "i", tmp_path / "c"), min_count=1, max_rows=10**9,
                 max_entries=2000, report=lambda num, _rows, _bad: sizes.append(num))
     assert len(sizes) >= 20
     assert max(sizes) <= 2 * 2000

@@ -1,0 +1,174 @@
+"""Ids of earlier prepared data, for new rows: `data.prepare.id_map_from`.
+
+A value keeps its row only if it gives the same key, so columns are read as they were then: the same kinds, the same
+dense transform, the tables in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from embark.data.prepare.id_numbering import IdFiles, KnownIds
+from embark.data.prepare.rows import IdMethod
+from embark.data.prepare.schema import Schema
+from embark.data.prepared.cache import local_folder, read_manifest
+from embark.data.prepared.manifest import IDS, Manifest
+from embark.errors import DataError
+from embark.spec.data import NewIds
+from embark.spec.run import RunSpec
+from embark.store import open_store
+
+FIELD = "data.prepare.id_map_from"
+
+
+class _IdMap(BaseModel):
+    how: Literal["hash", "frequency"]
+    rows: int
+    sha256: str = ""
+
+
+class _Settings(BaseModel):
+    """What a preparation wrote into its manifest, as far as the next one needs it."""
+
+    revision: int
+    schema_: dict[str, Any]
+    prepare: dict[str, Any]
+    id_maps: dict[str, _IdMap]
+
+
+@dataclass(frozen=True)
+class EarlierIds:
+    """Prepared data whose ids are kept."""
+
+    path: str
+    manifest: Manifest
+    schema: Schema
+    maps: Mapping[str, _IdMap]  # By table.
+    dense: str  # How dense values were transformed.
+    new_ids: NewIds
+
+    def completed(self, spec: RunSpec) -> RunSpec:
+        """`spec` with the columns of the earlier data where it names none."""
+        data, old = spec.data, self.schema
+        changes: dict[str, object] = {"dense": self.dense} if data.prepare.dense == "auto" else {}
+        of_data: dict[str, object] = {}
+        if "label" not in data.model_fields_set and "label_above" not in data.prepare.model_fields_set:
+            of_data["label"] = old.label
+            changes["label_above"] = self.manifest.settings["prepare"].get("label_above")
+        if old.format != "criteo":
+            of_data["dense_columns"] = data.dense_columns or old.dense
+            if not (data.prepare.sparse_columns or data.prepare.list_columns or spec.model.tables):
+                changes |= {
+                    "sparse_columns": tuple(column.source for column in old.sparse if not column.is_list),
+                    "list_columns": tuple(column.source for column in old.sparse if column.is_list),
+                    "hex_columns": tuple(column.source for column in old.sparse if column.kind == "hex"),
+                    "list_delimiter": data.prepare.list_delimiter or old.list_delimiter,
+                }
+        prepare = data.prepare.model_copy(update=changes)
+        return spec.model_copy(update={"data": data.model_copy(update={**of_data, "prepare": prepare})})
+
+    def aligned(self, spec: RunSpec, schema: Schema) -> Schema:
+        """`schema` with the kinds of the earlier columns; refused where its ids could not mean the same rows."""
+        if differences := list(self._differences(spec, schema)):
+            raise DataError("\n  ".join([f"{self.path}: its ids cannot be kept for this input", *differences]),
+                            fix="change the spec so; or prepare without data.prepare.id_map_from, for ids that begin "
+                                "anew")
+        old = {column.name: column for column in self.schema.sparse}
+        sparse = {column.name: replace(
+            column, kind=old[column.name].kind,
+            rows=self.maps[column.name].rows if self._is_hashed(column.name) else column.rows,
+        ) for column in schema.sparse}
+        order = sparse if spec.model.tables else old
+        why = dict.fromkeys([*schema.dense, *(column.source for column in schema.sparse)], f"as in {self.path}")
+        return replace(schema, sparse=tuple(sparse[name] for name in order), why=schema.why | why)
+
+    def methods(self, schema: Schema) -> tuple[IdMethod, ...]:
+        """How each column's ids are made: as they were."""
+        return tuple(self.maps[column.name].how for column in schema.sparse)
+
+    def settings(self) -> dict[str, str]:
+        """For the manifest of what is prepared: which ids it continues. Where they lie is no part of it."""
+        return {"data": self.manifest.fingerprint(), "new_ids": self.new_ids}
+
+    def fetch(self, folder: Path) -> dict[str, KnownIds]:
+        """The maps by table, checked, in `folder` where they are not on this machine."""
+        names = [name for name in self.maps if not self._is_hashed(name)]
+        here = local_folder(self.path)
+        if here is None:
+            files = [f"{IDS}/{name}.{kind}.npy" for name in names for kind in ("keys", "ids")]
+            open_store(self.path).download_many([(file, folder / file) for file in files])
+        found = {name: IdFiles.of((here or folder) / IDS, name) for name in names}
+        for name, files_of in found.items():
+            try:
+                is_intact = (files_of.sha256() == self.maps[name].sha256
+                             and np.load(files_of.ids, mmap_mode="r").max(initial=0) < self.maps[name].rows)
+                damage = "" if is_intact else "is not what the manifest says"
+            except OSError as error:
+                damage = f"cannot be read: {error.strerror}"
+            if damage:
+                raise DataError(f"{self.path}: the id map of {name} {damage}",
+                                fix="it was damaged or replaced: copy the data again, or name an intact copy in "
+                                    f"{FIELD}")
+        return {name: KnownIds(files_of.keys, files_of.ids, self.maps[name].rows, self.new_ids)
+                for name, files_of in found.items()}
+
+    def _is_hashed(self, name: str) -> bool:
+        return self.maps[name].how == "hash"
+
+    def _differences(self, spec: RunSpec, schema: Schema) -> Iterator[str]:
+        old, prepare = self.schema, spec.data.prepare
+        if (old.format == "criteo") != (schema.format == "criteo"):
+            yield f"its input was {old.format}, this one is {schema.format}: their ids have different keys"
+        if old.dense != schema.dense:
+            yield f"dense columns: {_listed(old.dense)} there, {_listed(schema.dense)} here"
+        if prepare.dense != self.dense:
+            yield f'data.prepare.dense: "{self.dense}" there, "{prepare.dense}" here'
+        columns = {column.name: column for column in old.sparse}
+        names = [column.name for column in schema.sparse]
+        if set(names) != set(columns):
+            yield f"tables: {_listed(tuple(columns))} there, {_listed(tuple(names))} here"
+        for column in schema.sparse:
+            if column.name not in columns:
+                continue
+            about = self.maps[column.name]
+            if column.is_list != columns[column.name].is_list:
+                yield f"{column.name}: {'one id' if column.is_list else 'a list'} per row there, not here"
+            if prepare.ids not in ("auto", about.how):
+                yield f'{column.name}: data.prepare.ids: "{about.how}" there, "{prepare.ids}" here'
+            rows = column.rows or about.rows
+            if rows < about.rows or (about.how == "hash" and rows != about.rows):
+                yield f"{column.name}: {about.rows:,} rows there, {rows:,} in [model]"
+
+
+def open_earlier(spec: RunSpec, revision: int) -> EarlierIds | None:
+    """What `id_map_from` names; it must have been prepared by the same `revision` of this code."""
+    path = spec.data.prepare.id_map_from
+    if not path:
+        return None
+    manifest = read_manifest(path)
+    settings = {**manifest.settings, "schema_": manifest.settings.get("schema")}
+    try:
+        found = _Settings.model_validate(settings)
+        schema = TypeAdapter(Schema).validate_python(found.schema_)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise DataError(f"{path}: its manifest has no id maps ({'.'.join(map(str, first['loc']))}: {first['msg']})",
+                        fix=f"{FIELD} takes what `embark data prepare` wrote") from None
+    if found.revision != revision:
+        raise DataError(f"{path}: another version of Embark prepared it, and may read the same values as other keys",
+                        fix="prepare the earlier data again with this version")
+    if set(found.id_maps) != {column.name for column in schema.sparse}:
+        raise DataError(f"{path}: its manifest has id maps of other tables than its columns",
+                        fix="it was damaged: prepare or copy the data again")
+    return EarlierIds(path, manifest, schema, found.id_maps, str(found.prepare.get("dense")),
+                      spec.data.prepare.new_ids)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "none"
