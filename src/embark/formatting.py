@@ -4,12 +4,13 @@ import math
 import os
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
 MISSING = "–"  # Shown where a value is missing.
+MAX_AUC_ERROR = 1e-3  # A larger one is shown beside the AUC.
 
 _STEPS = ("", " k", " M", " B", " T")
 _SIZES = (" B", " kB", " MB", " GB", " TB", " PB")
@@ -48,6 +49,13 @@ def format_float(value: Any, digits: int = 4) -> str:
     if math.isnan(read):
         return "NaN"
     return f"{read:.{digits}f}" if abs(read) < 10_000 else f"{read:.3g}"
+
+
+def format_auc(values: Mapping[str, Any]) -> str:
+    """`0.7912`; with the bound of its error where a training window's bins are too wide for the predictions:
+    `0.5210 ±0.040`."""
+    error = to_float(values.get("auc_error"))
+    return format_float(values.get("auc")) + (f" ±{error:.2g}" if error is not None and error >= MAX_AUC_ERROR else "")
 
 
 def format_si(value: Any) -> str:

@@ -13,7 +13,7 @@ from embark.launch.shell import Shell
 
 def image(
     spec: Spec, /, *build_options: Annotated[str, Parameter(allow_leading_hyphen=True)], push: Flag = False,
-    builder: Literal["", "docker", "podman", "buildah"] = "", tag: str = "", console: Console = Console(),
+    builder: Literal["docker", "podman", "buildah"] | None = None, tag: str = "", console: Console = Console(),
 ) -> int:
     """Build the image of a spec's rendered folder, and write its name into the spec as place.image.
 
@@ -30,7 +30,7 @@ def image(
     tag
         The image's name, such as REGISTRY/embark:1; place.image by default.
     """
-    options = ImageOptions(tag=tag, builder=builder, build_options=build_options, must_push=push)
+    options = ImageOptions(tag=tag, builder=builder or "", build_options=build_options, must_push=push)
     result = make_image(spec, options, Shell(), console.text)
     if result.edited:
         console.warning(f"edited by hand, so they may name another image: {', '.join(result.edited)}")

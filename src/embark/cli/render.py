@@ -18,8 +18,9 @@ def render(
 ) -> int:
     """Write the files that place.target needs on place.machine: manifests, image, cluster, storage, scripts.
 
-    All files are linted. Files edited by hand are kept and reported, with exit code 1. The folder keeps the spec as
-    run.toml; --set on that file is written into it.
+    All files are linted. Files edited by hand are kept and reported, with exit code 1.
+
+    The folder keeps the spec as run.toml; --set on that file is written into it.
 
     Parameters
     ----------

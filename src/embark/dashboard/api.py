@@ -14,6 +14,7 @@ from embark.events.sinks.prometheus import exposition
 from embark.events.spending import losses_sentence
 from embark.events.summary import HELD_OUT
 from embark.formatting import (
+    format_auc,
     format_bytes,
     format_count,
     format_duration,
@@ -55,6 +56,7 @@ def summary(run: WatchedRun, now_s: float) -> dict[str, Any]:
             "state": status.state, "sentence": status.sentence[:MAX_TEXT], "last_s": status.last_s,
             "step": record.steps_done, "num_steps": record.num_steps, "loss": to_finite(step.get("loss")),
             **{name: to_finite(step.get(name)) for name in ("auc", "normalized_entropy")},  # as the loss: training
+            "auc_text": format_auc(step),
             **{f"eval_{name}": to_finite(held.get(name)) for name in ("auc", "normalized_entropy")},
             "samples_per_s": to_finite(step.get("samples_per_s")), "step_s": record.step_s,
             "seconds_left": record.seconds_left if status.state == "running" else None,
@@ -150,7 +152,7 @@ _TEXTS: dict[str, Callable[[Values, str], str]] = {
                             f"held-out log loss {format_float(v.get('log_loss'))}",
     "interrupt": lambda v, step: f"interrupted by {to_one_line(v.get('signal', ''))} at {step}",
     "end": lambda v, step: f"ended at {step}: {to_one_line(v.get('outcome', ''))}",
-    "step": lambda v, step: f"{step}: training loss {format_float(v.get('loss'))}, AUC {format_float(v.get('auc'))}, "
+    "step": lambda v, step: f"{step}: training loss {format_float(v.get('loss'))}, training AUC {format_auc(v)}, "
                             f"{format_count(v.get('samples_per_s'))} samples/s",
     "plan": lambda v, _: f"{len(_list(v.get('tables')))} tables placed",
     "predict": lambda v, _: f"predicted {format_duration(v.get('step_s'))} a step and "

@@ -19,6 +19,7 @@ from embark.events.plotting import draw, sparkline, thin
 from embark.events.spending import Spending, losses_sentence
 from embark.events.summary import chart_rows
 from embark.formatting import (
+    format_auc,
     format_bytes,
     format_clock,
     format_count,
@@ -294,7 +295,8 @@ def _panel(pen: _Pen, view: View, curve: tuple[str, str, str], width: int, heigh
     last, held = view.last(name), to_finite(view.record.eval.get(eval_name))
     if last is None:
         return []
-    rows = [pen.line((f"{title} ", "bold"), (format_float(last), _nan_style(last)),
+    shown = format_auc(view.record.step) if name == "auc" else format_float(last)
+    rows = [pen.line((f"train {title} ", "bold"), (shown, _nan_style(last)),
                      (f"  held out {format_float(held)}" if held is not None else "", "magenta"))]
     steps, values = thin(*view.record.steps.column(name), MAX_POINTS)
     points = [point for point in points_of(steps, values) if math.isfinite(point[1])]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.data.leaks import LEAK_AUC
 from embark.data.prepare.tasks import differences
 from embark.data.prepared import SPLITS, STATISTICS, Block, Manifest, Part
 from embark.data.prepared.cache import local_folder, read_manifest
@@ -20,8 +21,6 @@ from embark.store import ObjectStore, open_store
 from embark.store.object_store import for_each_parallel
 
 CHECK_BYTES = 2_000_000_000  # Memory that counting may take.
-LEAK_AUC = 0.9
-"""A column that alone reaches this is nearly the label: on real clicks no single one comes near, and no model."""
 NEW_SHARE = 0.5  # Of the held-out ids, those never seen in training; above this the column teaches little.
 TOLERANCE = 1e-6
 _PIECE_BYTES = 4 << 20

@@ -23,6 +23,7 @@ MIN_STEPS = 20
 RISE = 1.01  # Of the held-out loss over its lowest.
 GAP_AUC, GAP_LOSS = 0.05, 1.15  # Between training and held-out figures of one moment.
 OFF = 0.1
+STILL = 1e-5  # A step of Adagrad or Adam moves a weight by its rate at most, one of SGD by less; weights are near 0.1.
 MAX_POINTS = 4096
 
 
@@ -85,12 +86,14 @@ class Quality:
         ne = to_finite(held.get("normalized_entropy"))
         if ne is not None and ne > 1 and num >= MIN_SAMPLES / 10:
             yield "worse-than-the-mean", {"ne": format_float(ne)}
-        if is_enough and auc is not None and auc > (LEAK_AUC if best is None else min(1 - 1e-9, best + 0.01)):
+        is_high = auc is not None and (auc > LEAK_AUC and num >= MIN_SAMPLES / 10 if best is None else
+                                       auc > min(1 - 1e-9, best + 0.01) and is_enough)
+        if is_high and "label-leaks" not in self._notes:  # which names the column
             above = "" if best is None else f", above the {format_float(best)} that the true probabilities reach"
-            yield "label-leaks", {"auc": format_float(auc), "ceiling": above}
-        same = self._unchanged(last_step, held)
-        if same:
-            yield "rate-does-nothing", same
+            yield "label-leaks", {"text": f"the held-out AUC is {format_float(auc)}{above}; a column may contain the "
+                                          "label, or be known only after it"}
+        if what := self._unchanged(last_step, held):
+            yield "rate-does-nothing", {"what": what}
         elif stuck := self._stuck(last_step, auc if is_enough else None):
             yield "learned-nothing", stuck
         calibration = to_finite(held.get("calibration"))
@@ -118,13 +121,19 @@ class Quality:
                     f"{format_float(loss)}")
         return ""
 
-    def _unchanged(self, last: int, held: Mapping[str, Any]) -> Mapping[str, str]:
-        """The same samples scored the same after more training: the weights do not move."""
+    def _unchanged(self, last: int, held: Mapping[str, Any]) -> str:
+        """The same samples scored the same after more training, or a rate at which no step moves a weight."""
         first, before = min(self._evals.items(), default=(0, {}))
         a, b = to_finite(before.get("log_loss")), to_finite(held.get("log_loss"))
-        if last - first < MIN_STEPS or a is None or b is None or abs(a - b) > 1e-6 * abs(a):
-            return {}
-        return {"loss": format_float(b), "first": format_count(first), "last": format_count(last)}
+        if last - first >= MIN_STEPS and a is not None and b is not None and abs(a - b) <= 1e-6 * abs(a):
+            return (f"the held-out log loss is {format_float(b)} at steps {format_count(first)} and "
+                    f"{format_count(last)} alike")
+        rates = [to_finite(values.get("learning_rate")) for values in self._train.values()]
+        rate, steps = max((one for one in rates if one is not None), default=1.0), max(self._train, default=0)
+        if steps < MIN_STEPS or rate * steps > STILL:
+            return ""
+        return (f"at a learning rate of {rate:.1g}, {format_count(steps)} steps move no table's weight by more than "
+                f"{rate * steps:.1g}")
 
     def _stuck(self, last: int, auc: float | None) -> Mapping[str, str]:
         kind, steps = "held-out", last

@@ -17,6 +17,7 @@ from embark.events.metrics import metric
 from embark.events.plotting import MARK, Chart, Point, Series, draw
 from embark.events.quality import Quality
 from embark.formatting import (
+    format_auc,
     format_bytes,
     format_count,
     format_duration,
@@ -190,7 +191,8 @@ def metrics(history: History, width: int, encode: Encode) -> RenderableType | No
         cells = [Text(metric(name).label), Text(encode(format_float(history.eval.get(name))), "bold")]
         if has_ceiling:
             cells.append(Text(encode(format_float(history.eval.get(CEILING[name]))) if name in CEILING else ""))
-        cells.append(Text(encode(format_float(history.step.get(name)))))
+        trained = format_auc(history.step) if name == "auc" else format_float(history.step.get(name))
+        cells.append(Text(encode(trained)))
         table.add_row(*cells, *([Text(metric(name).meaning, "dim")] if has_meaning else []))
     return Padding(table, (0, 0, 0, 2))
 

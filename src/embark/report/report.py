@@ -14,6 +14,7 @@ from embark.events.metrics import find, metric
 from embark.events.summary import CEILING, HELD_OUT
 from embark.formatting import (
     MISSING,
+    format_auc,
     format_bytes,
     format_count,
     format_duration,
@@ -121,7 +122,7 @@ def _tiles(context: RunContext) -> tuple[Tile, ...]:
         note = f"ceiling {format_float(best)}" if best is not None else ""
         tiles.append(Tile("Held-out AUC", format_float(auc), note))
     elif step:
-        tiles.append(Tile("Training AUC", format_float(step.get("auc")), "of the last steps"))
+        tiles.append(Tile("Training AUC", format_auc(step), "of the last steps"))
     if held:
         tiles.append(Tile("Held-out loss", format_float(held.get("log_loss")),
                           f"NE {format_float(held.get('normalized_entropy'))}"))

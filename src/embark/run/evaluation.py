@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,15 @@ class Evaluation:
         return {**metrics, **(self._best or {}), "eval_s": time.perf_counter() - started}
 
 
+def leak_warning(source: SampleSource, spec: RunSpec, held: Mapping[str, float]) -> str:
+    """Which columns give the label away, where the model predicts it so well that one may; empty else."""
+    from embark.data.leaks import LEAK_AUC, column_scores, leak_note
+
+    if "best_auc" in held or not held["auc"] >= LEAK_AUC:
+        return ""
+    return leak_note(column_scores(source, spec))
+
+
 F64 = NDArray[np.float64]
 NUM_BINS = 16_384
 LARGEST_LOGIT = 12.0
@@ -49,9 +58,12 @@ STATE_SIZE = 2 * NUM_BINS + 4
 
 
 def metrics_of(state: F64) -> dict[str, float]:
-    """The metrics of a training window's state; undefined ones are NaN."""
+    """The metrics of a training window's state; undefined ones are NaN. `auc_error`: pairs within a bin count as ties,
+    so the exact AUC lies at most half their share away."""
     loss, predicted, clicks, samples = state[2 * NUM_BINS :].tolist()
-    return metrics_from((loss, predicted, clicks), _auc(state[:NUM_BINS], state[NUM_BINS : 2 * NUM_BINS]), samples)
+    negatives, positives = state[:NUM_BINS], state[NUM_BINS : 2 * NUM_BINS]
+    error = _ratio(float((negatives * positives).sum()) / 2, float(negatives.sum() * positives.sum()))
+    return metrics_from((loss, predicted, clicks), _auc(negatives, positives), samples) | {"auc_error": error}
 
 
 def metrics_from(sums: Sequence[float], auc: float | None, samples: float) -> dict[str, float]:

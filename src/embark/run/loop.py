@@ -11,7 +11,7 @@ from embark.events import Sink
 from embark.model.batch import num_steps_of, steps_per_epoch
 from embark.run.checkpointer import CheckpointManager, CheckpointSchedule
 from embark.run.clock import Clock
-from embark.run.evaluation import Evaluation, refuse_trouble
+from embark.run.evaluation import Evaluation, leak_warning, refuse_trouble
 from embark.run.hold_run import Opening
 from embark.run.identity import changes_since, identity_of, without_acceptance
 from embark.run.logger import RunLogger, log_changes, log_prediction, log_start, open_run_logger, recorded_errors
@@ -155,6 +155,9 @@ def save_and_evaluate(
         run.checkpoints.finish(step, {} if is_eval_due else evaluated, wants_last=wants_last)
     if is_eval_due and (last := evaluate(run, evaluation, clock, step)):
         run.checkpoints.add_evaluation(step, last)
+        with clock.paused():
+            if run.world.is_first and (note := leak_warning(run.source, run.spec, last)):
+                run.logger.warn(note)
         return last
     return evaluated
 

@@ -26,7 +26,7 @@ Nodes = Annotated[int, Field(gt=0, le=100_000)]
 
 
 class NodeRange(Section):
-    """An elastic number of machines: torchrun goes on with those it has, and takes others in."""
+    """An elastic number of machines: torchrun continues with those it has, and takes others in."""
 
     min: Nodes
     """The run trains while at least this many machines are up. The tables must fit their memory."""
@@ -52,7 +52,7 @@ class PlaceSpec(Section):
     """A machine type from `embark catalog list`, such as `p5.48xlarge`, with one rank per accelerator. Empty: this
     machine."""
     nodes: Nodes | NodeRange = 1
-    """Number of machines, or `{min = 2, max = 3}`: the run goes on with the machines that are up, from its last
+    """Number of machines, or `{min = 2, max = 3}`: the run continues with the machines that are up, from its last
     checkpoint. With `target` `job`, `pytorchjob` or `vm`."""
     region: str = Field(default="", pattern=r"^[a-z0-9][a-z0-9-]*$|^$", max_length=40)
     """The region; empty: that of `zone`, or the cheapest that offers the machine."""

@@ -103,7 +103,7 @@ def launch(arguments: Sequence[str]) -> RanksResult:
 
 
 def is_range(nnodes: str) -> bool:
-    """`2:3`: torchrun goes on with fewer machines, and takes others in."""
+    """`2:3`: torchrun continues with fewer machines, and takes others in."""
     low, _, high = nnodes.partition(":")
     return bool(high) and low != high
 

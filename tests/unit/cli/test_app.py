@@ -5,6 +5,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -94,6 +95,10 @@ def test_help_groups_every_command_and_each_has_its_own(capsys):
             assert f"Usage: embark {name}" in own
             assert ("--json" in own and "Print JSON for" in own) is (name != "completion")
             assert '[default: ""]' not in own
+            assert "[choices: ," not in own
+            prose = own.split("╭", 1)[0].splitlines()
+            assert all(len(f"{line.rstrip()} {after.split()[0]}") > 79 for line, after in pairwise(prose)
+                       if line.strip() and after.strip() and not line.startswith("Usage")), own  # no break in mid-line
 
 
 def test_a_closed_pipe_is_no_error():

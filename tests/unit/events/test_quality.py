@@ -7,9 +7,10 @@ import pytest
 from embark.diagnose import DiagnosedFile, diagnose
 from embark.events.events import Event
 from embark.events.quality import Quality, quality_rules
-from embark.report.context import RunContext
+from embark.report.context import RunContext, diagnose_run
 from embark.report.record import Record
 from embark.report.report import report
+from embark.report.run_files import RunFiles
 
 GOOD = {"auc": 0.75, "log_loss": 0.45, "normalized_entropy": 0.85, "calibration": 1.02, "num_samples": 20000}
 
@@ -60,6 +61,20 @@ def test_a_sound_run_has_no_finding():
     assert names([]) == []
 
 
+def test_a_rate_that_moves_nothing_needs_no_second_evaluation():
+    steps = [Event("step", {"step": step, "loss": 0.69, "auc": 0.5, "learning_rate": 1e-12, "num_samples": 5000})
+             for step in (100, 200)]
+    assert names([*steps, evaluated(200, auc=0.503)]) == ["rate-does-nothing"]
+
+
+def test_a_leak_is_found_in_few_samples_and_names_the_column_where_one_is_known():
+    events = [*trained(0.5, 0.1), evaluated(200, auc=0.9991, num_samples=787)]
+    assert names(events) == ["label-leaks"]
+    note = "secret (AUC 1.0000) alone predicts the label of held-out rows"
+    record = Record([*events, Event("note", {"level": "warning", "text": note})])
+    assert [one.cause for one in record.quality.findings()] == [f"The label probably leaks: {note}."]
+
+
 def test_a_gap_between_training_and_held_out_figures_needs_one_evaluation():
     found = names([*trained(0.5, 0.08, auc=0.987), evaluated(200, auc=0.6632, log_loss=0.9, normalized_entropy=1.93)])
     assert found == ["overfitting", "worse-than-the-mean"]
@@ -76,8 +91,13 @@ def test_what_may_be_chance_or_sound_is_not_named(events):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_diagnose_and_the_report_name_the_same(name):
+def test_the_end_of_the_run_diagnose_the_report_and_the_page_name_the_same(name, shown, tmp_path):
     events = CASES[name]
+    finding = Record(events).quality.findings()[0]
+    assert f"look at   {finding.cause} Next: {finding.fix}." in shown([*events, Event("end", {"outcome": "done"})])
+    (tmp_path / "events.jsonl").write_text("".join(f"{event.to_json()}\n" for event in events))
+    on_page = diagnose_run(RunFiles(str(tmp_path)))
+    assert [(one.cause, one.fix) for one in on_page] == [(finding.cause, finding.fix)]
     data = "".join(f"{event.to_json()}\n" for event in events).encode()
     found = diagnose([DiagnosedFile("events.jsonl", "events", data=data)]).diagnoses
     assert [(one.name, one.kind) for one in found] == [(name, "quality")]

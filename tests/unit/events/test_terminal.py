@@ -43,6 +43,10 @@ def test_a_log_has_a_step_line_every_five_seconds_and_the_last(shown, make_event
     assert re.search(r"step   520/1,000   loss 0.4\d+   AUC 0.7\d+   41.2 k samples/s   0:2\d left", text)
 
 
+def test_an_evaluation_of_a_run_whose_start_is_not_known_has_no_total(shown):
+    assert re.search(r"held out  step 210   AUC 0.75", shown([Event("eval", {"step": 210, "auc": 0.75})]))
+
+
 def test_the_last_step_of_a_run_cut_short_is_reported(shown, make_events):
     steps = [event for event in make_events() if event.kind in ("start", "step")][:4]
     assert re.findall(r"step +(\d+)/", shown(steps)) == ["20", "60"]
@@ -114,11 +118,11 @@ def bar_at(width, **values):
 
 def test_the_bar_tells_as_much_as_fits():
     assert re.fullmatch(
-        r"  step 12,400/20,000 ━+╸? +train loss 0.4512  AUC 0.7712  41.2 k samples/s   1:16 left",
+        r"  step 12,400/20,000 ━+╸? +train: loss 0.4512  AUC 0.7712  41.2 k samples/s   1:16 left",
         bar_at(100, loss=0.4512),
     )
-    assert re.fullmatch(r"  step 12,400/20,000 ━+╸? +train loss 0.4512  AUC 0.7712   1:16", bar_at(66, loss=0.4512))
-    assert re.fullmatch(r"  step 12,400/20,000 ━+╸? +train loss 0.4512   1:16", bar_at(54, loss=0.4512))
+    assert re.fullmatch(r"  step 12,400/20,000 ━+╸? +train: loss 0.4512  AUC 0.7712   1:16", bar_at(66, loss=0.4512))
+    assert re.fullmatch(r"  step 12,400/20,000 ━+╸? +train: loss 0.4512   1:16", bar_at(54, loss=0.4512))
 
 
 def test_the_bar_bears_a_loss_that_is_none_or_nan():

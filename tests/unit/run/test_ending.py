@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from embark.data import open_source
 from embark.diagnose.scan import rule_named
 from embark.errors import EmbarkError, Fault, OverBudget, Preempted, UserError
 from embark.events.events import Event
@@ -14,6 +15,7 @@ from embark.run.logger import RunLogger, recorded_errors
 from embark.run.loop import TrainingRun, end_run, save_and_evaluate
 from embark.run.open_run import _finished_step, _inspect, _life_events, finished_before
 from embark.run.stop import Decision
+from embark.spec import resolve
 from embark.store import RunDir
 
 
@@ -54,10 +56,10 @@ def end(tiny, alone, tmp_path, seen):
     """A function from a decision and a step to how a run of ten steps ends; beside it, what its saver was asked."""
     saver = Saver()
 
-    def run(decision: Decision, step: int, *sets: str, evaluation=None):
+    def run(decision: Decision, step: int, *sets: str, evaluation=None, source=None):
         made = TrainingRun(
             spec=tiny(*sets), world=alone, run_dir=RunDir(str(tmp_path / "tiny")),
-            source=SimpleNamespace(num_eval_samples=int(evaluation is not None)),
+            source=source or SimpleNamespace(num_eval_samples=int(evaluation is not None)),
             trainer=SimpleNamespace(peak_bytes=lambda: 77), logger=RunLogger([seen], []), checkpoints=saver,
             stop=SimpleNamespace(is_stopping=lambda: False), first_step=0, num_steps=10, steps_per_epoch=5,
         )
@@ -76,6 +78,16 @@ def test_a_run_that_is_done_tells_its_end_and_returns_it_with_the_last_evaluatio
     assert run_events["run_dir"] == str(tmp_path / "tiny")
     assert values == {"auc": 0.7, **run_events}
     assert saver.finished == [(10, {"auc": 0.7}, False)]
+
+
+def test_a_column_that_gives_the_label_away_is_named_before_the_end(end, seen, tmp_path):
+    (tmp_path / "rows.csv").write_text("secret,label\n" + "".join(f"{i % 2},{i % 2}\n" for i in range(400)))
+    sets = ("model.num_dense=0", "model.tables=[{name='secret', rows=2}]", "data.kind=columns",
+            f"data.path={tmp_path / 'rows.csv'}")
+    spec, run = resolve({}, sets), end[0]
+    run(Decision(), 10, *sets, evaluation=SimpleNamespace(run=lambda *_: {"auc": 1.0}), source=open_source(spec))
+    assert [kind for kind, _ in seen.events] == ["eval", "note", "end"]
+    assert seen.events[1][1]["text"] == "secret (AUC 1.0000) alone predicts the label of held-out rows"
 
 
 def test_the_last_save_comes_before_the_last_evaluation_and_learns_of_it(end):

@@ -10,14 +10,14 @@ const CURVES = [
   {
     name: "loss",
     title: "Loss",
-    meaning: "What training makes small, a mean since the last point. Dots: held-out log loss.",
+    meaning: "What training makes small, a mean since the last point. Line: training; dots: held-out log loss.",
     format: figure,
   },
-  { name: "auc", title: "AUC", meaning: "How often a positive outranks a negative. Dots: held out.", format: figure },
+  { name: "auc", title: "AUC", meaning: "How often a positive outranks a negative. Line: training; dots: held out.", format: figure },
   {
     name: "normalized_entropy",
     title: "Normalized entropy",
-    meaning: "Log loss, over that of guessing the mean rate. Dots: held out.",
+    meaning: "Log loss, over that of guessing the mean rate. Line: training; dots: held out.",
     format: figure,
   },
   {

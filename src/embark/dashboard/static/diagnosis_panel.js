@@ -2,7 +2,7 @@
 
 import { fill, h, onChange } from "./dom.js";
 
-const MAX_SHOWN = 3;
+const MAX_SHOWN = 8;
 
 export function diagnosisPanel(root) {
   const draw = onChange((found, error, warnings) => {

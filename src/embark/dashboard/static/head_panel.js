@@ -66,7 +66,7 @@ function figures(run, detail) {
     ["Training loss", figure(run.loss), "recent"],
     known(run.eval_auc)
       ? ["Held-out AUC", figure(run.eval_auc), best(detail)]
-      : ["Training AUC", figure(run.auc), "recent"],
+      : ["Training AUC", run.auc_text, "recent"],
     ...(known(run.eval_normalized_entropy)
       ? [["Held-out NE", figure(run.eval_normalized_entropy), "1: guessing the mean"]]
       : []),

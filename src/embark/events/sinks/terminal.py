@@ -18,6 +18,7 @@ from embark.events.metrics import metric
 from embark.events.sharding import plan_rows, rank_line
 from embark.events.summary import History
 from embark.formatting import (
+    format_auc,
     format_bytes,
     format_clock,
     format_count,
@@ -182,7 +183,7 @@ class TerminalView:
         values, history = event.values, self._history
         left = [f"{format_clock(history.seconds_left)} left"] if history.seconds_left else []
         self._say_parts("train", [self._at(values), f"loss {format_float(values.get('loss'))}",
-                                  f"AUC {format_float(values.get('auc'))}", format_rate(values.get("samples_per_s")),
+                                  f"AUC {format_auc(values)}", format_rate(values.get("samples_per_s")),
                                   *left])
 
     def _flush_line(self) -> None:
@@ -192,7 +193,8 @@ class TerminalView:
     def _at(self, values: Mapping[str, Any]) -> str:
         """`step  1,000/20,000`"""
         total = format_count(self._history.num_steps)
-        return f"step {format_count(values.get('step')):>{len(total)}}" + (f"/{total}" if not self._on_terminal else "")
+        is_shown = self._history.num_steps and not self._on_terminal  # of a run that had finished it is not known
+        return f"step {format_count(values.get('step')):>{len(total)}}" + (f"/{total}" if is_shown else "")
 
     def _start_live(self) -> None:
         if self._on_terminal and self._live is None:
@@ -285,7 +287,7 @@ class _Bar:
         step, left = self._history.step, f"{format_clock(self._history.seconds_left):>5} left"
         if not step:
             return Text("  starting", "dim")
-        loss, auc = f"train loss {format_float(step.get('loss'))}", f"AUC {format_float(step.get('auc'))}"
+        loss, auc = f"train: loss {format_float(step.get('loss'))}", f"AUC {format_auc(step)}"
         pace = format_si(step.get("samples_per_s"))
         richest_first = (
             [loss, auc, f"{pace:>6} samples/s", left],

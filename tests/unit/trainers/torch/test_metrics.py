@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from embark.formatting import format_auc
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.world import World
 
@@ -36,6 +37,17 @@ def measured(*batches: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
 def test_auc_is_the_share_of_pairs_in_the_right_order(seed):
     logits, label = samples(seed)
     assert measured((logits, label))["auc"] == pytest.approx(exact_auc(logits, label), abs=2e-5)
+
+
+@pytest.mark.parametrize(("centre", "spread", "is_shown"),
+                         [(0, 1.5, False), (0, 0.01, True), (-13, 0.5, True), (0, 1e-4, True)])
+def test_the_exact_auc_lies_within_the_bound_which_is_shown_where_it_is_large(centre, spread, is_shown):
+    logits, label = samples(4)
+    logits = ((logits + 1) / 1.5 * spread + centre).astype(np.float32)
+    got = measured((logits, label))
+    assert abs(got["auc"] - exact_auc(logits, label)) <= got["auc_error"] + 1e-12
+    assert got["auc_error"] < 1e-3 or is_shown
+    assert ("±" in format_auc(got)) == is_shown
 
 
 def test_log_loss_entropy_and_calibration_are_by_the_book():

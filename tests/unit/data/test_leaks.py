@@ -1,0 +1,61 @@
+"""A column that gives the label away is named, whatever kind of data it is in."""
+
+import random
+
+import pytest
+
+from embark.data import leaks, open_source, resolve_from_data
+from embark.data.leaks import column_scores, leak_note
+from embark.data.prepare.prepare import prepare_from_spec
+from embark.spec import resolve
+
+NUM_ROWS = 3000
+
+
+@pytest.fixture
+def path(tmp_path):
+    draw = random.Random(3)
+    lines = ["user,secret,tags,age,refund,label"]
+    for _ in range(NUM_ROWS):
+        label = int(draw.random() < 0.3)
+        tags = [draw.randrange(10) + 10 * label] + [draw.randrange(20) for _ in range(draw.randrange(3))]
+        lines.append(f"{draw.randrange(50)},{2 * draw.randrange(5) + label},{'|'.join(map(str, tags))},{draw.random()},"
+                     f"{label + draw.random()},{label}")
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path / "rows.csv"
+
+
+def columns_spec(path):
+    tables = [{"name": "user", "rows": 50}, {"name": "secret", "rows": 10},
+              {"name": "tags", "rows": 20, "multi_hot": 3}]
+    return resolve({"model": {"num_dense": 2, "tables": tables},
+                    "data": {"kind": "columns", "path": str(path), "dense_columns": ["age", "refund"]}})
+
+
+def prepared_spec(path):
+    out = path.parent / "prepared"
+    spec = resolve({"data": {"kind": "prepared", "path": str(out), "dense_columns": ["age", "refund"],
+                             "prepare": {"input": str(path), "sparse_columns": ["user", "secret"],
+                                         "list_columns": ["tags"]}}})
+    prepare_from_spec(spec, out)
+    return resolve_from_data(spec)
+
+
+@pytest.mark.parametrize("spec_of", [columns_spec, prepared_spec])
+@pytest.mark.parametrize("max_rows", [leaks.MAX_ROWS, 1600])
+def test_leaking_ids_and_values_are_named_and_others_are_not(path, spec_of, max_rows, monkeypatch):
+    monkeypatch.setattr(leaks, "MAX_ROWS", max_rows)
+    spec = spec_of(path)
+    scores = column_scores(open_source(spec), spec)
+    assert set(scores) == {"user", "secret", "tags", "age", "refund"}
+    assert scores["secret"] == scores["refund"] == 1
+    assert max(scores["user"], scores["age"]) < 0.7
+    note = leak_note(scores)
+    assert "secret (AUC 1.0000)" in note
+    assert "refund (AUC 1.0000)" in note
+    assert "each alone predict the label" in note
+    assert "user" not in note
+
+
+def test_nothing_is_named_where_no_column_leaks():
+    assert leak_note({"user": 0.61}) == ""
