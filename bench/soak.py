@@ -35,7 +35,7 @@ from integration.cloud.faulty_proxy import proxy_to  # noqa: E402
 from integration.faults.conftest import JAX, TORCH, Run, Zygote  # noqa: E402
 from soak_cases import draw_case  # noqa: E402
 from soak_comparison import Difference, Result, compare  # noqa: E402
-from soak_faults import Round  # noqa: E402
+from soak_faults import Round, Stopped  # noqa: E402
 from soak_hooks import PLANTS  # noqa: E402
 
 
@@ -85,6 +85,8 @@ def play(number: int, seed: int, trainers: list[str], stores: list[str], device:
             round_ = Round(case, run, rng, plant, proxy, env, result)
             round_.play()
             compare(plain, run, result, is_record_complete=round_.is_record_complete)
+    except Stopped:
+        pass
     except Exception as error:
         result.difference = str(error) if isinstance(error, AssertionError) else traceback.format_exc()
     finally:
@@ -108,8 +110,8 @@ def rounds(args: argparse.Namespace, s3_port: int) -> Iterator[Result]:
             result = future.result()
             yield result
             if args.plant and result.difference:
-                for left in pending:
-                    left.cancel()
+                Round.stopping.set()
+                pool.shutdown(cancel_futures=True)
                 return
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,8 +33,14 @@ POINTS = (  # A rank of which, where it is killed.
 )
 
 
+class Stopped(Exception):
+    """Another round has found what was looked for."""
+
+
 class Round:
     """One run, disturbed again and again."""
+
+    stopping = threading.Event()
 
     def __init__(self, case: Case, run: Run, rng: random.Random, plant: str, proxy: Proxy | None, env: dict[str, str],
                  result: Result) -> None:
@@ -42,6 +49,8 @@ class Round:
         self.is_record_complete = True
 
     def start(self, fault: str = "", **words: Any) -> Ranks:
+        if self.stopping.is_set():
+            raise Stopped
         self.offset = self._size()
         return self.run.start(self.case.num_ranks, *self.case.sets, env={**self.env, **LEASE}, hook=HOOK,
                               plant=self.plant, fault=fault, options=words)
