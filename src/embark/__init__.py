@@ -18,6 +18,7 @@ _LOCATIONS = {
     "lint_files": "lint.check:lint",
     "list_checkpoints": "store.checkpoint_inspect:list_checkpoints",
     "load_spec": "spec:load_spec",
+    "plan_here": "doctor.this_machine:plan_this_machine",
     "plan_run": "plan.plan:plan",
     "prepare_data": "data.prepare.prepare:prepare_from_spec",
     "read_run": "report.context:read_run",

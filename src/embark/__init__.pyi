@@ -3,6 +3,7 @@
 from embark.data.check import check as check_data
 from embark.data.prepare.prepare import prepare_from_spec as prepare_data
 from embark.diagnose.targets import diagnose_targets as diagnose_run
+from embark.doctor.this_machine import plan_this_machine as plan_here
 from embark.errors import EmbarkError
 from embark.lint.check import lint as lint_files
 from embark.lint.rendered import render_spec as render_files
@@ -16,5 +17,5 @@ from embark.trainers import train
 __version__: str
 __all__ = [
     "EmbarkError", "PlanRequest", "RunSpec", "check_data", "diagnose_run", "lint_files", "list_checkpoints",
-    "load_spec", "plan_run", "prepare_data", "read_run", "render_files", "train",
+    "load_spec", "plan_here", "plan_run", "prepare_data", "read_run", "render_files", "train",
 ]

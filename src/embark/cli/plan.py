@@ -20,13 +20,14 @@ from embark.model.placement import Planner
 from embark.plan.cost import Bill
 from embark.plan.plan import CatalogPlan, MachinePlan, PlanRequest
 from embark.plan.plan import plan as make_plan
-from embark.plan.prediction import GIB, Prediction
+from embark.plan.prediction import GIB, MemoryUse, Prediction, StepTime
 from embark.plan.storage import StorageNeed, StorageOffer
 from embark.plan.survey import Estimate, Survey
 from embark.plan.workload import Workload
 from embark.spec import RunSpec, load_spec
 
 if TYPE_CHECKING:
+    from embark.plan.here import LocalPlan
     from embark.trainers.jax.aot import ComparedMemory
 
 MOST_SHOWN = 15
@@ -35,8 +36,9 @@ PLOT_WIDTH, PLOT_HEIGHT = 76, 14
 
 
 def plan(
-    spec: Spec, /, *, set_: Settings = (), across: Flag = False, by: Literal["dollars", "hours"] | None = None,
-    deadline: float | None = None, budget: float | None = None, cloud: str = "", region: str = "",
+    spec: Spec, /, *, set_: Settings = (), here: Flag = False, across: Flag = False,
+    by: Literal["dollars", "hours"] | None = None, deadline: float | None = None, budget: float | None = None,
+    cloud: str = "", region: str = "",
     spot: Annotated[bool | None, Parameter(negative="--on-demand", show_default=False)] = None, max_nodes: int = 16,
     samples: int | None = None, picture: Path | None = None, exact: Flag = False, tpu_compile: str = "",
     console: Console = Console(),
@@ -49,6 +51,8 @@ def plan(
 
     Parameters
     ----------
+    here
+        Plan for this machine, its CPU or its GPUs; ignores place.machine. No dollars.
     across
         Rank every machine in the catalog, in every useful count; ignores place.machine.
     by
@@ -75,6 +79,11 @@ def plan(
         Instead, compile the step for a topology such as v5e:2x4 and show its memory. Needs jax[tpu], but no TPU.
     """
     loaded = load_spec(spec, set_)
+    if here:
+        others = {"--across": across, "--by": by, "--deadline": deadline, "--budget": budget, "--cloud": cloud,
+                  "--region": region, "--spot": spot, "--picture": picture, "--exact": exact,
+                  "--tpu-compile": tpu_compile}
+        return _plan_here(console, loaded, samples, [flag for flag, value in others.items() if value])
     if tpu_compile:
         return _compile(console, loaded, tpu_compile)
     is_across = across or not loaded.place.machine
@@ -98,6 +107,27 @@ def plan(
     else:
         console.show(found, _render_machine)
     return ExitCode.DONE if found.is_ok else ExitCode.OTHER
+
+
+def _plan_here(console: Console, spec: RunSpec, samples: int | None, others: Sequence[str]) -> ExitCode:
+    from embark.doctor.this_machine import plan_this_machine
+
+    if others:
+        raise UserError(f"--here plans for this machine, and {others[0]} for those of a cloud", fix="leave one out")
+    found = plan_this_machine(spec, samples)
+    console.show(found, _render_here)
+    return ExitCode.DONE if found.is_ok else ExitCode.OTHER
+
+
+def _render_here(console: Console, found: LocalPlan) -> None:
+    console.result(found.sentence)
+    if found.is_ok and found.memory is not None and not console.quiet:
+        _render_memory(console, found.memory, "the fullest rank")
+        if found.step is not None:
+            _render_step_time(console, found.step)
+            console.text(f"{found.workload.batch_size / found.step.total_s:,.0f} samples/s", style="dim")
+    for note in found.notes:
+        console.text(f"note: {note}", style="dim")
 
 
 def _torchrec_planner(spec: RunSpec) -> Planner:
@@ -187,7 +217,8 @@ def _render_estimate(console: Console, found: MachinePlan) -> None:
     """All parts of a plan that fits."""
     estimate, purchase = found.estimate, found.purchase
     bill = estimate.bills[purchase]
-    _render_memory(console, estimate.prediction)
+    whose = "a chip" if estimate.setup.machine.gpu.kind == "tpu" else "the fullest rank"
+    _render_memory(console, estimate.prediction.memory, whose)
     _render_step(console, estimate.prediction)
     _render_time(console, bill, found.workload)
     console.text("")
@@ -211,12 +242,11 @@ def _render_estimate(console: Console, found: MachinePlan) -> None:
         _render_storage(console, estimate.need, estimate.offers)
 
 
-def _render_memory(console: Console, prediction: Prediction) -> None:
-    memory = prediction.memory
-    sizes = {**memory.device, "in all": memory.device_total, "available": memory.device_limit}
-    whose = "a chip" if prediction.setup.machine.gpu.kind == "tpu" else "the fullest rank"
+def _render_memory(console: Console, memory: MemoryUse, whose: str) -> None:
+    sizes = {**memory.device, "in all": memory.device_total, "available": memory.device_limit} if memory.device else {}
     console.text("")
-    console.table([{f"memory of {whose}": name, "GiB": round(num / GIB, 2)} for name, num in sizes.items()])
+    if sizes:
+        console.table([{f"memory of {whose}": name, "GiB": round(num / GIB, 2)} for name, num in sizes.items()])
     limit = f" of {memory.host_limit / GIB:,.0f}" if memory.host_limit else ""
     parts = ", ".join(f"{name} {num / GIB:,.1f}" for name, num in memory.host.items())
     console.text(f"of a host: {memory.host_total / GIB:,.1f}{limit} GiB ({parts})", style="dim")
@@ -226,13 +256,17 @@ def _render_step(console: Console, prediction: Prediction) -> None:
     step, placement = prediction.step, prediction.placement
     if step is None or placement is None:
         return
-    console.text("")
-    console.table([{"time of a step": name, "ms": round(part_s * 1e3, 3)}
-                   for name, part_s in {**step.parts_s, "a step, overlapped": step.total_s}.items() if part_s])
+    _render_step_time(console, step)
     console.text(f"{prediction.samples_per_s:,.0f} samples/s; {step.basis}", style="dim")
     shardings = ", ".join(f"{num} {kind}" for kind, num in Counter(placement.shardings.values()).most_common())
     console.text(f"{pluralize(len(placement.shardings), 'table')} by {placement.made_by}: {shardings}; engine "
                  f"{prediction.engine}: {prediction.engine_why}", style="dim")
+
+
+def _render_step_time(console: Console, step: StepTime) -> None:
+    console.text("")
+    console.table([{"time of a step": name, "ms": round(part_s * 1e3, 3)}
+                   for name, part_s in {**step.parts_s, "a step, overlapped": step.total_s}.items() if part_s])
 
 
 def _render_time(console: Console, bill: Bill, workload: Workload) -> None:

@@ -73,19 +73,15 @@ def cpu_features(host: Host) -> Check:
 
 
 def cores(host: Host) -> Check:
-    allowed = float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
-    quota = cpu_quota(host)
-    usable = min(allowed, quota) if quota else allowed
-    found = f"{usable:g}" + (" (the container's limit)" if quota and quota < allowed else "")
+    usable = usable_cores(host)
+    found = f"{usable:g}" + (" (the container's limit)" if usable < _allowed_cores() else "")
     fix = "give the container or the job at least two CPUs: one loads data while the other trains"
     return check("cores", usable >= 2, found, "at least 2", fix)
 
 
 def memory(host: Host) -> Check:
-    total = _total_bytes(host)
-    limit = cgroup_limit_bytes(host.read)
-    usable = min(total, limit) if limit else total
-    found = f"{usable / GIB:.1f} GiB" + (" (the container's limit)" if limit and limit < total else "")
+    usable = usable_bytes(host)
+    found = f"{usable / GIB:.1f} GiB" + (" (the container's limit)" if usable < _total_bytes(host) else "")
     if usable < 4 * GIB:
         return Check("memory", "wrong", found, "at least 4 GiB", "raise the container's memory limit")
     kills = _oom_kills(host)
@@ -138,6 +134,22 @@ def clock(read: Callable[[], tuple[bool, float] | None] | None = None) -> Check:
                      "systemctl enable --now chrony (or systemd-timesyncd) on the host")
     return check("clock", error_s < 1.0, f"synchronised within {max(error_s * 1e3, 0.1):.3g} ms", "within a second",
                   "chronyc makestep on the host", bad="warning")
+
+
+def usable_cores(host: Host) -> float:
+    """Processors that a process here may use."""
+    quota = cpu_quota(host)
+    return min(_allowed_cores(), quota) if quota else _allowed_cores()
+
+
+def usable_bytes(host: Host) -> int:
+    """Memory that a process here may use."""
+    total = _total_bytes(host)
+    return min(total, cgroup_limit_bytes(host.read) or total)
+
+
+def _allowed_cores() -> float:
+    return float(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else float(os.cpu_count() or 1)
 
 
 def cpu_quota(host: Host) -> float | None:

@@ -69,7 +69,7 @@ def predict_on(
     )
     step = step_time(spec, placement, cluster, engine, precision, calibration) if memory.fits else None
     return Prediction(setup, engine, engine_why, placement, memory, step, memory.fits,
-                      _why(spec, cluster, placement, memory), notes)
+                      explain_fit(spec, cluster, placement, memory), notes)
 
 
 def choose_engine(spec: RunSpec, cluster: Cluster, placement: Placement) -> tuple[str, str]:
@@ -78,7 +78,8 @@ def choose_engine(spec: RunSpec, cluster: Cluster, placement: Placement) -> tupl
     return select_engine(spec, cluster.device, obstacle)
 
 
-def _why(spec: RunSpec, cluster: Cluster, placement: Placement, memory: MemoryUse) -> str:
+def explain_fit(spec: RunSpec, cluster: Cluster, placement: Placement, memory: MemoryUse) -> str:
+    """Why it fits, or what does not."""
     total = all_table_bytes(spec) / GIB
     if memory.device_total > memory.device_limit:
         return (f"the fullest rank needs {memory.device_total / GIB:,.1f} GiB and its device has "

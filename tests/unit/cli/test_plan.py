@@ -266,7 +266,7 @@ def test_a_plan_needs_no_torch():
 def test_the_guide_s_commands_run(tmp_path):
     text = (ROOT / "docs" / "plan.md").read_text()
     blocks = re.findall(r"^```bash run\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     for block in blocks:
         commands = block.replace("embark ", f"{sys.executable} -m embark ")
@@ -291,3 +291,16 @@ def test_the_guide_names_the_constants_that_are_used():
                   f"{COST['tpu_first_step_s']:g} s on TPUs",
                   f"{COST['copy_share']:g} of the bus", f"{COST['network_share']:g} of the network"):
         assert words in text
+
+
+def test_a_plan_for_this_machine_has_no_dollars_and_refuses_what_only_a_cloud_has(capsys):
+    out = plan(capsys, "place.device=cpu", spec="quickstart", here=True)
+    assert out.startswith("quickstart fits this machine (")
+    assert "time of a step" in out
+    assert "$" not in out
+    found = data(capsys, "place.device=cpu", spec="quickstart", here=True)
+    assert (found["fits"], found["num_ranks"], found["device"]) == (True, 1, "cpu")
+    assert found["step"]["total_s"] * found["workload"]["num_steps"] == found["train_s"]
+    with pytest.raises(EmbarkError, match="--budget"):
+        plan_command("quickstart", here=True, budget=5.0)
+    plan(capsys, *HUGE, "place.device=cpu", here=True, samples=100_000, code=ExitCode.OTHER)
