@@ -64,6 +64,8 @@ TOOLS = {
     "azurite": Tool((("azurite-blob",),), ("nodejs", "npm"), npm=("azurite@3",)),
     "sshd": Tool((("sshd",), ("ssh",), ("ssh-keygen",)), ("openssh-server", "openssh-client")),
     "strace": Tool((("strace",),), ("strace",)),
+    "zsh": Tool((("zsh",),), ("zsh",)),
+    "fish": Tool((("fish",),), ("fish",)),
     "tmux": Tool((("tmux",),), ("tmux",)),
     "g++": Tool((("g++",),), ("g++",)),
 }

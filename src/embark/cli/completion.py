@@ -1,46 +1,45 @@
 """`embark completion`: a shell's completion script."""
 
+from pathlib import Path
 from typing import Literal
 
 from embark.cli.console import Console
 
-SPEC_COMMANDS = ("train", "plan", "render", "rehearse", "launch", "bench", "doctor", "prepare", "make")
-RUN_COMMANDS = ("watch", "report", "compare", "diagnose", "checkpoints", "cost", "runs")
-MACHINE_COMMANDS = ("show", "compare")
-BASH = """
-_embark_and_names() {{
-  _embark "$@"
-  local word="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" names=""
-  case "$word" in -*) return ;; esac
-  case "$command" in
-    data) case "${{COMP_WORDS[2]}}" in {specs}) names="{presets}" ;; esac ;;
-    catalog) case "${{COMP_WORDS[2]}}" in {machine_commands}) names="{machines}" ;; esac ;;
-    {specs}) names="{presets}" ;;
-    {runs}) names="$(cd runs 2>/dev/null && ls -d -- */ 2>/dev/null | tr -d /)" ;;
-  esac
-  if [ "$COMP_CWORD" -gt 1 ] && [ -n "$names" ]; then
-    mapfile -t -O "${{#COMPREPLY[@]}}" COMPREPLY < <(compgen -W "$names" -- "$word"; compgen -f -- "$word")
-  fi
-}}
-complete -o bashdefault -o default -F _embark_and_names embark
-"""
-"""After cyclopts' own script: names that it cannot know. Without the options, bash would complete no file names."""
+SPEC_COMMANDS = ("train", "plan", "render", "rehearse", "launch", "bench", "doctor", "data prepare", "data make")
+RUN_COMMANDS = ("watch", "report", "compare", "diagnose", "checkpoints", "cost", "runs compare", "runs remove")
+MACHINE_COMMANDS = ("catalog show", "catalog compare")
+GROUPS = ("data", "catalog", "runs")  # Their commands are two words.
 
 
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print a completion script for a shell: `source <(embark completion bash)`.
 
-    bash also completes files, presets, the runs in ./runs and the catalog's machines.
+    It completes commands, flags, files, presets, the runs in ./runs and the catalog's machines. The same line works in
+    zsh; in fish it is `embark completion fish | source`.
     """
+    from embark.catalog import load_catalog
     from embark.cli.app import app
+    from embark.spec import PRESETS
 
-    script = app.generate_completion(shell=shell)
-    if shell == "bash":
-        from embark.catalog import load_catalog
-        from embark.spec import PRESETS
-
-        script = "\n".join(line for line in script.splitlines() if not line.startswith("complete -F"))
-        script += BASH.format(
-            specs="|".join(SPEC_COMMANDS), runs="|".join(RUN_COMMANDS), machine_commands="|".join(MACHINE_COMMANDS),
-            presets=" ".join(PRESETS), machines=" ".join(sorted(load_catalog().machines)))
+    # Ours come after cyclopts' own, which cannot know them and, in bash, would complete no files.
+    script = "\n".join(line for line in app.generate_completion(shell=shell).splitlines()
+                       if not line.startswith(("complete -F", "compdef ")))
+    script += Path(__file__).with_name(f"completion.{shell}").read_text(encoding="utf-8")
+    presets, machines = " ".join(PRESETS), " ".join(sorted(load_catalog().machines))
+    if shell == "fish":
+        script += _fish_lines(presets, machines)
+    for name, text in {"GROUPS": "|".join(GROUPS), "PRESETS": presets, "MACHINES": machines,
+                       "SPEC_COMMANDS": _pattern(SPEC_COMMANDS), "RUN_COMMANDS": _pattern(RUN_COMMANDS),
+                       "MACHINE_COMMANDS": _pattern(MACHINE_COMMANDS)}.items():
+        script = script.replace(f"@{name}@", text)
     Console().raw(script)
+
+
+def _pattern(commands: tuple[str, ...]) -> str:
+    return "|".join(f'"{command}"' for command in commands)
+
+
+def _fish_lines(presets: str, machines: str) -> str:
+    names = {SPEC_COMMANDS: presets, RUN_COMMANDS: "(__fish_embark_runs)", MACHINE_COMMANDS: machines}
+    return "".join(f"complete -c embark -n '__fish_embark_using_command {command}' -a '{words}'\n"
+                   for commands, words in names.items() for command in commands)

@@ -1,6 +1,7 @@
 """The command line itself: mistakes are one sentence with a fix, help is grouped, a closed pipe is no error."""
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -133,6 +134,40 @@ def test_bash_completes_files_presets_runs_and_machines(capsys, tmp_path):
     *found, how = done.stdout.splitlines()
     assert {words: set(filter(None, line.split("|"))) for words, line in zip(TYPED, found, strict=True)} == TYPED
     assert "-o bashdefault -o default" in how  # files, where there is no name to complete
+
+
+def completed(shell, script, folder):
+    """What the shell offers for each of TYPED, beside a preset-like file and a run."""
+    (folder / "runs" / "clicks").mkdir(parents=True)
+    (folder / "quick run.toml").touch()
+    (folder / "script").write_text(script)
+    done = subprocess.run(shell, cwd=folder, capture_output=True, text=True, check=True, timeout=60,
+                          env={**os.environ, "HOME": str(folder)})
+    lines = done.stdout.splitlines()
+    return {words: set(filter(None, line.split("|"))) for words, line in zip(TYPED, lines, strict=True)}
+
+
+@pytest.mark.needs("fish")
+def test_fish_completes_files_presets_runs_and_machines(capsys, tmp_path):
+    assert run(["completion", "fish"]) == 0
+    tries = "".join(f"echo (complete -C 'embark {words}' | cut -f1 | string join '|')\n" for words in TYPED)
+    assert completed(["fish", "--no-config", "-c", f"source ./script\n{tries}"], capsys.readouterr().out,
+                     tmp_path) == TYPED
+
+
+@pytest.mark.needs("zsh")
+def test_zsh_completes_files_presets_runs_and_machines(capsys, tmp_path):
+    """With its own completion system replaced by functions that print what they are given and what begins so."""
+    stubs = """compdef() { }
+source ./script
+_offer() { local one; for one; do [[ "$one" == "$words[CURRENT]"* ]] && print -rn -- "$one|"; done }
+compadd() { _offer "${(@P)2}" }
+_files() { _offer *(N) }
+_cyclopts_embark() { _offer train --across }
+"""
+    tries = "".join(f"words=(embark {words}); CURRENT=$#words; _embark; print\n" for words in TYPED)
+    assert run(["completion", "zsh"]) == 0
+    assert completed(["zsh", "-f", "-c", stubs + tries], capsys.readouterr().out, tmp_path) == TYPED
 
 
 def test_a_command_whose_output_is_closed_ends_without_a_traceback(tmp_path):
