@@ -30,7 +30,8 @@ def checkpoints(
     verify
         Read every byte and report damaged checkpoints. Exit code 1 if there is one.
     prune
-        Remove the checkpoints that the run's [store] rules do not keep, and leftovers of unfinished saves.
+        Remove the checkpoints that the run's [store] rules do not keep, and leftovers of unfinished saves. Refused
+        while the run is being trained.
     diff
         Show what differs between the checkpoints of two steps.
     yes
@@ -71,7 +72,7 @@ def _prune(console: Console, run: RunDir, *, is_confirmed: bool, dry_run: bool) 
         if not console.confirm(question, "--yes"):
             console.result("nothing was removed")
             return
-    console.show(planned if dry_run else checkpoint_inspect.prune(run, planned), _render_pruned)
+    console.show(planned if dry_run else checkpoint_inspect.prune(run, planned, console.warning), _render_pruned)
 
 
 def _render(console: Console, listed: CheckpointList) -> None:
@@ -79,6 +80,8 @@ def _render(console: Console, listed: CheckpointList) -> None:
     headings = {"step": "step", "when": "when", "size": "size", "ranks": "ranks",
                 **({"metric": metric} if metric else {}), "kept": "kept because"}
     console.table([_row(one) for one in listed.checkpoints], headings, title=f"{listed.run}/checkpoints")
+    if listed.held_by:
+        console.text(f"being trained by {listed.held_by}", style="dim")
     _render_warnings(console, listed)
 
 

@@ -24,16 +24,19 @@ def train(
 
     run = accepting(load_spec(spec, set_), accept_change)
     with StopSignals(is_loading=True) as signals:  # a preemption can come while torch or jax is loaded
-        from embark.trainers import open_backend, wants_jax
+        from embark.report.report import ReportAtEnd
+        from embark.trainers import finished_run, open_backend, wants_jax
 
+        view = console.view()
+        sinks = [ReportAtEnd(), view]
+        if not fresh and finished_run(run, sinks) is not None:
+            return ExitCode.DONE
         with console.waiting(f"loading {'JAX' if wants_jax(run) else 'PyTorch'}"):
-            from embark.report.report import ReportAtEnd
             from embark.run.loop import train as train_with
 
             backend = open_backend(run)
-        view = console.view()
         try:
-            train_with(run, backend, [ReportAtEnd(), view], fresh=fresh, signals=signals)
+            train_with(run, backend, sinks, fresh=fresh, signals=signals)
         except Interrupted as stopped:
             if not console.has_shown_end(view):
                 raise

@@ -71,7 +71,7 @@ def detail(run: WatchedRun, now_s: float) -> dict[str, Any]:
         record = run.record
         return {
             **summary(run, now_s),
-            "about": _about(record),
+            "about": _about(record, run.held_by()),
             "marks": _marks(record),
             "spans": [[_since_start(record, one.start_s), _since_start(record, one.last_s)]
                       for one in record.attempts()[-MAX_MARKS:]],
@@ -187,7 +187,7 @@ def _money(run: WatchedRun, now_s: float) -> dict[str, Any]:
     }
 
 
-def _about(record: Record) -> list[list[str]]:
+def _about(record: Record, held_by: str) -> list[list[str]]:
     start = record.start
     device = to_one_line(start.get("device_name") or start.get("device") or "")
     world = to_finite(start.get("world_size"))
@@ -200,7 +200,7 @@ def _about(record: Record) -> list[list[str]]:
         ("tables", format_bytes(start.get("table_bytes"))),
         ("training samples", format_count(start.get("num_train_samples"))),
         ("held-out samples", format_count(start.get("num_eval_samples"))),
-        ("directory", to_one_line(start.get("run_dir", ""))),
+        ("directory", to_one_line(start.get("run_dir", ""))), ("held by", held_by),
     ]
     return [[name, value[:MAX_TEXT]] for name, value in rows if value and value != "–"]
 

@@ -14,7 +14,8 @@ from embark.report.context import Liveness, status_of
 from embark.report.record import Record
 from embark.report.run_files import Finder, RunFiles, Tail, sample
 from embark.spec import parse_spec
-from embark.store.run_dir import EVENTS, SPEC
+from embark.store.lease import current_holder
+from embark.store.run_dir import EVENTS, SPEC, RunDir
 
 SAMPLED_BYTES = 2 << 20  # A longer file is shown from samples first.
 SAMPLED_REMOTE_BYTES = 32 << 20  # The same where each sample is a request.
@@ -58,6 +59,11 @@ class WatchedRun:
     def spent(self, now_s: float) -> Spending | None:
         is_running = self.status(now_s).state == "running"
         return self.record.spending(self.price().usd_per_hour, now_s if is_running else None)
+
+    def held_by(self) -> str:
+        """The process that trains it; not asked of a remote store, which the page would wait for."""
+        holder = None if self.files.is_remote else current_holder(RunDir(self.files.uri).store)
+        return str(holder or "")
 
     def look(self, now_s: float) -> bool:
         """Read the next block; True where there is more to read at once."""

@@ -10,7 +10,7 @@ from embark.errors import UserError
 from embark.report.context import State, read_run
 from embark.report.run_files import find_runs
 from embark.store import RunDir, find_run
-from embark.store.lease import TTL_S, acquire
+from embark.store.lease import TTL_S, acquire, current_holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class LocalRun:
     held_out_normalized_entropy: float | None
     size_bytes: int
     changed_s: float | None  # Unix time of its last event.
+    held_by: str = ""  # The process that trains it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +78,5 @@ def _local_run(path: Path) -> LocalRun:
         name=context.name, uri=str(path), state=context.status.state, step=record.steps_done,
         num_steps=record.num_steps or 0, held_out_auc=record.eval.get("auc"),
         held_out_normalized_entropy=record.eval.get("normalized_entropy"),
-        size_bytes=sum(file.stat().st_size for file in files), changed_s=record.last_s)
+        size_bytes=sum(file.stat().st_size for file in files), changed_s=record.last_s,
+        held_by=holder.name if (holder := current_holder(RunDir(str(path)).store)) else "")

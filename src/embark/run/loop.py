@@ -71,7 +71,7 @@ def train(
         run_dir, finished_step, changes = open_run(spec, world, opening, identity, fresh=fresh)
         spec = without_acceptance(spec)
         if finished_step >= num_steps:
-            return finished_before(run_dir, finished_step, view if world.is_first else ())
+            return finished_before(run_dir, finished_step, spec, view if world.is_first else ())
         with open_run_logger(spec, world, run_dir, view) as logger, recorded_errors(logger, backend.explain):
             trainer = backend.build(spec, world, num_steps, source, run_dir)
             with closing(trainer.checkpointer(run_dir)) as checkpointer:

@@ -10,6 +10,7 @@ from embark.errors import UserError
 from embark.spec import StoreSpec, resolve
 from embark.store.checkpoint_store import CHECKPOINT_NAME, COMMIT_FILE, Checkpoint, Reason, metric_of, reasons_by_spec
 from embark.store.errors import NotFound
+from embark.store.lease import TTL_S, acquire, current_holder
 from embark.store.object_store import Entry, Progress, count_progress
 from embark.store.run_dir import SPEC, RunDir, find_run
 
@@ -45,6 +46,7 @@ class CheckpointList:
     rules: StoreSpec | None = field(repr=False)
     """The run's own `[store]`; without it nothing is known about what to keep."""
     rules_error: str = ""  # Why there are no rules.
+    held_by: str = ""  # The process that trains the run.
 
     @property
     def size_bytes(self) -> int:
@@ -107,7 +109,7 @@ def list_checkpoints(run: RunDir | str) -> CheckpointList:
         reasons = reasons_by_spec(rules, complete)
         found = [_with_rules(one, rules, reasons.get(one.step, ())) for one in found]
     return CheckpointList(run.uri, rules.best_by if rules else None, tuple(sorted(found, key=lambda one: one.step)),
-                          rules, rules_error)
+                          rules, rules_error, str(current_holder(run.store) or ""))
 
 
 def verify(run: RunDir, listed: CheckpointList, progress: Progress | None = None) -> CheckpointList:
@@ -130,10 +132,16 @@ def decide_pruning(listed: CheckpointList, now_s: float) -> PruneResult:
     return PruneResult(listed.run, dry_run=True, checkpoints=decisions)
 
 
-def prune(run: RunDir, planned: PruneResult) -> PruneResult:
-    """Remove what was decided."""
-    for one in planned.removed:
-        run.checkpoints.remove(one.step)
+def prune(run: RunDir, planned: PruneResult, tell: Callable[[str], None] = lambda _: None) -> PruneResult:
+    """Remove what was decided; raises `RunInUse` while a process trains the run. `tell` hears what is waited for."""
+    if planned.removed:
+        lease = acquire(run.store, TTL_S, tell)
+        try:
+            held = replace(run, lease=lease)
+            for one in planned.removed:
+                held.checkpoints.remove(one.step)
+        finally:
+            lease.release()
     return replace(planned, dry_run=False)
 
 

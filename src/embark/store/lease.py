@@ -77,11 +77,17 @@ class Holder:
         del values["text"]
         return json.dumps(values, indent=1).encode() + b"\n"
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> str:
+        """`process 4711 of ann on host-1`."""
         if not self.owner:
             return "a process that its lease does not name"
-        who = to_one_line(f"process {self.pid} of {self.user} on {self.host}")
-        return f"{who}, since {_utc(self.since_s)}, last renewed {_utc(self.renewed_s)}"
+        return to_one_line(f"process {self.pid} of {self.user} on {self.host}")
+
+    def __str__(self) -> str:
+        if not self.owner:
+            return self.name
+        return f"{self.name}, since {_utc(self.since_s)}, last renewed {_utc(self.renewed_s)}"
 
     def state(self) -> str:
         """`dead` or `running`; empty where this machine cannot tell: another's process, or a stopped one."""
@@ -237,6 +243,12 @@ def newest_holder(store: ObjectStore) -> Holder | None:
         with suppress(NotFound):  # a later holder removes the files of earlier ones
             return Holder.parse(max(tokens), store.read(_path(max(tokens))))
     return None
+
+
+def current_holder(store: ObjectStore) -> Holder | None:
+    """Who holds the run now, as far as this machine can tell: one that died elsewhere has not renewed for long."""
+    holder = newest_holder(store)
+    return None if holder is None or holder.is_released or holder.state() == "dead" else holder
 
 
 def process_mark(pid: int) -> str:

@@ -31,7 +31,17 @@ def train(
     from embark.run.loop import train as train_with
 
     spec = accepting(spec, accept_change)
+    if not fresh and (values := finished_run(spec, view)) is not None:
+        return values
     return train_with(spec, open_backend(spec), view, fresh=fresh, signals=signals)
+
+
+def finished_run(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | None:
+    """What a run that has finished returned then, shown without loading torch; None where the library has to look. In
+    JAX the hosts of a TPU decide together."""
+    from embark.run.finished import finished_already
+
+    return None if wants_jax(spec) else finished_already(spec, view)
 
 
 def open_backend(spec: RunSpec) -> TrainerBackend:

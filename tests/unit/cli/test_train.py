@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 
@@ -54,6 +55,29 @@ def test_a_finished_run_is_left_alone_unless_fresh(capsys, tmp_path):
     assert (tmp_path / "runs" / "laptop" / "events.jsonl").read_text() == before
     assert run(["train", "laptop", "--fresh", *SMALL]) == 0
     assert (tmp_path / "runs" / "laptop-2" / "events.jsonl").is_file()
+
+
+@pytest.mark.parametrize("decay", ["none", "linear"])
+def test_a_finished_run_says_so_without_torch_and_with_the_flags_that_continue_it(capsys, tmp_path, monkeypatch, decay):
+    words = ["train", "laptop", *SMALL, "--set", "store.checkpoint_at_end=true", "--set", f"train.decay={decay}"]
+    assert run(words) == 0
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr("embark.trainers.open_backend", lambda spec: pytest.fail("loads torch"))
+        assert run(words) == 0
+    said = re.search(r"with (--set .*) it continues", " ".join(capsys.readouterr().out.split()))
+    assert ("--accept-change" in said[1]) == (decay != "none")
+    assert run([*words, *said[1].split()]) == 0
+    events = [json.loads(line) for line in (tmp_path / "runs/laptop/events.jsonl").read_text().splitlines()]
+    assert [event["first_step"] for event in events if event["event"] == "start"] == [0, 4]
+    assert events[-1]["step"] == 8
+
+
+def test_a_finished_run_of_another_model_is_refused_without_torch(capsys, monkeypatch):
+    assert run(["train", "laptop", *SMALL]) == 0
+    monkeypatch.setattr("embark.trainers.open_backend", lambda spec: pytest.fail("loads torch"))
+    assert run(["train", "laptop", *SMALL, "--set", "model.embedding_dim=32"]) == 64
+    assert "model.embedding_dim: " in capsys.readouterr().err
 
 
 def test_another_model_never_resumes_in_a_run_s_directory(capsys, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from embark.dashboard.api import detail, event_text, log_lines
 from embark.dashboard.runs import WatchedRun
 from embark.events.events import parse_event
 from embark.report.run_files import RunFiles
+from embark.store.lease import TTL_S, acquire
+from embark.store.run_dir import RunDir
 
 
 @pytest.fixture
@@ -117,3 +120,12 @@ def test_events_are_a_log_in_words(folder: Path):
 
 def test_a_file_number_that_there_is_not_is_the_events(folder: Path):
     assert log_lines(run_of(folder), file=99, words="")["file"] == 0
+
+
+def test_the_page_says_which_process_trains_the_run(folder: Path):
+    assert "held by" not in dict(overview(folder)["about"])
+    lease = acquire(RunDir(str(folder)).store, TTL_S)
+    try:
+        assert dict(overview(folder)["about"])["held by"].startswith(f"process {os.getpid()} of ")
+    finally:
+        lease.release()

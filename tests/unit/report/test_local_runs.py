@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,23 @@ def test_runs_are_listed_with_state_and_size(capsys):
     assert all(one["state"] and one["size_bytes"] > 0 for one in listed)
     assert run(["runs", "list"]) == 0
     assert "2 runs in runs" in capsys.readouterr().out
+
+
+def test_a_run_that_is_being_trained_is_listed_with_who_trains_it(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("one", "two"):
+        write_run(Path("runs") / name)
+    lease = acquire(RunDir("runs/one").store, TTL_S)
+    try:
+        assert run(["runs", "list"]) == 0
+        assert f"process {os.getpid()} of" in capsys.readouterr().out
+        assert run(["runs", "list", "--json"]) == 0
+    finally:
+        lease.release()
+    held = {one["name"]: one["held_by"] for one in json.loads(capsys.readouterr().out)["runs"]}
+    assert f"process {os.getpid()} of" in held["one"]
+    assert held["two"] == ""
+    assert not any(one.held_by for one in list_local_runs().runs)
 
 
 def test_a_run_is_removed_only_when_asked_and_with_nothing_beside_it(capsys):

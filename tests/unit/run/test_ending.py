@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from tiny_runs import TINY
 
 from embark.data import open_source
 from embark.diagnose.scan import rule_named
@@ -13,7 +14,7 @@ from embark.events.events import Event
 from embark.run.clock import Clock
 from embark.run.logger import RunLogger, recorded_errors
 from embark.run.loop import TrainingRun, end_run, save_and_evaluate
-from embark.run.open_run import _finished_step, _inspect, _life_events, finished_before
+from embark.run.open_run import _inspect, finished_before, finished_step, life_events
 from embark.run.stop import Decision
 from embark.spec import resolve
 from embark.store import RunDir
@@ -148,7 +149,7 @@ def test_a_run_stopped_before_its_first_step_starts_over_and_has_no_step_time(en
 
 
 def test_a_run_that_was_finished_says_so_to_whoever_watches(seen):
-    values = finished_before(RunDir("runs/tiny"), 10, [seen])
+    values = finished_before(RunDir("runs/tiny"), 10, resolve(TINY), [seen])
     assert values == {"outcome": "done", "step": 10, "run_dir": "runs/tiny"}
     (kind, run_events), *_ = seen.events
     assert kind == "note"
@@ -160,7 +161,7 @@ def test_a_finished_run_returns_and_shows_what_it_did_when_it_ended(seen, tmp_pa
     end = {"outcome": "done", "step": 10, "run_dir": "where/it/was", "samples_per_s": 5.0}
     events = [Event("eval", {"step": 5, "auc": 0.6}), Event("eval", {"step": 10, "auc": 0.7}), Event("end", end)]
     (tmp_path / "events.jsonl").write_text("".join(event.to_json() + "\n" for event in events))
-    values = finished_before(RunDir(str(tmp_path)), 10, [seen])
+    values = finished_before(RunDir(str(tmp_path)), 10, resolve(TINY), [seen])
     assert values == {**end, "auc": 0.7, "run_dir": str(tmp_path)}
     assert [(kind, shown.get("step")) for kind, shown in seen.events] == [("note", None), ("eval", 10), ("end", 10)]
 
@@ -205,7 +206,7 @@ def test_too_little_host_memory_is_an_error_in_words(seen, error):
 ])
 def test_a_damaged_record_of_the_end_is_no_end(tmp_path, line, step):
     (tmp_path / "events.jsonl").write_text(line + "\n")
-    assert _finished_step(_life_events(RunDir(str(tmp_path)))) == step
+    assert finished_step(life_events(RunDir(str(tmp_path)))) == step
 
 
 @pytest.mark.parametrize("name", ["spec.toml", "events.jsonl", "plan.txt"])

@@ -10,7 +10,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from embark.errors import Fault, UserError
+from embark.errors import Fault, RunInUse, UserError
 from embark.spec import load_spec, to_toml
 from embark.store import ChecksumWriter, RunDir, checkpoint_name, find_run
 from embark.store import checkpoint_diff as compare
@@ -25,6 +25,7 @@ from embark.store.checkpoint_inspect import (
     prune,
     verify,
 )
+from embark.store.lease import TTL_S, acquire
 
 FILE = "rank-00000-00.bin"
 Tensors = dict[str, np.ndarray]
@@ -140,6 +141,22 @@ def test_one_whose_mark_cannot_be_read_is_damaged_not_unfinished(tmp_path, text)
 
 def pruned(run: RunDir) -> list[int]:
     return [one.step for one in prune(run, decide_pruning(list_checkpoints(run), time.time())).removed]
+
+
+def test_a_run_that_is_being_trained_is_listed_with_who_trains_it_and_not_pruned(tmp_path):
+    run = make_run(tmp_path, "store.keep_checkpoints=1")
+    for step in (100, 110):
+        put(run, step)
+    lease = acquire(run.store, TTL_S)
+    try:
+        assert list_checkpoints(run).held_by.startswith(f"process {os.getpid()} of ")
+        with pytest.raises(RunInUse, match="is being trained by"):
+            pruned(run)
+    finally:
+        lease.release()
+    assert list_checkpoints(run).held_by == ""
+    assert pruned(run) == [100]
+    assert list_checkpoints(run).held_by == ""
 
 
 def test_prune_takes_what_the_rules_let_go_and_old_leftovers(tmp_path):
