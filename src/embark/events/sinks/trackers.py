@@ -43,7 +43,8 @@ class TrackedRun:
 
     @property
     def config(self) -> dict[str, Any]:
-        return _without_secrets(self.spec)
+        config: dict[str, Any] = _without_secrets(self.spec)
+        return config
 
     def find_or_make_id(self) -> str:
         """The same for every start of the run."""
