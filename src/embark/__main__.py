@@ -42,7 +42,8 @@ def run(words: Sequence[str]) -> int:
     from embark.cli.console import Console
 
     console = Console(json="--json" in words, quiet="--quiet" in words or "-q" in words)
-    if signal.getsignal(signal.SIGINT) is _leave:
+    is_program = signal.getsignal(signal.SIGINT) is _leave
+    if is_program:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         names, apps, _ = app.parse_commands(list(words))
@@ -65,6 +66,9 @@ def run(words: Sequence[str]) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader closed the pipe, as `| head` does
         return ExitCode.DONE
+    finally:
+        if is_program:
+            signal.signal(signal.SIGINT, _leave)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ OPTIONS = Group("Options", sort_key=len(COMMANDS))
 
 def _make_app() -> App:
     root = App(name="embark", version=__version__, help_format="plaintext", group_parameters=OPTIONS,
+               suppress_keyboard_interrupt=False,  # it would end without a word
                default_parameter=Parameter(show_default=lambda value: str(value) if value else None),
                help="Train recommendation models on TorchRec, from a laptop to a GPU fleet, from one spec.")
     for number, (title, commands) in enumerate(COMMANDS.items()):

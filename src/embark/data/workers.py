@@ -11,6 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, Self, TypeVar, cast
@@ -106,12 +107,18 @@ class WorkerPool:
         # Not by fork: threads of this process may hold locks that a copy of it would wait for.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "embark.data.prepare.tasks"])
-        while len(self._workers) < num:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self._work), name="embark-worker", daemon=True)
-            process.start()
-            theirs.close()
-            self._workers[ours] = process
+        # Blocked in all of them, from their first import on: Ctrl-C reaches this process, which then ends them.
+        resource_tracker.ensure_running()  # which unblocks it where it starts the tracker
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            while len(self._workers) < num:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs, self._work), name="embark-worker", daemon=True)
+                process.start()
+                theirs.close()
+                self._workers[ours] = process
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _receive(self, connection: Connection) -> tuple[str, Any]:
         try:
@@ -137,7 +144,6 @@ def _send_next(connection: Connection, waiting: deque[tuple[int, Any]]) -> None:
 
 def _serve(connection: Connection, work: Work) -> None:
     """The main loop of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which then ends us
     threading.Thread(target=_end_with_parent, daemon=True).start()
     answers = _Answers(connection)
     finishing: threading.Thread | None = None

@@ -190,5 +190,11 @@ def test_ctrl_c_before_a_command_runs_is_one_line():
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped by Ctrl-C\n")
 
 
+def test_ctrl_c_while_a_command_runs_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("embark.spec.load_spec", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert run(["data", "prepare", "laptop"]) == 130
+    assert capsys.readouterr().err == "Stopped by Ctrl-C\n"
+
+
 def test_imported_by_another_program_it_leaves_ctrl_c_alone():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from embark.data.workers import WorkerPool, each_result
@@ -24,6 +27,8 @@ class Various:
     def do(self, task, report):
         if task == "modules":
             return lambda: sorted({"torch", "embark.cli.app", "embark.cli.console", "pyarrow"} & set(sys.modules))
+        if task == "mask":
+            return lambda: signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         if task == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if task == "refuse":
@@ -88,6 +93,15 @@ def test_a_worker_that_is_killed_is_reported_and_the_others_end(work, when):
     with pytest.raises(Fault, match="SIGKILL") as caught, pool:
         list(pool.run([when, 1, 2, 3], lambda *_: None))
     assert "run the command again" in caught.value.fix
+
+
+def test_ctrl_c_is_left_to_the_parent_from_a_worker_s_first_import_on(work):
+    with WorkerPool(work, 2) as pool:
+        assert list(pool.run(["mask"], lambda *_: None)) == [("mask", True)]
+        (process,) = pool._workers.values()
+        server = Path(f"/proc/{psutil.Process(process.pid).ppid()}/status").read_text()
+    assert int(re.search(r"SigBlk:\s*(\w+)", server)[1], 16) >> (signal.SIGINT - 1) & 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
