@@ -15,6 +15,8 @@ WORKERS ?= auto
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal --maxprocesses 8
 PIP := $(PY) -m pip --quiet --quiet --disable-pip-version-check --no-input
+# Python compiles what it imports; pip would compile all of every package.
+export PIP_COMPILE := 0
 
 # The TPU's compiler, as this JAX wants it. Beside the packages: among them, JAX would look for TPUs at every start.
 LIBTPU := from importlib.metadata import requires; print(next(r.partition(";")[0] for r in requires("jax") if r.startswith("libtpu")))

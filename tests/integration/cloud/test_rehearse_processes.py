@@ -50,9 +50,8 @@ def test_a_pod_that_stands_still_is_waited_for(undisturbed):
     assert answer["progress"]["resumes"] == []
 
 
-@pytest.mark.parametrize("target", ["job", "pytorchjob"])
-def test_an_elastic_job_goes_on_without_a_machine_that_nothing_replaces(target):
-    answer = rehearse_elastic(target, "--lose", "2@step20")
+def test_an_elastic_job_goes_on_without_a_machine_that_nothing_replaces():
+    answer = rehearse_elastic("pytorchjob", "--lose", "2@step20")
     assert answer["verdict"]["is_ok"], answer
     assert answer["progress"]["world_sizes"] == [3, 2]
     assert answer["progress"]["step"] == NUM_STEPS

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -103,16 +103,17 @@ class PreparedSource:
     def _checked(self, batch: Batch, where: str) -> Batch:
         """Ids were inside their tables when the data was prepared: one that is not is damage. `data.on_bad_id`
         decides."""
-        counts = batch.lengths.sum(axis=1, dtype=np.int64)
-        ends = np.cumsum(counts)
-        has_ids, starts = counts > 0, ends - counts
-        if not has_ids.any():
-            return batch
-        largest = np.maximum.reduceat(batch.ids.view(np.uint32), starts[has_ids])  # a negative id is a large one
-        if (largest < self._table_rows[has_ids]).all():
+        selection = self._selection
+        if selection.is_fixed:
+            starts = selection.fixed_starts(len(batch.label))
+            largest = selection.largest_fixed(batch.ids, len(batch.label))
+        else:
+            starts = list(accumulate(batch.lengths.sum(axis=1, dtype=np.int64).tolist(), initial=0))
+            largest = np.array([ids.max(initial=0) for ids in np.split(batch.ids.view(np.uint32), starts[1:-1])])
+        if (largest < self._table_rows).all():
             return batch
         for number, rows in enumerate(self._table_rows.tolist()):
-            ids = batch.ids[starts[number] : ends[number]]
+            ids = batch.ids[starts[number] : starts[number + 1]]
             is_bad = (ids < 0) | (ids >= rows)
             if self._data.on_bad_id == "clip":
                 np.clip(ids, 0, rows - 1, out=ids)
@@ -282,6 +283,16 @@ class ColumnSelection:
     def fixed_starts(self, num_rows: int) -> list[int]:
         """Where each feature's ids begin in a batch, and where the last one's end."""
         return [num_rows * before for before in accumulate(self.multi_hot, initial=0)]
+
+    def largest_fixed(self, ids: NDArray[np.int32], num_rows: int) -> NDArray[np.uint32]:
+        """Of each feature's ids in a batch, where a negative one is a large one."""
+        found, start = [], 0
+        for multi_hot, equal in groupby(self.multi_hot):  # one call for features alike: small batches are many
+            num = len(list(equal))
+            stop = start + num * num_rows * multi_hot
+            found.append(ids[start:stop].view(np.uint32).reshape(num, num_rows * multi_hot).max(axis=1, initial=0))
+            start = stop
+        return np.concatenate(found)
 
     def fixed_lengths(self, num_rows: int) -> NDArray[np.int32]:
         """[F, num_rows]"""
