@@ -69,16 +69,15 @@ def plant_early_mark(rank: int) -> None:
     write_all = checkpointer.Checkpointer._write
 
     def write(self: Any, path: str, data: Any, size_bytes: int | None = None) -> None:
-        store = self._store
-        if _is_late(path):
-            content = b"".join(bytes(piece) for piece in data)
-            late.append((store, path, content))
-            self._store = type("Nowhere", (), {"write": staticmethod(lambda path, data, size=None: list(data))})()
-            data = [content]
-        try:
+        if not _is_late(path):
             writes(self, path, data, size_bytes)
-        finally:
-            self._store = store
+            return
+        content = b"".join(bytes(piece) for piece in data)
+        late.append((self._store, path, content))
+        nowhere = type("Nowhere", (), {"write": staticmethod(lambda path, data, size=None: list(data))})()
+        checksums = checkpoint_store.ChecksumWriter(nowhere)  # its own: other threads write the other files
+        writes(checksums, path, [content], size_bytes)
+        self.marks |= checksums.marks
 
     def mark(self: Any, step: int, files: Any, values: Any) -> None:
         there = dict(files)
@@ -92,8 +91,10 @@ def plant_early_mark(rank: int) -> None:
             return [*entries, *(entry(f"{name}/{one}", there[one].size_bytes, 0.0) for one in absent)]
 
         self._files = all_there
-        commit(self, step, files, values)
-        self._files = listed
+        try:
+            commit(self, step, files, values)
+        finally:
+            self._files = listed
 
     def write_then_the_rest(self: Any, *words: Any) -> Any:
         result = write_all(self, *words)
