@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from embark.dashboard.runs import Runs, WatchedRun
-from embark.events.changes import changes_of
+from embark.events.changes import changes_of, warm_start_text
 from embark.events.events import Event, parse_event
 from embark.events.sinks.prometheus import exposition
 from embark.events.spending import losses_sentence
@@ -37,7 +37,7 @@ MAX_METRICS_RUNS = 100
 LEAST_SLOW = 0.05  # Of a step: a wait of microseconds may be twice the others' and not matter.
 RECENT = 20
 RANK_TIMES = ("own_s", "input_s", "step_s")
-MARKED = frozenset({"start", "resume", "change", "save", "eval", "interrupt", "error", "end"})
+MARKED = frozenset({"start", "resume", "warm_start", "change", "save", "eval", "interrupt", "error", "end"})
 MAX_LINES = 500
 MAX_LINE_CHARS = 2000
 MAX_READ_BYTES = 32 << 20  # From the end of a file: a filter searches no further back.
@@ -145,6 +145,7 @@ def _plain_text(values: Values, _step: str) -> str:
 _TEXTS: dict[str, Callable[[Values, str], str]] = {
     "start": lambda v, _: f"started at step {format_count(v.get('first_step'))} of {format_count(v.get('num_steps'))}",
     "resume": lambda v, step: f"resumed from {step}",
+    "warm_start": lambda v, _: f"warm start with the weights {warm_start_text(v)}",
     "change": lambda v, _: ", ".join(map(str, changes_of([Event("change", v)]))),
     "save": lambda v, step: f"checkpoint at {step}: {format_bytes(v.get('bytes'))} in "
                             f"{format_duration(v.get('save_s'))}",

@@ -1,6 +1,6 @@
 """Changes of what a run learns from, accepted on resume: since which step a field has another value."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +38,15 @@ def changes_of(events: Iterable[Event]) -> list[Change]:
     return found
 
 
+def warm_start_text(values: Mapping[str, Any]) -> str:
+    """Of a `warm_start` event: whose weights a run began with."""
+    step, fresh, rows = (format_count(values.get(name)) for name in ("from_step", "num_fresh_rows", "num_rows"))
+    return f"of {to_one_line(values.get('run', ''))} at step {step}; {fresh} of {rows} table rows are new"
+
+
 def shown_value(value: Any) -> str:
     """A field's value in a sentence."""
     if isinstance(value, str) and len(value) == _DIGEST:
         return f"sha256 {to_one_line(value)[:12]}…"
-    text = "none" if value is None else to_one_line(value) if isinstance(value, str) else to_one_line(repr(value))
+    text = "none" if value in (None, "") else to_one_line(value) if isinstance(value, str) else to_one_line(repr(value))
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"

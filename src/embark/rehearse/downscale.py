@@ -281,6 +281,7 @@ def downscale_spec(spec: RunSpec, world_size: int, num_steps: int, sample: Sampl
     train["num_steps"] = num_steps
     train["num_epochs"] = 1
     train["eval_every"] = 0
+    train["warm_start"] = ""  # its tables are larger
     if train["optimizer"] == "adam":
         train["optimizer"] = "rowwise_adagrad"
     if train["engine"] == "cuda_graph":

@@ -31,8 +31,8 @@ MAX_GAPS = 256
 MAX_RANKS = 4096
 FUTURE_S = 60.0  # How far another machine's clock may be ahead of ours.
 _FIRST_STEPS, _LAST_STEPS = 4, 16
-_MILESTONES = frozenset({"start", "plan", "predict", "note", "eval", "save", "resume", "change", "interrupt",
-                         "end", "error"})
+_MILESTONES = frozenset({"start", "plan", "predict", "note", "eval", "save", "resume", "warm_start", "change",
+                         "interrupt", "end", "error"})
 _NEWEST = frozenset({"save", "end", "error", "interrupt", "plan", "predict"})
 
 

@@ -17,8 +17,17 @@ from embark.events import plan_text
 from embark.run.identity import KEY, Identity
 from embark.run.logger import RunLogger
 from embark.run.trainer import Ranks
+from embark.run.warm_start import ChangedRows, WarmStart, WarmStarted, refuse_other_weights
 from embark.spec import RunSpec, to_toml
-from embark.store import Checkpoint, ChecksumWriter, FileChecksum, RunDir, checkpoint_name, reasons_by_spec
+from embark.store import (
+    Checkpoint,
+    CheckpointStore,
+    ChecksumWriter,
+    FileChecksum,
+    RunDir,
+    checkpoint_name,
+    reasons_by_spec,
+)
 from embark.store.checkpoint_arrays import (
     INDEX,
     CheckpointArrays,
@@ -26,6 +35,7 @@ from embark.store.checkpoint_arrays import (
     TensorChunk,
     TensorEntry,
     merge_entries,
+    table_weight,
     write_pieces,
 )
 from embark.store.checkpoint_interval import Choice, steps_between_saves
@@ -125,12 +135,36 @@ class Checkpointer(ABC):
         self._damaged = set(damages)
         if intact:
             self._on_all_ranks(partial(self._load_checkpoint, intact))
-        else:
-            self._start()
         return intact
+
+    def start(self, other: WarmStart | None, warn: Callable[[str], None]) -> WarmStarted | None:
+        """Begin at step 0, with initial weights or those of the `other` run's newest complete checkpoint."""
+        if other is None:
+            self._start()
+            return None
+        uri, found = self._from_first(other.checkpoints)
+        run, damages = RunDir(uri), []
+        for checkpoint in found:
+            if damage := self._damage(checkpoint, run.checkpoints):
+                damages.append(f"{run.checkpoints.where(checkpoint.step)} is damaged: {damage}")
+                continue
+            for text in damages:
+                warn(f"{text}; train.warm_start takes step {checkpoint.step}")
+            loaded: WarmStarted = self._on_all_ranks(partial(self._load_other, other, run, checkpoint))[0]
+            return loaded
+        raise UserError("\n  ".join(["train.warm_start: no checkpoint is intact", *damages]),
+                        fix="put the named files back, or name another run or step")
 
     def _load_checkpoint(self, checkpoint: Checkpoint) -> None:
         self._load(CheckpointArrays(self._checkpoints.store, checkpoint.name), checkpoint.step)
+
+    def _load_other(self, other: WarmStart, run: RunDir, checkpoint: Checkpoint) -> WarmStarted:
+        changed = other.changed_rows(run, checkpoint)
+        arrays = CheckpointArrays(run.checkpoints.store, checkpoint.name)
+        tables = {table_weight(table.name) for table in self._spec.model.table_list()}
+        refuse_other_weights(arrays, self._weight_sizes(), tables)
+        self._load_weights(arrays, changed)
+        return other.started(run, checkpoint, arrays, changed)
 
     def _start(self) -> None:  # noqa: B027
         """There is no checkpoint: give the model its initial weights, where building it did not."""
@@ -143,14 +177,23 @@ class Checkpointer(ABC):
     def _load(self, arrays: CheckpointArrays, step: int) -> None:
         """Give the model what was saved."""
 
-    def _damage(self, checkpoint: Checkpoint) -> str:
+    @abstractmethod
+    def _weight_sizes(self) -> dict[str, tuple[int, ...]]:
+        """The complete sizes of tables and dense weights, by their names in a checkpoint."""
+
+    @abstractmethod
+    def _load_weights(self, arrays: CheckpointArrays, kept: ChangedRows) -> None:
+        """Give a model with initial weights those of another run, but for the rows in `kept` and beyond its tables."""
+
+    def _damage(self, checkpoint: Checkpoint, checkpoints: CheckpointStore | None = None) -> str:
+        checkpoints = checkpoints or self._checkpoints
         if self._spec.store.verify == "sizes":
-            entries = self._from_first(lambda: self._checkpoints.store.list(checkpoint.name))
+            entries = self._from_first(lambda: checkpoints.store.list(checkpoint.name))
             there = {e.path.removeprefix(f"{checkpoint.name}/"): e.size_bytes for e in entries}
             wrong = [n for n in checkpoint.array_files if there.get(n) != checkpoint.files[n].size_bytes]
             return f"{wrong[0]} is missing or truncated" if wrong else ""
         rank, world_size = self._ranks.rank, self._ranks.world_size
-        damages = self._on_all_ranks(lambda: self._checkpoints.damage(checkpoint, rank, world_size))
+        damages = self._on_all_ranks(lambda: checkpoints.damage(checkpoint, rank, world_size))
         return next((damage for damage in damages if damage), "")
 
     def _write(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from embark.data import SampleSource, open_source, resolve_from_data
@@ -21,6 +21,7 @@ from embark.run.rank_reports import RankReports, first_trouble
 from embark.run.signals import StopSignals, stopped_by
 from embark.run.stop import Decision, StopCoordinator, open_budget_guard, spending_summary, why_not_enforced
 from embark.run.trainer import Trainer, TrainerBackend, World
+from embark.run.warm_start import WarmStart
 from embark.spec import RunSpec
 from embark.spec.batch import batch_mistakes
 from embark.store import RunDir
@@ -76,12 +77,16 @@ def train(
             trainer = backend.build(spec, world, num_steps, source, run_dir)
             with closing(trainer.checkpointer(run_dir)) as checkpointer:
                 checkpoint = checkpointer.load_newest(logger.warn)
+                warm_start = WarmStart(spec) if spec.train.warm_start else None
+                warm_started = None if checkpoint else checkpointer.start(warm_start, logger.warn)
                 step = checkpoint.step if checkpoint else 0
                 grace_s = spec.place.grace_s or grace_seconds(detect_cloud())
                 checkpoints = CheckpointManager(checkpointer, CheckpointSchedule(spec, step, grace_s), logger, step,
                                                 identity)
                 log_start(logger, spec, world, run_dir, source, trainer,
                           {"num_steps": num_steps, "first_step": step, "steps_per_epoch": per_epoch})
+                if warm_started:
+                    logger.log("warm_start", asdict(warm_started))
                 if checkpoint:
                     on_record = [change for change in changes if change.step <= step]
                     log_changes(logger, changes_since(checkpoint, identity, on_record))

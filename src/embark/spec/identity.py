@@ -12,7 +12,7 @@ LEARNING_FIELDS = frozenset({
     "data.ragged", "data.seed",
     "train.batch_size", "train.learning_rate", "train.dense_learning_rate", "train.optimizer", "train.dense_optimizer",
     "train.eps", "train.warmup_steps", "train.decay", "train.decay_start_step", "train.decay_steps", "train.final_rate",
-    "train.precision", "train.table_dtype", "train.comms_dtype", "train.seed",
+    "train.precision", "train.table_dtype", "train.comms_dtype", "train.seed", "train.warm_start",
 })
 OTHER_FIELDS = frozenset({
     "model.num_tables", "model.rows_per_table",  # they are in model.tables, as the run has them

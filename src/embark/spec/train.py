@@ -56,3 +56,7 @@ class TrainSpec(Section):
     """Steps between evaluations on held-out samples; 0: only at the end."""
     seed: NonNegativeInt = 1
     """Seed of the initial weights, which are the same at any number of ranks."""
+    warm_start: str = ""
+    """A run (its directory, its name under `store.root` or its URI, `@STEP` for a step) whose newest complete
+    checkpoint gives a new run its tables and dense weights; optimizer state and steps begin anew. A run that resumes
+    does not read it."""

@@ -218,6 +218,17 @@ class CheckpointArrays:
                 target[...] = rows[(slice(None), *columns)]
         return into
 
+    def read_over(self, name: str, offsets: Sequence[int], into: Array, kept: Array | None = None) -> Array:
+        """The same, but for the rows of the tensor in `kept`, rising, and those that it does not have."""
+        mine = np.empty(0, np.int64)
+        if kept is not None:
+            first, stop = np.searchsorted(kept, (offsets[0], offsets[0] + len(into)))
+            mine = kept[first:stop] - offsets[0]
+        values = into[mine].copy()
+        self.read_into(name, offsets, into)
+        into[mine] = values
+        return into
+
     def rowwise_state(self, name: str, table: str, first: int, stop: int) -> Array:
         """Row-wise Adagrad's one number a row, of rows `first` to `stop`. A table in column shards has one for each
         row and shard, shard after shard; weighted by the shards' widths, their mean is that of the complete row."""
@@ -232,6 +243,11 @@ class CheckpointArrays:
         share = np.array(widths, np.float32) / np.float32(sum(widths))
         mean: Array = (np.stack(parts) * share[:, None]).sum(axis=0, dtype=np.float32)
         return mean
+
+
+def table_weight(table: str) -> str:
+    """The name of a table's weights, whichever library trained it."""
+    return f"model.tables.embedding_bags.{table}.weight"
 
 
 def of_another_model(what: str) -> UserError:

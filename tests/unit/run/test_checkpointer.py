@@ -70,6 +70,12 @@ class Bytes(Checkpointer):
         assert set(arrays.rows("t", self.rank * self.num_times, (self.rank + 1) * self.num_times)) == {self.rank}
         self.loaded = step
 
+    def _weight_sizes(self) -> dict[str, tuple[int, ...]]:
+        raise NotImplementedError
+
+    def _load_weights(self, arrays: CheckpointArrays, kept: Any) -> None:
+        raise NotImplementedError
+
 
 @pytest.fixture
 def run_dir(tmp_path) -> RunDir:

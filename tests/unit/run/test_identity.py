@@ -35,7 +35,7 @@ OTHER_VALUES = {
     "train.batch_size": 256, "train.learning_rate": 0.1, "train.dense_learning_rate": 0.01, "train.optimizer": "sgd",
     "train.dense_optimizer": "sgd", "train.eps": 1e-6, "train.warmup_steps": 5, "train.decay": "linear",
     "train.decay_start_step": 3, "train.decay_steps": 9, "train.final_rate": 0.1, "train.precision": "bf16",
-    "train.table_dtype": "fp16", "train.comms_dtype": "bf16", "train.seed": 3,
+    "train.table_dtype": "fp16", "train.comms_dtype": "bf16", "train.seed": 3, "train.warm_start": "runs/other",
 }
 BASES = {"synthetic": (), "prepared": ("data.kind=prepared", "data.path=some"),
          "columns": ("data.kind=columns", "data.path=some.csv", "data.dense_columns=['b', 'c', 'e']")}

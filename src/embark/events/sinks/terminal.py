@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from embark.events import summary
-from embark.events.changes import changes_of
+from embark.events.changes import changes_of, warm_start_text
 from embark.events.events import Event
 from embark.events.metrics import metric
 from embark.events.sharding import plan_rows, rank_line
@@ -107,6 +107,8 @@ class TerminalView:
             self._say_parts("saved", [self._at(values), size, to_one_line(values.get("path", ""))])
         elif kind == "resume":
             self._say_parts("resumed", [self._at(values), to_one_line(values.get("path", ""))])
+        elif kind == "warm_start":
+            self._say("weights", warm_start_text(values))
         elif kind == "interrupt":
             self._say_parts("stopping", [self._at(values), to_one_line(values.get("signal", ""))], "yellow")
 

@@ -10,10 +10,11 @@ import numpy as np
 from embark.model.work import DENSE_STATES
 from embark.run.checkpointer import Checkpointer
 from embark.run.evaluation import STATE_SIZE
+from embark.run.warm_start import ChangedRows
 from embark.spec import Table
 from embark.store import RunDir
-from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk, of_another_model, unsharded
-from embark.trainers.jax.network import ROWS_PER_BLOCK
+from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk, of_another_model, table_weight, unsharded
+from embark.trainers.jax.network import ROWS_PER_BLOCK, initial_rows
 from embark.trainers.jax.state import Array, initial_state, make_state, table_pieces
 from embark.trainers.jax.step import weight_shapes
 
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
 CHANNEL = "save"
 METRICS = "metrics"
-
-
-def table_name(table: str) -> str:
-    return f"model.tables.embedding_bags.{table}.weight"
 
 
 def slot_name(table: str) -> str:
@@ -60,7 +57,7 @@ class JaxCheckpointer(Checkpointer):
         """Every process goes through all of the state and gets its own part."""
         state, world = self._trainer.state, self._world
         for group in self._trainer.places.groups:
-            for kind, name_of in (("tables", table_name), ("slots", slot_name)):
+            for kind, name_of in (("tables", table_weight), ("slots", slot_name)):
                 if group.name not in state[kind]:
                     continue
                 for place, first, rows in table_pieces(state[kind][group.name], group, world):
@@ -81,17 +78,17 @@ class JaxCheckpointer(Checkpointer):
         spec, shapes = self._spec, weight_shapes(self._spec)
         has_slots, is_rowwise = spec.train.optimizer != "sgd", spec.train.optimizer == "rowwise_adagrad"
         for table in spec.model.table_list():
-            arrays.entry(table_name(table.name), (table.rows, table.dim or 0))
+            arrays.entry(table_weight(table.name), (table.rows, table.dim or 0))
             if has_slots and (len(arrays.entry(slot_name(table.name)).size) == 1) != is_rowwise:
                 raise of_another_model(f"{slot_name(table.name)} is not the state of {spec.train.optimizer}")
 
         def table_rows(table: Table, block: int) -> Array:
-            return arrays.rows(table_name(table.name), *_span(table, block))
+            return arrays.rows(table_weight(table.name), *_span(table, block))
 
         def slot_rows(table: Table, block: int) -> Array:
             name = slot_name(table.name)
             if is_rowwise:
-                return arrays.rowwise_state(name, table_name(table.name), *_span(table, block))
+                return arrays.rowwise_state(name, table_weight(table.name), *_span(table, block))
             return arrays.rows(name, *_span(table, block))
 
         self._trainer.state = make_state(
@@ -101,6 +98,18 @@ class JaxCheckpointer(Checkpointer):
              for name, shape in shapes.items()},
         )
         self._trainer.window.set_state(arrays.tensor(METRICS, (STATE_SIZE,)))
+
+    def _weight_sizes(self) -> dict[str, tuple[int, ...]]:
+        tables = {table_weight(table.name): (table.rows, table.dim or 0) for table in self._spec.model.table_list()}
+        return tables | {weight_name(name): tuple(shape) for name, shape in weight_shapes(self._spec).items()}
+
+    def _load_weights(self, arrays: CheckpointArrays, kept: ChangedRows) -> None:
+        def table_rows(table: Table, block: int) -> Array:
+            name, rows = table_weight(table.name), initial_rows(table, block, self._spec.train.seed)
+            return arrays.read_over(name, (_span(table, block)[0], 0), np.array(rows), kept.get(name))
+
+        dense = {name: arrays.tensor(weight_name(name), shape) for name, shape in weight_shapes(self._spec).items()}
+        self._trainer.state = initial_state(self._spec, self._trainer.places, self._world, table_rows, dense)
 
 
 def _span(table: Table, block: int) -> tuple[int, int]:

@@ -28,13 +28,16 @@ RowsOf = Callable[[Table, int], Array]
 BLOCK_BYTES = 64 << 20  # Of a table on each device that goes to the host at a time.
 
 
-def initial_state(spec: RunSpec, layout: Layout, world: World) -> State:
-    """What a run begins with: the weights that the torch trainer would draw, and optimizers that have seen nothing."""
-    dense = initial_dense(spec.model, spec.train.seed)
+def initial_state(
+    spec: RunSpec, layout: Layout, world: World, rows_of: RowsOf | None = None, dense: dict[str, Any] | None = None
+) -> State:
+    """What a run begins with: optimizers that have seen nothing, and weights that are given or those that the torch
+    trainer would draw."""
+    dense = dense or initial_dense(spec.model, spec.train.seed)
+    drawn = partial(initial_rows, seed=spec.train.seed)
     empty = {name: tuple(np.zeros_like(weight) for _ in DENSE_STATES[spec.train.dense_optimizer])
              for name, weight in dense.items()}
-    return make_state(spec, layout, world, lambda table, block: initial_rows(table, block, spec.train.seed), None,
-                      dense, empty)
+    return make_state(spec, layout, world, rows_of or drawn, None, dense, empty)
 
 
 def make_state(

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from embark.run.checkpointer import Checkpointer
+from embark.run.warm_start import ChangedRows
 from embark.store import RunDir
 from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk
 from embark.store.object_store import for_each_parallel
@@ -66,6 +68,16 @@ class TorchCheckpointer(Checkpointer):
         self._trainer.window.set_state(state["metrics"], self._world)
         set_random_state(state[here], self._world.device)
 
+    def _weight_sizes(self) -> dict[str, tuple[int, ...]]:
+        return {f"model.{name}": tuple(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
+                for name, value in self._trainer.model.state_dict().items()}
+
+    def _load_weights(self, arrays: CheckpointArrays, kept: ChangedRows) -> None:
+        state = {"model": self._trainer.model.state_dict()}
+        parts = [part for shard in local_shards(state) for part in _slices(shard)]
+        for_each_parallel(lambda part: _read_over(part, arrays, kept.get(part.name)), parts, NUM_READERS)
+        self._trainer.model.load_state_dict(state["model"])
+
     def _state(self, *, is_load: bool = False) -> State:
         """Tensors only, by name. Everything else a run knows follows from its spec and its step."""
         return {
@@ -110,6 +122,11 @@ def fill(shards: Iterator[LocalShard], arrays: CheckpointArrays) -> None:
 def _parts(shard: LocalShard, arrays: CheckpointArrays) -> Iterator[LocalShard]:
     is_rowwise_state = shard.name.endswith(".momentum1") and len(shard.size) == 1
     arrays.entry(shard.name, None if is_rowwise_state else shard.size)
+    yield from _slices(shard)
+
+
+def _slices(shard: LocalShard) -> Iterator[LocalShard]:
+    """Pieces that one thread reads at a time."""
     values = shard.values.detach()
     if not values.numel():
         return
@@ -134,6 +151,11 @@ def _read(part: LocalShard, arrays: CheckpointArrays) -> None:
     else:
         rows = arrays.read_into(part.name, part.offsets, np.empty(tuple(part.values.shape), saved.dtype))
         part.values.copy_(torch.from_numpy(rows))
+
+
+def _read_over(part: LocalShard, arrays: CheckpointArrays, kept: NDArray[np.int32] | None) -> None:
+    rows = part.values.cpu().numpy()
+    part.values.copy_(torch.from_numpy(arrays.read_over(part.name, part.offsets, rows, kept)))
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

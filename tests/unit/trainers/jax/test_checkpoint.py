@@ -11,13 +11,16 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from embark.data import open_source
 from embark.errors import UserError
 from embark.run.evaluation import Evaluation
+from embark.run.warm_start import WarmStart
 from embark.spec import to_toml
 from embark.store import RunDir
+from embark.store.checkpoint_arrays import CheckpointArrays
 from embark.store.checkpoint_diff import diff_checkpoints
 from embark.trainers.jax.checkpoint import JaxCheckpointer
 from embark.trainers.jax.trainer import JaxTrainer
@@ -62,6 +65,31 @@ def test_a_checkpoint_of_torch_taken_up_and_saved_again_has_the_same_bits_and_th
     assert difference.num_same > 20
     checkpointer.close()
     saver.close()
+
+
+def test_a_warm_start_has_the_weights_of_torch_on_any_number_of_devices_and_initial_rows_beyond_its_tables(
+    tiny, train_in_torch, world
+):
+    results = train_in_torch(*SETS, "name=of_torch")
+    larger = tiny(*SETS, "model.rows_per_table=[50, 9, 1000, 77]", f"train.warm_start={results.values['run_dir']}")
+    states = {}
+    for warm_start in (None, WarmStart(larger)):
+        built = JaxTrainer(larger, world, 20, open_source(larger))
+        checkpointer = JaxCheckpointer(RunDir(str(larger.store.root)), built)
+        started = checkpointer.start(warm_start, lambda text: None)
+        states[started] = {piece.name: piece.values for piece in checkpointer._copied(0)}
+        checkpointer.close()
+    (_, drawn), (started, warm) = states.items()
+    assert (started.from_step, started.num_rows, started.num_fresh_rows) == (20, 1136, 6)
+    run = RunDir(results.values["run_dir"])
+    arrays = CheckpointArrays(run.checkpoints.store, "step-000000020")
+    for name in (name for name in warm if name.startswith("model.")):
+        num_rows = arrays.entries[name].size[0]
+        assert np.array_equal(warm[name][:num_rows], arrays.rows(name, 0, num_rows)), name
+        assert np.array_equal(warm[name][num_rows:], drawn[name][num_rows:]), name
+    others = [name for name in warm if name.startswith("optimizers.")]
+    assert others
+    assert all(np.array_equal(warm[name], drawn[name]) for name in others)
 
 
 def test_torch_evaluates_what_jax_trained_to_the_same_auc_and_resumes_from_it(tiny, train_tiny, train_in_torch):

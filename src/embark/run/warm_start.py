@@ -1,0 +1,128 @@
+"""A new run with the weights of another: `train.warm_start`.
+
+A table row means the same in both runs only if both have the same id map, or the new data extends that of the old. Rows
+that have another owner since, or that the old tables do not have, keep their initial values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark.data.prepared.cache import read_manifest
+from embark.data.prepared.changed_rows import read_changed_rows
+from embark.data.prepared.manifest import EARLIER
+from embark.errors import UserError
+from embark.run.identity import KEY
+from embark.spec import RunSpec
+from embark.spec.identity import DATA
+from embark.store import Checkpoint, RunDir, find_run, run_uri
+from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
+
+ChangedRows = Mapping[str, NDArray[np.int32]]  # By the name of the table's weights.
+MAX_SHOWN = 8
+_STEP = re.compile(r"(.+)@(\d+)")
+Size = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStarted:
+    """Which weights a run began with."""
+
+    run: str
+    from_step: int
+    path: str
+    num_rows: int  # Of all tables.
+    num_fresh_rows: int  # Those with initial values.
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """The run that `train.warm_start` names, looked for where it is needed."""
+
+    spec: RunSpec
+
+    def checkpoints(self) -> tuple[str, list[Checkpoint]]:
+        """The run's uri and its checkpoints to take, the best first."""
+        match = _STEP.fullmatch(self.spec.train.warm_start)
+        word, root = match[1] if match else self.spec.train.warm_start, self.spec.store.root
+        run = find_run(run_uri(root, word) if "://" in root and "/" not in word else word, root)
+        committed = run.checkpoints.committed()[::-1]
+        found = [one for one in committed if not match or one.step == int(match[2])]
+        if not found:
+            what = f"no checkpoint of step {int(match[2])}" if match else "no checkpoint"
+            steps = ", ".join(str(one.step) for one in committed)
+            raise UserError(f"train.warm_start: {run.uri} has {what}",
+                            fix=f"its checkpoints are of steps {steps}" if steps else "train it until it has saved one")
+        return run.uri, found
+
+    def changed_rows(self, run: RunDir, checkpoint: Checkpoint) -> ChangedRows:
+        """Rows that are no longer those of `checkpoint`; refused where its ids do not mean these rows."""
+        spec, old = self.spec, checkpoint.values.get(KEY)
+        where = f"train.warm_start: {run.checkpoints.where(checkpoint.step)}"
+        if not isinstance(old, Mapping):
+            raise UserError(f"{where} does not say what it was trained with",
+                            fix="name a run of this version of Embark")
+        differences = list(_differences(spec, old))
+        if differences:
+            raise UserError("\n  ".join([f"{where} was trained on other columns", *differences]),
+                            fix="give this run the same columns in the same order, or leave train.warm_start out")
+        if spec.data.kind != "prepared":
+            return {}
+        manifest = read_manifest(spec.data.path)
+        if old.get(DATA) == manifest.fingerprint():
+            return {}
+        if old.get(DATA) != manifest.settings.get(EARLIER, {}).get("data"):
+            raise UserError(f"{where} was trained on data whose ids {spec.data.path} does not continue: the same id "
+                            "would mean another row",
+                            fix="prepare this data with data.prepare.id_map_from = the data.path of that run, which "
+                                f"is in {run.uri}/spec.toml; or leave train.warm_start out")
+        return {table_weight(table): rows for table, rows in read_changed_rows(spec.data.path, manifest).items()}
+
+    def started(
+        self, run: RunDir, checkpoint: Checkpoint, arrays: CheckpointArrays, changed: ChangedRows
+    ) -> WarmStarted:
+        """What was loaded."""
+        rows = {table_weight(table.name): table.rows for table in self.spec.model.table_list()}
+        num_fresh = sum(num - arrays.entries[name].size[0] + len(changed.get(name, ())) for name, num in rows.items())
+        return WarmStarted(run.uri, checkpoint.step, run.checkpoints.where(checkpoint.step), sum(rows.values()),
+                           num_fresh)
+
+
+def _differences(spec: RunSpec, old: Mapping[str, Any]) -> Iterator[str]:
+    kind = old.get("data.kind")
+    if kind != spec.data.kind:
+        yield f'data.kind: "{kind}" there, "{spec.data.kind}" here'
+    there = old.get("model.tables")
+    tables = [table.get("name") for table in there] if isinstance(there, Sequence) else []
+    here = [table.name for table in spec.model.table_list()]
+    if tables != here:
+        yield f"tables: {_listed(tables)} there, {_listed(here)} here"
+    dense = old.get("data.dense_columns")
+    if spec.data.kind == "columns" and dense is not None and list(dense) != list(spec.data.dense_columns):
+        yield f"data.dense_columns: {_listed(dense)} there, {_listed(spec.data.dense_columns)} here"
+
+
+def refuse_other_weights(arrays: CheckpointArrays, sizes: Mapping[str, Size], tables: set[str]) -> None:
+    """Of weights that the model has under other names or in other sizes; a table may have more rows than it had."""
+    saved = {name: entry.size for name, entry in arrays.entries.items() if name.startswith("model.")}
+    wrong = []
+    for name in sorted({*saved, *sizes}):
+        there, here = saved.get(name), sizes.get(name)
+        is_larger_table = name in tables and there and here and there[0] <= here[0] and there[1:] == here[1:]
+        if there != here and not is_larger_table:
+            wrong.append(f"{name}: {list(there) if there else 'none'} there, {list(here) if here else 'none'} here")
+    if wrong:
+        more = [f"and {len(wrong) - MAX_SHOWN} more"] if len(wrong) > MAX_SHOWN else []
+        raise UserError("\n  ".join(["train.warm_start: the run's model is another", *wrong[:MAX_SHOWN], *more]),
+                        fix="give [model] the widths and layers of that run, which are in its spec.toml, and no table "
+                            "fewer rows; or leave train.warm_start out")
+
+
+def _listed(names: Sequence[Any]) -> str:
+    return ", ".join(map(str, names[:MAX_SHOWN])) + (" …" if len(names) > MAX_SHOWN else "") or "none"
