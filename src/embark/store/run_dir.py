@@ -115,10 +115,10 @@ def find_run(word: str, root: str = "runs") -> RunDir:
     if "://" in word and not word.startswith("file://"):
         here = [RunDir(word.rstrip("/"))]
     for run in here:
-        if run.store.exists(SPEC) or run.checkpoints.store.list():
+        if run.store.exists(SPEC) or run.store.exists(EVENTS) or run.checkpoints.store.list():
             return run
     if here:
-        raise UserError(f"{here[0].uri} is not a run's directory: it has neither a {SPEC} nor checkpoints/",
+        raise UserError(f"{here[0].uri} is not a run's directory: it has neither {SPEC} nor {EVENTS} nor checkpoints/",
                         fix="name the directory that `embark train` wrote, such as runs/quickstart")
     names = [path.name for path in Path(root).glob("*") if path.is_dir()] if Path(root).is_dir() else []
     raise UserError(f"{word}: no such run, neither a directory nor a name under {root}/",

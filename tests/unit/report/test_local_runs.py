@@ -33,6 +33,15 @@ def test_runs_are_listed_with_state_and_size(capsys):
     assert "2 runs in runs" in capsys.readouterr().out
 
 
+def test_a_run_killed_before_its_spec_was_saved_is_listed_and_removed(capsys):
+    write_run(Path("runs") / "one")
+    (Path("runs") / "early").mkdir()
+    (Path("runs") / "early" / "events.jsonl").write_text('{"event": "note", "time_s": 1, "text": "hello"}\n')
+    assert {one.name for one in list_local_runs().runs} == {"one", "early"}
+    assert run(["runs", "remove", "early", "--yes"]) == 0
+    assert {one.name for one in list_local_runs().runs} == {"one"}
+
+
 def test_a_run_that_is_being_trained_is_listed_with_who_trains_it(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     for name in ("one", "two"):
