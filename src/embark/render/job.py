@@ -301,9 +301,13 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
     if data.kind != "synthetic" and data.path and not is_shared(data.path, job):
         yield _mistake("data.path", data.path, f"is on this machine; a machine of {job.cloud} does not see it",
                        f"copy it: embark data copy {shlex.quote(data.path)} {bucket.removesuffix('runs')}data")
-    if (run := job.spec.train.warm_start) and not is_shared(run if "/" in run else f"{store.root}/{run}", job):
-        yield _mistake("train.warm_start", run, f"is on this machine; a machine of {job.cloud} does not see it",
-                       f"copy the run: embark data copy {shlex.quote(run)} {bucket}/{run.rpartition('/')[2]}")
+    warm_start = job.spec.train.warm_start
+    run = warm_start.rpartition("@")[0] or warm_start
+    run = run if "/" in run else f"{store.root}/{run}"
+    if warm_start and not is_shared(run, job):
+        yield _mistake("train.warm_start", warm_start, f"is on this machine; a machine of {job.cloud} does not see it",
+                       f"copy the run and name the copy: embark data copy {shlex.quote(run)} "
+                       f"{bucket}/{shlex.quote(run.rpartition('/')[2])}")
 
 
 def _identity_mistakes(job: Job) -> Iterator[Mistake]:

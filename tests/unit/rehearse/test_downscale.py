@@ -84,9 +84,9 @@ def test_the_batch_divides_over_any_number_of_ranks(world_size):
 
 
 def test_what_a_cpu_cannot_do_is_changed():
-    spec = resolve({"train": {"optimizer": "adam", "engine": "cuda_graph"}})
+    spec = resolve({"train": {"optimizer": "adam", "engine": "cuda_graph", "warm_start": "s3://b/runs/january"}})
     small = downscale_spec(spec, 2, 10)
-    assert (small.train.optimizer, small.train.engine) == ("rowwise_adagrad", "auto")
+    assert (small.train.optimizer, small.train.engine, small.train.warm_start) == ("rowwise_adagrad", "auto", "")
     assert not list(small.mistakes())
 
 

@@ -136,6 +136,15 @@ def test_a_damaged_map_is_refused_by_the_name_of_its_table(folder):
     assert not (folder / "february/manifest.json").exists()
 
 
+def test_maps_of_an_object_store_are_brought_here_and_checked(folder, monkeypatch):
+    wanted = february(folder)
+    monkeypatch.setattr("embark.data.prepare.earlier_ids.local_folder", lambda path: None)
+    assert february(folder, out="remote") == wanted
+    (folder / "january/ids/user.ids.npy").write_bytes(b"other")
+    with pytest.raises(DataError, match="the id map of user is not what the manifest says"):
+        february(folder, out="damaged")
+
+
 @pytest.mark.parametrize(("sets", "message"), [
     (("data.prepare.sparse_columns=['user']",), "tables: user, item, tags there, user here"),
     (("data.dense_columns=['price', 'age']",), "dense columns: price there, price, age here"),
