@@ -15,6 +15,8 @@ _LOCATIONS = {
     "RunSpec": "spec:RunSpec",
     "check_data": "data.check:check",
     "diagnose_run": "diagnose.targets:diagnose_targets",
+    "evaluate": "trainers:evaluate",
+    "feature_importance": "trainers:feature_importance",
     "lint_files": "lint.check:lint",
     "list_checkpoints": "store.checkpoint_inspect:list_checkpoints",
     "load_spec": "spec:load_spec",
@@ -24,6 +26,8 @@ _LOCATIONS = {
     "read_run": "report.context:read_run",
     "render_files": "lint.rendered:render_spec",
     "train": "trainers:train",
+    "write_embeddings": "data.export.embeddings:write_embeddings",
+    "write_id_maps": "data.export.id_values:write_id_maps",
 }
 __all__ = [*_LOCATIONS]
 

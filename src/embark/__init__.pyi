@@ -1,6 +1,8 @@
 """The types of the public API; `__init__.py` loads each name on first use."""
 
 from embark.data.check import check as check_data
+from embark.data.export.embeddings import write_embeddings
+from embark.data.export.id_values import write_id_maps
 from embark.data.prepare.prepare import prepare_from_spec as prepare_data
 from embark.diagnose.targets import diagnose_targets as diagnose_run
 from embark.doctor.this_machine import plan_this_machine as plan_here
@@ -12,10 +14,11 @@ from embark.plan.plan import plan as plan_run
 from embark.report.context import read_run
 from embark.spec import RunSpec, load_spec
 from embark.store.checkpoint_inspect import list_checkpoints
-from embark.trainers import train
+from embark.trainers import evaluate, feature_importance, train
 
 __version__: str
 __all__ = [
-    "EmbarkError", "PlanRequest", "RunSpec", "check_data", "diagnose_run", "lint_files", "list_checkpoints",
-    "load_spec", "plan_here", "plan_run", "prepare_data", "read_run", "render_files", "train",
+    "EmbarkError", "PlanRequest", "RunSpec", "check_data", "diagnose_run", "evaluate", "feature_importance",
+    "lint_files", "list_checkpoints", "load_spec", "plan_here", "plan_run", "prepare_data", "read_run", "render_files",
+    "train", "write_embeddings", "write_id_maps",
 ]

@@ -6,7 +6,8 @@ from typing import Literal
 from embark.cli.console import Console
 
 SPEC_COMMANDS = ("train", "plan", "render", "rehearse", "launch", "bench", "doctor", "data prepare", "data make")
-RUN_COMMANDS = ("watch", "report", "compare", "diagnose", "checkpoints", "cost", "runs compare", "runs remove")
+RUN_COMMANDS = ("watch", "report", "compare", "diagnose", "checkpoints", "cost", "runs compare", "runs remove",
+                "evaluate", "embeddings", "data ids")
 MACHINE_COMMANDS = ("catalog show", "catalog compare")
 GROUPS = ("data", "catalog", "runs")  # Their commands are two words.
 

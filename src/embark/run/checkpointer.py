@@ -14,11 +14,12 @@ from typing import Any
 
 from embark.errors import EmbarkError, Fault, RunInUse, UserError
 from embark.events import plan_text
-from embark.run.identity import KEY, Identity
+from embark.run.identity import Identity
 from embark.run.logger import RunLogger
 from embark.run.trainer import Ranks
 from embark.run.warm_start import ChangedRows, WarmStart, WarmStarted, refuse_other_weights
 from embark.spec import RunSpec, to_toml
+from embark.spec.identity import KEY
 from embark.store import (
     Checkpoint,
     CheckpointStore,
@@ -154,6 +155,13 @@ class Checkpointer(ABC):
             return loaded
         raise UserError("\n  ".join(["train.warm_start: no checkpoint is intact", *damages]),
                         fix="put the named files back, or name another run or step")
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Load this one; a damaged one is refused."""
+        if damage := self._damage(checkpoint):
+            raise UserError(f"{self._checkpoints.where(checkpoint.step)} is damaged: {damage}",
+                            fix="put the file back, or name another step; `embark checkpoints RUN --verify` reads all")
+        self._on_all_ranks(partial(self._load_checkpoint, checkpoint))
 
     def _load_checkpoint(self, checkpoint: Checkpoint) -> None:
         self._load(CheckpointArrays(self._checkpoints.store, checkpoint.name), checkpoint.step)

@@ -11,12 +11,11 @@ from embark.formatting import format_count, pluralize
 from embark.model.learning_rate import decay_length
 from embark.run.trainer import Ranks
 from embark.spec import RunSpec, load_spec
-from embark.spec.identity import DATA, KIND_OF_FIELD, LEARNING_FIELDS, UNRECORDED
+from embark.spec.identity import DATA, KEY, KIND_OF_FIELD, LEARNING_FIELDS, UNRECORDED
 from embark.store import Checkpoint, RunDir
 
 Identity = Mapping[str, Any]
 """Fields and their values, as JSON has them; `data` is the checksum of the samples."""
-KEY = "identity"  # In a checkpoint's commit record.
 
 
 def identity_of(spec: RunSpec, source: SampleSource, num_steps: int, world: Ranks) -> Identity:

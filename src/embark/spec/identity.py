@@ -30,6 +30,7 @@ KIND_OF_FIELD = {
 }
 """Fields that have an effect with one `data.kind` only."""
 
+KEY = "identity"  # In a checkpoint's commit record.
 DATA = "data"  # The content of the data, beside the fields.
 UNRECORDED = "identity"  # A checkpoint that does not say what it was trained with.
 ACCEPTABLE = LEARNING_FIELDS | {DATA, UNRECORDED}

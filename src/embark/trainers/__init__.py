@@ -3,7 +3,7 @@ May import run and below."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,8 @@ from embark.spec.run import accepting
 
 if TYPE_CHECKING:
     from embark.events import Sink
+    from embark.run.evaluate_run import EvaluationResult
+    from embark.run.importance import ImportanceResult
     from embark.run.signals import StopSignals
     from embark.run.trainer import TrainerBackend
     from embark.spec import RunSpec
@@ -42,6 +44,31 @@ def finished_run(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | None:
     from embark.run.finished import finished_already
 
     return None if wants_jax(spec) else finished_already(spec, view)
+
+
+def evaluate(run: str, *, data: str = "", split: str = "", step: int | None = None) -> EvaluationResult:
+    """AUC, NE, log loss and calibration of a run's newest checkpoint, or of that of `step`; the run is only read.
+
+    On the rows its own evaluation used, or on `split`: `train`, `validation` or `test`. `data` names other prepared
+    data, or raw CSV, JSON Lines or Parquet files, whose values get the ids that the run's own data gives them.
+    """
+    from embark.run.evaluate_run import evaluate_run
+    from embark.store.trained_run import find_trained
+
+    return evaluate_run(find_trained(run, step), open_backend, data=data, split=split)
+
+
+def feature_importance(
+    run: str, *, data: str = "", split: str = "", step: int | None = None, rows: int = 50_000, repeats: int = 10,
+    seed: int = 0, on_progress: Callable[[int, int], None] | None = None,
+) -> ImportanceResult:
+    """What the model loses on the same rows as `evaluate` when each feature in turn is permuted; see
+    `run.importance`."""
+    from embark.run.importance import Sampling, measure_importance
+    from embark.store.trained_run import find_trained
+
+    return measure_importance(find_trained(run, step), open_backend, Sampling(rows, repeats, seed), data=data,
+                              split=split, on_progress=on_progress)
 
 
 def open_backend(spec: RunSpec) -> TrainerBackend:

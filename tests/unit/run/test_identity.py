@@ -16,11 +16,11 @@ from embark.errors import DataError, ExitCode, SpecError, UserError
 from embark.events import Event, EventLog
 from embark.events.changes import Change, changes_of
 from embark.run.hold_run import Opening
-from embark.run.identity import KEY, changes_since, identity_of
+from embark.run.identity import changes_since, identity_of
 from embark.run.open_run import open_run
 from embark.run.signals import StopSignals
 from embark.spec import RunSpec, resolve
-from embark.spec.identity import KIND_OF_FIELD, LEARNING_FIELDS, OTHER_FIELDS, OTHER_SECTIONS
+from embark.spec.identity import KEY, KIND_OF_FIELD, LEARNING_FIELDS, OTHER_FIELDS, OTHER_SECTIONS
 from embark.spec.run import accepting
 from embark.store import ChecksumWriter, RunDir, checkpoint_name
 from embark.trainers import train

@@ -239,7 +239,7 @@ def number_keys(
             for run, start, low, high in zip(runs, starts, lows, highs, strict=False):
                 codes_file.seek(int(start + low) * 4)
                 wanted = run.read_keys(int(low), int(high))
-                found = _look_up(wanted, keys, ids)
+                found = look_up(wanted, keys, ids)
                 if known and known.new_ids == "hash":
                     found = np.where(found > 0, found, hash_ids(wanted, None, known.num_rows, found.dtype))
                 codes_file.write(found.data)
@@ -324,7 +324,7 @@ def _count(
     return keys[starts], np.add.reduceat(counts, starts, dtype=np.int64)
 
 
-def _look_up(wanted: Keys, keys: Keys, ids: NDArray[np.int64]) -> NDArray[np.int32]:
+def look_up(wanted: Keys, keys: Keys, ids: NDArray[np.int64]) -> NDArray[np.int32]:
     """The id of each, 0 where it has none. Both are rising, so the search walks along."""
     if not len(keys):
         return np.zeros(len(wanted), np.int32)

@@ -37,10 +37,12 @@ from embark.data.prepared.manifest import IDS, SPLITS
 from embark.data.prepared.parts import PartWriter
 from embark.data.workers import Report
 from embark.errors import UserError
+from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 from embark.store import write_atomic
 
 if TYPE_CHECKING:
+    from embark.data.prepare.arrow.row_parser import RowParser
     from embark.data.prepare.prepare import Budget
 
 Kind = Literal["read", "stage", "number", "write"]
@@ -86,19 +88,7 @@ class Preparation:
         return lambda: Journal(self.out).write(task.record, finish())
 
     def reader(self) -> Reader:
-        """By the schema's format; pyarrow is imported only for what needs it."""
-        if self.schema.format == "criteo":
-            from embark.data.prepare.criteo_reader import CriteoReader
-
-            return CriteoReader(self.schema, self.inputs)
-        if self.schema.format == "jsonl":
-            from embark.data.prepare.arrow.json_lines import JsonLinesReader
-
-            return JsonLinesReader(self.schema, self.spec.data.prepare, self.inputs)
-        from embark.data.prepare.arrow.readers import CsvReader, ParquetReader
-
-        reader = CsvReader if self.schema.format == "csv" else ParquetReader
-        return reader(self.schema, self.spec.data.prepare, self.inputs)
+        return open_reader(self.schema, self.spec.data.prepare, self.inputs)
 
     def layout(self, rows: Sequence[int] | None = None) -> Layout:
         """With tables of so many rows; without `rows`, of those that the spec gives."""
@@ -172,6 +162,7 @@ class Preparation:
         about = {"name": column.name, "rows": max(column.rows or 0, found.num_rows), "distinct": found.num_distinct,
                  "kept": found.num_known + found.num_new}
         if known:
+            about |= {"hashed_rows": known.num_rows} if known.new_ids == "hash" else {}
             about |= {"known": found.num_known, "new": found.num_new, "evicted": found.num_evicted,
                       **write_changed_rows(self.out, column.name, found.changed_rows)}
         return lambda: about | {"sha256": self.id_files(task.column).sha256()}
@@ -218,6 +209,23 @@ class Preparation:
         record = Journal(self.out).read(f"stage/{name}")
         assert record is not None
         return list(record["runs"])
+
+
+def open_reader(schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None) -> Reader:
+    """By the schema's format; pyarrow is imported only for what needs it. `parser` takes the columns in place of the
+    one that makes rows; Criteo's reader has none."""
+    if schema.format == "criteo":
+        from embark.data.prepare.criteo_reader import CriteoReader
+
+        return CriteoReader(schema, inputs)
+    if schema.format == "jsonl":
+        from embark.data.prepare.arrow.json_lines import JsonLinesReader
+
+        return JsonLinesReader(schema, prepare, inputs, parser)
+    from embark.data.prepare.arrow.readers import CsvReader, ParquetReader
+
+    reader = CsvReader if schema.format == "csv" else ParquetReader
+    return reader(schema, prepare, inputs, parser)
 
 
 class _Writers:

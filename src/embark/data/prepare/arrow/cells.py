@@ -114,9 +114,7 @@ class CellParser:
         if types.is_null(array.type):
             array = array.cast(pa.string())
         if kind == "text":
-            if not is_text(array.type):
-                array = array.cast(pa.string())
-            array = self.without_missing(trim(array))
+            array = self._words(array)
             return SparseCells(hash_words(array), is_missing=_nulls(array))
         if is_text(array.type):
             array = self.without_missing(trim(array))
@@ -128,6 +126,18 @@ class CellParser:
             is_nan = np.isnan(_floats(array))
             is_missing = is_nan if is_nan.any() else None
         return SparseCells(keys, is_missing=is_missing, is_bad=is_bad)
+
+    def words(self, array: Any, column: SparseColumn) -> Any:
+        """The distinct values of a column of text, whose `hash_bytes` are its keys."""
+        array = normalize_array(array)
+        if column.is_list:
+            array, _ = self._values_of_lists(array)
+        return self._words(array).drop_null().unique()
+
+    def _words(self, array: Any) -> Any:
+        if not is_text(array.type):
+            array = array.cast(pa.string())
+        return self.without_missing(trim(array))
 
     def _values_of_lists(self, array: Any) -> tuple[Any, NDArray[np.int64]]:
         """All values one after the other, and how many each row has."""

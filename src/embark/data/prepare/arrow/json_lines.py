@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from embark.data.prepare.arrow.readers import CsvReader
-from embark.data.prepare.arrow.row_parser import Location
+from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.json_sample import json_cell, json_object
 from embark.data.prepare.rows import BadRow, RawRows, Segment
@@ -24,8 +24,10 @@ _WHY = "is not a JSON object"
 class JsonLinesReader(CsvReader):
     """Plain or gzip; cut into segments as other text is."""
 
-    def __init__(self, schema: Schema, prepare: PrepareSpec, inputs: Inputs) -> None:
-        super().__init__(replace(schema, delimiter=_DELIMITER, has_header=False), prepare, inputs)
+    def __init__(
+        self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
+    ) -> None:
+        super().__init__(replace(schema, delimiter=_DELIMITER, has_header=False), prepare, inputs, parser)
 
     def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
         """The segment's rows in order. A key that a line lacks is a missing value."""

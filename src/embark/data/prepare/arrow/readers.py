@@ -45,9 +45,11 @@ _MAX_CHUNK_BYTES = 1 << 30
 class CsvReader:
     """Delimited text, plain or gzip."""
 
-    def __init__(self, schema: Schema, prepare: PrepareSpec, inputs: Inputs) -> None:
+    def __init__(
+        self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
+    ) -> None:
         self._schema, self._inputs = schema, inputs
-        self._parser = RowParser(schema, prepare)
+        self._parser = parser or RowParser(schema, prepare)
         self._delimiter = schema.delimiter.encode()
         self._has_quotes = len(self._delimiter) == 1  # A delimiter of several characters knows no quotes.
 
@@ -217,9 +219,11 @@ _READ_BYTES = 1 << 20  # What is read of a column at a time.
 class ParquetReader:
     """Parquet files, NVTabular's and Spark's among them."""
 
-    def __init__(self, schema: Schema, prepare: PrepareSpec, inputs: Inputs) -> None:
+    def __init__(
+        self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
+    ) -> None:
         self._schema, self._inputs = schema, inputs
-        self._parser = RowParser(schema, prepare)
+        self._parser = parser or RowParser(schema, prepare)
 
     def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
         """Row groups, as many as come to about that size in the file."""

@@ -1,0 +1,183 @@
+"""The rows to evaluate a run on: another split of its own data, other prepared data, or raw files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, get_args
+
+from embark.data import LOOK, open_source, resolve_from_data
+from embark.data.id_maps import PreparedWith
+from embark.data.loader import Batch, SampleSource
+from embark.data.prepared import Manifest
+from embark.data.prepared.cache import find_manifest, read_manifest
+from embark.data.prepared.manifest import EARLIER
+from embark.errors import DataError, UserError
+from embark.spec.run import RunSpec
+
+SplitName = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRows:
+    """Rows as a source whose held-out samples they are, and what to call them."""
+
+    source: SampleSource
+    spec: RunSpec  # With the data that was opened.
+    path: str  # Empty of synthetic data.
+    split: str  # Empty of a raw file.
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """By table: the column of the input, where it has another name."""
+    dense: tuple[str, ...] = ()  # The names of the dense columns, where they have any.
+    notes: tuple[str, ...] = ()
+
+    @property
+    def description(self) -> str:
+        """Such as `test split of data/prepared`."""
+        place = self.path or "synthetic data"
+        kind = {"train": "training rows", "": "all rows"}.get(self.split, f"{self.split} split")
+        return f"{kind} of {place}"
+
+
+@contextmanager
+def open_rows(spec: RunSpec, fingerprint: str, data: str = "", split: str = "") -> Iterator[EvaluationRows]:
+    """`spec` is the run's, and `fingerprint` its data's, as its checkpoint recorded it."""
+    if split and split not in get_args(SplitName):
+        raise UserError(f"--split {split}: no such split", fix=f"one of: {', '.join(get_args(SplitName))}")
+    if not data:
+        yield _own(spec, fingerprint, split)
+        return
+    manifest = _manifest_at(data)
+    if manifest is not None:
+        note = _check_id_maps(spec, fingerprint, data, manifest)
+        yield replace(_prepared(spec, data, split, is_own=False), notes=(note,) if note else ())
+        return
+    if split:
+        raise UserError(f"{data}: --split is of prepared data, and all rows of a raw file are evaluated",
+                        fix="leave --split out")
+    if spec.data.kind == "columns":
+        everything = spec.data.model_copy(update={"path": data, "eval_fraction": 1.0})
+        opened = spec.model_copy(update={"data": everything})
+        yield EvaluationRows(open_source(opened), opened, data, "", dense=spec.data.dense_columns)
+        return
+    with TemporaryDirectory(prefix="embark-evaluate-") as folder:
+        yield _raw(spec, fingerprint, data, Path(folder))
+
+
+def _own(spec: RunSpec, fingerprint: str, split: str) -> EvaluationRows:
+    is_prepared = spec.data.kind == "prepared"
+    if not is_prepared and split == "test":
+        raise UserError(f"data.kind is {spec.data.kind!r}, which has training and held-out rows and no test split",
+                        fix="--split train or --split validation")
+    rows = _prepared(spec, spec.data.path, split, is_own=True) if is_prepared else \
+        _view(open_source(spec), spec, spec.data.path if spec.data.kind == "columns" else "", split or "validation")
+    _refuse_other_data(spec, fingerprint, rows.source.fingerprint())
+    return rows
+
+
+def _refuse_other_data(spec: RunSpec, fingerprint: str, found: str) -> None:
+    if fingerprint and found and found != fingerprint:
+        raise DataError(f"{spec.data.path}: is not the data that the run was trained on: it was changed or prepared "
+                        "again since, so its ids may be those of other values",
+                        fix="put the run's data back; or name a copy of it: --data FOLDER")
+
+
+def _prepared(spec: RunSpec, path: str, split: str, *, is_own: bool) -> EvaluationRows:
+    split = split or spec.data.eval_split
+    changes: dict[str, Any] = {"kind": "prepared", "path": path, "shuffle": "none"}
+    if split != "train":
+        changes["eval_split"] = split
+    opened = resolve_from_data(spec.model_copy(update={"data": spec.data.model_copy(update=changes)}))
+    rows = _with_names(_view(open_source(opened), opened, path, split), path, read_manifest(path))
+    if not rows.source.num_eval_samples:
+        raise DataError(f"{path}: its {split} split has no rows",
+                        fix="name another: --split train" + ("" if is_own else ", or other data"))
+    return rows
+
+
+def _view(source: SampleSource, spec: RunSpec, path: str, split: str) -> EvaluationRows:
+    return EvaluationRows(TrainingRows(source) if split == "train" else source, spec, path, split,
+                          dense=spec.data.dense_columns)
+
+
+def _with_names(rows: EvaluationRows, path: str, manifest: Manifest) -> EvaluationRows:
+    """Those that the columns of the input had."""
+    before = PreparedWith.of(path, manifest)
+    columns = {column.name: column.source for column in before.schema.sparse} if before else {}
+    return replace(rows, columns=columns, dense=manifest.layout.dense)
+
+
+def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path) -> EvaluationRows:
+    from embark.data.prepare.later_rows import write_later_rows
+    from embark.data.prepared.parts import LocalParts
+    from embark.data.prepared.source import PreparedSource
+
+    before = None
+    if spec.data.kind == "prepared":
+        manifest, why = find_manifest(spec.data.path, LOOK)
+        if manifest is None:
+            raise DataError(f"{data}: raw rows need the id maps of the run's data, {spec.data.path}, which cannot be "
+                            f"read from here: {why}", fix="copy that data to this path, or run this where it is")
+        _refuse_other_data(spec, fingerprint, manifest.fingerprint())
+        before = PreparedWith.of(spec.data.path, manifest)
+    if before is None:
+        raise DataError(f"{data}: the run was trained on synthetic ids, which raw rows do not have",
+                        fix="evaluate it on prepared data that `embark data make` wrote, or on a split of its own")
+    own = before.manifest
+    limit = {"max_bad_share": spec.data.prepare.max_bad_share}  # which changes no row, so the manifest is silent
+    manifest, bad = write_later_rows(replace(before, prepare=before.prepare.model_copy(update=limit)), data, folder)
+    if not manifest.num_rows("validation"):
+        raise DataError(f"{data}: has no rows", fix="name a file with at least one row")
+    opened = spec.model_copy(update={"data": spec.data.model_copy(update={"eval_split": "validation"})})
+    source = PreparedSource(manifest, [t.name for t in spec.model.table_list()], opened.data,
+                            LocalParts(folder, manifest.layout, manifest.block_rows))
+    notes = (f"skipped {bad.num_bad:,} unreadable rows, {bad.share:.4%} of all",) if bad.num_bad else ()
+    return _with_names(EvaluationRows(source, opened, data, "", notes=notes), spec.data.path, own)
+
+
+def _manifest_at(path: str) -> Manifest | None:
+    return find_manifest(path, LOOK)[0] if "://" in path or Path(path).is_dir() else None
+
+
+def _check_id_maps(spec: RunSpec, fingerprint: str, path: str, manifest: Manifest) -> str:
+    """Ids of other maps mean other values: refuse them. A note where the run's own maps cannot be read."""
+    own: Manifest | None = None
+    why = ""
+    if spec.data.kind == "prepared":
+        own, why = find_manifest(spec.data.path, LOOK)
+        if own is not None and fingerprint and own.fingerprint() != fingerprint:
+            own, why = None, "it was changed or prepared again since"
+        if own is None:
+            return "" if manifest.fingerprint() == fingerprint else \
+                f"not verified that the ids of {path} are the run's: {spec.data.path} cannot be compared ({why})"
+    maps = own.settings.get("id_maps") if own is not None else None
+    continued = manifest.settings.get(EARLIER, {})
+    if own is not None and continued.get("data") == own.fingerprint() and continued.get("new_ids") != "evict":
+        return ""  # the ids that the run knows are as they were
+    if spec.data.kind == "columns" or manifest.settings.get("id_maps") != maps:
+        raise DataError(f"{path}: was prepared with other id maps than the run's data, so its ids mean other values",
+                        fix="evaluate on the raw file that it was prepared from (--data FILE); or prepare that with "
+                            f"data.prepare.id_map_from = {spec.data.path}" if maps else
+                        "name data whose ids are the run's")
+    return ""
+
+
+class TrainingRows:
+    """A source whose held-out samples are another's training samples, each once."""
+
+    def __init__(self, source: SampleSource) -> None:
+        self._source = source
+        self.num_train_samples = self.num_eval_samples = source.num_train_samples
+        self.notes = source.notes
+
+    def fingerprint(self) -> str:
+        return self._source.fingerprint()
+
+    def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
+        return self._source.train_rows(epoch, start, stop)
+
+    def eval_rows(self, start: int, stop: int) -> Batch:
+        return self._source.train_rows(0, start, stop)

@@ -1,0 +1,69 @@
+"""A run's embedding vectors as Parquet, with the values they stand for; read from the checkpoint with numpy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from embark.data import LOOK
+from embark.data.export.id_values import TableValues, no_values, read_values
+from embark.data.export.parquet_files import ROW_GROUP_BYTES, ParquetFiles, choose_tables, targets, write_parquet
+from embark.data.prepared.cache import find_manifest
+from embark.errors import UserError
+from embark.store.checkpoint_arrays import CheckpointArrays
+from embark.store.trained_run import TrainedRun, find_trained
+
+
+def write_embeddings(
+    run: str, to: str | Path, *, tables: Sequence[str] = (), step: int | None = None, force: bool = False
+) -> ParquetFiles:
+    """`value`, `id` and `vector` (float32) of every row of the run's tables, into the folder `to`."""
+    trained = find_trained(run, step)
+    checkpoints = trained.run_dir.checkpoints
+    names = choose_tables([table.name for table in trained.spec.model.table_list()], tables)
+    files = targets(Path(to), names, force=force)
+    if damage := checkpoints.damage(trained.checkpoint):
+        raise UserError(f"{checkpoints.where(trained.checkpoint.step)} is damaged: {damage}",
+                        fix="name another with --step; `embark checkpoints RUN --verify` reads all")
+    arrays = CheckpointArrays(checkpoints.store, trained.checkpoint.name)
+    values = _values(trained, names)
+    found = []
+    for name in names:
+        num_rows = arrays.entry(_tensor(name)).size[0]
+        write_parquet(files[name], _batches(arrays, name, values[name]),
+                      {"run": trained.run_dir.uri, "step": str(trained.checkpoint.step), "table": name})
+        found.append(values[name].file(files[name], num_rows))
+    return ParquetFiles(trained.run_dir.uri, tuple(found), trained.checkpoint.step)
+
+
+def _batches(arrays: CheckpointArrays, table: str, values: TableValues) -> Iterator[pa.RecordBatch]:
+    num_rows, dim = arrays.entry(_tensor(table)).size
+    at_once = max(1, ROW_GROUP_BYTES // (4 * dim))
+    for start in range(0, num_rows, at_once):
+        stop = min(start + at_once, num_rows)
+        vectors = arrays.rows(_tensor(table), start, stop).astype(np.float32, copy=False)
+        ids = np.arange(start, stop)
+        columns = {"value": values.take(ids)} if values.values is not None else {}
+        yield pa.RecordBatch.from_pydict({
+            **columns, "id": pa.array(ids),
+            "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), dim)})
+
+
+def _values(trained: TrainedRun, names: Sequence[str]) -> dict[str, TableValues]:
+    """What the ids stand for, where the run's data is there and is what it was."""
+    data, rows = trained.spec.data, {table.name: table.rows for table in trained.spec.model.table_list()}
+    why = {"columns": "they are those of the data itself",
+           "synthetic": "synthetic ids stand for nothing"}.get(data.kind)
+    if why is None:
+        manifest, why = find_manifest(data.path, LOOK)
+        if manifest is not None and trained.fingerprint in ("", manifest.fingerprint()):
+            return read_values(data.path, manifest, names)
+        why = f"the id maps are with the run's data, {data.path}: " + (why or "it was changed or prepared again since")
+    return {name: no_values(name, rows[name], why) for name in names}
+
+
+def _tensor(table: str) -> str:
+    return f"model.tables.embedding_bags.{table}.weight"

@@ -1,0 +1,106 @@
+"""The id maps of prepared data: which id each value of a column has, and for raw rows that come later the same ids."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from embark.data.prepare.id_numbering import look_up
+from embark.data.prepare.rows import Keys, hash_ids
+from embark.data.prepare.schema import Schema, SparseColumn
+from embark.data.prepared import Manifest
+from embark.data.prepared.cache import local_folder
+from embark.data.prepared.layout import REPAIR, Feature
+from embark.errors import DataError
+from embark.spec.data import PrepareSpec
+from embark.store import open_store
+from embark.store.object_store import normalize_path
+
+_SCHEMA = TypeAdapter(Schema)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedWith:
+    """What data was prepared with: the columns of its input, and how cells became numbers."""
+
+    path: str  # Of the data.
+    manifest: Manifest
+    schema: Schema
+    prepare: PrepareSpec
+
+    @staticmethod
+    def of(path: str, manifest: Manifest) -> PreparedWith | None:
+        """None of data that was made and not prepared."""
+        settings = manifest.settings
+        if "schema" not in settings or "id_maps" not in settings:
+            return None
+        try:
+            schema = _SCHEMA.validate_python(settings["schema"])
+            said = {key: value for key, value in settings["prepare"].items() if key not in ("ids", "format")}
+            prepare = PrepareSpec.model_validate(said)
+        except (ValidationError, KeyError, AttributeError) as error:
+            raise DataError(f"{path}: its manifest does not say how the data was prepared ({error})",
+                            fix="prepare the data again, with this version of Embark") from None
+        return PreparedWith(path, manifest, schema, prepare)
+
+    def id_map(self, feature: Feature) -> IdMap:
+        """Of one of the tables, read and compared with its checksum."""
+        column = next((one for one in self.schema.sparse if one.name == feature.name), None)
+        about = self.manifest.settings["id_maps"].get(feature.name)
+        if column is None or about is None:
+            raise DataError(f"{self.path}: the manifest has no id map of table {feature.name}", fix=REPAIR)
+        if about["how"] != "frequency":
+            return IdMap(column, feature, None, None, feature.rows)
+        digest, arrays = hashlib.sha256(), []
+        for name in ("keys", "ids"):
+            array, checksum = _read_array(self.path, normalize_path(about[name]))
+            digest.update(checksum)
+            arrays.append(array)
+        if digest.hexdigest() != about["sha256"] or len(arrays[0]) != len(arrays[1]):
+            raise DataError(f"{self.path}: the id map of table {feature.name} was changed since the data was prepared",
+                            fix=REPAIR)
+        return IdMap(column, feature, arrays[0], arrays[1], about.get("hashed_rows", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class IdMap:
+    """How the values of a column became the ids of its table."""
+
+    column: SparseColumn
+    feature: Feature
+    keys: Keys | None  # Rising; None where every id is by hash.
+    ids: NDArray[np.int32] | None
+    hashed_rows: int  # The id of a value without an entry is its key modulo this; where it is 0, the id is 0.
+
+    def ids_of(self, keys: Keys, is_missing: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """As the data was prepared; a missing value has id 0."""
+        dtype = self.feature.id_dtype
+        if self.keys is None or self.ids is None:
+            return hash_ids(keys, is_missing, self.hashed_rows, dtype)
+        width = np.promote_types(keys.dtype, self.keys.dtype)  # Criteo's have 32 bits
+        wanted, known = (cast(Keys, array.astype(width, copy=False)) for array in (keys, self.keys))
+        found = look_up(wanted, known, cast(Any, self.ids)).astype(dtype)
+        if self.hashed_rows:
+            found = np.where(found > 0, found, hash_ids(keys, None, self.hashed_rows, dtype))
+        if is_missing is not None:
+            found[is_missing] = 0
+        return found
+
+
+def _read_array(path: str, name: str) -> tuple[NDArray[Any], bytes]:
+    """Mapped where it lies on this machine; and its file's SHA-256."""
+    folder = local_folder(path)
+    try:
+        if folder is not None:
+            with (folder / name).open("rb") as file:
+                return np.load(folder / name, mmap_mode="r"), hashlib.file_digest(file, "sha256").digest()
+        data = open_store(path).read(name)
+        return np.load(io.BytesIO(data), allow_pickle=False), hashlib.sha256(data).digest()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}/{name}: cannot be read ({error})", fix=REPAIR) from None

@@ -1,0 +1,59 @@
+"""Raw rows that come after the data was prepared, with its ids and its normalisation; nothing is fitted again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from embark.data.id_maps import PreparedWith
+from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
+from embark.data.prepare.rows import BadRows, SegmentCounts, dense_transform, transform_dense
+from embark.data.prepare.sampling import take_sample
+from embark.data.prepare.schema import Schema
+from embark.data.prepare.tasks import open_reader
+from embark.data.prepared import Manifest, PartWriter, Rows, Split
+from embark.errors import DataError, nearest
+
+_CHUNK_BYTES = 8 << 20
+_SPLIT: Split = "validation"
+
+
+def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manifest, BadRows]:
+    """All rows of the raw files at `path`, as parts of one split below `out`, and how many could not be read."""
+    inputs, files = open_inputs(path)
+    schema = _schema_of(before, inputs, files)
+    layout = before.manifest.layout
+    maps = [before.id_map(feature) for feature in layout.features]
+    reader, writer = open_reader(schema, before.prepare, inputs), PartWriter(out, f"{_SPLIT}/000000", layout)
+    records = []
+    for file in files:
+        counts = SegmentCounts()
+        for segment in reader.segments(file, 1 << 62):
+            for raw in reader.read(segment, _CHUNK_BYTES):
+                counts.add(raw)
+                transform_dense(raw.dense, dense_transform(before.prepare, before.schema))
+                ids = tuple(one.ids_of(keys, is_missing) for one, keys, is_missing
+                            in zip(maps, raw.keys, raw.is_missing, strict=True))
+                writer.add(Rows(raw.label, raw.dense, ids, raw.lengths))
+        records.append([counts.to_json()])
+    bad = BadRows.collect(files, records)
+    bad.check(before.prepare.max_bad_share)
+    return Manifest(layout, {_SPLIT: tuple(writer.close())}, schema.label), bad
+
+
+def _schema_of(before: PreparedWith, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
+    """The roles of the columns as they were, in the format that these files have."""
+    known = replace(before.schema, split_column="")
+    wanted = {known.label, *known.dense, *(column.source for column in known.sparse)}
+    sample = take_sample(before.prepare, wanted, inputs, files)
+    columns = tuple(column.name for column in sample.columns)
+    if known.label not in columns:
+        raise DataError(f"{files[0].uri}: has no column {known.label!r}, the label of the data that the run was "
+                        "trained on; without labels nothing can be evaluated",
+                        fix=f"{nearest(known.label, columns)} Add the column, or rename the one that holds the label")
+    if lacking := sorted(wanted.difference(columns)):
+        raise DataError(f"{files[0].uri}: has no column " + ", ".join(map(repr, lacking)) + ", which the model takes",
+                        fix=nearest(lacking[0], columns))
+    return replace(known, format=sample.format, delimiter=sample.delimiter, has_header=sample.has_header,
+                   columns=columns)

@@ -1,0 +1,44 @@
+"""A checkpoint of a run and the spec it was trained by: what evaluation and export begin with."""
+
+import tomllib
+from dataclasses import dataclass
+
+from embark.errors import UserError
+from embark.spec import RunSpec, resolve
+from embark.spec.identity import DATA, KEY
+from embark.store.checkpoint_inspect import list_checkpoints
+from embark.store.checkpoint_store import Checkpoint
+from embark.store.run_dir import SPEC, RunDir, find_run
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRun:
+    """A checkpoint, and the spec that was saved with it."""
+
+    run_dir: RunDir
+    checkpoint: Checkpoint
+    spec: RunSpec
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the data it was trained on."""
+        return str((self.checkpoint.values.get(KEY) or {}).get(DATA, ""))
+
+
+def find_trained(run: str, step: int | None = None) -> TrainedRun:
+    """The newest checkpoint of a run, or that of `step`."""
+    run_dir = find_run(run)
+    listed = list_checkpoints(run_dir)
+    committed = [one.committed for one in listed.checkpoints if one.committed]
+    if not committed:
+        raise UserError(f"{run_dir.uri}: has no checkpoint", fix="train it with store.checkpoint_at_end = true")
+    checkpoint = committed[-1] if step is None else listed.committed(step)
+    store = run_dir.checkpoints.store
+    path = f"{checkpoint.name}/{SPEC}"
+    text = store.read(path).decode("utf-8", "replace")
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{store.where(path)}: cannot be read: {error}",
+                        fix="name another checkpoint with --step; `embark checkpoints RUN` lists them") from None
+    return TrainedRun(run_dir, checkpoint, resolve(raw, where=store.where(path), text=text))
