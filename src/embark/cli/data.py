@@ -17,10 +17,12 @@ from embark.formatting import format_bytes, format_clock, format_duration, forma
 if TYPE_CHECKING:
     from embark.data.check import Report
     from embark.data.copy import CopyResult
+    from embark.data.leaks import ColumnsReport
     from embark.data.make import MakeResult
     from embark.data.prepare.prepare import PrepareResult, Preview
     from embark.data.prepared import Manifest
     from embark.data.workers import OnProgress, Progress
+    from embark.spec import RunSpec
 
 _MAX_BAD_ROWS = 10
 _MAX_FILES = 20
@@ -90,11 +92,15 @@ def check(place: str, /, *, console: Console = Console()) -> int:
     Parameters
     ----------
     place
-        A folder or a URI of prepared data, or a spec that names it.
+        A folder or a URI of prepared data, or a spec that names it or files with columns.
     """
     from embark.data.check import check as check_data
+    from embark.data.leaks import check_columns
 
     path = _data_path(place)
+    if not isinstance(path, str):
+        console.show(check_columns(path), _render_columns)
+        return ExitCode.DONE
     with _stages(console) as show:
         report = check_data(path, on_progress=show)
     console.show(report, _render_checked)
@@ -215,6 +221,14 @@ def _render_checked(console: Console, report: Report) -> None:
                    f"{format_bytes(report.manifest.size_bytes)} read")
 
 
+def _render_columns(console: Console, report: ColumnsReport) -> None:
+    console.table([{"column": name, "AUC alone": round(score, 3)} for name, score in report.auc_alone.items()])
+    for hint in report.hints:
+        console.text(f"hint: {hint}", style="yellow")
+    console.result(f"{report.path}: complete; rows: train {report.num_train_samples:,}, "
+                   f"held out {report.num_eval_samples:,}")
+
+
 def _render_copy_plan(console: Console, result: CopyResult) -> None:
     if result.items:
         console.table([{"file": item.path, "size": format_bytes(item.size_bytes)}
@@ -237,8 +251,8 @@ def _render_copied(console: Console, result: CopyResult) -> None:
                    f"{f', {existing} already there' if result.num_existing else ''}, {how}")
 
 
-def _data_path(place: str) -> str:
-    """The data, or the data of the spec that names it."""
+def _data_path(place: str) -> str | RunSpec:
+    """The data, or the data of the spec that names it; of files that are not prepared, the spec."""
     from embark.data.prepared import MANIFEST
     from embark.spec import PRESETS, load_spec
 
@@ -250,9 +264,9 @@ def _data_path(place: str) -> str:
     if not Path(place).exists() and place not in PRESETS and ":" not in place and not place.endswith(".toml"):
         raise UserError(f"{place}: no such folder of prepared data", fix=fix)
     spec = load_spec(place)
-    if spec.data.kind != "prepared":
-        raise UserError(f"{place}: data.kind is {spec.data.kind!r}, and only prepared data can be checked", fix=fix)
-    return spec.data.path
+    if spec.data.kind == "synthetic":
+        raise UserError(f"{place}: data.kind is 'synthetic', so there is no data to check", fix=fix)
+    return spec.data.path if spec.data.kind == "prepared" else spec
 
 
 def _folder(path: str, command: str) -> Path:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.data import open_source
 from embark.data.loader import Batch, SampleSource
 from embark.data.prepared.source import PreparedSource
 from embark.data.statistics import PRIOR_WEIGHT, auc
@@ -43,6 +45,25 @@ def column_scores(source: SampleSource, spec: RunSpec) -> dict[str, float]:
         sums = np.bincount(row, rates[asked], minlength=len(held_label))
         found[table.name] = auc(np.where(held_lengths > 0, sums / np.maximum(held_lengths, 1), prior), held_label)
     return {name: score for name, score in found.items() if score is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsReport:
+    """What `embark data check` finds in files that are read without preparation."""
+
+    path: str
+    num_train_samples: int
+    num_eval_samples: int
+    auc_alone: dict[str, float]  # By column.
+    hints: tuple[str, ...]
+
+
+def check_columns(spec: RunSpec) -> ColumnsReport:
+    """Read every row, as training does, which refuses bad ones, and score the columns."""
+    source = open_source(spec)
+    scores = column_scores(source, spec)
+    return ColumnsReport(spec.data.path, source.num_train_samples, source.num_eval_samples, scores,
+                         tuple(filter(None, (*source.notes, leak_note(scores)))))
 
 
 def leak_note(scores: dict[str, float]) -> str:

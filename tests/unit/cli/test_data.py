@@ -68,7 +68,7 @@ def test_make_refuses_what_the_disk_cannot_hold(capsys):
     [
         (["make", "laptop"], "--out FOLDER"),
         (["make", "laptop", "--out", "s3://bucket/x"], "embark data copy FOLDER s3://bucket/x"),
-        (["check", "laptop"], "only prepared data can be checked"),
+        (["check", "laptop"], "there is no data to check"),
         (["check", "nowhere"], "nowhere: no such folder of prepared data"),
         (["check", "made/nowhere"], "made/nowhere: no such folder of prepared data"),
         (["check", "nowhere.toml"], "nowhere.toml: no such file"),

@@ -236,7 +236,8 @@ def test_data_without_training_rows_is_checked_as_far_as_it_goes(tmp_path):
     manifest = finish(tmp_path, Manifest(LAYOUT, {"test": tuple(writer.close())}))
     report = looked(tmp_path, manifest)
     assert report.problems == ()
-    assert [(hint.where, hint.what) for hint in report.hints] == [("train", "has no rows, so there is nothing to learn")]
+    hints = [(hint.where, hint.what) for hint in report.hints]
+    assert hints == [("train", "has no rows, so there is nothing to learn")]
     assert [report.scores[feature.name].new_share for feature in LAYOUT.features] == [1.0] * len(LAYOUT.features)
 
 

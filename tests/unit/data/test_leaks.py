@@ -1,13 +1,16 @@
 """A column that gives the label away is named, whatever kind of data it is in."""
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 
+from embark.__main__ import run
 from embark.data import leaks, open_source, resolve_from_data
 from embark.data.leaks import column_scores, leak_note
 from embark.data.prepare.prepare import prepare_from_spec
-from embark.spec import resolve
+from embark.spec import resolve, to_toml
 
 NUM_ROWS = 3000
 
@@ -55,6 +58,17 @@ def test_leaking_ids_and_values_are_named_and_others_are_not(path, spec_of, max_
     assert "refund (AUC 1.0000)" in note
     assert "each alone predict the label" in note
     assert "user" not in note
+
+
+def test_data_check_of_files_that_are_not_prepared_scores_their_columns(path, capsys, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    spec = columns_spec(path)
+    Path("run.toml").write_text(to_toml(spec))
+    assert run(["data", "check", "run.toml"]) == 0
+    shown = capsys.readouterr().out
+    assert "hint: refund (AUC 1.0000), secret (AUC 1.0000), tags" in shown
+    assert run(["data", "check", "run.toml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["auc_alone"]["secret"] == 1
 
 
 def test_nothing_is_named_where_no_column_leaks():
