@@ -3,7 +3,7 @@ trainer and for the closed form in the plan."""
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from embark.model.placement import Cluster, Memory, table_value_bytes, wire_bytes
 from embark.spec import RunSpec, Table
@@ -128,14 +128,12 @@ class Option:
     last_host_bytes: float
     part_s: float  # Of a step, for a part.
     all_s: float  # Of all parts, those without rows too.
+    all_device_bytes: float = field(init=False)
+    all_host_bytes: float = field(init=False)
 
-    @property
-    def all_device_bytes(self) -> float:
-        return self.device_bytes * (self.num_parts - 1) + self.last_device_bytes
-
-    @property
-    def all_host_bytes(self) -> float:
-        return self.host_bytes * (self.num_parts - 1) + self.last_host_bytes
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "all_device_bytes", self.device_bytes * (self.num_parts - 1) + self.last_device_bytes)
+        object.__setattr__(self, "all_host_bytes", self.host_bytes * (self.num_parts - 1) + self.last_host_bytes)
 
 
 def options_of(table: Table, shardings: list[str], spec: RunSpec, cluster: Cluster, *, may_spill: bool) -> list[Option]:

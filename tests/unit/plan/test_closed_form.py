@@ -12,7 +12,7 @@ from embark.model.placement import Cluster, TooLarge, shard_bytes
 from embark.model.sharding import allowed_shardings, options_of, table_capacity
 from embark.plan import closed_form as closed_form_module
 from embark.plan.closed_form import closed_form
-from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec
+from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec, load_spec
 
 GIB = 2**30
 CRITEO = PRESETS["criteo-1tb"]()
@@ -194,3 +194,13 @@ def clusters(devices=("cuda", "cuda", "cpu")):
 
     return st.builds(build, st.integers(1, 4), st.sampled_from([1, 2, 8]), st.sampled_from([1, 8, 40]),
                      st.sampled_from([8, 100]), st.sampled_from(devices))
+
+
+@pytest.mark.parametrize("sets", [(), ("model.num_tables=40", "model.rows_per_table=3000000")])
+@pytest.mark.parametrize(("num_ranks", "device_gib"), [(2, 80), (8, 15), (16, 40)])
+def test_a_try_that_is_not_packed_would_not_have_won(monkeypatch, sets, num_ranks, device_gib):
+    spec = load_spec("quickstart", sets)
+    cluster = Cluster(num_ranks, min(num_ranks, 8), device_gib * 2.0**30, 64 * 2.0**30)
+    found = closed_form(spec, cluster)
+    monkeypatch.setattr("embark.plan.closed_form._may_win", lambda *_: True)
+    assert closed_form(spec, cluster) == found
