@@ -18,9 +18,8 @@ from embark.data.prepared.cache import read_manifest
 from embark.data.prepared.changed_rows import read_changed_rows
 from embark.data.prepared.manifest import EARLIER
 from embark.errors import UserError
-from embark.run.identity import KEY
 from embark.spec import RunSpec
-from embark.spec.identity import DATA
+from embark.spec.identity import DATA, KEY
 from embark.store import Checkpoint, RunDir, find_run, run_uri
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 

@@ -13,7 +13,7 @@ from embark.data.export.id_values import TableValues, no_values, read_values
 from embark.data.export.parquet_files import ROW_GROUP_BYTES, ParquetFiles, choose_tables, targets, write_parquet
 from embark.data.prepared.cache import find_manifest
 from embark.errors import UserError
-from embark.store.checkpoint_arrays import CheckpointArrays
+from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.trained_run import TrainedRun, find_trained
 
 
@@ -32,7 +32,7 @@ def write_embeddings(
     values = _values(trained, names)
     found = []
     for name in names:
-        num_rows = arrays.entry(_tensor(name)).size[0]
+        num_rows = arrays.entry(table_weight(name)).size[0]
         write_parquet(files[name], _batches(arrays, name, values[name]),
                       {"run": trained.run_dir.uri, "step": str(trained.checkpoint.step), "table": name})
         found.append(values[name].file(files[name], num_rows))
@@ -40,11 +40,11 @@ def write_embeddings(
 
 
 def _batches(arrays: CheckpointArrays, table: str, values: TableValues) -> Iterator[pa.RecordBatch]:
-    num_rows, dim = arrays.entry(_tensor(table)).size
+    num_rows, dim = arrays.entry(table_weight(table)).size
     at_once = max(1, ROW_GROUP_BYTES // (4 * dim))
     for start in range(0, num_rows, at_once):
         stop = min(start + at_once, num_rows)
-        vectors = arrays.rows(_tensor(table), start, stop).astype(np.float32, copy=False)
+        vectors = arrays.rows(table_weight(table), start, stop).astype(np.float32, copy=False)
         ids = np.arange(start, stop)
         columns = {"value": values.take(ids)} if values.values is not None else {}
         yield pa.RecordBatch.from_pydict({
@@ -63,7 +63,3 @@ def _values(trained: TrainedRun, names: Sequence[str]) -> dict[str, TableValues]
             return read_values(data.path, manifest, names)
         why = f"the id maps are with the run's data, {data.path}: " + (why or "it was changed or prepared again since")
     return {name: no_values(name, rows[name], why) for name in names}
-
-
-def _tensor(table: str) -> str:
-    return f"model.tables.embedding_bags.{table}.weight"
