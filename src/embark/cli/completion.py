@@ -15,8 +15,9 @@ GROUPS = ("data", "catalog", "runs")  # Their commands are two words.
 def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
     """Print a completion script for a shell: `source <(embark completion bash)`.
 
-    It completes commands, flags, files, presets, the runs in ./runs and the catalog's machines. The same line works in
-    zsh; in fish it is `embark completion fish | source`.
+    It completes commands, flags, files, presets, the runs in ./runs and the catalog's machines.
+
+    The same line works in zsh; in fish it is `embark completion fish | source`.
     """
     from embark.catalog import load_catalog
     from embark.cli.app import app

@@ -9,7 +9,8 @@ from embark.data import SampleSource, open_source, resolve_from_data
 from embark.errors import RunInUse, SpecError
 from embark.events import Sink
 from embark.model.batch import num_steps_of, steps_per_epoch
-from embark.run.checkpointer import CheckpointManager, CheckpointSchedule
+from embark.run.checkpoint_schedule import CheckpointSchedule
+from embark.run.checkpointer import CheckpointManager
 from embark.run.clock import Clock
 from embark.run.evaluation import Evaluation, leak_warning, refuse_trouble
 from embark.run.hold_run import Opening
