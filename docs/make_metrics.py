@@ -115,7 +115,7 @@ there twice, with the same values. W&B's own recording of console output, code, 
 
 `WANDB_MODE=offline` needs no server: the files are in `wandb/` of the run directory, on the machine of rank 0, and
 `wandb sync runs/NAME/wandb/offline-run-*` sends them later. While a service does not answer, the newest 20,000 points
-wait for it.
+wait for it. W&B's client can keep a process from exiting for 10 seconds more.
 
 ## CloudWatch
 

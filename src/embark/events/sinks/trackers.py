@@ -28,7 +28,7 @@ PROJECT = "embark"
 TAG = "embark.id"
 STATUS = {"done": "FINISHED", "interrupt": "KILLED", "interrupted": "KILLED", "budget": "KILLED"}
 """By outcome, what MLflow calls it; anything else failed."""
-END_S = 10.0  # How long W&B may upload at the end.
+ANSWER_S = 10.0  # How long W&B may take to begin a run, and to upload its end: the process cannot exit meanwhile.
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Wandb:
         settings = wandb.Settings(
             silent=True, console="off", disable_code=True, disable_git=True, disable_job_creation=True, symlink=False,
             x_disable_meta=True, x_disable_stats=True, x_disable_machine_info=True, x_save_requirements=False,
-            init_timeout=60.0, finish_timeout=END_S,
+            init_timeout=ANSWER_S, finish_timeout=ANSWER_S,
         )
         wandb.setup(settings=settings)  # also silences what comes before the run, and its question for a key
         try:
