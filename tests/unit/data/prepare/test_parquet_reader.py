@@ -201,8 +201,9 @@ def test_what_nvtabular_writes_is_read_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("break_it", [lambda b: b[: len(b) // 2], lambda b: b"PAR1 is not all",
-                                      lambda b: b[:4] + b"\xaa" * 400 + b[404:]],
-                         ids=["cut short", "not one", "damaged"])
+                                      lambda b: b[:4] + b"\xaa" * 400 + b[404:],
+                                      lambda b: b.replace(b"\x19\x18\x01u", b"\x19\x18\x01\x80")],
+                         ids=["cut short", "not one", "damaged", "a column's name in its chunk is no text"])
 def test_a_broken_file_is_named(tmp_path, break_it):
     path = tmp_path / "data.parquet"
     pq.write_table(pa.table({"y": [0, 1] * 500, "u": range(1_000)}), path)

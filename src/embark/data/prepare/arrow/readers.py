@@ -250,7 +250,10 @@ class ParquetReader:
             groups = range(segment.start, segment.stop)
             metadata = parquet.metadata
             position = sum(metadata.row_group(i).num_rows for i in range(segment.start))
-            batch_rows = self._batch_rows(metadata, groups, chunk_bytes)
+            try:
+                batch_rows = self._batch_rows(metadata, groups, chunk_bytes)
+            except UnicodeDecodeError as error:  # of the name of a column
+                raise _broken(file, error) from error
             stored = sum(_stored_bytes(metadata.row_group(i)) for i in groups)
             bytes_per_row = stored / max(1, sum(metadata.row_group(i).num_rows for i in groups))
             try:
