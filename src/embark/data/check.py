@@ -66,6 +66,7 @@ def check(path: str, *, memory_bytes: int = CHECK_BYTES, num_workers: int = 0,
     progress, workers = ProgressReporter(on_progress), num_workers or num_cores()
     sizes = {entry.path: entry.size_bytes for entry in store.list()}
     problems = _check_parts(store, directory, manifest, sizes, workers, progress)
+    problems += _id_map_problems(store, manifest, sizes)
     text = store.read(STATISTICS) if STATISTICS in sizes else None
     if directory is None or problems:
         problems += _statistics_problems(manifest, text)
@@ -76,6 +77,20 @@ def check(path: str, *, memory_bytes: int = CHECK_BYTES, num_workers: int = 0,
     problems += _statistics_problems(manifest, text, statistics)
     hints = [*_hints(statistics, scores), *_equal(directory, manifest), *_unlisted(set(sizes), manifest)]
     return Report(path, manifest, statistics, scores, tuple(problems), tuple(hints))
+
+
+def _id_map_problems(store: ObjectStore, manifest: Manifest, sizes: Mapping[str, int]) -> Iterator[Problem]:
+    """Whether the id maps are those whose checksums the manifest has."""
+    maps = manifest.settings.get("id_maps")
+    for about in maps.values() if isinstance(maps, dict) else ():
+        files = [str(about.get(key, "")) for key in ("keys", "ids", "changed")] if isinstance(about, dict) else []
+        digests = {file: hashlib.sha256(store.read(file)).digest() for file in files if file in sizes}
+        yield from (Problem(file, "is missing") for file in files if file and file not in digests)
+        if all(file in digests for file in files[:2]) and files:
+            if hashlib.sha256(digests[files[0]] + digests[files[1]]).hexdigest() != about.get("sha256"):
+                yield Problem(files[1], f"it and {files[0]} are not the id map whose checksum the manifest has")
+            if files[2] in digests and digests[files[2]].hex() != about.get("changed_sha256"):
+                yield Problem(files[2], "its checksum is not the manifest's: it was damaged or replaced")
 
 
 def _statistics_problems(

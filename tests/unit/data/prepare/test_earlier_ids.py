@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embark.data.check import check
 from embark.data.prepare import prepare as prepare_module
 from embark.data.prepare.prepare import prepare_from_spec, preview
 from embark.data.prepared.changed_rows import read_changed_rows
@@ -134,6 +135,17 @@ def test_a_damaged_map_is_refused_by_the_name_of_its_table(folder):
     with pytest.raises(DataError, match="the id map of item cannot be read: No such file"):
         february(folder)
     assert not (folder / "february/manifest.json").exists()
+
+
+def test_a_check_of_the_data_finds_damaged_id_maps(folder):
+    february(folder, "evict")
+    assert check(str(folder / "february"), num_workers=1).problems == ()
+    for file in ("user.keys", "item.changed"):
+        path = folder / f"february/ids/{file}.npy"
+        path.write_bytes(path.read_bytes() + b"x")
+    (folder / "february/ids/tags.ids.npy").unlink()
+    assert [problem.where for problem in check(str(folder / "february"), num_workers=1).problems] == [
+        "ids/user.ids.npy", "ids/item.changed.npy", "ids/tags.ids.npy"]
 
 
 def test_maps_of_an_object_store_are_brought_here_and_checked(folder, monkeypatch):
