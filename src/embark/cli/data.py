@@ -280,7 +280,9 @@ def _folder(path: str, command: str) -> Path:
 
 
 def _rows(manifest: Manifest) -> str:
-    return ", ".join(f"{split} {num:,}" for split, num in manifest.rows_by_split.items() if num) or "none"
+    starts = manifest.time_split
+    return ", ".join(f"{split} {num:,}" + (f" from {starts[split]}" if split in starts else "")
+                     for split, num in manifest.rows_by_split.items() if num) or "none"
 
 
 def _summary(result: PrepareResult | MakeResult) -> str:

@@ -55,7 +55,7 @@ class Report:
         return {
             "path": self.path, "rows": self.manifest.rows_by_split, "size_bytes": self.manifest.size_bytes,
             "label_rate": self.statistics.get("label_rate"), "problems": self.problems, "hints": self.hints,
-            "columns": self.columns(),
+            "columns": self.columns(), "time_split": self.manifest.time_split,
         }
 
 

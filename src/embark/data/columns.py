@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,12 @@ from embark.data.hashing import hash_counters, stream_key, uniform
 from embark.data.loader import Batch
 from embark.data.prepare.arrow.readers import CsvReader, ParquetReader
 from embark.data.prepare.arrow.row_parser import Location, RowParser
+from embark.data.prepare.guess import find_times
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.rows import RawRows, Reader
-from embark.data.prepare.schema import Schema, SparseColumn
+from embark.data.prepare.sampling import Column, take_sample
+from embark.data.prepare.schema import Schema, SparseColumn, TimeColumn
+from embark.data.prepare.time_format import moment_text
 from embark.errors import DataError, nearest
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.model import ModelSpec, Table
@@ -26,10 +29,12 @@ PARQUET_SUFFIXES = (".parquet", ".pq")
 _STRICT = PrepareSpec(missing=("",))
 _HELD_OUT, _ORDER = range(2)
 _NUM_HASHERS = 4
+_SAMPLE_ROWS = 10_000
 
 
 class ColumnsSource:
-    """The rows of the file, in a new order each epoch; which are held out depends on the seed and the row alone."""
+    """The rows of the file, in a new order each epoch; which are held out depends on the seed and the row alone, or
+    with `data.time_column` on the rows' times."""
 
     notes: tuple[str, ...]  # Ids that were clipped.
 
@@ -45,8 +50,12 @@ class ColumnsSource:
             _refuse(data.path, name, np.isnan(values), "is empty", "drop those rows, or fill in the values")
         self._features, self.notes = _checked_ids(data.path, tables, rows, must_clip=data.on_bad_id == "clip")
         self._is_fixed = all(feature.offsets is None for feature in self._features)
-        bits = hash_counters(stream_key(data.seed, _HELD_OUT), np.arange(len(self._label)))
-        is_held_out = uniform(bits) < data.eval_fraction
+        self._is_by_time = rows.time is not None
+        if rows.time is None:
+            bits = hash_counters(stream_key(data.seed, _HELD_OUT), np.arange(len(self._label)))
+            is_held_out = uniform(bits) < data.eval_fraction
+        else:
+            is_held_out = _is_newest(data, rows.time)
         self._eval_rows = np.flatnonzero(is_held_out)
         self._train_rows = np.flatnonzero(~is_held_out)
         self._order: tuple[int, NDArray[np.int64]] = (-1, self._train_rows)
@@ -62,8 +71,9 @@ class ColumnsSource:
         return len(self._eval_rows)
 
     def fingerprint(self) -> str:
-        """Of every value that the spec reads, in the order of the rows."""
-        arrays = [self._label, self._dense, *(array for one in self._features for array in (one.ids, one.offsets))]
+        """Of every value that the spec reads, in the order of the rows; and of which rows a split by time holds out."""
+        arrays = [self._label, self._dense, *(array for one in self._features for array in (one.ids, one.offsets)),
+                  *([self._eval_rows] if self._is_by_time else [])]
         with ThreadPoolExecutor(_NUM_HASHERS) as threads:  # hashing frees the interpreter
             return hashlib.sha256("".join(threads.map(_digest, arrays)).encode()).hexdigest()
 
@@ -120,15 +130,15 @@ def _read(data: DataSpec, tables: Sequence[Table]) -> RawRows:
     files = inputs.find(data.path)
     # Every column of ids is read as lists, so that an error can say how many ids a cell has.
     sparse = tuple(SparseColumn(table.name, "integer", is_list=True, max_ids=1 << 31) for table in tables)
-    portions = []
+    portions, times = [], _times(inputs, files, data) if data.time_column else ()
     for file in files:
         if not file.size_bytes:
             raise DataError(f"{file.uri}: the file is empty", fix="leave it out of data.path, or write it again")
-        suffix = "." + file.name.lower().removesuffix(".gz").rpartition(".")[2]
+        suffix = _suffix(file)
         if suffix == ".npz":
-            found: Iterator[RawRows] = iter([_read_npz(inputs, file, data, sparse)])
+            found: Iterator[RawRows] = iter([_read_npz(inputs, file, data, sparse, times)])
         else:
-            reader = _reader(inputs, file, suffix, data, sparse)
+            reader = _reader(inputs, file, suffix, data, sparse, times)
             found = (rows for segment in reader.segments(file, 1 << 62) for rows in reader.read(segment, 64 << 20))
         for rows in found:
             if rows.bad:
@@ -142,23 +152,64 @@ def _read(data: DataSpec, tables: Sequence[Table]) -> RawRows:
     return RawRows.join(portions)
 
 
-def _reader(inputs: Inputs, file: InputFile, suffix: str, data: DataSpec, sparse: tuple[SparseColumn, ...]) -> Reader:
+def _times(inputs: Inputs, files: Sequence[InputFile], data: DataSpec) -> tuple[TimeColumn, ...]:
+    """The column of `data.time_column`, in the format of the first file."""
+    first, suffix = files[0], _suffix(files[0])
+    if suffix == ".npz":
+        cells = [str(cell) for cell in _load_npz(inputs, first, [data.time_column])[data.time_column][:_SAMPLE_ROWS]]
+        columns: tuple[Column, ...] = (Column.of(data.time_column, cells, ("", "NaT")),)
+    else:
+        how = {"format": "parquet"} if suffix in PARQUET_SUFFIXES else \
+            {"format": "csv", "delimiter": DELIMITERS.get(suffix, ","), "header": True}
+        columns = take_sample(PrepareSpec.model_validate(how), (), inputs, files).columns
+    if found := find_times(data.model_copy(update={"prepare": PrepareSpec(time_unit=data.prepare.time_unit)}), columns,
+                           first.uri):
+        return found
+    names = [column.name for column in columns]
+    raise DataError(f"{first.uri}: has no column {data.time_column!r}, which data.time_column names",
+                    fix=nearest(data.time_column, names))
+
+
+def _is_newest(data: DataSpec, time: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """The newest share; rows of one moment stay together."""
+    rank = max(1, round(len(time) * data.eval_fraction))
+    start = np.partition(time, len(time) - rank)[len(time) - rank]
+    if start == time.min():
+        raise DataError(f"{data.path}: holding out the newest {data.eval_fraction:g} by column {data.time_column!r} "
+                        f"leaves no rows to train on: so many have the time {moment_text(int(start))}",
+                        fix="leave data.time_column out, or make data.eval_fraction smaller")
+    is_newest: NDArray[np.bool_] = time >= start
+    return is_newest
+
+
+def _schema(
+    format: Literal["csv", "parquet"], data: DataSpec, sparse: tuple[SparseColumn, ...], times: tuple[TimeColumn, ...],
+    delimiter: str = "",
+) -> Schema:
+    return Schema(format, data.label, data.dense_columns, sparse, (), delimiter=delimiter, has_header=format == "csv",
+                  times=times, time_column=data.time_column, is_split_by_time=bool(times))
+
+
+def _reader(inputs: Inputs, file: InputFile, suffix: str, data: DataSpec, sparse: tuple[SparseColumn, ...],
+            times: tuple[TimeColumn, ...]) -> Reader:
     if suffix in PARQUET_SUFFIXES:
-        return ParquetReader(Schema("parquet", data.label, data.dense_columns, sparse, ()), _STRICT, inputs)
+        return ParquetReader(_schema("parquet", data, sparse, times), _STRICT, inputs)
     if suffix in DELIMITERS:
-        return CsvReader(Schema("csv", data.label, data.dense_columns, sparse, (), delimiter=DELIMITERS[suffix],
-                                has_header=True), _STRICT, inputs)
+        return CsvReader(_schema("csv", data, sparse, times, DELIMITERS[suffix]), _STRICT, inputs)
     raise DataError(f"{file.uri}: files that end in {suffix!r} are not read",
                     fix="one of: " + ", ".join((*DELIMITERS, *PARQUET_SUFFIXES, ".npz")))
 
 
-def _read_npz(inputs: Inputs, file: InputFile, data: DataSpec, sparse: tuple[SparseColumn, ...]) -> RawRows:
-    parser = RowParser(Schema("parquet", data.label, data.dense_columns, sparse, ()), _STRICT)
+def _suffix(file: InputFile) -> str:
+    return "." + file.name.lower().removesuffix(".gz").rpartition(".")[2]
+
+
+def _load_npz(inputs: Inputs, file: InputFile, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     try:
         with open(str(inputs.local_path(file.uri)), "rb") as opened, np.load(opened, allow_pickle=False) as arrays:
-            if lacking := [name for name in parser.columns if name not in arrays.files]:
+            if lacking := [name for name in names if name not in arrays.files]:
                 raise DataError(f"{file.uri}: has no column {lacking[0]!r}", fix=nearest(lacking[0], arrays.files))
-            loaded = {name: arrays[name] for name in parser.columns}
+            return {name: arrays[name] for name in names}
     except DataError:
         raise
     except Exception as error:  # numpy and zipfile raise many kinds for a damaged file
@@ -166,6 +217,12 @@ def _read_npz(inputs: Inputs, file: InputFile, data: DataSpec, sparse: tuple[Spa
             raise explain_data(error, file.uri) from error
         raise DataError(f"{file.uri}: is not an NPZ file of plain arrays: {error}",
                         fix="write it with numpy.savez, without objects") from error
+
+
+def _read_npz(inputs: Inputs, file: InputFile, data: DataSpec, sparse: tuple[SparseColumn, ...],
+              times: tuple[TimeColumn, ...]) -> RawRows:
+    parser = RowParser(_schema("parquet", data, sparse, times), _STRICT)
+    loaded = _load_npz(inputs, file, parser.columns)
     if len({len(array) for array in loaded.values()}) > 1:
         sizes = ", ".join(f"{name} {len(array)}" for name, array in loaded.items())
         raise DataError(f"{file.uri}: the columns differ in their number of rows: {sizes}",

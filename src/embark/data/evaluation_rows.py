@@ -59,7 +59,7 @@ def open_rows(spec: RunSpec, fingerprint: str, data: str = "", split: str = "") 
         raise UserError(f"{data}: --split is of prepared data, and all rows of a raw file are evaluated",
                         fix="leave --split out")
     if spec.data.kind == "columns":
-        everything = spec.data.model_copy(update={"path": data, "eval_fraction": 1.0})
+        everything = spec.data.model_copy(update={"path": data, "eval_fraction": 1.0, "time_column": ""})
         opened = spec.model_copy(update={"data": everything})
         yield EvaluationRows(open_source(opened), opened, data, "", dense=spec.data.dense_columns)
         return

@@ -1,13 +1,49 @@
 """`[data]`: the training samples; `[data.prepare]`: how raw files become prepared data."""
 
+from datetime import UTC, date, datetime
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from embark.spec.section import Section
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 NewIds = Literal["append", "evict", "hash", "unknown"]
+TimeFeature = Literal["hour", "weekday", "age"]
+
+
+class TimeColumns(dict[str, tuple[TimeFeature, ...]]):
+    """By column. It is never changed, so that a spec can be hashed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
+def moment(text: str) -> datetime:
+    """A date or time of ISO 8601; without a zone it is in UTC."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("is not an ISO 8601 date or time, such as 2024-05-31 or 2024-05-31T18:00:00Z") from None
+    return found.replace(tzinfo=found.tzinfo or UTC)
+
+
+def _checked_moment(text: str) -> str:
+    if text:
+        moment(text)
+    return text
+
+
+Moment = Annotated[str, BeforeValidator(lambda value: value.isoformat() if isinstance(value, date) else value),
+                   AfterValidator(_checked_moment)]
 
 
 class PrepareSpec(Section):
@@ -38,6 +74,12 @@ class PrepareSpec(Section):
     """Sparse columns that hold hexadecimal numbers."""
     ignored_columns: Names = ()
     """Columns to drop."""
+    time_columns: Annotated[dict[str, Annotated[tuple[TimeFeature, ...], Field(strict=False)]],
+                            AfterValidator(TimeColumns)] = Field(default=TimeColumns())
+    """Features of columns that hold dates or times: `hour` of the day and `weekday`, in UTC, become tables of 25 and 8
+    rows; `age`, the days from the column to the row's `data.time_column`, becomes a dense column."""
+    time_unit: Literal["auto", "s", "ms"] = "auto"
+    """Unit of times that are numbers, counted from 1970; `auto`: seconds or milliseconds if all are of 1998 to 2039."""
     missing: Names = ("", "NA", "null", "NULL", "None", "nan", "NaN", "\\N")
     """Text that means no value. A missing dense value becomes 0, a missing id becomes id 0."""
     max_ids: PositiveInt = 32
@@ -61,10 +103,14 @@ class PrepareSpec(Section):
     """`mlperf`: ln(x + 3), below −2 as −2. `log`: sign(x)·ln(1 + |x|). `auto`: `mlperf` for Criteo, else `log`."""
     dense_bits: Literal[16, 32] = 32
     """Width of a stored dense value."""
-    split: Literal["fraction", "file", "column"] = "fraction"
-    """How rows are split: at random, by file (a day each), or by a column."""
+    split: Literal["fraction", "file", "column", "time"] = "fraction"
+    """How rows are split: at random, by file (a day each), by a column, or by time, the newest being held out."""
     test_fraction: NonNegativeFloat = Field(default=0.0, lt=1)
-    """`fraction` only: share of rows in the test split, in addition to `data.eval_fraction` for validation."""
+    """`fraction` and `time`: share of rows in the test split, in addition to `data.eval_fraction` for validation."""
+    validation_from: Moment = ""
+    """`time` only: first moment of validation, such as `2024-05-31` or `2024-05-31T18:00:00Z`, in place of shares."""
+    test_from: Moment = ""
+    """`time` only: first moment of the test split; it follows `validation_from`."""
     validation_files: Names = ()
     """`file` only: names or globs of files for validation, such as `day_23`."""
     test_files: Names = ()
@@ -92,8 +138,12 @@ class DataSpec(Section):
     """`columns` and `[data.prepare]`: the column that holds 0 or 1."""
     dense_columns: Names = ()
     """`columns` and `[data.prepare]`: the dense columns, `model.num_dense` of them."""
+    time_column: str = ""
+    """The column that holds each row's date or time. `columns`: the newest rows are held out; `[data.prepare]`: if
+    `split = "time"`."""
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
-    """`columns` and `[data.prepare]`: share of rows held out for evaluation, selected by `data.seed`."""
+    """`columns` and `[data.prepare]`: share of rows held out for evaluation, selected by `data.seed` or by
+    `data.time_column`."""
     eval_split: Literal["validation", "test"] = "validation"
     """`prepared` only: the split to evaluate on."""
     shuffle: Literal["auto", "rows", "blocks", "none"] = "auto"

@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from embark.errors import Mistake, SpecError, nearest
 from embark.spec.batch import batch_mistakes
-from embark.spec.data import DataSpec, Names
+from embark.spec.data import DataSpec, Names, moment
 from embark.spec.identity import ACCEPTABLE
 from embark.spec.model import ModelSpec
 from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
@@ -143,9 +143,32 @@ def _prepare_mistakes(data: DataSpec) -> Iterator[Mistake]:
     if prepare.new_ids != "append" and not prepare.id_map_from:
         yield _mistake("data.prepare.new_ids", prepare.new_ids, "has no effect without data.prepare.id_map_from",
                        "name the earlier prepared data there")
-    roles = [data.label, *data.dense_columns, *prepare.sparse_columns, *prepare.list_columns, *prepare.ignored_columns]
+    yield from _time_mistakes(data)
+    roles = [data.label, *data.dense_columns, *prepare.sparse_columns, *prepare.list_columns, *prepare.ignored_columns,
+             *prepare.time_columns]
     for name in sorted({n for n in roles if roles.count(n) > 1}):
         yield _mistake("data.prepare", name, "the column has two roles", "name it once")
+
+
+def _time_mistakes(data: DataSpec) -> Iterator[Mistake]:
+    prepare, column = data.prepare, data.time_column
+    first, last = prepare.validation_from, prepare.test_from
+    with_age = [name for name, features in prepare.time_columns.items() if "age" in features]
+    if prepare.split == "time" and not column:
+        yield _mistake("data.time_column", column, 'is needed where data.prepare.split is "time"', "name it")
+    elif with_age and column in ("", *with_age):
+        yield _mistake("data.prepare.time_columns", with_age[0], "the age of a column is the time from it to another, "
+                       "data.time_column", "name the column that holds the row's own time in data.time_column")
+    if prepare.split != "time" and (first or last):
+        yield _mistake(f"data.prepare.{'validation_from' if first else 'test_from'}", first or last,
+                       f'has no effect while data.prepare.split is "{prepare.split}"',
+                       'set data.prepare.split = "time"')
+    elif last and (not first or moment(last) <= moment(first)):
+        yield _mistake("data.prepare.test_from", last, f"does not follow data.prepare.validation_from = {first!r}",
+                       "test rows are newer than validation rows")
+    elif first and prepare.test_fraction:
+        yield _mistake("data.prepare.test_fraction", prepare.test_fraction,
+                       "has no effect next to data.prepare.validation_from", "set data.prepare.test_from instead")
 
 
 def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:

@@ -127,6 +127,34 @@ def test_the_same_rows_stay_held_out_when_rows_are_added(tmp_path: Path):
     assert len(all_rows) == pytest.approx(0.3 * NUM_ROWS, abs=40)
 
 
+@pytest.mark.parametrize("format", ["s", "zoned", "typed"])
+def test_with_a_time_column_the_newest_rows_are_held_out(tmp_path: Path, format: str):
+    draw = np.random.default_rng(2)
+    seconds = draw.integers(1_700_000_000, 1_700_003_000, NUM_ROWS)  # some are equal
+    times = np.datetime64("1970-01-01T00:00:00") + seconds.astype("m8[s]")
+    cells = {"s": seconds.tolist(), "zoned": [f"{time}Z" for time in times], "typed": times}[format]
+    columns = content() | {"at": cells}
+    npz = {**columns, "tags": [[1]] * NUM_ROWS, "at": np.asarray(cells)}
+    files = [write_npz(tmp_path / "d.npz", npz), write_parquet(tmp_path / "d.parquet", columns)]
+    files += [write_csv(tmp_path / "d.csv", columns | {"at": list(map(str, cells))})]
+    wanted = np.flatnonzero(seconds >= sorted(seconds)[-100])
+    for file in files:
+        source = ColumnsSource(model(), data(file, time_column="at", eval_fraction=0.2))
+        held_out = source.eval_rows(0, source.num_eval_samples).dense[:, 0]
+        assert held_out.tolist() == wanted.tolist()
+        trained = source.train_rows(0, 0, source.num_train_samples).dense[:, 0]
+        assert sorted([*trained.tolist(), *held_out.tolist()]) == list(range(NUM_ROWS))
+        assert source.fingerprint() != ColumnsSource(model(), data(file, time_column="at")).fingerprint()
+
+
+def test_a_split_by_time_needs_times(tmp_path: Path):
+    one = write_csv(tmp_path / "one.csv", content() | {"at": ["2024-05-31"] * NUM_ROWS})
+    assert "so many have the time 2024-05-31T00:00:00Z" in refusal(one, time_column="at")
+    two = write_csv(tmp_path / "two.csv", content() | {"at": ["2024-05-31"] * 250 + ["1717113600"] * 250})
+    assert "two.csv, line 252: column 'at': '1717113600' does not fit" in refusal(two, time_column="at")
+    assert "has no column 'when'" in refusal(one, time_column="when")
+
+
 def test_csv_may_begin_with_a_byte_order_mark_and_hold_empty_lines(tmp_path: Path):
     path = tmp_path / "d.csv"
     path.write_text("\ufeffuser,label,age,price,tags\n1,0,1,2, 4|5\n2,1,1,2,\n\n3,1.0,1,2,6|7\n", encoding="utf-8")

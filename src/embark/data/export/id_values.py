@@ -27,6 +27,7 @@ from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.id_numbering import look_up
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.rows import RawRows
+from embark.data.prepare.schema import TIME_ROWS
 from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import MANIFEST, Manifest
 from embark.data.prepared.cache import find_manifest, local_folder, read_manifest
@@ -110,6 +111,10 @@ def no_values(table: str, num_rows: int, why: str, column: str = "") -> TableVal
 
 def _table_values(one: IdMap, words: _Words) -> TableValues:
     column, rows = one.column, one.feature.rows
+    if column.kind in TIME_ROWS:  # the hours are 0 to 23, the weekdays 1 to 7, and id 0 is for no time
+        ids = np.arange(1, TIME_ROWS[column.kind])
+        return TableValues(column.name, column.source, rows, ids,
+                           _by_id(pa.array(ids - (column.kind == "hour")), ids, rows), "")
     if one.keys is None or one.ids is None:
         return no_values(column.name, rows, "made by hash, so that several values share an id and no map is kept",
                          column.source)

@@ -16,11 +16,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from embark.data.prepare.id_numbering import IdFiles, KnownIds
 from embark.data.prepare.rows import IdMethod
-from embark.data.prepare.schema import Schema
+from embark.data.prepare.schema import TIME_ROWS, Schema
 from embark.data.prepared.cache import local_folder, read_manifest
 from embark.data.prepared.manifest import IDS, Manifest
 from embark.errors import DataError
-from embark.spec.data import NewIds
+from embark.spec.data import NewIds, TimeColumns
 from embark.spec.run import RunSpec
 from embark.store import open_store
 
@@ -62,10 +62,14 @@ class EarlierIds:
             of_data["label"] = old.label
             changes["label_above"] = self.manifest.settings["prepare"].get("label_above")
         if old.format != "criteo":
-            of_data["dense_columns"] = data.dense_columns or old.dense
+            of_data |= {"dense_columns": data.dense_columns or old.dense,
+                        "time_column": data.time_column or old.time_column}
+            changes["time_columns"] = data.prepare.time_columns or TimeColumns(
+                {time.name: time.features for time in old.times})
             if not (data.prepare.sparse_columns or data.prepare.list_columns or spec.model.tables):
                 changes |= {
-                    "sparse_columns": tuple(column.source for column in old.sparse if not column.is_list),
+                    "sparse_columns": tuple(column.source for column in old.sparse
+                                            if not column.is_list and column.kind not in TIME_ROWS),
                     "list_columns": tuple(column.source for column in old.sparse if column.is_list),
                     "hex_columns": tuple(column.source for column in old.sparse if column.kind == "hex"),
                     "list_delimiter": data.prepare.list_delimiter or old.list_delimiter,
@@ -125,8 +129,8 @@ class EarlierIds:
         old, prepare = self.schema, spec.data.prepare
         if (old.format == "criteo") != (schema.format == "criteo"):
             yield f"its input was {old.format}, this one is {schema.format}: their ids have different keys"
-        if old.dense != schema.dense:
-            yield f"dense columns: {_listed(old.dense)} there, {_listed(schema.dense)} here"
+        if old.dense_names != schema.dense_names:
+            yield f"dense columns: {_listed(old.dense_names)} there, {_listed(schema.dense_names)} here"
         if prepare.dense != self.dense:
             yield f'data.prepare.dense: "{self.dense}" there, "{prepare.dense}" here'
         columns = {column.name: column for column in old.sparse}
@@ -139,7 +143,7 @@ class EarlierIds:
             about = self.maps[column.name]
             if column.is_list != columns[column.name].is_list:
                 yield f"{column.name}: {'one id' if column.is_list else 'a list'} per row there, not here"
-            if prepare.ids not in ("auto", about.how):
+            if prepare.ids not in ("auto", about.how) and column.kind not in TIME_ROWS:
                 yield f'{column.name}: data.prepare.ids: "{about.how}" there, "{prepare.ids}" here'
             rows = column.rows or about.rows
             if rows < about.rows or (about.how == "hash" and rows != about.rows):

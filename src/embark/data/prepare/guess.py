@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -20,8 +20,10 @@ from embark.data.prepare.sampling import (
     list_delimiter_of,
     take_sample,
 )
-from embark.data.prepare.schema import Schema, SparseColumn
+from embark.data.prepare.schema import TIME_ROWS, Schema, SparseColumn, TimeColumn
+from embark.data.prepare.time_format import MEANINGS, time_formats
 from embark.errors import DataError, nearest
+from embark.spec.data import DataSpec
 from embark.spec.model import Table
 from embark.spec.run import RunSpec
 
@@ -67,18 +69,62 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
         reasons = "; ".join(f"{name} {choice.why[name]}" for name in columns if name in choice.why)
         raise DataError(f"{where}: no column was taken for ids, and a model needs one: {reasons}",
                         fix='name them: data.prepare.sparse_columns = ["…"]')
-    by_name = dict(choice.sparse)
-    order = [name for name in tables if name in by_name] if tables else list(by_name)
-    sparse = _with_tables(spec, [_sparse(spec, name, by_name[name], tables.get(name)) for name in order], where)
-    dense = tuple(spec.data.dense_columns) or tuple(choice.dense)
-    if "num_dense" in spec.model.model_fields_set and spec.model.num_dense != len(dense):
-        found = ", ".join(dense) or "none"
-        raise DataError(f"{where}: model.num_dense = {spec.model.num_dense}, and the dense columns are: {found}",
-                        fix=f"set model.num_dense = {len(dense)} or leave it out, or name them in data.dense_columns")
+    by_name, times = dict(choice.sparse), find_times(spec.data, sample.columns, where)
+    choice.why |= {time.name: f"{choice.why[time.name]}; holds {MEANINGS[time.format]}" for time in times}
+    made = {column.name: column for column in _sparse_of_times(times)}
+    order = [*(name for name in tables if name in by_name or name in made)] if tables else [*by_name, *made]
+    sparse = _with_tables(spec, [
+        _sparse(spec, name, by_name[name], tables.get(name)) if name in by_name else
+        replace(made[name], rows=tables[name].rows if tables else made[name].rows) for name in order], where)
+    _refuse_without_table(made.values(), sparse, where)
     examples = {column.name: _examples(column) for column in sample.columns}
-    return Schema(sample.format, spec.data.label, dense, sparse, tuple(columns), tuple(choice.ignored),
-                  sample.delimiter, sample.has_header, spec.data.prepare.split_column, choice.why, examples,
-                  list_delimiter=delimiter)
+    schema = Schema(sample.format, spec.data.label, tuple(spec.data.dense_columns) or tuple(choice.dense), sparse,
+                    tuple(columns), tuple(choice.ignored), sample.delimiter, sample.has_header,
+                    spec.data.prepare.split_column, choice.why, examples, list_delimiter=delimiter, times=times,
+                    time_column=spec.data.time_column, is_split_by_time=spec.data.prepare.split == "time")
+    num_dense = len(schema.dense_names)
+    if "num_dense" in spec.model.model_fields_set and spec.model.num_dense != num_dense:
+        found = ", ".join(schema.dense_names) or "none"
+        raise DataError(f"{where}: model.num_dense = {spec.model.num_dense}, and the dense columns are: {found}",
+                        fix=f"set model.num_dense = {num_dense} or leave it out, or name them in data.dense_columns")
+    return schema
+
+
+def find_times(data: DataSpec, columns: Iterable[Column], where: str) -> tuple[TimeColumn, ...]:
+    """Those that the spec names, each with the format of most of its cells; others are found when they are read."""
+    prepare, found = data.prepare, []
+    for column in columns:
+        if column.name not in (*prepare.time_columns, data.time_column):
+            continue
+        formats = time_formats(column.cells, prepare.time_unit)
+        format = formats.most_common(1)[0][0] if formats else None
+        if format is None:
+            raise DataError(f"{where}: column {column.name!r} holds {_examples(column)}, which are no dates or times",
+                            fix=f"write it as one of: {'; '.join(MEANINGS.values())}. For numbers, set "
+                                'data.prepare.time_unit = "s" or "ms"')
+        features = prepare.time_columns.get(column.name, ())
+        if format == "date" and "hour" in features:
+            raise DataError(f"{where}: column {column.name!r} holds {MEANINGS[format]}, which have no hour",
+                            fix=f'leave "hour" out of data.prepare.time_columns for {column.name!r}')
+        found.append(TimeColumn(column.name, format, features))
+    return tuple(found)
+
+
+def _sparse_of_times(times: Sequence[TimeColumn]) -> Iterator[SparseColumn]:
+    for column in times:
+        for kind in ("hour", "weekday"):
+            if kind in column.features:
+                yield SparseColumn(f"{table_name(column.name)}_{kind}", kind, rows=TIME_ROWS[kind], column=column.name)
+
+
+def _refuse_without_table(made: Iterable[SparseColumn], sparse: Sequence[SparseColumn], where: str) -> None:
+    """Of what is made of times: tables that [model] does not have, or with too few rows."""
+    rows = {(column.source, column.kind): column.rows or 0 for column in sparse}
+    if wrong := [f'{{ name = "{column.name}", rows = {column.rows} }}' for column in made
+                 if rows.get((column.source, column.kind), 0) < (column.rows or 0)]:
+        raise DataError(f"{where}: [model] has no table, or one of too few rows, for data.prepare.time_columns",
+                        fix=f"add to model.tables: {', '.join(wrong)}; or leave the tables out, so that the data says "
+                            "them")
 
 
 def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimiter: str) -> _Choice:
@@ -99,12 +145,16 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimi
             said = "is data.prepare.split_column"
         elif name in data.dense_columns:
             said = "is named in data.dense_columns"
+        elif name in prepare.time_columns:
+            said = "is named in data.prepare.time_columns"
         elif name in prepare.ignored_columns:
             choice.ignored.append(name)
             said = "is named in data.prepare.ignored_columns"
         elif role := _named_role(spec, column, tables.get(name), list_delimiter):
             choice.sparse.append((name, role))
             said = role.why
+        elif name == data.time_column:
+            said = "is data.time_column"
         if said:
             choice.why[name] = said
             continue
@@ -177,14 +227,14 @@ def _unique(sparse: Sequence[SparseColumn]) -> Iterator[SparseColumn]:
         while column.column and name in taken:
             name, number = f"{column.name[: _MAX_NAME - 8]}_{number}", number + 1
         taken.add(name)
-        yield _named_column(column, name, None)
+        yield _named_column(column, name, column.rows)
 
 
 def _criteo(spec: RunSpec, sample: Sample) -> Schema:
     dense, names = CRITEO_COLUMNS[1:14], CRITEO_COLUMNS[14:]
     prepare = spec.data.prepare
     is_own = spec.data.dense_columns not in ((), dense) or prepare.sparse_columns not in ((), names)
-    if is_own or prepare.list_columns or prepare.ignored_columns:
+    if is_own or prepare.list_columns or prepare.ignored_columns or prepare.time_columns or spec.data.time_column:
         raise DataError("the input is Criteo's, whose columns are all taken: int_0 to int_12 and cat_0 to cat_25",
                         fix='leave the columns out of the spec; or set data.prepare.format = "csv", header = false '
                             "and column_names to choose among them")
@@ -215,6 +265,8 @@ def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
         ("data.prepare.list_columns", prepare.list_columns), ("data.prepare.hex_columns", prepare.hex_columns),
         ("data.prepare.ignored_columns", prepare.ignored_columns),
         ("data.prepare.split_column", (prepare.split_column,) if prepare.split_column else ()),
+        ("data.prepare.time_columns", tuple(prepare.time_columns)),
+        ("data.time_column", (data.time_column,) if data.time_column else ()),
         ("model.tables", tuple(table.name for table in spec.model.tables)),
     ):
         yield from ((where, name) for name in names)
@@ -227,8 +279,10 @@ def _column_of(table: str, columns: Sequence[str]) -> str:
 
 def _refuse_unknown(spec: RunSpec, sample: Sample, where: str) -> None:
     columns = [column.name for column in sample.columns]
+    made = {f"{table_name(name)}_{kind}" for name, kinds in spec.data.prepare.time_columns.items() for kind in kinds}
     wrong = [f"{named} names {name!r}: {nearest(name, columns)}" for named, name in _named_columns(spec)
-             if (_column_of(name, columns) if named == "model.tables" else name) not in columns]
+             if (_column_of(name, columns) if named == "model.tables" else name) not in columns
+             and not (named == "model.tables" and name in made)]
     if wrong:
         raise DataError(f"{where}: " + "\n  ".join(["the spec names columns that are not there", *wrong]),
                         fix=_columns_fix(sample, columns))

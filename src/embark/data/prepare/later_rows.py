@@ -44,8 +44,9 @@ def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manife
 
 def _schema_of(before: PreparedWith, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
     """The roles of the columns as they were, in the format that these files have."""
-    known = replace(before.schema, split_column="")
-    wanted = {known.label, *known.dense, *(column.source for column in known.sparse)}
+    known = before.schema.without_split()
+    wanted = {known.label, *known.dense, *(column.source for column in known.sparse),
+              *(time.name for time in known.times)}
     sample = take_sample(before.prepare, wanted, inputs, files)
     columns = tuple(column.name for column in sample.columns)
     if known.label not in columns:

@@ -13,19 +13,31 @@ from typing import Any
 
 import numpy as np
 
+from embark.data.prepare import time_split
+from embark.data.prepare.budget import Budget, plan_budget
 from embark.data.prepare.earlier_ids import EarlierIds, open_earlier
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
 from embark.data.prepare.rows import BadRows, IdMethod, check_splits, dense_transform, id_methods, should_give_up
-from embark.data.prepare.schema import Schema
+from embark.data.prepare.schema import TIME_ROWS, Schema
 from embark.data.prepare.tasks import PREPARING, Journal, Kind, Preparation, Task
 from embark.data.prepared.layout import Layout
-from embark.data.prepared.manifest import BLOCK_ROWS, EARLIER, IDS, MANIFEST, SPLITS, STATISTICS, Manifest, Part
+from embark.data.prepared.manifest import (
+    EARLIER,
+    IDS,
+    MANIFEST,
+    SPLITS,
+    STATISTICS,
+    TIME_SPLIT,
+    Manifest,
+    Part,
+)
 from embark.data.workers import MemoryMonitor, OnProgress, ProgressReporter, WorkerPool
 from embark.errors import DataError, UserError
-from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 
+SEGMENT_BYTES = 96 << 20
+MIN_SEGMENT_BYTES = 8 << 20
 SMALL_BYTES = 16 << 20  # Input that is prepared before another process has started.
 NEW_IDS = {"append": "new values get new rows", "evict": "new values take the rows of rarer ones",
            "hash": "new values by hash, modulo the table's rows", "unknown": "new values are id 0"}
@@ -77,7 +89,7 @@ class PrepareResult:
             "path": str(self.path), "input_bytes": self.input_bytes, "rows": manifest.rows_by_split,
             "size_bytes": manifest.size_bytes, "bad_rows": manifest.bad_rows, "elapsed_s": self.elapsed_s,
             "memory_bytes": self.memory_bytes, "was_complete": self.was_complete, "layout": manifest.layout.to_json(),
-            "dropped": dict(self.dropped),
+            "dropped": dict(self.dropped), "time_split": manifest.time_split,
             **({"id_map_from": self.id_map_from, "id_maps": manifest.settings["id_maps"]} if self.id_map_from else {}),
         }
 
@@ -91,6 +103,7 @@ def preview(spec: RunSpec) -> Preview:
         "file": f"by file: {', '.join(prepare.validation_files)} to validation, "
                 f"{', '.join(prepare.test_files) or 'none'} to test",
         "column": f"by column {prepare.split_column}",
+        "time": time_split.describe(spec.data),
     }[prepare.split]
     rare = f" or seen fewer than {prepare.min_count} times" if prepare.min_count > 1 else ""
     ids = {"hash": "by hash, modulo the table's rows",
@@ -98,7 +111,9 @@ def preview(spec: RunSpec) -> Preview:
     if earlier:
         ids["frequency"] = f"as in {earlier.path}; {NEW_IDS[earlier.new_ids]}"
     return Preview(schema, schema.to_toml(prepare), files, splits,
-                   "; ".join(ids[method] for method in dict.fromkeys(methods)),
+                   "; ".join(ids[method] for method in dict.fromkeys(
+                       method for method, column in zip(methods, schema.sparse, strict=True)
+                       if column.kind not in TIME_ROWS)),
                    plan_budget(prepare, schema, has_runs="frequency" in methods))
 
 
@@ -205,7 +220,8 @@ class _Run:
         tasks = self._segment_tasks(settings["segment_bytes"])
         self.work = replace(self.work, segment_names=tuple(task.name for task in tasks))
         with WorkerPool(self.work, self.num_workers) as pool:
-            records = self._do(pool, "reading", tasks)
+            starts = self._split_starts(pool, tasks)
+            records = self._do(pool, "reading", [replace(task, split_starts=starts) for task in tasks])
             bad = BadRows.collect(self.files, self._by_file(tasks, records))
             bad.check(self._max_bad_share)
             if not bad.num_rows:
@@ -220,9 +236,11 @@ class _Run:
                  for split in SPLITS}
         sources = [file | {name: sum(record[name] for record in of_file) for name in ("lines", "rows")}
                    for file, of_file in zip(settings["files"], self._by_file(tasks, records), strict=True)]
+        recorded = {TIME_SPLIT: time_split.record(self.work.spec.data, starts)} if starts else {}
         manifest = Manifest(
-            layout, parts, self.work.schema.label, settings=_without_files(settings) | {"id_maps": id_maps},
-            sources=tuple(sources), bad_rows=bad.to_json(),
+            layout, parts, self.work.schema.label,
+            settings=_without_files(settings) | {"id_maps": id_maps} | recorded, sources=tuple(sources),
+            bad_rows=bad.to_json(),
         )
         if not manifest.num_rows("train"):
             raise DataError("no row of the input is for training", fix="check data.prepare.split and what it needs")
@@ -243,6 +261,16 @@ class _Run:
                 ends = [file.size_bytes * (at - first) // max(1, size) for at in (s.start, s.stop)]
                 tasks.append(Task(kind, f"{index:05d}-{s.index:05d}", ends[1] - ends[0], s, index))
         return tasks
+
+    def _split_starts(self, pool: WorkerPool, tasks: Sequence[Task]) -> tuple[int, ...]:
+        """Of a split by time: the first moments of validation and of test, from the spec or from all rows' times."""
+        data = self.work.spec.data
+        if data.prepare.split != "time":
+            return ()
+        if starts := time_split.given_starts(data):
+            return starts
+        self._do(pool, "reading times", [replace(task, kind="times") for task in tasks])
+        return time_split.newest_starts(data, [self.work.times_file(task.name) for task in tasks])
 
     def _do(self, pool: WorkerPool, stage: str, tasks: Sequence[Task]) -> list[Record]:
         """Their records, in order; tasks that have a record are not done again."""
@@ -299,7 +327,7 @@ def _complete_already(out: Path, settings: dict[str, Any]) -> Manifest | None:
     if not path.exists():
         return None
     manifest = Manifest.from_text(path.read_text(), str(path))
-    was = {key: value for key, value in manifest.settings.items() if key != "id_maps"}
+    was = {key: value for key, value in manifest.settings.items() if key not in ("id_maps", TIME_SPLIT)}
     if was != _without_files(settings) or _versions(manifest.sources) != _versions(settings["files"]):
         raise UserError(f"{out}: holds data that was prepared from other files or with other settings",
                         fix="--fresh removes it and starts over, or set another data.path")
@@ -328,73 +356,7 @@ def _remove(out: Path) -> None:
             path.unlink()
 
 
-PARENT_BYTES = 160_000_000
-"""The process that was started: the interpreter, numpy, the spec, the records of the segments."""
-BASE_BYTES = {"criteo": 90_000_000, "csv": 260_000_000, "jsonl": 260_000_000, "parquet": 320_000_000}
-"""A worker before its first row: the interpreter and numpy; pyarrow too; the read-ahead of a stream."""
-CHUNK_COPIES = {"criteo": 6, "csv": 14, "jsonl": 24, "parquet": 14}
-"""Bytes in memory at once for each byte of text in a chunk: the text, its columns, and those on their way."""
-MAX_CHUNK_BYTES = 8 << 20
-MIN_CHUNK_BYTES = 256 << 10
-MAX_RUN_ROWS = 1 << 18
-MIN_RUN_ROWS = 1 << 14
-BYTES_PER_ENTRY = 64  # Numbering ids: what one distinct value of one run takes while its partition is sorted.
-SEGMENT_BYTES = 96 << 20
-MIN_SEGMENT_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What each process may do."""
-
-    memory_bytes: int
-    num_workers: int
-    chunk_bytes: int  # Text that is decoded at once.
-    run_rows: int  # Rows whose values are numbered at once, for ids by frequency.
-    worker_bytes: int  # What one worker takes at most by this arithmetic.
-    max_entries: int  # Distinct values of runs that are sorted at once.
-
-
-def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool, num_cores: int | None = None) -> Budget:
-    """As many workers as there are cores, or fewer where the memory is too little for that."""
-    memory_bytes = int(prepare.memory_gb * 1e9)
-    fixed = BASE_BYTES[schema.format] + _writer_bytes(schema)
-    chunk_copies, run_row_bytes = CHUNK_COPIES[schema.format], _run_row_bytes(schema) if has_runs else 0
-    least = fixed + chunk_copies * MIN_CHUNK_BYTES + MIN_RUN_ROWS * run_row_bytes
-    wanted = prepare.num_workers or num_cores or len(os.sched_getaffinity(0))
-    num_workers = min(wanted, (memory_bytes - PARENT_BYTES) // least)
-    if num_workers < 1:
-        raise UserError(
-            f"data.prepare.memory_gb = {prepare.memory_gb:g} is too little for this input",
-            fix=f"data.prepare.memory_gb = {-(-(PARENT_BYTES + least) // 10_000_000) / 100} is the least",
-        )
-    free = (memory_bytes - PARENT_BYTES) // num_workers - fixed
-    run_rows = 0
-    if has_runs:
-        run_rows = max(MIN_RUN_ROWS, min(MAX_RUN_ROWS, (free - chunk_copies * MIN_CHUNK_BYTES) // 2 // run_row_bytes))
-    chunk_bytes = min(MAX_CHUNK_BYTES, (free - run_rows * run_row_bytes) // chunk_copies)
-    worker_bytes = fixed + chunk_copies * chunk_bytes + run_rows * run_row_bytes
-    entry_bytes = (memory_bytes - PARENT_BYTES) // num_workers - BASE_BYTES[schema.format]
-    return Budget(memory_bytes=memory_bytes, num_workers=num_workers, chunk_bytes=chunk_bytes, run_rows=run_rows,
-                  worker_bytes=worker_bytes, max_entries=max(1, entry_bytes // BYTES_PER_ENTRY))
-
-
 def segment_bytes_of(total_bytes: int) -> int:
     """By the input alone, so that the same input gives the same files anywhere: some 50 MiB of parts each, less for
     small inputs, so that every core has work."""
     return min(SEGMENT_BYTES, max(MIN_SEGMENT_BYTES, total_bytes // 32))
-
-
-def _writer_bytes(schema: Schema) -> int:
-    """Of each split: rows that wait for a block to be full, the same joined, and the block; and rows that wait in the
-    segment before, which is still being put on disk."""
-    row_bytes = 1 + 4 * len(schema.dense) + sum(4 * column.max_ids for column in schema.sparse)
-    return 4 * len(SPLITS) * BLOCK_ROWS * row_bytes
-
-
-def _run_row_bytes(schema: Schema) -> int:
-    """A row with its keys, twice while a run is joined, and one column's while it is sorted."""
-    key_bytes = 4 if schema.format == "criteo" else 8
-    keys = sum(key_bytes * column.max_ids for column in schema.sparse)
-    widest = max((column.max_ids for column in schema.sparse), default=0)
-    return 2 * (16 + 4 * len(schema.dense) + keys + len(schema.sparse)) + 48 * widest

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from embark.data.hashing import hash_counters, stream_key, uniform
 from embark.data.prepare.inputs import InputFile
-from embark.data.prepare.schema import Schema
+from embark.data.prepare.schema import TIME_ROWS, Schema
 from embark.data.prepared.manifest import SPLITS
 from embark.errors import DataError, UserError
 from embark.spec.data import DataSpec, PrepareSpec
@@ -65,6 +65,7 @@ class RawRows:
     num_cut: int = 0  # Lists that were longer than their column's `max_ids`.
     num_lines: int = 0  # Lines this piece took, including bad ones and the header.
     read_bytes: int = 0  # Bytes of the input, as stored, that this piece took.
+    time: NDArray[np.int64] | None = None  # [n]: microseconds since 1970, where rows are split by it.
 
     def __len__(self) -> int:
         return len(self.label)
@@ -81,6 +82,7 @@ class RawRows:
             lengths=tuple(None if lengths is None else lengths[mask] for lengths in self.lengths),
             is_missing=tuple(None if missing is None else missing[mask] for missing in self.is_missing),
             split=None if self.split is None else self.split[mask],
+            time=None if self.time is None else self.time[mask],
         )
 
     @staticmethod
@@ -103,7 +105,8 @@ class RawRows:
             tuple(joined("lengths", i) for i in columns), tuple(joined("is_missing", i) for i in columns),
             joined("split"), tuple(bad for rows in several for bad in rows.bad)[:MAX_QUOTED],
             sum((Counter(rows.reasons) for rows in several), Counter()),
-            *(sum(getattr(rows, name) for rows in several) for name in ("num_cut", "num_lines", "read_bytes")),
+            num_cut=sum(rows.num_cut for rows in several), num_lines=sum(rows.num_lines for rows in several),
+            read_bytes=sum(rows.read_bytes for rows in several), time=joined("time"),
         )
 
 
@@ -236,7 +239,8 @@ def id_methods(prepare: PrepareSpec, schema: Schema) -> tuple[IdMethod, ...]:
     if prepare.ids == "hash" and without:
         raise UserError(f"data.prepare.ids = \"hash\" needs the rows of every table; not given: {', '.join(without)}",
                         fix="give them in [[model.tables]], or set data.prepare.ids = \"frequency\"")
-    return (prepare.ids,) * len(schema.sparse)
+    # An hour or a weekday is its id.
+    return tuple("hash" if column.kind in TIME_ROWS else prepare.ids for column in schema.sparse)
 
 
 def hash_ids(keys: Keys, is_missing: NDArray[np.bool_] | None, rows: int, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -254,7 +258,7 @@ def hash_ids(keys: Keys, is_missing: NDArray[np.bool_] | None, rows: int, dtype:
 def check_splits(data: DataSpec, files: Sequence[InputFile]) -> None:
     """Refuse splits that leave nothing to train on, or name files that are not in the input."""
     prepare = data.prepare
-    if prepare.split == "fraction" and data.eval_fraction + prepare.test_fraction >= 1:
+    if prepare.split in ("fraction", "time") and data.eval_fraction + prepare.test_fraction >= 1:
         raise UserError(
             f"data.eval_fraction = {data.eval_fraction} and data.prepare.test_fraction = {prepare.test_fraction} "
             "leave no rows to train on", fix="make their sum smaller than 1",
@@ -270,9 +274,15 @@ def check_splits(data: DataSpec, files: Sequence[InputFile]) -> None:
         raise DataError("data.prepare gives every file to validation or test", fix="leave some to train on")
 
 
-def split_rows(data: DataSpec, file_index: int, segment: Segment, rows: RawRows) -> NDArray[np.uint8]:
-    """[n]: position in SPLITS of each row. It depends on the row's own position, not on how the file was cut."""
+def split_rows(
+    data: DataSpec, file_index: int, segment: Segment, rows: RawRows, starts: Sequence[int] = ()
+) -> NDArray[np.uint8]:
+    """[n]: position in SPLITS of each row. It depends on the row's own position, not on how the file was cut; by time
+    on the row's time and the first moments of validation and test."""
     prepare = data.prepare
+    if prepare.split == "time":
+        assert rows.time is not None
+        return np.searchsorted(np.asarray(starts, np.int64), rows.time, side="right").astype(np.uint8)
     if prepare.split == "file":
         return np.full(len(rows), _split_of_file(data, segment.file), np.uint8)
     if prepare.split == "column":

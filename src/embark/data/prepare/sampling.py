@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.text_stream import BOM, fields_of, head, header_names, is_gzip
+from embark.data.prepare.time_format import ISO_PATTERNS, MEANINGS, time_formats
 from embark.errors import DataError
 from embark.spec.data import PrepareSpec
 
@@ -38,6 +39,7 @@ _MANY_ROWS = 100  # From here on it means something that no value comes twice.
 _LIST_SHARE = 0.05
 _SKEW = 0.1
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
+USE_TIME = "data.prepare.time_columns makes features of it, data.time_column splits by it"
 _TIME_WORDS = {"time", "timestamp", "date", "datetime", "ts", "created", "updated", "unix"}
 _ID_WORDS = {
     "id", "ids", "uid", "user", "item", "movie", "product", "ad", "campaign", "device", "site", "app", "cat",
@@ -274,9 +276,11 @@ def judge(column: Column, list_delimiter: str) -> Judgement:
         return Judgement("list", f"the file says that it holds lists of {of}", kind_of(column))
     if not cells:
         return Judgement("ignored", f"empty in every row ({column.num_rows:,} checked)")
+    formats = time_formats(cells)
+    if len(formats) == 1 and (format := next(iter(formats))) in ISO_PATTERNS:
+        return Judgement("ignored", f"holds {MEANINGS[format]}; {USE_TIME}")
     if column.type == "time" or all(_DATE.match(cell) for cell in cells):
-        return Judgement("ignored", "holds times; name it in data.dense_columns to take the seconds as a number"
-                         if column.type == "time" else "holds dates")
+        return Judgement("ignored", "holds times, but none that are read: 2024-05-31 and 2024-05-31T18:00:00Z are")
     share = sum(list_delimiter in cell for cell in cells) / len(cells)
     if column.type == "text" and share >= _LIST_SHARE:
         return Judgement("list", f"{list_delimiter!r} stands in {share:.0%} of its cells",
@@ -339,10 +343,11 @@ def _judge_integers(column: Column, different: int) -> Judgement:
         range(values[0], values[0] + _MANY_ROWS)
     ):
         return Judgement("ignored", "numbers the rows")
-    for unit, factor in (("seconds", 1), ("milliseconds", 1_000)):
-        is_range = low >= 900_000_000 * factor and high < 2_200_000_000 * factor
-        if is_range and (words & _TIME_WORDS or (not words & _ID_WORDS and different > 0.1 * len(cells))):
-            return Judgement("ignored", f"holds times, in {unit} since 1970")
+    formats = time_formats(cells)
+    if len(formats) == 1 and (format := next(iter(formats))) and (
+        words & _TIME_WORDS or (not words & _ID_WORDS and different > 0.1 * len(cells))
+    ):
+        return Judgement("ignored", f"holds {MEANINGS[format]}; {USE_TIME}")
     if different <= _FEW and not (words & _AMOUNT_WORDS and different > 10):
         return Judgement("sparse", f"holds integers, only {seen}", "integer")
     if words & _AMOUNT_WORDS and not words & {"id", "ids"}:

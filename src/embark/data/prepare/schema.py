@@ -1,13 +1,18 @@
 """What each column of the input is; the same for a person, and as the lines of a spec."""
 
+from __future__ import annotations
+
 import json
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from embark.spec.data import PrepareSpec
+from embark.data.prepare.time_format import TimeFormat
+from embark.spec.data import PrepareSpec, TimeFeature
 
 _MAX_LINE = 100
+TIME_ROWS = {"hour": 25, "weekday": 8}
+"""Rows of the tables made of times: 0 for a missing one, then the hours from midnight, the days from Monday."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +20,7 @@ class SparseColumn:
     """A column that becomes a table."""
 
     name: str
-    kind: Literal["hex", "integer", "text"]
+    kind: Literal["hex", "integer", "text", "hour", "weekday"]
     is_list: bool = False
     max_ids: int = 1  # Of a list: longer ones are cut.
     rows: int | None = None  # Of its table, where the spec gives them.
@@ -25,6 +30,15 @@ class SparseColumn:
     def source(self) -> str:
         """The column of the input it comes from."""
         return self.column or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class TimeColumn:
+    """A column of dates or times."""
+
+    name: str
+    format: TimeFormat
+    features: tuple[TimeFeature, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +57,33 @@ class Schema:
     why: dict[str, str] = field(default_factory=dict)  # By column: the reason for its role, for people to read.
     examples: dict[str, str] = field(default_factory=dict)  # By column: some of its values, for people to read.
     list_delimiter: str = ""  # Between the values of a cell of text; empty: `|` or `;`.
+    times: tuple[TimeColumn, ...] = ()
+    time_column: str = ""  # The one of `times` that is the row's own.
+    is_split_by_time: bool = False
+
+    @property
+    def ages(self) -> tuple[str, ...]:
+        """The columns of `times` whose age is a dense value; they follow `dense`."""
+        return tuple(column.name for column in self.times if "age" in column.features)
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """Of all dense values."""
+        return (*self.dense, *(f"{name}_age" for name in self.ages))
+
+    def only_time(self) -> Schema:
+        """Just the label and the row's own time."""
+        times = tuple(replace(time, features=()) for time in self.times if time.name == self.time_column)
+        return replace(self, dense=(), sparse=(), times=times)
+
+    def without_split(self) -> Schema:
+        """Just the features and what they need."""
+        times = tuple(time for time in self.times if time.features or (self.ages and time.name == self.time_column))
+        return replace(self, times=times, split_column="", is_split_by_time=False)
 
     def describe(self) -> list[dict[str, object]]:
         """A row for each column of the input: its role, the reason, and some of its values."""
-        sparse = {column.source: column for column in self.sparse}
+        sparse = {column.source: column for column in self.sparse if column.kind not in TIME_ROWS}
         return [{"column": name, "taken_for": self._role(name, sparse.get(name)), "why": self.why.get(name, ""),
                  "examples": self.examples.get(name, "")} for name in self.columns]
 
@@ -60,7 +97,11 @@ class Schema:
                 prepare |= {"delimiter": self.delimiter, "header": self.has_header}
                 if not self.has_header:
                     prepare["column_names"] = list(self.columns)
-            prepare["sparse_columns"] = [column.source for column in self.sparse if not column.is_list]
+            prepare["sparse_columns"] = [column.source for column in self.sparse
+                                         if not column.is_list and column.kind not in TIME_ROWS]
+            if self.time_column:
+                data["time_column"] = self.time_column
+            units = {column.format for column in self.times} & {"s", "ms"}
             optional = {
                 "list_columns": [column.source for column in self.sparse if column.is_list],
                 "hex_columns": [column.source for column in self.sparse if column.kind == "hex"],
@@ -68,6 +109,7 @@ class Schema:
                 "ignored_columns": list(self.ignored),
                 "split": "column" if self.split_column else "",
                 "split_column": self.split_column,
+                "time_unit": units.pop() if len(units) == 1 else "",
             }
             prepare |= {key: value for key, value in optional.items() if value}
         sections = {"data": data, "data.prepare": prepare}
@@ -81,14 +123,18 @@ class Schema:
             return "dense"
         if name == self.split_column:
             return "split"
+        if column is None and (time := next((time for time in self.times if time.name == name), None)):
+            return "time" + (f": {', '.join(time.features)}" if time.features else "")
         if column is None:
             return "ignored"
-        of = {"hex": "hexadecimal ids", "integer": "integer ids", "text": "words"}[column.kind]
+        of = {"hex": "hexadecimal ids", "integer": "integer ids"}.get(column.kind, "words")
         table = f", table {column.name}" if column.column else ""
         return (f"list of {of}, at most {column.max_ids}" if column.is_list else of) + table
 
 
-def _toml(value: str | float | list[str]) -> str:
+def _toml(value: str | float | list[str] | dict[str, list[str]]) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_toml(key)} = {_toml(inner)}" for key, inner in value.items()) + " }"
     if not isinstance(value, list):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
     cells = ", ".join(_toml(cell).replace(" ", "\0") for cell in value)

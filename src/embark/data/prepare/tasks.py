@@ -40,12 +40,13 @@ from embark.errors import UserError
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 from embark.store import write_atomic
+from embark.store.atomic_file import commit
 
 if TYPE_CHECKING:
     from embark.data.prepare.arrow.row_parser import RowParser
-    from embark.data.prepare.prepare import Budget
+    from embark.data.prepare.budget import Budget
 
-Kind = Literal["read", "stage", "number", "write"]
+Kind = Literal["times", "read", "stage", "number", "write"]
 _Finish = Callable[[], dict[str, Any]]  # Waits for the disk and gives the record of what was done.
 
 
@@ -62,6 +63,7 @@ class Task:
     layout: Layout | None = None  # Of what is written.
     starts: tuple[int, ...] = ()
     """Of each numbered column: the position of the segment's first key among those of all segments."""
+    split_starts: tuple[int, ...] = ()  # Of a split by time, where validation and test begin.
 
     @property
     def record(self) -> str:
@@ -83,19 +85,21 @@ class Preparation:
 
     def do(self, task: Task, report: Report) -> Callable[[], dict[str, Any]]:
         """The task; calling what is returned waits for the disk and writes the record, which makes it done."""
-        run = {"read": self._read, "stage": self._stage, "number": self._number, "write": self._write}[task.kind]
+        run = {"times": self._times, "read": self._read, "stage": self._stage, "number": self._number,
+               "write": self._write}[task.kind]
         finish = run(task, report)
         return lambda: Journal(self.out).write(task.record, finish())
 
-    def reader(self) -> Reader:
-        return open_reader(self.schema, self.spec.data.prepare, self.inputs)
+    def reader(self, *, only_time: bool = False) -> Reader:
+        schema = self.schema.only_time() if only_time else self.schema
+        return open_reader(schema, self.spec.data.prepare, self.inputs)
 
     def layout(self, rows: Sequence[int] | None = None) -> Layout:
         """With tables of so many rows; without `rows`, of those that the spec gives."""
         num_rows = rows or [column.rows or 1 for column in self.schema.sparse]
         features = (Feature(column.name, num, column.max_ids if column.is_list else 1, column.is_list)
                     for column, num in zip(self.schema.sparse, num_rows, strict=True))
-        return Layout(self.schema.dense, tuple(features), self.spec.data.prepare.dense_bits)
+        return Layout(self.schema.dense_names, tuple(features), self.spec.data.prepare.dense_bits)
 
     @property
     def numbered(self) -> list[int]:
@@ -106,9 +110,24 @@ class Preparation:
         name = self.schema.sparse[column].name
         return id_numbering.IdFiles.of(self.out / IDS, name, self._runs_directory / f"{name}.codes")
 
+    def times_file(self, segment: str) -> Path:
+        """The times of a segment's rows, as int64."""
+        return self._runs_directory / f"{segment}.times"
+
     @property
     def _runs_directory(self) -> Path:
         return Journal(self.out).directory / "staged"
+
+    def _times(self, task: Task, report: Report) -> _Finish:
+        """The rows' times alone, which say where a split by time begins."""
+        path = self.times_file(task.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(f"{path}.part", "wb") as file:
+            for raw in self._raw_portions(task, report, only_time=True):
+                assert raw.time is not None
+                file.write(raw.time.data)
+            commit(file, path)
+        return dict
 
     def _read(self, task: Task, report: Report) -> _Finish:
         """Rows straight to parts: the key alone gives the id."""
@@ -190,15 +209,23 @@ class Preparation:
     def _portions(self, task: Task, counts: SegmentCounts, report: Report) -> Iterator[RawRows]:
         """Rows of the segment with their split, their dense values as the model wants them."""
         assert task.segment is not None
-        method, reported = dense_transform(self.spec.data.prepare, self.schema), 0
-        for raw in self.reader().read(task.segment, self.budget.chunk_bytes):
+        method = dense_transform(self.spec.data.prepare, self.schema)
+        for raw in self._raw_portions(task, report):
             counts.add(raw)
             transform_dense(raw.dense, method)
             if len(raw):
-                yield replace(raw, split=split_rows(self.spec.data, task.file_index, task.segment, raw))
+                split = split_rows(self.spec.data, task.file_index, task.segment, raw, task.split_starts)
+                yield replace(raw, split=split, time=None)
+
+    def _raw_portions(self, task: Task, report: Report, *, only_time: bool = False) -> Iterator[RawRows]:
+        """Rows of the segment as they are."""
+        assert task.segment is not None
+        reported = 0
+        for raw in self.reader(only_time=only_time).read(task.segment, self.budget.chunk_bytes):
+            yield raw
             read_bytes = min(raw.read_bytes, task.weight - reported)
             reported += read_bytes
-            report(read_bytes, len(raw), raw.num_bad)
+            report(read_bytes, 0 if only_time else len(raw), 0 if only_time else raw.num_bad)
         report(task.weight - reported, 0, 0)
 
     def _hash(self, layout: Layout, raw: RawRows, column: int) -> NDArray[Any]:

@@ -20,6 +20,7 @@ MANIFEST = "manifest.json"
 STATISTICS = "statistics.json"
 IDS = "ids"  # Folder of the maps from keys to ids, beside the data.
 EARLIER = "id_map_from"  # Among the settings: the fingerprint of the data whose ids were kept.
+TIME_SPLIT = "time_split"  # In the settings: the column that rows were split by, and where validation and test begin.
 VERSION = 1
 BLOCK_ROWS = 32_768
 Split = Literal["train", "validation", "test"]
@@ -67,14 +68,22 @@ class Manifest:
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.all_parts())
 
+    @property
+    def time_split(self) -> dict[str, str]:
+        """The column that the rows were split by, and where validation and test begin; empty if not split by time."""
+        return dict(self.settings.get(TIME_SPLIT) or {})
+
     def fingerprint(self) -> str:
-        """A checksum of what the rows are: the columns, every split's parts by their checksums, and the id maps.
+        """A checksum of what the rows are: the columns, every split's parts by their checksums, where a split by time
+        begins, and the id maps.
 
         Where the files lie and what they were made of is no part of it.
         """
         parts = {split: [[p.rows, p.sha256] for p in self.parts.get(split, ())] for split in SPLITS}
         value = {"layout": self.layout.to_json(), "block_rows": self.block_rows, "parts": parts,
                  "id_maps": self.settings.get("id_maps")}
+        if self.time_split:
+            value[TIME_SPLIT] = self.time_split
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
     def to_text(self) -> str:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from embark.data.prepare.prepare import MIN_CHUNK_BYTES, PARENT_BYTES, plan_budget, segment_bytes_of
+from embark.data.prepare.budget import MIN_CHUNK_BYTES, PARENT_BYTES, plan_budget
+from embark.data.prepare.prepare import segment_bytes_of
 from embark.data.prepare.schema import SparseColumn
 from embark.errors import UserError
 

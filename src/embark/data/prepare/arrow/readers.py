@@ -301,6 +301,9 @@ def _sampled(name: str, array: Any, missing: Collection[str]) -> Column:
     kind, values = array.type, normalize_array(pc.list_flatten(array)) if is_list(array.type) else array
     if types.is_nested(values.type):
         return Column(name, (), len(array), type="nested")
+    if types.is_timestamp(kind):  # Python has neither nanoseconds nor every zone
+        utc = values.cast(pa.timestamp("s", kind.tz), safe=False).cast(pa.int64()).cast(pa.timestamp("s"))
+        values = pc.binary_join_element_wise(utc.cast(pa.string()), "Z" if kind.tz else "", "")
     cells = [_text(value) for value in values.to_pylist()]
     if is_list(kind):
         return Column(name, tuple(cell for cell in cells if cell not in missing), len(array), "list")

@@ -1,7 +1,7 @@
 """Rows of Arrow columns: the label, the dense values and the keys, without the rows that cannot be read."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +12,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from embark.data.prepare.arrow.cells import CellParser, Mask, SparseCells, as_text, is_text, normalize_array
+from embark.data.prepare.arrow.times import Times, parse_times
 from embark.data.prepare.rows import MAX_QUOTED, BadRow, RawRows
-from embark.data.prepare.schema import Schema
+from embark.data.prepare.schema import TIME_ROWS, Schema
+from embark.data.prepare.time_format import MEANINGS
 from embark.errors import DataError
 from embark.spec.data import PrepareSpec
 
@@ -63,7 +65,8 @@ class RowParser:
     @property
     def columns(self) -> list[str]:
         """Those of the input that are needed."""
-        wanted = [self._schema.label, *self._schema.dense, *(s.source for s in self._schema.sparse)]
+        wanted = [self._schema.label, *self._schema.dense, *(s.source for s in self._schema.sparse),
+                  *(time.name for time in self._schema.times)]
         return list(dict.fromkeys([*wanted, *([self._schema.split_column] if self._schema.split_column else [])]))
 
     def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
@@ -72,14 +75,20 @@ class RowParser:
         cells = {name: normalize_array(column(name)) for name in self.columns}
         bad = _Bad(np.zeros(num_rows, np.bool_))
         label = self._label(cells[schema.label], bad, where)
-        dense = np.empty((num_rows, len(schema.dense)), np.float32)
+        times = self._times(cells, bad, where)
+        dense = np.empty((num_rows, len(schema.dense_names)), np.float32)
         for position, name in enumerate(schema.dense):
             array = cells[name]
             with _in_column(where, name):
                 dense[:, position], is_bad = self._cells.numbers(array)
             bad.add(is_bad, name, array, "is not a number")
+        for position, name in enumerate(schema.ages, len(schema.dense)):
+            dense[:, position] = times[name].days_until(times[schema.time_column])
         keys: list[SparseCells] = []
         for sparse in schema.sparse:
+            if sparse.kind in TIME_ROWS:
+                keys.append(times[sparse.source].keys(sparse.kind))
+                continue
             array = cells[sparse.source]
             with _in_column(where, sparse.source):
                 found = self._cells.keys(array, sparse)
@@ -94,6 +103,7 @@ class RowParser:
             tuple(k.is_missing for k in keys), split, tuple(examples[:MAX_QUOTED]),
             reasons=bad.reasons + Counter(row.why for row in location.bad), num_cut=sum(k.num_cut for k in keys),
             num_lines=location.num_lines, read_bytes=location.read_bytes,
+            time=times[schema.time_column].micros if schema.is_split_by_time else None,
         )
         return rows.select(~bad.mask) if bad.mask.any() else rows
 
@@ -107,6 +117,17 @@ class RowParser:
                 return (values > above).astype(np.float32)
         bad.add((values != 0) & (values != 1), name, array, "is neither 0 nor 1; the label must be 0 or 1")
         return values.astype(np.float32)
+
+    def _times(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> dict[str, Times]:
+        schema, found = self._schema, {}
+        for column in schema.times:
+            array = cells[column.name]
+            with _in_column(where, column.name):
+                found[column.name] = times = parse_times(array, column.format, self._cells)
+            bad.add(times.is_bad, column.name, array, f"does not fit the column, which holds {MEANINGS[column.format]}")
+            if schema.is_split_by_time and column.name == schema.time_column:
+                bad.add(times.is_missing, column.name, array, "is empty; a split by time needs one in every row")
+        return found
 
     def _split(self, array: Any, bad: _Bad) -> NDArray[np.uint8]:
         text = as_text(array) if is_text(array.type) else array.cast(pa.string())

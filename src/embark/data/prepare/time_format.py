@@ -1,0 +1,52 @@
+"""How a column writes dates and times: one form of ISO 8601, or seconds or milliseconds since 1970."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+TimeFormat = Literal["date", "local", "zoned", "s", "ms"]
+_DATE, _CLOCK = "[0-9]{4}-[0-9]{2}-[0-9]{2}", r"[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?"
+ISO_PATTERNS: dict[TimeFormat, str] = {  # The same to Python and to pyarrow.
+    "date": f"^{_DATE}$", "local": f"^{_DATE}{_CLOCK}$",
+    "zoned": f"^{_DATE}{_CLOCK}(Z| ?UTC|[+-][0-9]{{2}}(:?[0-9]{{2}})?)$",
+}
+MEANINGS: dict[TimeFormat, str] = {
+    "date": "dates (2024-05-31)", "local": "times without a zone (2024-05-31T18:00:00), taken as UTC",
+    "zoned": "times with a zone (2024-05-31T18:00:00Z)", "s": "seconds since 1970", "ms": "milliseconds since 1970",
+}
+MICROS_PER_UNIT = {"s": 1_000_000, "ms": 1_000}
+MICROS_PER_HOUR, MICROS_PER_DAY = 3_600_000_000, 86_400_000_000
+MAX_MICROS = 253_402_300_800_000_000  # The year 10,000.
+_COMMON = {"s": (900_000_000, 2_200_000_000), "ms": (900_000_000_000, 2_200_000_000_000)}
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def time_formats(cells: Sequence[str], unit: Literal["auto", "s", "ms"] = "auto") -> Counter[TimeFormat | None]:
+    """How many of the cells have each format; None of what is no time."""
+    return Counter(_format_of(cell, unit) for cell in cells)
+
+
+def _format_of(cell: str, unit: Literal["auto", "s", "ms"]) -> TimeFormat | None:
+    if found := next((name for name, pattern in ISO_PATTERNS.items() if re.fullmatch(pattern, cell)), None):
+        return found
+    if not _NUMBER.fullmatch(cell):
+        return None
+    return next((name for name in ("s", "ms") if unit == name or (unit == "auto" and _is_common(cell, name))), None)
+
+
+def _is_common(cell: str, unit: Literal["s", "ms"]) -> bool:
+    low, high = _COMMON[unit]
+    return low <= float(cell) < high
+
+
+def micros_of(moment: datetime) -> int:
+    """Since 1970."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def moment_text(micros: int) -> str:
+    """As ISO 8601, in UTC."""
+    return (_EPOCH + timedelta(microseconds=micros)).isoformat().replace("+00:00", "Z")
