@@ -145,9 +145,12 @@ class Sink(Protocol):
 class EventLog:
     """`events.jsonl`: one JSON object a line, flushed line by line, so that a killed run keeps its events."""
 
-    def __init__(self, path: Path, is_lost: Callable[[], bool] = lambda: False) -> None:
-        """`is_lost`: another process has taken the run over, and its log is no longer this one's to write."""
-        self._is_lost = is_lost
+    def __init__(
+        self, path: Path, is_lost: Callable[[], bool] = lambda: False, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """`is_lost`: another process has taken the run over, and its log is no longer this one's to write.
+        `check` waits for the answer of a remote store, and raises if so."""
+        self._is_lost, self._check = is_lost, check
         path.parent.mkdir(parents=True, exist_ok=True)
         is_cut = _ends_within_a_line(path)
         self._file = ResilientFile(path, "ab")
@@ -161,6 +164,7 @@ class EventLog:
         self._file.write(line)
         self._file.flush()
         if self._file.is_gone():
+            self._check()
             raise Fault(f"{self._file.path} was deleted or moved while the run was training, so its record is gone",
                         fix="if that was a mistake, put the folder back; the same command starts or resumes the run")
 

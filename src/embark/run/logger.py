@@ -79,7 +79,7 @@ class RunLogger:
 def open_run_logger(spec: RunSpec, world: Ranks, run_dir: RunDir, view: Sequence[Sink]) -> Iterator[RunLogger]:
     """Open the run's files on rank 0, and close them whatever happens."""
     is_lost = [run_dir.lease.is_lost] if run_dir.lease else []
-    files: list[Sink] = [EventLog(run_dir.events, *is_lost)] if world.is_first else []
+    files: list[Sink] = [EventLog(run_dir.events, *is_lost, check=run_dir.check_lease)] if world.is_first else []
     missing: list[str] = []
     for what, open_sink in _configured_sinks(spec, run_dir) if world.is_first else ():
         try:

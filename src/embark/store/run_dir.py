@@ -5,12 +5,14 @@
 
 import hashlib
 import os
+import shutil
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
 from embark.errors import UserError, nearest
+from embark.store.atomic_file import scratch_for
 from embark.store.checkpoint_store import CheckpointStore
 from embark.store.lease import Lease
 from embark.store.object_store import ObjectStore
@@ -91,6 +93,10 @@ class RunDir:
         if self.is_remote:
             there = {e.path for e in self.store.list()}
             self.store.download_many([(n, self.path / n) for n in SMALL_FILES if n in there])
+            if EVENTS not in there and self.events.is_file():
+                # A copy: an earlier process, paused beyond its lease, may have the file open and would add to it.
+                with scratch_for(self.events) as scratch:
+                    shutil.copyfile(self.events, scratch)
 
     def publish(self) -> None:
         """Copy the small files to where the run lives."""

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from embark.errors import Fault
+from embark.errors import Fault, RunInUse
 from embark.events.events import Event, EventLog, Fanout, read_events
 
 
@@ -68,3 +68,17 @@ def test_a_run_whose_folder_is_deleted_or_moved_says_so_and_ends_with_a_fault(tm
     with pytest.raises(Fault, match="was deleted or moved while the run was training"):
         log.emit(Event("step", {"step": 1}))
     log.close()
+
+
+def test_a_log_that_another_process_replaced_says_who_holds_the_run(tmp_path):
+    def check() -> None:
+        raise RunInUse("run was taken over", fix="the other process trains on")
+
+    log = EventLog(tmp_path / "events.jsonl", check=check)
+    log.emit(Event("start", {}))
+    (tmp_path / "copy").write_bytes((tmp_path / "events.jsonl").read_bytes())
+    (tmp_path / "copy").replace(tmp_path / "events.jsonl")
+    with pytest.raises(RunInUse, match="taken over"):
+        log.emit(Event("step", {"step": 1}))
+    log.close()
+    assert [event.kind for event in read_events(tmp_path / "events.jsonl")] == ["start"]

@@ -132,6 +132,21 @@ def test_a_remote_run_keeps_its_small_files_here(tmp_path, monkeypatch):
     assert RunDir(f"file://{tmp_path}/x").path == tmp_path / "x"
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_what_a_process_that_lost_a_remote_run_still_adds_to_its_events_is_not_in_those_of_the_next(
+    tmp_path, monkeypatch, is_there
+):
+    monkeypatch.setenv("EMBARK_CACHE", str(tmp_path))
+    run = RunDir(f"memory://{tmp_path.name}/run")
+    write_atomic(run.events, "one\n")
+    if is_there:
+        run.publish()
+    with run.events.open("a") as paused:
+        run.fetch()
+        paused.write("two\n")
+    assert run.events.read_text() == "one\n"
+
+
 def test_writing_complete_replaces_and_leaves_nothing_beside(tmp_path):
     write_atomic(tmp_path / "a" / "f", "one")
     write_atomic(tmp_path / "a" / "f", "two")
