@@ -70,7 +70,7 @@ clean:  ## remove .venv, caches and coverage files; runs/ stays
 	for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 	  if reason=$$("$$python" src/embark/stack/versions.py usable 2>/dev/null); then \
 	    echo "Making .venv with $$("$$python" --version)"; \
-	    "$$python" -m venv .venv || { echo "$$python -m venv failed: apt-get install -y python3-venv" >&2; exit 1; }; \
+	    "$$python" -m venv --upgrade-deps .venv || { echo "$$python -m venv failed: apt-get install -y python3-venv" >&2; exit 1; }; \
 	    touch $@; exit 0; \
 	  fi; \
 	  why+="  $$python: $${reason:-not found, or older than Python 3.11}"$$'\n'; \

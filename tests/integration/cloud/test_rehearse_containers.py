@@ -56,8 +56,7 @@ def undisturbed(tmp_path_factory) -> float:
 @pytest.mark.parametrize(("cloud", "target", "fault"), [
     ("aws", "job", "--kill=0@step{step}"),
     ("azure", "job", "--cut=1@step{step}+5s"),
-    ("azure", "jobset", "--preempt=1@step{step}"),
-    ("gcp", "trainjob", "--pause=1@step{step}+4s"),
+    ("gcp", "trainjob", "--preempt=1@step{step}"),
 ])
 def test_pods_meet_by_name_and_whatever_happens_to_one_the_run_ends_as_if_nothing_had(
     cloud, target, fault, image_store, undisturbed
