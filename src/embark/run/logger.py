@@ -78,8 +78,8 @@ class RunLogger:
 @contextmanager
 def open_run_logger(spec: RunSpec, world: Ranks, run_dir: RunDir, view: Sequence[Sink]) -> Iterator[RunLogger]:
     """Open the run's files on rank 0, and close them whatever happens."""
-    is_lost = [run_dir.lease.is_lost] if run_dir.lease else []
-    files: list[Sink] = [EventLog(run_dir.events, *is_lost, check=run_dir.check_lease)] if world.is_first else []
+    is_lost = run_dir.lease.is_lost if run_dir.lease else lambda: False
+    files: list[Sink] = [EventLog(run_dir.events, is_lost, run_dir.check_lease)] if world.is_first else []
     missing: list[str] = []
     for what, open_sink in _configured_sinks(spec, run_dir) if world.is_first else ():
         try:
@@ -88,7 +88,7 @@ def open_run_logger(spec: RunSpec, world: Ranks, run_dir: RunDir, view: Sequence
             missing.append(f"no {what}: {error.what}; {error.fix}")
         except OSError as error:
             missing.append(f"no {what}: {error.strerror or error}")
-    logger = RunLogger(view if world.is_first else (), files, *is_lost)
+    logger = RunLogger(view if world.is_first else (), files, is_lost)
     try:
         for text in missing:
             logger.note(text)
