@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embark.trainers.torch.model import PairwiseDots
+from embark.trainers.torch.dense_network import PairwiseDots
 
 
 def textbook_dots(vectors: torch.Tensor) -> torch.Tensor:

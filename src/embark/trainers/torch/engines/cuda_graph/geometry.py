@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from embark.model.work import DENSE_STATES, padded
-from embark.trainers.torch.model import CrossNetwork, DotNetwork
+from embark.trainers.torch.dense_network import CrossNetwork, DotNetwork
 from embark.trainers.torch.optimizers import Optimizers
 
 

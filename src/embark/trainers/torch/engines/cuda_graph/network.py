@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from embark.model.work import padded
+from embark.trainers.torch.dense_network import CrossNetwork, DotNetwork
 from embark.trainers.torch.engines.cuda_graph.geometry import FlatDense, Layer
 from embark.trainers.torch.engines.cuda_graph.ops import TorchOps
-from embark.trainers.torch.model import CrossNetwork, DotNetwork
 
 Beside = Callable[[], AbstractContextManager[Any]]
 """Opens a branch of work that the rest does not wait for: gradients of weights, which nothing reads until the end."""
