@@ -11,7 +11,7 @@ from embark.render.folder import File
 
 PROGRAMS = ("aws", "az", "gcloud", "eksctl", "kubectl", "helm", "sleep", "nvidia-smi", "docker", "apt-get")
 STUB = """#!/bin/bash
-{ printf '%s\\0' "${0##*/}" "$@"; printf '\\0'; } >>"$RECORD"
+{ flock 9; printf '%s\\0' "${0##*/}" "$@" '' >&9; } 9>>"$RECORD"  # both ends of a pipe write at the same time
 words=" $* "
 case $words in
   *" account show "*"--query"*) echo 123456789012345678; exit 0 ;;

@@ -27,7 +27,7 @@ target = "{target}"
 root = "s3://bucket/runs"
 """
 BUILDER = """#!/bin/bash
-{{ printf '%s\\0' "${{0##*/}}" "$@"; printf '\\0'; }} >>{record}
+{{ flock 9; printf '%s\\0' "${{0##*/}}" "$@" '' >&9; }} 9>>{record}
 case $1 in
   info) exit {info} ;;
   build) ls -A "${{@: -1}}" "${{@: -1}}/dist" >{record}.context

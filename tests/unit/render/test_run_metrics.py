@@ -123,7 +123,7 @@ def test_the_image_has_what_the_run_needs():
 
 
 HELM_MAKES_THE_CRD = """#!/bin/bash
-{ printf '%s\\0' "${0##*/}" "$@"; printf '\\0'; } >>"$RECORD"
+{ flock 9; printf '%s\\0' "${0##*/}" "$@" '' >&9; } 9>>"$RECORD"
 case "${0##*/} $*" in
   helm*kube-prometheus-stack*) touch "$HOME/has-prometheus" ;;
   kubectl*"get crd"*) test -e "$HOME/has-prometheus" ;;
