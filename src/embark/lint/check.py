@@ -4,9 +4,11 @@ import difflib
 import inspect
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from embark.catalog.load import load_catalog
 from embark.errors import UserError, nearest
@@ -74,8 +76,9 @@ def lint_files(files: Files, rules: Sequence[Rule] = ALL_RULES) -> list[Finding]
     """In the order of file and line; one that is found twice at one place is reported once."""
     manifests = Manifests(files, load_catalog())
     found: dict[tuple[str, SourceFile, int, str], Finding] = {}
+    subjects = cache(lambda name: list(SUBJECTS[name](manifests)))
     for rule in rules:
-        for hit in _hits(rule, manifests):
+        for hit in _hits(rule, manifests, subjects):
             if not is_ignored(rule, hit):
                 found.setdefault((rule.code, hit.place.source, hit.place.start, hit.what), Finding.of(rule, hit))
     order = {id(source): number for number, source in enumerate(files.sources)}
@@ -83,10 +86,10 @@ def lint_files(files: Files, rules: Sequence[Rule] = ALL_RULES) -> list[Finding]
         order.get(id(one.hit.place.source), 0), one.hit.place.start, one.code))
 
 
-def _hits(rule: Rule, manifests: Manifests) -> Iterator[Hit]:
+def _hits(rule: Rule, manifests: Manifests, subjects: Callable[[str], list[Any]]) -> Iterator[Hit]:
     parameters = inspect.signature(rule.check).parameters.values()
     names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
-    for one in SUBJECTS[names[0]](manifests):
+    for one in subjects(names[0]):
         values = (*one, manifests) if isinstance(one, tuple) else (one, manifests)
         if not rule.kinds or values[0].kind in rule.kinds:
             yield from rule.check(*values[: len(names)])

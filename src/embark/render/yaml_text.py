@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -135,20 +136,25 @@ def _item(value: Any, indent: int) -> Iterator[str]:
 
 def _scalar(value: Any, *, is_key: bool = False) -> list[str]:
     """As it stands behind a key at the left edge; further lines are those of a block of text, already indented."""
-    import yaml
-
     if isinstance(value, Mapping):
         return ["{}"]
     if isinstance(value, list | tuple):
         return ["[]"]
     if not (value is None or isinstance(value, str | bool | int | float)):
         raise TypeError(f"{value!r} has no place in YAML")
+    return _scalar_text(value, is_key=is_key).split("\n")
+
+
+@lru_cache(10_000, typed=True)  # the same keys and values stand in many files
+def _scalar_text(value: str | bool | float | None, *, is_key: bool) -> str:
+    import yaml
+
     node = yaml.representer.SafeRepresenter().represent_data(value)
     if isinstance(value, str):
         node = yaml.ScalarNode(node.tag, value, style=_style(value, is_key=is_key))
     pair = yaml.MappingNode("tag:yaml.org,2002:map", [(yaml.ScalarNode("tag:yaml.org,2002:str", "k"), node)])
     text = yaml.serialize(pair, Dumper=yaml.SafeDumper, width=float("inf"), allow_unicode=True)
-    return str(text).removeprefix("k: ").removesuffix("\n").split("\n")
+    return str(text).removeprefix("k: ").removesuffix("\n")
 
 
 def _style(text: str, *, is_key: bool) -> str | None:
