@@ -7,18 +7,20 @@ from embark.data.prepare.prepare import prepare_from_spec as prepare_data
 from embark.diagnose.targets import diagnose_targets as diagnose_run
 from embark.doctor.this_machine import plan_this_machine as plan_here
 from embark.errors import EmbarkError
+from embark.export.export_run import export_run, export_weights
 from embark.lint.check import lint as lint_files
 from embark.lint.rendered import render_spec as render_files
 from embark.plan.plan import PlanRequest
 from embark.plan.plan import plan as plan_run
 from embark.report.context import read_run
+from embark.serve.score_file import score_file
 from embark.spec import RunSpec, load_spec
 from embark.store.checkpoint_inspect import list_checkpoints
 from embark.trainers import evaluate, feature_importance, train
 
 __version__: str
 __all__ = [
-    "EmbarkError", "PlanRequest", "RunSpec", "check_data", "diagnose_run", "evaluate", "feature_importance",
-    "lint_files", "list_checkpoints", "load_spec", "plan_here", "plan_run", "prepare_data", "read_run", "render_files",
-    "train", "write_embeddings", "write_id_maps",
+    "EmbarkError", "PlanRequest", "RunSpec", "check_data", "diagnose_run", "evaluate", "export_run", "export_weights",
+    "feature_importance", "lint_files", "list_checkpoints", "load_spec", "plan_here", "plan_run", "prepare_data",
+    "read_run", "render_files", "score_file", "train", "write_embeddings", "write_id_maps",
 ]

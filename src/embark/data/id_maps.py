@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import io
-from dataclasses import dataclass
-from typing import Any, cast
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from embark.data.prepare.id_numbering import look_up
-from embark.data.prepare.rows import Keys, hash_ids
+from embark.data.prepare.rows import DenseTransform, Keys, RawRows, dense_transform, hash_ids, transform_dense
 from embark.data.prepare.schema import Schema, SparseColumn
-from embark.data.prepared import Manifest
+from embark.data.prepared import Manifest, Rows
 from embark.data.prepared.cache import local_folder
-from embark.data.prepared.layout import REPAIR, Feature
+from embark.data.prepared.layout import REPAIR, Feature, Layout
 from embark.errors import DataError
 from embark.spec.data import PrepareSpec
 from embark.store import open_store
@@ -48,6 +49,12 @@ class PreparedWith:
             raise DataError(f"{path}: its manifest does not say how the data was prepared ({error})",
                             fix="prepare the data again, with this version of Embark") from None
         return PreparedWith(path, manifest, schema, prepare)
+
+    def row_encoder(self) -> RowEncoder:
+        """With all id maps, read and compared with their checksums."""
+        layout = self.manifest.layout
+        return RowEncoder(dense_transform(self.prepare, self.schema), layout,
+                          tuple(self.id_map(feature) for feature in layout.features))
 
     def id_map(self, feature: Feature) -> IdMap:
         """Of one of the tables, read and compared with its checksum."""
@@ -91,6 +98,55 @@ class IdMap:
         if is_missing is not None:
             found[is_missing] = 0
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class RowEncoder:
+    """The one way from raw rows to what the model takes, in evaluation and in serving: as the data was prepared."""
+
+    dense: DenseTransform
+    layout: Layout
+    maps: tuple[IdMap, ...]  # Of the features of the layout.
+    plain_ids: Literal["refuse", "clip"] | None = None
+    """Of data that has ids instead of values: what becomes of those that no table has."""
+
+    def encode(self, raw: RawRows) -> Rows:
+        """Only of rows that are `readable`. The dense values of `raw` are changed in place."""
+        transform_dense(raw.dense, self.dense)
+        dense = raw.dense if self.layout.dense_bits == 32 else raw.dense.astype(np.float16).astype(np.float32)
+        ids = tuple(one.ids_of(keys, is_missing)
+                    for one, keys, is_missing in zip(self.maps, raw.keys, raw.is_missing, strict=True))
+        return Rows(raw.label, dense, ids, raw.lengths)
+
+    def readable(self, raw: RawRows) -> RawRows:
+        """Without the rows that data of plain ids may not have: no value, an id that no table has, too many ids."""
+        if self.plain_ids is None:
+            return raw
+        is_bad, reasons = np.zeros(len(raw), np.bool_), Counter(raw.reasons)
+
+        def refuse(mask: NDArray[np.bool_], why: str) -> None:
+            if num := int((mask & ~is_bad).sum()):
+                reasons[why] += num
+            np.logical_or(is_bad, mask, out=is_bad)
+
+        keys = []
+        for name, values in zip(self.layout.dense, raw.dense.T, strict=True):
+            refuse(np.isnan(values), f"column {name!r} is empty")
+        for feature, own, lengths, is_missing in zip(self.layout.features, raw.keys, raw.lengths, raw.is_missing,
+                                                     strict=True):
+            ids = own.view(np.int64)
+            is_outside = (ids < 0) | (ids >= feature.rows)
+            if is_missing is not None:
+                refuse(is_missing, f"column {feature.name!r} is empty")
+                is_outside &= ~is_missing
+            if lengths is not None:
+                refuse(lengths > feature.multi_hot, f"column {feature.name!r}: more than {feature.multi_hot} ids")
+                owner = np.repeat(np.arange(len(raw)), lengths)
+                is_outside = np.bincount(owner[is_outside], minlength=len(raw)) > 0
+            if self.plain_ids == "refuse":
+                refuse(is_outside, f"column {feature.name!r}: an id is not in 0 to {feature.rows - 1}")
+            keys.append(np.clip(ids, 0, feature.rows - 1).view(np.uint64))
+        return replace(raw, keys=tuple(keys), reasons=reasons).select(~is_bad)
 
 
 def _read_array(path: str, name: str) -> tuple[NDArray[Any], bytes]:

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from embark.errors import DataError, UserError
@@ -21,7 +22,6 @@ from embark.store.errors import NotFound
 from embark.store.object_store import Entries, ObjectStore, Piece, for_each_parallel, normalize_path
 
 COMMIT_FILE = "commit.json"
-CHECKPOINT_NAME = re.compile(r"^step-(\d{9}|[1-9]\d{9,17})$")  # As `checkpoint_name` writes it, below 2^63.
 PIECE_BYTES = 16 * 2**20
 NUM_READERS = 4  # Files that are looked at side by side.
 Reason = Literal["newest", "every", "best"]
@@ -42,10 +42,11 @@ class Checkpoint:
     step: int
     files: Mapping[str, FileChecksum]
     values: Mapping[str, Any]  # What the run wrote beside it: time of the commit, world size, last evaluation.
+    kind: str = "step"
 
     @property
     def name(self) -> str:
-        return checkpoint_name(self.step)
+        return checkpoint_name(self.step, self.kind)
 
     @property
     def array_files(self) -> list[str]:
@@ -58,11 +59,12 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """Where a run's checkpoints stand."""
+    """Where a run's checkpoints stand; with another `kind` than `step`, numbered folders of that name that are
+    committed in the same way, such as the versions of an exported model."""
 
-    def __init__(self, store: ObjectStore, fence: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, store: ObjectStore, fence: Callable[[], None] = lambda: None, kind: str = "step") -> None:
         """`fence` raises where another process has taken the run over: then nothing is committed or removed."""
-        self.store, self._fence = store, fence
+        self.store, self._fence, self._kind = store, fence, kind
 
     def committed(self) -> list[Checkpoint]:
         """Those with a mark that can be read, oldest first."""
@@ -78,14 +80,15 @@ class CheckpointStore:
 
     def commit(self, step: int, files: Mapping[str, FileChecksum], values: Mapping[str, Any]) -> None:
         """Make the checkpoint exist, after seeing that every file of every rank has arrived."""
-        sizes = {e.path.removeprefix(f"{checkpoint_name(step)}/"): e.size_bytes for e in self._files(step)}
+        sizes = {e.path.removeprefix(f"{self._name(step)}/"): e.size_bytes for e in self._files(step)}
         absent = sorted(name for name, mark in files.items() if sizes.get(name) != mark.size_bytes)
         if absent:
-            raise DataError(f"{self.store.where(checkpoint_name(step))}: {absent[0]} was written and is not there",
+            raise DataError(f"{self.store.where(self._name(step))}: {absent[0]} was written and is not there",
                             fix="ranks on several machines need a store.root that all of them share, or a uri")
         marks = {name: [mark.size_bytes, mark.sha256] for name, mark in sorted(files.items())}
-        text = json.dumps({"step": step, "time_s": round(time.time(), 3), **values, "files": marks}, indent=1) + "\n"
-        mark = f"{checkpoint_name(step)}/{COMMIT_FILE}"
+        record = {self._kind: step, "time_s": round(time.time(), 3), **values, "files": marks}
+        text = json.dumps(record, indent=1) + "\n"
+        mark = f"{self._name(step)}/{COMMIT_FILE}"
         self._fence()
         # `begin` removed it. One that is there now may be the next holder's: a writer that was paused looks again.
         if not self.store.create(mark, text.encode()):
@@ -113,32 +116,38 @@ class CheckpointStore:
     def remove(self, step: int) -> None:
         """Delete the checkpoint of `step`."""
         self._fence()
-        self.store.delete(f"{checkpoint_name(step)}/{COMMIT_FILE}")
-        self.store.delete_prefix(checkpoint_name(step))
+        self.store.delete(f"{self._name(step)}/{COMMIT_FILE}")
+        self.store.delete_prefix(self._name(step))
 
     def unfinished(self) -> list[int]:
         """Steps whose save never ended: they have no mark."""
         names = {e.path.split("/")[0] for e in [*self.store.list(), *self.store.unfinished()]}
-        return sorted(_step_of(name) for name in names - self._marked() if CHECKPOINT_NAME.match(name))
+        return sorted(_step_of(name) for name in names - self._marked() if self._matches(name))
 
     def where(self, step: int) -> str:
         """The uri of a checkpoint, for messages."""
-        return self.store.where(checkpoint_name(step))
+        return self.store.where(self._name(step))
+
+    def _name(self, step: int) -> str:
+        return checkpoint_name(step, self._kind)
+
+    def _matches(self, name: str) -> bool:
+        return bool(_numbered(self._kind).match(name))
 
     def _files(self, step: int) -> Entries:
-        return self.store.list(checkpoint_name(step))
+        return self.store.list(self._name(step))
 
     def _marked(self) -> set[str]:
         """Names of steps with a mark. One that is no folder is a link to nothing: what it stands for is not known."""
         places = (e.path.split("/") for e in self.store.list())
-        return {name for name, *rest in places if rest in ([], [COMMIT_FILE]) and CHECKPOINT_NAME.match(name)}
+        return {name for name, *rest in places if rest in ([], [COMMIT_FILE]) and self._matches(name)}
 
     def _read(self, name: str) -> Checkpoint | None:
         try:
             values = json.loads(self.store.read(f"{name}/{COMMIT_FILE}"))
             files = {normalize_path(n): FileChecksum(int(size), str(digest))
                      for n, (size, digest) in values.pop("files").items()}
-            checkpoint = Checkpoint(int(values["step"]), files, values)
+            checkpoint = Checkpoint(int(values[self._kind]), files, values, self._kind)
             return checkpoint if files and checkpoint.name == name else None
         except (UserError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None  # `UserError`: there is no mark, or it names a path outside of the folder
@@ -183,13 +192,21 @@ class ChecksumWriter:
         self.marks[path] = FileChecksum(num_bytes, digest.hexdigest())
 
 
-def checkpoint_name(step: int) -> str:
+def checkpoint_name(step: int, kind: str = "step") -> str:
     """The folder of a step."""
-    return f"step-{step:09d}"
+    return f"{kind}-{step:09d}"
+
+
+@cache
+def _numbered(kind: str) -> re.Pattern[str]:
+    return re.compile(rf"^{kind}-(\d{{9}}|[1-9]\d{{9,17}})$")  # As `checkpoint_name` writes it, below 2^63.
+
+
+CHECKPOINT_NAME = _numbered("step")
 
 
 def _step_of(name: str) -> int:
-    return int(name.removeprefix("step-"))
+    return int(name.rpartition("-")[2])
 
 
 def reasons_by_spec(store: StoreSpec, checkpoints: Sequence[Checkpoint]) -> dict[int, tuple[Reason, ...]]:

@@ -22,7 +22,7 @@ from embark.data.export.parquet_files import (
     write_parquet,
 )
 from embark.data.id_maps import IdMap, PreparedWith
-from embark.data.prepare.arrow.cells import hash_bytes
+from embark.data.prepare.arrow.cells import as_utf8, hash_bytes
 from embark.data.prepare.arrow.row_parser import Location, RowParser
 from embark.data.prepare.id_numbering import look_up
 from embark.data.prepare.inputs import Inputs
@@ -194,21 +194,12 @@ class _Words(RowParser):
             note = f"{num_lacking:,} of {len(one.ids):,} values were not found in the raw files that were prepared{why}"
         if not found:
             return None, f"ids only: {note}" if note else ""
-        words = pa.concat_arrays([_text(words) for _, words in found])
+        words = pa.concat_arrays([as_utf8(words) for _, words in found])
         return _by_id(words, np.concatenate([ids for ids, _ in found]), num_rows), note
 
     def _has_all(self) -> bool:
         return all(sum(len(ids) for ids, _ in self._found[name]) == len(one.keys if one.keys is not None else ())
                    for name, one in self._maps.items())
-
-
-def _text(words: Any) -> Any:
-    """As valid UTF-8: a byte that is none becomes U+FFFD."""
-    words = words.cast(pa.large_binary())
-    try:
-        return words.cast(pa.large_string())
-    except pa.ArrowInvalid:
-        return pa.array([word.decode(errors="replace") for word in words.to_pylist()], pa.large_string())
 
 
 def _counts(folder: Path, manifest: Manifest, table: str) -> NDArray[np.int64]:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from embark.data.id_maps import PreparedWith
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
-from embark.data.prepare.rows import BadRows, SegmentCounts, dense_transform, transform_dense
+from embark.data.prepare.rows import BadRows, SegmentCounts
 from embark.data.prepare.sampling import take_sample
 from embark.data.prepare.schema import Schema
 from embark.data.prepare.tasks import open_reader
-from embark.data.prepared import Manifest, PartWriter, Rows, Split
+from embark.data.prepared import Manifest, PartWriter, Split
 from embark.errors import DataError, nearest
+from embark.spec.data import PrepareSpec
 
 _CHUNK_BYTES = 8 << 20
 _SPLIT: Split = "validation"
@@ -22,9 +23,8 @@ _SPLIT: Split = "validation"
 def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manifest, BadRows]:
     """All rows of the raw files at `path`, as parts of one split below `out`, and how many could not be read."""
     inputs, files = open_inputs(path)
-    schema = _schema_of(before, inputs, files)
-    layout = before.manifest.layout
-    maps = [before.id_map(feature) for feature in layout.features]
+    schema = schema_in(before.schema.without_split(), before.prepare, inputs, files)
+    layout, encoder = before.manifest.layout, before.row_encoder()
     reader, writer = open_reader(schema, before.prepare, inputs), PartWriter(out, f"{_SPLIT}/000000", layout)
     records = []
     for file in files:
@@ -32,24 +32,20 @@ def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manife
         for segment in reader.segments(file, 1 << 62):
             for raw in reader.read(segment, _CHUNK_BYTES):
                 counts.add(raw)
-                transform_dense(raw.dense, dense_transform(before.prepare, before.schema))
-                ids = tuple(one.ids_of(keys, is_missing) for one, keys, is_missing
-                            in zip(maps, raw.keys, raw.is_missing, strict=True))
-                writer.add(Rows(raw.label, raw.dense, ids, raw.lengths))
+                writer.add(encoder.encode(raw))
         records.append([counts.to_json()])
     bad = BadRows.collect(files, records)
     bad.check(before.prepare.max_bad_share)
     return Manifest(layout, {_SPLIT: tuple(writer.close())}, schema.label), bad
 
 
-def _schema_of(before: PreparedWith, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
+def schema_in(known: Schema, prepare: PrepareSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
     """The roles of the columns as they were, in the format that these files have."""
-    known = before.schema.without_split()
     wanted = {known.label, *known.dense, *(column.source for column in known.sparse),
-              *(time.name for time in known.times)}
-    sample = take_sample(before.prepare, wanted, inputs, files)
+              *(time.name for time in known.times)} - {""}
+    sample = take_sample(prepare, wanted, inputs, files)
     columns = tuple(column.name for column in sample.columns)
-    if known.label not in columns:
+    if known.label and known.label not in columns:
         raise DataError(f"{files[0].uri}: has no column {known.label!r}, the label of the data that the run was "
                         "trained on; without labels nothing can be evaluated",
                         fix=f"{nearest(known.label, columns)} Add the column, or rename the one that holds the label")

@@ -81,6 +81,10 @@ class Schema:
         times = tuple(time for time in self.times if time.features or (self.ages and time.name == self.time_column))
         return replace(self, times=times, split_column="", is_split_by_time=False)
 
+    def unlabelled(self) -> Schema:
+        """Just what a row to score has; nothing for people to read."""
+        return replace(self.without_split(), label="", why={}, examples={}, ignored=())
+
     def describe(self) -> list[dict[str, object]]:
         """A row for each column of the input: its role, the reason, and some of its values."""
         sparse = {column.source: column for column in self.sparse if column.kind not in TIME_ROWS}

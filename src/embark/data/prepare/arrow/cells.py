@@ -355,6 +355,15 @@ def as_bytes(array: Any) -> Any:
     return array.view({pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(array.type, array.type))
 
 
+def as_utf8(array: Any) -> Any:
+    """For people to read: a byte that is no UTF-8 becomes U+FFFD."""
+    words = array.cast(pa.large_binary())
+    try:
+        return words.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        return pa.array([word and word.decode(errors="replace") for word in words.to_pylist()], pa.large_string())
+
+
 def buffers_of(array: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
     """Where each value starts, how long it is (0 of a null), and the bytes they lie in."""
     is_large = types.is_large_string(array.type) or types.is_large_binary(array.type)

@@ -52,10 +52,10 @@ class JsonLinesReader(CsvReader):
             none = np.zeros(0, np.int64)
             lines, starts = (none, none) if isinstance(cut, Runaway) else (cut.lines[kept], cut.starts[kept])
             location = Location(lines, starts, num_lines, new_bytes, bad)
-            yield self._parser.parse(partial(_array, found), location, segment.file.uri)
+            yield self._parser.parse(partial(json_column, found), location, segment.file.uri)
 
 
-def _array(rows: list[dict[str, Any]], name: str) -> Any:
+def json_column(rows: list[dict[str, Any]], name: str) -> Any:
     """The cells of a column as text, or as lists of text."""
     values = [row.get(name) for row in rows]
     if not any(isinstance(value, list) for value in values):

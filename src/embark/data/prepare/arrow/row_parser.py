@@ -67,14 +67,14 @@ class RowParser:
         """Those of the input that are needed."""
         wanted = [self._schema.label, *self._schema.dense, *(s.source for s in self._schema.sparse),
                   *(time.name for time in self._schema.times)]
-        return list(dict.fromkeys([*wanted, *([self._schema.split_column] if self._schema.split_column else [])]))
+        return [name for name in dict.fromkeys([*wanted, self._schema.split_column]) if name]
 
     def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
         """The rows that `column` gives the cells of, by name."""
         schema, num_rows = self._schema, len(location.lines)
         cells = {name: normalize_array(column(name)) for name in self.columns}
         bad = _Bad(np.zeros(num_rows, np.bool_))
-        label = self._label(cells[schema.label], bad, where)
+        label = self._label(cells[schema.label], bad, where) if schema.label else np.zeros(num_rows, np.float32)
         times = self._times(cells, bad, where)
         dense = np.empty((num_rows, len(schema.dense_names)), np.float32)
         for position, name in enumerate(schema.dense):

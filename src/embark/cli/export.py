@@ -1,0 +1,56 @@
+"""`embark export`: a trained run as an artifact that scores raw rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from embark.cli.console import Console
+from embark.cli.options import Flag
+from embark.errors import UserError
+from embark.formatting import format_bytes
+
+if TYPE_CHECKING:
+    from embark.export.export_run import ExportResult
+
+
+def export(
+    run: str, /, *, to: str = "", tables: Literal["fp32", "fp16", "int8", "int4"] | None = None,
+    step: Annotated[int | None, Parameter(show_default=False)] = None, weights_only: Flag = False,
+    console: Console = Console(),
+) -> None:
+    """Export a run's newest checkpoint: weights, id maps and transforms, so that raw rows can be scored anywhere.
+
+    Each export is the next version of its place: complete, or not there. Does not need torch.
+
+    Parameters
+    ----------
+    run
+        A run's directory, its name under ./runs, or its URI.
+    to
+        A folder, or an s3://, gs:// or az:// URI; default: RUN/export.
+    tables
+        Bits of the tables' values (default fp32); int8 and int4 have a scale and an offset for each row.
+    step
+        The checkpoint of this step.
+    weights_only
+        Write the weights alone, in float32, to the file --to FILE.safetensors.
+    """
+    from embark.export.export_run import export_run, export_weights
+
+    if weights_only and tables:
+        raise UserError("--tables needs an artifact, and --weights-only writes float32", fix="leave one of them out")
+    with console.waiting("reading the checkpoint"):
+        result = export_weights(run, to, step=step) if weights_only else \
+            export_run(run, to, tables=tables or "fp32", step=step)
+    console.show(result, _render)
+
+
+def _render(console: Console, result: ExportResult) -> None:
+    console.result(f"wrote {result.path}: {result.run}, step {result.step:,}, {format_bytes(result.num_bytes)}")
+    if result.tables != "fp32":
+        console.text(f"Its {result.tables} tables take {format_bytes(result.table_bytes)}, in fp32 they take "
+                     f"{format_bytes(result.fp32_table_bytes)}.")
+    if result.version is not None:
+        console.text(f"Score rows with: embark score {result.place} ROWS.csv --to scores.parquet")

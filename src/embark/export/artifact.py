@@ -1,0 +1,146 @@
+"""An exported model: numbered versions in a folder or an object store, each committed complete or invisible.
+
+    version-000000001/artifact.json          what it is, and how a raw row becomes ids
+    version-000000001/weights.safetensors    the dense network and the tables
+    version-000000001/id_maps.safetensors    the key of each value of a column, rising, and its id
+    version-000000001/commit.json            the mark: every file with its size and checksum
+
+Opening one reads arrays and JSON, so that nothing in it can run code. `FORMAT_VERSION` changes too when the same cell
+becomes another key, as it would with another hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from embark.data.id_maps import IdMap, RowEncoder
+from embark.data.prepare.rows import dense_transform
+from embark.data.prepare.schema import Schema
+from embark.data.prepared import Layout
+from embark.errors import DataError, UserError
+from embark.export.quantize import TableDtype
+from embark.export.safetensors_file import Array, map_file
+from embark.spec.data import PrepareSpec
+from embark.spec.model import ModelSpec
+from embark.store import Checkpoint, CheckpointStore, open_store
+
+FORMAT_VERSION = 1
+INFO, WEIGHTS, ID_MAPS = "artifact.json", "weights.safetensors", "id_maps.safetensors"
+DENSE = "dense."  # What the names of the dense network's weights begin with.
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RowFormat(_Section):
+    """All that is between a raw row and the first id."""
+
+    columns: Schema
+    prepare: PrepareSpec
+    layout: Layout
+    hashed_rows: dict[str, int]  # By table: the modulus of values without an entry in the map; 0: they have id 0.
+    plain_ids: Literal["refuse", "clip"] | None = None  # The rows hold ids; what becomes of those no table has.
+
+
+class ArtifactInfo(_Section):
+    """What a version is."""
+
+    format: Literal["embark-artifact"] = "embark-artifact"
+    format_version: int = FORMAT_VERSION
+    embark: str
+    run: str
+    step: int
+    tables: TableDtype
+    model: ModelSpec
+    rows: RowFormat
+    metrics: dict[str, float] = {}  # Of the run's last evaluation before the checkpoint.
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A version whose files are on this machine and are what its mark says."""
+
+    place: str
+    version: int
+    folder: Path
+    info: ArtifactInfo
+    num_bytes: int
+
+    @cached_property
+    def weights(self) -> dict[str, Array]:
+        """By name, mapped."""
+        return map_file(self.folder / WEIGHTS)
+
+    @cached_property
+    def encoder(self) -> RowEncoder:
+        """From raw rows to what the model takes."""
+        rows, arrays = self.info.rows, map_file(self.folder / ID_MAPS)
+        columns = {column.name: column for column in rows.columns.sparse}
+        maps = tuple(IdMap(columns[feature.name], feature, arrays.get(f"{feature.name}.keys"),
+                           arrays.get(f"{feature.name}.ids"), rows.hashed_rows[feature.name])
+                     for feature in rows.layout.features)
+        return RowEncoder(dense_transform(rows.prepare, rows.columns), rows.layout, maps, rows.plain_ids)
+
+
+def open_versions(place: str) -> CheckpointStore:
+    """The versions at a place."""
+    return CheckpointStore(open_store(place), kind="version")
+
+
+def open_artifact(place: str, version: int | None = None) -> Artifact:
+    """The newest version at `place`, or this one; from an object store through a folder of the user's cache."""
+    place = place.rstrip("/") or place
+    versions = open_versions(place)
+    committed = {one.step: one for one in versions.committed()}
+    if not committed:
+        raise UserError(f"{place}: has no exported model", fix=f"`embark export RUN --to {place}` writes one")
+    if version is not None and version not in committed:
+        raise UserError(f"{place}: has no version {version}",
+                        fix="its versions: " + ", ".join(map(str, sorted(committed))))
+    chosen = committed[max(committed) if version is None else version]
+    folder = _local_folder(place, versions, chosen)
+    here = CheckpointStore(open_store(folder.parent), kind="version")
+    if damages := here.damages(chosen):
+        raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}",
+                        fix="choose another version with --version, or export the run again")
+    return Artifact(place, chosen.step, folder, _read_info(folder / INFO), chosen.num_bytes)
+
+
+def _local_folder(place: str, versions: CheckpointStore, chosen: Checkpoint) -> Path:
+    """Where its files are on this machine; those of an object store are fetched if they are not there yet."""
+    if "://" not in place or place.startswith("file://"):
+        return Path(versions.store.uri.removeprefix("file://")) / chosen.name
+    cache = Path(os.environ.get("EMBARK_CACHE", "~/.cache/embark")).expanduser()
+    mark = "".join(sorted(checksum.sha256 for checksum in chosen.files.values()))
+    folder = cache / "exported" / hashlib.sha256((place + mark).encode()).hexdigest()[:16] / chosen.name
+    wanted = [(f"{chosen.name}/{name}", folder / name) for name, checksum in chosen.files.items()
+              if not (folder / name).is_file() or (folder / name).stat().st_size != checksum.size_bytes]
+    versions.store.download_many(wanted)
+    return folder
+
+
+def _read_info(path: Path) -> ArtifactInfo:
+    text = path.read_bytes()
+    try:
+        head = _Head.model_validate_json(text)
+        if head.format_version != FORMAT_VERSION:
+            raise DataError(f"{path}: its format is version {head.format_version}, this Embark reads {FORMAT_VERSION}",
+                            fix="export the run again, or use the Embark that wrote it")
+        return ArtifactInfo.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise DataError(f"{path}: does not describe an exported model "
+                        f"({'.'.join(map(str, first['loc']))}: {first['msg']})", fix="export the run again") from None
+
+
+class _Head(BaseModel):
+    format: Literal["embark-artifact"]
+    format_version: int

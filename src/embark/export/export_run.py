@@ -1,0 +1,166 @@
+"""`embark export`: a checkpoint as an artifact, or its weights alone; numpy alone, and tables may exceed memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embark import __version__
+from embark.data import LOOK
+from embark.data.id_maps import PreparedWith
+from embark.data.prepare.schema import Schema, SparseColumn
+from embark.data.prepared import Feature, Layout
+from embark.data.prepared.cache import find_manifest
+from embark.errors import DataError, UserError
+from embark.export.artifact import DENSE, ID_MAPS, INFO, WEIGHTS, ArtifactInfo, RowFormat, open_versions
+from embark.export.quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_format
+from embark.export.safetensors_file import TensorSource, file_of, in_memory
+from embark.formatting import to_finite
+from embark.spec.data import PrepareSpec
+from embark.spec.model import Table
+from embark.store import ChecksumWriter, checkpoint_name, open_store
+from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
+from embark.store.trained_run import TrainedRun, find_trained
+
+READ_BYTES = 32 << 20
+_MODEL = "model."
+_MAX_IDS = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """What was written."""
+
+    run: str
+    step: int
+    place: str
+    path: str  # Of the version, or of the file.
+    version: int | None  # None of weights alone.
+    tables: TableDtype
+    num_bytes: int
+    table_bytes: int
+    fp32_table_bytes: int
+
+
+def export_run(run: str, to: str = "", *, tables: TableDtype = "fp32", step: int | None = None) -> ExportResult:
+    """The newest checkpoint of a run, or that of `step`, as the next version at `to`, a folder or an object store; by
+    default the folder `export` of the run."""
+    if tables not in TABLE_DTYPES:
+        raise UserError(f"--tables {tables}: no such type", fix=f"one of: {', '.join(TABLE_DTYPES)}")
+    trained = find_trained(run, step)
+    arrays, rows, maps = _checked_arrays(trained), *_row_format(trained)
+    place = (to or f"{trained.run_dir.uri}/export").rstrip("/") or to
+    versions = open_versions(place)
+    evaluated = trained.checkpoint.values.get("eval")
+    model = trained.spec.model
+    info = ArtifactInfo(
+        embark=__version__, run=trained.run_dir.uri, step=trained.checkpoint.step, tables=tables,
+        model=model.model_copy(update={"tables": model.table_list()}), rows=rows,
+        metrics={key: number for key, value in evaluated.items() if (number := to_finite(value)) is not None}
+        if isinstance(evaluated, dict) else {})
+    text = info.model_dump_json(indent=1).encode() + b"\n"
+    number = 1 + max((0, *(one.step for one in versions.committed()), *versions.unfinished(), *versions.unreadable()))
+    while not versions.store.create(f"{checkpoint_name(number, 'version')}/{INFO}", text):
+        number += 1  # of two exports at once each has a version of its own
+    folder, store = checkpoint_name(number, "version"), ChecksumWriter(versions.store)
+    store.write(f"{folder}/{INFO}", text)
+    about = {"run": info.run, "step": str(info.step), "tables": tables}
+    weights = _weights(arrays, model.table_list(), tables)
+    for name, tensors in ((ID_MAPS, maps), (WEIGHTS, weights)):
+        size, pieces = file_of(tensors, about)
+        store.write(f"{folder}/{name}", pieces, size)
+    files = {path.removeprefix(f"{folder}/"): mark for path, mark in store.marks.items()}
+    versions.commit(number, files, about)
+    return _result(trained, place, versions.where(number), number, tables,
+                   sum(mark.size_bytes for mark in files.values()))
+
+
+def export_weights(run: str, to: str, *, step: int | None = None) -> ExportResult:
+    """The weights of the newest checkpoint, or of that of `step`, as one safetensors file in float32."""
+    if not to.endswith(".safetensors"):
+        raise UserError(f"{to or '--to'}: weights alone go into one file", fix="--to FILE.safetensors")
+    trained = find_trained(run, step)
+    about = {"format": "pt", "run": trained.run_dir.uri, "step": str(trained.checkpoint.step)}
+    size, pieces = file_of(_weights(_checked_arrays(trained), trained.spec.model.table_list(), "fp32"), about)
+    folder, _, name = to.rpartition("/")
+    open_store(folder or ("/" if to.startswith("/") else ".")).write(name, pieces, size)
+    return _result(trained, to, to, None, "fp32", size)
+
+
+def _result(
+    trained: TrainedRun, place: str, path: str, version: int | None, tables: TableDtype, num_bytes: int
+) -> ExportResult:
+    every = trained.spec.model.table_list()
+    return ExportResult(
+        run=trained.run_dir.uri, step=trained.checkpoint.step, place=place, path=path, version=version, tables=tables,
+        num_bytes=num_bytes, table_bytes=sum(table.rows * _row_bytes(table, tables) for table in every),
+        fp32_table_bytes=sum(table.rows * _row_bytes(table, "fp32") for table in every))
+
+
+def _row_bytes(table: Table, dtype: TableDtype) -> int:
+    element, num = row_format(dtype, table.dim or 0)
+    return element.itemsize * num
+
+
+def _checked_arrays(trained: TrainedRun) -> CheckpointArrays:
+    checkpoints = trained.run_dir.checkpoints
+    if damage := checkpoints.damage(trained.checkpoint):
+        raise UserError(f"{checkpoints.where(trained.checkpoint.step)} is damaged: {damage}",
+                        fix="name another with --step; `embark checkpoints RUN --verify` reads all")
+    return CheckpointArrays(checkpoints.store, trained.checkpoint.name)
+
+
+def _weights(arrays: CheckpointArrays, tables: Sequence[Table], dtype: TableDtype) -> list[TensorSource]:
+    """Named as the model's state is, but for the checkpoint's `model.` before them."""
+    found = [in_memory(name.removeprefix(_MODEL), arrays.tensor(name, entry.size).astype(np.float32, copy=False))
+             for name, entry in arrays.entries.items() if name.startswith(_MODEL + DENSE)]
+    for table in tables:
+        name = table_weight(table.name)
+        num_rows, dim = arrays.entry(name, (table.rows, table.dim or 0)).size
+        element, num = row_format(dtype, dim)
+
+        def pieces(name: str = name, num_rows: int = num_rows, dim: int = dim) -> Iterator[NDArray[Any]]:
+            at_once = max(1, READ_BYTES // (4 * dim))
+            for start in range(0, num_rows, at_once):
+                rows = arrays.rows(name, start, min(start + at_once, num_rows)).astype(np.float32, copy=False)
+                try:
+                    yield quantize_rows(rows, dtype)
+                except DataError as error:
+                    raise DataError(f"{name.removeprefix(_MODEL)} {error.what}", fix=error.fix) from None
+
+        found.append(TensorSource(name.removeprefix(_MODEL), element, (num_rows, num), pieces))
+    return found
+
+
+def _row_format(trained: TrainedRun) -> tuple[RowFormat, list[TensorSource]]:
+    """What makes ids of raw rows, and the id maps."""
+    data, model = trained.spec.data, trained.spec.model
+    manifest = None
+    if data.kind == "prepared":
+        manifest, why = find_manifest(data.path, LOOK)
+        if manifest is not None and trained.fingerprint not in ("", manifest.fingerprint()):
+            manifest, why = None, "it was changed or prepared again since"
+        if manifest is None:
+            raise DataError(f"{data.path}: the id maps of the run's data cannot be read: {why}",
+                            fix="put the run's data back, or run this where it is; --weights-only needs no data")
+        if before := PreparedWith.of(data.path, manifest):
+            encoder = before.row_encoder()
+            tensors = [in_memory(f"{one.feature.name}.{kind}", np.asarray(values)) for one in encoder.maps
+                       for kind, values in (("keys", one.keys), ("ids", one.ids)) if values is not None]
+            return RowFormat(
+                columns=before.schema.unlabelled(), prepare=before.prepare, layout=manifest.layout,
+                hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps}), tensors
+    tables = model.table_list()
+    names = manifest.layout.dense if manifest else data.dense_columns or tuple(
+        f"dense_{i}" for i in range(model.num_dense))
+    layout = Layout(names, tuple(Feature(table.name, table.rows, table.multi_hot, table.multi_hot > 1)
+                                 for table in tables), manifest.layout.dense_bits if manifest else 32)
+    sparse = tuple(SparseColumn(table.name, "integer", is_list=table.multi_hot > 1, max_ids=_MAX_IDS)
+                   for table in tables)
+    return RowFormat(
+        columns=Schema("csv", "", names, sparse, ()), prepare=PrepareSpec(missing=("",), dense="none"),
+        layout=layout, hashed_rows={table.name: table.rows for table in tables}, plain_ids=data.on_bad_id), []

@@ -1,0 +1,1 @@
+"""Scores of an exported model: of files in bulk. May import trainers, export and below."""

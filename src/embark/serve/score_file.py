@@ -1,0 +1,151 @@
+"""`embark score`: raw rows of files, and their scores as Parquet, one for each row and in the same order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from embark.data.export.parquet_files import write_parquet
+from embark.data.prepare.arrow.cells import as_utf8, is_text, normalize_array
+from embark.data.prepare.arrow.row_parser import Location, RowParser
+from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
+from embark.data.prepare.later_rows import schema_in
+from embark.data.prepare.rows import MAX_QUOTED, RawRows
+from embark.data.prepare.sampling import CRITEO_COLUMNS
+from embark.data.prepare.schema import Schema
+from embark.data.prepare.tasks import open_reader
+from embark.errors import DataError, UserError, nearest
+from embark.export.artifact import Artifact, RowFormat, open_artifact
+from embark.spec.data import PrepareSpec
+
+SCORE = "score"
+_CHUNK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """What was scored."""
+
+    place: str
+    version: int
+    rows: str
+    path: str
+    num_rows: int
+    num_scored: int
+    mean_score: float | None
+    reasons: dict[str, int]  # How many rows have no score for each reason.
+    examples: tuple[str, ...]
+
+
+def score_file(
+    artifact: str, rows: str, to: str | Path, *, keep: Sequence[str] = (), version: int | None = None,
+    force: bool = False,
+) -> ScoreResult:
+    """The scores of the raw rows at `rows` (a CSV, JSON Lines or Parquet file, a folder or a glob), into the Parquet
+    file `to`: column `score`, and before it the columns of the input that `keep` names. A row that cannot be read has
+    no score."""
+    target = Path(to)
+    if target.is_dir():
+        raise UserError(f"{target}: is a folder", fix="name the Parquet file to write")
+    if target.exists() and not force:
+        raise UserError(f"{target}: exists", fix="--force replaces it, or name another file")
+    if SCORE in keep:
+        raise UserError(f"--keep {SCORE}: is what the scores are called", fix="rename the column of the input")
+    opened, (inputs, files) = open_artifact(artifact, version), open_inputs(rows)
+    from embark.trainers.torch.exported_model import ExportedModel
+
+    scoring = _Scoring(opened, inputs, files, tuple(keep), ExportedModel(opened).score)
+    write_parquet(target, scoring.batches(), {"artifact": opened.place, "version": str(opened.version)})
+    return ScoreResult(
+        place=opened.place, version=opened.version, rows=rows, path=str(target), num_rows=scoring.num_rows,
+        num_scored=scoring.num_scored, reasons=dict(scoring.reasons.most_common()), examples=tuple(scoring.examples),
+        mean_score=scoring.total / scoring.num_scored if scoring.num_scored else None)
+
+
+@dataclass(slots=True)
+class _Scoring:
+    artifact: Artifact
+    inputs: Inputs
+    files: Sequence[InputFile]
+    keep: tuple[str, ...]
+    score: Callable[[RawRows], NDArray[np.float32]]
+    num_rows: int = 0
+    num_scored: int = 0
+    total: float = 0.0
+    reasons: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """A portion of rows each."""
+        rows, encoder = self.artifact.info.rows, self.artifact.encoder
+        schema = _schema_of_files(rows, self.inputs, self.files)
+        if lacking := [name for name in self.keep if schema.columns and name not in schema.columns]:
+            raise UserError(f"--keep {lacking[0]}: {self.files[0].uri} has no such column",
+                            fix=nearest(lacking[0], schema.columns))
+        parser = _NumberingParser(schema, rows.prepare, self.keep)
+        reader = open_reader(schema, rows.prepare, self.inputs, parser)
+        for file in self.files:
+            for segment in reader.segments(file, 1 << 62):
+                for raw in reader.read(segment, _CHUNK_BYTES):
+                    self.examples += [f"{file.uri}, line {bad.line + 1:,}: {bad.why}" for bad in raw.bad]
+                    del self.examples[MAX_QUOTED:]
+                    yield self._batch(encoder.readable(raw), parser)
+
+    def _batch(self, raw: RawRows, parser: _NumberingParser) -> pa.RecordBatch:
+        scores, is_there = np.zeros(parser.num_rows, np.float32), np.zeros(parser.num_rows, np.bool_)
+        scores[raw.positions] = self.score(raw)
+        is_there[raw.positions] = True
+        self.num_rows += parser.num_rows
+        self.num_scored += len(raw)
+        self.total += float(scores.sum(dtype=np.float64))
+        self.reasons.update(raw.reasons)
+        return pa.RecordBatch.from_pydict({**parser.kept, SCORE: pa.array(scores, mask=~is_there)})
+
+
+class _NumberingParser(RowParser):
+    """Numbers the rows of each portion, those that cannot be read among them, and keeps columns for the output."""
+
+    def __init__(self, schema: Schema, prepare: PrepareSpec, keep: Sequence[str]) -> None:
+        super().__init__(schema, prepare)
+        self._keep = keep
+        self.num_rows = 0
+        self.kept: dict[str, Any] = {}
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys([*super().columns, *self._keep]))
+
+    def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
+        lines = np.sort(np.concatenate([location.lines, [bad.line for bad in location.bad]]).astype(np.int64))
+        numbers = np.searchsorted(lines, location.lines)
+        self.num_rows = len(lines)
+        places = np.full(len(lines), -1, np.int64)
+        places[numbers] = np.arange(len(numbers))
+        self.kept = {name: _kept(normalize_array(column(name))).take(pa.array(places, mask=places < 0))
+                     for name in self._keep}
+        return super().parse(column, replace(location, positions=numbers), where)
+
+
+def _schema_of_files(rows: RowFormat, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
+    """Criteo's files are read with or without their label, as any text without a header."""
+    if rows.columns.format != "criteo":
+        return schema_in(rows.columns, rows.prepare, inputs, files)
+    names = CRITEO_COLUMNS
+    head = inputs.read(files[0].uri, 0, 1 << 16).split(b"\n", 1)[0]
+    if head.count(b"\t") == len(names) - 2:
+        names = names[1:]
+    elif head.count(b"\t") != len(names) - 1:
+        raise DataError(f"{files[0].uri}: its first line does not have Criteo's {len(names)} fields between tabs, or "
+                        f"{len(names) - 1} without the label", fix="write the rows in the format of the training data")
+    return replace(rows.columns, format="csv", delimiter="\t", has_header=False, columns=names)
+
+
+def _kept(array: Any) -> Any:
+    return as_utf8(array) if is_text(array.type) else array

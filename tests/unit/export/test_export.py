@@ -1,0 +1,144 @@
+"""An exported model: complete or invisible; damaged or foreign ones are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exported_runs import draw_rows, prepared_spec, save_run, write_csv
+
+from embark import EmbarkError, export_run, export_weights
+from embark.__main__ import run as embark
+from embark.errors import DataError, UserError
+from embark.export import export_run as module
+from embark.export.artifact import INFO, WEIGHTS, open_artifact, open_versions
+from embark.export.safetensors_file import map_file
+from embark.spec import resolve
+from embark.store.checkpoint_arrays import CheckpointArrays
+from embark.store.local_store import LocalStore
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    train, held_out = (write_csv(folder / f"{name}.csv", draw_rows(num, num)) for name, num in
+                       (("train", 600), ("later", 100)))
+    return save_run(prepared_spec(folder, train, held_out))
+
+
+def test_each_export_is_the_next_version_and_the_newest_is_opened(run_dir, tmp_path):
+    place = str(tmp_path / "models" / "clicks")
+    first, second = export_run(run_dir.uri, place), export_run(run_dir.uri, place, tables="int8")
+    assert (first.version, second.version) == (1, 2)
+    assert second.table_bytes < first.table_bytes == second.fp32_table_bytes
+    newest = open_artifact(place)
+    assert (newest.version, newest.info.tables, newest.info.step) == (2, "int8", 3)
+    assert newest.info.metrics == {"auc": 0.75}
+    assert newest.num_bytes == second.num_bytes == sum(
+        path.stat().st_size for path in newest.folder.iterdir() if path.name != "commit.json")
+    assert open_artifact(f"{place}/", 1).info.tables == "fp32"
+    with pytest.raises(UserError, match="has no version 3") as error:
+        open_artifact(place, 3)
+    assert "1, 2" in error.value.fix
+
+
+def test_weights_are_those_of_the_checkpoint_bit_for_bit(run_dir, tmp_path):
+    """In an artifact of fp32 and in the file of weights alone, in pieces smaller than a table."""
+    arrays = CheckpointArrays(run_dir.checkpoints.store, "step-000000003")
+    expected = {name.removeprefix("model."): arrays.tensor(name, entry.size) for name, entry in arrays.entries.items()}
+    export_run(run_dir.uri, str(tmp_path / "here"))
+    result = export_weights(run_dir.uri, str(tmp_path / "plain.safetensors"))
+    assert result.num_bytes == (tmp_path / "plain.safetensors").stat().st_size
+    for found in (open_artifact(str(tmp_path / "here")).weights, map_file(tmp_path / "plain.safetensors")):
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], values) for name, values in expected.items())
+
+
+def test_an_export_that_stops_anywhere_is_invisible_and_its_number_is_not_used_again(run_dir, tmp_path, monkeypatch):
+    place, write, left = str(tmp_path / "models"), LocalStore.write, [0]
+
+    def failing(self: LocalStore, path: str, *rest: object) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        write(self, path, *rest)
+
+    monkeypatch.setattr(LocalStore, "write", failing)
+    for num_written in (0, 1, 2):
+        left[0] = num_written
+        with pytest.raises(OSError, match="No space"):
+            export_run(run_dir.uri, place)
+        assert open_versions(place).committed() == []
+        with pytest.raises(UserError, match="has no exported model"):
+            open_artifact(place)
+    left[0] = 99
+    assert export_run(run_dir.uri, place).version == 4
+
+
+def test_two_exports_at_once_have_a_version_each(run_dir, tmp_path, monkeypatch):
+    """The second begins after the first has chosen its number and before it is committed."""
+    place, weights = str(tmp_path), module._weights
+
+    def meanwhile(*args: object) -> object:
+        monkeypatch.setattr(module, "_weights", weights)
+        monkeypatch.setattr("embark.store.CheckpointStore.unfinished", lambda self: [])
+        assert export_run(run_dir.uri, place, tables="int4").version == 2
+        return weights(*args)
+
+    monkeypatch.setattr(module, "_weights", meanwhile)
+    assert export_run(run_dir.uri, place, tables="int8").version == 1
+    assert [open_artifact(place, number).info.tables for number in (1, 2)] == ["int8", "int4"]
+
+
+@pytest.mark.parametrize("name", [INFO, WEIGHTS])
+def test_a_changed_file_is_refused(run_dir, tmp_path, name):
+    folder = Path(export_run(run_dir.uri, str(tmp_path)).path)
+    damaged = bytearray((folder / name).read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (folder / name).write_bytes(damaged)
+    with pytest.raises(DataError, match=f"{name}: its bytes changed"):
+        open_artifact(str(tmp_path))
+
+
+def test_another_format_version_and_other_json_are_refused(run_dir, tmp_path, monkeypatch):
+    folder = Path(export_run(run_dir.uri, str(tmp_path)).path)
+    monkeypatch.setattr("embark.store.CheckpointStore.damages", lambda self, chosen: [])
+    info = json.loads((folder / INFO).read_text())
+    for changed, message in (({**info, "format_version": 9}, "its format is version 9"),
+                             ({**info, "extra": 1}, "extra"), ({}, "does not describe an exported model")):
+        (folder / INFO).write_text(json.dumps(changed))
+        with pytest.raises(DataError, match=message):
+            open_artifact(str(tmp_path))
+
+
+def test_a_run_whose_data_is_gone_or_changed_is_refused_and_its_weights_are_not(tmp_path):
+    train = write_csv(tmp_path / "train.csv", draw_rows(60, 1))
+    spec = prepared_spec(tmp_path, train, write_csv(tmp_path / "later.csv", draw_rows(9, 2)))
+    run_dir = save_run(spec)
+    (tmp_path / "prepared").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="id maps of the run's data cannot be read") as error:
+        export_run(run_dir.uri)
+    assert "--weights-only" in error.value.fix
+    assert export_weights(run_dir.uri, str(tmp_path / "w.safetensors")).num_bytes > 0
+
+
+def test_the_command_says_what_it_wrote_and_refuses_what_does_not_fit_together(run_dir, tmp_path, capsys):
+    assert embark(["export", run_dir.uri, "--tables", "int4", "--to", str(tmp_path / "m"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["version"], shown["tables"], shown["path"]) == (1, "int4", f"{tmp_path / 'm'}/version-000000001")
+    assert embark(["export", run_dir.uri, "--to", str(tmp_path / "m")]) == 0
+    assert "embark score" in capsys.readouterr().out
+    for words in (["--weights-only", "--tables", "int8"], ["--weights-only", "--to", "folder"], ["--step", "9"]):
+        assert embark(["export", run_dir.uri, *words]) == 64
+
+
+def test_the_default_place_is_the_runs_own_folder(tmp_path):
+    spec = resolve({"name": "ids", "model": {"num_tables": 2, "rows_per_table": 9, "embedding_dim": 4},
+                    "store": {"root": str(tmp_path)}})
+    run_dir = save_run(spec)
+    assert export_run(run_dir.uri).place == f"{run_dir.uri}/export"
+    assert open_artifact(f"{run_dir.uri}/export").info.rows.plain_ids == "refuse"
+    with pytest.raises(EmbarkError, match="no such type"):
+        export_run(run_dir.uri, tables="int2")  # type: ignore[arg-type]

@@ -1,0 +1,184 @@
+"""Scores of files: one for each row, in their order, whatever the format; the same ids as in the prepared data."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from exported_runs import COLUMNS, draw_rows, prepared_spec, save_run, write_csv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embark import export_run, score_file
+from embark.__main__ import run as embark
+from embark.data.prepare.arrow.json_lines import json_column
+from embark.data.prepare.arrow.row_parser import Location, RowParser
+from embark.data.prepared.cache import read_manifest
+from embark.data.prepared.parts import iter_blocks
+from embark.errors import UserError
+from embark.export.artifact import open_artifact
+from embark.spec import resolve
+
+LATER = [*draw_rows(10_000, 7, new_words=["never seen", "Ωμέγα ", "\U0001f9ff"])]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A place with an artifact, the held-out rows as a file, and the data that was prepared of them."""
+    folder = tmp_path_factory.mktemp("scored")
+    train, later = write_csv(folder / "train.csv", draw_rows(1_000, 3)), write_csv(folder / "later.csv", LATER)
+    spec = prepared_spec(folder, train, later)
+    return export_run(save_run(spec).uri, str(folder / "models")).place, later, spec.data.path
+
+
+def parsed(artifact, rows: list[dict[str, object]]):
+    """Encoded as a request's rows are."""
+    count = np.arange(len(rows))
+    parser = RowParser(artifact.info.rows.columns, artifact.info.rows.prepare)
+    return artifact.encoder.encode(parser.parse(partial(json_column, rows), Location(count, count, len(rows)), "rows"))
+
+
+def scores_of(path) -> list[float | None]:
+    return pq.read_table(path).column("score").to_pylist()
+
+
+def test_raw_rows_become_bit_for_bit_what_preparing_them_gave(exported):
+    place, _, prepared = exported
+    found = parsed(open_artifact(place), [dict(zip(COLUMNS, row, strict=True)) for row in LATER])
+    (block,) = iter_blocks(Path(prepared), read_manifest(prepared), "validation")
+    assert block.dense.tobytes() == found.dense.tobytes()
+    assert len(found) == len(LATER) == len(block.label)
+    for position in range(len(found.ids)):
+        assert np.array_equal(block.ids(position).reshape(-1), found.ids[position])
+        lengths = block.lengths(position)
+        assert np.array_equal(lengths, found.lengths[position]) if lengths is not None else \
+            found.lengths[position] is None
+
+
+CELLS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=9)
+
+
+@settings(max_examples=40)
+@given(rows=st.lists(st.tuples(CELLS, st.lists(CELLS, max_size=6)), min_size=1, max_size=6))
+def test_a_list_and_its_text_give_the_same_ids(exported, rows):
+    """Of any text, as JSON has it and as CSV has it."""
+    artifact = open_artifact(exported[0])
+    same = {"number": "3", "price": "1.5", "seen at": "", "bought at": ""}
+    rows = [(word, [tag for tag in tags if "|" not in tag]) for word, tags in rows]
+    as_lists = parsed(artifact, [{**same, "word": word, "tags": tags} for word, tags in rows])
+    text = io.StringIO()
+    csv.writer(text, quoting=csv.QUOTE_ALL).writerows([word, "|".join(tags)] for word, tags in rows)
+    read = list(csv.reader(io.StringIO(text.getvalue(), newline="")))
+    as_text = parsed(artifact, [{**same, "word": word, "tags": tags} for word, tags in read])
+    for ours, theirs in zip(as_lists.ids, as_text.ids, strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_csv_json_lines_and_parquet_give_the_same_scores_in_the_order_of_the_rows(exported, tmp_path):
+    place, later, _ = exported
+    rows = [dict(zip(COLUMNS[:-1], row, strict=False)) for row in LATER]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    result = score_file(place, str(later), tmp_path / "csv.parquet", keep=["word"])
+    assert (result.num_rows, result.num_scored, result.reasons) == (len(LATER), len(LATER), {})
+    assert pq.read_table(tmp_path / "csv.parquet").column("word").to_pylist() == [row[0] for row in LATER]
+    expected = scores_of(tmp_path / "csv.parquet")
+    assert len(set(expected)) > len(LATER) / 2
+    assert result.mean_score == pytest.approx(sum(expected) / len(expected))
+    for name in ("rows.jsonl", "rows.parquet"):
+        score_file(place, str(tmp_path / name), tmp_path / "out.parquet", force=True)
+        assert scores_of(tmp_path / "out.parquet") == expected
+
+
+def test_a_row_that_cannot_be_read_has_no_score_and_keeps_its_place(exported, tmp_path):
+    place, _, _ = exported
+    good = LATER[0]
+    rows = [good, ["w1", "", "1", "x", "", "", "0"], good, good[:3], good, ["w1", "", "2", "1", "June", "", "0"]]
+    source = write_csv(tmp_path / "rows.csv", rows)
+    result = score_file(place, str(source), tmp_path / "out.parquet", keep=["word"])
+    found = scores_of(tmp_path / "out.parquet")
+    assert [score is None for score in found] == [False, True, False, True, False, True]
+    assert len({score for score in found if score is not None}) == 1
+    kept = pq.read_table(tmp_path / "out.parquet").column("word").to_pylist()
+    assert kept == [good[0], "w1", good[0], None, good[0], "w1"]
+    assert sum(result.reasons.values()) == result.num_rows - result.num_scored == 3
+    assert any("line 3" in example and "'x' is not a number" in example for example in result.examples)
+
+
+def test_rows_of_plain_ids_are_scored_and_ids_that_no_table_has_are_refused_or_clipped(tmp_path):
+    spec = resolve({"name": "ids", "store": {"root": str(tmp_path)},
+                    "model": {"num_dense": 1, "embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [4],
+                              "tables": [{"name": "user", "rows": 5}, {"name": "seen", "rows": 9, "multi_hot": 2}]}})
+    place = export_run(save_run(spec).uri).place
+    cells = [["0.5", "4", "1|8"], ["0.5", "5", "1|8"], ["", "4", "1"], ["0.5", "", "1"], ["0.5", "4", "1|2|3"],
+             ["0.5", "4", "-1"], ["0.5", "4", ""]]
+    source = write_csv(tmp_path / "rows.csv", cells, ["dense_0", "user", "seen"])
+    result = score_file(place, str(source), tmp_path / "out.parquet")
+    assert [score is not None for score in scores_of(tmp_path / "out.parquet")] == [True] + 5 * [False] + [True]
+    assert set(result.reasons) == {
+        "column 'user': an id is not in 0 to 4", "column 'dense_0' is empty", "column 'user' is empty",
+        "column 'seen': more than 2 ids", "column 'seen': an id is not in 0 to 8"}
+    artifact = open_artifact(place)
+    clipping = replace(artifact.encoder, plain_ids="clip")
+    count = np.arange(2)
+    raw = RowParser(artifact.info.rows.columns, artifact.info.rows.prepare).parse(
+        partial(json_column, [{"dense_0": 1, "user": 7, "seen": [-3, 9]}, {"dense_0": 1, "user": 4, "seen": [0, 8]}]),
+        Location(count, count, 2), "rows")
+    found = clipping.encode(clipping.readable(raw))
+    assert [ids.tolist() for ids in found.ids] == [[4, 4], [0, 8, 0, 8]]
+
+
+def test_criteo_rows_are_scored_with_and_without_their_label(tmp_path):
+    """By another reader than prepared them, with the same ids and dense values."""
+    rng = np.random.default_rng(0)
+    lines = ["\t".join([str(i % 2), *("" if v > 900 else str(v) for v in rng.integers(-3, 999, 13)),
+                        *("" if v % 9 == 0 else f"{v:08x}" for v in rng.integers(0, 60, 26))]) for i in range(300)]
+    (tmp_path / "day_0").write_text("\n".join(lines[:200]) + "\n")
+    (tmp_path / "day_1").write_text("\n".join(lines[200:]) + "\n")
+    (tmp_path / "unlabelled").write_text("\n".join(line.partition("\t")[2] for line in lines[200:]) + "\n")
+    changes = {"input": [str(tmp_path / "day_0"), str(tmp_path / "day_1")], "format": "criteo", "list_columns": [],
+               "sparse_columns": [], "time_columns": {}, "validation_files": ["day_1"]}
+    from embark.data.prepare.prepare import prepare_from_spec
+
+    spec = resolve({"name": "ads", "model": {"embedding_dim": 4, "bottom_mlp": [4], "top_mlp": [4]}, "data": {
+        "kind": "prepared", "path": str(tmp_path / "prepared"),
+        "prepare": {key: value for key, value in changes.items() if value} | {"split": "file"}},
+        "store": {"root": str(tmp_path)}})
+    prepare_from_spec(spec, tmp_path / "prepared")
+    place = export_run(save_run(spec).uri).place
+    for name in ("day_1", "unlabelled"):
+        score_file(place, str(tmp_path / name), tmp_path / f"{name}.parquet")
+    from embark.data.prepared import Rows
+    from embark.trainers.torch.exported_model import ExportedModel
+
+    manifest = read_manifest(str(tmp_path / "prepared"))
+    (block,) = iter_blocks(tmp_path / "prepared", manifest, "validation")
+    num = len(manifest.layout.features)
+    rows = Rows(block.label, block.dense, tuple(block.ids(i) for i in range(num)), (None,) * num)
+    expected = ExportedModel(open_artifact(place)).score_encoded(rows).tolist()
+    assert scores_of(tmp_path / "day_1.parquet") == scores_of(tmp_path / "unlabelled.parquet") == expected
+
+
+def test_the_command_shows_what_has_no_score_and_refuses_to_overwrite(exported, tmp_path, capsys):
+    source = write_csv(tmp_path / "rows.csv", [LATER[0], ["w1", "", "1", "x", "", "", "0"]])
+    words = ["score", exported[0], str(source), "--to", str(tmp_path / "out.parquet")]
+    assert embark(words) == 0
+    shown = capsys.readouterr()
+    assert "1 score by version 1" in shown.out
+    assert "1 row without a score" in shown.out + shown.err
+    assert embark(words) == 64
+    assert embark([*words, "--force", "--keep", "wrod"]) == 64
+    assert "word" in capsys.readouterr().err
+    with pytest.raises(UserError, match="has no version 5"):
+        score_file(exported[0], str(source), tmp_path / "new.parquet", version=5)
+    lacking = write_csv(tmp_path / "lacking.csv", [["a", "b"]], ["word", "tags"])
+    assert embark(["score", exported[0], str(lacking), "--to", str(tmp_path / "new.parquet")]) == 64
+    assert not (tmp_path / "new.parquet").exists()
